@@ -1,0 +1,28 @@
+// Named axes over the world: rank = (data * sequence_size + sequence) * tensor_size + tensor, so neighbours in the
+// tensor axis are neighbours in rank.
+#pragma once
+
+#include <memory>
+
+#include "cluster/base/group.h"
+#include "cluster/world.h"
+
+namespace birkhoff::configs {
+class Mesh;
+}
+
+namespace birkhoff {
+
+class Mesh {
+ public:
+  // mesh.data = 0 takes the ranks the other axes leave. Sizes that do not multiply to the world's: Error(kConfig).
+  // Collective over the world.
+  Mesh(World& world, const configs::Mesh& config);
+  ParallelGroups groups();
+  Group& data() { return *data_; }
+
+ private:
+  std::unique_ptr<Group> data_, tensor_, sequence_;
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,59 @@
+# The flags of our own code, and helpers that declare a folder's library and its tests.
+
+add_library(birkhoff_flags INTERFACE)
+target_compile_options(birkhoff_flags INTERFACE -Wall -Wextra -Wshadow -Wswitch)
+if(BIRKHOFF_WERROR)
+  target_compile_options(birkhoff_flags INTERFACE -Werror)
+endif()
+target_include_directories(birkhoff_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/gen)
+if(BIRKHOFF_SANITIZE)
+  target_compile_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE} -fno-omit-frame-pointer)
+  target_link_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE})
+endif()
+
+# birkhoff_library(NAME SOURCES a.cpp ... LINKS other ...): one static library a folder. LINKS state the layers:
+# only what is linked can be used, and tests/layering_test greps the includes against the same table.
+function(birkhoff_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_link_libraries(${name} PUBLIC ${ARG_LINKS} birkhoff_flags)
+endfunction()
+
+# birkhoff_test(NAME SOURCES ... LINKS ... [LABEL unit] [RANKS 1 2 4] [TIMEOUT seconds]): one GoogleTest program.
+# With RANKS ctest starts it under mpiexec once for each count (label mpi); otherwise as a plain process (label unit).
+function(birkhoff_test name)
+  cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LINKS;RANKS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_link_libraries(${name} PRIVATE ${ARG_LINKS} birkhoff_flags GTest::gtest GTest::gmock)
+  target_compile_definitions(${name} PRIVATE BIRKHOFF_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
+    BIRKHOFF_PROGRAM="${CMAKE_BINARY_DIR}/birkhoff")
+  if(ARG_RANKS)
+    foreach(ranks IN LISTS ARG_RANKS)
+      add_test(NAME ${name}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none
+        ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${name}>)
+      set_tests_properties(${name}.${ranks} PROPERTIES LABELS mpi TIMEOUT ${ARG_TIMEOUT} PROCESSORS 2
+        ENVIRONMENT "${BIRKHOFF_TEST_ENVIRONMENT};BIRKHOFF_TEST_RANKS=${ranks};OMP_NUM_THREADS=1")
+    endforeach()
+  else()
+    if(NOT ARG_LABEL)
+      set(ARG_LABEL unit)
+    endif()
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT}
+      ENVIRONMENT "${BIRKHOFF_TEST_ENVIRONMENT}")
+  endif()
+endfunction()
+
+# What every test process sees: Open MPI accepts root (CI, containers), and sanitizers know Open MPI's own leaks.
+set(BIRKHOFF_TEST_ENVIRONMENT
+  "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_btl_vader_single_copy_mechanism=none"
+  "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
+  "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp"
+  "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1")
+if(BIRKHOFF_SANITIZE STREQUAL "thread")
+  list(APPEND BIRKHOFF_TEST_ENVIRONMENT "OMP_NUM_THREADS=1")
+endif()

@@ -1,0 +1,64 @@
+# Every external package enters here, as one imported target each. What is missing is said by name, with the cure.
+
+find_package(Threads REQUIRED)
+
+# --- LibTorch: targets of our own. find_package(Torch) of the wheel enables CUDA even for a CPU build and breaks
+# C++20 with CMake 3.25 (docs/architecture.md, "LibTorch").
+set(BIRKHOFF_TORCH "$ENV{BIRKHOFF_TORCH}" CACHE PATH "LibTorch: the folder that holds include/ and lib/")
+if(NOT BIRKHOFF_TORCH)
+  set(_deps "$ENV{BIRKHOFF_DEPS}")
+  if(NOT _deps)
+    set(_deps "$ENV{HOME}/.cache/birkhoff")
+  endif()
+  set(BIRKHOFF_TORCH "${_deps}/torch-2.11.0/torch" CACHE PATH "" FORCE)
+endif()
+if(NOT EXISTS "${BIRKHOFF_TORCH}/include/ATen/core/Tensor.h")
+  message(FATAL_ERROR "LibTorch not found in '${BIRKHOFF_TORCH}'. Run ./bootstrap.sh build, or pass "
+    "-DBIRKHOFF_TORCH=<folder with include/ and lib/> (a LibTorch 2.11 with the CXX11 ABI).")
+endif()
+set(_torch_dirs "${BIRKHOFF_TORCH}/include" "${BIRKHOFF_TORCH}/include/torch/csrc/api/include")
+add_library(birkhoff_torch INTERFACE)
+# -idirafter: the wheel ships headers of other libraries (protobuf 3.13, fmt 12) that must not shadow the system's.
+foreach(_dir IN LISTS _torch_dirs)
+  target_compile_options(birkhoff_torch INTERFACE "SHELL:-idirafter ${_dir}")
+endforeach()
+target_link_libraries(birkhoff_torch INTERFACE "${BIRKHOFF_TORCH}/lib/libtorch_cpu.so" "${BIRKHOFF_TORCH}/lib/libc10.so")
+target_link_options(birkhoff_torch INTERFACE "-Wl,-rpath,${BIRKHOFF_TORCH}/lib" "-Wl,--allow-shlib-undefined")
+
+# --- Protobuf: static, its symbols hidden. Debian's libsentencepiece exports a Protobuf of its own; two visible
+# copies in one process abort at the first model load.
+set(Protobuf_USE_STATIC_LIBS ON)
+find_package(Protobuf 3.21 REQUIRED)
+find_package(ZLIB REQUIRED)
+add_library(birkhoff_protobuf INTERFACE)
+target_link_libraries(birkhoff_protobuf INTERFACE protobuf::libprotobuf ZLIB::ZLIB Threads::Threads)
+target_link_options(birkhoff_protobuf INTERFACE "-Wl,--exclude-libs,libprotobuf.a")
+
+# --- MPI (C interface only; the C++ bindings are gone from Open MPI 5)
+find_package(MPI REQUIRED COMPONENTS C)
+add_library(birkhoff_mpi INTERFACE)
+target_link_libraries(birkhoff_mpi INTERFACE MPI::MPI_C)
+target_compile_definitions(birkhoff_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+
+# --- HDF5 (serial C library: every rank writes its own files)
+find_package(HDF5 REQUIRED COMPONENTS C)
+add_library(birkhoff_hdf5 INTERFACE)
+target_include_directories(birkhoff_hdf5 SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS})
+target_link_libraries(birkhoff_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
+
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+add_library(birkhoff_xxhash INTERFACE)
+target_include_directories(birkhoff_xxhash SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})
+target_compile_definitions(birkhoff_xxhash INTERFACE XXH_INLINE_ALL)
+
+if(BIRKHOFF_BUILD_TESTS)
+  find_package(GTest REQUIRED)
+  find_path(RAPIDCHECK_INCLUDE_DIR rapidcheck.h REQUIRED)
+  find_library(RAPIDCHECK_LIBRARY rapidcheck REQUIRED)
+endif()

@@ -1,0 +1,54 @@
+// A corpus folder that `birkhoff prepare` made: its manifest, checked, and its tokenizer. docs/corpus_format.md.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "configs/corpus_manifest.pb.h"
+
+namespace birkhoff {
+
+// Text to ids and back. Thread-safe after construction.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  // Ids of a text, without an end-of-document mark. Characters or words outside the vocabulary become the unknown id.
+  virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  // Text of ids; marks and unknown ids give a visible replacement or nothing, never an error. Ids outside [0, vocabulary): Error(kData).
+  virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
+  virtual std::int64_t vocabulary() const = 0;
+};
+
+// kind: bytes, chars, words, sentencepiece; file: its vocabulary or model (unused for bytes). A damaged file: Error(kData).
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind, const std::filesystem::path& file, std::int64_t vocabulary);
+
+class Corpus {
+ public:
+  // Reads and validates manifest.json and that every shard is there with its size; opens no HDF5. Error(kData) says what is wrong.
+  // Start-up time does not depend on the corpus' size.
+  explicit Corpus(std::filesystem::path folder);
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const configs::CorpusManifest& manifest() const { return manifest_; }
+  std::int64_t vocabulary() const { return manifest_.tokenizer().vocabulary(); }
+  // The split or the stream of it; an Error(kData) names those there are.
+  const configs::CorpusManifest::Split& split(std::string_view name) const;
+  const configs::CorpusManifest::Stream& stream(std::string_view split, std::string_view name) const;
+  bool has_split(std::string_view name) const;
+  std::unique_ptr<Tokenizer> tokenizer() const;
+  // Vocabulary or model file of the tokenizer, empty path for bytes.
+  std::filesystem::path tokenizer_file() const;
+
+ private:
+  std::filesystem::path folder_;
+  configs::CorpusManifest manifest_;
+};
+
+// Re-reads every shard: file hash, page CRCs, HDF5 structure in a limited child process, ids below the vocabulary, document ends. Error(kData) names the first difference.
+void verify_corpus(const Corpus& corpus);
+
+}  // namespace birkhoff

@@ -1,0 +1,68 @@
+// Checkpoints: written aside by a thread, verified, committed by a rename, found again by reading manifests.
+// docs/checkpoint_format.md describes the files.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cluster/base/group.h"
+#include "configs/checkpoint_manifest.pb.h"
+#include "runtime/named_shard.h"
+
+namespace birkhoff {
+
+// Everything of a checkpoint besides tensors: manifest fields config, run, ranks, step, consumed, tokens, skipped, corpus,
+// tokenizer, vocabulary, bytes_per_token, metrics_bytes. Lists of files and tensors are filled by save().
+using CheckpointHeader = configs::CheckpointManifest;
+
+class CheckpointWriter {
+ public:
+  // Saves into `folder`/step-NNNNNNNN, keeps the newest `keep`. `extra_files` (the tokenizer's model) are copied into each
+  // checkpoint. Local; starts the writer thread. `world` is used at step borders only, never by the thread.
+  CheckpointWriter(std::filesystem::path folder, int keep, std::vector<std::filesystem::path> extra_files, Group& world);
+  // Joins the thread. An unfinished save is abandoned (its folder stays aside and is removed at the next start).
+  ~CheckpointWriter();
+
+  // Copies the shards' data and lets the thread write them. Collective over world. If a save is still running it is
+  // finished first. The header's metrics_bytes and other values count on rank 0 only.
+  void save(const CheckpointHeader& header, const std::vector<NamedShard>& shards);
+  // At a step's border: ranks vote on a running save and commit it when all have written. Returns the folder committed in this call.
+  // A failed write fails here, on all ranks, with Error(kStorage) that names rank, file and cure. Collective over world.
+  std::optional<std::filesystem::path> poll();
+  // poll() until nothing is running. Collective over world.
+  void finish();
+  // Milliseconds the last save() call held up training.
+  double last_stall_ms() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// A checkpoint folder whose manifest was read and whose file sizes fit.
+struct CheckpointFolder {
+  std::filesystem::path path;
+  configs::CheckpointManifest manifest;
+};
+
+// Reads and checks `path`/manifest.json: format, version, every file there with its size. Error(kCheckpoint) says what is wrong.
+CheckpointFolder open_checkpoint(const std::filesystem::path& path);
+
+// The newest valid checkpoint below a run's `checkpoints` folder, fully verified (all hashes). A damaged one is named on stderr, renamed to
+// damaged-step-N (so that it is neither used nor lost) when `set_aside`, and the one before it tried. None there: nullopt. There were some but none is valid: Error(kCheckpoint).
+std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder, bool set_aside);
+
+// Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked. Local. Missing, surplus or misfit
+// tensors: Error(kCheckpoint) with the tensor's name.
+void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards);
+// Parameters only (evaluation, sampling): surplus optimizer state is ignored.
+void load_parameters(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards);
+
+// Re-reads every file: sizes, hashes, safetensors headers, CRC32C of every tensor. Error(kCheckpoint) names the first file and tensor that differ.
+void verify_checkpoint(const CheckpointFolder& checkpoint);
+
+}  // namespace birkhoff
