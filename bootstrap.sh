@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# From a fresh Debian 12 to a built, tested or demonstrated Birkhoff. Idempotent: a second run installs and builds nothing.
+#   ./bootstrap.sh build   install what is missing (system packages, the pinned LibTorch), configure, compile
+#   ./bootstrap.sh test    the same, then run all tests
+#   ./bootstrap.sh demo    the same, then corpus -> training on two ranks -> evaluation -> checkpoint -> curve -> sample
+# Options:
+#   --no-install     install nothing: say what is missing and stop
+#   --preset NAME    CMake preset (cpu, cpu-asan, cpu-tsan); default cpu
+#   --jobs N         compile jobs; default: number of cores
+# Environment: BIRKHOFF_TORCH (a LibTorch of your own: the folder with include/ and lib/), BIRKHOFF_DEPS (where the pinned
+# LibTorch is kept; default ~/.cache/birkhoff).
+set -euo pipefail
+cd "$(dirname "$0")"
+
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+say() { printf '\n== %s\n' "$*"; }
+stop() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
+
+goal="" install=1 preset=cpu jobs=$(nproc)
+while [ $# -gt 0 ]; do
+  case $1 in
+    build|test|demo) goal=$1 ;;
+    --no-install) install=0 ;;
+    --preset) [ $# -gt 1 ] || stop "--preset needs a name"; preset=$2; shift ;;
+    --jobs) [ $# -gt 1 ] || stop "--jobs needs a number"; jobs=$2; shift ;;
+    -h|--help) usage; exit 0 ;;
+    *) usage >&2; stop "unknown argument '$1'" ;;
+  esac
+  shift
+done
+[ -n "$goal" ] || { usage >&2; exit 2; }
+
+packages=(g++ cmake ninja-build pkg-config
+  libopenmpi-dev openmpi-bin libhdf5-dev libprotobuf-dev protobuf-compiler libsentencepiece-dev
+  libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev
+  libgtest-dev libgmock-dev librapidcheck-dev)
+
+deps=${BIRKHOFF_DEPS:-$HOME/.cache/birkhoff}
+pinned=$deps/torch-2.11.0
+torch=${BIRKHOFF_TORCH:-$pinned/torch}
+have_torch() { [ -e "$torch/include/ATen/core/Tensor.h" ] && [ -e "$torch/lib/libtorch_cpu.so" ]; }
+have_torch || { [ -n "${BIRKHOFF_TORCH:-}" ] && stop "BIRKHOFF_TORCH=$BIRKHOFF_TORCH holds no include/ATen/core/Tensor.h and lib/libtorch_cpu.so"; }
+have_torch || packages+=(python3-pip)
+
+install_packages() {
+  command -v dpkg-query >/dev/null || stop "this is no Debian or Ubuntu; load modules for MPI, HDF5 and LibTorch and see README, 'On a cluster'"
+  local missing=() package
+  for package in "${packages[@]}"; do
+    dpkg-query -W -f '${Status}\n' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$install" = 0 ] || [ "$(id -u)" != 0 ]; then
+    stop "missing packages: ${missing[*]}
+  install them as root:  apt-get update && apt-get install --no-install-recommends ${missing[*]}"
+  fi
+  say "Installing ${#missing[@]} packages: ${missing[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+install_torch() {
+  ! have_torch || return 0
+  [ "$install" = 1 ] || stop "LibTorch is missing in $torch; without --no-install this script fetches it (531 MB), or set BIRKHOFF_TORCH"
+  [ "$(uname -m)" = x86_64 ] || stop "the pinned LibTorch is for x86_64, this is $(uname -m): set BIRKHOFF_TORCH to a LibTorch 2.11"
+  say "Installing LibTorch 2.11.0 into $pinned"
+  mkdir -p "$deps"
+  rm -rf "$pinned.part"
+  # Aside and renamed: an interrupted download leaves nothing that looks whole.
+  python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --python-version 3.11 \
+    --target "$pinned.part" -r cmake/libtorch.txt 2> >(grep -v 'Running pip as' >&2)
+  rm -rf "$pinned"
+  mv "$pinned.part" "$pinned"
+}
+
+build() {
+  local folder=build/$preset
+  if [ ! -e "$folder/build.ninja" ]; then
+    say "Configuring $folder"
+    cmake --preset "$preset" -DBIRKHOFF_TORCH="$torch" >"/tmp/birkhoff-configure.$$" 2>&1 ||
+      { cat "/tmp/birkhoff-configure.$$" >&2; stop "configuring failed"; }
+    rm -f "/tmp/birkhoff-configure.$$"
+  fi
+  say "Building $folder with $jobs jobs"
+  cmake --build --preset "$preset" --parallel "$jobs"
+}
+
+run_tests() {
+  say "Testing $preset"
+  ctest --preset "$preset" --progress
+}
+
+demo() {
+  [ "$preset" = cpu ] || stop "the demo runs the preset cpu"
+  local birkhoff=build/cpu/birkhoff out=build/demo corpus=build/demo/corpus run=build/demo/run
+  mkdir -p "$out"
+  say "1/6 Corpus: the headers under /usr/include, byte by byte"
+  "$birkhoff" prepare --out "$corpus" --tokenizer bytes --valid 0.01 /usr/include
+  say "2/6 Training a causal Sinkhorn Transformer on two MPI ranks"
+  "$birkhoff" train configs/quickstart.txtpb --run "$run" --ranks 2 --set data.corpus="$corpus"
+  say "3/6 Held-out bits per byte, beside a byte-bigram model of the same corpus"
+  "$birkhoff" eval "$run"
+  "$birkhoff" inspect "$corpus" --bigram
+  say "4/6 Verifying the corpus and the checkpoint"
+  "$birkhoff" verify "$corpus"
+  "$birkhoff" verify "$run"
+  say "5/6 Loss curve: $run/loss.svg"
+  ls -l "$run/loss.svg"
+  say "6/6 A sample"
+  "$birkhoff" sample "$run" --prompt '#include <' --tokens 300 --temperature 0.7
+}
+
+install_packages
+install_torch
+build
+case $goal in
+  build) ;;
+  test) run_tests ;;
+  demo) demo ;;
+esac
