@@ -1,0 +1,110 @@
+// Checked file I/O: the only door to the file system for what we write, and for inputs whose errors
+// users must see. Every failed call throws Error naming the call, the path, the system's reason and
+// what to do. Interrupted calls are repeated, short transfers continued; a failed fsync is final,
+// because the kernel may have dropped the pages. Local to the calling rank. A File belongs to one
+// thread at a time; pread_exact may be called from several.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/unique_handle.h"
+
+namespace birkhoff {
+
+struct FileDescriptorTraits {
+  using Handle = int;
+  static Handle null() { return -1; }
+  static void close(Handle fd) noexcept;
+};
+
+class File {
+ public:
+  // Errors of an input (missing, truncated, unreadable) carry `code`.
+  static File open_for_read(const std::string& path, ExitCode code = ExitCode::kStorage);
+  // A new file; an existing one is an error.
+  static File create(const std::string& path);
+  // Writes go to the end; created if missing.
+  static File open_for_append(const std::string& path);
+  static File standard_input();
+
+  void write_all(const void* data, std::size_t num_bytes);
+  void write_all(std::string_view bytes) { write_all(bytes.data(), bytes.size()); }
+  // The next bytes, at most num_bytes; 0 at the end of the file.
+  std::size_t read_some(void* out, std::size_t num_bytes);
+  // Exactly num_bytes at `offset`; a file that ends before is an error.
+  void pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) const;
+  std::int64_t size() const;
+  // Returns when everything written is on the device.
+  void sync();
+  // Must be called on a written file before it goes out of scope: only this close is checked.
+  void close();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  File(std::string path, int flags, ExitCode code);
+  UniqueHandle<FileDescriptorTraits> fd_;
+  std::string path_;
+  ExitCode code_ = ExitCode::kStorage;
+};
+
+// The file holds either its old content or all of `bytes`, whatever happens: temporary file beside
+// it, fsync, rename, fsync of the folder. A temporary file left by a crash is overwritten by the
+// next call of the same process id.
+void write_file_durably(const std::string& path, std::string_view bytes);
+// The whole file; more than max_bytes is an error.
+std::string read_file(const std::string& path, std::int64_t max_bytes,
+                      ExitCode code = ExitCode::kStorage);
+// Copies into a new file, syncs it and checks its size.
+void copy_file_checked(const std::string& from, const std::string& to);
+
+// True if the path names anything / a directory. Any error but "does not exist" throws.
+bool path_exists(const std::string& path);
+bool is_directory(const std::string& path);
+std::int64_t file_size(const std::string& path, ExitCode code = ExitCode::kStorage);
+// With missing parents; an existing directory is fine.
+void make_directory(const std::string& path);
+// Names (not paths) in a directory, sorted, without . and ..
+std::vector<std::string> list_directory(const std::string& path,
+                                        ExitCode code = ExitCode::kStorage);
+// Atomic on one file system, and durable: syncs the folders of both names. Replaces a file, never a
+// full directory.
+void rename_path(const std::string& from, const std::string& to);
+void remove_file(const std::string& path);
+// A directory with all it holds, or a file; nothing if it does not exist. Does not follow symbolic
+// links.
+void remove_tree(const std::string& path);
+// Makes the names in a directory, or the content of a file written by others (HDF5), durable.
+void sync_directory(const std::string& path);
+void sync_file(const std::string& path);
+// The folder part of a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
+std::string parent_path(const std::string& path);
+
+// An exclusive lock (flock) held until destruction, by the file `path`, which stays and names its
+// last holder. Error(kUsage) naming host and process of the holder if another process has it.
+class FileLock {
+ public:
+  // what: "the run folder /x", for the message.
+  FileLock(const std::string& path, const std::string& what);
+
+ private:
+  UniqueHandle<FileDescriptorTraits> fd_;
+};
+
+// For tests: called before each system call of this file with the call's name ("open", "write",
+// "pread", "fsync", "rename", ...), its path and its number since the hook was set. Returns 0 to
+// let it happen, an errno value to make it fail, or kShortTransfer to let read and write transfer
+// one byte only. Thread-safe if the hook is; set it while no call runs.
+using FileFaultHook =
+    std::function<int(const char* call, const std::string& path, std::int64_t nth)>;
+constexpr int kShortTransfer = -1;
+// An empty hook removes it.
+void set_file_fault_hook(FileFaultHook hook);
+
+}  // namespace birkhoff
