@@ -1,0 +1,246 @@
+#include "launcher/app.h"
+
+#include <c10/util/Exception.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <new>
+
+#include "cluster/base/error.h"
+#include "configs/config_io.h"
+#include "launcher/commands.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr const char* kFooter =
+    "Exit codes: 0 done, 2 usage, 3 configuration, 4 data, 5 checkpoint, 6 storage, 7 a rank was lost,\n"
+    "8 hang, 9 non-finite numbers, 10 memory, 75 saved: run the same command again. docs/runbook.md says more.";
+
+// All verbs and what they were given. Lives as long as the parse.
+struct CommandLine {
+  CLI::App app{"Birkhoff trains Transformers with sparse and doubly stochastic attention.", "birkhoff"};
+  PrepareArguments prepare;
+  TrainArguments train;
+  EvalArguments eval;
+  SampleArguments sample;
+  InspectArguments inspect;
+  std::string verify_path;
+  std::string config_file, config_before, config_after;
+  std::vector<std::string> config_settings;
+
+  CommandLine() {
+    app.set_version_flag("--version", version_text());
+    app.require_subcommand(1);
+    app.footer(kFooter);
+    add_prepare();
+    add_train();
+    add_eval();
+    add_sample();
+    add_inspect();
+    add_config();
+  }
+
+  CLI::App* verb(CLI::App& parent, const char* name, const char* what, const char* examples) {
+    CLI::App* command = parent.add_subcommand(name, what);
+    command->footer(std::string("Examples:\n") + examples);
+    return command;
+  }
+
+  void add_settings(CLI::App* command, std::vector<std::string>& settings) {
+    command->add_option("--set", settings, "path=value: override one field; may be repeated, the last one wins")
+        ->allow_extra_args(false)
+        ->type_name("PATH=VALUE");
+  }
+
+  void add_prepare() {
+    CLI::App* c = verb(app, "prepare", "Make a corpus folder from text",
+                       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
+                       "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece --vocab-size 8000 -");
+    c->add_option("--out", prepare.out, "corpus folder to make")->required()->type_name("DIR");
+    c->add_option("--tokenizer", prepare.tokenizer,
+                  "bytes, chars, words, sentencepiece (trains a model), or a SentencePiece model file")
+        ->capture_default_str();
+    c->add_option("--vocab-size", prepare.vocabulary, "number of ids, for words and sentencepiece")
+        ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+    c->add_option("--valid", prepare.valid, "fraction held out for validation")
+        ->check(CLI::Range(0.0, 0.9))
+        ->capture_default_str();
+    c->add_option("--test", prepare.test, "fraction held out for the test split")
+        ->check(CLI::Range(0.0, 0.9))
+        ->capture_default_str();
+    c->add_option("PATH", prepare.paths, "files, folders, or - for standard input")->required();
+  }
+
+  void add_train() {
+    CLI::App* c = verb(app, "train", "Train a model; the same command again resumes",
+                       "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2\n"
+                       "  srun --mpi=pmix birkhoff train my.txtpb --run run/big --set train.steps=20000");
+    c->add_option("CONFIG", train.config, "configuration (.txtpb)")->required();
+    c->add_option("--run", train.run, "run folder: made if new, resumed if not")->required()->type_name("DIR");
+    c->add_option("--ranks", train.ranks, "start this many MPI ranks here and supervise them")
+        ->check(CLI::Range(1, 4096));
+    add_settings(c, train.settings);
+    c->add_flag("--fresh", train.fresh, "set aside what the run folder holds and start anew");
+  }
+
+  void add_eval() {
+    CLI::App* c = verb(app, "eval", "Loss and bits per byte of a checkpoint",
+                       "  birkhoff eval run/first\n"
+                       "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
+    c->add_option("PATH", eval.path, "run folder (its newest checkpoint) or checkpoint")->required();
+    c->add_option("--corpus", eval.corpus, "corpus folder; default: the run's own")->type_name("DIR");
+    c->add_option("--split", eval.split, "valid or test")->check(CLI::IsMember({"valid", "test"}))->capture_default_str();
+    c->add_flag("--json", eval.json, "print one JSON object");
+  }
+
+  void add_sample() {
+    CLI::App* c = verb(app, "sample", "Generate text from a checkpoint",
+                       "  birkhoff sample run/first --prompt 'ROMEO:'\n"
+                       "  birkhoff sample run/first --prompt 'int ' --tokens 500 --temperature 0.8 --top-k 40 --seed 7");
+    c->add_option("PATH", sample.path, "run folder (its newest checkpoint) or checkpoint")->required();
+    c->add_option("--prompt", sample.prompt, "text to continue")->required()->type_name("TEXT");
+    c->add_option("--tokens", sample.tokens, "tokens to generate")
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
+        ->capture_default_str();
+    c->add_option("--temperature", sample.temperature, "0 takes the likeliest token")
+        ->check(CLI::Range(0.0, 100.0))
+        ->capture_default_str();
+    c->add_option("--top-k", sample.top_k, "choose among the k likeliest tokens; 0 = all")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{10'000'000}))
+        ->capture_default_str();
+    c->add_option("--seed", sample.seed, "same seed, same text")->capture_default_str();
+  }
+
+  void add_inspect() {
+    CLI::App* c = verb(app, "inspect", "Say what a corpus, run or checkpoint holds",
+                       "  birkhoff inspect corpus/shakespeare --bigram\n"
+                       "  birkhoff inspect run/first");
+    c->add_option("PATH", inspect.path, "corpus folder, run folder or checkpoint")->required();
+    c->add_flag("--bigram", inspect.bigram, "of a corpus: also the held-out bits per byte of a bigram model");
+    CLI::App* v = verb(app, "verify", "Re-read every byte of a corpus, run or checkpoint against its hashes",
+                       "  birkhoff verify run/first\n"
+                       "  birkhoff verify corpus/shakespeare");
+    v->add_option("PATH", verify_path, "corpus folder, run folder or checkpoint")->required();
+  }
+
+  void add_config() {
+    CLI::App* c = verb(app, "config", "Print, compare and document configurations",
+                       "  birkhoff config print configs/quickstart.txtpb --set train.steps=50\n"
+                       "  birkhoff config diff a.txtpb b.txtpb");
+    c->require_subcommand(1);
+    CLI::App* print = verb(*c, "print", "The resolved configuration, every field set",
+                           "  birkhoff config print configs/quickstart.txtpb\n"
+                           "  birkhoff config print my.txtpb --set model.layers=8");
+    print->add_option("CONFIG", config_file, "configuration (.txtpb)")->required();
+    add_settings(print, config_settings);
+    CLI::App* diff = verb(*c, "diff", "Fields in which two configurations differ",
+                          "  birkhoff config diff a.txtpb b.txtpb\n"
+                          "  birkhoff config diff run/first/config.txtpb my.txtpb");
+    diff->add_option("BEFORE", config_before, "configuration (.txtpb)")->required();
+    diff->add_option("AFTER", config_after, "configuration (.txtpb)")->required();
+    verb(*c, "reference", "Every field with type, default and meaning, as Markdown",
+         "  birkhoff config reference\n"
+         "  birkhoff config reference > docs/configuration.md");
+  }
+
+  int run(std::ostream& out, std::ostream& err) {
+    if (app.got_subcommand("prepare")) return prepare_command(prepare, out, err);
+    if (app.got_subcommand("train")) return train_command(train, out, err);
+    if (app.got_subcommand("eval")) return eval_command(eval, out, err);
+    if (app.got_subcommand("sample")) return sample_command(sample, out, err);
+    if (app.got_subcommand("inspect")) return inspect_command(inspect, out, err);
+    if (app.got_subcommand("verify")) return verify_command(verify_path, out, err);
+    CLI::App* config = app.get_subcommand("config");
+    if (config->got_subcommand("print")) return config_print_command(config_file, config_settings, out);
+    if (config->got_subcommand("diff")) return config_diff_command(config_before, config_after, out);
+    return config_reference_command(out);
+  }
+};
+
+std::vector<std::string> verb_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  return names;
+}
+
+// The deepest verb that the arguments name, for its list of options.
+const CLI::App& chosen_verb(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* chosen = &app;
+  for (const std::string& argument : arguments) {
+    if (const CLI::App* next = chosen->get_subcommand_no_throw(argument)) chosen = next;
+  }
+  return *chosen;
+}
+
+std::string join(const std::vector<std::string>& parts) {
+  std::string text;
+  for (const std::string& part : parts) text += (text.empty() ? "" : ", ") + part;
+  return text;
+}
+
+// One line for a command line that does not parse, with the nearest option or verb.
+std::string usage_line(const CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& error) {
+  const CLI::App& verb = chosen_verb(app, arguments);
+  std::string what = error.what();
+  std::replace(what.begin(), what.end(), '\n', ' ');
+  std::string hint;
+  std::vector<std::string> options;
+  for (const CLI::Option* option : verb.get_options()) {
+    if (!option->get_lnames().empty()) options.push_back("--" + option->get_lnames().front());
+  }
+  for (const std::string& argument : arguments) {
+    if (argument.rfind("--", 0) != 0) continue;
+    const std::string name = argument.substr(0, argument.find('='));
+    if (std::find(options.begin(), options.end(), name) != options.end()) continue;
+    if (std::string near = nearest_name(name, options); !near.empty()) hint = " (did you mean '" + near + "'?)";
+  }
+  const std::string name = &verb == &app ? "birkhoff" : "birkhoff " + verb.get_name();
+  return name + ": " + what + hint + "; see '" + name + " --help'";
+}
+
+}  // namespace
+
+int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
+  const auto say = [&err](const std::string& what, ExitCode code) {
+    err << "birkhoff: " << what << '\n';
+    err.flush();
+    return static_cast<int>(code);
+  };
+  try {
+    CommandLine line;
+    if (arguments.empty()) {
+      err << line.app.help();
+      return static_cast<int>(ExitCode::kUsage);
+    }
+    if (arguments[0].rfind('-', 0) != 0 && line.app.get_subcommand_no_throw(arguments[0]) == nullptr) {
+      const std::vector<std::string> verbs = verb_names(line.app);
+      const std::string near = nearest_name(arguments[0], verbs);
+      return say("unknown command '" + arguments[0] + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
+                     " (commands: " + join(verbs) + ")",
+                 ExitCode::kUsage);
+    }
+    try {
+      std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
+      line.app.parse(reversed);
+    } catch (const CLI::Success& request) {  // --help, --version
+      line.app.exit(request, out, out);
+      return 0;
+    } catch (const CLI::ParseError& error) {
+      return say(usage_line(line.app, arguments, error), ExitCode::kUsage);
+    }
+    return line.run(out, err);
+  } catch (const Error& error) {
+    return say(error.what(), error.code());
+  } catch (const std::bad_alloc&) {
+    return say("out of memory: use a smaller model, micro_batch or sequence_length", ExitCode::kMemory);
+  } catch (const c10::OutOfMemoryError& error) {
+    return say(std::string("out of memory: ") + error.what_without_backtrace(), ExitCode::kMemory);
+  } catch (const c10::Error& error) {
+    return say(std::string("internal error in LibTorch: ") + error.what_without_backtrace(), ExitCode::kInternal);
+  } catch (const std::exception& error) {
+    return say(std::string("internal error: ") + error.what(), ExitCode::kInternal);
+  }
+}
+
+}  // namespace birkhoff

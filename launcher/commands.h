@@ -1,0 +1,59 @@
+// One function a verb: each gets its parsed arguments, writes data to `out` and messages to `err`, and returns an exit code. Errors
+// are thrown; app.cpp turns them into lines and codes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace birkhoff {
+
+struct PrepareArguments {
+  std::string out;
+  std::string tokenizer = "bytes";
+  std::int64_t vocabulary = 0;  // 0: the tokenizer's own default
+  double valid = 0.1, test = 0.0;
+  std::vector<std::string> paths;
+};
+int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct TrainArguments {
+  std::string config, run;
+  std::optional<int> ranks;  // start mpirun with this many ranks and stay as supervisor
+  std::vector<std::string> settings;
+  bool fresh = false;  // set aside what the run folder holds and start anew
+};
+int train_command(const TrainArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct EvalArguments {
+  std::string path, corpus, split = "valid";
+  bool json = false;
+};
+int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct SampleArguments {
+  std::string path, prompt;
+  std::int64_t tokens = 200;
+  double temperature = 1.0;
+  std::int64_t top_k = 0;
+  std::uint64_t seed = 1;
+};
+int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct InspectArguments {
+  std::string path;
+  bool bigram = false;
+};
+int inspect_command(const InspectArguments& arguments, std::ostream& out, std::ostream& err);
+int verify_command(const std::string& path, std::ostream& out, std::ostream& err);
+
+int config_print_command(const std::string& file, const std::vector<std::string>& settings, std::ostream& out);
+int config_diff_command(const std::string& before, const std::string& after, std::ostream& out);
+int config_reference_command(std::ostream& out);
+
+// Version of the program and of everything it is linked with.
+std::string version_text();
+
+}  // namespace birkhoff

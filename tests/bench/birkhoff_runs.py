@@ -1,0 +1,90 @@
+"""Helpers of the benchmark scripts: they drive the real program and read the files it writes."""
+
+import json
+import os
+import pathlib
+import statistics
+import struct
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIRKHOFF = os.environ.get("BIRKHOFF", str(ROOT / "build/cpu/birkhoff"))
+WORK = pathlib.Path(os.environ.get("BIRKHOFF_BENCH", str(ROOT / "build/bench")))
+
+
+def clean_environment(threads=None):
+    """The environment without what a Python installation of torch may have added."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")}
+    if threads:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment
+
+
+def birkhoff(*arguments, threads=None, check=True):
+    """Runs one command of the program; returns its standard output."""
+    done = subprocess.run([BIRKHOFF, *map(str, arguments)], capture_output=True, text=True, env=clean_environment(threads))
+    if check and done.returncode != 0:
+        raise SystemExit(f"birkhoff {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def prepare(folder, text, tokenizer="chars", valid=0.1):
+    """A corpus of one text, made once."""
+    folder = pathlib.Path(folder)
+    if not (folder / "manifest.json").exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        birkhoff("prepare", "--out", folder, "--tokenizer", tokenizer, "--valid", valid, text)
+    return folder
+
+
+def train(config, run, settings=(), ranks=None, threads=None):
+    """A training run in a new folder; returns its metrics as a list of objects."""
+    subprocess.run(["rm", "-rf", str(run)], check=True)
+    pathlib.Path(run).parent.mkdir(parents=True, exist_ok=True)
+    arguments = ["train", config, "--run", run]
+    for setting in settings:
+        arguments += ["--set", setting]
+    if ranks:
+        arguments += ["--ranks", ranks]
+    birkhoff(*arguments, threads=threads)
+    return metrics(run)
+
+
+def metrics(run):
+    with open(pathlib.Path(run) / "metrics.jsonl") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def training_speed(rows, skip=2):
+    """Median tokens/s of the training lines, without the first ones (warm-up)."""
+    speeds = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
+    return statistics.median(speeds[skip:])
+
+
+def read_safetensors(path):
+    """Name -> (dtype, shape, bytes) of one safetensors file, with the standard library alone."""
+    data = pathlib.Path(path).read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    base = 8 + length
+    return {name: (entry["dtype"], entry["shape"], data[base + entry["data_offsets"][0]:base + entry["data_offsets"][1]])
+            for name, entry in header.items()}
+
+
+def newest_checkpoint(run):
+    return sorted((pathlib.Path(run) / "checkpoints").glob("step-*"))[-1]
+
+
+def shakespeare():
+    """Path of tinyshakespeare as plain text; BIRKHOFF_DATA names the folder that holds tinyshakespeare.txt.gz."""
+    import gzip
+
+    text = WORK / "tinyshakespeare.txt"
+    if not text.exists():
+        source = os.environ.get("BIRKHOFF_DATA")
+        if not source:
+            raise SystemExit("set BIRKHOFF_DATA to the folder that holds tinyshakespeare.txt.gz (karpathy/char-rnn, data/tinyshakespeare)")
+        WORK.mkdir(parents=True, exist_ok=True)
+        text.write_bytes(gzip.decompress((pathlib.Path(source) / "tinyshakespeare.txt.gz").read_bytes()))
+    return text
