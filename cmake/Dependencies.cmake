@@ -39,6 +39,12 @@ find_package(MPI REQUIRED COMPONENTS C)
 add_library(birkhoff_mpi INTERFACE)
 target_link_libraries(birkhoff_mpi INTERFACE MPI::MPI_C)
 target_compile_definitions(birkhoff_mpi INTERFACE OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
+# For --version: the implementation, where it can be asked at build time; else MPI's own version.
+execute_process(COMMAND ${MPIEXEC_EXECUTABLE} --version OUTPUT_VARIABLE BIRKHOFF_MPI_VERSION ERROR_QUIET)
+string(REGEX REPLACE "\n.*" "" BIRKHOFF_MPI_VERSION "${BIRKHOFF_MPI_VERSION}")
+if(NOT BIRKHOFF_MPI_VERSION)
+  set(BIRKHOFF_MPI_VERSION "${MPI_C_VERSION}")
+endif()
 
 # --- HDF5 (serial C library: every rank writes its own files)
 find_package(HDF5 REQUIRED COMPONENTS C)

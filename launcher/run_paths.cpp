@@ -1,0 +1,83 @@
+#include "launcher/run_paths.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "cluster/base/error.h"
+#include "configs/config.pb.h"
+
+namespace birkhoff {
+namespace {
+
+// The first bytes of a manifest, enough to see its format line.
+std::string start_of(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  std::string text(256, '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<std::size_t>(in.gcount()));
+  return text;
+}
+
+}  // namespace
+
+PathKind kind_of(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) fail(ExitCode::kUsage, "{}: no such folder", path.string());
+  const std::string start = start_of(path / "manifest.json");
+  if (start.find("birkhoff corpus") != std::string::npos) return PathKind::kCorpus;
+  if (!start.empty()) return PathKind::kCheckpoint;
+  if (std::filesystem::exists(path / "checkpoints", error)) return PathKind::kRun;
+  fail(ExitCode::kUsage, "{}: neither a corpus (manifest.json), nor a run folder (checkpoints/), nor a checkpoint (manifest.json)",
+       path.string());
+}
+
+CheckpointFolder checkpoint_of(const std::filesystem::path& path) {
+  switch (kind_of(path)) {
+    case PathKind::kCheckpoint: {
+      CheckpointFolder checkpoint = open_checkpoint(path);
+      verify_checkpoint(checkpoint);
+      return checkpoint;
+    }
+    case PathKind::kRun: {
+      auto newest = find_newest_checkpoint(path / "checkpoints", /*set_aside=*/false);
+      if (!newest) fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
+      return *newest;
+    }
+    case PathKind::kCorpus:
+      break;
+  }
+  fail(ExitCode::kUsage, "{}: is a corpus; name a run folder or a checkpoint", path.string());
+}
+
+std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path) {
+  if (kind_of(path) == PathKind::kCheckpoint) return {path};
+  std::vector<std::filesystem::path> folders;
+  for (const auto& entry : std::filesystem::directory_iterator(path / "checkpoints")) {
+    if (entry.path().filename().string().rfind("step-", 0) == 0) folders.push_back(entry.path());
+  }
+  if (folders.empty()) fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
+  std::sort(folders.begin(), folders.end());
+  return folders;
+}
+
+LoadedModel load_model(const CheckpointFolder& checkpoint) {
+  LoadedModel loaded;
+  loaded.single = make_single_group();
+  Group& one = *loaded.single;
+  loaded.model = make_model(checkpoint.manifest.config(), checkpoint.manifest.vocabulary(), ParallelGroups{one, one, one});
+  std::vector<NamedShard> shards;
+  for (const Parameter& parameter : loaded.model->parameters().list()) {
+    shards.push_back(whole_shard(parameter.name, StateKind::kParameter, parameter.value, /*owner=*/0));
+  }
+  load_parameters(checkpoint, shards);
+  return loaded;
+}
+
+std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint) {
+  const configs::CheckpointManifest& manifest = checkpoint.manifest;
+  std::filesystem::path file;
+  if (!manifest.tokenizer_file().empty()) file = checkpoint.path / manifest.tokenizer_file();
+  return load_tokenizer(manifest.tokenizer(), file, manifest.vocabulary());
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,28 @@
+#include <ostream>
+
+#include "cluster/base/error.h"
+#include "configs/checkpoint_manifest.pb.h"
+#include "launcher/commands.h"
+#include "launcher/run_paths.h"
+#include "runtime/generator.h"
+
+namespace birkhoff {
+
+int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
+  const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
+  LoadedModel loaded = load_model(checkpoint);
+  for (const std::string& warning : loaded.model->warnings()) err << "birkhoff: warning: " << warning << '\n';
+  GenerateOptions options;
+  options.tokens = arguments.tokens;
+  options.temperature = arguments.temperature;
+  options.top_k = arguments.top_k;
+  options.seed = arguments.seed;
+  const auto first = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
+  const std::vector<std::int32_t> prompt = tokenizer->encode(arguments.prompt);
+  const std::vector<std::int32_t> text = generate(*loaded.model, prompt, first, options);
+  out << arguments.prompt << tokenizer->decode(text) << '\n';
+  return 0;
+}
+
+}  // namespace birkhoff

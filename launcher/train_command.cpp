@@ -1,0 +1,95 @@
+#include <sched.h>
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <thread>
+
+#include "cluster/base/error.h"
+#include "cluster/world.h"
+#include "configs/config_io.h"
+#include "data/corpus.h"
+#include "launcher/commands.h"
+#include "launcher/supervisor.h"
+#include "models/model.h"
+#include "runtime/train_run.h"
+
+namespace birkhoff {
+namespace {
+
+// Everything that can be wrong is found here, before MPI is started: once, and in one line.
+configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
+  configs::Config config = load_config(arguments.config, arguments.settings);
+  if (config.data().corpus().empty()) {
+    fail(ExitCode::kConfig, "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set data.corpus=corpus/mine",
+         arguments.config);
+  }
+  const Corpus corpus(config.data().corpus());
+  const std::unique_ptr<Group> one = make_single_group();
+  make_model(config, corpus.vocabulary(), ParallelGroups{*one, *one, *one});
+  if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
+    fail(ExitCode::kConfig, "mesh.data is {} but there are {} ranks: start that many, or set mesh.data=0 for all there are",
+         config.mesh().data(), ranks);
+  }
+  return config;
+}
+
+// Threads a rank may use: what OMP_NUM_THREADS says, else the cores this process may run on, shared with the ranks beside it
+// unless the launcher has already given each its own.
+int threads_of_rank(int local_ranks) {
+  if (const char* set = std::getenv("OMP_NUM_THREADS"); set != nullptr && std::atoi(set) > 0) return std::atoi(set);
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return std::max(1, all / local_ranks);
+  const int allowed = std::max(1, CPU_COUNT(&mine));
+  return allowed < all ? allowed : std::max(1, all / local_ranks);
+}
+
+std::vector<std::string> rank_arguments(const TrainArguments& arguments) {
+  std::vector<std::string> line = {"train", arguments.config, "--run", arguments.run};
+  for (const std::string& setting : arguments.settings) line.insert(line.end(), {"--set", setting});
+  if (arguments.fresh) line.push_back("--fresh");
+  return line;
+}
+
+int train_in_world(const configs::Config& config, const TrainArguments& arguments) {
+  World world;
+  try {
+    at::set_num_threads(threads_of_rank(world.local_size()));
+    const Outcome outcome = run_training(config, arguments.run, arguments.fresh, world);
+    return static_cast<int>(outcome == Outcome::kRequeue ? ExitCode::kRequeue : ExitCode::kOk);
+  } catch (...) {
+    if (world.size() == 1) throw;
+    // The other ranks may sit in a collective that this one will never join: end them all with this code.
+    world.abort(static_cast<int>(report_failure(world.rank(), std::current_exception())));
+  }
+}
+
+}  // namespace
+
+int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& err) {
+  const int announced = announced_ranks();
+  if (arguments.ranks && announced > 1) {
+    fail(ExitCode::kUsage, "--ranks {} inside a world of {} ranks that mpirun or srun has started: leave --ranks out", *arguments.ranks,
+         announced);
+  }
+  configs::Config config;
+  try {
+    config = check_before_start(arguments, arguments.ranks.value_or(announced));
+  } catch (const Error&) {
+    // Every rank finds the same error. Rank 0 says it; the others wait a moment for mpirun to end them, and speak only if
+    // they are alone with it (a file missing on their machine).
+    if (announced_rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
+    throw;
+  }
+  if (arguments.ranks) return supervise(*arguments.ranks, rank_arguments(arguments), err);
+  return train_in_world(config, arguments);
+}
+
+}  // namespace birkhoff
