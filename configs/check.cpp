@@ -1,0 +1,276 @@
+#include "configs/check.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+#include "configs/words.h"
+
+namespace birkhoff {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+void check_number(const FieldDescriptor& field, double value, const std::string& printed,
+                  const std::string& path, const Places& places) {
+  if (!field.options().HasExtension(configs::range)) return;  // seeds
+  const std::string& range = field.options().GetExtension(configs::range);
+  if (Range(range).contains(value)) return;
+  refuse(places, path, "must be in {}, is {}", range, printed);
+}
+
+void check_string(const std::string& value, const std::string& path, const Places& places) {
+  if (find_invalid_utf8(value) != std::string::npos) refuse(places, path, "is not UTF-8");
+  for (const char c : value) {
+    if (static_cast<unsigned char>(c) < 0x20) {
+      refuse(places, path, "{} holds a control character", shown(value));
+    }
+  }
+}
+
+void check_message(const Message& message, const std::string& path, const Places& places) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string at = join_path(path, field->name());
+    const auto number = [&](auto value) {
+      check_number(*field, static_cast<double>(value), fmt::format("{}", value), at, places);
+    };
+    if (field->is_repeated()) {
+      for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+        if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
+        check_message(reflection.GetRepeatedMessage(message, field, i),
+                      join_path(at, std::to_string(i)), places);
+      }
+      continue;
+    }
+    switch (field->cpp_type()) {
+      case FieldDescriptor::CPPTYPE_INT32:
+        number(reflection.GetInt32(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_INT64:
+        number(reflection.GetInt64(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_UINT32:
+        number(reflection.GetUInt32(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_UINT64:
+        number(reflection.GetUInt64(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_DOUBLE:
+        number(reflection.GetDouble(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_FLOAT:
+        number(reflection.GetFloat(message, field));
+        break;
+      case FieldDescriptor::CPPTYPE_STRING:
+        check_string(reflection.GetString(message, field), at, places);
+        break;
+      case FieldDescriptor::CPPTYPE_MESSAGE:
+        check_message(reflection.GetMessage(message, field), at, places);
+        break;
+      case FieldDescriptor::CPPTYPE_BOOL:
+      case FieldDescriptor::CPPTYPE_ENUM:
+        break;
+    }
+  }
+}
+
+// Checks one config; a class, so that the checks share config and places.
+class ConsistencyCheck {
+ public:
+  ConsistencyCheck(const configs::Config& config, const Places& places)
+      : config_(config), places_(places) {}
+
+  void run() const {
+    check_task();
+    check_model();
+    check_train();
+    check_mesh();
+    const std::string& split = config_.evaluate().split();
+    if (split != "valid" && split != "test") {
+      refuse(places_, "evaluate.split", "must be \"valid\" or \"test\", is {}", shown(split));
+    }
+  }
+
+ private:
+  void check_task() const {
+    if (config_.task().kind_case() != configs::Task::KIND_NOT_SET) return;
+    refuse(
+        places_, "task",
+        "says nothing; choose what is learned, for instance task {{ language_model {{}} }} (or {})",
+        fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
+  }
+
+  void check_model() const {
+    const auto& model = config_.model();
+    if (model.channels() % model.heads() != 0) {
+      refuse(places_, "model.channels",
+             "{} channels cannot be split among {} heads; make model.channels a multiple of "
+             "model.heads",
+             model.channels(), model.heads());
+    }
+    if (model.positions() == configs::Model::sinusoidal && model.channels() % 2 != 0) {
+      refuse(places_, "model.channels",
+             "sinusoidal positions need an even number of channels, not {}", model.channels());
+    }
+    for (int i = 0; i < model.attention_size(); ++i) {
+      check_attention(model.attention(i), fmt::format("model.attention.{}", i));
+    }
+  }
+
+  void check_attention(const configs::Attention& attention, const std::string& path) const {
+    std::int64_t sum = 0;
+    for (int i = 0; i < attention.group_size(); ++i) {
+      const auto& group = attention.group(i);
+      const std::string group_path = fmt::format("{}.group.{}", path, i);
+      if (group.heads() == 0) {
+        refuse(places_, group_path + ".heads",
+               "no heads are left for this group: the other groups take all {} of model.heads, or "
+               "several groups leave heads out",
+               config_.model().heads());
+      }
+      sum += group.heads();
+      check_mechanism(group.mechanism(), group_path + ".mechanism");
+    }
+    if (sum != config_.model().heads()) {
+      refuse(places_, path, "its groups have {} heads together, model.heads is {}", sum,
+             config_.model().heads());
+    }
+  }
+
+  void check_mechanism(const configs::Mechanism& mechanism, const std::string& path) const {
+    switch (mechanism.kind_case()) {
+      case configs::Mechanism::kDense:
+      case configs::Mechanism::KIND_NOT_SET:
+        return;
+      case configs::Mechanism::kBlockLocal:
+        return check_block(mechanism.block_local().block(), path + ".block_local");
+      case configs::Mechanism::kSinkhorn:
+        return check_sinkhorn(mechanism.sinkhorn(), path + ".sinkhorn");
+      case configs::Mechanism::kSinkhornMixture:
+        return check_sinkhorn(mechanism.sinkhorn_mixture().sinkhorn(),
+                              path + ".sinkhorn_mixture.sinkhorn");
+    }
+  }
+
+  void check_block(int block, const std::string& path) const {
+    const int length = config_.data().sequence_length();
+    if (length % block != 0) {
+      refuse(places_, path + ".block",
+             "data.sequence_length {} is not a multiple of the block length {}; only whole blocks "
+             "are accepted",
+             length, block);
+    }
+  }
+
+  void check_sinkhorn(const configs::SinkhornAttention& sinkhorn, const std::string& path) const {
+    check_block(sinkhorn.block(), path);
+    const int num_blocks = config_.data().sequence_length() / sinkhorn.block();
+    if (sinkhorn.max_blocks() < num_blocks) {
+      refuse(places_, path + ".max_blocks",
+             "{} is less than the {} blocks of a sequence (data.sequence_length {} / block {}); 0 "
+             "takes that number",
+             sinkhorn.max_blocks(), num_blocks, config_.data().sequence_length(), sinkhorn.block());
+    }
+    // Its cost grows with the fourth power of the blocks: a balance of n x n for each of n blocks.
+    constexpr int kMostPrefixBlocks = 256;
+    if (is_causal() && sinkhorn.causal_balance() == configs::SinkhornAttention::prefix &&
+        num_blocks > kMostPrefixBlocks) {
+      refuse(places_, path + ".causal_balance",
+             "prefix balances at most {} blocks, a sequence has {}; take longer blocks or another "
+             "causal_balance",
+             kMostPrefixBlocks, num_blocks);
+    }
+  }
+
+  bool is_causal() const {
+    switch (config_.task().kind_case()) {
+      case configs::Task::kLanguageModel:
+      case configs::Task::kTranslation:  // its decoder
+      case configs::Task::kPixelModel:
+        return true;
+      case configs::Task::kClassification:
+      case configs::Task::kImageClassification:
+      case configs::Task::kPointSets:
+      case configs::Task::KIND_NOT_SET:
+        return false;
+    }
+    return false;
+  }
+
+  void check_train() const {
+    const auto& train = config_.train();
+    if (train.micro_batch() > train.global_batch()) {
+      refuse(places_, "train.micro_batch", "{} sequences are more than train.global_batch {}",
+             train.micro_batch(), train.global_batch());
+    }
+    const auto& schedule = train.schedule();
+    switch (schedule.shape()) {
+      case configs::Schedule::constant:
+        break;
+      case configs::Schedule::cosine:
+        if (schedule.final_learning_rate() > schedule.learning_rate()) {
+          refuse(places_, "train.schedule.final_learning_rate",
+                 "{} is above the peak, train.schedule.learning_rate {}",
+                 schedule.final_learning_rate(), schedule.learning_rate());
+        }
+        break;
+      case configs::Schedule::rsqrt:
+      case configs::Schedule::rsqrt_decay:
+        if (schedule.warmup_steps() == 0) {
+          refuse(places_, "train.schedule.warmup_steps",
+                 "must be at least 1 with shape {}: the rate is measured from its end",
+                 configs::Schedule::Shape_Name(schedule.shape()));
+        }
+        break;
+    }
+  }
+
+  void check_mesh() const {
+    if (config_.mesh().tensor() != 1) {
+      refuse(places_, "mesh.tensor", "tensor parallelism is not supported yet; must be 1, is {}",
+             config_.mesh().tensor());
+    }
+    if (config_.mesh().sequence() != 1) {
+      refuse(places_, "mesh.sequence",
+             "sequence parallelism is not supported yet; must be 1, is {}",
+             config_.mesh().sequence());
+    }
+  }
+
+  const configs::Config& config_;
+  const Places& places_;
+};
+
+}  // namespace
+
+Range::Range(const std::string& text) {
+  const std::size_t comma = text.find(',');
+  require(comma != std::string::npos && (text.front() == '[' || text.front() == '(') &&
+              (text.back() == ']' || text.back() == ')'),
+          "a (range) of the schema is not an interval");
+  low_open_ = text.front() == '(';
+  high_open_ = text.back() == ')';
+  low_ = std::strtod(text.c_str() + 1, nullptr);
+  high_ = std::strtod(text.c_str() + comma + 1, nullptr);
+}
+
+bool Range::contains(double value) const {
+  return std::isfinite(value) && (low_open_ ? value > low_ : value >= low_) &&
+         (high_open_ ? value < high_ : value <= high_);
+}
+
+void check_values(const Message& config, const Places& places) {
+  check_message(config, "", places);
+}
+
+void check_consistency(const configs::Config& config, const Places& places) {
+  ConsistencyCheck(config, places).run();
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,169 @@
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/descriptor.pb.h>
+#include <google/protobuf/text_format.h>
+
+#include <algorithm>
+#include <set>
+
+#include "cluster/base/error.h"
+#include "configs/config_io.h"
+#include "configs/schema_source.h"
+
+namespace birkhoff {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::DescriptorPool;
+using google::protobuf::EnumDescriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::FileDescriptorProto;
+using google::protobuf::FileDescriptorSet;
+using google::protobuf::SourceLocation;
+
+constexpr const char* kIntroduction = R"(# Configuration reference
+
+Generated from the comments of `configs/*.proto` by `birkhoff config reference`; edit those.
+
+A configuration is a text file (`.txtpb`, Protobuf text format): `name: value` for values,
+`name { ... }` for messages, a name repeated for each entry of a list, `#` for comments. All fields are
+optional; `birkhoff config print FILE` shows every value that a run would use.
+
+- `include: "other.txtpb"` starts from another file, relative to this one. What this file sets wins:
+  values and the choice in a "one of" are replaced, messages are merged, lists are replaced as a whole.
+- `--set path=value` changes a field from the command line, after the files:
+  `--set train.steps=100`, `--set model.attention.0.group.0.mechanism.sinkhorn.block=32` (entries of
+  lists by index, the next free index adds one), `--set 'model.attention.0={group{mechanism{dense{}}}}'`
+  (a message or list is replaced). Naming a member of a "one of" chooses it.
+- *fixed* fields cannot change when a run is resumed; *free* ones can.
+)";
+
+// The schema's descriptors, with comments.
+class SchemaSource {
+ public:
+  SchemaSource() {
+    FileDescriptorProto options;  // not in the set: every Protobuf program has it
+    FileDescriptorProto::descriptor()->file()->CopyTo(&options);
+    pool_.BuildFile(options);
+    FileDescriptorSet files;
+    require(files.ParseFromArray(kSchemaSource, static_cast<int>(kSchemaSourceBytes)),
+            "the embedded schema is damaged");
+    for (const FileDescriptorProto& file : files.file()) {
+      require(pool_.BuildFile(file) != nullptr, "the embedded schema is not in order");
+    }
+  }
+
+  const Descriptor& root() const {
+    return *pool_.FindMessageTypeByName(configs::Config::descriptor()->full_name());
+  }
+
+ private:
+  DescriptorPool pool_;
+};
+
+// The comment above or behind a declaration, on one line.
+template <typename T>
+std::string comment(const T& declaration) {
+  SourceLocation location;
+  if (!declaration.GetSourceLocation(&location)) return "";
+  std::string text = location.leading_comments + location.trailing_comments;
+  std::string line;
+  for (const char c : text) {
+    const bool space = c == ' ' || c == '\n';
+    if (space && (line.empty() || line.back() == ' ')) continue;
+    if (c == '|') line += '\\';  // would end the table's cell
+    line += space ? ' ' : c;
+  }
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
+}
+
+std::string link(const Descriptor& message) {
+  std::string anchor = message.name();
+  std::transform(anchor.begin(), anchor.end(), anchor.begin(),
+                 [](unsigned char c) { return std::tolower(c); });
+  return fmt::format("[{}](#{})", message.name(), anchor);
+}
+
+std::string type_text(const FieldDescriptor& field) {
+  const std::string list = field.is_repeated() ? "list of " : "";
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_MESSAGE:
+      return list + link(*field.message_type());
+    case FieldDescriptor::CPPTYPE_ENUM:
+      return list + "choice";
+    default:
+      return list + field.type_name();
+  }
+}
+
+std::string default_text(const FieldDescriptor& field) {
+  if (field.is_repeated() || field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) return "";
+  // The program's own descriptor of the same field: values print from messages of its type only.
+  const FieldDescriptor& own =
+      *DescriptorPool::generated_pool()->FindFieldByName(field.full_name());
+  const auto* empty =
+      google::protobuf::MessageFactory::generated_factory()->GetPrototype(own.containing_type());
+  std::string text;
+  google::protobuf::TextFormat::PrintFieldValueToString(*empty, &own, -1, &text);
+  return "`" + text + "`";
+}
+
+std::string meaning(const FieldDescriptor& field) {
+  std::string text = comment(field);
+  if (text.empty() && field.message_type() != nullptr) text = comment(*field.message_type());
+  const EnumDescriptor* type = field.enum_type();
+  for (int i = 0; type != nullptr && i < type->value_count(); ++i) {
+    const std::string about = comment(*type->value(i));
+    text += fmt::format("{}`{}`{}{}", text.empty() && i == 0 ? "" : "<br>", type->value(i)->name(),
+                        about.empty() ? "" : ": ", about);
+  }
+  if (type != nullptr && comment(field).empty()) {
+    const std::string about = comment(*type);
+    if (!about.empty()) text = about + "<br>" + text;
+  }
+  return text;
+}
+
+class Writer {
+ public:
+  std::string write(const Descriptor& root) {
+    section(root, false);
+    return std::move(text_);
+  }
+
+ private:
+  void section(const Descriptor& message, bool fixed) {
+    if (!written_.insert(message.full_name()).second) return;
+    text_ += fmt::format("\n## {}\n\n", message.name());
+    if (const std::string about = comment(message); !about.empty()) text_ += about + "\n\n";
+    if (message.oneof_decl_count() > 0) text_ += "One of:\n\n";
+    text_ += "| field | type | default | range | on resume | meaning |\n";
+    text_ += "|---|---|---|---|---|---|\n";
+    for (int i = 0; i < message.field_count(); ++i) row(*message.field(i), fixed);
+    for (int i = 0; i < message.field_count(); ++i) {
+      const FieldDescriptor& field = *message.field(i);
+      if (field.message_type() == nullptr) continue;
+      section(*field.message_type(), fixed || field.options().GetExtension(configs::fixed));
+    }
+  }
+
+  void row(const FieldDescriptor& field, bool fixed) {
+    const std::string range = field.options().GetExtension(configs::range);
+    text_ += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.name(), type_text(field),
+                         default_text(field), range,
+                         fixed || field.options().GetExtension(configs::fixed) ? "fixed" : "free",
+                         meaning(field));
+  }
+
+  std::string text_ = kIntroduction;
+  std::set<std::string> written_;
+};
+
+}  // namespace
+
+std::string config_reference() {
+  const SchemaSource schema;
+  return Writer().write(schema.root());
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,160 @@
+#include "configs/text_parser.h"
+
+#include <fmt/format.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <vector>
+
+#include "configs/config_io.h"
+#include "configs/field_finder.h"
+#include "configs/words.h"
+
+namespace birkhoff {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::TextFormat;
+
+// Protobuf's own words for the first error, at its position (from 0).
+struct FirstError : google::protobuf::io::ErrorCollector {
+  void AddError(int l, google::protobuf::io::ColumnNumber c, const std::string& m) override {
+    if (message.empty()) {
+      line = std::max(l, 0);
+      column = std::max(c, 0);
+      message = m;
+    }
+  }
+  int line = 0, column = 0;
+  std::string message;
+};
+
+std::string got(const Spot& spot) {
+  return spot.token.empty() ? "the end of the text" : shown(spot.token);
+}
+
+// Our words for Protobuf's, and the spot to blame.
+TextError explain(const std::string& message, const FirstError& error, const FieldFinder& finder) {
+  const Spot& here = finder.here();
+  const Spot& before = finder.before();
+  const auto is = [&](const char* text) { return message.starts_with(text); };
+  const auto at = [](const Spot& spot, std::string what) {
+    return TextError{spot.line + 1, spot.column + 1, spot.path, std::move(what)};
+  };
+  if (is("Message type \"") && before.message != nullptr) {
+    return at(before, unknown_field(before.token, before.message->full_name(), *before.message));
+  }
+  if (is("Non-repeated field")) return at(before, "is given twice; keep one");
+  if (is("Field \"") && before.field != nullptr && before.field->containing_oneof() != nullptr) {
+    return at(before, fmt::format("a second choice where only one is allowed; keep one of {}",
+                                  fmt::join(oneof_names(*before.field->containing_oneof()), ", ")));
+  }
+  if (is("Unknown enumeration value") && before.field != nullptr &&
+      before.field->enum_type() != nullptr) {
+    const std::vector<std::string> names = enum_names(*before.field->enum_type());
+    const std::string nearest = nearest_name(before.token, names);
+    return at(before, fmt::format("unknown value {}; allowed: {}{}", shown(before.token),
+                                  fmt::join(names, ", "),
+                                  nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+  }
+  if (is("Expected integer or identifier") && here.field != nullptr &&
+      here.field->enum_type() != nullptr) {
+    return at(here, fmt::format("expected one of {}, got {}",
+                                fmt::join(enum_names(*here.field->enum_type()), ", "), got(here)));
+  }
+  if (is("Invalid value for boolean")) {
+    return at(before, "expected true or false, got " + got(before));
+  }
+  if (is("Integer out of range") && here.field != nullptr) {
+    return at(here, fmt::format("{} does not fit {}{}", got(here), here.field->cpp_type_name(),
+                                before.token == "-" ? " (with its minus sign)" : ""));
+  }
+  if (is("Expected integer")) return at(here, "expected an integer, got " + got(here));
+  if (is("Expected double")) return at(here, "expected a number, got " + got(here));
+  if (is("Expected string")) return at(here, "expected a string in quotes, got " + got(here));
+  if (is("Expected identifier")) return at(here, "expected a field name, got " + got(here));
+  if (is("Expected \":\"")) {
+    return at(here, "expected ':' and a value, got " + got(here));
+  }
+  if (is("Expected \"{\"")) return at(here, "expected '{', got " + got(here));
+  if (is("Message is too deep")) {
+    return at(here, fmt::format("nested deeper than {} levels", kMaxTextNesting));
+  }
+  std::string what = message.substr(0, message.find_last_not_of(". ") + 1);
+  what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
+  return TextError{error.line + 1, error.column + 1, here.path, what};
+}
+
+void record_places(const Message& message, const TextFormat::ParseInfoTree& tree,
+                   const std::string& name, const std::string& path, Places& places) {
+  std::vector<const FieldDescriptor*> fields;
+  message.GetReflection()->ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const bool repeated = field->is_repeated();
+    const int count = repeated ? message.GetReflection()->FieldSize(message, field) : 1;
+    for (int i = 0; i < count; ++i) {
+      const int index = repeated ? i : -1;
+      std::string field_path = join_path(path, field->name());
+      if (repeated) field_path = join_path(field_path, std::to_string(i));
+      const TextFormat::ParseLocation location = tree.GetLocation(field, index);
+      places.set(field_path, fmt::format("{}:{}:{}", name, location.line + 1, location.column + 1));
+      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        const auto& reflection = *message.GetReflection();
+        record_places(repeated ? reflection.GetRepeatedMessage(message, field, i)
+                               : reflection.GetMessage(message, field),
+                      *tree.GetTreeForNested(field, index), name, field_path, places);
+      }
+    }
+  }
+}
+
+// The place of a byte, as line and column.
+TextError error_at(const std::string& text, std::size_t offset, const std::string& what) {
+  TextError error{1, 1, "", what};
+  for (std::size_t i = 0; i < offset; ++i) {
+    error.column += 1;
+    if (text[i] == '\n') {
+      error.line += 1;
+      error.column = 1;
+    }
+  }
+  return error;
+}
+
+}  // namespace
+
+std::optional<TextError> parse_text(const std::string& text, Message& message,
+                                    const std::string& name, Places* places) {
+  if (static_cast<std::int64_t>(text.size()) > kMaxTextBytes) {
+    return TextError{
+        1, 1, "",
+        fmt::format("{} bytes of text; at most {} are allowed", text.size(), kMaxTextBytes)};
+  }
+  std::size_t bad = text.find('\0');
+  if (bad == std::string::npos) bad = find_invalid_utf8(text);
+  if (bad != std::string::npos) {
+    return error_at(text, bad,
+                    fmt::format("byte 0x{:02x} is not UTF-8 text; is this a .txtpb file?",
+                                static_cast<unsigned char>(text[bad])));
+  }
+  FirstError error;
+  TextFormat::ParseInfoTree tree;
+  TextFormat::Parser parser;
+  parser.RecordErrorsTo(&error);
+  parser.WriteLocationsTo(&tree);
+  parser.SetRecursionLimit(kMaxTextNesting);
+  if (!parser.ParseFromString(text, &message)) {
+    FieldFinder finder(*message.GetDescriptor());
+    finder.run(text, error.line, error.column);
+    return explain(error.message, error, finder);
+  }
+  if (places != nullptr) record_places(message, tree, name, "", *places);
+  return std::nullopt;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,86 @@
+#include "configs/words.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "configs/config_io.h"
+
+namespace birkhoff {
+
+using google::protobuf::Descriptor;
+using google::protobuf::EnumDescriptor;
+using google::protobuf::OneofDescriptor;
+
+std::string unknown_field(const std::string& name, const std::string& where,
+                          const Descriptor& message) {
+  const std::vector<std::string> names = field_names(message);
+  const std::string nearest = nearest_name(name, names);
+  return fmt::format("unknown field {} in {}; {}", shown(name), where,
+                     nearest.empty() ? fmt::format("its fields are {}", fmt::join(names, ", "))
+                                     : fmt::format("did you mean '{}'?", nearest));
+}
+
+std::vector<std::string> field_names(const Descriptor& message) {
+  std::vector<std::string> names;
+  for (int i = 0; i < message.field_count(); ++i) names.push_back(message.field(i)->name());
+  return names;
+}
+
+std::vector<std::string> enum_names(const EnumDescriptor& type) {
+  std::vector<std::string> names;
+  for (int i = 0; i < type.value_count(); ++i) names.push_back(type.value(i)->name());
+  return names;
+}
+
+std::vector<std::string> oneof_names(const OneofDescriptor& oneof) {
+  std::vector<std::string> names;
+  for (int i = 0; i < oneof.field_count(); ++i) names.push_back(oneof.field(i)->name());
+  return names;
+}
+
+std::string shown(const std::string& value) {
+  constexpr std::size_t kLongest = 60;
+  std::size_t end = std::min(value.size(), kLongest);
+  // Not inside a UTF-8 sequence.
+  while (end > 0 && end < value.size() && (static_cast<unsigned char>(value[end]) & 0xc0) == 0x80) {
+    --end;
+  }
+  std::string out = "'";
+  for (const char c : value.substr(0, end)) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      out += c;
+    }
+  }
+  return out + (end < value.size() ? "..." : "") + "'";
+}
+
+std::size_t find_invalid_utf8(const std::string& text) {
+  const auto byte = [&](std::size_t i) {
+    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+  };
+  for (std::size_t i = 0; i < text.size();) {
+    const unsigned first = byte(i);
+    const std::size_t length = first < 0x80                     ? 1
+                               : first >= 0xc2 && first <= 0xdf ? 2
+                               : first >= 0xe0 && first <= 0xef ? 3
+                               : first >= 0xf0 && first <= 0xf4 ? 4
+                                                                : 0;
+    if (length == 0) return i;
+    for (std::size_t j = 1; j < length; ++j) {
+      if ((byte(i + j) & 0xc0) != 0x80) return i;
+    }
+    // Overlong forms, surrogates, and beyond U+10FFFF.
+    const unsigned second = byte(i + 1);
+    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f)) {
+      return i;
+    }
+    i += length;
+  }
+  return std::string::npos;
+}
+
+}  // namespace birkhoff

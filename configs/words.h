@@ -1,0 +1,25 @@
+// Names and values of users' texts, fit for a one-line message.
+#pragma once
+
+#include <google/protobuf/descriptor.h>
+
+#include <string>
+#include <vector>
+
+namespace birkhoff {
+
+// A value for a message: in single quotes, cut if long, control characters escaped.
+std::string shown(const std::string& value);
+
+// "unknown field 'stepz' in train; did you mean 'steps'?", or with the fields there are.
+std::string unknown_field(const std::string& name, const std::string& where,
+                          const google::protobuf::Descriptor& message);
+
+std::vector<std::string> field_names(const google::protobuf::Descriptor& message);
+std::vector<std::string> enum_names(const google::protobuf::EnumDescriptor& type);
+std::vector<std::string> oneof_names(const google::protobuf::OneofDescriptor& oneof);
+
+// Offset of the first byte that is not part of valid UTF-8, or npos.
+std::size_t find_invalid_utf8(const std::string& text);
+
+}  // namespace birkhoff
