@@ -1,0 +1,384 @@
+#include "cluster/base/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+namespace birkhoff {
+namespace {
+
+// ---- The table of system calls
+// -------------------------------------------------------------------
+
+struct Hook {
+  FileFaultHook function;
+  std::atomic<std::int64_t> num_calls = 0;
+};
+std::atomic<Hook*> current_hook = nullptr;  // a plain pointer: nothing to destroy at exit
+
+// What the hook wants for the next call: 0, kShortTransfer or an errno value.
+int next_fault(const char* call, const std::string& path) {
+  Hook* hook = current_hook.load(std::memory_order_acquire);
+  return hook == nullptr ? 0 : hook->function(call, path, hook->num_calls++);
+}
+
+// Runs a system call that returns -1 and sets errno on failure, again if it was interrupted.
+template <typename Call>
+std::int64_t retried(const char* name, const std::string& path, Call call) {
+  for (;;) {
+    std::int64_t result = -1;
+    if (const int fault = next_fault(name, path); fault > 0) {
+      errno = fault;
+    } else {
+      result = call();
+    }
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+// The same for calls that transfer bytes: transfer(n) moves at most n.
+template <typename Transfer>
+std::int64_t retried_transfer(const char* name, const std::string& path, std::size_t num_bytes,
+                              Transfer transfer) {
+  constexpr std::size_t kMost = std::size_t{1} << 30;  // Linux moves at most 2 GiB a call
+  for (;;) {
+    std::int64_t result = -1;
+    const int fault = next_fault(name, path);
+    if (fault > 0) {
+      errno = fault;
+    } else {
+      result = transfer(fault == kShortTransfer ? std::min<std::size_t>(num_bytes, 1)
+                                                : std::min(num_bytes, kMost));
+    }
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+const char* cure(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      return "free space or quota there, or choose another folder";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "check owner and permissions, or choose another folder";
+    case ENOENT:
+    case ENOTDIR:
+      return "check the path";
+    case EEXIST:
+    case ENOTEMPTY:
+      return "remove it or choose another name";
+    case EISDIR:
+      return "a file is needed, not a folder";
+    case EMFILE:
+    case ENFILE:
+      return "raise the limit of open files (ulimit -n)";
+    case EIO:
+      return "the device reports errors: check it, and write elsewhere until then";
+    default:
+      return "check the file system";
+  }
+}
+
+[[noreturn]] void fail_call(const char* call, const std::string& path, const std::string& detail,
+                            ExitCode code = ExitCode::kStorage) {
+  const int error = errno;
+  fail(code, "{} of '{}' failed: {}{}; {}", call, path, std::strerror(error), detail, cure(error));
+}
+
+void check(std::int64_t result, const char* call, const std::string& path,
+           ExitCode code = ExitCode::kStorage) {
+  if (result < 0) fail_call(call, path, "", code);
+}
+
+// Never repeated: after a failed fsync the kernel may call lost pages clean (mechanism and cases:
+// Rebello et al. 2020, "Can applications recover from fsync failures?").
+void sync_descriptor(int fd, const std::string& path) {
+  int result = -1;
+  if (const int fault = next_fault("fsync", path); fault > 0) {
+    errno = fault;
+  } else {
+    result = ::fsync(fd);
+  }
+  if (result < 0) fail_call("fsync", path, ", so what was written may be lost");
+}
+
+void sync_path(const std::string& path, int flags) {
+  const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
+      retried("open", path, [&] { return ::open(path.c_str(), flags | O_CLOEXEC); })));
+  check(fd.get(), "open", path);
+  sync_descriptor(fd.get(), path);
+}
+
+// False if there is nothing of that name.
+bool find_status(const std::string& path, bool follow_links, struct stat* status) {
+  const std::int64_t result = retried("stat", path, [&] {
+    return follow_links ? ::stat(path.c_str(), status) : ::lstat(path.c_str(), status);
+  });
+  if (result < 0 && (errno == ENOENT || errno == ENOTDIR)) return false;
+  check(result, "stat", path);
+  return true;
+}
+
+}  // namespace
+
+void set_file_fault_hook(FileFaultHook hook) {
+  delete current_hook.exchange(hook ? new Hook{std::move(hook)} : nullptr);
+}
+
+void FileDescriptorTraits::close(Handle fd) noexcept { ::close(fd); }
+
+// ---- File
+// ----------------------------------------------------------------------------------------
+
+File::File(std::string path, int flags, ExitCode code) : path_(std::move(path)), code_(code) {
+  fd_.reset(static_cast<int>(
+      retried("open", path_, [&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); })));
+  check(fd_.get(), "open", path_, code_);
+}
+
+File File::open_for_read(const std::string& path, ExitCode code) {
+  return File(path, O_RDONLY, code);
+}
+
+File File::create(const std::string& path) {
+  return File(path, O_WRONLY | O_CREAT | O_EXCL, ExitCode::kStorage);
+}
+
+File File::open_for_append(const std::string& path) {
+  return File(path, O_WRONLY | O_CREAT | O_APPEND, ExitCode::kStorage);
+}
+
+File File::standard_input() { return File("/dev/stdin", O_RDONLY, ExitCode::kData); }
+
+void File::write_all(const void* data, std::size_t num_bytes) {
+  const char* next = static_cast<const char*>(data);
+  std::size_t left = num_bytes;
+  while (left > 0) {
+    const std::int64_t written = retried_transfer(
+        "write", path_, left, [&](std::size_t n) { return ::write(fd_.get(), next, n); });
+    if (written < 0) fail_call("write", path_, fmt::format(" with {} bytes to go", left));
+    next += written;
+    left -= static_cast<std::size_t>(written);
+  }
+}
+
+std::size_t File::read_some(void* out, std::size_t num_bytes) {
+  const std::int64_t num_read = retried_transfer(
+      "read", path_, num_bytes, [&](std::size_t n) { return ::read(fd_.get(), out, n); });
+  check(num_read, "read", path_, code_);
+  return static_cast<std::size_t>(num_read);
+}
+
+void File::pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) const {
+  char* next = static_cast<char*>(out);
+  std::size_t left = num_bytes;
+  while (left > 0) {
+    const std::int64_t num_read = retried_transfer("pread", path_, left, [&](std::size_t n) {
+      return ::pread(fd_.get(), next, n, static_cast<off_t>(offset));
+    });
+    if (num_read < 0) fail_call("pread", path_, fmt::format(" at offset {}", offset), code_);
+    if (num_read == 0) {
+      fail(code_, "'{}' ends at byte {}, {} bytes short: it was truncated; restore or remake it",
+           path_, offset, left);
+    }
+    next += num_read;
+    left -= static_cast<std::size_t>(num_read);
+    offset += num_read;
+  }
+}
+
+std::int64_t File::size() const {
+  struct stat status;
+  check(retried("fstat", path_, [&] { return ::fstat(fd_.get(), &status); }), "fstat", path_,
+        code_);
+  return status.st_size;
+}
+
+void File::sync() { sync_descriptor(fd_.get(), path_); }
+
+void File::close() {
+  const int fault = next_fault("close", path_);
+  // Linux frees the descriptor even where close fails or is interrupted: it is never repeated.
+  int result = ::close(fd_.release());
+  if (fault > 0) {
+    errno = fault;
+    result = -1;
+  }
+  if (result < 0 && errno != EINTR) check(result, "close", path_);
+}
+
+// ---- Whole files
+// ---------------------------------------------------------------------------------
+
+void write_file_durably(const std::string& path, std::string_view bytes) {
+  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
+  if (path_exists(temporary)) remove_file(temporary);
+  File file = File::create(temporary);
+  try {
+    file.write_all(bytes);
+    file.sync();
+    file.close();
+    rename_path(temporary, path);
+  } catch (...) {
+    ::unlink(temporary.c_str());  // the first error is the one to report
+    throw;
+  }
+}
+
+std::string read_file(const std::string& path, std::int64_t max_bytes, ExitCode code) {
+  File file = File::open_for_read(path, code);
+  std::string bytes;
+  // By read, not by size: pipes and /proc have none.
+  for (;;) {
+    const std::size_t kChunk = std::max<std::size_t>(65536, bytes.size());
+    const std::size_t old_size = bytes.size();
+    bytes.resize(old_size + kChunk);
+    const std::size_t num_read = file.read_some(bytes.data() + old_size, kChunk);
+    bytes.resize(old_size + num_read);
+    if (num_read == 0) return bytes;
+    if (static_cast<std::int64_t>(bytes.size()) > max_bytes) {
+      fail(code, "'{}' is larger than the {} bytes allowed here; check that it is the right file",
+           path, max_bytes);
+    }
+  }
+}
+
+void copy_file_checked(const std::string& from, const std::string& to) {
+  File source = File::open_for_read(from);
+  const std::int64_t size = source.size();
+  File copy = File::create(to);
+  std::vector<char> buffer(std::size_t{1} << 20);
+  while (const std::size_t num_read = source.read_some(buffer.data(), buffer.size())) {
+    copy.write_all(buffer.data(), num_read);
+  }
+  copy.sync();
+  if (copy.size() != size) {
+    fail(ExitCode::kStorage, "'{}' has {} bytes but its copy '{}' {}: it changed meanwhile; retry",
+         from, size, to, copy.size());
+  }
+  copy.close();
+}
+
+// ---- Names
+// ---------------------------------------------------------------------------------------
+
+bool path_exists(const std::string& path) {
+  struct stat status;
+  return find_status(path, /*follow_links=*/false, &status);
+}
+
+bool is_directory(const std::string& path) {
+  struct stat status;
+  return find_status(path, /*follow_links=*/true, &status) && S_ISDIR(status.st_mode);
+}
+
+std::int64_t file_size(const std::string& path, ExitCode code) {
+  return File::open_for_read(path, code).size();
+}
+
+std::string parent_path(const std::string& path) {
+  std::string name = path;
+  while (name.size() > 1 && name.back() == '/') name.pop_back();
+  const std::size_t slash = name.find_last_of('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : name.substr(0, slash);
+}
+
+void make_directory(const std::string& path) {
+  if (is_directory(path)) return;
+  const std::string parent = parent_path(path);
+  if (parent != path) make_directory(parent);
+  const std::int64_t result = retried("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); });
+  if (result < 0 && errno == EEXIST && is_directory(path)) return;  // another rank was faster
+  check(result, "mkdir", path);
+  sync_directory(parent);
+}
+
+std::vector<std::string> list_directory(const std::string& path, ExitCode code) {
+  struct CloseDirectory {
+    void operator()(DIR* directory) const { ::closedir(directory); }
+  };
+  DIR* opened = nullptr;
+  check(retried("opendir", path,
+                [&] { return (opened = ::opendir(path.c_str())) == nullptr ? -1 : 0; }),
+        "opendir", path, code);
+  const std::unique_ptr<DIR, CloseDirectory> directory(opened);
+  std::vector<std::string> names;
+  for (;;) {
+    const dirent* entry = nullptr;
+    check(retried("readdir", path,
+                  [&] {
+                    errno = 0;
+                    entry = ::readdir(directory.get());
+                    return entry == nullptr && errno != 0 ? -1 : 0;
+                  }),
+          "readdir", path, code);
+    if (entry == nullptr) break;
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+void rename_path(const std::string& from, const std::string& to) {
+  const std::int64_t result =
+      retried("rename", from, [&] { return ::rename(from.c_str(), to.c_str()); });
+  if (result < 0) fail_call("rename", from, fmt::format(" (to '{}')", to));
+  sync_directory(parent_path(to));
+  if (parent_path(from) != parent_path(to)) sync_directory(parent_path(from));
+}
+
+void remove_file(const std::string& path) {
+  check(retried("unlink", path, [&] { return ::unlink(path.c_str()); }), "unlink", path);
+}
+
+void remove_tree(const std::string& path) {
+  struct stat status;
+  if (!find_status(path, /*follow_links=*/false, &status)) return;
+  if (!S_ISDIR(status.st_mode)) return remove_file(path);
+  for (const std::string& name : list_directory(path)) remove_tree(path + "/" + name);
+  check(retried("rmdir", path, [&] { return ::rmdir(path.c_str()); }), "rmdir", path);
+}
+
+void sync_directory(const std::string& path) { sync_path(path, O_RDONLY | O_DIRECTORY); }
+
+void sync_file(const std::string& path) { sync_path(path, O_RDONLY); }
+
+// ---- FileLock
+// ------------------------------------------------------------------------------------
+
+FileLock::FileLock(const std::string& path, const std::string& what) {
+  fd_.reset(static_cast<int>(retried(
+      "open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); })));
+  check(fd_.get(), "open", path);
+  const std::int64_t locked =
+      retried("flock", path, [&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); });
+  if (locked < 0 && errno == EWOULDBLOCK) {
+    std::string holder = read_file(path, 4096);
+    if (holder.empty()) holder = "another process";
+    fail(ExitCode::kUsage, "{} is in use by {} (lock '{}'): wait for it or stop it", what, holder,
+         path);
+  }
+  check(locked, "flock", path);
+  char host[256] = "";
+  ::gethostname(host, sizeof(host) - 1);
+  const std::string holder = fmt::format("process {} on {}", ::getpid(), host);
+  check(retried("ftruncate", path, [&] { return ::ftruncate(fd_.get(), 0); }), "ftruncate", path);
+  const std::int64_t written =
+      retried("pwrite", path, [&] { return ::pwrite(fd_.get(), holder.data(), holder.size(), 0); });
+  check(written, "pwrite", path);
+}
+
+}  // namespace birkhoff
