@@ -1,5 +1,5 @@
-// Checkpoints: written aside by a thread, verified, committed by a rename, found again by reading manifests.
-// docs/checkpoint_format.md describes the files.
+// Checkpoints: written aside by a thread, verified, committed by a rename, found again by reading
+// manifests. docs/checkpoint_format.md describes the files and what a crash at any point leaves.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,36 @@
 
 namespace birkhoff {
 
-// Everything of a checkpoint besides tensors: manifest fields config, run, ranks, step, consumed, tokens, skipped, corpus,
-// tokenizer, vocabulary, bytes_per_token, metrics_bytes. Lists of files and tensors are filled by save().
+// Everything of a checkpoint besides tensors: manifest fields program, config, run, step, consumed,
+// tokens, skipped, corpus, tokenizer, vocabulary, bytes_per_token, metrics_bytes. save() fills the
+// rest.
 using CheckpointHeader = configs::CheckpointManifest;
 
 class CheckpointWriter {
  public:
-  // Saves into `folder`/step-NNNNNNNN, keeps the newest `keep`. `extra_files` (the tokenizer's model) are copied into each
-  // checkpoint. Local; starts the writer thread. `world` is used at step borders only, never by the thread.
-  CheckpointWriter(std::filesystem::path folder, int keep, std::vector<std::filesystem::path> extra_files, Group& world);
-  // Joins the thread. An unfinished save is abandoned (its folder stays aside and is removed at the next start).
+  // Saves into `folder`/step-NNNNNNNN, keeps the newest `keep` (at least 1). `extra_files` (the
+  // tokenizer's model) are copied into each checkpoint. Rank 0 removes what an unfinished save
+  // left. Local. `world` is used at step borders only, never by the thread that writes, and must
+  // outlive the writer.
+  CheckpointWriter(std::filesystem::path folder, int keep,
+                   std::vector<std::filesystem::path> extra_files, Group& world);
+  // Joins the thread. An unfinished save is abandoned (its folder stays aside and is removed at the
+  // next start).
   ~CheckpointWriter();
 
-  // Copies the shards' data and lets the thread write them. Collective over world. If a save is still running it is
-  // finished first. The header's metrics_bytes and other values count on rank 0 only.
+  // Copies the data of the shards that this rank owns and lets a thread write them. Collective over
+  // world. If a save is still running it is finished first. Owners must differ for equal shards,
+  // and all shards of a tensor together must hold each element once (checked before the commit).
+  // The header counts on rank 0 only.
   void save(const CheckpointHeader& header, const std::vector<NamedShard>& shards);
-  // At a step's border: ranks vote on a running save and commit it when all have written. Returns the folder committed in this call.
-  // A failed write fails here, on all ranks, with Error(kStorage) that names rank, file and cure. Collective over world.
+  // At a step's border: ranks vote on a running save and commit it when all have written. Returns
+  // the folder committed in this call. A failed write fails here, on all ranks, with an Error that
+  // names rank, file, call and cure (kStorage for the file system); earlier checkpoints are
+  // untouched then. Collective over world; no communication while no save runs.
   std::optional<std::filesystem::path> poll();
-  // poll() until nothing is running. Collective over world.
-  void finish();
+  // Waits, without spinning, until nothing is running; returns the folder committed in this call.
+  // Collective over world.
+  std::optional<std::filesystem::path> finish();
   // Milliseconds the last save() call held up training.
   double last_stall_ms() const;
 
@@ -49,20 +59,35 @@ struct CheckpointFolder {
   configs::CheckpointManifest manifest;
 };
 
-// Reads and checks `path`/manifest.json: format, version, every file there with its size. Error(kCheckpoint) says what is wrong.
+// Reads and checks `path`/manifest.json: format, version, every file there with its size.
+// Error(kCheckpoint) says what is wrong.
 CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 
-// The newest valid checkpoint below a run's `checkpoints` folder, fully verified (all hashes). A damaged one is named on stderr, renamed to
-// damaged-step-N (so that it is neither used nor lost) when `set_aside`, and the one before it tried. None there: nullopt. There were some but none is valid: Error(kCheckpoint).
-std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder, bool set_aside);
+// The newest valid checkpoint below a run's `checkpoints` folder, fully verified (all hashes). A
+// damaged one is named on stderr, renamed to damaged-step-N (so that it is neither used nor lost)
+// when `set_aside`, and the one before it tried. None there, now or ever: nullopt. There were some
+// but none is valid: Error(kCheckpoint). Local: call it on one rank.
+std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder,
+                                                       bool set_aside);
 
-// Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked. Local. Missing, surplus or misfit
-// tensors: Error(kCheckpoint) with the tensor's name.
+// For commands that take RUN|CHECKPOINT: `path` is a checkpoint folder, or a run's folder, whose
+// newest valid checkpoint is meant. Changes nothing. Error(kCheckpoint) if there is none.
+CheckpointFolder find_checkpoint(const std::filesystem::path& path);
+
+// Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
+// Local. Missing, surplus or misfit tensors: Error(kCheckpoint) with the tensor's name. A rank that
+// holds no element of some tensor names it with an empty shard, so that surplus ones are noticed.
 void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards);
-// Parameters only (evaluation, sampling): surplus optimizer state is ignored.
+// Parameters only (evaluation, sampling): tensors of the checkpoint that no shard names are
+// ignored.
 void load_parameters(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards);
 
-// Re-reads every file: sizes, hashes, safetensors headers, CRC32C of every tensor. Error(kCheckpoint) names the first file and tensor that differ.
+// Re-reads every file: sizes, hashes, safetensors headers, CRC32C of every tensor.
+// Error(kCheckpoint) names the first file and tensor that differ.
 void verify_checkpoint(const CheckpointFolder& checkpoint);
+
+// What `birkhoff inspect` prints: step, tokens, configuration in short, files with sizes, a table
+// of the parameters.
+std::string describe_checkpoint(const CheckpointFolder& checkpoint);
 
 }  // namespace birkhoff

@@ -1,0 +1,366 @@
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "cluster/base/checksum.h"
+#include "cluster/base/error.h"
+#include "cluster/base/file.h"
+#include "cluster/base/log.h"
+#include "runtime/checkpoint.h"
+#include "runtime/checkpoint_folder.h"
+#include "runtime/checkpoint_manifest.h"
+#include "runtime/safetensors.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using configs::CheckpointManifest;
+using ManifestTensor = CheckpointManifest::Tensor;
+
+constexpr std::int64_t kPieceBytes = 8 << 20;
+
+using TensorsOfFile = std::map<std::string, std::vector<const ManifestTensor*>>;
+
+TensorsOfFile tensors_by_file(const CheckpointManifest& manifest) {
+  TensorsOfFile tensors;
+  for (const auto& tensor : manifest.tensor()) {
+    tensors[tensor.file()].push_back(&tensor);
+  }
+  return tensors;
+}
+
+// Where a tensor's bytes lie, after checking that the file's own header agrees with the manifest.
+const SafetensorsEntry& find_entry(const SafetensorsReader& reader, const ManifestTensor& tensor,
+                                   const std::string& path) {
+  const SafetensorsEntry* entry = reader.find(tensor.key());
+  const ShardRegion region = region_of(tensor);
+  if (entry == nullptr || entry->dtype != tensor.dtype() ||
+      entry->num_bytes() != region.num_elements() * safetensors_element_bytes(tensor.dtype())) {
+    fail(ExitCode::kCheckpoint,
+         "{}: tensor '{}' is missing or differs from the manifest; use another checkpoint", path,
+         tensor.key());
+  }
+  return *entry;
+}
+
+void check_size(const std::string& path, const CheckpointManifest::File& file) {
+  const std::int64_t bytes = file_size(path, ExitCode::kCheckpoint);
+  if (bytes != file.bytes()) {
+    fail(ExitCode::kCheckpoint, "{}: {} bytes, the manifest says {}; use another checkpoint", path,
+         bytes, file.bytes());
+  }
+}
+
+void check_crc(std::uint32_t crc, const ManifestTensor& tensor, const std::string& path) {
+  if (crc != tensor.crc32c()) {
+    fail(ExitCode::kCheckpoint,
+         "{}: tensor '{}' is damaged: CRC32C {:08x}, the manifest says {:08x}; use another "
+         "checkpoint",
+         path, tensor.key(), crc, tensor.crc32c());
+  }
+}
+
+[[noreturn]] void fail_hash(const std::string& path) {
+  fail(ExitCode::kCheckpoint, "{}: damaged: its hash is not the manifest's; use another checkpoint",
+       path);
+}
+
+void verify_plain_file(const std::string& path, const CheckpointManifest::File& file) {
+  const File input = File::open_for_read(path, ExitCode::kCheckpoint);
+  Xxh3Hasher hasher;
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(kPieceBytes, file.bytes())));
+  for (std::int64_t at = 0; at < file.bytes(); at += kPieceBytes) {
+    const auto length = static_cast<std::size_t>(std::min(kPieceBytes, file.bytes() - at));
+    input.pread_exact(piece.data(), length, at);
+    hasher.update(piece.data(), length);
+  }
+  if (hasher.hex_digest() != file.hash()) {
+    fail_hash(path);
+  }
+}
+
+// One pass over header and tensors, which together are the whole file.
+void verify_tensor_file(const std::string& path, const CheckpointManifest::File& file,
+                        const std::vector<const ManifestTensor*>& tensors) {
+  const SafetensorsReader reader(path);
+  std::map<const SafetensorsEntry*, const ManifestTensor*> listed;
+  for (const ManifestTensor* tensor : tensors) {
+    listed[&find_entry(reader, *tensor, path)] = tensor;
+  }
+  Xxh3Hasher hasher;
+  const std::string header = reader.header_bytes();
+  hasher.update(header.data(), header.size());
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(kPieceBytes, file.bytes())));
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    std::uint32_t crc = 0;
+    for (std::int64_t at = entry.begin; at < entry.end; at += kPieceBytes) {
+      const auto length = static_cast<std::size_t>(std::min(kPieceBytes, entry.end - at));
+      reader.read(piece.data(), length, at);
+      hasher.update(piece.data(), length);
+      crc = crc32c(piece.data(), length, crc);
+    }
+    if (!listed.contains(&entry)) {
+      fail(ExitCode::kCheckpoint, "{}: tensor '{}' is not in the manifest; use another checkpoint",
+           path, entry.name);
+    }
+    check_crc(crc, *listed.at(&entry), path);
+  }
+  if (hasher.hex_digest() != file.hash()) {
+    fail_hash(path);
+  }
+}
+
+// damaged-step-N, or damaged-step-N-K for the first K >= 2 that is free.
+fs::path free_damaged_name(const fs::path& folder, std::int64_t step) {
+  const std::string base = fmt::format("{}{}", kDamagedPrefix, step_name(step));
+  fs::path name = folder / base;
+  for (int k = 2; path_exists(name.string()); ++k) {
+    name = folder / fmt::format("{}-{}", base, k);
+  }
+  return name;
+}
+
+bool has_damaged(const fs::path& folder) {
+  if (!path_exists(folder.string())) {
+    return false;
+  }
+  const auto names = list_directory(folder.string(), ExitCode::kCheckpoint);
+  return std::any_of(names.begin(), names.end(),
+                     [](const std::string& name) { return name.starts_with(kDamagedPrefix); });
+}
+
+CheckpointFolder open_and_verify(const fs::path& path, std::int64_t step) {
+  CheckpointFolder checkpoint = open_checkpoint(path);
+  if (checkpoint.manifest.step() != step) {
+    fail(ExitCode::kCheckpoint, "{}: holds step {}; rename the folder to {}", path.string(),
+         checkpoint.manifest.step(), step_name(checkpoint.manifest.step()));
+  }
+  verify_checkpoint(checkpoint);
+  return checkpoint;
+}
+
+[[noreturn]] void fail_tensor(const CheckpointFolder& checkpoint, const std::string& name,
+                              const std::string& why) {
+  fail(ExitCode::kCheckpoint,
+       "{}: tensor '{}' {}; check that model and optimizer are those of the checkpoint",
+       checkpoint.path.string(), name, why);
+}
+
+void check_fit(const CheckpointFolder& checkpoint, const ManifestTensor& saved,
+               const NamedShard& wanted) {
+  const ShardRegion region = region_of(saved);
+  const std::string dtype = safetensors_dtype(wanted.data.scalar_type());
+  if (region.global_shape != wanted.global_shape || saved.dtype() != dtype ||
+      saved.kind() != kind_name(wanted.kind)) {
+    fail_tensor(checkpoint, saved.name(),
+                fmt::format("is a {} {} [{}] there, a {} {} [{}] is needed", saved.kind(),
+                            saved.dtype(), fmt::join(region.global_shape, ", "),
+                            kind_name(wanted.kind), dtype, fmt::join(wanted.global_shape, ", ")));
+  }
+}
+
+// Copies what `saved` and the wanted shards share; reads the file only if they share something.
+// Adds up what was copied.
+void load_tensor(const SafetensorsReader& reader, const ManifestTensor& saved,
+                 const std::string& path, std::vector<NamedShard>& shards,
+                 const std::vector<std::size_t>& wanted, std::vector<std::int64_t>& copied) {
+  std::vector<std::pair<std::size_t, CommonRun>> runs;  // position in `shards`, what to copy
+  const ShardRegion region = region_of(saved);
+  for (const std::size_t i : wanted) {
+    for_each_common_run(region, region_of(shards[i]),
+                        [&](const CommonRun& run) { runs.emplace_back(i, run); });
+  }
+  if (runs.empty()) {
+    return;
+  }
+  const SafetensorsEntry& entry = find_entry(reader, saved, path);
+  const auto num_bytes = static_cast<std::size_t>(entry.num_bytes());
+  const auto bytes = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
+  reader.read(bytes.get(), num_bytes, entry.begin);
+  check_crc(crc32c(bytes.get(), num_bytes), saved, path);
+  const at::Tensor source =
+      at::from_blob(bytes.get(), {region.num_elements()},
+                    at::TensorOptions(shards[runs.front().first].data.scalar_type()));
+  for (const auto& [i, run] : runs) {
+    shards[i]
+        .data.narrow(0, run.begin_b, run.length)
+        .copy_(source.narrow(0, run.begin_a, run.length));
+    copied[i] += run.length;
+  }
+}
+
+void load(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards, bool allow_surplus) {
+  std::map<std::string, std::vector<std::size_t>> wanted;  // positions in `shards`
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    require(region_defect(region_of(shards[i])).empty() &&
+                shards[i].data.numel() == region_of(shards[i]).num_elements(),
+            "a shard's data must be as long as its range");
+    wanted[shards[i].name].push_back(i);
+  }
+  std::set<std::string> saved_names;
+  for (const auto& tensor : checkpoint.manifest.tensor()) {
+    saved_names.insert(tensor.name());
+    const auto found = wanted.find(tensor.name());
+    if (found == wanted.end()) {
+      if (!allow_surplus) {
+        fail_tensor(checkpoint, tensor.name(), "is in the checkpoint and not in this run");
+      }
+      continue;
+    }
+    for (const std::size_t i : found->second) {
+      check_fit(checkpoint, tensor, shards[i]);
+    }
+  }
+  for (const auto& [name, positions] : wanted) {
+    if (!saved_names.contains(name)) {
+      fail_tensor(checkpoint, name, "is missing");
+    }
+  }
+  std::vector<std::int64_t> copied(shards.size(), 0);
+  for (const auto& [file, tensors] : tensors_by_file(checkpoint.manifest)) {
+    const std::string path = (checkpoint.path / file).string();
+    std::optional<SafetensorsReader> reader;
+    for (const ManifestTensor* tensor : tensors) {
+      if (const auto found = wanted.find(tensor->name()); found != wanted.end()) {
+        if (!reader) {
+          reader.emplace(path);
+        }
+        load_tensor(*reader, *tensor, path, shards, found->second, copied);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    require(copied[i] == shards[i].data.numel(), "a checkpoint's shards make up each tensor");
+  }
+}
+
+}  // namespace
+
+CheckpointFolder open_checkpoint(const fs::path& path) {
+  const std::string manifest_path = (path / kManifestName).string();
+  if (!path_exists(manifest_path)) {
+    fail(ExitCode::kCheckpoint, "{}: no {} there, so it is no finished checkpoint; use another",
+         path.string(), kManifestName);
+  }
+  CheckpointFolder checkpoint;
+  checkpoint.path = path;
+  checkpoint.manifest = parse_manifest(
+      read_file(manifest_path, kMaxManifestBytes, ExitCode::kCheckpoint), manifest_path);
+  for (const auto& file : checkpoint.manifest.file()) {
+    check_size((path / file.name()).string(), file);
+  }
+  return checkpoint;
+}
+
+std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, bool set_aside) {
+  if (set_aside) {
+    restore_replaced(folder);
+  }
+  const auto candidates = list_checkpoints(folder);
+  for (auto newest = candidates.rbegin(); newest != candidates.rend(); ++newest) {
+    try {
+      return open_and_verify(newest->second, newest->first);
+    } catch (const CheckpointVersionError&) {
+      throw;
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kCheckpoint) {
+        throw;
+      }
+      std::string consequence = "trying the one before";
+      if (set_aside) {
+        const fs::path aside = free_damaged_name(folder, newest->first);
+        rename_path(newest->second.string(), aside.string());
+        consequence = fmt::format("set aside as {}, {}", aside.string(), consequence);
+      }
+      log_warning("damaged checkpoint: {}; {}", error.what(), consequence);
+    }
+  }
+  if (!candidates.empty() || has_damaged(folder)) {
+    fail(ExitCode::kCheckpoint,
+         "{}: no valid checkpoint is left there (damaged ones were renamed to damaged-step-*); put "
+         "a copy back, or start "
+         "afresh with another --run or with --fresh",
+         folder.string());
+  }
+  return std::nullopt;
+}
+
+CheckpointFolder find_checkpoint(const fs::path& path) {
+  if (path_exists((path / kManifestName).string())) {
+    return open_checkpoint(path);
+  }
+  if (auto newest = find_newest_checkpoint(path / "checkpoints", false)) {
+    return *std::move(newest);
+  }
+  fail(ExitCode::kCheckpoint,
+       "{}: neither a checkpoint (no {}) nor a run with checkpoints; pass a run's folder or one of "
+       "its checkpoints/step-*",
+       path.string(), kManifestName);
+}
+
+void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards) {
+  load(checkpoint, shards, /*allow_surplus=*/false);
+}
+
+void load_parameters(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards) {
+  load(checkpoint, shards, /*allow_surplus=*/true);
+}
+
+void verify_checkpoint(const CheckpointFolder& checkpoint) {
+  const TensorsOfFile tensors = tensors_by_file(checkpoint.manifest);
+  for (const auto& file : checkpoint.manifest.file()) {
+    const std::string path = (checkpoint.path / file.name()).string();
+    check_size(path, file);
+    if (const auto found = tensors.find(file.name()); found != tensors.end()) {
+      verify_tensor_file(path, file, found->second);
+    } else {
+      verify_plain_file(path, file);
+    }
+  }
+}
+
+std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
+  const CheckpointManifest& manifest = checkpoint.manifest;
+  const configs::Config& config = manifest.config();
+  std::string text;
+  const auto line = [&text]<typename... Args>(fmt::format_string<Args...> format, Args&&... args) {
+    text += fmt::format(format, std::forward<Args>(args)...) + "\n";
+  };
+  line("checkpoint   {}", checkpoint.path.string());
+  line("format       {} {}, written by {} on {} rank(s)", manifest.format(), manifest.version(),
+       manifest.program().empty() ? "an unknown program" : manifest.program(), manifest.ranks());
+  line("run          {}", manifest.run());
+  line("step         {} ({} sequences, {} tokens)", manifest.step(), manifest.consumed(),
+       manifest.tokens());
+  line("corpus       {} ({}, {} ids)", manifest.corpus(), manifest.tokenizer(),
+       manifest.vocabulary());
+  line("model        {} layers, {} channels, {} heads, sequences of {} tokens",
+       config.model().layers(), config.model().channels(), config.model().heads(),
+       config.data().sequence_length());
+  line("\n{:<48} {:>16}  {}", "file", "bytes", "xxh3-128");
+  for (const auto& file : manifest.file()) {
+    line("{:<48} {:>16}  {}", file.name(), file.bytes(), file.hash());
+  }
+  line("\n{:<48} {:>5} {:>14}  {}", "parameter", "dtype", "elements", "shape");
+  std::int64_t parameters = 0, other_elements = 0;
+  for (const auto& tensor : manifest.tensor()) {
+    const ShardRegion region = region_of(tensor);
+    if (tensor.kind() != "parameter") {
+      other_elements += region.num_elements();
+      continue;
+    }
+    parameters += region.num_elements();
+    line("{:<48} {:>5} {:>14}  [{}]", tensor.key(), tensor.dtype(), region.num_elements(),
+         fmt::join(region.global_shape, ", "));
+  }
+  line("\n{} parameters; {} elements of optimizer state and statistics", parameters,
+       other_elements);
+  return text;
+}
+
+}  // namespace birkhoff
