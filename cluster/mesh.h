@@ -1,5 +1,5 @@
-// Named axes over the world: rank = (data * sequence_size + sequence) * tensor_size + tensor, so neighbours in the
-// tensor axis are neighbours in rank.
+// Named axes over the world: rank = (data * sequence_size + sequence) * tensor_size + tensor, so
+// neighbours in the tensor axis are neighbours in rank.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace birkhoff {
 
 class Mesh {
  public:
-  // mesh.data = 0 takes the ranks the other axes leave. Sizes that do not multiply to the world's: Error(kConfig).
-  // Collective over the world.
+  // mesh.data = 0 takes the ranks the other axes leave. Sizes that do not multiply to the world's:
+  // Error(kConfig). Collective over the world.
   Mesh(World& world, const configs::Mesh& config);
   ParallelGroups groups();
   Group& data() { return *data_; }

@@ -8,19 +8,23 @@
 
 namespace birkhoff {
 
-// MPI from construction to destruction; at most one in a process. Started without mpirun or srun it is a world of one.
+// MPI from construction to destruction; at most one in a process. Started without mpirun or srun it
+// is a world of one.
 class World {
  public:
-  // MPI_Init_thread(MULTIPLE). Error(kUsage) if MPI says 1 rank while SLURM_STEP_NUM_TASKS says more (srun without PMIx),
-  // or the MPI library gives less thread support. Collective over all processes.
+  // MPI_Init_thread(MULTIPLE). Error(kUsage) if MPI says 1 rank while SLURM_STEP_NUM_TASKS says
+  // more (srun without PMIx), or the MPI library gives less thread support. Collective over all
+  // processes.
   World();
-  // MPI_Finalize, if nothing failed; after a failure call abort() instead.
+  // MPI_Finalize, which waits for all ranks. Not while an exception unwinds: the others may never
+  // come, and mpirun ends them when this process exits without finalizing. After a failure that was
+  // caught inside, call abort().
   ~World();
 
   Group& group();
   int rank() const;
   int size() const;
-  int local_rank() const;   // among the ranks of this machine
+  int local_rank() const;  // among the ranks of this machine
   int local_size() const;
   const std::string& host() const;
 
@@ -35,9 +39,13 @@ class World {
   std::unique_ptr<Impl> impl_;
 };
 
-// Number of ranks the environment announces (Open MPI, PMIx, Slurm) before MPI is started; 1 if none.
+// Number of ranks the environment announces (Open MPI, PMI, Slurm) before MPI is started; 1 if
+// none.
 int announced_ranks();
 // Rank the environment announces; 0 if none.
 int announced_rank();
+// Error(kUsage) if several ranks were announced but MPI sees one: each would train alone and
+// overwrite the others' files.
+void check_world_size(int mpi_size, int announced);
 
 }  // namespace birkhoff

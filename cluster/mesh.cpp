@@ -1,0 +1,45 @@
+#include "cluster/mesh.h"
+
+#include "cluster/base/error.h"
+#include "configs/config.pb.h"
+
+namespace birkhoff {
+namespace {
+
+// The group of the ranks that share `color`. An axis of size 1 needs no communicator; every rank of
+// the world takes the same branch.
+std::unique_ptr<Group> make_axis(World& world, int axis_size, int color) {
+  return axis_size == 1 ? make_single_group() : world.split(color, world.rank());
+}
+
+}  // namespace
+
+Mesh::Mesh(World& world, const configs::Mesh& config) {
+  const int tensor_size = config.tensor(), sequence_size = config.sequence();
+  if (tensor_size < 1 || sequence_size < 1 || config.data() < 0) {
+    fail(ExitCode::kConfig,
+         "mesh: data {}, tensor {}, sequence {}: tensor and sequence must be at least 1, data at "
+         "least 0",
+         config.data(), tensor_size, sequence_size);
+  }
+  const std::int64_t others = std::int64_t{tensor_size} * sequence_size;
+  const std::int64_t data_size = config.data() == 0 ? world.size() / others : config.data();
+  if (data_size * others != world.size()) {
+    fail(ExitCode::kConfig,
+         "mesh: data {} x sequence {} x tensor {} do not multiply to the {} ranks of this run; "
+         "start another number of ranks or set mesh.data to 0 (all that the others leave)",
+         config.data(), sequence_size, tensor_size, world.size());
+  }
+  const int tensor_index = world.rank() % tensor_size;
+  const int sequence_index = world.rank() / tensor_size % sequence_size;
+  const int data_index = world.rank() / (tensor_size * sequence_size);
+  // Ranks of one group differ in the axis' own index alone.
+  data_ =
+      make_axis(world, static_cast<int>(data_size), sequence_index * tensor_size + tensor_index);
+  sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index);
+  tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index);
+}
+
+ParallelGroups Mesh::groups() { return {*data_, *tensor_, *sequence_}; }
+
+}  // namespace birkhoff

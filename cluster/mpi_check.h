@@ -1,0 +1,15 @@
+// Status check of MPI calls.
+#pragma once
+
+#include <mpi.h>
+
+#include <source_location>
+
+namespace birkhoff {
+
+// Error(kPeer) with MPI's text, the call and the place, unless status is MPI_SUCCESS. Communicators
+// must have the error handler MPI_ERRORS_RETURN.
+void mpi_check(int status, const char* call,
+               std::source_location where = std::source_location::current());
+
+}  // namespace birkhoff

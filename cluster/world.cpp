@@ -1,0 +1,134 @@
+#include "cluster/world.h"
+
+#include <mpi.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <exception>
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+
+#include "cluster/base/error.h"
+#include "cluster/mpi_check.h"
+#include "cluster/mpi_group.h"
+
+namespace birkhoff {
+namespace {
+
+// The first of these environment variables that holds a number.
+std::optional<int> environment_number(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* value = std::getenv(name);
+    if (value == nullptr) continue;
+    const std::string_view text = value;
+    int number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (error == std::errc() && end == text.data() + text.size()) return number;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+class World::Impl {
+ public:
+  Impl() {
+    int initialized = 0;
+    MPI_Initialized(&initialized);
+    require(!initialized, "World: at most one in a process");
+    const int announced = announced_ranks();
+    // A process started by hand needs none of Open MPI's helper processes.
+    if (announced == 1 && !environment_number({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})) {
+      ::setenv("OMPI_MCA_ess_singleton_isolated", "1", /*overwrite=*/0);
+    }
+    int provided = MPI_THREAD_SINGLE;
+    mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    try {
+      if (provided < MPI_THREAD_MULTIPLE) {
+        fail(ExitCode::kUsage,
+             "the MPI library supports no MPI_THREAD_MULTIPLE (level {} of {}): use one that does",
+             provided, MPI_THREAD_MULTIPLE);
+      }
+      mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
+                "MPI_Comm_set_errhandler");
+      group_ = std::make_unique<MpiGroup>(MPI_COMM_WORLD);
+      check_world_size(group_->size(), announced);
+      find_machine();
+    } catch (...) {
+      group_.reset();
+      if (provided == MPI_THREAD_MULTIPLE) MPI_Finalize();
+      throw;
+    }
+  }
+
+  ~Impl() {
+    group_.reset();
+    if (std::uncaught_exceptions() == exceptions_at_start_) MPI_Finalize();
+  }
+
+  std::unique_ptr<MpiGroup> group_;
+  int local_rank_ = 0;
+  int local_size_ = 1;
+  std::string host_;
+
+ private:
+  void find_machine() {
+    MPI_Comm machine = MPI_COMM_NULL;
+    mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, group_->rank(),
+                                  MPI_INFO_NULL, &machine),
+              "MPI_Comm_split_type");
+    mpi_check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
+    mpi_check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
+    mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
+    char name[MPI_MAX_PROCESSOR_NAME] = "";
+    int length = 0;
+    mpi_check(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");
+    host_.assign(name, static_cast<std::size_t>(length));
+  }
+
+  const int exceptions_at_start_ = std::uncaught_exceptions();
+};
+
+World::World() : impl_(std::make_unique<Impl>()) {}
+World::~World() = default;
+
+Group& World::group() { return *impl_->group_; }
+int World::rank() const { return impl_->group_->rank(); }
+int World::size() const { return impl_->group_->size(); }
+int World::local_rank() const { return impl_->local_rank_; }
+int World::local_size() const { return impl_->local_size_; }
+const std::string& World::host() const { return impl_->host_; }
+
+std::unique_ptr<Group> World::split(int color, int key) {
+  MPI_Comm part = MPI_COMM_NULL;
+  mpi_check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &part), "MPI_Comm_split");
+  auto group = std::make_unique<MpiGroup>(part);
+  mpi_check(MPI_Comm_free(&part), "MPI_Comm_free");
+  return group;
+}
+
+void World::abort(int exit_code) {
+  MPI_Abort(MPI_COMM_WORLD, exit_code);
+  std::_Exit(exit_code);
+}
+
+int announced_ranks() {
+  return environment_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+      .value_or(1);
+}
+
+int announced_rank() {
+  return environment_number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"})
+      .value_or(0);
+}
+
+void check_world_size(int mpi_size, int announced) {
+  if (mpi_size > 1 || announced <= 1) return;
+  fail(ExitCode::kUsage,
+       "the launcher announces {} ranks but MPI sees 1: every process would train alone; under "
+       "Slurm start with srun --mpi=pmix, or with mpirun of the MPI this program is linked with",
+       announced);
+}
+
+}  // namespace birkhoff
