@@ -1,0 +1,103 @@
+// Legend: B batch, H heads, L queries, S keys, D head dim.
+#include "attention/dense.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "attention/key_value_cache.h"
+#include "attention/masked_softmax.h"
+#include "cluster/base/error.h"
+#include "configs/attention.pb.h"
+
+namespace birkhoff {
+namespace {
+
+struct DenseDecodeState : DecodeState {
+  KeyValueCache cache;
+};
+
+at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined()) return b;
+  return b.defined() ? at::logical_and(a, b) : a;
+}
+
+}  // namespace
+
+DenseAttentionMechanism::DenseAttentionMechanism(const configs::DenseAttention& config,
+                                                 const MechanismShape& shape)
+    : shape_(shape), dropout_(config.dropout()) {}
+
+at::Tensor DenseAttentionMechanism::legal_keys(const AttentionInput& in) const {
+  at::Tensor legal;
+  if (in.key_lengths_B.defined()) {
+    const at::Tensor index_S = at::arange(in.k_BHSD.size(2), in.key_lengths_B.options());
+    legal = index_S < in.key_lengths_B.view({-1, 1, 1, 1});
+  }
+  if (in.segments_q_BL.defined()) {
+    const at::Tensor same_B1LS = (in.segments_q_BL.unsqueeze(-1) == in.segments_kv_BS.unsqueeze(1));
+    legal = and_defined(legal, same_B1LS.unsqueeze(1));
+  }
+  return legal;
+}
+
+AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) const {
+  const at::Tensor scores_BHLS = at::matmul(in.q_BHLD, in.k_BHSD.transpose(-1, -2)) *
+                                 (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
+  at::Tensor legal = legal_keys(in);
+  if (shape_.causal) {
+    legal = and_defined(legal, visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)));
+  }
+  const at::Tensor p_BHLS =
+      drop_probabilities(masked_softmax(scores_BHLS, legal), dropout_, in.noise);
+  return {at::matmul(p_BHLS, in.v_BHSD), {}};
+}
+
+AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const {
+  if (in.noise && dropout_ > 0) return reference(in);  // the fused kernel has no noise of ours
+  at::Tensor legal = legal_keys(in);
+  if (!legal.defined()) {
+    return {at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, 0, shape_.causal),
+            {}};
+  }
+  if (shape_.causal) {
+    legal = at::logical_and(legal, visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)));
+  }
+  const at::Tensor mask = additive_mask(legal, in.q_BHLD.scalar_type());
+  const at::Tensor out_BHLD =
+      at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, mask);
+  return {out_BHLD.masked_fill(legal.any(-1, /*keepdim=*/true).logical_not(), 0), {}};
+}
+
+MechanismProperties DenseAttentionMechanism::properties() const {
+  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal};
+}
+
+at::Tensor DenseAttentionMechanism::visible_keys(std::int64_t num_queries,
+                                                 std::int64_t num_keys) const {
+  require(!shape_.causal || num_queries == num_keys,
+          "causal attention needs as many keys as queries");
+  const at::Tensor all = at::ones({num_queries, num_keys}, at::kBool);
+  return shape_.causal ? at::tril(all) : all;
+}
+
+double DenseAttentionMechanism::forward_flops(std::int64_t num_tokens) const {
+  const double n = static_cast<double>(num_tokens);
+  const double pairs = shape_.causal ? n * (n + 1) / 2 : n * n;
+  return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
+}
+
+std::unique_ptr<DecodeState> DenseAttentionMechanism::decode_state(std::int64_t batch) const {
+  if (!shape_.causal) return Mechanism::decode_state(batch);
+  return std::make_unique<DenseDecodeState>();
+}
+
+at::Tensor DenseAttentionMechanism::decode_step(DecodeState& state,
+                                                const AttentionInput& in) const {
+  KeyValueCache& cache = static_cast<DenseDecodeState&>(state).cache;
+  cache.append(in.k_BHSD, in.v_BHSD);
+  return at::scaled_dot_product_attention(in.q_BHLD, cache.keys(0, cache.size()),
+                                          cache.values(0, cache.size()));
+}
+
+}  // namespace birkhoff
