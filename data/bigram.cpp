@@ -34,7 +34,10 @@ void for_each_pair(const Corpus& corpus, const std::string& split, Visit visit) 
 
 BigramFigures bigram_figures(const Corpus& corpus, const std::string& split) {
   const std::int64_t v = corpus.vocabulary();
-  if (v > kMostIds) fail(ExitCode::kUsage, "--bigram: a vocabulary of {} ids is too large for a table of pairs (at most {})", v, kMostIds);
+  if (v > kMostIds)
+    fail(ExitCode::kUsage,
+         "--bigram: a vocabulary of {} ids is too large for a table of pairs (at most {})", v,
+         kMostIds);
   std::vector<std::uint32_t> pairs(static_cast<std::size_t>(v * v));
   std::vector<double> firsts(static_cast<std::size_t>(v)), seconds(static_cast<std::size_t>(v));
   double tokens = 0;
@@ -47,13 +50,16 @@ BigramFigures bigram_figures(const Corpus& corpus, const std::string& split) {
   BigramFigures figures;
   double nats = 0;
   for_each_pair(corpus, split, [&](std::int64_t a, std::int64_t b) {
-    const double unigram = (seconds[static_cast<std::size_t>(b)] + 1) / (tokens + static_cast<double>(v));
-    nats -= std::log((pairs[static_cast<std::size_t>(a * v + b)] + unigram) / (firsts[static_cast<std::size_t>(a)] + 1));
+    const double unigram =
+        (seconds[static_cast<std::size_t>(b)] + 1) / (tokens + static_cast<double>(v));
+    nats -= std::log((pairs[static_cast<std::size_t>(a * v + b)] + unigram) /
+                     (firsts[static_cast<std::size_t>(a)] + 1));
     ++figures.tokens;
   });
   figures.bytes = corpus.split(split).counts().bytes();
   figures.loss = nats / static_cast<double>(std::max<std::int64_t>(1, figures.tokens));
-  figures.bits_per_byte = nats / std::log(2.0) / static_cast<double>(std::max<std::int64_t>(1, figures.bytes));
+  figures.bits_per_byte =
+      nats / std::log(2.0) / static_cast<double>(std::max<std::int64_t>(1, figures.bytes));
   return figures;
 }
 

@@ -14,8 +14,9 @@ struct BigramFigures {
   std::int64_t tokens = 0, bytes = 0;
 };
 
-// Counts pairs over the train split and scores `split` with p(b | a) = (count(a, b) + p(b)) / (count(a) + 1), where
-// p(b) = (count(b) + 1) / (tokens + V). Reads both splits once; memory V^2. V above 8192: Error(kUsage).
+// Counts pairs over the train split and scores `split` with p(b | a) = (count(a, b) + p(b)) /
+// (count(a) + 1), where p(b) = (count(b) + 1) / (tokens + V). Reads both splits once; memory V^2. V
+// above 8192: Error(kUsage).
 BigramFigures bigram_figures(const Corpus& corpus, const std::string& split);
 
 }  // namespace birkhoff

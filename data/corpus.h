@@ -1,4 +1,5 @@
-// A corpus folder that `birkhoff prepare` made: its manifest, checked, and its tokenizer. docs/corpus_format.md.
+// A corpus folder that `birkhoff prepare` made: its manifest, checked, and its tokenizer.
+// docs/corpus_format.md.
 #pragma once
 
 #include <cstdint>
@@ -16,20 +17,25 @@ namespace birkhoff {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  // Ids of a text, without an end-of-document mark. Characters or words outside the vocabulary become the unknown id.
+  // Ids of a text, without an end-of-document mark. Characters or words outside the vocabulary
+  // become the unknown id.
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  // Text of ids; marks and unknown ids give a visible replacement or nothing, never an error. Ids outside [0, vocabulary): Error(kData).
+  // Text of ids; marks and unknown ids give a visible replacement or nothing, never an error. Ids
+  // outside [0, vocabulary): Error(kData).
   virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
   virtual std::int64_t vocabulary() const = 0;
 };
 
-// kind: bytes, chars, words, sentencepiece; file: its vocabulary or model (unused for bytes). A damaged file: Error(kData).
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind, const std::filesystem::path& file, std::int64_t vocabulary);
+// kind: bytes, chars, words, sentencepiece; file: its vocabulary or model (unused for bytes). A
+// damaged file: Error(kData).
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
+                                          const std::filesystem::path& file,
+                                          std::int64_t vocabulary);
 
 class Corpus {
  public:
-  // Reads and validates manifest.json and that every shard is there with its size; opens no HDF5. Error(kData) says what is wrong.
-  // Start-up time does not depend on the corpus' size.
+  // Reads and validates manifest.json and that every shard is there with its size; opens no HDF5.
+  // Error(kData) says what is wrong. Start-up time does not depend on the corpus' size.
   explicit Corpus(std::filesystem::path folder);
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -37,7 +43,8 @@ class Corpus {
   std::int64_t vocabulary() const { return manifest_.tokenizer().vocabulary(); }
   // The split or the stream of it; an Error(kData) names those there are.
   const configs::CorpusManifest::Split& split(std::string_view name) const;
-  const configs::CorpusManifest::Stream& stream(std::string_view split, std::string_view name) const;
+  const configs::CorpusManifest::Stream& stream(std::string_view split,
+                                                std::string_view name) const;
   bool has_split(std::string_view name) const;
   std::unique_ptr<Tokenizer> tokenizer() const;
   // Vocabulary or model file of the tokenizer, empty path for bytes.
@@ -48,7 +55,8 @@ class Corpus {
   configs::CorpusManifest manifest_;
 };
 
-// Re-reads every shard: file hash, page CRCs, HDF5 structure in a limited child process, ids below the vocabulary, document ends. Error(kData) names the first difference.
+// Re-reads every shard: file hash, page CRCs, HDF5 structure in a limited child process, ids below
+// the vocabulary, document ends. Error(kData) names the first difference.
 void verify_corpus(const Corpus& corpus);
 
 }  // namespace birkhoff

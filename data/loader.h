@@ -1,5 +1,6 @@
-// Batches for one rank, prepared by a thread. The order of samples is a keyed permutation computed on the fly from
-// (seed, epoch): start-up needs no index, and the position in the data is one number, `consumed`.
+// Batches for one rank, prepared by a thread. The order of samples is a keyed permutation computed
+// on the fly from (seed, epoch): start-up needs no index, and the position in the data is one
+// number, `consumed`.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,24 @@ namespace birkhoff {
 struct LoaderOptions {
   std::string split = "train";
   std::string stream = "tokens";
-  std::int64_t sequence_length = 0;   // T; sample i is tokens [iT, iT + T], the last one of which is only a target
+  std::int64_t sequence_length =
+      0;  // T; sample i is tokens [iT, iT + T], the last one of which is only a target
   bool restart_at_documents = false;  // also give segments_BT and positions_BT
   std::int64_t global_batch = 0;      // samples a step, over all ranks
   std::uint64_t seed = 0;
-  int rank = 0, size = 1;             // in the data group: this rank gets places [rank * G / size, (rank + 1) * G / size) of each global batch
-  int prefetch = 4;                   // batches prepared ahead
+  int rank = 0, size = 1;  // in the data group: this rank gets places [rank * G / size, (rank + 1)
+                           // * G / size) of each global batch
+  int prefetch = 4;        // batches prepared ahead
 };
 
 class TrainLoader {
  public:
-  // Starts the thread at sample position `consumed` (over all epochs; batches straddle epochs). Too short a split: Error(kData).
+  // Starts the thread at sample position `consumed` (over all epochs; batches straddle epochs). Too
+  // short a split: Error(kData).
   TrainLoader(const Corpus& corpus, LoaderOptions options, std::int64_t consumed);
   ~TrainLoader();
-  // This rank's part of the next global batch (may be empty when there are more ranks than samples). Errors of the thread are rethrown here.
+  // This rank's part of the next global batch (may be empty when there are more ranks than
+  // samples). Errors of the thread are rethrown here.
   Batch next();
   std::int64_t samples_per_epoch() const;
   // Milliseconds that the last next() waited.

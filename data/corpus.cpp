@@ -1,0 +1,106 @@
+#include "data/corpus.h"
+
+#include "cluster/base/checksum.h"
+#include "cluster/base/error.h"
+#include "cluster/base/file.h"
+#include "data/manifest.h"
+#include "data/shard_format.h"
+#include "data/tokenizer_file.h"
+
+namespace birkhoff {
+namespace {
+
+configs::CorpusManifest read_manifest(const std::filesystem::path& folder) {
+  const std::string path = (folder / kManifestName).string();
+  if (!path_exists(path)) {
+    fail(ExitCode::kData,
+         "{}: no {} in it, so it is not a (finished) corpus; make one with birkhoff prepare --out "
+         "{}",
+         folder.string(), kManifestName, folder.string());
+  }
+  return parse_manifest(read_file(path, shard_format::kManifestMaxBytes, ExitCode::kData), path);
+}
+
+template <typename Entry>
+const Entry* find(const google::protobuf::RepeatedPtrField<Entry>& entries, std::string_view name) {
+  for (const Entry& entry : entries) {
+    if (entry.name() == name) return &entry;
+  }
+  return nullptr;
+}
+
+template <typename Entry>
+std::string names_of(const google::protobuf::RepeatedPtrField<Entry>& entries) {
+  std::string names;
+  for (const Entry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name();
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+Corpus::Corpus(std::filesystem::path folder)
+    : folder_(std::move(folder)), manifest_(read_manifest(folder_)) {
+  const auto check_sizes = [this](const auto& arrays) {
+    for (const auto& array : arrays) {
+      for (const auto& shard : array.shard()) {
+        const std::string path = (folder_ / shard.file()).string();
+        const std::int64_t bytes = file_size(path, ExitCode::kData);
+        if (bytes == shard.bytes()) continue;
+        fail(ExitCode::kData,
+             "{}: the file has {} bytes, the manifest says {}; prepare the corpus again or restore "
+             "the file",
+             path, bytes, shard.bytes());
+      }
+    }
+  };
+  for (const auto& entry : manifest_.split()) {
+    check_sizes(entry.stream());
+    check_sizes(entry.record());
+  }
+}
+
+bool Corpus::has_split(std::string_view name) const {
+  return find(manifest_.split(), name) != nullptr;
+}
+
+const configs::CorpusManifest::Split& Corpus::split(std::string_view name) const {
+  const auto* found = find(manifest_.split(), name);
+  if (found == nullptr) {
+    fail(ExitCode::kData, "{}: the corpus has no split '{}'; it has: {}", folder_.string(), name,
+         names_of(manifest_.split()));
+  }
+  return *found;
+}
+
+const configs::CorpusManifest::Stream& Corpus::stream(std::string_view split_name,
+                                                      std::string_view name) const {
+  const auto& entry = split(split_name);
+  const auto* found = find(entry.stream(), name);
+  if (found == nullptr) {
+    fail(ExitCode::kData, "{}: split '{}' has no stream '{}'; it has: {}", folder_.string(),
+         split_name, name, names_of(entry.stream()));
+  }
+  return *found;
+}
+
+std::filesystem::path Corpus::tokenizer_file() const {
+  const std::string& file = manifest_.tokenizer().file();
+  return file.empty() ? std::filesystem::path() : folder_ / file;
+}
+
+std::unique_ptr<Tokenizer> Corpus::tokenizer() const {
+  const auto& entry = manifest_.tokenizer();
+  if (!entry.file().empty()) {
+    const std::string path = tokenizer_file().string();
+    const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
+    if (xxh3_hex(content.data(), content.size()) != entry.hash()) {
+      fail(
+          ExitCode::kData,
+          "{}: the file's hash is not the manifest's; prepare the corpus again or restore the file",
+          path);
+    }
+  }
+  return load_tokenizer(entry.kind(), tokenizer_file(), entry.vocabulary());
+}
+
+}  // namespace birkhoff

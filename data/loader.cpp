@@ -1,0 +1,250 @@
+#include "data/loader.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "data/order.h"
+#include "data/shard_reader.h"
+
+namespace birkhoff {
+namespace {
+
+// Cuts samples out of the stream and lays them out as rows of a batch.
+class SampleReader {
+ public:
+  SampleReader(const Corpus& corpus, const LoaderOptions& options)
+      : reader_(corpus, options.split, options.stream),
+        restart_(options.restart_at_documents),
+        has_end_mark_(corpus.manifest().tokenizer().has_end_of_document()),
+        length_(options.sequence_length),
+        tokens_(static_cast<std::size_t>(options.sequence_length) + 1) {
+    require(length_ >= 1, "sequence length");
+  }
+
+  std::int64_t elements() const { return reader_.elements(); }
+
+  Batch make_batch(std::int64_t rows) const {
+    Batch batch;
+    const auto add = [&](std::string_view name, at::ScalarType type) {
+      batch.fields.emplace(name, at::zeros({rows, length_}, at::TensorOptions(type)));
+    };
+    add(field::kInputs, at::kLong);
+    add(field::kTargets, at::kLong);
+    add(field::kMask, at::kByte);
+    if (restart_) {
+      add(field::kSegments, at::kInt);
+      add(field::kPositions, at::kLong);
+    }
+    batch.sample_ids_B = at::empty({rows}, at::TensorOptions(at::kLong));
+    return batch;
+  }
+
+  // Fills row `row` with the tokens from `first` on; what lies behind the stream's end is padding
+  // with mask 0.
+  void fill(Batch& batch, std::int64_t row, std::int64_t first, std::int64_t sample_id) {
+    const std::int64_t count = std::min(length_ + 1, reader_.elements() - first);
+    reader_.read(first, count, tokens_.data());
+    auto* inputs = row_of<std::int64_t>(batch, field::kInputs, row);
+    auto* targets = row_of<std::int64_t>(batch, field::kTargets, row);
+    auto* mask = row_of<std::uint8_t>(batch, field::kMask, row);
+    std::copy(tokens_.begin(), tokens_.begin() + (count - 1), inputs);
+    std::copy(tokens_.begin() + 1, tokens_.begin() + count, targets);
+    std::fill(mask, mask + (count - 1), std::uint8_t{1});
+    batch.sample_ids_B.mutable_data_ptr<std::int64_t>()[row] = sample_id;
+    if (restart_) fill_documents(batch, row, first, count, mask);
+  }
+
+ private:
+  template <typename T>
+  T* row_of(Batch& batch, std::string_view name, std::int64_t row) const {
+    return batch.fields.find(name)->second.mutable_data_ptr<T>() + row * length_;
+  }
+
+  void fill_documents(Batch& batch, std::int64_t row, std::int64_t first, std::int64_t count,
+                      std::uint8_t* mask) {
+    auto* segments = row_of<std::int32_t>(batch, field::kSegments, row);
+    auto* positions = row_of<std::int64_t>(batch, field::kPositions, row);
+    const std::vector<std::int64_t> ends = reader_.document_ends(first, first + count - 1);
+    auto end = ends.begin();
+    std::int32_t segment = 0;
+    std::int64_t start = first;
+    for (std::int64_t t = 0; t < length_; ++t) {
+      if (end != ends.end() && *end == first + t) {
+        ++segment;
+        start = *end++;
+      }
+      segments[t] = segment;
+      positions[t] = first + t - start;
+      // Without an end mark nothing in this document foretells that the next one begins.
+      if (!has_end_mark_ && end != ends.end() && *end == first + t + 1) mask[t] = 0;
+    }
+  }
+
+  StreamReader reader_;
+  bool restart_, has_end_mark_;
+  std::int64_t length_;
+  std::vector<std::int64_t> tokens_;
+};
+
+}  // namespace
+
+class TrainLoader::Impl {
+ public:
+  Impl(const Corpus& corpus, LoaderOptions options, std::int64_t consumed)
+      : options_(std::move(options)), samples_(corpus, options_), consumed_(consumed) {
+    require(options_.global_batch >= 1 && options_.size >= 1 && options_.rank >= 0 &&
+                options_.rank < options_.size && options_.prefetch >= 1 && consumed >= 0,
+            "options of the loader");
+    per_epoch_ = (samples_.elements() - 1) / options_.sequence_length;
+    if (per_epoch_ < 1) {
+      fail(ExitCode::kData,
+           "{}: split '{}' has {} tokens, too few for one sample of {} and its last target; lower "
+           "data.sequence_length or "
+           "prepare more text",
+           corpus.folder().string(), options_.split, samples_.elements(), options_.sequence_length);
+    }
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Impl() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  Batch next() {
+    const auto start = std::chrono::steady_clock::now();
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !queue_.empty() || error_ != nullptr; });
+    last_wait_ms_ =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+    if (queue_.empty())
+      std::rethrow_exception(error_);  // batches made before the error are still good
+    Batch batch = std::move(queue_.front());
+    queue_.pop_front();
+    lock.unlock();
+    changed_.notify_all();
+    return batch;
+  }
+
+  std::int64_t samples_per_epoch() const { return per_epoch_; }
+  double last_wait_ms() const { return last_wait_ms_; }
+
+ private:
+  void run() {
+    try {
+      while (true) {
+        {
+          std::unique_lock lock(mutex_);
+          changed_.wait(lock, [this] {
+            return stop_ || queue_.size() < static_cast<std::size_t>(options_.prefetch);
+          });
+          if (stop_) return;
+        }
+        Batch batch = make_next();
+        {
+          const std::lock_guard lock(mutex_);
+          queue_.push_back(std::move(batch));
+        }
+        changed_.notify_all();
+      }
+    } catch (...) {
+      {
+        const std::lock_guard lock(mutex_);
+        error_ = std::current_exception();
+      }
+      changed_.notify_all();
+    }
+  }
+
+  Batch make_next() {
+    const std::int64_t begin = options_.rank * options_.global_batch / options_.size;
+    const std::int64_t end = (options_.rank + 1) * options_.global_batch / options_.size;
+    Batch batch = samples_.make_batch(end - begin);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t sample_id = consumed_ + i;
+      const std::int64_t epoch = sample_id / per_epoch_;
+      if (!order_ || epoch != order_epoch_) {
+        order_.emplace(options_.seed, epoch, per_epoch_);
+        order_epoch_ = epoch;
+      }
+      const std::int64_t sample = order_->at(sample_id % per_epoch_);
+      samples_.fill(batch, i - begin, sample * options_.sequence_length, sample_id);
+    }
+    consumed_ += options_.global_batch;
+    return batch;
+  }
+
+  const LoaderOptions options_;
+  // The thread's own.
+  SampleReader samples_;
+  std::int64_t consumed_;
+  std::int64_t per_epoch_ = 0;
+  std::optional<SampleOrder> order_;
+  std::int64_t order_epoch_ = 0;
+  // The consumer's own.
+  double last_wait_ms_ = 0;
+  // Shared, under the mutex.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Batch> queue_;
+  std::exception_ptr error_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+TrainLoader::TrainLoader(const Corpus& corpus, LoaderOptions options, std::int64_t consumed)
+    : impl_(std::make_unique<Impl>(corpus, std::move(options), consumed)) {}
+TrainLoader::~TrainLoader() = default;
+Batch TrainLoader::next() { return impl_->next(); }
+std::int64_t TrainLoader::samples_per_epoch() const { return impl_->samples_per_epoch(); }
+double TrainLoader::last_wait_ms() const { return impl_->last_wait_ms(); }
+
+class EvalReader::Impl {
+ public:
+  Impl(const Corpus& corpus, const LoaderOptions& options)
+      : samples_(corpus, options), length_(options.sequence_length) {
+    if (samples_.elements() < 2) {
+      fail(ExitCode::kData,
+           "{}: split '{}' has {} tokens, too few to predict one; prepare more text",
+           corpus.folder().string(), options.split, samples_.elements());
+    }
+  }
+
+  std::int64_t num_windows() const { return (samples_.elements() - 1 + length_ - 1) / length_; }
+
+  Batch read(std::int64_t begin, std::int64_t end) {
+    require(0 <= begin && begin <= end && end <= num_windows(), "windows outside the split");
+    Batch batch = samples_.make_batch(end - begin);
+    for (std::int64_t window = begin; window < end; ++window) {
+      samples_.fill(batch, window - begin, window * length_, window);
+    }
+    return batch;
+  }
+
+ private:
+  SampleReader samples_;
+  std::int64_t length_;
+};
+
+EvalReader::EvalReader(const Corpus& corpus, LoaderOptions options)
+    : impl_(std::make_unique<Impl>(corpus, options)) {}
+EvalReader::~EvalReader() = default;
+std::int64_t EvalReader::num_windows() const { return impl_->num_windows(); }
+Batch EvalReader::read(std::int64_t begin, std::int64_t end) { return impl_->read(begin, end); }
+
+}  // namespace birkhoff

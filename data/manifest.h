@@ -1,0 +1,24 @@
+// manifest.json of a corpus: the JSON mapping of configs/corpus_manifest.proto, checked as a whole
+// before anything is allocated or opened by its numbers.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "configs/corpus_manifest.pb.h"
+
+namespace birkhoff {
+
+inline constexpr char kManifestName[] = "manifest.json";
+
+// Parses and validates, except for the files it names. `name` stands for the file in messages.
+// Error(kData) names the first field that is wrong.
+configs::CorpusManifest parse_manifest(const std::string& json, const std::string& name);
+
+// JSON with every field, ending in a newline; parse_manifest reads it back. Sets the fingerprint.
+std::string manifest_json(configs::CorpusManifest manifest);
+
+// The identity of a corpus, from everything but the source. docs/corpus_format.md.
+std::string manifest_fingerprint(const configs::CorpusManifest& manifest);
+
+}  // namespace birkhoff

@@ -1,0 +1,52 @@
+// Text to a corpus folder. A file is a document; documents go to splits by a keyed hash of their
+// relative path; a single document is cut at the fractions, its tail being valid and test.
+// docs/corpus_format.md.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace birkhoff {
+
+struct PrepareOptions {
+  std::string out;  // folder to make; missing, empty, or left by the same command
+  std::string tokenizer =
+      "bytes";  // bytes, chars, words, sentencepiece, or the path of a SentencePiece model
+  // Most ids of the vocabulary, marks included, for words and sentencepiece; 0 = 32000 for words,
+  // 8000 for sentencepiece. Any other tokenizer: must be 0.
+  std::int64_t vocab_size = 0;
+  // Of the documents, or of the bytes of a single document. 0 = no such split. valid + test < 1.
+  double valid_fraction = 0.1;
+  double test_fraction = 0;
+  std::vector<std::string>
+      paths;  // files, folders (walked in sorted order, links not followed), or "-": stdin
+
+  std::int64_t shard_tokens =
+      16 << 20;  // tokens a shard holds at most; one shard a split is kept in memory
+  std::int64_t chunk_bytes = 1 << 20;  // text that is encoded at a time; longer lines are cut
+};
+
+struct PrepareProgress {
+  std::string phase;  // "read standard input", "build vocabulary", "encode"
+  std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = not known
+  double elapsed_seconds = 0;                    // since the start of the command
+  double eta_seconds = -1;                       // of the whole command; negative = not known yet
+};
+
+struct PrepareResult {
+  bool already_prepared = false;  // the folder held this very corpus: nothing was done
+  std::int64_t empty_files = 0;   // skipped
+  std::int64_t not_regular = 0;   // links, devices, sockets met in folders, skipped
+};
+
+// Makes the corpus, the manifest last: a folder without one is not a corpus, and the same command
+// starts over. Memory does not depend on the size of the input. `progress` is called at most every
+// 0.1 s and at the end of each phase. Errors: Error(kUsage) options, paths or a folder that holds
+// something else; Error(kData) text that the tokenizer cannot take, with file and byte;
+// Error(kStorage) from the file system. Figures are in the corpus' manifest.
+PrepareResult prepare_corpus(const PrepareOptions& options,
+                             const std::function<void(const PrepareProgress&)>& progress = {});
+
+}  // namespace birkhoff

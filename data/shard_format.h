@@ -1,0 +1,41 @@
+// Constants of the shard format that reader and writer share. docs/corpus_format.md.
+#pragma once
+
+#include <cstdint>
+
+#include "cluster/base/error.h"
+#include "configs/corpus_manifest.pb.h"
+
+namespace birkhoff::shard_format {
+
+inline constexpr char kManifestFormat[] = "birkhoff corpus";
+inline constexpr std::int32_t kManifestVersion = 1;
+inline constexpr std::int64_t kManifestMaxBytes = 64 << 20;
+
+inline constexpr char kValues[] = "tokens";
+inline constexpr char kDocumentEnds[] = "document_ends";
+inline constexpr char kPageCrcs[] = "page_crcs";
+
+// Values and document ends are checked page by page. Small enough that the first row of a page
+// costs little more than the row, large enough that the table is 1/16384 of the data.
+inline constexpr std::int64_t kPageBytes = 64 << 10;
+
+constexpr std::int64_t num_pages(std::int64_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes;
+}
+
+inline std::int64_t dtype_bytes(configs::CorpusManifest::Dtype dtype) {
+  switch (dtype) {
+    case configs::CorpusManifest::u8:
+      return 1;
+    case configs::CorpusManifest::u16:
+      return 2;
+    case configs::CorpusManifest::i32:
+    case configs::CorpusManifest::f32:
+      return 4;
+  }
+  require(false, "dtype of a stream");
+  return 0;
+}
+
+}  // namespace birkhoff::shard_format

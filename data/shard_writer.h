@@ -1,0 +1,37 @@
+// Token ids to shards of a stream. What is not yet a whole shard is in memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "configs/corpus_manifest.pb.h"
+
+namespace birkhoff {
+
+class StreamWriter {
+ public:
+  // Files are folder/<split>-<stream>-<number>.h5; dtype u16 or i32. An existing file is replaced.
+  StreamWriter(std::string folder, std::string split, std::string stream,
+               configs::CorpusManifest::Dtype dtype, std::int64_t shard_tokens);
+  // Ids of the current document; they fit the dtype.
+  void append(const std::vector<std::int32_t>& ids);
+  // The document is complete and not empty.
+  void end_document();
+  // Writes the last shard; the stream's entry for the manifest.
+  configs::CorpusManifest::Stream finish();
+
+ private:
+  std::int64_t buffered() const {
+    return static_cast<std::int64_t>(values_.size()) / element_bytes_;
+  }
+  void write_shard();
+
+  std::string folder_, split_;
+  std::int64_t shard_tokens_, element_bytes_;
+  configs::CorpusManifest::Stream entry_;  // of the shards written so far
+  std::vector<char> values_;               // of the current shard
+  std::vector<std::uint64_t> ends_;        // of the documents that end in it
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,201 @@
+#include "data/verify.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cluster/base/checksum.h"
+#include "cluster/base/error.h"
+#include "cluster/base/file.h"
+#include "data/hdf5.h"
+#include "data/limited_child.h"
+#include "data/shard_format.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+using shard_format::kPageBytes;
+
+// One array's shards, in order.
+class ArrayVerifier {
+ public:
+  ArrayVerifier(CorpusManifest::Dtype dtype, bool holds_ids, std::int64_t vocabulary)
+      : dtype_(dtype), holds_ids_(holds_ids), vocabulary_(vocabulary) {}
+
+  void verify(const std::string& path, const CorpusManifest::Shard& shard) {
+    const File file = File::open_for_read(path, ExitCode::kData);
+    check_hash(file, shard);
+    const std::vector<std::uint32_t> crcs = read_page_crcs(file, shard);
+    auto crc = crcs.begin();
+    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, "values",
+                  [&](const std::vector<char>& page) { check_ids(path, page); });
+    const std::int64_t end_of_shard = end_ + shard.elements();
+    for_each_page(file, shard.documents_offset(), shard.documents_bytes(), crc, "document ends",
+                  [&](const std::vector<char>& page) { check_ends(path, page, end_of_shard); });
+    end_ = end_of_shard;
+    run_limited(path, [&] { check_structure(path, shard); });
+  }
+
+  // After the last shard.
+  void finish(const std::string& what, bool has_documents) const {
+    if (has_documents && end_ > 0 && last_document_end_ != end_) {
+      fail(ExitCode::kData,
+           "{}: the last document ends at {}, the tokens at {}; prepare the corpus again", what,
+           last_document_end_, end_);
+    }
+  }
+
+ private:
+  static void check_hash(const File& file, const CorpusManifest::Shard& shard) {
+    Xxh3Hasher hasher;
+    std::vector<char> part(1 << 20);
+    const std::int64_t size = file.size();
+    for (std::int64_t at = 0; at < size; at += static_cast<std::int64_t>(part.size())) {
+      const auto count = static_cast<std::size_t>(
+          std::min<std::int64_t>(static_cast<std::int64_t>(part.size()), size - at));
+      file.pread_exact(part.data(), count, at);
+      hasher.update(part.data(), count);
+    }
+    if (hasher.hex_digest() != shard.hash()) {
+      fail(ExitCode::kData,
+           "{}: the file's hash is {}, the manifest says {}; prepare the corpus again or restore "
+           "the file",
+           file.path(), hasher.hex_digest(), shard.hash());
+    }
+  }
+
+  static std::vector<std::uint32_t> read_page_crcs(const File& file,
+                                                   const CorpusManifest::Shard& shard) {
+    std::vector<std::uint32_t> crcs(static_cast<std::size_t>(shard.page_crcs_bytes() / 4));
+    file.pread_exact(crcs.data(), crcs.size() * 4, shard.page_crcs_offset());
+    if (crc32c(crcs.data(), crcs.size() * 4) != shard.page_crcs_crc()) {
+      fail(ExitCode::kData,
+           "{}: the page table differs from its checksum; prepare the corpus again", file.path());
+    }
+    return crcs;
+  }
+
+  template <typename Visit>
+  static void for_each_page(const File& file, std::int64_t offset, std::int64_t bytes,
+                            std::vector<std::uint32_t>::const_iterator& crc, const char* what,
+                            Visit visit) {
+    std::vector<char> page;
+    for (std::int64_t at = 0; at < bytes; at += kPageBytes) {
+      page.resize(static_cast<std::size_t>(std::min(kPageBytes, bytes - at)));
+      file.pread_exact(page.data(), page.size(), offset + at);
+      if (crc32c(page.data(), page.size()) != *crc++) {
+        fail(ExitCode::kData,
+             "{}: the page of {} at byte {} differs from its checksum; prepare the corpus again",
+             file.path(), what, offset + at);
+      }
+      visit(page);
+    }
+  }
+
+  template <typename Id>
+  void check_ids_as(const std::string& path, const std::vector<char>& page) const {
+    const auto* ids = reinterpret_cast<const Id*>(page.data());
+    const auto* end = ids + page.size() / sizeof(Id);
+    const auto* bad = std::find_if(ids, end, [this](Id id) {
+      return id < Id{0} || static_cast<std::int64_t>(id) >= vocabulary_;
+    });
+    if (bad == end) return;
+    fail(ExitCode::kData,
+         "{}: holds id {}, not below the vocabulary of {}; prepare the corpus again", path, *bad,
+         vocabulary_);
+  }
+
+  void check_ids(const std::string& path, const std::vector<char>& page) const {
+    if (!holds_ids_) return;
+    switch (dtype_) {
+      case CorpusManifest::u8:
+        return check_ids_as<std::uint8_t>(path, page);
+      case CorpusManifest::u16:
+        return check_ids_as<std::uint16_t>(path, page);
+      case CorpusManifest::i32:
+        return check_ids_as<std::int32_t>(path, page);
+      case CorpusManifest::f32:
+        return;
+    }
+  }
+
+  void check_ends(const std::string& path, const std::vector<char>& page,
+                  std::int64_t end_of_shard) {
+    for (std::size_t at = 0; at < page.size(); at += 8) {
+      std::uint64_t end = 0;
+      std::memcpy(&end, page.data() + at, 8);
+      const bool good = end > static_cast<std::uint64_t>(std::max(end_, last_document_end_)) &&
+                        end <= static_cast<std::uint64_t>(end_of_shard);
+      if (!good) {
+        fail(ExitCode::kData,
+             "{}: document end {} is not between {} and {}; prepare the corpus again", path, end,
+             std::max(end_, last_document_end_), end_of_shard);
+      }
+      last_document_end_ = static_cast<std::int64_t>(end);
+    }
+  }
+
+  void check_structure(const std::string& path, const CorpusManifest::Shard& shard) const {
+    const Hdf5Type type = dtype_ == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
+    const bool is_token_type = dtype_ == CorpusManifest::u16 || dtype_ == CorpusManifest::i32;
+    if (!is_token_type || !holds_ids_)
+      fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified yet", path);
+    check_hdf5(path,
+               {{shard_format::kValues, type, shard.elements(), nullptr, shard.values_offset()},
+                {shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
+                 shard.documents_offset()},
+                {shard_format::kPageCrcs, Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
+                 shard.page_crcs_offset()}});
+  }
+
+  CorpusManifest::Dtype dtype_;
+  bool holds_ids_;
+  std::int64_t vocabulary_;
+  std::int64_t end_ = 0;  // of the shards so far
+  std::int64_t last_document_end_ = 0;
+};
+
+}  // namespace
+
+void verify_corpus(const Corpus& corpus) {
+  corpus.tokenizer();  // checks its file
+  for (const auto& split : corpus.manifest().split()) {
+    for (const auto& stream : split.stream()) {
+      ArrayVerifier verifier(stream.dtype(), stream.shape_size() == 0, corpus.vocabulary());
+      for (const auto& shard : stream.shard())
+        verifier.verify((corpus.folder() / shard.file()).string(), shard);
+      verifier.finish(fmt::format("{}: split '{}', stream '{}'", corpus.folder().string(),
+                                  split.name(), stream.name()),
+                      true);
+    }
+  }
+}
+
+std::string describe_corpus(const Corpus& corpus) {
+  const auto& manifest = corpus.manifest();
+  const auto& tokenizer = manifest.tokenizer();
+  std::string text = fmt::format(
+      "corpus       {}\nfingerprint  {}\ntokenizer    {}, {} ids{}\n", corpus.folder().string(),
+      manifest.fingerprint(), tokenizer.kind(), tokenizer.vocabulary(),
+      tokenizer.has_end_of_document()
+          ? fmt::format(", {} ends a document", tokenizer.end_of_document())
+          : std::string());
+  for (const auto& split : manifest.split()) {
+    const auto& counts = split.counts();
+    text +=
+        fmt::format("split {:6} {} documents, {} sentences, {} words, {} characters, {} bytes\n",
+                    split.name(), counts.documents(), counts.sentences(), counts.words(),
+                    counts.characters(), counts.bytes());
+    for (const auto& stream : split.stream()) {
+      text += fmt::format("  stream {}: {} {} in {} shards ({:.3f} tokens a byte)\n", stream.name(),
+                          stream.elements(), CorpusManifest::Dtype_Name(stream.dtype()),
+                          stream.shard_size(),
+                          static_cast<double>(stream.elements()) /
+                              static_cast<double>(std::max<std::int64_t>(1, counts.bytes())));
+    }
+  }
+  return text;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,37 @@
+// Words as tokens: cutting text into them, counting them, their file, and (in the .cpp) the
+// tokenizer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace birkhoff {
+
+// Bytes of the word at the start of a text, which is not empty. A word is a run of word characters
+// (letters, digits, _, everything beyond ASCII; cut after 128 bytes) or any other single character,
+// with one space before it if there is one; white space that is no such space is a word for each
+// character. So words put together are the text again.
+std::size_t word_length(std::string_view text);
+
+// Counts words of the training split. At most kMaxDistinct different ones are kept: when they are
+// more, those counted rarest are forgotten (and counted from zero if they come again), so memory is
+// bounded.
+class WordVocabulary {
+ public:
+  static constexpr std::size_t kMaxDistinct = 4 << 20;
+  explicit WordVocabulary(std::size_t max_distinct = kMaxDistinct) : max_distinct_(max_distinct) {}
+  void add(std::string_view text);
+  // The vocabulary file: "birkhoff words 1", then one word a line, most frequent first (ties: by
+  // bytes), at most `most_words`. Newline, carriage return and backslash are written \n, \r, \\. Id
+  // 0 is the unknown word, line i + 2 id i + 1.
+  std::string file_content(std::int64_t most_words) const;
+
+ private:
+  std::unordered_map<std::string, std::int64_t> counts_;
+  std::size_t max_distinct_;
+  std::int64_t forget_below_ = 1;
+};
+
+}  // namespace birkhoff
