@@ -100,10 +100,10 @@ class ConsistencyCheck {
  private:
   void check_task() const {
     if (config_.task().kind_case() != configs::Task::KIND_NOT_SET) return;
-    refuse(
-        places_, "task",
-        "says nothing; choose what is learned, for instance task {{ language_model {{}} }} (or {})",
-        fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
+    refuse(places_, "task",
+           "nothing is chosen; say what is learned, for instance task {{ language_model {{}} }} "
+           "(or {})",
+           fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
   }
 
   void check_model() const {
@@ -177,7 +177,7 @@ class ConsistencyCheck {
              "takes that number",
              sinkhorn.max_blocks(), num_blocks, config_.data().sequence_length(), sinkhorn.block());
     }
-    // Its cost grows with the fourth power of the blocks: a balance of n x n for each of n blocks.
+    // Its cost grows with the cube of the number of blocks: a balance of u x u for each block u.
     constexpr int kMostPrefixBlocks = 256;
     if (is_causal() && sinkhorn.causal_balance() == configs::SinkhornAttention::prefix &&
         num_blocks > kMostPrefixBlocks) {

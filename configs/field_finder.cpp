@@ -19,6 +19,10 @@ const FieldDescriptor* find(const Descriptor* message, const std::string& name) 
   return message == nullptr ? nullptr : message->FindFieldByName(name);
 }
 
+bool is_string(const std::string& token) {
+  return token.starts_with('"') || token.starts_with('\'');
+}
+
 }  // namespace
 
 FieldFinder::FieldFinder(const Descriptor& root) { frames_.push_back({&root, ""}); }
@@ -43,7 +47,8 @@ void FieldFinder::run(const std::string& text, int line, int column) {
 }
 
 void FieldFinder::take(const Tokenizer::Token& token) {
-  if (value_ended_ && token.type != Tokenizer::TYPE_STRING) {  // neighbouring strings are one value
+  const bool continues = is_string(token.text) && is_string(here_.token);  // one value
+  if (value_ended_ && !continues) {
     frames_.back().field.clear();
     value_ended_ = false;
   }

@@ -38,6 +38,11 @@ std::string got(const Spot& spot) {
   return spot.token.empty() ? "the end of the text" : shown(spot.token);
 }
 
+bool is_unsigned(const FieldDescriptor* field) {
+  return field != nullptr && (field->cpp_type() == FieldDescriptor::CPPTYPE_UINT32 ||
+                              field->cpp_type() == FieldDescriptor::CPPTYPE_UINT64);
+}
+
 // Our words for Protobuf's, and the spot to blame.
 TextError explain(const std::string& message, const FirstError& error, const FieldFinder& finder) {
   const Spot& here = finder.here();
@@ -74,10 +79,20 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
     return at(here, fmt::format("{} does not fit {}{}", got(here), here.field->cpp_type_name(),
                                 before.token == "-" ? " (with its minus sign)" : ""));
   }
-  if (is("Expected integer")) return at(here, "expected an integer, got " + got(here));
+  if (is("Expected integer")) {
+    const char* least = is_unsigned(here.field) ? " of at least 0" : "";
+    return at(here, fmt::format("expected an integer{}, got {}", least, got(here)));
+  }
   if (is("Expected double")) return at(here, "expected a number, got " + got(here));
   if (is("Expected string")) return at(here, "expected a string in quotes, got " + got(here));
-  if (is("Expected identifier")) return at(here, "expected a field name, got " + got(here));
+  if (is("Expected identifier") && here.field != nullptr &&
+      here.field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+    return at(here, "expected true or false, got " + got(here));
+  }
+  if (is("Expected identifier")) {
+    const char* end = here.path.empty() ? "" : " or '}'";
+    return at(here, fmt::format("expected a field name{}, got {}", end, got(here)));
+  }
   if (is("Expected \":\"")) {
     return at(here, "expected ':' and a value, got " + got(here));
   }

@@ -12,13 +12,32 @@ using google::protobuf::Descriptor;
 using google::protobuf::EnumDescriptor;
 using google::protobuf::OneofDescriptor;
 
+namespace {
+
+// The path of the first field called `name` in the message or below it, without indices; empty if
+// none.
+std::string find_below(const Descriptor& message, const std::string& name) {
+  if (message.FindFieldByName(name) != nullptr) return name;
+  for (int i = 0; i < message.field_count(); ++i) {
+    if (message.field(i)->message_type() == nullptr) continue;
+    const std::string found = find_below(*message.field(i)->message_type(), name);
+    if (!found.empty()) return message.field(i)->name() + "." + found;
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string unknown_field(const std::string& name, const std::string& where,
                           const Descriptor& message) {
   const std::vector<std::string> names = field_names(message);
   const std::string nearest = nearest_name(name, names);
+  const std::string elsewhere = find_below(*configs::Config::descriptor(), name);
   return fmt::format("unknown field {} in {}; {}", shown(name), where,
-                     nearest.empty() ? fmt::format("its fields are {}", fmt::join(names, ", "))
-                                     : fmt::format("did you mean '{}'?", nearest));
+                     !nearest.empty() ? fmt::format("did you mean '{}'?", nearest)
+                     : !elsewhere.empty()
+                         ? fmt::format("did you mean {}?", elsewhere)
+                         : fmt::format("its fields are {}", fmt::join(names, ", ")));
 }
 
 std::vector<std::string> field_names(const Descriptor& message) {
@@ -46,10 +65,12 @@ std::string shown(const std::string& value) {
   while (end > 0 && end < value.size() && (static_cast<unsigned char>(value[end]) & 0xc0) == 0x80) {
     --end;
   }
+  const bool text = find_invalid_utf8(value) == std::string::npos;
   std::string out = "'";
   for (const char c : value.substr(0, end)) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f || (!text && byte > 0x7f)) {
+      out += fmt::format("\\x{:02x}", byte);
     } else {
       out += c;
     }

@@ -11,7 +11,8 @@ namespace birkhoff {
 // A value for a message: in single quotes, cut if long, control characters escaped.
 std::string shown(const std::string& value);
 
-// "unknown field 'stepz' in train; did you mean 'steps'?", or with the fields there are.
+// "unknown field 'stepz' in train; did you mean 'steps'?", else where a field of that name is, else
+// the fields there are.
 std::string unknown_field(const std::string& name, const std::string& where,
                           const google::protobuf::Descriptor& message);
 

@@ -1,0 +1,108 @@
+// Resolving writes out every default, once.
+#include <gmock/gmock.h>
+#include <google/protobuf/util/json_util.h>
+
+#include "helpers.h"
+
+namespace birkhoff {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+// Every field outside of oneofs is set, and one member of every oneof.
+void expect_complete(const Message& message, const std::string& path) {
+  const auto& reflection = *message.GetReflection();
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = message.GetDescriptor()->field(i);
+    const std::string at = path + "." + field->name();
+    if (field->is_repeated()) {
+      for (int j = 0; j < reflection.FieldSize(message, field); ++j) {
+        expect_complete(reflection.GetRepeatedMessage(message, field, j), at);
+      }
+    } else if (const auto* oneof = field->real_containing_oneof()) {
+      EXPECT_TRUE(reflection.HasOneof(message, oneof)) << at;
+    } else {
+      EXPECT_TRUE(reflection.HasField(message, field)) << at;
+    }
+    if (!field->is_repeated() && field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE &&
+        reflection.HasField(message, field)) {
+      expect_complete(reflection.GetMessage(message, field), at);
+    }
+  }
+}
+
+TEST(Resolve, EverythingIsSet) {
+  expect_complete(parse(""), "");
+  expect_complete(parse("model { attention { group { mechanism { sinkhorn_mixture {} } } } } "
+                        "train { optimizer { adafactor {} } }"),
+                  "");
+}
+
+TEST(Resolve, ChoicesAndDerivedValues) {
+  const configs::Config config = parse(
+      "data { sequence_length: 512 } model { channels: 96 heads: 6 "
+      "attention { group { heads: 2 mechanism { sinkhorn { block: 8 } } } group {} } "
+      "attention { group { mechanism { sinkhorn_mixture { sinkhorn { block: 32 } } } } } "
+      "attention {} }");
+  EXPECT_TRUE(config.train().optimizer().has_adamw());
+  EXPECT_EQ(config.model().feed_forward(), 384);
+  const auto& first = config.model().attention(0);
+  EXPECT_EQ(first.group(0).mechanism().sinkhorn().max_blocks(), 64);
+  EXPECT_EQ(first.group(1).heads(), 4);
+  EXPECT_TRUE(first.group(1).mechanism().has_dense());
+  EXPECT_EQ(config.model().attention(1).group(0).heads(), 6);
+  EXPECT_EQ(
+      config.model().attention(1).group(0).mechanism().sinkhorn_mixture().sinkhorn().max_blocks(),
+      16);
+  EXPECT_TRUE(config.model().attention(2).group(0).mechanism().has_dense());
+  ASSERT_EQ(parse("").model().attention_size(), 1);
+  EXPECT_TRUE(parse("").model().attention(0).group(0).mechanism().has_dense());
+}
+
+TEST(Resolve, WhatIsSetStays) {
+  const configs::Config config = parse(
+      "model { feed_forward: 100 bias: true norm_epsilon: 1e-6 attention { group { mechanism { "
+      "sinkhorn { max_blocks: 40 iterations: 0 } } } } } train { clip_norm: 0 }");
+  EXPECT_EQ(config.model().feed_forward(), 100);
+  EXPECT_TRUE(config.model().bias());
+  EXPECT_FLOAT_EQ(config.model().norm_epsilon(), 1e-6f);
+  EXPECT_EQ(config.model().attention(0).group(0).mechanism().sinkhorn().max_blocks(), 40);
+  EXPECT_EQ(config.model().attention(0).group(0).mechanism().sinkhorn().iterations(), 0);
+  EXPECT_EQ(config.train().clip_norm(), 0);
+}
+
+// Only causal tasks run the prefix balance.
+TEST(Resolve, LongEncodersKeepTheDefaultBalance) {
+  const char* text =
+      "data { sequence_length: 8192 } model { attention { group { mechanism { sinkhorn {} } } } }";
+  EXPECT_THAT(config_error([&] { parse(text); }), testing::HasSubstr("at most 256 blocks"));
+  EXPECT_NO_THROW(parse_config("task { classification {} } " + std::string(text), "text", {}));
+  EXPECT_NO_THROW(
+      parse(text, {"model.attention.0.group.0.mechanism.sinkhorn.causal_balance=none"}));
+}
+
+TEST(ConfigText, IsInSchemaOrderAndReadsBack) {
+  const configs::Config config = parse(
+      "train { seed: 18446744073709551615 } data { corpus: \"gr\xc3\xbc\xc3\x9f \\\"x\\\"\" }");
+  const std::string text = config_text(config);
+  EXPECT_LT(text.find("task {"), text.find("\ndata {"));
+  EXPECT_LT(text.find("\ndata {"), text.find("\nmodel {"));
+  EXPECT_LT(text.find("attention {"), text.find("positions:"));
+  EXPECT_THAT(text, testing::HasSubstr("gr\xc3\xbc\xc3\x9f"));
+  EXPECT_TRUE(equal(parse_config(text, "text", {}), config));
+}
+
+// Checkpoints keep the config in Protobuf's JSON mapping.
+TEST(ConfigText, SurvivesJson) {
+  const configs::Config config =
+      parse("train { seed: 18446744073709551615 schedule { learning_rate: 0.1 } }");
+  std::string json;
+  ASSERT_TRUE(google::protobuf::util::MessageToJsonString(config, &json).ok());
+  configs::Config back;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json, &back).ok());
+  EXPECT_TRUE(equal(back, config));
+}
+
+}  // namespace
+}  // namespace birkhoff
