@@ -25,15 +25,16 @@ constexpr const char* kIntroduction = R"(# Configuration reference
 Generated from the comments of `configs/*.proto` by `birkhoff config reference`; edit those.
 
 A configuration is a text file (`.txtpb`, Protobuf text format): `name: value` for values,
-`name { ... }` for messages, a name repeated for each entry of a list, `#` for comments. All fields are
-optional; `birkhoff config print FILE` shows every value that a run would use.
+`name { ... }` for messages, a name repeated for each entry of a list, `#` for comments. All fields
+are optional but the task; `birkhoff config print FILE` shows every value that a run would use.
 
-- `include: "other.txtpb"` starts from another file, relative to this one. What this file sets wins:
-  values and the choice in a "one of" are replaced, messages are merged, lists are replaced as a whole.
-- `--set path=value` changes a field from the command line, after the files:
-  `--set train.steps=100`, `--set model.attention.0.group.0.mechanism.sinkhorn.block=32` (entries of
-  lists by index, the next free index adds one), `--set 'model.attention.0={group{mechanism{dense{}}}}'`
-  (a message or list is replaced). Naming a member of a "one of" chooses it.
+- `include: "other.txtpb"` starts from another file, relative to this one and below the first file's
+  folder. What this file sets wins: values and the choice in a "one of" are replaced, messages are
+  merged, lists are replaced as a whole.
+- `--set path=value` changes a field from the command line, after the files: `--set train.steps=100`,
+  `--set model.attention.0.group.0.mechanism.sinkhorn.block=32` (entries of lists by index, the next
+  free index adds one), `--set 'model.attention.0={group{mechanism{dense{}}}}'` (a message or list is
+  replaced). Naming a member of a "one of" chooses it.
 - *fixed* fields cannot change when a run is resumed; *free* ones can.
 )";
 
