@@ -150,6 +150,11 @@ CheckpointManifest::File write_shard_file(const fs::path& folder, const std::str
 fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
                            CheckpointManifest manifest, const std::vector<fs::path>& extra_files,
                            int keep) {
+  // A state that could not be loaded is a defect of the caller and is never committed.
+  if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
+    fail(ExitCode::kInternal, "internal error: the ranks' shards do not make up the state: {}",
+         defect);
+  }
   for (const fs::path& extra : extra_files) {
     const fs::path copy = aside / extra.filename();
     copy_file_checked(extra.string(), copy.string());

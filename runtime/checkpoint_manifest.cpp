@@ -125,6 +125,16 @@ void check_tensors(const CheckpointManifest& manifest, const std::set<std::strin
 
 }  // namespace
 
+std::string manifest_defect(const CheckpointManifest& manifest) {
+  try {
+    check_header(manifest);
+    check_tensors(manifest, check_files(manifest));
+    return "";
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+}
+
 std::string manifest_text(const CheckpointManifest& manifest) {
   CheckpointManifest without_checksum = manifest;
   without_checksum.clear_checksum();
@@ -158,8 +168,9 @@ CheckpointManifest parse_manifest(const std::string& text, const std::string& pa
                       "wrote it ({})",
                       path, manifest.version(), kCheckpointVersion, manifest.program()));
     }
-    check_header(manifest);
-    check_tensors(manifest, check_files(manifest));
+    if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
+      throw std::invalid_argument(defect);
+    }
     return manifest;
   } catch (const std::invalid_argument& error) {
     fail(ExitCode::kCheckpoint, "{}: damaged manifest: {}; use another checkpoint", path,

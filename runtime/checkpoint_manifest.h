@@ -24,9 +24,12 @@ class CheckpointVersionError : public Error {
 // The content of manifest.json, its checksum first.
 std::string manifest_text(const configs::CheckpointManifest& manifest);
 
-// Reads it back: checksum, format, version, ranges of all numbers, plain file names, and that the
-// listed shards make up each tensor exactly once. `path` stands in messages. Error(kCheckpoint);
-// CheckpointVersionError.
+// What is wrong with the values of a manifest, or empty: ranges of all numbers, plain file names,
+// and that the listed shards make up each tensor exactly once.
+std::string manifest_defect(const configs::CheckpointManifest& manifest);
+
+// Reads a manifest back: checksum, format, version, manifest_defect(). `path` stands in messages.
+// Error(kCheckpoint); CheckpointVersionError.
 configs::CheckpointManifest parse_manifest(const std::string& text, const std::string& path);
 
 ShardRegion region_of(const configs::CheckpointManifest::Tensor& tensor);

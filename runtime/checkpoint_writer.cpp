@@ -262,11 +262,11 @@ class CheckpointWriter::Impl {
   }
 
   [[noreturn]] void fail_save(ExitCode code, int rank, const std::string& why) const {
-    fail(code,
-         "saving checkpoint {} failed on rank {}: {}; earlier checkpoints are untouched: free "
-         "space on or repair that "
-         "file system, then start the same command again",
-         (folder_ / step_name(step_)).string(), rank, why);
+    fail(code, "saving checkpoint {} failed on rank {}: {}; earlier checkpoints are untouched: {}",
+         (folder_ / step_name(step_)).string(), rank, why,
+         code == ExitCode::kStorage
+             ? "free space on that file system or repair it, then start the same command again"
+             : "report this defect");
   }
 
   template <typename Task>
@@ -279,7 +279,10 @@ class CheckpointWriter::Impl {
         task();
       } catch (const Error& error) {
         failure_ = error.what();
-        failure_code_ = error.code();
+        // Whatever a failed call says it is, what failed here is storing; only defects of ours are
+        // told apart.
+        failure_code_ =
+            error.code() == ExitCode::kInternal ? ExitCode::kInternal : ExitCode::kStorage;
       } catch (const std::exception& error) {
         failure_ = error.what();
         failure_code_ = ExitCode::kInternal;

@@ -1,0 +1,69 @@
+// What the tests of checkpoints share: a folder that goes away, and a small state that can be cut
+// up among ranks in several ways and filled with values that depend on name, element and step
+// alone.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "cluster/base/group.h"
+#include "runtime/checkpoint.h"
+#include "runtime/named_shard.h"
+
+namespace birkhoff {
+
+class TestFolder {
+ public:
+  TestFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "birkhoff-test-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TestFolder() { std::filesystem::remove_all(path_); }
+  TestFolder(const TestFolder&) = delete;
+  TestFolder& operator=(const TestFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  operator const std::filesystem::path&() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// How a state is spread over ranks.
+enum class Layout {
+  kReplicated,  // every rank holds everything whole, owners balanced
+  kFlatRanges,  // parameters whole, other tensors cut into flat ranges (an optimizer's slices of a
+                // bucket)
+  kColumns,  // 2-D tensors cut into column boxes, of which two ranks share one in flat ranges where
+             // they can
+};
+inline constexpr Layout kLayouts[] = {Layout::kReplicated, Layout::kFlatRanges, Layout::kColumns};
+
+// The shards of one rank, with data of its own, all elements zero.
+std::vector<NamedShard> make_shards(int rank, int num_ranks, Layout layout);
+// Gives each element of the shards the value that (name, global position, step) determine.
+void fill_shards(std::vector<NamedShard>& shards, std::int64_t step);
+// The names of tensors in which some bit differs from what fill_shards() gives.
+std::vector<std::string> differing_tensors(const std::vector<NamedShard>& shards,
+                                           std::int64_t step);
+
+// Header of a checkpoint of `step`.
+CheckpointHeader make_header(std::int64_t step);
+// Saves `step` with `num_ranks` ranks as threads, and waits until it is committed.
+void save_step(const std::filesystem::path& folder, std::int64_t step, int num_ranks = 1,
+               Layout layout = Layout::kReplicated, int keep = 2);
+// Loads with each of `num_ranks` ranks and expects the values of `step` in every bit.
+void expect_holds_step(const CheckpointFolder& checkpoint, std::int64_t step, int num_ranks = 1,
+                       Layout layout = Layout::kReplicated);
+
+std::string read_bytes(const std::filesystem::path& file);
+void write_bytes(const std::filesystem::path& file, const std::string& bytes);
+// Names in a folder, sorted, of all entries including hidden ones.
+std::vector<std::string> names_in(const std::filesystem::path& folder);
+
+}  // namespace birkhoff

@@ -1,0 +1,135 @@
+// Intersections of shards against brute force over every element.
+#include "runtime/named_shard.h"
+
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+namespace birkhoff {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+// Position in the shard's data of each global element (row-major in the global tensor) it holds.
+std::map<std::int64_t, std::int64_t> elements_of(const ShardRegion& region) {
+  std::map<std::int64_t, std::int64_t> elements;
+  for (std::int64_t flat = region.flat_begin; flat < region.flat_end; ++flat) {
+    std::int64_t rest = flat, position = 0, stride = 1;
+    for (std::size_t d = region.global_shape.size(); d-- > 0;) {
+      position += (region.box_offset[d] + rest % region.box_size[d]) * stride;
+      rest /= region.box_size[d];
+      stride *= region.global_shape[d];
+    }
+    elements[position] = flat - region.flat_begin;
+  }
+  return elements;
+}
+
+ShardRegion random_region(const Sizes& shape, std::mt19937& random) {
+  const auto below = [&](std::int64_t limit) {  // in [0, limit]
+    return std::uniform_int_distribution<std::int64_t>(0, limit)(random);
+  };
+  ShardRegion region{shape, {}, {}, 0, 0};
+  std::int64_t elements = 1;
+  for (const std::int64_t size : shape) {
+    const bool full = below(1) == 0;  // boxes that span a dimension take the merged path
+    const std::int64_t offset = full ? 0 : below(size);
+    region.box_offset.push_back(offset);
+    region.box_size.push_back(full ? size : below(size - offset));
+    elements *= region.box_size.back();
+  }
+  const bool full = below(2) == 0;
+  region.flat_begin = full ? 0 : below(elements);
+  region.flat_end = full ? elements : region.flat_begin + below(elements - region.flat_begin);
+  return region;
+}
+
+TEST(NamedShard, CommonRunsAreTheIntersection) {
+  std::mt19937 random(1);
+  std::int64_t non_empty = 0;
+  for (int round = 0; round < 20000; ++round) {
+    Sizes shape(random() % 5);
+    for (std::int64_t& size : shape) {
+      size = static_cast<std::int64_t>(random() % 5);
+    }
+    const ShardRegion a = random_region(shape, random), b = random_region(shape, random);
+    ASSERT_EQ(region_defect(a), "");
+    const auto elements_a = elements_of(a), elements_b = elements_of(b);
+    std::map<std::int64_t, std::int64_t> expected, actual;  // position in a to position in b
+    for (const auto& [global, position] : elements_a) {
+      if (const auto found = elements_b.find(global); found != elements_b.end()) {
+        expected[position] = found->second;
+      }
+    }
+    for_each_common_run(a, b, [&](const CommonRun& run) {
+      ASSERT_GT(run.length, 0);
+      for (std::int64_t i = 0; i < run.length; ++i) {
+        ASSERT_TRUE(actual.emplace(run.begin_a + i, run.begin_b + i).second) << "twice";
+      }
+    });
+    ASSERT_EQ(actual, expected) << "round " << round;
+    non_empty += !expected.empty();
+  }
+  EXPECT_GT(non_empty, 5000);  // the test tests something
+}
+
+TEST(NamedShard, WholeTensorsMeetInOneRun) {
+  const ShardRegion whole{{5, 4, 3}, {0, 0, 0}, {5, 4, 3}, 0, 60};
+  int runs = 0;
+  for_each_common_run(whole, whole, [&](const CommonRun& run) {
+    ++runs;
+    EXPECT_EQ(run.length, 60);
+  });
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(NamedShard, DefectsAreNamed) {
+  const std::int64_t big = std::int64_t{1} << 40;
+  const std::vector<ShardRegion> bad = {
+      {{2, 3}, {0}, {2, 3}, 0, 6},      // offsets for one dimension only
+      {{2, 3}, {0, 0}, {2}, 0, 2},      // sizes for one dimension only
+      {{-2}, {0}, {0}, 0, 0},           // negative size
+      {{2, 3}, {-1, 0}, {2, 3}, 0, 6},  // negative offset
+      {{2, 3}, {0, 0}, {2, -3}, 0, 0},  // negative box
+      {{2, 3}, {0, 1}, {2, 3}, 0, 6},   // box leaves the tensor
+      {{2, 3}, {0, 4}, {2, 0}, 0, 0},   // offset behind the tensor
+      {{2}, {INT64_MAX}, {INT64_MAX}, 0, 1},
+      {{2, 3}, {0, 0}, {2, 3}, -1, 6},  // range before the box
+      {{2, 3}, {0, 0}, {2, 3}, 4, 3},   // range backwards
+      {{2, 3}, {0, 0}, {2, 2}, 0, 5},   // range behind the box
+      {{big, big}, {0, 0}, {big, big}, 0, 1},
+      {{big, big}, {0, 0}, {1, 1}, 0, 1},
+  };
+  for (std::size_t i = 0; i < bad.size(); ++i) {
+    EXPECT_NE(region_defect(bad[i]), "") << "case " << i;
+  }
+  EXPECT_EQ(region_defect({{}, {}, {}, 0, 1}), "");              // a scalar
+  EXPECT_EQ(region_defect({{0, 3}, {0, 0}, {0, 3}, 0, 0}), "");  // a tensor without elements
+}
+
+TEST(NamedShard, WholeShardIsAViewOfTheTensor) {
+  const at::Tensor tensor = at::zeros({2, 3});
+  const NamedShard shard = whole_shard("x", StateKind::kStatistic, tensor, 1);
+  EXPECT_TRUE(region_of(shard).is_whole());
+  shard.data.fill_(4);
+  EXPECT_EQ(tensor.sum().item<float>(), 24);
+  EXPECT_EQ(shard.data.dim(), 1);
+}
+
+TEST(NamedShard, OwnersAreBalancedByBytes) {
+  std::vector<NamedShard> shards;
+  for (const std::int64_t size : {10, 70, 20, 40, 30, 0}) {
+    shards.push_back(whole_shard("x", StateKind::kParameter, at::zeros({size}), 0));
+  }
+  balance_owners(shards, 2);
+  std::vector<std::int64_t> load(2, 0);
+  for (const NamedShard& shard : shards) {
+    load[static_cast<std::size_t>(shard.owner)] += shard.data.numel();
+  }
+  EXPECT_EQ(load, (std::vector<std::int64_t>{90, 80}));
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,194 @@
+#include "runtime/run_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+
+#include "cluster/base/error.h"
+#include "cluster/base/thread_group.h"
+#include "tests/runtime/checkpoint_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string error_of(ExitCode code, const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+// Saves a checkpoint of the run with identity `id`.
+void save_for(const RunFolder& run, const std::string& id, std::int64_t step) {
+  run_ranks(1, [&](Group& world) {
+    CheckpointWriter writer(run.paths().checkpoints(), 2, {}, world);
+    CheckpointHeader header = make_header(step);
+    header.set_run(id);
+    writer.save(header, make_shards(0, 1, Layout::kReplicated));
+    writer.finish();
+  });
+}
+
+TEST(RunFolder, IsCreatedWithParentsAndKeepsItsIdentity) {
+  const TestFolder folder;
+  const fs::path path = folder.path() / "a" / "b";
+  std::string id;
+  {
+    const RunFolder run(path, 7, false);
+    id = run.id();
+    EXPECT_EQ(id.size(), 32u);
+    EXPECT_THAT(names_in(path), ElementsAre("lock", "run.json"));
+    EXPECT_EQ(run.paths().log(3), path / "log" / "rank-3.log");
+  }
+  EXPECT_EQ(RunFolder(path, 8, false).id(), id);
+  EXPECT_NE(RunFolder(folder.path() / "c", 7, false).id(), id);
+}
+
+TEST(RunFolder, RefusesAForeignFolder) {
+  const TestFolder folder;
+  write_bytes(folder.path() / "thesis.tex", "precious");
+  for (const bool fresh : {false, true}) {
+    EXPECT_THAT(error_of(ExitCode::kUsage, [&] { RunFolder(folder, 1, fresh); }),
+                AllOf(HasSubstr(folder.path().string()), HasSubstr("not the folder of a run"),
+                      HasSubstr("--run")));
+  }
+  EXPECT_THAT(names_in(folder), ElementsAre("thesis.tex"));
+  EXPECT_THAT(
+      error_of(ExitCode::kUsage, [&] { RunFolder(folder.path() / "thesis.tex", 1, false); }),
+      HasSubstr("not a folder"));
+}
+
+TEST(RunFolder, ACrashAtTheVeryStartIsNoForeignFolder) {
+  const TestFolder folder;
+  write_bytes(folder.path() / "lock", "process 1 on nowhere");
+  EXPECT_NO_THROW(RunFolder(folder, 1, false));
+}
+
+TEST(RunFolder, IsLockedAgainstOtherProcesses) {
+  const TestFolder folder;
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const RunFolder run(folder, 1, false);
+    (void)!::write(ready[1], "x", 1);
+    ::pause();
+    ::_exit(0);
+  }
+  char byte;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_THAT(error_of(ExitCode::kUsage, [&] { RunFolder(folder, 1, false); }),
+              AllOf(HasSubstr(folder.path().string()),
+                    HasSubstr("process " + std::to_string(child)), HasSubstr(" on ")));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  ::close(ready[0]);
+  ::close(ready[1]);
+  EXPECT_NO_THROW(RunFolder(folder, 1, false));  // a lock ends with its process, however that ended
+}
+
+TEST(RunFolder, DamagedIdentityIsRefusedByName) {
+  const TestFolder folder;
+  { const RunFolder run(folder, 1, false); }
+  const std::string good = read_bytes(folder.path() / "run.json");
+  std::vector<std::string> bad = {"",
+                                  "[]",
+                                  "null",
+                                  "{}",
+                                  "{\"format\":\"birkhoff run\"}",
+                                  std::string(100000, '['),
+                                  std::string(70000, ' ')};
+  for (std::size_t length = 0; length + 2 < good.size(); ++length) {
+    bad.push_back(good.substr(0, length));
+  }
+  for (const std::string& text : bad) {
+    write_bytes(folder.path() / "run.json", text);
+    EXPECT_THAT(error_of(ExitCode::kCheckpoint, [&] { RunFolder(folder, 1, false); }),
+                HasSubstr("run.json"));
+  }
+}
+
+TEST(RunFolder, FreshMovesTheOldRunAsideAndLosesNothing) {
+  const TestFolder folder;
+  std::string id;
+  for (const char* content : {"first", "second"}) {
+    {
+      const RunFolder run(folder, 1, std::string(content) == "second");
+      EXPECT_NE(run.id(), id);
+      id = run.id();
+      save_for(run, run.id(), 5);
+    }
+    write_bytes(folder.path() / "metrics.jsonl", content);
+  }
+  { const RunFolder run(folder, 1, true); }
+  EXPECT_THAT(names_in(folder),
+              ElementsAre("before-fresh-1", "before-fresh-2", "lock", "run.json"));
+  EXPECT_EQ(read_bytes(folder.path() / "before-fresh-1" / "metrics.jsonl"), "first");
+  EXPECT_EQ(read_bytes(folder.path() / "before-fresh-2" / "metrics.jsonl"), "second");
+  EXPECT_TRUE(fs::exists(folder.path() / "before-fresh-2" / "checkpoints" / "step-00000005"));
+}
+
+TEST(RunFolder, ResumesWhereItsCheckpointsSay) {
+  const TestFolder folder;
+  RunFolder run(folder, 1, false);
+  EXPECT_FALSE(run.find_resume_point());
+  save_for(run, run.id(), 3);
+  run.note_checkpoint();
+  EXPECT_EQ(run.find_resume_point()->manifest.step(), 3);
+}
+
+TEST(RunFolder, NeverStartsAfreshByItself) {
+  const TestFolder folder;
+  std::string id;
+  {
+    RunFolder run(folder, 1, false);
+    save_for(run, run.id(), 3);
+    run.note_checkpoint();
+    fs::remove_all(run.paths().checkpoints());
+  }
+  const RunFolder run(folder, 1, false);
+  EXPECT_THAT(error_of(ExitCode::kCheckpoint, [&] { run.find_resume_point(); }),
+              AllOf(HasSubstr("had checkpoints and none is left"), HasSubstr("--fresh")));
+}
+
+TEST(RunFolder, RefusesAnotherRunsCheckpoint) {
+  const TestFolder folder;
+  const RunFolder run(folder, 1, false);
+  save_for(run, "another", 3);
+  EXPECT_THAT(error_of(ExitCode::kCheckpoint, [&] { run.find_resume_point(); }),
+              AllOf(HasSubstr("step-00000003"), HasSubstr("another"), HasSubstr(run.id())));
+  EXPECT_TRUE(fs::exists(run.paths().checkpoints() / "step-00000003"));
+}
+
+TEST(RunFolder, MetricsAreCutToWholeLines) {
+  const TestFolder folder;
+  const RunFolder run(folder, 1, false);
+  run.cut_metrics(10);  // no metrics yet
+  const auto cut = [&](const std::string& text, std::int64_t bytes) {
+    write_bytes(run.paths().metrics(), text);
+    run.cut_metrics(bytes);
+    return read_bytes(run.paths().metrics());
+  };
+  EXPECT_EQ(cut("{1}\n{2}\n{3}\n", 8), "{1}\n{2}\n");
+  EXPECT_EQ(cut("{1}\n{2}\n{3}\n", 12), "{1}\n{2}\n{3}\n");
+  EXPECT_EQ(cut("{1}\n{2}\n{3}\n", 0), "");
+  EXPECT_EQ(cut("{1}\n{2", 100),
+            "{1}\n");  // the machine lost power: less is there than was counted
+  EXPECT_EQ(cut("{1", 100), "");
+}
+
+}  // namespace
+}  // namespace birkhoff
