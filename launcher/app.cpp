@@ -1,14 +1,12 @@
 #include "launcher/app.h"
 
-#include <c10/util/Exception.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <new>
 
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
 #include "launcher/commands.h"
+#include "launcher/failure.h"
 
 namespace birkhoff {
 namespace {
@@ -230,16 +228,9 @@ int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::o
       return say(usage_line(line.app, arguments, error), ExitCode::kUsage);
     }
     return line.run(out, err);
-  } catch (const Error& error) {
-    return say(error.what(), error.code());
-  } catch (const std::bad_alloc&) {
-    return say("out of memory: use a smaller model, micro_batch or sequence_length", ExitCode::kMemory);
-  } catch (const c10::OutOfMemoryError& error) {
-    return say(std::string("out of memory: ") + error.what_without_backtrace(), ExitCode::kMemory);
-  } catch (const c10::Error& error) {
-    return say(std::string("internal error in LibTorch: ") + error.what_without_backtrace(), ExitCode::kInternal);
-  } catch (const std::exception& error) {
-    return say(std::string("internal error: ") + error.what(), ExitCode::kInternal);
+  } catch (...) {
+    const Failure failure = describe_failure(std::current_exception());
+    return say(failure.what, failure.code);
   }
 }
 

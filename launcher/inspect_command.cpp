@@ -8,7 +8,6 @@
 #include "launcher/commands.h"
 #include "launcher/run_paths.h"
 #include "models/describe.h"
-#include "runtime/checkpoint_describe.h"
 
 namespace birkhoff {
 

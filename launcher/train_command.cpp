@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <ostream>
+#include <string>
 #include <thread>
 
 #include "cluster/base/error.h"
@@ -15,6 +17,7 @@
 #include "configs/config_io.h"
 #include "data/corpus.h"
 #include "launcher/commands.h"
+#include "launcher/failure.h"
 #include "launcher/supervisor.h"
 #include "models/model.h"
 #include "runtime/train_run.h"
@@ -58,7 +61,15 @@ std::vector<std::string> rank_arguments(const TrainArguments& arguments) {
   return line;
 }
 
-int train_in_world(const configs::Config& config, const TrainArguments& arguments) {
+// An error inside a world of ranks: the others may sit in a collective that this one will never join, so all are ended with
+// its code. Often all ranks find the same error; rank 0 says it at once and the others give it the time to end them.
+[[noreturn]] void end_world(World& world, const Failure& failure, std::ostream& err) {
+  if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+  err << "birkhoff: " << (world.rank() == 0 ? "" : "rank " + std::to_string(world.rank()) + ": ") << failure.what << std::endl;
+  world.abort(static_cast<int>(failure.code));
+}
+
+int train_in_world(const configs::Config& config, const TrainArguments& arguments, std::ostream& err) {
   World world;
   try {
     at::set_num_threads(threads_of_rank(world.local_size()));
@@ -66,8 +77,7 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
     return static_cast<int>(outcome == Outcome::kRequeue ? ExitCode::kRequeue : ExitCode::kOk);
   } catch (...) {
     if (world.size() == 1) throw;
-    // The other ranks may sit in a collective that this one will never join: end them all with this code.
-    world.abort(static_cast<int>(report_failure(world.rank(), std::current_exception())));
+    end_world(world, describe_failure(std::current_exception()), err);
   }
 }
 
@@ -89,7 +99,7 @@ int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& 
     throw;
   }
   if (arguments.ranks) return supervise(*arguments.ranks, rank_arguments(arguments), err);
-  return train_in_world(config, arguments);
+  return train_in_world(config, arguments, err);
 }
 
 }  // namespace birkhoff

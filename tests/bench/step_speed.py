@@ -47,8 +47,8 @@ def first_losses(context, batch):
         model.positions.weight.copy_(tensor("positions.weight"))
         model.norm.weight.copy_(tensor("final_norm.weight"))
         for i, block in enumerate(model.blocks):
-            for ours_name, parameter in (("norm1.weight", block.norm1.weight), ("attention.query_key_value.weight", block.qkv.weight),
-                                         ("attention.output.weight", block.output.weight), ("norm2.weight", block.norm2.weight),
+            for ours_name, parameter in (("attention_norm.weight", block.norm1.weight), ("attention.query_key_value.weight", block.qkv.weight),
+                                         ("attention.output.weight", block.output.weight), ("feed_forward_norm.weight", block.norm2.weight),
                                          ("feed_forward.up.weight", block.up.weight), ("feed_forward.down.weight", block.down.weight)):
                 parameter.copy_(tensor(f"blocks.{i}.{ours_name}"))
         index = {c: i for i, c in enumerate(characters)}

@@ -1,0 +1,43 @@
+#include "launcher/failure.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <new>
+
+namespace birkhoff {
+namespace {
+
+Failure classify(const std::exception_ptr& exception) {
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& error) {
+    return {error.code(), error.what()};
+  } catch (const std::bad_alloc&) {
+    return {ExitCode::kMemory, "out of memory: use a smaller model, train.micro_batch or data.sequence_length"};
+  } catch (const c10::Error& error) {
+    const std::string what = error.what_without_backtrace();
+    // LibTorch's CPU allocator has no type of its own for this.
+    if (what.find("not enough memory") != std::string::npos) {
+      return {ExitCode::kMemory, "out of memory: use a smaller model, train.micro_batch or data.sequence_length (" + what + ")"};
+    }
+    return {ExitCode::kInternal, "internal error in LibTorch: " + what};
+  } catch (const std::filesystem::filesystem_error& error) {
+    return {ExitCode::kStorage, error.what()};
+  } catch (const std::exception& error) {
+    return {ExitCode::kInternal, std::string("internal error: ") + error.what()};
+  } catch (...) {
+    return {ExitCode::kInternal, "internal error: an exception of unknown type"};
+  }
+}
+
+}  // namespace
+
+Failure describe_failure(const std::exception_ptr& exception) {
+  Failure failure = classify(exception);
+  std::replace(failure.what.begin(), failure.what.end(), '\n', ' ');
+  return failure;
+}
+
+}  // namespace birkhoff
