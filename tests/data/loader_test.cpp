@@ -1,0 +1,298 @@
+// Legend: B batch, T tokens.
+#include "data/loader.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <thread>
+
+#include "data/manifest.h"
+#include "tests/data/helpers.h"
+
+namespace birkhoff {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+template <typename T>
+std::vector<T> row(const Batch& batch, std::string_view name, std::int64_t index) {
+  const at::Tensor& field = batch.at(name);
+  const std::int64_t length = field.size(1);
+  const T* begin = field.const_data_ptr<T>() + index * length;
+  return std::vector<T>(begin, begin + length);
+}
+
+Ids sample_ids(const Batch& batch) {
+  const auto* begin = batch.sample_ids_B.const_data_ptr<std::int64_t>();
+  return Ids(begin, begin + batch.size());
+}
+
+// A corpus of one document whose bytes are a function of their place, with an odd shard size.
+class LoaderTest : public testing::Test {
+ protected:
+  static constexpr std::int64_t kTokens = 1003;
+  static unsigned char byte_at(std::int64_t i) {
+    return static_cast<unsigned char>((i * 31 + i / 251) & 0xff);
+  }
+
+  LoaderTest() {
+    std::string text;
+    for (std::int64_t i = 0; i < kTokens; ++i) text += static_cast<char>(byte_at(i));
+    write_text(folder_ / "text", text);
+    PrepareOptions options = prepare_options(folder_ / "corpus", {folder_ / "text"});
+    options.valid_fraction = 0;
+    options.shard_tokens = 97;
+    prepare_corpus(options);
+    corpus_ = std::make_unique<Corpus>(folder_ / "corpus");
+  }
+
+  static LoaderOptions options(std::int64_t length, std::int64_t global_batch, int rank = 0,
+                               int size = 1) {
+    LoaderOptions result;
+    result.sequence_length = length;
+    result.global_batch = global_batch;
+    result.seed = 11;
+    result.rank = rank;
+    result.size = size;
+    return result;
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<Corpus> corpus_;
+};
+
+TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
+  TrainLoader loader(*corpus_, options(10, 7), 0);
+  ASSERT_EQ(loader.samples_per_epoch(), 100);  // (1003 - 1) / 10
+  std::map<std::int64_t, int> firsts;
+  for (int step = 0; step < 100; ++step) {  // seven epochs
+    const Batch batch = loader.next();
+    ASSERT_EQ(batch.size(), 7);
+    for (std::int64_t b = 0; b < 7; ++b) {
+      EXPECT_EQ(sample_ids(batch)[static_cast<std::size_t>(b)],
+                step * 7 + b);  // epoch * samples + place
+      const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
+                targets = row<std::int64_t>(batch, field::kTargets, b);
+      std::int64_t sample = 0;
+      while (sample < 100 &&
+             (inputs[0] != byte_at(sample * 10) || inputs[9] != byte_at(sample * 10 + 9)))
+        ++sample;
+      ASSERT_LT(sample, 100);
+      ++firsts[sample];
+      for (std::int64_t t = 0; t < 10; ++t) {
+        ASSERT_EQ(inputs[static_cast<std::size_t>(t)], byte_at(sample * 10 + t));
+        ASSERT_EQ(targets[static_cast<std::size_t>(t)], byte_at(sample * 10 + t + 1));
+      }
+      EXPECT_EQ(row<std::uint8_t>(batch, field::kMask, b), std::vector<std::uint8_t>(10, 1));
+    }
+    EXPECT_FALSE(batch.has(field::kSegments));
+  }
+  ASSERT_EQ(firsts.size(), 100u);  // every sample once an epoch
+  for (const auto& [sample, count] : firsts) EXPECT_EQ(count, 7) << sample;
+}
+
+Ids inputs_of(const Batch& batch) {
+  const at::Tensor& inputs_BT = batch.at(field::kInputs);
+  const auto* begin = inputs_BT.const_data_ptr<std::int64_t>();
+  return Ids(begin, begin + inputs_BT.numel());
+}
+
+TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
+  for (const int size : {2, 3, 4, 9}) {  // 7 is divisible by none; of 9 ranks two get nothing
+    TrainLoader whole(*corpus_, options(10, 7), 0);
+    std::vector<std::unique_ptr<TrainLoader>> parts;
+    for (int rank = 0; rank < size; ++rank) {
+      parts.push_back(std::make_unique<TrainLoader>(*corpus_, options(10, 7, rank, size), 0));
+    }
+    for (int step = 0; step < 20; ++step) {
+      const Batch expected = whole.next();
+      Ids ids, inputs;
+      for (const auto& part : parts) {
+        const Batch batch = part->next();
+        for (const std::int64_t id : sample_ids(batch)) ids.push_back(id);
+        for (const std::int64_t id : inputs_of(batch)) inputs.push_back(id);
+      }
+      ASSERT_EQ(ids, sample_ids(expected)) << size << " ranks";
+      ASSERT_EQ(inputs, inputs_of(expected));
+    }
+  }
+}
+
+TEST_F(LoaderTest, ResumesAnywhere) {
+  std::vector<Ids> steps;
+  {
+    TrainLoader loader(*corpus_, options(10, 7), 0);
+    for (int step = 0; step < 40; ++step) steps.push_back(inputs_of(loader.next()));
+  }
+  for (const int done :
+       {1, 2, 13, 14, 15, 28, 39}) {  // 14 and 28 steps end within the second and third epoch
+    TrainLoader resumed(*corpus_, options(10, 7), 7 * done);
+    EXPECT_EQ(inputs_of(resumed.next()), steps[static_cast<std::size_t>(done)]) << done;
+  }
+}
+
+TEST_F(LoaderTest, EpochsDiffer) {
+  TrainLoader loader(*corpus_, options(10, 100), 0);
+  EXPECT_NE(inputs_of(loader.next()), inputs_of(loader.next()));
+}
+
+TEST_F(LoaderTest, TooShortASplitSaysSo) {
+  TrainLoader longest(*corpus_, options(1002, 1), 0);
+  EXPECT_EQ(longest.samples_per_epoch(), 1);
+  expect_error(ExitCode::kData, [&] { TrainLoader loader(*corpus_, options(1003, 1), 0); },
+               {"1003", "data.sequence_length"});
+  expect_error(ExitCode::kData,
+               [&] {
+                 LoaderOptions other = options(10, 1);
+                 other.split = "valid";
+                 TrainLoader loader(*corpus_, other, 0);
+               },
+               {"valid"});
+}
+
+TEST_F(LoaderTest, TheThreadsErrorSurfacesInNextAgainAndAgain) {
+  for (const auto& shard : corpus_->stream("train", "tokens").shard()) {
+    const std::string path = folder_ / ("corpus/" + shard.file());
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(shard.values_offset());
+    file.write("\x7f\x7f\x7f\x7f", 4);
+  }
+  TrainLoader loader(*corpus_, options(10, 7), 0);
+  for (int twice = 0; twice < 2; ++twice)
+    expect_error(ExitCode::kData, [&] { loader.next(); }, {"train-tokens-", "damaged"});
+}
+
+TEST_F(LoaderTest, EndsWhileTheThreadWaitsForRoom) {
+  for (int trial = 0; trial < 5; ++trial) {
+    LoaderOptions small = options(10, 7);
+    small.prefetch = 1 + trial;
+    TrainLoader loader(*corpus_, small, 0);
+    if (trial % 2 == 0) loader.next();
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(5));  // the queue is full by now, most likely
+    EXPECT_GE(loader.last_wait_ms(), 0);
+  }
+}
+
+TEST_F(LoaderTest, WindowsCoverEveryTargetOnce) {
+  for (const std::int64_t length : {10, 167, 334, 1001, 1002, 1003, 4096}) {
+    EvalReader reader(*corpus_, options(length, 0));
+    ASSERT_EQ(reader.num_windows(), (1002 + length - 1) / length);
+    const Batch batch = reader.read(0, reader.num_windows());
+    std::int64_t next = 1;
+    for (std::int64_t b = 0; b < batch.size(); ++b) {
+      const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
+                targets = row<std::int64_t>(batch, field::kTargets, b);
+      const auto mask = row<std::uint8_t>(batch, field::kMask, b);
+      for (std::size_t t = 0; t < mask.size(); ++t) {
+        if (mask[t] == 0) {
+          EXPECT_EQ(next, kTokens);  // padding only behind the end
+          EXPECT_EQ(targets[t], 0);
+          continue;
+        }
+        ASSERT_EQ(inputs[t], byte_at(next - 1));
+        ASSERT_EQ(targets[t], byte_at(next));
+        ++next;
+      }
+    }
+    EXPECT_EQ(next, kTokens);
+    if (reader.num_windows() > 2) {
+      EXPECT_EQ(sample_ids(reader.read(1, 3)), (Ids{1, 2}));
+      EXPECT_EQ(inputs_of(reader.read(1, 2)), inputs_of(batch.narrow(1, 2)));
+    }
+  }
+}
+
+// Three documents "abc", "d", "efghij" (their order is that of their names) and the mark 256 behind
+// each.
+TEST(LoaderDocuments, RestartAtBorders) {
+  TemporaryFolder folder;
+  write_text(folder / "in/1", "abc");
+  write_text(folder / "in/2", "d");
+  write_text(folder / "in/3", "efghij");
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"});
+  options.valid_fraction = 0;
+  prepare_corpus(options);
+  const Corpus corpus(folder / "corpus");
+  LoaderOptions loading;
+  loading.sequence_length = 8;
+  loading.restart_at_documents = true;
+  EvalReader reader(corpus, loading);
+  ASSERT_EQ(reader.num_windows(), 2);  // 13 tokens, 12 targets
+  const Batch batch = reader.read(0, 2);
+  EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 0),
+            (Ids{'a', 'b', 'c', 256, 'd', 256, 'e', 'f'}));
+  EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 0),
+            (std::vector<std::int32_t>{0, 0, 0, 0, 1, 1, 2, 2}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 0), (Ids{0, 1, 2, 3, 0, 1, 0, 1}));
+  // With an end mark, what follows it counts.
+  EXPECT_EQ(row<std::uint8_t>(batch, field::kMask, 0), (std::vector<std::uint8_t>(8, 1)));
+  // The second window begins within a document, which is its first segment.
+  EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 1), (Ids{'g', 'h', 'i', 'j', 0, 0, 0, 0}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 1), (Ids{'h', 'i', 'j', 256, 0, 0, 0, 0}));
+  EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 1), (std::vector<std::int32_t>(8, 0)));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 1), (Ids{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(row<std::uint8_t>(batch, field::kMask, 1),
+            (std::vector<std::uint8_t>{1, 1, 1, 1, 0, 0, 0, 0}));
+}
+
+// Corpora without an end mark (other tools may make them): the first token of a document is not a
+// target.
+TEST(LoaderDocuments, WithoutAnEndMarkTheFirstTokenIsNoTarget) {
+  TemporaryFolder folder;
+  write_text(folder / "in/1", "abc");
+  write_text(folder / "in/2", "defg");
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"});
+  options.valid_fraction = 0;
+  prepare_corpus(options);
+  const std::string path = folder / "corpus/manifest.json";
+  configs::CorpusManifest manifest = parse_manifest(read_text(path), path);
+  manifest.mutable_tokenizer()->clear_end_of_document();
+  write_text(path, manifest_json(manifest));
+  const Corpus corpus(folder / "corpus");
+  LoaderOptions loading;
+  loading.sequence_length = 8;
+  const auto flowing = EvalReader(corpus, loading).read(0, 1);
+  EXPECT_EQ(row<std::uint8_t>(flowing, field::kMask, 0), (std::vector<std::uint8_t>(8, 1)));
+  loading.restart_at_documents = true;
+  const auto restarting = EvalReader(corpus, loading).read(0, 1);  // a b c 256 | d e f g 256
+  EXPECT_EQ(row<std::uint8_t>(restarting, field::kMask, 0),
+            (std::vector<std::uint8_t>{1, 1, 1, 0, 1, 1, 1, 1}));
+}
+
+// A document that begins exactly where a window does: the window has one segment.
+TEST(LoaderDocuments, BordersAtWindowBorders) {
+  TemporaryFolder folder;
+  write_text(folder / "in/1", "abc");
+  write_text(folder / "in/2", "defghi");
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"});
+  options.valid_fraction = 0;
+  prepare_corpus(options);
+  LoaderOptions loading;
+  loading.sequence_length = 4;
+  loading.restart_at_documents = true;
+  const Batch batch = EvalReader(Corpus(folder / "corpus"), loading).read(0, 2);
+  EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 0), (Ids{'b', 'c', 256, 'd'}));
+  EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 0), (std::vector<std::int32_t>{0, 0, 0, 0}));
+  EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 1), (std::vector<std::int32_t>{0, 0, 0, 0}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 1), (Ids{0, 1, 2, 3}));
+}
+
+TEST(Batch, NamesMissingFields) {
+  TemporaryFolder folder;
+  write_text(folder / "text", "some text");
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"});
+  options.valid_fraction = 0;
+  prepare_corpus(options);
+  LoaderOptions loading;
+  loading.sequence_length = 4;
+  const Batch batch = EvalReader(Corpus(folder / "corpus"), loading).read(0, 2);
+  expect_error(ExitCode::kData, [&] { batch.at("labels"); }, {"'labels'", "inputs, mask, targets"});
+  EXPECT_EQ(batch.narrow(1, 2).size(), 1);
+  EXPECT_EQ(batch.narrow(1, 1).at(field::kInputs).size(0), 0);
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,212 @@
+#include "data/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "tests/data/helpers.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+
+CorpusManifest good_manifest() {
+  CorpusManifest manifest;
+  manifest.set_format("birkhoff corpus");
+  manifest.set_version(1);
+  auto& tokenizer = *manifest.mutable_tokenizer();
+  tokenizer.set_kind("chars");
+  tokenizer.set_vocabulary(66);
+  tokenizer.set_file("tokenizer.chars");
+  tokenizer.set_hash(std::string(32, 'a'));
+  tokenizer.set_end_of_document(65);
+  auto& split = *manifest.add_split();
+  split.set_name("train");
+  split.mutable_counts()->set_documents(3);
+  split.mutable_counts()->set_bytes(100000);
+  auto& stream = *split.add_stream();
+  stream.set_name("tokens");
+  stream.set_dtype(CorpusManifest::u16);
+  stream.set_elements(100003);
+  stream.set_documents(3);
+  for (int i = 0; i < 2; ++i) {
+    auto& shard = *stream.add_shard();
+    shard.set_file(fmt::format("train-tokens-{:05}.h5", i));
+    shard.set_bytes(300000);
+    shard.set_hash(std::string(32, i == 0 ? 'b' : 'c'));
+    shard.set_elements(i == 0 ? 60000 : 40003);
+    shard.set_documents(i == 0 ? 1 : 2);
+    shard.set_values_offset(4096);
+    shard.set_values_bytes(2 * shard.elements());
+    shard.set_documents_offset(200000);
+    shard.set_documents_bytes(8 * shard.documents());
+    shard.set_page_crcs_offset(210000);
+    shard.set_page_crcs_bytes(
+        4 * (2 - i + 1 + i));  // 120000 bytes: 2 pages, 80006 bytes: 2 pages; ends: 1 page
+    shard.set_page_crcs_crc(123);
+  }
+  return manifest;
+}
+
+TEST(Manifest, RoundTrips) {
+  const std::string json = manifest_json(good_manifest());
+  CorpusManifest again = parse_manifest(json, "m");
+  EXPECT_EQ(again.fingerprint(), manifest_fingerprint(good_manifest()));
+  EXPECT_EQ(again.fingerprint().size(), 32u);
+  again.clear_fingerprint();
+  EXPECT_EQ(again.SerializeAsString(), good_manifest().SerializeAsString());
+}
+
+TEST(Manifest, RecordsBesideStreams) {
+  CorpusManifest manifest = good_manifest();
+  auto& record = *manifest.mutable_split(0)->add_record();
+  record.set_name("image");
+  record.set_dtype(CorpusManifest::u8);
+  for (const std::int64_t size : {28, 28, 1}) record.add_shape(size);
+  record.set_rows(3);
+  auto& shard = *record.add_shard();
+  shard.set_file("train-image-00000.h5");
+  shard.set_bytes(10000);
+  shard.set_hash(std::string(32, 'd'));
+  shard.set_elements(3);
+  shard.set_values_offset(2048);
+  shard.set_values_bytes(3 * 784);
+  shard.set_page_crcs_offset(8000);
+  shard.set_page_crcs_bytes(4);
+  shard.set_page_crcs_crc(1);
+  EXPECT_EQ(parse_manifest(manifest_json(manifest), "m").split(0).record(0).shape(1), 28);
+}
+
+struct Damage {
+  const char* field;  // in the message
+  std::function<void(CorpusManifest&)> apply;
+};
+
+CorpusManifest::Tokenizer& tokenizer(CorpusManifest& m) { return *m.mutable_tokenizer(); }
+CorpusManifest::Split& split(CorpusManifest& m) { return *m.mutable_split(0); }
+CorpusManifest::Stream& stream(CorpusManifest& m) { return *split(m).mutable_stream(0); }
+CorpusManifest::Shard& shard(CorpusManifest& m) { return *stream(m).mutable_shard(1); }
+
+const std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
+
+TEST(Manifest, EveryWrongFieldIsNamed) {
+  const std::vector<Damage> damages = {
+      {"format", [](auto& m) { m.set_format("other"); }},
+      {"format", [](auto& m) { m.clear_format(); }},
+      {"version", [](auto& m) { m.set_version(2); }},
+      {"version", [](auto& m) { m.clear_version(); }},
+      {"tokenizer: kind", [](auto& m) { tokenizer(m).set_kind("letters"); }},
+      {"tokenizer: kind", [](auto& m) { m.clear_tokenizer(); }},
+      {"tokenizer: vocabulary", [](auto& m) { tokenizer(m).set_vocabulary(0); }},
+      {"tokenizer: vocabulary", [](auto& m) { tokenizer(m).set_vocabulary(-5); }},
+      {"tokenizer: vocabulary", [](auto& m) { tokenizer(m).set_vocabulary(kHuge); }},
+      {"tokenizer: end_of_document", [](auto& m) { tokenizer(m).set_end_of_document(66); }},
+      {"tokenizer: end_of_document", [](auto& m) { tokenizer(m).set_end_of_document(-1); }},
+      {"tokenizer: file", [](auto& m) { tokenizer(m).set_file("../tokenizer"); }},
+      {"tokenizer: file", [](auto& m) { tokenizer(m).set_file(""); }},
+      {"tokenizer: file", [](auto& m) { tokenizer(m).set_kind("bytes"); }},
+      {"tokenizer: hash", [](auto& m) { tokenizer(m).set_hash("abc"); }},
+      {"tokenizer: hash", [](auto& m) { tokenizer(m).set_hash(std::string(32, 'G')); }},
+      {"no split", [](auto& m) { m.clear_split(); }},
+      {"split[1]: name 'train' is used twice",
+       [](auto& m) { m.add_split()->set_name("train"), m.mutable_split(1)->mutable_counts(); }},
+      {"split[0]: name", [](auto& m) { split(m).set_name(""); }},
+      {"split[0]: name", [](auto& m) { split(m).set_name("a/b"); }},
+      {"split[0]: counts", [](auto& m) { split(m).clear_counts(); }},
+      {"split[0]: counts", [](auto& m) { split(m).mutable_counts()->set_bytes(-1); }},
+      {"split[0].stream[0]: documents",
+       [](auto& m) { split(m).mutable_counts()->set_documents(4); }},
+      {"split[0].stream[0]: name", [](auto& m) { stream(m).clear_name(); }},
+      {"split[0].stream[1]: name 'tokens' is used twice",
+       [](auto& m) { split(m).add_stream()->set_name("tokens"); }},
+      {"split[0].stream[0]: dtype", [](auto& m) { stream(m).clear_dtype(); }},
+      {"split[0].stream[0].shard[0]: values_bytes",
+       [](auto& m) { stream(m).set_dtype(CorpusManifest::i32); }},
+      {"split[0].stream[0].shard[0]: values_bytes", [](auto& m) { stream(m).add_shape(2); }},
+      {"split[0].stream[0]: shape", [](auto& m) { stream(m).add_shape(0); }},
+      {"split[0].stream[0]: shape",
+       [](auto& m) { stream(m).add_shape(kHuge), stream(m).add_shape(kHuge); }},
+      {"split[0].stream[0]: shape",
+       [](auto& m) {
+         for (int i = 0; i < 9; ++i) stream(m).add_shape(1);
+       }},
+      {"split[0].stream[0]: 100004 elements", [](auto& m) { stream(m).set_elements(100004); }},
+      {"split[0].stream[0]: 4 documents",
+       [](auto& m) { stream(m).set_documents(4), split(m).mutable_counts()->set_documents(4); }},
+      {"split[0].stream[0]: 100003 elements",
+       [](auto& m) { stream(m).mutable_shard()->RemoveLast(); }},
+      {"shard[1]: file", [](auto& m) { shard(m).set_file("a/b.h5"); }},
+      {"shard[1]: file", [](auto& m) { shard(m).set_file(".."); }},
+      {"shard[1]: file", [](auto& m) { shard(m).clear_file(); }},
+      {"shard[1]: file", [](auto& m) { shard(m).set_file("train-tokens-00000.h5"); }},
+      {"shard[1]: file", [](auto& m) { shard(m).set_file("tokenizer.chars"); }},
+      {"shard[1]: file", [](auto& m) { shard(m).set_file("a\nb"); }},
+      {"shard[1]: hash", [](auto& m) { shard(m).clear_hash(); }},
+      {"shard[1]: bytes", [](auto& m) { shard(m).set_bytes(0); }},
+      {"shard[1]: bytes", [](auto& m) { shard(m).set_bytes(-1); }},
+      {"shard[1]: more bytes of values", [](auto& m) { shard(m).set_bytes(50000); }},
+      {"shard[1]: elements", [](auto& m) { shard(m).set_elements(0); }},
+      {"shard[1]: elements", [](auto& m) { shard(m).set_elements(-40003); }},
+      {"shard[1]: values_bytes", [](auto& m) { shard(m).set_elements(kHuge); }},
+      {"shard[1]: documents is", [](auto& m) { shard(m).set_documents(-1); }},
+      {"shard[1]: documents is", [](auto& m) { shard(m).set_documents(kHuge); }},
+      {"shard[1]: values_bytes", [](auto& m) { shard(m).set_values_bytes(80004); }},
+      {"shard[1]: documents_bytes", [](auto& m) { shard(m).set_documents_bytes(24); }},
+      {"shard[1]: page_crcs_bytes", [](auto& m) { shard(m).set_page_crcs_bytes(8); }},
+      {"shard[1]: page_crcs_bytes", [](auto& m) { shard(m).set_page_crcs_bytes(kHuge); }},
+      {"shard[1]: page_crcs_crc", [](auto& m) { shard(m).clear_page_crcs_crc(); }},
+      {"shard[1]: 80006 bytes of values at -1", [](auto& m) { shard(m).set_values_offset(-1); }},
+      {"shard[1]: 80006 bytes of values",
+       [](auto& m) { shard(m).set_values_offset(300000 - 80005); }},
+      {"shard[1]: 80006 bytes of values", [](auto& m) { shard(m).set_values_offset(kHuge); }},
+      {"shard[1]: 16 bytes of documents",
+       [](auto& m) { shard(m).set_documents_offset(kHuge - 8); }},
+      {"shard[1]: 12 bytes of page_crcs", [](auto& m) { shard(m).set_page_crcs_offset(299990); }},
+      {"overlap", [](auto& m) { shard(m).set_documents_offset(4096 + 80000); }},
+      {"overlap", [](auto& m) { shard(m).set_page_crcs_offset(199990); }},
+  };
+  for (const Damage& damage : damages) {
+    CorpusManifest manifest = good_manifest();
+    damage.apply(manifest);
+    expect_error(ExitCode::kData,
+                 [&] { parse_manifest(manifest_json(manifest), "corpus/manifest.json"); },
+                 {"corpus/manifest.json", damage.field});
+  }
+}
+
+TEST(Manifest, WrongTextIsRefused) {
+  const std::string json = manifest_json(good_manifest());
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text = json;
+    const std::size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    return text.replace(at, from.size(), to);
+  };
+  std::string deep;
+  for (int i = 0; i < 100000; ++i) deep += "[";
+  const std::vector<std::string> texts = {
+      "",
+      "{",
+      "null",
+      "[]",
+      "\xff\xfe",
+      json.substr(0, json.size() / 2),
+      deep,
+      "{\"split\": " + deep,
+      replaced("\"version\": 1", "\"version\": 1, \"colour\": 3"),     // an unknown field
+      replaced("\"version\": 1", "\"version\": \"one\""),              // a wrong type
+      replaced("\"elements\": \"100003\"", "\"elements\": \"1e40\""),  // out of range
+      replaced("\"elements\": \"100003\"", "\"elements\": 0.5"),
+      replaced("\"dtype\": \"u16\"", "\"dtype\": \"u64\""),
+      replaced("\"bytes\": \"100000\"", "\"bytes\": \"99999\""),  // fingerprint
+      replaced(std::string(32, 'b'), std::string(32, 'e')),       // fingerprint
+  };
+  for (const std::string& text : texts) {
+    expect_error(ExitCode::kData, [&] { parse_manifest(text, "the-manifest"); },
+                 {"the-manifest", "prepare"});
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff

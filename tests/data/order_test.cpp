@@ -1,0 +1,101 @@
+#include "data/order.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+
+namespace birkhoff {
+namespace {
+
+std::vector<std::int64_t> order_of(std::uint64_t seed, std::int64_t epoch, std::int64_t n) {
+  const SampleOrder order(seed, epoch, n);
+  std::vector<std::int64_t> samples;
+  for (std::int64_t place = 0; place < n; ++place) samples.push_back(order.at(place));
+  return samples;
+}
+
+TEST(SampleOrder, IsABijectionForEveryCount) {
+  std::vector<std::int64_t> counts = {997, 1009, 1024, 4095, 4096, 4097, 7919, 65536, 65537};
+  for (std::int64_t n = 1; n <= 70; ++n) counts.push_back(n);
+  for (const std::int64_t n : {255, 256, 257}) counts.push_back(n);
+  for (const std::int64_t n : counts) {
+    std::vector<bool> seen(static_cast<std::size_t>(n));
+    for (const std::int64_t sample : order_of(7, 3, n)) {
+      ASSERT_GE(sample, 0);
+      ASSERT_LT(sample, n);
+      ASSERT_FALSE(seen[static_cast<std::size_t>(sample)])
+          << "sample " << sample << " twice of " << n;
+      seen[static_cast<std::size_t>(sample)] = true;
+    }
+  }
+}
+
+TEST(SampleOrder, LargeCountsStayInRangeAndDiffer) {
+  const std::int64_t n = (std::int64_t{1} << 62) + 12345;
+  const SampleOrder order(1, 0, n);
+  for (std::int64_t place = 0; place < 100; ++place) {
+    EXPECT_GE(order.at(place), 0);
+    EXPECT_LT(order.at(place), n);
+    EXPECT_NE(order.at(place), order.at(place + 1));
+  }
+}
+
+TEST(SampleOrder, DependsOnSeedAndEpochAlone) {
+  EXPECT_EQ(order_of(1, 0, 500), order_of(1, 0, 500));
+  EXPECT_NE(order_of(1, 0, 500), order_of(2, 0, 500));
+  EXPECT_NE(order_of(1, 0, 500), order_of(1, 1, 500));
+}
+
+// Each place gets each sample equally often over seeds: chi-square over an n x n table, (n - 1)^2
+// degrees of freedom.
+TEST(SampleOrder, PlacesAreUniformOverSeeds) {
+  for (const std::int64_t n : {2, 3, 5, 16}) {
+    const int num_seeds = 4000;
+    std::vector<double> table(static_cast<std::size_t>(n * n));
+    for (int seed = 0; seed < num_seeds; ++seed) {
+      const auto order = order_of(static_cast<std::uint64_t>(seed), 0, n);
+      for (std::int64_t place = 0; place < n; ++place) {
+        ++table[static_cast<std::size_t>(place * n + order[static_cast<std::size_t>(place)])];
+      }
+    }
+    const double expected = static_cast<double>(num_seeds) / static_cast<double>(n);
+    double chi_square = 0;
+    for (const double count : table)
+      chi_square += (count - expected) * (count - expected) / expected;
+    const double freedom = static_cast<double>((n - 1) * (n - 1));
+    EXPECT_LT(chi_square, freedom + 4 * std::sqrt(2 * freedom))
+        << n;  // the order is fixed: no chance is involved
+  }
+}
+
+// Neighbours in the order are not neighbours in the corpus: the correlation of successive samples
+// is near zero.
+TEST(SampleOrder, NeighboursAreUncorrelated) {
+  const std::int64_t n = 20000;
+  const auto order = order_of(5, 0, n);
+  const double mean = static_cast<double>(n - 1) / 2;
+  double covariance = 0, variance = 0;
+  for (std::size_t place = 0; place + 1 < order.size(); ++place) {
+    const double a = static_cast<double>(order[place]) - mean,
+                 b = static_cast<double>(order[place + 1]) - mean;
+    covariance += a * b;
+    variance += a * a;
+  }
+  EXPECT_LT(std::abs(covariance / variance), 4 / std::sqrt(static_cast<double>(n)));
+}
+
+// The number of samples that stay at their place is about one, as in a random permutation.
+TEST(SampleOrder, FewFixedPoints) {
+  int fixed = 0;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    const auto order = order_of(seed, 0, 100);
+    for (std::size_t place = 0; place < order.size(); ++place)
+      fixed += order[place] == static_cast<std::int64_t>(place);
+  }
+  EXPECT_NEAR(fixed, 200, 4 * std::sqrt(200.0));
+}
+
+}  // namespace
+}  // namespace birkhoff

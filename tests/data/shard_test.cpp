@@ -1,0 +1,231 @@
+// What is on disk: round trip of shards, damage, verification.
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstring>
+#include <fstream>
+
+#include "data/corpus.h"
+#include "data/hdf5.h"
+#include "data/limited_child.h"
+#include "data/shard_reader.h"
+#include "data/shard_writer.h"
+#include "data/verify.h"
+#include "tests/data/helpers.h"
+
+namespace birkhoff {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+
+// 300,000 bytes of four documents in one folder; every byte is used. Small shards: several a split.
+PrepareOptions sample_corpus(const TemporaryFolder& folder) {
+  for (int file = 0; file < 4; ++file) {
+    std::string text;
+    for (int i = 0; i < 75000; ++i) text += static_cast<char>((i * i / 7 + file) & 0xff);
+    write_text(folder / fmt::format("in/{}", file), text);
+  }
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"});
+  options.valid_fraction = 0;
+  options.shard_tokens = 100000;
+  prepare_corpus(options);
+  return options;
+}
+
+void flip_byte(const std::string& path, std::int64_t offset) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(offset);
+  const char byte = static_cast<char>(file.get());
+  file.seekp(offset);
+  file.put(static_cast<char>(byte ^ 0x10));
+  ASSERT_TRUE(file.good());
+}
+
+TEST(Shards, HoldEveryTokenAndDocumentAcrossShards) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  const Corpus corpus(folder / "corpus");
+  StreamReader reader(corpus, "train", "tokens");
+  ASSERT_EQ(corpus.stream("train", "tokens").shard_size(), 4);
+  ASSERT_EQ(reader.elements(), 300004);
+  Ids expected, ends;
+  for (int file = 0; file < 4; ++file) {
+    for (const char c : read_text(folder / fmt::format("in/{}", file)))
+      expected.push_back(static_cast<unsigned char>(c));
+    expected.push_back(256);
+    ends.push_back(static_cast<std::int64_t>(expected.size()));
+  }
+  Ids all(300004);
+  reader.read(0, 300004, all.data());
+  EXPECT_EQ(all, expected);
+  Ids some(50);
+  reader.read(99980, 50, some.data());  // across a border of shards
+  EXPECT_EQ(some, Ids(expected.begin() + 99980, expected.begin() + 100030));
+  EXPECT_EQ(reader.document_ends(0, 300004), ends);
+  EXPECT_EQ(reader.document_ends(75001, 150002), Ids{150002});  // from < end <= to
+  EXPECT_EQ(reader.document_ends(75000, 75001), Ids{75001});
+  EXPECT_EQ(reader.document_ends(75001, 150001), Ids{});
+  EXPECT_EQ(reader.document_ends(5, 5), Ids{});
+  verify_corpus(corpus);
+  EXPECT_NE(describe_corpus(corpus).find("300004 u16 in 4 shards"), std::string::npos)
+      << describe_corpus(corpus);
+}
+
+TEST(Shards, ADocumentEndBelongsToTheShardOfItsLastToken) {
+  TemporaryFolder folder;
+  StreamWriter writer(folder / "", "train", "tokens", configs::CorpusManifest::i32, 4);
+  writer.append({1, 2, 3, 100000});  // fills the first shard to the brim
+  writer.end_document();
+  writer.append({5, 6, 7, 8, 9});  // a document that begins and ends at borders
+  writer.end_document();
+  const auto stream = writer.finish();
+  ASSERT_EQ(stream.shard_size(), 3);
+  EXPECT_EQ(stream.shard(0).documents(), 1);
+  EXPECT_EQ(stream.shard(1).documents(), 0);
+  EXPECT_EQ(stream.shard(1).documents_offset(), 0);
+  EXPECT_EQ(stream.shard(2).documents(), 1);
+  EXPECT_EQ(stream.elements(), 9);
+}
+
+TEST(Shards, EqualContentGivesEqualBytes) {
+  std::vector<std::uint32_t> values(5000, 7);
+  std::vector<Hdf5DataSet> sets = {{"a", Hdf5Type::kU32, 5000, values.data()},
+                                   {"b", Hdf5Type::kU64, 0, nullptr}};
+  const std::string first = hdf5_image(sets);
+  EXPECT_EQ(sets[1].offset, 0);
+  EXPECT_EQ(std::memcmp(first.data() + sets[0].offset, values.data(), 20000), 0);
+  EXPECT_EQ(hdf5_image(sets), first);
+}
+
+TEST(Shards, ADamagedPageIsNamedAtFirstTouchAndOthersStillRead) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  const Corpus corpus(folder / "corpus");
+  const auto& shard = corpus.stream("train", "tokens").shard(1);
+  flip_byte(folder / "corpus/train-tokens-00001.h5", shard.values_offset() + 2 * 65536 + 77);
+  StreamReader reader(corpus, "train", "tokens");
+  Ids ids(100);
+  reader.read(100000, 100, ids.data());
+  for (int twice = 0; twice < 2; ++twice) {
+    expect_error(ExitCode::kData, [&] { reader.read(100000 + 65536, 100, ids.data()); },
+                 {"train-tokens-00001.h5", "page 2", "damaged"});
+  }
+  expect_error(ExitCode::kData, [&] { verify_corpus(corpus); }, {"train-tokens-00001.h5", "hash"});
+}
+
+TEST(Shards, DamageOfDocumentEndsAndPageTableIsFound) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  const Corpus corpus(folder / "corpus");
+  const auto& shard = corpus.stream("train", "tokens").shard(0);
+  flip_byte(folder / "corpus/train-tokens-00000.h5", shard.documents_offset());
+  expect_error(ExitCode::kData,
+               [&] { StreamReader(corpus, "train", "tokens").document_ends(0, 100000); },
+               {"train-tokens-00000.h5", "document_ends"});
+  flip_byte(folder / "corpus/train-tokens-00000.h5", shard.documents_offset());
+  EXPECT_EQ(StreamReader(corpus, "train", "tokens").document_ends(0, 100000).size(), 1u);
+  flip_byte(folder / "corpus/train-tokens-00000.h5", shard.page_crcs_offset() + 1);
+  Ids ids(1);
+  expect_error(ExitCode::kData,
+               [&] { StreamReader(corpus, "train", "tokens").read(0, 1, ids.data()); },
+               {"train-tokens-00000.h5", "page table"});
+}
+
+TEST(Shards, EveryKindOfByteIsProtectedByVerify) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  const Corpus corpus(folder / "corpus");
+  const std::string path = folder / "corpus/train-tokens-00003.h5";  // the smallest
+  const std::int64_t size = file_size(path);
+  for (std::int64_t offset = 0; offset < size; offset += size / 40) {
+    flip_byte(path, offset);
+    expect_error(ExitCode::kData, [&] { verify_corpus(corpus); }, {"train-tokens-00003.h5"});
+    flip_byte(path, offset);
+  }
+  verify_corpus(corpus);
+}
+
+// The structure is checked even where hashes are right (a forged corpus), in a child that may
+// crash.
+TEST(Shards, DamagedHdf5MetadataNeverCrashesTheProcess) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  const Corpus corpus(folder / "corpus");
+  const auto& shard = corpus.stream("train", "tokens").shard(0);
+  const std::vector<Hdf5DataSet> sets = {
+      {"tokens", Hdf5Type::kU16, shard.elements(), nullptr, shard.values_offset()},
+      {"document_ends", Hdf5Type::kU64, shard.documents(), nullptr, shard.documents_offset()},
+      {"page_crcs", Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
+       shard.page_crcs_offset()}};
+  const std::string path = folder / "corpus/train-tokens-00000.h5";
+  run_limited(path, [&] { check_hdf5(path, sets); });
+  int refused = 0;
+  for (std::int64_t offset = 0; offset < 400; offset += 9) {  // superblock and object headers
+    flip_byte(path, offset);
+    try {
+      run_limited(path, [&] { check_hdf5(path, sets); });
+    } catch (const Error& error) {
+      ++refused;
+      EXPECT_NE(std::string(error.what()).find("train-tokens-00000.h5"), std::string::npos)
+          << error.what();
+    }
+    flip_byte(path, offset);
+  }
+  EXPECT_GT(refused, 20);
+  auto other = sets;
+  other[0].offset += 2;
+  expect_error(ExitCode::kData, [&] { run_limited(path, [&] { check_hdf5(path, other); }); },
+               {"/tokens", "offset"});
+  other = sets;
+  other[0].elements -= 1;
+  expect_error(ExitCode::kData, [&] { run_limited(path, [&] { check_hdf5(path, other); }); },
+               {"/tokens", "size"});
+  other = sets;
+  other[0].type = Hdf5Type::kI32;
+  expect_error(ExitCode::kData, [&] { run_limited(path, [&] { check_hdf5(path, other); }); },
+               {"/tokens", "type"});
+  other = sets;
+  other[2].name = "crcs";
+  expect_error(ExitCode::kData, [&] { run_limited(path, [&] { check_hdf5(path, other); }); },
+               {"/crcs", "missing"});
+}
+
+TEST(LimitedChild, ReportsCrashesErrorsAndSuccess) {
+  run_limited("f", [] {});
+  expect_error(ExitCode::kCheckpoint,
+               [] { run_limited("f", [] { fail(ExitCode::kCheckpoint, "from the child"); }); },
+               {"from the child"});
+  expect_error(ExitCode::kData, [] { run_limited("the-file", [] { std::raise(SIGKILL); }); },
+               {"the-file", "signal 9"});
+  expect_error(ExitCode::kData, [] { run_limited("the-file", [] { _exit(3); }); }, {"the-file"});
+}
+
+TEST(Corpus, MissingAndTruncatedFilesAreNamed) {
+  TemporaryFolder folder;
+  sample_corpus(folder);
+  const std::string path = folder / "corpus/train-tokens-00002.h5";
+  const std::string content = read_text(path);
+  write_text(path, content.substr(0, content.size() - 1));
+  expect_error(ExitCode::kData, [&] { Corpus corpus(folder / "corpus"); },
+               {path, fmt::format("{} bytes", content.size())});
+  write_text(path, content + "x");
+  expect_error(ExitCode::kData, [&] { Corpus corpus(folder / "corpus"); }, {path});
+  remove_file(path);
+  expect_error(ExitCode::kData, [&] { Corpus corpus(folder / "corpus"); }, {path});
+  write_text(path, content);
+  const Corpus corpus(folder / "corpus");
+  EXPECT_TRUE(corpus.has_split("train"));
+  EXPECT_FALSE(corpus.has_split("valid"));
+  expect_error(ExitCode::kData, [&] { corpus.split("valid"); }, {"'valid'", "train"});
+  expect_error(ExitCode::kData, [&] { corpus.stream("train", "source"); }, {"'source'", "tokens"});
+  expect_error(ExitCode::kData, [&] { Corpus nothing(folder / "nowhere"); },
+               {"nowhere", "birkhoff prepare"});
+  write_text(path, content.substr(0, content.size() - 1));  // truncated after start-up
+  Ids ids(1);
+  expect_error(ExitCode::kData,
+               [&] { StreamReader(corpus, "train", "tokens").read(200000, 1, ids.data()); },
+               {path});
+}
+
+}  // namespace
+}  // namespace birkhoff
