@@ -20,6 +20,14 @@ using shard_format::num_pages;
 
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 30;
 
+// One short line, whatever a damaged file holds.
+std::string printable(std::string text) {
+  text.resize(std::min<std::size_t>(text.size(), 300));
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
 // Collects the path of the field being looked at, and fails with it.
 class Checker {
  public:
@@ -29,7 +37,8 @@ class Checker {
   void check(bool good, fmt::format_string<Args...> format, Args&&... args) const {
     if (good) return;
     fail(ExitCode::kData, "{}: {}: {}; prepare the corpus again", name_,
-         path_.empty() ? "manifest" : path_, fmt::format(format, std::forward<Args>(args)...));
+         path_.empty() ? "manifest" : path_,
+         printable(fmt::format(format, std::forward<Args>(args)...)));
   }
 
   template <typename Body>
@@ -202,10 +211,9 @@ configs::CorpusManifest parse_manifest(const std::string& json, const std::strin
   CorpusManifest manifest;
   const auto status = google::protobuf::util::JsonStringToMessage(json, &manifest);
   if (!status.ok()) {
-    std::string reason(status.message().data(),
-                       std::min<std::size_t>(status.message().size(), 200));
-    std::replace(reason.begin(), reason.end(), '\n', ' ');
-    fail(ExitCode::kData, "{}: not a corpus manifest ({}); prepare the corpus again", name, reason);
+    const std::string reason(status.message().data(), status.message().size());
+    fail(ExitCode::kData, "{}: not a corpus manifest ({}); prepare the corpus again", name,
+         printable(reason));
   }
   Checker checker(name);
   checker.check(manifest.format() == shard_format::kManifestFormat, "format is '{}', not '{}'",

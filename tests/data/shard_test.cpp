@@ -207,7 +207,7 @@ TEST(Corpus, MissingAndTruncatedFilesAreNamed) {
   const std::string content = read_text(path);
   write_text(path, content.substr(0, content.size() - 1));
   expect_error(ExitCode::kData, [&] { Corpus corpus(folder / "corpus"); },
-               {path, fmt::format("{} bytes", content.size())});
+               {path, std::to_string(content.size())});
   write_text(path, content + "x");
   expect_error(ExitCode::kData, [&] { Corpus corpus(folder / "corpus"); }, {path});
   remove_file(path);
