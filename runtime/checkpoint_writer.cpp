@@ -251,17 +251,18 @@ class CheckpointWriter::Impl {
         world_.all_gather_bytes(failure_, "checkpoint failure");
     const auto first = std::find_if(failures.begin(), failures.end(),
                                     [](const std::string& text) { return !text.empty(); });
+    fail_save(code, static_cast<int>(first - failures.begin()), *first);
+  }
+
+  // Removes what rank 0 can of the save, and throws.
+  [[noreturn]] void fail_save(ExitCode code, int rank, const std::string& why) const {
     if (world_.rank() == 0) {
       try {
         remove_leftovers(folder_);
       } catch (const Error&) {
-        // The first failure is the one to report; the next start removes them.
+        // The failure above is the one to report; the next start removes them.
       }
     }
-    fail_save(code, static_cast<int>(first - failures.begin()), *first);
-  }
-
-  [[noreturn]] void fail_save(ExitCode code, int rank, const std::string& why) const {
     fail(code, "saving checkpoint {} failed on rank {}: {}; earlier checkpoints are untouched: {}",
          (folder_ / step_name(step_)).string(), rank, why,
          code == ExitCode::kStorage

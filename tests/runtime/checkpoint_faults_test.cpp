@@ -349,9 +349,12 @@ TEST(CheckpointFaults, KilledInTheMidstOfSaves) {
     const pid_t child = start_saving_process();
     ASSERT_GT(child, 0);
     // Wait for its first commit, then let it go on for a random while.
-    const fs::path first = folder.path() / step_name(step + 1);
-    for (int i = 0; i < 3000 && !fs::exists(first); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const auto newest_step = [&] {
+      const auto folders = list_checkpoints(folder);
+      return folders.empty() ? 0 : folders.rbegin()->first;
+    };
+    for (int i = 0; i < 10000 && newest_step() == step; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
     ASSERT_EQ(::kill(child, SIGKILL), 0);
