@@ -48,9 +48,11 @@ constexpr auto kTables = [] {
     std::uint32_t crc = byte;
     for (int bit = 0; bit < 8; ++bit) crc = times_x(crc);
     tables[0][byte] = crc;
-    for (std::size_t k = 1; k < 8; ++k) {
-      crc = (crc >> 8) ^ tables[0][crc & 0xff];
-      tables[k][byte] = crc;
+  }
+  for (std::size_t k = 1; k < 8; ++k) {
+    for (std::size_t byte = 0; byte < 256; ++byte) {
+      const std::uint32_t crc = tables[k - 1][byte];
+      tables[k][byte] = (crc >> 8) ^ tables[0][crc & 0xff];
     }
   }
   return tables;

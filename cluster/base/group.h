@@ -1,9 +1,11 @@
-// Collective communication over a fixed set of ranks, whatever carries it. Implementations: MpiGroup (cluster/mpi_group.h)
-// for host tensors, ThreadGroup (cluster/base/thread_group.h) for tests with ranks as threads, NCCL later.
+// Collective communication over a fixed set of ranks, whatever carries it. Implementations:
+// MpiGroup (cluster/mpi_group.h) for host tensors, ThreadGroup (cluster/base/thread_group.h) for
+// tests with ranks as threads, NCCL later.
 //
-// Every operation is collective over the group: all ranks must call it, in the same order, with matching shapes
-// and dtypes. Tensors are contiguous and of dtype fp32, fp64, bf16 or int64 on the group's device. Sums are taken in rank order 0, 1,
-// 2, ... (bf16 accumulates in fp32), so a result depends on the number of ranks but never on timing.
+// Every operation is collective over the group: all ranks must call it, in the same order, with
+// matching shapes and dtypes. Tensors are contiguous and of dtype fp32, fp64, bf16 or int64 on the
+// group's device. Sums are taken in rank order 0, 1, 2, ... (bf16 accumulates in fp32), so a result
+// depends on the number of ranks but never on timing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +27,8 @@ enum class ReduceOp { kSum, kMax, kMin };
 class Work {
  public:
   virtual ~Work() = default;
-  // Blocks (sleeping, never spinning) until the operation is done; rethrows its error. May be called once.
+  // Blocks (sleeping, never spinning) until the operation is done; rethrows its error. May be
+  // called once.
   virtual void wait() = 0;
 };
 
@@ -37,7 +40,7 @@ class OperationRing {
     std::string operation;       // "all_reduce", ...
     std::string name;            // given by the caller: what the operation is for
     std::vector<std::int64_t> shape;
-    std::int64_t bytes = 0;      // of this rank's input
+    std::int64_t bytes = 0;  // of this rank's input
     bool done = false;
   };
   static constexpr std::size_t kCapacity = 256;
@@ -66,19 +69,27 @@ class Group {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // In place: tensor = op over all ranks' tensors. The same bits on every rank. Equal to reduce_scatter of equal
-  // slices followed by all_gather: each owner reduces its slice in rank order.
+  // In place: tensor = op over all ranks' tensors. The same bits on every rank. Equal to
+  // reduce_scatter of equal slices followed by all_gather: each owner reduces its slice in rank
+  // order.
   void all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name);
   std::unique_ptr<Work> all_reduce_async(at::Tensor tensor, ReduceOp op, std::string_view name);
   // output [n] = op over all ranks' input [size * n], slice `rank`.
-  std::unique_ptr<Work> reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op, std::string_view name);
+  std::unique_ptr<Work> reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op,
+                                             std::string_view name);
   void reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, std::string_view name);
-  // output [size * n] = all ranks' input [n], in rank order. input may be the slice `rank` of output.
-  std::unique_ptr<Work> all_gather_async(at::Tensor output, at::Tensor input, std::string_view name);
+  // output [size * n] = all ranks' input [n], in rank order. input may be the slice `rank` of
+  // output.
+  std::unique_ptr<Work> all_gather_async(at::Tensor output, at::Tensor input,
+                                         std::string_view name);
   void all_gather(at::Tensor output, at::Tensor input, std::string_view name);
-  // input is cut into send_counts[p] elements for each peer p, output receives receive_counts[p] from each p. 1-D.
-  std::unique_ptr<Work> all_to_all_async(at::Tensor output, std::span<const std::int64_t> receive_counts, at::Tensor input,
-                                         std::span<const std::int64_t> send_counts, std::string_view name);
+  // input is cut into send_counts[p] elements for each peer p, output receives receive_counts[p]
+  // from each p. 1-D.
+  std::unique_ptr<Work> all_to_all_async(at::Tensor output,
+                                         std::span<const std::int64_t> receive_counts,
+                                         at::Tensor input,
+                                         std::span<const std::int64_t> send_counts,
+                                         std::string_view name);
   void all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts, at::Tensor input,
                   std::span<const std::int64_t> send_counts, std::string_view name);
   // In place: every rank's tensor becomes root's.
@@ -86,7 +97,8 @@ class Group {
   // Returns when every rank has called it.
   void barrier(std::string_view name);
 
-  // Bytes of any length from every rank, in rank order. For small control messages, not for the hot path.
+  // Bytes of any length from every rank, in rank order. For small control messages, not for the hot
+  // path.
   std::vector<std::string> all_gather_bytes(const std::string& mine, std::string_view name);
   // Root's bytes on every rank.
   std::string broadcast_bytes(const std::string& mine, int root, std::string_view name);
@@ -96,9 +108,12 @@ class Group {
  protected:
   // Implementations start the operation and return a handle. Arguments are already checked.
   virtual std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) = 0;
-  virtual std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op) = 0;
+  virtual std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
+                                                  ReduceOp op) = 0;
   virtual std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) = 0;
-  virtual std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t> receive_counts, at::Tensor input,
+  virtual std::unique_ptr<Work> do_all_to_all(at::Tensor output,
+                                              std::vector<std::int64_t> receive_counts,
+                                              at::Tensor input,
                                               std::vector<std::int64_t> send_counts) = 0;
   virtual std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int root) = 0;
   virtual std::unique_ptr<Work> do_barrier() = 0;

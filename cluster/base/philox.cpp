@@ -6,6 +6,7 @@
 #include <ATen/ops/mul.h>
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "cluster/base/error.h"
@@ -22,38 +23,63 @@ constexpr int kNumRounds = 10;
 std::uint32_t low_word(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
 std::uint32_t high_word(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
 
-// kLanes consecutive counters at once: words[w][lane] = word w of philox(key, counter_high,
-// counter_low + lane). Every loop over lanes is one vector operation of whatever width the calling
-// function is compiled for.
-constexpr int kLanes = 16;
-using Words = std::uint32_t[4][kLanes];
+// Sixteen 32-bit or eight 64-bit numbers in one register, or in several narrower ones: the compiler
+// translates to what the calling function is compiled for.
+using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
+using U32x16 [[gnu::vector_size(64)]] = std::uint32_t;
+using I32x16 [[gnu::vector_size(64)]] = std::int32_t;
+using F32x16 [[gnu::vector_size(64)]] = float;
+constexpr std::int64_t kLanes = 8;  // counters at once
+constexpr std::int64_t kBlock = 4 * kLanes;
 
+// The words of philox(key, counter_high, counter_low + lane), lane 0 to 7, in the order of the row:
+// first the four of lane 0. Vectors go by reference because passing them by value depends on the
+// instruction set.
 [[gnu::always_inline]] inline void philox_lanes(std::uint64_t key, std::uint64_t counter_high,
-                                                std::uint64_t counter_low, Words& words) {
-  for (int lane = 0; lane < kLanes; ++lane) {
-    const std::uint64_t counter = counter_low + static_cast<std::uint64_t>(lane);
-    words[0][lane] = low_word(counter);
-    words[1][lane] = high_word(counter);
-    words[2][lane] = low_word(counter_high);
-    words[3][lane] = high_word(counter_high);
-  }
+                                                std::uint64_t counter_low, U32x16& first,
+                                                U32x16& second) {
+  constexpr std::uint64_t kLow = 0xffffffff;
+  const U64x8 counter = counter_low + U64x8{0, 1, 2, 3, 4, 5, 6, 7};
+  // One 32-bit word in each 64-bit lane.
+  U64x8 word0 = counter & kLow, word1 = counter >> 32;
+  U64x8 word2 = U64x8{} + (counter_high & kLow), word3 = U64x8{} + (counter_high >> 32);
   std::uint32_t key0 = low_word(key), key1 = high_word(key);
   for (int round = 0; round < kNumRounds; ++round) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const std::uint64_t product0 = std::uint64_t{kMultiplier0} * words[0][lane];
-      const std::uint64_t product1 = std::uint64_t{kMultiplier1} * words[2][lane];
-      const std::uint32_t word1 = words[1][lane], word3 = words[3][lane];
-      words[0][lane] = high_word(product1) ^ word1 ^ key0;
-      words[1][lane] = low_word(product1);
-      words[2][lane] = high_word(product0) ^ word3 ^ key1;
-      words[3][lane] = low_word(product0);
-    }
+    const U64x8 product0 = word0 * kMultiplier0, product1 = word2 * kMultiplier1;
+    word0 = (product1 >> 32) ^ word1 ^ key0;
+    word1 = product1 & kLow;
+    word2 = (product0 >> 32) ^ word3 ^ key1;
+    word3 = product0 & kLow;
     key0 += kWeyl0;
     key1 += kWeyl1;
   }
+  const U64x8 words01 = word0 | word1 << 32, words23 = word2 | word3 << 32;
+  first =
+      reinterpret_cast<U32x16>(__builtin_shufflevector(words01, words23, 0, 8, 1, 9, 2, 10, 3, 11));
+  second = reinterpret_cast<U32x16>(
+      __builtin_shufflevector(words01, words23, 4, 12, 5, 13, 6, 14, 7, 15));
 }
 
-// A row's elements [first_element, last_element); first_element is a multiple of 4 * kLanes.
+// What an element's 32 bits become: the uniform number itself, or a dropout mask's entry.
+struct Uniform {
+  [[gnu::always_inline]] void operator()(const U32x16& bits, float* out) const {
+    // At most 2^24: exact in fp32.
+    const auto integers = reinterpret_cast<I32x16>((bits >> 8) + 1);
+    const F32x16 u = __builtin_convertvector(integers, F32x16) * 0x1p-24f;
+    std::memcpy(out, &u, sizeof(u));
+  }
+};
+struct Mask {
+  float p, scale;
+  [[gnu::always_inline]] void operator()(const U32x16& bits, float* out) const {
+    const auto integers = reinterpret_cast<I32x16>((bits >> 8) + 1);
+    const F32x16 u = __builtin_convertvector(integers, F32x16) * 0x1p-24f;
+    const F32x16 entries = u > p ? F32x16{} + scale : F32x16{};
+    std::memcpy(out, &entries, sizeof(entries));
+  }
+};
+
+// A row's elements [first_element, last_element); first_element is a multiple of kBlock.
 struct RowPart {
   std::uint64_t key, counter_high, counter_low;  // of the row's element 0
   std::int64_t first_element, last_element;
@@ -62,40 +88,30 @@ struct RowPart {
 // out[e - first_element] = map(word of element e).
 template <typename Map>
 [[gnu::always_inline]] inline void fill(const RowPart& part, float* out, Map map) {
-  constexpr std::int64_t kElements = 4 * kLanes;
-  for (std::int64_t e = part.first_element; e < part.last_element; e += kElements) {
-    Words words;
-    philox_lanes(part.key, part.counter_high, part.counter_low + static_cast<std::uint64_t>(e / 4),
-                 words);
-    float values[kElements];
-    for (int lane = 0; lane < kLanes; ++lane) {
-      for (int w = 0; w < 4; ++w) values[4 * lane + w] = map(words[w][lane]);
+  const std::int64_t num_elements = part.last_element - part.first_element;
+  const std::uint64_t counter =
+      part.counter_low + static_cast<std::uint64_t>(part.first_element / 4);
+  for (std::int64_t e = 0; e < num_elements; e += kBlock) {
+    U32x16 first, second;
+    philox_lanes(part.key, part.counter_high, counter + static_cast<std::uint64_t>(e / 4), first,
+                 second);
+    if (num_elements - e >= kBlock) {
+      map(first, out + e);
+      map(second, out + e + kBlock / 2);
+    } else {
+      float rest[kBlock];
+      map(first, rest);
+      map(second, rest + kBlock / 2);
+      std::copy_n(rest, num_elements - e, out + e);
     }
-    const std::int64_t count = std::min(kElements, part.last_element - e);
-    std::copy_n(values, count, out + (e - part.first_element));
   }
 }
-
-[[gnu::always_inline]] inline float to_uniform(std::uint32_t bits) {
-  return static_cast<float>(static_cast<std::int32_t>((bits >> 8) + 1)) * 0x1p-24f;
-}
-
-// What an element's 32 bits become: the number itself, or a dropout mask's entry.
-struct Uniform {
-  [[gnu::always_inline]] float operator()(std::uint32_t bits) const { return to_uniform(bits); }
-};
-struct Mask {
-  float p, scale;
-  [[gnu::always_inline]] float operator()(std::uint32_t bits) const {
-    return to_uniform(bits) > p ? scale : 0.0f;
-  }
-};
 
 // The same loop for the instruction sets of the day, chosen once a process.
 #if defined(__x86_64__)
 template <typename Map>
-[[gnu::target("avx512f,avx512dq,prefer-vector-width=512")]] void fill_avx512(const RowPart& part,
-                                                                             float* out, Map map) {
+[[gnu::target("avx512dq,prefer-vector-width=512")]] void fill_avx512(const RowPart& part,
+                                                                     float* out, Map map) {
   fill(part, out, map);
 }
 template <typename Map>
@@ -139,7 +155,7 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
   const std::int64_t* ids = ids_B.const_data_ptr<std::int64_t>();
   float* data = out.mutable_data_ptr<float>();
   const std::int64_t num_inner = out.numel() / ids_B.size(0);
-  constexpr std::int64_t kPiece = 4096;  // elements, a few microseconds; a multiple of 4 * kLanes
+  constexpr std::int64_t kPiece = 4096;  // elements, a few microseconds; a multiple of kBlock
   const std::int64_t pieces_per_row = (num_inner + kPiece - 1) / kPiece;
   at::parallel_for(0, ids_B.size(0) * pieces_per_row,
                    std::max<std::int64_t>(1, 65536 / std::min(num_inner, kPiece)),
@@ -159,12 +175,14 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
 
 std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high,
                                     std::uint64_t counter_low) {
-  Words words;
-  philox_lanes(key, counter_high, counter_low, words);
-  return {words[0][0], words[1][0], words[2][0], words[3][0]};
+  U32x16 first, second;
+  philox_lanes(key, counter_high, counter_low, first, second);
+  return {first[0], first[1], first[2], first[3]};
 }
 
-float uniform_from_bits(std::uint32_t bits) { return to_uniform(bits); }
+float uniform_from_bits(std::uint32_t bits) {
+  return static_cast<float>((bits >> 8) + 1) * 0x1p-24f;
+}
 
 std::uint64_t noise_key(std::uint64_t seed, std::uint64_t step, std::uint32_t layer,
                         NoisePurpose purpose) {

@@ -1,6 +1,6 @@
-// Counter-based random numbers (Philox4x32-10; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
-// A number depends on its key and counter alone, never on rank, thread or call order, so noise is the same for
-// every number of ranks and after every resume.
+// Counter-based random numbers (Philox4x32-10; Salmon et al. 2011, "Parallel random numbers: as
+// easy as 1, 2, 3"). A number depends on its key and counter alone, never on rank, thread or call
+// order, so noise is the same for every number of ranks and after every resume.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +11,14 @@
 namespace birkhoff {
 
 // One Philox4x32-10 block: 128 random bits from a 64-bit key and a 128-bit counter.
-std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high, std::uint64_t counter_low);
+std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high,
+                                    std::uint64_t counter_low);
 
 // Uniform in (0, 1], 24 bits: (bits >> 8 + 1) * 2^-24. Never 0, so its logarithm is finite.
 float uniform_from_bits(std::uint32_t bits);
 
-// What a stream of noise is for. The values are part of the reproducibility promise: never renumber.
+// What a stream of noise is for. The values are part of the reproducibility promise: never
+// renumber.
 enum class NoisePurpose : std::uint32_t {
   kInit = 0,
   kSampleOrder = 1,
@@ -29,27 +31,32 @@ enum class NoisePurpose : std::uint32_t {
 };
 
 // Mixes parts into a 64-bit Philox key. Different parts give unrelated streams.
-std::uint64_t noise_key(std::uint64_t seed, std::uint64_t step, std::uint32_t layer, NoisePurpose purpose);
+std::uint64_t noise_key(std::uint64_t seed, std::uint64_t step, std::uint32_t layer,
+                        NoisePurpose purpose);
 
-// The key of all noise in one forward pass, before a layer and a purpose are chosen. Passed by value.
+// The key of all noise in one forward pass, before a layer and a purpose are chosen. Passed by
+// value.
 struct NoiseKey {
   std::uint64_t seed = 0;
-  at::Tensor step;          // int64 [1] on the device of the computation; read by the operation, so that a captured graph replays with new noise
+  at::Tensor step;  // int64 [1] on the device of the computation; read by the operation, so that a
+                    // captured graph replays with new noise
   std::uint32_t layer = 0;
   at::Tensor sample_ids_B;  // int64 [B]: global sample of each row of the batch
 
   NoiseKey at_layer(std::uint32_t new_layer) const;
 };
 
-// fp32 [B, inner...] uniform in (0, 1]: element e (row-major in the inner shape) of row b is word e % 4 of
-// philox(noise_key(seed, step, layer, purpose), counter_high = sample_ids[b], counter_low = e / 4 + offset).
+// fp32 [B, inner...] uniform in (0, 1]: element e (row-major in the inner shape) of row b is word e
+// % 4 of philox(noise_key(seed, step, layer, purpose), counter_high = sample_ids[b], counter_low =
+// e / 4 + offset).
 at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                           std::uint64_t offset = 0);
 
 // Gumbel(0, 1): -log(-log(u)), finite for every u the generator can give.
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape);
 
-// x with entries zeroed with probability p and the others scaled by 1 / (1 - p); x itself when p is 0. x: [B, ...].
+// x with entries zeroed with probability p and the others scaled by 1 / (1 - p); x itself when p is
+// 0. x: [B, ...].
 at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, NoisePurpose purpose);
 
 }  // namespace birkhoff

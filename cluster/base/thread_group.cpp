@@ -19,7 +19,7 @@ struct Offer {
   void* data = nullptr;
   std::int64_t count = 0;  // must be equal on all ranks, except for all_to_all
   at::ScalarType dtype = at::kFloat;
-  const std::vector<std::int64_t>* send_counts = nullptr;
+  std::vector<std::int64_t> send_counts = {}, receive_counts = {};  // of all_to_all
 };
 
 // The meeting place of all ranks.
@@ -120,17 +120,15 @@ class ThreadGroup : public Group {
   std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t> receive_counts,
                                       at::Tensor input,
                                       std::vector<std::int64_t> send_counts) override {
-    offer({"all_to_all", input.mutable_data_ptr(), 0, input.scalar_type(), &send_counts});
+    offer({"all_to_all", input.mutable_data_ptr(), 0, input.scalar_type(), std::move(send_counts),
+           std::move(receive_counts)});
     char* out = static_cast<char*>(output.mutable_data_ptr());
     for (int peer = 0; peer < size(); ++peer) {
-      const std::vector<std::int64_t>& sent =
-          *meeting_.offers[static_cast<std::size_t>(peer)].send_counts;
-      const std::int64_t count = receive_counts[static_cast<std::size_t>(peer)];
-      require(sent[static_cast<std::size_t>(rank_)] == count,
-              "all_to_all: a rank's receive count differs from its peer's send count");
+      const std::vector<std::int64_t>& sent = offer_of(peer).send_counts;
       const std::int64_t start =
           std::accumulate(sent.begin(), sent.begin() + rank_, std::int64_t{0});
-      const std::size_t num_bytes = static_cast<std::size_t>(count) * input.itemsize();
+      const std::size_t num_bytes =
+          static_cast<std::size_t>(sent[static_cast<std::size_t>(rank_)]) * input.itemsize();
       if (num_bytes == 0) continue;
       std::memcpy(out, bytes_of(peer) + static_cast<std::size_t>(start) * input.itemsize(),
                   num_bytes);
@@ -153,15 +151,24 @@ class ThreadGroup : public Group {
   }
 
  private:
-  void offer(const Offer& my_offer) {
-    meeting_.offers[static_cast<std::size_t>(rank_)] = my_offer;
+  // Shows my part and waits for everybody's. All ranks make the same checks, so all throw or none
+  // does, and nobody reads the memory of a rank that has left.
+  void offer(Offer my_offer) {
+    meeting_.offers[static_cast<std::size_t>(rank_)] = std::move(my_offer);
     meeting_.arrive();
-    for (const Offer& other : meeting_.offers) {
-      if (std::strcmp(other.operation, my_offer.operation) != 0 || other.count != my_offer.count ||
-          other.dtype != my_offer.dtype) {
+    const Offer& first = offer_of(0);
+    for (int r = 0; r < size(); ++r) {
+      const Offer& other = offer_of(r);
+      if (std::strcmp(other.operation, first.operation) != 0 || other.count != first.count ||
+          other.dtype != first.dtype) {
         fail(ExitCode::kInternal,
-             "internal error: rank {} is in {} of {} elements, another rank in {} of {}", rank_,
-             my_offer.operation, my_offer.count, other.operation, other.count);
+             "internal error: rank 0 is in {} of {} elements, rank {} in {} of {}", first.operation,
+             first.count, r, other.operation, other.count);
+      }
+      for (std::size_t peer = 0; peer < other.send_counts.size(); ++peer) {
+        require(other.send_counts[peer] ==
+                    meeting_.offers[peer].receive_counts[static_cast<std::size_t>(r)],
+                "all_to_all: a rank's receive count differs from its peer's send count");
       }
     }
   }
@@ -170,9 +177,8 @@ class ThreadGroup : public Group {
     meeting_.arrive();
     return std::make_unique<DoneWork>();
   }
-  char* bytes_of(int peer) const {
-    return static_cast<char*>(meeting_.offers[static_cast<std::size_t>(peer)].data);
-  }
+  const Offer& offer_of(int peer) const { return meeting_.offers[static_cast<std::size_t>(peer)]; }
+  char* bytes_of(int peer) const { return static_cast<char*>(offer_of(peer).data); }
   char* mine(std::size_t byte) const { return bytes_of(rank_) + byte; }
   void reduce_offers(ReduceOp op, std::size_t first_byte, void* output, std::int64_t count) const {
     std::vector<const void*> inputs;

@@ -1,0 +1,134 @@
+#include "cluster/mpi_group.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+#include "cluster/base/error.h"
+#include "tests/cluster/group_conformance.h"
+#include "tests/cluster/mpi_test_main.h"
+
+namespace birkhoff {
+namespace {
+
+double cpu_seconds() {
+  rusage usage;
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+TEST(World, KnowsRanksAndMachine) {
+  World& world = test_world();
+  EXPECT_EQ(world.size(), announced_ranks());
+  EXPECT_EQ(world.rank(), announced_rank());
+  EXPECT_EQ(world.local_size(), world.size());  // tests run on one machine
+  EXPECT_EQ(world.local_rank(), world.rank());
+  EXPECT_FALSE(world.host().empty());
+  EXPECT_THROW(World(), Error);
+}
+
+TEST(World, ChecksWhatTheLauncherAnnounced) {
+  EXPECT_NO_THROW(check_world_size(1, 1));
+  EXPECT_NO_THROW(check_world_size(4, 4));
+  EXPECT_NO_THROW(check_world_size(4, 1));
+  try {
+    check_world_size(1, 4);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kUsage);
+    EXPECT_THAT(error.what(), testing::HasSubstr("announces 4 ranks but MPI sees 1"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("srun --mpi=pmix"));
+  }
+}
+
+TEST(World, ReadsTheAnnouncementOfEveryLauncher) {
+  const std::vector<const char*> names{
+      "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
+      "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"};
+  std::vector<std::pair<const char*, std::string>> saved;
+  for (const char* name : names) {
+    if (const char* value = std::getenv(name)) saved.emplace_back(name, value);
+    ::unsetenv(name);
+  }
+  EXPECT_EQ(announced_ranks(), 1);
+  EXPECT_EQ(announced_rank(), 0);
+  ::setenv("SLURM_STEP_NUM_TASKS", "8", 1);
+  ::setenv("SLURM_PROCID", "5", 1);
+  EXPECT_EQ(announced_ranks(), 8);
+  EXPECT_EQ(announced_rank(), 5);
+  // mpirun inside a Slurm step counts its own ranks.
+  ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+  ::setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+  EXPECT_EQ(announced_ranks(), 2);
+  EXPECT_EQ(announced_rank(), 1);
+  ::setenv("OMPI_COMM_WORLD_SIZE", "two", 1);
+  EXPECT_EQ(announced_ranks(), 8);
+  for (const char* name : names) ::unsetenv(name);
+  for (const auto& [name, value] : saved) ::setenv(name, value.c_str(), 1);
+}
+
+TEST(MpiGroup, Conforms) {
+  Group& group = test_world().group();
+  check_operations(group);
+  check_bytes(group);
+  check_overlap(group);
+  check_ring(group);
+  check_misuse(group);
+}
+
+TEST(MpiGroup, TensorsOfManyPieces) {
+  Group& group = test_world().group();
+  at::Tensor x = at::arange(1500000, at::kDouble) + group.rank();  // 12 MB
+  const at::Tensor sum =
+      at::arange(1500000, at::kDouble) * group.size() + group.size() * (group.size() - 1) / 2.0;
+  group.all_reduce(x, ReduceOp::kSum, "large");
+  EXPECT_TRUE(at::equal(x, sum));
+}
+
+TEST(MpiGroup, SplitGroupsWorkSideBySide) {
+  World& world = test_world();
+  // Even and odd ranks, in reverse order.
+  const std::unique_ptr<Group> part = world.split(world.rank() % 2, -world.rank());
+  const int last_of_color = (world.size() - 1) / 2 * 2 + world.rank() % 2;
+  const int top = last_of_color < world.size() ? last_of_color : last_of_color - 2;
+  EXPECT_EQ(part->size(), (world.size() + 1 - world.rank() % 2) / 2);
+  EXPECT_EQ(part->rank(), (top - world.rank()) / 2);
+  at::Tensor mine = at::full({50001}, world.rank(), at::kFloat);
+  at::Tensor everybodys = at::full({50001}, world.rank(), at::kFloat);
+  const auto first = part->all_reduce_async(mine, ReduceOp::kSum, "part");
+  const auto second = world.group().all_reduce_async(everybodys, ReduceOp::kSum, "world");
+  second->wait();
+  first->wait();
+  double expected = 0;
+  for (int r = world.rank() % 2; r < world.size(); r += 2) expected += r;
+  EXPECT_EQ(mine[50000].item<double>(), expected);
+  EXPECT_EQ(everybodys[0].item<double>(), world.size() * (world.size() - 1) / 2);
+  check_operations(*part);
+}
+
+TEST(MpiGroup, WaitingSleeps) {
+  World& world = test_world();
+  at::Tensor x = at::ones({100000});
+  world.group().barrier("together");
+  const double cpu_before = cpu_seconds();
+  const auto start = std::chrono::steady_clock::now();
+  if (world.rank() == world.size() - 1) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+  world.group().all_reduce(x, ReduceOp::kSum, "late");
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+  EXPECT_GE(waited.count(), 0.29);
+  // A spinning wait would use all of it.
+  EXPECT_LT(cpu_seconds() - cpu_before, 0.1 * waited.count());
+}
+
+}  // namespace
+}  // namespace birkhoff
