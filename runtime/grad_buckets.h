@@ -1,0 +1,78 @@
+// Flat gradient buckets: parameters and their gradients are views, at equal offsets, of a few long
+// buffers, so that a reduction, a norm or an optimizer step is one pass over contiguous memory and
+// nothing is ever copied. Buckets are filled in reverse creation order, the order in which the
+// backward pass finishes, and each is reduced over the data group as soon as it and all before it
+// are full, while the backward pass goes on (Li et al. 2020, "PyTorch Distributed", section 3.2.3).
+// The order of reductions is fixed: it never depends on timing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "attention/parameters.h"
+#include "cluster/base/group.h"
+
+namespace birkhoff {
+
+class GradBuckets {
+ public:
+  // One parameter's place in a bucket.
+  struct Slot {
+    std::string name;
+    bool decay = true;  // as in Parameter
+    std::vector<std::int64_t> shape;
+    std::int64_t offset = 0, elements = 0;  // in the bucket
+  };
+  // values and gradients: 1-D, equal length, a multiple of kAlignment * ranks; padding between
+  // slots is zero.
+  struct Bucket {
+    at::Tensor values, gradients;
+    std::vector<Slot> slots;
+    std::int64_t elements() const { return values.size(0); }
+  };
+  // Slots start at multiples of this many elements: at least a cache line and the widest vector.
+  static constexpr std::int64_t kAlignment = 64;
+
+  // Moves the parameters' values into buckets of about `bucket_elements` (a larger parameter gets a
+  // bucket of its own) and gives them gradients. `parameters` and `group` must outlive the buckets.
+  // Local.
+  GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements);
+  ~GradBuckets();
+  GradBuckets(const GradBuckets&) = delete;
+  GradBuckets& operator=(const GradBuckets&) = delete;
+
+  std::vector<Bucket>& buckets() { return buckets_; }
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const Group& group() const { return group_; }
+  // Rank of the group that owns an element of a bucket: each owns one of size() equal slices.
+  int owner(const Bucket& bucket, std::int64_t offset) const;
+
+  // Gradients become zero.
+  void zero();
+  // Call before the last backward pass of a step: from here on a full bucket is reduced at once.
+  void start_reducing();
+  // Reduces what is left (a parameter without a gradient counts as zero) and then `tail`, a
+  // contiguous tensor of sums that travels with the gradients, and waits for all: gradients and
+  // tail hold the sums over the group. Collective over the group, as are the reductions that
+  // start_reducing() permits.
+  void finish_reducing(at::Tensor tail);
+
+ private:
+  class ReadyHook;
+  void add_bucket(const std::vector<const Parameter*>& members);
+  void mark_ready(std::size_t bucket);
+  void launch_next();
+
+  Group& group_;
+  std::vector<Bucket> buckets_;
+  std::vector<std::shared_ptr<void>> accumulators_;  // autograd nodes that hold our hooks
+  std::vector<std::size_t> missing_;  // slots of each bucket whose gradient is not complete
+  std::vector<std::unique_ptr<Work>> running_;  // of the buckets launched so far, in order
+  bool reducing_ = false;
+};
+
+}  // namespace birkhoff
