@@ -1,0 +1,67 @@
+#include "runtime/evaluator.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "cluster/base/error.h"
+#include "configs/config.pb.h"
+#include "data/corpus.h"
+
+namespace birkhoff {
+
+EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& config,
+                               const std::string& stream, std::int64_t sequence_length,
+                               std::int64_t num_windows) {
+  EvaluationPlan plan;
+  plan.split = config.split();
+  plan.micro_batch = config.micro_batch();
+  plan.bytes = static_cast<double>(corpus.split(plan.split).counts().bytes());
+  plan.num_windows = num_windows;
+  if (config.sequences() > 0 && config.sequences() < num_windows) {
+    plan.num_windows = config.sequences();
+    // All windows but the split's last are full, and the first token of the split is never a
+    // target.
+    const double targets = static_cast<double>(corpus.stream(plan.split, stream).elements() - 1);
+    plan.bytes *= static_cast<double>(plan.num_windows * sequence_length) / targets;
+  }
+  return plan;
+}
+
+Evaluator::Evaluator(Model& model, Group& group, EvaluationPlan plan,
+                     std::function<Batch(std::int64_t, std::int64_t)> read)
+    : model_(model), group_(group), plan_(std::move(plan)), read_(std::move(read)) {
+  require(plan_.micro_batch > 0 && plan_.num_windows > 0, "an evaluation reads something");
+}
+
+Evaluation Evaluator::run() {
+  const at::NoGradGuard no_grad;
+  const std::int64_t num_batches = (plan_.num_windows + plan_.micro_batch - 1) / plan_.micro_batch;
+  // Each row is filled by one rank and zero elsewhere: the sum over ranks is exact.
+  at::Tensor sums = at::zeros({num_batches, 2}, at::kDouble);
+  double* nats_and_count = sums.mutable_data_ptr<double>();
+  for (std::int64_t j = group_.rank(); j < num_batches; j += group_.size()) {
+    const std::int64_t begin = j * plan_.micro_batch;
+    const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_windows);
+    const ObjectiveSums objective = model_.objective(read_(begin, end), std::nullopt);
+    nats_and_count[2 * j] = objective.nats.item<double>();
+    nats_and_count[2 * j + 1] = objective.count.item<double>();
+  }
+  group_.all_reduce(sums, ReduceOp::kSum, "evaluation");
+  double nats = 0, count = 0;
+  for (std::int64_t j = 0; j < num_batches; ++j) {
+    nats += nats_and_count[2 * j];
+    count += nats_and_count[2 * j + 1];
+  }
+  Evaluation result;
+  result.tokens = std::llround(count);
+  result.bytes = std::llround(plan_.bytes);
+  result.loss = nats / count;
+  result.bits_per_byte = nats / std::numbers::ln2 / plan_.bytes;
+  return result;
+}
+
+}  // namespace birkhoff
