@@ -1,0 +1,50 @@
+#include "runtime/run_checkpoints.h"
+
+#include "cluster/base/log.h"
+#include "models/model.h"
+#include "runtime/metrics.h"
+#include "runtime/optimizer.h"
+#include "runtime/run_folder.h"
+
+namespace birkhoff {
+
+std::vector<NamedShard> training_shards(Model& model, Optimizer& optimizer, int num_ranks) {
+  std::vector<NamedShard> shards;
+  for (const Parameter& parameter : model.parameters().list()) {
+    shards.push_back(whole_shard(parameter.name, StateKind::kParameter, parameter.value, 0));
+  }
+  balance_owners(shards, num_ranks);
+  for (NamedShard& shard : optimizer.state()) shards.push_back(std::move(shard));
+  return shards;
+}
+
+RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, CheckpointHeader header,
+                               std::vector<NamedShard> shards, RunFolder* folder,
+                               const Metrics* metrics)
+    : writer_(writer),
+      header_(std::move(header)),
+      shards_(std::move(shards)),
+      folder_(folder),
+      metrics_(metrics) {}
+
+void RunCheckpoints::save(const TrainState& state) {
+  header_.set_step(state.step);
+  header_.set_consumed(state.consumed);
+  header_.set_tokens(state.tokens);
+  header_.set_skipped(state.skipped);
+  if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
+  writer_.save(header_, shards_);  // commits the save before, if one was running
+  if (saved_ && folder_ != nullptr) folder_->note_checkpoint();
+  saved_ = true;
+}
+
+void RunCheckpoints::poll() {
+  if (writer_.poll() && folder_ != nullptr) folder_->note_checkpoint();
+}
+
+void RunCheckpoints::finish() {
+  writer_.finish();
+  if (saved_ && folder_ != nullptr) folder_->note_checkpoint();
+}
+
+}  // namespace birkhoff

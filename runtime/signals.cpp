@@ -1,0 +1,47 @@
+#include "runtime/signals.h"
+
+#include <signal.h>
+
+#include <array>
+#include <atomic>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr std::array<int, 2> kSignals{SIGTERM, SIGUSR1};
+
+// All a signal handler may touch: a lock-free atomic.
+std::atomic<int> received_signal{0};
+static_assert(std::atomic<int>::is_always_lock_free);
+std::array<struct sigaction, kSignals.size()> previous_actions;
+bool installed = false;
+
+void note_signal(int signal) { received_signal.store(signal, std::memory_order_relaxed); }
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  require(!installed, "one StopSignals at a time");
+  installed = true;
+  received_signal = 0;
+  struct sigaction action {};
+  action.sa_handler = note_signal;
+  action.sa_flags = SA_RESTART;  // a signal must not make a read or write fail
+  sigemptyset(&action.sa_mask);
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    require(sigaction(kSignals[i], &action, &previous_actions[i]) == 0, "sigaction succeeds");
+  }
+}
+
+StopSignals::~StopSignals() {
+  for (std::size_t i = 0; i < kSignals.size(); ++i) {
+    sigaction(kSignals[i], &previous_actions[i], nullptr);
+  }
+  installed = false;
+}
+
+int StopSignals::received() const { return received_signal.load(std::memory_order_relaxed); }
+
+}  // namespace birkhoff

@@ -1,0 +1,218 @@
+#include "runtime/train_run.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <memory>
+#include <optional>
+
+#include "cluster/base/error.h"
+#include "cluster/base/file.h"
+#include "cluster/base/log.h"
+#include "cluster/mesh.h"
+#include "configs/config.pb.h"
+#include "configs/config_io.h"
+#include "data/corpus.h"
+#include "data/loader.h"
+#include "models/model.h"
+#include "runtime/checkpoint.h"
+#include "runtime/run_folder.h"
+
+namespace birkhoff {
+namespace {
+
+// Lines of the differences; only those in fixed fields, or all.
+std::string differences_text(const configs::Config& before, const configs::Config& after,
+                             bool fixed_only) {
+  std::string text;
+  for (const ConfigDifference& difference : diff_configs(before, after)) {
+    if (fixed_only && !difference.fixed) continue;
+    text += fmt::format("{}{}: {} -> {}", text.empty() ? "" : ", ", difference.path,
+                        difference.before, difference.after);
+  }
+  return text;
+}
+
+// Throws on all ranks, with the first rank that has something to say. Collective.
+void fail_together(Group& world, ExitCode code, const std::string& what, const std::string& mine) {
+  const std::vector<std::string> all = world.all_gather_bytes(mine, "agreement on " + what);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) {
+      fail(code, "rank {} has another {} than rank 0: {}; give all ranks the same", rank, what,
+           all[rank]);
+    }
+  }
+}
+
+void check_same_config(Group& world, const configs::Config& config) {
+  const std::string text = config_text(config);
+  const std::string rank_0_text = world.broadcast_bytes(text, 0, "configuration");
+  std::string difference;
+  if (text != rank_0_text) {
+    difference = differences_text(parse_config(rank_0_text, "rank 0", {}), config, false);
+  }
+  fail_together(world, ExitCode::kConfig, "configuration", difference);
+}
+
+void check_same_corpus(Group& world, const Corpus& corpus) {
+  const std::string& mine = corpus.manifest().fingerprint();
+  const std::string rank_0 = world.broadcast_bytes(mine, 0, "corpus");
+  std::string difference;
+  if (mine != rank_0) {
+    difference = fmt::format("fingerprint {} -> {} in {}", rank_0, mine, corpus.folder().string());
+  }
+  fail_together(world, ExitCode::kData, "corpus", difference);
+}
+
+void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& config,
+                     const Corpus& corpus) {
+  const configs::CheckpointManifest& manifest = checkpoint.manifest;
+  const std::string difference = differences_text(manifest.config(), config, true);
+  if (!difference.empty()) {
+    fail(ExitCode::kConfig,
+         "{}: this run cannot go on with other values of fixed fields: {}; restore them, or train "
+         "in another run folder",
+         checkpoint.path.string(), difference);
+  }
+  if (manifest.corpus() != corpus.manifest().fingerprint()) {
+    fail(
+        ExitCode::kData,
+        "{}: made with the corpus {}, but {} is {}; point data.corpus to the same corpus, or train "
+        "in another run folder",
+        checkpoint.path.string(), manifest.corpus(), corpus.folder().string(),
+        corpus.manifest().fingerprint());
+  }
+}
+
+CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus,
+                             const std::string& stream, const std::string& run, int ranks) {
+  CheckpointHeader header;
+  header.set_program(BIRKHOFF_VERSION);
+  header.set_run(run);
+  *header.mutable_config() = config;
+  header.set_ranks(ranks);
+  header.set_corpus(corpus.manifest().fingerprint());
+  const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
+  header.set_tokenizer(tokenizer.kind());
+  header.set_vocabulary(tokenizer.vocabulary());
+  if (!tokenizer.file().empty()) header.set_tokenizer_file(tokenizer.file());
+  if (tokenizer.has_end_of_document()) header.set_end_of_document(tokenizer.end_of_document());
+  header.set_bytes_per_token(static_cast<double>(corpus.split("train").counts().bytes()) /
+                             static_cast<double>(corpus.stream("train", stream).elements()));
+  return header;
+}
+
+MetricsOptions make_metrics_options(const configs::Config& config, const RunPaths& paths,
+                                    const TrainState& state) {
+  MetricsOptions options;
+  options.lines_path = paths.metrics();
+  options.svg_path = paths.loss_plot();
+  if (config.metrics().tensorboard()) options.event_folder = paths.root;
+  options.split = config.evaluate().split();
+  options.first_step = state.step + 1;
+  options.num_steps = config.train().steps();
+  options.every = config.metrics().every();
+  options.terminal = isatty(STDERR_FILENO) == 1;
+  return options;
+}
+
+// Evaluates on the configured split. Where the corpus has none of it: nullptr, said once.
+std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config, const Corpus& corpus,
+                                          const LoaderOptions& training, Model& model,
+                                          Group& group) {
+  const std::string& split = config.evaluate().split();
+  if (!corpus.has_split(split)) {
+    log_warning("{}: no split \"{}\": nothing is evaluated", corpus.folder().string(), split);
+    return nullptr;
+  }
+  LoaderOptions options = training;
+  options.split = split;
+  const auto reader = std::make_shared<EvalReader>(corpus, options);
+  return std::make_unique<Evaluator>(
+      model, group,
+      plan_evaluation(corpus, config.evaluate(), options.stream, options.sequence_length,
+                      reader->num_windows()),
+      [reader](std::int64_t begin, std::int64_t end) { return reader->read(begin, end); });
+}
+
+}  // namespace
+
+Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
+                     bool fresh, World& world) {
+  const StopSignals signals;
+  Log log(world.rank());
+  check_same_config(world.group(), config);
+  Mesh mesh(world, config.mesh());
+  Group& group = mesh.data();
+  const Corpus corpus(config.data().corpus());
+  check_same_corpus(world.group(), corpus);
+
+  // Rank 0 holds the folder and decides where to start; the broadcast tells the others when the
+  // folder is there.
+  std::optional<RunFolder> folder;
+  std::string resume_path, run_id;
+  if (world.rank() == 0) {
+    folder.emplace(run_folder, config.train().seed(), fresh);
+    if (const auto found = folder->find_resume_point()) resume_path = found->path.string();
+    run_id = folder->id();
+  }
+  run_id = world.group().broadcast_bytes(run_id, 0, "identity of the run");
+  resume_path = world.group().broadcast_bytes(resume_path, 0, "checkpoint to resume from");
+  const RunPaths paths{run_folder};
+  log.open(paths.log(world.rank()).string());
+
+  const std::unique_ptr<Model> model = make_model(config, corpus.vocabulary(), mesh.groups());
+  GradBuckets buckets(model->parameters(), group, config.train().bucket_elements());
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
+  std::vector<NamedShard> shards = training_shards(*model, *optimizer, world.size());
+
+  TrainState state;
+  std::int64_t metrics_bytes = 0;
+  if (!resume_path.empty()) {
+    const CheckpointFolder checkpoint = open_checkpoint(resume_path);
+    check_resumable(checkpoint, config, corpus);
+    load_checkpoint(checkpoint, shards);
+    const configs::CheckpointManifest& manifest = checkpoint.manifest;
+    state = {manifest.step(), manifest.consumed(), manifest.tokens(), manifest.skipped()};
+    metrics_bytes = manifest.metrics_bytes();
+  }
+  if (world.rank() == 0) {
+    log_info("{}: {} at step {} of {}; {} parameters, {} ranks", run_folder.string(),
+             resume_path.empty() ? "starts" : "resumes", state.step, config.train().steps(),
+             model->parameters().num_elements(), world.size());
+    for (const std::string& warning : model->warnings()) log_warning("{}", warning);
+    write_file_durably(paths.config().string(), config_text(config));
+    folder->cut_metrics(metrics_bytes);
+  }
+
+  LoaderOptions loader_options;
+  loader_options.stream = config.task().language_model().stream();
+  loader_options.sequence_length = config.data().sequence_length();
+  loader_options.restart_at_documents = config.data().restart_at_documents();
+  loader_options.global_batch = config.train().global_batch();
+  loader_options.seed = config.train().seed();
+  loader_options.rank = group.rank();
+  loader_options.size = group.size();
+  loader_options.prefetch = config.data().prefetch();
+  TrainLoader loader(corpus, loader_options, state.consumed);
+  const std::unique_ptr<Evaluator> evaluator =
+      make_evaluator(config, corpus, loader_options, *model, group);
+
+  std::optional<Metrics> metrics;
+  if (world.rank() == 0) metrics.emplace(make_metrics_options(config, paths, state));
+  std::vector<std::filesystem::path> tokenizer_files;
+  if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
+  CheckpointWriter writer(paths.checkpoints(), config.checkpoint().keep(), tokenizer_files,
+                          world.group());
+  RunCheckpoints checkpoints(
+      writer, make_header(config, corpus, loader_options.stream, run_id, world.size()), shards,
+      folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
+
+  Trainer trainer({config, *model, [&] { return loader.next(); }, group, buckets, *optimizer,
+                   signals, evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr});
+  const Outcome outcome = trainer.run(state);
+  if (metrics) metrics->close();
+  return outcome;
+}
+
+}  // namespace birkhoff
