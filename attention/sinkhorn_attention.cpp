@@ -1,0 +1,329 @@
+// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, C channels, D head dim, W = 2
+// b.
+#include "attention/sinkhorn_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attention/key_value_cache.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::SinkhornAttention;
+
+constexpr double kBarred = -std::numeric_limits<double>::infinity();
+constexpr double kLeastShare = 1e-20;  // of a sorted key's weight on tokens that exist
+
+// Own and sorted blocks side by side, ready for attention.
+struct SortedKeys {
+  at::Tensor k_BHNbD, v_BHNbD;
+  at::Tensor legal_BHNbb;  // bool: queries that may see each sorted key
+  at::Tensor bias_BHN1b;   // log share of existing tokens; undefined: all exist
+};
+
+// Block mixes sum_v weights_uv x_v of x [B, H, N, b, D].
+at::Tensor mix(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD) {
+  return at::matmul(weights_BHUN.to(x_BHNbD.scalar_type()), x_BHNbD.flatten(3))
+      .unflatten(3, {x_BHNbD.size(3), x_BHNbD.size(4)});
+}
+
+// The caches hold k and v, the features what later destinations need of earlier blocks.
+struct SinkhornDecodeState : DecodeState {
+  KeyValueCache cache;
+  std::vector<at::Tensor> psi_BC, source_BC;  // of each block begun; of each block completed
+  at::Tensor sum_BC, block_sum_BC;            // of x over all tokens; over the current block's
+  at::Tensor weights_BHN;                     // of the current block, over blocks 0..u
+  at::Tensor sorted_k_BHbD, sorted_v_BHbD;    // mixes of complete blocks; undefined in block 0
+};
+
+}  // namespace
+
+SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const MechanismShape& shape,
+                                     const std::string& prefix, Parameters& parameters)
+    : config_(config), shape_(shape), sort_net_(config, shape, prefix + ".sort_net", parameters) {
+  if (leaky() && sort_net_.reads_sources()) {
+    fail(ExitCode::kConfig,
+         "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): a block would "
+         "be "
+         "scored by its own later tokens; use another sort_net",
+         prefix);
+  }
+}
+
+bool SinkhornMechanism::leaky() const {
+  return shape_.causal && config_.causal_balance() == SinkhornAttention::paper_masked;
+}
+
+at::Tensor SinkhornMechanism::open_pairs(const Blocks& blocks) const {
+  const std::int64_t N = blocks.num_blocks();
+  at::Tensor open_BNN = at::ones({1, N, N}, at::kBool);
+  if (blocks.valid_BNb().defined()) {
+    const at::Tensor exists_BN = blocks.valid_BNb().select(2, 0);  // padding comes last
+    open_BNN =
+        at::logical_and(open_BNN, at::logical_and(exists_BN.unsqueeze(2), exists_BN.unsqueeze(1)));
+  }
+  if (blocks.segments_BNb().defined()) {
+    const at::Tensor& segments_BNb = blocks.segments_BNb();
+    const at::Tensor first_BN1 = segments_BNb.narrow(2, 0, 1);
+    at::Tensor same_BNb = segments_BNb == first_BN1;
+    if (blocks.valid_BNb().defined()) {
+      same_BNb = at::logical_or(same_BNb, blocks.valid_BNb().logical_not());
+    }
+    const at::Tensor whole_B1N = same_BNb.all(2).unsqueeze(1);
+    open_BNN = at::logical_and(open_BNN,
+                               at::logical_and(whole_B1N, first_BN1 == first_BN1.transpose(1, 2)));
+  }
+  return open_BNN;
+}
+
+at::Tensor SinkhornMechanism::visible_pairs(const at::Tensor& open_BNN) const {
+  if (!shape_.causal) return open_BNN;
+  return open_BNN.tril(leaky() ? 0 : -1);
+}
+
+at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
+                                      std::int64_t first_row, BalancePath path) const {
+  const std::int64_t num_rows = scores_BHNN.size(2) - first_row;
+  const auto barred = [&](const at::Tensor& allowed_BNN) {
+    return scores_BHNN.masked_fill(allowed_BNN.logical_not().unsqueeze(1), kBarred);
+  };
+  const auto last_rows = [&](const at::Tensor& x) { return x.narrow(2, first_row, num_rows); };
+  const at::Tensor visible_BNN = visible_pairs(open_BNN);
+  const std::int64_t iterations = config_.iterations();
+  const auto balance_mode = config_.causal_balance();
+  const bool fixed_cost =
+      balance_mode == SinkhornAttention::none || balance_mode == SinkhornAttention::uniform;
+  if (iterations == 0 && !(shape_.causal && fixed_cost)) {
+    return last_rows(barred(visible_BNN).exp());
+  }
+  if (!shape_.causal) return last_rows(balance(barred(visible_BNN), iterations, path));
+  switch (balance_mode) {
+    case SinkhornAttention::prefix: {
+      // A destination without a source of its own takes no part in others' balance either.
+      const at::Tensor taking_part = visible_BNN.any(2, /*keepdim=*/true);
+      return prefix_balance(barred(at::logical_and(open_BNN, taking_part)), iterations, first_row,
+                            path)
+          .masked_fill(visible_BNN.narrow(1, first_row, num_rows).logical_not().unsqueeze(1), 0);
+    }
+    case SinkhornAttention::cumulative:
+      return last_rows(cumulative_balance(barred(visible_BNN), iterations));
+    case SinkhornAttention::none:
+      return last_rows(softmax_with_null(barred(visible_BNN)));
+    case SinkhornAttention::uniform: {
+      const at::Tensor equal_BNN = visible_BNN.to(scores_BHNN.scalar_type());
+      const at::Tensor mean_BNN = equal_BNN / equal_BNN.sum(2, /*keepdim=*/true).clamp_min(1);
+      return last_rows(mean_BNN.unsqueeze(1).expand_as(scores_BHNN));
+    }
+    case SinkhornAttention::paper_masked:
+      return last_rows(balance(barred(visible_BNN), iterations, path));
+  }
+  require(false, "unknown causal_balance");
+  return {};
+}
+
+AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath path) const {
+  const Blocks blocks(in, config_.block(), shape_.causal);
+  at::Tensor k_BHNbD = blocks.fold(in.k_BHSD, 2);
+  at::Tensor v_BHNbD = config_.tie_key_value() ? k_BHNbD : blocks.fold(in.v_BHSD, 2);
+  const at::Tensor& valid_BNb = blocks.valid_BNb();
+  if (valid_BNb.defined()) {
+    const at::Tensor padding = valid_BNb.logical_not().unsqueeze(1).unsqueeze(4);
+    k_BHNbD = k_BHNbD.masked_fill(padding, 0);
+    v_BHNbD = config_.tie_key_value() ? k_BHNbD : v_BHNbD.masked_fill(padding, 0);
+  }
+
+  const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC);
+  const at::Tensor source_BNC =
+      sort_net_.reads_sources() ? pool_sources(blocks, in.x_kv_BSC) : at::Tensor();
+  const at::Tensor open_BNN = open_pairs(blocks);
+  const at::Tensor weights_BHNN =
+      weights(sort_net_.scores(psi_BNC, source_BNC, in.noise), open_BNN, 0, path);
+
+  SortedKeys sorted;
+  sorted.k_BHNbD = mix(weights_BHNN, k_BHNbD);
+  sorted.v_BHNbD = config_.tie_key_value() ? sorted.k_BHNbD : mix(weights_BHNN, v_BHNbD);
+  const at::Tensor own_legal = blocks.legal(0);
+  const at::Tensor row_sees = visible_pairs(open_BNN).any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
+  at::Tensor query_sees = row_sees;  // [B, 1, N, b or 1, 1]
+  if (blocks.segments_BNb().defined()) {
+    const at::Tensor& segments_BNb = blocks.segments_BNb();
+    query_sees = at::logical_and(
+        row_sees, (segments_BNb == segments_BNb.narrow(2, 0, 1)).unsqueeze(1).unsqueeze(4));
+  }
+  sorted.legal_BHNbb = query_sees.expand_as(at::logical_and(query_sees, own_legal));
+  if (leaky()) sorted.legal_BHNbb = sorted.legal_BHNbb.tril();
+  if (valid_BNb.defined()) {
+    const at::Tensor total = weights_BHNN.sum(3, /*keepdim=*/true);
+    const at::Tensor share_BHNb =
+        at::matmul(weights_BHNN, valid_BNb.unsqueeze(1).to(weights_BHNN.scalar_type())) /
+        total.masked_fill(total == 0, 1);
+    const at::Tensor least = share_BHNb.clamp_min(kLeastShare);
+    const at::Tensor scale = least.unsqueeze(4).to(k_BHNbD.scalar_type());
+    sorted.k_BHNbD = sorted.k_BHNbD / scale;
+    sorted.v_BHNbD = config_.tie_key_value() ? sorted.k_BHNbD : sorted.v_BHNbD / scale;
+    sorted.legal_BHNbb =
+        at::logical_and(sorted.legal_BHNbb, (share_BHNb > kLeastShare).unsqueeze(3));
+    sorted.bias_BHN1b = least.log().unsqueeze(3).to(k_BHNbD.scalar_type());
+  }
+
+  BlockAttention attention;
+  attention.q_BHNbD = blocks.fold(in.q_BHLD, 2);
+  attention.dropout = config_.dropout();
+  attention.noise = in.noise;
+  at::Tensor sorted_k = sorted.k_BHNbD, sorted_legal = sorted.legal_BHNbb, legal = own_legal;
+  switch (config_.combine()) {
+    case SinkhornAttention::concat:
+      break;
+    case SinkhornAttention::add_outputs:
+      attention.num_softmaxes = 2;
+      break;
+    case SinkhornAttention::add_logits:
+      sorted_k = sorted_k + k_BHNbD;  // q (k_s + k) is the sum of both logits
+      sorted_legal = at::logical_and(sorted_legal, own_legal);
+      legal = at::logical_and(own_legal, query_sees.logical_not());
+      break;
+  }
+  attention.k_BHNWD = concatenate_keys({sorted_k, k_BHNbD});
+  attention.v_BHNWD = config_.tie_key_value() && sorted_k.is_same(sorted.k_BHNbD)
+                          ? attention.k_BHNWD
+                          : concatenate_keys({sorted.v_BHNbD, v_BHNbD});
+  const auto common = at::infer_size(sorted_legal.sizes(), legal.sizes());
+  attention.legal_BHNbW = at::cat({sorted_legal.expand(common), legal.expand(common)}, 4);
+  if (sorted.bias_BHN1b.defined()) {
+    attention.bias_BHNbW = at::cat({sorted.bias_BHN1b, at::zeros_like(sorted.bias_BHN1b)}, 4);
+  }
+  return {blocks.unfold(attend_in_blocks(attention, path == BalancePath::kFused), 2), {}};
+}
+
+AttentionOutput SinkhornMechanism::reference(const AttentionInput& in) const {
+  return run(in, BalancePath::kReference);
+}
+
+AttentionOutput SinkhornMechanism::forward(const AttentionInput& in) const {
+  return run(in, BalancePath::kFused);
+}
+
+MechanismProperties SinkhornMechanism::properties() const {
+  return {.causal = shape_.causal && !leaky(),
+          .leaky = leaky(),
+          .exact_in_decoding = shape_.causal && !leaky(),
+          .ties_key_value = config_.tie_key_value()};
+}
+
+at::Tensor SinkhornMechanism::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {
+  const std::int64_t b = config_.block();
+  const at::Tensor query_L1 = at::arange(num_queries).unsqueeze(1), key_S = at::arange(num_keys);
+  if (!shape_.causal) return at::ones({num_queries, num_keys}, at::kBool);
+  const at::Tensor earlier_block = at::div(key_S, b, "floor") < at::div(query_L1, b, "floor");
+  const at::Tensor own = at::logical_and(key_S <= query_L1, earlier_block.logical_not());
+  // Logits of aligned positions, or sorted keys masked token by token, reach offsets up to the own.
+  if (leaky() || config_.combine() == SinkhornAttention::add_logits) {
+    return at::logical_or(own, at::logical_and(earlier_block, key_S % b <= query_L1 % b));
+  }
+  return at::logical_or(own, earlier_block);
+}
+
+double SinkhornMechanism::forward_flops(std::int64_t num_tokens) const {
+  const double b = static_cast<double>(config_.block());
+  const double N = std::ceil(static_cast<double>(num_tokens) / b), L = N * b;
+  const double width = static_cast<double>(shape_.heads * shape_.head_dim);
+  const bool causal = shape_.causal;
+  const double own_pairs = L * (causal ? (b + 1) / 2 : b);
+  const double sorted_pairs =
+      config_.combine() == SinkhornAttention::add_logits ? 0 : (causal ? L - b : L) * b;
+  const double mixed_pairs = causal ? N * (N - 1) / 2 : N * N;
+  const double mixes = config_.tie_key_value() ? 1 : 2;
+  // A step of the balance touches each pair about five times.
+  const double steps = 2 * static_cast<double>(config_.iterations());
+  double balance_pairs = mixed_pairs;
+  if (causal && config_.causal_balance() == SinkhornAttention::prefix)
+    balance_pairs = N * N * N / 3;
+  return 4 * (own_pairs + sorted_pairs) * width + 2 * mixes * mixed_pairs * b * width +
+         sort_net_.flops(static_cast<std::int64_t>(N)) +
+         5 * steps * balance_pairs * static_cast<double>(shape_.heads);
+}
+
+std::unique_ptr<DecodeState> SinkhornMechanism::decode_state(std::int64_t batch) const {
+  if (!shape_.causal) return Mechanism::decode_state(batch);
+  return std::make_unique<SinkhornDecodeState>();
+}
+
+at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
+                                          const AttentionInput& in) const {
+  auto& state = static_cast<SinkhornDecodeState&>(decode_state);
+  const std::int64_t t = state.cache.size(), b = config_.block(), u = t / b;
+  const at::Tensor x_BC = in.x_q_BLC.select(1, 0);
+  const at::Tensor wide_x_BC = x_BC.scalar_type() == at::kDouble ? x_BC : x_BC.to(at::kFloat);
+  state.cache.append(in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD);
+  state.sum_BC = t == 0 ? wide_x_BC : state.sum_BC + wide_x_BC;
+
+  if (t % b == 0) {  // a block begins: its weights are decided now
+    if (u > 0) state.source_BC.push_back(state.block_sum_BC / b);
+    state.block_sum_BC = at::zeros_like(wide_x_BC);
+    switch (config_.pooling()) {
+      case SinkhornAttention::first:
+        state.psi_BC.push_back(wide_x_BC);
+        break;
+      case SinkhornAttention::sum:
+        state.psi_BC.push_back(state.sum_BC);
+        break;
+      case SinkhornAttention::mean:
+      case SinkhornAttention::cumulative_mean:
+        state.psi_BC.push_back(state.sum_BC / (t + 1));
+        break;
+    }
+    if (u > 0 || leaky()) {
+      // Block u itself is no source yet: its feature is never read.
+      std::vector<at::Tensor> sources = state.source_BC;
+      sources.push_back(state.block_sum_BC);
+      const at::Tensor scores_BHNN =
+          sort_net_.scores(at::stack(state.psi_BC, 1), at::stack(sources, 1), {});
+      const at::Tensor open_BNN = at::ones({1, u + 1, u + 1}, at::kBool);
+      const at::Tensor weights_BH1N = weights(scores_BHNN, open_BNN, u, BalancePath::kFused);
+      state.weights_BHN = weights_BH1N.select(2, 0);
+      const at::Tensor past_BH1N = weights_BH1N.narrow(3, 0, u);
+      const auto mix_past = [&](const at::Tensor& x_BHSD) {
+        return mix(past_BH1N, x_BHSD.unflatten(2, {u, b})).select(2, 0);
+      };
+      state.sorted_k_BHbD = mix_past(state.cache.keys(0, u * b));
+      state.sorted_v_BHbD = mix_past(state.cache.values(0, u * b));
+    }
+  }
+  state.block_sum_BC = state.block_sum_BC + wide_x_BC;
+
+  const at::Tensor own_k = state.cache.keys(u * b, t + 1), own_v = state.cache.values(u * b, t + 1);
+  const auto attend = [&](const at::Tensor& k, const at::Tensor& v) {
+    return at::scaled_dot_product_attention(in.q_BHLD, k, v);
+  };
+  if (!state.sorted_k_BHbD.defined()) return attend(own_k, own_v);
+
+  // Aligned positions only, up to the query's own.
+  const std::int64_t num_own = t + 1 - u * b;
+  at::Tensor sorted_k = state.sorted_k_BHbD, sorted_v = state.sorted_v_BHbD;
+  if (leaky() || config_.combine() == SinkhornAttention::add_logits) {
+    sorted_k = sorted_k.narrow(2, 0, num_own);
+    sorted_v = sorted_v.narrow(2, 0, num_own);
+  }
+  if (leaky()) {
+    const at::Tensor own_weight =
+        state.weights_BHN.narrow(2, u, 1).unsqueeze(3).to(own_k.scalar_type());
+    sorted_k = sorted_k + own_weight * own_k;
+    sorted_v = sorted_v + own_weight * own_v;
+  }
+  switch (config_.combine()) {
+    case SinkhornAttention::concat:
+      return attend(at::cat({sorted_k, own_k}, 2), at::cat({sorted_v, own_v}, 2));
+    case SinkhornAttention::add_outputs:
+      return attend(sorted_k, sorted_v) + attend(own_k, own_v);
+    case SinkhornAttention::add_logits:
+      return attend(sorted_k + own_k, sorted_v);
+  }
+  require(false, "unknown combine");
+  return {};
+}
+
+}  // namespace birkhoff
