@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
@@ -162,11 +164,18 @@ std::vector<std::string> verb_names(const CLI::App& app) {
   return names;
 }
 
+const CLI::App* find_verb(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == name) return command;
+  }
+  return nullptr;
+}
+
 // The deepest verb that the arguments name, for its list of options.
 const CLI::App& chosen_verb(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* chosen = &app;
   for (const std::string& argument : arguments) {
-    if (const CLI::App* next = chosen->get_subcommand_no_throw(argument)) chosen = next;
+    if (const CLI::App* next = find_verb(*chosen, argument)) chosen = next;
   }
   return *chosen;
 }
@@ -180,8 +189,7 @@ std::string join(const std::vector<std::string>& parts) {
 // One line for a command line that does not parse, with the nearest option or verb.
 std::string usage_line(const CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& error) {
   const CLI::App& verb = chosen_verb(app, arguments);
-  std::string what = error.what();
-  std::replace(what.begin(), what.end(), '\n', ' ');
+  const std::string what = error.what();
   std::string hint;
   std::vector<std::string> options;
   for (const CLI::Option* option : verb.get_options()) {
@@ -193,15 +201,24 @@ std::string usage_line(const CLI::App& app, const std::vector<std::string>& argu
     if (std::find(options.begin(), options.end(), name) != options.end()) continue;
     if (std::string near = nearest_name(name, options); !near.empty()) hint = " (did you mean '" + near + "'?)";
   }
-  const std::string name = &verb == &app ? "birkhoff" : "birkhoff " + verb.get_name();
-  return name + ": " + what + hint + "; see '" + name + " --help'";
+  std::string name;
+  for (const CLI::App* part = &verb; part != nullptr; part = part->get_parent()) {
+    name = part->get_name() + (name.empty() ? "" : " ") + name;
+  }
+  return what + hint + "; see '" + name + " --help'";
+}
+
+// What was printed counts only once it is out: a full disk behind standard output must not pass for success.
+void flush_output(std::ostream& out) {
+  out.flush();
+  if (!out) fail(ExitCode::kStorage, "standard output cannot be written: {}; free space there or write elsewhere", std::strerror(errno));
 }
 
 }  // namespace
 
 int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
   const auto say = [&err](const std::string& what, ExitCode code) {
-    err << "birkhoff: " << what << '\n';
+    err << "birkhoff: " << one_line(what) << '\n';
     err.flush();
     return static_cast<int>(code);
   };
@@ -211,7 +228,7 @@ int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::o
       err << line.app.help();
       return static_cast<int>(ExitCode::kUsage);
     }
-    if (arguments[0].rfind('-', 0) != 0 && line.app.get_subcommand_no_throw(arguments[0]) == nullptr) {
+    if (arguments[0].rfind('-', 0) != 0 && find_verb(line.app, arguments[0]) == nullptr) {
       const std::vector<std::string> verbs = verb_names(line.app);
       const std::string near = nearest_name(arguments[0], verbs);
       return say("unknown command '" + arguments[0] + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
@@ -223,11 +240,14 @@ int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::o
       line.app.parse(reversed);
     } catch (const CLI::Success& request) {  // --help, --version
       line.app.exit(request, out, out);
+      flush_output(out);
       return 0;
     } catch (const CLI::ParseError& error) {
       return say(usage_line(line.app, arguments, error), ExitCode::kUsage);
     }
-    return line.run(out, err);
+    const int code = line.run(out, err);
+    flush_output(out);
+    return code;
   } catch (...) {
     const Failure failure = describe_failure(std::current_exception());
     return say(failure.what, failure.code);

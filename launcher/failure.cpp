@@ -34,9 +34,15 @@ Failure classify(const std::exception_ptr& exception) {
 
 }  // namespace
 
+std::string one_line(std::string text) {
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  std::replace_if(text.begin(), text.end(), is_control, ' ');
+  return text;
+}
+
 Failure describe_failure(const std::exception_ptr& exception) {
   Failure failure = classify(exception);
-  std::replace(failure.what.begin(), failure.what.end(), '\n', ' ');
+  failure.what = one_line(std::move(failure.what));
   return failure;
 }
 

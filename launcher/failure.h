@@ -13,6 +13,9 @@ struct Failure {
   std::string what;  // without newlines or stack traces
 };
 
+// Names that users give may hold line ends and escape sequences: spaces in their place.
+std::string one_line(std::string text);
+
 Failure describe_failure(const std::exception_ptr& exception);
 
 }  // namespace birkhoff

@@ -5,6 +5,7 @@
 #include "cluster/base/error.h"
 #include "data/bigram.h"
 #include "data/corpus.h"
+#include "data/verify.h"
 #include "launcher/commands.h"
 #include "launcher/run_paths.h"
 #include "models/describe.h"

@@ -6,6 +6,7 @@
 
 #include "data/corpus.h"
 #include "data/prepare.h"
+#include "data/verify.h"
 #include "launcher/commands.h"
 
 namespace birkhoff {

@@ -18,9 +18,9 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   options.temperature = arguments.temperature;
   options.top_k = arguments.top_k;
   options.seed = arguments.seed;
-  const auto first = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
+  options.first = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
   const std::vector<std::int32_t> prompt = tokenizer->encode(arguments.prompt);
-  const std::vector<std::int32_t> text = generate(*loaded.model, prompt, first, options);
+  const std::vector<std::int32_t> text = generate(*loaded.model, prompt, options);
   out << arguments.prompt << tokenizer->decode(text) << '\n';
   return 0;
 }

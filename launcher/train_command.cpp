@@ -4,12 +4,15 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <memory>
 #include <ostream>
 #include <string>
+#include <optional>
+#include <string_view>
 #include <thread>
 
 #include "cluster/base/error.h"
@@ -42,10 +45,22 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   return config;
 }
 
+// OpenMP's reading: a number, or a list with one for each level of nesting. What OpenMP would ignore is an error.
+std::optional<int> threads_asked_for() {
+  const char* set = std::getenv("OMP_NUM_THREADS");
+  if (set == nullptr || *set == '\0') return std::nullopt;
+  const std::string_view text = set;
+  int threads = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
+  const bool complete = end == text.data() + text.size() || *end == ',';
+  if (error == std::errc() && complete && threads > 0) return threads;
+  fail(ExitCode::kUsage, "OMP_NUM_THREADS is '{}': set it to a number of threads of at least 1, or unset it", text);
+}
+
 // Threads a rank may use: what OMP_NUM_THREADS says, else the cores this process may run on, shared with the ranks beside it
 // unless the launcher has already given each its own.
 int threads_of_rank(int local_ranks) {
-  if (const char* set = std::getenv("OMP_NUM_THREADS"); set != nullptr && std::atoi(set) > 0) return std::atoi(set);
+  if (const std::optional<int> threads = threads_asked_for()) return *threads;
   cpu_set_t mine;
   CPU_ZERO(&mine);
   const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -91,6 +106,7 @@ int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& 
   }
   configs::Config config;
   try {
+    threads_asked_for();
     config = check_before_start(arguments, arguments.ranks.value_or(announced));
   } catch (const Error&) {
     // Every rank finds the same error. Rank 0 says it; the others wait a moment for mpirun to end them, and speak only if
