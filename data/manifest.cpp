@@ -207,7 +207,7 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
 
 }  // namespace
 
-configs::CorpusManifest parse_manifest(const std::string& json, const std::string& name) {
+configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name) {
   CorpusManifest manifest;
   const auto status = google::protobuf::util::JsonStringToMessage(json, &manifest);
   if (!status.ok()) {

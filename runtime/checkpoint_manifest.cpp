@@ -150,7 +150,7 @@ std::string manifest_text(const CheckpointManifest& manifest) {
                      kChecksumSuffix, covered);
 }
 
-CheckpointManifest parse_manifest(const std::string& text, const std::string& path) {
+CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std::string& path) {
   try {
     check_head(text);
     CheckpointManifest manifest;

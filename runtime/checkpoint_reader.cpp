@@ -249,7 +249,7 @@ CheckpointFolder open_checkpoint(const fs::path& path) {
   }
   CheckpointFolder checkpoint;
   checkpoint.path = path;
-  checkpoint.manifest = parse_manifest(
+  checkpoint.manifest = parse_checkpoint_manifest(
       read_file(manifest_path, kMaxManifestBytes, ExitCode::kCheckpoint), manifest_path);
   for (const auto& file : checkpoint.manifest.file()) {
     check_size((path / file.name()).string(), file);

@@ -1,0 +1,176 @@
+#include "models/language_model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linear.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "cluster/base/error.h"
+#include "configs/config.pb.h"
+#include "models/objective.h"
+#include "models/sinusoid.h"
+
+namespace birkhoff {
+namespace {
+
+// Ranges of single fields are checked where the configuration is read. Before any parameter is
+// made.
+const configs::Config& checked(const configs::Config& config, std::int64_t vocabulary) {
+  const configs::Model& model = config.model();
+  if (model.channels() % model.heads() != 0) {
+    fail(ExitCode::kConfig, "model.heads: {} does not divide model.channels = {}", model.heads(),
+         model.channels());
+  }
+  require(model.attention_size() > 0, "the configuration is not resolved");
+  require(vocabulary > 0, "a language model needs a vocabulary");
+  return config;
+}
+
+at::ScalarType parameter_dtype(const configs::Train& train) {
+  switch (train.precision()) {
+    case configs::Train::fp32:
+      return at::kFloat;
+    case configs::Train::fp64:
+      return at::kDouble;
+  }
+  require(false, "train.precision has a value outside its enum");
+  return at::kFloat;
+}
+
+struct Cache final : DecodeCache {
+  std::int64_t length = 0;                                        // tokens decoded so far
+  std::vector<std::vector<std::unique_ptr<DecodeState>>> blocks;  // of each block, of each group
+};
+
+}  // namespace
+
+LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
+                             const ParallelGroups& groups)
+    : parameters_(checked(config, vocabulary).train().seed(), parameter_dtype(config.train())),
+      sequence_length_(config.data().sequence_length()),
+      vocabulary_(vocabulary),
+      embedding_scale_(config.model().scale_embeddings()
+                           ? std::sqrt(static_cast<double>(config.model().channels()))
+                           : 1.0),
+      embedding_dropout_(config.model().dropout().embedding()) {
+  const configs::Model& model = config.model();
+  const std::int64_t channels = model.channels();
+  const Init init = weight_init(model, WeightRole::kEmbedding, channels);
+  embedding_VC = parameters_.add("embedding.weight", {vocabulary, channels}, init, /*decay=*/true);
+  switch (model.positions()) {
+    case configs::Model::learned:
+      positions_TC =
+          parameters_.add("positions.weight", {sequence_length_, channels}, init, /*decay=*/true);
+      break;
+    case configs::Model::sinusoidal:
+      positions_TC = sinusoid_table(sequence_length_, channels).to(parameters_.dtype());
+      break;
+    case configs::Model::no_positions:
+      break;
+  }
+  blocks_.reserve(static_cast<std::size_t>(model.layers()));
+  for (std::int64_t i = 0; i < model.layers(); ++i) {
+    blocks_.emplace_back(model, i, sequence_length_, parameters_, groups);
+  }
+  final_norm_.emplace(model, "final_norm", parameters_);
+  output_VC = model.tie_embeddings()
+                  ? embedding_VC
+                  : parameters_.add("output.weight", {vocabulary, channels}, init, /*decay=*/true);
+}
+
+at::Tensor LanguageModel::embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const {
+  at::Tensor x_BTC = at::embedding(embedding_VC, tokens_BT);
+  if (embedding_scale_ != 1) x_BTC = x_BTC * embedding_scale_;
+  if (!positions_TC.defined()) return x_BTC;
+  return x_BTC + (positions_BT.defined() ? at::embedding(positions_TC, positions_BT)
+                                         : positions_TC.narrow(0, 0, tokens_BT.size(1)));
+}
+
+at::Tensor LanguageModel::output_logits(const at::Tensor& x_BTC) const {
+  return at::linear((*final_norm_)(x_BTC), output_VC);
+}
+
+at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseKey>& noise,
+                                  NamedSums& sums) const {
+  const at::Tensor& tokens_BT = batch.at(field::kInputs);
+  const std::int64_t num_tokens = tokens_BT.size(1);
+  if (num_tokens > sequence_length_) {
+    fail(ExitCode::kData, "a sequence of {} tokens is longer than data.sequence_length = {}",
+         num_tokens, sequence_length_);
+  }
+  SequenceContext context;
+  at::Tensor positions_BT;
+  if (batch.has(field::kSegments)) context.segments_BT = batch.at(field::kSegments);
+  if (batch.has(field::kPositions)) positions_BT = batch.at(field::kPositions);
+  context.positions_BTP =
+      (positions_BT.defined()
+           ? positions_BT
+           : at::arange(num_tokens, tokens_BT.options()).expand(tokens_BT.sizes()))
+          .unsqueeze(-1);
+
+  at::Tensor x_BTC = embed(tokens_BT, positions_BT);
+  if (noise) {
+    x_BTC = philox_dropout(x_BTC, embedding_dropout_, *noise, NoisePurpose::kEmbeddingDropout);
+  }
+  for (const Block& block : blocks_) x_BTC = block.forward(x_BTC, context, noise, sums);
+  return output_logits(x_BTC);
+}
+
+ObjectiveSums LanguageModel::objective(const Batch& batch, const std::optional<NoiseKey>& noise) {
+  NamedSums sums;
+  const at::Tensor logits_BTV = forward(batch, noise, sums);
+  ObjectiveSums objective =
+      cross_entropy_sums(logits_BTV, batch.at(field::kTargets), batch.at(field::kMask));
+  for (const auto& [name, value] : sums) {
+    if (name.ends_with(".auxiliary_loss")) objective.loss = objective.loss + value;
+    objective.metrics.emplace_back(name, value.detach().to(at::kDouble));
+  }
+  return objective;
+}
+
+at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
+  NamedSums sums;
+  return forward(batch, noise, sums);
+}
+
+std::unique_ptr<DecodeCache> LanguageModel::decode_cache(std::int64_t batch) {
+  auto cache = std::make_unique<Cache>();
+  for (const Block& block : blocks_) cache->blocks.push_back(block.decode_state(batch));
+  return cache;
+}
+
+at::Tensor LanguageModel::decode_step(DecodeCache& decode_cache, const at::Tensor& tokens_B) {
+  const c10::AutoGradMode no_gradients(false);
+  auto& cache = dynamic_cast<Cache&>(decode_cache);
+  require(cache.length < sequence_length_, "decode_step: the cache already holds max_tokens()");
+  const at::Tensor tokens_BT = tokens_B.unsqueeze(1);
+  const at::Tensor positions_BT = at::full(tokens_BT.sizes(), cache.length, tokens_BT.options());
+  const SequenceContext context{.segments_BT = {}, .positions_BTP = positions_BT.unsqueeze(-1)};
+  at::Tensor x_BTC = embed(tokens_BT, positions_BT);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    x_BTC = blocks_[i].decode_step(cache.blocks[i], x_BTC, context);
+  }
+  ++cache.length;
+  return output_logits(x_BTC).squeeze(1);
+}
+
+double LanguageModel::forward_flops_per_sequence() const {
+  double flops =
+      2.0 * static_cast<double>(sequence_length_) * static_cast<double>(output_VC.numel());
+  for (const Block& block : blocks_) flops += block.forward_flops(sequence_length_);
+  return flops;
+}
+
+std::vector<std::string> LanguageModel::warnings() const {
+  std::vector<std::string> result;
+  for (const Block& block : blocks_) {
+    for (std::string& warning : block.warnings()) result.push_back(std::move(warning));
+  }
+  return result;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,54 @@
+// Decoder-only language model after T2T's lmx: embeddings and positions, pre-norm blocks, final
+// norm, output layer.
+//
+// Legend: B batch, T tokens, C channels, V vocabulary.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/block.h"
+#include "models/layers.h"
+#include "models/model.h"
+
+namespace birkhoff {
+
+class LanguageModel final : public Model {
+ public:
+  // config is resolved; its values are checked here: Error(kConfig).
+  LanguageModel(const configs::Config& config, std::int64_t vocabulary,
+                const ParallelGroups& groups);
+
+  Parameters& parameters() override { return parameters_; }
+  ObjectiveSums objective(const Batch& batch, const std::optional<NoiseKey>& noise) override;
+  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) override;
+  std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override;
+  at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) override;
+  std::int64_t max_tokens() const override { return sequence_length_; }
+  double forward_flops_per_sequence() const override;
+  std::vector<std::string> warnings() const override;
+
+ private:
+  at::Tensor forward(const Batch& batch, const std::optional<NoiseKey>& noise,
+                     NamedSums& sums) const;
+  // Rows of the embedding, plus their position's where the model has positions. positions_BT
+  // undefined: 0, 1, 2, ...
+  at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const;
+  at::Tensor output_logits(const at::Tensor& x_BTC) const;
+
+  Parameters parameters_;
+  std::int64_t sequence_length_, vocabulary_;
+  double embedding_scale_;
+  float embedding_dropout_;
+  at::Tensor embedding_VC, positions_TC;  // positions undefined: none
+  std::vector<Block> blocks_;
+  std::optional<LayerNorm> final_norm_;
+  at::Tensor output_VC;  // the embedding itself where tied
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,79 @@
+// The layers every block is made of: linear, layer norm, feed-forward.
+//
+// Legend: C channels, F feed-forward width, I inputs, O outputs, ... leading dims (batch, tokens).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "attention/parameters.h"
+#include "cluster/base/philox.h"
+
+namespace birkhoff::configs {
+class Model;
+}
+
+namespace birkhoff {
+
+// Where a matrix stands in the network; decides how it starts (configs.Model.Init).
+enum class WeightRole {
+  kEmbedding,  // rows are looked up, or are an output layer's classes
+  kInner,
+  kResidual,  // its outputs are added to the residual stream
+};
+Init weight_init(const configs::Model& config, WeightRole role, std::int64_t fan_in);
+
+// Numbers the consumers of noise in a model, so that no two share a stream (NoiseKey::at_layer).
+enum class NoiseConsumer : std::uint32_t { kAttention = 0, kFeedForward = 1, kHeadGroup = 2 };
+inline constexpr std::uint32_t kMostHeadGroups = 254;
+inline std::uint32_t noise_layer(std::int64_t block, NoiseConsumer consumer,
+                                 std::size_t head_group = 0) {
+  return static_cast<std::uint32_t>(block) * (kMostHeadGroups + 2) +
+         static_cast<std::uint32_t>(consumer) + static_cast<std::uint32_t>(head_group);
+}
+
+// y[..., O] = x[..., I] weight[O, I]^T + bias[O].
+class Linear {
+ public:
+  Linear(const configs::Model& config, WeightRole role, std::int64_t inputs, std::int64_t outputs,
+         const std::string& name, Parameters& parameters);
+
+  at::Tensor operator()(const at::Tensor& x) const;
+  // Forward FLOPs of one row.
+  double flops() const { return 2.0 * static_cast<double>(weight_OI.numel()); }
+
+ private:
+  at::Tensor weight_OI, bias_O;  // bias undefined where the model has none
+};
+
+// Layer norm over the last dim (Ba et al. 2016).
+class LayerNorm {
+ public:
+  LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters);
+
+  at::Tensor operator()(const at::Tensor& x) const;
+
+ private:
+  at::Tensor weight_C, bias_C;
+  double epsilon_;
+};
+
+// down(dropout(activation(up(x)))) (Vaswani et al. 2017, section 3.3).
+class FeedForward {
+ public:
+  FeedForward(const configs::Model& config, const std::string& name, Parameters& parameters);
+
+  // noise is at this layer's number already.
+  at::Tensor operator()(const at::Tensor& x_BTC, const std::optional<NoiseKey>& noise) const;
+  double flops() const { return up_.flops() + down_.flops(); }
+
+ private:
+  Linear up_, down_;
+  bool relu_;
+  float dropout_;
+};
+
+}  // namespace birkhoff
