@@ -16,6 +16,11 @@ namespace birkhoff {
 EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& config,
                                const std::string& stream, std::int64_t sequence_length,
                                std::int64_t num_windows) {
+  if (num_windows == 0) {
+    fail(ExitCode::kData,
+         "{}: split \"{}\" is too short to evaluate on: it holds fewer than two tokens",
+         corpus.folder().string(), config.split());
+  }
   EvaluationPlan plan;
   plan.split = config.split();
   plan.micro_batch = config.micro_batch();

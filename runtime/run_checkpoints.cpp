@@ -33,9 +33,7 @@ void RunCheckpoints::save(const TrainState& state) {
   header_.set_tokens(state.tokens);
   header_.set_skipped(state.skipped);
   if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
-  writer_.save(header_, shards_);  // commits the save before, if one was running
-  if (saved_ && folder_ != nullptr) folder_->note_checkpoint();
-  saved_ = true;
+  writer_.save(header_, shards_);
 }
 
 void RunCheckpoints::poll() {
@@ -43,8 +41,7 @@ void RunCheckpoints::poll() {
 }
 
 void RunCheckpoints::finish() {
-  writer_.finish();
-  if (saved_ && folder_ != nullptr) folder_->note_checkpoint();
+  if (writer_.finish() && folder_ != nullptr) folder_->note_checkpoint();
 }
 
 }  // namespace birkhoff

@@ -45,7 +45,6 @@ class RunCheckpoints {
   const std::vector<NamedShard> shards_;
   RunFolder* folder_;
   const Metrics* metrics_;
-  bool saved_ = false;
 };
 
 }  // namespace birkhoff

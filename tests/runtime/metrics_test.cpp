@@ -1,0 +1,275 @@
+#include "runtime/metrics.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "birkhoff-metrics-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~TemporaryFolder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+std::string hex(const std::string& bytes) {
+  std::string out;
+  for (const unsigned char byte : bytes) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", byte);
+    out += digits;
+  }
+  return out;
+}
+
+// Tags of an XML text close in order and attributes are quoted: what a browser needs to draw it.
+void expect_well_formed(const std::string& text) {
+  std::vector<std::string> open;
+  for (std::size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at)) {
+    const std::size_t end = text.find('>', at);
+    ASSERT_NE(end, std::string::npos);
+    const std::string tag = text.substr(at + 1, end - at - 1);
+    EXPECT_EQ(std::count(tag.begin(), tag.end(), '"') % 2, 0) << tag;
+    const std::string name =
+        tag.substr(tag[0] == '/', tag.find_first_of(" />", 1) - (tag[0] == '/'));
+    if (tag[0] == '/') {
+      ASSERT_FALSE(open.empty()) << tag;
+      EXPECT_EQ(open.back(), name);
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(name);
+    }
+    at = end;
+  }
+  EXPECT_TRUE(open.empty());
+}
+
+StepReport report_at(std::int64_t step, double loss) {
+  StepReport report;
+  report.step = step;
+  report.loss = loss;
+  report.tokens = step * 100;
+  report.step_ms = 50;
+  report.learning_rate = 0.001;
+  report.grad_norm = 0.5;
+  return report;
+}
+
+MetricsOptions options_in(const fs::path& folder) {
+  MetricsOptions options;
+  options.lines_path = folder / "metrics.jsonl";
+  options.svg_path = folder / "loss.svg";
+  options.event_folder = folder;
+  options.num_steps = 25;
+  options.every = 10;
+  return options;
+}
+
+TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
+  StepReport report = report_at(10, 2.5);
+  report.tokens_per_second = 2000;
+  EXPECT_EQ(
+      step_line(report),
+      "{\"step\":10,\"loss\":2.5,\"tokens\":1000,\"tokens_per_second\":2000.0,\"step_ms\":50.0,"
+      "\"learning_rate\":0.001,\"grad_norm\":0.5}\n");
+  EXPECT_EQ(evaluation_line(7, "valid", {1.25, 1.8, 400, 1600}),
+            "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"bits_per_byte\":1.8,\"tokens\":400,"
+            "\"bytes\":1600}\n");
+  // Numbers read back to the same bits, and what is not finite is null: JSON has no NaN.
+  report.loss = 0.1 + 0.2;
+  EXPECT_EQ(nlohmann::json::parse(step_line(report)).at("loss").get<double>(), 0.1 + 0.2);
+  report.loss = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_TRUE(nlohmann::json::parse(step_line(report)).at("loss").is_null());
+}
+
+TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
+  const TemporaryFolder folder;
+  Metrics metrics(options_in(folder.path()));
+  testing::internal::CaptureStderr();
+  for (std::int64_t step = 1; step <= 25; ++step) {
+    StepReport report = report_at(step, 3.0 / static_cast<double>(step));
+    report.step_ms = step <= 10 ? 40 : 80;
+    metrics.step(report, 100);
+  }
+  const std::string told = testing::internal::GetCapturedStderr();
+  // Each line is in the file at once, not at the end.
+  std::istringstream lines(contents(folder.path() / "metrics.jsonl"));
+  EXPECT_EQ(metrics.lines_bytes(), static_cast<std::int64_t>(lines.str().size()));
+  std::vector<nlohmann::json> parsed;
+  for (std::string line; std::getline(lines, line);) parsed.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(parsed.size(), 3u);
+  EXPECT_EQ(parsed[0].at("step"), 10);
+  EXPECT_EQ(parsed[1].at("step"), 20);
+  EXPECT_EQ(parsed[2].at("step"), 25);
+  EXPECT_DOUBLE_EQ(parsed[0].at("step_ms").get<double>(), 40);
+  EXPECT_DOUBLE_EQ(parsed[1].at("step_ms").get<double>(), 80);
+  EXPECT_DOUBLE_EQ(parsed[1].at("tokens_per_second").get<double>(), 1250);
+  // Not a terminal: one plain line each, no control characters.
+  EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 3);
+  for (const char c : told) EXPECT_TRUE(c == '\n' || (c >= ' ' && c < 127)) << int(c);
+  metrics.close();
+}
+
+TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
+  const TemporaryFolder folder;
+  for (int part = 0; part < 2; ++part) {
+    MetricsOptions options = options_in(folder.path());
+    options.first_step = part == 0 ? 1 : 11;
+    Metrics metrics(options);
+    testing::internal::CaptureStderr();
+    const std::int64_t step = part == 0 ? 10 : 20;
+    metrics.step(report_at(step, part == 0 ? 3.0 : 2.0), 100);
+    metrics.evaluation(step, "valid", {2.75 - part, 1, 10, 40});
+    metrics.close();
+    testing::internal::GetCapturedStderr();
+  }
+  const std::string svg = contents(folder.path() / "loss.svg");
+  expect_well_formed(svg);
+  const auto first_curve = svg.substr(svg.find("class=\"train\" points="), 60);
+  EXPECT_EQ(std::count(first_curve.begin(), first_curve.end(), ','), 2) << first_curve;
+  EXPECT_NE(svg.find("valid 1.7500"), std::string::npos);
+  EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
+  std::vector<std::string> events;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (entry.path().filename().string().starts_with("events.out.tfevents."))
+      events.push_back(contents(entry.path()));
+  }
+  ASSERT_EQ(events.size(), 2u);
+  const auto has_start = [](const std::string& bytes) {
+    return bytes.find("\x10\x0b\x3a\x02\x08\x01") != std::string::npos;
+  };
+  EXPECT_NE(has_start(events[0]),
+            has_start(events[1]));  // only the second tells of a session that starts at step 11
+}
+
+TEST(Metrics, NamesADamagedLine) {
+  const TemporaryFolder folder;
+  std::ofstream(folder.path() / "metrics.jsonl") << step_line(report_at(1, 1)) << "{\"step\":2,\n";
+  try {
+    Metrics metrics(options_in(folder.path()));
+    FAIL() << "a damaged line was read";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kStorage);
+    EXPECT_NE(std::string(error.what()).find("metrics.jsonl:2:"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Metrics, AFullDiskIsAnError) {
+  const TemporaryFolder folder;
+  Metrics metrics(options_in(folder.path()));
+  set_file_fault_hook([](const char* call, const std::string& path, std::int64_t) {
+    return std::string(call) == "write" && path.find("metrics.jsonl") != std::string::npos ? ENOSPC
+                                                                                           : 0;
+  });
+  EXPECT_THROW(metrics.step(report_at(10, 1), 100), Error);
+  set_file_fault_hook({});
+}
+
+TEST(TensorBoard, WritesTheGoldenBytes) {
+  EXPECT_EQ(hex(event_record(version_event(1.0))),
+            "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");
+  EXPECT_EQ(hex(event_record(scalar_event(2.0, 7, "loss", 0.5f))),
+            "1a00000000000000129bd82d09000000000000004010072a0d0a0b0a046c6f7373150000003fc33fc24a");
+  // TensorBoard's own test vector: the masked checksum of a record's data are its last four bytes.
+  const std::string record = event_record(
+      "\x1a\x11"
+      "CRC test, one two");
+  EXPECT_EQ(hex(record.substr(record.size() - 4)), "8ad09457");
+  // Steps of several bytes.
+  EXPECT_EQ(hex(start_event(0, 300)),
+            "090000000000000000"
+            "10ac02"
+            "3a020801");
+}
+
+TEST(Curve, StaysBoundedAndKeepsFirstAndNewestPoint) {
+  Curve curve;
+  for (std::int64_t step = 1; step <= 100000; ++step)
+    curve.add(step, 1.0 / static_cast<double>(step));
+  curve.add(100001, std::numeric_limits<double>::infinity());
+  const auto points = curve.points();
+  EXPECT_LE(points.size(), Curve::kMaxPoints + 1);
+  EXPECT_GE(points.size(), Curve::kMaxPoints / 2);
+  EXPECT_EQ(points.front().step, 1);
+  EXPECT_EQ(points.back().step, 100000);
+  for (std::size_t i = 1; i < points.size(); ++i) EXPECT_LT(points[i - 1].step, points[i].step);
+}
+
+TEST(Curve, DrawsInsideThePictureWhateverTheData) {
+  for (const double scale : {1e-9, 1.0, 1e9}) {
+    Curve train, held_out;
+    for (int step = 1; step <= 50; ++step) train.add(step, scale * (3 + std::sin(step)));
+    const std::string svg = loss_curve_svg(train, held_out, "valid");
+    expect_well_formed(svg);
+    const std::size_t begin = svg.find("points=\"") + 8;
+    std::istringstream points(svg.substr(begin, svg.find('"', begin) - begin));
+    double x = 0, y = 0;
+    char comma = 0;
+    int num_points = 0;
+    for (; points >> x >> comma >> y; ++num_points) {
+      EXPECT_TRUE(x >= 64 && x <= 736 && y >= 44 && y <= 388) << x << " " << y;
+    }
+    EXPECT_EQ(num_points, 50);
+  }
+  expect_well_formed(loss_curve_svg(Curve(), Curve(), "valid"));
+}
+
+TEST(Progress, TextsAreReadable) {
+  EXPECT_EQ(duration_text(0), "0:00");
+  EXPECT_EQ(duration_text(59.6), "1:00");
+  EXPECT_EQ(duration_text(3723), "1:02:03");
+  StepReport report = report_at(100, 2.34567);
+  report.tokens_per_second = 12345.4;
+  EXPECT_EQ(
+      progress_line(report, 2000),
+      "step 100/2000  loss 2.3457  12345 tokens/s  50.0 ms  lr 1.00e-03  norm 0.500  left 1:35");
+}
+
+TEST(Progress, TheBarRewritesOneLineAndLeavesNothingBehind) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::tmpfile(), std::fclose);
+  ProgressBar bar(out.get(), 10);
+  bar.clear();
+  EXPECT_EQ(std::ftell(out.get()), 0);  // nothing was drawn, nothing to remove
+  bar.draw(report_at(5, 2));
+  bar.draw(report_at(6, 2));  // within 0.1 s: not redrawn
+  bar.draw(report_at(10, 2));
+  bar.clear();
+  std::rewind(out.get());
+  std::string text(4096, '\0');
+  text.resize(std::fread(text.data(), 1, text.size(), out.get()));
+  EXPECT_EQ(text.find('\n'), std::string::npos);
+  EXPECT_NE(text.find("[============            ] step 5/10"), std::string::npos) << text;
+  EXPECT_EQ(text.find("step 6/10"), std::string::npos);
+  EXPECT_NE(text.find("[========================] step 10/10"), std::string::npos) << text;
+  EXPECT_TRUE(text.ends_with("\r\x1b[K"));
+  for (std::size_t begin = 0, end = 0; (end = text.find("\x1b[K", begin)) != std::string::npos;
+       begin = end + 3) {
+    EXPECT_LE(end - begin, 80u);  // fits the 80 columns of a terminal that does not tell its width
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,96 @@
+// A small language model with every feature the runtime relies on: several parameters of odd sizes,
+// one that never gets a gradient, noise, and losses that can be spoilt on demand.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <limits>
+#include <set>
+#include <string>
+
+#include "models/model.h"
+
+namespace birkhoff::test {
+
+inline constexpr std::int64_t kToyVocabulary = 11;
+inline constexpr std::int64_t kToyTokens = 5;
+inline constexpr std::int64_t kToyChannels = 7;
+
+// Sample `id` of an endless data set: tokens that are partly predictable from the token before.
+inline Batch toy_batch(std::int64_t begin, std::int64_t end) {
+  Batch batch;
+  const auto ids_B = at::arange(begin, end, at::kLong);
+  const auto places_T = at::arange(kToyTokens + 1, at::kLong);
+  const auto tokens_BT =
+      (ids_B.unsqueeze(1) * 5 + places_T * (ids_B.unsqueeze(1) % 3 + 1)).remainder(kToyVocabulary);
+  batch.sample_ids_B = ids_B;
+  batch.fields.emplace(field::kInputs, tokens_BT.narrow(1, 0, kToyTokens).contiguous());
+  batch.fields.emplace(field::kTargets, tokens_BT.narrow(1, 1, kToyTokens).contiguous());
+  // Not every token counts, and not the same number in every sample.
+  batch.fields.emplace(
+      field::kMask,
+      ((ids_B.unsqueeze(1) + places_T.narrow(0, 0, kToyTokens)) % 4 != 0).to(at::kByte));
+  return batch;
+}
+
+class ToyModel : public Model {
+ public:
+  explicit ToyModel(at::ScalarType dtype, float dropout = 0.1f)
+      : parameters_(3, dtype), dropout_(dropout) {
+    embedding_VC_ =
+        parameters_.add("embedding", {kToyVocabulary, kToyChannels}, Init::normal(0.5), true);
+    unused_ = parameters_.add("unused", {3}, Init::normal(1), true);
+    hidden_CC_ =
+        parameters_.add("hidden.weight", {kToyChannels, kToyChannels}, Init::normal(0.4), true);
+    hidden_bias_C_ = parameters_.add("hidden.bias", {kToyChannels}, Init::zeros(), false);
+    output_VC_ = parameters_.add("output", {kToyVocabulary, kToyChannels}, Init::normal(0.4), true);
+  }
+
+  // Training losses of this step and this sample are not finite.
+  void spoil(std::int64_t step, std::int64_t sample) { spoilt_.insert({step, sample}); }
+
+  Parameters& parameters() override { return parameters_; }
+
+  ObjectiveSums objective(const Batch& batch, const std::optional<NoiseKey>& noise) override {
+    const auto scores_BTV = logits(batch, noise);
+    const auto targets_BT = batch.at(field::kTargets);
+    const auto mask_BT = batch.at(field::kMask).to(scores_BTV.scalar_type());
+    const auto nats_BT =
+        -at::log_softmax(scores_BTV, -1).gather(-1, targets_BT.unsqueeze(-1)).squeeze(-1) * mask_BT;
+    ObjectiveSums sums;
+    sums.loss = nats_BT.sum();
+    if (noise) {
+      for (std::int64_t b = 0; b < batch.size(); ++b) {
+        const std::pair key(noise->step.item<std::int64_t>(),
+                            batch.sample_ids_B[b].item<std::int64_t>());
+        if (spoilt_.count(key)) sums.loss = sums.loss * std::numeric_limits<double>::quiet_NaN();
+      }
+    }
+    sums.nats = sums.loss.detach().to(at::kDouble);
+    sums.count = mask_BT.detach().to(at::kDouble).sum();
+    return sums;
+  }
+
+  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) override {
+    auto x_BTC = at::embedding(embedding_VC_, batch.at(field::kInputs));
+    auto hidden_BTC = at::tanh(at::matmul(x_BTC, hidden_CC_.t()) + hidden_bias_C_);
+    if (noise && dropout_ > 0) {
+      hidden_BTC = philox_dropout(hidden_BTC, dropout_, *noise, NoisePurpose::kActivationDropout);
+    }
+    return at::matmul(x_BTC + hidden_BTC, output_VC_.t());
+  }
+
+  std::unique_ptr<DecodeCache> decode_cache(std::int64_t) override { return nullptr; }
+  at::Tensor decode_step(DecodeCache&, const at::Tensor& tokens_B) override { return tokens_B; }
+  std::int64_t max_tokens() const override { return kToyTokens; }
+  double forward_flops_per_sequence() const override { return 1; }
+  std::vector<std::string> warnings() const override { return {}; }
+
+ private:
+  Parameters parameters_;
+  at::Tensor embedding_VC_, unused_, hidden_CC_, hidden_bias_C_, output_VC_;
+  float dropout_;
+  std::set<std::pair<std::int64_t, std::int64_t>> spoilt_;
+};
+
+}  // namespace birkhoff::test

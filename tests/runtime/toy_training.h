@@ -1,0 +1,83 @@
+// The toy model, trained: everything a Trainer needs, over any group.
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "configs/config.pb.h"
+#include "runtime/trainer.h"
+#include "tests/runtime/toy_model.h"
+
+namespace birkhoff::test {
+
+inline configs::Config toy_config(std::int64_t steps) {
+  configs::Config config;
+  config.mutable_train()->set_steps(steps);
+  config.mutable_train()->set_global_batch(12);
+  config.mutable_train()->set_seed(9);
+  config.mutable_train()->set_bucket_elements(60);
+  config.mutable_train()->mutable_schedule()->set_learning_rate(0.02f);
+  config.mutable_train()->mutable_schedule()->set_warmup_steps(3);
+  config.mutable_train()->mutable_optimizer()->mutable_adamw();
+  config.mutable_train()->set_clip_norm(0.25f);  // clips the first steps and not the last
+  return config;
+}
+
+class ToyTraining {
+ public:
+  ToyTraining(const configs::Config& config, Group& group, at::ScalarType dtype)
+      : config_(config),
+        model(dtype),
+        group_(group),
+        buckets(model.parameters(), group, config.train().bucket_elements()),
+        optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
+
+  // This rank's part of the global batch at `consumed`, as data/loader.h divides it.
+  Batch next_batch() {
+    const std::int64_t global = config_.train().global_batch();
+    const std::int64_t begin = consumed_ + group_.rank() * global / group_.size();
+    const std::int64_t end = consumed_ + (group_.rank() + 1) * global / group_.size();
+    consumed_ += global;
+    return toy_batch(begin, end);
+  }
+
+  Outcome run(const StopSignals& signals) {
+    consumed_ = state.consumed;
+    Trainer trainer(
+        {config_, model, [this] { return next_batch(); }, group_, buckets, *optimizer, signals});
+    return trainer.run(state);
+  }
+
+  // All parameters, one after another.
+  at::Tensor parameters() {
+    std::vector<at::Tensor> all;
+    for (const auto& parameter : model.parameters().list())
+      all.push_back(parameter.value.detach().flatten());
+    return at::cat(all);
+  }
+
+  // Mean loss of the next steps' batches without noise: one number that depends on every parameter.
+  double loss() {
+    const at::NoGradGuard no_grad;
+    const auto sums = model.objective(toy_batch(1000, 1100), std::nullopt);
+    return (sums.nats / sums.count).item<double>();
+  }
+
+ private:
+  configs::Config config_;
+
+ public:
+  ToyModel model;
+
+ private:
+  Group& group_;
+  std::int64_t consumed_ = 0;
+
+ public:
+  GradBuckets buckets;
+  std::unique_ptr<Optimizer> optimizer;
+  TrainState state;
+};
+
+}  // namespace birkhoff::test

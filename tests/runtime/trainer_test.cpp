@@ -1,0 +1,275 @@
+#include "runtime/trainer.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cluster/base/error.h"
+#include "cluster/base/thread_group.h"
+#include "tests/runtime/toy_training.h"
+
+namespace birkhoff {
+namespace {
+
+using test::toy_batch;
+using test::toy_config;
+using test::ToyModel;
+using test::ToyTraining;
+
+double largest_relative_difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+TEST(Trainer, LearnsAndCountsWhatItConsumed) {
+  const StopSignals signals;
+  const auto group = make_single_group();
+  ToyTraining training(toy_config(40), *group, at::kFloat);
+  const double before = training.loss();
+  EXPECT_EQ(training.run(signals), Outcome::kDone);
+  EXPECT_LT(training.loss(), 0.7 * before);
+  EXPECT_EQ(training.state.step, 40);
+  EXPECT_EQ(training.state.consumed, 480);
+  double counted = 0;
+  for (std::int64_t id = 0; id < 480; ++id) {
+    counted += toy_batch(id, id + 1).at(field::kMask).sum().item<double>();
+  }
+  EXPECT_EQ(training.state.tokens, counted);
+}
+
+// The whole step, once more with plain autograd and torch's formulas, on the whole global batch at
+// once.
+TEST(Trainer, FollowsAPlainReference) {
+  const StopSignals signals;
+  const auto group = make_single_group();
+  configs::Config config = toy_config(5);
+  ToyTraining training(config, *group, at::kDouble);
+  training.run(signals);
+
+  ToyModel model(at::kDouble);
+  std::vector<at::Tensor> p, m, v;
+  for (const auto& parameter : model.parameters().list()) {
+    p.push_back(parameter.value);
+    m.push_back(at::zeros_like(p.back().detach()));
+    v.push_back(at::zeros_like(p.back().detach()));
+  }
+  const configs::AdamW& adamw = config.train().optimizer().adamw();
+  const double beta1 = adamw.beta1(), beta2 = adamw.beta2(),
+               peak = config.train().schedule().learning_rate();
+  for (int t = 1; t <= 5; ++t) {
+    const Batch batch = toy_batch((t - 1) * 12, t * 12);
+    const at::Tensor step = at::full({1}, t, at::kLong);
+    const ObjectiveSums sums = model.objective(batch, NoiseKey{9, step, 0, batch.sample_ids_B});
+    (sums.loss / sums.count).backward();
+    const at::NoGradGuard no_grad;
+    double square = 0;
+    for (auto& x : p) {
+      if (x.grad().defined()) square += x.grad().square().sum().item<double>();
+    }
+    const double clip = std::min(1.0, config.train().clip_norm() / std::sqrt(square));
+    if (t == 1) {
+      EXPECT_LT(clip, 1) << "the test must clip";
+    }
+    const double rate = t <= 3 ? peak * t / 3
+                               : config.train().schedule().final_learning_rate() +
+                                     0.5 * (1 + std::cos(M_PI * (t - 3) / 2)) *
+                                         (peak - config.train().schedule().final_learning_rate());
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      const at::Tensor g = p[i].grad().defined() ? p[i].grad() * clip : at::zeros_like(p[i]);
+      m[i] = beta1 * m[i] + (1 - beta1) * g;
+      v[i] = beta2 * v[i] + (1 - beta2) * g * g;
+      if (model.parameters().list()[i].decay)
+        p[i].mul_(1 - rate * static_cast<double>(adamw.weight_decay()));
+      p[i].sub_(rate * (m[i] / (1 - std::pow(beta1, t))) /
+                ((v[i] / (1 - std::pow(beta2, t))).sqrt() + static_cast<double>(adamw.epsilon())));
+      p[i].mutable_grad() = at::Tensor();
+    }
+  }
+  std::vector<at::Tensor> flat;
+  for (const auto& x : p) flat.push_back(x.detach().flatten());
+  EXPECT_LT(largest_relative_difference(training.parameters(), at::cat(flat)), 1e-12);
+}
+
+TEST(Trainer, MicroBatchesChangeNothingButRounding) {
+  const StopSignals signals;
+  const auto group = make_single_group();
+  ToyTraining whole(toy_config(30), *group, at::kDouble);
+  whole.run(signals);
+  for (const int micro_batch : {1, 5, 12, 100}) {
+    configs::Config config = toy_config(30);
+    config.mutable_train()->set_micro_batch(micro_batch);
+    ToyTraining cut(config, *group, at::kDouble);
+    cut.run(signals);
+    EXPECT_LT(largest_relative_difference(cut.parameters(), whole.parameters()), 1e-11)
+        << micro_batch;
+    EXPECT_EQ(cut.state.tokens, whole.state.tokens);
+  }
+}
+
+TEST(Trainer, AnyNumberOfRanksTrainsTheSameModel) {
+  const StopSignals signals;
+  const auto single = make_single_group();
+  ToyTraining reference(toy_config(50), *single, at::kDouble);
+  reference.run(signals);
+  for (const int size : {1, 2, 3, 4, 16}) {  // 16 ranks share 12 samples: some have none
+    std::vector<at::Tensor> results(static_cast<std::size_t>(size));
+    run_ranks(size, [&](Group& group) {
+      ToyTraining training(toy_config(50), group, at::kDouble);
+      EXPECT_EQ(training.run(signals), Outcome::kDone);
+      results[static_cast<std::size_t>(group.rank())] = training.parameters();
+      EXPECT_EQ(training.state.tokens, reference.state.tokens);
+    });
+    for (const auto& result : results) EXPECT_TRUE(at::equal(result, results[0])) << size;
+    EXPECT_LT(largest_relative_difference(results[0], reference.parameters()), 1e-10) << size;
+  }
+}
+
+TEST(Trainer, InterruptedAndResumedTrainingHasTheSameBits) {
+  const StopSignals signals;
+  const auto group = make_single_group();
+  ToyTraining whole(toy_config(20), *group, at::kFloat);
+  whole.run(signals);
+
+  configs::Config first_part = toy_config(20);
+  ToyTraining first(first_part, *group, at::kFloat);
+  raise(SIGUSR1);  // already there: stops at the end of the first step
+  EXPECT_EQ(first.run(signals), Outcome::kRequeue);
+  EXPECT_EQ(first.state.step, 1);
+
+  const auto resume = [&](ToyTraining& from, ToyTraining& to) {
+    to.state = from.state;
+    auto saved = training_shards(from.model, *from.optimizer, 1),
+         loaded = training_shards(to.model, *to.optimizer, 1);
+    for (std::size_t i = 0; i < saved.size(); ++i) loaded[i].data.copy_(saved[i].data);
+  };
+  ToyTraining second(toy_config(20), *group, at::kFloat);
+  resume(first, second);
+  // The signal is still noted, so a second trainer stops after one more step, too.
+  EXPECT_EQ(second.run(signals), Outcome::kRequeue);
+  EXPECT_EQ(second.state.step, 2);
+  while (second.state.step < 19) EXPECT_EQ(second.run(signals), Outcome::kRequeue);
+  EXPECT_EQ(second.run(signals),
+            Outcome::kDone);  // a signal in the last step: there is nothing left to requeue for
+  EXPECT_TRUE(at::equal(second.parameters(), whole.parameters()));
+}
+
+TEST(Trainer, SkipsANonFiniteStepOnAllRanksAsIfItHadNeverBeen) {
+  const StopSignals signals;
+  for (const int size : {1, 2, 4}) {
+    run_ranks(size, [&](Group& group) {
+      const auto train = [&](ToyTraining& training) {
+        EXPECT_EQ(training.run(signals), Outcome::kDone);
+        return training.parameters();
+      };
+      const auto constant_rate =
+          [](std::int64_t steps) {  // a schedule that does not know the run's length
+            configs::Config config = toy_config(steps);
+            config.mutable_train()->mutable_schedule()->set_shape(configs::Schedule::constant);
+            return config;
+          };
+      ToyTraining two(constant_rate(2), group, at::kFloat);
+      ToyTraining three(constant_rate(3), group, at::kFloat);
+      ToyTraining spoilt(constant_rate(3), group, at::kFloat);
+      spoilt.model.spoil(3, 35);  // the last sample of step 3: on the last rank only
+      const at::Tensor after_two = train(two);
+      EXPECT_TRUE(at::equal(train(spoilt), after_two));
+      EXPECT_FALSE(at::equal(train(three), after_two));
+      EXPECT_EQ(spoilt.state.step, 3);
+      EXPECT_EQ(spoilt.state.skipped, 1);
+      EXPECT_EQ(spoilt.state.consumed, 36);
+      EXPECT_EQ(spoilt.state.tokens, two.state.tokens);
+    });
+  }
+}
+
+TEST(Trainer, StopsWithAClearLineWhereThePolicySaysSo) {
+  const StopSignals signals;
+  const auto expect_stop = [&](const configs::Config& config, std::int64_t step,
+                               const std::string& where) {
+    run_ranks(2, [&](Group& group) {
+      ToyTraining training(config, group, at::kFloat);
+      for (std::int64_t s = 2; s <= 6; ++s)
+        training.model.spoil(s, 12 * s - 1);  // rank 1's last sample of each step
+      try {
+        training.run(signals);
+        ADD_FAILURE() << "went on";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::kNumerical);
+        EXPECT_NE(std::string(error.what()).find(where), std::string::npos) << error.what();
+        EXPECT_TRUE(at::isfinite(training.parameters()).all().item<bool>());
+        EXPECT_EQ(training.state.step, step);
+      }
+    });
+  };
+  configs::Config config = toy_config(10);
+  config.mutable_train()->set_non_finite(configs::Train::stop);
+  expect_stop(config, 2, "step 2: not finite: loss of rank 1");
+  config.mutable_train()->set_non_finite(configs::Train::skip);
+  config.mutable_train()->set_max_skipped(3);
+  expect_stop(config, 4, "step 4: not finite: loss of rank 1; 3 in a row");
+}
+
+TEST(Trainer, SkippedStepsInARowAreCountedAnewAfterAGoodOne) {
+  const StopSignals signals;
+  const auto group = make_single_group();
+  configs::Config config = toy_config(8);
+  config.mutable_train()->set_max_skipped(3);
+  ToyTraining training(config, *group, at::kFloat);
+  for (const std::int64_t step : {2, 3, 5, 6}) training.model.spoil(step, 12 * step - 1);
+  EXPECT_EQ(training.run(signals), Outcome::kDone);
+  EXPECT_EQ(training.state.skipped, 0);
+}
+
+TEST(StopSignals, NotesBothSignalsAndPutsTheOldHandlersBack) {
+  struct sigaction before {
+  }, after{};
+  sigaction(SIGTERM, nullptr, &before);
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    const StopSignals signals;
+    EXPECT_EQ(signals.received(), 0);
+    raise(signal);
+    EXPECT_EQ(signals.received(), signal);
+    EXPECT_THROW(StopSignals(), Error);  // one at a time
+  }
+  sigaction(SIGTERM, nullptr, &after);
+  EXPECT_EQ(before.sa_handler, after.sa_handler);
+}
+
+TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
+  const std::int64_t num_windows = 23;  // the last micro-batch is not full
+  std::vector<Evaluation> results;
+  std::int64_t most_read = 0;
+  for (const int size : {1, 2, 3, 4, 9}) {
+    std::vector<Evaluation> of_rank(static_cast<std::size_t>(size));
+    run_ranks(size, [&](Group& group) {
+      ToyModel model(at::kFloat);
+      std::int64_t num_read = 0;
+      Evaluator evaluator(model, group, {"valid", num_windows, 4, 200.0},
+                          [&](std::int64_t begin, std::int64_t end) {
+                            num_read += end - begin;
+                            return toy_batch(begin, end);
+                          });
+      of_rank[static_cast<std::size_t>(group.rank())] = evaluator.run();
+      if (size == 3 && group.rank() == 0) most_read = num_read;
+    });
+    for (const auto& result : of_rank) EXPECT_EQ(result.loss, of_rank[0].loss);
+    results.push_back(of_rank[0]);
+  }
+  EXPECT_EQ(most_read, 8);  // each rank reads its share only
+  for (const auto& result : results) {
+    EXPECT_EQ(result.loss, results[0].loss);
+    EXPECT_EQ(result.bits_per_byte, results[0].bits_per_byte);
+    EXPECT_EQ(result.tokens, results[0].tokens);
+  }
+  ToyModel model(at::kFloat);
+  const auto sums = model.objective(toy_batch(0, num_windows), std::nullopt);
+  EXPECT_EQ(results[0].tokens, sums.count.item<double>());
+  EXPECT_EQ(results[0].bytes, 200);
+  EXPECT_NEAR(results[0].loss, (sums.nats / sums.count).item<double>(), 1e-6);
+  EXPECT_DOUBLE_EQ(results[0].bits_per_byte,
+                   results[0].loss * static_cast<double>(results[0].tokens) / std::log(2) / 200);
+}
+
+}  // namespace
+}  // namespace birkhoff
