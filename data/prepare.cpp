@@ -293,6 +293,8 @@ class Preparation {
             std::count(content.begin(), content.end(), '\n'));  // header line and <unk> cancel
       }
       default:
+        progress_.begin("train SentencePiece", 0);
+        progress_.end(false);
         return take_model(train_sentencepiece(lines.lines(), options_.vocab_size),
                           "the trained model");
     }

@@ -29,7 +29,7 @@ struct PrepareOptions {
 };
 
 struct PrepareProgress {
-  std::string phase;  // "read standard input", "build vocabulary", "encode"
+  std::string phase;  // "read standard input", "build vocabulary", "train SentencePiece", "encode"
   std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = not known
   double elapsed_seconds = 0;                    // since the start of the command
   double eta_seconds = -1;                       // of the whole command; negative = not known yet
