@@ -1,0 +1,198 @@
+// Whole runs over MPI: from a corpus on disk to metrics and checkpoints, interrupted and resumed.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cluster/base/error.h"
+#include "configs/config_io.h"
+#include "data/corpus.h"
+#include "data/prepare.h"
+#include "runtime/checkpoint.h"
+#include "runtime/train_run.h"
+#include "tests/cluster/mpi_test_main.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder all ranks see, with two small corpora; removed at the end.
+class TrainRunMpi : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (fs::temp_directory_path() / "birkhoff-run-XXXXXX").string();
+    if (rank() == 0) {
+      folder_ = mkdtemp(name.data());
+      prepare("corpus", 7);
+      prepare("other", 8);
+    }
+    folder_ = test_world().group().broadcast_bytes(folder_.string(), 0, "test folder");
+  }
+  void TearDown() override {
+    test_world().group().barrier("end of the test");
+    if (rank() == 0) fs::remove_all(folder_);
+  }
+
+  static int rank() { return test_world().rank(); }
+
+  void prepare(const std::string& name, unsigned modulus) const {
+    std::ofstream text(folder_ / (name + ".txt"));
+    for (unsigned i = 0; i < 3000; ++i) text << "abcdefgh ijklm\n"[i * i % modulus + i % 8];
+    text.close();
+    PrepareOptions options;
+    options.out = (folder_ / name).string();
+    options.paths = {(folder_ / (name + ".txt")).string()};
+    prepare_corpus(options);
+  }
+
+  configs::Config config(int steps, std::vector<std::string> settings = {}) const {
+    settings.insert(settings.begin(), {"data.corpus=" + (folder_ / "corpus").string(),
+                                       "train.steps=" + std::to_string(steps)});
+    return parse_config(R"(
+        task { language_model {} }
+        data { sequence_length: 16 }
+        model { layers: 1 channels: 16 heads: 2 dropout { residual: 0.1 } }
+        train {
+          global_batch: 8 micro_batch: 2 bucket_elements: 1000
+          schedule { shape: constant warmup_steps: 2 }
+        }
+        checkpoint { every: 5 }
+        evaluate { every: 4 micro_batch: 4 }
+        metrics { every: 2 })",
+                        "test", settings);
+  }
+
+  Outcome train(const configs::Config& config, const std::string& run) const {
+    const Outcome outcome = run_training(config, folder_ / run, false, test_world());
+    test_world().group().barrier("end of a run");
+    return outcome;
+  }
+
+  // What the run computed: every figure but the times.
+  std::vector<nlohmann::json> figures(const std::string& run) const {
+    std::vector<nlohmann::json> lines;
+    std::ifstream in(folder_ / run / "metrics.jsonl");
+    for (std::string line; std::getline(in, line);) {
+      lines.push_back(nlohmann::json::parse(line));
+      lines.back().erase("step_ms");
+      lines.back().erase("tokens_per_second");
+    }
+    return lines;
+  }
+
+  // Tensor checksums of a run's newest checkpoint, by name and range.
+  std::map<std::string, std::uint32_t> checksums(const std::string& run) const {
+    std::map<std::string, std::uint32_t> all;
+    const auto checkpoint = find_newest_checkpoint(folder_ / run / "checkpoints", false);
+    if (!checkpoint) return all;
+    for (const auto& tensor : checkpoint->manifest.tensor()) {
+      all[tensor.name() + "@" + std::to_string(tensor.flat_begin())] = tensor.crc32c();
+    }
+    return all;
+  }
+
+  void expect_error(const std::function<void()>& action, ExitCode code,
+                    const std::string& what) const {
+    try {
+      action();
+      ADD_FAILURE() << "no error: " << what;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_NE(std::string(error.what()).find(what), std::string::npos) << error.what();
+    }
+    test_world().group().barrier("after an error");
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(TrainRunMpi, AResumedRunEndsWithTheSameBits) {
+  EXPECT_EQ(train(config(12), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(config(7), "parts"),
+            Outcome::kDone);  // train.steps is free: a longer run goes on from there
+  if (rank() == 0) {
+    // What a killed run leaves behind its checkpoint: cut on resume.
+    std::ofstream(folder_ / "parts" / "metrics.jsonl", std::ios::app)
+        << "{\"step\":8,\"loss\":1.0}\n{\"step\":9,\"lo";
+  }
+  EXPECT_EQ(train(config(12), "parts"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("whole"), checksums("parts"));
+  // The shorter run also told of, and evaluated at, its own last step.
+  std::vector<nlohmann::json> whole = figures("whole"), parts = figures("parts");
+  std::erase_if(parts, [](const nlohmann::json& line) { return line.at("step") == 7; });
+  EXPECT_EQ(whole, parts);
+  ASSERT_EQ(whole.size(), 6u + 3u);  // steps 2, 4, ... 12; evaluations at 4, 8, 12
+  EXPECT_GT(whole.back().at("bits_per_byte").get<double>(), 0);
+  EXPECT_EQ(whole.back().at("split"), "valid");
+  EXPECT_TRUE(fs::exists(folder_ / "whole" / "loss.svg"));
+  EXPECT_TRUE(fs::exists(folder_ / "whole" / "config.txtpb"));
+  for (int r = 0; r < test_world().size(); ++r) {
+    EXPECT_TRUE(fs::exists(folder_ / "whole" / "log" / ("rank-" + std::to_string(r) + ".log")));
+  }
+}
+
+TEST_F(TrainRunMpi, ScalesBytesToThePartOfTheSplitThatIsRead) {
+  const Corpus corpus(folder_ / "corpus");
+  const double bytes = static_cast<double>(corpus.split("valid").counts().bytes());
+  const auto targets = corpus.stream("valid", "tokens").elements() - 1;
+  for (const int sequences : {0, 2}) {
+    const std::string run = "read-" + std::to_string(sequences);
+    train(config(4, {"evaluate.sequences=" + std::to_string(sequences)}), run);
+    const nlohmann::json last = figures(run).back();
+    const std::int64_t tokens = sequences == 0 ? targets : sequences * 16;
+    EXPECT_EQ(last.at("tokens"), tokens);
+    const double share = static_cast<double>(tokens) / static_cast<double>(targets);
+    EXPECT_EQ(last.at("bytes"), std::llround(bytes * share));
+    EXPECT_NEAR(last.at("bits_per_byte").get<double>(),
+                last.at("loss").get<double>() * static_cast<double>(targets) / std::log(2) / bytes,
+                1e-12);
+  }
+}
+
+TEST_F(TrainRunMpi, StartingAFinishedRunAgainChangesNothing) {
+  train(config(4), "run");
+  const auto before = figures("run");
+  const auto bits = checksums("run");
+  test_world().group().barrier("figures are read");
+  EXPECT_EQ(train(config(4), "run"), Outcome::kDone);
+  EXPECT_EQ(figures("run"), before);
+  EXPECT_EQ(checksums("run"), bits);
+}
+
+TEST_F(TrainRunMpi, RefusesToResumeWithAnotherModelOrCorpus) {
+  train(config(4), "run");
+  expect_error([&] { train(config(8, {"model.channels=32"}), "run"); }, ExitCode::kConfig,
+               "model.channels: 16 -> 32");
+  expect_error([&] { train(config(8, {"data.corpus=" + (folder_ / "other").string()}), "run"); },
+               ExitCode::kData, "made with the corpus");
+  EXPECT_EQ(train(config(8, {"checkpoint.keep=1"}), "run"),
+            Outcome::kDone);  // free fields may change
+}
+
+TEST_F(TrainRunMpi, NamesTheRankThatHasAnotherConfiguration) {
+  if (test_world().size() == 1) GTEST_SKIP() << "one rank cannot differ from itself";
+  const bool last = rank() == test_world().size() - 1;
+  const std::string where = "rank " + std::to_string(test_world().size() - 1) + " has another ";
+  expect_error([&] { train(config(last ? 5 : 4), "run"); }, ExitCode::kConfig,
+               where + "configuration than rank 0: train.steps: 4 -> 5");
+  // One path, but another corpus behind it: a relative path, and ranks in different working
+  // directories.
+  const fs::path here = fs::current_path();
+  if (last) {
+    fs::create_directory(folder_ / "elsewhere");
+    fs::create_directory_symlink(folder_ / "other", folder_ / "elsewhere" / "corpus");
+  }
+  fs::current_path(last ? folder_ / "elsewhere" : folder_);
+  expect_error([&] { train(config(4, {"data.corpus=corpus"}), "run"); }, ExitCode::kData,
+               where + "corpus");
+  fs::current_path(here);
+}
+
+}  // namespace
+}  // namespace birkhoff

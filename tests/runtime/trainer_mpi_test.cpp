@@ -1,0 +1,56 @@
+// Training over MPI: the number of ranks changes nothing but rounding, and nothing at all from run
+// to run.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cmath>
+
+#include "runtime/trainer.h"
+#include "tests/cluster/mpi_test_main.h"
+#include "tests/runtime/toy_training.h"
+
+namespace birkhoff {
+namespace {
+
+using test::toy_config;
+using test::ToyTraining;
+
+double largest_relative_difference(const at::Tensor& a, const at::Tensor& b) {
+  return ((a - b).abs().max() / b.abs().max()).item<double>();
+}
+
+TEST(TrainerMpi, EqualsOneRank) {
+  const StopSignals signals;
+  const auto single = make_single_group();
+  for (const auto& [dtype, steps, tolerance] :
+       {std::tuple(at::kDouble, 50, 1e-10), std::tuple(at::kFloat, 5, 1e-6)}) {
+    ToyTraining reference(toy_config(steps), *single, dtype);
+    reference.run(signals);
+    ToyTraining training(toy_config(steps), test_world().group(), dtype);
+    EXPECT_EQ(training.run(signals), Outcome::kDone);
+    EXPECT_LT(largest_relative_difference(training.parameters(), reference.parameters()), tolerance)
+        << dtype;
+    EXPECT_LT(std::abs(training.loss() / reference.loss() - 1), tolerance) << dtype;
+    EXPECT_EQ(training.state.tokens, reference.state.tokens);
+  }
+}
+
+TEST(TrainerMpi, TwoRunsHaveTheSameBits) {
+  const StopSignals signals;
+  ToyTraining first(toy_config(20), test_world().group(), at::kFloat);
+  ToyTraining second(toy_config(20), test_world().group(), at::kFloat);
+  first.run(signals);
+  second.run(signals);
+  EXPECT_TRUE(at::equal(first.parameters(), second.parameters()));
+}
+
+TEST(TrainerMpi, ASignalToOneRankStopsAllAfterTheSameStep) {
+  const StopSignals signals;
+  ToyTraining training(toy_config(20), test_world().group(), at::kFloat);
+  if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  EXPECT_EQ(training.run(signals), Outcome::kRequeue);
+  EXPECT_EQ(training.state.step, 1);
+}
+
+}  // namespace
+}  // namespace birkhoff
