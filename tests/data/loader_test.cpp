@@ -248,7 +248,7 @@ TEST(LoaderDocuments, WithoutAnEndMarkTheFirstTokenIsNoTarget) {
   options.valid_fraction = 0;
   prepare_corpus(options);
   const std::string path = folder / "corpus/manifest.json";
-  configs::CorpusManifest manifest = parse_manifest(read_text(path), path);
+  configs::CorpusManifest manifest = parse_corpus_manifest(read_text(path), path);
   manifest.mutable_tokenizer()->clear_end_of_document();
   write_text(path, manifest_json(manifest));
   const Corpus corpus(folder / "corpus");

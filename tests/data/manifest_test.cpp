@@ -51,7 +51,7 @@ CorpusManifest good_manifest() {
 
 TEST(Manifest, RoundTrips) {
   const std::string json = manifest_json(good_manifest());
-  CorpusManifest again = parse_manifest(json, "m");
+  CorpusManifest again = parse_corpus_manifest(json, "m");
   EXPECT_EQ(again.fingerprint(), manifest_fingerprint(good_manifest()));
   EXPECT_EQ(again.fingerprint().size(), 32u);
   again.clear_fingerprint();
@@ -75,7 +75,7 @@ TEST(Manifest, RecordsBesideStreams) {
   shard.set_page_crcs_offset(8000);
   shard.set_page_crcs_bytes(4);
   shard.set_page_crcs_crc(1);
-  EXPECT_EQ(parse_manifest(manifest_json(manifest), "m").split(0).record(0).shape(1), 28);
+  EXPECT_EQ(parse_corpus_manifest(manifest_json(manifest), "m").split(0).record(0).shape(1), 28);
 }
 
 struct Damage {
@@ -170,7 +170,7 @@ TEST(Manifest, EveryWrongFieldIsNamed) {
     CorpusManifest manifest = good_manifest();
     damage.apply(manifest);
     expect_error(ExitCode::kData,
-                 [&] { parse_manifest(manifest_json(manifest), "corpus/manifest.json"); },
+                 [&] { parse_corpus_manifest(manifest_json(manifest), "corpus/manifest.json"); },
                  {"corpus/manifest.json", damage.field});
   }
 }
@@ -203,7 +203,7 @@ TEST(Manifest, WrongTextIsRefused) {
       replaced(std::string(32, 'b'), std::string(32, 'e')),       // fingerprint
   };
   for (const std::string& text : texts) {
-    expect_error(ExitCode::kData, [&] { parse_manifest(text, "the-manifest"); },
+    expect_error(ExitCode::kData, [&] { parse_corpus_manifest(text, "the-manifest"); },
                  {"the-manifest", "prepare"});
   }
 }

@@ -20,9 +20,9 @@ using Ids = std::vector<std::int64_t>;
 
 // 300,000 bytes of four documents in one folder; every byte is used. Small shards: several a split.
 PrepareOptions sample_corpus(const TemporaryFolder& folder) {
-  for (int file = 0; file < 4; ++file) {
+  for (unsigned file = 0; file < 4; ++file) {
     std::string text;
-    for (int i = 0; i < 75000; ++i) text += static_cast<char>((i * i / 7 + file) & 0xff);
+    for (unsigned i = 0; i < 75000; ++i) text += static_cast<char>(i * i / 7 + file);
     write_text(folder / fmt::format("in/{}", file), text);
   }
   PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"});

@@ -186,7 +186,8 @@ std::string varied_text() {
 
 TEST(SentencePieceTokenizer, TrainsLoadsAndRoundTripsBesideProtobuf) {
   // A message of our own Protobuf first: the library brings another one.
-  expect_error(ExitCode::kData, [] { parse_manifest("{\"format\": \"x\"}", "m"); }, {"format"});
+  expect_error(ExitCode::kData, [] { parse_corpus_manifest("{\"format\": \"x\"}", "m"); },
+               {"format"});
   LineSampler sampler(1 << 20);
   sampler.add(varied_text());
   const std::string model = train_sentencepiece(sampler.lines(), 320);
