@@ -393,7 +393,7 @@ CorpusManifest::Source source_of(const PrepareOptions& options, Kind kind, const
   return source;
 }
 
-// True if the folder holds the corpus of this very source; an Error if it holds another.
+// An Error if the folder holds the corpus of another source.
 void require_same(const OutFolder& folder, const CorpusManifest::Source& source) {
   const Corpus corpus(folder.path());
   const auto& there = corpus.manifest().source();

@@ -140,7 +140,7 @@ class ArrayVerifier {
     const Hdf5Type type = dtype_ == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
     const bool is_token_type = dtype_ == CorpusManifest::u16 || dtype_ == CorpusManifest::i32;
     if (!is_token_type || !holds_ids_)
-      fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified yet", path);
+      fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
     check_hdf5(path,
                {{shard_format::kValues, type, shard.elements(), nullptr, shard.values_offset()},
                 {shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
