@@ -30,7 +30,8 @@ std::string manifest_defect(const configs::CheckpointManifest& manifest);
 
 // Reads a manifest back: checksum, format, version, manifest_defect(). `path` stands in messages.
 // Error(kCheckpoint); CheckpointVersionError.
-configs::CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std::string& path);
+configs::CheckpointManifest parse_checkpoint_manifest(const std::string& text,
+                                                      const std::string& path);
 
 ShardRegion region_of(const configs::CheckpointManifest::Tensor& tensor);
 

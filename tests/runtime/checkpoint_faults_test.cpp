@@ -285,7 +285,7 @@ TEST_F(DamagedCheckpoint, ManifestsThatLieAreRefused) {
   const std::string path = (checkpoint_ / kManifestName).string();
   const std::string good = read_bytes(path);
   for (std::size_t i = 0; i < lies.size(); ++i) {
-    Manifest manifest = parse_manifest(good, path);
+    Manifest manifest = parse_checkpoint_manifest(good, path);
     lies[i](manifest);
     write_bytes(path, manifest_text(manifest));
     try {

@@ -247,7 +247,7 @@ TEST(Checkpoint, AnotherVersionIsRefusedAndNotSetAside) {
   const TestFolder folder;
   save_step(folder, 1);
   const fs::path path = folder.path() / "step-00000001" / kManifestName;
-  configs::CheckpointManifest manifest = parse_manifest(read_bytes(path), "");
+  configs::CheckpointManifest manifest = parse_checkpoint_manifest(read_bytes(path), "");
   manifest.set_version(kCheckpointVersion + 1);
   write_bytes(path, manifest_text(manifest));
   expect_error(ExitCode::kCheckpoint, {"version 2", "version 1", "manifest.json"},
