@@ -18,7 +18,8 @@ configs::CorpusManifest read_manifest(const std::filesystem::path& folder) {
          "{}",
          folder.string(), kManifestName, folder.string());
   }
-  return parse_corpus_manifest(read_file(path, shard_format::kManifestMaxBytes, ExitCode::kData), path);
+  return parse_corpus_manifest(read_file(path, shard_format::kManifestMaxBytes, ExitCode::kData),
+                               path);
 }
 
 template <typename Entry>

@@ -15,7 +15,8 @@ inline constexpr char kManifestName[] = "manifest.json";
 // Error(kData) names the first field that is wrong.
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name);
 
-// JSON with every field, ending in a newline; parse_corpus_manifest reads it back. Sets the fingerprint.
+// JSON with every field, ending in a newline; parse_corpus_manifest reads it back. Sets the
+// fingerprint.
 std::string manifest_json(configs::CorpusManifest manifest);
 
 // The identity of a corpus, from everything but the source. docs/corpus_format.md.

@@ -1,8 +1,9 @@
 // A batch: named fields, as the corpus manifest declares them, plus which samples they are.
 //
 // Legend: B batch, T tokens of a sequence.
-// Language model: inputs_BT, targets_BT (int64 token ids), mask_BT (u8, 1 where the target counts), and with
-// data.restart_at_documents segments_BT (int32, increasing by one at each document's border) and positions_BT (int64).
+// Language model: inputs_BT, targets_BT (int64 token ids), mask_BT (u8, 1 where the target counts),
+// and with data.restart_at_documents segments_BT (int32, increasing by one at each document's
+// border) and positions_BT (int64).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +17,8 @@ namespace birkhoff {
 
 struct Batch {
   std::map<std::string, at::Tensor, std::less<>> fields;
-  at::Tensor sample_ids_B;  // int64 [B]: epoch * samples per epoch + place in the epoch's order; keys the noise
+  at::Tensor sample_ids_B;  // int64 [B]: epoch * samples per epoch + place in the epoch's order;
+                            // keys the noise
 
   // The field; an Error(kData) that names the missing field and those there are.
   const at::Tensor& at(std::string_view name) const;
