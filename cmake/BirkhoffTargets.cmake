@@ -44,6 +44,7 @@ function(birkhoff_test name)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT}
+      FAIL_REGULAR_EXPRESSION "Running 0 tests"
       ENVIRONMENT "${BIRKHOFF_TEST_ENVIRONMENT}")
   endif()
 endfunction()

@@ -33,7 +33,7 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 const std::map<std::string, std::vector<std::string>> kDoors = {
     {"hdf5", {"data/hdf5"}},
     {"H5", {"data/hdf5"}},
-    {"mpi.h", {"cluster/world", "cluster/mpi_group"}},
+    {"mpi.h", {"cluster/world", "cluster/mpi_group", "cluster/mpi_check"}},
     {"sentencepiece", {"data/"}},
     {"torch/torch.h", {}},
 };

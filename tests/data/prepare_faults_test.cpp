@@ -1,0 +1,311 @@
+// prepare_corpus when things go wrong: bad input, failing calls, kills, two at once; and its
+// memory.
+#include "data/prepare.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+#include <thread>
+
+#include "data/corpus.h"
+#include "data/documents.h"
+#include "data/shard_reader.h"
+#include "data/text_counts.h"
+#include "tests/data/helpers.h"
+#include "tests/data/prepare_helpers.h"
+
+namespace birkhoff {
+namespace {
+
+TEST(Prepare, RefusesWhatItCannotUseAndHarmsNothing) {
+  TemporaryFolder folder;
+  write_text(folder / "text", "text enough for two splits");
+  write_text(folder / "mine/letter", "dear");
+  write_text(folder / "latin", "caf\xe9 au lait");
+  write_text(folder / "empty", "");
+  const auto usage = [&](const PrepareOptions& options, const std::vector<std::string>& fragments) {
+    expect_error(
+        ExitCode::kUsage, [&] { prepare_corpus(options); }, fragments);
+  };
+  const PrepareOptions good = prepare_options(folder / "corpus", {folder / "text"});
+  PrepareOptions bad = good;
+  bad.out = folder / "mine";
+  usage(bad, {folder / "mine", "neither empty nor a corpus"});
+  EXPECT_EQ(read_text(folder / "mine/letter"), "dear");
+  bad.out = folder / "text";
+  usage(bad, {"--out", "is a file"});
+  bad.out = "";
+  usage(bad, {"--out"});
+  for (const double fraction : {-0.1, 1.0, 1.5, std::nan("")}) {
+    bad = good;
+    bad.valid_fraction = fraction;
+    usage(bad, {"--valid"});
+  }
+  bad = good;
+  bad.valid_fraction = bad.test_fraction = 0.5;
+  usage(bad, {"--valid 0.5 --test 0.5"});
+  bad = good;
+  bad.vocab_size = 100;
+  usage(bad, {"--vocab-size 100", "bytes"});
+  for (const std::int64_t size : {std::int64_t{-1}, std::int64_t{1}, std::int64_t{1} << 40}) {
+    bad = prepare_options(folder / "corpus", {folder / "text"}, "words");
+    bad.vocab_size = size;
+    usage(bad, {"--vocab-size", "words"});
+  }
+  bad = good;
+  bad.tokenizer = "letters";
+  usage(bad, {"--tokenizer letters"});
+  bad = good;
+  bad.paths = {};
+  usage(bad, {"PATH"});
+  bad.paths = {folder / "nowhere"};
+  usage(bad, {"nowhere"});
+  bad.paths = {folder / "empty"};
+  usage(bad, {"no text", "1 empty"});
+  write_text(folder / "tiny", "a");
+  bad.paths = {folder / "tiny"};
+  usage(bad, {"tiny", "split"});
+  bad.paths = {folder / "text", folder / "latin"};
+  bad.test_fraction = 0.1;
+  usage(bad, {"2 documents"});
+  for (const std::string tokenizer : {"chars", "words", "sentencepiece"}) {
+    bad = prepare_options(folder / "corpus", {folder / "latin"}, tokenizer);
+    expect_error(ExitCode::kData, [&] { prepare_corpus(bad); },
+                 {folder / "latin", "byte 3", "UTF-8"});
+  }
+  EXPECT_FALSE(path_exists(folder / "corpus/manifest.json"));
+  prepare_corpus(good);  // after all those failures
+  verify_corpus(Corpus(folder / "corpus"));
+}
+
+TEST(Prepare, AFinishedCorpusIsLeftAlone) {
+  TemporaryFolder folder;
+  write_text(folder / "text", sentences(10, 1));
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"});
+  prepare_corpus(options);
+  const auto content = content_of(folder / "corpus");
+  EXPECT_TRUE(prepare_corpus(options).already_prepared);
+  PrepareOptions other = options;
+  other.valid_fraction = 0.2;
+  expect_error(ExitCode::kUsage, [&] { prepare_corpus(other); },
+               {folder / "corpus", "other options", "valid 0.1"});
+  write_text(folder / "text", sentences(10, 2));
+  expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); },
+               {folder / "corpus", "other text"});
+  EXPECT_EQ(content_of(folder / "corpus"), content);
+}
+
+TEST(Prepare, TheCorpusMayLieInItsInput) {
+  TemporaryFolder folder;
+  write_text(folder / "in/text", sentences(10, 1));
+  const PrepareOptions options = prepare_options(folder / "in/corpus", {folder / "in"});
+  prepare_corpus(options);
+  EXPECT_EQ(Corpus(folder / "in/corpus").split("train").counts().documents(), 1);
+  EXPECT_TRUE(prepare_corpus(options).already_prepared);
+}
+
+TEST(Prepare, InputThatChangesMeanwhileIsNoticed) {
+  TemporaryFolder folder;
+  write_text(folder / "in/a", sentences(10, 1));
+  write_text(folder / "in/b", sentences(10, 2));
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"}, "chars");
+  const auto change = [&](const PrepareProgress& progress) {
+    if (progress.phase == "build vocabulary")
+      write_text(folder / "in/a", sentences(10, 1) + "more");
+  };
+  expect_error(ExitCode::kData, [&] { prepare_corpus(options, change); }, {"changed"});
+  EXPECT_FALSE(path_exists(folder / "corpus/manifest.json"));
+}
+
+TEST(Prepare, ReportsProgress) {
+  TemporaryFolder folder;
+  write_text(folder / "text", sentences(100, 1));
+  std::vector<PrepareProgress> reports;
+  prepare_corpus(prepare_options(folder / "corpus", {folder / "text"}, "chars"),
+                 [&](const PrepareProgress& progress) { reports.push_back(progress); });
+  ASSERT_GE(reports.size(), 2u);
+  EXPECT_EQ(reports.front().phase, "build vocabulary");
+  EXPECT_EQ(reports.back().phase, "encode");
+  EXPECT_EQ(reports.back().done_bytes, file_size(folder / "text"));
+  EXPECT_EQ(reports.back().total_bytes, reports.back().done_bytes);
+  EXPECT_EQ(reports.back().eta_seconds, 0);
+}
+
+// Whatever file call fails, there is one clear error, no manifest and no lost file; the same
+// command then makes the very corpus that an undisturbed one makes.
+TEST(Prepare, EveryFileCallMayFail) {
+  TemporaryFolder folder;
+  write_text(folder / "in/a", sentences(3, 1));
+  write_text(folder / "in/b", sentences(3, 2));
+  const auto options = [&](const std::string& out) {
+    PrepareOptions result = prepare_options(out, {folder / "in"}, "chars");
+    result.shard_tokens = 300;
+    return result;
+  };
+  prepare_corpus(options(folder / "undisturbed"));
+  const auto expected = content_of(folder / "undisturbed");
+  const auto input = content_of(folder / "in");
+  for (const int reason : {ENOSPC, EIO}) {
+    bool reached = true;
+    for (std::int64_t nth = 0; reached; nth += reason == ENOSPC ? 1 : 7) {
+      const std::string out = folder / fmt::format("corpus-{}-{}", reason, nth);
+      reached = false;
+      {
+        std::int64_t count = 0;
+        const FaultHook hook([&](const char*, const std::string&, std::int64_t) {
+          if (count++ != nth) return 0;
+          reached = true;
+          return reason;
+        });
+        try {
+          prepare_corpus(options(out));
+          EXPECT_FALSE(reached) << "a failed call was not noticed: call " << nth;
+        } catch (const Error& error) {
+          EXPECT_TRUE(error.code() == ExitCode::kStorage || error.code() == ExitCode::kData ||
+                      error.code() == ExitCode::kUsage)
+              << error.what();
+        }
+      }
+      prepare_corpus(options(out));
+      ASSERT_EQ(content_of(out), expected) << "after call " << nth << " failed";
+      remove_tree(out);
+    }
+  }
+  EXPECT_EQ(content_of(folder / "in"), input);
+}
+
+TEST(Prepare, ShortTransfersChangeNothing) {
+  TemporaryFolder folder;
+  write_text(folder / "in/a", sentences(1, 1));
+  write_text(folder / "in/b", sentences(1, 2));
+  prepare_corpus(prepare_options(folder / "expected", {folder / "in"}, "words"));
+  std::int64_t count = 0;
+  const FaultHook hook([&](const char*, const std::string&, std::int64_t) {
+    return ++count % 3 == 0 ? kShortTransfer : 0;
+  });
+  prepare_corpus(prepare_options(folder / "corpus", {folder / "in"}, "words"));
+  set_file_fault_hook({});
+  EXPECT_EQ(content_of(folder / "corpus"), content_of(folder / "expected"));
+}
+
+// Killed at any moment: nothing that looks finished, and the same command finishes the work.
+TEST(Prepare, SurvivesKill) {
+  TemporaryFolder folder;
+  for (int i = 0; i < 6; ++i) write_text(folder / fmt::format("in/{}", i), sentences(200, i));
+  PrepareOptions options = prepare_options(folder / "expected", {folder / "in"}, "words");
+  options.shard_tokens = 1000;
+  options.chunk_bytes = 4096;
+  prepare_corpus(options);
+  const auto expected = content_of(folder / "expected");
+  int killed = 0;
+  for (int trial = 0; trial < 12; ++trial) {
+    options.out = folder / fmt::format("corpus{}", trial);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      prepare_corpus(options);
+      _exit(0);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2 + 4 * trial));
+    kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    killed += WIFSIGNALED(status);
+    if (path_exists(options.out + "/manifest.json")) verify_corpus(Corpus(options.out));
+    prepare_corpus(options);
+    ASSERT_EQ(content_of(options.out), expected) << "trial " << trial;
+  }
+  EXPECT_GT(killed, 0);
+}
+
+TEST(Prepare, TwoAtOnceDoNotMix) {
+  TemporaryFolder folder;
+  write_text(folder / "text", sentences(50, 1));
+  const PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"});
+  bool tried = false;
+  prepare_corpus(options, [&](const PrepareProgress&) {
+    if (tried) return;
+    tried = true;
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      try {
+        prepare_corpus(options);
+      } catch (const Error& error) {
+        _exit(static_cast<int>(error.code()));
+      }
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(WEXITSTATUS(status), static_cast<int>(ExitCode::kUsage));
+  });
+  EXPECT_TRUE(tried);
+  verify_corpus(Corpus(folder / "corpus"));
+}
+
+long peak_memory_kib(const PrepareOptions& options) {
+  const pid_t child = fork();
+  if (child == 0) {
+    prepare_corpus(options);
+    _exit(0);
+  }
+  int status = 0;
+  rusage usage = {};
+  EXPECT_EQ(wait4(child, &status, 0, &usage), child);
+  EXPECT_EQ(status, 0);
+  return usage.ru_maxrss;
+}
+
+TEST(Prepare, MemoryDoesNotGrowWithTheText) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers keep freed memory";
+#endif
+  TemporaryFolder folder;
+  std::string text = sentences(4000, 1);  // 230 kB
+  while (text.size() < (2 << 20)) text += text;
+  {
+    File large = File::create(folder / "large");
+    for (int i = 0; i < 6; ++i) large.write_all(text);
+    large.close();
+  }
+  write_text(folder / "small", text);
+  const std::int64_t grown_bytes = file_size(folder / "large") - file_size(folder / "small");
+  ASSERT_GT(grown_bytes, 10 << 20);
+  for (const std::string tokenizer : {"bytes", "chars", "words"}) {
+    PrepareOptions options =
+        prepare_options(folder / ("small-" + tokenizer), {folder / "small"}, tokenizer);
+    options.shard_tokens = 1 << 18;
+    options.chunk_bytes = 1 << 16;
+    const long small = peak_memory_kib(options);
+    options.out = folder / ("large-" + tokenizer);
+    options.paths = {folder / "large"};
+    const long large = peak_memory_kib(options);
+    EXPECT_LT((large - small) * 1024, grown_bytes / 4) << tokenizer;
+  }
+}
+
+TEST(Prepare, TinyShakespeareHas65Characters) {
+  const char* data = std::getenv("BIRKHOFF_DATA");
+  if (data == nullptr)
+    GTEST_SKIP() << "BIRKHOFF_DATA, the folder with tinyshakespeare.txt.gz, is not set";
+  TemporaryFolder folder;
+  const std::string command =
+      fmt::format("gzip -dc '{}/tinyshakespeare.txt.gz' > '{}'", data, folder / "text");
+  ASSERT_EQ(std::system(command.c_str()), 0);
+  prepare_corpus(prepare_options(folder / "corpus", {folder / "text"}, "chars"));
+  const Corpus corpus(folder / "corpus");
+  EXPECT_EQ(corpus.vocabulary(), 65);
+  EXPECT_EQ(corpus.stream("train", "tokens").elements(), 1003854);  // 90% of 1,115,394
+  EXPECT_EQ(corpus.split("valid").counts().bytes(), 111540);
+}
+
+}  // namespace
+}  // namespace birkhoff

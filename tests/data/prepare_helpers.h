@@ -1,0 +1,47 @@
+// What the tests of prepare share: reading a corpus or a folder back, and made-up text.
+#pragma once
+
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "data/corpus.h"
+#include "data/shard_reader.h"
+#include "tests/data/helpers.h"
+
+namespace birkhoff {
+
+inline std::vector<std::int32_t> tokens_of(const Corpus& corpus, const std::string& split) {
+  StreamReader reader(corpus, split, "tokens");
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(reader.elements()));
+  reader.read(0, reader.elements(), ids.data());
+  return {ids.begin(), ids.end()};
+}
+
+inline std::string text_of(const Corpus& corpus, const std::string& split) {
+  return corpus.tokenizer()->decode(tokens_of(corpus, split));
+}
+
+// Every file of a folder and its content.
+inline std::map<std::string, std::string> content_of(const std::string& folder) {
+  std::map<std::string, std::string> files;
+  for (const std::string& name : list_directory(folder))
+    files[name] = read_text(folder + "/" + name);
+  return files;
+}
+
+inline std::string sentences(int count, int seed) {
+  const std::vector<std::string> words = {"the",     "na\u00efve", "transformer", "attends",
+                                          "to",      "sorted",     "blocks",      "of",
+                                          "\u20ac5", "tokens"};
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    for (int w = 0; w < 8; ++w) text += words[random() % words.size()] + " ";
+    text += "end.\n";
+  }
+  return text;
+}
+
+}  // namespace birkhoff
