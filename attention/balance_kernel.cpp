@@ -251,7 +251,10 @@ void run_all(const Call<T>& call, std::int64_t num_problems) {
     run = &run_avx2<Work, T>;
   }
 #endif
-  at::parallel_for(0, num_problems, 1, [&](std::int64_t begin, std::int64_t end) {
+  // A thread is worth its start for some ten microseconds of work.
+  const std::int64_t work = call.iterations * call.rows * call.rows * call.columns + 1;
+  const std::int64_t problems_per_thread = std::max<std::int64_t>(1, 100000 / work);
+  at::parallel_for(0, num_problems, problems_per_thread, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t index = begin; index < end; ++index) run(call, index);
   });
 }

@@ -97,7 +97,8 @@ at::Tensor blocks_to_batch(const at::Tensor& x) {
 
 at::Tensor attend_fused(const BlockAttention& in) {
   const std::int64_t B = in.q_BHNbD.size(0), N = in.q_BHNbD.size(2);
-  at::Tensor mask, seeing;
+  std::optional<at::Tensor> mask;
+  at::Tensor seeing;
   if (in.legal_BHNbW.defined()) {
     mask = blocks_to_batch(
         additive_mask(in.legal_BHNbW, in.q_BHNbD.scalar_type()).expand({B, -1, N, -1, -1}));

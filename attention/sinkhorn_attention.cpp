@@ -217,11 +217,17 @@ MechanismProperties SinkhornMechanism::properties() const {
 at::Tensor SinkhornMechanism::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {
   const std::int64_t b = config_.block();
   const at::Tensor query_L1 = at::arange(num_queries).unsqueeze(1), key_S = at::arange(num_keys);
-  if (!shape_.causal) return at::ones({num_queries, num_keys}, at::kBool);
+  const bool aligned = config_.combine() == SinkhornAttention::add_logits;
+  if (!shape_.causal) {
+    // Logits of aligned positions end where the query's own block does.
+    const at::Tensor own_block_L1 = at::div(query_L1, b, "floor") * b;
+    return aligned ? own_block_L1 + key_S % b < num_keys
+                   : at::ones({num_queries, num_keys}, at::kBool);
+  }
   const at::Tensor earlier_block = at::div(key_S, b, "floor") < at::div(query_L1, b, "floor");
   const at::Tensor own = at::logical_and(key_S <= query_L1, earlier_block.logical_not());
   // Logits of aligned positions, or sorted keys masked token by token, reach offsets up to the own.
-  if (leaky() || config_.combine() == SinkhornAttention::add_logits) {
+  if (leaky() || aligned) {
     return at::logical_or(own, at::logical_and(earlier_block, key_S % b <= query_L1 % b));
   }
   return at::logical_or(own, earlier_block);

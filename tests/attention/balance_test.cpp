@@ -1,0 +1,271 @@
+// The Sinkhorn operator and its causal forms: mechanisms.md section 8, items 10 and 12.
+// Legend: S scores, P weights, N blocks.
+#include "attention/balance.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff::testing {
+namespace {
+
+constexpr double kBarred = -std::numeric_limits<double>::infinity();
+constexpr BalancePath kPaths[] = {BalancePath::kReference, BalancePath::kFused};
+
+using Operator = std::function<at::Tensor(const at::Tensor&)>;
+
+at::Tensor random_scores(std::int64_t size, std::uint64_t seed, double scale = 1) {
+  return random_tensor({2, size, size}, at::kDouble, seed) * scale;
+}
+
+// Scores barred on and above the diagonal, as causal use has them.
+at::Tensor strictly_past(const at::Tensor& scores) {
+  const std::int64_t N = scores.size(-1);
+  return scores.masked_fill(at::ones({N, N}, at::kBool).triu(), kBarred);
+}
+
+// Normalisation as the paper writes it, without logarithms.
+at::Tensor naive_balance(const at::Tensor& scores, int iterations) {
+  at::Tensor p = scores.exp();
+  for (int i = 0; i < iterations; ++i) {
+    p = p / p.sum(-2, true);
+    p = p / p.sum(-1, true);
+  }
+  return p;
+}
+
+// Every entry's derivative against a central difference; barred entries must get 0.
+void expect_gradient(const Operator& op, const at::Tensor& scores) {
+  const at::Tensor leaf = scores.clone().set_requires_grad(true);
+  const at::Tensor out = op(leaf);
+  const at::Tensor d = gradients(out, {leaf}, 11)[0];
+  const at::Tensor weights = random_tensor(out.sizes(), at::kDouble, 11);
+  at::NoGradGuard no_grad;
+  at::Tensor numeric = at::zeros_like(scores), flat = leaf.view(-1);
+  for (std::int64_t i = 0; i < flat.numel(); ++i) {
+    const double value = flat[i].item<double>();
+    if (value == kBarred) continue;
+    const double step = 1e-6;
+    flat[i] = value + step;
+    const double above = (op(leaf) * weights).sum().item<double>();
+    flat[i] = value - step;
+    const double below = (op(leaf) * weights).sum().item<double>();
+    flat[i] = value;
+    numeric.view(-1)[i] = (above - below) / (2 * step);
+  }
+  EXPECT_LE(max_difference(d, numeric), 1e-8);
+}
+
+TEST(Balance, LogDomainEqualsThePaperAtMildScores) {
+  const at::Tensor s = random_scores(6, 1);
+  for (const BalancePath path : kPaths) {
+    for (const int iterations : {1, 2, 5}) {
+      EXPECT_LE(max_difference(balance(s, iterations, path), naive_balance(s, iterations)), 1e-14);
+    }
+  }
+}
+
+TEST(Balance, RowsAreExactAndColumnsApproach) {
+  const at::Tensor s = random_scores(7, 2, 2);
+  for (const BalancePath path : kPaths) {
+    double error = std::numeric_limits<double>::infinity();
+    for (int iterations = 1; iterations <= 60; ++iterations) {
+      const at::Tensor p = balance(s, iterations, path);
+      EXPECT_GE(p.min().item<double>(), 0);
+      EXPECT_LE((p.sum(-1) - 1).abs().max().item<double>(), 1e-13);
+      const double now = (p.sum(-2) - 1).abs().sum(-1).max().item<double>();
+      EXPECT_LE(now, error + 1e-13);
+      error = now;
+    }
+    EXPECT_LE(error, 1e-6);
+  }
+}
+
+TEST(Balance, ZeroScoresGiveTheMean) {
+  for (const BalancePath path : kPaths) {
+    const at::Tensor p = balance(at::zeros({1, 5, 5}, at::kDouble), 3, path);
+    EXPECT_LE((p - 0.2).abs().max().item<double>(), 1e-15);
+  }
+}
+
+TEST(Balance, PermutationsShiftsAndTransposition) {
+  const at::Tensor s = random_scores(5, 3);
+  const at::Tensor order = at::tensor({3, 0, 4, 1, 2}, at::kLong);
+  for (const BalancePath path : kPaths) {
+    const at::Tensor p = balance(s, 4, path);
+    const at::Tensor permuted = balance(s.index_select(1, order).index_select(2, order), 4, path);
+    EXPECT_LE(max_difference(permuted, p.index_select(1, order).index_select(2, order)), 1e-14);
+    // A column shift is taken up by the first column step; converged, rows and columns may shift.
+    const at::Tensor shift = random_tensor({2, 1, 5}, at::kDouble, 4);
+    EXPECT_LE(max_difference(balance(s + shift, 4, path), p), 1e-14);
+    const at::Tensor converged = balance(s, 400, path);
+    EXPECT_LE(max_difference(balance(s + shift + shift.transpose(1, 2), 400, path), converged),
+              1e-12);
+    EXPECT_LE(max_difference(balance(s.transpose(1, 2), 400, path), converged.transpose(1, 2)),
+              1e-12);
+  }
+}
+
+TEST(Balance, ColdScoresApproachTheBestAssignment) {
+  const at::Tensor s = random_scores(5, 5)[0];
+  std::vector<std::int64_t> order(5), best;
+  std::iota(order.begin(), order.end(), 0);
+  double best_value = kBarred;
+  do {
+    double value = 0;
+    for (std::int64_t i = 0; i < 5; ++i) value += s[i][order[i]].item<double>();
+    if (value > best_value) best_value = value, best = order;
+  } while (std::next_permutation(order.begin(), order.end()));
+  for (const BalancePath path : kPaths) {
+    const at::Tensor p = balance(s / 0.01, 2000, path);
+    for (std::int64_t i = 0; i < 5; ++i) EXPECT_GT(p[i][best[i]].item<double>(), 0.99);
+  }
+}
+
+TEST(Balance, GradientsEqualFiniteDifferences) {
+  at::Tensor masked = random_scores(5, 6);
+  masked[0].masked_fill_(at::ones({5, 5}, at::kBool).triu(1), kBarred);  // triangle
+  masked[1][2].fill_(kBarred);                                           // no row, no column
+  masked[1].select(1, 4).fill_(kBarred);
+  for (const BalancePath path : kPaths) {
+    for (const int iterations : {1, 2, 3, 8}) {
+      expect_gradient([&](const at::Tensor& s) { return balance(s, iterations, path); },
+                      random_scores(4, 7));
+      expect_gradient([&](const at::Tensor& s) { return balance(s, iterations, path); }, masked);
+      expect_gradient([&](const at::Tensor& s) { return prefix_balance(s, iterations, 0, path); },
+                      random_scores(5, 8));
+      expect_gradient([&](const at::Tensor& s) { return prefix_balance(s, iterations, 2, path); },
+                      masked);
+      expect_gradient([&](const at::Tensor& s) { return cumulative_balance(s, iterations); },
+                      strictly_past(random_scores(5, 9)));
+    }
+  }
+  expect_gradient([](const at::Tensor& s) { return softmax_with_null(s); },
+                  strictly_past(random_scores(5, 9)));
+}
+
+TEST(Balance, ConvergedGradientsIgnoreShifts) {
+  const at::Tensor leaf = random_scores(5, 10).set_requires_grad(true);
+  for (const BalancePath path : kPaths) {
+    const at::Tensor d = gradients(balance(leaf, 300, path), {leaf})[0];
+    EXPECT_GT(d.abs().max().item<double>(), 1e-3);
+    EXPECT_LE(d.sum(-1).abs().max().item<double>(), 1e-12);
+    EXPECT_LE(d.sum(-2).abs().max().item<double>(), 1e-12);
+  }
+}
+
+TEST(Balance, EmptyRowsAndColumnsAreZero) {
+  at::Tensor s = random_scores(4, 12);
+  s.select(1, 1).fill_(kBarred);
+  s.select(2, 3).fill_(kBarred);
+  for (const BalancePath path : kPaths) {
+    const at::Tensor p = balance(s, 5, path);
+    EXPECT_EQ(p.select(1, 1).abs().max().item<double>(), 0);
+    EXPECT_EQ(p.select(2, 3).abs().max().item<double>(), 0);
+    EXPECT_LE((p.select(1, 0).sum(-1) - 1).abs().max().item<double>(), 1e-14);
+    const at::Tensor nothing = balance(at::full({3, 3}, kBarred, at::kDouble), 5, path);
+    EXPECT_EQ(nothing.abs().max().item<double>(), 0);
+  }
+}
+
+// Scores of any size: what leaves the kernel's number range is solved in the log domain, each
+// prefix on its own, and the results agree where both can.
+TEST(Balance, KernelEqualsReferenceAtEveryScale) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    for (const double scale : {0.1, 1.0, 8.0, 30.0, 200.0, 1e4}) {
+      const at::Tensor leaf =
+          random_scores(9, 13, scale).to(dtype).detach().set_requires_grad(true);
+      const double tolerance =
+          (dtype == at::kFloat ? 3e-7 : 1e-15) * std::max(8.0, 4 * scale);  // of S + f + g
+      for (const bool prefix : {false, true}) {
+        const auto solve = [&](BalancePath path) {
+          return prefix ? prefix_balance(leaf, 5, 0, path) : balance(leaf, 5, path);
+        };
+        const at::Tensor fused = solve(BalancePath::kFused),
+                         reference = solve(BalancePath::kReference);
+        EXPECT_LE(max_difference(fused, reference), tolerance) << scale << " " << dtype;
+        const at::Tensor d_fused = gradients(fused, {leaf})[0];
+        const at::Tensor d_reference = gradients(reference, {leaf})[0];
+        EXPECT_TRUE(d_fused.isfinite().all().item<bool>());
+        EXPECT_LE(max_difference(d_fused, d_reference), 10 * tolerance) << scale << " " << dtype;
+      }
+    }
+  }
+}
+
+TEST(PrefixBalance, RowsAreThoseOfStandaloneMatrices) {
+  const at::Tensor s = random_scores(7, 14, 2);
+  for (const BalancePath path : kPaths) {
+    const at::Tensor p = prefix_balance(s, 5, 0, path);
+    EXPECT_EQ(p.select(1, 0).abs().max().item<double>(), 0);
+    for (std::int64_t u = 1; u < 7; ++u) {
+      const at::Tensor alone = balance(s.narrow(1, 0, u + 1).narrow(2, 0, u), 5, path);
+      EXPECT_LE(max_difference(p.select(1, u).narrow(1, 0, u), alone.select(1, u)), 1e-14);
+      EXPECT_EQ(p.select(1, u).narrow(1, u, 7 - u).abs().max().item<double>(), 0);
+    }
+    EXPECT_TRUE(at::equal(prefix_balance(s, 5, 4, path), p.narrow(1, 4, 3)));
+  }
+}
+
+// Row u does not change by a bit when later rows, and columns from u on, do.
+TEST(PrefixBalance, LaterScoresDoNotChangeABit) {
+  const at::Tensor s = random_scores(7, 15).to(at::kFloat);
+  for (const double size : {1.0, 1e3}) {  // within the kernel's range, and beyond
+    for (std::int64_t u = 1; u < 6; ++u) {
+      at::Tensor changed = s.clone();
+      changed.narrow(1, u + 1, 6 - u).mul_(-size);
+      changed.narrow(2, u, 7 - u).mul_(-size);
+      for (const BalancePath path : kPaths) {
+        EXPECT_TRUE(at::equal(prefix_balance(s, 5, 0, path).narrow(1, 0, u + 1),
+                              prefix_balance(changed, 5, 0, path).narrow(1, 0, u + 1)));
+      }
+    }
+  }
+}
+
+TEST(CumulativeBalance, EqualsItsDefinition) {
+  const at::Tensor s = strictly_past(random_scores(6, 16));
+  const at::Tensor e = s.exp();
+  at::Tensor a = at::ones({2, 6, 1}, at::kDouble), b;
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor sums = (e * a).cumsum(1);
+    b = (1 / sums).masked_fill(sums == 0, 0);
+    a = 1 / (1 + (e * b).sum(-1, true));
+  }
+  EXPECT_LE(max_difference(cumulative_balance(s, 3), a * e * b), 1e-14);
+  at::Tensor changed = s.clone();
+  changed.narrow(1, 4, 2).mul_(-3);
+  EXPECT_TRUE(at::equal(cumulative_balance(s, 3).narrow(1, 0, 4),
+                        cumulative_balance(changed, 3).narrow(1, 0, 4)));
+}
+
+TEST(SoftmaxWithNull, SharesMassWithNull) {
+  const at::Tensor s = strictly_past(random_scores(4, 17));
+  const at::Tensor e = s.exp();
+  EXPECT_LE(max_difference(softmax_with_null(s), e / (1 + e.sum(-1, true))), 1e-15);
+}
+
+// The published balance tends to the identity: the only triangular doubly stochastic matrix.
+TEST(Balance, TriangleWithDiagonalCollapsesToTheIdentity) {
+  const at::Tensor s =
+      random_scores(6, 18).masked_fill(at::ones({6, 6}, at::kBool).triu(1), kBarred);
+  for (const BalancePath path : kPaths) {
+    double before = 0;
+    for (const int iterations : {2, 5, 10, 20, 100}) {
+      const double diagonal = balance(s, iterations, path).diagonal(0, 1, 2).mean().item<double>();
+      EXPECT_GT(diagonal, before);
+      before = diagonal;
+    }
+    EXPECT_GT(before, 0.9);
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff::testing

@@ -1,0 +1,212 @@
+// What every mechanism must hold, on one document without padding: mechanisms.md section 8 by
+// number. Legend: B batch, H heads, L queries, S keys, D head dim, C channels.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff::testing {
+namespace {
+
+constexpr std::int64_t kTokens = 14;  // three blocks and a half
+
+class Conformance : public ::testing::TestWithParam<MechanismCase> {
+ protected:
+  const configs::Mechanism& config() const { return GetParam().config; }
+  Built build(at::ScalarType dtype) const { return Built(config(), GetParam().causal, dtype); }
+  AttentionInput input(const Built& built, at::ScalarType dtype, std::uint64_t seed = 1) const {
+    return random_input(kTokens, dtype, seed, built.properties.ties_key_value);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(all_cases()),
+                         [](const auto& test) { return test.param.name; });
+
+// 1. Outputs before a change are equal bit for bit, at first and last tokens, borders and middles.
+TEST_P(Conformance, FutureTokensDoNotChangeABit) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+    const Built built = build(dtype);
+    if (!built.properties.causal) GTEST_SKIP() << "sees the future by design";
+    const AttentionInput in = input(built, dtype);
+    for (const Path path : {Path::kReference, Path::kForward}) {
+      const at::Tensor out = run(*built.mechanism, in, path);
+      for (const std::int64_t t : {1, 3, 4, 6, 7, 8, 12, 13}) {
+        const AttentionInput changed = replace_tokens(in, t, kTokens, 50);
+        const at::Tensor changed_out = run(*built.mechanism, changed, path);
+        EXPECT_TRUE(at::equal(out.narrow(2, 0, t), changed_out.narrow(2, 0, t))) << "t " << t;
+        EXPECT_FALSE(at::equal(out, changed_out)) << "t " << t;
+      }
+    }
+  }
+}
+
+// 1. Appended blocks neither.
+TEST_P(Conformance, AppendedTokensChangeNothing) {
+  const Built built = build(at::kDouble);
+  if (!built.properties.causal) GTEST_SKIP() << "sees the future by design";
+  const AttentionInput longer = random_input(25, at::kDouble, 1, built.properties.ties_key_value);
+  const AttentionInput in = token_slice(longer, 0, kTokens);
+  for (const Path path : {Path::kReference, Path::kForward}) {
+    EXPECT_LE(max_difference(run(*built.mechanism, in, path),
+                             run(*built.mechanism, longer, path).narrow(2, 0, kTokens)),
+              1e-12);
+  }
+}
+
+// 2. Keys and values reach exactly the queries that visible_keys names, and layer inputs no earlier
+// one.
+TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
+  const Built built = build(at::kDouble);
+  const AttentionInput in = input(built, at::kDouble);
+  const at::Tensor visible_LS = built.mechanism->visible_keys(kTokens, kTokens);
+  ASSERT_EQ(visible_LS.sizes(), at::IntArrayRef({kTokens, kTokens}));
+  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  const bool aligned_logits =
+      GetParam().causal && config().has_sinkhorn() &&
+      config().sinkhorn().combine() == configs::SinkhornAttention::add_logits;
+  for (std::int64_t i = 0; i < kTokens; ++i) {
+    const auto d = gradients(out.select(2, i), {in.k_BHSD, in.v_BHSD, in.x_q_BLC});
+    at::Tensor reached_S = (d[0].abs() + d[1].abs()).sum({0, 1, 3}) > 0;
+    // One aligned position is a softmax of one logit: its own key matters to rounding at most.
+    if (aligned_logits && i % kBlock == 0 && i > 0) reached_S[i] = visible_LS[i][i];
+    EXPECT_TRUE(at::equal(reached_S, visible_LS[i])) << "query " << i << "\n" << reached_S;
+    if (built.properties.causal) {
+      EXPECT_EQ(d[2].narrow(1, i + 1, kTokens - i - 1).abs().sum().item<double>(), 0);
+    }
+  }
+}
+
+// 3. Token by token gives what the whole sequence gives.
+TEST_P(Conformance, DecodingEqualsForward) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair(at::kDouble, 1e-12), std::pair(at::kFloat, 1e-5)}) {
+    const Built built = build(dtype);
+    if (!GetParam().causal) GTEST_SKIP() << "encoder";
+    at::NoGradGuard no_grad;
+    const AttentionInput in = input(built, dtype);
+    const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+    const auto state = built.mechanism->decode_state(2);
+    double worst = 0;
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      const at::Tensor step = built.mechanism->decode_step(*state, token_slice(in, t, 1));
+      ASSERT_EQ(step.sizes(), at::IntArrayRef({2, 2, 1, 3}));
+      worst = std::max(worst, max_difference(step, out.narrow(2, t, 1)) /
+                                  std::max(1.0, step.abs().max().item<double>()));
+    }
+    if (built.properties.exact_in_decoding) {
+      EXPECT_LE(worst, tolerance);
+    } else if (sinkhorn_of(config())->iterations() > 0) {
+      EXPECT_GT(worst, 1e-3) << "a leak that is declared but absent";
+    }
+  }
+}
+
+// 4. Rows of attention sum to 1: a constant value comes out constant (once for each added softmax).
+TEST_P(Conformance, ConstantValuesComeOutConstant) {
+  const Built built = build(at::kDouble);
+  AttentionInput in = input(built, at::kDouble);
+  if (built.properties.ties_key_value) GTEST_SKIP() << "values are keys";
+  in.v_BHSD = at::ones_like(in.v_BHSD);
+  at::Tensor expected_L = at::ones({kTokens}, at::kDouble);
+  if (const auto* sinkhorn = sinkhorn_of(config())) {
+    const bool null =
+        GetParam().causal && (sinkhorn->causal_balance() == configs::SinkhornAttention::none ||
+                              sinkhorn->causal_balance() == configs::SinkhornAttention::cumulative);
+    if (null || sinkhorn->iterations() == 0) GTEST_SKIP() << "rows of the mix do not sum to 1";
+    if (sinkhorn->combine() == configs::SinkhornAttention::add_outputs) {
+      const bool block_0_has_none = GetParam().causal && !built.properties.leaky;
+      expected_L.narrow(0, block_0_has_none ? kBlock : 0,
+                        kTokens - (block_0_has_none ? kBlock : 0)) += 1;
+    }
+    if (config().has_sinkhorn_mixture()) expected_L += 1;
+  }
+  for (const Path path : {Path::kReference, Path::kForward}) {
+    const at::Tensor out = run(*built.mechanism, in, path);
+    EXPECT_LE(max_difference(out, expected_L.unsqueeze(1).expand_as(out)), 1e-12);
+  }
+}
+
+// 5. Kernel against reference, outputs and all gradients.
+TEST_P(Conformance, ForwardEqualsReference) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair(at::kDouble, 1e-11), std::pair(at::kFloat, 1e-4)}) {
+    const Built built = build(dtype);
+    const AttentionInput in = input(built, dtype);
+    const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
+    const at::Tensor forward = run(*built.mechanism, in, Path::kForward);
+    const double scale = std::max(1.0, reference.abs().max().item<double>());
+    EXPECT_LE(max_difference(forward, reference), tolerance * scale);
+    const auto all = leaves(in, built.parameters);
+    const auto d_reference = gradients(reference, all), d_forward = gradients(forward, all);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const double size = std::max(1.0, d_reference[i].abs().max().item<double>());
+      EXPECT_LE(max_difference(d_forward[i], d_reference[i]), tolerance * size) << "leaf " << i;
+    }
+  }
+}
+
+// 6. Rows of the batch do not see each other.
+TEST_P(Conformance, BatchRowsAreIndependent) {
+  const Built built = build(at::kDouble);
+  const AttentionInput in = input(built, at::kDouble);
+  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  const at::Tensor second = run(*built.mechanism, batch_slice(in, 1, 1), Path::kForward);
+  EXPECT_LE(max_difference(second, out.narrow(0, 1, 1)), 1e-13);
+}
+
+// 6. Heads neither: exchanging them exchanges outputs.
+TEST_P(Conformance, HeadsAreExchangeable) {
+  const Built built = build(at::kDouble);
+  AttentionInput in = input(built, at::kDouble);
+  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  {
+    at::NoGradGuard no_grad;
+    for (const Parameter& parameter : built.parameters.list()) {
+      at::Tensor value = parameter.value;
+      value.copy_(value.flip(0).clone());
+    }
+  }
+  in.q_BHLD = in.q_BHLD.flip(1);
+  in.k_BHSD = in.k_BHSD.flip(1);
+  in.v_BHSD = in.v_BHSD.flip(1);
+  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward), out.flip(1)), 1e-13);
+}
+
+// 8. Large logits stay finite, forward and backward.
+TEST_P(Conformance, LargeLogitsStayFinite) {
+  const Built built = build(at::kFloat);
+  const auto* sinkhorn = sinkhorn_of(config());
+  AttentionInput in = input(built, at::kFloat);
+  at::NoGradGuard no_grad;
+  in.q_BHLD.mul_(100);
+  in.k_BHSD.mul_(100);
+  if (!sinkhorn || sinkhorn->iterations() > 0) in.x_q_BLC.mul_(3000);  // exp(score) has no bound
+  for (const Path path : {Path::kReference, Path::kForward}) {
+    at::AutoGradMode with_gradients(true);
+    const at::Tensor out = run(*built.mechanism, in, path);
+    EXPECT_TRUE(out.isfinite().all().item<bool>());
+    for (const at::Tensor& d : gradients(out, leaves(in, built.parameters))) {
+      EXPECT_TRUE(d.isfinite().all().item<bool>());
+    }
+  }
+}
+
+// L shorter than a block and L of one token.
+TEST_P(Conformance, ShortSequences) {
+  const Built built = build(at::kDouble);
+  for (const std::int64_t tokens : {1, 3, 4, 5}) {
+    const AttentionInput in = random_input(tokens, at::kDouble, 4, built.properties.ties_key_value);
+    const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
+    ASSERT_EQ(reference.size(2), tokens);
+    EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward), reference),
+              1e-12 * std::max(1.0, reference.abs().max().item<double>()));
+  }
+}
+
+TEST_P(Conformance, WorkGrowsWithLength) {
+  const Built built = build(at::kFloat);
+  EXPECT_GT(built.mechanism->forward_flops(64), 1.9 * built.mechanism->forward_flops(32));
+}
+
+}  // namespace
+}  // namespace birkhoff::testing

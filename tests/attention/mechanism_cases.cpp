@@ -1,0 +1,201 @@
+#include "tests/attention/mechanism_cases.h"
+
+#include <ATen/ATen.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <torch/csrc/autograd/autograd.h>
+
+namespace birkhoff::testing {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+
+// Integer fields and the values besides the default that matter.
+const std::vector<std::pair<std::string, std::vector<int>>> kIntegers = {
+    {"look_back", {1}}, {"iterations", {0, 1, 12}}};
+
+void set_blocks(Message* message) {
+  const auto* reflection = message->GetReflection();
+  for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = message->GetDescriptor()->field(i);
+    if (field->name() == "block") reflection->SetInt32(message, field, kBlock);
+    if (field->message_type()) set_blocks(reflection->MutableMessage(message, field));
+  }
+}
+
+// Calls `visit(name)` once for each variant, with `message` changed for the time of the call.
+void visit_variants(Message* message, const std::string& name,
+                    const std::function<void(const std::string&)>& visit) {
+  const auto* reflection = message->GetReflection();
+  for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = message->GetDescriptor()->field(i);
+    const std::string path = name + "_" + field->name();
+    if (field->enum_type()) {
+      for (int v = 0; v < field->enum_type()->value_count(); ++v) {
+        const auto* value = field->enum_type()->value(v);
+        if (value == field->default_value_enum()) continue;
+        reflection->SetEnum(message, field, value);
+        visit(path + "_" + value->name());
+        reflection->ClearField(message, field);
+      }
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      reflection->SetBool(message, field, !field->default_value_bool());
+      visit(path);
+      reflection->ClearField(message, field);
+    } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32) {
+      for (const auto& [integer, values] : kIntegers) {
+        if (integer != field->name()) continue;
+        for (const int value : values) {
+          reflection->SetInt32(message, field, value);
+          visit(path + "_" + std::to_string(value));
+          reflection->ClearField(message, field);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case) {
+  return out << mechanism_case.name;
+}
+
+std::vector<MechanismCase> all_cases() {
+  std::vector<MechanismCase> cases;
+  const auto* oneof = configs::Mechanism::descriptor()->FindOneofByName("kind");
+  for (int i = 0; i < oneof->field_count(); ++i) {
+    configs::Mechanism config;
+    Message* chosen = config.GetReflection()->MutableMessage(&config, oneof->field(i));
+    set_blocks(chosen);
+    for (const bool causal : {false, true}) {
+      const auto add = [&](const std::string& name) {
+        cases.push_back({name + (causal ? "_causal" : "_encoder"), config, causal});
+      };
+      add(oneof->field(i)->name());
+      visit_variants(chosen, oneof->field(i)->name(), add);
+    }
+  }
+  return cases;
+}
+
+const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config) {
+  if (config.has_sinkhorn()) return &config.sinkhorn();
+  return config.has_sinkhorn_mixture() ? &config.sinkhorn_mixture().sinkhorn() : nullptr;
+}
+
+at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint64_t seed) {
+  Parameters parameters(seed, dtype);
+  return parameters.add("x", shape, Init::normal(1), false).detach();
+}
+
+Built::Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype,
+             std::int64_t sequence_length)
+    : group(make_single_group()), parameters(3, dtype) {
+  const MechanismShape shape{.channels = 5,
+                             .heads = 2,
+                             .head_dim = 3,
+                             .sequence_length = sequence_length,
+                             .causal = causal};
+  mechanism = make_mechanism(config, shape, "attention", parameters,
+                             ParallelGroups{*group, *group, *group});
+  properties = mechanism->properties();
+  at::NoGradGuard no_grad;
+  std::uint64_t seed = 1000;
+  for (const Parameter& parameter : parameters.list()) {
+    at::Tensor value = parameter.value;
+    value.copy_(random_tensor(value.sizes(), dtype, ++seed) * 0.5);
+  }
+}
+
+AttentionInput random_input(std::int64_t num_tokens, at::ScalarType dtype, std::uint64_t seed,
+                            bool tied) {
+  const auto leaf = [&](at::IntArrayRef shape, std::uint64_t part) {
+    return random_tensor(shape, dtype, 10 * seed + part).set_requires_grad(true);
+  };
+  AttentionInput in;
+  in.q_BHLD = leaf({2, 2, num_tokens, 3}, 0);
+  in.k_BHSD = leaf({2, 2, num_tokens, 3}, 1);
+  in.v_BHSD = tied ? in.k_BHSD : leaf({2, 2, num_tokens, 3}, 2);
+  in.x_q_BLC = in.x_kv_BSC = leaf({2, num_tokens, 5}, 3);
+  return in;
+}
+
+namespace {
+
+// Applies `change(tensor, token dim)` to every tensor with a token dim, keeping what is shared
+// shared.
+AttentionInput map_tokens(
+    const AttentionInput& in,
+    const std::function<at::Tensor(const at::Tensor&, std::int64_t)>& change) {
+  const auto leaf = [&](const at::Tensor& x, std::int64_t dim) {
+    return change(x.detach(), dim).clone().set_requires_grad(true);
+  };
+  AttentionInput out = in;
+  out.q_BHLD = leaf(in.q_BHLD, 2);
+  out.k_BHSD = leaf(in.k_BHSD, 2);
+  out.v_BHSD = in.v_BHSD.is_same(in.k_BHSD) ? out.k_BHSD : leaf(in.v_BHSD, 2);
+  out.x_q_BLC = out.x_kv_BSC = leaf(in.x_q_BLC, 1);
+  return out;
+}
+
+}  // namespace
+
+AttentionInput batch_slice(const AttentionInput& in, std::int64_t first, std::int64_t count) {
+  AttentionInput out =
+      map_tokens(in, [&](const at::Tensor& x, std::int64_t) { return x.narrow(0, first, count); });
+  const auto cut = [&](const at::Tensor& x) { return x.defined() ? x.narrow(0, first, count) : x; };
+  out.key_lengths_B = cut(in.key_lengths_B);
+  out.segments_q_BL = out.segments_kv_BS = cut(in.segments_q_BL);
+  if (in.noise) out.noise->sample_ids_B = cut(in.noise->sample_ids_B).contiguous();
+  return out;
+}
+
+AttentionInput token_slice(const AttentionInput& in, std::int64_t first, std::int64_t count) {
+  AttentionInput out = map_tokens(
+      in, [&](const at::Tensor& x, std::int64_t dim) { return x.narrow(dim, first, count); });
+  if (in.segments_q_BL.defined()) {
+    out.segments_q_BL = out.segments_kv_BS = in.segments_q_BL.narrow(1, first, count);
+  }
+  return out;
+}
+
+AttentionInput replace_tokens(const AttentionInput& in, std::int64_t first, std::int64_t last,
+                              std::uint64_t seed) {
+  return map_tokens(in, [&](const at::Tensor& x, std::int64_t dim) {
+    at::Tensor changed = x.clone();
+    at::Tensor part = changed.narrow(dim, first, last - first);
+    part.copy_(random_tensor(part.sizes(), x.scalar_type(), seed++));
+    return changed;
+  });
+}
+
+std::vector<at::Tensor> leaves(const AttentionInput& in, const Parameters& parameters) {
+  std::vector<at::Tensor> all{in.q_BHLD, in.k_BHSD, in.x_q_BLC};
+  if (!in.v_BHSD.is_same(in.k_BHSD)) all.push_back(in.v_BHSD);
+  for (const Parameter& parameter : parameters.list()) all.push_back(parameter.value);
+  return all;
+}
+
+std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::Tensor>& leaves,
+                                  std::uint64_t seed) {
+  const at::Tensor loss = (out * random_tensor(out.sizes(), out.scalar_type(), seed)).sum();
+  std::vector<at::Tensor> result = torch::autograd::grad({loss}, leaves, {}, /*retain_graph=*/true,
+                                                         false, /*allow_unused=*/true);
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    if (!result[i].defined()) result[i] = at::zeros_like(leaves[i]);
+  }
+  return result;
+}
+
+at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path) {
+  return (path == Path::kReference ? mechanism.reference(in) : mechanism.forward(in)).out_BHLD;
+}
+
+double max_difference(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() == 0 && b.numel() == 0) return 0;
+  return (a.detach().to(at::kDouble) - b.detach().to(at::kDouble)).abs().max().item<double>();
+}
+
+}  // namespace birkhoff::testing

@@ -1,0 +1,69 @@
+// Every mechanism in every variant, found by walking the schema, and inputs to try them on.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "attention/attention.h"
+#include "configs/attention.pb.h"
+
+namespace birkhoff::testing {
+
+constexpr std::int64_t kBlock = 4;
+
+struct MechanismCase {
+  std::string name;
+  configs::Mechanism config;
+  bool causal = false;
+};
+std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case);
+
+// Each member of Mechanism's oneof: with its defaults, and with each other value of each of its enums,
+// bools and more telling integers; causal and not. Blocks are kBlock tokens.
+std::vector<MechanismCase> all_cases();
+
+// The SinkhornAttention inside a config, if it has one.
+const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config);
+
+// A mechanism with parameters of its own, all drawn from N(0, 1/4): block weights far from
+// equal.
+struct Built {
+  Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype,
+        std::int64_t sequence_length = 32);
+  std::unique_ptr<Group> group;
+  Parameters parameters;
+  std::unique_ptr<Mechanism> mechanism;
+  MechanismProperties properties;
+};
+
+// B = 2, H = 2, D = 3, C = 5; tied values where asked. Gradients are required of q, k, v and x.
+AttentionInput random_input(std::int64_t num_tokens, at::ScalarType dtype, std::uint64_t seed,
+                            bool tied = false);
+// The same with rows [first, first + count) of dim B only.
+AttentionInput batch_slice(const AttentionInput& in, std::int64_t first, std::int64_t count);
+// The same with tokens [first, first + count) only; values are copies that require gradients.
+AttentionInput token_slice(const AttentionInput& in, std::int64_t first, std::int64_t count);
+// The same with random tokens from `first` to before `last`.
+AttentionInput replace_tokens(const AttentionInput& in, std::int64_t first, std::int64_t last,
+                              std::uint64_t seed);
+
+// Tensors whose gradients are defined by a mechanism: q, k, v, x and its parameters.
+std::vector<at::Tensor> leaves(const AttentionInput& in, const Parameters& parameters);
+// d (out . weights) / d leaf for each; zeros where a leaf is unused. Weights are random, fixed by
+// seed.
+std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::Tensor>& leaves,
+                                  std::uint64_t seed = 7);
+
+enum class Path { kReference, kForward };
+at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path);
+
+double max_difference(const at::Tensor& a, const at::Tensor& b);
+at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint64_t seed);
+
+}  // namespace birkhoff::testing

@@ -1,0 +1,309 @@
+// What Sinkhorn attention computes, against explicit formulas, and how it and others degenerate:
+// mechanisms.md section 8, items 9, 11 and 12.
+// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, D head dim, C channels.
+#include "attention/sinkhorn_attention.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "attention/attention.h"
+#include "cluster/base/error.h"
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff::testing {
+namespace {
+
+using configs::SinkhornAttention;
+
+configs::Mechanism sinkhorn_config(int block = kBlock) {
+  configs::Mechanism config;
+  config.mutable_sinkhorn()->set_block(block);
+  return config;
+}
+
+configs::Mechanism dense_config() {
+  configs::Mechanism config;
+  config.mutable_dense();
+  return config;
+}
+
+void set_parameter(const Built& built, const std::string& name, const at::Tensor& value) {
+  at::NoGradGuard no_grad;
+  for (const Parameter& parameter : built.parameters.list()) {
+    if (parameter.name != name) continue;
+    at::Tensor target = parameter.value;
+    target.copy_(value.expand_as(target));
+    return;
+  }
+  FAIL() << "no parameter " << name;
+}
+
+void set_all_parameters(const Built& built, double value) {
+  at::NoGradGuard no_grad;
+  for (Parameter parameter : built.parameters.list()) parameter.value.fill_(value);
+}
+
+// softmax(Q [K_s; K]^T / sqrt(D)) [V_s; V] of an encoder, for given block weights [B, H, N, N].
+at::Tensor concat_attention(const AttentionInput& in, const at::Tensor& weights_BHNN) {
+  const std::int64_t N = weights_BHNN.size(2);
+  const auto fold = [&](const at::Tensor& x) { return x.unflatten(2, {N, -1}); };
+  const auto sorted = [&](const at::Tensor& x) {
+    return at::einsum("bhuv,bhvsd->bhusd", {weights_BHNN, fold(x)});
+  };
+  const at::Tensor k = at::cat({sorted(in.k_BHSD), fold(in.k_BHSD)}, 3);
+  const at::Tensor v = at::cat({sorted(in.v_BHSD), fold(in.v_BHSD)}, 3);
+  const at::Tensor scores = at::matmul(fold(in.q_BHLD), k.transpose(-1, -2)) / std::sqrt(3.0);
+  return at::matmul(scores.softmax(-1), v).flatten(2, 3);
+}
+
+// An encoder of 4 blocks whose block u scores block v as table[u][v] * temperature.
+struct TableSorted {
+  explicit TableSorted(const at::Tensor& table_NN, int iterations = 5)
+      : built(config(iterations), false, at::kDouble, 16), in(random_input(16, at::kDouble, 1)) {
+    at::NoGradGuard no_grad;
+    set_all_parameters(built, 0);
+    // Block u starts with the unit vector e_u, pooled as it is.
+    for (std::int64_t u = 0; u < 4; ++u) {
+      in.x_q_BLC.select(1, u * kBlock).copy_(at::eye(5, at::kDouble)[u]);
+    }
+    set_parameter(built, "attention.sort_net.output.weight",
+                  at::cat({table_NN, at::zeros({1, 4}, at::kDouble)}) * 0.75);
+  }
+  static configs::Mechanism config(int iterations) {
+    configs::Mechanism config = sinkhorn_config();
+    config.mutable_sinkhorn()->set_pooling(SinkhornAttention::first);
+    config.mutable_sinkhorn()->set_iterations(iterations);
+    return config;
+  }
+  Built built;
+  AttentionInput in;
+};
+
+TEST(SinkhornAttention, PermutationScoresGatherBlocks) {
+  const at::Tensor permutation_NN =
+      at::eye(4, at::kDouble).index_select(0, at::tensor({2, 0, 3, 1}, at::kLong));
+  const TableSorted sorted(permutation_NN * 200);
+  for (const Path path : {Path::kReference, Path::kForward}) {
+    EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, path),
+                             concat_attention(sorted.in, permutation_NN.expand({2, 2, 4, 4}))),
+              1e-12);
+  }
+}
+
+TEST(SinkhornAttention, ZeroScoresGiveTheMeanBlock) {
+  const TableSorted sorted(at::zeros({4, 4}, at::kDouble));
+  EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, Path::kForward),
+                           concat_attention(sorted.in, at::full({2, 2, 4, 4}, 0.25, at::kDouble))),
+            1e-12);
+}
+
+TEST(SinkhornAttention, NoIterationsMixWithExponentials) {
+  const at::Tensor table_NN = random_tensor({4, 4}, at::kDouble, 3);
+  const TableSorted sorted(table_NN, 0);
+  EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, Path::kForward),
+                           concat_attention(sorted.in, table_NN.exp().expand({2, 2, 4, 4}))),
+            1e-12);
+}
+
+// Item 9: one block.
+TEST(SinkhornAttention, OneBlockIsDenseAttention) {
+  const AttentionInput in = random_input(8, at::kDouble, 1);
+  const at::Tensor dense =
+      run(*Built(dense_config(), false, at::kDouble).mechanism, in, Path::kReference);
+  configs::Mechanism config = sinkhorn_config(8);
+  const auto sinkhorn = [&](bool causal) {
+    return run(*Built(config, causal, at::kDouble, 8).mechanism, in, Path::kForward);
+  };
+  EXPECT_LE(max_difference(sinkhorn(false), dense), 1e-13);
+  config.mutable_sinkhorn()->set_combine(SinkhornAttention::add_outputs);
+  EXPECT_LE(max_difference(sinkhorn(false), 2 * dense), 1e-13);
+  const at::Tensor causal_dense =
+      run(*Built(dense_config(), true, at::kDouble).mechanism, in, Path::kReference);
+  for (const auto combine :
+       {SinkhornAttention::concat, SinkhornAttention::add_outputs, SinkhornAttention::add_logits}) {
+    config.mutable_sinkhorn()->set_combine(combine);
+    EXPECT_LE(max_difference(sinkhorn(true), causal_dense), 1e-13);
+  }
+}
+
+TEST(BlockLocal, OneBlockIsDenseAttention) {
+  const AttentionInput in = random_input(8, at::kDouble, 1);
+  configs::Mechanism config;
+  config.mutable_block_local()->set_block(8);
+  for (const bool causal : {false, true}) {
+    EXPECT_LE(max_difference(
+                  run(*Built(config, causal, at::kDouble).mechanism, in, Path::kForward),
+                  run(*Built(dense_config(), causal, at::kDouble).mechanism, in, Path::kReference)),
+              1e-13);
+  }
+}
+
+TEST(BlockLocal, TwoBlocksWithLookBackAreDenseAttention) {
+  const AttentionInput in = random_input(8, at::kDouble, 1);
+  configs::Mechanism config;
+  config.mutable_block_local()->set_block(4);
+  config.mutable_block_local()->set_look_back(1);
+  for (const bool causal : {false, true}) {
+    EXPECT_LE(max_difference(
+                  run(*Built(config, causal, at::kDouble).mechanism, in, Path::kForward),
+                  run(*Built(dense_config(), causal, at::kDouble).mechanism, in, Path::kReference)),
+              1e-13);
+  }
+}
+
+TEST(SinkhornMixture, IsTheSumOfItsParts) {
+  const AttentionInput in = random_input(14, at::kDouble, 1);
+  configs::Mechanism mixture;
+  *mixture.mutable_sinkhorn_mixture()->mutable_sinkhorn() = sinkhorn_config().sinkhorn();
+  const auto out = [&](const configs::Mechanism& config) {
+    return run(*Built(config, true, at::kDouble).mechanism, in, Path::kForward);
+  };
+  EXPECT_LE(max_difference(out(mixture), out(sinkhorn_config()) + out(dense_config())), 1e-13);
+}
+
+TEST(SinkhornAttention, UniformIsTheMeanOfPastBlocks) {
+  configs::Mechanism config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::uniform);
+  const Built built(config, true, at::kDouble);
+  const AttentionInput in = random_input(12, at::kDouble, 1);
+  const auto block = [](const at::Tensor& x, std::int64_t u) {
+    return x.narrow(2, u * kBlock, kBlock);
+  };
+  // The last token sees all of its block.
+  const at::Tensor k =
+      at::cat({(block(in.k_BHSD, 0) + block(in.k_BHSD, 1)) / 2, block(in.k_BHSD, 2)}, 2);
+  const at::Tensor v =
+      at::cat({(block(in.v_BHSD, 0) + block(in.v_BHSD, 1)) / 2, block(in.v_BHSD, 2)}, 2);
+  const at::Tensor q = in.q_BHLD.narrow(2, 11, 1);
+  const at::Tensor expected =
+      at::matmul((at::matmul(q, k.transpose(2, 3)) / std::sqrt(3.0)).softmax(-1), v);
+  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward).narrow(2, 11, 1), expected),
+            1e-13);
+}
+
+// Item 12: the published balance leaks from the future, and says so.
+TEST(SinkhornAttention, PaperMaskedLeaks) {
+  for (const int iterations : {1, 2, 5}) {
+    configs::Mechanism config = sinkhorn_config();
+    config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::paper_masked);
+    config.mutable_sinkhorn()->set_iterations(iterations);
+    const Built built(config, true, at::kDouble);
+    EXPECT_TRUE(built.properties.leaky);
+    EXPECT_FALSE(built.properties.causal);
+    EXPECT_FALSE(built.properties.exact_in_decoding);
+    const AttentionInput in = random_input(16, at::kDouble, 1);
+    const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+    const at::Tensor changed = run(*built.mechanism, replace_tokens(in, 12, 16, 9), Path::kForward);
+    EXPECT_GT(max_difference(out.narrow(2, 4, 8), changed.narrow(2, 4, 8)), 1e-3);
+    // The leak is in block weights alone: with the layer's input unchanged there is none.
+    AttentionInput keys_changed = replace_tokens(in, 12, 16, 9);
+    keys_changed.x_q_BLC = keys_changed.x_kv_BSC = in.x_q_BLC;
+    EXPECT_LE(max_difference(out.narrow(2, 0, 12),
+                             run(*built.mechanism, keys_changed, Path::kForward).narrow(2, 0, 12)),
+              1e-14);
+  }
+}
+
+// Documents packed at block borders come out as they do alone.
+TEST(SinkhornAttention, PackedDocumentEqualsDocumentAlone) {
+  for (const bool causal : {false, true}) {
+    for (const auto pooling : {SinkhornAttention::sum, SinkhornAttention::mean,
+                               SinkhornAttention::cumulative_mean, SinkhornAttention::first}) {
+      configs::Mechanism config = sinkhorn_config();
+      config.mutable_sinkhorn()->set_sort_net(SinkhornAttention::attention);  // knows no positions
+      config.mutable_sinkhorn()->set_pooling(pooling);
+      const Built built(config, causal, at::kDouble);
+      AttentionInput in = random_input(24, at::kDouble, 1);
+      const AttentionInput alone = token_slice(in, 8, 16);
+      in.segments_q_BL = in.segments_kv_BS =
+          (at::arange(24) >= 8).to(at::kInt).expand({2, 24}).contiguous();
+      EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward).narrow(2, 8, 16),
+                               run(*built.mechanism, alone, Path::kForward)),
+                1e-11);
+    }
+  }
+}
+
+// A document that starts inside a block: its first sorted source is its first whole block.
+TEST(SinkhornAttention, SourcesLieWhollyInTheDocument) {
+  configs::Mechanism config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::uniform);
+  const Built built(config, true, at::kDouble);
+  AttentionInput in = random_input(16, at::kDouble, 1);
+  in.segments_q_BL = in.segments_kv_BS =
+      (at::arange(16) >= 6).to(at::kInt).expand({2, 16}).contiguous();
+  const auto reached = [&](std::int64_t query) {
+    const auto d =
+        gradients(run(*built.mechanism, in, Path::kForward).select(2, query), {in.v_BHSD});
+    std::vector<std::int64_t> tokens;
+    for (std::int64_t j = 0; j < 16; ++j) {
+      if (d[0].select(2, j).abs().max().item<double>() > 0) tokens.push_back(j);
+    }
+    return tokens;
+  };
+  using ::testing::ElementsAre;
+  EXPECT_THAT(reached(5), ElementsAre(0, 1, 2, 3, 4, 5));  // its block began in its document
+  EXPECT_THAT(reached(7), ElementsAre(6, 7));              // block 1 began in the other document
+  EXPECT_THAT(reached(9), ElementsAre(8, 9));              // block 1 is not wholly in its document
+  EXPECT_THAT(reached(13), ElementsAre(8, 9, 10, 11, 12, 13));
+}
+
+TEST(SinkhornAttention, TiedValuesAreKeys) {
+  configs::Mechanism config = sinkhorn_config();
+  const Built untied(config, true, at::kDouble);
+  config.mutable_sinkhorn()->set_tie_key_value(true);
+  const Built tied(config, true, at::kDouble);
+  EXPECT_TRUE(tied.properties.ties_key_value);
+  AttentionInput in = random_input(14, at::kDouble, 1, /*tied=*/true);
+  AttentionInput copied = in;
+  copied.v_BHSD = in.k_BHSD.detach().clone().set_requires_grad(true);
+  const at::Tensor tied_out = run(*tied.mechanism, in, Path::kForward);
+  const at::Tensor out = run(*untied.mechanism, copied, Path::kForward);
+  EXPECT_LE(max_difference(tied_out, out), 1e-14);
+  const auto d = gradients(out, {copied.k_BHSD, copied.v_BHSD});
+  EXPECT_LE(max_difference(gradients(tied_out, {in.k_BHSD})[0], d[0] + d[1]), 1e-13);
+}
+
+TEST(Factory, RefusesBadValuesByName) {
+  const auto message = [](const configs::Mechanism& config, std::int64_t sequence_length = 32) {
+    try {
+      Built built(config, true, at::kFloat, sequence_length);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kConfig);
+      return std::string(error.what());
+    }
+    return std::string("accepted");
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(message({}), HasSubstr("no attention mechanism"));
+  configs::Mechanism config = sinkhorn_config(0);
+  EXPECT_THAT(message(config), HasSubstr("sinkhorn.block is 0"));
+  config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_temperature(0);
+  EXPECT_THAT(message(config), HasSubstr("sinkhorn.temperature is 0"));
+  config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_max_blocks(7);
+  EXPECT_THAT(message(config), HasSubstr("32 tokens in blocks of 4 are 8 blocks"));
+  EXPECT_EQ(message(config, 28), "accepted");
+  config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::paper_masked);
+  config.mutable_sinkhorn()->set_sort_net(SinkhornAttention::attention);
+  EXPECT_THAT(message(config), HasSubstr("paper_masked"));
+  config = {};
+  config.mutable_block_local()->set_look_back(2);
+  EXPECT_THAT(message(config), HasSubstr("block_local.look_back is 2"));
+  config = {};
+  config.mutable_dense()->set_dropout(1);
+  EXPECT_THAT(message(config), HasSubstr("dense.dropout is 1"));
+}
+
+TEST(SortNet, RefusesMoreBlocksThanItScores) {
+  const Built built(sinkhorn_config(), true, at::kFloat, 16);
+  EXPECT_THROW(run(*built.mechanism, random_input(17, at::kFloat, 1), Path::kForward), Error);
+}
+
+}  // namespace
+}  // namespace birkhoff::testing
