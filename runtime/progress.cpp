@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 #include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <string_view>
 
 namespace birkhoff {
 namespace {
@@ -36,6 +39,11 @@ std::string progress_line(const StepReport& report, std::int64_t num_steps) {
       "step {}/{}  loss {:.4f}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {:.3f}  left {}",
       report.step, num_steps, report.loss, report.tokens_per_second, report.step_ms,
       report.learning_rate, report.grad_norm, duration_text(left_s));
+}
+
+bool terminal_shows_bar() {
+  const char* said = std::getenv("BIRKHOFF_PROGRESS");
+  return isatty(STDERR_FILENO) == 1 || (said != nullptr && std::string_view(said) == "bar");
 }
 
 void ProgressBar::draw(const StepReport& report) {

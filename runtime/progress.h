@@ -25,9 +25,13 @@ std::string duration_text(double seconds);
 // "step 100/2000  loss 2.3456  12345 tokens/s  65.8 ms  lr 1.00e-03  norm 0.512  left 2:03".
 std::string progress_line(const StepReport& report, std::int64_t num_steps);
 
+// Whether the user's terminal can show a bar: stderr is one, or `birkhoff train --ranks`, between
+// which and us mpirun's pipes lie, says so by the environment variable BIRKHOFF_PROGRESS=bar.
+bool terminal_shows_bar();
+
 class ProgressBar {
  public:
-  // out: a terminal (isatty). Draws nothing until the first draw().
+  // out: leads to a terminal. Draws nothing until the first draw().
   ProgressBar(std::FILE* out, std::int64_t num_steps) : out_(out), num_steps_(num_steps) {}
   // Redraws the line, cut to the terminal's width; at most ten times a second.
   void draw(const StepReport& report);

@@ -1,7 +1,6 @@
 #include "runtime/train_run.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <memory>
 #include <optional>
@@ -16,6 +15,7 @@
 #include "data/loader.h"
 #include "models/model.h"
 #include "runtime/checkpoint.h"
+#include "runtime/progress.h"
 #include "runtime/run_folder.h"
 
 namespace birkhoff {
@@ -112,7 +112,7 @@ MetricsOptions make_metrics_options(const configs::Config& config, const RunPath
   options.first_step = state.step + 1;
   options.num_steps = config.train().steps();
   options.every = config.metrics().every();
-  options.terminal = isatty(STDERR_FILENO) == 1;
+  options.terminal = terminal_shows_bar();
   return options;
 }
 

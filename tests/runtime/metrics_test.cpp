@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdio>
@@ -246,6 +247,13 @@ TEST(Progress, TextsAreReadable) {
   EXPECT_EQ(
       progress_line(report, 2000),
       "step 100/2000  loss 2.3457  12345 tokens/s  50.0 ms  lr 1.00e-03  norm 0.500  left 1:35");
+}
+
+TEST(Progress, TheSupervisorMaySpeakForItsTerminal) {
+  ASSERT_EQ(setenv("BIRKHOFF_PROGRESS", "bar", 1), 0);
+  EXPECT_TRUE(terminal_shows_bar());
+  ASSERT_EQ(unsetenv("BIRKHOFF_PROGRESS"), 0);
+  EXPECT_EQ(terminal_shows_bar(), isatty(STDERR_FILENO) == 1);
 }
 
 TEST(Progress, TheBarRewritesOneLineAndLeavesNothingBehind) {
