@@ -1,0 +1,84 @@
+// Small models and batches for the tests of models.
+//
+// Legend: B batch, T tokens.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <memory>
+#include <string>
+
+#include "cluster/base/group.h"
+#include "configs/config_io.h"
+#include "models/model.h"
+
+namespace birkhoff {
+
+inline constexpr std::int64_t kVocabulary = 11;
+
+// A model with the group of one that it was built for.
+struct TestModel {
+  std::unique_ptr<Group> group = make_single_group();
+  std::unique_ptr<Model> model;
+
+  Model* operator->() const { return model.get(); }
+};
+
+// Two layers, 8 channels, 2 heads, 16 tokens, fp64; `settings` may change all of it.
+inline TestModel make_test_model(const std::string& model_text,
+                                 const std::vector<std::string>& settings = {}) {
+  const std::string text =
+      "task { language_model {} } data { corpus: 'none' sequence_length: 16 } "
+      "train { precision: fp64 } model { layers: 2 channels: 8 heads: 2 " +
+      model_text + " }";
+  TestModel result;
+  result.model = make_model(parse_config(text, "test", settings), kVocabulary,
+                            {*result.group, *result.group, *result.group});
+  return result;
+}
+
+// Initial weights are small; larger ones make every part matter in the outputs.
+inline void enlarge_parameters(Model& model) {
+  for (const Parameter& parameter : model.parameters().list()) {
+    if (parameter.value.dim() > 1) parameter.value.detach().mul_(15);
+  }
+}
+
+// Ids that look random and depend on (seed, place) alone.
+inline at::Tensor test_ids(std::int64_t batch, std::int64_t tokens, std::int64_t seed) {
+  const at::Tensor place = at::arange(batch * tokens, at::kLong) + 1000 * seed;
+  return place.mul(40503)
+      .add(place.mul(place).mul(977))
+      .bitwise_right_shift(5)
+      .remainder(kVocabulary)
+      .view({batch, tokens});
+}
+
+inline Batch make_batch(std::int64_t batch, std::int64_t tokens, std::int64_t seed = 1) {
+  Batch result;
+  result.fields["inputs"] = test_ids(batch, tokens, seed);
+  result.fields["targets"] = test_ids(batch, tokens, seed + 1);
+  result.fields["mask"] = at::ones({batch, tokens}, at::kByte);
+  result.sample_ids_B = at::arange(batch, at::kLong) + 100;
+  return result;
+}
+
+inline NoiseKey make_noise(const Batch& batch, std::int64_t step = 3) {
+  return {.seed = 5,
+          .step = at::full({1}, step, at::kLong),
+          .layer = 0,
+          .sample_ids_B = batch.sample_ids_B};
+}
+
+inline at::Tensor parameter_of(Model& model, const std::string& name) {
+  for (const Parameter& parameter : model.parameters().list()) {
+    if (parameter.name == name) return parameter.value;
+  }
+  return {};
+}
+
+inline double greatest_difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+}  // namespace birkhoff
