@@ -87,6 +87,11 @@ at::Tensor concatenate_keys(at::TensorList parts_BHNwD) {
   return at::cat(parts_BNwHD, 2).permute({0, 3, 1, 2, 4});
 }
 
+at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD) {
+  return at::matmul(weights_BHUN.to(x_BHNbD.scalar_type()), x_BHNbD.flatten(3))
+      .unflatten(3, {x_BHNbD.size(3), x_BHNbD.size(4)});
+}
+
 namespace {
 
 // [B, H, N, w, x] as a batch of B N: [B N, H, w, x].

@@ -47,6 +47,9 @@ at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offs
 // attend_in_blocks need not copy.
 at::Tensor concatenate_keys(at::TensorList parts_BHNwD);
 
+// Block mixes sum_v weights_uv x_v [B, H, U, b, D], for weights [B, H, U, N] and x [B, H, N, b, D].
+at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD);
+
 struct BlockAttention {
   at::Tensor q_BHNbD, k_BHNWD, v_BHNWD;
   at::Tensor legal_BHNbW;  // bool, broadcastable; undefined: all keys, or the past ones if `causal`

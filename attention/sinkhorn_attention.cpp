@@ -1,5 +1,5 @@
-// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, C channels, D head dim, W = 2
-// b.
+// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, C channels, D head dim,
+// W = 2 b.
 #include "attention/sinkhorn_attention.h"
 
 #include <ATen/ATen.h>
@@ -7,7 +7,6 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/key_value_cache.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -18,27 +17,50 @@ using configs::SinkhornAttention;
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
 constexpr double kLeastShare = 1e-20;  // of a sorted key's weight on tokens that exist
 
-// Own and sorted blocks side by side, ready for attention.
+// The sorted blocks that each block's queries attend to.
 struct SortedKeys {
   at::Tensor k_BHNbD, v_BHNbD;
-  at::Tensor legal_BHNbb;  // bool: queries that may see each sorted key
-  at::Tensor bias_BHN1b;   // log share of existing tokens; undefined: all exist
+  at::Tensor queries_BHNb1;  // bool: queries that see their block's sorted keys at all
+  at::Tensor legal_BHNbb;    // bool: queries that see each sorted key
+  at::Tensor bias_BHN1b;     // log share of existing tokens; undefined: all exist
 };
 
-// Block mixes sum_v weights_uv x_v of x [B, H, N, b, D].
-at::Tensor mix(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD) {
-  return at::matmul(weights_BHUN.to(x_BHNbD.scalar_type()), x_BHNbD.flatten(3))
-      .unflatten(3, {x_BHNbD.size(3), x_BHNbD.size(4)});
+// Mixes with weights whose row u is empty where row_sees_BN is false. `aligned`: queries see sorted
+// keys of offsets up to their own. v_BHNbD may be k_BHNbD itself; so are the mixes then.
+SortedKeys sort_keys(const Blocks& blocks, const at::Tensor& weights_BHNN,
+                     const at::Tensor& row_sees_BN, bool aligned, const at::Tensor& k_BHNbD,
+                     const at::Tensor& v_BHNbD) {
+  const bool tied = v_BHNbD.is_same(k_BHNbD);
+  SortedKeys sorted;
+  sorted.k_BHNbD = mix_blocks(weights_BHNN, k_BHNbD);
+  sorted.v_BHNbD = tied ? sorted.k_BHNbD : mix_blocks(weights_BHNN, v_BHNbD);
+
+  const std::int64_t block = k_BHNbD.size(3);
+  sorted.queries_BHNb1 = row_sees_BN.unsqueeze(1).unsqueeze(3).unsqueeze(4);
+  if (blocks.segments_BNb().defined()) {
+    const at::Tensor in_document_BNb =
+        blocks.segments_BNb() == blocks.segments_BNb().narrow(2, 0, 1);
+    sorted.queries_BHNb1 =
+        at::logical_and(sorted.queries_BHNb1, in_document_BNb.unsqueeze(1).unsqueeze(4));
+  }
+  sorted.legal_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
+  if (aligned) sorted.legal_BHNbb = sorted.legal_BHNbb.tril();
+
+  if (blocks.valid_BNb().defined()) {
+    const at::Tensor valid_B1Nb = blocks.valid_BNb().unsqueeze(1).to(weights_BHNN.scalar_type());
+    const at::Tensor total_BHN1 = weights_BHNN.sum(3, /*keepdim=*/true);
+    const at::Tensor share_BHNb =
+        at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
+    const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
+    const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
+    sorted.k_BHNbD = sorted.k_BHNbD / divisor;
+    sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
+    sorted.legal_BHNbb =
+        at::logical_and(sorted.legal_BHNbb, (share_BHNb > kLeastShare).unsqueeze(3));
+    sorted.bias_BHN1b = divisor_BHNb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
+  }
+  return sorted;
 }
-
-// The caches hold k and v, the features what later destinations need of earlier blocks.
-struct SinkhornDecodeState : DecodeState {
-  KeyValueCache cache;
-  std::vector<at::Tensor> psi_BC, source_BC;  // of each block begun; of each block completed
-  at::Tensor sum_BC, block_sum_BC;            // of x over all tokens; over the current block's
-  at::Tensor weights_BHN;                     // of the current block, over blocks 0..u
-  at::Tensor sorted_k_BHbD, sorted_v_BHbD;    // mixes of complete blocks; undefined in block 0
-};
 
 }  // namespace
 
@@ -47,9 +69,8 @@ SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const Mech
     : config_(config), shape_(shape), sort_net_(config, shape, prefix + ".sort_net", parameters) {
   if (leaky() && sort_net_.reads_sources()) {
     fail(ExitCode::kConfig,
-         "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): a block would "
-         "be "
-         "scored by its own later tokens; use another sort_net",
+         "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): blocks would be "
+         "scored by their own later tokens; use another sort_net",
          prefix);
   }
 }
@@ -143,38 +164,15 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath pat
   const at::Tensor weights_BHNN =
       weights(sort_net_.scores(psi_BNC, source_BNC, in.noise), open_BNN, 0, path);
 
-  SortedKeys sorted;
-  sorted.k_BHNbD = mix(weights_BHNN, k_BHNbD);
-  sorted.v_BHNbD = config_.tie_key_value() ? sorted.k_BHNbD : mix(weights_BHNN, v_BHNbD);
-  const at::Tensor own_legal = blocks.legal(0);
-  const at::Tensor row_sees = visible_pairs(open_BNN).any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
-  at::Tensor query_sees = row_sees;  // [B, 1, N, b or 1, 1]
-  if (blocks.segments_BNb().defined()) {
-    const at::Tensor& segments_BNb = blocks.segments_BNb();
-    query_sees = at::logical_and(
-        row_sees, (segments_BNb == segments_BNb.narrow(2, 0, 1)).unsqueeze(1).unsqueeze(4));
-  }
-  sorted.legal_BHNbb = query_sees.expand_as(at::logical_and(query_sees, own_legal));
-  if (leaky()) sorted.legal_BHNbb = sorted.legal_BHNbb.tril();
-  if (valid_BNb.defined()) {
-    const at::Tensor total = weights_BHNN.sum(3, /*keepdim=*/true);
-    const at::Tensor share_BHNb =
-        at::matmul(weights_BHNN, valid_BNb.unsqueeze(1).to(weights_BHNN.scalar_type())) /
-        total.masked_fill(total == 0, 1);
-    const at::Tensor least = share_BHNb.clamp_min(kLeastShare);
-    const at::Tensor scale = least.unsqueeze(4).to(k_BHNbD.scalar_type());
-    sorted.k_BHNbD = sorted.k_BHNbD / scale;
-    sorted.v_BHNbD = config_.tie_key_value() ? sorted.k_BHNbD : sorted.v_BHNbD / scale;
-    sorted.legal_BHNbb =
-        at::logical_and(sorted.legal_BHNbb, (share_BHNb > kLeastShare).unsqueeze(3));
-    sorted.bias_BHN1b = least.log().unsqueeze(3).to(k_BHNbD.scalar_type());
-  }
+  const SortedKeys sorted =
+      sort_keys(blocks, weights_BHNN, visible_pairs(open_BNN).any(2), leaky(), k_BHNbD, v_BHNbD);
 
   BlockAttention attention;
   attention.q_BHNbD = blocks.fold(in.q_BHLD, 2);
   attention.dropout = config_.dropout();
   attention.noise = in.noise;
-  at::Tensor sorted_k = sorted.k_BHNbD, sorted_legal = sorted.legal_BHNbb, legal = own_legal;
+  at::Tensor sorted_k = sorted.k_BHNbD, sorted_legal = sorted.legal_BHNbb,
+             own_legal = blocks.legal(0);
   switch (config_.combine()) {
     case SinkhornAttention::concat:
       break;
@@ -184,15 +182,15 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath pat
     case SinkhornAttention::add_logits:
       sorted_k = sorted_k + k_BHNbD;  // q (k_s + k) is the sum of both logits
       sorted_legal = at::logical_and(sorted_legal, own_legal);
-      legal = at::logical_and(own_legal, query_sees.logical_not());
+      own_legal = at::logical_and(own_legal, sorted.queries_BHNb1.logical_not());
       break;
   }
   attention.k_BHNWD = concatenate_keys({sorted_k, k_BHNbD});
   attention.v_BHNWD = config_.tie_key_value() && sorted_k.is_same(sorted.k_BHNbD)
                           ? attention.k_BHNWD
                           : concatenate_keys({sorted.v_BHNbD, v_BHNbD});
-  const auto common = at::infer_size(sorted_legal.sizes(), legal.sizes());
-  attention.legal_BHNbW = at::cat({sorted_legal.expand(common), legal.expand(common)}, 4);
+  const auto common = at::infer_size(sorted_legal.sizes(), own_legal.sizes());
+  attention.legal_BHNbW = at::cat({sorted_legal.expand(common), own_legal.expand(common)}, 4);
   if (sorted.bias_BHN1b.defined()) {
     attention.bias_BHNbW = at::cat({sorted.bias_BHN1b, at::zeros_like(sorted.bias_BHN1b)}, 4);
   }
@@ -251,85 +249,6 @@ double SinkhornMechanism::forward_flops(std::int64_t num_tokens) const {
   return 4 * (own_pairs + sorted_pairs) * width + 2 * mixes * mixed_pairs * b * width +
          sort_net_.flops(static_cast<std::int64_t>(N)) +
          5 * steps * balance_pairs * static_cast<double>(shape_.heads);
-}
-
-std::unique_ptr<DecodeState> SinkhornMechanism::decode_state(std::int64_t batch) const {
-  if (!shape_.causal) return Mechanism::decode_state(batch);
-  return std::make_unique<SinkhornDecodeState>();
-}
-
-at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
-                                          const AttentionInput& in) const {
-  auto& state = static_cast<SinkhornDecodeState&>(decode_state);
-  const std::int64_t t = state.cache.size(), b = config_.block(), u = t / b;
-  const at::Tensor x_BC = in.x_q_BLC.select(1, 0);
-  const at::Tensor wide_x_BC = x_BC.scalar_type() == at::kDouble ? x_BC : x_BC.to(at::kFloat);
-  state.cache.append(in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD);
-  state.sum_BC = t == 0 ? wide_x_BC : state.sum_BC + wide_x_BC;
-
-  if (t % b == 0) {  // a block begins: its weights are decided now
-    if (u > 0) state.source_BC.push_back(state.block_sum_BC / b);
-    state.block_sum_BC = at::zeros_like(wide_x_BC);
-    switch (config_.pooling()) {
-      case SinkhornAttention::first:
-        state.psi_BC.push_back(wide_x_BC);
-        break;
-      case SinkhornAttention::sum:
-        state.psi_BC.push_back(state.sum_BC);
-        break;
-      case SinkhornAttention::mean:
-      case SinkhornAttention::cumulative_mean:
-        state.psi_BC.push_back(state.sum_BC / (t + 1));
-        break;
-    }
-    if (u > 0 || leaky()) {
-      // Block u itself is no source yet: its feature is never read.
-      std::vector<at::Tensor> sources = state.source_BC;
-      sources.push_back(state.block_sum_BC);
-      const at::Tensor scores_BHNN =
-          sort_net_.scores(at::stack(state.psi_BC, 1), at::stack(sources, 1), {});
-      const at::Tensor open_BNN = at::ones({1, u + 1, u + 1}, at::kBool);
-      const at::Tensor weights_BH1N = weights(scores_BHNN, open_BNN, u, BalancePath::kFused);
-      state.weights_BHN = weights_BH1N.select(2, 0);
-      const at::Tensor past_BH1N = weights_BH1N.narrow(3, 0, u);
-      const auto mix_past = [&](const at::Tensor& x_BHSD) {
-        return mix(past_BH1N, x_BHSD.unflatten(2, {u, b})).select(2, 0);
-      };
-      state.sorted_k_BHbD = mix_past(state.cache.keys(0, u * b));
-      state.sorted_v_BHbD = mix_past(state.cache.values(0, u * b));
-    }
-  }
-  state.block_sum_BC = state.block_sum_BC + wide_x_BC;
-
-  const at::Tensor own_k = state.cache.keys(u * b, t + 1), own_v = state.cache.values(u * b, t + 1);
-  const auto attend = [&](const at::Tensor& k, const at::Tensor& v) {
-    return at::scaled_dot_product_attention(in.q_BHLD, k, v);
-  };
-  if (!state.sorted_k_BHbD.defined()) return attend(own_k, own_v);
-
-  // Aligned positions only, up to the query's own.
-  const std::int64_t num_own = t + 1 - u * b;
-  at::Tensor sorted_k = state.sorted_k_BHbD, sorted_v = state.sorted_v_BHbD;
-  if (leaky() || config_.combine() == SinkhornAttention::add_logits) {
-    sorted_k = sorted_k.narrow(2, 0, num_own);
-    sorted_v = sorted_v.narrow(2, 0, num_own);
-  }
-  if (leaky()) {
-    const at::Tensor own_weight =
-        state.weights_BHN.narrow(2, u, 1).unsqueeze(3).to(own_k.scalar_type());
-    sorted_k = sorted_k + own_weight * own_k;
-    sorted_v = sorted_v + own_weight * own_v;
-  }
-  switch (config_.combine()) {
-    case SinkhornAttention::concat:
-      return attend(at::cat({sorted_k, own_k}, 2), at::cat({sorted_v, own_v}, 2));
-    case SinkhornAttention::add_outputs:
-      return attend(sorted_k, sorted_v) + attend(own_k, own_v);
-    case SinkhornAttention::add_logits:
-      return attend(sorted_k + own_k, sorted_v);
-  }
-  require(false, "unknown combine");
-  return {};
 }
 
 }  // namespace birkhoff

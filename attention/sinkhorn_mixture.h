@@ -1,4 +1,4 @@
-// Sinkhorn Mixture (Tay et al. 2020, section 3.5 of the paper's variants): Sinkhorn attention plus
+// Sinkhorn Mixture (Tay et al. 2020, section 3.2.3): Sinkhorn attention plus
 // dense attention on the same projections, outputs added without a gate.
 #pragma once
 

@@ -21,7 +21,8 @@ namespace birkhoff {
 
 // Destination features psi [B, N, C] in fp32 or wider, from x [B, L, C]. Each reads tokens of its
 // block's first token's document only; causal use reads positions up to that first token, inclusive
-// (mechanisms of the paper's section 3.3.2 with its eq. 5 corrected to j <= i b).
+// (the paper's
+// eq. 5, with its limit i b + 1 corrected to i b).
 at::Tensor pool_destinations(const configs::SinkhornAttention& config, bool causal,
                              const Blocks& blocks, const at::Tensor& x_BLC);
 
