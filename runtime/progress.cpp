@@ -13,7 +13,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kBarCells = 24;
+constexpr int kBarCells = 16;
 constexpr double kRedraw_s = 0.1;
 
 double now_s() {
@@ -35,10 +35,11 @@ std::string duration_text(double seconds) {
 
 std::string progress_line(const StepReport& report, std::int64_t num_steps) {
   const double left_s = static_cast<double>(num_steps - report.step) * report.step_ms / 1000;
+  // The most wanted first: a narrow terminal cuts the end.
   return fmt::format(
-      "step {}/{}  loss {:.4f}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {:.3f}  left {}",
-      report.step, num_steps, report.loss, report.tokens_per_second, report.step_ms,
-      report.learning_rate, report.grad_norm, duration_text(left_s));
+      "step {}/{}  loss {:.4f}  left {}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {:.3f}",
+      report.step, num_steps, report.loss, duration_text(left_s), report.tokens_per_second,
+      report.step_ms, report.learning_rate, report.grad_norm);
 }
 
 bool terminal_shows_bar() {

@@ -22,7 +22,7 @@ struct StepReport {
 // "12:34" or "1:02:03".
 std::string duration_text(double seconds);
 // One line without control characters, for instance
-// "step 100/2000  loss 2.3456  12345 tokens/s  65.8 ms  lr 1.00e-03  norm 0.512  left 2:03".
+// "step 100/2000  loss 2.3456  left 2:03  12345 tokens/s  65.8 ms  lr 1.00e-03  norm 0.512".
 std::string progress_line(const StepReport& report, std::int64_t num_steps);
 
 // Whether the user's terminal can show a bar: stderr is one, or `birkhoff train --ranks`, between
