@@ -1,0 +1,90 @@
+#include "models/objective.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace birkhoff {
+namespace {
+
+struct Case {
+  at::Tensor logits_BTV, targets_BT, mask_BT;
+};
+
+// 2 x 3 tokens, 5 ids; two tokens do not count, and one of those has an id that does not exist.
+Case make_case(at::ScalarType dtype) {
+  const at::Tensor n = at::arange(30, at::kDouble);
+  Case c{.logits_BTV = (n.mul(1.7).sin() * 4).view({2, 3, 5}).to(dtype).set_requires_grad(true),
+         .targets_BT = at::tensor({0, 4, 2, 999, 1, 3}, at::kLong).view({2, 3}),
+         .mask_BT = at::tensor({1, 1, 0, 0, 1, 1}, at::kByte).view({2, 3})};
+  return c;
+}
+
+// By the definition, in plain arithmetic: nats, and the gradient (softmax - one-hot) * mask.
+double expected_nats(const Case& c, at::Tensor* gradient_BTV) {
+  const at::Tensor logits = c.logits_BTV.detach().to(at::kDouble);
+  *gradient_BTV = at::zeros_like(logits);
+  double nats = 0;
+  for (int b = 0; b < 2; ++b) {
+    for (int t = 0; t < 3; ++t) {
+      if (c.mask_BT[b][t].item<int>() == 0) continue;
+      double sum = 0;
+      for (int v = 0; v < 5; ++v) sum += std::exp(logits[b][t][v].item<double>());
+      const auto target = c.targets_BT[b][t].item<std::int64_t>();
+      nats += std::log(sum) - logits[b][t][target].item<double>();
+      for (int v = 0; v < 5; ++v) {
+        const double p = std::exp(logits[b][t][v].item<double>()) / sum;
+        (*gradient_BTV)[b][t][v] = p - (v == target ? 1 : 0);
+      }
+    }
+  }
+  return nats;
+}
+
+TEST(Objective, EqualsTheDefinitionInDoublePrecision) {
+  const Case c = make_case(at::kDouble);
+  at::Tensor gradient_BTV;
+  const double nats = expected_nats(c, &gradient_BTV);
+  const ObjectiveSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
+  EXPECT_NEAR(sums.nats.item<double>(), nats, 1e-12);
+  EXPECT_NEAR(sums.loss.item<double>(), nats, 1e-12);
+  EXPECT_EQ(sums.count.item<double>(), 4);
+  sums.loss.backward();
+  EXPECT_LT((c.logits_BTV.grad() - gradient_BTV).abs().max().item<double>(), 1e-12);
+}
+
+TEST(Objective, SinglePrecisionIsCloseAndSumsAreDouble) {
+  const Case c = make_case(at::kFloat);
+  at::Tensor gradient_BTV;
+  const double nats = expected_nats(c, &gradient_BTV);
+  const ObjectiveSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
+  EXPECT_EQ(sums.nats.scalar_type(), at::kDouble);
+  EXPECT_EQ(sums.count.scalar_type(), at::kDouble);
+  EXPECT_FALSE(sums.nats.requires_grad());
+  EXPECT_NEAR(sums.nats.item<double>(), nats, 1e-6 * nats);
+  sums.loss.backward();
+  EXPECT_LT((c.logits_BTV.grad() - gradient_BTV).abs().max().item<double>(), 1e-6);
+}
+
+TEST(Objective, HalfPrecisionLogitsAreNormalisedInSinglePrecision) {
+  const Case c = make_case(at::kFloat);
+  const at::Tensor rounded = c.logits_BTV.detach().to(at::kBFloat16);
+  const double low = cross_entropy_sums(rounded, c.targets_BT, c.mask_BT).nats.item<double>();
+  const double high =
+      cross_entropy_sums(rounded.to(at::kFloat), c.targets_BT, c.mask_BT).nats.item<double>();
+  EXPECT_EQ(low, high);
+}
+
+TEST(Objective, NothingCounted) {
+  Case c = make_case(at::kDouble);
+  c.mask_BT.zero_();
+  const ObjectiveSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
+  EXPECT_EQ(sums.loss.item<double>(), 0);
+  EXPECT_EQ(sums.count.item<double>(), 0);
+  sums.loss.backward();
+  EXPECT_EQ(c.logits_BTV.grad().abs().max().item<double>(), 0);
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,142 @@
+#include "runtime/generator.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+// Its logits depend on the last token alone, and it records what each cache was fed.
+class RecordingModel final : public Model {
+ public:
+  explicit RecordingModel(at::Tensor logits_VV) : logits_VV_(std::move(logits_VV)) {}
+
+  std::vector<std::vector<std::int32_t>> fed;  // tokens of each cache, in the order they were made
+
+  std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override {
+    EXPECT_EQ(batch, 1);
+    fed.emplace_back();
+    return std::make_unique<DecodeCache>();
+  }
+  at::Tensor decode_step(DecodeCache&, const at::Tensor& tokens_B) override {
+    fed.back().push_back(tokens_B.item<int>());
+    return logits_VV_.index_select(0, tokens_B);
+  }
+  std::int64_t max_tokens() const override { return window; }
+
+  Parameters& parameters() override { return parameters_; }
+  ObjectiveSums objective(const Batch&, const std::optional<NoiseKey>&) override { return {}; }
+  at::Tensor logits(const Batch&, const std::optional<NoiseKey>&) override { return {}; }
+  double forward_flops_per_sequence() const override { return 0; }
+  std::vector<std::string> warnings() const override { return {}; }
+
+  std::int64_t window = 1000;
+
+ private:
+  at::Tensor logits_VV_;
+  Parameters parameters_{0, at::kFloat};
+};
+
+using Ids = std::vector<std::int32_t>;
+
+// After id n comes n + 1 (modulo 5), by far the likeliest.
+at::Tensor counting() { return at::eye(5).roll(1, 1) * 10; }
+
+TEST(Generator, GreedyFollowsTheLikeliest) {
+  RecordingModel model(counting());
+  EXPECT_EQ(generate(model, {2, 3}, {.tokens = 6, .temperature = 0}), (Ids{4, 0, 1, 2, 3, 4}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{2, 3, 4, 0, 1, 2, 3}}));  // the last id is not fed
+}
+
+TEST(Generator, GreedyTakesTheSmallestOfEquals) {
+  RecordingModel model(at::zeros({5, 5}));
+  EXPECT_EQ(generate(model, {4}, {.tokens = 2, .temperature = 0}), (Ids{0, 0}));
+}
+
+TEST(Generator, EmptyPromptStartsWithTheGivenId) {
+  RecordingModel model(counting());
+  EXPECT_EQ(generate(model, {}, {.tokens = 2, .temperature = 0, .first = 3}), (Ids{4, 0}));
+  EXPECT_TRUE(generate(model, {}, {.tokens = 0}).empty());
+}
+
+TEST(Generator, FullCacheIsRebuiltFromTheLastHalfWindow) {
+  RecordingModel model(counting());
+  model.window = 4;
+  EXPECT_EQ(generate(model, {0, 1}, {.tokens = 6, .temperature = 0}), (Ids{2, 3, 4, 0, 1, 2}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{0, 1, 2, 3}, {3, 4, 0, 1}}));
+}
+
+TEST(Generator, WindowOfOneToken) {
+  RecordingModel model(counting());
+  model.window = 1;
+  EXPECT_EQ(generate(model, {0}, {.tokens = 3, .temperature = 0}), (Ids{1, 2, 3}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{0}, {1}, {2}}));
+}
+
+TEST(Generator, OfALongPromptTheLastWindowIsRead) {
+  RecordingModel model(counting());
+  model.window = 3;
+  EXPECT_EQ(generate(model, {4, 4, 4, 0, 1}, {.tokens = 1, .temperature = 0}), (Ids{2}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{4, 0, 1}}));
+}
+
+// Frequencies of 20,000 draws within 4 standard deviations of softmax(logits / temperature) over
+// the top k.
+TEST(Generator, SamplesHaveTheirProbabilities) {
+  const std::vector<double> logits = {0.5, 2.0, -1.0, 1.0, 0.0};
+  RecordingModel model(at::tensor(logits, at::kDouble).expand({5, 5}));
+  struct Case {
+    double temperature;
+    std::int64_t top_k;
+  };
+  for (const Case c : {Case{1, 0}, Case{0.5, 0}, Case{1, 3}, Case{2, 99}}) {
+    constexpr int kDraws = 20000;
+    const Ids ids = generate(
+        model, {0}, {.tokens = kDraws, .temperature = c.temperature, .top_k = c.top_k, .seed = 9});
+    std::vector<double> weights;
+    double sum = 0;
+    for (const double logit : logits) {
+      const auto above =
+          std::count_if(logits.begin(), logits.end(), [&](double x) { return x > logit; });
+      weights.push_back(c.top_k == 0 || above < c.top_k ? std::exp(logit / c.temperature) : 0);
+      sum += weights.back();
+    }
+    for (std::int32_t id = 0; id < 5; ++id) {
+      const double p = weights[static_cast<std::size_t>(id)] / sum;
+      EXPECT_NEAR(std::count(ids.begin(), ids.end(), id), p * kDraws,
+                  4 * std::sqrt(kDraws * p * (1 - p)))
+          << id;
+    }
+  }
+}
+
+TEST(Generator, SeedAndOptionsDecideTheSample) {
+  RecordingModel model(at::zeros({50, 50}));
+  const GenerateOptions options{.tokens = 40, .seed = 3};
+  const Ids ids = generate(model, {1}, options);
+  EXPECT_EQ(generate(model, {1}, options), ids);
+  EXPECT_NE(generate(model, {1}, {.tokens = 40, .seed = 4}), ids);
+  // Id n depends on (seed, n), not on how many are asked for.
+  EXPECT_EQ(generate(model, {1}, {.tokens = 7, .seed = 3}), Ids(ids.begin(), ids.begin() + 7));
+}
+
+TEST(Generator, BadOptionsAreUsageErrors) {
+  RecordingModel model(counting());
+  for (const GenerateOptions& options :
+       {GenerateOptions{.tokens = -1}, GenerateOptions{.temperature = -0.5},
+        GenerateOptions{.temperature = std::nan("")}, GenerateOptions{.top_k = -2}}) {
+    try {
+      generate(model, {1}, options);
+      ADD_FAILURE() << "no error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kUsage);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff
