@@ -69,8 +69,8 @@ SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const Mech
     : config_(config), shape_(shape), sort_net_(config, shape, prefix + ".sort_net", parameters) {
   if (leaky() && sort_net_.reads_sources()) {
     fail(ExitCode::kConfig,
-         "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): blocks would be "
-         "scored by their own later tokens; use another sort_net",
+         "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): blocks would "
+         "be scored by their own later tokens; use another sort_net",
          prefix);
   }
 }

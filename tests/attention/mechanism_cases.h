@@ -24,8 +24,8 @@ struct MechanismCase {
 };
 std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case);
 
-// Each member of Mechanism's oneof: with its defaults, and with each other value of each of its enums,
-// bools and more telling integers; causal and not. Blocks are kBlock tokens.
+// Each member of Mechanism's oneof: with its defaults, and with each other value of each of its
+// enums, bools and more telling integers; causal and not. Blocks are kBlock tokens.
 std::vector<MechanismCase> all_cases();
 
 // The SinkhornAttention inside a config, if it has one.
