@@ -117,6 +117,7 @@ configs::Config finish(Source source, const std::vector<std::string>& settings) 
 
 configs::Config load_config(const std::filesystem::path& file,
                             const std::vector<std::string>& settings) {
+  if (file.empty()) fail(ExitCode::kConfig, "the configuration's file name is empty: No such file");
   return finish(Loader().load(file), settings);
 }
 

@@ -109,7 +109,9 @@ struct CommandLine {
     c->add_option("--top-k", sample.top_k, "choose among the k likeliest tokens; 0 = all")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{10'000'000}))
         ->capture_default_str();
-    c->add_option("--seed", sample.seed, "same seed, same text")->capture_default_str();
+    c->add_option("--seed", sample.seed, "same seed, same text")
+        ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
+        ->capture_default_str();
   }
 
   void add_inspect() {
@@ -214,6 +216,27 @@ void flush_output(std::ostream& out) {
   if (!out) fail(ExitCode::kStorage, "standard output cannot be written: {}; free space there or write elsewhere", std::strerror(errno));
 }
 
+// A line about the first word that should name a verb and does not; empty if there is none. CLI11 would only say that one is missing.
+std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& arguments) {
+  const CLI::App* parent = &app;
+  for (const std::string& argument : arguments) {
+    if (parent->get_subcommands({}).empty()) return "";
+    const CLI::App* next = find_verb(*parent, argument);
+    if (next == nullptr) {
+      std::vector<std::string> known = verb_names(*parent);
+      const bool option = argument.rfind('-', 0) == 0;
+      if (option) known = {"--help", "--version"};
+      if (argument == "-h" || std::find(known.begin(), known.end(), argument) != known.end()) return "";
+      const std::string near = nearest_name(argument, known);
+      return std::string("unknown ") + (option ? "option" : "command") + " '" + argument + "'" +
+             (near.empty() ? "" : "; did you mean '" + near + "'?") + " (commands: " + join(verb_names(*parent)) + "); see 'birkhoff" +
+             (parent == &app ? "" : " " + parent->get_name()) + " --help'";
+    }
+    parent = next;
+  }
+  return "";
+}
+
 }  // namespace
 
 int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
@@ -228,13 +251,7 @@ int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::o
       err << line.app.help();
       return static_cast<int>(ExitCode::kUsage);
     }
-    if (arguments[0].rfind('-', 0) != 0 && find_verb(line.app, arguments[0]) == nullptr) {
-      const std::vector<std::string> verbs = verb_names(line.app);
-      const std::string near = nearest_name(arguments[0], verbs);
-      return say("unknown command '" + arguments[0] + "'" + (near.empty() ? "" : "; did you mean '" + near + "'?") +
-                     " (commands: " + join(verbs) + ")",
-                 ExitCode::kUsage);
-    }
+    if (const std::string unknown = unknown_verb(line.app, arguments); !unknown.empty()) return say(unknown, ExitCode::kUsage);
     try {
       std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
       line.app.parse(reversed);

@@ -38,7 +38,7 @@ struct SampleArguments {
   std::int64_t tokens = 200;
   double temperature = 1.0;
   std::int64_t top_k = 0;
-  std::uint64_t seed = 1;
+  std::int64_t seed = 1;
 };
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err);
 

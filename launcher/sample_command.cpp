@@ -17,7 +17,7 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   options.tokens = arguments.tokens;
   options.temperature = arguments.temperature;
   options.top_k = arguments.top_k;
-  options.seed = arguments.seed;
+  options.seed = static_cast<std::uint64_t>(arguments.seed);
   options.first = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
   const std::vector<std::int32_t> prompt = tokenizer->encode(arguments.prompt);
   const std::vector<std::int32_t> text = generate(*loaded.model, prompt, options);

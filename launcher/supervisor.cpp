@@ -17,6 +17,8 @@
 namespace birkhoff {
 namespace {
 
+constexpr int kNotStarted = 127;  // as a shell says it
+
 volatile std::sig_atomic_t mpirun_pid = 0;
 
 // Async-signal-safe: passes the request on. mpirun hands SIGUSR1 to its ranks.
@@ -75,6 +77,8 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
   } else {
     line.insert(line.end(), {"-x", "OMP_NUM_THREADS"});
   }
+  // Ranks share the cores: a thread that waits for its team must not spin on one.
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) line.insert(line.end(), {"-x", "OMP_WAIT_POLICY=passive"});
   const char* terminal = std::getenv("TERM");
   if (isatty(STDERR_FILENO) != 0 && terminal != nullptr && std::strcmp(terminal, "dumb") != 0) {
     line.insert(line.end(), {"-x", std::string(kProgressVariable) + "=bar"});
@@ -92,6 +96,10 @@ int map_mpirun_status(int status, std::string& why) {
     return static_cast<int>(ExitCode::kPeer);
   }
   const int code = WEXITSTATUS(status);
+  if (code == kNotStarted) {
+    why = "mpirun could not be started: the first mpirun in PATH is not a program that runs here";
+    return static_cast<int>(ExitCode::kPeer);
+  }
   if (code > 128) {
     why = "a rank was ended by signal " + std::to_string(code - 128) + "; run the same command again to resume";
     return static_cast<int>(ExitCode::kPeer);
@@ -129,7 +137,7 @@ int supervise(int ranks, const std::vector<std::string>& arguments, std::ostream
     const int null = open("/dev/null", O_RDONLY);
     if (null >= 0) dup2(null, STDIN_FILENO);
     execv(argv[0], argv.data());
-    _exit(127);
+    _exit(kNotStarted);
   }
   mpirun_pid = child;
   sigprocmask(SIG_SETMASK, &before, nullptr);

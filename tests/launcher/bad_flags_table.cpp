@@ -1,0 +1,127 @@
+// Command lines that do not parse, or name what is not there.
+#include "bad_input.h"
+#include "damage.h"
+
+namespace birkhoff {
+namespace {
+
+BadInput usage(std::string name, std::string line, std::vector<std::string> words) {
+  return {.name = std::move(name), .line = std::move(line), .code = ExitCode::kUsage, .words = std::move(words)};
+}
+
+std::vector<BadInput> verbs() {
+  return {
+      as_process_too(usage("verb misspelt", "trian good.txtpb --run new", {"unknown command 'trian'", "did you mean 'train'"})),
+      usage("verb of another program", "compile good.txtpb", {"unknown command 'compile'", "commands:", "prepare", "verify"}),
+      usage("verb one letter short", "verfy run", {"'verfy'", "'verify'"}),
+      usage("verb in capitals", "TRAIN good.txtpb --run new", {"unknown command 'TRAIN'"}),
+      usage("verb empty", "'' good.txtpb", {"unknown command ''"}),
+      {.name = "verb with a line end", .words = {"unknown command"}, .arguments = {"tr\nain", "good.txtpb"}},
+      {.name = "verb with an escape sequence", .words = {"unknown command"}, .arguments = {"\x1b[31mtrain"}},
+      usage("option without a verb", "--run new", {"--run"}),
+      usage("option of the program misspelt", "--verson", {"--verson", "did you mean '--version'"}),
+      usage("two verbs", "inspect run verify run", {"verify"}),
+      usage("config without its verb", "config", {"subcommand", "birkhoff config"}),
+      usage("config's verb misspelt", "config prnt good.txtpb", {"prnt", "birkhoff config"}),
+      usage("config print without a file", "config print", {"CONFIG", "required"}),
+      usage("config diff of one file", "config diff good.txtpb", {"AFTER", "required"}),
+      usage("config diff of three files", "config diff good.txtpb good.txtpb good.txtpb", {"good.txtpb"}),
+      usage("config reference with an argument", "config reference train", {"train"}),
+  };
+}
+
+std::vector<BadInput> train() {
+  return {
+      as_process_too(usage("train without anything", "train", {"required", "birkhoff train --help"})),
+      usage("train without --run", "train good.txtpb", {"--run", "required"}),
+      usage("train without a configuration", "train --run new", {"CONFIG", "required"}),
+      usage("train with two configurations", "train good.txtpb other.txtpb --run new", {"other.txtpb"}),
+      usage("train --run without a folder", "train good.txtpb --run", {"--run"}),
+      usage("train --run twice", "train good.txtpb --run new --run newer", {"--run"}),
+      usage("train --ranks 0", "train good.txtpb --run new --ranks 0", {"--ranks", "0", "1 to 4096"}),
+      usage("train --ranks negative", "train good.txtpb --run new --ranks -2", {"--ranks"}),
+      usage("train --ranks too many", "train good.txtpb --run new --ranks 4097", {"--ranks", "4097"}),
+      as_process_too(usage("train --ranks a word", "train good.txtpb --run new --ranks two", {"--ranks", "two"})),
+      usage("train --ranks a fraction", "train good.txtpb --run new --ranks 1.5", {"--ranks", "1.5"}),
+      usage("train --ranks without a number", "train good.txtpb --run new --ranks", {"--ranks"}),
+      usage("train --ranks twice", "train good.txtpb --run new --ranks 2 --ranks 3", {"--ranks"}),
+      usage("train --ranks overflows", "train good.txtpb --run new --ranks 99999999999999999999", {"--ranks"}),
+      usage("train --rank", "train good.txtpb --run new --rank 2", {"--rank", "did you mean '--ranks'"}),
+      usage("train -n", "train good.txtpb --run new -n 2", {"-n"}),
+      usage("train --steps", "train good.txtpb --run new --steps 5", {"--steps"}),
+      usage("train --set without a value", "train good.txtpb --run new --set", {"--set"}),
+      usage("train --fresh with a value", "train good.txtpb --run new --fresh=perhaps", {"--fresh"}),
+      usage("train of other's flag", "train good.txtpb --run new --json", {"--json"}),
+  };
+}
+
+std::vector<BadInput> eval_and_sample() {
+  return {
+      usage("eval without a path", "eval", {"PATH", "required"}),
+      usage("eval of two paths", "eval run run", {"run"}),
+      usage("eval --split train", "eval run --split train", {"--split", "train", "valid"}),
+      usage("eval --split empty", "eval run --split ''", {"--split"}),
+      usage("eval --split twice", "eval run --split valid --split test", {"--split"}),
+      usage("eval --json with a value", "eval run --json=perhaps", {"--json"}),
+      usage("eval --splits", "eval run --splits test", {"--splits", "did you mean '--split'"}),
+      as_process_too(usage("eval of nothing", "eval nowhere", {"nowhere", "no such"})),
+      usage("eval of a file", "eval good.txtpb", {"good.txtpb", "neither"}),
+      usage("eval of a folder of text", "eval text", {"text", "neither a corpus", "nor a run"}),
+      usage("eval of a corpus", "eval corpus", {"corpus", "name a run folder or a checkpoint"}),
+      usage("eval of an empty path", "eval ''", {"no such"}),
+      usage("sample without a prompt", "sample run", {"--prompt", "required"}),
+      usage("sample without a path", "sample --prompt a", {"PATH", "required"}),
+      usage("sample --prompt twice", "sample run --prompt a --prompt b", {"--prompt"}),
+      usage("sample --tokens 0", "sample run --prompt a --tokens 0", {"--tokens", "0"}),
+      usage("sample --tokens negative", "sample run --prompt a --tokens -1", {"--tokens", "-1"}),
+      usage("sample --tokens a word", "sample run --prompt a --tokens many", {"--tokens", "many"}),
+      usage("sample --tokens with an exponent", "sample run --prompt a --tokens 1e3", {"--tokens", "1e3"}),
+      usage("sample --tokens too many", "sample run --prompt a --tokens 10000001", {"--tokens", "10000001"}),
+      usage("sample --temperature negative", "sample run --prompt a --temperature -0.1", {"--temperature", "-0.1"}),
+      usage("sample --temperature too high", "sample run --prompt a --temperature 101", {"--temperature", "101"}),
+      usage("sample --temperature nan", "sample run --prompt a --temperature nan", {"temperature", "nan"}),
+      usage("sample --temperature inf", "sample run --prompt a --temperature inf", {"--temperature", "inf"}),
+      usage("sample --temperature a word", "sample run --prompt a --temperature hot", {"--temperature", "hot"}),
+      usage("sample --top-k negative", "sample run --prompt a --top-k -1", {"--top-k", "-1"}),
+      usage("sample --top-k a fraction", "sample run --prompt a --top-k 2.5", {"--top-k", "2.5"}),
+      usage("sample --seed negative", "sample run --prompt a --seed -1", {"--seed", "-1"}),
+      usage("sample --seed overflows", "sample run --prompt a --seed 18446744073709551616", {"--seed"}),
+      usage("sample --seed empty", "sample run --prompt a --seed ''", {"--seed"}),
+      usage("sample of a corpus", "sample corpus --prompt a", {"corpus", "is a corpus"}),
+      {.name = "sample of characters the model has not", .line = "sample run --prompt 'ROMEO:'", .code = ExitCode::kData,
+       .words = {"character 'R'", "U+0052", "byte 0"}, .where = Where::kHereAndProcess},
+      {.name = "sample of no UTF-8", .code = ExitCode::kData, .words = {"byte 2", "UTF-8"},
+       .arguments = {"sample", "run", "--prompt", "ab\xff"}},
+  };
+}
+
+std::vector<BadInput> inspect_and_verify() {
+  return {
+      usage("inspect without a path", "inspect", {"PATH", "required"}),
+      usage("inspect of nothing", "inspect nowhere", {"nowhere", "no such"}),
+      usage("inspect of an unrelated folder", "inspect text", {"text", "neither"}),
+      usage("inspect --bigram of a run", "inspect run --bigram", {"--bigram", "run", "corpus"}),
+      usage("inspect --bigrams", "inspect corpus --bigrams", {"did you mean '--bigram'"}),
+      usage("inspect of two", "inspect corpus run", {"run"}),
+      usage("verify without a path", "verify", {"PATH", "required"}),
+      usage("verify of two", "verify corpus run", {"run"}),
+      usage("verify of nothing", "verify run/checkpoints/step-00000009", {"step-00000009", "no such"}),
+      usage("verify with a flag", "verify run --quick", {"--quick"}),
+      {.name = "verify of a dangling link", .line = "verify link", .words = {"link"},
+       .spoil = [] { std::filesystem::create_symlink("nowhere", "link"); }},
+      {.name = "verify of an empty folder", .line = "verify empty", .words = {"empty", "neither"},
+       .spoil = [] { std::filesystem::create_directory("empty"); }},
+  };
+}
+
+}  // namespace
+
+std::vector<BadInput> bad_flags() {
+  std::vector<BadInput> rows;
+  for (auto table : {verbs, train, eval_and_sample, inspect_and_verify}) {
+    for (BadInput& row : table()) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,118 @@
+// What the launcher says of itself, and how it reads mpirun's codes.
+#include "launcher/supervisor.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "launcher/app.h"
+
+namespace birkhoff {
+namespace {
+
+using testing::HasSubstr;
+
+struct Said {
+  int code;
+  std::string out, err;
+};
+
+Said say(const std::vector<std::string>& arguments) {
+  std::ostringstream out, err;
+  const int code = run_app(arguments, out, err);
+  return {code, out.str(), err.str()};
+}
+
+// waitpid's status of a process that exited with a code, or was ended by a signal.
+constexpr int exited(int code) { return code << 8; }
+constexpr int ended_by(int signal) { return signal; }
+
+TEST(MapMpirunStatus, PassesOurCodesOn) {
+  for (const int code : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 75}) {
+    std::string why = "nothing";
+    EXPECT_EQ(map_mpirun_status(exited(code), why), code);
+  }
+  std::string why;
+  map_mpirun_status(exited(75), why);
+  EXPECT_EQ(why, "") << "the ranks have said why";
+}
+
+TEST(MapMpirunStatus, KilledRankIsALostPeer) {
+  for (const int signal : {1, 2, 6, 9, 11, 15}) {
+    std::string why;
+    EXPECT_EQ(map_mpirun_status(exited(128 + signal), why), 7);
+    EXPECT_THAT(why, HasSubstr("signal " + std::to_string(signal) + ";"));
+    EXPECT_THAT(why, HasSubstr("run the same command again"));
+  }
+}
+
+TEST(MapMpirunStatus, KilledMpirunIsALostPeer) {
+  std::string why;
+  EXPECT_EQ(map_mpirun_status(ended_by(9), why), 7);
+  EXPECT_THAT(why, HasSubstr("mpirun was ended by signal 9"));
+}
+
+struct Verb {
+  std::vector<std::string> name;
+  std::string purpose;
+};
+
+class HelpTest : public testing::TestWithParam<Verb> {};
+
+TEST_P(HelpTest, HasPurposeAndTwoExamples) {
+  std::vector<std::string> arguments = GetParam().name;
+  arguments.push_back("--help");
+  const Said said = say(arguments);
+  EXPECT_EQ(said.code, 0);
+  EXPECT_EQ(said.err, "");
+  EXPECT_THAT(said.out, HasSubstr(GetParam().purpose));
+  std::string verb = "birkhoff";
+  for (const std::string& part : GetParam().name) verb += " " + part;
+  EXPECT_THAT(said.out, HasSubstr("Usage: " + verb));
+  const std::size_t examples = said.out.find("Examples:\n");
+  ASSERT_NE(examples, std::string::npos) << said.out;
+  int num_examples = 0;
+  std::istringstream lines(said.out.substr(examples));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(verb) != std::string::npos || line.find("birkhoff train") != std::string::npos) ++num_examples;
+  }
+  EXPECT_GE(num_examples, 2) << said.out;
+}
+
+INSTANTIATE_TEST_SUITE_P(AllVerbs, HelpTest,
+                         testing::Values(Verb{{"prepare"}, "Make a corpus folder from text"}, Verb{{"train"}, "the same command again resumes"},
+                                         Verb{{"eval"}, "bits per byte"}, Verb{{"sample"}, "Generate text"}, Verb{{"inspect"}, "Say what"},
+                                         Verb{{"verify"}, "Re-read every byte"}, Verb{{"config"}, "configurations"},
+                                         Verb{{"config", "print"}, "resolved"}, Verb{{"config", "diff"}, "differ"},
+                                         Verb{{"config", "reference"}, "Markdown"}),
+                         [](const auto& test) { return test.param.name.back(); });
+
+TEST(Help, OfTheProgramListsVerbsAndExitCodes) {
+  const Said said = say({"--help"});
+  EXPECT_EQ(said.code, 0);
+  for (const char* verb : {"prepare", "train", "eval", "sample", "inspect", "verify", "config"}) EXPECT_THAT(said.out, HasSubstr(verb));
+  for (const char* code : {"0 done", "2 usage", "3 configuration", "4 data", "5 checkpoint", "6 storage", "7 a rank was lost", "8 hang",
+                           "9 non-finite", "10 memory", "75 saved"}) {
+    EXPECT_THAT(said.out, HasSubstr(code));
+  }
+}
+
+TEST(Help, IsShownWhereNothingIsAskedFor) {
+  const Said said = say({});
+  EXPECT_EQ(said.code, 2);
+  EXPECT_EQ(said.out, "");
+  EXPECT_THAT(said.err, HasSubstr("Usage: birkhoff"));
+}
+
+TEST(Version, NamesEverythingLinked) {
+  const Said said = say({"--version"});
+  EXPECT_EQ(said.code, 0);
+  for (const char* what : {"birkhoff", "compiler", "LibTorch", "MPI", "HDF5", "Protobuf", "SentencePiece", "fmt", "spdlog", "CLI11", "nlohmann-json"}) {
+    // A name and behind it a number.
+    EXPECT_THAT(said.out, testing::ContainsRegex(std::string(what) + "[^\n,]* v?[0-9]+(\\.[0-9]+)+"));
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,294 @@
+// Training as users start it: the real program, its supervisor, mpirun, signals and kills.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "child.h"
+#include "damage.h"
+#include "good_input.h"
+#include "training.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+class TrainProcessTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new TemporaryFolder("birkhoff_train");
+    fs::current_path(folder_->path());
+    write_bytes("text.txt", some_text(6000, 1));
+    write_bytes("tiny.txtpb", tiny_training());
+    setenv("OMP_NUM_THREADS", "1", 1);
+    const Finished prepared = run_child({.line = birkhoff_line({"prepare", "--out", "corpus", "--tokenizer", "chars", "--valid", "0.2", "text.txt"})});
+    ASSERT_EQ(prepared.code, 0) << prepared.err;
+    const Finished trained = run_child(train("reference", {"--ranks", "2"}));
+    ASSERT_EQ(trained.code, 0) << trained.err;
+  }
+  static void TearDownTestSuite() {
+    fs::current_path("/");
+    delete folder_;
+  }
+
+  void TearDown() override {
+    for (const auto& entry : fs::directory_iterator(folder_->path())) {
+      if (fs::exists(entry.path() / "run.json")) kill_all(processes_of(entry.path()));
+    }
+  }
+
+  static fs::path run(const std::string& name) { return folder_->path() / name; }
+
+  static Command train(const std::string& name, const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"train", "tiny.txtpb", "--run", run(name).string()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return {.line = birkhoff_line(arguments)};
+  }
+  // The same with mpirun, by hand.
+  static Command mpirun(int ranks, const std::string& name, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> line = {"mpirun", "-n", std::to_string(ranks), "--oversubscribe", "--bind-to", "none"};
+    const Command command = train(name, more);
+    line.insert(line.end(), command.line.begin(), command.line.end());
+    return {.line = line, .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}};
+  }
+
+  // The run went all the way and is, bit for bit, what an uninterrupted one is.
+  static void expect_like_reference(const std::string& name) {
+    EXPECT_EQ(checkpoint_names(run(name)).back(), checkpoint_names(run("reference")).back());
+    const auto state = final_state(run(name)), reference = final_state(run("reference"));
+    ASSERT_GE(reference.size(), 2u) << "model and optimizer";
+    ASSERT_EQ(state.size(), reference.size());
+    for (const auto& [file, bytes] : reference) EXPECT_TRUE(state.at(file) == bytes) << file << " differs";
+    const MetricsLines metrics = read_metrics(run(name)), expected = read_metrics(run("reference"));
+    EXPECT_EQ(metrics.figures, expected.figures) << "each step once, in order, with the same figures";
+    EXPECT_EQ(metrics.evaluated, expected.evaluated);
+  }
+
+  // Sends the signal in the middle; then the same command goes on to the end.
+  static void stop_and_resume(const std::string& name, int signal) {
+    const Command command = train(name, {"--ranks", "2"});
+    Child child(command);
+    ASSERT_TRUE(wait_for_step(child, run(name), 30));
+    child.signal(signal);
+    const Finished stopped = child.finish(seconds(30));
+    EXPECT_EQ(stopped.code, 75) << stopped.err;
+    EXPECT_THAT(stopped.err, HasSubstr("saved at step"));
+    EXPECT_TRUE(processes_of(run(name)).empty());
+    const int step = last_step(run(name));
+    EXPECT_LT(step, kSteps);
+    char folder[32];
+    std::snprintf(folder, sizeof folder, "step-%08d", step);
+    EXPECT_EQ(checkpoint_names(run(name)).back(), folder) << "saved where it stopped";
+    const Finished resumed = run_child(command);
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_THAT(resumed.err, HasSubstr("resumes at step " + std::to_string(step)));
+    expect_like_reference(name);
+  }
+
+  static inline TemporaryFolder* folder_ = nullptr;
+};
+
+TEST_F(TrainProcessTest, FromTextToSample) {
+  const fs::path reference = run("reference");
+  const MetricsLines metrics = read_metrics(reference);
+  std::vector<int> all_steps(kSteps);
+  std::iota(all_steps.begin(), all_steps.end(), 1);
+  EXPECT_EQ(metrics.steps, all_steps);
+  EXPECT_EQ(metrics.evaluated, (std::vector<int>{100, 200, 300}));
+  EXPECT_LT(metrics.losses.back(), 0.9 * metrics.losses.front()) << "it learns";
+  for (const char* file : {"run.json", "config.txtpb", "metrics.jsonl", "loss.svg", "log/rank-0.log", "log/rank-1.log"}) {
+    EXPECT_TRUE(fs::is_regular_file(reference / file)) << file;
+  }
+  EXPECT_EQ(checkpoint_names(reference), (std::vector<std::string>{"step-00000250", "step-00000300"}));
+  EXPECT_EQ(xml_defect(read_bytes(reference / "loss.svg")), "");
+  EXPECT_THAT(read_bytes(reference / "loss.svg"), HasSubstr("<svg"));
+  bool has_events = false;
+  for (const auto& entry : fs::directory_iterator(reference)) has_events |= entry.path().string().find("tfevents") != std::string::npos;
+  EXPECT_TRUE(has_events);
+
+  const Finished resolved = run_child({.line = birkhoff_line({"config", "print", (reference / "config.txtpb").string()})});
+  EXPECT_EQ(resolved.out, read_bytes(reference / "config.txtpb")) << "what was resolved resolves to itself";
+
+  const Finished eval = run_child({.line = birkhoff_line({"eval", reference.string(), "--json"})});
+  ASSERT_EQ(eval.code, 0) << eval.err;
+  const auto figures = nlohmann::json::parse(eval.out);
+  EXPECT_EQ(figures["step"], kSteps);
+  EXPECT_EQ(figures["split"], "valid");
+  std::ifstream lines(reference / "metrics.jsonl");
+  nlohmann::json last;
+  for (std::string line; std::getline(lines, line);) {
+    if (const auto json = nlohmann::json::parse(line); json.contains("split")) last = json;
+  }
+  for (const char* key : {"loss", "bits_per_byte", "tokens", "bytes"}) {
+    EXPECT_EQ(figures[key], last[key]) << key << ": one process and two ranks give the same bits";
+  }
+
+  const auto sample = [&](const std::string& seed) {
+    return run_child({.line = birkhoff_line({"sample", reference.string(), "--prompt", "quick", "--tokens", "80", "--seed", seed})});
+  };
+  const Finished first = sample("1");
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(first.out.rfind("quick", 0), 0u) << first.out;
+  EXPECT_EQ(first.out.size(), 5 + 80 + 1u) << "prompt, 80 characters, a line end";
+  EXPECT_EQ(first.out, sample("1").out);
+  EXPECT_NE(first.out, sample("2").out);
+
+  const Finished inspected = run_child({.line = birkhoff_line({"inspect", reference.string()})});
+  EXPECT_EQ(inspected.code, 0) << inspected.err;
+  EXPECT_THAT(inspected.out, HasSubstr("step         300"));
+  EXPECT_THAT(inspected.out, HasSubstr("embedding.weight"));
+  const Finished verified = run_child({.line = birkhoff_line({"verify", reference.string()})});
+  EXPECT_EQ(verified.code, 0) << verified.err;
+  EXPECT_THAT(verified.out, HasSubstr("step-00000250"));
+  EXPECT_THAT(verified.out, HasSubstr("step-00000300"));
+}
+
+TEST_F(TrainProcessTest, AFinishedRunStaysAsItIs) {
+  const Finished first = run_child(train("finished", {"--set", "train.steps=20"}));
+  ASSERT_EQ(first.code, 0) << first.err;
+  const fs::path before = fs::current_path();
+  fs::current_path(run("finished"));
+  const Tree tree = read_tree();
+  fs::current_path(before);
+  const Finished again = run_child(train("finished", {"--set", "train.steps=20"}));
+  EXPECT_EQ(again.code, 0) << again.err;
+  fs::current_path(run("finished"));
+  Tree after = read_tree();
+  fs::current_path(before);
+  for (const auto& [file, bytes] : tree) {
+    const bool may_grow = file.find("log/") == 0 || file == "lock";
+    EXPECT_TRUE(may_grow || after[file] == bytes) << file;
+  }
+}
+
+TEST_F(TrainProcessTest, SigtermSavesAndResumes) { stop_and_resume("sigterm", SIGTERM); }
+TEST_F(TrainProcessTest, Sigusr1SavesAndResumes) { stop_and_resume("sigusr1", SIGUSR1); }
+TEST_F(TrainProcessTest, SigintSavesAndResumes) { stop_and_resume("sigint", SIGINT); }
+
+TEST_F(TrainProcessTest, Sigusr1ToOnesOwnMpirunSaves) {
+  Child child(mpirun(2, "by_hand"));
+  ASSERT_TRUE(wait_for_step(child, run("by_hand"), 30));
+  child.signal(SIGUSR1);
+  const Finished stopped = child.finish(seconds(30));
+  EXPECT_EQ(stopped.code, 75) << stopped.err;
+  EXPECT_LT(last_step(run("by_hand")), kSteps);
+  const Finished resumed = run_child(mpirun(2, "by_hand"));
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  expect_like_reference("by_hand");
+}
+
+TEST_F(TrainProcessTest, RanksInsideMpirunAreRefused) {
+  const Finished finished = run_child(mpirun(2, "refused", {"--ranks", "2"}));
+  EXPECT_EQ(finished.code, 2) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("leave --ranks out"));
+  EXPECT_FALSE(fs::exists(run("refused")));
+}
+
+// Saves at every step, so that many kills fall into one. BIRKHOFF_KILLS sets their number.
+TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
+  const char* set = std::getenv("BIRKHOFF_KILLS");
+  const int num_kills = set != nullptr ? std::atoi(set) : 4;
+  const Command command = train("killed", {"--ranks", "2", "--set", "checkpoint.every=1"});
+  std::mt19937 random(20);
+  int inside_a_save = 0;
+  for (int kill = 0; kill < num_kills; ++kill) {
+    SCOPED_TRACE("kill " + std::to_string(kill));
+    Child child(command);
+    // Spread over the run; a moment between one step and the next, or none: while it starts.
+    const int from = last_step(run("killed"));
+    if (kill % 4 != 3) {
+      ASSERT_TRUE(wait_for_step(child, run("killed"), from + 1 + kSteps / (2 * num_kills))) << child.finish(seconds(1)).err;
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3000));
+    }
+    // All ranks at once; every second time mpirun and the supervisor with them, as when a machine goes down.
+    const bool all = kill % 2 == 1;
+    kill_all(all ? processes_of(run("killed")) : ranks_of(run("killed")));
+    const Finished killed = child.finish(seconds(20));
+    if (!all) {
+      EXPECT_EQ(killed.code, 7) << killed.err;
+      EXPECT_THAT(killed.err, HasSubstr("run the same command again"));
+    }
+    ASSERT_TRUE(wait_until_none(run("killed"), seconds(10)));
+    if (fs::exists(run("killed") / "checkpoints")) {
+      for (const std::string& name : checkpoint_names(run("killed"))) inside_a_save += name.rfind(".tmp-", 0) == 0 ? 1 : 0;
+    }
+  }
+  const Finished finished = run_child(command);
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  expect_like_reference("killed");
+  RecordProperty("kills_inside_a_save", inside_a_save);
+  std::cout << inside_a_save << " of " << num_kills << " kills fell into a save\n";
+}
+
+TEST_F(TrainProcessTest, OneKilledRankEndsTheJob) {
+  const Command command = train("one_rank", {"--ranks", "2"});
+  Child child(command);
+  ASSERT_TRUE(wait_for_step(child, run("one_rank"), 60));
+  const std::vector<pid_t> ranks = ranks_of(run("one_rank"));
+  ASSERT_EQ(ranks.size(), 2u);
+  const auto start = std::chrono::steady_clock::now();
+  kill(ranks[1], SIGKILL);
+  const Finished killed = child.finish(seconds(20));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(5));
+  EXPECT_EQ(killed.code, 7) << killed.err;
+  EXPECT_THAT(killed.err, HasSubstr("birkhoff: a rank was ended by signal 9"));
+  EXPECT_TRUE(wait_until_none(run("one_rank"), seconds(2))) << "nothing is left running";
+  const Finished resumed = run_child(command);
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  expect_like_reference("one_rank");
+}
+
+// If the supervisor is killed, so are its ranks: nobody trains on unseen.
+TEST_F(TrainProcessTest, KilledSupervisorLeavesNothing) {
+  Child child(train("orphans", {"--ranks", "2"}));
+  ASSERT_TRUE(wait_for_step(child, run("orphans"), 30));
+  child.signal(SIGKILL);
+  child.finish(seconds(5));
+  EXPECT_TRUE(wait_until_none(run("orphans"), seconds(10)));
+}
+
+TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
+  const std::string name = "resized";
+  const auto train_on = [&](int ranks, int stop_after) {
+    Child child(train(name, {"--ranks", std::to_string(ranks), "--set", "train.precision=fp64"}));
+    if (stop_after > 0) {
+      EXPECT_TRUE(wait_for_step(child, run(name), stop_after));
+      child.signal(SIGTERM);
+    }
+    const Finished finished = child.finish();
+    EXPECT_EQ(finished.code, stop_after > 0 ? 75 : 0) << finished.err;
+  };
+  train_on(2, 40);
+  train_on(1, 120);
+  train_on(3, 0);
+  const Finished reference = run_child(train("fp64", {"--set", "train.precision=fp64"}));
+  ASSERT_EQ(reference.code, 0) << reference.err;
+  const MetricsLines metrics = read_metrics(run(name)), expected = read_metrics(run("fp64"));
+  EXPECT_EQ(metrics.steps, expected.steps);
+  EXPECT_EQ(metrics.evaluated, expected.evaluated);
+  ASSERT_EQ(metrics.losses.size(), expected.losses.size());
+  for (std::size_t i = 0; i < metrics.losses.size(); ++i) {
+    ASSERT_NEAR(metrics.losses[i], expected.losses[i], 1e-10 * expected.losses[i]) << "step " << i + 1;
+  }
+}
+
+// What only the ranks can find is said once, whatever their number.
+TEST_F(TrainProcessTest, AnErrorInsideTheWorldHasItsCode) {
+  const Finished finished = run_child(train("reference", {"--ranks", "2", "--set", "train.seed=9"}));
+  EXPECT_EQ(finished.code, 3) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("train.seed: 1 -> 9"));
+  EXPECT_EQ(finished.err.find("train.seed"), finished.err.rfind("train.seed")) << "once: " << finished.err;
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,187 @@
+#include "training.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+std::string content(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// Arguments of a process, each ended by a zero byte.
+std::string arguments_of(pid_t pid) { return content("/proc/" + std::to_string(pid) + "/cmdline"); }
+
+bool holds_argument(const std::string& arguments, const std::string& argument) {
+  return ('\0' + arguments).find('\0' + argument + '\0') != std::string::npos;
+}
+
+bool is_zombie(pid_t pid) {
+  const std::string stat = content("/proc/" + std::to_string(pid) + "/stat");
+  const std::size_t name_end = stat.rfind(')');
+  return name_end == std::string::npos || name_end + 2 >= stat.size() || stat[name_end + 2] == 'Z';
+}
+
+template <typename Condition>
+bool wait_until(Condition condition, std::chrono::seconds limit) {
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string tiny_training() {
+  return R"(task { language_model {} }
+data { corpus: "corpus" sequence_length: 32 }
+model {
+  layers: 1
+  channels: 16
+  heads: 2
+  attention { group { mechanism { sinkhorn { block: 8 } } } }
+  dropout { residual: 0.1 }
+}
+train {
+  steps: )" + std::to_string(kSteps) +
+         R"(
+  global_batch: 6
+  schedule { warmup_steps: 10 }
+}
+checkpoint { every: 50 }
+evaluate { every: 100 micro_batch: 8 }
+metrics { every: 1 }
+)";
+}
+
+std::vector<pid_t> processes_of(const fs::path& run) {
+  std::vector<pid_t> found;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename().string();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const pid_t pid = std::stoi(name);
+    const std::string arguments = arguments_of(pid);
+    if (holds_argument(arguments, run.string()) && holds_argument(arguments, "train") && !is_zombie(pid)) found.push_back(pid);
+  }
+  return found;
+}
+
+std::vector<pid_t> ranks_of(const fs::path& run) {
+  std::vector<pid_t> found;
+  for (const pid_t pid : processes_of(run)) {
+    const std::string arguments = arguments_of(pid);
+    if (arguments.rfind(std::string(BIRKHOFF_PROGRAM) + '\0', 0) == 0 && !holds_argument(arguments, "--ranks")) found.push_back(pid);
+  }
+  return found;
+}
+
+void kill_all(const std::vector<pid_t>& processes) {
+  for (const pid_t pid : processes) kill(pid, SIGKILL);
+}
+
+int last_step(const fs::path& run) {
+  std::ifstream lines(run / "metrics.jsonl");
+  int step = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);  // the last line may be half written
+    if (json.is_object() && json.contains("step")) step = std::max(step, json["step"].get<int>());
+  }
+  return step;
+}
+
+bool wait_for_step(Child& child, const fs::path& run, int step) {
+  wait_until([&] { return last_step(run) >= step || !child.is_running(); }, std::chrono::seconds(120));
+  return last_step(run) >= step && child.is_running();
+}
+
+bool wait_until_none(const fs::path& run, std::chrono::seconds limit) {
+  return wait_until([&] { return processes_of(run).empty(); }, limit);
+}
+
+std::vector<std::string> checkpoint_names(const fs::path& run) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints")) names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::map<std::string, std::string> final_state(const fs::path& run) {
+  std::map<std::string, std::string> state;
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints" / checkpoint_names(run).back())) {
+    if (entry.path().extension() == ".safetensors") state[entry.path().filename().string()] = content(entry.path());
+  }
+  return state;
+}
+
+MetricsLines read_metrics(const fs::path& run) {
+  MetricsLines metrics;
+  std::ifstream lines(run / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const ordered_json json = ordered_json::parse(line);
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : json.items()) keys.push_back(key);
+    if (json.contains("split")) {
+      EXPECT_EQ(keys, (std::vector<std::string>{"step", "split", "loss", "bits_per_byte", "tokens", "bytes"}));
+      metrics.evaluated.push_back(json["step"].get<int>());
+      continue;
+    }
+    EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second", "step_ms", "learning_rate", "grad_norm"}));
+    metrics.steps.push_back(json["step"].get<int>());
+    metrics.losses.push_back(json["loss"].get<double>());
+    ordered_json figures = json;
+    figures.erase("tokens_per_second");
+    figures.erase("step_ms");
+    metrics.figures.push_back(figures.dump());
+  }
+  return metrics;
+}
+
+std::string xml_defect(const std::string& text) {
+  std::vector<std::string> open;
+  bool had_root = false;
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] == '&') {
+      const std::size_t end = text.find(';', at);
+      if (end == std::string::npos || end - at > 8) return "a bare & at " + std::to_string(at);
+    }
+    if (text[at] != '<') {
+      if (open.empty() && !std::isspace(static_cast<unsigned char>(text[at]))) return "text outside the root at " + std::to_string(at);
+      ++at;
+      continue;
+    }
+    const std::size_t end = text.find('>', at);
+    if (end == std::string::npos) return "a tag without an end at " + std::to_string(at);
+    const std::string tag = text.substr(at + 1, end - at - 1);
+    at = end + 1;
+    if (tag.empty() || tag.find('<') != std::string::npos) return "a bad tag <" + tag + ">";
+    if (tag.front() == '?') continue;
+    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0) return "an open quote in <" + tag + ">";
+    if (tag.front() == '/') {
+      if (open.empty() || open.back() != tag.substr(1)) return "</" + tag.substr(1) + "> closes nothing";
+      open.pop_back();
+      continue;
+    }
+    if (open.empty() && had_root) return "a second root";
+    had_root = true;
+    if (tag.back() != '/') open.push_back(tag.substr(0, tag.find_first_of(" \n\t")));
+  }
+  if (!open.empty()) return "<" + open.back() + "> is not closed";
+  return had_root ? "" : "no element";
+}
+
+}  // namespace birkhoff
