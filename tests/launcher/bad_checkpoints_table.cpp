@@ -180,8 +180,8 @@ std::vector<BadInput> misfits() {
   return {
       eval("more channels", ExitCode::kCheckpoint, {"tensor '", "is needed"}, [](CheckpointManifest& m) { m.mutable_config()->mutable_model()->set_channels(32); }),
       eval("more layers", ExitCode::kCheckpoint, {"tensor '", "missing"}, [](CheckpointManifest& m) { m.mutable_config()->mutable_model()->set_layers(2); }),
-      eval("longer sequences", ExitCode::kCheckpoint, {"positions.weight", "is needed"},
-           [](CheckpointManifest& m) { m.mutable_config()->mutable_data()->set_sequence_length(64); }),
+      eval("shorter sequences", ExitCode::kCheckpoint, {"positions.weight", "is needed"},
+           [](CheckpointManifest& m) { m.mutable_config()->mutable_data()->set_sequence_length(16); }),
       eval("another precision", ExitCode::kCheckpoint, {"F32", "F64", "is needed"},
            [](CheckpointManifest& m) { m.mutable_config()->mutable_train()->set_precision(configs::Train::fp64); }),
       eval("another vocabulary", ExitCode::kData, {"not the model's"}, [](CheckpointManifest& m) { m.set_vocabulary(m.vocabulary() + 5); }),

@@ -64,7 +64,7 @@ std::vector<BadInput> shards() {
            }),
       data("shards of a split swapped", "verify corpus", {"train-tokens-00000.h5", "hash"},
            [] { swap_files("corpus/train-tokens-00000.h5", "corpus/train-tokens-00001.h5"); }),
-      data("shards of two splits swapped", "inspect corpus", {"the manifest says"},
+      data("shards of two splits swapped", "verify corpus", {"train-tokens-00000.h5", "hash"},
            [] { swap_files("corpus/train-tokens-00000.h5", "corpus/valid-tokens-00000.h5"); }),
       data("shard of another corpus", "verify corpus", {"train-tokens-00000.h5", "hash"},
            [] { write_bytes("corpus/train-tokens-00000.h5", read_bytes("other/train-tokens-00000.h5")); }),
@@ -85,10 +85,11 @@ std::vector<BadInput> shards() {
              edit_corpus("corpus", [&](configs::CorpusManifest& m) { vocabulary = m.tokenizer().vocabulary(); });
              forge_ids("corpus", "train", 1023, static_cast<std::uint16_t>(vocabulary), 1);
            }),
-      data("document end before the text's", "verify corpus", {"document"}, [] { forge_document_end("corpus", "valid", 0, 7); }),
-      data("document end behind the text's", "verify corpus", {"valid-tokens-00000.h5", "document"},
-           [] { forge_document_end("corpus", "valid", 0, 1u << 30); }),
-      data("document end 0", "verify corpus", {"valid-tokens-00000.h5", "document"}, [] { forge_document_end("corpus", "valid", 0, 0); }),
+      // The only document of a corpus ends in the last shard; that of words has one.
+      data("document end before the text's", "verify words", {"document"}, [] { forge_document_end("words", "valid", 0, 7); }),
+      data("document end behind the text's", "verify words", {"valid-tokens-00000.h5", "document"},
+           [] { forge_document_end("words", "valid", 0, 1u << 30); }),
+      data("document end 0", "verify words", {"valid-tokens-00000.h5", "document"}, [] { forge_document_end("words", "valid", 0, 0); }),
   };
 }
 

@@ -76,6 +76,7 @@ std::vector<BadInput> standard_streams() {
       {.name = "standard input a folder", .line = "prepare --out new -", .code = kData, .words = {"/dev/stdin", "folder"}, .input = "text"},
       {.name = "standard input no UTF-8", .line = "prepare --out new --tokenizer chars -", .code = kData, .words = {"byte 400", "UTF-8"},
        .spoil = [] { write_bytes("latin.txt", std::string(400, 'a') + "\xe9" + std::string(400, 'a')); }, .input = "latin.txt"},
+      {.name = "standard input closed", .line = "prepare --out new -", .words = {"no text in the input"}, .where = Where::kProcess, .shell = "exec <&-"},
       {.name = "standard output closed", .line = "config print good.txtpb", .code = kStorage, .words = {"standard output"}, .where = Where::kProcess,
        .shell = "exec >&-"},
   };

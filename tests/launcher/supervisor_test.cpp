@@ -47,6 +47,12 @@ TEST(MapMpirunStatus, KilledRankIsALostPeer) {
   }
 }
 
+TEST(MapMpirunStatus, MpirunThatCannotBeStartedIsALostPeer) {
+  std::string why;
+  EXPECT_EQ(map_mpirun_status(exited(127), why), 7);
+  EXPECT_THAT(why, HasSubstr("mpirun could not be started"));
+}
+
 TEST(MapMpirunStatus, KilledMpirunIsALostPeer) {
   std::string why;
   EXPECT_EQ(map_mpirun_status(ended_by(9), why), 7);
