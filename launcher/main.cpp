@@ -1,9 +1,28 @@
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <csignal>
 #include <iostream>
 
 #include "launcher/app.h"
 
+namespace {
+
+// The number of a standard descriptor that is closed would go to the next file that is opened: it
+// would be read as input, or messages be written into it. Opened the wrong way round it stays as
+// useless as it was.
+void occupy_standard_descriptors() {
+  for (int descriptor = 0; descriptor <= 2; ++descriptor) {
+    if (fcntl(descriptor, F_GETFD) >= 0) continue;
+    if (open("/dev/null", descriptor == 0 ? O_WRONLY : O_RDONLY) != descriptor) _exit(1);
+  }
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit of file sizes fails with EFBIG, and says so
+  occupy_standard_descriptors();
+  std::signal(SIGXFSZ,
+              SIG_IGN);  // a write beyond the limit of file sizes fails with EFBIG, and says so
   return birkhoff::run_app(std::vector<std::string>(argv + 1, argv + argc), std::cout, std::cerr);
 }
