@@ -8,7 +8,10 @@ namespace {
 // good.txtpb with one --set; the message must name the setting's path. Values never make a file.
 BadInput value(const std::string& setting, std::vector<std::string> words) {
   words.push_back(setting.substr(0, setting.find('=')));
-  return {.name = "--set " + setting, .line = "config print good.txtpb --set '" + setting + "'", .code = ExitCode::kConfig, .words = std::move(words)};
+  return {.name = "--set " + setting,
+          .line = "config print good.txtpb --set '" + setting + "'",
+          .code = ExitCode::kConfig,
+          .words = std::move(words)};
 }
 
 std::vector<BadInput> ranges() {
@@ -60,22 +63,37 @@ std::vector<BadInput> contradictions() {
   const std::string sinkhorn = "model.attention.0.group.0.mechanism.sinkhorn.";
   return {
       value("model.channels=17", {"17", "2 heads"}),
-      {.name = "sinusoidal positions of an odd width", .line = "config print good.txtpb --set model.positions=sinusoidal --set model.channels=15 --set model.heads=1",
-       .code = ExitCode::kConfig, .words = {"model.channels", "even", "15"}},
-      {.name = "too few heads in the groups", .line = "config print good.txtpb --set model.attention.0.group.0.heads=1", .code = ExitCode::kConfig,
+      {.name = "sinusoidal positions of an odd width",
+       .line = "config print good.txtpb --set model.positions=sinusoidal --set model.channels=15 "
+               "--set model.heads=1",
+       .code = ExitCode::kConfig,
+       .words = {"model.channels", "even", "15"}},
+      {.name = "too few heads in the groups",
+       .line = "config print good.txtpb --set model.attention.0.group.0.heads=1",
+       .code = ExitCode::kConfig,
        .words = {"model.attention.0", "1 heads", "model.heads is 2"}},
-      {.name = "too many heads in the groups", .line = "config print good.txtpb --set model.attention.0.group.0.heads=3", .code = ExitCode::kConfig,
+      {.name = "too many heads in the groups",
+       .line = "config print good.txtpb --set model.attention.0.group.0.heads=3",
+       .code = ExitCode::kConfig,
        .words = {"model.attention.0", "3 heads", "model.heads is 2"}},
-      {.name = "a head group without heads left", .line = "config print good.txtpb --set model.attention.0.group.0.heads=2 --set model.attention.0.group.1={}",
-       .code = ExitCode::kConfig, .words = {"model.attention.0.group.1.heads", "no heads are left"}},
+      {.name = "a head group without heads left",
+       .line = "config print good.txtpb --set model.attention.0.group.0.heads=2 --set "
+               "model.attention.0.group.1={}",
+       .code = ExitCode::kConfig,
+       .words = {"model.attention.0.group.1.heads", "no heads are left"}},
       value(sinkhorn + "block=5", {"32", "5", "multiple"}),
       value(sinkhorn + "max_blocks=3", {"3", "4 blocks"}),
-      {.name = "prefix balance of too many blocks", .line = "config print good.txtpb --set data.sequence_length=4096", .code = ExitCode::kConfig,
+      {.name = "prefix balance of too many blocks",
+       .line = "config print good.txtpb --set data.sequence_length=4096",
+       .code = ExitCode::kConfig,
        .words = {"causal_balance", "256", "512"}},
       value("train.micro_batch=5", {"5", "global_batch 4"}),
       value("train.schedule.final_learning_rate=1", {"1", "learning_rate"}),
-      {.name = "rsqrt without warm-up", .line = "config print good.txtpb --set train.schedule.shape=rsqrt --set train.schedule.warmup_steps=0",
-       .code = ExitCode::kConfig, .words = {"warmup_steps", "rsqrt"}},
+      {.name = "rsqrt without warm-up",
+       .line = "config print good.txtpb --set train.schedule.shape=rsqrt --set "
+               "train.schedule.warmup_steps=0",
+       .code = ExitCode::kConfig,
+       .words = {"warmup_steps", "rsqrt"}},
       value("mesh.tensor=2", {"not supported yet", "2"}),
       value("mesh.sequence=2", {"not supported yet", "2"}),
       value("evaluate.split=train", {"valid", "test", "'train'"}),
@@ -84,8 +102,12 @@ std::vector<BadInput> contradictions() {
 
 std::vector<BadInput> settings() {
   const std::string print = "config print good.txtpb --set ";
-  const auto set = [&](std::string name, const std::string& setting, std::vector<std::string> words) {
-    return BadInput{.name = "--set " + name, .line = print + "'" + setting + "'", .code = ExitCode::kConfig, .words = std::move(words)};
+  const auto set = [&](std::string name, const std::string& setting,
+                       std::vector<std::string> words) {
+    return BadInput{.name = "--set " + name,
+                    .line = print + "'" + setting + "'",
+                    .code = ExitCode::kConfig,
+                    .words = std::move(words)};
   };
   return {
       set("without an equals sign", "train.steps", {"--set train.steps", "path=value"}),
@@ -98,38 +120,60 @@ std::vector<BadInput> settings() {
       set("a path that ends in a dot", "train.=1", {"''"}),
       set("a message to a word", "task=language_model", {"task is a message", "language_model"}),
       set("a list to a word", "model.attention=dense", {"model.attention is a list"}),
-      set("an entry beyond the list", "model.attention.5.group.0.heads=2", {"'5' is no index", "0 to 1"}),
+      set("an entry beyond the list", "model.attention.5.group.0.heads=2",
+          {"'5' is no index", "0 to 1"}),
       set("an entry by name", "model.attention.first.group.0.heads=2", {"'first' is no index"}),
       set("an include", "include=good.txtpb", {"include belongs into a file"}),
       set("two values", "train.steps=1 steps: 2", {"train.steps"}),
       set("a word for a number", "train.steps=many", {"train.steps", "integer", "'many'"}),
-      set("an unknown choice", "model.attention.0.group.0.mechanism.sparse.block=4", {"'sparse'", "mechanism"}),
+      set("an unknown choice", "model.attention.0.group.0.mechanism.sparse.block=4",
+          {"'sparse'", "mechanism"}),
       set("a message with a brace too few", "model.dropout={residual: 0.1", {"model.dropout"}),
-      {.name = "--set with a control character", .code = ExitCode::kConfig, .words = {"data.corpus", "control character"},
+      {.name = "--set with a control character",
+       .code = ExitCode::kConfig,
+       .words = {"data.corpus", "control character"},
        .arguments = {"config", "print", "good.txtpb", "--set", "data.corpus=a\nb"}},
   };
 }
 
 std::vector<BadInput> of_train() {
-  const auto train = [](std::string name, const std::string& settings, ExitCode code, std::vector<std::string> words) {
-    return BadInput{.name = "train " + name, .line = "train good.txtpb --run new " + settings, .code = code, .words = std::move(words)};
+  const auto train = [](std::string name, const std::string& settings, ExitCode code,
+                        std::vector<std::string> words) {
+    return BadInput{.name = "train " + name,
+                    .line = "train good.txtpb --run new " + settings,
+                    .code = code,
+                    .words = std::move(words)};
   };
   return {
-      train("without a corpus", "--set data.corpus=", ExitCode::kConfig, {"data.corpus is not set", "birkhoff prepare"}),
-      train("on a missing corpus", "--set data.corpus=nowhere", ExitCode::kData, {"nowhere", "birkhoff prepare"}),
-      train("on a run as its corpus", "--set data.corpus=run", ExitCode::kData, {"run", "manifest.json"}),
-      train("on a file as its corpus", "--set data.corpus=text/one.txt", ExitCode::kData, {"text/one.txt"}),
-      as_process_too(train("translation", "--set task.translation={}", ExitCode::kConfig, {"task.translation", "cannot be trained yet"})),
-      train("classification", "--set task.classification={}", ExitCode::kConfig, {"task.classification", "language_model"}),
-      train("a pixel model", "--set task.pixel_model={}", ExitCode::kConfig, {"task.pixel_model", "cannot be trained yet"}),
-      train("image classification", "--set task.image_classification={}", ExitCode::kConfig, {"task.image_classification"}),
+      train("without a corpus", "--set data.corpus=", ExitCode::kConfig,
+            {"data.corpus is not set", "birkhoff prepare"}),
+      train("on a missing corpus", "--set data.corpus=nowhere", ExitCode::kData,
+            {"nowhere", "birkhoff prepare"}),
+      train("on a run as its corpus", "--set data.corpus=run", ExitCode::kData,
+            {"run", "manifest.json"}),
+      train("on a file as its corpus", "--set data.corpus=text/one.txt", ExitCode::kData,
+            {"text/one.txt"}),
+      as_process_too(train("translation", "--set task.translation={}", ExitCode::kConfig,
+                           {"task.translation", "cannot be trained yet"})),
+      train("classification", "--set task.classification={}", ExitCode::kConfig,
+            {"task.classification", "language_model"}),
+      train("a pixel model", "--set task.pixel_model={}", ExitCode::kConfig,
+            {"task.pixel_model", "cannot be trained yet"}),
+      train("image classification", "--set task.image_classification={}", ExitCode::kConfig,
+            {"task.image_classification"}),
       train("point sets", "--set task.point_sets={}", ExitCode::kConfig, {"task.point_sets"}),
-      train("for another number of ranks", "--set mesh.data=3", ExitCode::kConfig, {"mesh.data is 3", "1 rank"}),
-      train("for another number of supervised ranks", "--ranks 2 --set mesh.data=3", ExitCode::kConfig, {"mesh.data is 3", "2 ranks"}),
-      as_process(train("a stream the corpus has not", "--set task.language_model.stream=letters", ExitCode::kData, {"letters", "it has: tokens"})),
-      as_process(train("sequences longer than the text", "--set data.sequence_length=8192 --set model.attention=[{}]", ExitCode::kData,
-            {"8192", "sequence_length"})),
-      train("larger than the memory", "--set model.channels=32768 --set data.sequence_length=1048576 --set model.attention=[{}]",
+      train("for another number of ranks", "--set mesh.data=3", ExitCode::kConfig,
+            {"mesh.data is 3", "1 rank"}),
+      train("for another number of supervised ranks", "--ranks 2 --set mesh.data=3",
+            ExitCode::kConfig, {"mesh.data is 3", "2 ranks"}),
+      as_process(train("a stream the corpus has not", "--set task.language_model.stream=letters",
+                       ExitCode::kData, {"letters", "it has: tokens"})),
+      as_process(train("sequences longer than the text",
+                       "--set data.sequence_length=8192 --set model.attention=[{}]",
+                       ExitCode::kData, {"8192", "sequence_length"})),
+      train("larger than the memory",
+            "--set model.channels=32768 --set data.sequence_length=1048576 --set "
+            "model.attention=[{}]",
             ExitCode::kMemory, {"memory"}),
   };
 }

@@ -1,4 +1,5 @@
-// The table of malformed inputs. Each row spoils one thing, runs one command line, and says what the user must see.
+// The table of malformed inputs. Each row spoils one thing, runs one command line, and says what
+// the user must see.
 #pragma once
 
 #include <functional>
@@ -13,22 +14,23 @@ namespace birkhoff {
 
 // Where a row's command line runs.
 enum class Where {
-  kHere,           // in the test's own process, through run_app()
-  kHereAndProcess, // there, and as a real process
-  kProcess,        // only as a real process: it starts MPI, or its environment cannot be made here
+  kHere,            // in the test's own process, through run_app()
+  kHereAndProcess,  // there, and as a real process
+  kProcess,         // only as a real process: it starts MPI, or its environment cannot be made here
 };
 
 struct BadInput {
-  std::string name;                         // what is wrong; unique
-  std::string line = {};                    // of `birkhoff`, as split_line() takes it
+  std::string name;       // what is wrong; unique
+  std::string line = {};  // of `birkhoff`, as split_line() takes it
   ExitCode code = ExitCode::kUsage;
-  std::vector<std::string> words = {};      // parts of the message, in any order
-  std::function<void()> spoil = {};         // what is done to the good input, in the working directory, before
+  std::vector<std::string> words = {};  // parts of the message, in any order
+  std::function<void()> spoil =
+      {};  // what is done to the good input, in the working directory, before
   Where where = Where::kHere;
   Environment environment = {};
-  FileFaultHook fault = {};                 // system calls that fail
+  FileFaultHook fault = {};                      // system calls that fail
   std::string input = "/dev/null", output = {};  // files for standard input and output
-  std::string shell = {};                   // commands of a shell before the process starts, as "ulimit -f 1"
+  std::string shell = {};  // commands of a shell before the process starts, as "ulimit -f 1"
   std::vector<std::string> arguments = {};  // instead of `line`, where that cannot say it
 };
 
@@ -43,12 +45,11 @@ inline BadInput as_process(BadInput row) {
 }
 
 // Good input, by relative path (good_input.h makes it):
-//   good.txtpb        a tiny model, 4 steps, on corpus/ (configs/ holds further texts where a row writes them)
-//   text/one.txt text/two.txt
-//   corpus/           characters, train in several shards of equal size, valid, test
-//   bytes/ words/ pieces/   the same text, other tokenizers; bytes has no test split
-//   other/            other text of the same characters
-//   run/              trained with good.txtpb: checkpoints/step-00000002 and step-00000004
+//   good.txtpb        a tiny model, 4 steps, on corpus/ (configs/ holds further texts where a row
+//   writes them) text/one.txt text/two.txt corpus/           characters, train in several shards of
+//   equal size, valid, test bytes/ words/ pieces/   the same text, other tokenizers; bytes has no
+//   test split other/            other text of the same characters run/              trained with
+//   good.txtpb: checkpoints/step-00000002 and step-00000004
 std::vector<BadInput> bad_flags();
 std::vector<BadInput> bad_texts();  // what prepare is given
 std::vector<BadInput> bad_config_texts();

@@ -1,4 +1,5 @@
-// Malformed input of every kind (bad_*_table.cpp): each row ends in one clear line and its documented code, and loses no file.
+// Malformed input of every kind (bad_*_table.cpp): each row ends in one clear line and its
+// documented code, and loses no file.
 #include "bad_input.h"
 
 #include <fcntl.h>
@@ -22,7 +23,8 @@ namespace fs = std::filesystem;
 
 std::vector<BadInput> all_rows() {
   std::vector<BadInput> rows;
-  for (auto table : {bad_flags, bad_texts, bad_config_texts, bad_config_values, bad_corpora, bad_manifests, bad_checkpoints, bad_runs, bad_environments}) {
+  for (auto table : {bad_flags, bad_texts, bad_config_texts, bad_config_values, bad_corpora,
+                     bad_manifests, bad_checkpoints, bad_runs, bad_environments}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;
@@ -31,7 +33,8 @@ std::vector<BadInput> all_rows() {
 // For the life of this object a descriptor is a file's.
 class Redirected {
  public:
-  Redirected(int descriptor, const std::string& file, int flags) : descriptor_(descriptor), saved_(dup(descriptor)) {
+  Redirected(int descriptor, const std::string& file, int flags)
+      : descriptor_(descriptor), saved_(dup(descriptor)) {
     const int fd = open(file.c_str(), flags, 0600);
     if (fd < 0 || dup2(fd, descriptor_) < 0) throw std::runtime_error("cannot redirect to " + file);
     close(fd);
@@ -106,7 +109,9 @@ class BadInputTest : public testing::Test {
     if (row.spoil) row.spoil();
   }
 
-  static std::vector<std::string> arguments_of(const BadInput& row) { return row.arguments.empty() ? split_line(row.line) : row.arguments; }
+  static std::vector<std::string> arguments_of(const BadInput& row) {
+    return row.arguments.empty() ? split_line(row.line) : row.arguments;
+  }
 
   static Seen run_here(const BadInput& row) {
     const Variables variables(row.environment);
@@ -130,7 +135,10 @@ class BadInputTest : public testing::Test {
   }
 
   static Seen run_process(const BadInput& row) {
-    Command command{.line = birkhoff_line(arguments_of(row)), .environment = row.environment, .input = row.input, .output = row.output};
+    Command command{.line = birkhoff_line(arguments_of(row)),
+                    .environment = row.environment,
+                    .input = row.input,
+                    .output = row.output};
     if (!row.shell.empty()) {
       std::vector<std::string> line = {"/bin/sh", "-c", row.shell + "; exec \"$0\" \"$@\""};
       line.insert(line.end(), command.line.begin(), command.line.end());
@@ -138,7 +146,8 @@ class BadInputTest : public testing::Test {
     }
     const Finished finished = run_child(command);
     Seen seen{finished.code, finished.err, ""};
-    // `train` logs what it does, before the error; and a checkpoint that is set aside is said. The error is the last line.
+    // `train` logs what it does, before the error; and a checkpoint that is set aside is said. The
+    // error is the last line.
     const std::size_t end_of_log = finished.err.rfind('\n', finished.err.size() - 2);
     if (finished.err.size() > 1 && end_of_log != std::string::npos) {
       seen.other_messages = finished.err.substr(0, end_of_log + 1);
@@ -156,11 +165,13 @@ class BadInputTest : public testing::Test {
     for (const char c : seen.message.substr(0, seen.message.size() - 1)) {
       EXPECT_GE(static_cast<unsigned char>(c), 0x20) << "control character: " << seen.message;
     }
-    for (const char* trace : {"Exception raised from", "terminate called", "frame #", ".cpp:", "0x7f", "std::", "H5E"}) {
+    for (const char* trace : {"Exception raised from", "terminate called", "frame #",
+                              ".cpp:", "0x7f", "std::", "H5E"}) {
       EXPECT_EQ(seen.message.find(trace), std::string::npos) << trace << ": " << seen.message;
     }
     for (const std::string& word : row.words) {
-      EXPECT_NE(seen.message.find(word), std::string::npos) << "no '" << word << "' in: " << seen.message;
+      EXPECT_NE(seen.message.find(word), std::string::npos)
+          << "no '" << word << "' in: " << seen.message;
     }
   }
 
@@ -174,10 +185,13 @@ class BadInputTest : public testing::Test {
     EXPECT_EQ(lost_files(before, read_tree(), train), "");
     std::istringstream lines(seen.other_messages);
     for (std::string line; std::getline(lines, line);) {
-      EXPECT_TRUE(train && process && (line.find(" rank 0 info: ") != std::string::npos || line.find(" rank 0 warning: ") != std::string::npos))
+      EXPECT_TRUE(train && process &&
+                  (line.find(" rank 0 info: ") != std::string::npos ||
+                   line.find(" rank 0 warning: ") != std::string::npos))
           << "noise: " << line;
     }
-    if (std::getenv("BIRKHOFF_SHOW") != nullptr) std::cout << row.name << "\n  " << seen.code << " " << seen.message;
+    if (std::getenv("BIRKHOFF_SHOW") != nullptr)
+      std::cout << row.name << "\n  " << seen.code << " " << seen.message;
   }
 
   static inline TemporaryFolder* folder_ = nullptr;
@@ -191,7 +205,8 @@ TEST_F(BadInputTest, TableIsLargeAndHasNoRowTwice) {
     EXPECT_FALSE(row.words.empty()) << row.name;
     if (row.where != Where::kHere) ++num_processes;
     // Rows without damage differ in their command lines.
-    const bool plain = !row.spoil && !row.fault && row.environment.empty() && row.arguments.empty() && row.shell.empty() && row.output.empty();
+    const bool plain = !row.spoil && !row.fault && row.environment.empty() &&
+                       row.arguments.empty() && row.shell.empty() && row.output.empty();
     if (plain) {
       EXPECT_TRUE(commands.insert(row.line + " < " + row.input).second) << row.line;
     }
@@ -204,9 +219,11 @@ TEST_F(BadInputTest, TableIsLargeAndHasNoRowTwice) {
 
 // The rows mean something only if the input is good where it is not spoilt.
 TEST_F(BadInputTest, GoodInputIsGood) {
-  for (const char* line : {"verify corpus", "verify bytes", "verify words", "verify pieces", "verify other", "verify run", "eval run --json",
-                           "sample run --prompt quick --tokens 5", "inspect run", "inspect corpus --bigram", "config print good.txtpb",
-                           "prepare --out corpus2 --tokenizer chars text/one.txt"}) {
+  for (const char* line :
+       {"verify corpus", "verify bytes", "verify words", "verify pieces", "verify other",
+        "verify run", "eval run --json", "sample run --prompt quick --tokens 5", "inspect run",
+        "inspect corpus --bigram", "config print good.txtpb",
+        "prepare --out corpus2 --tokenizer chars text/one.txt"}) {
     const BadInput row{.name = "good", .line = line};
     enter_scratch(row);
     const Seen seen = run_here(row);

@@ -1,4 +1,5 @@
-// Runs that `train` cannot go on with. It has started MPI by then, which a process does once: real processes.
+// Runs that `train` cannot go on with. It has started MPI by then, which a process does once: real
+// processes.
 #include <memory>
 
 #include "bad_input.h"
@@ -10,22 +11,34 @@ namespace {
 
 const std::string kResume = "train good.txtpb --run run --set train.steps=6";
 
-BadInput resume(std::string name, ExitCode code, std::vector<std::string> words, std::function<void()> spoil, const std::string& settings = "") {
-  return {.name = "resume: " + name, .line = kResume + (settings.empty() ? "" : " --set " + settings), .code = code, .words = std::move(words),
-          .spoil = std::move(spoil), .where = Where::kProcess};
+BadInput resume(std::string name, ExitCode code, std::vector<std::string> words,
+                std::function<void()> spoil, const std::string& settings = "") {
+  return {.name = "resume: " + name,
+          .line = kResume + (settings.empty() ? "" : " --set " + settings),
+          .code = code,
+          .words = std::move(words),
+          .spoil = std::move(spoil),
+          .where = Where::kProcess};
 }
 
-BadInput start(std::string name, const std::string& run, ExitCode code, std::vector<std::string> words, std::function<void()> spoil = {}) {
-  return {.name = "start: " + name, .line = "train good.txtpb --run " + run, .code = code, .words = std::move(words), .spoil = std::move(spoil),
+BadInput start(std::string name, const std::string& run, ExitCode code,
+               std::vector<std::string> words, std::function<void()> spoil = {}) {
+  return {.name = "start: " + name,
+          .line = "train good.txtpb --run " + run,
+          .code = code,
+          .words = std::move(words),
+          .spoil = std::move(spoil),
           .where = Where::kProcess};
 }
 
 void flip_models() {
-  for (const char* step : {"run/checkpoints/step-00000002", "run/checkpoints/step-00000004"}) flip_bit(checkpoint_file(step, "model-"), -1);
+  for (const char* step : {"run/checkpoints/step-00000002", "run/checkpoints/step-00000004"})
+    flip_bit(checkpoint_file(step, "model-"), -1);
 }
 
 void edit_both(const std::function<void(configs::CheckpointManifest&)>& edit) {
-  for (const char* step : {"run/checkpoints/step-00000002", "run/checkpoints/step-00000004"}) edit_checkpoint(step, edit);
+  for (const char* step : {"run/checkpoints/step-00000002", "run/checkpoints/step-00000004"})
+    edit_checkpoint(step, edit);
 }
 
 }  // namespace
@@ -33,19 +46,26 @@ void edit_both(const std::function<void(configs::CheckpointManifest&)>& edit) {
 std::vector<BadInput> bad_runs() {
   using enum ExitCode;
   return {
-      resume("all checkpoints damaged", kCheckpoint, {"run/checkpoints", "no valid checkpoint", "--fresh"}, flip_models),
-      resume("checkpoints gone", kCheckpoint, {"run/checkpoints", "none is left", "--fresh"}, [] { remove_one("run/checkpoints"); }),
-      resume("checkpoints of another version", kCheckpoint, {"version 2", "reads version 1"}, [] { edit_both([](auto& m) { m.set_version(2); }); }),
-      resume("checkpoints of another run", kCheckpoint, {"belongs to run ffff"}, [] { edit_both([](auto& m) { m.set_run(std::string(32, 'f')); }); }),
+      resume("all checkpoints damaged", kCheckpoint,
+             {"run/checkpoints", "no valid checkpoint", "--fresh"}, flip_models),
+      resume("checkpoints gone", kCheckpoint, {"run/checkpoints", "none is left", "--fresh"},
+             [] { remove_one("run/checkpoints"); }),
+      resume("checkpoints of another version", kCheckpoint, {"version 2", "reads version 1"},
+             [] { edit_both([](auto& m) { m.set_version(2); }); }),
+      resume("checkpoints of another run", kCheckpoint, {"belongs to run ffff"},
+             [] { edit_both([](auto& m) { m.set_run(std::string(32, 'f')); }); }),
       resume("run.json of another run", kCheckpoint, {"belongs to run", "this folder is run"},
              [] {
                const std::string text = read_bytes("run/run.json");
                const std::size_t id = text.find("\"id\":\"") + 6;
                replace_text("run/run.json", text.substr(id, 32), std::string(32, 'e'));
              }),
-      resume("run.json missing", kUsage, {"run", "run.json", "--run"}, [] { remove_one("run/run.json"); }),
-      resume("run.json damaged", kCheckpoint, {"run/run.json", "damaged"}, [] { truncate_to("run/run.json", 20); }),
-      resume("run.json of another version", kCheckpoint, {"run/run.json", "version"}, [] { replace_text("run/run.json", "\"version\":1", "\"version\":9"); }),
+      resume("run.json missing", kUsage, {"run", "run.json", "--run"},
+             [] { remove_one("run/run.json"); }),
+      resume("run.json damaged", kCheckpoint, {"run/run.json", "damaged"},
+             [] { truncate_to("run/run.json", 20); }),
+      resume("run.json of another version", kCheckpoint, {"run/run.json", "version"},
+             [] { replace_text("run/run.json", "\"version\":1", "\"version\":9"); }),
       resume("locked by another job", kUsage, {"run folder run", "in use by process"},
              [] {
                static std::unique_ptr<FileLock> lock;
@@ -53,7 +73,8 @@ std::vector<BadInput> bad_runs() {
              }),
       resume("another seed", kConfig, {"train.seed: 1 -> 2", "fixed"}, {}, "train.seed=2"),
       resume("another batch", kConfig, {"train.global_batch: 4 -> 8"}, {}, "train.global_batch=8"),
-      resume("another sequence length", kConfig, {"data.sequence_length: 32 -> 16"}, {}, "data.sequence_length=16"),
+      resume("another sequence length", kConfig, {"data.sequence_length: 32 -> 16"}, {},
+             "data.sequence_length=16"),
       resume("more layers", kConfig, {"model.layers: 1 -> 2"}, {}, "model.layers=2"),
       resume("another optimizer", kCheckpoint, {"tensor '"}, {}, "train.optimizer.adafactor={}"),
       resume("another corpus", kData, {"made with the corpus", "other"}, {}, "data.corpus=other"),
@@ -64,8 +85,10 @@ std::vector<BadInput> bad_runs() {
       start("run folder in /proc", "/proc/birkhoff", kStorage, {"/proc/birkhoff"}),
       start("run folder of other things", "text", kUsage, {"text", "not empty", "run.json"}),
       start("run folder a corpus", "corpus", kUsage, {"corpus", "not empty", "run.json"}),
-      start("run folder with a name too long", std::string(300, 'r'), kStorage, {"File name too long"}),
-      start("a folder where its lock should be", "new", kStorage, {"new/lock"}, [] { std::filesystem::create_directories("new/lock"); }),
+      start("run folder with a name too long", std::string(300, 'r'), kStorage,
+            {"File name too long"}),
+      start("a folder where its lock should be", "new", kStorage, {"new/lock"},
+            [] { std::filesystem::create_directories("new/lock"); }),
       start("a page of tokens damaged", "new", kData, {"train-tokens-0000", "damaged"},
             [] {
               for (int i = 0; i < 4; ++i) {
@@ -76,7 +99,9 @@ std::vector<BadInput> bad_runs() {
                 write_bytes(file, bytes);
               }
             }),
-      start("learning rate that gives no numbers", "new --set train.schedule.learning_rate=1e30 --set train.non_finite=stop --set train.steps=50 --set train.clip_norm=0",
+      start("learning rate that gives no numbers",
+            "new --set train.schedule.learning_rate=1e30 --set train.non_finite=stop --set "
+            "train.steps=50 --set train.clip_norm=0",
             kNumerical, {"not finite", "learning_rate"}),
   };
 }

@@ -16,9 +16,9 @@ namespace birkhoff {
 using Environment = std::vector<std::pair<std::string, std::optional<std::string>>>;
 
 struct Command {
-  std::vector<std::string> line;                    // argv; the program by its path or from PATH
-  std::filesystem::path folder = ".";               // working directory
-  Environment environment = {};                     // beside what this process has
+  std::vector<std::string> line;       // argv; the program by its path or from PATH
+  std::filesystem::path folder = ".";  // working directory
+  Environment environment = {};        // beside what this process has
   std::string input = "/dev/null", output = "", errors = "";  // files; empty: unnamed ones
 };
 

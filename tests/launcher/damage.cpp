@@ -38,7 +38,8 @@ Message parse_json(const std::string& path) {
   return message;
 }
 
-configs::CorpusManifest::Shard& first_shard(configs::CorpusManifest& manifest, const std::string& split) {
+configs::CorpusManifest::Shard& first_shard(configs::CorpusManifest& manifest,
+                                            const std::string& split) {
   for (auto& entry : *manifest.mutable_split()) {
     if (entry.name() == split) return *entry.mutable_stream(0)->mutable_shard(0);
   }
@@ -48,7 +49,8 @@ configs::CorpusManifest::Shard& first_shard(configs::CorpusManifest& manifest, c
 std::string file_hash(const std::string& bytes) { return xxh3_hex(bytes.data(), bytes.size()); }
 
 // Puts `bytes` at `offset` of the split's first shard and makes page table, hash and manifest fit.
-void forge_shard(const std::string& folder, const std::string& split, std::int64_t offset, const std::string& bytes) {
+void forge_shard(const std::string& folder, const std::string& split, std::int64_t offset,
+                 const std::string& bytes) {
   edit_corpus(folder, [&](configs::CorpusManifest& manifest) {
     configs::CorpusManifest::Shard& shard = first_shard(manifest, split);
     const std::string path = folder + "/" + shard.file();
@@ -57,13 +59,15 @@ void forge_shard(const std::string& folder, const std::string& split, std::int64
     std::string table;
     const auto add_pages = [&](std::int64_t begin, std::int64_t size) {
       for (std::int64_t at = 0; at < size; at += kPageBytes) {
-        const std::uint32_t crc = crc32c(file.data() + begin + at, static_cast<std::size_t>(std::min(kPageBytes, size - at)));
+        const std::uint32_t crc = crc32c(file.data() + begin + at,
+                                         static_cast<std::size_t>(std::min(kPageBytes, size - at)));
         table.append(reinterpret_cast<const char*>(&crc), sizeof crc);
       }
     };
     add_pages(shard.values_offset(), shard.values_bytes());
     add_pages(shard.documents_offset(), shard.documents_bytes());
-    expect(static_cast<std::int64_t>(table.size()) == shard.page_crcs_bytes(), "page table of " + path);
+    expect(static_cast<std::int64_t>(table.size()) == shard.page_crcs_bytes(),
+           "page table of " + path);
     file.replace(static_cast<std::size_t>(shard.page_crcs_offset()), table.size(), table);
     shard.set_page_crcs_crc(crc32c(table.data(), table.size()));
     shard.set_hash(file_hash(file));
@@ -97,7 +101,9 @@ void truncate_to(const std::string& path, std::int64_t bytes) {
   write_bytes(path, old.substr(0, static_cast<std::size_t>(bytes)));
 }
 
-void append_bytes(const std::string& path, const std::string& bytes) { write_bytes(path, read_bytes(path) + bytes); }
+void append_bytes(const std::string& path, const std::string& bytes) {
+  write_bytes(path, read_bytes(path) + bytes);
+}
 
 void flip_bit(const std::string& path, std::int64_t offset) {
   std::string bytes = read_bytes(path);
@@ -127,7 +133,8 @@ void edit_json(const std::string& path, const std::function<void(nlohmann::order
   write_bytes(path, json.dump(1));
 }
 
-void edit_corpus(const std::string& folder, const std::function<void(configs::CorpusManifest&)>& edit) {
+void edit_corpus(const std::string& folder,
+                 const std::function<void(configs::CorpusManifest&)>& edit) {
   const std::string path = folder + "/manifest.json";
   auto manifest = parse_json<configs::CorpusManifest>(path);
   edit(manifest);
@@ -153,18 +160,22 @@ void accept_tokenizer(const std::string& folder, const std::string& content) {
   });
 }
 
-void forge_ids(const std::string& folder, const std::string& split, std::int64_t from, std::uint16_t id, std::int64_t count) {
+void forge_ids(const std::string& folder, const std::string& split, std::int64_t from,
+               std::uint16_t id, std::int64_t count) {
   auto manifest = parse_json<configs::CorpusManifest>(folder + "/manifest.json");
   std::string bytes;
-  for (std::int64_t i = 0; i < count; ++i) bytes.append(reinterpret_cast<const char*>(&id), sizeof id);
+  for (std::int64_t i = 0; i < count; ++i)
+    bytes.append(reinterpret_cast<const char*>(&id), sizeof id);
   forge_shard(folder, split, first_shard(manifest, split).values_offset() + 2 * from, bytes);
 }
 
-void forge_document_end(const std::string& folder, const std::string& split, std::int64_t index, std::uint64_t end) {
+void forge_document_end(const std::string& folder, const std::string& split, std::int64_t index,
+                        std::uint64_t end) {
   auto manifest = parse_json<configs::CorpusManifest>(folder + "/manifest.json");
   const auto& shard = first_shard(manifest, split);
   expect(index < shard.documents(), "no document end " + std::to_string(index));
-  forge_shard(folder, split, shard.documents_offset() + 8 * index, std::string(reinterpret_cast<const char*>(&end), sizeof end));
+  forge_shard(folder, split, shard.documents_offset() + 8 * index,
+              std::string(reinterpret_cast<const char*>(&end), sizeof end));
 }
 
 void accept_file(const std::string& folder, const std::string& file) {
@@ -193,7 +204,8 @@ std::string checkpoint_file(const std::string& folder, const std::string& start)
 Tree read_tree() {
   Tree tree;
   for (const auto& entry : fs::recursive_directory_iterator(".")) {
-    if (!entry.is_symlink() && entry.is_regular_file()) tree[entry.path().lexically_normal().string()] = read_bytes(entry.path().string());
+    if (!entry.is_symlink() && entry.is_regular_file())
+      tree[entry.path().lexically_normal().string()] = read_bytes(entry.path().string());
   }
   return tree;
 }
@@ -203,10 +215,18 @@ std::string lost_files(const Tree& before, const Tree& after, bool train) {
   for (const auto& [path, bytes] : before) {
     const auto found = after.find(path);
     if (found != after.end() && found->second == bytes) continue;
-    if (train && (path.find("/log/") != std::string::npos || path.ends_with("/lock") || path.ends_with("/config.txtpb")) && found != after.end()) continue;
-    if (const std::size_t step = path.find("checkpoints/step-"); train && found == after.end() && step != std::string::npos) {
-      const std::string aside = path.substr(0, step) + "checkpoints/damaged-step-" + path.substr(step + sizeof("checkpoints/step-") - 1);
-      if (const auto renamed = after.find(aside); renamed != after.end() && renamed->second == bytes) continue;
+    if (train &&
+        (path.find("/log/") != std::string::npos || path.ends_with("/lock") ||
+         path.ends_with("/config.txtpb")) &&
+        found != after.end())
+      continue;
+    if (const std::size_t step = path.find("checkpoints/step-");
+        train && found == after.end() && step != std::string::npos) {
+      const std::string aside = path.substr(0, step) + "checkpoints/damaged-step-" +
+                                path.substr(step + sizeof("checkpoints/step-") - 1);
+      if (const auto renamed = after.find(aside);
+          renamed != after.end() && renamed->second == bytes)
+        continue;
     }
     lost += path + (found == after.end() ? " is gone; " : " is changed; ");
   }

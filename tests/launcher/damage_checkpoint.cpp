@@ -8,10 +8,12 @@
 
 namespace birkhoff {
 
-void edit_checkpoint(const std::string& folder, const std::function<void(configs::CheckpointManifest&)>& edit) {
+void edit_checkpoint(const std::string& folder,
+                     const std::function<void(configs::CheckpointManifest&)>& edit) {
   const std::string path = folder + "/manifest.json";
   configs::CheckpointManifest manifest;
-  if (!google::protobuf::util::JsonStringToMessage(read_bytes(path), &manifest).ok()) throw std::runtime_error(path);
+  if (!google::protobuf::util::JsonStringToMessage(read_bytes(path), &manifest).ok())
+    throw std::runtime_error(path);
   edit(manifest);
   write_bytes(path, manifest_text(manifest));
 }

@@ -12,7 +12,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void prepare(const std::string& out, const std::string& tokenizer, const std::string& text, double test = 0.1) {
+void prepare(const std::string& out, const std::string& tokenizer, const std::string& text,
+             double test = 0.1) {
   PrepareOptions options;
   options.out = out;
   options.tokenizer = tokenizer;
@@ -27,8 +28,9 @@ void prepare(const std::string& out, const std::string& tokenizer, const std::st
 }  // namespace
 
 std::string some_text(int bytes, unsigned seed) {
-  static const char* const kWords[] = {"block", "sorts", "every", "query", "and", "a", "doubly", "stochastic", "matrix", "of",
-                                       "zebra", "waltz", "jumps", "vex",   "quick", "fog", "the", "rank", "keeps", "its"};
+  static const char* const kWords[] = {
+      "block", "sorts", "every", "query", "and",   "a",   "doubly", "stochastic", "matrix", "of",
+      "zebra", "waltz", "jumps", "vex",   "quick", "fog", "the",    "rank",       "keeps",  "its"};
   std::mt19937 random(seed);
   std::string text;
   while (static_cast<int>(text.size()) < bytes) {
@@ -49,7 +51,8 @@ void make_good_input(const fs::path& folder) {
   prepare("words", "words", "text/one.txt");
   prepare("pieces", "sentencepiece", "text/one.txt");
   prepare("other", "chars", "text/two.txt");
-  const Finished trained = run_child({.line = birkhoff_line({"train", "good.txtpb", "--run", "run"})});
+  const Finished trained =
+      run_child({.line = birkhoff_line({"train", "good.txtpb", "--run", "run"})});
   if (trained.code != 0) throw std::runtime_error("the good run failed: " + trained.err);
   fs::current_path(before);
 }

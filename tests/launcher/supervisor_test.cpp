@@ -81,25 +81,30 @@ TEST_P(HelpTest, HasPurposeAndTwoExamples) {
   int num_examples = 0;
   std::istringstream lines(said.out.substr(examples));
   for (std::string line; std::getline(lines, line);) {
-    if (line.find(verb) != std::string::npos || line.find("birkhoff train") != std::string::npos) ++num_examples;
+    if (line.find(verb) != std::string::npos || line.find("birkhoff train") != std::string::npos)
+      ++num_examples;
   }
   EXPECT_GE(num_examples, 2) << said.out;
 }
 
-INSTANTIATE_TEST_SUITE_P(AllVerbs, HelpTest,
-                         testing::Values(Verb{{"prepare"}, "Make a corpus folder from text"}, Verb{{"train"}, "the same command again resumes"},
-                                         Verb{{"eval"}, "bits per byte"}, Verb{{"sample"}, "Generate text"}, Verb{{"inspect"}, "Say what"},
-                                         Verb{{"verify"}, "Re-read every byte"}, Verb{{"config"}, "configurations"},
-                                         Verb{{"config", "print"}, "resolved"}, Verb{{"config", "diff"}, "differ"},
-                                         Verb{{"config", "reference"}, "Markdown"}),
-                         [](const auto& test) { return test.param.name.back(); });
+INSTANTIATE_TEST_SUITE_P(
+    AllVerbs, HelpTest,
+    testing::Values(Verb{{"prepare"}, "Make a corpus folder from text"},
+                    Verb{{"train"}, "the same command again resumes"},
+                    Verb{{"eval"}, "bits per byte"}, Verb{{"sample"}, "Generate text"},
+                    Verb{{"inspect"}, "Say what"}, Verb{{"verify"}, "Re-read every byte"},
+                    Verb{{"config"}, "configurations"}, Verb{{"config", "print"}, "resolved"},
+                    Verb{{"config", "diff"}, "differ"}, Verb{{"config", "reference"}, "Markdown"}),
+    [](const auto& test) { return test.param.name.back(); });
 
 TEST(Help, OfTheProgramListsVerbsAndExitCodes) {
   const Said said = say({"--help"});
   EXPECT_EQ(said.code, 0);
-  for (const char* verb : {"prepare", "train", "eval", "sample", "inspect", "verify", "config"}) EXPECT_THAT(said.out, HasSubstr(verb));
-  for (const char* code : {"0 done", "2 usage", "3 configuration", "4 data", "5 checkpoint", "6 storage", "7 a rank was lost", "8 hang",
-                           "9 non-finite", "10 memory", "75 saved"}) {
+  for (const char* verb : {"prepare", "train", "eval", "sample", "inspect", "verify", "config"})
+    EXPECT_THAT(said.out, HasSubstr(verb));
+  for (const char* code :
+       {"0 done", "2 usage", "3 configuration", "4 data", "5 checkpoint", "6 storage",
+        "7 a rank was lost", "8 hang", "9 non-finite", "10 memory", "75 saved"}) {
     EXPECT_THAT(said.out, HasSubstr(code));
   }
 }
@@ -114,9 +119,11 @@ TEST(Help, IsShownWhereNothingIsAskedFor) {
 TEST(Version, NamesEverythingLinked) {
   const Said said = say({"--version"});
   EXPECT_EQ(said.code, 0);
-  for (const char* what : {"birkhoff", "compiler", "LibTorch", "MPI", "HDF5", "Protobuf", "SentencePiece", "fmt", "spdlog", "CLI11", "nlohmann-json"}) {
+  for (const char* what : {"birkhoff", "compiler", "LibTorch", "MPI", "HDF5", "Protobuf",
+                           "SentencePiece", "fmt", "spdlog", "CLI11", "nlohmann-json"}) {
     // A name and behind it a number.
-    EXPECT_THAT(said.out, testing::ContainsRegex(std::string(what) + "[^\n,]* v?[0-9]+(\\.[0-9]+)+"));
+    EXPECT_THAT(said.out,
+                testing::ContainsRegex(std::string(what) + "[^\n,]* v?[0-9]+(\\.[0-9]+)+"));
   }
 }
 

@@ -58,7 +58,8 @@ model {
   dropout { residual: 0.1 }
 }
 train {
-  steps: )" + std::to_string(kSteps) +
+  steps: )" +
+         std::to_string(kSteps) +
          R"(
   global_batch: 6
   schedule { warmup_steps: 10 }
@@ -76,7 +77,9 @@ std::vector<pid_t> processes_of(const fs::path& run) {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     const pid_t pid = std::stoi(name);
     const std::string arguments = arguments_of(pid);
-    if (holds_argument(arguments, run.string()) && holds_argument(arguments, "train") && !is_zombie(pid)) found.push_back(pid);
+    if (holds_argument(arguments, run.string()) && holds_argument(arguments, "train") &&
+        !is_zombie(pid))
+      found.push_back(pid);
   }
   return found;
 }
@@ -85,7 +88,9 @@ std::vector<pid_t> ranks_of(const fs::path& run) {
   std::vector<pid_t> found;
   for (const pid_t pid : processes_of(run)) {
     const std::string arguments = arguments_of(pid);
-    if (arguments.rfind(std::string(BIRKHOFF_PROGRAM) + '\0', 0) == 0 && !holds_argument(arguments, "--ranks")) found.push_back(pid);
+    if (arguments.rfind(std::string(BIRKHOFF_PROGRAM) + '\0', 0) == 0 &&
+        !holds_argument(arguments, "--ranks"))
+      found.push_back(pid);
   }
   return found;
 }
@@ -98,14 +103,16 @@ int last_step(const fs::path& run) {
   std::ifstream lines(run / "metrics.jsonl");
   int step = 0;
   for (std::string line; std::getline(lines, line);) {
-    const auto json = ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);  // the last line may be half written
+    const auto json = ordered_json::parse(
+        line, nullptr, /*allow_exceptions=*/false);  // the last line may be half written
     if (json.is_object() && json.contains("step")) step = std::max(step, json["step"].get<int>());
   }
   return step;
 }
 
 bool wait_for_step(Child& child, const fs::path& run, int step) {
-  wait_until([&] { return last_step(run) >= step || !child.is_running(); }, std::chrono::seconds(120));
+  wait_until([&] { return last_step(run) >= step || !child.is_running(); },
+             std::chrono::seconds(120));
   return last_step(run) >= step && child.is_running();
 }
 
@@ -115,15 +122,18 @@ bool wait_until_none(const fs::path& run, std::chrono::seconds limit) {
 
 std::vector<std::string> checkpoint_names(const fs::path& run) {
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints")) names.push_back(entry.path().filename().string());
+  for (const auto& entry : fs::directory_iterator(run / "checkpoints"))
+    names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   return names;
 }
 
 std::map<std::string, std::string> final_state(const fs::path& run) {
   std::map<std::string, std::string> state;
-  for (const auto& entry : fs::directory_iterator(run / "checkpoints" / checkpoint_names(run).back())) {
-    if (entry.path().extension() == ".safetensors") state[entry.path().filename().string()] = content(entry.path());
+  for (const auto& entry :
+       fs::directory_iterator(run / "checkpoints" / checkpoint_names(run).back())) {
+    if (entry.path().extension() == ".safetensors")
+      state[entry.path().filename().string()] = content(entry.path());
   }
   return state;
 }
@@ -136,11 +146,13 @@ MetricsLines read_metrics(const fs::path& run) {
     std::vector<std::string> keys;
     for (const auto& [key, value] : json.items()) keys.push_back(key);
     if (json.contains("split")) {
-      EXPECT_EQ(keys, (std::vector<std::string>{"step", "split", "loss", "bits_per_byte", "tokens", "bytes"}));
+      EXPECT_EQ(keys, (std::vector<std::string>{"step", "split", "loss", "bits_per_byte", "tokens",
+                                                "bytes"}));
       metrics.evaluated.push_back(json["step"].get<int>());
       continue;
     }
-    EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second", "step_ms", "learning_rate", "grad_norm"}));
+    EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second",
+                                              "step_ms", "learning_rate", "grad_norm"}));
     metrics.steps.push_back(json["step"].get<int>());
     metrics.losses.push_back(json["loss"].get<double>());
     ordered_json figures = json;
@@ -160,7 +172,8 @@ std::string xml_defect(const std::string& text) {
       if (end == std::string::npos || end - at > 8) return "a bare & at " + std::to_string(at);
     }
     if (text[at] != '<') {
-      if (open.empty() && !std::isspace(static_cast<unsigned char>(text[at]))) return "text outside the root at " + std::to_string(at);
+      if (open.empty() && !std::isspace(static_cast<unsigned char>(text[at])))
+        return "text outside the root at " + std::to_string(at);
       ++at;
       continue;
     }
@@ -172,7 +185,8 @@ std::string xml_defect(const std::string& text) {
     if (tag.front() == '?') continue;
     if (std::count(tag.begin(), tag.end(), '"') % 2 != 0) return "an open quote in <" + tag + ">";
     if (tag.front() == '/') {
-      if (open.empty() || open.back() != tag.substr(1)) return "</" + tag.substr(1) + "> closes nothing";
+      if (open.empty() || open.back() != tag.substr(1))
+        return "</" + tag.substr(1) + "> closes nothing";
       open.pop_back();
       continue;
     }
