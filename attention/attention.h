@@ -1,8 +1,9 @@
 // The seam between a Transformer layer and what its heads compute.
 //
-// Legend: B batch, H heads of this group, L queries, S keys, D head dim, C channels, P position coordinates.
-// Projections and the output map belong to the layer (models/multi_head_attention.h); a mechanism gets q, k, v per
-// head and the layer's inputs, and owns everything else: SortNets, K = V tying, dropout on probabilities, decoding.
+// Legend: B batch, H heads of this group, L queries, S keys, D head dim, C channels, P position
+// coordinates. Projections and the output map belong to the layer (models/multi_head_attention.h);
+// a mechanism gets q, k, v per head and the layer's inputs, and owns everything else: SortNets,
+// tying of K and V, dropout on probabilities, decoding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,16 +28,20 @@ namespace birkhoff {
 struct AttentionInput {
   at::Tensor q_BHLD, k_BHSD, v_BHSD;  // v is k itself where the mechanism ties them
   at::Tensor x_q_BLC, x_kv_BSC;       // the layer's inputs (after its norm), for SortNets
-  at::Tensor key_lengths_B;           // int64; keys at s >= length are padding. Undefined: all S are valid
-  at::Tensor segments_q_BL, segments_kv_BS;  // int32 document ids, never decreasing along a row; queries see keys of their own
-                                             // document only. Undefined: one document
+  // int64; keys at s >= length are padding. Undefined: all S are valid.
+  at::Tensor key_lengths_B;
+  // int32 document ids, never decreasing along a row; queries see keys of their own document only.
+  // Undefined: one document.
+  at::Tensor segments_q_BL, segments_kv_BS;
   at::Tensor positions_q_BLP, positions_kv_BSP;  // int64 coordinates of each token
-  std::optional<NoiseKey> noise;      // absent in evaluation and decoding: no dropout, no Gumbel noise
+  // Absent in evaluation and decoding: no dropout, no Gumbel noise.
+  std::optional<NoiseKey> noise;
 };
 
 struct AttentionOutput {
   at::Tensor out_BHLD;  // rows without a legal key are 0
-  // Named sums over the micro-batch, 0-dim: "auxiliary_loss" is differentiable and is added to the objective, others are statistics for the metrics.
+  // Named sums over the micro-batch, 0-dim: "auxiliary_loss" is differentiable and is added to the
+  // objective, others are statistics for the metrics.
   std::vector<std::pair<std::string, at::Tensor>> sums;
 };
 
@@ -47,11 +52,16 @@ class DecodeState {
 };
 
 struct MechanismProperties {
-  bool causal = false;             // outputs at t depend on inputs at <= t only
-  bool leaky = false;              // asked to be causal, but is not (paper_masked); said at start and in every figure
-  bool exact_in_decoding = false;  // decode_step gives what forward gives
-  bool synchronised_statistics = false;  // keeps statistics that must be reduced over the data group
-  bool ties_key_value = false;     // values are the keys: the layer makes no value projection for these heads
+  // Outputs at t depend on inputs at <= t only.
+  bool causal = false;
+  // Asked to be causal, but is not (paper_masked); said at start and in every figure.
+  bool leaky = false;
+  // decode_step gives what forward gives.
+  bool exact_in_decoding = false;
+  // Keeps statistics that must be reduced over the data group.
+  bool synchronised_statistics = false;
+  // Values are the keys: the layer makes no value projection for these heads.
+  bool ties_key_value = false;
 };
 
 class Mechanism {
@@ -64,14 +74,17 @@ class Mechanism {
   virtual AttentionOutput forward(const AttentionInput& in) const { return reference(in); }
 
   virtual MechanismProperties properties() const = 0;
-  // bool [L, S]: keys a query may see in some input of these lengths (one document, no padding). Sorted blocks count as seen.
+  // bool [L, S]: keys a query may see in some input of these lengths (one document, no padding).
+  // Sorted blocks count as seen.
   virtual at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const = 0;
 
-  // Forward multiply-adds of one sequence of `num_tokens` (self-attention, one sample, all heads of the group), times two.
+  // Forward multiply-adds of one sequence of `num_tokens` (self-attention, one sample, all heads of
+  // the group), times two.
   virtual double forward_flops(std::int64_t num_tokens) const = 0;
 
-  // Decoding, for causal mechanisms: state for `batch` sequences, then one token each call. decode_step gets L = S = 1 (the
-  // new token's q, k, v, x, and positions) and appends it to the state. No gradients.
+  // Decoding, for causal mechanisms: state for `batch` sequences, then one token each call.
+  // decode_step gets L = S = 1 (the new token's q, k, v, x, and positions) and appends it to the
+  // state. No gradients.
   virtual std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const;
   virtual at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const;
 };
@@ -85,8 +98,10 @@ struct MechanismShape {
   bool causal = false;
 };
 
-// Builds the mechanism that `config` names; its parameters are added to `parameters` under `prefix`. Bad values: Error(kConfig) with the field's path.
-std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config, const MechanismShape& shape, const std::string& prefix,
+// Builds the mechanism that `config` names; its parameters are added to `parameters` under
+// `prefix`. Bad values: Error(kConfig) with the field's path.
+std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
+                                          const MechanismShape& shape, const std::string& prefix,
                                           Parameters& parameters, const ParallelGroups& groups);
 
 }  // namespace birkhoff

@@ -1,5 +1,6 @@
-// Named parameters of a model, in creation order. Initial values depend on (seed, name) alone, so adding a
-// parameter leaves the others as they are, and every rank makes the same ones without communication.
+// Named parameters of a model, in creation order. Initial values depend on (seed, name) alone, so
+// adding a parameter leaves the others as they are, and every rank makes the same ones without
+// communication.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +33,8 @@ class Parameters {
   // All parameters get this dtype, on the CPU (move with to() later).
   Parameters(std::uint64_t seed, at::ScalarType dtype) : seed_(seed), dtype_(dtype) {}
 
-  // Makes and owns a parameter; the returned tensor shares it. An existing name is an internal error.
+  // Makes and owns a parameter; the returned tensor shares it. An existing name is an internal
+  // error.
   at::Tensor add(const std::string& name, at::IntArrayRef shape, Init init, bool decay);
 
   const std::vector<Parameter>& list() const { return list_; }

@@ -14,12 +14,15 @@ namespace birkhoff {
 namespace {
 
 constexpr const char* kFooter =
-    "Exit codes: 0 done, 2 usage, 3 configuration, 4 data, 5 checkpoint, 6 storage, 7 a rank was lost,\n"
-    "8 hang, 9 non-finite numbers, 10 memory, 75 saved: run the same command again. docs/runbook.md says more.";
+    "Exit codes: 0 done, 2 usage, 3 configuration, 4 data, 5 checkpoint, 6 storage, 7 a rank was "
+    "lost,\n"
+    "8 hang, 9 non-finite numbers, 10 memory, 75 saved: run the same command again. "
+    "docs/runbook.md says more.";
 
 // All verbs and what they were given. Lives as long as the parse.
 struct CommandLine {
-  CLI::App app{"Birkhoff trains Transformers with sparse and doubly stochastic attention.", "birkhoff"};
+  CLI::App app{"Birkhoff trains Transformers with sparse and doubly stochastic attention.",
+               "birkhoff"};
   PrepareArguments prepare;
   TrainArguments train;
   EvalArguments eval;
@@ -48,18 +51,23 @@ struct CommandLine {
   }
 
   void add_settings(CLI::App* command, std::vector<std::string>& settings) {
-    command->add_option("--set", settings, "path=value: override one field; may be repeated, the last one wins")
+    command
+        ->add_option("--set", settings,
+                     "path=value: override one field; may be repeated, the last one wins")
         ->allow_extra_args(false)
         ->type_name("PATH=VALUE");
   }
 
   void add_prepare() {
-    CLI::App* c = verb(app, "prepare", "Make a corpus folder from text",
-                       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
-                       "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece --vocab-size 8000 -");
+    CLI::App* c =
+        verb(app, "prepare", "Make a corpus folder from text",
+             "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
+             "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
+             "--vocab-size 8000 -");
     c->add_option("--out", prepare.out, "corpus folder to make")->required()->type_name("DIR");
-    c->add_option("--tokenizer", prepare.tokenizer,
-                  "bytes, chars, words, sentencepiece (trains a model), or a SentencePiece model file")
+    c->add_option(
+         "--tokenizer", prepare.tokenizer,
+         "bytes, chars, words, sentencepiece (trains a model), or a SentencePiece model file")
         ->capture_default_str();
     c->add_option("--vocab-size", prepare.vocabulary, "number of ids, for words and sentencepiece")
         ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
@@ -73,11 +81,14 @@ struct CommandLine {
   }
 
   void add_train() {
-    CLI::App* c = verb(app, "train", "Train a model; the same command again resumes",
-                       "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2\n"
-                       "  srun --mpi=pmix birkhoff train my.txtpb --run run/big --set train.steps=20000");
+    CLI::App* c =
+        verb(app, "train", "Train a model; the same command again resumes",
+             "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2\n"
+             "  srun --mpi=pmix birkhoff train my.txtpb --run run/big --set train.steps=20000");
     c->add_option("CONFIG", train.config, "configuration (.txtpb)")->required();
-    c->add_option("--run", train.run, "run folder: made if new, resumed if not")->required()->type_name("DIR");
+    c->add_option("--run", train.run, "run folder: made if new, resumed if not")
+        ->required()
+        ->type_name("DIR");
     c->add_option("--ranks", train.ranks, "start this many MPI ranks here and supervise them")
         ->check(CLI::Range(1, 4096));
     add_settings(c, train.settings);
@@ -88,17 +99,23 @@ struct CommandLine {
     CLI::App* c = verb(app, "eval", "Loss and bits per byte of a checkpoint",
                        "  birkhoff eval run/first\n"
                        "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
-    c->add_option("PATH", eval.path, "run folder (its newest checkpoint) or checkpoint")->required();
-    c->add_option("--corpus", eval.corpus, "corpus folder; default: the run's own")->type_name("DIR");
-    c->add_option("--split", eval.split, "valid or test")->check(CLI::IsMember({"valid", "test"}))->capture_default_str();
+    c->add_option("PATH", eval.path, "run folder (its newest checkpoint) or checkpoint")
+        ->required();
+    c->add_option("--corpus", eval.corpus, "corpus folder; default: the run's own")
+        ->type_name("DIR");
+    c->add_option("--split", eval.split, "valid or test")
+        ->check(CLI::IsMember({"valid", "test"}))
+        ->capture_default_str();
     c->add_flag("--json", eval.json, "print one JSON object");
   }
 
   void add_sample() {
     CLI::App* c = verb(app, "sample", "Generate text from a checkpoint",
                        "  birkhoff sample run/first --prompt 'ROMEO:'\n"
-                       "  birkhoff sample run/first --prompt 'int ' --tokens 500 --temperature 0.8 --top-k 40 --seed 7");
-    c->add_option("PATH", sample.path, "run folder (its newest checkpoint) or checkpoint")->required();
+                       "  birkhoff sample run/first --prompt 'int ' --tokens 500 --temperature 0.8 "
+                       "--top-k 40 --seed 7");
+    c->add_option("PATH", sample.path, "run folder (its newest checkpoint) or checkpoint")
+        ->required();
     c->add_option("--prompt", sample.prompt, "text to continue")->required()->type_name("TEXT");
     c->add_option("--tokens", sample.tokens, "tokens to generate")
         ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
@@ -119,10 +136,12 @@ struct CommandLine {
                        "  birkhoff inspect corpus/shakespeare --bigram\n"
                        "  birkhoff inspect run/first");
     c->add_option("PATH", inspect.path, "corpus folder, run folder or checkpoint")->required();
-    c->add_flag("--bigram", inspect.bigram, "of a corpus: also the held-out bits per byte of a bigram model");
-    CLI::App* v = verb(app, "verify", "Re-read every byte of a corpus, run or checkpoint against its hashes",
-                       "  birkhoff verify run/first\n"
-                       "  birkhoff verify corpus/shakespeare");
+    c->add_flag("--bigram", inspect.bigram,
+                "of a corpus: also the held-out bits per byte of a bigram model");
+    CLI::App* v =
+        verb(app, "verify", "Re-read every byte of a corpus, run or checkpoint against its hashes",
+             "  birkhoff verify run/first\n"
+             "  birkhoff verify corpus/shakespeare");
     v->add_option("PATH", verify_path, "corpus folder, run folder or checkpoint")->required();
   }
 
@@ -154,8 +173,10 @@ struct CommandLine {
     if (app.got_subcommand("inspect")) return inspect_command(inspect, out, err);
     if (app.got_subcommand("verify")) return verify_command(verify_path, out, err);
     CLI::App* config = app.get_subcommand("config");
-    if (config->got_subcommand("print")) return config_print_command(config_file, config_settings, out);
-    if (config->got_subcommand("diff")) return config_diff_command(config_before, config_after, out);
+    if (config->got_subcommand("print"))
+      return config_print_command(config_file, config_settings, out);
+    if (config->got_subcommand("diff"))
+      return config_diff_command(config_before, config_after, out);
     return config_reference_command(out);
   }
 };
@@ -189,7 +210,8 @@ std::string join(const std::vector<std::string>& parts) {
 }
 
 // One line for a command line that does not parse, with the nearest option or verb.
-std::string usage_line(const CLI::App& app, const std::vector<std::string>& arguments, const CLI::ParseError& error) {
+std::string usage_line(const CLI::App& app, const std::vector<std::string>& arguments,
+                       const CLI::ParseError& error) {
   const CLI::App& verb = chosen_verb(app, arguments);
   const std::string what = error.what();
   std::string hint;
@@ -201,7 +223,8 @@ std::string usage_line(const CLI::App& app, const std::vector<std::string>& argu
     if (argument.rfind("--", 0) != 0) continue;
     const std::string name = argument.substr(0, argument.find('='));
     if (std::find(options.begin(), options.end(), name) != options.end()) continue;
-    if (std::string near = nearest_name(name, options); !near.empty()) hint = " (did you mean '" + near + "'?)";
+    if (std::string near = nearest_name(name, options); !near.empty())
+      hint = " (did you mean '" + near + "'?)";
   }
   std::string name;
   for (const CLI::App* part = &verb; part != nullptr; part = part->get_parent()) {
@@ -210,13 +233,18 @@ std::string usage_line(const CLI::App& app, const std::vector<std::string>& argu
   return what + hint + "; see '" + name + " --help'";
 }
 
-// What was printed counts only once it is out: a full disk behind standard output must not pass for success.
+// What was printed counts only once it is out: a full disk behind standard output must not pass for
+// success.
 void flush_output(std::ostream& out) {
   out.flush();
-  if (!out) fail(ExitCode::kStorage, "standard output cannot be written: {}; free space there or write elsewhere", std::strerror(errno));
+  if (!out)
+    fail(ExitCode::kStorage,
+         "standard output cannot be written: {}; free space there or write elsewhere",
+         std::strerror(errno));
 }
 
-// A line about the first word that should name a verb and does not; empty if there is none. CLI11 would only say that one is missing.
+// A line about the first word that should name a verb and does not; empty if there is none. CLI11
+// would only say that one is missing.
 std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* parent = &app;
   for (const std::string& argument : arguments) {
@@ -226,10 +254,12 @@ std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& ar
       std::vector<std::string> known = verb_names(*parent);
       const bool option = argument.rfind('-', 0) == 0;
       if (option) known = {"--help", "--version"};
-      if (argument == "-h" || std::find(known.begin(), known.end(), argument) != known.end()) return "";
+      if (argument == "-h" || std::find(known.begin(), known.end(), argument) != known.end())
+        return "";
       const std::string near = nearest_name(argument, known);
       return std::string("unknown ") + (option ? "option" : "command") + " '" + argument + "'" +
-             (near.empty() ? "" : "; did you mean '" + near + "'?") + " (commands: " + join(verb_names(*parent)) + "); see 'birkhoff" +
+             (near.empty() ? "" : "; did you mean '" + near + "'?") +
+             " (commands: " + join(verb_names(*parent)) + "); see 'birkhoff" +
              (parent == &app ? "" : " " + parent->get_name()) + " --help'";
     }
     parent = next;
@@ -251,7 +281,8 @@ int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::o
       err << line.app.help();
       return static_cast<int>(ExitCode::kUsage);
     }
-    if (const std::string unknown = unknown_verb(line.app, arguments); !unknown.empty()) return say(unknown, ExitCode::kUsage);
+    if (const std::string unknown = unknown_verb(line.app, arguments); !unknown.empty())
+      return say(unknown, ExitCode::kUsage);
     try {
       std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
       line.app.parse(reversed);

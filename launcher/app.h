@@ -1,4 +1,5 @@
-// The program `birkhoff` as a function: command line in, output and exit code out. Tests call it in their own process.
+// The program `birkhoff` as a function: command line in, output and exit code out. Tests call it in
+// their own process.
 #pragma once
 
 #include <ostream>
@@ -7,8 +8,9 @@
 
 namespace birkhoff {
 
-// Runs one command line (without the program's name). Data goes to `out`, messages to `err`; every error becomes one line
-// on `err` and its documented exit code (docs/runbook.md). `train` may start MPI, which a process can do once.
+// Runs one command line (without the program's name). Data goes to `out`, messages to `err`; every
+// error becomes one line on `err` and its documented exit code (docs/runbook.md). `train` may start
+// MPI, which a process can do once.
 int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
 
 }  // namespace birkhoff

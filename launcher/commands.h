@@ -1,5 +1,5 @@
-// One function a verb: each gets its parsed arguments, writes data to `out` and messages to `err`, and returns an exit code. Errors
-// are thrown; app.cpp turns them into lines and codes.
+// One function a verb: each gets its parsed arguments, writes data to `out` and messages to `err`,
+// and returns an exit code. Errors are thrown; app.cpp turns them into lines and codes.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,8 @@ struct InspectArguments {
 int inspect_command(const InspectArguments& arguments, std::ostream& out, std::ostream& err);
 int verify_command(const std::string& path, std::ostream& out, std::ostream& err);
 
-int config_print_command(const std::string& file, const std::vector<std::string>& settings, std::ostream& out);
+int config_print_command(const std::string& file, const std::vector<std::string>& settings,
+                         std::ostream& out);
 int config_diff_command(const std::string& before, const std::string& after, std::ostream& out);
 int config_reference_command(std::ostream& out);
 

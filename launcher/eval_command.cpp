@@ -18,11 +18,16 @@ void require_same_tokenizer(const configs::CheckpointManifest& checkpoint, const
   const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
   std::string hash;
   for (const auto& file : checkpoint.file()) {
-    if (!checkpoint.tokenizer_file().empty() && file.name() == checkpoint.tokenizer_file()) hash = file.hash();
+    if (!checkpoint.tokenizer_file().empty() && file.name() == checkpoint.tokenizer_file())
+      hash = file.hash();
   }
-  if (tokenizer.kind() != checkpoint.tokenizer() || tokenizer.vocabulary() != checkpoint.vocabulary() || tokenizer.hash() != hash) {
-    fail(ExitCode::kData, "{}: its tokenizer ({}, {} ids) is not the model's ({}, {} ids): prepare the text with the model's own tokenizer file",
-         corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(), checkpoint.tokenizer(), checkpoint.vocabulary());
+  if (tokenizer.kind() != checkpoint.tokenizer() ||
+      tokenizer.vocabulary() != checkpoint.vocabulary() || tokenizer.hash() != hash) {
+    fail(ExitCode::kData,
+         "{}: its tokenizer ({}, {} ids) is not the model's ({}, {} ids): prepare the text with "
+         "the model's own tokenizer file",
+         corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(), checkpoint.tokenizer(),
+         checkpoint.vocabulary());
   }
 }
 
@@ -35,7 +40,8 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   const Corpus corpus(arguments.corpus.empty() ? config.data().corpus() : arguments.corpus);
   require_same_tokenizer(manifest, corpus);
   LoadedModel loaded = load_model(checkpoint);
-  for (const std::string& warning : loaded.model->warnings()) err << "birkhoff: warning: " << warning << '\n';
+  for (const std::string& warning : loaded.model->warnings())
+    err << "birkhoff: warning: " << warning << '\n';
 
   LoaderOptions options;
   options.split = arguments.split;
@@ -46,18 +52,26 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   configs::Evaluate plan_config = config.evaluate();
   plan_config.set_split(arguments.split);
   plan_config.set_sequences(0);
-  const EvaluationPlan plan = plan_evaluation(corpus, plan_config, options.stream, options.sequence_length, reader.num_windows());
-  Evaluator evaluator(*loaded.model, *loaded.single, plan, [&reader](std::int64_t begin, std::int64_t end) { return reader.read(begin, end); });
+  const EvaluationPlan plan = plan_evaluation(corpus, plan_config, options.stream,
+                                              options.sequence_length, reader.num_windows());
+  Evaluator evaluator(
+      *loaded.model, *loaded.single, plan,
+      [&reader](std::int64_t begin, std::int64_t end) { return reader.read(begin, end); });
   const Evaluation result = evaluator.run();
   if (arguments.json) {
-    const nlohmann::ordered_json object = {{"checkpoint", checkpoint.path.string()}, {"step", manifest.step()},
-                                           {"split", arguments.split},               {"loss", result.loss},
-                                           {"bits_per_byte", result.bits_per_byte},  {"tokens", result.tokens},
+    const nlohmann::ordered_json object = {{"checkpoint", checkpoint.path.string()},
+                                           {"step", manifest.step()},
+                                           {"split", arguments.split},
+                                           {"loss", result.loss},
+                                           {"bits_per_byte", result.bits_per_byte},
+                                           {"tokens", result.tokens},
                                            {"bytes", result.bytes}};
     out << object.dump() << '\n';
   } else {
-    out << fmt::format("step {}, {}: loss {:.4f} nats per token, {:.4f} bits per byte, {} tokens, {} bytes\n", manifest.step(),
-                       arguments.split, result.loss, result.bits_per_byte, result.tokens, result.bytes);
+    out << fmt::format(
+        "step {}, {}: loss {:.4f} nats per token, {:.4f} bits per byte, {} tokens, {} bytes\n",
+        manifest.step(), arguments.split, result.loss, result.bits_per_byte, result.tokens,
+        result.bytes);
   }
   return 0;
 }

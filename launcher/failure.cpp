@@ -15,12 +15,15 @@ Failure classify(const std::exception_ptr& exception) {
   } catch (const Error& error) {
     return {error.code(), error.what()};
   } catch (const std::bad_alloc&) {
-    return {ExitCode::kMemory, "out of memory: use a smaller model, train.micro_batch or data.sequence_length"};
+    return {ExitCode::kMemory,
+            "out of memory: use a smaller model, train.micro_batch or data.sequence_length"};
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
     // LibTorch's CPU allocator has no type of its own for this.
-    if (what.find("not enough memory") != std::string::npos || what.find("can't allocate memory") != std::string::npos) {
-      return {ExitCode::kMemory, "out of memory: use a smaller model, train.micro_batch or data.sequence_length"};
+    if (what.find("not enough memory") != std::string::npos ||
+        what.find("can't allocate memory") != std::string::npos) {
+      return {ExitCode::kMemory,
+              "out of memory: use a smaller model, train.micro_batch or data.sequence_length"};
     }
     return {ExitCode::kInternal, "internal error in LibTorch: " + what};
   } catch (const std::filesystem::filesystem_error& error) {

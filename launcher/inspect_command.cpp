@@ -15,7 +15,8 @@ namespace birkhoff {
 int inspect_command(const InspectArguments& arguments, std::ostream& out, std::ostream&) {
   const PathKind kind = kind_of(arguments.path);
   if (kind != PathKind::kCorpus) {
-    if (arguments.bigram) fail(ExitCode::kUsage, "--bigram is for a corpus, and {} is not one", arguments.path);
+    if (arguments.bigram)
+      fail(ExitCode::kUsage, "--bigram is for a corpus, and {} is not one", arguments.path);
     const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
     const LoadedModel loaded = load_model(checkpoint);
     out << describe_checkpoint(checkpoint) << describe_model(*loaded.model);
@@ -25,8 +26,10 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
   out << describe_corpus(corpus);
   if (arguments.bigram) {
     const BigramFigures figures = bigram_figures(corpus, "valid");
-    out << fmt::format("bigram model on valid: loss {:.4f} nats per token, {:.4f} bits per byte, {} tokens, {} bytes\n", figures.loss,
-                       figures.bits_per_byte, figures.tokens, figures.bytes);
+    out << fmt::format(
+        "bigram model on valid: loss {:.4f} nats per token, {:.4f} bits per byte, {} tokens, {} "
+        "bytes\n",
+        figures.loss, figures.bits_per_byte, figures.tokens, figures.bytes);
   }
   return 0;
 }

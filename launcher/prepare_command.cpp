@@ -20,7 +20,8 @@ class ProgressLines {
   void show(const PrepareProgress& progress) {
     if (!terminal_ && progress.elapsed_seconds < next_line_seconds_) return;
     next_line_seconds_ = progress.elapsed_seconds + 5;
-    std::string line = fmt::format("prepare: {}, {:.1f} MB", progress.phase, static_cast<double>(progress.done_bytes) / 1e6);
+    std::string line = fmt::format("prepare: {}, {:.1f} MB", progress.phase,
+                                   static_cast<double>(progress.done_bytes) / 1e6);
     if (progress.total_bytes > 0) {
       line += fmt::format(" of {:.1f} MB", static_cast<double>(progress.total_bytes) / 1e6);
     }
@@ -56,11 +57,14 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
   options.test_fraction = arguments.test;
   options.paths = arguments.paths;
   ProgressLines lines(err, isatty(STDERR_FILENO) != 0);
-  const PrepareResult result = prepare_corpus(options, [&lines](const PrepareProgress& progress) { lines.show(progress); });
+  const PrepareResult result =
+      prepare_corpus(options, [&lines](const PrepareProgress& progress) { lines.show(progress); });
   lines.end();
-  if (result.already_prepared) err << "prepare: " << arguments.out << " is already prepared from this input\n";
+  if (result.already_prepared)
+    err << "prepare: " << arguments.out << " is already prepared from this input\n";
   if (result.empty_files > 0) err << "prepare: skipped " << result.empty_files << " empty files\n";
-  if (result.not_regular > 0) err << "prepare: skipped " << result.not_regular << " links and special files\n";
+  if (result.not_regular > 0)
+    err << "prepare: skipped " << result.not_regular << " links and special files\n";
   out << describe_corpus(Corpus(arguments.out));
   return 0;
 }

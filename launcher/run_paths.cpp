@@ -22,12 +22,15 @@ std::string start_of(const std::filesystem::path& file) {
 
 PathKind kind_of(const std::filesystem::path& path) {
   std::error_code error;
-  if (!std::filesystem::exists(path, error)) fail(ExitCode::kUsage, "{}: no such folder", path.string());
+  if (!std::filesystem::exists(path, error))
+    fail(ExitCode::kUsage, "{}: no such folder", path.string());
   const std::string start = start_of(path / "manifest.json");
   if (start.find("birkhoff corpus") != std::string::npos) return PathKind::kCorpus;
   if (!start.empty()) return PathKind::kCheckpoint;
   if (std::filesystem::exists(path / "checkpoints", error)) return PathKind::kRun;
-  fail(ExitCode::kUsage, "{}: neither a corpus (manifest.json), nor a run folder (checkpoints/), nor a checkpoint (manifest.json)",
+  fail(ExitCode::kUsage,
+       "{}: neither a corpus (manifest.json), nor a run folder (checkpoints/), nor a checkpoint "
+       "(manifest.json)",
        path.string());
 }
 
@@ -40,7 +43,8 @@ CheckpointFolder checkpoint_of(const std::filesystem::path& path) {
     }
     case PathKind::kRun: {
       auto newest = find_newest_checkpoint(path / "checkpoints", /*set_aside=*/false);
-      if (!newest) fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
+      if (!newest)
+        fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
       return *newest;
     }
     case PathKind::kCorpus:
@@ -55,7 +59,8 @@ std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& p
   for (const auto& entry : std::filesystem::directory_iterator(path / "checkpoints")) {
     if (entry.path().filename().string().rfind("step-", 0) == 0) folders.push_back(entry.path());
   }
-  if (folders.empty()) fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
+  if (folders.empty())
+    fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
   std::sort(folders.begin(), folders.end());
   return folders;
 }
@@ -64,10 +69,12 @@ LoadedModel load_model(const CheckpointFolder& checkpoint) {
   LoadedModel loaded;
   loaded.single = make_single_group();
   Group& one = *loaded.single;
-  loaded.model = make_model(checkpoint.manifest.config(), checkpoint.manifest.vocabulary(), ParallelGroups{one, one, one});
+  loaded.model = make_model(checkpoint.manifest.config(), checkpoint.manifest.vocabulary(),
+                            ParallelGroups{one, one, one});
   std::vector<NamedShard> shards;
   for (const Parameter& parameter : loaded.model->parameters().list()) {
-    shards.push_back(whole_shard(parameter.name, StateKind::kParameter, parameter.value, /*owner=*/0));
+    shards.push_back(
+        whole_shard(parameter.name, StateKind::kParameter, parameter.value, /*owner=*/0));
   }
   load_parameters(checkpoint, shards);
   return loaded;

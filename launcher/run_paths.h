@@ -1,4 +1,5 @@
-// From what a user names (a run folder or a checkpoint) to the checkpoint and the objects that commands need.
+// From what a user names (a run folder or a checkpoint) to the checkpoint and the objects that
+// commands need.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +21,8 @@ PathKind kind_of(const std::filesystem::path& path);
 // The checkpoint itself, or the newest valid one of a run folder. Changes nothing on disk.
 CheckpointFolder checkpoint_of(const std::filesystem::path& path);
 
-// The checkpoint itself, or all of a run folder's, oldest first; unverified. None: Error(kCheckpoint).
+// The checkpoint itself, or all of a run folder's, oldest first; unverified. None:
+// Error(kCheckpoint).
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path);
 
 // The model of a checkpoint with its parameters, on this process alone.

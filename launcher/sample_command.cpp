@@ -12,7 +12,8 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
   LoadedModel loaded = load_model(checkpoint);
-  for (const std::string& warning : loaded.model->warnings()) err << "birkhoff: warning: " << warning << '\n';
+  for (const std::string& warning : loaded.model->warnings())
+    err << "birkhoff: warning: " << warning << '\n';
   GenerateOptions options;
   options.tokens = arguments.tokens;
   options.temperature = arguments.temperature;

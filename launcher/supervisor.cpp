@@ -69,16 +69,20 @@ std::string own_path() {
 std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
                                           const std::vector<std::string>& arguments) {
   const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  // Binding off and threads shared out: mpirun's default gives each of two ranks one core and LibTorch one thread.
-  std::vector<std::string> line = {mpirun, "-n", std::to_string(ranks), "--bind-to", "none", "--oversubscribe", "-q"};
+  // Binding off and threads shared out: mpirun's default gives each of two ranks one core and
+  // LibTorch one thread.
+  std::vector<std::string> line = {
+      mpirun, "-n", std::to_string(ranks), "--bind-to", "none", "--oversubscribe", "-q"};
   if (geteuid() == 0) line.push_back("--allow-run-as-root");
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
-    line.insert(line.end(), {"-x", "OMP_NUM_THREADS=" + std::to_string(std::max(1, cores / ranks))});
+    line.insert(line.end(),
+                {"-x", "OMP_NUM_THREADS=" + std::to_string(std::max(1, cores / ranks))});
   } else {
     line.insert(line.end(), {"-x", "OMP_NUM_THREADS"});
   }
   // Ranks share the cores: a thread that waits for its team must not spin on one.
-  if (std::getenv("OMP_WAIT_POLICY") == nullptr) line.insert(line.end(), {"-x", "OMP_WAIT_POLICY=passive"});
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr)
+    line.insert(line.end(), {"-x", "OMP_WAIT_POLICY=passive"});
   const char* terminal = std::getenv("TERM");
   if (isatty(STDERR_FILENO) != 0 && terminal != nullptr && std::strcmp(terminal, "dumb") != 0) {
     line.insert(line.end(), {"-x", std::string(kProgressVariable) + "=bar"});
@@ -92,7 +96,8 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
 
 int map_mpirun_status(int status, std::string& why) {
   if (WIFSIGNALED(status)) {
-    why = "mpirun was ended by signal " + std::to_string(WTERMSIG(status)) + "; run the same command again to resume";
+    why = "mpirun was ended by signal " + std::to_string(WTERMSIG(status)) +
+          "; run the same command again to resume";
     return static_cast<int>(ExitCode::kPeer);
   }
   const int code = WEXITSTATUS(status);
@@ -101,7 +106,8 @@ int map_mpirun_status(int status, std::string& why) {
     return static_cast<int>(ExitCode::kPeer);
   }
   if (code > 128) {
-    why = "a rank was ended by signal " + std::to_string(code - 128) + "; run the same command again to resume";
+    why = "a rank was ended by signal " + std::to_string(code - 128) +
+          "; run the same command again to resume";
     return static_cast<int>(ExitCode::kPeer);
   }
   return code;
@@ -110,7 +116,9 @@ int map_mpirun_status(int status, std::string& why) {
 int supervise(int ranks, const std::vector<std::string>& arguments, std::ostream& err) {
   const std::string mpirun = find_in_path("mpirun");
   if (mpirun.empty()) {
-    fail(ExitCode::kUsage, "--ranks {} needs mpirun, which is not in PATH: install Open MPI (openmpi-bin) or load its module",
+    fail(ExitCode::kUsage,
+         "--ranks {} needs mpirun, which is not in PATH: install Open MPI (openmpi-bin) or load "
+         "its module",
          ranks);
   }
   std::vector<std::string> line = mpirun_arguments(mpirun, ranks, arguments);
@@ -128,7 +136,8 @@ int supervise(int ranks, const std::vector<std::string>& arguments, std::ostream
   const pid_t child = fork();
   if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
   if (child == 0) {
-    // Its own process group: a Ctrl-C of the terminal reaches the supervisor alone. If the supervisor is killed, so is mpirun.
+    // Its own process group: a Ctrl-C of the terminal reaches the supervisor alone. If the
+    // supervisor is killed, so is mpirun.
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(static_cast<int>(ExitCode::kPeer));

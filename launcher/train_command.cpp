@@ -9,9 +9,9 @@
 #include <cstdlib>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
-#include <optional>
 #include <string_view>
 #include <thread>
 
@@ -32,20 +32,25 @@ namespace {
 configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   configs::Config config = load_config(arguments.config, arguments.settings);
   if (config.data().corpus().empty()) {
-    fail(ExitCode::kConfig, "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set data.corpus=corpus/mine",
+    fail(ExitCode::kConfig,
+         "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set "
+         "data.corpus=corpus/mine",
          arguments.config);
   }
   const Corpus corpus(config.data().corpus());
   const std::unique_ptr<Group> one = make_single_group();
   make_model(config, corpus.vocabulary(), ParallelGroups{*one, *one, *one});
   if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
-    fail(ExitCode::kConfig, "mesh.data is {} but there are {} ranks: start that many, or set mesh.data=0 for all there are",
+    fail(ExitCode::kConfig,
+         "mesh.data is {} but there are {} ranks: start that many, or set mesh.data=0 for all "
+         "there are",
          config.mesh().data(), ranks);
   }
   return config;
 }
 
-// OpenMP's reading: a number, or a list with one for each level of nesting. What OpenMP would ignore is an error.
+// OpenMP's reading: a number, or a list with one for each level of nesting. What OpenMP would
+// ignore is an error.
 std::optional<int> threads_asked_for() {
   const char* set = std::getenv("OMP_NUM_THREADS");
   if (set == nullptr || *set == '\0') return std::nullopt;
@@ -54,11 +59,12 @@ std::optional<int> threads_asked_for() {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
   const bool complete = end == text.data() + text.size() || *end == ',';
   if (error == std::errc() && complete && threads > 0) return threads;
-  fail(ExitCode::kUsage, "OMP_NUM_THREADS is '{}': set it to a number of threads of at least 1, or unset it", text);
+  fail(ExitCode::kUsage,
+       "OMP_NUM_THREADS is '{}': set it to a number of threads of at least 1, or unset it", text);
 }
 
-// Threads a rank may use: what OMP_NUM_THREADS says, else the cores this process may run on, shared with the ranks beside it
-// unless the launcher has already given each its own.
+// Threads a rank may use: what OMP_NUM_THREADS says, else the cores this process may run on, shared
+// with the ranks beside it unless the launcher has already given each its own.
 int threads_of_rank(int local_ranks) {
   if (const std::optional<int> threads = threads_asked_for()) return *threads;
   cpu_set_t mine;
@@ -76,15 +82,18 @@ std::vector<std::string> rank_arguments(const TrainArguments& arguments) {
   return line;
 }
 
-// An error inside a world of ranks: the others may sit in a collective that this one will never join, so all are ended with
-// its code. Often all ranks find the same error; rank 0 says it at once and the others give it the time to end them.
+// An error inside a world of ranks: the others may sit in a collective that this one will never
+// join, so all are ended with its code. Often all ranks find the same error; rank 0 says it at once
+// and the others give it the time to end them.
 [[noreturn]] void end_world(World& world, const Failure& failure, std::ostream& err) {
   if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
-  err << "birkhoff: " << (world.rank() == 0 ? "" : "rank " + std::to_string(world.rank()) + ": ") << failure.what << std::endl;
+  err << "birkhoff: " << (world.rank() == 0 ? "" : "rank " + std::to_string(world.rank()) + ": ")
+      << failure.what << std::endl;
   world.abort(static_cast<int>(failure.code));
 }
 
-int train_in_world(const configs::Config& config, const TrainArguments& arguments, std::ostream& err) {
+int train_in_world(const configs::Config& config, const TrainArguments& arguments,
+                   std::ostream& err) {
   World world;
   try {
     at::set_num_threads(threads_of_rank(world.local_size()));
@@ -101,16 +110,17 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
 int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& err) {
   const int announced = announced_ranks();
   if (arguments.ranks && announced > 1) {
-    fail(ExitCode::kUsage, "--ranks {} inside a world of {} ranks that mpirun or srun has started: leave --ranks out", *arguments.ranks,
-         announced);
+    fail(ExitCode::kUsage,
+         "--ranks {} inside a world of {} ranks that mpirun or srun has started: leave --ranks out",
+         *arguments.ranks, announced);
   }
   configs::Config config;
   try {
     threads_asked_for();
     config = check_before_start(arguments, arguments.ranks.value_or(announced));
   } catch (const Error&) {
-    // Every rank finds the same error. Rank 0 says it; the others wait a moment for mpirun to end them, and speak only if
-    // they are alone with it (a file missing on their machine).
+    // Every rank finds the same error. Rank 0 says it; the others wait a moment for mpirun to end
+    // them, and speak only if they are alone with it (a file missing on their machine).
     if (announced_rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
     throw;
   }

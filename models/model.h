@@ -23,9 +23,11 @@ class Config;
 
 namespace birkhoff {
 
-// Sums over a micro-batch, never means: they add up over micro-batches and ranks, and the trainer divides once.
+// Sums over a micro-batch, never means: they add up over micro-batches and ranks, and the trainer
+// divides once.
 struct ObjectiveSums {
-  at::Tensor loss;   // 0-dim, differentiable: sum of nats over counted targets, plus auxiliary losses
+  // 0-dim, differentiable: sum of nats over counted targets, plus auxiliary losses.
+  at::Tensor loss;
   at::Tensor nats;   // 0-dim fp64: sum of nats over counted targets, no gradient
   at::Tensor count;  // 0-dim fp64: number of counted targets
   std::vector<std::pair<std::string, at::Tensor>> metrics;  // further 0-dim fp64 sums by name
@@ -49,7 +51,8 @@ class Model {
   // Language models: logits [B, T, V] of all positions.
   virtual at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
 
-  // Incremental decoding: caches for `batch` sequences, then one token [B] (int64) a call gives the next logits [B, V].
+  // Incremental decoding: caches for `batch` sequences, then one token [B] (int64) a call gives the
+  // next logits [B, V].
   virtual std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) = 0;
   virtual at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) = 0;
   // Most tokens that can be decoded into one cache.
@@ -61,7 +64,9 @@ class Model {
   virtual std::vector<std::string> warnings() const = 0;
 };
 
-// Builds the model of a resolved configuration. vocabulary: ids of the corpus' tokenizer. Bad values: Error(kConfig).
-std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary, const ParallelGroups& groups);
+// Builds the model of a resolved configuration. vocabulary: ids of the corpus' tokenizer. Bad
+// values: Error(kConfig).
+std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
+                                  const ParallelGroups& groups);
 
 }  // namespace birkhoff

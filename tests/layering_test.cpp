@@ -1,4 +1,5 @@
-// The folders' arrows, the size of files, and the paths that the documents name: rules that hold because a machine checks them.
+// The folders' arrows, the size of files, and the paths that the documents name: rules that hold
+// because a machine checks them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,8 +26,11 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"data", {"data/batch", "cluster/base", "configs"}},
     {"attention", {"cluster/base", "configs"}},
     {"models", {"attention", "data/batch", "cluster/base", "configs"}},
-    {"runtime", {"models", "attention", "data", "data/batch", "cluster", "cluster/base", "configs"}},
-    {"launcher", {"runtime", "models", "attention", "data", "data/batch", "cluster", "cluster/base", "configs"}},
+    {"runtime",
+     {"models", "attention", "data", "data/batch", "cluster", "cluster/base", "configs"}},
+    {"launcher",
+     {"runtime", "models", "attention", "data", "data/batch", "cluster", "cluster/base",
+      "configs"}},
 };
 
 // External header prefix -> the only files (by prefix) that may include it.
@@ -51,14 +55,16 @@ std::vector<fs::path> sources(const std::vector<std::string>& folders) {
   for (const std::string& folder : folders) {
     for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
       const std::string extension = entry.path().extension();
-      if (extension == ".h" || extension == ".cpp" || extension == ".cu" || extension == ".cuh") files.push_back(entry.path());
+      if (extension == ".h" || extension == ".cpp" || extension == ".cu" || extension == ".cuh")
+        files.push_back(entry.path());
     }
   }
   std::sort(files.begin(), files.end());
   return files;
 }
 
-const std::vector<std::string> kFolders = {"attention", "cluster", "configs", "data", "launcher", "models", "runtime"};
+const std::vector<std::string> kFolders = {"attention", "cluster", "configs", "data",
+                                           "launcher",  "models",  "runtime"};
 
 TEST(Layering, FoldersIncludeOnlyWhatTheyMay) {
   const std::regex ours("^\\s*#include \"([^\"]+)\"");
@@ -93,7 +99,8 @@ TEST(Layering, EveryExternalPackageHasOneDoor) {
       if (!std::regex_search(line, match, external)) continue;
       for (const auto& [prefix, doors] : kDoors) {
         if (match[1].str().rfind(prefix, 0) != 0) continue;
-        EXPECT_TRUE(std::any_of(doors.begin(), doors.end(), [&](const std::string& door) { return path.rfind(door, 0) == 0; }))
+        EXPECT_TRUE(std::any_of(doors.begin(), doors.end(),
+                                [&](const std::string& door) { return path.rfind(door, 0) == 0; }))
             << path << " may not include <" << match[1] << ">";
       }
     }
@@ -101,15 +108,19 @@ TEST(Layering, EveryExternalPackageHasOneDoor) {
 }
 
 TEST(Layering, NoFileIsLongerThan500Lines) {
-  for (const fs::path& file : sources({"attention", "cluster", "configs", "data", "launcher", "models", "runtime", "tests"})) {
+  for (const fs::path& file : sources(
+           {"attention", "cluster", "configs", "data", "launcher", "models", "runtime", "tests"})) {
     std::ifstream in(file);
-    const auto lines = std::count(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>(), '\n');
+    const auto lines =
+        std::count(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>(), '\n');
     EXPECT_LE(lines, 500) << fs::relative(file, kRoot) << " has more than one subject?";
   }
 }
 
 TEST(Layering, PathsNamedInDocumentsExist) {
-  const std::regex name("`((?:attention|cluster|configs|data|docs|launcher|models|runtime|tests|cmake)/[A-Za-z0-9_./-]+)`");
+  const std::regex name(
+      "`((?:attention|cluster|configs|data|docs|launcher|models|runtime|tests|cmake)/[A-Za-z0-9_./"
+      "-]+)`");
   std::vector<fs::path> documents = {kRoot / "README.md"};
   for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
     if (entry.path().extension() == ".md") documents.push_back(entry.path());
@@ -118,11 +129,14 @@ TEST(Layering, PathsNamedInDocumentsExist) {
   for (const fs::path& document : documents) {
     std::ifstream in(document);
     const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    for (auto match = std::sregex_iterator(text.begin(), text.end(), name); match != std::sregex_iterator(); ++match) {
+    for (auto match = std::sregex_iterator(text.begin(), text.end(), name);
+         match != std::sregex_iterator(); ++match) {
       std::string path = (*match)[1];
       while (!path.empty() && path.back() == '.') path.pop_back();
-      const bool unit = fs::exists(kRoot / (path + ".h")) || fs::exists(kRoot / (path + ".cpp"));  // `runtime/trainer` names the pair
-      EXPECT_TRUE(fs::exists(kRoot / path) || unit) << fs::relative(document, kRoot) << " names " << path << ", which does not exist";
+      const bool unit = fs::exists(kRoot / (path + ".h")) ||
+                        fs::exists(kRoot / (path + ".cpp"));  // `runtime/trainer` names the pair
+      EXPECT_TRUE(fs::exists(kRoot / path) || unit)
+          << fs::relative(document, kRoot) << " names " << path << ", which does not exist";
       ++checked;
     }
   }
