@@ -35,7 +35,7 @@ packages=(g++ cmake ninja-build pkg-config
   libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev
   libgtest-dev libgmock-dev librapidcheck-dev)
 
-deps=${BIRKHOFF_DEPS:-$HOME/.cache/birkhoff}
+deps=${BIRKHOFF_DEPS:-${HOME:?is not set: set BIRKHOFF_DEPS to a folder for LibTorch}/.cache/birkhoff}
 pinned=$deps/torch-2.11.0
 torch=${BIRKHOFF_TORCH:-$pinned/torch}
 have_torch() { [ -e "$torch/include/ATen/core/Tensor.h" ] && [ -e "$torch/lib/libtorch_cpu.so" ]; }
@@ -73,12 +73,12 @@ install_torch() {
 }
 
 build() {
-  local folder=build/$preset
-  if [ ! -e "$folder/build.ninja" ]; then
+  local folder=build/$preset log
+  if [ ! -e "$folder/build.ninja" ] || ! grep -qxF "BIRKHOFF_TORCH:PATH=$torch" "$folder/CMakeCache.txt"; then
     say "Configuring $folder"
-    cmake --preset "$preset" -DBIRKHOFF_TORCH="$torch" >"/tmp/birkhoff-configure.$$" 2>&1 ||
-      { cat "/tmp/birkhoff-configure.$$" >&2; stop "configuring failed"; }
-    rm -f "/tmp/birkhoff-configure.$$"
+    log=$(mktemp)
+    cmake --preset "$preset" -DBIRKHOFF_TORCH:PATH="$torch" >"$log" 2>&1 || { cat "$log" >&2; stop "configuring failed"; }
+    rm -f "$log"
   fi
   say "Building $folder with $jobs jobs"
   cmake --build --preset "$preset" --parallel "$jobs"
@@ -91,8 +91,12 @@ run_tests() {
 
 demo() {
   [ "$preset" = cpu ] || stop "the demo runs the preset cpu"
-  local birkhoff=build/cpu/birkhoff out=build/demo corpus=build/demo/corpus run=build/demo/run
+  local birkhoff=build/cpu/birkhoff out=build/demo corpus=build/demo/corpus run=build/demo/run stamp
+  # An earlier demo goes on only from the same headers and the same configuration.
+  stamp=$({ find /usr/include -type f -printf '%p %s %T@\n' | sort; "$birkhoff" config print configs/quickstart.txtpb; } | sha256sum)
+  [ "$(cat "$out/stamp" 2>/dev/null)" = "$stamp" ] || rm -rf "$out"
   mkdir -p "$out"
+  echo "$stamp" >"$out/stamp"
   say "1/6 Corpus: the headers under /usr/include, byte by byte"
   "$birkhoff" prepare --out "$corpus" --tokenizer bytes --valid 0.01 /usr/include
   say "2/6 Training a causal Sinkhorn Transformer on two MPI ranks"

@@ -7,7 +7,8 @@ if(BIRKHOFF_WERROR)
 endif()
 target_include_directories(birkhoff_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/gen)
 if(BIRKHOFF_SANITIZE)
-  target_compile_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE} -fno-omit-frame-pointer)
+  # g++ 12 sees uninitialised values in its own <regex> when sanitizers keep it from inlining.
+  target_compile_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE} -fno-omit-frame-pointer -Wno-maybe-uninitialized)
   target_link_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE})
 endif()
 
@@ -35,6 +36,7 @@ function(birkhoff_test name)
       add_test(NAME ${name}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none
         ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${name}>)
       set_tests_properties(${name}.${ranks} PROPERTIES LABELS mpi TIMEOUT ${ARG_TIMEOUT} PROCESSORS 2
+        FAIL_REGULAR_EXPRESSION "Running 0 tests"
         ENVIRONMENT "${BIRKHOFF_TEST_ENVIRONMENT};BIRKHOFF_TEST_RANKS=${ranks};OMP_NUM_THREADS=1")
     endforeach()
   else()

@@ -99,6 +99,18 @@ class SampleReader {
 
 }  // namespace
 
+std::int64_t samples_per_epoch(const Corpus& corpus, const LoaderOptions& options) {
+  const std::int64_t tokens = corpus.stream(options.split, options.stream).elements();
+  const std::int64_t samples = (tokens - 1) / options.sequence_length;
+  if (samples < 1) {
+    fail(ExitCode::kData,
+         "{}: split '{}' has {} tokens, too few for one sample of {} and its last target; lower "
+         "data.sequence_length or prepare more text",
+         corpus.folder().string(), options.split, tokens, options.sequence_length);
+  }
+  return samples;
+}
+
 class TrainLoader::Impl {
  public:
   Impl(const Corpus& corpus, LoaderOptions options, std::int64_t consumed)
@@ -106,14 +118,7 @@ class TrainLoader::Impl {
     require(options_.global_batch >= 1 && options_.size >= 1 && options_.rank >= 0 &&
                 options_.rank < options_.size && options_.prefetch >= 1 && consumed >= 0,
             "options of the loader");
-    per_epoch_ = (samples_.elements() - 1) / options_.sequence_length;
-    if (per_epoch_ < 1) {
-      fail(ExitCode::kData,
-           "{}: split '{}' has {} tokens, too few for one sample of {} and its last target; lower "
-           "data.sequence_length or "
-           "prepare more text",
-           corpus.folder().string(), options_.split, samples_.elements(), options_.sequence_length);
-    }
+    per_epoch_ = samples_per_epoch(corpus, options_);
     thread_ = std::thread([this] { run(); });
   }
 
@@ -141,7 +146,6 @@ class TrainLoader::Impl {
     return batch;
   }
 
-  std::int64_t samples_per_epoch() const { return per_epoch_; }
   double last_wait_ms() const { return last_wait_ms_; }
 
  private:
@@ -211,7 +215,6 @@ TrainLoader::TrainLoader(const Corpus& corpus, LoaderOptions options, std::int64
     : impl_(std::make_unique<Impl>(corpus, std::move(options), consumed)) {}
 TrainLoader::~TrainLoader() = default;
 Batch TrainLoader::next() { return impl_->next(); }
-std::int64_t TrainLoader::samples_per_epoch() const { return impl_->samples_per_epoch(); }
 double TrainLoader::last_wait_ms() const { return impl_->last_wait_ms(); }
 
 class EvalReader::Impl {

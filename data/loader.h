@@ -25,6 +25,9 @@ struct LoaderOptions {
   int prefetch = 4;        // batches prepared ahead
 };
 
+// Whole samples in the split. None: Error(kData).
+std::int64_t samples_per_epoch(const Corpus& corpus, const LoaderOptions& options);
+
 class TrainLoader {
  public:
   // Starts the thread at sample position `consumed` (over all epochs; batches straddle epochs). Too
@@ -34,7 +37,6 @@ class TrainLoader {
   // This rank's part of the next global batch (may be empty when there are more ranks than
   // samples). Errors of the thread are rethrown here.
   Batch next();
-  std::int64_t samples_per_epoch() const;
   // Milliseconds that the last next() waited.
   double last_wait_ms() const;
 

@@ -224,7 +224,12 @@ std::string usage_line(const CLI::App& app, const std::vector<std::string>& argu
     const std::string name = argument.substr(0, argument.find('='));
     if (std::find(options.begin(), options.end(), name) != options.end()) continue;
     if (std::string near = nearest_name(name, options); !near.empty())
-      hint = " (did you mean '" + near + "'?)";
+      hint = " ('" + name + "' is no option; did you mean '" + near + "'?)";
+  }
+  const auto set = std::find(arguments.begin(), arguments.end(), "--set");
+  if (hint.empty() && set != arguments.end() && set + 1 != arguments.end() &&
+      (set + 1)->find('=') == std::string::npos) {
+    hint = " (--set takes one word: PATH=VALUE)";
   }
   std::string name;
   for (const CLI::App* part = &verb; part != nullptr; part = part->get_parent()) {

@@ -22,7 +22,9 @@ void occupy_standard_descriptors() {
 
 int main(int argc, char** argv) {
   occupy_standard_descriptors();
-  std::signal(SIGXFSZ,
-              SIG_IGN);  // a write beyond the limit of file sizes fails with EFBIG, and says so
+  // A write beyond the limit of file sizes fails with EFBIG, and says so.
+  std::signal(SIGXFSZ, SIG_IGN);
+  // Ignored by the parent it would stay ignored here, and nothing could be learned of children.
+  std::signal(SIGCHLD, SIG_DFL);
   return birkhoff::run_app(std::vector<std::string>(argv + 1, argv + argc), std::cout, std::cerr);
 }

@@ -7,45 +7,24 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <thread>
 
 #include "cluster/base/error.h"
+#include "launcher/cores.h"
 
 namespace birkhoff {
 namespace {
 
 constexpr int kNotStarted = 127;  // as a shell says it
 
-volatile std::sig_atomic_t mpirun_pid = 0;
-
-// Async-signal-safe: passes the request on. mpirun hands SIGUSR1 to its ranks.
-void pass_on(int) {
-  if (mpirun_pid > 0) kill(static_cast<pid_t>(mpirun_pid), SIGUSR1);
-}
-
-// Installs pass_on for the signals that ask for a save, and puts the old handlers back.
-class PassSignals {
- public:
-  PassSignals() {
-    struct sigaction action {};
-    action.sa_handler = pass_on;
-    action.sa_flags = SA_RESTART;
-    for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &old_[i]);
-  }
-  ~PassSignals() {
-    mpirun_pid = 0;
-    for (std::size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &old_[i], nullptr);
-  }
-  PassSignals(const PassSignals&) = delete;
-  PassSignals& operator=(const PassSignals&) = delete;
-
- private:
-  static constexpr int kSignals[] = {SIGTERM, SIGINT, SIGUSR1};
-  struct sigaction old_[std::size(kSignals)];
-};
+// How often a running mpirun is looked at, and how often a request to stop is repeated: mpirun
+// loses a signal for ranks that it has not started yet.
+constexpr std::chrono::milliseconds kLook{20};
+constexpr std::chrono::seconds kRepeat{1};
 
 std::string find_in_path(const char* name) {
   const char* path = std::getenv("PATH");
@@ -68,7 +47,7 @@ std::string own_path() {
 
 std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
                                           const std::vector<std::string>& arguments) {
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int cores = usable_cores();
   // Binding off and threads shared out: mpirun's default gives each of two ranks one core and
   // LibTorch one thread.
   std::vector<std::string> line = {
@@ -94,7 +73,7 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
 
 }  // namespace
 
-int map_mpirun_status(int status, std::string& why) {
+int map_mpirun_status(int status, bool stop_requested, std::string& why) {
   if (WIFSIGNALED(status)) {
     why = "mpirun was ended by signal " + std::to_string(WTERMSIG(status)) +
           "; run the same command again to resume";
@@ -105,15 +84,30 @@ int map_mpirun_status(int status, std::string& why) {
     why = "mpirun could not be started: the first mpirun in PATH is not a program that runs here";
     return static_cast<int>(ExitCode::kPeer);
   }
+  if (code == 128 + SIGUSR1 && stop_requested) {
+    why = "stopped before training began; run the same command again to go on";
+    return static_cast<int>(ExitCode::kRequeue);
+  }
   if (code > 128) {
     why = "a rank was ended by signal " + std::to_string(code - 128) +
           "; run the same command again to resume";
+    if (code == 128 + SIGKILL) {
+      why +=
+          "; if nobody killed it, memory ran out (dmesg says so): set train.micro_batch or "
+          "--ranks lower";
+    }
     return static_cast<int>(ExitCode::kPeer);
+  }
+  if (code == static_cast<int>(ExitCode::kInternal)) {
+    why =
+        "mpirun ended with 1; if no line of birkhoff stands above, mpirun itself failed: try "
+        "`mpirun -n 2 hostname`";
   }
   return code;
 }
 
-int supervise(int ranks, const std::vector<std::string>& arguments, std::ostream& err) {
+int supervise(int ranks, const std::vector<std::string>& arguments, const StopSignals& signals,
+              std::ostream& err) {
   const std::string mpirun = find_in_path("mpirun");
   if (mpirun.empty()) {
     fail(ExitCode::kUsage,
@@ -126,12 +120,6 @@ int supervise(int ranks, const std::vector<std::string>& arguments, std::ostream
   for (std::string& part : line) argv.push_back(part.data());
   argv.push_back(nullptr);
 
-  // Block the signals until the child is known, so that none is lost in between.
-  sigset_t blocked, before;
-  sigemptyset(&blocked);
-  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&blocked, signal);
-  sigprocmask(SIG_BLOCK, &blocked, &before);
-  PassSignals signals;
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
@@ -141,21 +129,29 @@ int supervise(int ranks, const std::vector<std::string>& arguments, std::ostream
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(static_cast<int>(ExitCode::kPeer));
-    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, SIG_DFL);
-    sigprocmask(SIG_SETMASK, &before, nullptr);
+    std::signal(SIGUSR1, SIG_IGN);  // until mpirun has its own handler
     const int null = open("/dev/null", O_RDONLY);
     if (null >= 0) dup2(null, STDIN_FILENO);
     execv(argv[0], argv.data());
     _exit(kNotStarted);
   }
-  mpirun_pid = child;
-  sigprocmask(SIG_SETMASK, &before, nullptr);
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point next_request = Clock::now();
   int status = 0;
-  while (waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) fail(ExitCode::kInternal, "waitpid for mpirun: {}", std::strerror(errno));
+  for (;;) {
+    const pid_t ended = waitpid(child, &status, WNOHANG);
+    if (ended == child) break;
+    if (ended < 0 && errno != EINTR) {
+      fail(ExitCode::kInternal, "waitpid for mpirun: {}", std::strerror(errno));
+    }
+    if (signals.received() != 0 && Clock::now() >= next_request) {
+      kill(child, SIGUSR1);  // which mpirun hands to its ranks
+      next_request = Clock::now() + kRepeat;
+    }
+    std::this_thread::sleep_for(kLook);
   }
   std::string why;
-  const int code = map_mpirun_status(status, why);
+  const int code = map_mpirun_status(status, signals.received() != 0, why);
   if (!why.empty()) err << "birkhoff: " << why << '\n';
   return code;
 }

@@ -1,11 +1,13 @@
 // `train --ranks N`: starts mpirun, stays beside it, and turns its signals and codes into ours.
-// Open MPI 4.1 ends its ranks on SIGTERM before they can save, so SIGTERM, SIGINT and SIGUSR1 reach
+// Open MPI 4.1 ends its ranks on SIGTERM before they can save, so every request to stop reaches
 // them as SIGUSR1, on which they save and exit 75.
 #pragma once
 
 #include <ostream>
 #include <string>
 #include <vector>
+
+#include "runtime/signals.h"
 
 namespace birkhoff {
 
@@ -14,11 +16,12 @@ namespace birkhoff {
 inline constexpr const char* kProgressVariable = "BIRKHOFF_PROGRESS";
 
 // Runs this program with `arguments` on `ranks` MPI ranks of this machine and returns the exit code
-// to report. No mpirun: Error(kUsage).
-int supervise(int ranks, const std::vector<std::string>& arguments, std::ostream& err);
+// to report. What `signals` notes is passed on. No mpirun: Error(kUsage).
+int supervise(int ranks, const std::vector<std::string>& arguments, const StopSignals& signals,
+              std::ostream& err);
 
 // mpirun's exit status (of waitpid) to a documented code; `why` receives a line for the user, or
-// nothing.
-int map_mpirun_status(int status, std::string& why);
+// nothing. A rank ended by SIGUSR1 after a request to stop had not installed its handler yet.
+int map_mpirun_status(int status, bool stop_requested, std::string& why);
 
 }  // namespace birkhoff

@@ -1,6 +1,3 @@
-#include <sched.h>
-#include <unistd.h>
-
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -20,6 +17,7 @@
 #include "configs/config_io.h"
 #include "data/corpus.h"
 #include "launcher/commands.h"
+#include "launcher/cores.h"
 #include "launcher/failure.h"
 #include "launcher/supervisor.h"
 #include "models/model.h"
@@ -38,6 +36,7 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
          arguments.config);
   }
   const Corpus corpus(config.data().corpus());
+  check_run(config, corpus, arguments.run, arguments.fresh);
   const std::unique_ptr<Group> one = make_single_group();
   make_model(config, corpus.vocabulary(), ParallelGroups{*one, *one, *one});
   if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
@@ -67,12 +66,8 @@ std::optional<int> threads_asked_for() {
 // with the ranks beside it unless the launcher has already given each its own.
 int threads_of_rank(int local_ranks) {
   if (const std::optional<int> threads = threads_asked_for()) return *threads;
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return std::max(1, all / local_ranks);
-  const int allowed = std::max(1, CPU_COUNT(&mine));
-  return allowed < all ? allowed : std::max(1, all / local_ranks);
+  const int allowed = usable_cores();
+  return allowed < machine_cores() ? allowed : std::max(1, allowed / local_ranks);
 }
 
 std::vector<std::string> rank_arguments(const TrainArguments& arguments) {
@@ -93,11 +88,11 @@ std::vector<std::string> rank_arguments(const TrainArguments& arguments) {
 }
 
 int train_in_world(const configs::Config& config, const TrainArguments& arguments,
-                   std::ostream& err) {
+                   const StopSignals& signals, std::ostream& err) {
   World world;
   try {
     at::set_num_threads(threads_of_rank(world.local_size()));
-    const Outcome outcome = run_training(config, arguments.run, arguments.fresh, world);
+    const Outcome outcome = run_training(config, arguments.run, arguments.fresh, world, signals);
     return static_cast<int>(outcome == Outcome::kRequeue ? ExitCode::kRequeue : ExitCode::kOk);
   } catch (...) {
     if (world.size() == 1) throw;
@@ -108,6 +103,9 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
 }  // namespace
 
 int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& err) {
+  // First of all and until MPI has ended: a request to stop must never find the default handler,
+  // which would end a rank without a word.
+  const StopSignals signals;
   const int announced = announced_ranks();
   if (arguments.ranks && announced > 1) {
     fail(ExitCode::kUsage,
@@ -124,8 +122,8 @@ int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& 
     if (announced_rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
     throw;
   }
-  if (arguments.ranks) return supervise(*arguments.ranks, rank_arguments(arguments), err);
-  return train_in_world(config, arguments, err);
+  if (arguments.ranks) return supervise(*arguments.ranks, rank_arguments(arguments), signals, err);
+  return train_in_world(config, arguments, signals, err);
 }
 
 }  // namespace birkhoff

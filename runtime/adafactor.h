@@ -8,6 +8,7 @@
 //   u <- u / max(1, rms(u) / clip_update)
 //   p <- p - lr max(e2, rms(p)) u                           (without scale_by_parameter: p - lr u)
 //
+// Sums have a fixed order: the same bits for every number of threads.
 // In a tensor of more than two dimensions the last two are the matrix, as in Tensor2Tensor.
 #pragma once
 
@@ -34,11 +35,12 @@ class Adafactor : public Optimizer {
     at::Tensor rows, columns;  // matrices: means over the other dimension
     at::Tensor full;           // vectors
   };
-  void update(Entry& entry, const StepScalars& scalars, double beta) const;
+  void update(Entry& entry, const StepScalars& scalars, double beta);
 
   const double decay_exponent_, clip_update_, epsilon1_, epsilon2_;
   const bool scale_by_parameter_;
   std::vector<Entry> entries_;
+  at::Tensor change_;       // u of the entry that is updated
   at::Tensor num_updates_;  // fp64 [1]: t
 };
 

@@ -16,8 +16,8 @@
 namespace birkhoff {
 
 // Everything of a checkpoint besides tensors: manifest fields program, config, run, step, consumed,
-// tokens, skipped, corpus, tokenizer, vocabulary, bytes_per_token, metrics_bytes. save() fills the
-// rest.
+// tokens, skipped, evaluation_due, corpus, tokenizer, vocabulary, bytes_per_token, metrics_bytes.
+// save() fills the rest.
 using CheckpointHeader = configs::CheckpointManifest;
 
 class CheckpointWriter {
@@ -69,10 +69,6 @@ CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 // but none is valid: Error(kCheckpoint). Local: call it on one rank.
 std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder,
                                                        bool set_aside);
-
-// For commands that take RUN|CHECKPOINT: `path` is a checkpoint folder, or a run's folder, whose
-// newest valid checkpoint is meant. Changes nothing. Error(kCheckpoint) if there is none.
-CheckpointFolder find_checkpoint(const std::filesystem::path& path);
 
 // Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
 // Local. Missing, surplus or misfit tensors: Error(kCheckpoint) with the tensor's name. A rank that

@@ -290,19 +290,6 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
   return std::nullopt;
 }
 
-CheckpointFolder find_checkpoint(const fs::path& path) {
-  if (path_exists((path / kManifestName).string())) {
-    return open_checkpoint(path);
-  }
-  if (auto newest = find_newest_checkpoint(path / "checkpoints", false)) {
-    return *std::move(newest);
-  }
-  fail(ExitCode::kCheckpoint,
-       "{}: neither a checkpoint (no {}) nor a run with checkpoints; pass a run's folder or one of "
-       "its checkpoints/step-*",
-       path.string(), kManifestName);
-}
-
 void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards) {
   load(checkpoint, shards, /*allow_surplus=*/false);
 }

@@ -1,7 +1,7 @@
 #include "runtime/metrics.h"
 
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cluster/base/log.h"
 
@@ -44,7 +44,8 @@ Metrics::Metrics(MetricsOptions options)
 }
 
 void Metrics::read_curves() {
-  std::ifstream lines(options_.lines_path);
+  constexpr std::int64_t kMost = std::int64_t{4} << 30;
+  std::istringstream lines(read_file(options_.lines_path.string(), kMost));
   std::string text;
   for (std::int64_t number = 1; std::getline(lines, text); ++number) {
     try {

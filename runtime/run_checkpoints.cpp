@@ -28,10 +28,12 @@ RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, CheckpointHeader header
       metrics_(metrics) {}
 
 void RunCheckpoints::save(const TrainState& state) {
+  finish();  // notes the commit of the save before, which the writer would only wait for
   header_.set_step(state.step);
   header_.set_consumed(state.consumed);
   header_.set_tokens(state.tokens);
   header_.set_skipped(state.skipped);
+  header_.set_evaluation_due(state.evaluation_due);
   if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
   writer_.save(header_, shards_);
 }

@@ -16,10 +16,11 @@ class RunFolder;
 
 // Where a run stands; with parameters and optimizer state all there is to resume from.
 struct TrainState {
-  std::int64_t step = 0;      // optimizer steps done, skipped ones included
-  std::int64_t consumed = 0;  // sequences, over all epochs: the position in the data
-  std::int64_t tokens = 0;    // counted targets of the steps that were applied
-  std::int32_t skipped = 0;   // skipped steps in a row
+  std::int64_t step = 0;        // optimizer steps done, skipped ones included
+  std::int64_t consumed = 0;    // sequences, over all epochs: the position in the data
+  std::int64_t tokens = 0;      // counted targets of the steps that were applied
+  std::int32_t skipped = 0;     // skipped steps in a row
+  bool evaluation_due = false;  // a signal stopped the run before the evaluation of this step
 };
 
 // All parameters (each with one owner) and the optimizer's state, as views of live memory.

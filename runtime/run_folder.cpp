@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr char kRunFormat[] = "birkhoff run";
 constexpr int kRunVersion = 1;
+constexpr char kBeforeFresh[] = "before-fresh-";
 constexpr std::int64_t kMaxIdentityBytes = 65536;
 constexpr std::int64_t kMaxMetricsBytes = std::int64_t{4} << 30;
 
@@ -31,18 +32,28 @@ std::string make_run_id(std::uint64_t seed) {
   return xxh3_hex(text.data(), text.size());
 }
 
-// A folder may become a run if it is empty, or holds what a crash at a run's very start leaves.
+// A folder may become a run if it is empty, or holds what a crash at a run's very start leaves, or
+// one between moving an earlier run aside and writing the new one's identity.
 bool can_become_run(const std::vector<std::string>& names) {
   return std::all_of(names.begin(), names.end(), [](const std::string& name) {
-    return name == "lock" || name.starts_with("run.json");
+    return name == "lock" || name.starts_with("run.json") || name.starts_with(kBeforeFresh);
   });
+}
+
+// Temporary files of write_file_durably() that killed processes left in `root`.
+void remove_temporary_files(const fs::path& root) {
+  for (const std::string& name : list_directory(root.string())) {
+    for (const char* file : {"run.json", "config.txtpb", "metrics.jsonl", "loss.svg"}) {
+      if (name.starts_with(std::string(file) + ".tmp-")) remove_file((root / name).string());
+    }
+  }
 }
 
 // Moves all but the lock into before-fresh-K, for the first free K.
 void move_aside(const fs::path& root) {
   fs::path target;
   for (int k = 1; target.empty() || path_exists(target.string()); ++k) {
-    target = root / fmt::format("before-fresh-{}", k);
+    target = root / fmt::format("{}{}", kBeforeFresh, k);
   }
   std::vector<std::string> names = list_directory(root.string());
   make_directory(target.string());
@@ -50,7 +61,7 @@ void move_aside(const fs::path& root) {
   std::stable_partition(names.begin(), names.end(),
                         [](const std::string& name) { return name != "run.json"; });
   for (const std::string& name : names) {
-    if (name != "lock" && !name.starts_with("before-fresh-")) {
+    if (name != "lock" && !name.starts_with(kBeforeFresh)) {
       rename_path((root / name).string(), (target / name).string());
     }
   }
@@ -60,19 +71,25 @@ void move_aside(const fs::path& root) {
 
 fs::path RunPaths::log(int rank) const { return log_folder() / fmt::format("rank-{}.log", rank); }
 
-RunFolder::RunFolder(const fs::path& folder, std::uint64_t seed, bool fresh) : paths_{folder} {
-  if (path_exists(folder.string()) && !is_directory(folder.string())) {
+void RunFolder::check_usable(const fs::path& folder) {
+  if (!path_exists(folder.string())) return;
+  if (!is_directory(folder.string())) {
     fail(ExitCode::kUsage, "{}: not a folder; choose another --run", folder.string());
   }
-  make_directory(folder.string());
-  const bool is_run = path_exists(paths_.identity().string());
+  const bool is_run = path_exists(RunPaths{folder}.identity().string());
   if (!is_run && !can_become_run(list_directory(folder.string()))) {
     fail(ExitCode::kUsage,
          "{}: not empty, and not the folder of a run (no run.json there); choose an empty or new "
          "folder for --run",
          folder.string());
   }
+}
+
+RunFolder::RunFolder(const fs::path& folder, std::uint64_t seed, bool fresh) : paths_{folder} {
+  check_usable(folder);
+  make_directory(folder.string());
   lock_.emplace(paths_.lock().string(), fmt::format("the run folder {}", folder.string()));
+  remove_temporary_files(folder);
   if (path_exists(paths_.identity().string())) {
     read_identity();
     if (!fresh) {
@@ -113,7 +130,7 @@ void RunFolder::write_identity() const {
   write_file_durably(paths_.identity().string(), json.dump() + "\n");
 }
 
-std::optional<CheckpointFolder> RunFolder::find_resume_point() const {
+std::optional<CheckpointFolder> RunFolder::find_resume_point() {
   auto newest = find_newest_checkpoint(paths_.checkpoints(), /*set_aside=*/true);
   if (!newest && has_checkpoint_) {
     fail(ExitCode::kCheckpoint,
@@ -129,6 +146,7 @@ std::optional<CheckpointFolder> RunFolder::find_resume_point() const {
          "--run",
          newest->path.string(), newest->manifest.run(), id_);
   }
+  if (newest) note_checkpoint();  // a kill may have come between its commit and the note
   return newest;
 }
 

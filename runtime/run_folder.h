@@ -39,6 +39,9 @@ class RunFolder {
   // Error(kStorage): cannot be created or written.
   RunFolder(const std::filesystem::path& folder, std::uint64_t seed, bool fresh);
 
+  // Error(kUsage) if `folder` exists and can neither be nor become a run's. Changes nothing.
+  static void check_usable(const std::filesystem::path& folder);
+
   const RunPaths& paths() const { return paths_; }
   // XXH3-128 (hex), made when the folder was created; CheckpointManifest.run of all its
   // checkpoints.
@@ -48,7 +51,7 @@ class RunFolder {
   // aside), or nullopt where the run starts at step 0: it never had a checkpoint.
   // Error(kCheckpoint), with the cure, if there were checkpoints and none is left that is valid, or
   // if it belongs to another run.
-  std::optional<CheckpointFolder> find_resume_point() const;
+  std::optional<CheckpointFolder> find_resume_point();
 
   // Remembers that the run has a checkpoint, so that losing it is never taken for a new run. Call
   // after each commit; only the first writes.

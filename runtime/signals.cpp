@@ -10,7 +10,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::array<int, 2> kSignals{SIGTERM, SIGUSR1};
+constexpr std::array<int, 4> kSignals{SIGTERM, SIGUSR1, SIGINT, SIGHUP};
 
 // All a signal handler may touch: a lock-free atomic.
 std::atomic<int> received_signal{0};
@@ -26,12 +26,15 @@ StopSignals::StopSignals() {
   require(!installed, "one StopSignals at a time");
   installed = true;
   received_signal = 0;
-  struct sigaction action {};
-  action.sa_handler = note_signal;
-  action.sa_flags = SA_RESTART;  // a signal must not make a read or write fail
-  sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    require(sigaction(kSignals[i], &action, &previous_actions[i]) == 0, "sigaction succeeds");
+    struct sigaction action {};
+    action.sa_handler = note_signal;
+    action.sa_flags = SA_RESTART;  // a signal must not make a read or write fail
+    if (kSignals[i] == SIGINT) action.sa_flags |= SA_RESETHAND;
+    sigemptyset(&action.sa_mask);
+    require(sigaction(kSignals[i], nullptr, &previous_actions[i]) == 0, "sigaction succeeds");
+    if (previous_actions[i].sa_handler == SIG_IGN) continue;
+    require(sigaction(kSignals[i], &action, nullptr) == 0, "sigaction succeeds");
   }
 }
 

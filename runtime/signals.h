@@ -1,11 +1,13 @@
-// Signals that ask a run to save and end: SIGTERM (Slurm, container runtimes) and SIGUSR1 (sbatch
-// --signal, and what `birkhoff train --ranks` sends to mpirun, which forwards it).
+// Signals that ask a run to save and end: SIGTERM (Slurm, container runtimes), SIGUSR1 (sbatch
+// --signal, and what `birkhoff train --ranks` sends to mpirun, which forwards it), SIGINT (Ctrl-C)
+// and SIGHUP (a terminal that is gone).
 #pragma once
 
 namespace birkhoff {
 
-// From construction to destruction SIGTERM and SIGUSR1 are only noted. At most one object at a
-// time; the handlers that were there before come back afterwards.
+// From construction to destruction these signals are only noted; a second SIGINT ends the process,
+// for a user who cannot wait. One that was ignored before (nohup, a background job) stays ignored.
+// At most one object at a time; the handlers that were there before come back afterwards.
 class StopSignals {
  public:
   StopSignals();

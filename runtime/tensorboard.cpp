@@ -117,7 +117,7 @@ EventWriter::EventWriter(const std::filesystem::path& folder, std::int64_t first
     : file_(File::create(new_event_path(folder))) {
   const double now = wall_time_now();
   file_.write_all(event_record(version_event(now)));
-  if (first_step > 1) file_.write_all(event_record(start_event(now, first_step)));
+  file_.write_all(event_record(start_event(now, first_step)));
 }
 
 void EventWriter::scalar(std::string_view tag, std::int64_t step, double value) {

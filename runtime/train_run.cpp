@@ -15,6 +15,7 @@
 #include "data/loader.h"
 #include "models/model.h"
 #include "runtime/checkpoint.h"
+#include "runtime/checkpoint_folder.h"
 #include "runtime/progress.h"
 #include "runtime/run_folder.h"
 
@@ -74,6 +75,15 @@ void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& 
          "in another run folder",
          checkpoint.path.string(), difference);
   }
+  const auto optimizer = [](const configs::Config& c) {
+    return c.train().optimizer().has_adafactor() ? "adafactor" : "adamw";
+  };
+  if (std::string_view(optimizer(manifest.config())) != optimizer(config)) {
+    fail(ExitCode::kConfig,
+         "{}: its optimizer state is that of train.optimizer.{}, the configuration asks for {}; "
+         "restore it, or train in another run folder",
+         checkpoint.path.string(), optimizer(manifest.config()), optimizer(config));
+  }
   if (manifest.corpus() != corpus.manifest().fingerprint()) {
     fail(
         ExitCode::kData,
@@ -102,6 +112,19 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
   return header;
 }
 
+LoaderOptions make_loader_options(const configs::Config& config, int rank, int size) {
+  LoaderOptions options;
+  options.stream = config.task().language_model().stream();
+  options.sequence_length = config.data().sequence_length();
+  options.restart_at_documents = config.data().restart_at_documents();
+  options.global_batch = config.train().global_batch();
+  options.seed = config.train().seed();
+  options.rank = rank;
+  options.size = size;
+  options.prefetch = config.data().prefetch();
+  return options;
+}
+
 MetricsOptions make_metrics_options(const configs::Config& config, const RunPaths& paths,
                                     const TrainState& state) {
   MetricsOptions options;
@@ -122,7 +145,9 @@ std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config, const C
                                           Group& group) {
   const std::string& split = config.evaluate().split();
   if (!corpus.has_split(split)) {
-    log_warning("{}: no split \"{}\": nothing is evaluated", corpus.folder().string(), split);
+    if (group.rank() == 0) {
+      log_warning("{}: no split \"{}\": nothing is evaluated", corpus.folder().string(), split);
+    }
     return nullptr;
   }
   LoaderOptions options = training;
@@ -135,12 +160,8 @@ std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config, const C
       [reader](std::int64_t begin, std::int64_t end) { return reader->read(begin, end); });
 }
 
-}  // namespace
-
-Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
-                     bool fresh, World& world) {
-  const StopSignals signals;
-  Log log(world.rank());
+Outcome run_logged(const configs::Config& config, const std::filesystem::path& run_folder,
+                   bool fresh, World& world, const StopSignals& signals, Log& log) {
   check_same_config(world.group(), config);
   Mesh mesh(world, config.mesh());
   Group& group = mesh.data();
@@ -173,8 +194,16 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
     check_resumable(checkpoint, config, corpus);
     load_checkpoint(checkpoint, shards);
     const configs::CheckpointManifest& manifest = checkpoint.manifest;
-    state = {manifest.step(), manifest.consumed(), manifest.tokens(), manifest.skipped()};
+    state = {manifest.step(), manifest.consumed(), manifest.tokens(), manifest.skipped(),
+             manifest.evaluation_due()};
     metrics_bytes = manifest.metrics_bytes();
+  }
+  if (state.step >= config.train().steps() && !state.evaluation_due) {
+    if (world.rank() == 0) {
+      log_info("{}: has all its steps ({} of {}); set train.steps higher to go on",
+               run_folder.string(), state.step, config.train().steps());
+    }
+    return Outcome::kDone;
   }
   if (world.rank() == 0) {
     log_info("{}: {} at step {} of {}; {} parameters, {} ranks", run_folder.string(),
@@ -185,15 +214,7 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
     folder->cut_metrics(metrics_bytes);
   }
 
-  LoaderOptions loader_options;
-  loader_options.stream = config.task().language_model().stream();
-  loader_options.sequence_length = config.data().sequence_length();
-  loader_options.restart_at_documents = config.data().restart_at_documents();
-  loader_options.global_batch = config.train().global_batch();
-  loader_options.seed = config.train().seed();
-  loader_options.rank = group.rank();
-  loader_options.size = group.size();
-  loader_options.prefetch = config.data().prefetch();
+  const LoaderOptions loader_options = make_loader_options(config, group.rank(), group.size());
   TrainLoader loader(corpus, loader_options, state.consumed);
   const std::unique_ptr<Evaluator> evaluator =
       make_evaluator(config, corpus, loader_options, *model, group);
@@ -213,6 +234,35 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
   const Outcome outcome = trainer.run(state);
   if (metrics) metrics->close();
   return outcome;
+}
+
+}  // namespace
+
+void check_run(const configs::Config& config, const Corpus& corpus,
+               const std::filesystem::path& run_folder, bool fresh) {
+  samples_per_epoch(corpus, make_loader_options(config, 0, 1));
+  RunFolder::check_usable(run_folder);
+  if (fresh) return;
+  const auto checkpoints = list_checkpoints(RunPaths{run_folder}.checkpoints());
+  if (checkpoints.empty()) return;
+  CheckpointFolder newest;
+  try {
+    newest = open_checkpoint(checkpoints.rbegin()->second);
+  } catch (const Error&) {
+    return;  // the run names it and sets it aside
+  }
+  check_resumable(newest, config, corpus);
+}
+
+Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
+                     bool fresh, World& world, const StopSignals& signals) {
+  Log log(world.rank());
+  try {
+    return run_logged(config, run_folder, fresh, world, signals, log);
+  } catch (const std::exception& error) {
+    log.write_to_file(LogLevel::kError, error.what());
+    throw;
+  }
 }
 
 }  // namespace birkhoff

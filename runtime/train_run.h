@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "cluster/world.h"
+#include "data/corpus.h"
 #include "runtime/trainer.h"
 
 namespace birkhoff::configs {
@@ -13,15 +14,23 @@ class Config;
 
 namespace birkhoff {
 
+// What can be found wrong before MPI is started: a folder that is no run's, fixed fields or a
+// corpus that changed since its newest checkpoint, a split that is too short. Errors as
+// run_training's. Changes nothing, reads manifests only (a damaged one is left to run_training).
+// Local.
+void check_run(const configs::Config& config, const Corpus& corpus,
+               const std::filesystem::path& run_folder, bool fresh);
+
 // Trains in `run_folder` from its newest valid checkpoint, or from the start where it has none.
 // With `fresh` what an earlier run left there is moved aside first. Writes RUN/config.txtpb,
-// RUN/log/rank-*.log, metrics, picture and checkpoints. Opens the process' Log: no other may be
-// open. Collective over the world.
+// RUN/log/rank-*.log, metrics, picture and checkpoints. A run that has all its steps is left as it
+// is. Opens the process' Log: no other may be open; an error is written to its file before it is
+// thrown. `signals` outlives MPI's end, so that a late one kills nobody. Collective over the world.
 //
 // Errors: Error(kConfig) if ranks have different configurations or a fixed field changed since the
 // checkpoint (with the difference); Error(kData) if ranks see different corpora or the corpus
 // changed; those of the parts. An error on one rank alone must end the others too (World::abort).
 Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
-                     bool fresh, World& world);
+                     bool fresh, World& world, const StopSignals& signals);
 
 }  // namespace birkhoff

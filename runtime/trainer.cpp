@@ -35,6 +35,7 @@ Trainer::Trainer(TrainerParts parts)
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
+  if (state.evaluation_due) evaluate(state);
   while (state.step < config.train().steps()) {
     const StepResult result = step(state);
     if (parts_.metrics != nullptr) parts_.metrics->step(result.report, result.tokens);
@@ -43,7 +44,9 @@ Outcome Trainer::run(TrainState& state) {
     const bool last = state.step == config.train().steps();
     const bool stop = result.stop_requested && !last;
     if (parts_.checkpoints != nullptr) parts_.checkpoints->poll();
-    if (!stop && (last || is_due(state.step, config.evaluate().every()))) evaluate(state);
+    // Whoever asks to stop gives little time: an evaluation is left to the resumed run.
+    state.evaluation_due = last || is_due(state.step, config.evaluate().every());
+    if (!stop && state.evaluation_due) evaluate(state);
     if (parts_.checkpoints != nullptr &&
         (last || stop || is_due(state.step, config.checkpoint().every()))) {
       parts_.checkpoints->save(state);
@@ -145,6 +148,7 @@ void Trainer::count_skipped(TrainState& state, double norm) const {
   if (where.empty()) where = fmt::format("gradient norm ({}) while all losses are finite", norm);
   const configs::Train& train = parts_.config.train();
   if (train.non_finite() == configs::Train::stop || state.skipped >= train.max_skipped()) {
+    if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // the save that still runs
     fail(
         ExitCode::kNumerical,
         "step {}: not finite: {}; {} in a row, and train.non_finite = {}, train.max_skipped = {} "
@@ -158,7 +162,8 @@ void Trainer::count_skipped(TrainState& state, double norm) const {
   }
 }
 
-void Trainer::evaluate(const TrainState& state) {
+void Trainer::evaluate(TrainState& state) {
+  state.evaluation_due = false;
   if (parts_.evaluator == nullptr) return;
   const Evaluation evaluation = parts_.evaluator->run();
   if (parts_.metrics != nullptr) {

@@ -60,7 +60,7 @@ class Trainer {
   StepResult step(TrainState& state);
   void add_to_tail(const ObjectiveSums& sums);
   void count_skipped(TrainState& state, double norm) const;
-  void evaluate(const TrainState& state);
+  void evaluate(TrainState& state);
 
   TrainerParts parts_;
   StepScalars scalars_;

@@ -90,10 +90,18 @@ const char* cure(int error) {
   }
 }
 
+// An input that is not what its reader expects, as opposed to one that the system cannot read now:
+// a network file system's hiccup must not pass for a damaged checkpoint.
+bool means_wrong_input(int error) {
+  return error == ENOENT || error == ENOTDIR || error == EISDIR || error == ELOOP ||
+         error == ENAMETOOLONG;
+}
+
 [[noreturn]] void fail_call(const char* call, const std::string& path, const std::string& detail,
                             ExitCode code = ExitCode::kStorage) {
   const int error = errno;
-  fail(code, "{} of '{}' failed: {}{}; {}", call, path, std::strerror(error), detail, cure(error));
+  fail(means_wrong_input(error) ? code : ExitCode::kStorage, "{} of '{}' failed: {}{}; {}", call,
+       path, std::strerror(error), detail, cure(error));
 }
 
 void check(std::int64_t result, const char* call, const std::string& path,

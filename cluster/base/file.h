@@ -25,7 +25,8 @@ struct FileDescriptorTraits {
 
 class File {
  public:
-  // Errors of an input (missing, truncated, unreadable) carry `code`.
+  // What is wrong with the input itself (missing, truncated, a folder) carries `code`; what the
+  // system cannot do now (permissions, limits, EIO) carries kStorage.
   static File open_for_read(const std::string& path, ExitCode code = ExitCode::kStorage);
   // A new file; an existing one is an error.
   static File create(const std::string& path);

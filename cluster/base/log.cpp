@@ -61,6 +61,15 @@ void Log::write(LogLevel level, std::string_view text) {
   const std::string line = format_line(rank_, level, text);
   const std::lock_guard lock(mutex_);
   if (level != LogLevel::kInfo || rank_ == 0) write_stderr(line);
+  append(line);
+}
+
+void Log::write_to_file(LogLevel level, std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  append(format_line(rank_, level, text));
+}
+
+void Log::append(const std::string& line) {
   if (file_ == nullptr) return;
   try {
     file_->write_all(line);

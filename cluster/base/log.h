@@ -30,8 +30,12 @@ class Log {
   // Thread-safe. A log file that cannot be written is given up with one warning: a full disk must
   // not end a run here.
   void write(LogLevel level, std::string_view text);
+  // To the file only: for an error that ends the program, which main tells on stderr.
+  void write_to_file(LogLevel level, std::string_view text);
 
  private:
+  void append(const std::string& line);
+
   const int rank_;
   std::mutex mutex_;
   std::unique_ptr<File> file_;

@@ -32,6 +32,16 @@ class AbortAfterException : public testing::EmptyTestEventListener {
   }
 };
 
+// Ranks other than 0 print nothing but what fails.
+class PrintFailures : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& part) override {
+    if (!part.failed()) return;
+    const char* file = part.file_name();
+    std::fprintf(stderr, "rank %d: %s:%d: %s\n", world->rank(), file != nullptr ? file : "?",
+                 part.line_number(), part.message());
+  }
+};
+
 }  // namespace
 
 World& test_world() { return *world; }
@@ -49,7 +59,10 @@ int main(int argc, char** argv) {
     the_world.abort(1);
   }
   testing::TestEventListeners& listeners = testing::UnitTest::GetInstance()->listeners();
-  if (the_world.rank() != 0) delete listeners.Release(listeners.default_result_printer());
+  if (the_world.rank() != 0) {
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new PrintFailures);
+  }
   listeners.Append(new AbortAfterException);
   at::Tensor failed = at::full({1}, RUN_ALL_TESTS() != 0 ? 1 : 0, at::TensorOptions(at::kLong));
   the_world.group().all_reduce(failed, ReduceOp::kMax, "test result");

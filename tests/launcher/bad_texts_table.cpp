@@ -108,8 +108,23 @@ std::vector<BadInput> folders_and_text() {
       usage("of too few files", "--out new --valid 0.3 --test 0.3 text",
             {"2 documents", "--valid 0.3", "--test 0.3"}),
       usage("into a file", "--out good.txtpb text", {"--out good.txtpb", "is a file"}),
-      usage("into a folder of other things", "--out text text",
+      usage("into a folder of other things", "--out text good.txtpb",
             {"--out text", "neither empty nor a corpus"}),
+      usage("into the folder of its text", "--out text text", {"text", "lies in --out text"}),
+      usage("into the folder of its file", "--out text text/one.txt",
+            {"text/one.txt", "lies in --out text"}),
+      usage("into a file of the user beside an unfinished corpus", "--out left text",
+            {"--out left", "'train-mytext.txt'"},
+            [] {
+              write_bytes("left/.unfinished", "process 1 on a host");
+              write_bytes("left/train-mytext.txt", "dear");
+            }),
+      usage("of a corpus", "--out new corpus", {"corpus", "is a corpus, not text"}),
+      usage("of a folder that holds a corpus", "--out new in", {"in/corpus", "is a corpus"},
+            [] {
+              write_bytes("in/one.txt", "text");
+              std::filesystem::rename("other", "in/corpus");
+            }),
       usage("into a run", "--out run text", {"--out run", "neither empty nor a corpus"}),
       usage("into a corpus with other options", "--out bytes --valid 0.3 text/one.txt",
             {"--out bytes", "other options", "valid 0.2"}),

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <sstream>
 
 #include "launcher/app.h"
@@ -30,32 +31,50 @@ constexpr int ended_by(int signal) { return signal; }
 
 TEST(MapMpirunStatus, PassesOurCodesOn) {
   for (const int code : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 75}) {
-    std::string why = "nothing";
-    EXPECT_EQ(map_mpirun_status(exited(code), why), code);
+    for (const bool stop_requested : {false, true}) {
+      std::string why;
+      EXPECT_EQ(map_mpirun_status(exited(code), stop_requested, why), code);
+    }
   }
   std::string why;
-  map_mpirun_status(exited(75), why);
+  map_mpirun_status(exited(75), false, why);
   EXPECT_EQ(why, "") << "the ranks have said why";
 }
 
 TEST(MapMpirunStatus, KilledRankIsALostPeer) {
   for (const int signal : {1, 2, 6, 9, 11, 15}) {
     std::string why;
-    EXPECT_EQ(map_mpirun_status(exited(128 + signal), why), 7);
+    EXPECT_EQ(map_mpirun_status(exited(128 + signal), false, why), 7);
     EXPECT_THAT(why, HasSubstr("signal " + std::to_string(signal) + ";"));
     EXPECT_THAT(why, HasSubstr("run the same command again"));
   }
 }
 
+TEST(MapMpirunStatus, AnEndWithoutALineOfOursSaysWhatToTry) {
+  std::string why;
+  EXPECT_EQ(map_mpirun_status(exited(1), false, why), 1);
+  EXPECT_THAT(why, HasSubstr("mpirun itself failed"));
+  EXPECT_EQ(map_mpirun_status(exited(128 + 9), false, why), 7);
+  EXPECT_THAT(why, HasSubstr("train.micro_batch"));
+}
+
+// Before its handler stands a rank dies of the signal that asks it to stop: nothing was lost.
+TEST(MapMpirunStatus, ARankStoppedWhileItLoadsIsARequeue) {
+  std::string why;
+  EXPECT_EQ(map_mpirun_status(exited(128 + SIGUSR1), true, why), 75);
+  EXPECT_THAT(why, HasSubstr("before training began"));
+  EXPECT_EQ(map_mpirun_status(exited(128 + SIGUSR1), false, why), 7);
+}
+
 TEST(MapMpirunStatus, MpirunThatCannotBeStartedIsALostPeer) {
   std::string why;
-  EXPECT_EQ(map_mpirun_status(exited(127), why), 7);
+  EXPECT_EQ(map_mpirun_status(exited(127), false, why), 7);
   EXPECT_THAT(why, HasSubstr("mpirun could not be started"));
 }
 
 TEST(MapMpirunStatus, KilledMpirunIsALostPeer) {
   std::string why;
-  EXPECT_EQ(map_mpirun_status(ended_by(9), why), 7);
+  EXPECT_EQ(map_mpirun_status(ended_by(9), false, why), 7);
   EXPECT_THAT(why, HasSubstr("mpirun was ended by signal 9"));
 }
 

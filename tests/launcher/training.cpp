@@ -116,6 +116,20 @@ bool wait_for_step(Child& child, const fs::path& run, int step) {
   return last_step(run) >= step && child.is_running();
 }
 
+bool wait_for_handler(Child& child, int signal) {
+  const auto caught = [&] {
+    std::ifstream status("/proc/" + std::to_string(child.pid()) + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.rfind("SigCgt:", 0) == 0) {
+        return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+      }
+    }
+    return false;
+  };
+  wait_until([&] { return caught() || !child.is_running(); }, std::chrono::seconds(60));
+  return caught();
+}
+
 bool wait_until_none(const fs::path& run, std::chrono::seconds limit) {
   return wait_until([&] { return processes_of(run).empty(); }, limit);
 }

@@ -27,6 +27,8 @@ void kill_all(const std::vector<pid_t>& processes);
 int last_step(const std::filesystem::path& run);
 // Waits until the step is reached. False if the child ended before, or two minutes passed.
 bool wait_for_step(Child& child, const std::filesystem::path& run, int step);
+// Waits until the process has a handler for the signal. False if it ended before, or in a minute.
+bool wait_for_handler(Child& child, int signal);
 // Waits until nothing trains in the folder. False after `limit`.
 bool wait_until_none(const std::filesystem::path& run, std::chrono::seconds limit);
 

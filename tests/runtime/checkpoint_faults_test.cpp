@@ -377,5 +377,29 @@ TEST(CheckpointFaults, KilledInTheMidstOfSaves) {
   ::unsetenv(kFolderVariable);
 }
 
+// What cannot be read now may be sound: nothing is renamed, and no older checkpoint is used.
+TEST(CheckpointFaults, AReadThatFailsIsNoDamage) {
+  const TestFolder folder;
+  for (const std::int64_t step : {1, 2}) save_step(folder, step);
+  const std::vector<std::string> names = names_in(folder);
+  for (const int error : {EACCES, EIO, EMFILE, ESTALE, ENOMEM}) {
+    for (const char* failing : {"open", "read", "pread"}) {
+      set_file_fault_hook([&](const char* call, const std::string& path, std::int64_t) {
+        return std::string(call) == failing && path.find("step-00000002") != std::string::npos
+                   ? error
+                   : 0;
+      });
+      try {
+        find_newest_checkpoint(folder, /*set_aside=*/true);
+        ADD_FAILURE() << failing << " may fail unseen";
+      } catch (const Error& seen) {
+        EXPECT_EQ(seen.code(), ExitCode::kStorage) << seen.what();
+      }
+      set_file_fault_hook({});
+      EXPECT_EQ(names_in(folder), names) << failing << " " << error;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace birkhoff

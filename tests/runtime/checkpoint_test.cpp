@@ -262,16 +262,6 @@ TEST(Checkpoint, FoldersWithTheWrongStepAreNotUsed) {
   expect_holds_step(*find_newest_checkpoint(folder, false), 1);
 }
 
-TEST(Checkpoint, FindCheckpointTakesARunOrACheckpoint) {
-  const TestFolder run;
-  expect_error(ExitCode::kCheckpoint, {run.path().string(), "neither"},
-               [&] { find_checkpoint(run); });
-  save_step(run.path() / "checkpoints", 1);
-  save_step(run.path() / "checkpoints", 2);
-  EXPECT_EQ(find_checkpoint(run).manifest.step(), 2);
-  EXPECT_EQ(find_checkpoint(run.path() / "checkpoints" / "step-00000001").manifest.step(), 1);
-}
-
 TEST(Checkpoint, MisfitsAreRefusedByName) {
   const TestFolder folder;
   save_step(folder, 1);

@@ -287,18 +287,19 @@ TEST_P(EveryOptimizer, StateCoversEveryElementOnceAndResumesExactly) {
   }
 }
 
-TEST(AdamW, BitsDoNotDependOnThreads) {
+TEST_P(EveryOptimizer, BitsDoNotDependOnThreads) {
   std::vector<at::Tensor> results;
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
     Parameters parameters(1, at::kFloat);
-    const at::Tensor weight = parameters.add("weight", {100003}, Init::normal(1), true);
+    const at::Tensor vector = parameters.add("vector", {100003}, Init::normal(1), true);
+    const at::Tensor matrix = parameters.add("matrix", {301, 517}, Init::normal(1), true);
     const auto group = make_single_group();
     GradBuckets buckets(parameters, *group, 1 << 20);
-    const auto optimizer = make_optimizer(adamw_config(), buckets);
+    const auto optimizer = make_optimizer(config(), buckets);
     buckets.buckets()[0].gradients.copy_(buckets.buckets()[0].values * 0.37);
     for (int t = 1; t <= 3; ++t) optimizer->step(scalars_of(0.1, 1));
-    results.push_back(weight.detach().clone());
+    results.push_back(at::cat({vector.detach().flatten(), matrix.detach().flatten()}));
   }
   at::set_num_threads(1);
   EXPECT_TRUE(at::equal(results[0], results[1]));

@@ -7,9 +7,11 @@
 
 #include <csignal>
 #include <functional>
+#include <regex>
 
 #include "cluster/base/error.h"
 #include "cluster/base/thread_group.h"
+#include "runtime/run_checkpoints.h"
 #include "tests/runtime/checkpoint_fixture.h"
 
 namespace birkhoff {
@@ -75,6 +77,52 @@ TEST(RunFolder, ACrashAtTheVeryStartIsNoForeignFolder) {
   const TestFolder folder;
   write_bytes(folder.path() / "lock", "process 1 on nowhere");
   EXPECT_NO_THROW(RunFolder(folder, 1, false));
+}
+
+TEST(RunFolder, ACrashWhileAnEarlierRunIsSetAsideIsNoForeignFolder) {
+  const TestFolder folder;
+  { const RunFolder run(folder, 1, false); }
+  fs::create_directory(folder.path() / "before-fresh-1");
+  fs::rename(folder.path() / "run.json", folder.path() / "before-fresh-1" / "run.json");
+  EXPECT_NO_THROW(RunFolder(folder, 1, true));
+  EXPECT_TRUE(fs::exists(folder.path() / "before-fresh-1" / "run.json"));
+}
+
+TEST(RunFolder, RemovesWhatKilledWritersLeft) {
+  const TestFolder folder;
+  { const RunFolder run(folder, 1, false); }
+  for (const char* name : {"run.json.tmp-1", "loss.svg.tmp-22", "metrics.jsonl.tmp-333"}) {
+    write_bytes(folder.path() / name, "half");
+  }
+  write_bytes(folder.path() / "notes.tmp-1", "the user's");
+  const RunFolder run(folder, 1, false);
+  EXPECT_THAT(names_in(folder), ElementsAre("lock", "notes.tmp-1", "run.json"));
+}
+
+// A save that begins before the trainer has polled the one before commits that one.
+TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
+  const TestFolder folder;
+  {
+    RunFolder run(folder, 1, false);
+    run_ranks(1, [&](Group& world) {
+      CheckpointWriter writer(run.paths().checkpoints(), 2, {}, world);
+      CheckpointHeader header = make_header(0);
+      header.set_run(run.id());
+      RunCheckpoints checkpoints(writer, header, make_shards(0, 1, Layout::kReplicated), &run,
+                                 nullptr);
+      TrainState state;
+      for (state.step = 1; state.step <= 2; ++state.step) checkpoints.save(state);
+    });
+  }
+  EXPECT_THAT(read_bytes(folder.path() / "run.json"), HasSubstr("\"has_checkpoint\":true"));
+  // And one whose note was lost in a crash is noted when it is found.
+  write_bytes(folder.path() / "run.json", std::regex_replace(read_bytes(folder.path() / "run.json"),
+                                                             std::regex("true"), "false"));
+  ASSERT_TRUE(RunFolder(folder, 1, false).find_resume_point());
+  fs::remove_all(folder.path() / "checkpoints");
+  EXPECT_THAT(
+      error_of(ExitCode::kCheckpoint, [&] { RunFolder(folder, 1, false).find_resume_point(); }),
+      HasSubstr("none is left"));
 }
 
 TEST(RunFolder, IsLockedAgainstOtherProcesses) {
@@ -159,14 +207,14 @@ TEST(RunFolder, NeverStartsAfreshByItself) {
     run.note_checkpoint();
     fs::remove_all(run.paths().checkpoints());
   }
-  const RunFolder run(folder, 1, false);
+  RunFolder run(folder, 1, false);
   EXPECT_THAT(error_of(ExitCode::kCheckpoint, [&] { run.find_resume_point(); }),
               AllOf(HasSubstr("had checkpoints and none is left"), HasSubstr("--fresh")));
 }
 
 TEST(RunFolder, RefusesAnotherRunsCheckpoint) {
   const TestFolder folder;
-  const RunFolder run(folder, 1, false);
+  RunFolder run(folder, 1, false);
   save_for(run, "another", 3);
   EXPECT_THAT(error_of(ExitCode::kCheckpoint, [&] { run.find_resume_point(); }),
               AllOf(HasSubstr("step-00000003"), HasSubstr("another"), HasSubstr(run.id())));

@@ -44,8 +44,8 @@ class ToyTraining {
 
   Outcome run(const StopSignals& signals) {
     consumed_ = state.consumed;
-    Trainer trainer(
-        {config_, model, [this] { return next_batch(); }, group_, buckets, *optimizer, signals});
+    Trainer trainer({config_, model, [this] { return next_batch(); }, group_, buckets, *optimizer,
+                     signals, evaluator});
     return trainer.run(state);
   }
 
@@ -77,6 +77,7 @@ class ToyTraining {
  public:
   GradBuckets buckets;
   std::unique_ptr<Optimizer> optimizer;
+  Evaluator* evaluator = nullptr;
   TrainState state;
 };
 

@@ -67,7 +67,8 @@ class TrainRunMpi : public testing::Test {
   }
 
   Outcome train(const configs::Config& config, const std::string& run) const {
-    const Outcome outcome = run_training(config, folder_ / run, false, test_world());
+    const StopSignals signals;
+    const Outcome outcome = run_training(config, folder_ / run, false, test_world(), signals);
     test_world().group().barrier("end of a run");
     return outcome;
   }

@@ -221,19 +221,68 @@ TEST(Trainer, SkippedStepsInARowAreCountedAnewAfterAGoodOne) {
   EXPECT_EQ(training.state.skipped, 0);
 }
 
-TEST(StopSignals, NotesBothSignalsAndPutsTheOldHandlersBack) {
-  struct sigaction before {
-  }, after{};
-  sigaction(SIGTERM, nullptr, &before);
-  for (const int signal : {SIGTERM, SIGUSR1}) {
-    const StopSignals signals;
-    EXPECT_EQ(signals.received(), 0);
-    raise(signal);
-    EXPECT_EQ(signals.received(), signal);
-    EXPECT_THROW(StopSignals(), Error);  // one at a time
+TEST(StopSignals, AreNotedAndTheOldHandlersComeBack) {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) {
+    struct sigaction before {
+    }, after{};
+    sigaction(signal, nullptr, &before);
+    {
+      const StopSignals signals;
+      EXPECT_EQ(signals.received(), 0);
+      raise(signal);
+      EXPECT_EQ(signals.received(), signal);
+      EXPECT_THROW(StopSignals(), Error);  // one at a time
+    }
+    sigaction(signal, nullptr, &after);
+    EXPECT_EQ(before.sa_handler, after.sa_handler);
   }
-  sigaction(SIGTERM, nullptr, &after);
-  EXPECT_EQ(before.sa_handler, after.sa_handler);
+}
+
+TEST(StopSignals, ASecondInterruptEndsTheProcess) {
+  EXPECT_EXIT(
+      {
+        const StopSignals signals;
+        raise(SIGINT);
+        raise(SIGINT);
+      },
+      testing::KilledBySignal(SIGINT), "");
+}
+
+TEST(StopSignals, WhatWasIgnoredStaysIgnored) {
+  ::signal(SIGHUP, SIG_IGN);
+  {
+    const StopSignals signals;
+    raise(SIGHUP);
+    EXPECT_EQ(signals.received(), 0);
+  }
+  ::signal(SIGHUP, SIG_DFL);
+}
+
+// A run that is stopped where an evaluation is due leaves it to the one that goes on.
+TEST(Trainer, AnEvaluationThatAStopSkipsIsMadeUpFor) {
+  const auto group = make_single_group();
+  configs::Config config = toy_config(6);
+  config.mutable_evaluate()->set_every(2);
+  ToyTraining training(config, *group, at::kFloat);
+  int num_evaluations = 0;
+  Evaluator evaluator(training.model, *group, {"valid", 4, 4, 100.0},
+                      [&](std::int64_t begin, std::int64_t end) {
+                        ++num_evaluations;
+                        return toy_batch(begin, end);
+                      });
+  training.evaluator = &evaluator;
+  {
+    const StopSignals signals;
+    raise(SIGTERM);
+    EXPECT_EQ(training.run(signals), Outcome::kRequeue);  // after step 1: nothing was due
+    EXPECT_EQ(training.run(signals), Outcome::kRequeue);  // after step 2
+  }
+  EXPECT_EQ(training.state.step, 2);
+  EXPECT_TRUE(training.state.evaluation_due);
+  EXPECT_EQ(num_evaluations, 0);
+  const StopSignals signals;
+  EXPECT_EQ(training.run(signals), Outcome::kDone);
+  EXPECT_EQ(num_evaluations, 3);  // of steps 2, 4 and 6
 }
 
 TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
