@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <limits>
+#include <utility>
+#include <vector>
 
 #include "attention/balance_kernel.h"
 #include "cluster/base/error.h"
@@ -25,42 +27,68 @@ at::Tensor potential(const at::Tensor& x, std::int64_t dim) {
   return log_sum.neg_().masked_fill_(max == kBarred, 0);
 }
 
-// The operator in the log domain. Saves S and the potentials of each step, no matrix per iteration.
+// P and the potentials that made it: of each iteration its column step's g, then its row step's f.
+// They are all that the gradient needs, no matrix per iteration.
+struct Solution {
+  at::Tensor p;
+  variable_list potentials;
+};
+
+// The operator in the log domain, whatever the range of scores [.., R, C].
+Solution solve(const at::Tensor& scores, std::int64_t iterations) {
+  Solution solution;
+  at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g;
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    g = potential(scores + f, -2);
+    f = potential(scores + g, -1);
+    solution.potentials.push_back(g);
+    solution.potentials.push_back(f);
+  }
+  solution.p = (scores + f).add_(g).exp_();
+  return solution;
+}
+
+// dLoss/dS given d_p = dLoss/dP. Reverse of the steps: each flow below is d times the matrix that a
+// step left normalised.
+at::Tensor solution_gradient(const at::Tensor& scores, const Solution& solution,
+                             const at::Tensor& d_p) {
+  const variable_list& potentials = solution.potentials;
+  at::Tensor d_scores = d_p * solution.p;
+  at::Tensor d_f = d_scores.sum(-1, /*keepdim=*/true);
+  at::Tensor d_g = d_scores.sum(-2, /*keepdim=*/true);
+  for (std::size_t i = potentials.size(); i >= 2; i -= 2) {
+    const at::Tensor &g = potentials[i - 2], &f = potentials[i - 1];
+    const at::Tensor row_flow = (scores + f + g).exp_().mul_(d_f);
+    d_scores.sub_(row_flow);
+    d_g.sub_(row_flow.sum(-2, /*keepdim=*/true));
+    const at::Tensor f_before = i > 2 ? potentials[i - 3] : at::zeros_like(f);
+    const at::Tensor column_flow = (scores + f_before + g).exp_().mul_(d_g);
+    d_scores.sub_(column_flow);
+    d_f = column_flow.sum(-1, /*keepdim=*/true).neg_();
+    d_g = at::zeros_like(d_g);
+  }
+  return d_scores;
+}
+
 struct Balance : torch::autograd::Function<Balance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
-    variable_list saved{scores};
-    at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g;
-    for (std::int64_t i = 0; i < iterations; ++i) {
-      g = potential(scores + f, -2);
-      f = potential(scores + g, -1);
-      saved.push_back(g);
-      saved.push_back(f);
-    }
-    at::Tensor p = (scores + f).add_(g).exp_();
-    saved.push_back(p);
+    const Solution solution = solve(scores, iterations);
+    variable_list saved = solution.potentials;
+    saved.push_back(scores);
+    saved.push_back(solution.p);
     context->save_for_backward(saved);
-    return p;
+    return solution.p;
   }
 
-  // Reverse of the steps: W below are the matrices that a step left normalised.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const at::Tensor& scores = saved.front();
-    at::Tensor d_scores = gradients[0] * saved.back();
-    at::Tensor d_f = d_scores.sum(-1, /*keepdim=*/true);
-    at::Tensor d_g = d_scores.sum(-2, /*keepdim=*/true);
-    for (std::size_t i = saved.size() - 2; i >= 2; i -= 2) {  // saved[i - 1], saved[i]: g, f
-      const at::Tensor row_flow = (scores + saved[i] + saved[i - 1]).exp_().mul_(d_f);
-      d_scores.sub_(row_flow);
-      d_g.sub_(row_flow.sum(-2, /*keepdim=*/true));
-      const at::Tensor f_before = i > 2 ? saved[i - 2] : at::zeros_like(saved[i]);
-      const at::Tensor column_flow = (scores + f_before + saved[i - 1]).exp_().mul_(d_g);
-      d_scores.sub_(column_flow);
-      d_f = column_flow.sum(-1, /*keepdim=*/true).neg_();
-      d_g = at::zeros_like(d_g);
-    }
-    return {d_scores, at::Tensor()};
+    variable_list saved = context->get_saved_variables();
+    Solution solution{.p = saved.back(), .potentials = {}};
+    saved.pop_back();
+    const at::Tensor scores = saved.back();
+    saved.pop_back();
+    solution.potentials = std::move(saved);
+    return {solution_gradient(scores, solution, gradients[0]), at::Tensor()};
   }
 };
 
@@ -88,7 +116,6 @@ struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
     const variable_list saved = context->get_saved_variables();
     const at::Tensor& scores = saved.front();
     const std::int64_t N = scores.size(-1);
-    const at::Tensor not_yet_NN1 = at::ones({N, N}, at::kBool).triu(1).unsqueeze(-1);  // u' > u
     at::Tensor d_scores = gradients[0] * saved.back();
     at::Tensor d_f = d_scores.sum(-1, /*keepdim=*/true);
     at::Tensor d_g = d_scores.clone();
@@ -97,13 +124,19 @@ struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
       d_scores.sub_(row_flow);
       d_g.sub_(row_flow);
       const at::Tensor f_before = i > 2 ? saved[i - 2] : at::zeros_like(saved[i]);
-      // [.., u, u', v]: the share of destination u' in the sum that made g_uv.
-      const at::Tensor column_flow =
-          ((scores + f_before).unsqueeze(-3) + saved[i - 1].unsqueeze(-2))
-              .masked_fill_(not_yet_NN1, kBarred)
-              .exp_()
-              .mul_(d_g.unsqueeze(-2))
-              .sum(-3);
+      // Destination u' has a share of exp(S_u'v + f_u' + g_uv) in g_uv for each u >= u', so its
+      // flow is exp(S_u'v + f_u' + g_u'v) r_u'v with r_u'v = sum over u >= u' of exp(g_uv - g_u'v)
+      // d_g_uv. g falls with u: from the last row up, r_u' = d_g_u' + exp(g_u'+1 - g_u') r_u'+1
+      // never overflows. Rows above a column's first source have g = 0 by convention, maybe below
+      // the next; the clamp keeps their r finite, and their flow is 0.
+      const at::Tensor& g = saved[i - 1];
+      const at::Tensor decay =
+          (g.narrow(-2, 1, N - 1) - g.narrow(-2, 0, N - 1)).clamp_max_(0).exp_();
+      at::Tensor r = d_g;
+      for (std::int64_t u = N - 2; u >= 0; --u) {
+        r.select(-2, u).addcmul_(decay.select(-2, u), r.select(-2, u + 1));
+      }
+      const at::Tensor column_flow = (scores + f_before + g).exp_().mul_(r);
       d_scores.sub_(column_flow);
       d_f = column_flow.sum(-1, /*keepdim=*/true).neg_();
       d_g = at::zeros_like(d_g);
@@ -112,30 +145,82 @@ struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
   }
 };
 
-// The fused kernel; its second output says which problems it could not solve in its number range.
+// One matrix that a call of the kernel balances, and the rows of it that the call returns.
+// Tensors of a call: S [problems, R, C], P [problems, rows a problem returns, C].
+struct Matrix {
+  std::int64_t problem, rows, columns;  // the leading part of S that is balanced
+  std::int64_t first_result, first_row, num_rows;
+
+  at::Tensor part(const at::Tensor& s) const {
+    return s.select(0, problem).narrow(0, 0, rows).narrow(1, 0, columns);
+  }
+  at::Tensor result_rows(const at::Tensor& part) const {
+    return part.narrow(0, first_row, num_rows);
+  }
+  at::Tensor result(const at::Tensor& p) const {
+    return p.select(0, problem).narrow(0, first_result, num_rows).narrow(1, 0, columns);
+  }
+};
+
+// The matrices that the kernel left unsolved.
+std::vector<Matrix> unsolved(const at::Tensor& solved, const at::Tensor& scores, bool prefix,
+                             std::int64_t first_row) {
+  std::vector<Matrix> matrices;
+  if (solved.all().item<bool>()) return matrices;
+  const std::int64_t R = scores.size(-2), C = scores.size(-1);
+  const at::Tensor index_K = solved.flatten().logical_not().nonzero().squeeze(1);
+  const std::int64_t* index = index_K.const_data_ptr<std::int64_t>();
+  for (std::int64_t k = 0; k < index_K.size(0); ++k) {
+    if (prefix) {
+      const std::int64_t result = index[k] % (R - first_row), u = first_row + result;
+      matrices.push_back({index[k] / (R - first_row), u + 1, u, result, u, 1});
+    } else {
+      matrices.push_back({index[k], R, C, 0, 0, R});
+    }
+  }
+  return matrices;
+}
+
+// x [.., R, C] with one leading dimension, as a view.
+at::Tensor one_batch(const at::Tensor& x) { return x.view({-1, x.size(-2), x.size(-1)}); }
+
+// The fused kernel, and the log domain for each matrix outside its number range. Those are solved
+// one after another, and again in the backward pass: what they need besides inputs and outputs is a
+// few matrices, however many they are.
 struct FusedBalance : torch::autograd::Function<FusedBalance> {
-  static variable_list forward(AutogradContext* context, const at::Tensor& scores,
-                               std::int64_t iterations, bool prefix, std::int64_t first_row) {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            std::int64_t iterations, bool prefix, std::int64_t first_row) {
     context->saved_data["iterations"] = iterations;
     context->saved_data["prefix"] = prefix;
     context->saved_data["first_row"] = first_row;
     const at::Tensor dense = scores.contiguous();
-    context->save_for_backward({dense});
-    auto [p, solved] = prefix ? prefix_balance_kernel(dense, iterations, first_row)
-                              : balance_kernel(dense, iterations);
-    context->mark_non_differentiable({solved});
-    return {p, solved};
+    const auto [p, solved] = prefix ? prefix_balance_kernel(dense, iterations, first_row)
+                                    : balance_kernel(dense, iterations);
+    for (const Matrix& matrix : unsolved(solved, dense, prefix, first_row)) {
+      const Solution solution = solve(matrix.part(one_batch(dense)), iterations);
+      matrix.result(one_batch(p)).copy_(matrix.result_rows(solution.p));
+    }
+    context->save_for_backward({dense, solved});
+    return p;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const at::Tensor scores = context->get_saved_variables()[0];
+    const variable_list saved = context->get_saved_variables();
+    const at::Tensor &scores = saved[0], &solved = saved[1];
     const std::int64_t iterations = context->saved_data["iterations"].toInt();
+    const std::int64_t first_row = context->saved_data["first_row"].toInt();
+    const bool prefix = context->saved_data["prefix"].toBool();
     const at::Tensor d_p = gradients[0].contiguous();
     const at::Tensor d_scores =
-        context->saved_data["prefix"].toBool()
-            ? prefix_balance_kernel_backward(scores, d_p, iterations,
-                                             context->saved_data["first_row"].toInt())
-            : balance_kernel_backward(scores, d_p, iterations);
+        prefix ? prefix_balance_kernel_backward(scores, d_p, iterations, first_row)
+               : balance_kernel_backward(scores, d_p, iterations);
+    for (const Matrix& matrix : unsolved(solved, scores, prefix, first_row)) {
+      const at::Tensor part = matrix.part(one_batch(scores));
+      const at::Tensor d_part_p = at::zeros_like(part);
+      matrix.result_rows(d_part_p).copy_(matrix.result(one_batch(d_p)));
+      matrix.part(one_batch(d_scores))
+          .add_(solution_gradient(part, solve(part, iterations), d_part_p));
+    }
     return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
@@ -159,9 +244,7 @@ at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, BalancePat
   if (path == BalancePath::kReference || !scores.device().is_cpu()) {
     return Balance::apply(scores, iterations);
   }
-  const variable_list fused = FusedBalance::apply(scores, iterations, false, 0);
-  if (fused[1].all().item<bool>()) return fused[0];
-  return at::where(fused[1], fused[0], Balance::apply(scores, iterations));
+  return FusedBalance::apply(scores, iterations, /*prefix=*/false, /*first_row=*/0);
 }
 
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
@@ -170,9 +253,7 @@ at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std
   if (path == BalancePath::kReference || !scores.device().is_cpu()) {
     return prefix_balance_reference(scores, iterations, first_row);
   }
-  const variable_list fused = FusedBalance::apply(scores, iterations, true, first_row);
-  if (fused[1].all().item<bool>()) return fused[0];
-  return at::where(fused[1], fused[0], prefix_balance_reference(scores, iterations, first_row));
+  return FusedBalance::apply(scores, iterations, /*prefix=*/true, first_row);
 }
 
 at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations) {

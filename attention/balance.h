@@ -14,7 +14,8 @@
 namespace birkhoff {
 
 // Where a balance runs: the specification in LibTorch operations, or a fused CPU kernel (the
-// specification where the kernel cannot run).
+// specification on other devices; matrices outside the kernel's number range go through the log
+// domain one by one, so that they cost time but no memory).
 enum class BalancePath { kReference, kFused };
 
 // The ordinary operator on [.., R, C]: P = exp(S + f + g) with potentials f (rows) and g (columns).

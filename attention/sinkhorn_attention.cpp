@@ -66,8 +66,10 @@ SortedKeys sort_keys(const Blocks& blocks, const at::Tensor& weights_BHNN,
 
 SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const MechanismShape& shape,
                                      const std::string& prefix, Parameters& parameters)
-    : config_(config), shape_(shape), sort_net_(config, shape, prefix + ".sort_net", parameters) {
-  if (leaky() && sort_net_.reads_sources()) {
+    : config_(config), shape_(shape) {
+  const bool uniform = shape.causal && config.causal_balance() == SinkhornAttention::uniform;
+  if (!uniform) sort_net_.emplace(config, shape, prefix + ".sort_net", parameters);
+  if (leaky() && sort_net_->reads_sources()) {
     fail(ExitCode::kConfig,
          "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): blocks would "
          "be scored by their own later tokens; use another sort_net",
@@ -77,6 +79,11 @@ SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const Mech
 
 bool SinkhornMechanism::leaky() const {
   return shape_.causal && config_.causal_balance() == SinkhornAttention::paper_masked;
+}
+
+bool SinkhornMechanism::balances() const {
+  return !shape_.causal || (config_.causal_balance() != SinkhornAttention::none &&
+                            config_.causal_balance() != SinkhornAttention::uniform);
 }
 
 at::Tensor SinkhornMechanism::open_pairs(const Blocks& blocks) const {
@@ -115,14 +122,9 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
   const auto last_rows = [&](const at::Tensor& x) { return x.narrow(2, first_row, num_rows); };
   const at::Tensor visible_BNN = visible_pairs(open_BNN);
   const std::int64_t iterations = config_.iterations();
-  const auto balance_mode = config_.causal_balance();
-  const bool fixed_cost =
-      balance_mode == SinkhornAttention::none || balance_mode == SinkhornAttention::uniform;
-  if (iterations == 0 && !(shape_.causal && fixed_cost)) {
-    return last_rows(barred(visible_BNN).exp());
-  }
+  if (balances() && iterations == 0) return last_rows(barred(visible_BNN).exp());
   if (!shape_.causal) return last_rows(balance(barred(visible_BNN), iterations, path));
-  switch (balance_mode) {
+  switch (config_.causal_balance()) {
     case SinkhornAttention::prefix: {
       // A destination without a source of its own takes no part in others' balance either.
       const at::Tensor taking_part = visible_BNN.any(2, /*keepdim=*/true);
@@ -137,7 +139,7 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
     case SinkhornAttention::uniform: {
       const at::Tensor equal_BNN = visible_BNN.to(scores_BHNN.scalar_type());
       const at::Tensor mean_BNN = equal_BNN / equal_BNN.sum(2, /*keepdim=*/true).clamp_min(1);
-      return last_rows(mean_BNN.unsqueeze(1).expand_as(scores_BHNN));
+      return last_rows(mean_BNN.unsqueeze(1));
     }
     case SinkhornAttention::paper_masked:
       return last_rows(balance(barred(visible_BNN), iterations, path));
@@ -157,12 +159,16 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath pat
     v_BHNbD = config_.tie_key_value() ? k_BHNbD : v_BHNbD.masked_fill(padding, 0);
   }
 
-  const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC);
-  const at::Tensor source_BNC =
-      sort_net_.reads_sources() ? pool_sources(blocks, in.x_kv_BSC) : at::Tensor();
+  const std::int64_t N = blocks.num_blocks();
+  at::Tensor scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
+  if (sort_net_) {
+    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC);
+    const at::Tensor source_BNC =
+        sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC) : at::Tensor();
+    scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
+  }
   const at::Tensor open_BNN = open_pairs(blocks);
-  const at::Tensor weights_BHNN =
-      weights(sort_net_.scores(psi_BNC, source_BNC, in.noise), open_BNN, 0, path);
+  const at::Tensor weights_BHNN = weights(scores_BHNN, open_BNN, 0, path);
 
   const SortedKeys sorted =
       sort_keys(blocks, weights_BHNN, visible_pairs(open_BNN).any(2), leaky(), k_BHNbD, v_BHNbD);
@@ -241,14 +247,16 @@ double SinkhornMechanism::forward_flops(std::int64_t num_tokens) const {
       config_.combine() == SinkhornAttention::add_logits ? 0 : (causal ? L - b : L) * b;
   const double mixed_pairs = causal ? N * (N - 1) / 2 : N * N;
   const double mixes = config_.tie_key_value() ? 1 : 2;
-  // A step of the balance touches each pair about five times.
-  const double steps = 2 * static_cast<double>(config_.iterations());
-  double balance_pairs = mixed_pairs;
-  if (causal && config_.causal_balance() == SinkhornAttention::prefix)
-    balance_pairs = N * N * N / 3;
+  double balance_pairs = 0;
+  if (balances()) {
+    const bool prefix = causal && config_.causal_balance() == SinkhornAttention::prefix;
+    balance_pairs = prefix ? N * N * N / 3 : mixed_pairs;
+  }
+  // A step of the balance touches each pair about five times; an iteration is two steps.
+  const double balance = 10 * static_cast<double>(config_.iterations()) * balance_pairs;
   return 4 * (own_pairs + sorted_pairs) * width + 2 * mixes * mixed_pairs * b * width +
-         sort_net_.flops(static_cast<std::int64_t>(N)) +
-         5 * steps * balance_pairs * static_cast<double>(shape_.heads);
+         (sort_net_ ? sort_net_->flops(static_cast<std::int64_t>(N)) : 0) +
+         balance * static_cast<double>(shape_.heads);
 }
 
 }  // namespace birkhoff

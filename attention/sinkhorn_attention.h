@@ -5,22 +5,21 @@
 // Where the paper is silent or leaks the future this code does the following.
 // - Row = destination, column = source, in encoders and decoders.
 // - Causal use: sources are complete earlier blocks, a block's weights depend on tokens up to its
-// first
-//   one, and its own tokens reach it by the local part alone. Block 0, and every query whose block
-//   has nothing to sort, sees its own block only (add_logits: plain local attention).
+//   first one, and its own tokens reach it by the local part alone. Block 0, and every query whose
+//   block has nothing to sort, sees its own block only (add_logits: plain local attention).
 // - `none` and `cumulative` let a row give mass to a null source of score 0 and value 0, so that a
-// block
-//   may decline: its sorted keys and values are then scaled down, not renormalised.
+//   block may decline: its sorted keys and values are then scaled down, not renormalised.
 // - `paper_masked` balances the lower triangle with its diagonal, as published: column sums run
-// over
-//   later destinations and leak. Its sorted block, which contains the own block, is masked token by
-//   token.
+//   over later destinations and leak. Its sorted block, which contains the own block, is masked
+//   token by token.
 // - Padding: keys, values and features of padding are 0. Where a share w < 1 of a sorted key's
-// weight
-//   lies on tokens that exist, key and value are divided by w and log w is added to the logit.
+//   weight lies on tokens that exist, key and value are divided by w and log w is added to the
+//   logit.
 // - Documents: a source is visible only if it lies wholly in one document, and to queries of that
 //   document whose block's first token belongs to it as well.
 #pragma once
+
+#include <optional>
 
 #include "attention/attention.h"
 #include "attention/balance.h"
@@ -32,7 +31,7 @@ namespace birkhoff {
 
 class SinkhornMechanism : public Mechanism {
  public:
-  // The SortNet's parameters are added under prefix + ".sort_net".
+  // The SortNet's parameters are added under prefix + ".sort_net"; causal `uniform` has none.
   SinkhornMechanism(const configs::SinkhornAttention& config, const MechanismShape& shape,
                     const std::string& prefix, Parameters& parameters);
 
@@ -46,18 +45,21 @@ class SinkhornMechanism : public Mechanism {
 
  private:
   bool leaky() const;
+  // Weights come from Sinkhorn iterations: neither of the causal modes `none` and `uniform`.
+  bool balances() const;
   AttentionOutput run(const AttentionInput& in, BalancePath path) const;
   // bool [B, N, N]: pairs (destination, source) that padding and documents allow, causality apart.
   at::Tensor open_pairs(const Blocks& blocks) const;
   // bool [B, N, N]: open pairs whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
-  // Rows first_row.. of the weights [B, H, N, N], from the scores of all rows.
+  // Rows first_row.. of the weights [B, H, N, N], from the scores of all rows. Dims B and H of the
+  // scores may be 1.
   at::Tensor weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                      std::int64_t first_row, BalancePath path) const;
 
   configs::SinkhornAttention config_;
   MechanismShape shape_;
-  SortNet sort_net_;
+  std::optional<SortNet> sort_net_;  // none: all scores are 0
 };
 
 }  // namespace birkhoff

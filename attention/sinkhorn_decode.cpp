@@ -52,11 +52,13 @@ at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
         break;
     }
     if (u > 0 || leaky()) {
-      // Block u itself is no source yet: its feature is never read.
-      std::vector<at::Tensor> sources = state.source_BC;
-      sources.push_back(state.block_sum_BC);
-      const at::Tensor scores_BHNN =
-          sort_net_.scores(at::stack(state.psi_BC, 1), at::stack(sources, 1), {});
+      at::Tensor scores_BHNN = at::zeros({1, 1, u + 1, u + 1}, x_BC.options());
+      if (sort_net_) {
+        // Block u itself is no source yet: its feature is never read.
+        std::vector<at::Tensor> sources = state.source_BC;
+        sources.push_back(state.block_sum_BC);
+        scores_BHNN = sort_net_->scores(at::stack(state.psi_BC, 1), at::stack(sources, 1), {});
+      }
       const at::Tensor open_BNN = at::ones({1, u + 1, u + 1}, at::kBool);
       const at::Tensor weights_BH1N = weights(scores_BHNN, open_BNN, u, BalancePath::kFused);
       state.weights_BHN = weights_BH1N.select(2, 0);

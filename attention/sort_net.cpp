@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cluster/base/error.h"
@@ -115,14 +116,14 @@ SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,
       temperature_(config.temperature()),
       gumbel_noise_(config.gumbel_noise()) {
   const std::int64_t H = shape.heads, C = shape.channels, b = config.block();
+  const std::int64_t needed = (shape.sequence_length + b - 1) / b;
+  if (max_blocks_ == 0) max_blocks_ = needed;
   const Init fan_in = Init::normal(1 / std::sqrt(static_cast<double>(C)));
   if (config.sort_net() == SinkhornAttention::attention) {
     query_HCD_ = parameters.add(prefix + ".query.weight", {H, C, shape.head_dim}, fan_in, true);
     key_HCD_ = parameters.add(prefix + ".key.weight", {H, C, shape.head_dim}, fan_in, true);
     return;
   }
-  const std::int64_t needed = (shape.sequence_length + b - 1) / b;
-  if (max_blocks_ == 0) max_blocks_ = needed;
   if (max_blocks_ < needed) {
     fail(ExitCode::kConfig,
          "sinkhorn.max_blocks is {}, but {} tokens in blocks of {} are {} blocks (in {}); raise it "
@@ -146,12 +147,11 @@ SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,
 at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_BNC,
                            const std::optional<NoiseKey>& noise) const {
   const std::int64_t N = psi_BNC.size(1);
-  const std::int64_t width = reads_sources() ? N : max_blocks_;
-  if (N > width) {
+  if (!reads_sources() && N > max_blocks_) {
     fail(ExitCode::kConfig,
          "a sequence of {} blocks is longer than the {} that this model's SortNet scores; shorten "
          "it, or train with a larger sinkhorn.max_blocks or with sort_net: attention",
-         N, width);
+         N, max_blocks_);
   }
   at::Tensor scores_BHNN;
   if (reads_sources()) {
@@ -172,10 +172,11 @@ at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_B
     if (final_relu_) scores_BHNN = at::relu(scores_BHNN);
   }
   if (gumbel_noise_ && noise) {
-    // Drawn at full width: an entry's noise does not depend on how many blocks there are to its
-    // right.
-    scores_BHNN = scores_BHNN +
-                  philox_gumbel(*noise, NoisePurpose::kGumbel, {heads_, N, width}).narrow(3, 0, N);
+    // Drawn for all blocks that a sequence may have, and cut: an entry's noise does not depend on
+    // how many there are.
+    const std::int64_t M = std::max(N, max_blocks_);
+    const at::Tensor noise_BHMM = philox_gumbel(*noise, NoisePurpose::kGumbel, {heads_, M, M});
+    scores_BHNN = scores_BHNN + noise_BHMM.narrow(2, 0, N).narrow(3, 0, N);
   }
   return scores_BHNN / temperature_;
 }

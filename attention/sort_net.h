@@ -21,8 +21,7 @@ namespace birkhoff {
 
 // Destination features psi [B, N, C] in fp32 or wider, from x [B, L, C]. Each reads tokens of its
 // block's first token's document only; causal use reads positions up to that first token, inclusive
-// (the paper's
-// eq. 5, with its limit i b + 1 corrected to i b).
+// (the paper's eq. 5, with its limit i b + 1 corrected to i b).
 at::Tensor pool_destinations(const configs::SinkhornAttention& config, bool causal,
                              const Blocks& blocks, const at::Tensor& x_BLC);
 
@@ -40,7 +39,8 @@ class SortNet {
   bool reads_sources() const { return key_HCD_.defined(); }
 
   // (R + noise) / temperature [B, H, N, N], row = destination, column = source. source_BNC may be
-  // undefined unless reads_sources(). Error(kConfig) for more blocks than M.
+  // undefined unless reads_sources(). Error(kConfig) for more blocks than M, unless
+  // reads_sources(). For up to M blocks the noise of an entry does not depend on N.
   at::Tensor scores(const at::Tensor& psi_BNC, const at::Tensor& source_BNC,
                     const std::optional<NoiseKey>& noise) const;
 

@@ -12,6 +12,17 @@ namespace {
 
 configs::CorpusManifest read_manifest(const std::filesystem::path& folder) {
   const std::string path = (folder / kManifestName).string();
+  if (!path_exists(folder.string())) {
+    std::error_code ignored;
+    const std::string start = folder.is_relative()
+                                  ? fmt::format(" (relative paths start at {})",
+                                                std::filesystem::current_path(ignored).string())
+                                  : "";
+    fail(ExitCode::kData,
+         "{}: no such folder{}; give the path of a corpus, or make one with birkhoff prepare --out "
+         "{}",
+         folder.string(), start, folder.string());
+  }
   if (!path_exists(path)) {
     fail(ExitCode::kData,
          "{}: no {} in it, so it is not a (finished) corpus; make one with birkhoff prepare --out "

@@ -10,10 +10,29 @@
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
+#include "data/manifest.h"
+#include "data/shard_format.h"
 #include "data/utf8.h"
 
 namespace birkhoff {
 namespace {
+
+// Whether a file is the manifest of a corpus, sound or not: its first field tells.
+bool is_corpus_manifest(const std::string& path) {
+  const File file = File::open_for_read(path, ExitCode::kData);
+  std::string start(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 4096)), '\0');
+  file.pread_exact(start.data(), start.size(), 0);
+  return start.find(fmt::format("\"{}\"", shard_format::kManifestFormat)) != std::string::npos;
+}
+
+std::string modification_time(const struct stat& info) {
+  return fmt::format("{}.{:09}", info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+}
+
+std::string base_name(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
 
 class Walk {
  public:
@@ -23,6 +42,8 @@ class Walk {
   }
 
   void argument(const InputPath& input) {
+    if (!input.content_hash.empty())
+      return file(input.path, base_name(input.path), input.content_bytes, input.content_hash);
     struct stat info;
     if (stat(input.path.c_str(), &info) != 0) {
       fail(ExitCode::kUsage, "{}: {}; give a file or folder that can be read", input.path,
@@ -31,9 +52,7 @@ class Walk {
     if (S_ISDIR(info.st_mode)) {
       folder(input.path, "");
     } else {
-      const std::size_t slash = input.path.rfind('/');
-      file(input.path, slash == std::string::npos ? input.path : input.path.substr(slash + 1), info,
-           input.content_hash);
+      file(input.path, base_name(input.path), info.st_size, modification_time(info));
     }
   }
 
@@ -52,7 +71,13 @@ class Walk {
              std::strerror(errno));
       }
       if (S_ISREG(info.st_mode)) {
-        file(inner, prefix + name, info, "");
+        if (name == kManifestName && is_corpus_manifest(inner)) {
+          fail(ExitCode::kUsage,
+               "{}: is a corpus, not text; give the text that it was made from, or move it out of "
+               "the input",
+               path);
+        }
+        file(inner, prefix + name, info.st_size, modification_time(info));
       } else if (S_ISDIR(info.st_mode)) {
         const bool is_except =
             has_except_ && info.st_dev == except_.st_dev && info.st_ino == except_.st_ino;
@@ -63,21 +88,20 @@ class Walk {
     }
   }
 
-  void file(const std::string& path, const std::string& name, const struct stat& info,
-            const std::string& content_hash) {
-    const std::string time = fmt::format("{}.{:09}", info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+  // stamp: what tells that the content has changed.
+  void file(const std::string& path, const std::string& name, std::int64_t bytes,
+            const std::string& stamp) {
     // Lengths first, so that no two lists of names give the same text.
-    const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, info.st_size,
-                                          content_hash.empty() ? time : content_hash);
+    const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
     hasher_.update(entry.data(), entry.size());
-    if (info.st_size == 0) {
+    if (bytes == 0) {
       ++scan_.empty_files;
       return;
     }
     if (scan_.keys.size() <= kMaxRanked) scan_.keys.push_back(document_key(name));
     ++scan_.documents;
-    scan_.bytes += info.st_size;
-    visit_({path, name, info.st_size});
+    scan_.bytes += bytes;
+    visit_({path, name, bytes});
   }
 
   const std::function<void(const Document&)>& visit_;

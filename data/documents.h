@@ -16,7 +16,8 @@ struct Document {
   std::int64_t bytes = 0;
 };
 
-// What walking the input tells. Memory does not depend on the number of files.
+// What walking the input tells. Memory does not depend on the number of files, apart from the names
+// of one folder, which are sorted in memory (with those of the folders above it).
 struct InputScan {
   std::int64_t documents = 0, bytes = 0;
   std::int64_t empty_files = 0;     // skipped
@@ -31,13 +32,15 @@ std::uint64_t document_key(std::string_view name);
 
 struct InputPath {
   std::string path;  // file or folder
-  std::string
-      content_hash;  // of a spooled stream, whose modification time says nothing; else empty
+  // Of a stream that was read already: the modification time of its copy at `path`, if there is
+  // one, says nothing. Else empty and 0.
+  std::string content_hash = {};
+  std::int64_t content_bytes = 0;
 };
 
 // Visits the non-empty regular files in order: paths as given, folders depth first with their names
 // sorted by bytes, links in folders not followed, the folder `except` left out. Error(kUsage) names
-// a path that is missing.
+// a path that is missing, or a folder that is a corpus.
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
                             const std::function<void(const Document&)>& visit);
 

@@ -185,9 +185,15 @@ class TrainLoader::Impl {
       if (!order_ || epoch != order_epoch_) {
         order_.emplace(options_.seed, epoch, per_epoch_);
         order_epoch_ = epoch;
+        shift_ = options_.shift_windows
+                     ? epoch_shift(options_.seed, epoch, options_.sequence_length)
+                     : 0;
       }
-      const std::int64_t sample = order_->at(sample_id % per_epoch_);
-      samples_.fill(batch, i - begin, sample * options_.sequence_length, sample_id);
+      // Shifted, the last sample is cut where the stream ends and shares tokens with its neighbour.
+      const std::int64_t first =
+          order_->at(sample_id % per_epoch_) * options_.sequence_length + shift_;
+      const std::int64_t last_first = samples_.elements() - options_.sequence_length - 1;
+      samples_.fill(batch, i - begin, std::min(first, last_first), sample_id);
     }
     consumed_ += options_.global_batch;
     return batch;
@@ -200,6 +206,7 @@ class TrainLoader::Impl {
   std::int64_t per_epoch_ = 0;
   std::optional<SampleOrder> order_;
   std::int64_t order_epoch_ = 0;
+  std::int64_t shift_ = 0;  // of that epoch, in tokens
   // The consumer's own.
   double last_wait_ms_ = 0;
   // Shared, under the mutex.

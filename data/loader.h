@@ -18,6 +18,7 @@ struct LoaderOptions {
   std::int64_t sequence_length =
       0;  // T; sample i is tokens [iT, iT + T], the last one of which is only a target
   bool restart_at_documents = false;  // also give segments_BT and positions_BT
+  bool shift_windows = false;         // training: each epoch but the first cuts at other places
   std::int64_t global_batch = 0;      // samples a step, over all ranks
   std::uint64_t seed = 0;
   int rank = 0, size = 1;  // in the data group: this rank gets places [rank * G / size, (rank + 1)

@@ -39,4 +39,14 @@ std::int64_t SampleOrder::at(std::int64_t place) const {
   return static_cast<std::int64_t>(value);
 }
 
+std::int64_t epoch_shift(std::uint64_t seed, std::int64_t epoch, std::int64_t length) {
+  if (epoch == 0) return 0;
+  // Layer 1: the permutation of the same epoch has the key of layer 0.
+  const std::uint64_t key =
+      noise_key(seed, static_cast<std::uint64_t>(epoch), 1, NoisePurpose::kSampleOrder);
+  const auto words = philox(key, 0, 0);
+  const std::uint64_t bits = (static_cast<std::uint64_t>(words[0]) << 32) | words[1];
+  return static_cast<std::int64_t>(bits % static_cast<std::uint64_t>(length));
+}
+
 }  // namespace birkhoff

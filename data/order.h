@@ -24,4 +24,8 @@ class SampleOrder {
   int half_bits_;
 };
 
+// How far the samples of an epoch are moved along the stream, in [0, length): 0 in the first epoch,
+// then a number that (seed, epoch) keys.
+std::int64_t epoch_shift(std::uint64_t seed, std::int64_t epoch, std::int64_t length);
+
 }  // namespace birkhoff

@@ -2,11 +2,13 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
+#include <regex>
 
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
@@ -34,7 +36,10 @@ constexpr char kStream[] = "tokens";
 // against a second one.
 constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
-constexpr std::int64_t kSampleBytes = 16 << 20;  // text that a SentencePiece model is trained on
+// Every name that prepare gives in the folder, with those of temporary files.
+constexpr char kOurNames[] = R"((train|valid|test)-tokens-\d{5,}\.h5(\.tmp)?)"
+                             R"(|(tokenizer\.(chars|words|model)|manifest\.json)(\.tmp-\d+)?)"
+                             R"(|\.input-\d+|\.unfinished)";
 
 enum class Kind { kBytes, kChars, kWords, kSentencePiece, kModelFile };
 
@@ -51,7 +56,27 @@ Kind kind_of(const std::string& tokenizer) {
   return Kind::kModelFile;
 }
 
-// Checks the options; returns them with the default vocabulary size filled in.
+// SentencePiece puts every pair of symbols of a text into one queue, so its time for a byte grows
+// with the text. Models trained here give the same ids in any parts (docs/corpus_format.md); those
+// of users may not, so they get longer ones.
+std::int64_t default_chunk_bytes(Kind kind) {
+  switch (kind) {
+    case Kind::kSentencePiece:
+      return 16 << 10;
+    case Kind::kModelFile:
+      return 64 << 10;
+    default:
+      return 1 << 20;
+  }
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  struct stat info_a, info_b;
+  return stat(a.c_str(), &info_a) == 0 && stat(b.c_str(), &info_b) == 0 &&
+         info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino;
+}
+
+// Checks the options; returns them with the defaults that depend on the tokenizer filled in.
 PrepareOptions checked(PrepareOptions options, Kind kind) {
   const auto is_fraction = [](double f) { return std::isfinite(f) && f >= 0 && f < 1; };
   if (!is_fraction(options.valid_fraction) || !is_fraction(options.test_fraction) ||
@@ -74,7 +99,12 @@ PrepareOptions checked(PrepareOptions options, Kind kind) {
          learns ? fmt::format("from {} to {} ids for {}", fewest, 1 << 20, options.tokenizer)
                 : fmt::format("only words and sentencepiece choose it, not {}", options.tokenizer));
   }
-  require(options.shard_tokens > 0 && options.chunk_bytes > 0, "sizes of shards and chunks");
+  if (options.chunk_bytes == 0) options.chunk_bytes = default_chunk_bytes(kind);
+  // More text does not make a better vocabulary, but training slower.
+  if (options.sample_bytes == 0)
+    options.sample_bytes = std::clamp<std::int64_t>(512 * options.vocab_size, 4 << 20, 16 << 20);
+  require(options.shard_tokens > 0 && options.chunk_bytes > 0 && options.sample_bytes > 0,
+          "sizes of shards, chunks and sample");
   return options;
 }
 
@@ -88,6 +118,7 @@ class Progress {
     now_.phase = phase;
     now_.done_bytes = 0;
     now_.total_bytes = total_bytes;
+    phase_start_ = Clock::now();
   }
   void add(std::int64_t bytes) {
     now_.done_bytes += bytes;
@@ -95,8 +126,8 @@ class Progress {
   }
   // Of a pass over the input, as opposed to spooling.
   void end(bool pass) {
-    if (pass) ++passes_done_;
     report();
+    if (pass) ++passes_done_;
   }
 
  private:
@@ -106,19 +137,17 @@ class Progress {
     now_.elapsed_seconds = std::chrono::duration<double>(last_ - start_).count();
     now_.eta_seconds = -1;
     if (now_.total_bytes > 0 && now_.done_bytes > 0) {
-      const bool whole = now_.done_bytes == now_.total_bytes;
-      const double current =
-          whole ? 0 : static_cast<double>(now_.done_bytes) / static_cast<double>(now_.total_bytes);
-      const double done = passes_done_ + current;
-      if (done > 0)
-        now_.eta_seconds = now_.elapsed_seconds * std::max(0.0, num_passes_ - done) / done;
+      const double done =
+          static_cast<double>(now_.done_bytes) / static_cast<double>(now_.total_bytes);
+      const double left = std::max(0.0, num_passes_ - passes_done_ - done);
+      now_.eta_seconds = std::chrono::duration<double>(last_ - phase_start_).count() * left / done;
     }
     callback_(now_);
   }
 
   const std::function<void(const PrepareProgress&)>& callback_;
   int num_passes_, passes_done_ = 0;
-  Clock::time_point start_ = Clock::now(), last_ = start_;
+  Clock::time_point start_ = Clock::now(), phase_start_ = start_, last_ = start_;
   PrepareProgress now_;
 };
 
@@ -133,75 +162,104 @@ class OutFolder {
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  bool has_manifest() const { return path_exists(file(kManifestName)); }
+  // The folder was a corpus already when the command began.
+  bool finished() const { return finished_; }
 
-  // Takes the lock and removes what an unfinished command left. Not if there is a manifest.
+  // The folder itself, and what lies directly in it, is no input: it might be removed.
+  void require_outside(const std::vector<std::string>& inputs) const {
+    for (const std::string& input : inputs) {
+      if (input == "-") continue;
+      if (same_file(input, path_) || same_file(parent_path(input), path_)) {
+        fail(ExitCode::kUsage, "{}: lies in --out {}; name another folder, or move the text out",
+             input, path_);
+      }
+    }
+  }
+
+  // Takes the lock and removes what an unfinished command left, if the folder is not a finished
+  // corpus.
   void begin() {
-    if (!path_exists(file(kUnfinishedName)) && !list_directory(path_).empty()) {
+    const bool marked = path_exists(file(kUnfinishedName));
+    finished_ = has_manifest();
+    if (finished_ && !marked) return;
+    if (!marked && !list_directory(path_).empty()) {
       fail(ExitCode::kUsage,
            "--out {}: is neither empty nor a corpus; name another folder, or empty this one",
            path_);
     }
+    if (!finished_) require_only_leftovers();
     lock_.emplace(file(kUnfinishedName), "the corpus folder " + path_);
-    if (has_manifest()) return;
-    for (const std::string& name : list_directory(path_)) {
-      if (is_ours(name)) remove_file(file(name));
-    }
+    finished_ = has_manifest();  // another command may have ended before it gave us the lock
+    if (!finished_) remove_leftovers();
   }
 
-  // Inputs that cannot be read twice (standard input, pipes) are copied into the folder; the others
-  // stay where they are.
+  // Inputs that cannot be read twice (standard input, pipes) are copied into the folder, or only
+  // hashed if the corpus is finished; the others stay where they are.
   std::vector<InputPath> spool(const std::vector<std::string>& paths, Progress& progress) {
     std::vector<InputPath> inputs;
     for (const std::string& path : paths) {
       struct stat info;
       const bool is_stream = path == "-" || (stat(path.c_str(), &info) == 0 &&
                                              !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode));
-      inputs.push_back(is_stream ? spool_one(path, inputs.size(), progress) : InputPath{path, ""});
+      inputs.push_back(is_stream ? spool_one(path, inputs.size(), progress) : InputPath{path});
     }
     return inputs;
   }
 
-  void remove_spools() {
-    for (const std::string& name : list_directory(path_)) {
-      if (name.rfind(kSpoolPrefix, 0) == 0) remove_file(file(name));
-    }
-  }
+  // There is a manifest now: removes what only an unfinished folder has.
   void end() {
-    remove_spools();
+    if (!lock_) return;
+    for (const std::string& name : list_directory(path_)) {
+      if (name.starts_with(kSpoolPrefix)) remove_file(file(name));
+    }
     if (path_exists(file(kUnfinishedName))) remove_file(file(kUnfinishedName));
     sync_directory(path_);
   }
 
  private:
-  // Names that this file gives; a folder with the marker held nothing else when the command began.
+  bool has_manifest() const { return path_exists(file(kManifestName)); }
+
   static bool is_ours(const std::string& name) {
-    for (const char* prefix :
-         {"train-", "valid-", "test-", "tokenizer.", kSpoolPrefix, kManifestName}) {
-      if (name.rfind(prefix, 0) == 0) return true;
+    return std::regex_match(name, std::regex(kOurNames));
+  }
+  // Before the lock, which writes: beside a file that prepare did not make, nothing is touched.
+  void require_only_leftovers() const {
+    for (const std::string& name : list_directory(path_)) {
+      if (is_ours(name)) continue;
+      fail(ExitCode::kUsage,
+           "--out {}: holds '{}' beside what an unfinished prepare left; move it away, or name "
+           "another folder",
+           path_, name);
     }
-    return false;
+  }
+  void remove_leftovers() const {
+    for (const std::string& name : list_directory(path_)) {
+      if (is_ours(name) && name != kUnfinishedName) remove_file(file(name));
+    }
   }
 
   InputPath spool_one(const std::string& path, std::size_t number, Progress& progress) {
     progress.begin("read standard input", 0);
     const std::string copy = file(fmt::format("{}{}", kSpoolPrefix, number));
-    remove_tree(copy);
     File in = path == "-" ? File::standard_input() : File::open_for_read(path, ExitCode::kData);
-    File out = File::create(copy);
+    std::optional<File> out;
+    if (!finished_) out = File::create(copy);
     Xxh3Hasher hasher;
+    std::int64_t bytes = 0;
     std::vector<char> part(1 << 20);
     while (const std::size_t got = in.read_some(part.data(), part.size())) {
-      out.write_all(part.data(), got);
+      if (out) out->write_all(part.data(), got);
       hasher.update(part.data(), got);
+      bytes += static_cast<std::int64_t>(got);
       progress.add(static_cast<std::int64_t>(got));
     }
-    out.close();
+    if (out) out->close();
     progress.end(false);
-    return {copy, hasher.hex_digest()};
+    return {copy, hasher.hex_digest(), bytes};
   }
 
   std::string path_;
+  bool finished_ = false;
   std::optional<FileLock> lock_;
 };
 
@@ -273,7 +331,7 @@ class Preparation {
   void learn_vocabulary() {
     CharVocabulary chars;
     WordVocabulary words;
-    LineSampler lines(kSampleBytes);
+    LineSampler lines(options_.sample_bytes);
     const auto visit = [&](const Piece& piece, std::string_view text) {
       if (kind_ == Kind::kChars) return chars.add(text, piece.split == kTrain);
       if (piece.split != kTrain) return;
@@ -385,10 +443,12 @@ CorpusManifest::Source source_of(const PrepareOptions& options, Kind kind, const
     const std::string content = read_file(options.tokenizer, kTokenizerMaxBytes, ExitCode::kData);
     tokenizer = "model " + xxh3_hex(content.data(), content.size());
   }
-  source.set_options(
+  std::string text =
       fmt::format("tokenizer {}, vocab size {}, valid {}, test {}, shard tokens {}, chunk bytes {}",
                   tokenizer, options.vocab_size, options.valid_fraction, options.test_fraction,
-                  options.shard_tokens, options.chunk_bytes));
+                  options.shard_tokens, options.chunk_bytes);
+  if (kind == Kind::kSentencePiece) text += fmt::format(", sample bytes {}", options.sample_bytes);
+  source.set_options(text);
   source.set_input_hash(scan.hash);
   return source;
 }
@@ -420,7 +480,8 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   const bool learns = kind != Kind::kBytes && kind != Kind::kModelFile;
   Progress progress(callback, learns ? 2 : 1);
   OutFolder folder(options.out);
-  if (!folder.has_manifest()) folder.begin();
+  folder.require_outside(options.paths);
+  folder.begin();
   const std::vector<InputPath> inputs = folder.spool(options.paths, progress);
   const InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
   if (scan.documents == 0) {
@@ -432,7 +493,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   result.empty_files = scan.empty_files;
   result.not_regular = scan.not_regular;
   const CorpusManifest::Source source = source_of(options, kind, scan);
-  if (folder.has_manifest()) {
+  if (folder.finished()) {
     require_same(folder, source);
     result.already_prepared = true;
   } else {

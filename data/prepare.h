@@ -11,7 +11,7 @@
 namespace birkhoff {
 
 struct PrepareOptions {
-  std::string out;  // folder to make; missing, empty, or left by the same command
+  std::string out;  // folder to make; missing, empty, or left by a prepare
   std::string tokenizer =
       "bytes";  // bytes, chars, words, sentencepiece, or the path of a SentencePiece model
   // Most ids of the vocabulary, marks included, for words and sentencepiece; 0 = 32000 for words,
@@ -20,19 +20,27 @@ struct PrepareOptions {
   // Of the documents, or of the bytes of a single document. 0 = no such split. valid + test < 1.
   double valid_fraction = 0.1;
   double test_fraction = 0;
-  std::vector<std::string>
-      paths;  // files, folders (walked in sorted order, links not followed), or "-": stdin
+  // Files, folders (walked in sorted order, links not followed), or "-": stdin. Neither `out` nor
+  // what lies directly in it; no corpora.
+  std::vector<std::string> paths;
 
   std::int64_t shard_tokens =
       16 << 20;  // tokens a shard holds at most; one shard a split is kept in memory
-  std::int64_t chunk_bytes = 1 << 20;  // text that is encoded at a time; longer lines are cut
+  // Text that is encoded at a time; longer lines are cut. 0 = 16 KiB for sentencepiece, 64 KiB for
+  // a model's file, 1 MiB for the others.
+  std::int64_t chunk_bytes = 0;
+  // Memory for the lines that sentencepiece is trained on; 0 = 512 for each id of the vocabulary,
+  // at least 4 MiB and at most 16 MiB. Any other tokenizer: not used.
+  std::int64_t sample_bytes = 0;
 };
 
 struct PrepareProgress {
   std::string phase;  // "read standard input", "build vocabulary", "train SentencePiece", "encode"
   std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = not known
   double elapsed_seconds = 0;                    // since the start of the command
-  double eta_seconds = -1;                       // of the whole command; negative = not known yet
+  // Until the end of the command, if what is left to read goes as fast as this phase and training
+  // takes no time; negative = not known.
+  double eta_seconds = -1;
 };
 
 struct PrepareResult {
@@ -42,10 +50,11 @@ struct PrepareResult {
 };
 
 // Makes the corpus, the manifest last: a folder without one is not a corpus, and the same command
-// starts over. Memory does not depend on the size of the input. `progress` is called at most every
-// 0.1 s and at the end of each phase. Errors: Error(kUsage) options, paths or a folder that holds
-// something else; Error(kData) text that the tokenizer cannot take, with file and byte;
-// Error(kStorage) from the file system. Figures are in the corpus' manifest.
+// starts over. Memory does not depend on the size of the input, apart from the names of one folder.
+// `progress` is called at most every 0.1 s and at the end of each phase. Errors: Error(kUsage)
+// options, paths or a folder that holds something else, of which nothing is touched; Error(kData)
+// text that the tokenizer cannot take, with file and byte; Error(kStorage) from the file system.
+// Figures are in the corpus' manifest.
 PrepareResult prepare_corpus(const PrepareOptions& options,
                              const std::function<void(const PrepareProgress&)>& progress = {});
 

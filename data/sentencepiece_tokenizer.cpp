@@ -107,6 +107,9 @@ void LineSampler::add(std::string_view text) {
   const auto kept = [this](std::uint64_t hash) {
     return (hash & ((std::uint64_t{1} << level_) - 1)) == 0;
   };
+  const auto bytes_of = [](const Line& entry) {
+    return static_cast<std::int64_t>(sizeof(Line) + entry.text.size());
+  };
   while (!text.empty()) {
     const std::size_t line = std::min(text.find('\n'), text.size());
     const std::size_t length =
@@ -115,14 +118,14 @@ void LineSampler::add(std::string_view text) {
     const std::uint64_t hash = std::uint64_t{words[0]} << 32 | words[1];
     if (length > 0 && kept(hash)) {
       lines_.push_back({hash, std::string(text.substr(0, length))});
-      bytes_ += static_cast<std::int64_t>(length);
+      bytes_ += bytes_of(lines_.back());
     }
     text.remove_prefix(std::min(text.size(), length == line ? line + 1 : length));
     while (bytes_ > max_bytes_ && level_ < 63) {
       ++level_;
       std::erase_if(lines_, [&](const Line& entry) { return !kept(entry.hash); });
       bytes_ = 0;
-      for (const Line& entry : lines_) bytes_ += static_cast<std::int64_t>(entry.text.size());
+      for (const Line& entry : lines_) bytes_ += bytes_of(entry);
     }
   }
 }

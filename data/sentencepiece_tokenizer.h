@@ -24,10 +24,12 @@ struct SentencePieceModel {
 // The library has crashed on damaged models: they are first loaded in a limited child process.
 SentencePieceModel check_sentencepiece_model(const std::string& content, const std::string& file);
 
-// A sample of lines, bounded in bytes and the same for the same text: a line is kept if the hash of
-// its number ends in `level` zero bits, and the level rises whenever the sample is full.
+// A sample of lines, bounded in memory and the same for the same text: a line is kept if the hash
+// of its number ends in `level` zero bits, and the level rises whenever the sample is full. Longer
+// lines than 2048 bytes are cut; the parts count as lines.
 class LineSampler {
  public:
+  // max_bytes: of the lines and of what holds them.
   explicit LineSampler(std::int64_t max_bytes) : max_bytes_(max_bytes) {}
   // text: whole lines, or parts of very long ones.
   void add(std::string_view text);

@@ -20,7 +20,16 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   options.top_k = arguments.top_k;
   options.seed = static_cast<std::uint64_t>(arguments.seed);
   options.first = static_cast<std::int32_t>(checkpoint.manifest.end_of_document());
+  if (checkpoint.manifest.config().data().restart_at_documents() &&
+      checkpoint.manifest.has_end_of_document()) {
+    options.restart_after = options.first;
+  }
   const std::vector<std::int32_t> prompt = tokenizer->encode(arguments.prompt);
+  if (const std::int64_t unread = unread_prompt_ids(*loaded.model, prompt); unread > 0) {
+    err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt.size()
+        << " tokens are not read: the model sees data.sequence_length = "
+        << loaded.model->max_tokens() << " at most\n";
+  }
   const std::vector<std::int32_t> text = generate(*loaded.model, prompt, options);
   out << arguments.prompt << tokenizer->decode(text) << '\n';
   return 0;

@@ -30,7 +30,8 @@ struct ObjectiveSums {
   at::Tensor loss;
   at::Tensor nats;   // 0-dim fp64: sum of nats over counted targets, no gradient
   at::Tensor count;  // 0-dim fp64: number of counted targets
-  std::vector<std::pair<std::string, at::Tensor>> metrics;  // further 0-dim fp64 sums by name
+  // Further 0-dim fp64 sums by name, no gradient; the trainer neither reduces nor reports them yet.
+  std::vector<std::pair<std::string, at::Tensor>> metrics;
 };
 
 // Caches of one generation run.

@@ -16,13 +16,19 @@ namespace {
 // The cache of one sequence that never overflows.
 class Window {
  public:
-  explicit Window(Model& model) : model_(model), cache_(model.decode_cache(1)) {}
+  Window(Model& model, std::optional<std::int32_t> restart_after)
+      : model_(model), restart_after_(restart_after) {
+    clear();
+  }
 
   // Appends a token; fp64 logits [V] of the next one.
   at::Tensor append(std::int32_t token) {
+    if (!tokens_.empty() && tokens_.back() == restart_after_) {
+      clear();
+      tokens_.clear();
+    }
     if (length_ == model_.max_tokens()) {
-      cache_ = model_.decode_cache(1);
-      length_ = 0;
+      clear();
       const std::int64_t kept = std::max<std::int64_t>(model_.max_tokens() / 2, 1) - 1;
       for (auto past = tokens_.end() - kept; past != tokens_.end(); ++past) step(*past);
     }
@@ -36,10 +42,16 @@ class Window {
     return model_.decode_step(*cache_, at::full({1}, token, at::kLong)).squeeze(0).to(at::kDouble);
   }
 
+  void clear() {
+    cache_ = model_.decode_cache(1);
+    length_ = 0;
+  }
+
   Model& model_;
+  std::optional<std::int32_t> restart_after_;
   std::unique_ptr<DecodeCache> cache_;
-  std::int64_t length_ = 0;  // tokens in the cache
-  std::vector<std::int32_t> tokens_;
+  std::int64_t length_ = 0;           // tokens in the cache
+  std::vector<std::int32_t> tokens_;  // since the last restart
 };
 
 // Ids from the likeliest to the least likely; equals by id. Only the first `count` are in order.
@@ -92,11 +104,12 @@ std::vector<std::int32_t> generate(Model& model, const std::vector<std::int32_t>
   check(options);
   std::vector<std::int32_t> prompt = prompt_ids;
   if (prompt.empty()) prompt.push_back(options.first);
-  const auto read = std::min<std::int64_t>(model.max_tokens(), std::ssize(prompt));
 
-  Window window(model);
+  Window window(model, options.restart_after);
   at::Tensor logits_V;
-  for (auto id = prompt.end() - read; id != prompt.end(); ++id) logits_V = window.append(*id);
+  for (auto id = prompt.begin() + unread_prompt_ids(model, prompt); id != prompt.end(); ++id) {
+    logits_V = window.append(*id);
+  }
   std::vector<std::int32_t> generated;
   for (std::int64_t n = 0; n < options.tokens; ++n) {
     const std::uint64_t key = noise_key(options.seed, static_cast<std::uint64_t>(n), /*layer=*/0,
@@ -105,6 +118,10 @@ std::vector<std::int32_t> generate(Model& model, const std::vector<std::int32_t>
     if (n + 1 < options.tokens) logits_V = window.append(generated.back());
   }
   return generated;
+}
+
+std::int64_t unread_prompt_ids(const Model& model, const std::vector<std::int32_t>& prompt_ids) {
+  return std::max<std::int64_t>(std::ssize(prompt_ids) - model.max_tokens(), 0);
 }
 
 }  // namespace birkhoff

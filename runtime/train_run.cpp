@@ -117,6 +117,7 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   options.stream = config.task().language_model().stream();
   options.sequence_length = config.data().sequence_length();
   options.restart_at_documents = config.data().restart_at_documents();
+  options.shift_windows = config.data().shift_windows();
   options.global_batch = config.train().global_batch();
   options.seed = config.train().seed();
   options.rank = rank;

@@ -3,12 +3,15 @@
 #include "attention/balance.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <numeric>
 
 #include "tests/attention/mechanism_cases.h"
@@ -61,6 +64,28 @@ void expect_gradient(const Operator& op, const at::Tensor& scores) {
     numeric.view(-1)[i] = (above - below) / (2 * step);
   }
   EXPECT_LE(max_difference(d, numeric), 1e-8);
+}
+
+struct MemoryGauge final : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+    now += size;
+    peak = std::max(peak, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+  std::int64_t now = 0, peak = 0;
+};
+
+// The most that tensors made by an operator and by its gradient hold at one time, in matrices of
+// the size of `scores` [N, N].
+double peak_matrices(const Operator& op, const at::Tensor& scores) {
+  const at::Tensor leaf = scores.clone().set_requires_grad(true);
+  const auto gauge = std::make_shared<MemoryGauge>();
+  {
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, gauge);
+    op(leaf).sum().backward();
+  }
+  return static_cast<double>(gauge->peak) / static_cast<double>(scores.nbytes());
 }
 
 TEST(Balance, LogDomainEqualsThePaperAtMildScores) {
@@ -200,6 +225,47 @@ TEST(Balance, KernelEqualsReferenceAtEveryScale) {
   }
 }
 
+// A matrix beyond the kernel's range is solved in the log domain; the others of its call keep their
+// bits, and so do prefixes that end before what is out of range.
+TEST(Balance, AMatrixOutOfRangeLeavesTheOthersAlone) {
+  const at::Tensor mild = random_tensor({2, 3, 7, 7}, at::kFloat, 21);
+  at::Tensor mixed = mild.clone();
+  mixed[1][0][6].mul_(1e3);
+  for (const bool prefix : {false, true}) {
+    const auto solve = [&](const at::Tensor& scores, BalancePath path) {
+      const at::Tensor leaf = scores.clone().set_requires_grad(true);
+      const at::Tensor p = prefix ? prefix_balance(leaf, 5, 0, path) : balance(leaf, 5, path);
+      return std::pair(p.detach(), gradients(p, {leaf})[0]);
+    };
+    const auto [p, d] = solve(mixed, BalancePath::kFused);
+    const auto [p_mild, d_mild] = solve(mild, BalancePath::kFused);
+    const auto [p_reference, d_reference] = solve(mixed, BalancePath::kReference);
+    EXPECT_LE(max_difference(p, p_reference), 1e-6);
+    EXPECT_LE(max_difference(d, d_reference), 1e-5);
+    EXPECT_GT(max_difference(p[1][0], p_mild[1][0]), 1e-2);
+    for (std::int64_t i = 0; i < 6; ++i) {
+      if (i == 3) continue;  // [1][0]
+      EXPECT_TRUE(at::equal(p[i / 3][i % 3], p_mild[i / 3][i % 3])) << i;
+      EXPECT_TRUE(at::equal(d[i / 3][i % 3], d_mild[i / 3][i % 3])) << i;
+    }
+    if (prefix) {
+      EXPECT_TRUE(at::equal(p[1][0].narrow(0, 0, 6), p_mild[1][0].narrow(0, 0, 6)));
+    }
+  }
+}
+
+TEST(Balance, MemoryDoesNotGrowWithTheNumberOfPrefixes) {
+  const auto out_of_range = [](std::int64_t size) { return random_scores(size, 22, 1e4)[0]; };
+  const Operator prefix = [](const at::Tensor& s) {
+    return prefix_balance(s, 2, 0, BalancePath::kFused);
+  };
+  const Operator cumulative = [](const at::Tensor& s) { return cumulative_balance(s, 2); };
+  for (const std::int64_t size : {24, 72}) {
+    EXPECT_LE(peak_matrices(prefix, out_of_range(size)), 16) << size;
+    EXPECT_LE(peak_matrices(cumulative, strictly_past(random_scores(size, 23)[0])), 16) << size;
+  }
+}
+
 TEST(PrefixBalance, RowsAreThoseOfStandaloneMatrices) {
   const at::Tensor s = random_scores(7, 14, 2);
   for (const BalancePath path : kPaths) {
@@ -230,20 +296,42 @@ TEST(PrefixBalance, LaterScoresDoNotChangeABit) {
   }
 }
 
-TEST(CumulativeBalance, EqualsItsDefinition) {
-  const at::Tensor s = strictly_past(random_scores(6, 16));
+TEST(CumulativeBalance, EqualsItsDefinitionAndSoDoesItsGradient) {
+  const at::Tensor s = strictly_past(random_scores(24, 16, 2)).detach().set_requires_grad(true);
   const at::Tensor e = s.exp();
-  at::Tensor a = at::ones({2, 6, 1}, at::kDouble), b;
+  at::Tensor a = at::ones({2, 24, 1}, at::kDouble), b;
   for (int i = 0; i < 3; ++i) {
     const at::Tensor sums = (e * a).cumsum(1);
-    b = (1 / sums).masked_fill(sums == 0, 0);
+    const at::Tensor empty = sums == 0;
+    b = (1 / sums.masked_fill(empty, 1)).masked_fill(empty, 0);
     a = 1 / (1 + (e * b).sum(-1, true));
   }
-  EXPECT_LE(max_difference(cumulative_balance(s, 3), a * e * b), 1e-14);
+  const at::Tensor definition = a * e * b, p = cumulative_balance(s, 3);
+  EXPECT_LE(max_difference(p, definition), 1e-14);
+  EXPECT_LE(max_difference(gradients(p, {s})[0], gradients(definition, {s})[0]), 1e-13);
+}
+
+TEST(CumulativeBalance, LaterScoresDoNotChangeABit) {
+  const at::Tensor s = strictly_past(random_scores(6, 16));
   at::Tensor changed = s.clone();
   changed.narrow(1, 4, 2).mul_(-3);
   EXPECT_TRUE(at::equal(cumulative_balance(s, 3).narrow(1, 0, 4),
                         cumulative_balance(changed, 3).narrow(1, 0, 4)));
+}
+
+// Column potentials take up shifts, even those whose exponential overflows.
+TEST(CumulativeBalance, ColumnShiftsChangeNothing) {
+  const auto solve = [](double shift) {
+    const at::Tensor shifts = at::tensor({shift, -shift, shift, shift, -shift, 0.0}, at::kDouble);
+    const at::Tensor leaf =
+        (strictly_past(random_scores(6, 19, 3)) + shifts).set_requires_grad(true);
+    const at::Tensor p = cumulative_balance(leaf, 3);
+    return std::pair(p.detach(), gradients(p, {leaf})[0]);
+  };
+  const auto [p, d] = solve(0);
+  const auto [p_shifted, d_shifted] = solve(2000);
+  EXPECT_LE(max_difference(p, p_shifted), 1e-11);
+  EXPECT_LE(max_difference(d, d_shifted), 1e-11);
 }
 
 TEST(SoftmaxWithNull, SharesMassWithNull) {

@@ -80,6 +80,18 @@ std::vector<MechanismCase> all_cases() {
   return cases;
 }
 
+std::vector<MechanismCase> cases_where(const std::function<bool(const MechanismCase&)>& chosen) {
+  std::vector<MechanismCase> cases = all_cases();
+  std::erase_if(cases, [&](const MechanismCase& each) { return !chosen(each); });
+  return cases;
+}
+
+bool keeps_causality(const MechanismCase& mechanism_case) {
+  const auto* sinkhorn = sinkhorn_of(mechanism_case.config);
+  return mechanism_case.causal &&
+         !(sinkhorn && sinkhorn->causal_balance() == configs::SinkhornAttention::paper_masked);
+}
+
 const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config) {
   if (config.has_sinkhorn()) return &config.sinkhorn();
   return config.has_sinkhorn_mixture() ? &config.sinkhorn_mixture().sinkhorn() : nullptr;
@@ -92,12 +104,16 @@ at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint6
 
 Built::Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype,
              std::int64_t sequence_length)
+    : Built(config,
+            {.channels = 5,
+             .heads = 2,
+             .head_dim = 3,
+             .sequence_length = sequence_length,
+             .causal = causal},
+            dtype) {}
+
+Built::Built(const configs::Mechanism& config, const MechanismShape& shape, at::ScalarType dtype)
     : group(make_single_group()), parameters(3, dtype) {
-  const MechanismShape shape{.channels = 5,
-                             .heads = 2,
-                             .head_dim = 3,
-                             .sequence_length = sequence_length,
-                             .causal = causal};
   mechanism = make_mechanism(config, shape, "attention", parameters,
                              ParallelGroups{*group, *group, *group});
   properties = mechanism->properties();

@@ -27,6 +27,10 @@ std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case)
 // Each member of Mechanism's oneof: with its defaults, and with each other value of each of its
 // enums, bools and more telling integers; causal and not. Blocks are kBlock tokens.
 std::vector<MechanismCase> all_cases();
+std::vector<MechanismCase> cases_where(const std::function<bool(const MechanismCase&)>& chosen);
+
+// Causal use that keeps its word: not paper_masked.
+bool keeps_causality(const MechanismCase& mechanism_case);
 
 // The SinkhornAttention inside a config, if it has one.
 const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config);
@@ -36,6 +40,7 @@ const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config);
 struct Built {
   Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype,
         std::int64_t sequence_length = 32);
+  Built(const configs::Mechanism& config, const MechanismShape& shape, at::ScalarType dtype);
   std::unique_ptr<Group> group;
   Parameters parameters;
   std::unique_ptr<Mechanism> mechanism;

@@ -300,6 +300,64 @@ TEST(Factory, RefusesBadValuesByName) {
   EXPECT_THAT(message(config), HasSubstr("dense.dropout is 1"));
 }
 
+// The control has nothing to learn: a SortNet would get no gradient, only weight decay.
+TEST(SinkhornAttention, UniformHasNoSortNetUnlessItIsAnEncoder) {
+  configs::Mechanism config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::uniform);
+  EXPECT_TRUE(Built(config, true, at::kFloat).parameters.list().empty());
+  EXPECT_EQ(Built(config, false, at::kFloat).parameters.list().size(), 2);
+}
+
+TEST(SinkhornAttention, FlopsCountIterationsWhereThereAreAny) {
+  const auto flops = [](SinkhornAttention::CausalBalance balance, int iterations) {
+    configs::Mechanism config = sinkhorn_config();
+    config.mutable_sinkhorn()->set_causal_balance(balance);
+    config.mutable_sinkhorn()->set_iterations(iterations);
+    return Built(config, true, at::kFloat).mechanism->forward_flops(32);
+  };
+  constexpr double kBlocks = 8, kHeads = 2, kChannels = 5;
+  // Two steps an iteration, each five for a pair.
+  EXPECT_DOUBLE_EQ(flops(SinkhornAttention::prefix, 3) - flops(SinkhornAttention::prefix, 0),
+                   3 * 2 * 5 * kHeads * kBlocks * kBlocks * kBlocks / 3);
+  for (const auto balance : {SinkhornAttention::cumulative, SinkhornAttention::paper_masked}) {
+    EXPECT_DOUBLE_EQ(flops(balance, 3) - flops(balance, 0),
+                     3 * 2 * 5 * kHeads * kBlocks * (kBlocks - 1) / 2);
+  }
+  EXPECT_EQ(flops(SinkhornAttention::none, 3), flops(SinkhornAttention::none, 0));
+  EXPECT_EQ(flops(SinkhornAttention::uniform, 3), flops(SinkhornAttention::uniform, 0));
+  // Without iterations the modes differ by the SortNet alone.
+  EXPECT_EQ(flops(SinkhornAttention::none, 3), flops(SinkhornAttention::prefix, 0));
+  EXPECT_EQ(flops(SinkhornAttention::none, 3) - flops(SinkhornAttention::uniform, 3),
+            2 * kHeads * kBlocks * kBlocks * kChannels);
+}
+
+// The noise of a pair of blocks and a head does not depend on how many blocks the sequence has.
+TEST(SortNet, NoiseOfAnEntryDoesNotDependOnTheLength) {
+  for (const auto variant : {SinkhornAttention::linear, SinkhornAttention::attention}) {
+    SinkhornAttention config = sinkhorn_config().sinkhorn();
+    config.set_sort_net(variant);
+    config.set_gumbel_noise(true);
+    Parameters parameters(3, at::kDouble);
+    const SortNet sort_net(
+        config, {.channels = 5, .heads = 2, .head_dim = 3, .sequence_length = 32, .causal = true},
+        "sort_net", parameters);
+    const NoiseKey key{.seed = 5,
+                       .step = at::full({1}, 3, at::kLong),
+                       .layer = 2,
+                       .sample_ids_B = at::tensor({41, 97}, at::kLong)};
+    const at::Tensor psi_BNC = random_tensor({2, 8, 5}, at::kDouble, 1);
+    const at::Tensor whole_BHNN = sort_net.scores(psi_BNC, psi_BNC, key);
+    EXPECT_GT(max_difference(whole_BHNN, sort_net.scores(psi_BNC, psi_BNC, {})), 1);
+    for (const std::int64_t blocks : {1, 3, 7}) {
+      const at::Tensor part_BNC = psi_BNC.narrow(1, 0, blocks);
+      EXPECT_LE(max_difference(sort_net.scores(part_BNC, part_BNC, key),
+                               whole_BHNN.narrow(2, 0, blocks).narrow(3, 0, blocks)),
+                1e-12)
+          << blocks << " blocks";
+    }
+  }
+}
+
 TEST(SortNet, RefusesMoreBlocksThanItScores) {
   const Built built(sinkhorn_config(), true, at::kFloat, 16);
   EXPECT_THROW(run(*built.mechanism, random_input(17, at::kFloat, 1), Path::kForward), Error);

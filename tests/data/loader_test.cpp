@@ -6,6 +6,7 @@
 #include <chrono>
 #include <fstream>
 #include <map>
+#include <set>
 #include <thread>
 
 #include "data/manifest.h"
@@ -29,12 +30,14 @@ Ids sample_ids(const Batch& batch) {
   return Ids(begin, begin + batch.size());
 }
 
-// A corpus of one document whose bytes are a function of their place, with an odd shard size.
+// A corpus of one document whose bytes are a function of their place, no ten of them the same, with
+// an odd shard size.
 class LoaderTest : public testing::Test {
  protected:
   static constexpr std::int64_t kTokens = 1003;
   static unsigned char byte_at(std::int64_t i) {
-    return static_cast<unsigned char>((i * 31 + i / 251) & 0xff);
+    return static_cast<unsigned char>(static_cast<std::uint32_t>(i * i * 40503 + i * 2654435761) >>
+                                      15);
   }
 
   LoaderTest() {
@@ -136,6 +139,43 @@ TEST_F(LoaderTest, ResumesAnywhere) {
 TEST_F(LoaderTest, EpochsDiffer) {
   TrainLoader loader(*corpus_, options(10, 100), 0);
   EXPECT_NE(inputs_of(loader.next()), inputs_of(loader.next()));
+}
+
+// Each later epoch has windows of its own, whole, in order of the stream, and all but one apart.
+TEST_F(LoaderTest, EpochsCutAtOtherPlaces) {
+  LoaderOptions shifted = options(10, 100);
+  shifted.shift_windows = true;
+  TrainLoader loader(*corpus_, shifted, 0), plain(*corpus_, options(10, 100), 0);
+  EXPECT_EQ(inputs_of(loader.next()), inputs_of(plain.next())) << "the first epoch is not shifted";
+  std::set<std::int64_t> shifts;
+  for (int epoch = 1; epoch < 20; ++epoch) {
+    const Batch batch = loader.next();
+    std::set<std::int64_t> firsts;
+    for (std::int64_t b = 0; b < 100; ++b) {
+      const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
+                targets = row<std::int64_t>(batch, field::kTargets, b);
+      std::int64_t first = 0;
+      const auto is_here = [&] {
+        for (std::int64_t t = 0; t < 10; ++t) {
+          if (inputs[static_cast<std::size_t>(t)] != byte_at(first + t)) return false;
+        }
+        return true;
+      };
+      while (first <= kTokens - 11 && !is_here()) ++first;
+      ASSERT_LE(first, kTokens - 11);
+      EXPECT_EQ(targets[9], byte_at(first + 10));
+      firsts.insert(first);
+    }
+    ASSERT_EQ(firsts.size(), 100u) << "no window twice";
+    const std::int64_t shift = *firsts.begin();
+    ASSERT_LT(shift, 10);
+    std::int64_t place = 0;
+    for (const std::int64_t first : firsts) {
+      EXPECT_EQ(first, std::min<std::int64_t>(shift + 10 * place++, kTokens - 11));
+    }
+    shifts.insert(shift);
+  }
+  EXPECT_GE(shifts.size(), 5u);
 }
 
 TEST_F(LoaderTest, TooShortASplitSaysSo) {

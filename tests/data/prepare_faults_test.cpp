@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <random>
@@ -85,6 +86,69 @@ TEST(Prepare, RefusesWhatItCannotUseAndHarmsNothing) {
   verify_corpus(Corpus(folder / "corpus"));
 }
 
+// A failed prepare leaves files of its own in the folder; those of a user, even under names much
+// like ours, are never removed with them.
+TEST(Prepare, NeverRemovesAFileOfTheUser) {
+  TemporaryFolder folder;
+  write_text(folder / "text", sentences(10, 1));
+  const PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"}, "chars");
+  const std::vector<std::string> ours = {"train-tokens-00000.h5",
+                                         "valid-tokens-00012.h5.tmp",
+                                         "test-tokens-123456.h5",
+                                         "tokenizer.chars",
+                                         "tokenizer.model.tmp-42",
+                                         "manifest.json.tmp-7",
+                                         ".input-0",
+                                         ".unfinished"};
+  const auto leave_unfinished = [&] {
+    remove_tree(folder / "corpus");
+    for (const std::string& name : ours) write_text(folder / ("corpus/" + name), "left");
+  };
+  for (const std::string name :
+       {"train-mytext.txt", "train-tokens-00000.h5.bak", "train-tokens-1.h5", "valid-",
+        "dev-tokens-00000.h5", "tokenizer.md", "tokenizer.model.tmp", "manifest.json.orig",
+        "manifest-json", ".input-", ".input-old", ".unfinished2", "letter"}) {
+    leave_unfinished();
+    write_text(folder / ("corpus/" + name), "dear");
+    const auto before = content_of(folder / "corpus");
+    expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); },
+                 {folder / "corpus", fmt::format("'{}'", name)});
+    EXPECT_EQ(content_of(folder / "corpus"), before) << name;
+  }
+  leave_unfinished();
+  prepare_corpus(options);
+  EXPECT_EQ(list_directory(folder / "corpus"),
+            (std::vector<std::string>{"manifest.json", "tokenizer.chars", "train-tokens-00000.h5",
+                                      "valid-tokens-00000.h5"}));
+}
+
+TEST(Prepare, RefusesTextInItsOwnFolder) {
+  TemporaryFolder folder;
+  write_text(folder / "corpus/.unfinished", "");
+  write_text(folder / "corpus/train-tokens-00000.h5", sentences(10, 1));
+  const auto before = content_of(folder / "corpus");
+  for (const std::string& path :
+       {folder / "corpus/train-tokens-00000.h5", folder / "corpus/../corpus", folder / "corpus"}) {
+    expect_error(ExitCode::kUsage,
+                 [&] { prepare_corpus(prepare_options(folder / "corpus", {path})); },
+                 {path, "lies in --out"});
+  }
+  EXPECT_EQ(content_of(folder / "corpus"), before);
+}
+
+TEST(Prepare, RefusesACorpusAsText) {
+  TemporaryFolder folder;
+  write_text(folder / "in/text", sentences(10, 1));
+  write_text(folder / "in/manifest.json", "{\"of\": \"something else\"}");
+  prepare_corpus(prepare_options(folder / "in/corpus", {folder / "in"}));
+  EXPECT_EQ(Corpus(folder / "in/corpus").split("train").counts().documents(), 1);
+  for (const std::string& input : {folder / "in/corpus", folder / "in"}) {
+    expect_error(ExitCode::kUsage,
+                 [&] { prepare_corpus(prepare_options(folder / "other", {input})); },
+                 {folder / "in/corpus", "is a corpus"});
+  }
+}
+
 TEST(Prepare, AFinishedCorpusIsLeftAlone) {
   TemporaryFolder folder;
   write_text(folder / "text", sentences(10, 1));
@@ -136,6 +200,26 @@ TEST(Prepare, ReportsProgress) {
   EXPECT_EQ(reports.back().done_bytes, file_size(folder / "text"));
   EXPECT_EQ(reports.back().total_bytes, reports.back().done_bytes);
   EXPECT_EQ(reports.back().eta_seconds, 0);
+}
+
+// However long training takes, it does not foretell how long encoding will.
+TEST(Prepare, TimeLeftIsForgottenAfterTraining) {
+  TemporaryFolder folder;
+  write_text(folder / "text", sentences(200, 1));
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"}, "sentencepiece");
+  options.vocab_size = 330;
+  options.chunk_bytes = file_size(folder / "text") / 3;
+  std::vector<PrepareProgress> encoding;
+  prepare_corpus(options, [&](const PrepareProgress& progress) {
+    if (progress.phase == "train SentencePiece")
+      std::this_thread::sleep_for(std::chrono::seconds(2));
+    if (progress.phase == "encode") encoding.push_back(progress);
+  });
+  ASSERT_GE(encoding.size(), 2u);
+  EXPECT_LT(encoding.front().done_bytes, encoding.front().total_bytes);
+  EXPECT_GT(encoding.front().elapsed_seconds, 2);
+  EXPECT_GE(encoding.front().eta_seconds, 0);
+  EXPECT_LT(encoding.front().eta_seconds, 1);
 }
 
 // Whatever file call fails, there is one clear error, no manifest and no lost file; the same
@@ -279,11 +363,16 @@ TEST(Prepare, MemoryDoesNotGrowWithTheText) {
   write_text(folder / "small", text);
   const std::int64_t grown_bytes = file_size(folder / "large") - file_size(folder / "small");
   ASSERT_GT(grown_bytes, 10 << 20);
-  for (const std::string tokenizer : {"bytes", "chars", "words"}) {
+  for (const std::string tokenizer : {"bytes", "chars", "words", "sentencepiece"}) {
     PrepareOptions options =
         prepare_options(folder / ("small-" + tokenizer), {folder / "small"}, tokenizer);
     options.shard_tokens = 1 << 18;
-    options.chunk_bytes = 1 << 16;
+    if (tokenizer == "sentencepiece") {
+      options.vocab_size = 330;
+      options.sample_bytes = 1 << 16;
+    } else {
+      options.chunk_bytes = 1 << 16;
+    }
     const long small = peak_memory_kib(options);
     options.out = folder / ("large-" + tokenizer);
     options.paths = {folder / "large"};

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -169,6 +170,38 @@ TEST(Prepare, EveryTokenizerRoundTripsFromFileFolderAndChunks) {
   }
 }
 
+// Pieces of our models neither hold a newline nor cross into a space, where parts are cut.
+TEST(Prepare, OurSubwordModelsGiveTheSameIdsInAnyParts) {
+  TemporaryFolder folder;
+  std::string text = sentences(300, 1);
+  for (int i = 0; i < 40; ++i) {  // indented code, blank lines, tabs, and lines longer than a part
+    text += "    int  value;\n\n\tlist\t= a,b;  \r\n" + std::string(5, '\n');
+    std::string line = sentences(60, i);
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    text += line + (i % 2 ? "\n" : "");
+  }
+  write_text(folder / "text", text);
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"}, "sentencepiece");
+  options.vocab_size = 400;
+  prepare_corpus(options);
+  const auto tokenizer = Corpus(folder / "corpus").tokenizer();
+  const std::vector<std::int32_t> whole = tokenizer->encode(text);
+  EXPECT_EQ(tokenizer->decode(whole), text);
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  for (const std::int64_t part_bytes : {40, 100, 333, 1000, 16 << 10, 64 << 10}) {
+    std::vector<std::int32_t> ids;
+    int parts = 0;
+    for_each_chunk({folder / "text", "text", bytes}, {kTrain, 0, bytes}, part_bytes,
+                   [&](std::string_view part, std::int64_t) {
+                     ++parts;
+                     const auto more = tokenizer->encode(part);
+                     ids.insert(ids.end(), more.begin(), more.end());
+                   });
+    EXPECT_GT(parts, 1);
+    EXPECT_EQ(ids, whole) << part_bytes;
+  }
+}
+
 TEST(Prepare, TakesAModelThatWasTrainedBefore) {
   TemporaryFolder folder;
   write_text(folder / "text", sentences(200, 1));
@@ -236,10 +269,19 @@ TEST(Prepare, ReadsStreams) {
   std::thread again = feed(text);
   EXPECT_TRUE(prepare_corpus(options).already_prepared);
   again.join();
+  // A finished corpus gets nothing of another stream, not even for a while.
+  const auto finished = content_of(folder / "corpus");
   std::thread other = feed(text + "more");
-  expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); },
+  int reports = 0;
+  const auto look = [&](const PrepareProgress&) {
+    ++reports;
+    EXPECT_EQ(content_of(folder / "corpus"), finished);
+  };
+  expect_error(ExitCode::kUsage, [&] { prepare_corpus(options, look); },
                {folder / "corpus", "other text"});
   other.join();
+  EXPECT_GT(reports, 0);
+  EXPECT_EQ(content_of(folder / "corpus"), finished);
 }
 
 }  // namespace

@@ -118,6 +118,26 @@ TEST_P(CausalMode, DecodingEqualsTheWholeSequence) {
   }
 }
 
+// A control differs from what it controls for in its mechanism alone.
+TEST(Models, UniformStartsWhereOtherModesDoButHasNoSortNet) {
+  const TestModel uniform =
+      make_test_model(attention("sinkhorn { block: 4 causal_balance: uniform }"));
+  const TestModel prefix =
+      make_test_model(attention("sinkhorn { block: 4 causal_balance: prefix }"));
+  std::vector<std::string> only_prefix;
+  for (const Parameter& parameter : prefix->parameters().list()) {
+    const at::Tensor twin = parameter_of(*uniform.model, parameter.name);
+    if (!twin.defined()) {
+      only_prefix.push_back(parameter.name);
+    } else {
+      EXPECT_TRUE(at::equal(parameter.value, twin)) << parameter.name;
+    }
+  }
+  EXPECT_THAT(only_prefix, ::testing::Each(::testing::HasSubstr(".sort_net.")));
+  EXPECT_EQ(only_prefix.size(), 4U);  // a weight and a bias a layer
+  EXPECT_EQ(uniform->parameters().list().size() + 4, prefix->parameters().list().size());
+}
+
 // The border is a block's. A learned SortNet numbers source blocks from the sequence's start;
 // `attention` and `uniform` do not, so that a document's place in the sequence plays no part.
 TEST(Models, PackedDocumentsEqualTheDocumentsAlone) {

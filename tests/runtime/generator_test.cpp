@@ -82,6 +82,34 @@ TEST(Generator, OfALongPromptTheLastWindowIsRead) {
   model.window = 3;
   EXPECT_EQ(generate(model, {4, 4, 4, 0, 1}, {.tokens = 1, .temperature = 0}), (Ids{2}));
   EXPECT_EQ(model.fed, (std::vector<Ids>{{4, 0, 1}}));
+  EXPECT_EQ(unread_prompt_ids(model, {4, 4, 4, 0, 1}), 2);
+  EXPECT_EQ(unread_prompt_ids(model, {4, 0, 1}), 0);
+  EXPECT_EQ(unread_prompt_ids(model, {}), 0);
+}
+
+// The end mark itself is read with its document; the next id begins a cache, and so position 0.
+TEST(Generator, DocumentsRestartAfterTheirEndMark) {
+  RecordingModel model(counting());
+  const GenerateOptions options{.tokens = 8, .temperature = 0, .first = 4, .restart_after = 4};
+  EXPECT_EQ(generate(model, {2}, options), (Ids{3, 4, 0, 1, 2, 3, 4, 0}));
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{2, 3, 4}, {0, 1, 2, 3, 4}}));
+  model.fed.clear();
+  generate(model, {}, {.tokens = 3, .temperature = 0, .first = 4, .restart_after = 4});
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{4}, {0, 1}}));
+  model.fed.clear();  // end marks of a prompt count as well
+  generate(model, {1, 4, 2}, {.tokens = 1, .temperature = 0, .restart_after = 4});
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 4}, {2}}));
+}
+
+// A full cache is rebuilt from the current document alone.
+TEST(Generator, RebuiltCacheHoldsNothingOfAnEarlierDocument) {
+  RecordingModel model(counting());
+  model.window = 4;
+  generate(model, {3}, {.tokens = 8, .temperature = 0, .restart_after = 4});
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{3, 4}, {0, 1, 2, 3}, {3, 4}, {0}}));
+  model.fed.clear();  // the mark fills the cache: a restart, not a rebuilding
+  generate(model, {1, 2, 3}, {.tokens = 3, .temperature = 0, .restart_after = 4});
+  EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 2, 3, 4}, {0}}));
 }
 
 // Frequencies of 20,000 draws within 4 standard deviations of softmax(logits / temperature) over
