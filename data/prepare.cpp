@@ -17,6 +17,7 @@
 #include "data/corpus.h"
 #include "data/documents.h"
 #include "data/manifest.h"
+#include "data/prepare_options.h"
 #include "data/sentencepiece_tokenizer.h"
 #include "data/shard_format.h"
 #include "data/shard_writer.h"
@@ -41,71 +42,10 @@ constexpr char kOurNames[] = R"((train|valid|test)-tokens-\d{5,}\.h5(\.tmp)?)"
                              R"(|(tokenizer\.(chars|words|model)|manifest\.json)(\.tmp-\d+)?)"
                              R"(|\.input-\d+|\.unfinished)";
 
-enum class Kind { kBytes, kChars, kWords, kSentencePiece, kModelFile };
-
-Kind kind_of(const std::string& tokenizer) {
-  if (tokenizer == "bytes") return Kind::kBytes;
-  if (tokenizer == "chars") return Kind::kChars;
-  if (tokenizer == "words") return Kind::kWords;
-  if (tokenizer == "sentencepiece") return Kind::kSentencePiece;
-  if (!path_exists(tokenizer)) {
-    fail(ExitCode::kUsage,
-         "--tokenizer {}: neither bytes, chars, words or sentencepiece nor the file of a model",
-         tokenizer);
-  }
-  return Kind::kModelFile;
-}
-
-// SentencePiece puts every pair of symbols of a text into one queue, so its time for a byte grows
-// with the text. Models trained here give the same ids in any parts (docs/corpus_format.md); those
-// of users may not, so they get longer ones.
-std::int64_t default_chunk_bytes(Kind kind) {
-  switch (kind) {
-    case Kind::kSentencePiece:
-      return 16 << 10;
-    case Kind::kModelFile:
-      return 64 << 10;
-    default:
-      return 1 << 20;
-  }
-}
-
 bool same_file(const std::string& a, const std::string& b) {
   struct stat info_a, info_b;
   return stat(a.c_str(), &info_a) == 0 && stat(b.c_str(), &info_b) == 0 &&
          info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino;
-}
-
-// Checks the options; returns them with the defaults that depend on the tokenizer filled in.
-PrepareOptions checked(PrepareOptions options, Kind kind) {
-  const auto is_fraction = [](double f) { return std::isfinite(f) && f >= 0 && f < 1; };
-  if (!is_fraction(options.valid_fraction) || !is_fraction(options.test_fraction) ||
-      options.valid_fraction + options.test_fraction >= 1) {
-    fail(ExitCode::kUsage,
-         "--valid {} --test {}: fractions from 0 to below 1 that leave something for training are "
-         "needed",
-         options.valid_fraction, options.test_fraction);
-  }
-  if (options.out.empty()) fail(ExitCode::kUsage, "--out: the name of a folder is needed");
-  if (options.paths.empty())
-    fail(ExitCode::kUsage, "PATH: give files, folders, or - for standard input");
-  const bool learns = kind == Kind::kWords || kind == Kind::kSentencePiece;
-  if (learns && options.vocab_size == 0) options.vocab_size = kind == Kind::kWords ? 32000 : 8000;
-  const std::int64_t fewest =
-      kind == Kind::kWords ? 3 : 300;  // marks and a word; marks, 256 bytes and some pieces
-  if (learns ? options.vocab_size < fewest || options.vocab_size > 1 << 20
-             : options.vocab_size != 0) {
-    fail(ExitCode::kUsage, "--vocab-size {}: {}", options.vocab_size,
-         learns ? fmt::format("from {} to {} ids for {}", fewest, 1 << 20, options.tokenizer)
-                : fmt::format("only words and sentencepiece choose it, not {}", options.tokenizer));
-  }
-  if (options.chunk_bytes == 0) options.chunk_bytes = default_chunk_bytes(kind);
-  // More text does not make a better vocabulary, but training slower.
-  if (options.sample_bytes == 0)
-    options.sample_bytes = std::clamp<std::int64_t>(512 * options.vocab_size, 4 << 20, 16 << 20);
-  require(options.shard_tokens > 0 && options.chunk_bytes > 0 && options.sample_bytes > 0,
-          "sizes of shards, chunks and sample");
-  return options;
 }
 
 // Times phases and calls the user's function now and then.
@@ -266,7 +206,7 @@ class OutFolder {
 // One command, from scanned input to manifest.
 class Preparation {
  public:
-  Preparation(const PrepareOptions& options, Kind kind, OutFolder& folder,
+  Preparation(const PrepareOptions& options, TokenizerKind kind, OutFolder& folder,
               std::vector<InputPath> inputs, InputScan scan, Progress& progress)
       : options_(options),
         kind_(kind),
@@ -277,10 +217,10 @@ class Preparation {
         progress_(progress) {}
 
   CorpusManifest run() {
-    if (kind_ == Kind::kModelFile) {
+    if (kind_ == TokenizerKind::kModelFile) {
       take_model(read_file(options_.tokenizer, kTokenizerMaxBytes, ExitCode::kData),
                  options_.tokenizer);
-    } else if (kind_ == Kind::kBytes) {
+    } else if (kind_ == TokenizerKind::kBytes) {
       set_vocabulary(256);
     } else {
       learn_vocabulary();
@@ -319,7 +259,7 @@ class Preparation {
   }
 
   void check_utf8(const Document& document, std::string_view text, std::int64_t offset) const {
-    if (kind_ == Kind::kBytes) return;
+    if (kind_ == TokenizerKind::kBytes) return;
     const std::size_t invalid = find_invalid_utf8(text);
     if (invalid == std::string_view::npos) return;
     fail(ExitCode::kData,
@@ -333,17 +273,17 @@ class Preparation {
     WordVocabulary words;
     LineSampler lines(options_.sample_bytes);
     const auto visit = [&](const Piece& piece, std::string_view text) {
-      if (kind_ == Kind::kChars) return chars.add(text, piece.split == kTrain);
+      if (kind_ == TokenizerKind::kChars) return chars.add(text, piece.split == kTrain);
       if (piece.split != kTrain) return;
-      if (kind_ == Kind::kWords) return words.add(text);
+      if (kind_ == TokenizerKind::kWords) return words.add(text);
       lines.add(text);
     };
     pass("build vocabulary", visit, [](const Piece&) {});
     switch (kind_) {
-      case Kind::kChars:
+      case TokenizerKind::kChars:
         write_tokenizer("tokenizer.chars", chars.file_content());
         return set_vocabulary(chars.num_ids());
-      case Kind::kWords: {
+      case TokenizerKind::kWords: {
         const std::string content =
             words.file_content(options_.vocab_size - 1 - (many_documents() ? 1 : 0));
         write_tokenizer("tokenizer.words", content);
@@ -375,7 +315,7 @@ class Preparation {
   // Several documents get an end mark: the model's own, or one more id.
   void set_vocabulary(std::int64_t num_ids, std::int64_t own_mark = -1) {
     auto& tokenizer = *manifest_.mutable_tokenizer();
-    tokenizer.set_kind(kind_ == Kind::kModelFile ? "sentencepiece" : options_.tokenizer);
+    tokenizer.set_kind(kind_ == TokenizerKind::kModelFile ? "sentencepiece" : options_.tokenizer);
     if (many_documents()) {
       tokenizer.set_end_of_document(own_mark >= 0 ? own_mark : num_ids);
       if (own_mark < 0) ++num_ids;
@@ -426,7 +366,7 @@ class Preparation {
   }
 
   const PrepareOptions& options_;
-  Kind kind_;
+  TokenizerKind kind_;
   OutFolder& folder_;
   std::vector<InputPath> inputs_;
   InputScan scan_;
@@ -436,10 +376,11 @@ class Preparation {
 };
 
 // Same text, same corpus. Paths are part of the input's hash.
-CorpusManifest::Source source_of(const PrepareOptions& options, Kind kind, const InputScan& scan) {
+CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind kind,
+                                 const InputScan& scan) {
   CorpusManifest::Source source;
   std::string tokenizer = options.tokenizer;
-  if (kind == Kind::kModelFile) {
+  if (kind == TokenizerKind::kModelFile) {
     const std::string content = read_file(options.tokenizer, kTokenizerMaxBytes, ExitCode::kData);
     tokenizer = "model " + xxh3_hex(content.data(), content.size());
   }
@@ -447,7 +388,8 @@ CorpusManifest::Source source_of(const PrepareOptions& options, Kind kind, const
       fmt::format("tokenizer {}, vocab size {}, valid {}, test {}, shard tokens {}, chunk bytes {}",
                   tokenizer, options.vocab_size, options.valid_fraction, options.test_fraction,
                   options.shard_tokens, options.chunk_bytes);
-  if (kind == Kind::kSentencePiece) text += fmt::format(", sample bytes {}", options.sample_bytes);
+  if (kind == TokenizerKind::kSentencePiece)
+    text += fmt::format(", sample bytes {}", options.sample_bytes);
   source.set_options(text);
   source.set_input_hash(scan.hash);
   return source;
@@ -475,9 +417,9 @@ void require_same(const OutFolder& folder, const CorpusManifest::Source& source)
 
 PrepareResult prepare_corpus(const PrepareOptions& given,
                              const std::function<void(const PrepareProgress&)>& callback) {
-  const Kind kind = kind_of(given.tokenizer);
-  const PrepareOptions options = checked(given, kind);
-  const bool learns = kind != Kind::kBytes && kind != Kind::kModelFile;
+  const TokenizerKind kind = tokenizer_kind(given.tokenizer);
+  const PrepareOptions options = checked_options(given, kind);
+  const bool learns = kind != TokenizerKind::kBytes && kind != TokenizerKind::kModelFile;
   Progress progress(callback, learns ? 2 : 1);
   OutFolder folder(options.out);
   folder.require_outside(options.paths);
