@@ -145,48 +145,53 @@ struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
   }
 };
 
-// One matrix that a call of the kernel balances, and the rows of it that the call returns.
+// Matrices of one size that the kernel left unsolved, and the rows of each that the call returns.
 // Tensors of a call: S [problems, R, C], P [problems, rows a problem returns, C].
-struct Matrix {
-  std::int64_t problem, rows, columns;  // the leading part of S that is balanced
+struct Unsolved {
+  at::Tensor problems_K;
+  std::int64_t rows, columns;  // the leading part of S that is balanced
   std::int64_t first_result, first_row, num_rows;
 
+  // [K, rows, columns], a copy.
   at::Tensor part(const at::Tensor& s) const {
-    return s.select(0, problem).narrow(0, 0, rows).narrow(1, 0, columns);
+    return s.narrow(1, 0, rows).narrow(2, 0, columns).index_select(0, problems_K);
+  }
+  void add_to_part(const at::Tensor& s, const at::Tensor& part) const {
+    s.narrow(1, 0, rows).narrow(2, 0, columns).index_add_(0, problems_K, part);
   }
   at::Tensor result_rows(const at::Tensor& part) const {
-    return part.narrow(0, first_row, num_rows);
+    return part.narrow(1, first_row, num_rows);
   }
   at::Tensor result(const at::Tensor& p) const {
-    return p.select(0, problem).narrow(0, first_result, num_rows).narrow(1, 0, columns);
+    return p.narrow(1, first_result, num_rows).narrow(2, 0, columns);
   }
 };
 
-// The matrices that the kernel left unsolved.
-std::vector<Matrix> unsolved(const at::Tensor& solved, const at::Tensor& scores, bool prefix,
-                             std::int64_t first_row) {
-  std::vector<Matrix> matrices;
-  if (solved.all().item<bool>()) return matrices;
+// What the kernel left unsolved: `solved` is [problems] for whole matrices and [problems, U] for
+// prefixes, whose row u is a matrix of its own.
+std::vector<Unsolved> unsolved(const at::Tensor& solved, const at::Tensor& scores, bool prefix,
+                               std::int64_t first_row) {
+  std::vector<Unsolved> all;
+  if (solved.all().item<bool>()) return all;
   const std::int64_t R = scores.size(-2), C = scores.size(-1);
-  const at::Tensor index_K = solved.flatten().logical_not().nonzero().squeeze(1);
-  const std::int64_t* index = index_K.const_data_ptr<std::int64_t>();
-  for (std::int64_t k = 0; k < index_K.size(0); ++k) {
-    if (prefix) {
-      const std::int64_t result = index[k] % (R - first_row), u = first_row + result;
-      matrices.push_back({index[k] / (R - first_row), u + 1, u, result, u, 1});
-    } else {
-      matrices.push_back({index[k], R, C, 0, 0, R});
-    }
+  const std::int64_t num_results = prefix ? R - first_row : 1;
+  const at::Tensor missing = solved.view({-1, num_results}).logical_not();
+  for (std::int64_t result = 0; result < num_results; ++result) {
+    const at::Tensor problems_K = missing.select(1, result).nonzero().squeeze(1);
+    if (problems_K.size(0) == 0) continue;
+    const std::int64_t u = first_row + result;
+    all.push_back(prefix ? Unsolved{problems_K, u + 1, u, result, u, 1}
+                         : Unsolved{problems_K, R, C, 0, 0, R});
   }
-  return matrices;
+  return all;
 }
 
 // x [.., R, C] with one leading dimension, as a view.
 at::Tensor one_batch(const at::Tensor& x) { return x.view({-1, x.size(-2), x.size(-1)}); }
 
-// The fused kernel, and the log domain for each matrix outside its number range. Those are solved
-// one after another, and again in the backward pass: what they need besides inputs and outputs is a
-// few matrices, however many they are.
+// The fused kernel, and the log domain for the matrices outside its number range. Those are solved
+// size by size, and again in the backward pass: what they need besides inputs and outputs is a few
+// times S, however many sizes there are.
 struct FusedBalance : torch::autograd::Function<FusedBalance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations, bool prefix, std::int64_t first_row) {
@@ -196,9 +201,9 @@ struct FusedBalance : torch::autograd::Function<FusedBalance> {
     const at::Tensor dense = scores.contiguous();
     const auto [p, solved] = prefix ? prefix_balance_kernel(dense, iterations, first_row)
                                     : balance_kernel(dense, iterations);
-    for (const Matrix& matrix : unsolved(solved, dense, prefix, first_row)) {
-      const Solution solution = solve(matrix.part(one_batch(dense)), iterations);
-      matrix.result(one_batch(p)).copy_(matrix.result_rows(solution.p));
+    for (const Unsolved& group : unsolved(solved, dense, prefix, first_row)) {
+      const Solution solution = solve(group.part(one_batch(dense)), iterations);
+      group.result(one_batch(p)).index_copy_(0, group.problems_K, group.result_rows(solution.p));
     }
     context->save_for_backward({dense, solved});
     return p;
@@ -214,12 +219,13 @@ struct FusedBalance : torch::autograd::Function<FusedBalance> {
     const at::Tensor d_scores =
         prefix ? prefix_balance_kernel_backward(scores, d_p, iterations, first_row)
                : balance_kernel_backward(scores, d_p, iterations);
-    for (const Matrix& matrix : unsolved(solved, scores, prefix, first_row)) {
-      const at::Tensor part = matrix.part(one_batch(scores));
+    for (const Unsolved& group : unsolved(solved, scores, prefix, first_row)) {
+      const at::Tensor part = group.part(one_batch(scores));
       const at::Tensor d_part_p = at::zeros_like(part);
-      matrix.result_rows(d_part_p).copy_(matrix.result(one_batch(d_p)));
-      matrix.part(one_batch(d_scores))
-          .add_(solution_gradient(part, solve(part, iterations), d_part_p));
+      group.result_rows(d_part_p).copy_(
+          group.result(one_batch(d_p)).index_select(0, group.problems_K));
+      group.add_to_part(one_batch(d_scores),
+                        solution_gradient(part, solve(part, iterations), d_part_p));
     }
     return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
   }

@@ -172,11 +172,11 @@ at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_B
     if (final_relu_) scores_BHNN = at::relu(scores_BHNN);
   }
   if (gumbel_noise_ && noise) {
-    // Drawn for all blocks that a sequence may have, and cut: an entry's noise does not depend on
-    // how many there are.
+    // Rows one after another, each for all blocks that a sequence may have, and cut: an entry's
+    // noise does not depend on how many there are.
     const std::int64_t M = std::max(N, max_blocks_);
-    const at::Tensor noise_BHMM = philox_gumbel(*noise, NoisePurpose::kGumbel, {heads_, M, M});
-    scores_BHNN = scores_BHNN + noise_BHMM.narrow(2, 0, N).narrow(3, 0, N);
+    const at::Tensor noise_BNHM = philox_gumbel(*noise, NoisePurpose::kGumbel, {N, heads_, M});
+    scores_BHNN = scores_BHNN + noise_BNHM.narrow(3, 0, N).transpose(1, 2);
   }
   return scores_BHNN / temperature_;
 }

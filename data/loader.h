@@ -15,8 +15,8 @@ namespace birkhoff {
 struct LoaderOptions {
   std::string split = "train";
   std::string stream = "tokens";
-  std::int64_t sequence_length =
-      0;  // T; sample i is tokens [iT, iT + T], the last one of which is only a target
+  // T; sample i is tokens [iT, iT + T], shifted as asked for; the last is only a target.
+  std::int64_t sequence_length = 0;
   bool restart_at_documents = false;  // also give segments_BT and positions_BT
   bool shift_windows = false;         // training: each epoch but the first cuts at other places
   std::int64_t global_batch = 0;      // samples a step, over all ranks

@@ -423,6 +423,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   Progress progress(callback, learns ? 2 : 1);
   OutFolder folder(options.out);
   folder.require_outside(options.paths);
+  if (kind == TokenizerKind::kModelFile) folder.require_outside({options.tokenizer});
   folder.begin();
   const std::vector<InputPath> inputs = folder.spool(options.paths, progress);
   const InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});

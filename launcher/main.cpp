@@ -24,6 +24,8 @@ int main(int argc, char** argv) {
   occupy_standard_descriptors();
   // A write beyond the limit of file sizes fails with EFBIG, and says so.
   std::signal(SIGXFSZ, SIG_IGN);
+  // The supervisor repeats SIGUSR1: before `train` notes it, and after, it must not kill.
+  std::signal(SIGUSR1, SIG_IGN);
   // Ignored by the parent it would stay ignored here, and nothing could be learned of children.
   std::signal(SIGCHLD, SIG_DFL);
   return birkhoff::run_app(std::vector<std::string>(argv + 1, argv + argc), std::cout, std::cerr);

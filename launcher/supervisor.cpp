@@ -85,7 +85,7 @@ int map_mpirun_status(int status, bool stop_requested, std::string& why) {
     return static_cast<int>(ExitCode::kPeer);
   }
   if (code == 128 + SIGUSR1 && stop_requested) {
-    why = "stopped before training began; run the same command again to go on";
+    why = "stopped on request while its ranks were starting; run the same command again to go on";
     return static_cast<int>(ExitCode::kRequeue);
   }
   if (code > 128) {
@@ -127,6 +127,7 @@ int supervise(int ranks, const std::vector<std::string>& arguments, const StopSi
     // Its own process group: a Ctrl-C of the terminal reaches the supervisor alone. If the
     // supervisor is killed, so is mpirun.
     setpgid(0, 0);
+    std::signal(SIGTERM, SIG_DFL);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent) _exit(static_cast<int>(ExitCode::kPeer));
     std::signal(SIGUSR1, SIG_IGN);  // until mpirun has its own handler

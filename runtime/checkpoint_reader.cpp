@@ -268,6 +268,11 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
     } catch (const CheckpointVersionError&) {
       throw;
     } catch (const Error& error) {
+      if (error.code() == ExitCode::kStorage) {
+        fail(ExitCode::kStorage,
+             "{}; if it stays unreadable, move {} away, and the checkpoint before it is used",
+             error.what(), newest->second.string());
+      }
       if (error.code() != ExitCode::kCheckpoint) {
         throw;
       }

@@ -33,7 +33,8 @@ StopSignals::StopSignals() {
     if (kSignals[i] == SIGINT) action.sa_flags |= SA_RESETHAND;
     sigemptyset(&action.sa_mask);
     require(sigaction(kSignals[i], nullptr, &previous_actions[i]) == 0, "sigaction succeeds");
-    if (previous_actions[i].sa_handler == SIG_IGN) continue;
+    const bool is_terminals = kSignals[i] == SIGINT || kSignals[i] == SIGHUP;
+    if (is_terminals && previous_actions[i].sa_handler == SIG_IGN) continue;
     require(sigaction(kSignals[i], &action, nullptr) == 0, "sigaction succeeds");
   }
 }

@@ -6,7 +6,8 @@
 namespace birkhoff {
 
 // From construction to destruction these signals are only noted; a second SIGINT ends the process,
-// for a user who cannot wait. One that was ignored before (nohup, a background job) stays ignored.
+// for a user who cannot wait. SIGINT and SIGHUP that were ignored before (nohup, a background job)
+// stay ignored.
 // At most one object at a time; the handlers that were there before come back afterwards.
 class StopSignals {
  public:

@@ -201,6 +201,10 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   }
   if (state.step >= config.train().steps() && !state.evaluation_due) {
     if (world.rank() == 0) {
+      // A kill may have come before the picture.
+      if (!path_exists(paths.loss_plot().string())) {
+        Metrics(make_metrics_options(config, paths, state)).close();
+      }
       log_info("{}: has all its steps ({} of {}); set train.steps higher to go on",
                run_folder.string(), state.step, config.train().steps());
     }

@@ -133,6 +133,11 @@ TEST(Prepare, RefusesTextInItsOwnFolder) {
                  [&] { prepare_corpus(prepare_options(folder / "corpus", {path})); },
                  {path, "lies in --out"});
   }
+  write_text(folder / "text", sentences(10, 1));
+  PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"});
+  options.tokenizer = folder / "corpus/train-tokens-00000.h5";
+  expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); },
+               {options.tokenizer, "lies in --out"});
   EXPECT_EQ(content_of(folder / "corpus"), before);
 }
 

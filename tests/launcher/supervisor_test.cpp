@@ -62,7 +62,7 @@ TEST(MapMpirunStatus, AnEndWithoutALineOfOursSaysWhatToTry) {
 TEST(MapMpirunStatus, ARankStoppedWhileItLoadsIsARequeue) {
   std::string why;
   EXPECT_EQ(map_mpirun_status(exited(128 + SIGUSR1), true, why), 75);
-  EXPECT_THAT(why, HasSubstr("before training began"));
+  EXPECT_THAT(why, HasSubstr("stopped on request"));
   EXPECT_EQ(map_mpirun_status(exited(128 + SIGUSR1), false, why), 7);
 }
 
