@@ -45,7 +45,8 @@ TEST(Include, ChosenMemberOfAOneofIsMergedIfItIsTheSame) {
   folder.write("base.txtpb", std::string(kTask) + "train { optimizer { adamw { beta1: 0.5 } } }");
   const fs::path file = folder.write(
       "run.txtpb", "include: \"base.txtpb\" train { optimizer { adamw { beta2: 0.6 } } }");
-  const auto& adamw = load_config(file, {}).train().optimizer().adamw();
+  const configs::Config config = load_config(file, {});
+  const configs::AdamW& adamw = config.train().optimizer().adamw();
   EXPECT_FLOAT_EQ(adamw.beta1(), 0.5f);
   EXPECT_FLOAT_EQ(adamw.beta2(), 0.6f);
 }

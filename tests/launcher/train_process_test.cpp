@@ -67,14 +67,16 @@ class TrainProcessTest : public testing::Test {
   }
 
   // The run went all the way and is, bit for bit, what an uninterrupted one is.
-  static void expect_like_reference(const std::string& name) {
-    EXPECT_EQ(checkpoint_names(run(name)).back(), checkpoint_names(run("reference")).back());
-    const auto state = final_state(run(name)), reference = final_state(run("reference"));
+  static void expect_like_reference(const std::string& name,
+                                    const std::string& reference_name = "reference") {
+    const fs::path reference_run = run(reference_name);
+    EXPECT_EQ(checkpoint_names(run(name)).back(), checkpoint_names(reference_run).back());
+    const auto state = final_state(run(name)), reference = final_state(reference_run);
     ASSERT_GE(reference.size(), 2u) << "model and optimizer";
     ASSERT_EQ(state.size(), reference.size());
     for (const auto& [file, bytes] : reference)
       EXPECT_TRUE(state.at(file) == bytes) << file << " differs";
-    const MetricsLines metrics = read_metrics(run(name)), expected = read_metrics(run("reference"));
+    const MetricsLines metrics = read_metrics(run(name)), expected = read_metrics(reference_run);
     EXPECT_EQ(metrics.figures, expected.figures)
         << "each step once, in order, with the same figures";
     EXPECT_EQ(metrics.evaluated, expected.evaluated);
@@ -256,7 +258,12 @@ TEST_F(TrainProcessTest, RanksInsideMpirunAreRefused) {
 TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   const char* set = std::getenv("BIRKHOFF_KILLS");
   const int num_kills = set != nullptr ? std::atoi(set) : 4;
-  const Command command = train("killed", {"--ranks", "2", "--set", "checkpoint.every=1"});
+  const int num_steps = 75 * num_kills;  // more than the kills let it do
+  const std::string steps = "train.steps=" + std::to_string(num_steps);
+  const Finished trained = run_child(train("kills_reference", {"--ranks", "2", "--set", steps}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const Command command =
+      train("killed", {"--ranks", "2", "--set", "checkpoint.every=1", "--set", steps});
   std::mt19937 random(20);
   int inside_a_save = 0;
   for (int kill = 0; kill < num_kills; ++kill) {
@@ -265,11 +272,11 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
     // Spread over the run; a moment between one step and the next, or none: while it starts.
     const int from = last_step(run("killed"));
     if (kill % 4 != 3) {
-      ASSERT_TRUE(wait_for_step(child, run("killed"), from + 1 + kSteps / (2 * num_kills)))
+      ASSERT_TRUE(wait_for_step(child, run("killed"), from + 1 + num_steps / (2 * num_kills)))
           << child.finish(seconds(1)).err;
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
     } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 3000));
+      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 1500));
     }
     // All ranks at once; every second time mpirun and the supervisor with them, as when a machine
     // goes down.
@@ -289,7 +296,7 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   }
   const Finished finished = run_child(command);
   EXPECT_EQ(finished.code, 0) << finished.err;
-  expect_like_reference("killed");
+  expect_like_reference("killed", "kills_reference");
   RecordProperty("kills_inside_a_save", inside_a_save);
   if (num_kills >= 20) {
     EXPECT_GT(inside_a_save, 0);
