@@ -53,9 +53,4 @@ void log_warning(fmt::format_string<Args...> format, Args&&... args) {
   log_text(LogLevel::kWarning, fmt::format(format, std::forward<Args>(args)...));
 }
 
-template <typename... Args>
-void log_error(fmt::format_string<Args...> format, Args&&... args) {
-  log_text(LogLevel::kError, fmt::format(format, std::forward<Args>(args)...));
-}
-
 }  // namespace birkhoff

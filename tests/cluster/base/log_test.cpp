@@ -20,7 +20,7 @@ TEST(Log, WritesOneLineAnEventToTheFileAndToStderr) {
     log_warning("before {}", "opening");
     log.open(path);
     log_info("step {} loss {:.2f}", 7, 1.5);
-    log_error("two\nlines");
+    log_text(LogLevel::kError, "two\nlines");
   }
   const std::string err = testing::internal::GetCapturedStderr();
   const std::string time = R"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3})";
