@@ -150,7 +150,7 @@ class OutFolder {
   void end() {
     if (!lock_) return;
     for (const std::string& name : list_directory(path_)) {
-      if (name.starts_with(kSpoolPrefix)) remove_file(file(name));
+      if (is_ours(name) && name.starts_with(kSpoolPrefix)) remove_file(file(name));
     }
     if (path_exists(file(kUnfinishedName))) remove_file(file(kUnfinishedName));
     sync_directory(path_);
