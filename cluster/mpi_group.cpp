@@ -71,8 +71,16 @@ MpiGroup::~MpiGroup() {
 // ---- Operations
 // ----------------------------------------------------------------------------------
 
+template <typename Operation>
+std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
+  return queue_->submit([this, tag = operation_tag(), operation = std::move(operation)] {
+    tag_ = tag;
+    operation();
+  });
+}
+
 std::unique_ptr<Work> MpiGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
-  return queue_->submit([this, tensor = std::move(tensor), op] {
+  return submit([this, tensor = std::move(tensor), op] {
     if (size_ == 1) return;
     if (tensor.nbytes() * static_cast<std::size_t>(size_) <= kSmallBytes) {
       all_reduce_small(tensor, op);
@@ -134,7 +142,7 @@ void MpiGroup::all_reduce_slices(const at::Tensor& tensor, ReduceOp op) {
 
 std::unique_ptr<Work> MpiGroup::do_reduce_scatter(at::Tensor output, at::Tensor input,
                                                   ReduceOp op) {
-  return queue_->submit([this, output = std::move(output), input = std::move(input), op] {
+  return submit([this, output = std::move(output), input = std::move(input), op] {
     const std::size_t num_bytes = output.nbytes();
     std::byte* received = scratch(num_bytes * static_cast<std::size_t>(size_));
     std::vector<const void*> inputs;
@@ -151,7 +159,7 @@ std::unique_ptr<Work> MpiGroup::do_reduce_scatter(at::Tensor output, at::Tensor 
 }
 
 std::unique_ptr<Work> MpiGroup::do_all_gather(at::Tensor output, at::Tensor input) {
-  return queue_->submit([this, output = std::move(output), input = std::move(input)] {
+  return submit([this, output = std::move(output), input = std::move(input)] {
     const std::size_t num_bytes = input.nbytes();
     for (int peer = 0; peer < size_; ++peer) {
       std::byte* slice = bytes_of(output) + static_cast<std::size_t>(peer) * num_bytes;
@@ -170,9 +178,8 @@ std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output,
                                               std::vector<std::int64_t> receive_counts,
                                               at::Tensor input,
                                               std::vector<std::int64_t> send_counts) {
-  return queue_->submit([this, output = std::move(output), input = std::move(input),
-                         receive_counts = std::move(receive_counts),
-                         send_counts = std::move(send_counts)] {
+  return submit([this, output = std::move(output), input = std::move(input),
+                 receive_counts = std::move(receive_counts), send_counts = std::move(send_counts)] {
     std::byte* to = bytes_of(output);
     const std::byte* from = bytes_of(input);
     for (int peer = 0; peer < size_; ++peer) {
@@ -194,7 +201,7 @@ std::unique_ptr<Work> MpiGroup::do_all_to_all(at::Tensor output,
 }
 
 std::unique_ptr<Work> MpiGroup::do_broadcast(at::Tensor tensor, int root) {
-  return queue_->submit([this, tensor = std::move(tensor), root] {
+  return submit([this, tensor = std::move(tensor), root] {
     constexpr std::size_t kMostBytes = std::size_t{1} << 30;
     for (std::size_t start = 0; start < tensor.nbytes(); start += kMostBytes) {
       const std::size_t num_bytes = std::min(kMostBytes, tensor.nbytes() - start);
@@ -208,7 +215,7 @@ std::unique_ptr<Work> MpiGroup::do_broadcast(at::Tensor tensor, int root) {
 }
 
 std::unique_ptr<Work> MpiGroup::do_barrier() {
-  return queue_->submit([this] {
+  return submit([this] {
     requests_.emplace_back();
     mpi_check(MPI_Ibarrier(comm_, &requests_.back()), "MPI_Ibarrier");
     wait_for_requests();
@@ -218,12 +225,13 @@ std::unique_ptr<Work> MpiGroup::do_barrier() {
 // ---- Transfers
 // -----------------------------------------------------------------------------------
 
-// One tag is enough: MPI keeps the order of messages between two ranks of a communicator.
+// MPI keeps the order of messages of one tag between two ranks; the tag says which operation they
+// belong to.
 void MpiGroup::send(const std::byte* data, std::size_t num_bytes, int peer) {
   for (std::size_t start = 0; start < num_bytes; start += kPieceBytes) {
     const int count = static_cast<int>(std::min(kPieceBytes, num_bytes - start));
     requests_.emplace_back();
-    mpi_check(MPI_Isend(data + start, count, MPI_BYTE, peer, 0, comm_, &requests_.back()),
+    mpi_check(MPI_Isend(data + start, count, MPI_BYTE, peer, tag_, comm_, &requests_.back()),
               "MPI_Isend");
   }
 }
@@ -232,7 +240,7 @@ void MpiGroup::receive(std::byte* data, std::size_t num_bytes, int peer) {
   for (std::size_t start = 0; start < num_bytes; start += kPieceBytes) {
     const int count = static_cast<int>(std::min(kPieceBytes, num_bytes - start));
     requests_.emplace_back();
-    mpi_check(MPI_Irecv(data + start, count, MPI_BYTE, peer, 0, comm_, &requests_.back()),
+    mpi_check(MPI_Irecv(data + start, count, MPI_BYTE, peer, tag_, comm_, &requests_.back()),
               "MPI_Irecv");
   }
 }

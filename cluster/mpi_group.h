@@ -39,6 +39,9 @@ class MpiGroup : public Group {
   std::unique_ptr<Work> do_barrier() override;
 
  private:
+  // Gives the operation to the communication thread.
+  template <typename Operation>
+  std::unique_ptr<Work> submit(Operation operation);
   // Everything below runs on the communication thread.
   void send(const std::byte* data, std::size_t num_bytes, int peer);
   void receive(std::byte* data, std::size_t num_bytes, int peer);
@@ -52,6 +55,7 @@ class MpiGroup : public Group {
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
+  int tag_ = 0;  // of the operation that runs
   std::vector<MPI_Request> requests_;
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_bytes_ = 0;

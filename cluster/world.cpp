@@ -3,11 +3,13 @@
 #include <mpi.h>
 
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <exception>
 #include <initializer_list>
 #include <optional>
 #include <string_view>
+#include <thread>
 
 #include "cluster/base/error.h"
 #include "cluster/mpi_check.h"
@@ -109,6 +111,12 @@ std::unique_ptr<Group> World::split(int color, int key) {
 }
 
 void World::abort(int exit_code) {
+  // MPI_Abort talks to mpirun; where that hangs too, this process at least ends, and mpirun with
+  // it.
+  std::thread([exit_code] {
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    std::_Exit(exit_code);
+  }).detach();
   MPI_Abort(MPI_COMM_WORLD, exit_code);
   std::_Exit(exit_code);
 }

@@ -209,6 +209,11 @@ class ConsistencyCheck {
       refuse(places_, "train.micro_batch", "{} sequences are more than train.global_batch {}",
              train.micro_batch(), train.global_batch());
     }
+    if (train.invariant().shards() > train.global_batch()) {
+      refuse(places_, "train.invariant.shards",
+             "{} shards are more than the sequences of a step, train.global_batch {}",
+             train.invariant().shards(), train.global_batch());
+    }
     const auto& schedule = train.schedule();
     switch (schedule.shape()) {
       case configs::Schedule::constant:

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "data/batch/share.h"
 #include "data/order.h"
 #include "data/shard_reader.h"
 
@@ -176,10 +177,10 @@ class TrainLoader::Impl {
   }
 
   Batch make_next() {
-    const std::int64_t begin = options_.rank * options_.global_batch / options_.size;
-    const std::int64_t end = (options_.rank + 1) * options_.global_batch / options_.size;
-    Batch batch = samples_.make_batch(end - begin);
-    for (std::int64_t i = begin; i < end; ++i) {
+    const Interval share =
+        rank_share(options_.global_batch, options_.shards, options_.rank, options_.size);
+    Batch batch = samples_.make_batch(share.size());
+    for (std::int64_t i = share.begin; i < share.end; ++i) {
       const std::int64_t sample_id = consumed_ + i;
       const std::int64_t epoch = sample_id / per_epoch_;
       if (!order_ || epoch != order_epoch_) {
@@ -193,7 +194,7 @@ class TrainLoader::Impl {
       const std::int64_t first =
           order_->at(sample_id % per_epoch_) * options_.sequence_length + shift_;
       const std::int64_t last_first = samples_.elements() - options_.sequence_length - 1;
-      samples_.fill(batch, i - begin, std::min(first, last_first), sample_id);
+      samples_.fill(batch, i - share.begin, std::min(first, last_first), sample_id);
     }
     consumed_ += options_.global_batch;
     return batch;

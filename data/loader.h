@@ -21,9 +21,9 @@ struct LoaderOptions {
   bool shift_windows = false;         // training: each epoch but the first cuts at other places
   std::int64_t global_batch = 0;      // samples a step, over all ranks
   std::uint64_t seed = 0;
-  int rank = 0, size = 1;  // in the data group: this rank gets places [rank * G / size, (rank + 1)
-                           // * G / size) of each global batch
-  int prefetch = 4;        // batches prepared ahead
+  std::int64_t shards = 0;  // virtual shards of a global batch; 0 = none
+  int rank = 0, size = 1;   // in the data group: this rank gets rank_share() of each global batch
+  int prefetch = 4;         // batches prepared ahead
 };
 
 // Whole samples in the split. None: Error(kData).

@@ -8,11 +8,15 @@
 #include <memory>
 #include <optional>
 #include <ostream>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
+#include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
+#include "cluster/base/file.h"
 #include "cluster/world.h"
 #include "configs/config_io.h"
 #include "data/corpus.h"
@@ -87,12 +91,55 @@ std::vector<std::string> rank_arguments(const TrainArguments& arguments) {
   world.abort(static_cast<int>(failure.code));
 }
 
+// Hash of the file this process runs.
+std::string program_hash() {
+  File file = File::open_for_read("/proc/self/exe");
+  Xxh3Hasher hasher;
+  std::vector<char> buffer(std::size_t{1} << 20);
+  while (const std::size_t num_read = file.read_some(buffer.data(), buffer.size())) {
+    hasher.update(buffer.data(), num_read);
+  }
+  return hasher.hex_digest();
+}
+
+// Ranks of different builds would train apart, or not understand each other. Collective.
+void check_same_program(World& world) {
+  const std::string mine = program_hash() + '\n' + version_text();
+  const std::vector<std::string> all = world.group().all_gather_bytes(mine, "program");
+  for (int rank = 1; rank < world.size(); ++rank) {
+    const std::string& other = all[static_cast<std::size_t>(rank)];
+    if (other == all[0]) continue;
+    std::istringstream lines(other), lines_0(all[0]);
+    std::string line, line_0, difference;
+    while (std::getline(lines, line) && std::getline(lines_0, line_0)) {
+      if (line == line_0) continue;
+      difference += (difference.empty() ? "" : "; ") + line + " instead of " + line_0;
+    }
+    fail(ExitCode::kUsage,
+         "rank {} runs another program than rank 0 (hash of its file, versions it was built with): "
+         "{}; install one build of birkhoff on all machines",
+         rank, difference);
+  }
+}
+
+// Threads that a rank computes with.
+int rank_threads(const configs::Config& config, const World& world) {
+  const configs::Invariant& invariant = config.train().invariant();
+  return invariant.shards() > 0 ? invariant.threads() : threads_of_rank(world.local_size());
+}
+
 int train_in_world(const configs::Config& config, const TrainArguments& arguments,
                    const StopSignals& signals, std::ostream& err) {
   World world;
   try {
-    at::set_num_threads(threads_of_rank(world.local_size()));
-    const Outcome outcome = run_training(config, arguments.run, arguments.fresh, world, signals);
+    at::set_num_threads(rank_threads(config, world));
+    check_same_program(world);
+    const auto end_hanging_job = [&](const Verdict& verdict) {
+      err << "birkhoff: " << verdict.text << std::endl;
+      world.abort(static_cast<int>(verdict.code));
+    };
+    const Outcome outcome =
+        run_training(config, arguments.run, arguments.fresh, world, {signals, end_hanging_job});
     return static_cast<int>(outcome == Outcome::kRequeue ? ExitCode::kRequeue : ExitCode::kOk);
   } catch (...) {
     if (world.size() == 1) throw;

@@ -42,7 +42,7 @@ Evaluator::Evaluator(Model& model, Group& group, EvaluationPlan plan,
   require(plan_.micro_batch > 0 && plan_.num_windows > 0, "an evaluation reads something");
 }
 
-Evaluation Evaluator::run() {
+Evaluation Evaluator::run(const std::function<void()>& tick) {
   const at::NoGradGuard no_grad;
   const std::int64_t num_batches = (plan_.num_windows + plan_.micro_batch - 1) / plan_.micro_batch;
   // Each row is filled by one rank and zero elsewhere: the sum over ranks is exact.
@@ -54,6 +54,7 @@ Evaluation Evaluator::run() {
     const ObjectiveSums objective = model_.objective(read_(begin, end), std::nullopt);
     nats_and_count[2 * j] = objective.nats.item<double>();
     nats_and_count[2 * j + 1] = objective.count.item<double>();
+    tick();
   }
   group_.all_reduce(sums, ReduceOp::kSum, "evaluation");
   double nats = 0, count = 0;

@@ -51,8 +51,9 @@ class Evaluator {
   Evaluator(Model& model, Group& group, EvaluationPlan plan,
             std::function<Batch(std::int64_t, std::int64_t)> read);
 
-  // Collective over the group: micro-batch j is computed by rank j modulo size.
-  Evaluation run();
+  // Collective over the group: micro-batch j is computed by rank j modulo size. Calls `tick` after
+  // each of this rank's.
+  Evaluation run(const std::function<void()>& tick = [] {});
   const EvaluationPlan& plan() const { return plan_; }
 
  private:

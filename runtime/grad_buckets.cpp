@@ -32,8 +32,9 @@ class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
   const std::size_t bucket_;
 };
 
-GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements)
-    : group_(group) {
+GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
+                         std::int64_t num_shards)
+    : group_(group), has_shards_(part_of(num_shards, group.rank(), group.size()).size() > 0) {
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> members;
   std::int64_t elements = 0;
@@ -49,7 +50,12 @@ GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t buck
   }
   if (!members.empty()) add_bucket(members);
   missing_.resize(buckets_.size());
-  running_.reserve(buckets_.size());
+  running_.resize(buckets_.size());
+  if (num_shards > 0) {
+    for (Bucket& bucket : buckets_) {
+      shard_reductions_.emplace_back(group_, num_shards, bucket.gradients);
+    }
+  }
 }
 
 GradBuckets::~GradBuckets() {
@@ -95,6 +101,11 @@ void GradBuckets::zero() {
   for (Bucket& bucket : buckets_) bucket.gradients.zero_();
 }
 
+void GradBuckets::next_shard() {
+  for (ShardReduction& reduction : shard_reductions_) reduction.add_shard();
+  zero();
+}
+
 void GradBuckets::start_reducing() {
   for (std::size_t i = 0; i < buckets_.size(); ++i) missing_[i] = buckets_[i].slots.size();
   reducing_ = true;
@@ -106,26 +117,37 @@ void GradBuckets::mark_ready(std::size_t bucket) {
   --missing_[bucket];
   // Buckets fill almost in order; one that is early waits, so that the order is the same on all
   // ranks.
-  while (running_.size() < buckets_.size() && missing_[running_.size()] == 0) launch_next();
+  while (num_launched_ < buckets_.size() && missing_[num_launched_] == 0) launch_next();
 }
 
 void GradBuckets::launch_next() {
-  const std::size_t i = running_.size();
-  running_.push_back(group_.size() == 1
-                         ? nullptr
-                         : group_.all_reduce_async(buckets_[i].gradients, ReduceOp::kSum,
-                                                   fmt::format("gradients of bucket {}", i)));
+  const std::size_t i = num_launched_++;
+  const std::string name = fmt::format("gradients of bucket {}", i);
+  if (!shard_reductions_.empty()) {
+    if (has_shards_) shard_reductions_[i].add_shard();
+    shard_reductions_[i].start(name);
+  } else if (group_.size() > 1) {
+    running_[i] = group_.all_reduce_async(buckets_[i].gradients, ReduceOp::kSum, name);
+  }
 }
 
 void GradBuckets::finish_reducing(at::Tensor tail) {
   reducing_ = false;
-  while (running_.size() < buckets_.size()) launch_next();
+  while (num_launched_ < buckets_.size()) launch_next();
+  num_launched_ = 0;
+  std::unique_ptr<Work> counts;
   if (group_.size() > 1) {
-    auto counts = group_.all_reduce_async(std::move(tail), ReduceOp::kSum, "counts");
-    for (auto& work : running_) work->wait();
-    counts->wait();
+    counts = group_.all_reduce_async(std::move(tail), ReduceOp::kSum, "counts");
   }
-  running_.clear();
+  for (std::size_t i = 0; i < shard_reductions_.size(); ++i) {
+    shard_reductions_[i].combine(fmt::format("gradient sums of bucket {}", i));
+  }
+  for (ShardReduction& reduction : shard_reductions_) reduction.finish();
+  for (auto& work : running_) {
+    if (work != nullptr) work->wait();
+    work = nullptr;
+  }
+  if (counts != nullptr) counts->wait();
 }
 
 }  // namespace birkhoff

@@ -15,6 +15,7 @@
 
 #include "attention/parameters.h"
 #include "cluster/base/group.h"
+#include "runtime/shard_reduction.h"
 
 namespace birkhoff {
 
@@ -38,9 +39,11 @@ class GradBuckets {
   static constexpr std::int64_t kAlignment = 64;
 
   // Moves the parameters' values into buckets of about `bucket_elements` (a larger parameter gets a
-  // bucket of its own) and gives them gradients. `parameters` and `group` must outlive the buckets.
+  // bucket of its own) and gives them gradients. With num_shards > 0 gradients are summed over that
+  // many virtual shards (configs.Invariant). `parameters` and `group` must outlive the buckets.
   // Local.
-  GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements);
+  GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
+              std::int64_t num_shards = 0);
   ~GradBuckets();
   GradBuckets(const GradBuckets&) = delete;
   GradBuckets& operator=(const GradBuckets&) = delete;
@@ -53,6 +56,9 @@ class GradBuckets {
 
   // Gradients become zero.
   void zero();
+  // With virtual shards: one shard's backward passes are done, and those of this rank's next shard
+  // begin. Local.
+  void next_shard();
   // Call before the last backward pass of a step: from here on a full bucket is reduced at once.
   void start_reducing();
   // Reduces what is left (a parameter without a gradient counts as zero) and then `tail`, a
@@ -71,7 +77,10 @@ class GradBuckets {
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<void>> accumulators_;  // autograd nodes that hold our hooks
   std::vector<std::size_t> missing_;  // slots of each bucket whose gradient is not complete
-  std::vector<std::unique_ptr<Work>> running_;  // of the buckets launched so far, in order
+  std::size_t num_launched_ = 0;      // buckets whose reduction has begun: the first so many
+  std::vector<std::unique_ptr<Work>> running_;  // their reductions; with shards instead:
+  std::vector<ShardReduction> shard_reductions_;
+  bool has_shards_ = false;  // this rank computes some of the virtual shards
   bool reducing_ = false;
 };
 

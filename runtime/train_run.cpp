@@ -5,15 +5,18 @@
 #include <memory>
 #include <optional>
 
+#include "cluster/base/activity.h"
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
 #include "cluster/base/log.h"
+#include "cluster/heartbeat.h"
 #include "cluster/mesh.h"
 #include "configs/config.pb.h"
 #include "configs/config_io.h"
 #include "data/corpus.h"
 #include "data/loader.h"
 #include "models/model.h"
+#include "runtime/agreement.h"
 #include "runtime/checkpoint.h"
 #include "runtime/checkpoint_folder.h"
 #include "runtime/progress.h"
@@ -119,6 +122,7 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   options.restart_at_documents = config.data().restart_at_documents();
   options.shift_windows = config.data().shift_windows();
   options.global_batch = config.train().global_batch();
+  options.shards = config.train().invariant().shards();
   options.seed = config.train().seed();
   options.rank = rank;
   options.size = size;
@@ -161,11 +165,27 @@ std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config, const C
       [reader](std::int64_t begin, std::int64_t end) { return reader->read(begin, end); });
 }
 
+WatchdogLimits make_limits(const configs::Watchdog& config) {
+  return {config.seconds(), config.steps(), config.patient_seconds()};
+}
+
+// resumed_from: the step that the run went on from.
 Outcome run_logged(const configs::Config& config, const std::filesystem::path& run_folder,
-                   bool fresh, World& world, const StopSignals& signals, Log& log) {
+                   bool fresh, World& world, const RunHooks& hooks, Log& log,
+                   std::int64_t& resumed_from) {
   check_same_config(world.group(), config);
   Mesh mesh(world, config.mesh());
   Group& group = mesh.data();
+  Activity activity;
+  const Heartbeat heartbeat(
+      world.group(), make_limits(config.watchdog()),
+      [&] {
+        return make_sign(world, activity, {&world.group(), &group});
+      },
+      [&](const Verdict& verdict) {
+        log.write_to_file(LogLevel::kError, verdict.text);
+        hooks.on_hang(verdict);
+      });
   const Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
 
@@ -184,7 +204,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   log.open(paths.log(world.rank()).string());
 
   const std::unique_ptr<Model> model = make_model(config, corpus.vocabulary(), mesh.groups());
-  GradBuckets buckets(model->parameters(), group, config.train().bucket_elements());
+  GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
+                      config.train().invariant().shards());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
   std::vector<NamedShard> shards = training_shards(*model, *optimizer, world.size());
 
@@ -199,6 +220,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
              manifest.evaluation_due()};
     metrics_bytes = manifest.metrics_bytes();
   }
+  resumed_from = state.step;
+  activity.enter(Phase::kStart, state.step);
   if (state.step >= config.train().steps() && !state.evaluation_due) {
     if (world.rank() == 0) {
       // A kill may have come before the picture.
@@ -230,12 +253,14 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
   CheckpointWriter writer(paths.checkpoints(), config.checkpoint().keep(), tokenizer_files,
                           world.group());
+  Agreement agreement(group, shards, world.host());
   RunCheckpoints checkpoints(
       writer, make_header(config, corpus, loader_options.stream, run_id, world.size()), shards,
       folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
 
   Trainer trainer({config, *model, [&] { return loader.next(); }, group, buckets, *optimizer,
-                   signals, evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr});
+                   hooks.signals, evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr,
+                   &agreement, &activity});
   const Outcome outcome = trainer.run(state);
   if (metrics) metrics->close();
   return outcome;
@@ -260,10 +285,24 @@ void check_run(const configs::Config& config, const Corpus& corpus,
 }
 
 Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
-                     bool fresh, World& world, const StopSignals& signals) {
+                     bool fresh, World& world, const RunHooks& hooks) {
   Log log(world.rank());
   try {
-    return run_logged(config, run_folder, fresh, world, signals, log);
+    std::int64_t resumed_from = -1;
+    for (int num_restores = 0;;) {
+      const std::int64_t before = resumed_from;
+      const Outcome outcome =
+          run_logged(config, run_folder, fresh, world, hooks, log, resumed_from);
+      if (outcome != Outcome::kRestore) return outcome;
+      fresh = false;
+      num_restores = resumed_from == before ? num_restores + 1 : 1;
+      if (num_restores > config.agreement().max_restores()) {
+        fail(ExitCode::kNumerical,
+             "ranks disagreed {} times after step {}: agreement.max_restores = {} says stop; the "
+             "warnings above name them",
+             num_restores, resumed_from, config.agreement().max_restores());
+      }
+    }
   } catch (const std::exception& error) {
     log.write_to_file(LogLevel::kError, error.what());
     throw;

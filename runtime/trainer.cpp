@@ -13,11 +13,13 @@
 #include "configs/config.pb.h"
 #include "runtime/grad_norm.h"
 #include "runtime/schedule.h"
+#include "runtime/shard_tree.h"
 
 namespace birkhoff {
 namespace {
 
-// Layout of the tail, the sums that are reduced together with the gradients.
+// Layout of the tail, the sums that are reduced together with the gradients: a row of these for
+// each virtual shard, one row where there are none.
 enum TailIndex : std::int64_t {
   kTailCount,      // counted targets
   kTailNats,       // their loss
@@ -31,12 +33,15 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 
 Trainer::Trainer(TrainerParts parts)
     : parts_(std::move(parts)),
-      tail_(at::zeros({kTailNonFinite + parts_.group.size()}, at::kDouble)) {}
+      tail_(at::zeros({std::max(1, parts_.config.train().invariant().shards()),
+                       kTailNonFinite + parts_.group.size()},
+                      at::kDouble)) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
   if (state.evaluation_due) evaluate(state);
   while (state.step < config.train().steps()) {
+    enter(Phase::kStep, state.step + 1);
     const StepResult result = step(state);
     if (parts_.metrics != nullptr) parts_.metrics->step(result.report, result.tokens);
 
@@ -47,8 +52,13 @@ Outcome Trainer::run(TrainState& state) {
     // Whoever asks to stop gives little time: an evaluation is left to the resumed run.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
     if (!stop && state.evaluation_due) evaluate(state);
-    if (parts_.checkpoints != nullptr &&
-        (last || stop || is_due(state.step, config.checkpoint().every()))) {
+    const bool save = parts_.checkpoints != nullptr &&
+                      (last || stop || is_due(state.step, config.checkpoint().every()));
+    if (save || is_due(state.step, config.agreement().every())) {
+      if (!ranks_agree(state)) return Outcome::kRestore;
+    }
+    if (save) {
+      enter(Phase::kSave, state.step);
       parts_.checkpoints->save(state);
     }
     if (stop) {
@@ -73,33 +83,38 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   parts_.buckets.zero();
   tail_.zero_();
 
-  for (std::int64_t begin = 0; begin < batch.size(); begin += micro_batch) {
-    const std::int64_t end = std::min(begin + micro_batch, batch.size());
-    const Batch micro = batch.narrow(begin, end);
+  for (const ShardRows& shard : shards_of_batch(batch.size())) {
+    if (shard.rows.begin > 0) parts_.buckets.next_shard();
+    for (std::int64_t begin = shard.rows.begin; begin < shard.rows.end; begin += micro_batch) {
+      const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
+      const Batch micro = batch.narrow(begin, end);
 
-    // Forward: the loss is a sum, so that sums over micro-batches and ranks need no weights.
-    const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
-    const ObjectiveSums sums = parts_.model.objective(micro, noise);
-    add_to_tail(sums);
+      // Forward: the loss is a sum, so that sums over micro-batches and ranks need no weights.
+      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
+      const ObjectiveSums sums = parts_.model.objective(micro, noise);
+      add_to_tail(shard.tail_row, sums);
 
-    // Backward: gradients add up in the buckets; in the last pass each full bucket leaves at once.
-    if (end == batch.size()) parts_.buckets.start_reducing();
-    sums.loss.backward();
+      // Backward: gradients add up in the buckets; in the last pass each full bucket leaves at
+      // once.
+      if (end == batch.size()) parts_.buckets.start_reducing();
+      sums.loss.backward();
+      if (parts_.activity != nullptr) parts_.activity->tick();
+    }
   }
 
   // Reduce: sums of gradients and counts over all ranks, the same bits on each.
-  if (parts_.signals.received() != 0) tail_[kTailStop].fill_(1);
+  if (parts_.signals.received() != 0) tail_[0][kTailStop].fill_(1);
   parts_.buckets.finish_reducing(tail_);
-  const double* sums = tail_.const_data_ptr<double>();
+  const at::Tensor tail = tail_sums();
+  const double* sums = tail.const_data_ptr<double>();
   const double count = std::max(sums[kTailCount], 1.0);
 
   // Clip: one factor divides by the count and bounds the norm of the mean gradient.
   const double norm = gradient_norm(parts_.buckets) / count;
   const bool clipped = train.clip_norm() > 0 && norm > train.clip_norm();
   const double clip_factor = clipped ? train.clip_norm() / norm : 1.0;
-  const bool finite =
-      std::isfinite(norm) &&
-      std::all_of(sums + kTailNonFinite, sums + tail_.size(0), [](double n) { return n == 0; });
+  const bool finite = std::isfinite(norm) && std::all_of(sums + kTailNonFinite, sums + tail.size(0),
+                                                         [](double n) { return n == 0; });
 
   // Update: with kApply 0 parameters and optimizer state stay as they are.
   const double rate = learning_rate(train.schedule(), state.step, train.steps());
@@ -115,7 +130,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
     state.tokens += num_tokens;
     state.skipped = 0;
   } else {
-    count_skipped(state, norm);
+    count_skipped(state, sums, norm);
   }
   StepResult result;
   result.stop_requested = sums[kTailStop] > 0;
@@ -130,18 +145,40 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   return result;
 }
 
-void Trainer::add_to_tail(const ObjectiveSums& sums) {
-  tail_[kTailCount] += sums.count;
-  tail_[kTailNats] += sums.nats;
-  tail_[kTailNonFinite + parts_.group.rank()] += at::isfinite(sums.loss.detach()).logical_not();
+std::vector<Trainer::ShardRows> Trainer::shards_of_batch(std::int64_t batch_size) const {
+  const configs::Train& train = parts_.config.train();
+  const std::int64_t num_shards = train.invariant().shards();
+  if (num_shards == 0) return {{{0, batch_size}, 0}};
+  std::vector<ShardRows> shards;
+  const Interval mine = part_of(num_shards, parts_.group.rank(), parts_.group.size());
+  const std::int64_t first = part_of(train.global_batch(), mine.begin, num_shards).begin;
+  for (std::int64_t shard = mine.begin; shard < mine.end; ++shard) {
+    const Interval places = part_of(train.global_batch(), shard, num_shards);
+    shards.push_back({{places.begin - first, places.end - first}, shard});
+  }
+  return shards;
+}
+
+void Trainer::add_to_tail(std::int64_t row, const ObjectiveSums& sums) {
+  const at::Tensor tail = tail_[row];
+  tail[kTailCount] += sums.count;
+  tail[kTailNats] += sums.nats;
+  tail[kTailNonFinite + parts_.group.rank()] += at::isfinite(sums.loss.detach()).logical_not();
+}
+
+// Rows of virtual shards are added along the tree that their gradients are added along.
+at::Tensor Trainer::tail_sums() const {
+  ShardSum sum(tail_.size(0));
+  for (std::int64_t row = 0; row < tail_.size(0); ++row) sum.add({row, row + 1}, tail_[row]);
+  return sum.sums().front();
 }
 
 // Every rank sees the same sums, so every rank comes to the same decision.
-void Trainer::count_skipped(TrainState& state, double norm) const {
+void Trainer::count_skipped(TrainState& state, const double* sums, double norm) const {
   ++state.skipped;
   std::string where;
   for (int rank = 0; rank < parts_.group.size(); ++rank) {
-    if (tail_.const_data_ptr<double>()[kTailNonFinite + rank] > 0) {
+    if (sums[kTailNonFinite + rank] > 0) {
       where += fmt::format("{}{}", where.empty() ? "loss of rank " : ", ", rank);
     }
   }
@@ -165,10 +202,38 @@ void Trainer::count_skipped(TrainState& state, double norm) const {
 void Trainer::evaluate(TrainState& state) {
   state.evaluation_due = false;
   if (parts_.evaluator == nullptr) return;
-  const Evaluation evaluation = parts_.evaluator->run();
+  enter(Phase::kEvaluate, state.step);
+  const Evaluation evaluation = parts_.evaluator->run([this] {
+    if (parts_.activity != nullptr) parts_.activity->tick();
+  });
   if (parts_.metrics != nullptr) {
     parts_.metrics->evaluation(state.step, parts_.evaluator->plan().split, evaluation);
   }
+}
+
+bool Trainer::ranks_agree(const TrainState& state) {
+  if (parts_.agreement == nullptr) return true;
+  const std::string difference = parts_.agreement->find_difference(state);
+  if (difference.empty()) return true;
+  if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
+  if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // the save that still runs
+  constexpr const char* kCure =
+      "memory, processor or network of a machine is unsound: test the machines, leave the unsound "
+      "one out";
+  if (parts_.config.agreement().on_difference() == configs::Agreement::stop) {
+    fail(ExitCode::kNumerical,
+         "step {}: {}; {}, and start the same command again: the last checkpoint is from before "
+         "(agreement.on_difference = restore would go on from it)",
+         state.step, difference, kCure);
+  }
+  if (parts_.group.rank() == 0) {
+    log_warning("step {}: {}; {}; goes back to the last checkpoint", state.step, difference, kCure);
+  }
+  return false;
+}
+
+void Trainer::enter(Phase phase, std::int64_t step) {
+  if (parts_.activity != nullptr) parts_.activity->enter(phase, step);
 }
 
 }  // namespace birkhoff

@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <functional>
 
+#include "cluster/base/activity.h"
 #include "cluster/base/group.h"
 #include "data/batch/batch.h"
+#include "data/batch/share.h"
 #include "models/model.h"
+#include "runtime/agreement.h"
 #include "runtime/evaluator.h"
 #include "runtime/grad_buckets.h"
 #include "runtime/metrics.h"
@@ -26,6 +29,7 @@ enum class Outcome {
   kDone,     // all steps are done and saved
   kRequeue,  // a signal came: the state is saved, the same command goes on from there (exit code
              // 75)
+  kRestore,  // ranks disagree and the policy says restore: go on from the last checkpoint
 };
 
 // What a trainer works with. Everything is owned by the caller and outlives the trainer.
@@ -40,6 +44,8 @@ struct TrainerParts {
   Evaluator* evaluator = nullptr;         // null: nothing to evaluate on
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Metrics* metrics = nullptr;             // rank 0's; null: nothing is told
+  Agreement* agreement = nullptr;         // null: ranks are not compared
+  Activity* activity = nullptr;           // null: nobody watches
 };
 
 class Trainer {
@@ -47,7 +53,8 @@ class Trainer {
   explicit Trainer(TrainerParts parts);
 
   // Trains from `state` to the configured number of steps, or until a signal. Collective over the
-  // group. Error(kNumerical), on all ranks, when values are not finite and the policy says stop.
+  // group. Error(kNumerical), on all ranks, when values are not finite, or ranks do not agree, and
+  // the policy says stop.
   Outcome run(TrainState& state);
 
  private:
@@ -57,10 +64,22 @@ class Trainer {
     bool stop_requested = false;  // on any rank
   };
 
+  // Rows of this rank's batch that are one virtual shard, or all of them, and their row of the
+  // tail.
+  struct ShardRows {
+    Interval rows;
+    std::int64_t tail_row = 0;
+  };
+
   StepResult step(TrainState& state);
-  void add_to_tail(const ObjectiveSums& sums);
-  void count_skipped(TrainState& state, double norm) const;
+  std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
+  void add_to_tail(std::int64_t row, const ObjectiveSums& sums);
+  at::Tensor tail_sums() const;
+  void count_skipped(TrainState& state, const double* sums, double norm) const;
   void evaluate(TrainState& state);
+  // False: they differ, and the run goes back to its last checkpoint.
+  bool ranks_agree(const TrainState& state);
+  void enter(Phase phase, std::int64_t step);
 
   TrainerParts parts_;
   StepScalars scalars_;

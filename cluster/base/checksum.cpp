@@ -161,4 +161,8 @@ std::string xxh3_hex(const void* data, std::size_t num_bytes) {
   return hasher.hex_digest();
 }
 
+std::uint64_t xxh3_64(const void* data, std::size_t num_bytes) {
+  return XXH3_64bits(data, num_bytes);
+}
+
 }  // namespace birkhoff

@@ -1,4 +1,5 @@
-// Checksums of files and tensors: CRC32C for pages and records, XXH3-128 for whole files.
+// Checksums of files and tensors: CRC32C for pages and records, XXH3-128 for whole files, XXH3-64
+// for comparing what ranks hold in memory.
 #pragma once
 
 #include <cstddef>
@@ -33,5 +34,7 @@ class Xxh3Hasher {
 };
 
 std::string xxh3_hex(const void* data, std::size_t num_bytes);
+// XXH3-64 with seed 0.
+std::uint64_t xxh3_64(const void* data, std::size_t num_bytes);
 
 }  // namespace birkhoff

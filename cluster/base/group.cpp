@@ -7,17 +7,19 @@
 #include <cstring>
 #include <numeric>
 
+#include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
 namespace {
 
-// Ends the ring's record when the caller has waited.
+// Keeps the ring's record of an operation up to date while the caller waits.
 class RecordedWork : public Work {
  public:
   RecordedWork(std::unique_ptr<Work> work, OperationRing& ring, std::int64_t sequence)
       : work_(std::move(work)), ring_(ring), sequence_(sequence) {}
   void wait() override {
+    ring_.begin_waiting(sequence_);
     work_->wait();
     ring_.finish(sequence_);
   }
@@ -130,15 +132,26 @@ std::int64_t OperationRing::start(std::string_view operation, std::string_view n
     entry.shape = tensor.sizes().vec();
     entry.bytes = static_cast<std::int64_t>(tensor.nbytes());
   }
-  entry.done = false;
+  entry.waiting = entry.done = false;
   bytes_ += entry.bytes;
   return sequence;
+}
+
+void OperationRing::begin_waiting(std::int64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  Entry& entry = ring_[static_cast<std::size_t>(sequence) % kCapacity];
+  if (entry.sequence == sequence) entry.waiting = true;
+  waiting_ = sequence;
 }
 
 void OperationRing::finish(std::int64_t sequence) {
   const std::lock_guard lock(mutex_);
   Entry& entry = ring_[static_cast<std::size_t>(sequence) % kCapacity];
-  if (entry.sequence == sequence) entry.done = true;
+  if (entry.sequence == sequence) {
+    entry.waiting = false;
+    entry.done = true;
+  }
+  waiting_ = -1;
 }
 
 std::vector<OperationRing::Entry> OperationRing::entries() const {
@@ -149,6 +162,12 @@ std::vector<OperationRing::Entry> OperationRing::entries() const {
     result.push_back(ring_[static_cast<std::size_t>(s) % kCapacity]);
   }
   return result;
+}
+
+OperationRing::Entry OperationRing::current() const {
+  const std::lock_guard lock(mutex_);
+  const std::int64_t sequence = waiting_ >= 0 ? waiting_ : next_ - 1;
+  return sequence < 0 ? Entry() : ring_[static_cast<std::size_t>(sequence) % kCapacity];
 }
 
 std::int64_t OperationRing::total_operations() const {
@@ -164,11 +183,25 @@ std::int64_t OperationRing::total_bytes() const {
 // ---- Group
 // ---------------------------------------------------------------------------------------
 
+std::int64_t Group::start(std::string_view operation, std::string_view name,
+                          const at::Tensor& tensor) {
+  const std::int64_t sequence = ring_.start(operation, name, tensor);
+  std::uint32_t crc = crc32c(&sequence, sizeof(sequence));
+  crc = crc32c(operation.data(), operation.size(), crc);
+  crc = crc32c(name.data(), name.size(), crc);
+  operation_tag_ = static_cast<int>(crc % 32768);
+  return sequence;
+}
+
+std::unique_ptr<Work> Group::recorded(std::unique_ptr<Work> work, std::int64_t sequence) {
+  return std::make_unique<RecordedWork>(std::move(work), ring_, sequence);
+}
+
 std::unique_ptr<Work> Group::all_reduce_async(at::Tensor tensor, ReduceOp op,
                                               std::string_view name) {
   check_tensor(tensor, "all_reduce", name);
-  const std::int64_t sequence = ring_.start("all_reduce", name, tensor);
-  return std::make_unique<RecordedWork>(do_all_reduce(std::move(tensor), op), ring_, sequence);
+  const std::int64_t sequence = start("all_reduce", name, tensor);
+  return recorded(do_all_reduce(std::move(tensor), op), sequence);
 }
 
 void Group::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name) {
@@ -180,9 +213,8 @@ std::unique_ptr<Work> Group::reduce_scatter_async(at::Tensor output, at::Tensor 
   check_pair(output, input, "reduce_scatter", name);
   check(input.numel() == size() * output.numel(), "reduce_scatter", name,
         "the input must have size() times the output's elements");
-  const std::int64_t sequence = ring_.start("reduce_scatter", name, input);
-  return std::make_unique<RecordedWork>(do_reduce_scatter(std::move(output), std::move(input), op),
-                                        ring_, sequence);
+  const std::int64_t sequence = start("reduce_scatter", name, input);
+  return recorded(do_reduce_scatter(std::move(output), std::move(input), op), sequence);
 }
 
 void Group::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
@@ -195,9 +227,8 @@ std::unique_ptr<Work> Group::all_gather_async(at::Tensor output, at::Tensor inpu
   check_pair(output, input, "all_gather", name);
   check(output.numel() == size() * input.numel(), "all_gather", name,
         "the output must have size() times the input's elements");
-  const std::int64_t sequence = ring_.start("all_gather", name, input);
-  return std::make_unique<RecordedWork>(do_all_gather(std::move(output), std::move(input)), ring_,
-                                        sequence);
+  const std::int64_t sequence = start("all_gather", name, input);
+  return recorded(do_all_gather(std::move(output), std::move(input)), sequence);
 }
 
 void Group::all_gather(at::Tensor output, at::Tensor input, std::string_view name) {
@@ -215,11 +246,10 @@ std::unique_ptr<Work> Group::all_to_all_async(at::Tensor output,
   const auto self = static_cast<std::size_t>(rank());
   check(receive_counts[self] == send_counts[self], "all_to_all", name,
         "a rank must receive from itself what it sends to itself");
-  const std::int64_t sequence = ring_.start("all_to_all", name, input);
-  return std::make_unique<RecordedWork>(
-      do_all_to_all(std::move(output), {receive_counts.begin(), receive_counts.end()},
-                    std::move(input), {send_counts.begin(), send_counts.end()}),
-      ring_, sequence);
+  const std::int64_t sequence = start("all_to_all", name, input);
+  return recorded(do_all_to_all(std::move(output), {receive_counts.begin(), receive_counts.end()},
+                                std::move(input), {send_counts.begin(), send_counts.end()}),
+                  sequence);
 }
 
 void Group::all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts,
@@ -231,15 +261,13 @@ void Group::all_to_all(at::Tensor output, std::span<const std::int64_t> receive_
 void Group::broadcast(at::Tensor tensor, int root, std::string_view name) {
   check_tensor(tensor, "broadcast", name);
   check(root >= 0 && root < size(), "broadcast", name, "no such root");
-  const std::int64_t sequence = ring_.start("broadcast", name, tensor);
-  do_broadcast(std::move(tensor), root)->wait();
-  ring_.finish(sequence);
+  const std::int64_t sequence = start("broadcast", name, tensor);
+  recorded(do_broadcast(std::move(tensor), root), sequence)->wait();
 }
 
 void Group::barrier(std::string_view name) {
-  const std::int64_t sequence = ring_.start("barrier", name, at::Tensor());
-  do_barrier()->wait();
-  ring_.finish(sequence);
+  const std::int64_t sequence = start("barrier", name, at::Tensor());
+  recorded(do_barrier(), sequence)->wait();
 }
 
 std::vector<std::string> Group::all_gather_bytes(const std::string& mine, std::string_view name) {

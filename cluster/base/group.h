@@ -41,14 +41,18 @@ class OperationRing {
     std::string name;            // given by the caller: what the operation is for
     std::vector<std::int64_t> shape;
     std::int64_t bytes = 0;  // of this rank's input
+    bool waiting = false;    // the rank has called wait() and it has not returned
     bool done = false;
   };
   static constexpr std::size_t kCapacity = 256;
 
   std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
+  void begin_waiting(std::int64_t sequence);
   void finish(std::int64_t sequence);
   // Oldest first, at most kCapacity.
   std::vector<Entry> entries() const;
+  // The operation that is waited for, else the one started last; sequence -1 if there was none.
+  Entry current() const;
   std::int64_t total_operations() const;
   std::int64_t total_bytes() const;
 
@@ -56,6 +60,7 @@ class OperationRing {
   mutable std::mutex mutex_;
   std::array<Entry, kCapacity> ring_;
   std::int64_t next_ = 0;
+  std::int64_t waiting_ = -1;  // sequence of the operation that is waited for
   std::int64_t bytes_ = 0;
 };
 
@@ -106,6 +111,10 @@ class Group {
   const OperationRing& ring() const { return ring_; }
 
  protected:
+  // A number in [0, 32768) that says which operation is being started: its kind, name and place in
+  // the order. Messages that carry it are never taken for those of another operation where a rank
+  // has skipped one. For use inside do_*().
+  int operation_tag() const { return operation_tag_; }
   // Implementations start the operation and return a handle. Arguments are already checked.
   virtual std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) = 0;
   virtual std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
@@ -119,7 +128,11 @@ class Group {
   virtual std::unique_ptr<Work> do_barrier() = 0;
 
  private:
+  std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
+  std::unique_ptr<Work> recorded(std::unique_ptr<Work> work, std::int64_t sequence);
+
   OperationRing ring_;
+  int operation_tag_ = 0;
 };
 
 // A group of one: every operation is the identity. For commands and models that use no parallelism.

@@ -136,6 +136,47 @@ TEST_F(LoaderTest, ResumesAnywhere) {
   }
 }
 
+// Elastic resumption: after some steps another number of ranks goes on. Over two epochs every
+// sample is read once in each, in the order that one rank would have read it.
+TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
+  constexpr std::int64_t kBatch = 12, kPerEpoch = 100, kSteps = 17;  // the last step leaves epoch 1
+  const auto read_on = [&](int size, std::int64_t shards, std::int64_t first, std::int64_t last,
+                           Ids& ids, Ids& inputs) {
+    std::vector<std::unique_ptr<TrainLoader>> ranks;
+    for (int rank = 0; rank < size; ++rank) {
+      LoaderOptions of_rank = options(10, kBatch, rank, size);
+      of_rank.shards = shards;
+      ranks.push_back(std::make_unique<TrainLoader>(*corpus_, of_rank, first * kBatch));
+    }
+    for (std::int64_t step = first; step < last; ++step) {
+      for (const auto& rank : ranks) {
+        const Batch batch = rank->next();
+        for (const std::int64_t id : sample_ids(batch)) ids.push_back(id);
+        for (const std::int64_t token : inputs_of(batch)) inputs.push_back(token);
+      }
+    }
+  };
+  Ids expected_ids, expected_inputs;
+  read_on(1, 0, 0, kSteps, expected_ids, expected_inputs);
+  for (const int before : {1, 2, 3, 4, 6}) {
+    for (const int after : {1, 2, 3, 4, 6}) {
+      for (const std::int64_t shards : {0, 12}) {
+        Ids ids, inputs;
+        const std::int64_t moved_after = 3 + before + after;
+        read_on(before, shards, 0, moved_after, ids, inputs);
+        read_on(after, shards, moved_after, kSteps, ids, inputs);
+        ASSERT_EQ(ids, expected_ids) << before << " ranks, then " << after;
+        ASSERT_EQ(inputs, expected_inputs) << before << " ranks, then " << after;
+        std::map<std::int64_t, int> times;
+        for (const std::int64_t id : ids) ++times[id];
+        for (std::int64_t id = 0; id < 2 * kPerEpoch; ++id) {
+          ASSERT_EQ(times[id], 1) << "sample " << id % kPerEpoch << " of epoch " << id / kPerEpoch;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(LoaderTest, EpochsDiffer) {
   TrainLoader loader(*corpus_, options(10, 100), 0);
   EXPECT_NE(inputs_of(loader.next()), inputs_of(loader.next()));

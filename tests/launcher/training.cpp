@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -150,6 +151,27 @@ std::map<std::string, std::string> final_state(const fs::path& run) {
       state[entry.path().filename().string()] = content(entry.path());
   }
   return state;
+}
+
+std::map<std::string, std::string> final_tensors(const fs::path& run) {
+  const fs::path folder = run / "checkpoints" / checkpoint_names(run).back();
+  std::map<std::string, std::map<std::int64_t, std::string>> parts;  // by name and place
+  const ordered_json manifest = ordered_json::parse(content(folder / "manifest.json"));
+  for (const auto& tensor : manifest.at("tensor")) {
+    const std::string file = content(folder / tensor.at("file").get<std::string>());
+    std::uint64_t header_bytes = 0;
+    std::memcpy(&header_bytes, file.data(), sizeof header_bytes);
+    const auto header = ordered_json::parse(file.substr(8, header_bytes));
+    const auto& offsets = header.at(tensor.at("key").get<std::string>()).at("data_offsets");
+    const std::size_t begin = offsets[0], end = offsets[1];
+    parts[tensor.at("name")][std::stoll(tensor.at("flat_begin").get<std::string>())] =
+        file.substr(8 + header_bytes + begin, end - begin);
+  }
+  std::map<std::string, std::string> tensors;
+  for (const auto& [name, by_place] : parts) {
+    for (const auto& [place, bytes] : by_place) tensors[name] += bytes;
+  }
+  return tensors;
 }
 
 MetricsLines read_metrics(const fs::path& run) {

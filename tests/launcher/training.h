@@ -34,6 +34,9 @@ bool wait_until_none(const std::filesystem::path& run, std::chrono::seconds limi
 
 // Content by file name of parameters and optimizer state in the run's newest checkpoint.
 std::map<std::string, std::string> final_state(const std::filesystem::path& run);
+// Bytes by name of all tensors in the run's newest checkpoint, put together from however many files
+// hold their parts.
+std::map<std::string, std::string> final_tensors(const std::filesystem::path& run);
 // Names of the run's checkpoint folders and of all else in checkpoints/.
 std::vector<std::string> checkpoint_names(const std::filesystem::path& run);
 

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "configs/config.pb.h"
 #include "runtime/trainer.h"
@@ -30,22 +31,25 @@ class ToyTraining {
       : config_(config),
         model(dtype),
         group_(group),
-        buckets(model.parameters(), group, config.train().bucket_elements()),
+        buckets(model.parameters(), group, config.train().bucket_elements(),
+                config.train().invariant().shards()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
 
   // This rank's part of the global batch at `consumed`, as data/loader.h divides it.
   Batch next_batch() {
     const std::int64_t global = config_.train().global_batch();
-    const std::int64_t begin = consumed_ + group_.rank() * global / group_.size();
-    const std::int64_t end = consumed_ + (group_.rank() + 1) * global / group_.size();
+    if (before_batch) before_batch(consumed_ / global + 1);
+    const Interval share =
+        rank_share(global, config_.train().invariant().shards(), group_.rank(), group_.size());
+    const Batch batch = toy_batch(consumed_ + share.begin, consumed_ + share.end);
     consumed_ += global;
-    return toy_batch(begin, end);
+    return batch;
   }
 
   Outcome run(const StopSignals& signals) {
     consumed_ = state.consumed;
     Trainer trainer({config_, model, [this] { return next_batch(); }, group_, buckets, *optimizer,
-                     signals, evaluator});
+                     signals, evaluator, nullptr, nullptr, agreement});
     return trainer.run(state);
   }
 
@@ -78,6 +82,8 @@ class ToyTraining {
   GradBuckets buckets;
   std::unique_ptr<Optimizer> optimizer;
   Evaluator* evaluator = nullptr;
+  Agreement* agreement = nullptr;
+  std::function<void(std::int64_t step)> before_batch;  // between two steps
   TrainState state;
 };
 

@@ -68,7 +68,9 @@ class TrainRunMpi : public testing::Test {
 
   Outcome train(const configs::Config& config, const std::string& run) const {
     const StopSignals signals;
-    const Outcome outcome = run_training(config, folder_ / run, false, test_world(), signals);
+    const Outcome outcome =
+        run_training(config, folder_ / run, false, test_world(),
+                     {signals, [](const Verdict& verdict) { ADD_FAILURE() << verdict.text; }});
     test_world().group().barrier("end of a run");
     return outcome;
   }

@@ -323,5 +323,41 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
                    results[0].loss * static_cast<double>(results[0].tokens) / std::log(2) / 200);
 }
 
+// configs.Invariant: the whole training, clipping and both optimizers included, comes to the same
+// bits on any number of ranks, whatever the micro-batches and buckets of the reduction.
+TEST(Trainer, WithVirtualShardsAnyNumberOfRanksGivesTheSameBits) {
+  const StopSignals signals;
+  const auto single = make_single_group();
+  for (const int shards : {12, 5, 1}) {
+    for (const bool adafactor : {false, true}) {
+      configs::Config config = toy_config(8);
+      config.mutable_train()->mutable_invariant()->set_shards(shards);
+      if (adafactor) config.mutable_train()->mutable_optimizer()->mutable_adafactor();
+      config.mutable_train()->set_micro_batch(2);
+      ToyTraining reference(config, *single, at::kFloat);
+      EXPECT_EQ(reference.run(signals), Outcome::kDone);
+      for (const int size : {2, 3, 4, 6, 7}) {
+        run_ranks(size, [&](Group& group) {
+          ToyTraining training(config, group, at::kFloat);
+          EXPECT_EQ(training.run(signals), Outcome::kDone);
+          EXPECT_TRUE(at::equal(training.parameters(), reference.parameters()))
+              << shards << " shards on " << size << " ranks";
+          EXPECT_EQ(training.state.tokens, reference.state.tokens);
+        });
+      }
+    }
+  }
+  // Without shards the order of additions shows in some bit.
+  ToyTraining plain(toy_config(8), *single, at::kFloat);
+  plain.run(signals);
+  bool differs = false;
+  run_ranks(3, [&](Group& group) {
+    ToyTraining training(toy_config(8), group, at::kFloat);
+    training.run(signals);
+    if (group.rank() == 0) differs = !at::equal(training.parameters(), plain.parameters());
+  });
+  EXPECT_TRUE(differs);
+}
+
 }  // namespace
 }  // namespace birkhoff

@@ -1,0 +1,140 @@
+#include "runtime/agreement.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <span>
+
+#include "cluster/base/checksum.h"
+
+namespace birkhoff {
+namespace {
+
+at::Tensor int64_tensor(std::int64_t elements) {
+  return at::empty({elements}, at::TensorOptions(at::kLong));
+}
+
+// Ranks that hold what rank r holds, for the rank r of which there are most (the lowest of
+// equals).
+std::vector<int> largest_party(std::span<const std::int64_t> hashes, int num_ranks) {
+  const std::size_t length = hashes.size() / static_cast<std::size_t>(num_ranks);
+  const auto of = [&](int rank) {
+    return hashes.subspan(static_cast<std::size_t>(rank) * length, length);
+  };
+  std::vector<int> largest;
+  for (int r = 0; r < num_ranks; ++r) {
+    std::vector<int> party;
+    for (int other = 0; other < num_ranks; ++other) {
+      if (std::ranges::equal(of(r), of(other))) party.push_back(other);
+    }
+    if (party.size() > largest.size()) largest = party;
+  }
+  return largest;
+}
+
+// How `mine` differs from `theirs` in its bits; empty if it does not.
+std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) {
+  const auto* a = static_cast<const char*>(mine.const_data_ptr());
+  const auto* b = static_cast<const char*>(theirs.const_data_ptr());
+  const auto size = static_cast<std::size_t>(mine.element_size());
+  std::int64_t first = -1, count = 0;
+  for (std::int64_t i = 0; i < mine.numel(); ++i) {
+    const std::size_t at = static_cast<std::size_t>(i) * size;
+    if (std::memcmp(a + at, b + at, size) == 0) continue;
+    if (first < 0) first = i;
+    ++count;
+  }
+  if (count == 0) return "";
+  return fmt::format("{} of {} elements, element {} is {:.9g} instead of {:.9g}", count,
+                     mine.numel(), first, mine[first].item<double>(), theirs[first].item<double>());
+}
+
+}  // namespace
+
+Agreement::Agreement(Group& ranks, std::vector<NamedShard> replicated, std::string host)
+    : ranks_(ranks), replicated_(std::move(replicated)), host_(std::move(host)) {}
+
+std::string Agreement::find_difference(const TrainState& state) {
+  if (ranks_.size() == 1) return "";
+  // One hash for each shard, then one of the positions.
+  const at::Tensor hashes = int64_tensor(static_cast<std::int64_t>(replicated_.size()) + 1);
+  std::int64_t* hash = hashes.mutable_data_ptr<std::int64_t>();
+  for (const NamedShard& shard : replicated_) {
+    *hash++ =
+        std::bit_cast<std::int64_t>(xxh3_64(shard.data.const_data_ptr(), shard.data.nbytes()));
+  }
+  const std::string position =
+      fmt::format("step {}, {} sequences and {} tokens read, {} steps skipped", state.step,
+                  state.consumed, state.tokens, state.skipped);
+  *hash = std::bit_cast<std::int64_t>(xxh3_64(position.data(), position.size()));
+
+  const at::Tensor digest = int64_tensor(1), digests = int64_tensor(ranks_.size());
+  *digest.mutable_data_ptr<std::int64_t>() =
+      std::bit_cast<std::int64_t>(xxh3_64(hashes.const_data_ptr(), hashes.nbytes()));
+  ranks_.all_gather(digests, digest, "agreement");
+  const std::int64_t* all = digests.const_data_ptr<std::int64_t>();
+  if (std::all_of(all, all + ranks_.size(), [&](std::int64_t d) { return d == all[0]; })) return "";
+  return describe(hashes, position);
+}
+
+std::string Agreement::describe(const at::Tensor& hashes, const std::string& position) {
+  const std::int64_t length = hashes.numel();
+  const at::Tensor gathered = int64_tensor(length * ranks_.size());
+  ranks_.all_gather(gathered, hashes, "hashes of all tensors");
+  const std::int64_t* all = gathered.const_data_ptr<std::int64_t>();
+  const std::vector<int> party =
+      largest_party({all, static_cast<std::size_t>(gathered.numel())}, ranks_.size());
+  const int reference = party.front();
+  const bool majority = 2 * static_cast<int>(party.size()) > ranks_.size();
+
+  std::vector<int> others;
+  std::vector<std::int64_t> differing;  // indices of hashes
+  for (int rank = 0; rank < ranks_.size(); ++rank) {
+    if (std::ranges::find(party, rank) == party.end()) others.push_back(rank);
+  }
+  for (std::int64_t i = 0; i < length; ++i) {
+    if (std::ranges::any_of(others, [&](int rank) {
+          return all[rank * length + i] != all[reference * length + i];
+        })) {
+      differing.push_back(i);
+    }
+  }
+
+  // An example of each rank, from the first thing that differs.
+  const std::int64_t first = differing.front();
+  std::string what, mine;
+  if (first < static_cast<std::int64_t>(replicated_.size())) {
+    const NamedShard& shard = replicated_[static_cast<std::size_t>(first)];
+    what = shard.name;
+    const at::Tensor theirs = shard.data.clone();
+    ranks_.broadcast(theirs, reference, "tensor that differs");
+    mine = describe_elements(shard.data, theirs);
+  } else {
+    what = "the position in the run";
+    const std::string theirs = ranks_.broadcast_bytes(position, reference, "position");
+    if (position != theirs) mine = fmt::format("{} instead of {}", position, theirs);
+  }
+  if (!mine.empty()) mine = fmt::format("rank {} on {}: {}", ranks_.rank(), host_, mine);
+  std::vector<std::string> examples = ranks_.all_gather_bytes(mine, "how ranks differ");
+  std::erase_if(examples, [](const std::string& text) { return text.empty(); });
+
+  const std::string who =
+      majority
+          ? fmt::format("{} not hold what the other ranks hold",
+                        others.size() == 1 ? fmt::format("rank {} does", others[0])
+                                           : fmt::format("ranks {} do", fmt::join(others, ", ")))
+          : fmt::format(
+                "ranks {} and {} hold different bits, and no majority says who is "
+                "right",
+                fmt::join(party, ", "), fmt::join(others, ", "));
+  const std::string more =
+      differing.size() == 1 ? "" : fmt::format(" and {} more", differing.size() - 1);
+  return fmt::format("{}: {}{} (compared with rank {}: {})", who, what, more, reference,
+                     fmt::join(examples, "; "));
+}
+
+}  // namespace birkhoff

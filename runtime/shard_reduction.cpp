@@ -1,0 +1,87 @@
+#include "runtime/shard_reduction.h"
+
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+
+ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients)
+    : group_(group),
+      num_shards_(num_shards),
+      gradients_(std::move(gradients)),
+      mine_(num_shards),
+      next_shard_(part_of(num_shards, group.rank(), group.size()).begin),
+      slice_(num_shards) {
+  const std::int64_t slice = gradients_.size(0) / group.size();
+  const auto num_mine = static_cast<std::int64_t>(nodes_of_rank(group.rank()).size());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    send_counts_.push_back(num_mine * slice);
+    receive_counts_.push_back(static_cast<std::int64_t>(nodes_of_rank(rank).size()) * slice);
+  }
+  const auto buffer = [this](const std::vector<std::int64_t>& counts) {
+    const auto elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    return at::empty({elements}, gradients_.options());
+  };
+  if (group.size() > 1) {
+    sent_ = buffer(send_counts_);
+    received_ = buffer(receive_counts_);
+  }
+}
+
+std::vector<Interval> ShardReduction::nodes_of_rank(int rank) const {
+  return nodes_of(part_of(num_shards_, rank, group_.size()), num_shards_);
+}
+
+void ShardReduction::add_shard() {
+  mine_.add({next_shard_, next_shard_ + 1}, gradients_);
+  ++next_shard_;
+}
+
+void ShardReduction::start(const std::string& name) {
+  const Interval shards = part_of(num_shards_, group_.rank(), group_.size());
+  require(next_shard_ == shards.end, "a rank has computed all of its shards");
+  next_shard_ = shards.begin;
+  if (group_.size() == 1) return;
+  // For each owner its slice of all partial sums.
+  const std::int64_t slice = gradients_.size(0) / group_.size();
+  std::int64_t offset = 0;
+  for (int owner = 0; owner < group_.size(); ++owner) {
+    for (const at::Tensor& sum : mine_.sums()) {
+      sent_.narrow(0, offset, slice).copy_(sum.narrow(0, owner * slice, slice));
+      offset += slice;
+    }
+  }
+  mine_.clear();
+  work_ = group_.all_to_all_async(received_, receive_counts_, sent_, send_counts_, name);
+}
+
+void ShardReduction::combine(const std::string& name) {
+  if (group_.size() == 1) {
+    gradients_.copy_(mine_.sums().front());
+    mine_.clear();
+    return;
+  }
+  work_->wait();
+  const std::int64_t slice = gradients_.size(0) / group_.size();
+  std::int64_t offset = 0;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    for (const Interval node : nodes_of_rank(rank)) {
+      slice_.add(node, received_.narrow(0, offset, slice));
+      offset += slice;
+    }
+  }
+  const at::Tensor mine = gradients_.narrow(0, group_.rank() * slice, slice);
+  mine.copy_(slice_.sums().front());
+  slice_.clear();
+  work_ = group_.all_gather_async(gradients_, mine, name);
+}
+
+void ShardReduction::finish() {
+  if (work_ != nullptr) work_->wait();
+  work_ = nullptr;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,55 @@
+// A program of ranks that exchange sums step by step, watched as a training is, of which one does
+// harm: hanging_ranks MODE VICTIM STEP SECONDS. At step STEP rank VICTIM
+//   skip   leaves out one all_reduce that the others join
+//   die    is killed between the start of an all_reduce and its end
+//   stop   stops (SIGSTOP)
+//   none   nothing: all ranks do STEP steps
+// SECONDS is the watchdog's limit.
+#include <ATen/ops/ones.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "cluster/heartbeat.h"
+
+int main(int argc, char** argv) {
+  using namespace birkhoff;
+  if (argc != 5) return 2;
+  const std::string mode = argv[1];
+  const int victim = std::atoi(argv[2]);
+  const std::int64_t harm_step = std::atoll(argv[3]);
+  std::signal(SIGTERM, SIG_IGN);  // as in a training, which takes it for a request
+  World world;
+  Activity activity;
+  const auto group = world.split(0, world.rank());
+  const Heartbeat heartbeat(
+      world.group(), {std::atof(argv[4]), 4, 900},
+      [&] {
+        return make_sign(world, activity, {&world.group(), group.get()});
+      },
+      [&](const Verdict& verdict) {
+        std::cerr << "birkhoff: " << verdict.text << std::endl;
+        world.abort(static_cast<int>(verdict.code));
+      });
+  for (std::int64_t step = 1; mode != "none" || step <= harm_step; ++step) {
+    activity.enter(Phase::kStep, step);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const bool harm = mode != "none" && world.rank() == victim && step == harm_step;
+    const at::Tensor gradients = at::ones({5000});
+    if (!(harm && mode == "skip")) {
+      const auto work = group->all_reduce_async(gradients, ReduceOp::kSum, "gradients");
+      if (harm) std::raise(mode == "die" ? SIGKILL : SIGSTOP);
+      work->wait();
+      if (gradients[0].item<float>() != static_cast<float>(world.size())) {
+        std::cerr << "wrong sum\n";
+        world.abort(1);
+      }
+    }
+    group->all_reduce(at::ones({5000}), ReduceOp::kSum, "counts");
+  }
+  return 0;
+}

@@ -1,0 +1,273 @@
+// What the real program promises of its ranks: the same bits on any number of them where asked for,
+// the same bits on each of them always, and an end when one hangs.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+#include "train_process_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class TrustProcessTest : public TrainProcess {};
+
+// ---- Any number of ranks
+
+TEST_F(TrustProcessTest, InvariantRunsHaveTheSameBitsOnAnyNumberOfRanks) {
+  const auto options = [](int ranks, int shards) {
+    return std::vector<std::string>{"--ranks", std::to_string(ranks),
+                                    "--set",   "train.global_batch=12",
+                                    "--set",   "train.steps=40",
+                                    "--set",   "evaluate.every=20",
+                                    "--set",   "train.invariant.shards=" + std::to_string(shards)};
+  };
+  const auto train_on = [&](const std::string& name, int ranks, int shards) {
+    const Finished finished = run_child(train(name, options(ranks, shards)));
+    ASSERT_EQ(finished.code, 0) << finished.err;
+  };
+  for (const int ranks : {1, 2, 3, 4}) {
+    train_on("invariant" + std::to_string(ranks), ranks, 12);
+    train_on("plain" + std::to_string(ranks), ranks, 0);
+  }
+  const MetricsLines expected = read_metrics(run("invariant1"));
+  const auto tensors = final_tensors(run("invariant1"));
+  ASSERT_GT(tensors.size(), 10u);
+  bool plain_differs = false;
+  for (const int ranks : {2, 3, 4}) {
+    SCOPED_TRACE(std::to_string(ranks) + " ranks");
+    const fs::path other = run("invariant" + std::to_string(ranks));
+    EXPECT_EQ(read_metrics(other).figures, expected.figures);
+    EXPECT_TRUE(final_tensors(other) == tensors);
+    plain_differs |=
+        final_tensors(run("plain" + std::to_string(ranks))) != final_tensors(run("plain1"));
+  }
+  EXPECT_TRUE(plain_differs) << "without it the order of sums shows: else this test says nothing";
+
+  // Stopped on four ranks, gone on with on three.
+  Child child(train("invariant_moved", options(4, 12)));
+  ASSERT_TRUE(wait_for_step(child, run("invariant_moved"), 10));
+  child.signal(SIGTERM);
+  EXPECT_EQ(child.finish().code, 75);
+  ASSERT_LT(last_step(run("invariant_moved")), 40);
+  train_on("invariant_moved", 3, 12);
+  EXPECT_EQ(read_metrics(run("invariant_moved")).figures, expected.figures);
+  EXPECT_TRUE(final_tensors(run("invariant_moved")) == tensors);
+}
+
+// ---- Ranks that differ
+
+// The number that mpirun gave to a rank's process.
+int rank_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
+  for (std::string variable; std::getline(file, variable, '\0');) {
+    const std::string name = "OMPI_COMM_WORLD_RANK=";
+    if (variable.rfind(name, 0) == 0) return std::stoi(variable.substr(name.size()));
+  }
+  return -1;
+}
+
+pid_t process_of_rank(const fs::path& run, int rank) {
+  for (const pid_t pid : ranks_of(run)) {
+    if (rank_of(pid) == rank) return pid;
+  }
+  return -1;
+}
+
+// Flips one bit wherever `bytes` lie in the memory of a process; returns in how many places.
+int flip_in_memory(pid_t pid, const std::string& bytes) {
+  const std::string proc = "/proc/" + std::to_string(pid);
+  const int memory = open((proc + "/mem").c_str(), O_RDWR);
+  if (memory < 0) return 0;
+  int num_flipped = 0;
+  std::ifstream maps(proc + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t begin = 0, end = 0;
+    char dash = 0;
+    std::string rights;
+    std::istringstream(line) >> std::hex >> begin >> dash >> end >> rights;
+    if (rights != "rw-p" || end - begin > (std::uint64_t{1} << 30)) continue;
+    std::string content(end - begin, '\0');
+    const ssize_t size = pread(memory, content.data(), content.size(), static_cast<off_t>(begin));
+    if (size <= 0) continue;
+    content.resize(static_cast<std::size_t>(size));
+    for (std::size_t at = content.find(bytes); at != std::string::npos;
+         at = content.find(bytes, at + 1)) {
+      const char flipped = static_cast<char>(bytes[10] ^ 0x10);
+      num_flipped += pwrite(memory, &flipped, 1, static_cast<off_t>(begin + at + 10)) == 1;
+    }
+  }
+  close(memory);
+  return num_flipped;
+}
+
+// A learning rate of 0 keeps the parameters as they are, so that they can be found in memory.
+std::vector<std::string> standing_still(const std::string& on_difference) {
+  return {"--ranks", "3",
+          "--set",   "train.schedule.learning_rate=0",
+          "--set",   "train.schedule.final_learning_rate=0",
+          "--set",   "agreement.every=5",
+          "--set",   "agreement.on_difference=" + on_difference};
+}
+
+// Trains, and flips a bit of the embedding in rank 1's memory once step 60 is done.
+Finished train_with_a_flip(Child& child, const fs::path& run) {
+  EXPECT_TRUE(wait_for_step(child, run, 60));
+  const std::string pattern = final_tensors(run).at("embedding.weight").substr(0, 64);
+  EXPECT_GE(flip_in_memory(process_of_rank(run, 1), pattern), 1);
+  return child.finish(seconds(60));
+}
+
+TEST_F(TrustProcessTest, AFlippedBitStopsTheRunAndIsNamed) {
+  const Command command = train("flip_stop", standing_still("stop"));
+  Child child(command);
+  const Finished finished = train_with_a_flip(child, run("flip_stop"));
+  EXPECT_EQ(finished.code, 9) << finished.err;
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("rank 1 does not hold what the other ranks hold"),
+                                  HasSubstr("embedding.weight")));
+  const Finished resumed = run_child(command);
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+}
+
+TEST_F(TrustProcessTest, AFlippedBitIsUndoneByTheLastCheckpoint) {
+  const Finished reference = run_child(train("flip_reference", standing_still("restore")));
+  ASSERT_EQ(reference.code, 0) << reference.err;
+  Child child(train("flip_restore", standing_still("restore")));
+  const Finished finished = train_with_a_flip(child, run("flip_restore"));
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("goes back to the last checkpoint"));
+  expect_like_reference("flip_restore", "flip_reference");
+}
+
+TEST_F(TrustProcessTest, AnotherBuildOfTheProgramIsRefused) {
+  const fs::path other = folder_->path() / "birkhoff";
+  fs::copy_file(BIRKHOFF_PROGRAM, other, fs::copy_options::overwrite_existing);
+  std::ofstream(other, std::ios::app | std::ios::binary) << '\0';
+  Command command = mpirun(1, "programs");
+  Command second = command;
+  command.line.insert(command.line.end(), {":", "-n", "1", other.string()});
+  // What follows the program in `mpirun -n 1 --oversubscribe ... birkhoff train ...`.
+  const auto program = std::find(second.line.begin(), second.line.end(), BIRKHOFF_PROGRAM);
+  ASSERT_NE(program, second.line.end());
+  command.line.insert(command.line.end(), program + 1, second.line.end());
+  const Finished finished = run_child(command);
+  EXPECT_EQ(finished.code, 2) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("rank 1 runs another program than rank 0"));
+}
+
+// ---- Hangs. BIRKHOFF_HANGS sets the number of trials of each kind, with the default limits then.
+
+class Hangs : public TrustProcessTest {
+ protected:
+  static int num_trials() {
+    const char* set = std::getenv("BIRKHOFF_HANGS");
+    return set != nullptr ? std::atoi(set) : 2;
+  }
+  static double limit() { return std::getenv("BIRKHOFF_HANGS") != nullptr ? 8 : 1.5; }
+
+  // Runs hanging_ranks once for each trial, with another victim and step; expects `code`, all of
+  // `texts` with the victim's number for # and the step's for @, and the end in time.
+  void try_harm(const std::string& mode, int code, const std::vector<std::string>& texts,
+                double most_seconds) {
+    constexpr int kRanks = 3;
+    int num_named = 0;
+    double slowest = 0;
+    for (int trial = 0; trial < num_trials(); ++trial) {
+      const int victim = trial % kRanks, step = 40 + trial;
+      SCOPED_TRACE(mode + ", rank " + std::to_string(victim));
+      Command command = {.line = {"mpirun", "-n", std::to_string(kRanks), "--oversubscribe",
+                                  "--bind-to", "none", HANGING_RANKS, mode, std::to_string(victim),
+                                  std::to_string(step), std::to_string(limit())},
+                         .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                         {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}};
+      const auto start = std::chrono::steady_clock::now();
+      const Finished finished = run_child(command, seconds(60));
+      const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+      slowest = std::max(slowest, taken.count());
+      EXPECT_EQ(finished.code, code) << finished.err;
+      bool named = finished.code == code;
+      for (std::string text : texts) {
+        for (const auto& [sign, number] : {std::pair('#', victim), std::pair('@', step)}) {
+          if (const std::size_t at = text.find(sign); at != std::string::npos) {
+            text.replace(at, 1, std::to_string(number));
+          }
+        }
+        EXPECT_THAT(finished.err, HasSubstr(text));
+        named &= finished.err.find(text) != std::string::npos;
+      }
+      num_named += named;
+      EXPECT_LT(taken.count(), most_seconds);
+    }
+    std::cout << mode << ": tried " << num_trials() << ", named " << num_named << ", slowest "
+              << slowest << " s from the start of the job to its end\n";
+  }
+};
+
+TEST_F(Hangs, ARankThatSkipsACollectiveIsNamed) {
+  try_harm("skip", 8,
+           {"no progress for", "rank # on ", "in step @, waiting in all_reduce 'counts'",
+            "the others (ranks ", "waiting in all_reduce 'gradients'"},
+           limit() + 4);
+}
+
+TEST_F(Hangs, ARankThatDiesInsideACollectiveIsNamed) {
+  try_harm("die", 128 + SIGKILL,
+           {"rank # on ", "in step @, waiting in all_reduce 'gradients'", "ended without a word"},
+           6);
+}
+
+TEST_F(Hangs, HealthyRanksRaiseNoAlarm) {
+  const int num_steps = std::getenv("BIRKHOFF_HANGS") != nullptr ? 10000 : 500;
+  const Finished finished = run_child(
+      train("healthy", {"--ranks", "3", "--set", "train.steps=" + std::to_string(num_steps),
+                        "--set", "metrics.every=100"}),
+      seconds(900));
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  for (const char* alarm : {"silent", "progress for", "without a word", "unwatched"}) {
+    EXPECT_EQ(finished.err.find(alarm), std::string::npos) << finished.err;
+  }
+  std::cout << "healthy steps: tried " << num_steps << ", alarms " << (finished.code != 0) << "\n";
+}
+
+// The real program: a rank that is stopped, by a debugger or a broken node.
+TEST_F(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
+  constexpr int kRanks = 3;
+  std::mt19937 random(8);
+  int num_named = 0;
+  double slowest = 0;
+  for (int trial = 0; trial < num_trials(); ++trial) {
+    const std::string name = "stopped" + std::to_string(trial);
+    const int victim = trial % kRanks;
+    SCOPED_TRACE(name + ", rank " + std::to_string(victim));
+    Child child(train(name, {"--ranks", std::to_string(kRanks), "--set", "train.steps=1000000",
+                             "--set", "watchdog.seconds=" + std::to_string(limit())}));
+    ASSERT_TRUE(wait_for_step(child, run(name), 5 + static_cast<int>(random() % 100)));
+    const auto start = std::chrono::steady_clock::now();
+    ASSERT_EQ(kill(process_of_rank(run(name), victim), SIGSTOP), 0);
+    const Finished finished = child.finish(seconds(60));
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    slowest = std::max(slowest, taken.count());
+    EXPECT_EQ(finished.code, 8) << finished.err;
+    EXPECT_THAT(finished.err, AllOf(HasSubstr("birkhoff: rank " + std::to_string(victim) + " on "),
+                                    HasSubstr("in step "), HasSubstr("silent for")));
+    num_named += finished.code == 8;
+    EXPECT_TRUE(wait_until_none(run(name), seconds(5))) << "nothing is left running";
+    EXPECT_LT(taken.count(), limit() + 2);
+  }
+  std::cout << "stop: tried " << num_trials() << ", named " << num_named << ", slowest " << slowest
+            << " s from the stop to the job's end\n";
+}
+
+}  // namespace
+}  // namespace birkhoff
