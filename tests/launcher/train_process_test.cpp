@@ -141,6 +141,52 @@ TEST_F(TrainProcessTest, ARequestAtAnyMomentOfTheStartIsObeyed) {
   }
 }
 
+// A request in any phase of a run is obeyed at the end of the step: nothing is done twice, nothing
+// is left out. Slow reads make a run that waits for data.
+TEST_F(TrainProcessTest, ARequestInEveryPhaseIsObeyed) {
+  struct Case {
+    std::string name;
+    std::vector<std::string> settings;
+    Environment environment;
+  };
+  const std::vector<Case> cases = {
+      {"step", {}, {}},
+      {"evaluation", {"--set", "evaluate.every=1", "--set", "evaluate.micro_batch=1"}, {}},
+      {"save", {"--set", "checkpoint.every=1"}, {}},
+      {"data",
+       {"--set", "data.prefetch=1"},
+       {{"LD_PRELOAD", SLOW_READS},
+        {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}},
+  };
+  for (const Case& phase : cases) {
+    for (const int signal : {SIGTERM, SIGUSR1}) {
+      const std::string name = phase.name + std::to_string(signal);
+      SCOPED_TRACE(name);
+      std::vector<std::string> options = {
+          "--ranks", "2", "--set", "train.steps=100000", "--set", "train.schedule.shape=constant"};
+      options.insert(options.end(), phase.settings.begin(), phase.settings.end());
+      Command command = train(name, options);
+      command.environment = phase.environment;
+      Child child(command);
+      ASSERT_TRUE(wait_for_step(child, run(name), 3));
+      child.signal(signal);
+      const Finished stopped = child.finish(seconds(30));
+      EXPECT_EQ(stopped.code, 75) << stopped.err;
+      EXPECT_TRUE(processes_of(run(name)).empty());
+      const int step = last_step(run(name));
+      options[3] = "train.steps=" + std::to_string(step + 2);
+      const Finished resumed = run_child(train(name, options));
+      EXPECT_EQ(resumed.code, 0) << resumed.err;
+      EXPECT_THAT(resumed.err, HasSubstr("resumes at step " + std::to_string(step)));
+      const MetricsLines metrics = read_metrics(run(name));
+      std::vector<int> all_steps(static_cast<std::size_t>(step) + 2);
+      std::iota(all_steps.begin(), all_steps.end(), 1);
+      EXPECT_EQ(metrics.steps, all_steps) << "each step once";
+      EXPECT_TRUE(phase.name != "evaluation" || metrics.evaluated == all_steps);
+    }
+  }
+}
+
 TEST_F(TrainProcessTest, CtrlCWithoutRanksSaves) {
   Child child(train("alone", {}));
   ASSERT_TRUE(wait_for_step(child, run("alone"), 30));
@@ -189,72 +235,71 @@ TEST_F(TrainProcessTest, RanksInsideMpirunAreRefused) {
   EXPECT_FALSE(fs::exists(run("refused")));
 }
 
-// Saves at every step, so that many kills fall into one. BIRKHOFF_KILLS sets their number.
+// kill -9 of one rank, of all, of mpirun, of all with mpirun and supervisor (a machine that goes
+// down), at random moments: the job is down within 5 s, nothing is left running, and what is
+// resumed ends with the same bits. Saves at every step, so that many kills fall into one.
+// BIRKHOFF_KILLS sets their number.
 TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   const char* set = std::getenv("BIRKHOFF_KILLS");
-  const int num_kills = set != nullptr ? std::atoi(set) : 4;
+  const int num_kills = set != nullptr ? std::atoi(set) : 20;
   const int num_steps = 75 * num_kills;  // more than the kills let it do
   const std::string steps = "train.steps=" + std::to_string(num_steps);
-  const Finished trained = run_child(train("kills_reference", {"--ranks", "2", "--set", steps}));
+  const Finished trained =
+      run_child(train("kills_reference", {"--ranks", "2", "--set", steps}), seconds(600));
   ASSERT_EQ(trained.code, 0) << trained.err;
   const Command command =
       train("killed", {"--ranks", "2", "--set", "checkpoint.every=1", "--set", steps});
   std::mt19937 random(20);
-  int inside_a_save = 0;
+  int inside_a_save = 0, survived = 0;
+  double slowest = 0;
   for (int kill = 0; kill < num_kills; ++kill) {
     SCOPED_TRACE("kill " + std::to_string(kill));
+    const bool failed_before = HasFailure();
     Child child(command);
-    // Spread over the run; a moment between one step and the next, or none: while it starts.
-    const int from = last_step(run("killed"));
-    if (kill % 4 != 3) {
+    // Spread over the run; a moment between one step and the next, or, each fifth time, while it
+    // starts.
+    const bool while_it_starts = kill % 5 == 4;
+    if (while_it_starts) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 1500));
+    } else {
+      const int from = last_step(run("killed"));
       ASSERT_TRUE(wait_for_step(child, run("killed"), from + 1 + num_steps / (2 * num_kills)))
           << child.finish(seconds(1)).err;
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(random() % 1500));
     }
-    // All ranks at once; every second time mpirun and the supervisor with them, as when a machine
-    // goes down.
-    const bool all = kill % 2 == 1;
-    kill_all(all ? processes_of(run("killed")) : ranks_of(run("killed")));
+    enum { kOneRank, kAllRanks, kMpirun, kEverything };
+    const int kind = while_it_starts ? static_cast<int>(kEverything) : kill % 4;
+    std::vector<pid_t> victims;
+    if (kind == kOneRank) victims = {ranks_of(run("killed"))[random() % 2]};
+    if (kind == kAllRanks) victims = ranks_of(run("killed"));
+    if (kind == kMpirun) victims = {mpirun_of(run("killed"))};
+    if (kind == kEverything) victims = processes_of(run("killed"));
+    const auto start = std::chrono::steady_clock::now();
+    kill_all(victims);
     const Finished killed = child.finish(seconds(20));
-    if (!all) {
+    EXPECT_TRUE(wait_until_none(run("killed"), seconds(20))) << "something is left running";
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    EXPECT_LT(taken.count(), 5);
+    slowest = std::max(slowest, taken.count());
+    if (kind != kEverything) {
       EXPECT_EQ(killed.code, 7) << killed.err;
       EXPECT_THAT(killed.err, HasSubstr("run the same command again"));
     }
-    ASSERT_TRUE(wait_until_none(run("killed"), seconds(10)));
     // What an earlier kill left is gone only where this start came as far as a step.
-    if (kill % 4 != 3 && fs::exists(run("killed") / "checkpoints")) {
+    if (!while_it_starts && fs::exists(run("killed") / "checkpoints")) {
       for (const std::string& name : checkpoint_names(run("killed")))
         inside_a_save += name.rfind(".tmp-", 0) == 0 ? 1 : 0;
     }
+    survived += failed_before == HasFailure();
   }
-  const Finished finished = run_child(command);
+  const Finished finished = run_child(command, seconds(600));
   EXPECT_EQ(finished.code, 0) << finished.err;
   expect_like_reference("killed", "kills_reference");
-  RecordProperty("kills_inside_a_save", inside_a_save);
-  if (num_kills >= 20) {
-    EXPECT_GT(inside_a_save, 0);
-  }
-  std::cout << inside_a_save << " of " << num_kills << " kills fell into a save\n";
-}
-
-TEST_F(TrainProcessTest, OneKilledRankEndsTheJob) {
-  const Command command = train("one_rank", {"--ranks", "2"});
-  Child child(command);
-  ASSERT_TRUE(wait_for_step(child, run("one_rank"), 60));
-  const std::vector<pid_t> ranks = ranks_of(run("one_rank"));
-  ASSERT_EQ(ranks.size(), 2u);
-  const auto start = std::chrono::steady_clock::now();
-  kill(ranks[1], SIGKILL);
-  const Finished killed = child.finish(seconds(20));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(5));
-  EXPECT_EQ(killed.code, 7) << killed.err;
-  EXPECT_THAT(killed.err, HasSubstr("birkhoff: a rank was ended by signal 9"));
-  EXPECT_TRUE(wait_until_none(run("one_rank"), seconds(2))) << "nothing is left running";
-  const Finished resumed = run_child(command);
-  EXPECT_EQ(resumed.code, 0) << resumed.err;
-  expect_like_reference("one_rank");
+  EXPECT_GT(inside_a_save, 0);
+  if (HasFailure()) survived = 0;
+  std::cout << "kills: tried " << num_kills << ", survived " << survived << ", lost "
+            << num_kills - survived << "; " << inside_a_save << " inside a save; slowest end "
+            << slowest << " s after the kill\n";
 }
 
 // If the supervisor is killed, so are its ranks: nobody trains on unseen.

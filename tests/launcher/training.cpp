@@ -96,8 +96,18 @@ std::vector<pid_t> ranks_of(const fs::path& run) {
   return found;
 }
 
+pid_t mpirun_of(const fs::path& run) {
+  for (const pid_t pid : processes_of(run)) {
+    const std::string arguments = arguments_of(pid);
+    if (fs::path(arguments.substr(0, arguments.find('\0'))).filename() == "mpirun") return pid;
+  }
+  return -1;
+}
+
 void kill_all(const std::vector<pid_t>& processes) {
-  for (const pid_t pid : processes) kill(pid, SIGKILL);
+  for (const pid_t pid : processes) {
+    if (pid > 0) kill(pid, SIGKILL);
+  }
 }
 
 int last_step(const fs::path& run) {

@@ -21,6 +21,8 @@ std::string tiny_training();
 // Processes that train in the run folder: its ranks, and all with mpirun and supervisor.
 std::vector<pid_t> ranks_of(const std::filesystem::path& run);
 std::vector<pid_t> processes_of(const std::filesystem::path& run);
+// The mpirun that started its ranks; -1 if there is none.
+pid_t mpirun_of(const std::filesystem::path& run);
 void kill_all(const std::vector<pid_t>& processes);
 
 // The last step in RUN/metrics.jsonl, 0 where there is none.
