@@ -129,6 +129,7 @@ class OutFolder {
     }
     if (!finished_) require_only_leftovers();
     lock_.emplace(file(kUnfinishedName), "the corpus folder " + path_);
+    sync_directory(path_);       // no other name may outlive the mark in a crash of the machine
     finished_ = has_manifest();  // another command may have ended before it gave us the lock
     if (!finished_) remove_leftovers();
   }
@@ -152,6 +153,7 @@ class OutFolder {
     for (const std::string& name : list_directory(path_)) {
       if (is_ours(name) && name.starts_with(kSpoolPrefix)) remove_file(file(name));
     }
+    sync_directory(path_);  // the mark goes last: without it nobody looks for the rest
     if (path_exists(file(kUnfinishedName))) remove_file(file(kUnfinishedName));
     sync_directory(path_);
   }

@@ -304,12 +304,19 @@ std::string parent_path(const std::string& path) {
 }
 
 void make_directory(const std::string& path) {
-  if (is_directory(path)) return;
   const std::string parent = parent_path(path);
+  if (is_directory(path)) {
+    // Who made it may have been killed before the name was synced. It is empty then; and one that
+    // may not write in the parent did not make it.
+    if (list_directory(path).empty() && ::access(parent.c_str(), R_OK | W_OK) == 0) {
+      sync_directory(parent);
+    }
+    return;
+  }
   if (parent != path) make_directory(parent);
   const std::int64_t result = retried("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); });
-  if (result < 0 && errno == EEXIST && is_directory(path)) return;  // another rank was faster
-  check(result, "mkdir", path);
+  const bool another_was_faster = result < 0 && errno == EEXIST && is_directory(path);
+  if (!another_was_faster) check(result, "mkdir", path);
   sync_directory(parent);
 }
 

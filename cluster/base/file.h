@@ -69,7 +69,8 @@ void copy_file_checked(const std::string& from, const std::string& to);
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
 std::int64_t file_size(const std::string& path, ExitCode code = ExitCode::kStorage);
-// With missing parents; an existing directory is fine.
+// With missing parents; an existing directory is fine. Durable, also if a process made it that was
+// killed meanwhile.
 void make_directory(const std::string& path);
 // Names (not paths) in a directory, sorted, without . and ..
 std::vector<std::string> list_directory(const std::string& path,
