@@ -1,0 +1,157 @@
+// Saves of a training run, cut at every call: what the machine may then have lost of its page cache
+// is put on disk, and the next job must resume from the newest checkpoint that was reported, or a
+// newer one, and save again. BIRKHOFF_CRASH_STATES sets how many states are tried, in all tests
+// together.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "cluster/base/file.h"
+#include "cluster/base/thread_group.h"
+#include "runtime/checkpoint_folder.h"
+#include "runtime/run_checkpoints.h"
+#include "runtime/run_folder.h"
+#include "tests/crash/crash_trial.h"
+#include "tests/runtime/checkpoint_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kRanks = 2;
+constexpr int kKeep = 2;
+constexpr Layout kLayout = Layout::kFlatRanges;
+
+// Each save of a run has another version, the header's number of tokens; the values of all
+// tensors depend on it alone.
+std::int64_t version_of(const CheckpointFolder& checkpoint) { return checkpoint.manifest.tokens(); }
+
+class SaveCrash : public testing::Test {
+ protected:
+  SaveCrash() { write_bytes(tokenizer_, "birkhoff chars 1\n"); }
+
+  // A job, with the calls of runtime/train_run: opens the run, resumes and saves `num_saves` times,
+  // every third time the step before once more. Versions are marked as soon as a rank knows that
+  // they are committed.
+  void run_job(const fs::path& root, int num_saves) const {
+    RunFolder run(root / "run", /*seed=*/1, /*fresh=*/false);
+    const std::optional<CheckpointFolder> resume = run.find_resume_point();
+    run_ranks(kRanks, [&](Group& world) {
+      CheckpointWriter writer(run.paths().checkpoints(), kKeep, {tokenizer_}, world);
+      std::vector<NamedShard> shards = make_shards(world.rank(), kRanks, kLayout);
+      CheckpointHeader header = make_header(0);
+      header.set_run(run.id());
+      RunCheckpoints checkpoints(writer, header, shards, world.rank() == 0 ? &run : nullptr,
+                                 /*metrics=*/nullptr);
+      TrainState state;
+      state.step = resume ? resume->manifest.step() : 0;
+      state.tokens = resume ? version_of(*resume) : 0;
+      for (int save = 1; save <= num_saves; ++save) {
+        ++state.tokens;
+        if (save % 3 != 0) ++state.step;
+        fill_shards(shards, state.tokens);
+        checkpoints.save(state);
+        fill_shards(shards, state.tokens + 1);  // training goes on while the thread writes
+        checkpoints.finish();
+        mark_io(state.tokens);
+      }
+    });
+  }
+
+  // The next job after a crash; version `promised` had been reported as committed, or none (0).
+  std::string resumes_and_saves(const fs::path& root, std::int64_t promised) const {
+    std::int64_t version = 0, step = 0;
+    {
+      RunFolder run(root / "run", 1, false);
+      const auto newest = run.find_resume_point();
+      if (newest) {
+        version = version_of(*newest);
+        step = newest->manifest.step();
+        if (!holds(*newest, version)) return fmt::format("version {} has other values", version);
+      }
+      if (version < promised) {
+        return fmt::format("resumes from version {}, though {} was committed", version, promised);
+      }
+      if (path_exists(run.paths().checkpoints().string())) {
+        for (const std::string& name : names_in(run.paths().checkpoints())) {
+          if (name.starts_with(kDamagedPrefix)) return name + " was set aside as damaged";
+        }
+      }
+    }
+    run_job(root, 1);
+    const fs::path checkpoints = root / "run" / "checkpoints";
+    const auto saved = find_newest_checkpoint(checkpoints, /*set_aside=*/true);
+    if (!saved || saved->manifest.step() != step + 1 || !holds(*saved, version + 1)) {
+      return "the next save is not there";
+    }
+    const std::vector<std::string> names = names_in(checkpoints);
+    for (const std::string& name : names) {
+      if (!name.starts_with(kStepPrefix)) return name + " is left";
+    }
+    return names.size() > kKeep ? "more checkpoints than are kept" : "";
+  }
+
+  CrashTrial::Check check() const {
+    return [this](const fs::path& root, const CrashState& state) {
+      return resumes_and_saves(root, state.mark);
+    };
+  }
+
+ private:
+  static bool holds(const CheckpointFolder& checkpoint, std::int64_t version) {
+    for (int rank = 0; rank < kRanks; ++rank) {
+      std::vector<NamedShard> shards = make_shards(rank, kRanks, kLayout);
+      load_checkpoint(checkpoint, shards);
+      if (!differing_tensors(shards, version).empty()) return false;
+    }
+    return true;
+  }
+
+  const TestFolder elsewhere_;
+  const fs::path tokenizer_ = elsewhere_.path() / "tokenizer.chars";
+};
+
+constexpr int kSaves = 8;  // steps 1, 2, 2 again, 3, 4, 4 again, 5, 6; all but the last two go
+
+TEST_F(SaveCrash, LosesNoCommittedCheckpoint) {
+  const TestFolder root;
+  const IoTrace trace = record_io(root, [&] { run_job(root, kSaves); });
+  CrashTrial trial("crash states of saves", check());
+  trial.run(trace, crash_states(trace, num_crash_states(240) / 2));
+}
+
+// The job that starts after a crash meets the next one.
+TEST_F(SaveCrash, LosesNoneIfTheNextJobCrashesToo) {
+  const TestFolder root;
+  const IoTrace first = record_io(root, [&] { run_job(root, kSaves); });
+  const auto states = crash_states(first, SIZE_MAX);
+  const std::size_t num_states = num_crash_states(240) / 4, num_first = num_states / 10;
+  CrashTrial trial("crash states of saves after a crash", check());
+  for (const std::size_t i : evenly_spaced(num_first, states.size())) {
+    const TestFolder again;
+    write_tree(states[i].tree, again);
+    const IoTrace second = record_io(again, [&] {
+      mark_io(states[i].mark);
+      run_job(again, 3);
+    });
+    trial.run(second, crash_states(second, num_states / num_first));
+  }
+}
+
+// Killed, started again, and the machine stops once the next job has saved: that must not rely on
+// what the first one left without having synced it.
+TEST_F(SaveCrash, LosesNoneAfterAKill) {
+  const TestFolder root;
+  const IoTrace killed = record_io(root, [&] { run_job(root, kSaves); });
+  CrashTrial trial("crash states of saves after a kill", check());
+  for (const std::size_t cut : kill_points(killed, num_crash_states(240) / 4 / 8)) {
+    const TestFolder again;
+    const IoTrace both = record_after_kill(killed, cut, again, [&] { run_job(again, 1); });
+    trial.run(both, crash_states(both, SIZE_MAX, /*seed=*/1, first_promise(both, cut)));
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff
