@@ -1,15 +1,15 @@
 #include "data/manifest.h"
 
-#include <google/protobuf/util/json_util.h>
-
 #include <algorithm>
 #include <limits>
 #include <set>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
+#include "configs/sealed_json.h"
 #include "data/shard_format.h"
 
 namespace birkhoff {
@@ -209,11 +209,12 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
 
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name) {
   CorpusManifest manifest;
-  const auto status = google::protobuf::util::JsonStringToMessage(json, &manifest);
-  if (!status.ok()) {
-    const std::string reason(status.message().data(), status.message().size());
-    fail(ExitCode::kData, "{}: not a corpus manifest ({}); prepare the corpus again", name,
-         printable(reason));
+  try {
+    parse_sealed_json(json, Checksum::kOptional, manifest);
+  } catch (const std::invalid_argument& error) {
+    fail(ExitCode::kData,
+         "{}: not a corpus manifest ({}); prepare the corpus again or restore the file", name,
+         printable(error.what()));
   }
   Checker checker(name);
   checker.check(manifest.format() == shard_format::kManifestFormat, "format is '{}', not '{}'",
@@ -239,13 +240,7 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
 
 std::string manifest_json(configs::CorpusManifest manifest) {
   manifest.set_fingerprint(manifest_fingerprint(manifest));
-  google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  const auto status = google::protobuf::util::MessageToJsonString(manifest, &json, options);
-  require(status.ok(), "a manifest has a JSON form");
-  return json;
+  return sealed_json(manifest);
 }
 
 std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {

@@ -1,5 +1,5 @@
-// manifest.json of a corpus: the JSON mapping of configs/corpus_manifest.proto, checked as a whole
-// before anything is allocated or opened by its numbers.
+// manifest.json of a corpus: configs/corpus_manifest.proto as configs/sealed_json.h writes it,
+// checked as a whole before anything is allocated or opened by its numbers.
 #pragma once
 
 #include <filesystem>
@@ -15,7 +15,7 @@ inline constexpr char kManifestName[] = "manifest.json";
 // Error(kData) names the first field that is wrong.
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name);
 
-// JSON with every field, ending in a newline; parse_corpus_manifest reads it back. Sets the
+// The text of the file, its checksum first; parse_corpus_manifest reads it back. Sets the
 // fingerprint.
 std::string manifest_json(configs::CorpusManifest manifest);
 

@@ -2,33 +2,20 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <google/protobuf/util/json_util.h>
 
 #include <map>
 #include <set>
+#include <stdexcept>
 #include <vector>
 
-#include "cluster/base/checksum.h"
+#include "configs/sealed_json.h"
 
 namespace birkhoff {
 namespace {
 
 using configs::CheckpointManifest;
 
-// The file begins {"checksum":"<32 digits>", and the checksum covers all bytes behind that.
-constexpr std::string_view kChecksumPrefix = "{\"checksum\":\"";
-constexpr std::string_view kChecksumSuffix = "\",";
 constexpr std::size_t kHashDigits = 32;
-constexpr std::size_t kHeadBytes = kChecksumPrefix.size() + kHashDigits + kChecksumSuffix.size();
-
-void check_head(const std::string& text) {
-  if (text.size() < kHeadBytes || !text.starts_with(kChecksumPrefix) ||
-      text.substr(kChecksumPrefix.size(), kHashDigits) !=
-          xxh3_hex(text.data() + kHeadBytes, text.size() - kHeadBytes) ||
-      text.substr(kHeadBytes - kChecksumSuffix.size(), kChecksumSuffix.size()) != kChecksumSuffix) {
-    throw std::invalid_argument("its checksum does not fit its content");
-  }
-}
 
 void check_range(std::int64_t value, std::int64_t least, const char* field) {
   if (value < least) {
@@ -138,26 +125,13 @@ std::string manifest_defect(const CheckpointManifest& manifest) {
 std::string manifest_text(const CheckpointManifest& manifest) {
   CheckpointManifest without_checksum = manifest;
   without_checksum.clear_checksum();
-  google::protobuf::util::JsonPrintOptions options;
-  options.add_whitespace = true;
-  options.preserve_proto_field_names = true;
-  std::string json;
-  const auto status = google::protobuf::util::MessageToJsonString(without_checksum, &json, options);
-  require(status.ok() && json.starts_with('{') && manifest.has_format(),
-          "manifest cannot be written as JSON");
-  const std::string covered = json.substr(1);  // behind the brace that the head brings
-  return fmt::format("{}{}{}{}", kChecksumPrefix, xxh3_hex(covered.data(), covered.size()),
-                     kChecksumSuffix, covered);
+  return sealed_json(without_checksum);
 }
 
 CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std::string& path) {
   try {
-    check_head(text);
     CheckpointManifest manifest;
-    const auto status = google::protobuf::util::JsonStringToMessage(text, &manifest);
-    if (!status.ok()) {
-      throw std::invalid_argument(std::string(status.message()));
-    }
+    parse_sealed_json(text, Checksum::kRequired, manifest);
     if (manifest.format() != kCheckpointFormat) {
       throw std::invalid_argument(
           fmt::format("format '{}' is not '{}'", manifest.format(), kCheckpointFormat));

@@ -1,5 +1,6 @@
-// Corpora whose manifest.json is damaged. Rows with edit() leave the fingerprint as it was; those
-// with signed_edit() make it fit, so that only the manifest's own checks can tell.
+// Corpora whose manifest.json is damaged. Rows with edit() take its checksum out, as if it were
+// from before there was one, and leave the fingerprint as it was; those with signed_edit() make
+// both fit, so that only the manifest's own checks can tell.
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -23,8 +24,12 @@ BadInput row(std::string name, std::vector<std::string> words, std::function<voi
 }
 
 BadInput edit(std::string name, std::vector<std::string> words, std::function<void(Json&)> change) {
-  return row(std::move(name), std::move(words),
-             [change = std::move(change)] { edit_json("corpus/manifest.json", change); });
+  return row(std::move(name), std::move(words), [change = std::move(change)] {
+    edit_json("corpus/manifest.json", [&](Json& manifest) {
+      manifest.erase("checksum");
+      change(manifest);
+    });
+  });
 }
 
 BadInput signed_edit(std::string name, std::vector<std::string> words,
@@ -79,8 +84,10 @@ std::vector<BadInput> as_text() {
           }),
       row("not UTF-8", {"corpus"}, [=] { replace_text(path, "\"train\"", "\"tr\xff\xfen\""); }),
       row("with a trailing comma", {"not a corpus manifest"}, [=] { append_bytes(path, ","); }),
-      row("with an unknown field", {"not a corpus manifest", "colour"},
-          [=] { replace_text(path, "\"version\"", "\"colour\": 1, \"version\""); }),
+      edit("with an unknown field", {"not a corpus manifest", "colour"},
+           [](Json& m) { m["colour"] = 1; }),
+      row("with other options than it was made with", {"not a corpus manifest", "checksum"},
+          [=] { replace_text(path, ", valid 0.2,", ", valid 0.3,"); }),
   };
 }
 

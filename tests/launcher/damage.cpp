@@ -1,7 +1,5 @@
 #include "damage.h"
 
-#include <google/protobuf/util/json_util.h>
-
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,6 +9,7 @@
 #include "cluster/base/checksum.h"
 #include "configs/checkpoint_manifest.pb.h"
 #include "configs/corpus_manifest.pb.h"
+#include "configs/sealed_json.h"
 #include "data/manifest.h"
 
 namespace birkhoff {
@@ -31,11 +30,10 @@ std::size_t offset_in(const std::string& bytes, std::int64_t offset) {
   return static_cast<std::size_t>(at);
 }
 
-template <typename Message>
-Message parse_json(const std::string& path) {
-  Message message;
-  expect(google::protobuf::util::JsonStringToMessage(read_bytes(path), &message).ok(), path);
-  return message;
+configs::CorpusManifest read_manifest(const std::string& folder) {
+  configs::CorpusManifest manifest;
+  parse_sealed_json(read_bytes(folder + "/manifest.json"), Checksum::kOptional, manifest);
+  return manifest;
 }
 
 configs::CorpusManifest::Shard& first_shard(configs::CorpusManifest& manifest,
@@ -135,14 +133,13 @@ void edit_json(const std::string& path, const std::function<void(nlohmann::order
 
 void edit_corpus(const std::string& folder,
                  const std::function<void(configs::CorpusManifest&)>& edit) {
-  const std::string path = folder + "/manifest.json";
-  auto manifest = parse_json<configs::CorpusManifest>(path);
+  configs::CorpusManifest manifest = read_manifest(folder);
   edit(manifest);
-  write_bytes(path, manifest_json(manifest));
+  write_bytes(folder + "/manifest.json", manifest_json(manifest));
 }
 
 std::string shard_file(const std::string& folder, const std::string& split) {
-  auto manifest = parse_json<configs::CorpusManifest>(folder + "/manifest.json");
+  auto manifest = read_manifest(folder);
   return folder + "/" + first_shard(manifest, split).file();
 }
 
@@ -162,7 +159,7 @@ void accept_tokenizer(const std::string& folder, const std::string& content) {
 
 void forge_ids(const std::string& folder, const std::string& split, std::int64_t from,
                std::uint16_t id, std::int64_t count) {
-  auto manifest = parse_json<configs::CorpusManifest>(folder + "/manifest.json");
+  auto manifest = read_manifest(folder);
   std::string bytes;
   for (std::int64_t i = 0; i < count; ++i)
     bytes.append(reinterpret_cast<const char*>(&id), sizeof id);
@@ -171,7 +168,7 @@ void forge_ids(const std::string& folder, const std::string& split, std::int64_t
 
 void forge_document_end(const std::string& folder, const std::string& split, std::int64_t index,
                         std::uint64_t end) {
-  auto manifest = parse_json<configs::CorpusManifest>(folder + "/manifest.json");
+  auto manifest = read_manifest(folder);
   const auto& shard = first_shard(manifest, split);
   expect(index < shard.documents(), "no document end " + std::to_string(index));
   forge_shard(folder, split, shard.documents_offset() + 8 * index,

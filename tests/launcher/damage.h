@@ -29,8 +29,8 @@ void swap_files(const std::string& a, const std::string& b);
 // Of a JSON file as it is, checksums left alone.
 void edit_json(const std::string& path, const std::function<void(nlohmann::ordered_json&)>& edit);
 
-// The corpus' manifest with its fingerprint made anew: damage that no checksum of the manifest
-// tells.
+// The corpus' manifest with its fingerprint and checksum made anew: damage that no checksum of the
+// manifest tells.
 void edit_corpus(const std::string& folder,
                  const std::function<void(configs::CorpusManifest&)>& edit);
 // The file of the first shard of the split's stream.
