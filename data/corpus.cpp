@@ -69,6 +69,17 @@ Corpus::Corpus(std::filesystem::path folder)
     check_sizes(entry.stream());
     check_sizes(entry.record());
   }
+  check_tokenizer_file();
+}
+
+void Corpus::check_tokenizer_file() const {
+  const std::string path = tokenizer_file().string();
+  if (path.empty()) return;
+  const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
+  if (xxh3_hex(content.data(), content.size()) == manifest_.tokenizer().hash()) return;
+  fail(ExitCode::kData,
+       "{}: the file's hash is not the manifest's; prepare the corpus again or restore the file",
+       path);
 }
 
 bool Corpus::has_split(std::string_view name) const {
@@ -102,16 +113,6 @@ std::filesystem::path Corpus::tokenizer_file() const {
 
 std::unique_ptr<Tokenizer> Corpus::tokenizer() const {
   const auto& entry = manifest_.tokenizer();
-  if (!entry.file().empty()) {
-    const std::string path = tokenizer_file().string();
-    const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
-    if (xxh3_hex(content.data(), content.size()) != entry.hash()) {
-      fail(
-          ExitCode::kData,
-          "{}: the file's hash is not the manifest's; prepare the corpus again or restore the file",
-          path);
-    }
-  }
   return load_tokenizer(entry.kind(), tokenizer_file(), entry.vocabulary());
 }
 

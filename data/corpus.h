@@ -34,8 +34,9 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
 
 class Corpus {
  public:
-  // Reads and validates manifest.json and that every shard is there with its size; opens no HDF5.
-  // Error(kData) says what is wrong. Start-up time does not depend on the corpus' size.
+  // Reads and validates manifest.json, that every shard is there with its size, and the hash of the
+  // tokenizer's file, which runs copy; opens no HDF5. Error(kData) says what is wrong. Start-up
+  // time does not depend on the corpus' size.
   explicit Corpus(std::filesystem::path folder);
 
   const std::filesystem::path& folder() const { return folder_; }
@@ -51,12 +52,15 @@ class Corpus {
   std::filesystem::path tokenizer_file() const;
 
  private:
+  void check_tokenizer_file() const;
+
   std::filesystem::path folder_;
   configs::CorpusManifest manifest_;
 };
 
-// Re-reads every shard: file hash, page CRCs, HDF5 structure in a limited child process, ids below
-// the vocabulary, document ends. Error(kData) names the first difference.
+// Re-reads every shard: page CRCs, ids below the vocabulary, document ends, file hash; and once all
+// that is right everywhere, HDF5 structure in a limited child process. Error(kData) names the first
+// difference: file and page, where it lies in one.
 void verify_corpus(const Corpus& corpus);
 
 }  // namespace birkhoff

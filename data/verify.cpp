@@ -25,16 +25,16 @@ class ArrayVerifier {
 
   void verify(const std::string& path, const CorpusManifest::Shard& shard) {
     const File file = File::open_for_read(path, ExitCode::kData);
-    check_hash(file, shard);
     const std::vector<std::uint32_t> crcs = read_page_crcs(file, shard);
     auto crc = crcs.begin();
-    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, "values",
+    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, shard_format::kValues,
                   [&](const std::vector<char>& page) { check_ids(path, page); });
     const std::int64_t end_of_shard = end_ + shard.elements();
-    for_each_page(file, shard.documents_offset(), shard.documents_bytes(), crc, "document ends",
+    for_each_page(file, shard.documents_offset(), shard.documents_bytes(), crc,
+                  shard_format::kDocumentEnds,
                   [&](const std::vector<char>& page) { check_ends(path, page, end_of_shard); });
     end_ = end_of_shard;
-    run_limited(path, [&] { check_structure(path, shard); });
+    check_hash(file, shard);  // last: a page that differs has been named
   }
 
   // After the last shard.
@@ -49,8 +49,8 @@ class ArrayVerifier {
  private:
   static void check_hash(const File& file, const CorpusManifest::Shard& shard) {
     Xxh3Hasher hasher;
-    std::vector<char> part(1 << 20);
     const std::int64_t size = file.size();
+    std::vector<char> part(static_cast<std::size_t>(std::min<std::int64_t>(size, 1 << 20)));
     for (std::int64_t at = 0; at < size; at += static_cast<std::int64_t>(part.size())) {
       const auto count = static_cast<std::size_t>(
           std::min<std::int64_t>(static_cast<std::int64_t>(part.size()), size - at));
@@ -71,7 +71,9 @@ class ArrayVerifier {
     file.pread_exact(crcs.data(), crcs.size() * 4, shard.page_crcs_offset());
     if (crc32c(crcs.data(), crcs.size() * 4) != shard.page_crcs_crc()) {
       fail(ExitCode::kData,
-           "{}: the page table differs from its checksum; prepare the corpus again", file.path());
+           "{}: the page table at byte {} differs from its checksum; prepare the corpus again or "
+           "restore the file",
+           file.path(), shard.page_crcs_offset());
     }
     return crcs;
   }
@@ -86,8 +88,9 @@ class ArrayVerifier {
       file.pread_exact(page.data(), page.size(), offset + at);
       if (crc32c(page.data(), page.size()) != *crc++) {
         fail(ExitCode::kData,
-             "{}: the page of {} at byte {} differs from its checksum; prepare the corpus again",
-             file.path(), what, offset + at);
+             "{}: page {} of /{} (64 KiB at byte {}) differs from its checksum; prepare the corpus "
+             "again or restore the file",
+             file.path(), at / kPageBytes, what, offset + at);
       }
       visit(page);
     }
@@ -136,19 +139,6 @@ class ArrayVerifier {
     }
   }
 
-  void check_structure(const std::string& path, const CorpusManifest::Shard& shard) const {
-    const Hdf5Type type = dtype_ == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
-    const bool is_token_type = dtype_ == CorpusManifest::u16 || dtype_ == CorpusManifest::i32;
-    if (!is_token_type || !holds_ids_)
-      fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
-    check_hdf5(path,
-               {{shard_format::kValues, type, shard.elements(), nullptr, shard.values_offset()},
-                {shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
-                 shard.documents_offset()},
-                {shard_format::kPageCrcs, Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
-                 shard.page_crcs_offset()}});
-  }
-
   CorpusManifest::Dtype dtype_;
   bool holds_ids_;
   std::int64_t vocabulary_;
@@ -156,10 +146,24 @@ class ArrayVerifier {
   std::int64_t last_document_end_ = 0;
 };
 
+void check_structure(const std::string& path, const CorpusManifest::Stream& stream,
+                     const CorpusManifest::Shard& shard) {
+  const bool is_token_type =
+      stream.dtype() == CorpusManifest::u16 || stream.dtype() == CorpusManifest::i32;
+  if (!is_token_type || stream.shape_size() > 0)
+    fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
+  const Hdf5Type type = stream.dtype() == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
+  check_hdf5(path, {{shard_format::kValues, type, shard.elements(), nullptr, shard.values_offset()},
+                    {shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
+                     shard.documents_offset()},
+                    {shard_format::kPageCrcs, Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
+                     shard.page_crcs_offset()}});
+}
+
 }  // namespace
 
 void verify_corpus(const Corpus& corpus) {
-  corpus.tokenizer();  // checks its file
+  corpus.tokenizer();
   for (const auto& split : corpus.manifest().split()) {
     for (const auto& stream : split.stream()) {
       ArrayVerifier verifier(stream.dtype(), stream.shape_size() == 0, corpus.vocabulary());
@@ -168,6 +172,15 @@ void verify_corpus(const Corpus& corpus) {
       verifier.finish(fmt::format("{}: split '{}', stream '{}'", corpus.folder().string(),
                                   split.name(), stream.name()),
                       true);
+    }
+  }
+  // The parser sees no file of a corpus before every byte of all of them has been checked.
+  for (const auto& split : corpus.manifest().split()) {
+    for (const auto& stream : split.stream()) {
+      for (const auto& shard : stream.shard()) {
+        const std::string path = (corpus.folder() / shard.file()).string();
+        run_limited(path, [&] { check_structure(path, stream, shard); });
+      }
     }
   }
 }

@@ -63,12 +63,13 @@ std::vector<BadInput> shards() {
            }),
       data("first byte of a shard flipped", "verify corpus", {"train-tokens-00000.h5", "hash"},
            [] { flip_bit(shard_file("corpus", "train"), 0); }),
-      data("last byte of a shard flipped", "verify corpus", {"train-tokens-00000.h5", "hash"},
+      data("last byte of a shard flipped", "verify corpus", {"train-tokens-00000.h5", "page table"},
            [] { flip_bit(shard_file("corpus", "train"), -1); }),
       as_process_too(data(
           "token flipped, seen by eval", "eval run", {"valid-tokens-00000.h5", "page 0", "damaged"},
           [] { flip_bit(shard_file("corpus", "valid"), values_offset("corpus") + 1); })),
-      data("token flipped, seen by verify", "verify corpus", {"valid-tokens-00000.h5", "hash"},
+      data("token flipped, seen by verify", "verify corpus",
+           {"valid-tokens-00000.h5", "page 0 of /tokens"},
            [] { flip_bit(shard_file("corpus", "valid"), values_offset("corpus") + 1); }),
       data("token flipped under a fitting hash", "verify corpus",
            {"valid-tokens-00000.h5", "differs from its checksum"},
@@ -85,15 +86,15 @@ std::vector<BadInput> shards() {
              });
              flip_bit(shard_file("corpus", "valid"), offset);
            }),
-      data("shards of a split swapped", "verify corpus", {"train-tokens-00000.h5", "hash"},
+      data("shards of a split swapped", "verify corpus", {"train-tokens-00000.h5", "page table"},
            [] { swap_files("corpus/train-tokens-00000.h5", "corpus/train-tokens-00001.h5"); }),
-      data("shards of two splits swapped", "verify corpus", {"train-tokens-00000.h5", "hash"},
+      data("shards of two splits swapped", "verify corpus", {"train-tokens-00000.h5", "page table"},
            [] { swap_files("corpus/train-tokens-00000.h5", "corpus/valid-tokens-00000.h5"); }),
-      data("shard of another corpus", "verify corpus", {"train-tokens-00000.h5", "hash"},
+      data("shard of another corpus", "verify corpus", {"train-tokens-00000.h5", "page table"},
            [] {
              write_bytes("corpus/train-tokens-00000.h5", read_bytes("other/train-tokens-00000.h5"));
            }),
-      data("shard of zeros of its size", "verify corpus", {"train-tokens-00000.h5", "hash"},
+      data("shard of zeros of its size", "verify corpus", {"train-tokens-00000.h5", "page table"},
            [] {
              write_bytes("corpus/train-tokens-00000.h5",
                          std::string(read_bytes("corpus/train-tokens-00000.h5").size(), '\0'));
@@ -135,6 +136,11 @@ std::vector<BadInput> tokenizers() {
            [] { remove_one("corpus/tokenizer.chars"); }),
       data("vocabulary of characters flipped", "verify corpus", {"tokenizer.chars", "hash"},
            [] { flip_bit("corpus/tokenizer.chars", -2); }),
+      data("vocabulary of characters missing, seen by train", "train good.txtpb --run new",
+           {"tokenizer.chars", "No such file"}, [] { remove_one("corpus/tokenizer.chars"); }),
+      as_process_too(data("vocabulary of characters flipped, seen by train",
+                          "train good.txtpb --run new", {"tokenizer.chars", "hash"},
+                          [] { flip_bit("corpus/tokenizer.chars", -2); })),
       data("vocabulary of characters truncated", "verify corpus", {"tokenizer.chars", "hash"},
            [] { truncate_to("corpus/tokenizer.chars", 20); }),
       data("vocabulary of words missing", "verify words", {"tokenizer.words", "No such file"},
@@ -216,9 +222,9 @@ std::vector<BadInput> uses() {
        .words = {"corpus", "not the model's"},
        .spoil =
            [] {
-             edit_corpus("corpus", [](configs::CorpusManifest& m) {
-               m.mutable_tokenizer()->set_hash(std::string(32, 'a'));
-             });
+             std::string characters = read_bytes("corpus/tokenizer.chars");
+             characters[characters.size() - 2] ^= 1;  // of the last one
+             accept_tokenizer("corpus", characters);
            }},
       {.name = "eval where the run's corpus is gone",
        .line = "eval run",
