@@ -38,15 +38,15 @@ class Walk {
  public:
   Walk(const std::string& except, const std::function<void(const Document&)>& visit)
       : visit_(visit) {
-    has_except_ = stat(except.c_str(), &except_) == 0;
+    has_except_ = find_status(except, /*follow_links=*/true, &except_);
   }
 
   void argument(const InputPath& input) {
     if (!input.content_hash.empty())
       return file(input.path, base_name(input.path), input.content_bytes, input.content_hash);
     struct stat info;
-    if (stat(input.path.c_str(), &info) != 0) {
-      fail(ExitCode::kUsage, "{}: {}; give a file or folder that can be read", input.path,
+    if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage)) {
+      fail(ExitCode::kUsage, "{}: {}; give a file or folder that is there", input.path,
            std::strerror(errno));
     }
     if (S_ISDIR(info.st_mode)) {
@@ -66,9 +66,9 @@ class Walk {
     for (const std::string& name : list_directory(path, ExitCode::kData)) {
       const std::string inner = path + "/" + name;
       struct stat info;
-      if (lstat(inner.c_str(), &info) != 0) {
-        fail(ExitCode::kData, "{}: {}; make it readable or leave it out", inner,
-             std::strerror(errno));
+      if (!find_status(inner, /*follow_links=*/false, &info, ExitCode::kData)) {
+        fail(ExitCode::kData, "{}: has gone while the folder was read; start the command again",
+             inner);
       }
       if (S_ISREG(info.st_mode)) {
         if (name == kManifestName && is_corpus_manifest(inner)) {

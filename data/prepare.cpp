@@ -44,7 +44,8 @@ constexpr char kOurNames[] = R"((train|valid|test)-tokens-\d{5,}\.h5(\.tmp)?)"
 
 bool same_file(const std::string& a, const std::string& b) {
   struct stat info_a, info_b;
-  return stat(a.c_str(), &info_a) == 0 && stat(b.c_str(), &info_b) == 0 &&
+  return find_status(a, /*follow_links=*/true, &info_a, ExitCode::kUsage) &&
+         find_status(b, /*follow_links=*/true, &info_b, ExitCode::kUsage) &&
          info_a.st_dev == info_b.st_dev && info_a.st_ino == info_b.st_ino;
 }
 
@@ -140,8 +141,9 @@ class OutFolder {
     std::vector<InputPath> inputs;
     for (const std::string& path : paths) {
       struct stat info;
-      const bool is_stream = path == "-" || (stat(path.c_str(), &info) == 0 &&
-                                             !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode));
+      const bool is_stream =
+          path == "-" || (find_status(path, /*follow_links=*/true, &info, ExitCode::kUsage) &&
+                          !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode));
       inputs.push_back(is_stream ? spool_one(path, inputs.size(), progress) : InputPath{path});
     }
     return inputs;

@@ -23,9 +23,9 @@ using CheckpointHeader = configs::CheckpointManifest;
 class CheckpointWriter {
  public:
   // Saves into `folder`/step-NNNNNNNN, keeps the newest `keep` (at least 1). `extra_files` (the
-  // tokenizer's model) are copied into each checkpoint. Rank 0 removes what an unfinished save
-  // left. Local. `world` is used at step borders only, never by the thread that writes, and must
-  // outlive the writer.
+  // tokenizer's model) are part of each checkpoint, as rank 0 reads them here: what becomes of them
+  // later does not matter. Rank 0 removes what an unfinished save left. Local. `world` is used at
+  // step borders only, never by the thread that writes, and must outlive the writer.
   CheckpointWriter(std::filesystem::path folder, int keep,
                    std::vector<std::filesystem::path> extra_files, Group& world);
   // Joins the thread. An unfinished save is abandoned (its folder stays aside and is removed at the

@@ -148,17 +148,16 @@ CheckpointManifest::File write_shard_file(const fs::path& folder, const std::str
 }
 
 fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
-                           CheckpointManifest manifest, const std::vector<fs::path>& extra_files,
-                           int keep) {
+                           CheckpointManifest manifest,
+                           const std::map<std::string, std::string>& extra_files, int keep) {
   // A state that could not be loaded is a defect of the caller and is never committed.
   if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
     fail(ExitCode::kInternal, "internal error: the ranks' shards do not make up the state: {}",
          defect);
   }
-  for (const fs::path& extra : extra_files) {
-    const fs::path copy = aside / extra.filename();
-    copy_file_checked(extra.string(), copy.string());
-    *manifest.add_file() = describe_file(copy);
+  for (const auto& [name, content] : extra_files) {
+    write_file_durably((aside / name).string(), content);
+    *manifest.add_file() = describe_file(aside / name);
   }
   write_file_durably((aside / kIndexName).string(), index_text(manifest));
   *manifest.add_file() = describe_file(aside / kIndexName);

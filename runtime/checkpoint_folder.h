@@ -47,14 +47,14 @@ configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& 
                                                    std::vector<StagedTensor>& tensors,
                                                    const std::atomic<bool>& abandon);
 
-// Makes the files in `aside` the checkpoint `checkpoints`/step-N: copies `extra_files`, writes the
-// index and the manifest (which lists the ranks' files already), reads it all back, renames, and
-// removes the oldest checkpoints beyond `keep`. Returns the new folder. A crash or an error at any
-// call leaves the earlier checkpoints or the new one, whole.
+// Makes the files in `aside` the checkpoint `checkpoints`/step-N: writes `extra_files` (content by
+// name), the index and the manifest (which lists the ranks' files already), reads it all back,
+// renames, and removes the oldest checkpoints beyond `keep`. Returns the new folder. A crash or an
+// error at any call leaves the earlier checkpoints or the new one, whole.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,
-                                        const std::vector<std::filesystem::path>& extra_files,
+                                        const std::map<std::string, std::string>& extra_files,
                                         int keep);
 
 // Removes what unfinished saves left, and gives .replaced-step-N its name back where it has no

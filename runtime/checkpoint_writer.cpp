@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
 #include <thread>
 
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
+#include "data/tokenizer_file.h"
 #include "runtime/checkpoint.h"
 #include "runtime/checkpoint_folder.h"
 #include "runtime/checkpoint_manifest.h"
@@ -57,13 +59,14 @@ bool belongs_to_model(const NamedShard& shard) {
 
 class CheckpointWriter::Impl {
  public:
-  Impl(fs::path folder, int keep, std::vector<fs::path> extra_files, Group& world)
-      : folder_(std::move(folder)),
-        keep_(keep),
-        extra_files_(std::move(extra_files)),
-        world_(world) {
+  Impl(fs::path folder, int keep, const std::vector<fs::path>& extra_files, Group& world)
+      : folder_(std::move(folder)), keep_(keep), world_(world) {
     require(keep >= 1, "a run keeps at least one checkpoint");
     if (world_.rank() == 0) {
+      for (const fs::path& file : extra_files) {
+        extra_files_[file.filename().string()] =
+            read_file(file.string(), kTokenizerMaxBytes, ExitCode::kData);
+      }
       make_directory(folder_.string());
       remove_leftovers(folder_);
     }
@@ -298,7 +301,7 @@ class CheckpointWriter::Impl {
 
   const fs::path folder_;
   const int keep_;
-  const std::vector<fs::path> extra_files_;
+  std::map<std::string, std::string> extra_files_;  // rank 0: content by name
   Group& world_;
 
   Phase phase_ = Phase::kIdle;
@@ -322,7 +325,7 @@ class CheckpointWriter::Impl {
 
 CheckpointWriter::CheckpointWriter(fs::path folder, int keep, std::vector<fs::path> extra_files,
                                    Group& world)
-    : impl_(std::make_unique<Impl>(std::move(folder), keep, std::move(extra_files), world)) {}
+    : impl_(std::make_unique<Impl>(std::move(folder), keep, extra_files, world)) {}
 CheckpointWriter::~CheckpointWriter() = default;
 void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<NamedShard>& shards) {
   impl_->save(header, shards);

@@ -83,6 +83,8 @@ const char* cure(int error) {
     case EMFILE:
     case ENFILE:
       return "raise the limit of open files (ulimit -n)";
+    case EFBIG:
+      return "raise the limit of file sizes (ulimit -f)";
     case EIO:
       return "the device reports errors: check it, and write elsewhere until then";
     default:
@@ -119,23 +121,6 @@ void sync_descriptor(int fd, const std::string& path) {
     result = ::fsync(fd);
   }
   if (result < 0) fail_call("fsync", path, ", so what was written may be lost");
-}
-
-void sync_path(const std::string& path, int flags) {
-  const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
-      retried("open", path, [&] { return ::open(path.c_str(), flags | O_CLOEXEC); })));
-  check(fd.get(), "open", path);
-  sync_descriptor(fd.get(), path);
-}
-
-// False if there is nothing of that name.
-bool find_status(const std::string& path, bool follow_links, struct stat* status) {
-  const std::int64_t result = retried("stat", path, [&] {
-    return follow_links ? ::stat(path.c_str(), status) : ::lstat(path.c_str(), status);
-  });
-  if (result < 0 && (errno == ENOENT || errno == ENOTDIR)) return false;
-  check(result, "stat", path);
-  return true;
 }
 
 }  // namespace
@@ -262,24 +247,17 @@ std::string read_file(const std::string& path, std::int64_t max_bytes, ExitCode 
   }
 }
 
-void copy_file_checked(const std::string& from, const std::string& to) {
-  File source = File::open_for_read(from);
-  const std::int64_t size = source.size();
-  File copy = File::create(to);
-  std::vector<char> buffer(std::size_t{1} << 20);
-  while (const std::size_t num_read = source.read_some(buffer.data(), buffer.size())) {
-    copy.write_all(buffer.data(), num_read);
-  }
-  copy.sync();
-  if (copy.size() != size) {
-    fail(ExitCode::kStorage, "'{}' has {} bytes but its copy '{}' {}: it changed meanwhile; retry",
-         from, size, to, copy.size());
-  }
-  copy.close();
-}
-
 // ---- Names
 // ---------------------------------------------------------------------------------------
+
+bool find_status(const std::string& path, bool follow_links, struct stat* status, ExitCode code) {
+  const std::int64_t result = retried("stat", path, [&] {
+    return follow_links ? ::stat(path.c_str(), status) : ::lstat(path.c_str(), status);
+  });
+  if (result < 0 && (errno == ENOENT || errno == ENOTDIR)) return false;
+  check(result, "stat", path, code);
+  return true;
+}
 
 bool path_exists(const std::string& path) {
   struct stat status;
@@ -367,9 +345,12 @@ void remove_tree(const std::string& path) {
   check(retried("rmdir", path, [&] { return ::rmdir(path.c_str()); }), "rmdir", path);
 }
 
-void sync_directory(const std::string& path) { sync_path(path, O_RDONLY | O_DIRECTORY); }
-
-void sync_file(const std::string& path) { sync_path(path, O_RDONLY); }
+void sync_directory(const std::string& path) {
+  const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(retried(
+      "open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); })));
+  check(fd.get(), "open", path);
+  sync_descriptor(fd.get(), path);
+}
 
 // ---- FileLock
 // ------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/unique_handle.h"
 
+struct stat;
+
 namespace birkhoff {
 
 struct FileDescriptorTraits {
@@ -62,9 +64,11 @@ void write_file_durably(const std::string& path, std::string_view bytes);
 // The whole file; more than max_bytes is an error.
 std::string read_file(const std::string& path, std::int64_t max_bytes,
                       ExitCode code = ExitCode::kStorage);
-// Copies into a new file, syncs it and checks its size.
-void copy_file_checked(const std::string& from, const std::string& to);
 
+// What stat (or lstat) says of a path; false, errno telling why, if it names nothing. Any other
+// error throws, a path that cannot name a file with `code`.
+bool find_status(const std::string& path, bool follow_links, struct stat* status,
+                 ExitCode code = ExitCode::kStorage);
 // True if the path names anything / a directory. Any error but "does not exist" throws.
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
@@ -82,9 +86,8 @@ void remove_file(const std::string& path);
 // A directory with all it holds, or a file; nothing if it does not exist. Does not follow symbolic
 // links.
 void remove_tree(const std::string& path);
-// Makes the names in a directory, or the content of a file written by others (HDF5), durable.
+// Makes the names in a directory durable.
 void sync_directory(const std::string& path);
-void sync_file(const std::string& path);
 // The folder part of a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 std::string parent_path(const std::string& path);
 
