@@ -1,5 +1,7 @@
 #include "runtime/metrics.h"
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -35,12 +37,19 @@ std::string evaluation_line(std::int64_t step, const std::string& split,
 
 Metrics::Metrics(MetricsOptions options)
     : options_(std::move(options)),
-      lines_(File::open_for_append(options_.lines_path.string())),
-      bar_(stderr, options_.num_steps) {
+      bar_(stderr, options_.num_steps),
+      lines_(File::open_for_append(options_.lines_path.string()),
+             [this](const std::string& text) { warn(text); }) {
   read_curves();
   if (!options_.event_folder.empty()) {
-    events_.emplace(options_.event_folder, options_.first_step);
+    events_.emplace(options_.event_folder, options_.first_step,
+                    [this](const std::string& text) { warn(text); });
   }
+}
+
+void Metrics::warn(const std::string& text) {
+  clear_bar();
+  log_warning("{}", text);
 }
 
 void Metrics::read_curves() {
@@ -48,6 +57,7 @@ void Metrics::read_curves() {
   std::istringstream lines(read_file(options_.lines_path.string(), kMost));
   std::string text;
   for (std::int64_t number = 1; std::getline(lines, text); ++number) {
+    if (lines.eof()) break;  // the start of a line that an ended process could not write
     try {
       const auto line = nlohmann::json::parse(text);
       if (line.at("loss").is_null()) continue;
@@ -70,7 +80,7 @@ void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
   if (options_.terminal) bar_.draw(report);
   if (step.step % options_.every != 0 && step.step != options_.num_steps) return;
 
-  lines_.write_all(step_line(report));
+  lines_.append(step_line(report));
   train_.add(report.step, report.loss);
   if (events_) {
     events_->scalar("train/loss", report.step, report.loss);
@@ -85,7 +95,7 @@ void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
 
 void Metrics::evaluation(std::int64_t step, const std::string& split,
                          const Evaluation& evaluation) {
-  lines_.write_all(evaluation_line(step, split, evaluation));
+  lines_.append(evaluation_line(step, split, evaluation));
   held_out_.add(step, evaluation.loss);
   if (events_) {
     events_->scalar(split + "/loss", step, evaluation.loss);
@@ -99,8 +109,16 @@ void Metrics::evaluation(std::int64_t step, const std::string& split,
 
 void Metrics::clear_bar() { bar_.clear(); }
 
-void Metrics::write_svg() const {
-  write_file_durably(options_.svg_path.string(), loss_curve_svg(train_, held_out_, options_.split));
+void Metrics::write_svg() {
+  try {
+    write_file_durably(options_.svg_path.string(),
+                       loss_curve_svg(train_, held_out_, options_.split));
+  } catch (const Error& error) {
+    warn(
+        fmt::format("{}; training goes on, and the picture is tried again after the next "
+                    "evaluation",
+                    error.what()));
+  }
 }
 
 void Metrics::close() {

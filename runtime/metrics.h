@@ -1,5 +1,7 @@
 // The figures of a run, told four ways: the terminal or plain lines, RUN/metrics.jsonl (one object
-// a line, keys as below), TensorBoard events, and RUN/loss.svg. Used on rank 0 only.
+// a line, keys as below), TensorBoard events, and RUN/loss.svg. Used on rank 0 only. Files that
+// cannot be written are errors at the start of a run; later they are warnings, and training goes
+// on.
 //
 //   {"step","loss","tokens","tokens_per_second","step_ms","learning_rate","grad_norm"}     every
 //   metrics.every steps
@@ -13,10 +15,10 @@
 #include <optional>
 #include <string>
 
-#include "cluster/base/file.h"
 #include "runtime/evaluator.h"
 #include "runtime/loss_curve.h"
 #include "runtime/progress.h"
+#include "runtime/telemetry_file.h"
 #include "runtime/tensorboard.h"
 
 namespace birkhoff {
@@ -38,8 +40,10 @@ struct MetricsOptions {
 
 class Metrics {
  public:
-  // A damaged line in metrics.jsonl: Error(kStorage) with its number.
+  // A damaged line in metrics.jsonl, or a file that cannot be written: Error(kStorage).
   explicit Metrics(MetricsOptions options);
+  Metrics(const Metrics&) = delete;
+  Metrics& operator=(const Metrics&) = delete;
 
   // After each step. `step`: figures of the step; tokens_per_second and step_ms are reported as
   // means since the last line. step_tokens: tokens of this step.
@@ -47,19 +51,21 @@ class Metrics {
   void evaluation(std::int64_t step, const std::string& split, const Evaluation& evaluation);
   // Call before writing other lines to stderr.
   void clear_bar();
-  // Size of metrics.jsonl, for the checkpoint: a resumed run cuts what is behind it.
-  std::int64_t lines_bytes() const { return lines_.size(); }
+  // Size of metrics.jsonl, lines that wait to be written included, for the checkpoint: a resumed
+  // run cuts what is behind it.
+  std::int64_t lines_bytes() const { return lines_.num_bytes(); }
   // Writes the picture and closes the files. Must be called at the end.
   void close();
 
  private:
   void read_curves();
-  void write_svg() const;
+  void write_svg();
+  void warn(const std::string& text);
 
   const MetricsOptions options_;
-  File lines_;
-  std::optional<EventWriter> events_;
   ProgressBar bar_;
+  TelemetryFile lines_;
+  std::optional<EventWriter> events_;
   Curve train_, held_out_;
   std::int64_t interval_steps_ = 0, interval_tokens_ = 0;  // since the last line
   double interval_ms_ = 0;

@@ -7,6 +7,7 @@
 #include <bit>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "cluster/base/checksum.h"
 
@@ -58,6 +59,15 @@ std::uint32_t masked_crc(std::string_view bytes) {
 
 double wall_time_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// The file with the events that every one begins with. An error here is one of the run's start.
+File start_event_file(const std::string& path, std::int64_t first_step) {
+  File file = File::create(path);
+  const double now = wall_time_now();
+  file.write_all(event_record(version_event(now)));
+  file.write_all(event_record(start_event(now, first_step)));
+  return file;
 }
 
 // TensorBoard wants "tfevents" in the name and orders files by the time in it.
@@ -113,16 +123,12 @@ std::string event_record(std::string_view event) {
   return out;
 }
 
-EventWriter::EventWriter(const std::filesystem::path& folder, std::int64_t first_step)
-    : file_(File::create(new_event_path(folder))) {
-  const double now = wall_time_now();
-  file_.write_all(event_record(version_event(now)));
-  file_.write_all(event_record(start_event(now, first_step)));
-}
+EventWriter::EventWriter(const std::filesystem::path& folder, std::int64_t first_step,
+                         TelemetryWarning warn)
+    : file_(start_event_file(new_event_path(folder), first_step), std::move(warn)) {}
 
 void EventWriter::scalar(std::string_view tag, std::int64_t step, double value) {
-  file_.write_all(
-      event_record(scalar_event(wall_time_now(), step, tag, static_cast<float>(value))));
+  file_.append(event_record(scalar_event(wall_time_now(), step, tag, static_cast<float>(value))));
 }
 
 void EventWriter::close() { file_.close(); }

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "cluster/base/file.h"
+#include "runtime/telemetry_file.h"
 
 namespace birkhoff {
 
@@ -23,15 +23,15 @@ std::string event_record(std::string_view event);
 
 class EventWriter {
  public:
-  // A new file in `folder`. first_step: the first step it will tell of. Errors of every call:
-  // Error(kStorage).
-  EventWriter(const std::filesystem::path& folder, std::int64_t first_step);
+  // A new file in `folder`. first_step: the first step it will tell of. Error(kStorage) here; later
+  // calls warn where the file cannot be written, and do not throw.
+  EventWriter(const std::filesystem::path& folder, std::int64_t first_step, TelemetryWarning warn);
   void scalar(std::string_view tag, std::int64_t step, double value);
   // Must be called at the end.
   void close();
 
  private:
-  File file_;
+  TelemetryFile file_;
 };
 
 }  // namespace birkhoff

@@ -181,17 +181,6 @@ TEST(Metrics, NamesADamagedLine) {
   }
 }
 
-TEST(Metrics, AFullDiskIsAnError) {
-  const TemporaryFolder folder;
-  Metrics metrics(options_in(folder.path()));
-  set_file_fault_hook([](const char* call, const std::string& path, std::int64_t) {
-    return std::string(call) == "write" && path.find("metrics.jsonl") != std::string::npos ? ENOSPC
-                                                                                           : 0;
-  });
-  EXPECT_THROW(metrics.step(report_at(10, 1), 100), Error);
-  set_file_fault_hook({});
-}
-
 TEST(TensorBoard, WritesTheGoldenBytes) {
   EXPECT_EQ(hex(event_record(version_event(1.0))),
             "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");

@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "cluster/base/error.h"
+#include "cluster/base/file.h"
 #include "configs/config_io.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
@@ -166,6 +169,36 @@ TEST_F(TrainRunMpi, StartingAFinishedRunAgainChangesNothing) {
   EXPECT_EQ(train(config(4), "run"), Outcome::kDone);
   EXPECT_EQ(figures("run"), before);
   EXPECT_EQ(checksums("run"), bits);
+}
+
+// What tells of a run may fail from its second line on, for good: the run computes what it would.
+TEST_F(TrainRunMpi, GoesOnWhereMetricsAndLogsCannotBeWritten) {
+  EXPECT_EQ(train(config(12), "whole"), Outcome::kDone);
+  std::atomic<int> num_lines = 0;
+  set_file_fault_hook([&](const char* call, const std::string& path, std::int64_t) {
+    const bool telling =
+        path.find("/mute/") != std::string::npos &&
+        path.find("/checkpoints/") == std::string::npos &&
+        (path.find("metrics.jsonl") != std::string::npos ||
+         path.find("tfevents") != std::string::npos || path.find("loss.svg") != std::string::npos ||
+         path.find("rank-") != std::string::npos);
+    if (!telling || std::string(call) == "open") return 0;
+    if (num_lines > 0) return ENOSPC;
+    num_lines += std::string(call) == "write" && path.find("metrics.jsonl") != std::string::npos;
+    return 0;
+  });
+  EXPECT_EQ(train(config(12), "mute"), Outcome::kDone);
+  set_file_fault_hook({});
+  // The run goes on from there, with a gap in its metrics.
+  EXPECT_EQ(train(config(14), "mute"), Outcome::kDone);
+  EXPECT_EQ(train(config(14), "whole"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("mute"), checksums("whole"));
+  const auto mute = figures("mute");
+  ASSERT_EQ(mute.size(), 3u);  // steps 2 and 14, and its evaluation
+  EXPECT_EQ(mute[0], figures("whole")[0]);
+  EXPECT_EQ(mute[1], figures("whole").end()[-2]);
 }
 
 TEST_F(TrainRunMpi, RefusesToResumeWithAnotherModelOrCorpus) {
