@@ -1,5 +1,4 @@
-// prepare_corpus when things go wrong: bad input, failing calls, kills, two at once; and its
-// memory.
+// prepare_corpus when things go wrong: bad input, kills, two at once; and its memory.
 #include "data/prepare.h"
 
 #include <gtest/gtest.h>
@@ -225,63 +224,6 @@ TEST(Prepare, TimeLeftIsForgottenAfterTraining) {
   EXPECT_GT(encoding.front().elapsed_seconds, 2);
   EXPECT_GE(encoding.front().eta_seconds, 0);
   EXPECT_LT(encoding.front().eta_seconds, 1);
-}
-
-// Whatever file call fails, there is one clear error, no manifest and no lost file; the same
-// command then makes the very corpus that an undisturbed one makes.
-TEST(Prepare, EveryFileCallMayFail) {
-  TemporaryFolder folder;
-  write_text(folder / "in/a", sentences(3, 1));
-  write_text(folder / "in/b", sentences(3, 2));
-  const auto options = [&](const std::string& out) {
-    PrepareOptions result = prepare_options(out, {folder / "in"}, "chars");
-    result.shard_tokens = 300;
-    return result;
-  };
-  prepare_corpus(options(folder / "undisturbed"));
-  const auto expected = content_of(folder / "undisturbed");
-  const auto input = content_of(folder / "in");
-  for (const int reason : {ENOSPC, EIO}) {
-    bool reached = true;
-    for (std::int64_t nth = 0; reached; nth += reason == ENOSPC ? 1 : 7) {
-      const std::string out = folder / fmt::format("corpus-{}-{}", reason, nth);
-      reached = false;
-      {
-        std::int64_t count = 0;
-        const FaultHook hook([&](const char*, const std::string&, std::int64_t) {
-          if (count++ != nth) return 0;
-          reached = true;
-          return reason;
-        });
-        try {
-          prepare_corpus(options(out));
-          EXPECT_FALSE(reached) << "a failed call was not noticed: call " << nth;
-        } catch (const Error& error) {
-          EXPECT_TRUE(error.code() == ExitCode::kStorage || error.code() == ExitCode::kData ||
-                      error.code() == ExitCode::kUsage)
-              << error.what();
-        }
-      }
-      prepare_corpus(options(out));
-      ASSERT_EQ(content_of(out), expected) << "after call " << nth << " failed";
-      remove_tree(out);
-    }
-  }
-  EXPECT_EQ(content_of(folder / "in"), input);
-}
-
-TEST(Prepare, ShortTransfersChangeNothing) {
-  TemporaryFolder folder;
-  write_text(folder / "in/a", sentences(1, 1));
-  write_text(folder / "in/b", sentences(1, 2));
-  prepare_corpus(prepare_options(folder / "expected", {folder / "in"}, "words"));
-  std::int64_t count = 0;
-  const FaultHook hook([&](const char*, const std::string&, std::int64_t) {
-    return ++count % 3 == 0 ? kShortTransfer : 0;
-  });
-  prepare_corpus(prepare_options(folder / "corpus", {folder / "in"}, "words"));
-  set_file_fault_hook({});
-  EXPECT_EQ(content_of(folder / "corpus"), content_of(folder / "expected"));
 }
 
 // Killed at any moment: nothing that looks finished, and the same command finishes the work.

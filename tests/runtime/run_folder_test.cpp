@@ -12,6 +12,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/thread_group.h"
 #include "runtime/run_checkpoints.h"
+#include "tests/cluster/base/faults.h"
+#include "tests/cluster/base/tally.h"
 #include "tests/runtime/checkpoint_fixture.h"
 
 namespace birkhoff {
@@ -219,6 +221,81 @@ TEST(RunFolder, RefusesAnotherRunsCheckpoint) {
   EXPECT_THAT(error_of(ExitCode::kCheckpoint, [&] { run.find_resume_point(); }),
               AllOf(HasSubstr("step-00000003"), HasSubstr("another"), HasSubstr(run.id())));
   EXPECT_TRUE(fs::exists(run.paths().checkpoints() / "step-00000003"));
+}
+
+// Every file call of `story` fails once: one error that says so, and the same story then ends well.
+// `before` makes a new folder what the story needs; `after` looks at what is there in the end.
+void fail_every_call(const std::string& what, const std::function<void(const fs::path&)>& before,
+                     const std::function<void(const fs::path&)>& story,
+                     const std::function<void(const fs::path&)>& after) {
+  Tally tally("run folder, " + what);
+  bool happened = true;
+  for (std::int64_t call = 0; happened; ++call) {
+    for (const int error_number : errors_at(call)) {
+      tally.attempt([&] {
+        const TestFolder folder;
+        before(folder);
+        std::string error;
+        {
+          const Faults faults(call, call, error_number);
+          try {
+            story(folder);
+          } catch (const Error& failure) {
+            EXPECT_EQ(failure.code(), ExitCode::kStorage) << failure.what();
+            error = failure.what();
+          }
+          happened = faults.happened();
+          if (happened) faults.expect_told(error);
+        }
+        if (happened) story(folder);
+        after(folder);
+      });
+    }
+  }
+  EXPECT_GT(tally.tried(), 10);
+}
+
+TEST(RunFolder, EveryCallMayFail) {
+  const auto start = [](const fs::path& folder) {
+    RunFolder run(folder / "run", 1, false);
+    EXPECT_FALSE(run.find_resume_point());
+  };
+  fail_every_call(
+      "a new run", [](const fs::path&) {}, start,
+      [](const fs::path& folder) {
+        EXPECT_THAT(names_in(folder / "run"), ElementsAre("lock", "run.json"));
+      });
+
+  std::string id;
+  const auto trained = [&](const fs::path& folder) {
+    RunFolder run(folder / "run", 1, false);
+    id = run.id();
+    save_for(run, id, 3);
+    write_bytes(run.paths().metrics(), "{1}\n{2}\n");
+  };
+  const auto resume = [&](const fs::path& folder) {
+    RunFolder run(folder / "run", 1, false);
+    ASSERT_EQ(run.find_resume_point()->manifest.step(), 3);
+    run.note_checkpoint();
+    run.cut_metrics(4);
+  };
+  fail_every_call("resumed", trained, resume, [&](const fs::path& folder) {
+    EXPECT_EQ(RunFolder(folder / "run", 1, false).id(), id);
+    EXPECT_EQ(read_bytes(folder / "run" / "metrics.jsonl"), "{1}\n");
+    EXPECT_THAT(read_bytes(folder / "run" / "run.json"), HasSubstr("\"has_checkpoint\":true"));
+  });
+
+  const auto fresh = [](const fs::path& folder) { RunFolder(folder / "run", 1, true); };
+  fail_every_call("fresh", trained, fresh, [](const fs::path& folder) {
+    bool has_metrics = false, has_checkpoint = false;
+    for (const auto& entry : fs::recursive_directory_iterator(folder / "run")) {
+      has_metrics |= entry.path().filename() == "metrics.jsonl";
+      has_checkpoint |= entry.path().filename() == "step-00000003";
+    }
+    EXPECT_TRUE(has_metrics && has_checkpoint) << "lost";
+    EXPECT_FALSE(fs::exists(folder / "run" / "metrics.jsonl"));
+    EXPECT_FALSE(RunFolder(folder / "run", 1, false).find_resume_point());
+  });
 }
 
 TEST(RunFolder, MetricsAreCutToWholeLines) {

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cerrno>
+#include <algorithm>
 #include <regex>
+#include <sstream>
 
 #include "cluster/base/file.h"
+#include "tests/cluster/base/faults.h"
+#include "tests/cluster/base/tally.h"
 #include "tests/cluster/base/temporary_folder.h"
 
 namespace birkhoff {
@@ -45,22 +48,70 @@ TEST(Log, WorksWithoutALogAndShowsInformationOfRankZero) {
   EXPECT_NE(err.find("rank 0 info: rank 0's"), std::string::npos);
 }
 
-TEST(Log, GivesAFullDiskUpWithOneWarning) {
+std::vector<std::string> lines_with(const std::string& text, const std::string& part) {
+  std::vector<std::string> found;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) {
+    if (line.find(part) != std::string::npos) found.push_back(line);
+  }
+  return found;
+}
+
+// At the start that is an error; later the file is given up with one warning, and what is to be
+// seen is seen on stderr.
+TEST(Log, EveryCallMayFail) {
+  Tally tally("log");
+  for (const std::int64_t last : {std::int64_t{0}, kForever}) {
+    bool happened = true;
+    for (std::int64_t call = 0; happened; ++call) {
+      for (const int error : errors_at(call)) {
+        tally.attempt([&] {
+          const TemporaryFolder folder;
+          const std::string path = folder.path("log/rank-1.log");
+          testing::internal::CaptureStderr();
+          const Faults faults(call, std::max(call, last), error);
+          bool opened = false;
+          {
+            Log log(1);
+            try {
+              log.open(path);
+              opened = true;
+            } catch (const Error& failure) {
+              EXPECT_EQ(failure.code(), ExitCode::kStorage);
+              faults.expect_told(failure.what());
+            }
+            for (int i = 0; i < 3; ++i) log_info("line {}", i);
+            log_warning("seen");
+          }
+          happened = faults.happened();
+          set_file_fault_hook({});
+          const std::string err = testing::internal::GetCapturedStderr();
+          EXPECT_EQ(lines_with(err, "warning: seen").size(), 1u);
+          const std::vector<std::string> warnings = lines_with(err, "given up");
+          ASSERT_EQ(warnings.size(), opened && happened ? 1u : 0u);
+          if (!warnings.empty()) faults.expect_told(warnings.front());
+          if (opened && !happened) {
+            EXPECT_EQ(lines_with(read_file(path, 4096), "rank 1").size(), 4u);
+          }
+        });
+      }
+    }
+  }
+  EXPECT_GT(tally.tried(), 10);
+}
+
+TEST(Log, InterruptedCallsAreRepeatedAndShortOnesContinued) {
   const TemporaryFolder folder;
   testing::internal::CaptureStderr();
   {
+    const Disturbances disturbances;
     Log log(1);
     log.open(folder.path("rank-1.log"));
-    set_file_fault_hook([](const char* call, const std::string&, std::int64_t) {
-      return std::string(call) == "write" ? ENOSPC : 0;
-    });
-    log_info("lost");
-    log_info("not tried again");
-    set_file_fault_hook({});
+    log_info("whole");
+    EXPECT_GT(disturbances.num_interrupted(), 30);
   }
-  const std::string err = testing::internal::GetCapturedStderr();
-  EXPECT_NE(err.find("given up"), std::string::npos);
-  EXPECT_EQ(err.find("given up"), err.rfind("given up"));
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(lines_with(read_file(folder.path("rank-1.log"), 4096), "info: whole").size(), 1u);
 }
 
 }  // namespace
