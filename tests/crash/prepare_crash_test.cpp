@@ -1,6 +1,7 @@
 // birkhoff prepare, cut at every call: whatever the machine may then have lost of its page cache,
 // the same command makes the very corpus that an undisturbed one makes, and one that was reported
-// as ready is complete without that. BIRKHOFF_CRASH_STATES sets how many states are tried.
+// as ready is complete without that. BIRKHOFF_CRASH_STATES sets about how many states
+// are tried, of all inputs and tests together.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -119,7 +120,7 @@ class PrepareCrash : public testing::TestWithParam<Input> {
 };
 
 // The states for one of three inputs.
-std::size_t num_states() { return num_crash_states(240) / 3; }
+std::size_t num_states() { return num_crash_states(180) / 3; }
 
 TEST_P(PrepareCrash, TheCorpusIsWholeOrMadeAnew) {
   const TestFolder root;
@@ -133,13 +134,13 @@ TEST_P(PrepareCrash, AlsoAfterTheNextCrash) {
   const TestFolder root;
   const IoTrace first = record_io(root, [&] { prepare(root); });
   const auto states = crash_states(first, SIZE_MAX);
-  const std::size_t num_first = num_states() / 40;
+  const std::size_t num_first = num_states() / 20;
   CrashTrial trial(name(", after a crash"), check());
   for (const std::size_t i : evenly_spaced(num_first, states.size())) {
     const TestFolder again;
     write_tree(states[i].tree, again);
     const IoTrace second = record_io(again, [&] { prepare(again); });
-    trial.run(second, crash_states(second, num_states() / 6 / num_first));
+    trial.run(second, crash_states(second, num_states() / 3 / num_first));
   }
 }
 
@@ -155,13 +156,13 @@ TEST_P(PrepareCrash, AlsoWhereAnotherCommandCrashed) {
   std::erase_if(states, [](const CrashState& state) {
     return state.tree.contains("corpus/manifest.json");  // another corpus, which is not replaced
   });
-  const std::size_t num_first = num_states() / 40;
+  const std::size_t num_first = num_states() / 20;
   CrashTrial trial(name(", after a crash of another command"), check());
   for (const std::size_t i : evenly_spaced(num_first, states.size())) {
     const TestFolder again;
     write_tree(states[i].tree, again);
     const IoTrace second = record_io(again, [&] { prepare(again); });
-    trial.run(second, crash_states(second, num_states() / 6 / num_first));
+    trial.run(second, crash_states(second, num_states() / 3 / num_first));
   }
 }
 

@@ -1,7 +1,7 @@
 // Saves of a training run, cut at every call: what the machine may then have lost of its page cache
 // is put on disk, and the next job must resume from the newest checkpoint that was reported, or a
-// newer one, and save again. BIRKHOFF_CRASH_STATES sets how many states are tried, in all tests
-// together.
+// newer one, and save again. BIRKHOFF_CRASH_STATES sets about how many states are tried, in
+// all tests together.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
