@@ -155,8 +155,7 @@ TEST_F(CorpusCorruption, EveryBitIsCovered) {
           EXPECT_THAT(what, HasSubstr(place.empty() ? "hash" : place)) << "bit " << bit;
           // Training reads by offsets: what lies in no data set is nothing to it.
           Read seen;
-          const std::string refused =
-              refusal_of([&] { seen = read(Corpus(folder_ / "corpus"), split); });
+          const std::string refused = refusal_of([&] { seen = read(good, split); });
           EXPECT_THAT(refused, HasSubstr(place)) << "bit " << bit;
           EXPECT_EQ(refused.empty(), place.empty()) << "bit " << bit;
           EXPECT_TRUE(!refused.empty() || seen == expected) << "bit " << bit;
