@@ -33,10 +33,10 @@ using Clock = std::chrono::steady_clock;
 using Socket = UniqueHandle<FileDescriptorTraits>;
 using Token = std::array<std::uint64_t, 2>;  // of one job: strangers on its port are not heard
 
-constexpr double kInterval = 0.5;  // seconds between two signs of a rank
-constexpr int kPollMs = 100;       // how often a thread looks up
-constexpr double kLongestNap = 2;  // a thread that slept longer was itself stopped
-constexpr int kConnectMs = 2000;   // for each address of rank 0
+constexpr double kInterval = 0.25;  // seconds between two signs of a rank
+constexpr int kPollMs = 100;        // how often a thread looks up
+constexpr double kLongestNap = 2;   // a thread that slept longer was itself stopped
+constexpr int kConnectMs = 2000;    // for each address of rank 0
 constexpr int kGoodbyeMs = 1000;
 
 double seconds_now() {

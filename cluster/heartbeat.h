@@ -1,6 +1,6 @@
-// Heartbeats beside the training: every rank has a thread that tells rank 0 over TCP, twice a
-// second, what its rank is doing, and hears in return that rank 0 lives. Rank 0's thread gives the
-// signs to the watchdog (cluster/watchdog.h). TCP and not MPI, because MPI is what may hang.
+// Heartbeats beside the training: every rank has a thread that tells rank 0 over TCP, four times
+// a second, what its rank is doing, and hears in return that rank 0 lives. Rank 0's thread gives
+// the signs to the watchdog (cluster/watchdog.h). TCP and not MPI, because MPI is what may hang.
 #pragma once
 
 #include <functional>

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <type_traits>
+#include <utility>
 
 namespace birkhoff {
 namespace {
@@ -127,21 +128,21 @@ std::optional<Verdict> Watchdog::verdict(double now) const {
 }
 
 Watchdog::Wait Watchdog::most_wait(int except) const {
-  std::map<std::string, std::vector<int>> waits;
+  std::map<std::pair<std::int64_t, std::string>, std::vector<int>> waits;  // by step and place
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
     if (!is_missed(rank) || rank.sign->waiting == 0 || static_cast<int>(r) == except) continue;
-    waits[describe_place(*rank.sign) + ", " + describe_operation(*rank.sign)].push_back(
-        static_cast<int>(r));
+    const std::string place = describe_place(*rank.sign) + ", " + describe_operation(*rank.sign);
+    waits[{rank.sign->step, place}].push_back(static_cast<int>(r));
   }
   Wait most;
-  for (const auto& [place, ranks] : waits) {
-    if (ranks.size() > most.ranks.size()) most = {place, ranks};
+  for (const auto& [step_and_place, ranks] : waits) {
+    if (ranks.size() >= most.ranks.size()) most = {step_and_place.second, ranks};
   }
   return most;
 }
 
-// A sign is up to half a second old; where the others wait is where the rank is missed.
+// A sign is up to a quarter of a second old; where the others wait is where the rank is missed.
 std::string Watchdog::last_seen(int rank) const {
   const Sign& sign = *ranks_[static_cast<std::size_t>(rank)].sign;
   const Wait wait = most_wait(rank);

@@ -63,7 +63,7 @@ class Watchdog {
   // Empty while all is well.
   std::optional<Verdict> verdict(double now) const;
 
-  static constexpr double kNewsDelay = 0.3, kLossGrace = 3;  // seconds
+  static constexpr double kNewsDelay = 0.4, kLossGrace = 3;  // seconds
 
  private:
   struct Rank {
@@ -72,7 +72,8 @@ class Watchdog {
     double progressed = 0;     // when its progress last grew
     bool lost = false, told = false;
   };
-  // What most ranks but `except` wait in, and who they are.
+  // What most ranks but `except` wait in (of equals: what was told of the latest step), and who
+  // they are.
   struct Wait {
     std::string place;
     std::vector<int> ranks;
