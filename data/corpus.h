@@ -35,8 +35,8 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
 class Corpus {
  public:
   // Reads and validates manifest.json, that every shard is there with its size, and the hash of the
-  // tokenizer's file, which runs copy; opens no HDF5. Error(kData) says what is wrong. Start-up
-  // time does not depend on the corpus' size.
+  // tokenizer's file, which runs copy; opens no HDF5. Error(kData) says what is wrong. Its time
+  // depends on the number of shards alone.
   explicit Corpus(std::filesystem::path folder);
 
   const std::filesystem::path& folder() const { return folder_; }

@@ -1,7 +1,6 @@
 #include "data/loader.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <chrono>
@@ -28,19 +27,22 @@ class SampleReader {
       : reader_(corpus, options.split, options.stream),
         restart_(options.restart_at_documents),
         has_end_mark_(corpus.manifest().tokenizer().has_end_of_document()),
-        length_(options.sequence_length),
-        tokens_(static_cast<std::size_t>(options.sequence_length) + 1) {
+        length_(options.sequence_length) {
     require(length_ >= 1, "sequence length");
   }
 
   std::int64_t elements() const { return reader_.elements(); }
 
+  // Without values: fill() gives them.
   Batch make_batch(std::int64_t rows) const {
     Batch batch;
-    const auto add = [&](std::string_view name, at::ScalarType type) {
-      batch.fields.emplace(name, at::zeros({rows, length_}, at::TensorOptions(type)));
+    const auto add = [&](std::string_view name, at::ScalarType type, std::int64_t spare = 0) {
+      // Resized, not viewed: a view would hold its base, and BatchPool take it for a user's.
+      batch.fields.emplace(
+          name,
+          at::empty({rows * length_ + spare}, at::TensorOptions(type)).resize_({rows, length_}));
     };
-    add(field::kInputs, at::kLong);
+    add(field::kInputs, at::kLong, /*spare=*/1);  // fill() reads a row's last target behind it
     add(field::kTargets, at::kLong);
     add(field::kMask, at::kByte);
     if (restart_) {
@@ -51,31 +53,48 @@ class SampleReader {
     return batch;
   }
 
-  // Fills row `row` with the tokens from `first` on; what lies behind the stream's end is padding
-  // with mask 0.
-  void fill(Batch& batch, std::int64_t row, std::int64_t first, std::int64_t sample_id) {
-    const std::int64_t count = std::min(length_ + 1, reader_.elements() - first);
-    reader_.read(first, count, tokens_.data());
-    auto* inputs = row_of<std::int64_t>(batch, field::kInputs, row);
-    auto* targets = row_of<std::int64_t>(batch, field::kTargets, row);
-    auto* mask = row_of<std::uint8_t>(batch, field::kMask, row);
-    std::copy(tokens_.begin(), tokens_.begin() + (count - 1), inputs);
-    std::copy(tokens_.begin() + 1, tokens_.begin() + count, targets);
-    std::fill(mask, mask + (count - 1), std::uint8_t{1});
-    batch.sample_ids_B.mutable_data_ptr<std::int64_t>()[row] = sample_id;
-    if (restart_) fill_documents(batch, row, first, count, mask);
+  struct Row {
+    std::int64_t first, sample_id;  // `first`: place in the stream
+  };
+  // Fills all rows, each with the tokens from `first` on; what lies behind the stream's end is
+  // padding with mask 0.
+  void fill(Batch& batch, const std::vector<Row>& rows) {
+    require(static_cast<std::int64_t>(rows.size()) == batch.size(), "a row for each of the batch");
+    auto* inputs = data_of<std::int64_t>(batch, field::kInputs);
+    auto* targets = data_of<std::int64_t>(batch, field::kTargets);
+    auto* mask = data_of<std::uint8_t>(batch, field::kMask);
+    auto* segments = restart_ ? data_of<std::int32_t>(batch, field::kSegments) : nullptr;
+    auto* positions = restart_ ? data_of<std::int64_t>(batch, field::kPositions) : nullptr;
+    auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::int64_t first = rows[i].first;
+      const std::int64_t count = std::min(length_ + 1, reader_.elements() - first);
+      reader_.read(first, count, inputs);
+      std::copy(inputs + 1, inputs + count, targets);
+      std::fill(mask, mask + (count - 1), std::uint8_t{1});
+      std::fill(inputs + (count - 1), inputs + length_, 0);
+      std::fill(targets + (count - 1), targets + length_, 0);
+      std::fill(mask + (count - 1), mask + length_, std::uint8_t{0});
+      sample_ids[i] = rows[i].sample_id;
+      if (restart_) {
+        fill_documents(first, count, mask, segments, positions);
+        segments += length_;
+        positions += length_;
+      }
+      inputs += length_;
+      targets += length_;
+      mask += length_;
+    }
   }
 
  private:
   template <typename T>
-  T* row_of(Batch& batch, std::string_view name, std::int64_t row) const {
-    return batch.fields.find(name)->second.mutable_data_ptr<T>() + row * length_;
+  static T* data_of(Batch& batch, std::string_view name) {
+    return batch.fields.find(name)->second.mutable_data_ptr<T>();
   }
 
-  void fill_documents(Batch& batch, std::int64_t row, std::int64_t first, std::int64_t count,
-                      std::uint8_t* mask) {
-    auto* segments = row_of<std::int32_t>(batch, field::kSegments, row);
-    auto* positions = row_of<std::int64_t>(batch, field::kPositions, row);
+  void fill_documents(std::int64_t first, std::int64_t count, std::uint8_t* mask,
+                      std::int32_t* segments, std::int64_t* positions) {
     const std::vector<std::int64_t> ends = reader_.document_ends(first, first + count - 1);
     auto end = ends.begin();
     std::int32_t segment = 0;
@@ -95,7 +114,42 @@ class SampleReader {
   StreamReader reader_;
   bool restart_, has_end_mark_;
   std::int64_t length_;
-  std::vector<std::int64_t> tokens_;
+};
+
+// Memory of batches that their users have let go of. Fresh memory costs more time than filling it:
+// the system zeroes each of its pages.
+class BatchPool {
+ public:
+  explicit BatchPool(std::size_t most) : most_(most) {}
+
+  // A batch that nobody else holds, or the one that `make` makes.
+  template <typename Make>
+  Batch get(Make make) {
+    for (const Batch& batch : batches_) {
+      if (is_free(batch)) return batch;
+    }
+    const Batch batch = make();
+    if (batches_.size() < most_) batches_.push_back(batch);
+    return batch;
+  }
+
+ private:
+  // Views hold the storage, copies the tensor. use_count() reads without order; dropping a
+  // reference of ours orders what follows behind what the last user did before dropping theirs.
+  static bool is_free(const at::Tensor& tensor) {
+    if (tensor.use_count() > 1 || tensor.storage().use_count() > 1) return false;
+    { const at::Tensor dropped = tensor; }
+    { const c10::Storage dropped = tensor.storage(); }
+    return true;
+  }
+  static bool is_free(const Batch& batch) {
+    return is_free(batch.sample_ids_B) &&
+           std::all_of(batch.fields.begin(), batch.fields.end(),
+                       [](const auto& field) { return is_free(field.second); });
+  }
+
+  const std::size_t most_;
+  std::vector<Batch> batches_;
 };
 
 }  // namespace
@@ -115,7 +169,10 @@ std::int64_t samples_per_epoch(const Corpus& corpus, const LoaderOptions& option
 class TrainLoader::Impl {
  public:
   Impl(const Corpus& corpus, LoaderOptions options, std::int64_t consumed)
-      : options_(std::move(options)), samples_(corpus, options_), consumed_(consumed) {
+      : options_(std::move(options)),
+        samples_(corpus, options_),
+        pool_(static_cast<std::size_t>(options_.prefetch) + 3),
+        consumed_(consumed) {
     require(options_.global_batch >= 1 && options_.size >= 1 && options_.rank >= 0 &&
                 options_.rank < options_.size && options_.prefetch >= 1 && consumed >= 0,
             "options of the loader");
@@ -179,10 +236,12 @@ class TrainLoader::Impl {
   Batch make_next() {
     const Interval share =
         rank_share(options_.global_batch, options_.shards, options_.rank, options_.size);
-    Batch batch = samples_.make_batch(share.size());
-    for (std::int64_t i = share.begin; i < share.end; ++i) {
-      const std::int64_t sample_id = consumed_ + i;
-      const std::int64_t epoch = sample_id / per_epoch_;
+    Batch batch = pool_.get([&] { return samples_.make_batch(share.size()); });
+    const std::int64_t last_first = samples_.elements() - options_.sequence_length - 1;
+    rows_.clear();
+    places_.resize(static_cast<std::size_t>(share.size()));
+    for (std::int64_t sample_id = consumed_ + share.begin; sample_id < consumed_ + share.end;) {
+      const std::int64_t epoch = sample_id / per_epoch_, place = sample_id % per_epoch_;
       if (!order_ || epoch != order_epoch_) {
         order_.emplace(options_.seed, epoch, per_epoch_);
         order_epoch_ = epoch;
@@ -190,12 +249,17 @@ class TrainLoader::Impl {
                      ? epoch_shift(options_.seed, epoch, options_.sequence_length)
                      : 0;
       }
-      // Shifted, the last sample is cut where the stream ends and shares tokens with its neighbour.
-      const std::int64_t first =
-          order_->at(sample_id % per_epoch_) * options_.sequence_length + shift_;
-      const std::int64_t last_first = samples_.elements() - options_.sequence_length - 1;
-      samples_.fill(batch, i - share.begin, std::min(first, last_first), sample_id);
+      const std::int64_t count = std::min(consumed_ + share.end - sample_id, per_epoch_ - place);
+      order_->read(place, place + count, places_.data());
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t first =
+            places_[static_cast<std::size_t>(i)] * options_.sequence_length + shift_;
+        // Shifted, the last sample is cut where the stream ends and shares tokens with its
+        // neighbour.
+        rows_.push_back({std::min(first, last_first), sample_id++});
+      }
     }
+    samples_.fill(batch, rows_);
     consumed_ += options_.global_batch;
     return batch;
   }
@@ -203,11 +267,14 @@ class TrainLoader::Impl {
   const LoaderOptions options_;
   // The thread's own.
   SampleReader samples_;
+  BatchPool pool_;  // of those in the queue, in the making, and with the consumer
   std::int64_t consumed_;
   std::int64_t per_epoch_ = 0;
   std::optional<SampleOrder> order_;
   std::int64_t order_epoch_ = 0;
-  std::int64_t shift_ = 0;  // of that epoch, in tokens
+  std::int64_t shift_ = 0;               // of that epoch, in tokens
+  std::vector<SampleReader::Row> rows_;  // of the batch in the making
+  std::vector<std::int64_t> places_;     // of its samples in the stream, in samples
   // The consumer's own.
   double last_wait_ms_ = 0;
   // Shared, under the mutex.
@@ -241,9 +308,11 @@ class EvalReader::Impl {
   Batch read(std::int64_t begin, std::int64_t end) {
     require(0 <= begin && begin <= end && end <= num_windows(), "windows outside the split");
     Batch batch = samples_.make_batch(end - begin);
+    std::vector<SampleReader::Row> rows;
     for (std::int64_t window = begin; window < end; ++window) {
-      samples_.fill(batch, window - begin, window * length_, window);
+      rows.push_back({window * length_, window});
     }
+    samples_.fill(batch, rows);
     return batch;
   }
 

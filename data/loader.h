@@ -36,7 +36,8 @@ class TrainLoader {
   TrainLoader(const Corpus& corpus, LoaderOptions options, std::int64_t consumed);
   ~TrainLoader();
   // This rank's part of the next global batch (may be empty when there are more ranks than
-  // samples). Errors of the thread are rethrown here.
+  // samples). Its memory is used again once no copy or view of its tensors is left. Errors of the
+  // thread are rethrown here.
   Batch next();
   // Milliseconds that the last next() waited.
   double last_wait_ms() const;

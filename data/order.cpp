@@ -1,5 +1,10 @@
 #include "data/order.h"
 
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <utility>
+
 #include "cluster/base/error.h"
 #include "cluster/base/philox.h"
 
@@ -8,7 +13,7 @@ namespace {
 
 // More than the four that make a Feistel network a strong pseudorandom permutation (Luby & Rackoff
 // 1988): small domains need more.
-constexpr int kRounds = 8;
+constexpr std::uint64_t kRounds = 8;
 // Domains of less than 2^8 places mix too little for short corpora.
 constexpr int kMinHalfBits = 4;
 
@@ -23,20 +28,44 @@ SampleOrder::SampleOrder(std::uint64_t seed, std::int64_t epoch, std::int64_t n)
 }
 
 std::int64_t SampleOrder::at(std::int64_t place) const {
-  require(place >= 0 && static_cast<std::uint64_t>(place) < n_, "place outside the epoch");
+  std::int64_t sample = 0;
+  read(place, place + 1, &sample);
+  return sample;
+}
+
+void SampleOrder::read(std::int64_t begin, std::int64_t end, std::int64_t* samples) const {
+  require(begin >= 0 && begin <= end && static_cast<std::uint64_t>(end) <= n_,
+          "places outside the epoch");
   const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
-  std::uint64_t value = static_cast<std::uint64_t>(place);
-  do {
-    std::uint64_t left = value >> half_bits_, right = value & mask;
-    for (int round = 0; round < kRounds; ++round) {
-      const std::uint64_t mixed = philox(key_, static_cast<std::uint64_t>(round), right)[0] & mask;
-      const std::uint64_t next = left ^ mixed;
-      left = right;
-      right = next;
+  // Each round waits for the one before; the rounds of several places overlap in the processor.
+  constexpr std::int64_t kAtOnce = 8;
+  for (; begin < end; begin += kAtOnce, samples += kAtOnce) {
+    std::array<std::int64_t, kAtOnce> walking;  // those that are not inside [0, n) yet
+    auto last = walking.begin() + std::min(kAtOnce, end - begin);
+    std::iota(walking.begin(), last, 0);
+    std::iota(samples, samples + (last - walking.begin()), begin);
+    while (last != walking.begin()) {
+      std::array<std::uint64_t, kAtOnce> left, right;
+      const auto num_walking = static_cast<std::size_t>(last - walking.begin());
+      for (std::size_t i = 0; i < num_walking; ++i) {
+        const auto value = static_cast<std::uint64_t>(samples[walking[i]]);
+        left[i] = value >> half_bits_;
+        right[i] = value & mask;
+      }
+      for (std::uint64_t round = 0; round < kRounds; ++round) {
+        for (std::size_t i = 0; i < num_walking; ++i) {
+          const std::uint64_t mixed = philox(key_, round, right[i])[0] & mask;
+          left[i] = std::exchange(right[i], left[i] ^ mixed);
+        }
+      }
+      for (std::size_t i = 0; i < num_walking; ++i) {
+        samples[walking[i]] = static_cast<std::int64_t>((left[i] << half_bits_) | right[i]);
+      }
+      last = std::remove_if(walking.begin(), last, [&](std::int64_t i) {
+        return static_cast<std::uint64_t>(samples[i]) < n_;
+      });
     }
-    value = (left << half_bits_) | right;
-  } while (value >= n_);
-  return static_cast<std::int64_t>(value);
+  }
 }
 
 std::int64_t epoch_shift(std::uint64_t seed, std::int64_t epoch, std::int64_t length) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
@@ -16,10 +17,17 @@ using shard_format::num_pages;
 // Below the usual limit of 1024 open files, which other parts of the process share.
 constexpr std::int64_t kMaxOpenShards = 256;
 
+// Returns the largest id; a negative one counts as a large one.
 template <typename Id>
-void widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* out) {
+std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* out) {
+  using Unsigned = std::make_unsigned_t<Id>;
   const auto* ids = reinterpret_cast<const Id*>(bytes.data());
-  std::copy(ids, ids + count, out);
+  Unsigned largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = ids[i];
+    largest = std::max(largest, static_cast<Unsigned>(ids[i]));
+  }
+  return largest;
 }
 
 }  // namespace
@@ -84,7 +92,7 @@ void ShardReader::read_bytes(const Region& region, std::int64_t from, std::int64
   file_->pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
 }
 
-void ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
+std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
   buffer_.resize(static_cast<std::size_t>(count * element_bytes_));
   read_bytes(values_, (from - begin_) * element_bytes_, count * element_bytes_, buffer_.data());
   switch (element_bytes_) {
@@ -152,12 +160,14 @@ std::size_t StreamReader::shard_of(std::int64_t element) {
 
 void StreamReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
   require(from >= 0 && count >= 0 && from <= elements_ - count, "tokens outside the stream");
+  std::uint64_t largest = 0;
   for (std::int64_t done = 0; done < count;) {
     ShardReader& shard = shards_[shard_of(from + done)];
     const std::int64_t part = std::min(count - done, shard.end() - (from + done));
-    shard.read(from + done, part, out + done);
+    largest = std::max(largest, shard.read(from + done, part, out + done));
     done += part;
   }
+  if (largest < static_cast<std::uint64_t>(vocabulary_)) return;
   for (std::int64_t i = 0; i < count; ++i) {
     if (out[i] < 0 || out[i] >= vocabulary_) {
       fail(ExitCode::kData,

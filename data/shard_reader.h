@@ -22,9 +22,9 @@ class ShardReader {
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
-  // Ids of elements [from, from + count) of the stream, all within this shard. Error(kData) for
-  // damaged pages.
-  void read(std::int64_t from, std::int64_t count, std::int64_t* out);
+  // Ids of elements [from, from + count) of the stream, all within this shard. Returns the largest
+  // of them, a negative one as a number above 2^31. Error(kData) for damaged pages.
+  std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // Appends the document ends e with from < e <= to that lie in this shard.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
   // Gives the file back to the system; the next read opens it again. Checked pages stay checked.

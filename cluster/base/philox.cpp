@@ -32,6 +32,23 @@ using F32x16 [[gnu::vector_size(64)]] = float;
 constexpr std::int64_t kLanes = 8;  // counters at once
 constexpr std::int64_t kBlock = 4 * kLanes;
 
+// The rounds, on the words of one counter or of several: one 32-bit word in each 64 bits.
+template <typename U64>
+[[gnu::always_inline]] inline void philox_rounds(std::uint64_t key, U64& word0, U64& word1,
+                                                 U64& word2, U64& word3) {
+  constexpr std::uint64_t kLow = 0xffffffff;
+  std::uint32_t key0 = low_word(key), key1 = high_word(key);
+  for (int round = 0; round < kNumRounds; ++round) {
+    const U64 product0 = word0 * kMultiplier0, product1 = word2 * kMultiplier1;
+    word0 = (product1 >> 32) ^ word1 ^ key0;
+    word1 = product1 & kLow;
+    word2 = (product0 >> 32) ^ word3 ^ key1;
+    word3 = product0 & kLow;
+    key0 += kWeyl0;
+    key1 += kWeyl1;
+  }
+}
+
 // The words of philox(key, counter_high, counter_low + lane), lane 0 to 7, in the order of the row:
 // first the four of lane 0. Vectors go by reference because passing them by value depends on the
 // instruction set.
@@ -40,19 +57,9 @@ constexpr std::int64_t kBlock = 4 * kLanes;
                                                 U32x16& second) {
   constexpr std::uint64_t kLow = 0xffffffff;
   const U64x8 counter = counter_low + U64x8{0, 1, 2, 3, 4, 5, 6, 7};
-  // One 32-bit word in each 64-bit lane.
   U64x8 word0 = counter & kLow, word1 = counter >> 32;
   U64x8 word2 = U64x8{} + (counter_high & kLow), word3 = U64x8{} + (counter_high >> 32);
-  std::uint32_t key0 = low_word(key), key1 = high_word(key);
-  for (int round = 0; round < kNumRounds; ++round) {
-    const U64x8 product0 = word0 * kMultiplier0, product1 = word2 * kMultiplier1;
-    word0 = (product1 >> 32) ^ word1 ^ key0;
-    word1 = product1 & kLow;
-    word2 = (product0 >> 32) ^ word3 ^ key1;
-    word3 = product0 & kLow;
-    key0 += kWeyl0;
-    key1 += kWeyl1;
-  }
+  philox_rounds(key, word0, word1, word2, word3);
   const U64x8 words01 = word0 | word1 << 32, words23 = word2 | word3 << 32;
   first =
       reinterpret_cast<U32x16>(__builtin_shufflevector(words01, words23, 0, 8, 1, 9, 2, 10, 3, 11));
@@ -175,9 +182,10 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
 
 std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high,
                                     std::uint64_t counter_low) {
-  U32x16 first, second;
-  philox_lanes(key, counter_high, counter_low, first, second);
-  return {first[0], first[1], first[2], first[3]};
+  std::uint64_t word0 = low_word(counter_low), word1 = high_word(counter_low);
+  std::uint64_t word2 = low_word(counter_high), word3 = high_word(counter_high);
+  philox_rounds(key, word0, word1, word2, word3);
+  return {low_word(word0), low_word(word1), low_word(word2), low_word(word3)};
 }
 
 float uniform_from_bits(std::uint32_t bits) {

@@ -177,6 +177,43 @@ TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
   }
 }
 
+// Memory of a batch is used again once nobody holds the batch, a field of it or rows of it.
+TEST_F(LoaderTest, OnlyWhatIsLetGoOfIsFilledAgain) {
+  const auto memory = [](const Batch& batch) { return batch.at(field::kInputs).const_data_ptr(); };
+  TrainLoader loader(*corpus_, options(10, 7), 0), again(*corpus_, options(10, 7), 0);
+  std::vector<Batch> held, rows;
+  std::vector<at::Tensor> targets;
+  std::set<const void*> let_go, used_again;
+  for (int step = 0; step < 60; ++step) {
+    const Batch batch = loader.next();
+    if (let_go.count(memory(batch)) > 0) used_again.insert(memory(batch));
+    switch (step % 4) {
+      case 0:
+        held.push_back(batch);
+        break;
+      case 1:
+        rows.push_back(batch.narrow(3, 7));
+        break;
+      case 2:
+        targets.push_back(batch.at(field::kTargets));
+        break;
+      default:
+        let_go.insert(memory(batch));
+    }
+  }
+  EXPECT_FALSE(used_again.empty());
+  for (std::size_t step = 0; step < 60; ++step) {
+    const Batch expected = again.next();
+    if (step % 4 == 0) {
+      ASSERT_EQ(inputs_of(held[step / 4]), inputs_of(expected));
+    } else if (step % 4 == 1) {
+      ASSERT_EQ(inputs_of(rows[step / 4]), inputs_of(expected.narrow(3, 7)));
+    } else if (step % 4 == 2) {
+      ASSERT_TRUE(targets[step / 4].equal(expected.at(field::kTargets)));
+    }
+  }
+}
+
 TEST_F(LoaderTest, EpochsDiffer) {
   TrainLoader loader(*corpus_, options(10, 100), 0);
   EXPECT_NE(inputs_of(loader.next()), inputs_of(loader.next()));

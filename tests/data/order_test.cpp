@@ -32,6 +32,21 @@ TEST(SampleOrder, IsABijectionForEveryCount) {
   }
 }
 
+TEST(SampleOrder, RangesAreThePlacesInThem) {
+  const std::int64_t n = 1100;  // three of four values walk on
+  const SampleOrder order(3, 1, n);
+  for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{5}, n - 1, n}) {
+    for (const std::int64_t end : {begin, begin + 1, begin + 8, begin + 21, n}) {
+      if (end > n) continue;
+      std::vector<std::int64_t> samples(static_cast<std::size_t>(end - begin), -1);
+      order.read(begin, end, samples.data());
+      for (std::int64_t place = begin; place < end; ++place) {
+        ASSERT_EQ(samples[static_cast<std::size_t>(place - begin)], order.at(place));
+      }
+    }
+  }
+}
+
 TEST(SampleOrder, LargeCountsStayInRangeAndDiffer) {
   const std::int64_t n = (std::int64_t{1} << 62) + 12345;
   const SampleOrder order(1, 0, n);
