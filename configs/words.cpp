@@ -78,6 +78,13 @@ std::string shown(const std::string& value) {
   return out + (end < value.size() ? "..." : "") + "'";
 }
 
+std::string printable(std::string text) {
+  text.resize(std::min<std::size_t>(text.size(), 300));
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
 std::size_t find_invalid_utf8(const std::string& text) {
   const auto byte = [&](std::size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;

@@ -11,6 +11,9 @@ namespace birkhoff {
 // A value for a message: in single quotes, cut if long, control characters escaped.
 std::string shown(const std::string& value);
 
+// Words of a damaged file or of a foreign library, fit for a message: one line, cut if long.
+std::string printable(std::string text);
+
 // "unknown field 'stepz' in train; did you mean 'steps'?", else where a field of that name is, else
 // the fields there are.
 std::string unknown_field(const std::string& name, const std::string& where,

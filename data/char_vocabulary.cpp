@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "cluster/base/error.h"
+#include "configs/words.h"
 #include "data/tokenizer_file.h"
 #include "data/utf8.h"
 
@@ -35,10 +36,10 @@ class CharTokenizer final : public PieceTokenizer {
       const std::int32_t id = ids_[character.code_point];
       if (id < 0) {
         fail(ExitCode::kData,
-             "character '{}' (U+{:04X}) at byte {} is not among the {} characters of the corpus; "
+             "character {} (U+{:04X}) at byte {} is not among the {} characters of the corpus; "
              "leave it out",
-             text.substr(i, static_cast<std::size_t>(character.bytes)), character.code_point, i,
-             code_points_.size());
+             shown(std::string(text.substr(i, static_cast<std::size_t>(character.bytes)))),
+             character.code_point, i, code_points_.size());
       }
       ids.push_back(id);
       i += static_cast<std::size_t>(character.bytes);
@@ -119,8 +120,9 @@ std::unique_ptr<Tokenizer> make_char_tokenizer(const std::string& content, const
     std::uint32_t code_point = 0;
     const auto result = std::from_chars(line.data(), line.data() + line.size(), code_point, 16);
     const bool ascending = code_points.empty() || code_points.back() < code_point;
+    const bool character = code_point <= 0x10ffff && (code_point < 0xd800 || code_point > 0xdfff);
     if (line.empty() || result.ec != std::errc() || result.ptr != line.data() + line.size() ||
-        code_point > 0x10ffff || !ascending) {
+        !character || !ascending) {
       fail(ExitCode::kData,
            "{}:{}: an ascending hexadecimal code point expected; use an undamaged vocabulary file",
            file, line_number);

@@ -10,6 +10,7 @@
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
 #include "configs/sealed_json.h"
+#include "configs/words.h"
 #include "data/shard_format.h"
 
 namespace birkhoff {
@@ -19,14 +20,6 @@ using configs::CorpusManifest;
 using shard_format::num_pages;
 
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 30;
-
-// One short line, whatever a damaged file holds.
-std::string printable(std::string text) {
-  text.resize(std::min<std::size_t>(text.size(), 300));
-  std::replace_if(
-      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-  return text;
-}
 
 // Collects the path of the field being looked at, and fails with it.
 class Checker {
@@ -112,6 +105,9 @@ void check_shard(const CorpusManifest::Shard& shard, std::int64_t row_bytes, boo
                 "documents is {} of {} elements", shard.documents(), shard.elements());
   checker.check(has_documents || shard.documents() == 0, "documents is {} in a record",
                 shard.documents());
+  checker.check(shard.values_bytes() >= 0 && shard.documents_bytes() >= 0,
+                "values_bytes is {}, documents_bytes is {}", shard.values_bytes(),
+                shard.documents_bytes());
   checker.check(shard.values_bytes() == product(shard.elements(), row_bytes),
                 "values_bytes is {} for {} elements of {} bytes", shard.values_bytes(),
                 shard.elements(), row_bytes);

@@ -7,6 +7,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/philox.h"
+#include "configs/words.h"
 #include "data/limited_child.h"
 #include "data/tokenizer_file.h"
 #include "data/utf8.h"
@@ -17,18 +18,12 @@ namespace {
 // Longer lines are cut: the trainer's time grows with the square of a line's length.
 constexpr std::size_t kMaxLineBytes = 2048;
 
-std::string one_line(const sentencepiece::util::Status& status) {
-  std::string text = status.ToString().substr(0, 300);
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
-
 void load(sentencepiece::SentencePieceProcessor& processor, const std::string& content,
           const std::string& file) {
   const auto status = processor.LoadFromSerializedProto(content);
   if (!status.ok()) {
     fail(ExitCode::kData, "{}: not a SentencePiece model ({}); give an undamaged one", file,
-         one_line(status));
+         printable(status.ToString()));
   }
 }
 
@@ -158,7 +153,7 @@ std::string train_sentencepiece(const std::vector<std::string>& lines, std::int6
     fail(ExitCode::kUsage,
          "--vocab-size {}: SentencePiece cannot learn that many pieces from this text ({}); choose "
          "another",
-         vocab_size, one_line(status));
+         vocab_size, printable(status.ToString()));
   }
   return model;
 }

@@ -20,8 +20,9 @@ inline constexpr char kPageCrcs[] = "page_crcs";
 // costs little more than the row, large enough that the table is 1/16384 of the data.
 inline constexpr std::int64_t kPageBytes = 64 << 10;
 
+// For any count of bytes up to 2^63 - 1.
 constexpr std::int64_t num_pages(std::int64_t bytes) {
-  return (bytes + kPageBytes - 1) / kPageBytes;
+  return bytes / kPageBytes + (bytes % kPageBytes > 0 ? 1 : 0);
 }
 
 inline std::int64_t dtype_bytes(configs::CorpusManifest::Dtype dtype) {

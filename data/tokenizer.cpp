@@ -64,7 +64,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
   const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
   if (kind == "chars") return make_char_tokenizer(content, path, vocabulary);
   if (kind == "words") return make_word_tokenizer(content, path, vocabulary);
-  if (kind == "sentencepiece") return make_sentencepiece_tokenizer(content, path, vocabulary);
+  if (kind == "sentencepiece") {
+    check_sentencepiece_model(content, path);  // a forged folder's hashes fit
+    return make_sentencepiece_tokenizer(content, path, vocabulary);
+  }
   fail(ExitCode::kData, "{}: tokenizer kind '{}' is not bytes, chars, words or sentencepiece", path,
        kind);
 }

@@ -4,7 +4,7 @@
 #include <fstream>
 
 #include "cluster/base/error.h"
-#include "configs/config.pb.h"
+#include "configs/config_io.h"
 
 namespace birkhoff {
 namespace {
@@ -69,8 +69,12 @@ LoadedModel load_model(const CheckpointFolder& checkpoint) {
   LoadedModel loaded;
   loaded.single = make_single_group();
   Group& one = *loaded.single;
-  loaded.model = make_model(checkpoint.manifest.config(), checkpoint.manifest.vocabulary(),
-                            ParallelGroups{one, one, one});
+  // Its values are checked like those of a text: a forged manifest has a checksum that fits.
+  const configs::Config config =
+      parse_config(config_text(checkpoint.manifest.config()),
+                   (checkpoint.path / "manifest.json").string() + ", config", {});
+  loaded.model =
+      make_model(config, checkpoint.manifest.vocabulary(), ParallelGroups{one, one, one});
   std::vector<NamedShard> shards;
   for (const Parameter& parameter : loaded.model->parameters().list()) {
     shards.push_back(

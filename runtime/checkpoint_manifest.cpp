@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "configs/sealed_json.h"
+#include "configs/words.h"
 
 namespace birkhoff {
 namespace {
@@ -31,6 +32,11 @@ void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.skipped(), 0, "skipped");
   check_range(manifest.vocabulary(), 0, "vocabulary");
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
+  if (manifest.has_end_of_document() &&
+      (manifest.end_of_document() < 0 || manifest.end_of_document() >= manifest.vocabulary())) {
+    throw std::invalid_argument(fmt::format("end_of_document is {}, not below the vocabulary of {}",
+                                            manifest.end_of_document(), manifest.vocabulary()));
+  }
 }
 
 std::set<std::string> check_files(const CheckpointManifest& manifest) {
@@ -140,7 +146,7 @@ CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std:
       throw CheckpointVersionError(
           fmt::format("{}: format version {}, this program reads version {}: use the program that "
                       "wrote it ({})",
-                      path, manifest.version(), kCheckpointVersion, manifest.program()));
+                      path, manifest.version(), kCheckpointVersion, printable(manifest.program())));
     }
     if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
       throw std::invalid_argument(defect);
@@ -148,7 +154,7 @@ CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std:
     return manifest;
   } catch (const std::invalid_argument& error) {
     fail(ExitCode::kCheckpoint, "{}: damaged manifest: {}; use another checkpoint", path,
-         error.what());
+         printable(error.what()));
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "cluster/base/error.h"
 
@@ -113,28 +114,44 @@ void for_each_common_run(const ShardRegion& a, const ShardRegion& b,
       break;
     }
   }
+  std::int64_t num_runs = 1;
+  for (std::size_t d = 0; d < outer; ++d) num_runs *= end[d] - begin[d];
   const std::vector<std::int64_t> strides_a = row_major_strides(a.box_size);
   const std::vector<std::int64_t> strides_b = row_major_strides(b.box_size);
-  std::vector<std::int64_t> at = begin;  // global coordinates of the run's first element
-  while (true) {
-    std::int64_t run_a = 0, run_b = 0;  // row-major positions in the boxes
-    for (std::size_t d = 0; d < dims; ++d) {
-      run_a += (at[d] - a.box_offset[d]) * strides_a[d];
-      run_b += (at[d] - b.box_offset[d]) * strides_b[d];
+  // Row-major positions in the boxes of a run's first element; both rise with the run's number.
+  const auto position_of = [&](std::int64_t run) {
+    std::pair<std::int64_t, std::int64_t> position{0, 0};
+    for (std::size_t d = dims; d-- > 0;) {
+      std::int64_t at = begin[d];
+      if (d < outer) {
+        at += run % (end[d] - begin[d]);
+        run /= end[d] - begin[d];
+      }
+      position.first += (at - a.box_offset[d]) * strides_a[d];
+      position.second += (at - b.box_offset[d]) * strides_b[d];
     }
+    return position;
+  };
+  // The first run that does not lie before either flat range: a forged manifest has boxes of 2^62
+  // runs, of which the ranges hold a few.
+  std::int64_t first_run = 0, past = num_runs;
+  while (first_run < past) {
+    const std::int64_t middle = first_run + (past - first_run) / 2;
+    const auto [run_a, run_b] = position_of(middle);
+    if (run_a + run_length <= a.flat_begin || run_b + run_length <= b.flat_begin) {
+      first_run = middle + 1;
+    } else {
+      past = middle;
+    }
+  }
+  for (std::int64_t run = first_run; run < num_runs; ++run) {
+    const auto [run_a, run_b] = position_of(run);
+    if (run_a >= a.flat_end || run_b >= b.flat_end) return;
     const std::int64_t first =
         std::max({std::int64_t{0}, a.flat_begin - run_a, b.flat_begin - run_b});
     const std::int64_t last = std::min({run_length, a.flat_end - run_a, b.flat_end - run_b});
     if (first < last) {
       visit({run_a + first - a.flat_begin, run_b + first - b.flat_begin, last - first});
-    }
-    std::size_t d = outer;  // the next run: count the outer coordinates up, last one fastest
-    while (d > 0 && ++at[d - 1] == end[d - 1]) {
-      at[d - 1] = begin[d - 1];
-      --d;
-    }
-    if (d == 0) {
-      return;
     }
   }
 }

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cluster/base/error.h"
+#include "configs/words.h"
 
 namespace birkhoff {
 namespace {
@@ -100,7 +101,7 @@ SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& valu
 [[noreturn]] void fail_file(const std::string& path, const std::string& why) {
   fail(ExitCode::kCheckpoint,
        "{}: not a sound safetensors file: {}; use another checkpoint or copy the file again", path,
-       why);
+       printable(why));
 }
 
 }  // namespace

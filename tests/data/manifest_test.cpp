@@ -152,6 +152,15 @@ TEST(Manifest, EveryWrongFieldIsNamed) {
       {"shard[1]: documents is", [](auto& m) { shard(m).set_documents(-1); }},
       {"shard[1]: documents is", [](auto& m) { shard(m).set_documents(kHuge); }},
       {"shard[1]: values_bytes", [](auto& m) { shard(m).set_values_bytes(80004); }},
+      {"shard[1]: values_bytes is -1",
+       [](auto& m) { shard(m).set_elements(kHuge), shard(m).set_values_bytes(-1); }},
+      {"documents_bytes is -1", [](auto& m) { shard(m).set_documents_bytes(-1); }},
+      {"shard[0]: page_crcs_bytes",
+       [](auto& m) {
+         stream(m).set_dtype(CorpusManifest::u8);
+         auto& first = *stream(m).mutable_shard(0);
+         first.set_elements(kHuge), first.set_values_bytes(kHuge), first.set_bytes(kHuge);
+       }},
       {"shard[1]: documents_bytes", [](auto& m) { shard(m).set_documents_bytes(24); }},
       {"shard[1]: page_crcs_bytes", [](auto& m) { shard(m).set_page_crcs_bytes(8); }},
       {"shard[1]: page_crcs_bytes", [](auto& m) { shard(m).set_page_crcs_bytes(kHuge); }},

@@ -230,6 +230,8 @@ std::vector<BadInput> manifests() {
                     m.mutable_tensor(0)->set_global_shape(0, kHuge);
                     m.mutable_tensor(0)->set_box_size(0, kHuge);
                   }),
+      signed_edit("with an end mark outside of the vocabulary", {"end_of_document"},
+                  [](CheckpointManifest& m) { m.set_end_of_document(m.vocabulary()); }),
       signed_edit("without one of the tensors", {"not in the manifest"},
                   [](CheckpointManifest& m) { m.mutable_tensor()->DeleteSubrange(0, 1); }),
       signed_edit("with another checksum of a tensor", {"CRC32C"},
@@ -266,6 +268,11 @@ std::vector<BadInput> misfits() {
            [](CheckpointManifest& m) { m.set_tokenizer("words"); }),
       eval("heads that divide nothing", ExitCode::kConfig, {"heads", "3"},
            [](CheckpointManifest& m) { m.mutable_config()->mutable_model()->set_heads(3); }),
+      eval("no heads", ExitCode::kConfig, {"manifest.json", "model.heads", "must be in"},
+           [](CheckpointManifest& m) { m.mutable_config()->mutable_model()->set_heads(0); }),
+      seen_by("sample " + kFolder + " --prompt a",
+              eval("no configuration", ExitCode::kConfig, {"manifest.json", "task"},
+                   [](CheckpointManifest& m) { m.clear_config(); })),
       eval("a parameter renamed", ExitCode::kCheckpoint, {"tensor '"},
            [](CheckpointManifest& m) {
              for (auto& tensor : *m.mutable_tensor()) {

@@ -77,6 +77,26 @@ TEST(NamedShard, CommonRunsAreTheIntersection) {
   EXPECT_GT(non_empty, 5000);  // the test tests something
 }
 
+// Boxes of 2^40 runs, of which the flat ranges hold a few: a forged manifest must not take years.
+TEST(NamedShard, HugeBoxesAreNotWalked) {
+  const std::int64_t rows = std::int64_t{1} << 40;
+  const auto column = [&](std::int64_t begin, std::int64_t end) {
+    return ShardRegion{{rows, 2}, {0, 0}, {rows, 1}, begin, end};
+  };
+  const auto whole = [&](std::int64_t begin, std::int64_t end) {
+    return ShardRegion{{rows, 2}, {0, 0}, {rows, 2}, begin, end};
+  };
+  for_each_common_run(column(0, 1), whole(2 * rows - 1, 2 * rows),
+                      [](const CommonRun&) { ADD_FAILURE() << "nothing is common"; });
+  std::map<std::int64_t, std::int64_t> common;
+  for_each_common_run(column(rows / 2, rows / 2 + 3), whole(rows + 1, rows + 6),
+                      [&](const CommonRun& run) {
+                        ASSERT_EQ(run.length, 1);
+                        common[run.begin_a] = run.begin_b;
+                      });
+  EXPECT_EQ(common, (std::map<std::int64_t, std::int64_t>{{1, 1}, {2, 3}}));
+}
+
 TEST(NamedShard, WholeTensorsMeetInOneRun) {
   const ShardRegion whole{{5, 4, 3}, {0, 0, 0}, {5, 4, 3}, 0, 60};
   int runs = 0;
