@@ -45,8 +45,6 @@ class CheckpointWriter {
   // Waits, without spinning, until nothing is running; returns the folder committed in this call.
   // Collective over world.
   std::optional<std::filesystem::path> finish();
-  // Milliseconds the last save() call held up training.
-  double last_stall_ms() const;
 
  private:
   class Impl;

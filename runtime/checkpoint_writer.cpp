@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <map>
 #include <thread>
 
@@ -80,7 +79,6 @@ class CheckpointWriter::Impl {
   }
 
   void save(const CheckpointHeader& header, const std::vector<NamedShard>& shards) {
-    const auto start = std::chrono::steady_clock::now();
     finish();
     stage(shards);
     announce(header);
@@ -95,8 +93,6 @@ class CheckpointWriter::Impl {
       write(state_name, state_tensors_);
       sync_directory(aside_.string());
     });
-    last_stall_ms_ =
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   }
 
   std::optional<fs::path> poll() {
@@ -135,8 +131,6 @@ class CheckpointWriter::Impl {
     }
     return committed;
   }
-
-  double last_stall_ms() const { return last_stall_ms_; }
 
  private:
   enum class Phase { kIdle, kWriting, kCommitting };  // the same on all ranks
@@ -307,7 +301,6 @@ class CheckpointWriter::Impl {
   Phase phase_ = Phase::kIdle;
   std::int64_t step_ = 0;
   fs::path aside_;
-  double last_stall_ms_ = 0;
   CheckpointManifest manifest_;  // rank 0: of the save that runs
 
   // Written by the main thread before the thread starts and by the thread while it runs, never by
@@ -332,6 +325,5 @@ void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<Na
 }
 std::optional<fs::path> CheckpointWriter::poll() { return impl_->poll(); }
 std::optional<fs::path> CheckpointWriter::finish() { return impl_->finish(); }
-double CheckpointWriter::last_stall_ms() const { return impl_->last_stall_ms(); }
 
 }  // namespace birkhoff

@@ -19,8 +19,7 @@ std::vector<NamedShard> training_shards(Model& model, Optimizer& optimizer, int 
 }
 
 RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, CheckpointHeader header,
-                               std::vector<NamedShard> shards, RunFolder* folder,
-                               const Metrics* metrics)
+                               std::vector<NamedShard> shards, RunFolder* folder, Metrics* metrics)
     : writer_(writer),
       header_(std::move(header)),
       shards_(std::move(shards)),
@@ -29,6 +28,7 @@ RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, CheckpointHeader header
 
 void RunCheckpoints::save(const TrainState& state) {
   finish();  // notes the commit of the save before, which the writer would only wait for
+  save_start_ = Clock::now();
   header_.set_step(state.step);
   header_.set_consumed(state.consumed);
   header_.set_tokens(state.tokens);
@@ -36,14 +36,28 @@ void RunCheckpoints::save(const TrainState& state) {
   header_.set_evaluation_due(state.evaluation_due);
   if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
   writer_.save(header_, shards_);
+  stall_ = Clock::now() - save_start_;
 }
 
 void RunCheckpoints::poll() {
-  if (writer_.poll() && folder_ != nullptr) folder_->note_checkpoint();
+  const auto start = Clock::now();
+  note(start, writer_.poll().has_value());
 }
 
 void RunCheckpoints::finish() {
-  if (writer_.finish() && folder_ != nullptr) folder_->note_checkpoint();
+  const auto start = Clock::now();
+  note(start, writer_.finish().has_value());
+}
+
+void RunCheckpoints::note(Clock::time_point start, bool committed) {
+  const auto now = Clock::now();
+  stall_ += now - start;
+  if (!committed || folder_ == nullptr) return;
+  folder_->note_checkpoint();
+  if (metrics_ != nullptr) metrics_->clear_bar();
+  log_info("saved step {}: stall {:.1f} ms, written in {:.2f} s", header_.step(),
+           std::chrono::duration<double, std::milli>(stall_).count(),
+           std::chrono::duration<double>(now - save_start_).count());
 }
 
 }  // namespace birkhoff

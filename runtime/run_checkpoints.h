@@ -1,6 +1,7 @@
 // What a run saves and when it is safe: the trainer's view of checkpoints.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -31,9 +32,11 @@ class RunCheckpoints {
   // header: what does not change (run, config, ranks, corpus, tokenizer). folder and metrics are
   // rank 0's, null on others.
   RunCheckpoints(CheckpointWriter& writer, CheckpointHeader header, std::vector<NamedShard> shards,
-                 RunFolder* folder, const Metrics* metrics);
+                 RunFolder* folder, Metrics* metrics);
 
-  // All three are collective over the world; errors as CheckpointWriter's.
+  // All three are collective over the world; errors as CheckpointWriter's. When a save is
+  // committed, rank 0 logs "saved step N: stall X ms, written in Y s": how long training stood
+  // still for it, in all calls together, and the time from its start to its commit.
   void save(const TrainState& state);
   // At each step's border: commits a save that all ranks have written.
   void poll();
@@ -41,11 +44,18 @@ class RunCheckpoints {
   void finish();
 
  private:
+  using Clock = std::chrono::steady_clock;
+  // Ends a call that began at `start` and committed the running save or not.
+  void note(Clock::time_point start, bool committed);
+
   CheckpointWriter& writer_;
   CheckpointHeader header_;
   const std::vector<NamedShard> shards_;
   RunFolder* folder_;
-  const Metrics* metrics_;
+  Metrics* metrics_;
+  // Of the save that runs.
+  Clock::time_point save_start_;
+  Clock::duration stall_{};
 };
 
 }  // namespace birkhoff

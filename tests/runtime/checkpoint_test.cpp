@@ -122,7 +122,6 @@ TEST(Checkpoint, PollCommitsWithoutBlockingAndReportsOnce) {
     std::vector<NamedShard> shards = make_shards(world.rank(), 3, Layout::kFlatRanges);
     fill_shards(shards, 5);
     writer.save(make_header(5), shards);
-    EXPECT_GT(writer.last_stall_ms(), 0);
     int reported = 0;
     // Every rank sees the commit in the same call, so all leave the loop together.
     while (reported == 0) {

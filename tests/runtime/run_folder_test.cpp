@@ -113,7 +113,11 @@ TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
       RunCheckpoints checkpoints(writer, header, make_shards(0, 1, Layout::kReplicated), &run,
                                  nullptr);
       TrainState state;
+      testing::internal::CaptureStderr();
       for (state.step = 1; state.step <= 2; ++state.step) checkpoints.save(state);
+      EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                  testing::ContainsRegex(
+                      "saved step 1: stall [0-9.]+ ms, written in [0-9]+[.][0-9][0-9] s\n$"));
     });
   }
   EXPECT_THAT(read_bytes(folder.path() / "run.json"), HasSubstr("\"has_checkpoint\":true"));

@@ -1,0 +1,43 @@
+"""How long a checkpoint holds up training: the demo's model (configs/quickstart.txtpb), saved often, against its own step.
+
+The floor is a step without a save (the median of the same run); the figure is the stall that rank 0 logs at each commit: the
+copy of the state, the votes, and waiting where there is any. The last save is left out: training is over then and waits for
+it. Printed: medians, and the stall as a share of a step, which should be at most 0.1.
+"""
+
+import argparse
+import re
+import statistics
+
+import birkhoff_runs as runs
+
+SAVED = re.compile(r"saved step (\d+): stall ([\d.]+) ms, written in ([\d.]+) s")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", default="configs/quickstart.txtpb")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--every", type=int, default=10, help="steps from save to save")
+    a = parser.parse_args()
+    corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
+    run = runs.WORK / "checkpoint_stall"
+    rows = runs.train(runs.ROOT / a.config, run,
+                      [f"data.corpus={corpus}", f"train.steps={a.steps}", f"checkpoint.every={a.every}", "metrics.every=1",
+                       "evaluate.every=0", "evaluate.sequences=1"], ranks=a.ranks)
+    step_ms = statistics.median(row["step_ms"] for row in rows if "step_ms" in row and row["step"] > 2)
+    saves = [tuple(map(float, found)) for found in SAVED.findall((run / "log/rank-0.log").read_text())]
+    saves = [save for save in saves if save[0] < a.steps]
+    if not saves:
+        raise SystemExit("no save but the last one: take more steps or a smaller --every")
+    stalls = [stall for _, stall, _ in saves]
+    stall, written = statistics.median(stalls), statistics.median(seconds for _, _, seconds in saves)
+    print(f"{a.config}, {a.ranks} rank(s), {len(saves)} saves")
+    print(f"  floor, a step:        {step_ms:8.2f} ms")
+    print(f"  a step with a save:   {step_ms + stall:8.2f} ms, ratio {1 + stall / step_ms:.3f}")
+    print(f"  stall of a save:      {stall:8.2f} ms (max {max(stalls):.2f}), {stall / step_ms:.3f} of a step; written in {written:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
