@@ -1,95 +1,48 @@
-// Random configs and random damage to texts: accepted and exact, or refused in one line; never a
-// crash.
+// Random configurations, texts, settings and includes: accepted and exact, with a model where it is
+// small, or refused within a second in one line that names a place; never a crash.
+// BIRKHOFF_RANDOM_CONFIGS: how many, 2000 unless told.
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
-#include <rapidcheck.h>
+#include <time.h>
 
-#include <random>
+#include <cctype>
+#include <cstdlib>
 
 #include "helpers.h"
+#include "models/model.h"
+#include "random_config.h"
 
 namespace birkhoff {
 namespace {
 
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr double kMostSeconds = 10;
+#else
+constexpr double kMostSeconds = 1;
+#endif
 
-// Sets fields at random, to values inside or near their ranges.
-class RandomConfig {
- public:
-  explicit RandomConfig(std::uint64_t seed) : random_(seed) {}
-
-  void fill(Message& message) {
-    const auto& reflection = *message.GetReflection();
-    for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
-      const FieldDescriptor* field = message.GetDescriptor()->field(i);
-      if (field->name() == "include" || below(3) == 0) continue;
-      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
-        if (field->real_containing_oneof() && below(2) == 0) continue;
-        const std::uint64_t count = field->is_repeated() ? below(3) : 1;
-        for (std::uint64_t j = 0; j < count; ++j) {
-          fill(field->is_repeated() ? *reflection.AddMessage(&message, field)
-                                    : *reflection.MutableMessage(&message, field));
-        }
-      } else {
-        set(message, field);
-      }
-    }
-  }
-
-  std::uint64_t below(std::uint64_t end) { return random_() % end; }
-
- private:
-  void set(Message& message, const FieldDescriptor* field) {
-    const auto& reflection = *message.GetReflection();
-    static constexpr std::int64_t kNumbers[] = {0, 1, 1, 1, 2, 4, 8, 16, 32, 64, 256, 300, -1};
-    const std::int64_t number = kNumbers[below(std::size(kNumbers))];
-    switch (field->cpp_type()) {
-      case FieldDescriptor::CPPTYPE_INT32:
-        return reflection.SetInt32(&message, field, static_cast<int>(number));
-      case FieldDescriptor::CPPTYPE_INT64:
-        return reflection.SetInt64(&message, field, number);
-      case FieldDescriptor::CPPTYPE_UINT64:
-        return reflection.SetUInt64(&message, field, random_());
-      case FieldDescriptor::CPPTYPE_FLOAT:
-        return reflection.SetFloat(&message, field, static_cast<float>(random_()) / 2e19f);
-      case FieldDescriptor::CPPTYPE_BOOL:
-        return reflection.SetBool(&message, field, below(2) == 0);
-      case FieldDescriptor::CPPTYPE_ENUM:
-        return reflection.SetEnum(
-            &message, field,
-            field->enum_type()->value(static_cast<int>(below(field->enum_type()->value_count()))));
-      case FieldDescriptor::CPPTYPE_STRING:
-        return reflection.SetString(&message, field,
-                                    below(2) == 0 ? "valid" : "a \"b\" \\ \xc3\xbc");
-      default:
-        FAIL() << "a type the schema did not have: " << field->full_name();
-    }
-  }
-
-  std::mt19937_64 random_;
-};
-
-// Makes most random configs valid, so that what is accepted is tested too.
-void make_consistent(configs::Config& config) {
-  if (config.task().kind_case() == configs::Task::KIND_NOT_SET) {
-    config.mutable_task()->mutable_language_model();
-  }
-  config.clear_mesh();
-  config.mutable_evaluate()->set_split("test");
-  config.mutable_data()->set_sequence_length(256);
-  auto& model = *config.mutable_model();
-  model.set_heads(4);
-  model.set_channels(64);
-  for (auto& attention : *model.mutable_attention()) {
-    for (auto& group : *attention.mutable_group()) group.set_heads(1);
-    if (attention.group_size() > 0) attention.mutable_group(0)->clear_heads();
-  }
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// "text:..." and at most this long.
-void expect_refusal(const std::string& what) {
-  EXPECT_THAT(what, testing::StartsWith("text:"));
-  EXPECT_LT(what.size(), 500u);
+// What one of the readers is given; `file` is empty for a text.
+struct Input {
+  std::string text, file;
+  std::vector<std::string> settings;
+};
+
+// "FILE:LINE:COLUMN: ..." or "FILE: a.field: ..." or "--set ...: ...".
+bool names_a_place(const std::string& what, const std::string& file) {
+  if (what.starts_with("--set ")) return true;
+  if (!what.starts_with(file + ":")) return false;
+  const std::string rest = what.substr(file.size() + 1);
+  return std::isdigit(static_cast<unsigned char>(rest[0])) != 0 ||
+         (rest.size() > 2 && std::islower(static_cast<unsigned char>(rest[1])) != 0);
 }
 
 void expect_exact(const configs::Config& config) {
@@ -100,81 +53,196 @@ void expect_exact(const configs::Config& config) {
   EXPECT_TRUE(diff_configs(config, again).empty());
 }
 
-TEST(RandomConfig, IsExactOrRefusedInOneLine) {
-  int num_accepted = 0, num_refused = 0;
-  rc::check([&](std::uint64_t seed) {
-    RandomConfig random(seed);
-    configs::Config config;
-    random.fill(config);
-    if (random.below(4) != 0) make_consistent(config);
-    try {
-      const configs::Config resolved = parse_config(config_text(config), "text", {});
-      num_accepted += 1;
-      expect_exact(resolved);
-    } catch (const Error& error) {
-      num_refused += 1;
-      RC_ASSERT(error.code() == ExitCode::kConfig);
-      expect_refusal(error.what());
-    }
-    RC_ASSERT(!testing::Test::HasFailure());
-  });
-  std::mt19937_64 seeds(7);
-  for (int i = 0; i < 2000; ++i) {
-    RandomConfig random(seeds());
-    configs::Config config;
-    random.fill(config);
-    make_consistent(config);
-    try {
-      expect_exact(parse_config(config_text(config), "text", {}));
-      num_accepted += 1;
-    } catch (const Error& error) {
-      num_refused += 1;
-      expect_refusal(error.what());
+// A model of it takes milliseconds to make; with `run`, to run too.
+bool is_small(const configs::Config& config, bool run) {
+  const auto& model = config.model();
+  const int length = config.data().sequence_length();
+  if (model.layers() > 4 || model.channels() > 64 || model.feed_forward() > 300 || length > 256) {
+    return false;
+  }
+  const auto small = [&](const configs::SinkhornAttention& sinkhorn) {
+    if (sinkhorn.max_blocks() > 256) return false;
+    return !run || (length / sinkhorn.block() <= 32 && sinkhorn.iterations() <= 32);
+  };
+  for (const auto& attention : model.attention()) {
+    for (const auto& group : attention.group()) {
+      const auto& mechanism = group.mechanism();
+      if (mechanism.has_sinkhorn() && !small(mechanism.sinkhorn())) return false;
+      if (mechanism.has_sinkhorn_mixture() && !small(mechanism.sinkhorn_mixture().sinkhorn()))
+        return false;
     }
   }
-  EXPECT_GT(num_accepted, 20);
-  EXPECT_GT(num_refused, 20);
+  return true;
 }
 
-TEST(DamagedText, IsAcceptedOrRefusedInOneLine) {
-  const std::string text = config_text(
-      parse("model { attention { group { heads: 1 mechanism { sinkhorn {} } } group {} } }"));
-  const std::string alphabet =
-      "{}[]<>:;,\"'#-.0\\x \n\t\xff"
-      "e";
-  std::mt19937_64 random(11);
-  const auto below = [&](std::size_t end) { return random() % end; };
-  int num_refused = 0;
-  for (int i = 0; i < 5000; ++i) {
-    std::string damaged = text;
-    for (std::size_t n = 1 + below(3); n > 0; --n) {
-      const std::size_t at = below(damaged.size());
-      const std::size_t length = std::min<std::size_t>(1 + below(12), damaged.size() - at);
-      switch (below(4)) {
-        case 0:
-          damaged.erase(at, length);
-          break;
-        case 1:
-          damaged.insert(at, 1, alphabet[below(alphabet.size())]);
-          break;
-        case 2:
-          damaged.insert(at, damaged.substr(below(damaged.size()), length));
-          break;
-        case 3:
-          damaged[at] = alphabet[below(alphabet.size())];
-          break;
-      }
+class RandomConfigs : public testing::Test {
+ protected:
+  RandomConfigs() {
+    for (const auto& entry :
+         std::filesystem::directory_iterator(std::string(BIRKHOFF_SOURCE_DIR) + "/configs")) {
+      if (entry.path().extension() == ".txtpb") files_.push_back(entry.path());
     }
-    try {
-      expect_exact(parse_config(damaged, "text", {}));
-    } catch (const Error& error) {
-      num_refused += 1;
-      EXPECT_EQ(error.code(), ExitCode::kConfig) << damaged;
-      expect_refusal(error.what());
-    }
-    ASSERT_FALSE(HasFailure()) << damaged;
+    std::sort(files_.begin(), files_.end());
   }
-  EXPECT_GT(num_refused, 2000);
+
+  Input draw(RandomConfig& random) {
+    Input input;
+    configs::Config config;
+    switch (random.below(6)) {
+      case 0:  // mostly accepted
+      case 1:
+        random.fill(config, false);
+        make_consistent(config);
+        input.text = config_text(config);
+        break;
+      case 2:
+        random.fill(config, true);
+        if (!random.one_in(3)) make_consistent(config);
+        input.text = config_text(config);
+        break;
+      case 3: {
+        const configs::Config good =
+            load_config(files_[random.below(files_.size())], {"data.corpus=corpus"});
+        input.text = random.damaged(config_text(good));
+        break;
+      }
+      case 4:
+        input.text = kTask + std::string("model { attention { group {} } }");
+        for (std::uint64_t n = 1 + random.below(4); n > 0; --n) {
+          input.settings.push_back(random.setting());
+        }
+        break;
+      default:
+        input.file = draw_includes(random, input.text);
+    }
+    return input;
+  }
+
+  // Files that include each other, some damaged; returns the first one's path, and all in `text`.
+  std::string draw_includes(RandomConfig& random, std::string& text) {
+    static const std::vector<std::string> kNames = {"a.txtpb", "b.txtpb",    "sub/c.txtpb",
+                                                    "d.txtpb", "../b.txtpb", "missing.txtpb",
+                                                    "",        "sub",        "/etc/passwd"};
+    for (std::size_t i = 0; i < 4; ++i) {
+      std::string content;
+      if (random.one_in(4)) {
+        content = read_text(files_[random.below(files_.size())]);
+      } else {
+        for (std::uint64_t n = random.below(3); n > 0; --n) {
+          // Later names mostly, so that not all go round in a cycle.
+          const std::size_t name =
+              random.one_in(4) ? random.below(kNames.size()) : std::min<std::size_t>(i + n, 3);
+          content += fmt::format("include: \"{}\"\n", kNames[name]);
+        }
+        configs::Config config;
+        random.fill(config, false);
+        if (i == 0) make_consistent(config);
+        content += config_text(config);
+      }
+      if (random.one_in(4)) content = random.damaged(content);
+      text += fmt::format("-- {}\n{}\n", kNames[i], content);
+      folder_.write(kNames[i], content);
+    }
+    return folder_.path() / "a.txtpb";
+  }
+
+  static std::string read_text(const std::filesystem::path& file) {
+    std::ifstream in(file);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  void expect_refusal(const Error& error, const Input& input) const {
+    const std::string what = error.what();
+    EXPECT_EQ(error.code(), ExitCode::kConfig) << what;
+    EXPECT_LT(what.size(), 700u);
+    for (const char c : what) {
+      EXPECT_TRUE(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f) << what;
+    }
+    EXPECT_TRUE(input.file.empty() ? names_a_place(what, "text")
+                                   : what.starts_with(folder_.path().string()))
+        << what;
+  }
+
+  // Builds it and, now and then, runs it over one sequence.
+  void expect_model(const configs::Config& config, bool run) {
+    const auto group = make_single_group();
+    constexpr std::int64_t kVocabulary = 11;
+    std::unique_ptr<Model> model;
+    try {
+      model = make_model(config, kVocabulary, {*group, *group, *group});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::kConfig) << error.what();
+      EXPECT_THAT(error.what(), testing::ContainsRegex("(task|model|data)[.:]"));
+      return;
+    }
+    ++num_models_;
+    EXPECT_GT(model->parameters().num_elements(), 0);
+    EXPECT_GT(model->forward_flops_per_sequence(), 0);
+    if (!run) return;
+    const std::int64_t length = config.data().sequence_length();
+    Batch batch;
+    batch.fields["inputs"] = at::arange(length, at::kLong).remainder(kVocabulary).unsqueeze(0);
+    batch.fields["targets"] = at::zeros({1, length}, at::kLong);
+    batch.fields["mask"] = at::ones({1, length}, at::kByte);
+    if (config.data().restart_at_documents()) {
+      batch.fields["segments"] = at::zeros({1, length}, at::kInt);
+      batch.fields["positions"] = at::arange(length, at::kLong).unsqueeze(0);
+    }
+    batch.sample_ids_B = at::zeros({1}, at::kLong);
+    EXPECT_EQ(model->objective(batch, std::nullopt).count.item<double>(),
+              static_cast<double>(length));
+    ++num_runs_;
+  }
+
+  void run(RandomConfig& random) {
+    const Input input = draw(random);
+    const double start = processor_seconds();
+    try {
+      const configs::Config config = input.file.empty()
+                                         ? parse_config(input.text, "text", input.settings)
+                                         : load_config(input.file, input.settings);
+      ++num_accepted_;
+      expect_exact(config);
+      if (is_small(config, false)) expect_model(config, random.one_in(8) && is_small(config, true));
+    } catch (const Error& error) {
+      ++num_refused_;
+      expect_refusal(error, input);
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "an exception that is no Error: " << error.what();
+    }
+    EXPECT_LT(processor_seconds() - start, kMostSeconds);
+    if (HasFailure()) {
+      ADD_FAILURE() << fmt::format("the input was:\n{:.5000}\nsettings:\n{}", input.text,
+                                   testing::PrintToString(input.settings));
+    }
+  }
+
+  TemporaryFolder folder_;
+  std::vector<std::filesystem::path> files_;
+  int num_accepted_ = 0, num_refused_ = 0, num_models_ = 0, num_runs_ = 0;
+};
+
+TEST_F(RandomConfigs, AreExactOrRefusedInOneLine) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const char* told = std::getenv("BIRKHOFF_RANDOM_CONFIGS");
+  const int count = told == nullptr ? 2000 : std::atoi(told);
+  std::mt19937_64 seeds(7);
+  int tried = 0;
+  for (; tried < count && !HasFailure(); ++tried) {
+    RandomConfig random(seeds());
+    run(random);
+  }
+  at::set_num_threads(threads);
+  std::printf(
+      "random configs: tried %d, survived %d, lost %d (%d accepted, %d refused, %d models, %d of "
+      "them run)\n",
+      tried, tried - HasFailure(), static_cast<int>(HasFailure()), num_accepted_, num_refused_,
+      num_models_, num_runs_);
+  EXPECT_GT(num_accepted_, count / 20);
+  EXPECT_GT(num_refused_, count / 20);
+  EXPECT_GT(num_models_, count / 50);
+  EXPECT_GT(num_runs_, count / 1000);
 }
 
 }  // namespace
