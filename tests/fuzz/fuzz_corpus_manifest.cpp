@@ -1,0 +1,56 @@
+#include <google/protobuf/util/json_util.h>
+
+#include "data/manifest.h"
+#include "data/shard_format.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_targets.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+
+bool lies_in(std::int64_t offset, std::int64_t bytes, const CorpusManifest::Shard& shard) {
+  return offset >= 0 && bytes >= 0 && bytes <= shard.bytes() && offset <= shard.bytes() - bytes;
+}
+
+// What readers rely on without looking again.
+void expect_sound(const CorpusManifest& manifest) {
+  for (const auto& split : manifest.split()) {
+    for (const auto& stream : split.stream()) {
+      std::int64_t left = stream.elements();
+      for (const auto& shard : stream.shard()) {
+        left -= shard.elements();
+        expect_promise(shard.elements() > 0 && left >= 0, "the shards' elements make the stream's");
+        expect_promise(lies_in(shard.values_offset(), shard.values_bytes(), shard) &&
+                           lies_in(shard.documents_offset(), shard.documents_bytes(), shard) &&
+                           lies_in(shard.page_crcs_offset(), shard.page_crcs_bytes(), shard),
+                       "regions lie in their file");
+        expect_promise(
+            shard.values_bytes() / shard_format::dtype_bytes(stream.dtype()) >= shard.elements(),
+            "values have room for their elements");
+        expect_promise(shard.documents_bytes() / 8 == shard.documents(), "documents have ends");
+      }
+      expect_promise(left == 0, "the shards' elements make the stream's");
+    }
+  }
+}
+
+}  // namespace
+
+void fuzz_corpus_manifest(std::string_view input) {
+  const std::string json(input);
+  const std::string name = "corpus/manifest.json";
+  is_accepted(ExitCode::kData, [&] { parse_corpus_manifest(json, name); });
+
+  CorpusManifest manifest;
+  if (!google::protobuf::util::JsonStringToMessage(json, &manifest).ok()) return;
+  const std::string fitting = manifest_json(manifest);
+  if (!is_accepted(ExitCode::kData, [&] { manifest = parse_corpus_manifest(fitting, name); })) {
+    return;
+  }
+  expect_sound(manifest);
+  expect_promise(manifest_json(manifest) == fitting, "what was read is what was written");
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,102 @@
+// What the fuzz targets share: taking inputs apart, files to read them from, and what a refusal is.
+#pragma once
+
+#include <stdlib.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+
+// A promise of the product that an input broke.
+inline void expect_promise(bool kept, const std::string& promise) {
+  if (!kept) throw std::logic_error("broken promise: " + promise);
+}
+
+// Runs `body`. True if it returns; an Error must have this code and be one short line.
+template <typename Body>
+bool is_accepted(ExitCode code, Body body) {
+  try {
+    body();
+    return true;
+  } catch (const Error& error) {
+    const std::string what = error.what();
+    expect_promise(error.code() == code,
+                   fmt::format("exit code {} here, not {}: {}", static_cast<int>(code),
+                               static_cast<int>(error.code()), what));
+    expect_promise(!what.empty() && what.size() < 1000,
+                   fmt::format("a short message, not {} bytes", what.size()));
+    for (const char c : what) {
+      expect_promise(static_cast<unsigned char>(c) >= 0x20 && c != 0x7f,
+                     "a line without control characters: " + what);
+    }
+    return false;
+  }
+}
+
+// Numbers from the front of an input; zeros when it is used up.
+class ByteReader {
+ public:
+  explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
+
+  template <typename Number>
+  Number take() {
+    Number number = 0;
+    const std::size_t size = std::min(sizeof number, rest_.size());
+    std::memcpy(&number, rest_.data(), size);
+    rest_.remove_prefix(size);
+    return number;
+  }
+  // Small numbers mostly; behind a byte 255 any.
+  std::int64_t take_size() {
+    const auto byte = take<std::uint8_t>();
+    return byte < 255 ? byte : take<std::int64_t>();
+  }
+  std::string_view rest() const { return rest_; }
+
+ private:
+  std::string_view rest_;
+};
+
+// A folder of this process, in memory where the system has that; gone when the process ends.
+class ScratchFolder {
+ public:
+  ScratchFolder() {
+    const std::filesystem::path memory = "/dev/shm";
+    std::error_code ignored;
+    const auto parent = std::filesystem::is_directory(memory, ignored)
+                            ? memory
+                            : std::filesystem::temp_directory_path();
+    std::string name = parent / "birkhoff-fuzz-XXXXXX";
+    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
+    path_ = name;
+  }
+  ~ScratchFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::string write(const std::string& name, std::string_view bytes) const {
+    const std::string path = path_ / name;
+    std::ofstream out(path, std::ios::binary | std::ios::trunc);
+    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    out.close();
+    if (!out) throw std::runtime_error("cannot write " + path);
+    return path;
+  }
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace birkhoff

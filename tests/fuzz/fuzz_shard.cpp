@@ -1,0 +1,154 @@
+#include <cmath>
+
+#include "cluster/base/checksum.h"
+#include "data/corpus.h"
+#include "data/loader.h"
+#include "data/manifest.h"
+#include "data/shard_format.h"
+#include "data/shard_reader.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_targets.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+using shard_format::kPageBytes;
+
+template <typename Number>
+void append(std::string& bytes, Number number) {
+  bytes.append(reinterpret_cast<const char*>(&number), sizeof number);
+}
+
+void append_page_crcs(const std::string& region, std::string& table) {
+  for (std::size_t at = 0; at < region.size(); at += kPageBytes) {
+    append(table,
+           crc32c(region.data() + at, std::min<std::size_t>(kPageBytes, region.size() - at)));
+  }
+}
+
+// Sets one number of the entry to anything.
+void forge(CorpusManifest::Shard& shard, ByteReader& reader) {
+  const auto field = reader.take<std::uint8_t>();
+  const auto value = reader.take<std::int64_t>();
+  switch (field % 10) {
+    case 0:
+      return shard.set_bytes(value);
+    case 1:
+      return shard.set_elements(value);
+    case 2:
+      return shard.set_documents(value);
+    case 3:
+      return shard.set_values_offset(value);
+    case 4:
+      return shard.set_values_bytes(value);
+    case 5:
+      return shard.set_documents_offset(value);
+    case 6:
+      return shard.set_documents_bytes(value);
+    case 7:
+      return shard.set_page_crcs_offset(value);
+    case 8:
+      return shard.set_page_crcs_bytes(value);
+    default:
+      return shard.set_page_crcs_crc(static_cast<std::uint32_t>(value));
+  }
+}
+
+// A file of the shape that StreamWriter gives shards, without the HDF5 around it, and its entry.
+std::string make_shard(ByteReader& reader, CorpusManifest::Dtype dtype,
+                       CorpusManifest::Shard& shard) {
+  constexpr std::int64_t kMostElements = 40000;  // more than a page
+  const std::int64_t width = shard_format::dtype_bytes(dtype);
+  const std::int64_t elements = 1 + std::abs(reader.take_size() % kMostElements);
+  const std::int64_t documents = std::abs(reader.take_size() % 64);
+  std::string ends, values, table;
+  for (std::int64_t i = 0; i < documents; ++i) append(ends, reader.take_size());
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const std::int64_t id = reader.take_size();
+    values.append(reinterpret_cast<const char*>(&id), static_cast<std::size_t>(width));
+  }
+  append_page_crcs(values, table);
+  append_page_crcs(ends, table);
+  shard.set_hash(std::string(32, '0'));  // of the file: checked by `birkhoff verify` alone
+  shard.set_elements(elements);
+  shard.set_documents(documents);
+  shard.set_values_offset(0);
+  shard.set_values_bytes(static_cast<std::int64_t>(values.size()));
+  shard.set_documents_offset(static_cast<std::int64_t>(values.size()));
+  shard.set_documents_bytes(static_cast<std::int64_t>(ends.size()));
+  shard.set_page_crcs_offset(static_cast<std::int64_t>(values.size() + ends.size()));
+  shard.set_page_crcs_bytes(static_cast<std::int64_t>(table.size()));
+  shard.set_page_crcs_crc(crc32c(table.data(), table.size()));
+  const std::string file = values + ends + table;
+  shard.set_bytes(static_cast<std::int64_t>(file.size()));
+  if (reader.take<std::uint8_t>() % 2 == 1) forge(shard, reader);
+  return file;
+}
+
+void read_stream(const Corpus& corpus, ByteReader& reader) {
+  StreamReader stream(corpus, "train", "tokens");
+  for (int i = 0; i < 8; ++i) {
+    const std::int64_t from = std::abs(reader.take_size() % (stream.elements() + 1));
+    const std::int64_t count = std::abs(reader.take_size() % (stream.elements() - from + 1));
+    std::vector<std::int64_t> ids(static_cast<std::size_t>(count));
+    stream.read(from, count, ids.data());
+    for (const std::int64_t id : ids) {
+      expect_promise(id >= 0 && id < corpus.vocabulary(), "ids are below the vocabulary");
+    }
+    stream.document_ends(from, from + count);
+  }
+}
+
+void read_windows(const Corpus& corpus, ByteReader& reader) {
+  LoaderOptions options;
+  options.sequence_length = 1 + reader.take<std::uint8_t>();
+  options.restart_at_documents = true;
+  EvalReader windows(corpus, options);
+  const std::int64_t begin = std::abs(reader.take_size() % windows.num_windows());
+  const Batch batch = windows.read(begin, std::min(begin + 4, windows.num_windows()));
+  const auto* segments = batch.at(field::kSegments).const_data_ptr<std::int32_t>();
+  const auto* positions = batch.at(field::kPositions).const_data_ptr<std::int64_t>();
+  for (std::int64_t i = 0; i < batch.size() * options.sequence_length; ++i) {
+    expect_promise(segments[i] >= 0 && segments[i] < options.sequence_length && positions[i] >= 0 &&
+                       positions[i] < options.sequence_length,
+                   "segments and positions lie in the window");
+  }
+}
+
+}  // namespace
+
+void fuzz_shard(std::string_view input) {
+  static const ScratchFolder folder;
+  ByteReader reader(input);
+  CorpusManifest manifest;
+  manifest.set_format(shard_format::kManifestFormat);
+  manifest.set_version(shard_format::kManifestVersion);
+  manifest.mutable_tokenizer()->set_kind("bytes");
+  manifest.mutable_tokenizer()->set_vocabulary(1 + reader.take<std::uint16_t>());
+  auto& split = *manifest.add_split();
+  split.set_name("train");
+  auto& stream = *split.add_stream();
+  stream.set_name("tokens");
+  stream.set_dtype(static_cast<CorpusManifest::Dtype>(reader.take<std::uint8_t>() % 4));
+  const int num_shards = 1 + reader.take<std::uint8_t>() % 3;
+  std::uint64_t elements = 0, documents = 0;  // sums of anything wrap
+  for (int i = 0; i < num_shards; ++i) {
+    auto& shard = *stream.add_shard();
+    shard.set_file(fmt::format("{}.h5", i));
+    folder.write(shard.file(), make_shard(reader, stream.dtype(), shard));
+    elements += static_cast<std::uint64_t>(shard.elements());
+    documents += static_cast<std::uint64_t>(shard.documents());
+  }
+  stream.set_elements(static_cast<std::int64_t>(elements));
+  stream.set_documents(static_cast<std::int64_t>(documents));
+  split.mutable_counts()->set_documents(stream.documents());
+  folder.write(kManifestName, manifest_json(manifest));
+  is_accepted(ExitCode::kData, [&] {
+    const Corpus corpus(folder.path());
+    read_stream(corpus, reader);
+    read_windows(corpus, reader);
+  });
+}
+
+}  // namespace birkhoff

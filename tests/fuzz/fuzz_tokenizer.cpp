@@ -1,0 +1,57 @@
+#include <algorithm>
+
+#include "data/tokenizer_file.h"
+#include "data/utf8.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/fuzz_targets.h"
+
+namespace birkhoff {
+namespace {
+
+// `unknown`: the id of what the vocabulary lacks, -1 if there is none.
+void expect_round_trip(const Tokenizer& tokenizer, const std::string& text, std::int32_t unknown) {
+  is_accepted(ExitCode::kData, [&] {
+    const std::vector<std::int32_t> ids = tokenizer.encode(text);
+    for (const std::int32_t id : ids) {
+      expect_promise(id >= 0 && id < tokenizer.vocabulary(), "ids are below the vocabulary");
+    }
+    if (std::find(ids.begin(), ids.end(), unknown) != ids.end()) return;
+    expect_promise(tokenizer.decode(ids) == text, "known text comes back from its ids");
+  });
+}
+
+}  // namespace
+
+void fuzz_tokenizer(std::string_view input) {
+  ByteReader reader(input);
+  const bool chars = reader.take<std::uint8_t>() % 2 == 0;
+  const int surplus = reader.take<std::uint8_t>() % 4 - 1;
+  const std::string content(reader.rest());
+  // A line an id, but for the header's lines and the unknown id.
+  const auto lines = static_cast<std::int64_t>(std::count(content.begin(), content.end(), '\n'));
+  const bool has_unknown = !chars || content.find("unknown yes\n") != std::string::npos;
+  const std::int64_t num_ids = chars ? lines - 2 + (has_unknown ? 1 : 0) : lines;
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (!is_accepted(ExitCode::kData, [&] {
+        tokenizer = chars ? make_char_tokenizer(content, "tokenizer.chars", num_ids + surplus)
+                          : make_word_tokenizer(content, "tokenizer.words", num_ids + surplus);
+      })) {
+    return;
+  }
+  std::vector<std::int32_t> all;
+  for (std::int32_t id = 0; id < tokenizer->vocabulary(); ++id) all.push_back(id);
+  const std::string text = tokenizer->decode(all);
+  if (chars) {
+    expect_promise(find_invalid_utf8(text) == std::string::npos, "characters are UTF-8");
+  }
+  const auto unknown = static_cast<std::int32_t>(chars ? num_ids - 1 : 0);
+  for (const std::string& sample : {text, content}) {
+    expect_round_trip(*tokenizer, sample, has_unknown ? unknown : -1);
+  }
+  is_accepted(ExitCode::kData, [&] {
+    tokenizer->decode({static_cast<std::int32_t>(tokenizer->vocabulary())});
+    expect_promise(false, "ids beyond the vocabulary are refused");
+  });
+}
+
+}  // namespace birkhoff
