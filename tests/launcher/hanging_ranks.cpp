@@ -2,8 +2,7 @@
 // harm: hanging_ranks MODE VICTIM STEP SECONDS. At step STEP rank VICTIM
 //   skip   leaves out one all_reduce that the others join
 //   die    is killed between the start of an all_reduce and its end
-//   stop   stops (SIGSTOP)
-//   none   nothing: all ranks do STEP steps
+// and writes "harm at N", N the steady clock's nanoseconds, which all processes of a machine share.
 // SECONDS is the watchdog's limit.
 #include <ATen/ops/ones.h>
 
@@ -35,14 +34,18 @@ int main(int argc, char** argv) {
         std::cerr << "birkhoff: " << verdict.text << std::endl;
         world.abort(static_cast<int>(verdict.code));
       });
-  for (std::int64_t step = 1; mode != "none" || step <= harm_step; ++step) {
+  for (std::int64_t step = 1;; ++step) {
     activity.enter(Phase::kStep, step);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    const bool harm = mode != "none" && world.rank() == victim && step == harm_step;
+    const bool harm = world.rank() == victim && step == harm_step;
+    if (harm) {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      std::cerr << "harm at " << std::chrono::nanoseconds(now).count() << std::endl;
+    }
     const at::Tensor gradients = at::ones({5000});
     if (!(harm && mode == "skip")) {
       const auto work = group->all_reduce_async(gradients, ReduceOp::kSum, "gradients");
-      if (harm) std::raise(mode == "die" ? SIGKILL : SIGSTOP);
+      if (harm) std::raise(SIGKILL);
       work->wait();
       if (gradients[0].item<float>() != static_cast<float>(world.size())) {
         std::cerr << "wrong sum\n";
@@ -51,5 +54,4 @@ int main(int argc, char** argv) {
     }
     group->all_reduce(at::ones({5000}), ReduceOp::kSum, "counts");
   }
-  return 0;
 }
