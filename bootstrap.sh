@@ -4,22 +4,24 @@
 #   ./bootstrap.sh test    the same, then run all tests
 #   ./bootstrap.sh demo    the same, then corpus -> training on two ranks -> evaluation -> checkpoint -> curve -> sample
 # Options:
+#   --cuda           for GPUs: the preset cuda; takes a CUDA 13 toolkit from CUDA_HOME or /usr/local/cuda, or installs one
 #   --no-install     install nothing: say what is missing and stop
-#   --preset NAME    CMake preset (cpu, cpu-asan, cpu-tsan); default cpu
+#   --preset NAME    CMake preset (cpu, cpu-asan, cpu-tsan, cuda, cuda-debug); default cpu
 #   --jobs N         compile jobs; default: number of cores
 # Environment: BIRKHOFF_TORCH (a LibTorch of your own: the folder with include/ and lib/), BIRKHOFF_DEPS (where the pinned
-# LibTorch is kept; default ~/.cache/birkhoff).
+# LibTorch is kept; default ~/.cache/birkhoff), CUDA_HOME (a CUDA 13 toolkit).
 set -euo pipefail
 cd "$(dirname "$0")"
 
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 say() { printf '\n== %s\n' "$*"; }
 stop() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 
-goal="" install=1 preset=cpu jobs=$(nproc)
+goal="" install=1 preset="" cuda="" jobs=$(nproc)
 while [ $# -gt 0 ]; do
   case $1 in
     build|test|demo) goal=$1 ;;
+    --cuda) cuda=1 ;;
     --no-install) install=0 ;;
     --preset) [ $# -gt 1 ] || stop "--preset needs a name"; preset=$2; shift ;;
     --jobs) [ $# -gt 1 ] || stop "--jobs needs a number"; jobs=$2; shift ;;
@@ -29,6 +31,11 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -n "$goal" ] || { usage >&2; exit 2; }
+[ -n "$preset" ] || { [ -n "$cuda" ] && preset=cuda || preset=cpu; }
+case $preset in
+  cuda*) cuda=1 ;;
+  *) [ -z "$cuda" ] || stop "--cuda and the preset $preset exclude each other" ;;
+esac
 
 packages=(g++ cmake ninja-build pkg-config
   libopenmpi-dev openmpi-bin libhdf5-dev libprotobuf-dev protobuf-compiler libsentencepiece-dev
@@ -36,10 +43,12 @@ packages=(g++ cmake ninja-build pkg-config
   libgtest-dev libgmock-dev librapidcheck-dev)
 
 deps=${BIRKHOFF_DEPS:-${HOME:?is not set: set BIRKHOFF_DEPS to a folder for LibTorch}/.cache/birkhoff}
-pinned=$deps/torch-2.11.0
+# For GPUs in a folder of its own: a build without CUDA stays as it is.
+pinned=$deps/torch-2.11.0${cuda:+-cuda}
 torch=${BIRKHOFF_TORCH:-$pinned/torch}
-have_torch() { [ -e "$torch/include/ATen/core/Tensor.h" ] && [ -e "$torch/lib/libtorch_cpu.so" ]; }
-have_torch || { [ -n "${BIRKHOFF_TORCH:-}" ] && stop "BIRKHOFF_TORCH=$BIRKHOFF_TORCH holds no include/ATen/core/Tensor.h and lib/libtorch_cpu.so"; }
+[ -n "$cuda" ] && library=libtorch_cuda || library=libtorch_cpu
+have_torch() { [ -e "$torch/include/ATen/core/Tensor.h" ] && [ -e "$torch/lib/$library.so" ]; }
+have_torch || { [ -n "${BIRKHOFF_TORCH:-}" ] && stop "BIRKHOFF_TORCH=$BIRKHOFF_TORCH holds no include/ATen/core/Tensor.h and lib/$library.so"; }
 have_torch || packages+=(python3-pip)
 
 install_packages() {
@@ -58,16 +67,43 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+# Does the machine have all that cmake/cuda_libraries.txt would bring, where loader and compiler find it?
+have_cuda_libraries() {
+  local known name
+  [ -e "${CUDA_HOME:-/usr/local/cuda}/include/nccl.h" ] || [ -e /usr/include/nccl.h ] || return 1
+  known=$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p)
+  for name in libcublas.so.13 libcublasLt.so.13 libcudnn.so.9 libcufft.so.12 libcurand.so.10 libcusolver.so.12 libcusparse.so.12 \
+      libnccl.so.2 libnvJitLink.so.13 libnvrtc.so.13; do
+    grep -qF "$name " <<<"$known" || return 1
+  done
+}
+
+have_nvcc() {
+  local folder
+  for folder in "${CUDA_HOME:-}" /usr/local/cuda; do
+    [[ $("$folder/bin/nvcc" --version 2>/dev/null) != *"release 13."* ]] || return 0
+  done
+  return 1
+}
+
 install_torch() {
+  local lists=(-r cmake/libtorch.txt) megabytes=531
+  if [ -n "$cuda" ]; then
+    lists+=(-r cmake/libtorch_cuda.txt) megabytes=763
+    have_cuda_libraries || { lists+=(-r cmake/cuda_libraries.txt); megabytes=$((megabytes + 1800)); }
+    have_nvcc || { lists+=(-r cmake/cuda_toolkit.txt); megabytes=$((megabytes + 150)); }
+  fi
   ! have_torch || return 0
-  [ "$install" = 1 ] || stop "LibTorch is missing in $torch; without --no-install this script fetches it (531 MB), or set BIRKHOFF_TORCH"
+  [ "$install" = 1 ] || stop "LibTorch is missing in $torch; without --no-install this script fetches it ($megabytes MB), or set BIRKHOFF_TORCH"
   [ "$(uname -m)" = x86_64 ] || stop "the pinned LibTorch is for x86_64, this is $(uname -m): set BIRKHOFF_TORCH to a LibTorch 2.11"
-  say "Installing LibTorch 2.11.0 into $pinned"
+  say "Installing LibTorch 2.11.0 into $pinned ($megabytes MB to fetch)"
   mkdir -p "$deps"
   rm -rf "$pinned.part"
   # Aside and renamed: an interrupted download leaves nothing that looks whole.
   python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --python-version 3.11 \
-    --target "$pinned.part" -r cmake/libtorch.txt 2> >(grep -v 'Running pip as' >&2)
+    --target "$pinned.part" "${lists[@]}" 2> >(grep -v 'Running pip as' >&2)
+  # nvcc looks for its libraries in lib64; the wheels have lib.
+  [ -z "$cuda" ] || ln -s lib "$pinned.part/nvidia/cu13/lib64"
   rm -rf "$pinned"
   mv "$pinned.part" "$pinned"
 }

@@ -20,8 +20,28 @@ function(birkhoff_library name)
   target_link_libraries(${name} PUBLIC ${ARG_LINKS} birkhoff_flags)
 endfunction()
 
+# birkhoff_kernels(LIBRARY SOURCES a.cu ...): kernels of a folder's library, where CUDA is on. They are compiled without
+# LibTorch's headers and options: tensors stop in the .cpp beside them. Machine code for A100 (sm_80) and H100/H200
+# (sm_90a), PTX for what comes later.
+set(BIRKHOFF_KERNEL_FLAGS -O3 -lineinfo --Werror all-warnings -Xcompiler=-Wall,-Wextra
+  -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
+function(birkhoff_kernels library)
+  cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
+  if(NOT BIRKHOFF_CUDA)
+    return()
+  endif()
+  add_library(${library}_kernels OBJECT ${ARG_SOURCES})
+  target_include_directories(${library}_kernels PRIVATE ${CMAKE_SOURCE_DIR})
+  list(JOIN BIRKHOFF_KERNEL_FLAGS " " flags)
+  target_compile_options(${library}_kernels PRIVATE "SHELL:${flags}")
+  target_sources(${library} PRIVATE $<TARGET_OBJECTS:${library}_kernels>)
+  list(TRANSFORM ARG_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  set_property(GLOBAL APPEND PROPERTY BIRKHOFF_KERNEL_SOURCES ${ARG_SOURCES})
+endfunction()
+
 # birkhoff_test(NAME SOURCES ... LINKS ... [LABEL unit] [RANKS 1 2 4] [TIMEOUT seconds]): one GoogleTest program.
 # With RANKS ctest starts it under mpiexec once for each count (label mpi); otherwise as a plain process (label unit).
+# LABEL gpu: fails where there is no GPU. tests/gpu_suite.sh finds such programs by the end of their name, _gpu_test.
 function(birkhoff_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LINKS;RANKS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -31,19 +51,26 @@ function(birkhoff_test name)
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} birkhoff_flags GTest::gtest GTest::gmock)
   target_compile_definitions(${name} PRIVATE BIRKHOFF_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
     BIRKHOFF_PROGRAM="${CMAKE_BINARY_DIR}/birkhoff")
+  if(NOT ARG_LABEL)
+    set(ARG_LABEL unit)
+    if(ARG_RANKS)
+      set(ARG_LABEL mpi)
+    endif()
+  endif()
   if(ARG_RANKS)
     foreach(ranks IN LISTS ARG_RANKS)
       add_test(NAME ${name}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none
         ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${name}>)
-      set_tests_properties(${name}.${ranks} PROPERTIES LABELS mpi TIMEOUT ${ARG_TIMEOUT} PROCESSORS 2
+      set_tests_properties(${name}.${ranks} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} PROCESSORS 2
         FAIL_REGULAR_EXPRESSION "Running 0 tests"
         ENVIRONMENT "${BIRKHOFF_MPI_TEST_ENVIRONMENT};BIRKHOFF_TEST_RANKS=${ranks};OMP_NUM_THREADS=1")
     endforeach()
   else()
-    if(NOT ARG_LABEL)
-      set(ARG_LABEL unit)
+    if(ARG_LABEL STREQUAL gpu)
+      target_link_libraries(${name} PRIVATE gpu_test_main)
+    else()
+      target_link_libraries(${name} PRIVATE GTest::gtest_main)
     endif()
-    target_link_libraries(${name} PRIVATE GTest::gtest_main)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT}
       FAIL_REGULAR_EXPRESSION "Running 0 tests"

@@ -25,6 +25,44 @@ endforeach()
 target_link_libraries(birkhoff_torch INTERFACE "${BIRKHOFF_TORCH}/lib/libtorch_cpu.so" "${BIRKHOFF_TORCH}/lib/libc10.so")
 target_link_options(birkhoff_torch INTERFACE "-Wl,-rpath,${BIRKHOFF_TORCH}/lib" "-Wl,--allow-shlib-undefined")
 
+# --- CUDA 13.0: toolkit, LibTorch's GPU part, NCCL. Kernels know the toolkit alone (birkhoff_kernels in
+# BirkhoffTargets.cmake); everything else that uses LibTorch sees its headers and links all three.
+if(BIRKHOFF_CUDA)
+  # Wheels that ./bootstrap.sh --cuda has put beside LibTorch come first: they are what LibTorch was built with.
+  cmake_path(GET BIRKHOFF_TORCH PARENT_PATH _beside)
+  set(_wheels "${_beside}/nvidia")
+  set(_toolkits "$ENV{CUDA_HOME}" "${_wheels}/cu13" /usr/local/cuda)
+  list(TRANSFORM _toolkits APPEND /bin OUTPUT_VARIABLE _bins)
+  find_program(CMAKE_CUDA_COMPILER nvcc HINTS ${_bins})
+  if(NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR "nvcc not found. Run ./bootstrap.sh build --cuda, or set CUDA_HOME to a CUDA 13.0 toolkit.")
+  endif()
+  # Architectures are named in birkhoff_kernels: CMake 3.25 does not know 90a, nor how nvcc 13 is asked for C++20.
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  enable_language(CUDA)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+  set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "")  # birkhoff_kernels says all
+  cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH _bin)
+  cmake_path(GET _bin PARENT_PATH BIRKHOFF_CUDA_HOME)
+  set(_cuda_libraries "${_wheels}/cu13/lib" "${_wheels}/nccl/lib" "${BIRKHOFF_CUDA_HOME}/lib64" "${BIRKHOFF_CUDA_HOME}/lib")
+  find_path(CUDA_RUNTIME_INCLUDE_DIR cuda_runtime_api.h REQUIRED HINTS "${BIRKHOFF_CUDA_HOME}/include")
+  find_path(NCCL_INCLUDE_DIR nccl.h REQUIRED HINTS "${_wheels}/nccl/include" "${BIRKHOFF_CUDA_HOME}/include")
+  find_library(CUDA_RUNTIME_LIBRARY NAMES libcudart.so.13 REQUIRED HINTS ${_cuda_libraries})
+  find_library(NCCL_LIBRARY NAMES libnccl.so.2 REQUIRED HINTS ${_cuda_libraries})
+  if(NOT EXISTS "${BIRKHOFF_TORCH}/lib/libtorch_cuda.so")
+    message(FATAL_ERROR "LibTorch in '${BIRKHOFF_TORCH}' has no lib/libtorch_cuda.so: take one built for CUDA 13.0, "
+      "or run ./bootstrap.sh build --cuda.")
+  endif()
+  add_library(birkhoff_cuda INTERFACE)
+  target_include_directories(birkhoff_cuda SYSTEM INTERFACE ${CUDA_RUNTIME_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
+  target_compile_definitions(birkhoff_cuda INTERFACE BIRKHOFF_CUDA $<$<BOOL:${BIRKHOFF_SYNC_LAUNCHES}>:BIRKHOFF_SYNC_LAUNCHES>)
+  # libtorch_cuda registers its operations when it is loaded: it must stay although no symbol of it is used.
+  target_link_libraries(birkhoff_cuda INTERFACE
+    "-Wl,--no-as-needed,${BIRKHOFF_TORCH}/lib/libtorch_cuda.so,${BIRKHOFF_TORCH}/lib/libc10_cuda.so,--as-needed"
+    ${CUDA_RUNTIME_LIBRARY} ${NCCL_LIBRARY})
+  target_link_libraries(birkhoff_torch INTERFACE birkhoff_cuda)
+endif()
+
 # --- Protobuf: static, its symbols hidden. Debian's libsentencepiece exports a Protobuf of its own; two visible
 # copies in one process abort at the first model load.
 set(Protobuf_USE_STATIC_LIBS ON)

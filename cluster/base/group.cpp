@@ -272,12 +272,15 @@ void Group::barrier(std::string_view name) {
 
 std::vector<std::string> Group::all_gather_bytes(const std::string& mine, std::string_view name) {
   const auto num_ranks = static_cast<std::size_t>(size());
-  at::Tensor lengths = at::empty({size()}, at::TensorOptions().dtype(at::kLong));
-  all_gather(lengths, scalar(static_cast<std::int64_t>(mine.size())), name);
+  const auto options = at::TensorOptions().dtype(at::kLong).device(device());
+  at::Tensor lengths = at::empty({size()}, options);
+  all_gather(lengths, scalar(static_cast<std::int64_t>(mine.size())).to(device()), name);
+  lengths = lengths.cpu();
   const std::int64_t* length = lengths.const_data_ptr<std::int64_t>();
   const std::int64_t most_words = num_words(*std::max_element(length, length + num_ranks));
-  at::Tensor gathered = at::empty({size() * most_words}, at::TensorOptions().dtype(at::kLong));
-  all_gather(gathered, pack(mine, most_words), name);
+  at::Tensor gathered = at::empty({size() * most_words}, options);
+  all_gather(gathered, pack(mine, most_words).to(device()), name);
+  gathered = gathered.cpu();
   const char* bytes = static_cast<const char*>(gathered.const_data_ptr());
   std::vector<std::string> result;
   for (std::size_t r = 0; r < num_ranks; ++r) {
@@ -288,11 +291,12 @@ std::vector<std::string> Group::all_gather_bytes(const std::string& mine, std::s
 }
 
 std::string Group::broadcast_bytes(const std::string& mine, int root, std::string_view name) {
-  at::Tensor length = scalar(static_cast<std::int64_t>(mine.size()));
+  at::Tensor length = scalar(static_cast<std::int64_t>(mine.size())).to(device());
   broadcast(length, root, name);
-  const std::int64_t num_bytes = *length.const_data_ptr<std::int64_t>();
-  at::Tensor words = pack(rank() == root ? mine : std::string(), num_words(num_bytes));
+  const std::int64_t num_bytes = *length.cpu().const_data_ptr<std::int64_t>();
+  at::Tensor words = pack(rank() == root ? mine : std::string(), num_words(num_bytes)).to(device());
   broadcast(words, root, name);
+  words = words.cpu();
   return {static_cast<const char*>(words.const_data_ptr()), static_cast<std::size_t>(num_bytes)};
 }
 

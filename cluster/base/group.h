@@ -1,6 +1,6 @@
 // Collective communication over a fixed set of ranks, whatever carries it. Implementations:
-// MpiGroup (cluster/mpi_group.h) for host tensors, ThreadGroup (cluster/base/thread_group.h) for
-// tests with ranks as threads, NCCL later.
+// MpiGroup (cluster/mpi_group.h) for host tensors, NcclGroup (cluster/nccl_group.h) for tensors on
+// GPUs, ThreadGroup (cluster/base/thread_group.h) for tests with ranks as threads.
 //
 // Every operation is collective over the group: all ranks must call it, in the same order, with
 // matching shapes and dtypes. Tensors are contiguous and of dtype fp32, fp64, bf16 or int64 on the
@@ -19,16 +19,17 @@
 #include <string_view>
 #include <vector>
 
-namespace birkhoff {
+#include "cluster/base/reduce_op.h"
 
-enum class ReduceOp { kSum, kMax, kMin };
+namespace birkhoff {
 
 // A running operation. The tensors given to it must not be touched until wait() returns.
 class Work {
  public:
   virtual ~Work() = default;
-  // Blocks (sleeping, never spinning) until the operation is done; rethrows its error. May be
-  // called once.
+  // Host tensors: blocks (sleeping, never spinning) until the operation is done. Tensors on a GPU:
+  // what the caller puts into its current stream from now on runs after the operation. Rethrows the
+  // operation's error. May be called once.
   virtual void wait() = 0;
 };
 
@@ -73,6 +74,8 @@ class Group {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Where the tensors of operations live.
+  virtual at::Device device() const { return at::kCPU; }
 
   // In place: tensor = op over all ranks' tensors. The same bits on every rank. Equal to
   // reduce_scatter of equal slices followed by all_gather: each owner reduces its slice in rank

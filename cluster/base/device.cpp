@@ -1,0 +1,82 @@
+#include "cluster/base/device.h"
+
+#include <cstdint>
+
+#include "cluster/base/error.h"
+
+#ifdef BIRKHOFF_CUDA
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "cluster/base/cuda/check.h"
+#endif
+
+namespace birkhoff {
+
+#ifdef BIRKHOFF_CUDA
+
+int count_cuda_devices() {
+  int num_devices = 0;
+  const cudaError_t status = cudaGetDeviceCount(&num_devices);
+  if (status == cudaSuccess && num_devices > 0) return num_devices;
+  (void)cudaGetLastError();  // the next launch would report it
+  fail(ExitCode::kUsage,
+       "device: cuda, but there is no usable GPU here ({}): check nvidia-smi and "
+       "CUDA_VISIBLE_DEVICES, or set device=cpu",
+       status == cudaSuccess ? "0 devices" : cudaGetErrorString(status));
+}
+
+at::Device cuda_device(int local_rank) {
+  const int num_devices = count_cuda_devices();
+  if (local_rank >= num_devices) {
+    fail(ExitCode::kUsage,
+         "device: cuda, but rank {} of this machine has no GPU of its own, there are {}: start one "
+         "rank for each GPU",
+         local_rank, num_devices);
+  }
+  cuda_check(cudaSetDevice(local_rank), "cudaSetDevice");
+  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank)};
+}
+
+CUstream_st* current_stream(const at::Tensor& tensor) {
+  return c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream();
+}
+
+KernelDtype kernel_dtype(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return KernelDtype::kFloat;
+    case at::kDouble:
+      return KernelDtype::kDouble;
+    case at::kBFloat16:
+      return KernelDtype::kBFloat16;
+    case at::kHalf:
+      return KernelDtype::kHalf;
+    case at::kLong:
+      return KernelDtype::kLong;
+    default:
+      fail(ExitCode::kInternal, "internal error: no kernel takes tensors of {}",
+           c10::toString(tensor.scalar_type()));
+  }
+}
+
+bool fits_vectors(const at::Tensor& tensor, std::int64_t num_bytes) {
+  return reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % 16 == 0 && num_bytes % 16 == 0;
+}
+
+#else
+
+int count_cuda_devices() {
+  fail(ExitCode::kUsage,
+       "device: cuda, but this birkhoff was built without CUDA: build it with ./bootstrap.sh build "
+       "--cuda, or set device=cpu");
+}
+
+at::Device cuda_device(int) {
+  count_cuda_devices();  // always an error
+  return at::kCPU;
+}
+
+#endif
+
+}  // namespace birkhoff

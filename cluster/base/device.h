@@ -1,0 +1,33 @@
+// Where tensors live and kernels run, for code that is compiled with and without CUDA.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "cluster/base/cuda/dtype.h"
+
+struct CUstream_st;  // cudaStream_t points to it
+
+namespace birkhoff {
+
+// Usable GPUs of this machine, at least 1. Error(kUsage), one line that says what to do, if there
+// are none or this program was built without CUDA. Takes nothing of any GPU. Local.
+int count_cuda_devices();
+
+// The GPU of the rank with this number among the ranks of its machine: the one of the same number.
+// Makes it the current device of the calling thread. Errors as before, and if there are not so many
+// GPUs. Local.
+at::Device cuda_device(int local_rank);
+
+// ---- For the sources that launch kernels; only builds with CUDA call them.
+
+// The stream that operations on this CUDA tensor's device are put into now, by this thread.
+CUstream_st* current_stream(const at::Tensor& tensor);
+
+// Error(kInternal) for a dtype that no kernel has.
+KernelDtype kernel_dtype(const at::Tensor& tensor);
+
+// Can all of `num_bytes` be moved 16 bytes at a time from where the tensor's data begins?
+bool fits_vectors(const at::Tensor& tensor, std::int64_t num_bytes);
+
+}  // namespace birkhoff
