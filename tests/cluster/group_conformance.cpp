@@ -20,6 +20,19 @@ at::Tensor data_of(int rank, std::int64_t count, at::ScalarType dtype) {
   return values.to(dtype);
 }
 
+// A copy where the group's operations find it.
+at::Tensor on_device(const Group& group, const at::Tensor& tensor) {
+  return tensor.to(group.device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+}
+
+at::TensorOptions options_of(const Group& group, at::ScalarType dtype) {
+  return at::TensorOptions().device(group.device()).dtype(dtype);
+}
+
+bool equal(const at::Tensor& actual, const at::Tensor& expected) {
+  return at::equal(actual.cpu(), expected);
+}
+
 // In rank order, bf16 in fp32.
 at::Tensor reduce_serially(const std::vector<at::Tensor>& parts, ReduceOp op) {
   const at::ScalarType dtype = parts[0].scalar_type();
@@ -45,29 +58,29 @@ void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
   }
   const auto self = static_cast<std::size_t>(rank);
   for (const ReduceOp op : kOps) {
-    const at::Tensor reduced = all[self].clone();
+    const at::Tensor reduced = on_device(group, all[self]);
     group.all_reduce(reduced, op, "test");
-    EXPECT_TRUE(at::equal(reduced, reduce_serially(all, op)));
+    EXPECT_TRUE(equal(reduced, reduce_serially(all, op)));
 
-    const at::Tensor scattered = at::empty({count}, dtype);
-    group.reduce_scatter(scattered, all_wide[self].clone(), op, "test");
-    EXPECT_TRUE(at::equal(
-        scattered, reduce_serially(all_wide, op).slice(0, rank * count, (rank + 1) * count)));
+    const at::Tensor scattered = at::empty({count}, options_of(group, dtype));
+    group.reduce_scatter(scattered, on_device(group, all_wide[self]), op, "test");
+    EXPECT_TRUE(
+        equal(scattered, reduce_serially(all_wide, op).slice(0, rank * count, (rank + 1) * count)));
   }
 
-  const at::Tensor gathered = at::zeros({size * count}, dtype);
-  group.all_gather(gathered, all[self], "test");
-  EXPECT_TRUE(at::equal(gathered, at::cat(all)));
-  const at::Tensor in_place = at::zeros({size * count}, dtype);
+  const at::Tensor gathered = at::zeros({size * count}, options_of(group, dtype));
+  group.all_gather(gathered, on_device(group, all[self]), "test");
+  EXPECT_TRUE(equal(gathered, at::cat(all)));
+  const at::Tensor in_place = at::zeros({size * count}, options_of(group, dtype));
   const at::Tensor slice = in_place.slice(0, rank * count, (rank + 1) * count);
   slice.copy_(all[self]);
   group.all_gather(in_place, slice, "test");
-  EXPECT_TRUE(at::equal(in_place, at::cat(all)));
+  EXPECT_TRUE(equal(in_place, at::cat(all)));
 
   for (int root = 0; root < size; ++root) {
-    const at::Tensor copy = all[self].clone();
+    const at::Tensor copy = on_device(group, all[self]);
     group.broadcast(copy, root, "test");
-    EXPECT_TRUE(at::equal(copy, all[static_cast<std::size_t>(root)]));
+    EXPECT_TRUE(equal(copy, all[static_cast<std::size_t>(root)]));
   }
 
   // Rank s sends count + s + 2 d elements to rank d: all counts differ; none to ranks behind if
@@ -86,9 +99,9 @@ void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
     sent.push_back(block(rank, peer));
     expected.push_back(block(peer, rank));
   }
-  const at::Tensor received = at::empty({at::cat(expected).numel()}, dtype);
-  group.all_to_all(received, receive_counts, at::cat(sent), send_counts, "test");
-  EXPECT_TRUE(at::equal(received, at::cat(expected)));
+  const at::Tensor received = at::empty({at::cat(expected).numel()}, options_of(group, dtype));
+  group.all_to_all(received, receive_counts, on_device(group, at::cat(sent)), send_counts, "test");
+  EXPECT_TRUE(equal(received, at::cat(expected)));
 }
 
 }  // namespace
@@ -101,7 +114,7 @@ void check_operations(Group& group) {
   }
   // A NaN of any rank reaches all ranks, by every operation.
   for (const ReduceOp op : kOps) {
-    const at::Tensor x = at::ones({5});
+    const at::Tensor x = at::ones({5}, options_of(group, at::kFloat));
     if (group.rank() == group.size() - 1) x[3] = std::nan("");
     group.all_reduce(x, op, "nan");
     EXPECT_EQ(at::isnan(x).sum().item<std::int64_t>(), 1);
@@ -129,25 +142,27 @@ void check_overlap(Group& group) {
   std::vector<at::Tensor> tensors;
   std::vector<std::unique_ptr<Work>> works;
   for (std::int64_t k = 0; k < 20; ++k) {
-    tensors.push_back(at::full({1 + 7919 * k}, static_cast<double>(k + group.rank())));
+    tensors.push_back(at::full({1 + 7919 * k}, static_cast<double>(k + group.rank()),
+                               options_of(group, at::kFloat)));
     works.push_back(group.all_reduce_async(tensors.back(), ReduceOp::kSum, "overlap"));
   }
-  const at::Tensor gathered = at::empty({size});
-  works.push_back(group.all_gather_async(gathered, at::full({1}, static_cast<double>(group.rank())),
-                                         "overlap"));
+  const at::Tensor gathered = at::empty({size}, options_of(group, at::kFloat));
+  const at::Tensor mine =
+      at::full({1}, static_cast<double>(group.rank()), options_of(group, at::kFloat));
+  works.push_back(group.all_gather_async(gathered, mine, "overlap"));
   for (std::size_t k = works.size(); k-- > 0;) works[k]->wait();
   for (std::int64_t k = 0; k < 20; ++k) {
     const auto sum = static_cast<double>(size * k + size * (size - 1) / 2);
     const at::Tensor& tensor = tensors[static_cast<std::size_t>(k)];
     EXPECT_TRUE(at::equal(tensor, at::full_like(tensor, sum)));
   }
-  EXPECT_TRUE(at::equal(gathered, at::arange(size, at::kFloat)));
+  EXPECT_TRUE(equal(gathered, at::arange(size, at::kFloat)));
 }
 
 void check_ring(Group& group) {
   const std::int64_t operations = group.ring().total_operations();
   const std::int64_t bytes = group.ring().total_bytes();
-  at::Tensor x = at::ones({2, 3}, at::kDouble);
+  at::Tensor x = at::ones({2, 3}, options_of(group, at::kDouble));
   const auto work = group.all_reduce_async(x, ReduceOp::kSum, "gradients");
   EXPECT_FALSE(group.ring().entries().back().done);
   work->wait();

@@ -1,0 +1,383 @@
+#include "cluster/nccl_group.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "cluster/base/cuda/check.h"
+#include "cluster/base/device.h"
+#include "cluster/base/error.h"
+#include "cluster/base/reduce_params.h"
+
+namespace birkhoff {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// Up to this much received in all, an all_reduce sends everything to everybody: one exchange
+// instead of two.
+constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
+constexpr microseconds kPoll(50);          // what a poll without news sleeps
+constexpr milliseconds kWatchPeriod(250);  // between two looks at asynchronous errors
+constexpr double kConnectSeconds = 300;    // until all ranks have connected
+constexpr double kLeaveSeconds = 10;       // for the others to leave too
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::byte* bytes_of(const at::Tensor& tensor) {
+  return static_cast<std::byte*>(tensor.mutable_data_ptr());
+}
+
+// Bytes on the device, of the current stream.
+at::Tensor make_scratch(std::size_t num_bytes, at::Device device) {
+  return at::empty({static_cast<std::int64_t>(num_bytes)},
+                   at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+// The stream and the communicator are made on the device that is current.
+at::Device current(at::Device device) {
+  require(device.is_cuda() && device.index() == c10::cuda::current_device(),
+          "NcclGroup: the device is not the current one");
+  return device;
+}
+
+}  // namespace
+
+// ---- Handles
+// -------------------------------------------------------------------------------------
+
+// wait() holds back the caller's current stream. The tensors are kept until then: freed earlier,
+// their memory could be given to another operation of the caller's stream while this one runs.
+class NcclGroup::StreamWork : public Work {
+ public:
+  StreamWork(NcclGroup& group, CudaEvent done, std::vector<at::Tensor> tensors)
+      : group_(group), done_(std::move(done)), tensors_(std::move(tensors)) {}
+  ~StreamWork() override {
+    if (tensors_.empty()) return;
+    try {
+      hold_back();
+    } catch (const Error&) {  // the device is lost, and its memory with it
+    }
+  }
+  void wait() override {
+    {
+      const std::lock_guard lock(group_.mutex_);
+      group_.throw_if_failed();
+    }
+    hold_back();
+    tensors_.clear();
+  }
+
+ private:
+  void hold_back() {
+    done_.hold_back(c10::cuda::getCurrentCUDAStream(group_.device_.index()).stream());
+  }
+
+  NcclGroup& group_;
+  CudaEvent done_;
+  std::vector<at::Tensor> tensors_;
+};
+
+class NcclGroup::HostWork : public Work {
+ public:
+  HostWork(NcclGroup& group, CudaEvent done) : group_(group), done_(std::move(done)) {}
+  void wait() override { group_.wait_on_host(done_); }
+
+ private:
+  NcclGroup& group_;
+  CudaEvent done_;
+};
+
+// ---- Life
+// ----------------------------------------------------------------------------------------
+
+NcclGroup::NcclGroup(Group& control, at::Device device)
+    : device_(current(device)),
+      rank_(control.rank()),
+      size_(control.size()),
+      stream_(CudaStream::Priority::kHigh),
+      exceptions_at_start_(std::uncaught_exceptions()) {
+  ncclUniqueId id{};
+  if (rank_ == 0) {
+    const ncclResult_t result = ncclGetUniqueId(&id);
+    if (result != ncclSuccess) {
+      fail(ExitCode::kPeer, "ncclGetUniqueId failed: {}: {}", ncclGetErrorString(result),
+           ncclGetLastError(nullptr));
+    }
+  }
+  const std::string bytes = control.broadcast_bytes(
+      std::string(reinterpret_cast<const char*>(&id), sizeof(id)), 0, "nccl id");
+  std::memcpy(&id, bytes.data(), sizeof(id));
+
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // only then may a call that waits for dead peers be given up
+  {
+    const std::lock_guard lock(mutex_);
+    settle(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), "ncclCommInitRankConfig",
+           kConnectSeconds);
+  }
+  watcher_ = std::thread([this] { watch(); });
+}
+
+NcclGroup::~NcclGroup() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_changed_.notify_all();
+  watcher_.join();
+  const std::lock_guard lock(mutex_);
+  if (comm_ == nullptr) return;
+  if (std::uncaught_exceptions() > exceptions_at_start_) {
+    abort_locked("an exception is in flight");
+    return;
+  }
+  try {
+    settle(ncclCommFinalize(comm_), "ncclCommFinalize", kLeaveSeconds);
+    (void)ncclCommDestroy(comm_);
+  } catch (const Error&) {  // another rank is gone: settle() has cut the communicator off
+  }
+}
+
+void NcclGroup::watch() {
+  std::unique_lock lock(mutex_);
+  while (!stop_changed_.wait_for(lock, kWatchPeriod, [&] { return stopping_; })) {
+    if (comm_ == nullptr) continue;
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t result = ncclCommGetAsyncError(comm_, &state);
+    if (result == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;
+    abort_locked(fmt::format("{}: {}", ncclGetErrorString(result != ncclSuccess ? result : state),
+                             ncclGetLastError(comm_)));
+  }
+}
+
+void NcclGroup::abort(const std::string& reason) {
+  interrupted_ = true;
+  const std::lock_guard lock(mutex_);
+  abort_locked(reason);
+}
+
+void NcclGroup::abort_locked(const std::string& reason) {
+  if (failure_.empty()) failure_ = reason;
+  if (comm_ != nullptr) (void)ncclCommAbort(std::exchange(comm_, nullptr));
+}
+
+void NcclGroup::throw_if_failed() const {
+  if (failure_.empty()) return;
+  fail(ExitCode::kPeer,
+       "the NCCL communicator of rank {} was cut off ({}): a rank, a GPU or the network is lost; "
+       "see "
+       "the logs of the other ranks, and NCCL_DEBUG=WARN",
+       rank_, failure_);
+}
+
+void NcclGroup::settle(ncclResult_t result, const char* call, double seconds) {
+  const auto start = Clock::now();
+  while (result == ncclInProgress) {
+    if (interrupted_) {
+      abort_locked("interrupted");
+      throw_if_failed();
+    }
+    if (seconds > 0 && seconds_since(start) > seconds) {
+      abort_locked(fmt::format("{} was not through after {:.0f} s", call, seconds));
+      throw_if_failed();
+    }
+    std::this_thread::sleep_for(kPoll);
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  if (result == ncclSuccess) return;
+  abort_locked(
+      fmt::format("{}: {}: {}", call, ncclGetErrorString(result), ncclGetLastError(comm_)));
+  throw_if_failed();
+}
+
+void NcclGroup::wait_on_host(const CudaEvent& event) {
+  for (;;) {
+    {
+      const std::lock_guard lock(mutex_);
+      throw_if_failed();
+    }
+    if (event.passed()) return;
+    std::this_thread::sleep_for(kPoll);
+  }
+}
+
+// ---- Transfers
+// -----------------------------------------------------------------------------------
+
+void NcclGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
+  const auto self = static_cast<std::size_t>(rank_);
+  if (sends[self].data != receives[self].data && sends[self].num_bytes > 0) {
+    cuda_check(cudaMemcpyAsync(receives[self].data, sends[self].data, sends[self].num_bytes,
+                               cudaMemcpyDeviceToDevice, stream_.get()),
+               "cudaMemcpyAsync");
+  }
+  ncclResult_t result = ncclGroupStart();
+  const auto add = [&](ncclResult_t added) {
+    if (result == ncclSuccess && added != ncclInProgress) result = added;
+  };
+  for (int peer = 0; peer < size_; ++peer) {
+    const Piece& send = sends[static_cast<std::size_t>(peer)];
+    const Piece& receive = receives[static_cast<std::size_t>(peer)];
+    if (peer == rank_) continue;
+    if (send.num_bytes > 0) {
+      add(ncclSend(send.data, send.num_bytes, ncclInt8, peer, comm_, stream_.get()));
+    }
+    if (receive.num_bytes > 0) {
+      add(ncclRecv(receive.data, receive.num_bytes, ncclInt8, peer, comm_, stream_.get()));
+    }
+  }
+  const ncclResult_t ended = ncclGroupEnd();
+  settle(result != ncclSuccess ? result : ended, "ncclSend and ncclRecv");
+}
+
+void NcclGroup::gather(const std::byte* in, std::byte* out, std::size_t num_bytes) {
+  if (num_bytes == 0) return;
+  settle(ncclAllGather(in, out, num_bytes, ncclInt8, comm_, stream_.get()), "ncclAllGather");
+}
+
+// ---- Operations
+// ----------------------------------------------------------------------------------
+
+template <typename Operation>
+CudaEvent NcclGroup::submit(Operation operation) {
+  const std::lock_guard lock(mutex_);
+  throw_if_failed();
+  const c10::cuda::CUDAGuard on_device(device_);  // backward passes have threads of their own
+  CudaEvent ready, done;
+  ready.record(c10::cuda::getCurrentCUDAStream(device_.index()).stream());
+  ready.hold_back(stream_.get());
+  {
+    const c10::cuda::CUDAStreamGuard guard(
+        c10::cuda::getStreamFromExternal(stream_.get(), device_.index()));
+    operation();
+  }
+  done.record(stream_.get());
+  return done;
+}
+
+std::unique_ptr<Work> NcclGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
+  require(tensor.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
+  CudaEvent done = submit([&] {
+    if (size_ == 1 || tensor.numel() == 0) return;
+    const auto ranks = static_cast<std::size_t>(size_);
+    const auto reduce = [&](const std::byte* rows, std::byte* output, std::int64_t count) {
+      launch_reduce({.op = op,
+                     .dtype = kernel_dtype(tensor),
+                     .inputs = rows,
+                     .output = output,
+                     .num_inputs = size_,
+                     .count = count},
+                    stream_.get());
+    };
+    if (tensor.nbytes() * ranks <= kSmallBytes) {
+      const at::Tensor rows = make_scratch(tensor.nbytes() * ranks, device_);
+      gather(bytes_of(tensor), bytes_of(rows), tensor.nbytes());
+      return reduce(bytes_of(rows), bytes_of(tensor), tensor.numel());
+    }
+    // Slice p is elements [first(p), first(p + 1)): owned, and reduced, by rank p.
+    const auto first = [&](int p) { return tensor.numel() * p / size_; };
+    const auto slice = [&](int p) {
+      return Piece{bytes_of(tensor) + static_cast<std::size_t>(first(p)) * tensor.itemsize(),
+                   static_cast<std::size_t>(first(p + 1) - first(p)) * tensor.itemsize()};
+    };
+    const Piece mine = slice(rank_);
+    const at::Tensor rows = make_scratch(mine.num_bytes * ranks, device_);
+    std::vector<Piece> slices, received;
+    for (int p = 0; p < size_; ++p) {
+      slices.push_back(slice(p));
+      received.push_back(
+          {bytes_of(rows) + static_cast<std::size_t>(p) * mine.num_bytes, mine.num_bytes});
+    }
+    exchange(slices, received);
+    reduce(bytes_of(rows), mine.data, first(rank_ + 1) - first(rank_));
+    if (tensor.numel() % size_ == 0) {
+      gather(mine.data, bytes_of(tensor), mine.num_bytes);
+    } else {
+      exchange(std::vector(ranks, mine), slices);
+    }
+  });
+  return std::make_unique<StreamWork>(*this, std::move(done), std::vector{std::move(tensor)});
+}
+
+std::unique_ptr<Work> NcclGroup::do_reduce_scatter(at::Tensor output, at::Tensor input,
+                                                   ReduceOp op) {
+  require(input.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
+  CudaEvent done = submit([&] {
+    if (output.numel() == 0) return;
+    const at::Tensor rows = make_scratch(input.nbytes(), device_);
+    std::vector<Piece> sends, receives;
+    for (std::size_t p = 0; p < static_cast<std::size_t>(size_); ++p) {
+      sends.push_back({bytes_of(input) + p * output.nbytes(), output.nbytes()});
+      receives.push_back({bytes_of(rows) + p * output.nbytes(), output.nbytes()});
+    }
+    exchange(sends, receives);
+    launch_reduce({.op = op,
+                   .dtype = kernel_dtype(output),
+                   .inputs = bytes_of(rows),
+                   .output = bytes_of(output),
+                   .num_inputs = size_,
+                   .count = output.numel()},
+                  stream_.get());
+  });
+  return std::make_unique<StreamWork>(*this, std::move(done),
+                                      std::vector{std::move(output), std::move(input)});
+}
+
+std::unique_ptr<Work> NcclGroup::do_all_gather(at::Tensor output, at::Tensor input) {
+  require(input.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
+  CudaEvent done = submit([&] { gather(bytes_of(input), bytes_of(output), input.nbytes()); });
+  return std::make_unique<StreamWork>(*this, std::move(done),
+                                      std::vector{std::move(output), std::move(input)});
+}
+
+std::unique_ptr<Work> NcclGroup::do_all_to_all(at::Tensor output,
+                                               std::vector<std::int64_t> receive_counts,
+                                               at::Tensor input,
+                                               std::vector<std::int64_t> send_counts) {
+  require(input.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
+  const auto pieces = [](const at::Tensor& tensor, const std::vector<std::int64_t>& counts) {
+    std::vector<Piece> result;
+    std::byte* data = bytes_of(tensor);
+    for (const std::int64_t count : counts) {
+      result.push_back({data, static_cast<std::size_t>(count) * tensor.itemsize()});
+      data += result.back().num_bytes;
+    }
+    return result;
+  };
+  CudaEvent done =
+      submit([&] { exchange(pieces(input, send_counts), pieces(output, receive_counts)); });
+  return std::make_unique<StreamWork>(*this, std::move(done),
+                                      std::vector{std::move(output), std::move(input)});
+}
+
+std::unique_ptr<Work> NcclGroup::do_broadcast(at::Tensor tensor, int root) {
+  require(tensor.device() == device_, "NcclGroup: the tensor is not on the group's GPU");
+  CudaEvent done = submit([&] {
+    if (tensor.numel() == 0) return;
+    settle(ncclBroadcast(tensor.const_data_ptr(), tensor.mutable_data_ptr(), tensor.nbytes(),
+                         ncclInt8, root, comm_, stream_.get()),
+           "ncclBroadcast");
+  });
+  return std::make_unique<StreamWork>(*this, std::move(done), std::vector{std::move(tensor)});
+}
+
+std::unique_ptr<Work> NcclGroup::do_barrier() {
+  CudaEvent done = submit([&] {
+    const at::Tensor signs = make_scratch(static_cast<std::size_t>(size_) + 1, device_);
+    gather(bytes_of(signs) + size_, bytes_of(signs), 1);
+  });
+  return std::make_unique<HostWork>(*this, std::move(done));
+}
+
+}  // namespace birkhoff

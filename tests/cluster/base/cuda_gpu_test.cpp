@@ -1,0 +1,127 @@
+// Handles, checks and the reduction kernel, on a GPU.
+#include <ATen/ATen.h>
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+
+#include "cluster/base/cuda/check.h"
+#include "cluster/base/cuda/handles.h"
+#include "cluster/base/cuda/pinned_buffer.h"
+#include "cluster/base/device.h"
+#include "cluster/base/error.h"
+#include "cluster/base/reduce.h"
+#include "cluster/base/reduce_params.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff {
+namespace {
+
+TEST(CudaCheck, SmallErrorsNameCallReasonAndPlace) {
+  EXPECT_NO_THROW(cuda_check(cudaSuccess, "cudaMalloc"));
+  try {
+    cuda_check(cudaErrorMemoryAllocation, "cudaMalloc");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kMemory);
+    EXPECT_THAT(error.what(), testing::HasSubstr("cudaMalloc failed: cudaErrorMemoryAllocation"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("cuda_gpu_test.cpp"));
+  }
+}
+
+// Not Small: compute-sanitizer would report the error that is meant to happen.
+TEST(CudaCheck, LaunchesReportTheLastError) {
+  (void)cudaSetDevice(9999);
+  EXPECT_THROW(cuda_check_launch(nullptr, std::source_location::current()), Error);
+  EXPECT_NO_THROW(cuda_check_launch(nullptr, std::source_location::current()));
+}
+
+TEST(Device, SmallARankWithoutAGpuIsToldSo) {
+  EXPECT_EQ(cuda_device(0), at::Device(at::kCUDA, 0));
+  try {
+    cuda_device(9999);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kUsage);
+    EXPECT_THAT(error.what(), testing::HasSubstr("rank 9999 of this machine"));
+  }
+}
+
+// Host -> device on one stream, device -> host on another, which an event holds back.
+TEST(CudaEvent, SmallOrdersTwoStreams) {
+  const CudaStream up(CudaStream::Priority::kNormal), down(CudaStream::Priority::kHigh);
+  CudaEvent arrived, returned;
+  EXPECT_TRUE(arrived.passed());  // never recorded
+  const std::size_t num_bytes = std::size_t{1} << 22;
+  const PinnedBuffer sent(num_bytes), received(num_bytes);
+  std::memset(sent.data(), 0x5a, num_bytes);
+  std::memset(received.data(), 0, num_bytes);
+  const at::Tensor device = at::empty({static_cast<std::int64_t>(num_bytes)},
+                                      at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
+  cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  cuda_check(cudaMemcpyAsync(device.mutable_data_ptr(), sent.data(), num_bytes,
+                             cudaMemcpyHostToDevice, up.get()),
+             "cudaMemcpyAsync");
+  arrived.record(up.get());
+  arrived.hold_back(down.get());
+  cuda_check(cudaMemcpyAsync(received.data(), device.mutable_data_ptr(), num_bytes,
+                             cudaMemcpyDeviceToHost, down.get()),
+             "cudaMemcpyAsync");
+  returned.record(down.get());
+  cuda_check(cudaStreamSynchronize(down.get()), "cudaStreamSynchronize");
+  EXPECT_TRUE(returned.passed());
+  EXPECT_EQ(std::memcmp(sent.data(), received.data(), num_bytes), 0);
+}
+
+void check_reduction(std::int64_t count, int num_inputs, at::ScalarType dtype, ReduceOp op) {
+  SCOPED_TRACE(fmt::format("{} x {} of {}, operation {}", num_inputs, count, c10::toString(dtype),
+                           static_cast<int>(op)));
+  at::Tensor inputs = (test_values({num_inputs, count}, num_inputs) * 1e6).to(dtype);
+  if (count > 3 && dtype != at::kLong) {
+    inputs[num_inputs - 1][3].fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  std::vector<const void*> rows;
+  for (int r = 0; r < num_inputs; ++r) rows.push_back(inputs[r].const_data_ptr());
+  const at::Tensor expected = at::empty({count}, dtype);
+  reduce_in_order(op, dtype, rows, expected.mutable_data_ptr(), count);
+
+  const at::Tensor on_device = inputs.cuda();
+  launch_reduce({.op = op,
+                 .dtype = kernel_dtype(on_device),
+                 .inputs = on_device.const_data_ptr(),
+                 .output = on_device.mutable_data_ptr(),  // the first row
+                 .num_inputs = num_inputs,
+                 .count = count},
+                current_stream(on_device));
+  const at::Tensor actual = on_device[0].cpu();
+  if (dtype == at::kLong) {
+    EXPECT_TRUE(at::equal(actual, expected));
+  } else {
+    EXPECT_TRUE(at::equal(actual.nan_to_num(7), expected.nan_to_num(7)));
+    EXPECT_TRUE(at::equal(at::isnan(actual), at::isnan(expected)));
+  }
+}
+
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at::kLong};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin};
+
+TEST(ReduceKernel, SmallHasTheBitsOfTheHost) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const ReduceOp op : kOps) {
+      for (const int num_inputs : {1, 2, 3, 8}) {
+        for (const std::int64_t count : {0, 1, 255, 257, 1500}) {
+          check_reduction(count, num_inputs, dtype, op);
+        }
+      }
+    }
+  }
+}
+
+TEST(ReduceKernel, LargeHasTheBitsOfTheHost) {
+  for (const at::ScalarType dtype : kDtypes) check_reduction(5000003, 5, dtype, ReduceOp::kSum);
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,98 @@
+// NcclGroup on one or more ranks. Where ranks share a GPU they are made to look like machines of
+// their own, because NCCL refuses two ranks on one device of a machine: a test of function, not of
+// speed.
+#include "cluster/nccl_group.h"
+
+#include <ATen/ATen.h>
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "cluster/base/device.h"
+#include "cluster/base/error.h"
+#include "tests/cluster/group_conformance.h"
+#include "tests/cluster/mpi_test_main.h"
+
+namespace birkhoff {
+namespace {
+
+at::Device test_device() {
+  int num_devices = 0;
+  if (cudaGetDeviceCount(&num_devices) != cudaSuccess || num_devices == 0) num_devices = 1;
+  World& world = test_world();
+  if (world.local_size() > num_devices) {
+    ::setenv("NCCL_HOSTID", ("rank-" + std::to_string(world.rank())).c_str(), 0);
+    ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+  }
+  return cuda_device(world.local_rank() % num_devices);
+}
+
+TEST(NcclGroup, SmallConforms) {
+  NcclGroup group(test_world().group(), test_device());
+  EXPECT_EQ(group.rank(), test_world().rank());
+  EXPECT_EQ(group.size(), test_world().size());
+  check_operations(group);
+  check_bytes(group);
+  check_overlap(group);
+  check_ring(group);
+  check_misuse(group);
+}
+
+// Longer than the small path, with slices that are and are not equally long; bits of MpiGroup.
+TEST(NcclGroup, LargeSumsHaveTheBitsOfMpi) {
+  NcclGroup group(test_world().group(), test_device());
+  for (const std::int64_t count : {std::int64_t{3000001}, std::int64_t{3000000}}) {
+    const at::Tensor mine =
+        at::sin(at::arange(count, at::kDouble) * 0.7 + group.rank()).to(at::kFloat);
+    const at::Tensor by_mpi = mine.clone(), by_nccl = mine.to(group.device());
+    test_world().group().all_reduce(by_mpi, ReduceOp::kSum, "mpi");
+    group.all_reduce(by_nccl, ReduceOp::kSum, "nccl");
+    EXPECT_TRUE(at::equal(by_mpi, by_nccl.cpu()));
+  }
+}
+
+// What the caller's stream was given before an operation comes before it, what it is given after
+// wait() comes after it, without the host waiting in between.
+TEST(NcclGroup, LargeOperationsStayInTheStreamsOrder) {
+  NcclGroup group(test_world().group(), test_device());
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(group.device());
+  at::Tensor x = at::zeros({10000000}, options);
+  for (int step = 0; step < 20; ++step) {
+    x.add_(1);
+    const auto work = group.all_reduce_async(x, ReduceOp::kMax, "step");
+    work->wait();
+    x.mul_(2);
+  }
+  double expected = 0;
+  for (int step = 0; step < 20; ++step) expected = 2 * (expected + 1);
+  EXPECT_EQ(x.min().item<double>(), expected);
+  EXPECT_EQ(x.max().item<double>(), expected);
+}
+
+TEST(NcclGroup, SmallAnAbortedGroupSaysWhy) {
+  NcclGroup group(test_world().group(), test_device());
+  group.barrier("together");
+  // Not the group's own barrier: abort() may cut off what it still owes to the other ranks.
+  test_world().group().barrier("all are through");
+  group.abort("the test wants it");
+  const at::Tensor x = at::ones({5}, at::TensorOptions().device(group.device()));
+  try {
+    group.all_reduce(x, ReduceOp::kSum, "too late");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kPeer);
+    EXPECT_THAT(error.what(), testing::HasSubstr("the test wants it"));
+  }
+  test_world().group().barrier("all have aborted");
+}
+
+TEST(NcclGroup, SmallHostTensorsAreRefused) {
+  NcclGroup group(test_world().group(), test_device());
+  EXPECT_THROW(group.all_reduce(at::ones({5}), ReduceOp::kSum, "host"), Error);
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,41 @@
+// How far a kernel may be from the truth: as far as the reference in the same precision, twice, and
+// no further. Tests whose name begins with Small are run under compute-sanitizer too.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace birkhoff {
+
+// Values of about unit size over several orders of magnitude, the same everywhere; fp64 on the CPU.
+inline at::Tensor test_values(at::IntArrayRef shape, double phase) {
+  std::int64_t count = 1;
+  for (const std::int64_t size : shape) count *= size;
+  const at::Tensor i = at::arange(count, at::kDouble);
+  return (at::sin(i * 0.7 + phase) * at::exp2(-(i + phase).remainder(7))).view(shape);
+}
+
+// `exact` is the reference in fp64. atol is what one rounding of the largest value costs in the
+// arithmetic of `reference`: where the reference happens to be exact, a kernel need not be.
+inline void expect_as_exact(const at::Tensor& kernel, const at::Tensor& reference,
+                            const at::Tensor& exact, const std::string& what) {
+  ASSERT_EQ(kernel.scalar_type(), reference.scalar_type()) << what;
+  ASSERT_EQ(kernel.sizes(), exact.sizes()) << what;
+  if (kernel.numel() == 0) return;
+  const auto error = [&](const at::Tensor& tensor) {
+    return (tensor.cpu().to(at::kDouble) - exact).abs().max().item<double>();
+  };
+  const double epsilon = reference.scalar_type() == at::kBFloat16 ? 0x1p-8
+                         : reference.scalar_type() == at::kHalf   ? 0x1p-11
+                                                                  : 0x1p-22;
+  const double atol = epsilon * exact.abs().max().item<double>();
+  EXPECT_LE(error(kernel), 2 * error(reference) + atol) << what;
+}
+
+inline void expect_same_bits(const at::Tensor& a, const at::Tensor& b, const std::string& what) {
+  EXPECT_TRUE(at::equal(a.cpu(), b.cpu())) << what;
+}
+
+}  // namespace birkhoff
