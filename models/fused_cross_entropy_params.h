@@ -1,0 +1,25 @@
+// Arguments of the kernel of the fused cross entropy. See models/fused_cross_entropy.cu.
+#pragma once
+
+#include <cstdint>
+
+#include "cluster/base/cuda/dtype.h"
+
+struct CUstream_st;
+
+namespace birkhoff {
+
+struct FusedCrossEntropyParams {
+  void* logits;                 // [rows, vocabulary]: logits in, gradients out
+  KernelDtype dtype;            // fp32, bf16 or fp16
+  const std::int64_t* targets;  // [rows]
+  const std::uint8_t* mask;     // [rows]
+  float* losses;                // [rows]
+  std::int64_t rows, vocabulary;
+  bool vectors;  // every row begins at a multiple of 16 bytes
+};
+
+// Asynchronous on `stream`.
+void launch_fused_cross_entropy(const FusedCrossEntropyParams& params, CUstream_st* stream);
+
+}  // namespace birkhoff
