@@ -1,0 +1,176 @@
+// The kernels of models, against their references on the CPU.
+#include <ATen/ATen.h>
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "models/fused_cross_entropy.h"
+#include "models/residual_norm.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+
+struct Rows {
+  at::Tensor logits_NV, targets_N, mask_N;
+};
+
+Rows make_rows(std::int64_t rows, std::int64_t vocabulary, at::ScalarType dtype) {
+  return {(test_values({rows, vocabulary}, 1) * 20).to(dtype),
+          (at::arange(rows, at::kLong) * 7919).remainder(vocabulary),
+          at::arange(rows).remainder(5).ne(3).to(at::kByte)};
+}
+
+// `logits`: where the kernel finds them, so that rows can lie at odd addresses.
+void check_cross_entropy(const Rows& rows, at::Tensor logits, const std::string& what) {
+  at::Tensor exact_NV = rows.logits_NV.to(at::kDouble), reference_NV = rows.logits_NV.clone();
+  const at::Tensor exact_N = reference_cross_entropy_(exact_NV, rows.targets_N, rows.mask_N);
+  const at::Tensor reference_N =
+      reference_cross_entropy_(reference_NV, rows.targets_N, rows.mask_N);
+  const at::Tensor kernel_N =
+      fused_cross_entropy_(logits, rows.targets_N.cuda(), rows.mask_N.cuda());
+  expect_as_exact(kernel_N, reference_N, exact_N, what + ", losses");
+  expect_as_exact(logits, reference_NV, exact_NV, what + ", gradients");
+}
+
+void check_cross_entropy(std::int64_t num_rows, std::int64_t vocabulary) {
+  for (const at::ScalarType dtype : kDtypes) {
+    const Rows rows = make_rows(num_rows, vocabulary, dtype);
+    const std::string what =
+        fmt::format("{} rows of {} {}", num_rows, vocabulary, c10::toString(dtype));
+    const at::Tensor logits = rows.logits_NV.cuda();
+    check_cross_entropy(rows, logits, what);
+    const at::Tensor again = rows.logits_NV.cuda();
+    fused_cross_entropy_(again, rows.targets_N.cuda(), rows.mask_N.cuda());
+    expect_same_bits(again, logits, what + ", a second time");
+  }
+}
+
+TEST(CrossEntropyKernel, SmallIsAsExactAsTheReference) {
+  for (const std::int64_t vocabulary : {1, 5, 11, 256, 1000, 1024, 1025, 1032, 4099}) {
+    for (const std::int64_t num_rows : {1, 3, 13}) check_cross_entropy(num_rows, vocabulary);
+  }
+}
+
+TEST(CrossEntropyKernel, LargeIsAsExactAsTheReference) {
+  check_cross_entropy(2048, 256);
+  check_cross_entropy(300, 50257);
+  check_cross_entropy(300, 50304);
+}
+
+TEST(CrossEntropyKernel, SmallRowsAtOddAddresses) {
+  for (const at::ScalarType dtype : kDtypes) {
+    const Rows rows = make_rows(4, 64, dtype);
+    const at::Tensor memory = at::zeros({4 * 64 + 1}, rows.logits_NV.options().device(at::kCUDA));
+    const at::Tensor logits = memory.narrow(0, 1, 4 * 64).view({4, 64});
+    logits.copy_(rows.logits_NV);
+    check_cross_entropy(rows, logits, "odd addresses");
+    EXPECT_EQ(memory[0].item<double>(), 0);
+  }
+}
+
+// Wide ranges, impossible tokens, and what is not finite.
+TEST(CrossEntropyKernel, SmallExtremeLogits) {
+  Rows rows = make_rows(6, 40, at::kFloat);
+  rows.mask_N.fill_(1);
+  rows.targets_N.fill_(2);
+  rows.logits_NV[0].mul_(1e4);
+  rows.logits_NV[1].slice(0, 3).fill_(-std::numeric_limits<float>::infinity());
+  rows.logits_NV[2].fill_(-3e38f);
+  const at::Tensor logits = rows.logits_NV.cuda();
+  check_cross_entropy(rows, logits, "extreme");
+
+  const at::Tensor poisoned = rows.logits_NV.cuda();
+  poisoned[4][7] = std::numeric_limits<float>::quiet_NaN();
+  const at::Tensor targets_N = rows.targets_N.clone();
+  targets_N[5] = 40;  // no such token
+  const at::Tensor losses_N =
+      fused_cross_entropy_(poisoned, targets_N.cuda(), rows.mask_N.cuda()).cpu();
+  EXPECT_FALSE(at::isnan(losses_N.narrow(0, 0, 4)).any().item<bool>());
+  EXPECT_TRUE(at::isnan(losses_N.narrow(0, 4, 2)).all().item<bool>());
+}
+
+struct NormCase {
+  at::Tensor x, y, weight, bias, d_sum, d_normed;
+};
+
+NormCase make_norm_case(std::int64_t rows, std::int64_t channels, bool has_bias) {
+  return {
+      test_values({rows, channels}, 1) + 3, test_values({rows, channels}, 2),
+      test_values({channels}, 3) + 1,       has_bias ? test_values({channels}, 4) : at::Tensor(),
+      test_values({rows, channels}, 5),     test_values({rows, channels}, 6)};
+}
+
+NormCase converted(const NormCase& c, at::ScalarType dtype, at::Device device) {
+  const auto convert = [&](const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(device, dtype) : tensor;
+  };
+  return {convert(c.x),    convert(c.y),     convert(c.weight),
+          convert(c.bias), convert(c.d_sum), convert(c.d_normed)};
+}
+
+constexpr double kEpsilon = 1e-5;
+
+void check_norm(std::int64_t rows, std::int64_t channels, bool has_bias, at::ScalarType dtype) {
+  const std::string what =
+      fmt::format("{} x {} of {}, bias {}", rows, channels, c10::toString(dtype), has_bias);
+  const NormCase given = converted(make_norm_case(rows, channels, has_bias), dtype, at::kCPU);
+  const NormCase wide = converted(given, at::kDouble, at::kCPU);
+  const NormCase device = converted(given, dtype, at::kCUDA);
+  const ResidualNorm reference =
+      reference_residual_norm(given.x, given.y, given.weight, given.bias, kEpsilon);
+  // The truth begins where the sum has been rounded, as kernel and reference do.
+  const ResidualNorm exact = reference_residual_norm(
+      reference.sum_NC.to(at::kDouble), at::zeros_like(wide.y), wide.weight, wide.bias, kEpsilon);
+  const ResidualNorm kernel =
+      residual_norm(device.x, device.y, device.weight, device.bias, kEpsilon);
+  expect_same_bits(kernel.sum_NC, reference.sum_NC, what + ", sum");
+  expect_as_exact(kernel.normed_NC, reference.normed_NC, exact.normed_NC, what + ", normed");
+  expect_as_exact(kernel.mean_N, reference.mean_N, exact.mean_N, what + ", mean");
+  expect_as_exact(kernel.rstd_N, reference.rstd_N, exact.rstd_N, what + ", rstd");
+
+  const ResidualNormGradients exact_gradients =
+      reference_residual_norm_backward(wide.d_sum, wide.d_normed, exact, wide.weight, has_bias);
+  const ResidualNormGradients reference_gradients = reference_residual_norm_backward(
+      given.d_sum, given.d_normed, reference, given.weight, has_bias);
+  const ResidualNormGradients gradients =
+      residual_norm_backward(device.d_sum, device.d_normed, kernel, device.weight, has_bias);
+  expect_as_exact(gradients.d_x_NC, reference_gradients.d_x_NC, exact_gradients.d_x_NC,
+                  what + ", dx");
+  expect_as_exact(gradients.d_weight_C, reference_gradients.d_weight_C, exact_gradients.d_weight_C,
+                  what + ", dw");
+  EXPECT_EQ(gradients.d_bias_C.defined(), has_bias);
+  if (has_bias) {
+    expect_as_exact(gradients.d_bias_C, reference_gradients.d_bias_C, exact_gradients.d_bias_C,
+                    what + ", db");
+  }
+  const ResidualNormGradients again =
+      residual_norm_backward(device.d_sum, device.d_normed, kernel, device.weight, has_bias);
+  expect_same_bits(again.d_weight_C, gradients.d_weight_C, what + ", a second time");
+}
+
+TEST(ResidualNormKernel, SmallIsAsExactAsTheReference) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const std::int64_t channels : {8, 64, 128, 136, 512, 768, 1024, 2048, 4096, 8192}) {
+      check_norm(3, channels, true, dtype);
+    }
+    for (const std::int64_t rows : {1, 255, 256, 257}) check_norm(rows, 128, rows != 256, dtype);
+  }
+}
+
+TEST(ResidualNormKernel, LargeIsAsExactAsTheReference) {
+  for (const at::ScalarType dtype : kDtypes) check_norm(20000, 768, true, dtype);
+}
+
+// Shapes and places that no kernel takes go to LibTorch's operations.
+TEST(ResidualNormKernel, SmallOtherShapesAreServedToo) {
+  check_norm(5, 13, true, at::kFloat);
+  check_norm(2, 8200, true, at::kBFloat16);
+  check_norm(5, 64, true, at::kDouble);
+}
+
+}  // namespace
+}  // namespace birkhoff

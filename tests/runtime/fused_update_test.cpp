@@ -1,0 +1,100 @@
+// The update of a flat bucket against the optimizer and the norm that training uses: the references
+// that kernels are measured by (update_kernels_gpu_test.cpp).
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "configs/config.pb.h"
+#include "runtime/adamw.h"
+#include "runtime/fused_adamw.h"
+#include "runtime/grad_norm.h"
+#include "runtime/squared_norm.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff {
+namespace {
+
+at::Tensor decay_flags(const GradBuckets::Bucket& bucket) {
+  const at::Tensor flags = at::zeros({bucket.elements() / 64}, at::kByte);
+  for (const GradBuckets::Slot& slot : bucket.slots) {
+    const std::int64_t groups = (slot.elements + 63) / 64;
+    flags.narrow(0, slot.offset / 64, groups).fill_(slot.decay ? 1 : 0);
+  }
+  return flags;
+}
+
+at::Tensor scalars_of(double rate, double scale, double apply) {
+  const at::Tensor scalars = at::zeros({StepScalars::kNumScalars}, at::kDouble);
+  scalars[StepScalars::kLearningRate] = rate;
+  scalars[StepScalars::kGradientScale] = scale;
+  scalars[StepScalars::kApply] = apply;
+  return scalars;
+}
+
+TEST(FusedAdamW, EqualsTheOptimizer) {
+  Parameters parameters(5, at::kDouble);
+  parameters.add("matrix", {11, 13}, Init::normal(0.3), true);
+  parameters.add("bias", {13}, Init::normal(0.2), false);
+  parameters.add("stack", {2, 70}, Init::normal(0.1), true);
+  const std::unique_ptr<Group> group = make_single_group();
+  GradBuckets buckets(parameters, *group, /*bucket_elements=*/1 << 20);
+  ASSERT_EQ(buckets.buckets().size(), 1u);
+  GradBuckets::Bucket& bucket = buckets.buckets()[0];
+  configs::AdamW config;
+  config.set_beta1(0.875f);
+  config.set_beta2(0.96875f);
+  config.set_epsilon(0.0009765625f);
+  config.set_weight_decay(0.125f);
+  AdamW optimizer(config, buckets);
+
+  FusedAdamWBucket fused{.values_n = bucket.values.clone(),
+                         .gradients_n = {},
+                         .m_n = at::zeros_like(bucket.values),
+                         .v_n = at::zeros_like(bucket.values),
+                         .compute_n = at::zeros({bucket.elements()}, at::kBFloat16),
+                         .decayed_G = decay_flags(bucket)};
+  const at::Tensor num_updates = at::zeros({1}, at::kDouble);
+  for (int step = 1; step <= 4; ++step) {
+    const bool apply = step != 3;  // a step that is left out: not even its number counts
+    for (const GradBuckets::Slot& slot : bucket.slots) {
+      bucket.gradients.narrow(0, slot.offset, slot.elements)
+          .copy_(test_values({slot.elements}, step));
+    }
+    if (!apply) bucket.gradients[5] = std::numeric_limits<double>::quiet_NaN();
+    fused.gradients_n = bucket.gradients.clone();
+    StepScalars scalars;
+    scalars.set(StepScalars::kLearningRate, 0.01 / step);
+    scalars.set(StepScalars::kGradientScale, 0.5);
+    scalars.set(StepScalars::kApply, apply ? 1 : 0);
+    optimizer.step(scalars);
+    num_updates.add_(apply ? 1 : 0);
+    fused_adamw(fused, {0.875, 0.96875, 0.0009765625, 0.125},
+                scalars_of(0.01 / step, 0.5, apply ? 1 : 0), num_updates);
+    for (const GradBuckets::Slot& slot : bucket.slots) {
+      const at::Tensor difference = fused.values_n.narrow(0, slot.offset, slot.elements) -
+                                    bucket.values.narrow(0, slot.offset, slot.elements);
+      EXPECT_LT(difference.abs().max().item<double>(), 1e-14) << "step " << step << slot.name;
+    }
+    expect_same_bits(fused.compute_n, fused.values_n.to(at::kBFloat16), "compute copy");
+  }
+}
+
+TEST(SquaredNorm, HasTheBitsOfTheGradientNorm) {
+  Parameters parameters(5, at::kFloat);
+  parameters.add("matrix", {111, 137}, Init::normal(0.3), true);
+  const std::unique_ptr<Group> group = make_single_group();
+  GradBuckets buckets(parameters, *group, 1 << 20);
+  const at::Tensor& gradients = buckets.buckets()[0].gradients;
+  gradients.copy_(test_values({gradients.numel()}, 3));
+  const at::Tensor total = at::zeros({1}, at::kDouble);
+  add_squared_norm(gradients, total);
+  EXPECT_EQ(std::sqrt(total.item<double>()), gradient_norm(buckets));
+  const double once = total.item<double>();
+  add_squared_norm(gradients, total);
+  EXPECT_EQ(total.item<double>(), once + once);
+}
+
+}  // namespace
+}  // namespace birkhoff
