@@ -29,7 +29,7 @@ at::TensorOptions options_of(const Group& group, at::ScalarType dtype) {
   return at::TensorOptions().device(group.device()).dtype(dtype);
 }
 
-bool equal(const at::Tensor& actual, const at::Tensor& expected) {
+bool holds(const at::Tensor& actual, const at::Tensor& expected) {
   return at::equal(actual.cpu(), expected);
 }
 
@@ -60,7 +60,7 @@ void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
   for (const ReduceOp op : kOps) {
     const at::Tensor reduced = on_device(group, all[self]);
     group.all_reduce(reduced, op, "test");
-    EXPECT_TRUE(equal(reduced, reduce_serially(all, op)));
+    EXPECT_TRUE(holds(reduced, reduce_serially(all, op)));
 
     const at::Tensor scattered = at::empty({count}, options_of(group, dtype));
     group.reduce_scatter(scattered, on_device(group, all_wide[self]), op, "test");
@@ -70,17 +70,17 @@ void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
 
   const at::Tensor gathered = at::zeros({size * count}, options_of(group, dtype));
   group.all_gather(gathered, on_device(group, all[self]), "test");
-  EXPECT_TRUE(equal(gathered, at::cat(all)));
+  EXPECT_TRUE(holds(gathered, at::cat(all)));
   const at::Tensor in_place = at::zeros({size * count}, options_of(group, dtype));
   const at::Tensor slice = in_place.slice(0, rank * count, (rank + 1) * count);
   slice.copy_(all[self]);
   group.all_gather(in_place, slice, "test");
-  EXPECT_TRUE(equal(in_place, at::cat(all)));
+  EXPECT_TRUE(holds(in_place, at::cat(all)));
 
   for (int root = 0; root < size; ++root) {
     const at::Tensor copy = on_device(group, all[self]);
     group.broadcast(copy, root, "test");
-    EXPECT_TRUE(equal(copy, all[static_cast<std::size_t>(root)]));
+    EXPECT_TRUE(holds(copy, all[static_cast<std::size_t>(root)]));
   }
 
   // Rank s sends count + s + 2 d elements to rank d: all counts differ; none to ranks behind if
@@ -101,7 +101,7 @@ void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
   }
   const at::Tensor received = at::empty({at::cat(expected).numel()}, options_of(group, dtype));
   group.all_to_all(received, receive_counts, on_device(group, at::cat(sent)), send_counts, "test");
-  EXPECT_TRUE(equal(received, at::cat(expected)));
+  EXPECT_TRUE(holds(received, at::cat(expected)));
 }
 
 }  // namespace
@@ -156,7 +156,7 @@ void check_overlap(Group& group) {
     const at::Tensor& tensor = tensors[static_cast<std::size_t>(k)];
     EXPECT_TRUE(at::equal(tensor, at::full_like(tensor, sum)));
   }
-  EXPECT_TRUE(equal(gathered, at::arange(size, at::kFloat)));
+  EXPECT_TRUE(holds(gathered, at::arange(size, at::kFloat)));
 }
 
 void check_ring(Group& group) {

@@ -70,7 +70,9 @@ TEST(ResidualNorm, EqualsLayerNormOfTheSumAndItsGradients) {
     EXPECT_LT(difference(gradients.d_x_NC, y_NC.grad()), 1e-12);
     EXPECT_LT(difference(gradients.d_weight_C, weight_C.grad()), 1e-12);
     EXPECT_EQ(gradients.d_bias_C.defined(), has_bias);
-    if (has_bias) EXPECT_LT(difference(gradients.d_bias_C, bias_C.grad()), 1e-12);
+    if (has_bias) {
+      EXPECT_LT(difference(gradients.d_bias_C, bias_C.grad()), 1e-12);
+    }
   }
 }
 
