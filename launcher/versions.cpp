@@ -11,6 +11,7 @@ std::string version_text() {
   text << "birkhoff " << BIRKHOFF_VERSION << '\n'
        << "compiler " << BIRKHOFF_COMPILER << '\n'
        << "LibTorch " << TORCH_VERSION << '\n'
+       << "CUDA " << BIRKHOFF_CUDA_VERSIONS << '\n'
        << "MPI " << BIRKHOFF_MPI << '\n'
        << "HDF5 " << BIRKHOFF_HDF5 << '\n'
        << "Protobuf " << BIRKHOFF_PROTOBUF << '\n'

@@ -40,7 +40,15 @@ const std::map<std::string, std::vector<std::string>> kDoors = {
     {"mpi.h", {"cluster/world", "cluster/mpi_group", "cluster/mpi_check"}},
     {"sentencepiece", {"data/"}},
     {"torch/torch.h", {}},
+    {"nccl.h", {"cluster/nccl_group"}},
+    {"cuda", {"cluster/base/cuda/", "cluster/base/device"}},
+    {"c10/cuda/", {"cluster/nccl_group", "cluster/base/device"}},
+    {"ATen/cuda/", {}},
 };
+
+// Kernels, and the headers that they share with the .cpp beside them: no LibTorch.
+const std::regex kKernelFiles(
+    R"(.*\.cuh?$|.*_params\.h$|cluster/base/reduce_op\.h|cluster/base/cuda/.*)");
 
 std::string layer_of(const std::string& path) {
   std::string best;
@@ -105,6 +113,21 @@ TEST(Layering, EveryExternalPackageHasOneDoor) {
       }
     }
   }
+}
+
+TEST(Layering, KernelsKnowNoLibTorch) {
+  const std::regex libtorch("^\\s*#include <(ATen|c10|torch)/");
+  int checked = 0;
+  for (const fs::path& file : sources(kFolders)) {
+    if (!std::regex_match(fs::relative(file, kRoot).string(), kKernelFiles)) continue;
+    std::ifstream in(file);
+    std::string line;
+    while (std::getline(in, line)) {
+      EXPECT_FALSE(std::regex_search(line, libtorch)) << fs::relative(file, kRoot) << ": " << line;
+    }
+    ++checked;
+  }
+  EXPECT_GT(checked, 10);
 }
 
 TEST(Layering, NoFileIsLongerThan500Lines) {

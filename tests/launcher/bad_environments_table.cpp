@@ -159,6 +159,8 @@ std::vector<BadInput> variables() {
                {"OMP_NUM_THREADS", "99999999999"}),
       variable("OMP_NUM_THREADS a word, supervised", ranks, {{"OMP_NUM_THREADS", "all"}},
                {"OMP_NUM_THREADS", "'all'"}),
+      variable("no GPU", train + " --set device=cuda", {{"CUDA_VISIBLE_DEVICES", ""}},
+               {"device: cuda", "device=cpu"}),
       variable("--ranks under mpirun", ranks, {{"OMPI_COMM_WORLD_SIZE", "4"}},
                {"--ranks 2", "4 ranks", "leave --ranks out"}),
       variable("--ranks under PMI", ranks, {{"PMI_SIZE", "3"}}, {"--ranks 2", "3 ranks"}),

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# All tests that need a GPU, then the same kernels on small shapes under compute-sanitizer. Builds nothing.
+#   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md]
+# FOLDER: a build of the preset cuda (default build/cuda). FILE.md: one table with GPU, driver, versions and commands (default
+# FOLDER/gpu_suite.md). compute-sanitizer: from CUDA_HOME, the wheels beside LibTorch, /usr/local/cuda or PATH. Under 9 minutes:
+# what is not through by then is ended and counts as failed. Exit code 0 if everything passed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+stop() { printf 'gpu_suite: %s\n' "$*" >&2; exit 1; }
+build=build/cuda report=""
+while [ $# -gt 0 ]; do
+  case $1 in
+    --build) [ $# -gt 1 ] || stop "--build needs a folder"; build=$2; shift ;;
+    --report) [ $# -gt 1 ] || stop "--report needs a file"; report=$2; shift ;;
+    *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; stop "unknown argument '$1'" ;;
+  esac
+  shift
+done
+report=${report:-$build/gpu_suite.md}
+
+command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1) &&
+  [ -n "$gpu" ] || stop "no GPU here (nvidia-smi names none): nothing was tested"
+mapfile -t programs < <(find "$build/tests" -name '*_gpu_test' -type f -perm -u+x 2>/dev/null | sort)
+[ ${#programs[@]} -gt 0 ] || stop "no *_gpu_test under $build/tests: build with ./bootstrap.sh build --cuda"
+
+wheels=$(sed -n 's|^BIRKHOFF_TORCH:PATH=\(.*\)/torch$|\1/nvidia/cu13|p' "$build/CMakeCache.txt" 2>/dev/null)
+sanitizer=""
+for folder in "${CUDA_HOME:-}" "$wheels" /usr/local/cuda; do
+  [ -n "$folder" ] && [ -x "$folder/bin/compute-sanitizer" ] && sanitizer=$folder/bin/compute-sanitizer && break
+done
+sanitizer=${sanitizer:-$(command -v compute-sanitizer)} || true
+
+log=$(mktemp) && trap 'rm -f "$log"' EXIT
+export GTEST_COLOR=no OMP_NUM_THREADS=4 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+rows="" failed=0 started=$SECONDS
+
+# check SECONDS COMMAND...: a row of the table.
+check() {
+  local limit=$1 left=$((started + 520 - SECONDS)) result begin=$SECONDS shown tests
+  shift
+  [ $limit -le $left ] || limit=$((left > 1 ? left : 1))
+  shown=$*
+  [ -z "$sanitizer" ] || shown=${shown//$sanitizer/compute-sanitizer}
+  timeout --kill-after=5 "$limit" "$@" >"$log" 2>&1
+  local status=$?
+  tests=$(sed -n 's/^\[==========\] \([0-9]*\) tests\{0,1\} from .* ran.*/\1/p' "$log" | tail -n 1)
+  if [ $status -eq 0 ] && [ "${tests:-0}" -gt 0 ]; then
+    result=passed
+  else
+    result="FAILED ($([ $status -eq 124 ] && echo "ended after $limit s" || echo "exit code $status"))"
+    failed=$((failed + 1))
+    printf '\n---- %s\n' "$shown" >&2
+    tail -n 60 "$log" >&2
+  fi
+  printf '%-60s %s, %d s\n' "$shown" "$result" $((SECONDS - begin))
+  rows+="| \`$shown\` | ${tests:-0} | $result | $((SECONDS - begin)) |"$'\n'
+}
+
+for program in "${programs[@]}"; do
+  if [[ $program == *nccl* ]]; then
+    for ranks in 1 2; do
+      check 90 env BIRKHOFF_TEST_RANKS=$ranks mpiexec --oversubscribe --bind-to none -n $ranks "$program"
+    done
+  else
+    check 120 "$program"
+  fi
+done
+if [ -n "$sanitizer" ]; then
+  for program in "${programs[@]}"; do
+    [[ $program == *nccl* ]] && continue
+    for tool in memcheck racecheck synccheck initcheck; do
+      check 90 "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --gtest_filter='*.Small*'
+    done
+  done
+else
+  rows+="| compute-sanitizer | 0 | NOT FOUND: \`nvidia-cuda-sanitizer-api\` of cmake/cuda_toolkit.txt holds it | 0 |"$'\n'
+  failed=$((failed + 1))
+fi
+
+version_of() { sed -n "s/^#define $2 *//p" "$1" 2>/dev/null | head -n 1; }
+header=$(sed -n 's|^BIRKHOFF_TORCH:PATH=||p' "$build/CMakeCache.txt" 2>/dev/null)/include/torch/headeronly/version.h
+nccl=$(sed -n 's|^NCCL_INCLUDE_DIR:PATH=||p' "$build/CMakeCache.txt" 2>/dev/null)/nccl.h
+nvcc=$(sed -n 's|^CMAKE_CUDA_COMPILER:[A-Z]*=||p' "$build/CMakeCache.txt" 2>/dev/null)
+{
+  printf '# Tests on a GPU\n\n| | |\n|---|---|\n'
+  printf '| GPU, driver | %s |\n' "$gpu"
+  printf '| LibTorch | %s.%s.%s |\n' "$(version_of "$header" TORCH_VERSION_MAJOR)" "$(version_of "$header" TORCH_VERSION_MINOR)" \
+    "$(version_of "$header" TORCH_VERSION_PATCH)"
+  printf '| nvcc | %s |\n' "$("$nvcc" --version 2>/dev/null | sed -n 's/.*release.*, //p')"
+  printf '| NCCL | %s.%s.%s |\n' "$(version_of "$nccl" NCCL_MAJOR)" "$(version_of "$nccl" NCCL_MINOR)" "$(version_of "$nccl" NCCL_PATCH)"
+  printf '| commit | %s |\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)"
+  printf '| command | `tests/gpu_suite.sh --build %s`, %d s |\n\n' "$build" $((SECONDS - started))
+  printf '| program | tests | result | seconds |\n|---|---|---|---|\n%s' "$rows"
+} >"$report"
+printf '\n%s\n' "$report"
+[ $failed -eq 0 ] || stop "$failed of the rows failed"
