@@ -40,6 +40,10 @@ if(BIRKHOFF_CUDA)
   # Architectures are named in birkhoff_kernels: CMake 3.25 does not know 90a, nor how nvcc 13 is asked for C++20.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   enable_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER_VERSION MATCHES "^13\\.")
+    message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}, LibTorch's GPU part of CUDA 13: "
+      "set CUDA_HOME to a CUDA 13 toolkit, or run ./bootstrap.sh build --cuda.")
+  endif()
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
   set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "")  # birkhoff_kernels says all
   cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH _bin)
