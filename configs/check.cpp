@@ -214,6 +214,11 @@ class ConsistencyCheck {
              "{} shards are more than the sequences of a step, train.global_batch {}",
              train.invariant().shards(), train.global_batch());
     }
+    if (train.zero() && train.optimizer().has_adafactor()) {
+      refuse(places_, "train.zero",
+             "must be false with train.optimizer.adafactor, whose row and column means cannot be "
+             "cut into slices (and are small); use train.optimizer.adamw, or leave zero out");
+    }
     const auto& schedule = train.schedule();
     switch (schedule.shape()) {
       case configs::Schedule::constant:

@@ -8,10 +8,12 @@
 
 namespace birkhoff {
 
-ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients)
+ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients,
+                               bool slice_only)
     : group_(group),
       num_shards_(num_shards),
       gradients_(std::move(gradients)),
+      slice_only_(slice_only),
       mine_(num_shards),
       next_shard_(part_of(num_shards, group.rank(), group.size()).begin),
       slice_(num_shards) {
@@ -76,7 +78,7 @@ void ShardReduction::combine(const std::string& name) {
   const at::Tensor mine = gradients_.narrow(0, group_.rank() * slice, slice);
   mine.copy_(slice_.sums().front());
   slice_.clear();
-  work_ = group_.all_gather_async(gradients_, mine, name);
+  work_ = slice_only_ ? nullptr : group_.all_gather_async(gradients_, mine, name);
 }
 
 void ShardReduction::finish() {

@@ -20,16 +20,18 @@ namespace birkhoff {
 class ShardReduction {
  public:
   // gradients: 1-D, a multiple of the group's size long; the caller's, as is the group.
-  ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients);
+  // `slice_only`: this rank needs the sums of its own slice, and the slices are not gathered.
+  ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients, bool slice_only);
 
   // `gradients` hold this rank's next shard; they are read. Local.
   void add_shard();
   // Sends the partial sums. Collective.
   void start(const std::string& name);
-  // Waits for the others' sums, adds up this rank's slice and sends it. Collective.
+  // Waits for the others' sums, adds up this rank's slice and, unless slice_only, sends it.
+  // Collective.
   void combine(const std::string& name);
-  // Waits: `gradients` hold the sum over all shards, the same bits for any number of ranks. The
-  // next add_shard() begins a new sum.
+  // Waits: `gradients`, or this rank's slice of them, hold the sum over all shards, the same bits
+  // for any number of ranks. The next add_shard() begins a new sum.
   void finish();
 
  private:
@@ -39,6 +41,7 @@ class ShardReduction {
   Group& group_;
   const std::int64_t num_shards_;
   at::Tensor gradients_;
+  const bool slice_only_;
   ShardSum mine_;
   std::int64_t next_shard_;
   std::vector<std::int64_t> send_counts_, receive_counts_;  // elements for and from each rank

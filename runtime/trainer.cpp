@@ -122,6 +122,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   scalars_.set(StepScalars::kGradientScale, clip_factor / count);
   scalars_.set(StepScalars::kApply, finite ? 1 : 0);
   parts_.optimizer.step(scalars_);
+  parts_.buckets.publish_values();
 
   // Report.
   const auto num_tokens = std::llround(sums[kTailCount]);
