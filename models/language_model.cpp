@@ -8,10 +8,12 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <utility>
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
 #include "models/objective.h"
+#include "models/recompute.h"
 #include "models/sinusoid.h"
 
 namespace birkhoff {
@@ -56,7 +58,8 @@ LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabul
       embedding_scale_(config.model().scale_embeddings()
                            ? std::sqrt(static_cast<double>(config.model().channels()))
                            : 1.0),
-      embedding_dropout_(config.model().dropout().embedding()) {
+      embedding_dropout_(config.model().dropout().embedding()),
+      recompute_(config.train().recompute()) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels();
   const Init init = weight_init(model, WeightRole::kEmbedding, channels);
@@ -116,8 +119,33 @@ at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseK
   if (noise) {
     x_BTC = philox_dropout(x_BTC, embedding_dropout_, *noise, NoisePurpose::kEmbeddingDropout);
   }
-  for (const Block& block : blocks_) x_BTC = block.forward(x_BTC, context, noise, sums);
+  for (const Block& block : blocks_) {
+    x_BTC = recompute_ ? forward_recomputed(block, x_BTC, context, noise, sums)
+                       : block.forward(x_BTC, context, noise, sums);
+  }
   return output_logits(x_BTC);
+}
+
+at::Tensor LanguageModel::forward_recomputed(const Block& block, const at::Tensor& x_BTC,
+                                             const SequenceContext& context,
+                                             const std::optional<NoiseKey>& noise,
+                                             NamedSums& sums) const {
+  // The block's output, then its sums, whose names the call tells aside.
+  const auto names = std::make_shared<std::vector<std::string>>();
+  const std::vector<at::Tensor> outputs = recomputed(
+      [&block, context, noise, names](const at::Tensor& x) {
+        NamedSums block_sums;
+        std::vector<at::Tensor> all{block.forward(x, context, noise, block_sums)};
+        names->clear();
+        for (auto& [name, value] : block_sums) {
+          names->push_back(std::move(name));
+          all.push_back(std::move(value));
+        }
+        return all;
+      },
+      x_BTC);
+  for (std::size_t i = 0; i < names->size(); ++i) sums.emplace_back((*names)[i], outputs[i + 1]);
+  return outputs.front();
 }
 
 ObjectiveSums LanguageModel::objective(const Batch& batch, const std::optional<NoiseKey>& noise) {

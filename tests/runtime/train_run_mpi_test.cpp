@@ -157,6 +157,16 @@ TEST_F(TrainRunMpi, ZeroMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
   EXPECT_EQ(log.find(" slices (train.zero)") != std::string::npos, test_world().size() > 1) << log;
 }
 
+TEST_F(TrainRunMpi, RecomputationMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
+  EXPECT_EQ(train(config(8), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(config(4, {"train.recompute=true"}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(8), "parts"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("parts"), checksums("whole"));
+  EXPECT_EQ(figures("parts"), figures("whole"));
+}
+
 TEST_F(TrainRunMpi, ScalesBytesToThePartOfTheSplitThatIsRead) {
   const Corpus corpus(folder_ / "corpus");
   const double bytes = static_cast<double>(corpus.split("valid").counts().bytes());
