@@ -32,15 +32,20 @@ const configs::Config& checked(const configs::Config& config, std::int64_t vocab
   return config;
 }
 
-at::ScalarType parameter_dtype(const configs::Train& train) {
+// Parameters' own dtype, in which they are updated and kept, and the one that layers compute in.
+std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
   switch (train.precision()) {
     case configs::Train::fp32:
-      return at::kFloat;
+      return {at::kFloat, at::kFloat};
     case configs::Train::fp64:
-      return at::kDouble;
+      return {at::kDouble, at::kDouble};
+    case configs::Train::bf16:
+      return {at::kFloat, at::kBFloat16};
+    case configs::Train::fp16:
+      break;  // refused where the configuration is read
   }
   require(false, "train.precision has a value outside its enum");
-  return at::kFloat;
+  return {};
 }
 
 struct Cache final : DecodeCache {
@@ -52,7 +57,8 @@ struct Cache final : DecodeCache {
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
                              const ParallelGroups& groups)
-    : parameters_(checked(config, vocabulary).train().seed(), parameter_dtype(config.train())),
+    : parameters_(checked(config, vocabulary).train().seed(), dtypes(config.train()).first,
+                  dtypes(config.train()).second),
       sequence_length_(config.data().sequence_length()),
       vocabulary_(vocabulary),
       embedding_scale_(config.model().scale_embeddings()
@@ -94,7 +100,8 @@ at::Tensor LanguageModel::embed(const at::Tensor& tokens_BT, const at::Tensor& p
 }
 
 at::Tensor LanguageModel::output_logits(const at::Tensor& x_BTC) const {
-  return at::linear((*final_norm_)(x_BTC), output_VC);
+  const at::ScalarType dtype = parameters_.compute_dtype();
+  return at::linear((*final_norm_)(x_BTC).to(dtype), output_VC.to(dtype));
 }
 
 at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseKey>& noise,
@@ -162,7 +169,7 @@ ObjectiveSums LanguageModel::objective(const Batch& batch, const std::optional<N
 
 at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  return forward(batch, noise, sums);
+  return forward(batch, noise, sums).to(parameters_.dtype());
 }
 
 std::unique_ptr<DecodeCache> LanguageModel::decode_cache(std::int64_t batch) {
@@ -183,7 +190,7 @@ at::Tensor LanguageModel::decode_step(DecodeCache& decode_cache, const at::Tenso
     x_BTC = blocks_[i].decode_step(cache.blocks[i], x_BTC, context);
   }
   ++cache.length;
-  return output_logits(x_BTC).squeeze(1);
+  return output_logits(x_BTC).squeeze(1).to(parameters_.dtype());
 }
 
 double LanguageModel::forward_flops_per_sequence() const {

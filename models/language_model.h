@@ -42,6 +42,7 @@ class LanguageModel final : public Model {
   // Rows of the embedding, plus their position's where the model has positions. positions_BT
   // undefined: 0, 1, 2, ...
   at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const;
+  // In the compute dtype.
   at::Tensor output_logits(const at::Tensor& x_BTC) const;
 
   Parameters parameters_;

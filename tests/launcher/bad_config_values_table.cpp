@@ -94,6 +94,7 @@ std::vector<BadInput> contradictions() {
                "train.schedule.warmup_steps=0",
        .code = ExitCode::kConfig,
        .words = {"warmup_steps", "rsqrt"}},
+      value("train.precision=fp16", {"fp16 needs a GPU", "bf16"}),
       {.name = "ZeRO with factored optimizer state",
        .line = "config print good.txtpb --set train.zero=true --set train.optimizer.adafactor={}",
        .code = ExitCode::kConfig,
