@@ -42,8 +42,8 @@ def main():
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
     config = runs.WORK / "recompute_memory.txtpb"
     config.write_text(CONFIG)
-    base, _, _ = measure(config, corpus, 1, True, 1)
-    print(f"floor (one layer, recomputed, one step): {base:.0f} MB")
+    base, _, _ = measure(config, corpus, 1, True, a.steps)
+    print(f"floor (one layer, recomputed): {base:.0f} MB")
     for layers in a.layers:
         figures = {False: [], True: []}
         for _ in range(a.rounds):
