@@ -100,7 +100,7 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
   if (is("Message is too deep")) {
     return at(here, fmt::format("nested deeper than {} levels", kMaxTextNesting));
   }
-  std::string what = message.substr(0, message.find_last_not_of(". ") + 1);
+  std::string what = printable(message.substr(0, message.find_last_not_of(". ") + 1));
   what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
   return TextError{error.line + 1, error.column + 1, here.path, what};
 }
