@@ -34,7 +34,7 @@ class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
 
 GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
                          std::int64_t num_shards)
-    : group_(group), has_shards_(part_of(num_shards, group.rank(), group.size()).size() > 0) {
+    : group_(group) {
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> members;
   std::int64_t elements = 0;
@@ -101,9 +101,8 @@ void GradBuckets::zero() {
   for (Bucket& bucket : buckets_) bucket.gradients.zero_();
 }
 
-void GradBuckets::next_shard() {
-  for (ShardReduction& reduction : shard_reductions_) reduction.add_shard();
-  zero();
+void GradBuckets::next_shard(bool one_pass) {
+  for (ShardReduction& reduction : shard_reductions_) reduction.next_shard(one_pass);
 }
 
 void GradBuckets::start_reducing() {
@@ -124,7 +123,6 @@ void GradBuckets::launch_next() {
   const std::size_t i = num_launched_++;
   const std::string name = fmt::format("gradients of bucket {}", i);
   if (!shard_reductions_.empty()) {
-    if (has_shards_) shard_reductions_[i].add_shard();
     shard_reductions_[i].start(name);
   } else if (group_.size() > 1) {
     running_[i] = group_.all_reduce_async(buckets_[i].gradients, ReduceOp::kSum, name);

@@ -76,15 +76,17 @@ TEST(ShardReduction, AnyNumberOfRanksGivesTheSameBits) {
         const at::Tensor gradients = at::empty({kElements});
         ShardReduction reduction(group, n, gradients);
         const Interval mine = part_of(n, group.rank(), group.size());
-        for (int step = 0; step < 2; ++step) {
+        for (const bool one_pass : {false, true, false}) {
+          gradients.zero_();
           for (std::int64_t s = mine.begin; s < mine.end; ++s) {
-            gradients.copy_(shard_values(s, kElements));
-            reduction.add_shard();
+            if (s > mine.begin) reduction.next_shard(one_pass);
+            gradients.add_(shard_values(s, kElements));
           }
           reduction.start("sums");
           reduction.combine("slices");
           reduction.finish();
-          EXPECT_TRUE(at::equal(gradients, expected)) << n << " shards, " << size << " ranks";
+          EXPECT_TRUE(at::equal(gradients, expected))
+              << n << " shards, " << size << " ranks, one pass: " << one_pass;
         }
       });
     }
