@@ -34,9 +34,7 @@ class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
 
 GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
                          std::int64_t num_shards, bool zero)
-    : group_(group),
-      has_shards_(part_of(num_shards, group.rank(), group.size()).size() > 0),
-      sliced_(zero && group.size() > 1) {
+    : group_(group), sliced_(zero && group.size() > 1) {
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> members;
   std::int64_t elements = 0;
@@ -109,9 +107,8 @@ void GradBuckets::zero() {
   for (Bucket& bucket : buckets_) bucket.gradients.zero_();
 }
 
-void GradBuckets::next_shard() {
-  for (ShardReduction& reduction : shard_reductions_) reduction.add_shard();
-  zero();
+void GradBuckets::next_shard(bool one_pass) {
+  for (ShardReduction& reduction : shard_reductions_) reduction.next_shard(one_pass);
 }
 
 void GradBuckets::start_reducing() {
@@ -132,7 +129,6 @@ void GradBuckets::launch_next() {
   const std::size_t i = num_launched_++;
   const std::string name = fmt::format("gradients of bucket {}", i);
   if (!shard_reductions_.empty()) {
-    if (has_shards_) shard_reductions_[i].add_shard();
     shard_reductions_[i].start(name);
   } else if (sliced_) {
     const at::Tensor& gradients = buckets_[i].gradients;

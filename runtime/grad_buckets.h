@@ -64,8 +64,8 @@ class GradBuckets {
   // Gradients become zero.
   void zero();
   // With virtual shards: one shard's backward passes are done, and those of this rank's next shard
-  // begin. Local.
-  void next_shard();
+  // begin; `one_pass`: it has only one. Local.
+  void next_shard(bool one_pass);
   // Call before the last backward pass of a step: from here on a full bucket is reduced at once.
   void start_reducing();
   // Reduces what is left (a parameter without a gradient counts as zero) and then `tail`, a
@@ -90,7 +90,6 @@ class GradBuckets {
   std::size_t num_launched_ = 0;      // buckets whose reduction has begun: the first so many
   std::vector<std::unique_ptr<Work>> running_;  // their reductions; with shards instead:
   std::vector<ShardReduction> shard_reductions_;
-  bool has_shards_ = false;  // this rank computes some of the virtual shards
   bool sliced_ = false;
   bool reducing_ = false;
 };
