@@ -30,8 +30,11 @@ struct Parameter {
 
 class Parameters {
  public:
-  // All parameters get this dtype, on the CPU (move with to() later).
-  Parameters(std::uint64_t seed, at::ScalarType dtype) : seed_(seed), dtype_(dtype) {}
+  // All parameters get this dtype, on the CPU (move with to() later); layers compute in
+  // `compute_dtype`.
+  Parameters(std::uint64_t seed, at::ScalarType dtype, at::ScalarType compute_dtype)
+      : seed_(seed), dtype_(dtype), compute_dtype_(compute_dtype) {}
+  Parameters(std::uint64_t seed, at::ScalarType dtype) : Parameters(seed, dtype, dtype) {}
 
   // Makes and owns a parameter; the returned tensor shares it. An existing name is an internal
   // error.
@@ -40,10 +43,12 @@ class Parameters {
   const std::vector<Parameter>& list() const { return list_; }
   std::int64_t num_elements() const;
   at::ScalarType dtype() const { return dtype_; }
+  // Of the layers' matrix products, and of what flows from one to the next.
+  at::ScalarType compute_dtype() const { return compute_dtype_; }
 
  private:
   std::uint64_t seed_;
-  at::ScalarType dtype_;
+  at::ScalarType dtype_, compute_dtype_;
   std::vector<Parameter> list_;
 };
 

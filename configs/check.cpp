@@ -214,6 +214,16 @@ class ConsistencyCheck {
              "{} shards are more than the sequences of a step, train.global_batch {}",
              train.invariant().shards(), train.global_batch());
     }
+    if (train.precision() == configs::Train::fp16) {
+      refuse(places_, "train.precision",
+             "fp16 needs a GPU, which is not supported yet; bf16 has its speed and the range of "
+             "fp32");
+    }
+    if (train.zero() && train.optimizer().has_adafactor()) {
+      refuse(places_, "train.zero",
+             "must be false with train.optimizer.adafactor, whose row and column means cannot be "
+             "cut into slices (and are small); use train.optimizer.adamw, or leave zero out");
+    }
     const auto& schedule = train.schedule();
     switch (schedule.shape()) {
       case configs::Schedule::constant:

@@ -53,8 +53,13 @@ class Loader {
       const std::string path = fmt::format("include.{}", i);
       const std::string& include = source.config.include(i);
       const std::string at = fmt::format("{}: include: ", source.places.of(path));
-      if (include.empty() || fs::path(include).is_absolute()) {
-        fail(ExitCode::kConfig, "{}{} must be a path relative to this file", at, shown(include));
+      const bool is_one_line =
+          std::none_of(include.begin(), include.end(),
+                       [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+      if (include.empty() || fs::path(include).is_absolute() || !is_one_line) {
+        fail(ExitCode::kConfig,
+             "{}{} must be a path relative to this file, without control characters", at,
+             shown(include));
       }
       const Source included = load(file.parent_path() / include, at);
       override_config(merged.config, merged.places, included.config, included.places);

@@ -49,7 +49,7 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
   const Spot& before = finder.before();
   const auto is = [&](const char* text) { return message.starts_with(text); };
   const auto at = [](const Spot& spot, std::string what) {
-    return TextError{spot.line + 1, spot.column + 1, spot.path, std::move(what)};
+    return TextError{spot.line + 1, spot.column + 1, printable(spot.path), std::move(what)};
   };
   if (is("Message type \"") && before.message != nullptr) {
     return at(before, unknown_field(before.token, before.message->full_name(), *before.message));
@@ -100,9 +100,9 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
   if (is("Message is too deep")) {
     return at(here, fmt::format("nested deeper than {} levels", kMaxTextNesting));
   }
-  std::string what = message.substr(0, message.find_last_not_of(". ") + 1);
+  std::string what = printable(message.substr(0, message.find_last_not_of(". ") + 1));
   what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
-  return TextError{error.line + 1, error.column + 1, here.path, what};
+  return TextError{error.line + 1, error.column + 1, printable(here.path), what};
 }
 
 void record_places(const Message& message, const TextFormat::ParseInfoTree& tree,

@@ -36,14 +36,19 @@ class SampleReader {
   // Without values: fill() gives them.
   Batch make_batch(std::int64_t rows) const {
     Batch batch;
-    const auto add = [&](std::string_view name, at::ScalarType type, std::int64_t spare = 0) {
-      // Resized, not viewed: a view would hold its base, and BatchPool take it for a user's.
-      batch.fields.emplace(
-          name,
-          at::empty({rows * length_ + spare}, at::TensorOptions(type)).resize_({rows, length_}));
+    const auto add = [&](std::string_view name, at::ScalarType type) {
+      batch.fields.emplace(name, at::empty({rows, length_}, at::TensorOptions(type)));
     };
-    add(field::kInputs, at::kLong, /*spare=*/1);  // fill() reads a row's last target behind it
-    add(field::kTargets, at::kLong);
+    // A row's tokens are stored once. Not views of a tensor but tensors of one storage: a view
+    // would hold its base, and BatchPool take it for a user's.
+    const at::Tensor tokens_BT1 = at::empty({rows, length_ + 1}, at::TensorOptions(at::kLong));
+    const auto add_tokens = [&](std::string_view name, std::int64_t offset) {
+      batch.fields.emplace(
+          name, at::empty({0}, tokens_BT1.options())
+                    .set_(tokens_BT1.storage(), offset, {rows, length_}, {length_ + 1, 1}));
+    };
+    add_tokens(field::kInputs, 0);
+    add_tokens(field::kTargets, 1);
     add(field::kMask, at::kByte);
     if (restart_) {
       add(field::kSegments, at::kInt);
@@ -57,11 +62,10 @@ class SampleReader {
     std::int64_t first, sample_id;  // `first`: place in the stream
   };
   // Fills all rows, each with the tokens from `first` on; what lies behind the stream's end is
-  // padding with mask 0.
+  // padding. Mask 0 where there is no target.
   void fill(Batch& batch, const std::vector<Row>& rows) {
     require(static_cast<std::int64_t>(rows.size()) == batch.size(), "a row for each of the batch");
-    auto* inputs = data_of<std::int64_t>(batch, field::kInputs);
-    auto* targets = data_of<std::int64_t>(batch, field::kTargets);
+    auto* tokens = data_of<std::int64_t>(batch, field::kInputs);  // and the targets
     auto* mask = data_of<std::uint8_t>(batch, field::kMask);
     auto* segments = restart_ ? data_of<std::int32_t>(batch, field::kSegments) : nullptr;
     auto* positions = restart_ ? data_of<std::int64_t>(batch, field::kPositions) : nullptr;
@@ -69,11 +73,9 @@ class SampleReader {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       const std::int64_t first = rows[i].first;
       const std::int64_t count = std::min(length_ + 1, reader_.elements() - first);
-      reader_.read(first, count, inputs);
-      std::copy(inputs + 1, inputs + count, targets);
+      reader_.read(first, count, tokens);
+      std::fill(tokens + count, tokens + length_ + 1, 0);
       std::fill(mask, mask + (count - 1), std::uint8_t{1});
-      std::fill(inputs + (count - 1), inputs + length_, 0);
-      std::fill(targets + (count - 1), targets + length_, 0);
       std::fill(mask + (count - 1), mask + length_, std::uint8_t{0});
       sample_ids[i] = rows[i].sample_id;
       if (restart_) {
@@ -81,8 +83,7 @@ class SampleReader {
         segments += length_;
         positions += length_;
       }
-      inputs += length_;
-      targets += length_;
+      tokens += length_ + 1;
       mask += length_;
     }
   }
@@ -134,18 +135,25 @@ class BatchPool {
   }
 
  private:
-  // Views hold the storage, copies the tensor. use_count() reads without order; dropping a
-  // reference of ours orders what follows behind what the last user did before dropping theirs.
-  static bool is_free(const at::Tensor& tensor) {
-    if (tensor.use_count() > 1 || tensor.storage().use_count() > 1) return false;
+  // Copies hold the tensor; views hold its storage, which `sharing` tensors of the batch are in.
+  // use_count() reads without order; dropping a reference of ours orders what follows behind what
+  // the last user did before dropping theirs.
+  static bool is_free(const at::Tensor& tensor, std::size_t sharing) {
+    if (tensor.use_count() > 1 || tensor.storage().use_count() > sharing) return false;
     { const at::Tensor dropped = tensor; }
     { const c10::Storage dropped = tensor.storage(); }
     return true;
   }
   static bool is_free(const Batch& batch) {
-    return is_free(batch.sample_ids_B) &&
-           std::all_of(batch.fields.begin(), batch.fields.end(),
-                       [](const auto& field) { return is_free(field.second); });
+    const auto sharing = [&](const at::Tensor& tensor) {
+      return static_cast<std::size_t>(
+          std::count_if(batch.fields.begin(), batch.fields.end(),
+                        [&](const auto& field) { return field.second.is_alias_of(tensor); }));
+    };
+    return is_free(batch.sample_ids_B, 1) &&
+           std::all_of(batch.fields.begin(), batch.fields.end(), [&](const auto& field) {
+             return is_free(field.second, sharing(field.second));
+           });
   }
 
   const std::size_t most_;
@@ -185,14 +193,20 @@ class TrainLoader::Impl {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
-    changed_.notify_all();
+    taken_.notify_one();
     thread_.join();
   }
 
   Batch next() {
     const auto start = std::chrono::steady_clock::now();
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return !queue_.empty() || error_ != nullptr; });
+    // Looks now and then instead of being woken: that would cost the reading thread more time than
+    // a row does.
+    while (queue_.empty() && error_ == nullptr) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+      lock.lock();
+    }
     last_wait_ms_ =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     if (queue_.empty())
@@ -200,7 +214,7 @@ class TrainLoader::Impl {
     Batch batch = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
-    changed_.notify_all();
+    taken_.notify_one();
     return batch;
   }
 
@@ -212,24 +226,18 @@ class TrainLoader::Impl {
       while (true) {
         {
           std::unique_lock lock(mutex_);
-          changed_.wait(lock, [this] {
+          taken_.wait(lock, [this] {
             return stop_ || queue_.size() < static_cast<std::size_t>(options_.prefetch);
           });
           if (stop_) return;
         }
         Batch batch = make_next();
-        {
-          const std::lock_guard lock(mutex_);
-          queue_.push_back(std::move(batch));
-        }
-        changed_.notify_all();
+        const std::lock_guard lock(mutex_);
+        queue_.push_back(std::move(batch));
       }
     } catch (...) {
-      {
-        const std::lock_guard lock(mutex_);
-        error_ = std::current_exception();
-      }
-      changed_.notify_all();
+      const std::lock_guard lock(mutex_);
+      error_ = std::current_exception();
     }
   }
 
@@ -279,7 +287,7 @@ class TrainLoader::Impl {
   double last_wait_ms_ = 0;
   // Shared, under the mutex.
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable taken_;  // a batch, or stop_ is set
   std::deque<Batch> queue_;
   std::exception_ptr error_;
   bool stop_ = false;

@@ -19,15 +19,32 @@ constexpr std::int64_t kMaxOpenShards = 256;
 
 // Returns the largest id; a negative one counts as a large one.
 template <typename Id>
-std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* out) {
+[[gnu::always_inline]] inline std::uint64_t widen_loop(const Id* ids, std::int64_t count,
+                                                       std::int64_t* out) {
   using Unsigned = std::make_unsigned_t<Id>;
-  const auto* ids = reinterpret_cast<const Id*>(bytes.data());
   Unsigned largest = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     out[i] = ids[i];
     largest = std::max(largest, static_cast<Unsigned>(ids[i]));
   }
   return largest;
+}
+
+// The same loop for the instruction sets of the day: it takes as long as reading from memory.
+#if defined(__x86_64__)
+template <typename Id>
+[[gnu::target("avx2")]] std::uint64_t widen_avx2(const Id* ids, std::int64_t count,
+                                                 std::int64_t* out) {
+  return widen_loop(ids, count, out);
+}
+#endif
+template <typename Id>
+std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* out) {
+  const auto* ids = reinterpret_cast<const Id*>(bytes.data());
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return widen_avx2(ids, count, out);
+#endif
+  return widen_loop(ids, count, out);
 }
 
 }  // namespace

@@ -8,10 +8,12 @@
 #include <c10/core/GradMode.h>
 
 #include <cmath>
+#include <utility>
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
 #include "models/objective.h"
+#include "models/recompute.h"
 #include "models/sinusoid.h"
 
 namespace birkhoff {
@@ -30,15 +32,20 @@ const configs::Config& checked(const configs::Config& config, std::int64_t vocab
   return config;
 }
 
-at::ScalarType parameter_dtype(const configs::Train& train) {
+// Parameters' own dtype, in which they are updated and kept, and the one that layers compute in.
+std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
   switch (train.precision()) {
     case configs::Train::fp32:
-      return at::kFloat;
+      return {at::kFloat, at::kFloat};
     case configs::Train::fp64:
-      return at::kDouble;
+      return {at::kDouble, at::kDouble};
+    case configs::Train::bf16:
+      return {at::kFloat, at::kBFloat16};
+    case configs::Train::fp16:
+      break;  // refused where the configuration is read
   }
   require(false, "train.precision has a value outside its enum");
-  return at::kFloat;
+  return {};
 }
 
 struct Cache final : DecodeCache {
@@ -50,13 +57,15 @@ struct Cache final : DecodeCache {
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
                              const ParallelGroups& groups)
-    : parameters_(checked(config, vocabulary).train().seed(), parameter_dtype(config.train())),
+    : parameters_(checked(config, vocabulary).train().seed(), dtypes(config.train()).first,
+                  dtypes(config.train()).second),
       sequence_length_(config.data().sequence_length()),
       vocabulary_(vocabulary),
       embedding_scale_(config.model().scale_embeddings()
                            ? std::sqrt(static_cast<double>(config.model().channels()))
                            : 1.0),
-      embedding_dropout_(config.model().dropout().embedding()) {
+      embedding_dropout_(config.model().dropout().embedding()),
+      recompute_(config.train().recompute()) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels();
   const Init init = weight_init(model, WeightRole::kEmbedding, channels);
@@ -91,7 +100,8 @@ at::Tensor LanguageModel::embed(const at::Tensor& tokens_BT, const at::Tensor& p
 }
 
 at::Tensor LanguageModel::output_logits(const at::Tensor& x_BTC) const {
-  return at::linear((*final_norm_)(x_BTC), output_VC);
+  const at::ScalarType dtype = parameters_.compute_dtype();
+  return at::linear((*final_norm_)(x_BTC).to(dtype), output_VC.to(dtype));
 }
 
 at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseKey>& noise,
@@ -116,8 +126,33 @@ at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseK
   if (noise) {
     x_BTC = philox_dropout(x_BTC, embedding_dropout_, *noise, NoisePurpose::kEmbeddingDropout);
   }
-  for (const Block& block : blocks_) x_BTC = block.forward(x_BTC, context, noise, sums);
+  for (const Block& block : blocks_) {
+    x_BTC = recompute_ ? forward_recomputed(block, x_BTC, context, noise, sums)
+                       : block.forward(x_BTC, context, noise, sums);
+  }
   return output_logits(x_BTC);
+}
+
+at::Tensor LanguageModel::forward_recomputed(const Block& block, const at::Tensor& x_BTC,
+                                             const SequenceContext& context,
+                                             const std::optional<NoiseKey>& noise,
+                                             NamedSums& sums) const {
+  // The block's output, then its sums, whose names the call tells aside.
+  const auto names = std::make_shared<std::vector<std::string>>();
+  const std::vector<at::Tensor> outputs = recomputed(
+      [&block, context, noise, names](const at::Tensor& x) {
+        NamedSums block_sums;
+        std::vector<at::Tensor> all{block.forward(x, context, noise, block_sums)};
+        names->clear();
+        for (auto& [name, value] : block_sums) {
+          names->push_back(std::move(name));
+          all.push_back(std::move(value));
+        }
+        return all;
+      },
+      x_BTC);
+  for (std::size_t i = 0; i < names->size(); ++i) sums.emplace_back((*names)[i], outputs[i + 1]);
+  return outputs.front();
 }
 
 ObjectiveSums LanguageModel::objective(const Batch& batch, const std::optional<NoiseKey>& noise) {
@@ -134,7 +169,7 @@ ObjectiveSums LanguageModel::objective(const Batch& batch, const std::optional<N
 
 at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  return forward(batch, noise, sums);
+  return forward(batch, noise, sums).to(parameters_.dtype());
 }
 
 std::unique_ptr<DecodeCache> LanguageModel::decode_cache(std::int64_t batch) {
@@ -155,7 +190,7 @@ at::Tensor LanguageModel::decode_step(DecodeCache& decode_cache, const at::Tenso
     x_BTC = blocks_[i].decode_step(cache.blocks[i], x_BTC, context);
   }
   ++cache.length;
-  return output_logits(x_BTC).squeeze(1);
+  return output_logits(x_BTC).squeeze(1).to(parameters_.dtype());
 }
 
 double LanguageModel::forward_flops_per_sequence() const {

@@ -34,14 +34,17 @@ Init weight_init(const configs::Model& config, WeightRole role, std::int64_t fan
 Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t inputs,
                std::int64_t outputs, const std::string& name, Parameters& parameters)
     : weight_OI(parameters.add(name + ".weight", {outputs, inputs},
-                               weight_init(config, role, inputs), /*decay=*/true)) {
+                               weight_init(config, role, inputs), /*decay=*/true)),
+      compute_dtype_(parameters.compute_dtype()) {
   if (config.bias()) {
     bias_O = parameters.add(name + ".bias", {outputs}, Init::zeros(), /*decay=*/false);
   }
 }
 
 at::Tensor Linear::operator()(const at::Tensor& x) const {
-  return bias_O.defined() ? at::linear(x, weight_OI, bias_O) : at::linear(x, weight_OI);
+  const auto rounded = [&](const at::Tensor& tensor) { return tensor.to(compute_dtype_); };
+  return bias_O.defined() ? at::linear(rounded(x), rounded(weight_OI), rounded(bias_O))
+                          : at::linear(rounded(x), rounded(weight_OI));
 }
 
 LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters)

@@ -35,7 +35,9 @@ inline std::uint32_t noise_layer(std::int64_t block, NoiseConsumer consumer,
          static_cast<std::uint32_t>(consumer) + static_cast<std::uint32_t>(head_group);
 }
 
-// y[..., O] = x[..., I] weight[O, I]^T + bias[O].
+// y[..., O] = x[..., I] weight[O, I]^T + bias[O], in the parameters' compute dtype: where that is
+// not their own, weight and bias are rounded when used, and their gradients are widened before they
+// are added up.
 class Linear {
  public:
   Linear(const configs::Model& config, WeightRole role, std::int64_t inputs, std::int64_t outputs,
@@ -47,9 +49,10 @@ class Linear {
 
  private:
   at::Tensor weight_OI, bias_O;  // bias undefined where the model has none
+  at::ScalarType compute_dtype_;
 };
 
-// Layer norm over the last dim (Ba et al. 2016).
+// Layer norm over the last dim (Ba et al. 2016), in the parameters' dtype, which x has too.
 class LayerNorm {
  public:
   LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cluster/base/error.h"
 #include "configs/config.pb.h"
 #include "runtime/fixed_order.h"
 
@@ -101,6 +102,7 @@ Adafactor::Adafactor(const configs::Adafactor& config, GradBuckets& buckets)
       epsilon2_(config.epsilon2()),
       scale_by_parameter_(config.scale_by_parameter()),
       num_updates_(at::zeros({1}, at::kDouble)) {
+  require(!buckets.sliced(), "Adafactor needs the gradients of whole matrices");
   std::int64_t most_elements = 0;
   for (const auto& bucket : buckets.buckets()) {
     for (const auto& slot : bucket.slots) {

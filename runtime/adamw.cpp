@@ -2,7 +2,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -47,7 +47,10 @@ AdamW::AdamW(const configs::AdamW& config, GradBuckets& buckets)
       buckets_(buckets),
       num_updates_(at::zeros({1}, at::kDouble)) {
   for (const auto& bucket : buckets_.buckets()) {
-    moments_.push_back({at::zeros_like(bucket.values), at::zeros_like(bucket.values)});
+    const auto moment = [&] {
+      return at::zeros({buckets_.held(bucket).size()}, bucket.values.options());
+    };
+    moments_.push_back({moment(), moment()});
   }
 }
 
@@ -57,6 +60,7 @@ void AdamW::step(const StepScalars& scalars) {
   const double rate = scalars.get(StepScalars::kLearningRate);
   for (std::size_t b = 0; b < moments_.size(); ++b) {
     GradBuckets::Bucket& bucket = buckets_.buckets()[b];
+    const Interval held = buckets_.held(bucket);
     AT_DISPATCH_FLOATING_TYPES(bucket.values.scalar_type(), "adamw", [&] {
       const Factors<scalar_t> factors{
           static_cast<scalar_t>(scalars.get(StepScalars::kGradientScale)),
@@ -70,13 +74,13 @@ void AdamW::step(const StepScalars& scalars) {
       const scalar_t* g = bucket.gradients.const_data_ptr<scalar_t>();
       scalar_t* m = moments_[b].m.mutable_data_ptr<scalar_t>();
       scalar_t* v = moments_[b].v.mutable_data_ptr<scalar_t>();
-      at::parallel_for(0, bucket.elements(), kGrain, [&](std::int64_t begin, std::int64_t end) {
+      at::parallel_for(held.begin, held.end, kGrain, [&](std::int64_t begin, std::int64_t end) {
         for (const GradBuckets::Slot& slot : bucket.slots) {
           const std::int64_t first = std::max(begin, slot.offset);
           const std::int64_t last = std::min(end, slot.offset + slot.elements);
           if (first >= last) continue;
-          update<scalar_t>(p + first, g + first, m + first, v + first, last - first,
-                           slot.decay ? keep_decayed : scalar_t{1}, factors);
+          update<scalar_t>(p + first, g + first, m + (first - held.begin), v + (first - held.begin),
+                           last - first, slot.decay ? keep_decayed : scalar_t{1}, factors);
         }
       });
     });
@@ -88,11 +92,9 @@ std::vector<NamedShard> AdamW::state() {
   for (std::size_t b = 0; b < moments_.size(); ++b) {
     const GradBuckets::Bucket& bucket = buckets_.buckets()[b];
     const std::int64_t slice = bucket.elements() / buckets_.group().size();
+    const Interval held = buckets_.held(bucket);
     for (const GradBuckets::Slot& slot : bucket.slots) {
-      // The parts of the slot that lie in different ranks' slices.
-      for (std::int64_t begin = slot.offset; begin < slot.offset + slot.elements;) {
-        const int owner = buckets_.owner(bucket, begin);
-        const std::int64_t end = std::min(slot.offset + slot.elements, (owner + 1) * slice);
+      const auto add = [&](std::int64_t begin, std::int64_t end, int owner) {
         for (const auto& [prefix, moment] :
              {std::pair("adamw.m/", &moments_[b].m), std::pair("adamw.v/", &moments_[b].v)}) {
           NamedShard shard;
@@ -103,11 +105,22 @@ std::vector<NamedShard> AdamW::state() {
           shard.flat_begin = begin - slot.offset;
           shard.flat_end = end - slot.offset;
           shard.owner = owner;
-          shard.data = moment->narrow(0, begin, end - begin);
+          shard.replicated = !buckets_.sliced();
+          shard.data = moment->narrow(0, begin < end ? begin - held.begin : 0, end - begin);
           shards.push_back(std::move(shard));
         }
+      };
+      const std::int64_t first = std::max(held.begin, slot.offset);
+      const std::int64_t last = std::min(held.end, slot.offset + slot.elements);
+      // The parts that lie in different ranks' slices.
+      for (std::int64_t begin = first; begin < last;) {
+        const int owner = buckets_.owner(bucket, begin);
+        const std::int64_t end = std::min(last, (owner + 1) * slice);
+        add(begin, end, owner);
         begin = end;
       }
+      // A tensor of which this rank holds nothing is named all the same (load_checkpoint).
+      if (first >= last) add(slot.offset, slot.offset, 0);
     }
   }
   shards.push_back(whole_shard("adamw.num_updates", StateKind::kOptimizer, num_updates_, 0));

@@ -25,7 +25,7 @@ class AdamW : public Optimizer {
 
  private:
   struct Moments {
-    at::Tensor m, v;  // [elements of the bucket], of the parameters' dtype
+    at::Tensor m, v;  // [elements of the bucket that this rank holds], of the parameters' dtype
   };
   const double beta1_, beta2_, epsilon_, weight_decay_;
   GradBuckets& buckets_;

@@ -18,6 +18,11 @@ at::Tensor int64_tensor(std::int64_t elements) {
   return at::empty({elements}, at::TensorOptions(at::kLong));
 }
 
+std::vector<NamedShard> replicated_of(std::vector<NamedShard> shards) {
+  std::erase_if(shards, [](const NamedShard& shard) { return !shard.replicated; });
+  return shards;
+}
+
 // Ranks that hold what rank r holds, for the rank r of which there are most (the lowest of
 // equals).
 std::vector<int> largest_party(std::span<const std::int64_t> hashes, int num_ranks) {
@@ -55,8 +60,8 @@ std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) 
 
 }  // namespace
 
-Agreement::Agreement(Group& ranks, std::vector<NamedShard> replicated, std::string host)
-    : ranks_(ranks), replicated_(std::move(replicated)), host_(std::move(host)) {}
+Agreement::Agreement(Group& ranks, std::vector<NamedShard> shards, std::string host)
+    : ranks_(ranks), replicated_(replicated_of(std::move(shards))), host_(std::move(host)) {}
 
 std::string Agreement::find_difference(const TrainState& state) {
   if (ranks_.size() == 1) return "";

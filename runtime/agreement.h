@@ -14,14 +14,15 @@ namespace birkhoff {
 
 class Agreement {
  public:
-  // replicated: parameters and optimizer state that every rank of `ranks` holds, the same list on
-  // each, as views of live memory. host: this rank's machine, for messages.
-  Agreement(Group& ranks, std::vector<NamedShard> replicated, std::string host);
+  // shards: parameters and optimizer state of this rank as views of live memory. Those that every
+  // rank of `ranks` holds, the same on each, are compared; others (ZeRO's slices) have no second.
+  // host: this rank's machine, for messages.
+  Agreement(Group& ranks, std::vector<NamedShard> shards, std::string host);
 
-  // Compares 64-bit XXH3 hashes of every shard, and of step, positions and counters, which key all
-  // noise. Returns nothing if all ranks agree; else one line, the same on all ranks: who differs
-  // from the majority (everybody is named where there is none), in which tensors, and an example.
-  // Collective; one small all_gather while all agree.
+  // Compares 64-bit XXH3 hashes of every such shard, and of step, positions and counters, which key
+  // all noise. Returns nothing if all ranks agree; else one line, the same on all ranks: who
+  // differs from the majority (everybody is named where there is none), in which tensors, and an
+  // example. Collective; one small all_gather while all agree.
   std::string find_difference(const TrainState& state);
 
  private:

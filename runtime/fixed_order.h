@@ -11,35 +11,42 @@
 
 namespace birkhoff {
 
-// Sum of x[i]^2 over n elements, accumulated in fp64 over blocks of fixed size that are added in
-// order. Local.
+// Sums are taken over blocks of this many elements, which are then added in order: 16 KiB of fp32
+// stay in the L1 cache.
+inline constexpr std::int64_t kSumBlock = 4096;
+inline std::int64_t num_sum_blocks(std::int64_t n) { return (n + kSumBlock - 1) / kSumBlock; }
+
+// Sum of x[i]^2 over one block of n <= kSumBlock elements, in fp64. Local.
+template <typename T>
+double block_sum_of_squares(const T* x, std::int64_t n) {
+  constexpr std::int64_t kLanes = 16;  // independent sums, so that the compiler may use vectors
+  std::array<double, kLanes> lanes{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const double value = static_cast<double>(x[i + lane]);
+      lanes[lane] += value * value;
+    }
+  }
+  for (; i < n; ++i) {
+    const double value = static_cast<double>(x[i]);
+    lanes[0] += value * value;
+  }
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+// Sum of x[i]^2 over n elements: those of its blocks, in order. Local.
 template <typename T>
 double sum_of_squares(const T* x, std::int64_t n) {
-  constexpr std::int64_t kBlock = 4096;  // elements: 16 KiB of fp32 stay in the L1 cache
-  constexpr std::int64_t kLanes = 16;    // independent sums, so that the compiler may use vectors
-  std::vector<double> block_sums(static_cast<std::size_t>((n + kBlock - 1) / kBlock));
-  at::parallel_for(0, static_cast<std::int64_t>(block_sums.size()), 8,
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t block = begin; block < end; ++block) {
-                       const T* first = x + block * kBlock;
-                       const std::int64_t size = std::min(kBlock, n - block * kBlock);
-                       std::array<double, kLanes> lanes{};
-                       std::int64_t i = 0;
-                       for (; i + kLanes <= size; i += kLanes) {
-                         for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-                           const double value = static_cast<double>(first[i + lane]);
-                           lanes[lane] += value * value;
-                         }
-                       }
-                       for (; i < size; ++i) {
-                         const double value = static_cast<double>(first[i]);
-                         lanes[0] += value * value;
-                       }
-                       double sum = 0;
-                       for (const double lane : lanes) sum += lane;
-                       block_sums[block] = sum;
-                     }
-                   });
+  std::vector<double> block_sums(static_cast<std::size_t>(num_sum_blocks(n)));
+  at::parallel_for(0, num_sum_blocks(n), 8, [&](std::int64_t first_block, std::int64_t last_block) {
+    for (std::int64_t block = first_block; block < last_block; ++block) {
+      const std::int64_t begin = block * kSumBlock;
+      block_sums[block] = block_sum_of_squares(x + begin, std::min(kSumBlock, n - begin));
+    }
+  });
   double sum = 0;
   for (const double block_sum : block_sums) sum += block_sum;
   return sum;

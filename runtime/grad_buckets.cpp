@@ -33,8 +33,8 @@ class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
 };
 
 GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
-                         std::int64_t num_shards)
-    : group_(group), has_shards_(part_of(num_shards, group.rank(), group.size()).size() > 0) {
+                         std::int64_t num_shards, bool zero)
+    : group_(group), sliced_(zero && group.size() > 1) {
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> members;
   std::int64_t elements = 0;
@@ -53,7 +53,7 @@ GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t buck
   running_.resize(buckets_.size());
   if (num_shards > 0) {
     for (Bucket& bucket : buckets_) {
-      shard_reductions_.emplace_back(group_, num_shards, bucket.gradients);
+      shard_reductions_.emplace_back(group_, num_shards, bucket.gradients, sliced_);
     }
   }
 }
@@ -97,13 +97,18 @@ int GradBuckets::owner(const Bucket& bucket, std::int64_t offset) const {
   return static_cast<int>(offset / (bucket.elements() / group_.size()));
 }
 
+Interval GradBuckets::held(const Bucket& bucket) const {
+  if (!sliced_) return {0, bucket.elements()};
+  const std::int64_t slice = bucket.elements() / group_.size();
+  return {group_.rank() * slice, (group_.rank() + 1) * slice};
+}
+
 void GradBuckets::zero() {
   for (Bucket& bucket : buckets_) bucket.gradients.zero_();
 }
 
-void GradBuckets::next_shard() {
-  for (ShardReduction& reduction : shard_reductions_) reduction.add_shard();
-  zero();
+void GradBuckets::next_shard(bool one_pass) {
+  for (ShardReduction& reduction : shard_reductions_) reduction.next_shard(one_pass);
 }
 
 void GradBuckets::start_reducing() {
@@ -124,8 +129,12 @@ void GradBuckets::launch_next() {
   const std::size_t i = num_launched_++;
   const std::string name = fmt::format("gradients of bucket {}", i);
   if (!shard_reductions_.empty()) {
-    if (has_shards_) shard_reductions_[i].add_shard();
     shard_reductions_[i].start(name);
+  } else if (sliced_) {
+    const at::Tensor& gradients = buckets_[i].gradients;
+    const Interval mine = held(buckets_[i]);
+    running_[i] = group_.reduce_scatter_async(gradients.narrow(0, mine.begin, mine.size()),
+                                              gradients, ReduceOp::kSum, name);
   } else if (group_.size() > 1) {
     running_[i] = group_.all_reduce_async(buckets_[i].gradients, ReduceOp::kSum, name);
   }
@@ -148,6 +157,18 @@ void GradBuckets::finish_reducing(at::Tensor tail) {
     work = nullptr;
   }
   if (counts != nullptr) counts->wait();
+}
+
+void GradBuckets::publish_values() {
+  if (!sliced_) return;
+  std::vector<std::unique_ptr<Work>> gathers;
+  for (std::size_t i = 0; i < buckets_.size(); ++i) {
+    const at::Tensor& values = buckets_[i].values;
+    const Interval mine = held(buckets_[i]);
+    gathers.push_back(group_.all_gather_async(values, values.narrow(0, mine.begin, mine.size()),
+                                              fmt::format("values of bucket {}", i)));
+  }
+  for (auto& gather : gathers) gather->wait();
 }
 
 }  // namespace birkhoff

@@ -15,6 +15,7 @@
 
 #include "attention/parameters.h"
 #include "cluster/base/group.h"
+#include "data/batch/share.h"
 #include "runtime/shard_reduction.h"
 
 namespace birkhoff {
@@ -40,32 +41,41 @@ class GradBuckets {
 
   // Moves the parameters' values into buckets of about `bucket_elements` (a larger parameter gets a
   // bucket of its own) and gives them gradients. With num_shards > 0 gradients are summed over that
-  // many virtual shards (configs.Invariant). `parameters` and `group` must outlive the buckets.
-  // Local.
+  // many virtual shards (configs.Invariant). With `zero` (ZeRO stage 1, Rajbhandari et al. 2020) a
+  // rank gets the sums of its own slices only, updates those, and publish_values() gathers the
+  // values. `parameters` and `group` must outlive the buckets. Local.
   GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
-              std::int64_t num_shards = 0);
+              std::int64_t num_shards = 0, bool zero = false);
   ~GradBuckets();
   GradBuckets(const GradBuckets&) = delete;
   GradBuckets& operator=(const GradBuckets&) = delete;
 
   std::vector<Bucket>& buckets() { return buckets_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  const Group& group() const { return group_; }
+  Group& group() const { return group_; }
   // Rank of the group that owns an element of a bucket: each owns one of size() equal slices.
   int owner(const Bucket& bucket, std::int64_t offset) const;
+  // Whether each rank updates its own slices only: ZeRO, on more than one rank.
+  bool sliced() const { return sliced_; }
+  // Elements of a bucket whose reduced gradients this rank holds and whose values it updates: its
+  // slice if sliced(), else all.
+  Interval held(const Bucket& bucket) const;
 
   // Gradients become zero.
   void zero();
   // With virtual shards: one shard's backward passes are done, and those of this rank's next shard
-  // begin. Local.
-  void next_shard();
+  // begin; `one_pass`: it has only one. Local.
+  void next_shard(bool one_pass);
   // Call before the last backward pass of a step: from here on a full bucket is reduced at once.
   void start_reducing();
   // Reduces what is left (a parameter without a gradient counts as zero) and then `tail`, a
-  // contiguous tensor of sums that travels with the gradients, and waits for all: gradients and
-  // tail hold the sums over the group. Collective over the group, as are the reductions that
-  // start_reducing() permits.
+  // contiguous tensor of sums that travels with the gradients, and waits for all: the held
+  // gradients and tail are the sums over the group; other gradients are undefined. Collective over
+  // the group, as are the reductions that start_reducing() permits.
   void finish_reducing(at::Tensor tail);
+  // Call after the held values were updated: all ranks get all values. Collective over the group if
+  // sliced(), else local.
+  void publish_values();
 
  private:
   class ReadyHook;
@@ -80,7 +90,7 @@ class GradBuckets {
   std::size_t num_launched_ = 0;      // buckets whose reduction has begun: the first so many
   std::vector<std::unique_ptr<Work>> running_;  // their reductions; with shards instead:
   std::vector<ShardReduction> shard_reductions_;
-  bool has_shards_ = false;  // this rank computes some of the virtual shards
+  bool sliced_ = false;
   bool reducing_ = false;
 };
 

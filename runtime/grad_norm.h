@@ -5,9 +5,10 @@
 
 namespace birkhoff {
 
-// Euclidean norm of all gradients in the buckets, accumulated in fp64 over blocks of fixed size
-// that are added in order: the same bits for every number of threads, and, for equal gradients, of
-// ranks. Not finite if any gradient is not. Local.
+// Euclidean norm of all reduced gradients in the buckets, accumulated in fp64 over blocks of fixed
+// size that are added in order: the same bits for every number of threads, with and without slices,
+// and, for equal gradients, of ranks. Not finite if any gradient is not. Collective over the
+// buckets' group if they are sliced, else local.
 double gradient_norm(const GradBuckets& buckets);
 
 }  // namespace birkhoff

@@ -22,8 +22,9 @@ struct NamedShard {
   std::vector<std::int64_t> global_shape;
   std::vector<std::int64_t> box_offset, box_size;  // one entry a dimension
   std::int64_t flat_begin = 0, flat_end = 0;       // row-major inside the box
-  int owner = 0;    // rank of the world that writes it; all ranks list all shards they hold, the
-                    // owner writes
+  int owner = 0;  // rank of the world that writes it; all ranks list all shards they hold, the
+                  // owner writes
+  bool replicated = true;  // all ranks hold these elements; false: this one alone
   at::Tensor data;  // contiguous 1-D [flat_end - flat_begin]; a view of live state, filled in place
                     // on load
 };

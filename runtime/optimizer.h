@@ -18,14 +18,16 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // Updates all parameters from the buckets' gradients times scalars' kGradientScale. With kApply 0
-  // nothing changes. Local: every rank does the same arithmetic on the same sums, so all stay
-  // equal.
+  // Updates the values that the buckets hold (GradBuckets::held) from their gradients times
+  // scalars' kGradientScale. With kApply 0 nothing changes. Local: ranks that hold an element do
+  // the same arithmetic on the same sums, so all stay equal; GradBuckets::publish_values() comes
+  // next.
   virtual void step(const StepScalars& scalars) = 0;
 
-  // All that the optimizer remembers, as views of live memory. Each rank holds everything; the
-  // owner of a shard is the rank (of the buckets' group, which is the world while the other axes
-  // are 1) whose slice of the bucket it lies in, so that ranks share the writing.
+  // All that the optimizer remembers on this rank, as views of live memory: everything, or with
+  // ZeRO what belongs to the values it holds. The owner of a shard is the rank (of the buckets'
+  // group, which is the world while the other axes are 1) whose slice of the bucket it lies in, so
+  // that ranks share the writing.
   virtual std::vector<NamedShard> state() = 0;
 };
 

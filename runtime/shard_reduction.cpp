@@ -2,19 +2,22 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "cluster/base/error.h"
 
 namespace birkhoff {
 
-ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients)
+ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients,
+                               bool slice_only)
     : group_(group),
       num_shards_(num_shards),
       gradients_(std::move(gradients)),
+      slice_only_(slice_only),
       mine_(num_shards),
-      next_shard_(part_of(num_shards, group.rank(), group.size()).begin),
       slice_(num_shards) {
+  hold_first_shard();
   const std::int64_t slice = gradients_.size(0) / group.size();
   const auto num_mine = static_cast<std::int64_t>(nodes_of_rank(group.rank()).size());
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -32,18 +35,30 @@ ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor
 }
 
 std::vector<Interval> ShardReduction::nodes_of_rank(int rank) const {
-  return nodes_of(part_of(num_shards_, rank, group_.size()), num_shards_);
+  return nodes_of(shards_of_rank(rank), num_shards_);
 }
 
-void ShardReduction::add_shard() {
-  mine_.add({next_shard_, next_shard_ + 1}, gradients_);
-  ++next_shard_;
+void ShardReduction::hold_first_shard() {
+  const Interval mine = shards_of_rank(group_.rank());
+  in_gradients_ = {mine.begin, std::min(mine.begin + 1, mine.end)};
+}
+
+void ShardReduction::next_shard(bool one_pass) {
+  const Interval next{in_gradients_.end, in_gradients_.end + 1};
+  if (one_pass && are_halves(in_gradients_, next, num_shards_)) {
+    in_gradients_.end = next.end;
+    return;
+  }
+  mine_.add(in_gradients_, gradients_);
+  gradients_.zero_();
+  in_gradients_ = next;
 }
 
 void ShardReduction::start(const std::string& name) {
-  const Interval shards = part_of(num_shards_, group_.rank(), group_.size());
-  require(next_shard_ == shards.end, "a rank has computed all of its shards");
-  next_shard_ = shards.begin;
+  require(in_gradients_.end == shards_of_rank(group_.rank()).end,
+          "a rank has computed all of its shards");
+  if (in_gradients_.size() > 0) mine_.add(in_gradients_, gradients_);
+  hold_first_shard();
   if (group_.size() == 1) return;
   // For each owner its slice of all partial sums.
   const std::int64_t slice = gradients_.size(0) / group_.size();
@@ -76,7 +91,7 @@ void ShardReduction::combine(const std::string& name) {
   const at::Tensor mine = gradients_.narrow(0, group_.rank() * slice, slice);
   mine.copy_(slice_.sums().front());
   slice_.clear();
-  work_ = group_.all_gather_async(gradients_, mine, name);
+  work_ = slice_only_ ? nullptr : group_.all_gather_async(gradients_, mine, name);
 }
 
 void ShardReduction::finish() {

@@ -130,6 +130,14 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   return options;
 }
 
+std::size_t optimizer_bytes(const std::vector<NamedShard>& shards) {
+  std::size_t bytes = 0;
+  for (const NamedShard& shard : shards) {
+    if (shard.kind == StateKind::kOptimizer) bytes += shard.data.nbytes();
+  }
+  return bytes;
+}
+
 MetricsOptions make_metrics_options(const configs::Config& config, const RunPaths& paths,
                                     const TrainState& state) {
   MetricsOptions options;
@@ -205,7 +213,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   const std::unique_ptr<Model> model = make_model(config, corpus.vocabulary(), mesh.groups());
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
-                      config.train().invariant().shards());
+                      config.train().invariant().shards(), config.train().zero());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
   std::vector<NamedShard> shards = training_shards(*model, *optimizer, world.size());
 
@@ -237,6 +245,9 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     log_info("{}: {} at step {} of {}; {} parameters, {} ranks", run_folder.string(),
              resume_path.empty() ? "starts" : "resumes", state.step, config.train().steps(),
              model->parameters().num_elements(), world.size());
+    log_info("optimizer state: {} bytes on this rank, {}", optimizer_bytes(shards),
+             buckets.sliced() ? fmt::format("one of {} slices (train.zero)", world.size())
+                              : "all of it");
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
     write_file_durably(paths.config().string(), config_text(config));
     folder->cut_metrics(metrics_bytes);

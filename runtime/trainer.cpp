@@ -84,7 +84,9 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   tail_.zero_();
 
   for (const ShardRows& shard : shards_of_batch(batch.size())) {
-    if (shard.rows.begin > 0) parts_.buckets.next_shard();
+    if (shard.rows.begin > 0) {
+      parts_.buckets.next_shard(/*one_pass=*/shard.rows.size() <= micro_batch);
+    }
     for (std::int64_t begin = shard.rows.begin; begin < shard.rows.end; begin += micro_batch) {
       const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
       const Batch micro = batch.narrow(begin, end);
@@ -122,6 +124,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   scalars_.set(StepScalars::kGradientScale, clip_factor / count);
   scalars_.set(StepScalars::kApply, finite ? 1 : 0);
   parts_.optimizer.step(scalars_);
+  parts_.buckets.publish_values();
 
   // Report.
   const auto num_tokens = std::llround(sums[kTailCount]);

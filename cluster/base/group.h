@@ -82,7 +82,7 @@ class Group {
   // order.
   void all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name);
   std::unique_ptr<Work> all_reduce_async(at::Tensor tensor, ReduceOp op, std::string_view name);
-  // output [n] = op over all ranks' input [size * n], slice `rank`.
+  // output [n] = op over all ranks' input [size * n], slice `rank`, and may be that slice of input.
   std::unique_ptr<Work> reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op,
                                              std::string_view name);
   void reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, std::string_view name);

@@ -1,8 +1,8 @@
 // A batch: named fields, as the corpus manifest declares them, plus which samples they are.
 //
 // Legend: B batch, T tokens of a sequence.
-// Language model: inputs_BT, targets_BT (int64 token ids), mask_BT (u8, 1 where the target counts),
-// and with data.restart_at_documents segments_BT (int32, increasing by one at each document's
+// Language model: inputs_BT, targets_BT (int64 token ids; rows of the same memory, one token apart,
+// so not contiguous), mask_BT (u8, 1 where the target counts), and with data.restart_at_documents segments_BT (int32, increasing by one at each document's
 // border) and positions_BT (int64).
 #pragma once
 

@@ -146,6 +146,7 @@ TEST(Include, StaysBelowTheFirstFilesFolder) {
   refused("up/secret.txtpb", "is outside the folder");
   refused((folder.path() / "inside/run_link_target.txtpb").string(), "must be a path relative");
   refused("", "must be a path relative");
+  refused("a\\036.txtpb", "'a\\x1e.txtpb' must be a path relative to this file, without control");
   refused("missing.txtpb", "cannot be opened: No such file");
   refused("x", "is a folder");
   // A folder whose name only begins alike is outside, too.

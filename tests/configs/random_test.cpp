@@ -6,7 +6,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
-#include <time.h>
 
 #include <cctype>
 #include <cstdlib>
@@ -14,21 +13,10 @@
 #include "helpers.h"
 #include "models/model.h"
 #include "random_config.h"
+#include "tests/processor_time.h"
 
 namespace birkhoff {
 namespace {
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kMostSeconds = 10;
-#else
-constexpr double kMostSeconds = 1;
-#endif
-
-double processor_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 // What one of the readers is given; `file` is empty for a text.
 struct Input {

@@ -19,10 +19,9 @@ using Ids = std::vector<std::int64_t>;
 
 template <typename T>
 std::vector<T> row(const Batch& batch, std::string_view name, std::int64_t index) {
-  const at::Tensor& field = batch.at(name);
-  const std::int64_t length = field.size(1);
-  const T* begin = field.const_data_ptr<T>() + index * length;
-  return std::vector<T>(begin, begin + length);
+  const at::Tensor field = batch.at(name).select(0, index);
+  const T* begin = field.const_data_ptr<T>();
+  return std::vector<T>(begin, begin + field.size(0));
 }
 
 Ids sample_ids(const Batch& batch) {
@@ -97,7 +96,7 @@ TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
 }
 
 Ids inputs_of(const Batch& batch) {
-  const at::Tensor& inputs_BT = batch.at(field::kInputs);
+  const at::Tensor inputs_BT = batch.at(field::kInputs).contiguous();
   const auto* begin = inputs_BT.const_data_ptr<std::int64_t>();
   return Ids(begin, begin + inputs_BT.numel());
 }
@@ -347,7 +346,7 @@ TEST(LoaderDocuments, RestartAtBorders) {
   // With an end mark, what follows it counts.
   EXPECT_EQ(row<std::uint8_t>(batch, field::kMask, 0), (std::vector<std::uint8_t>(8, 1)));
   // The second window begins within a document, which is its first segment.
-  EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 1), (Ids{'g', 'h', 'i', 'j', 0, 0, 0, 0}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 1), (Ids{'g', 'h', 'i', 'j', 256, 0, 0, 0}));
   EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 1), (Ids{'h', 'i', 'j', 256, 0, 0, 0, 0}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 1), (std::vector<std::int32_t>(8, 0)));
   EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 1), (Ids{0, 1, 2, 3, 4, 5, 6, 7}));

@@ -81,15 +81,15 @@ const Packed& corpus_of(std::size_t index) {
 void check_row(const Packed& packed, const Batch& batch, std::int64_t b, std::int64_t first,
                bool restart) {
   const std::int64_t length = batch.at(field::kInputs).size(1);
-  const auto* inputs = batch.at(field::kInputs).const_data_ptr<std::int64_t>() + b * length;
-  const auto* targets = batch.at(field::kTargets).const_data_ptr<std::int64_t>() + b * length;
-  const auto* mask = batch.at(field::kMask).const_data_ptr<std::uint8_t>() + b * length;
+  const auto* inputs = batch.at(field::kInputs).select(0, b).const_data_ptr<std::int64_t>();
+  const auto* targets = batch.at(field::kTargets).select(0, b).const_data_ptr<std::int64_t>();
+  const auto* mask = batch.at(field::kMask).select(0, b).const_data_ptr<std::uint8_t>();
   const auto num_tokens = static_cast<std::int64_t>(packed.tokens.size());
   const auto token = [&](std::int64_t t) { return packed.tokens[static_cast<std::size_t>(t)]; };
   std::int64_t segment = 0, start = first;
   for (std::int64_t t = 0; t < length; ++t) {
     const bool inside = first + t + 1 < num_tokens;
-    RC_ASSERT(inputs[t] == (inside ? token(first + t) : 0));
+    RC_ASSERT(inputs[t] == (first + t < num_tokens ? token(first + t) : 0));
     RC_ASSERT(targets[t] == (inside ? token(first + t + 1) : 0));
     RC_ASSERT(mask[t] == (inside ? 1 : 0));
     if (!restart || !inside) continue;

@@ -1,17 +1,15 @@
 // What the fuzz targets share: taking inputs apart, files to read them from, and what a refusal is.
 #pragma once
 
-#include <stdlib.h>
-
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
 #include "cluster/base/error.h"
+#include "tests/cluster/base/temporary_folder.h"
 
 namespace birkhoff {
 
@@ -65,38 +63,15 @@ class ByteReader {
   std::string_view rest_;
 };
 
-// A folder of this process, in memory where the system has that; gone when the process ends.
-class ScratchFolder {
- public:
-  ScratchFolder() {
-    const std::filesystem::path memory = "/dev/shm";
-    std::error_code ignored;
-    const auto parent = std::filesystem::is_directory(memory, ignored)
-                            ? memory
-                            : std::filesystem::temp_directory_path();
-    std::string name = parent / "birkhoff-fuzz-XXXXXX";
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary folder");
-    path_ = name;
-  }
-  ~ScratchFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  ScratchFolder(const ScratchFolder&) = delete;
-  ScratchFolder& operator=(const ScratchFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::string write(const std::string& name, std::string_view bytes) const {
-    const std::string path = path_ / name;
-    std::ofstream out(path, std::ios::binary | std::ios::trunc);
-    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    out.close();
-    if (!out) throw std::runtime_error("cannot write " + path);
-    return path;
-  }
-
- private:
-  std::filesystem::path path_;
-};
+// Writes the file anew; returns its path.
+inline std::string write_input(const TemporaryFolder& folder, const std::string& name,
+                               std::string_view bytes) {
+  const std::string path = folder.path(name);
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  out.close();
+  if (!out) throw std::runtime_error("cannot write " + path);
+  return path;
+}
 
 }  // namespace birkhoff

@@ -7,8 +7,8 @@ namespace birkhoff {
 namespace {
 
 void read_file_of(std::string_view bytes) {
-  static const ScratchFolder folder;
-  const std::string path = folder.write("x.safetensors", bytes);
+  static const TemporaryFolder folder;
+  const std::string path = write_input(folder, "x.safetensors", bytes);
   is_accepted(ExitCode::kCheckpoint, [&] {
     const SafetensorsReader reader(path);
     std::size_t end = reader.header_bytes().size();

@@ -119,7 +119,7 @@ void read_windows(const Corpus& corpus, ByteReader& reader) {
 }  // namespace
 
 void fuzz_shard(std::string_view input) {
-  static const ScratchFolder folder;
+  static const TemporaryFolder folder;
   ByteReader reader(input);
   CorpusManifest manifest;
   manifest.set_format(shard_format::kManifestFormat);
@@ -136,14 +136,14 @@ void fuzz_shard(std::string_view input) {
   for (int i = 0; i < num_shards; ++i) {
     auto& shard = *stream.add_shard();
     shard.set_file(fmt::format("{}.h5", i));
-    folder.write(shard.file(), make_shard(reader, stream.dtype(), shard));
+    write_input(folder, shard.file(), make_shard(reader, stream.dtype(), shard));
     elements += static_cast<std::uint64_t>(shard.elements());
     documents += static_cast<std::uint64_t>(shard.documents());
   }
   stream.set_elements(static_cast<std::int64_t>(elements));
   stream.set_documents(static_cast<std::int64_t>(documents));
   split.mutable_counts()->set_documents(stream.documents());
-  folder.write(kManifestName, manifest_json(manifest));
+  write_input(folder, kManifestName, manifest_json(manifest));
   is_accepted(ExitCode::kData, [&] {
     const Corpus corpus(folder.path());
     read_stream(corpus, reader);

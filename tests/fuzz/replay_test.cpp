@@ -2,7 +2,6 @@
 // crash that libFuzzer once found stays mended. BIRKHOFF_FUZZ_DAMAGES: damaged copies of each
 // target's seeds, 300 unless told.
 #include <gtest/gtest.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "tests/fuzz/fuzz_targets.h"
+#include "tests/processor_time.h"
 
 namespace birkhoff {
 namespace {
@@ -24,18 +24,6 @@ struct Target {
   void (*run)(std::string_view);
 };
 void PrintTo(const Target& target, std::ostream* out) { *out << target.name; }
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kMostSeconds = 10;
-#else
-constexpr double kMostSeconds = 1;
-#endif
-
-double processor_seconds() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 class Fuzz : public testing::TestWithParam<Target> {
  protected:

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   using namespace birkhoff;
   if (argc != 5) return 2;
   const std::string mode = argv[1];
+  if (mode != "skip" && mode != "die") return 2;
   const int victim = std::atoi(argv[2]);
   const std::int64_t harm_step = std::atoll(argv[3]);
   std::signal(SIGTERM, SIG_IGN);  // as in a training, which takes it for a request

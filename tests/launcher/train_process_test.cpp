@@ -242,7 +242,8 @@ TEST_F(TrainProcessTest, RanksInsideMpirunAreRefused) {
 TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   const char* set = std::getenv("BIRKHOFF_KILLS");
   const int num_kills = set != nullptr ? std::atoi(set) : 20;
-  const int num_steps = 75 * num_kills;  // more than the kills let it do
+  constexpr int kStepsBetween = 15;
+  const int num_steps = 3 * kStepsBetween * num_kills;  // more than the kills let it do
   const std::string steps = "train.steps=" + std::to_string(num_steps);
   const Finished trained =
       run_child(train("kills_reference", {"--ranks", "2", "--set", steps}), seconds(600));
@@ -263,7 +264,7 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
       std::this_thread::sleep_for(std::chrono::milliseconds(random() % 1500));
     } else {
       const int from = last_step(run("killed"));
-      ASSERT_TRUE(wait_for_step(child, run("killed"), from + 1 + num_steps / (2 * num_kills)))
+      ASSERT_TRUE(wait_for_step(child, run("killed"), from + kStepsBetween))
           << child.finish(seconds(1)).err;
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 30000));
     }

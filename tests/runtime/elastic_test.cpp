@@ -9,49 +9,43 @@
 #include "runtime/checkpoint.h"
 #include "runtime/run_checkpoints.h"
 #include "tests/runtime/checkpoint_fixture.h"
-#include "tests/runtime/toy_training.h"
+#include "tests/runtime/gathered_state.h"
 
 namespace birkhoff {
 namespace {
 
+using test::gathered_state;
 using test::toy_config;
 using test::ToyTraining;
 
-// All of a rank's state as bytes by name, however it is cut into shards.
-std::map<std::string, std::string> state_of(ToyTraining& training, int num_ranks) {
-  std::map<std::string, std::map<std::int64_t, std::string>> parts;
-  for (const NamedShard& shard : training_shards(training.model, *training.optimizer, num_ranks)) {
-    parts[shard.name][shard.flat_begin] =
-        std::string(static_cast<const char*>(shard.data.const_data_ptr()), shard.data.nbytes());
-  }
-  std::map<std::string, std::string> state;
-  for (const auto& [name, by_place] : parts) {
-    for (const auto& [place, bytes] : by_place) state[name] += bytes;
-  }
-  return state;
-}
+enum class Kind { kAdamW, kAdamWZero, kAdafactor };
 
-configs::Config config_with(bool adafactor) {
+configs::Config config_with(Kind kind) {
   configs::Config config = toy_config(3);
-  if (adafactor) config.mutable_train()->mutable_optimizer()->mutable_adafactor();
+  if (kind == Kind::kAdafactor) config.mutable_train()->mutable_optimizer()->mutable_adafactor();
+  config.mutable_train()->set_zero(kind == Kind::kAdamWZero);
   return config;
 }
 
 TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
   const StopSignals signals;
-  for (const bool adafactor : {false, true}) {
-    const configs::Config config = config_with(adafactor);
+  for (const auto& [saved_kind, kind] :
+       {std::pair(Kind::kAdamW, Kind::kAdamW), std::pair(Kind::kAdamWZero, Kind::kAdamWZero),
+        std::pair(Kind::kAdamWZero, Kind::kAdamW), std::pair(Kind::kAdamW, Kind::kAdamWZero),
+        std::pair(Kind::kAdafactor, Kind::kAdafactor)}) {
+    const configs::Config saved_config = config_with(saved_kind), config = config_with(kind);
     for (const int saved_ranks : {1, 2, 3, 4, 6}) {
       const TestFolder folder;
       std::map<std::string, std::string> expected;
       run_ranks(saved_ranks, [&](Group& group) {
-        ToyTraining training(config, group, at::kFloat);
+        ToyTraining training(saved_config, group, at::kFloat);
         training.run(signals);
         CheckpointWriter writer(folder, 1, {}, group);
         writer.save(make_header(3),
                     training_shards(training.model, *training.optimizer, saved_ranks));
         writer.finish();
-        if (group.rank() == 0) expected = state_of(training, saved_ranks);
+        const std::map<std::string, std::string> state = gathered_state(training, group);
+        if (group.rank() == 0) expected = state;
       });
       ASSERT_GT(expected.size(), 5u);
       const auto checkpoint = find_newest_checkpoint(folder, false);
@@ -59,11 +53,12 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
       for (const int ranks : {1, 2, 3, 4, 6}) {
         run_ranks(ranks, [&](Group& group) {
           ToyTraining training(config, group, at::kFloat);
-          EXPECT_NE(state_of(training, ranks), expected) << "a fresh one holds something else";
+          EXPECT_NE(gathered_state(training, group), expected)
+              << "a fresh one holds something else";
           std::vector<NamedShard> shards =
               training_shards(training.model, *training.optimizer, ranks);
           load_checkpoint(*checkpoint, shards);
-          EXPECT_EQ(state_of(training, ranks), expected)
+          EXPECT_EQ(gathered_state(training, group), expected)
               << saved_ranks << " to " << ranks << " ranks, rank " << group.rank();
         });
       }

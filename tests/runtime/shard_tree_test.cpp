@@ -74,17 +74,25 @@ TEST(ShardReduction, AnyNumberOfRanksGivesTheSameBits) {
     for (const int size : {1, 2, 3, 4, 6, 7}) {
       run_ranks(size, [&](Group& group) {
         const at::Tensor gradients = at::empty({kElements});
-        ShardReduction reduction(group, n, gradients);
         const Interval mine = part_of(n, group.rank(), group.size());
-        for (int step = 0; step < 2; ++step) {
-          for (std::int64_t s = mine.begin; s < mine.end; ++s) {
-            gradients.copy_(shard_values(s, kElements));
-            reduction.add_shard();
+        const Interval all{0, kElements}, slice = part_of(kElements, group.rank(), group.size());
+        for (const bool slice_only : {false, true}) {
+          ShardReduction reduction(group, n, gradients, slice_only);
+          for (const bool one_pass : {false, true, false}) {
+            gradients.zero_();
+            for (std::int64_t s = mine.begin; s < mine.end; ++s) {
+              if (s > mine.begin) reduction.next_shard(one_pass);
+              gradients.add_(shard_values(s, kElements));
+            }
+            reduction.start("sums");
+            reduction.combine("slices");
+            reduction.finish();
+            const Interval summed = slice_only ? slice : all;
+            EXPECT_TRUE(at::equal(gradients.narrow(0, summed.begin, summed.size()),
+                                  expected.narrow(0, summed.begin, summed.size())))
+                << n << " shards, " << size << " ranks, slices only: " << slice_only
+                << ", one pass: " << one_pass;
           }
-          reduction.start("sums");
-          reduction.combine("slices");
-          reduction.finish();
-          EXPECT_TRUE(at::equal(gradients, expected)) << n << " shards, " << size << " ranks";
         }
       });
     }

@@ -32,7 +32,7 @@ class ToyTraining {
         model(dtype),
         group_(group),
         buckets(model.parameters(), group, config.train().bucket_elements(),
-                config.train().invariant().shards()),
+                config.train().invariant().shards(), config.train().zero()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
 
   // This rank's part of the global batch at `consumed`, as data/loader.h divides it.

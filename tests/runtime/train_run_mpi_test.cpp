@@ -143,6 +143,47 @@ TEST_F(TrainRunMpi, AResumedRunEndsWithTheSameBits) {
   }
 }
 
+TEST_F(TrainRunMpi, ZeroMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
+  EXPECT_EQ(train(config(12), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(config(4, {"train.zero=true"}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(8), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(12, {"train.zero=true"}), "parts"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("parts"), checksums("whole"));
+  EXPECT_EQ(figures("parts"), figures("whole"));
+  const std::string log =
+      read_file((folder_ / "parts" / "log" / "rank-0.log").string(), 1 << 20, ExitCode::kData);
+  EXPECT_EQ(log.find(" slices (train.zero)") != std::string::npos, test_world().size() > 1) << log;
+}
+
+TEST_F(TrainRunMpi, RecomputationMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
+  EXPECT_EQ(train(config(8), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(config(4, {"train.recompute=true"}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(8), "parts"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("parts"), checksums("whole"));
+  EXPECT_EQ(figures("parts"), figures("whole"));
+}
+
+// Parameters and optimizer state are kept in fp32, so nothing is lost where a run stops.
+TEST_F(TrainRunMpi, Bf16RunsResumeRecomputeAndSliceToTheSameBits) {
+  const std::string bf16 = "train.precision=bf16";
+  EXPECT_EQ(train(config(8, {bf16}), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(config(4, {bf16, "train.zero=true", "train.recompute=true"}), "parts"),
+            Outcome::kDone);
+  EXPECT_EQ(train(config(8, {bf16}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(8), "fp32"), Outcome::kDone);
+  if (rank() != 0) return;
+  EXPECT_FALSE(checksums("whole").empty());
+  EXPECT_EQ(checksums("parts"), checksums("whole"));
+  EXPECT_EQ(figures("parts"), figures("whole"));
+  EXPECT_NE(figures("whole").back().at("loss"), figures("fp32").back().at("loss"));
+  EXPECT_NEAR(figures("whole").back().at("loss").get<double>(),
+              figures("fp32").back().at("loss").get<double>(), 0.02);
+}
+
 TEST_F(TrainRunMpi, ScalesBytesToThePartOfTheSplitThatIsRead) {
   const Corpus corpus(folder_ / "corpus");
   const double bytes = static_cast<double>(corpus.split("valid").counts().bytes());

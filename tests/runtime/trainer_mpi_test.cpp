@@ -7,11 +7,12 @@
 
 #include "runtime/trainer.h"
 #include "tests/cluster/mpi_test_main.h"
-#include "tests/runtime/toy_training.h"
+#include "tests/runtime/gathered_state.h"
 
 namespace birkhoff {
 namespace {
 
+using test::gathered_state;
 using test::toy_config;
 using test::ToyTraining;
 
@@ -42,6 +43,22 @@ TEST(TrainerMpi, TwoRunsHaveTheSameBits) {
   first.run(signals);
   second.run(signals);
   EXPECT_TRUE(at::equal(first.parameters(), second.parameters()));
+}
+
+TEST(TrainerMpi, ZeroChangesNoBit) {
+  const StopSignals signals;
+  for (const int shards : {0, 4}) {
+    configs::Config config = toy_config(20);
+    config.mutable_train()->mutable_invariant()->set_shards(shards);
+    ToyTraining plain(config, test_world().group(), at::kFloat);
+    config.mutable_train()->set_zero(true);
+    ToyTraining zero(config, test_world().group(), at::kFloat);
+    plain.run(signals);
+    zero.run(signals);
+    EXPECT_EQ(gathered_state(zero, test_world().group()),
+              gathered_state(plain, test_world().group()));
+    EXPECT_EQ(zero.loss(), plain.loss());
+  }
 }
 
 TEST(TrainerMpi, ASignalToOneRankStopsAllAfterTheSameStep) {
