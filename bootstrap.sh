@@ -8,16 +8,17 @@
 #   --no-install     install nothing: say what is missing and stop
 #   --preset NAME    CMake preset (cpu, cpu-asan, cpu-tsan, cuda, cuda-debug); default cpu
 #   --jobs N         compile jobs; default: number of cores
+#   --target NAME    with build: this target alone
 # Environment: BIRKHOFF_TORCH (a LibTorch of your own: the folder with include/ and lib/), BIRKHOFF_DEPS (where the pinned
 # LibTorch is kept; default ~/.cache/birkhoff), CUDA_HOME (a CUDA 13 toolkit).
 set -euo pipefail
 cd "$(dirname "$0")"
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
 say() { printf '\n== %s\n' "$*"; }
 stop() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 
-goal="" install=1 preset="" cuda="" jobs=$(nproc)
+goal="" install=1 preset="" cuda="" jobs=$(nproc) target=all
 while [ $# -gt 0 ]; do
   case $1 in
     build|test|demo) goal=$1 ;;
@@ -25,6 +26,7 @@ while [ $# -gt 0 ]; do
     --no-install) install=0 ;;
     --preset) [ $# -gt 1 ] || stop "--preset needs a name"; preset=$2; shift ;;
     --jobs) [ $# -gt 1 ] || stop "--jobs needs a number"; jobs=$2; shift ;;
+    --target) [ $# -gt 1 ] || stop "--target needs a name"; target=$2; shift ;;
     -h|--help) usage; exit 0 ;;
     *) usage >&2; stop "unknown argument '$1'" ;;
   esac
@@ -32,6 +34,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$goal" ] || { usage >&2; exit 2; }
 [ -n "$preset" ] || { [ -n "$cuda" ] && preset=cuda || preset=cpu; }
+[ "$target" = all ] || [ "$goal" = build ] || stop "--target goes with build alone"
 case $preset in
   cuda*) cuda=1 ;;
   *) [ -z "$cuda" ] || stop "--cuda and the preset $preset exclude each other" ;;
@@ -117,7 +120,7 @@ build() {
     rm -f "$log"
   fi
   say "Building $folder with $jobs jobs"
-  cmake --build --preset "$preset" --parallel "$jobs"
+  cmake --build --preset "$preset" --parallel "$jobs" --target "$target"
 }
 
 run_tests() {

@@ -235,7 +235,8 @@ at::Tensor prefix_balance_reference(const at::Tensor& scores, std::int64_t itera
                                     std::int64_t first_row) {
   // All prefixes at once: [.., U, N, N], barred outside destinations 0..u and sources 0..u-1.
   const std::int64_t N = scores.size(-1), U = N - first_row;
-  const at::Tensor u_U = at::arange(first_row, N), index_N = at::arange(N);
+  const auto indices = scores.options().dtype(at::kLong);
+  const at::Tensor u_U = at::arange(first_row, N, indices), index_N = at::arange(N, indices);
   const at::Tensor outside_UNN =
       at::logical_or(index_N.unsqueeze(1) > u_U.view({U, 1, 1}), index_N >= u_U.view({U, 1, 1}));
   const at::Tensor prefixes = scores.unsqueeze(-3).masked_fill(outside_UNN, kBarred);

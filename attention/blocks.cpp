@@ -26,7 +26,8 @@ Blocks::Blocks(const AttentionInput& in, std::int64_t block, bool causal)
     : block_(block),
       num_tokens_(in.q_BHLD.size(2)),
       num_blocks_((num_tokens_ + block - 1) / block),
-      causal_(causal) {
+      causal_(causal),
+      device_(in.q_BHLD.device()) {
   require(in.k_BHSD.size(2) == num_tokens_, "attention in blocks needs as many keys as queries");
   const std::int64_t padded = num_blocks_ * block;
   // Causal queries never see what lies after them, so missing tokens need no mask there.
@@ -55,11 +56,11 @@ at::Tensor Blocks::unfold(const at::Tensor& x, std::int64_t dim) const {
 }
 
 at::Tensor Blocks::legal(std::int64_t offset) const {
-  at::Tensor legal = at::ones({1, num_blocks_, block_, block_}, at::kBool);
+  at::Tensor legal = at::ones({1, num_blocks_, block_, block_}, mask_options());
   if (causal_ && offset == 0) legal = at::tril(legal);
   if (offset != 0) {
     legal = at::logical_and(
-        legal, shift_blocks(at::ones({1, num_blocks_, 1, 1}, at::kBool), 1, offset, false));
+        legal, shift_blocks(at::ones({1, num_blocks_, 1, 1}, mask_options()), 1, offset, false));
   }
   if (valid_BNb_.defined()) {
     legal = at::logical_and(legal, shift_blocks(valid_BNb_, 1, offset, false).unsqueeze(2));
@@ -114,7 +115,8 @@ at::Tensor attend_fused(const BlockAttention& in) {
                                        blocks_to_batch(in.v_BHNWD), mask, 0, in.causal)
           .unflatten(0, {B, N})
           .transpose(1, 2);
-  if (!seeing.defined() || seeing.all().item<bool>()) return out_BHNbD;
+  // Looking is cheap on the CPU alone: elsewhere it would wait for the device.
+  if (!seeing.defined() || (seeing.is_cpu() && seeing.all().item<bool>())) return out_BHNbD;
   return out_BHNbD.masked_fill(seeing.logical_not(), 0);
 }
 
@@ -124,7 +126,9 @@ at::Tensor attend_materialised(const BlockAttention& in) {
   if (in.bias_BHNbW.defined()) scores_BHNbW = scores_BHNbW + in.bias_BHNbW;
   at::Tensor legal = in.legal_BHNbW;
   if (in.causal && !legal.defined()) {
-    legal = at::ones({in.q_BHNbD.size(3), in.k_BHNWD.size(3)}, at::kBool).tril();
+    legal =
+        at::ones({in.q_BHNbD.size(3), in.k_BHNWD.size(3)}, in.q_BHNbD.options().dtype(at::kBool))
+            .tril();
   }
   const auto in_parts = [&](const at::Tensor& x) {
     return x.defined() ? x.unflatten(-1, {in.num_softmaxes, -1}) : x;

@@ -30,12 +30,15 @@ class Blocks {
   bool plain() const { return !valid_BNb_.defined() && !segments_BNb_.defined(); }
   // bool: tokens that are not padding. Undefined: all that matter are.
   const at::Tensor& valid_BNb() const { return valid_BNb_; }
+  // Of bool tensors where the input lives.
+  at::TensorOptions mask_options() const { return at::TensorOptions(at::kBool).device(device_); }
   // Document ids. Undefined: one document.
   const at::Tensor& segments_BNb() const { return segments_BNb_; }
 
  private:
   std::int64_t block_, num_tokens_, num_blocks_;
   bool causal_;
+  at::Device device_;
   at::Tensor valid_BNb_, segments_BNb_;
 };
 

@@ -46,7 +46,8 @@ AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) con
                                  (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
   at::Tensor legal = legal_keys(in);
   if (shape_.causal) {
-    legal = and_defined(legal, visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)));
+    legal = and_defined(legal,
+                        visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)).to(in.q_BHLD.device()));
   }
   const at::Tensor p_BHLS =
       drop_probabilities(masked_softmax(scores_BHLS, legal), dropout_, in.noise);
@@ -61,7 +62,8 @@ AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const
             {}};
   }
   if (shape_.causal) {
-    legal = at::logical_and(legal, visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)));
+    legal = at::logical_and(
+        legal, visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)).to(in.q_BHLD.device()));
   }
   const at::Tensor mask = additive_mask(legal, in.q_BHLD.scalar_type());
   const at::Tensor out_BHLD =

@@ -6,8 +6,8 @@
 namespace birkhoff {
 namespace {
 
-// Far below any logit, yet finite in fp32 and bf16 even after a maximum is subtracted.
-constexpr double kHidden = -1e30;
+// Far below any logit, yet finite even after a maximum is subtracted.
+double hidden_logit(at::ScalarType dtype) { return dtype == at::kHalf ? -3e4 : -1e30; }
 
 }  // namespace
 
@@ -15,14 +15,14 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal) {
   const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (!legal.defined()) return at::softmax(scores, -1, dtype).to(scores.scalar_type());
   const at::Tensor hidden = legal.logical_not();
-  return at::softmax(scores.masked_fill(hidden, kHidden), -1, dtype)
+  return at::softmax(scores.masked_fill(hidden, hidden_logit(scores.scalar_type())), -1, dtype)
       .masked_fill(hidden, 0)
       .to(scores.scalar_type());
 }
 
 at::Tensor additive_mask(const at::Tensor& legal, at::ScalarType dtype) {
   return at::zeros(legal.sizes(), legal.options().dtype(dtype))
-      .masked_fill_(legal.logical_not(), kHidden);
+      .masked_fill_(legal.logical_not(), hidden_logit(dtype));
 }
 
 at::Tensor drop_probabilities(const at::Tensor& probabilities, float dropout,

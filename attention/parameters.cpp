@@ -59,7 +59,7 @@ at::Tensor draw_all(std::uint64_t key, const std::string& name, at::IntArrayRef 
 
 at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Init init, bool decay) {
   for (const Parameter& other : list_) require(other.name != name, "a parameter is added twice");
-  const auto options = at::TensorOptions().dtype(dtype_);
+  const auto options = at::TensorOptions().dtype(dtype_).device(device_);
   at::Tensor value;
   switch (init.kind) {
     case Init::Kind::kZeros:
@@ -70,7 +70,8 @@ at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Init 
       break;
     case Init::Kind::kNormal:
     case Init::Kind::kUniform:
-      value = draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, shape, init).to(dtype_);
+      // On the host: every device starts with the same bits.
+      value = draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, shape, init).to(options);
       break;
   }
   value.set_requires_grad(true);

@@ -30,11 +30,11 @@ struct Parameter {
 
 class Parameters {
  public:
-  // All parameters get this dtype, on the CPU (move with to() later); layers compute in
-  // `compute_dtype`.
-  Parameters(std::uint64_t seed, at::ScalarType dtype, at::ScalarType compute_dtype)
-      : seed_(seed), dtype_(dtype), compute_dtype_(compute_dtype) {}
-  Parameters(std::uint64_t seed, at::ScalarType dtype) : Parameters(seed, dtype, dtype) {}
+  // All parameters get this dtype, on this device; layers compute in `compute_dtype`.
+  Parameters(std::uint64_t seed, at::ScalarType dtype, at::ScalarType compute_dtype,
+             at::Device device)
+      : seed_(seed), dtype_(dtype), compute_dtype_(compute_dtype), device_(device) {}
+  Parameters(std::uint64_t seed, at::ScalarType dtype) : Parameters(seed, dtype, dtype, at::kCPU) {}
 
   // Makes and owns a parameter; the returned tensor shares it. An existing name is an internal
   // error.
@@ -43,12 +43,14 @@ class Parameters {
   const std::vector<Parameter>& list() const { return list_; }
   std::int64_t num_elements() const;
   at::ScalarType dtype() const { return dtype_; }
+  at::Device device() const { return device_; }
   // Of the layers' matrix products, and of what flows from one to the next.
   at::ScalarType compute_dtype() const { return compute_dtype_; }
 
  private:
   std::uint64_t seed_;
   at::ScalarType dtype_, compute_dtype_;
+  at::Device device_;
   std::vector<Parameter> list_;
 };
 

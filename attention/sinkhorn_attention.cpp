@@ -88,7 +88,7 @@ bool SinkhornMechanism::balances() const {
 
 at::Tensor SinkhornMechanism::open_pairs(const Blocks& blocks) const {
   const std::int64_t N = blocks.num_blocks();
-  at::Tensor open_BNN = at::ones({1, N, N}, at::kBool);
+  at::Tensor open_BNN = at::ones({1, N, N}, blocks.mask_options());
   if (blocks.valid_BNb().defined()) {
     const at::Tensor exists_BN = blocks.valid_BNb().select(2, 0);  // padding comes last
     open_BNN =

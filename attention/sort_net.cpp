@@ -46,7 +46,7 @@ at::Tensor with_document_of(const Blocks& blocks, std::int64_t anchor) {
 std::pair<at::Tensor, at::Tensor> sums_to_first_token(const Blocks& blocks,
                                                       const at::Tensor& x_BNbC) {
   const std::int64_t N = blocks.num_blocks(), b = x_BNbC.size(2);
-  at::Tensor earlier_BNN = at::ones({1, N, N}, at::kBool).tril(-1);
+  at::Tensor earlier_BNN = at::ones({1, N, N}, blocks.mask_options()).tril(-1);
   if (blocks.segments_BNb().defined()) {
     const at::Tensor first_BN = blocks.segments_BNb().select(2, 0);
     const at::Tensor last_BN = blocks.segments_BNb().select(2, b - 1);

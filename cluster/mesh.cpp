@@ -3,18 +3,27 @@
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
 
+#ifdef BIRKHOFF_CUDA
+#include "cluster/nccl_group.h"
+#endif
+
 namespace birkhoff {
 namespace {
 
 // The group of the ranks that share `color`. An axis of size 1 needs no communicator; every rank of
 // the world takes the same branch.
-std::unique_ptr<Group> make_axis(World& world, int axis_size, int color) {
-  return axis_size == 1 ? make_single_group() : world.split(color, world.rank());
+std::unique_ptr<Group> make_axis(World& world, int axis_size, int color, at::Device device) {
+  if (axis_size == 1) return make_single_group(device);
+  std::unique_ptr<Group> group = world.split(color, world.rank());
+#ifdef BIRKHOFF_CUDA
+  if (device.is_cuda()) return std::make_unique<NcclGroup>(*group, device);
+#endif
+  return group;
 }
 
 }  // namespace
 
-Mesh::Mesh(World& world, const configs::Mesh& config) {
+Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
   const int tensor_size = config.tensor(), sequence_size = config.sequence();
   if (tensor_size < 1 || sequence_size < 1 || config.data() < 0) {
     fail(ExitCode::kConfig,
@@ -34,10 +43,10 @@ Mesh::Mesh(World& world, const configs::Mesh& config) {
   const int sequence_index = world.rank() / tensor_size % sequence_size;
   const int data_index = world.rank() / (tensor_size * sequence_size);
   // Ranks of one group differ in the axis' own index alone.
-  data_ =
-      make_axis(world, static_cast<int>(data_size), sequence_index * tensor_size + tensor_index);
-  sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index);
-  tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index);
+  data_ = make_axis(world, static_cast<int>(data_size), sequence_index * tensor_size + tensor_index,
+                    device);
+  sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index, device);
+  tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index, device);
 }
 
 ParallelGroups Mesh::groups() { return {*data_, *tensor_, *sequence_}; }

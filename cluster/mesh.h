@@ -16,8 +16,9 @@ namespace birkhoff {
 class Mesh {
  public:
   // mesh.data = 0 takes the ranks the other axes leave. Sizes that do not multiply to the world's:
-  // Error(kConfig). Collective over the world.
-  Mesh(World& world, const configs::Mesh& config);
+  // Error(kConfig). `device`: where the tensors of all groups live; for a GPU, this rank's own and
+  // the current one, groups are NCCL's. Collective over the world.
+  Mesh(World& world, const configs::Mesh& config, at::Device device);
   ParallelGroups groups();
   Group& data() { return *data_; }
 

@@ -214,10 +214,9 @@ class ConsistencyCheck {
              "{} shards are more than the sequences of a step, train.global_batch {}",
              train.invariant().shards(), train.global_batch());
     }
-    if (train.precision() == configs::Train::fp16) {
+    if (train.precision() == configs::Train::fp64 && config_.device() == configs::Config::cuda) {
       refuse(places_, "train.precision",
-             "fp16 needs a GPU, which is not supported yet; bf16 has its speed and the range of "
-             "fp32");
+             "fp64 needs device: cpu; on a GPU take fp32, or bf16 with its fp32 masters");
     }
     if (train.zero() && train.optimizer().has_adafactor()) {
       refuse(places_, "train.zero",

@@ -95,6 +95,12 @@ struct CommandLine {
     c->add_flag("--fresh", train.fresh, "set aside what the run folder holds and start anew");
   }
 
+  void add_device(CLI::App* c, std::string& device) {
+    c->add_option("--device", device, "cpu or cuda, whatever the run trained on")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+  }
+
   void add_eval() {
     CLI::App* c = verb(app, "eval", "Loss and bits per byte of a checkpoint",
                        "  birkhoff eval run/first\n"
@@ -106,6 +112,7 @@ struct CommandLine {
     c->add_option("--split", eval.split, "valid or test")
         ->check(CLI::IsMember({"valid", "test"}))
         ->capture_default_str();
+    add_device(c, eval.device);
     c->add_flag("--json", eval.json, "print one JSON object");
   }
 
@@ -129,6 +136,7 @@ struct CommandLine {
     c->add_option("--seed", sample.seed, "same seed, same text")
         ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
         ->capture_default_str();
+    add_device(c, sample.device);
   }
 
   void add_inspect() {

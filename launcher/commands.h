@@ -28,13 +28,13 @@ struct TrainArguments {
 int train_command(const TrainArguments& arguments, std::ostream& out, std::ostream& err);
 
 struct EvalArguments {
-  std::string path, corpus, split = "valid";
+  std::string path, corpus, split = "valid", device = "cpu";
   bool json = false;
 };
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err);
 
 struct SampleArguments {
-  std::string path, prompt;
+  std::string path, prompt, device = "cpu";
   std::int64_t tokens = 200;
   double temperature = 1.0;
   std::int64_t top_k = 0;

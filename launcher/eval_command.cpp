@@ -39,7 +39,7 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   const configs::Config& config = manifest.config();
   const Corpus corpus(arguments.corpus.empty() ? config.data().corpus() : arguments.corpus);
   require_same_tokenizer(manifest, corpus);
-  LoadedModel loaded = load_model(checkpoint);
+  LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
   for (const std::string& warning : loaded.model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
 

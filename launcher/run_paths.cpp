@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
 
@@ -65,9 +66,13 @@ std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& p
   return folders;
 }
 
-LoadedModel load_model(const CheckpointFolder& checkpoint) {
+at::Device device_named(const std::string& name) {
+  return name == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
+}
+
+LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device) {
   LoadedModel loaded;
-  loaded.single = make_single_group();
+  loaded.single = make_single_group(device);
   Group& one = *loaded.single;
   // Its values are checked like those of a text: a forged manifest has a checksum that fits.
   const configs::Config config =

@@ -25,12 +25,15 @@ CheckpointFolder checkpoint_of(const std::filesystem::path& path);
 // Error(kCheckpoint).
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path);
 
-// The model of a checkpoint with its parameters, on this process alone.
+// The model of a checkpoint with its parameters on a device, in this process alone.
 struct LoadedModel {
   std::unique_ptr<Group> single;  // outlives the model
   std::unique_ptr<Model> model;
 };
-LoadedModel load_model(const CheckpointFolder& checkpoint);
+LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device);
+
+// The device that a command's --device names: "cpu" or "cuda". No GPU: Error(kUsage).
+at::Device device_named(const std::string& name);
 
 // The tokenizer a checkpoint carries.
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint);

@@ -11,7 +11,7 @@ namespace birkhoff {
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
-  LoadedModel loaded = load_model(checkpoint);
+  LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
   for (const std::string& warning : loaded.model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
   GenerateOptions options;

@@ -31,17 +31,10 @@
 namespace birkhoff {
 namespace {
 
-void check_device(configs::Config::Device device) {
-  if (device == configs::Config::cpu) return;
-  count_cuda_devices();
-  fail(ExitCode::kUsage,
-       "device: cuda, but this version trains on CPUs alone; leave device out, or set device=cpu");
-}
-
 // Everything that can be wrong is found here, before MPI is started: once, and in one line.
 configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   configs::Config config = load_config(arguments.config, arguments.settings);
-  check_device(config.device());
+  if (config.device() == configs::Config::cuda) count_cuda_devices();
   if (config.data().corpus().empty()) {
     fail(ExitCode::kConfig,
          "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set "

@@ -39,11 +39,10 @@ at::Tensor Block::forward(const at::Tensor& x_BTC, const SequenceContext& contex
   const auto dropout = [&](const at::Tensor& y, const std::optional<NoiseKey>& key) {
     return key ? philox_dropout(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
   };
-  const at::Tensor y_BTC =
-      x_BTC +
-      dropout(attention_.forward(attention_norm_(x_BTC), context, noise, sums), attention_noise);
-  return y_BTC +
-         dropout(feed_forward_(feed_forward_norm_(y_BTC), feed_forward_noise), feed_forward_noise);
+  const auto [y_BTC, normed_BTC] = feed_forward_norm_.after_adding(
+      x_BTC,
+      dropout(attention_.forward(attention_norm_(x_BTC), context, noise, sums), attention_noise));
+  return y_BTC + dropout(feed_forward_(normed_BTC, feed_forward_noise), feed_forward_noise);
 }
 
 std::vector<std::unique_ptr<DecodeState>> Block::decode_state(std::int64_t batch) const {

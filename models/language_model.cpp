@@ -42,7 +42,7 @@ std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
     case configs::Train::bf16:
       return {at::kFloat, at::kBFloat16};
     case configs::Train::fp16:
-      break;  // refused where the configuration is read
+      return {at::kFloat, at::kHalf};
   }
   require(false, "train.precision has a value outside its enum");
   return {};
@@ -58,7 +58,7 @@ struct Cache final : DecodeCache {
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
                              const ParallelGroups& groups)
     : parameters_(checked(config, vocabulary).train().seed(), dtypes(config.train()).first,
-                  dtypes(config.train()).second),
+                  dtypes(config.train()).second, groups.data.device()),
       sequence_length_(config.data().sequence_length()),
       vocabulary_(vocabulary),
       embedding_scale_(config.model().scale_embeddings()
@@ -76,7 +76,8 @@ LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabul
           parameters_.add("positions.weight", {sequence_length_, channels}, init, /*decay=*/true);
       break;
     case configs::Model::sinusoidal:
-      positions_TC = sinusoid_table(sequence_length_, channels).to(parameters_.dtype());
+      positions_TC = sinusoid_table(sequence_length_, channels)
+                         .to(at::TensorOptions(parameters_.dtype()).device(parameters_.device()));
       break;
     case configs::Model::no_positions:
       break;

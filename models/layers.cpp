@@ -1,5 +1,6 @@
 #include "models/layers.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
@@ -9,6 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
+#include "models/residual_norm.h"
 
 namespace birkhoff {
 
@@ -59,6 +61,13 @@ LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Para
 at::Tensor LayerNorm::operator()(const at::Tensor& x) const {
   const auto bias = bias_C.defined() ? std::optional<at::Tensor>(bias_C) : std::nullopt;
   return at::layer_norm(x, weight_C.sizes(), weight_C, bias, epsilon_);
+}
+
+std::pair<at::Tensor, at::Tensor> LayerNorm::after_adding(const at::Tensor& x,
+                                                          const at::Tensor& branch) const {
+  if (x.is_cuda()) return add_and_norm(x, branch, weight_C, bias_C, epsilon_);
+  const at::Tensor sum = x + branch;
+  return {sum, (*this)(sum)};
 }
 
 FeedForward::FeedForward(const configs::Model& config, const std::string& name,

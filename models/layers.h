@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "attention/parameters.h"
 #include "cluster/base/philox.h"
@@ -58,6 +59,9 @@ class LayerNorm {
   LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters);
 
   at::Tensor operator()(const at::Tensor& x) const;
+  // x + branch, and the norm of that: one kernel on a GPU.
+  std::pair<at::Tensor, at::Tensor> after_adding(const at::Tensor& x,
+                                                 const at::Tensor& branch) const;
 
  private:
   at::Tensor weight_C, bias_C;

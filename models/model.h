@@ -65,8 +65,8 @@ class Model {
   virtual std::vector<std::string> warnings() const = 0;
 };
 
-// Builds the model of a resolved configuration. vocabulary: ids of the corpus' tokenizer. Bad
-// values: Error(kConfig).
+// Builds the model of a resolved configuration, on the device of the data group. vocabulary: ids of
+// the corpus' tokenizer. Bad values: Error(kConfig).
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
                                   const ParallelGroups& groups);
 

@@ -3,8 +3,33 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/nll_loss.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "models/fused_cross_entropy.h"
 
 namespace birkhoff {
+namespace {
+
+// The logits' memory becomes that of their gradient: nobody reads them afterwards, the linear layer
+// that made them keeps its inputs alone.
+struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
+  // Losses [N] in nats.
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits_NV,
+                            const at::Tensor& targets_N, const at::Tensor& mask_N) {
+    const at::Tensor memory_NV = logits_NV.detach();
+    const at::Tensor losses_N = fused_cross_entropy_(memory_NV, targets_N, mask_N);
+    context->saved_data["gradients"] = memory_NV;
+    return losses_N;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const at::Tensor d_logits_NV = context->saved_data["gradients"].toTensor();
+    d_logits_NV.mul_(gradients[0].unsqueeze(1));
+    return {d_logits_NV, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
 
 ObjectiveSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
                                  const at::Tensor& mask_BT) {
@@ -12,15 +37,23 @@ ObjectiveSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor&
   const at::ScalarType precision =
       logits_BTV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor ignored_N = mask_BT.reshape(-1).eq(0);
+  ObjectiveSums sums;
+  sums.count = ignored_N.logical_not().sum(at::kDouble);
+  if (logits_BTV.is_cuda()) {
+    const at::Tensor nats_N = FusedCrossEntropy::apply(logits_BTV.flatten(0, 1).contiguous(),
+                                                       targets_BT.reshape(-1).contiguous(),
+                                                       mask_BT.reshape(-1).contiguous());
+    sums.loss = nats_N.sum();
+    sums.nats = nats_N.detach().sum(at::kDouble);
+    return sums;
+  }
   const at::Tensor targets_N = targets_BT.reshape(-1).masked_fill(ignored_N, kIgnored);
   const at::Tensor log_probabilities_NV =
       at::log_softmax(logits_BTV.flatten(0, 1), /*dim=*/-1, precision);
   const at::Tensor nats_N =
       at::nll_loss(log_probabilities_NV, targets_N, /*weight=*/{}, at::Reduction::None, kIgnored);
-  ObjectiveSums sums;
   sums.loss = nats_N.sum();
   sums.nats = nats_N.detach().sum(at::kDouble);
-  sums.count = ignored_N.logical_not().sum(at::kDouble);
   return sums;
 }
 

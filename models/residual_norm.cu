@@ -1,17 +1,19 @@
 // Residual addition and layer norm in one kernel, and their gradient (Ba et al. 2016). Legend: n
 // row of N, c channel of C; all sums over c unless said otherwise.
 //
-//   s[n, c] = x[n, c] + y[n, c]                            rounded to the tensors' dtype
+//   s[n, c] = x[n, c] + y[n, c]
 //   mu[n]   = sum s[n, c] / C      r[n] = 1 / sqrt(sum (s[n, c] - mu[n])^2 / C + epsilon)
 //   o[n, c] = (s[n, c] - mu[n]) r[n] w[c] + b[c]
 //
 // Backward, with h[n, c] = (s[n, c] - mu[n]) r[n] and g[n, c] = do[n, c] w[c]:
 //
 //   dx[n, c] = ds[n, c] + r[n] (g[n, c] - sum g[n, .] / C - h[n, c] sum (g h)[n, .] / C)
+//   dy[n, c] = dx[n, c]
 //   dw[c]    = sum over n of do[n, c] h[n, c]              db[c] = sum over n of do[n, c]
 //
-// x, y, s, o, do, ds, dx: [N, C] contiguous fp32, bf16 or fp16; w, b, dw, db: [C] of that dtype;
-// mu, r: [N] fp32. Arithmetic in fp32.
+// The residual stream x, s, ds, dx: [N, C] contiguous fp32; the branch that ends in y and the one
+// that begins with o, and so do and dy: [N, C] fp32, bf16 or fp16, rounded once; w, b, dw, db: [C]
+// and mu, r: [N] fp32. Arithmetic in fp32.
 //
 // A block of 32, 128 or 256 threads has a row at a time; a thread owns G groups of 4 neighbouring
 // channels and keeps them in registers, so each tensor is read or written once. Forward: a block
@@ -60,16 +62,14 @@ __device__ inline int channel_of(int g) {
   return (g * kThreads + static_cast<int>(threadIdx.x)) * kCount;
 }
 
-template <typename T, int kThreads, int kGroups>
+template <typename Branch, int kThreads, int kGroups>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormParams p) {
   const std::int64_t row = blockIdx.x;
   const int channels = static_cast<int>(p.channels);
-  const T* x_C = static_cast<const T*>(p.x) + row * channels;
-  const T* y_C = static_cast<const T*>(p.y) + row * channels;
-  T* sum_C = static_cast<T*>(p.sum) + row * channels;
-  T* normed_C = static_cast<T*>(p.normed) + row * channels;
-  const T* weight_C = static_cast<const T*>(p.weight);
-  const T* bias_C = static_cast<const T*>(p.bias);
+  const float* x_C = p.x + row * channels;
+  const Branch* y_C = static_cast<const Branch*>(p.y) + row * channels;
+  float* sum_C = p.sum + row * channels;
+  Branch* normed_C = static_cast<Branch*>(p.normed) + row * channels;
 
   float s[kGroups][kCount];
   float total = 0;
@@ -77,16 +77,15 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormPar
   for (int g = 0; g < kGroups; ++g) {
     const int c = channel_of<kThreads>(g);
     if (c >= channels) continue;
-    const auto x = load_vector<T, kCount>(x_C + c);
-    const auto y = load_vector<T, kCount>(y_C + c);
-    Vector<T, kCount> rounded;
+    const auto x = load_vector<float, kCount>(x_C + c);
+    const auto y = load_vector<Branch, kCount>(y_C + c);
+    Vector<float, kCount> sum;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      rounded.elements[k] = from_float<T>(to_float(x.elements[k]) + to_float(y.elements[k]));
-      s[g][k] = to_float(rounded.elements[k]);
+      sum.elements[k] = s[g][k] = x.elements[k] + to_float(y.elements[k]);
       total += s[g][k];
     }
-    store_vector(sum_C + c, rounded);
+    store_vector(sum_C + c, sum);
   }
   const float mean = block_sums<kThreads>(total, 0).x / p.channels;
   float squares = 0;
@@ -102,14 +101,14 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormPar
   for (int g = 0; g < kGroups; ++g) {
     const int c = channel_of<kThreads>(g);
     if (c >= channels) continue;
-    const auto weight = load_vector<T, kCount>(weight_C + c);
-    Vector<T, kCount> bias{}, normed;
-    if (bias_C != nullptr) bias = load_vector<T, kCount>(bias_C + c);
+    const auto weight = load_vector<float, kCount>(p.weight + c);
+    Vector<float, kCount> bias{};
+    if (p.bias != nullptr) bias = load_vector<float, kCount>(p.bias + c);
+    Vector<Branch, kCount> normed;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
       const float h = (s[g][k] - mean) * rstd;
-      const float b = bias_C != nullptr ? to_float(bias.elements[k]) : 0.0f;
-      normed.elements[k] = from_float<T>(h * to_float(weight.elements[k]) + b);
+      normed.elements[k] = from_float<Branch>(h * weight.elements[k] + bias.elements[k]);
     }
     store_vector(normed_C + c, normed);
   }
@@ -119,19 +118,18 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormPar
   }
 }
 
-template <typename T, int kThreads, int kGroups>
+template <typename Branch, int kThreads, int kGroups>
 __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBackwardParams p) {
   const int channels = static_cast<int>(p.channels);
-  const T* weight_C = static_cast<const T*>(p.weight);
   const std::int64_t first_row = blockIdx.x * p.rows / gridDim.x;
   const std::int64_t last_row = (blockIdx.x + std::int64_t{1}) * p.rows / gridDim.x;
 
   float d_weight[kGroups][kCount] = {}, d_bias[kGroups][kCount] = {};
   for (std::int64_t row = first_row; row < last_row; ++row) {
-    const T* d_normed_C = static_cast<const T*>(p.d_normed) + row * channels;
-    const T* d_sum_C = static_cast<const T*>(p.d_sum) + row * channels;
-    const T* sum_C = static_cast<const T*>(p.sum) + row * channels;
-    T* d_x_C = static_cast<T*>(p.d_x) + row * channels;
+    const Branch* d_normed_C = static_cast<const Branch*>(p.d_normed) + row * channels;
+    const float* d_sum_C = p.d_sum + row * channels;
+    const float* sum_C = p.sum + row * channels;
+    float* d_x_C = p.d_x + row * channels;
     const float mean = p.mean[row], rstd = p.rstd[row];
 
     float h[kGroups][kCount], gradient[kGroups][kCount];
@@ -140,14 +138,14 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
     for (int g = 0; g < kGroups; ++g) {
       const int c = channel_of<kThreads>(g);
       if (c >= channels) continue;
-      const auto d_normed = load_vector<T, kCount>(d_normed_C + c);
-      const auto s = load_vector<T, kCount>(sum_C + c);
-      const auto weight = load_vector<T, kCount>(weight_C + c);
+      const auto d_normed = load_vector<Branch, kCount>(d_normed_C + c);
+      const auto s = load_vector<float, kCount>(sum_C + c);
+      const auto weight = load_vector<float, kCount>(p.weight + c);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
         const float d = to_float(d_normed.elements[k]);
-        h[g][k] = (to_float(s.elements[k]) - mean) * rstd;
-        gradient[g][k] = d * to_float(weight.elements[k]);
+        h[g][k] = (s.elements[k] - mean) * rstd;
+        gradient[g][k] = d * weight.elements[k];
         d_weight[g][k] += d * h[g][k];
         d_bias[g][k] += d;
         sum_g += gradient[g][k];
@@ -160,14 +158,16 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
     for (int g = 0; g < kGroups; ++g) {
       const int c = channel_of<kThreads>(g);
       if (c >= channels) continue;
-      const auto d_sum = load_vector<T, kCount>(d_sum_C + c);
-      Vector<T, kCount> d_x;
+      const auto d_sum = load_vector<float, kCount>(d_sum_C + c);
+      Vector<float, kCount> d_x;
+      Vector<Branch, kCount> d_y;
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        d_x.elements[k] = from_float<T>(to_float(d_sum.elements[k]) +
-                                        rstd * (gradient[g][k] - mean_g - h[g][k] * mean_gh));
+        d_x.elements[k] = d_sum.elements[k] + rstd * (gradient[g][k] - mean_g - h[g][k] * mean_gh);
+        d_y.elements[k] = from_float<Branch>(d_x.elements[k]);
       }
       store_vector(d_x_C + c, d_x);
+      if (p.d_y != nullptr) store_vector(static_cast<Branch*>(p.d_y) + row * channels + c, d_y);
     }
   }
 
@@ -184,17 +184,16 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
   }
 }
 
-template <typename T>
 __global__ void __launch_bounds__(kSumThreads)
-    sum_partials_kernel(const float* partials_K2C, int parts, int channels, T* d_weight_C,
-                        T* d_bias_C) {
+    sum_partials_kernel(const float* partials_K2C, int parts, int channels, float* d_weight_C,
+                        float* d_bias_C) {
   const int column = static_cast<int>(blockIdx.x) * kSumThreads + static_cast<int>(threadIdx.x);
-  T* out = column < channels ? d_weight_C : d_bias_C;
+  float* out = column < channels ? d_weight_C : d_bias_C;
   if (column >= 2 * channels || out == nullptr) return;
   double sum = 0;
 #pragma unroll 8
   for (int k = 0; k < parts; ++k) sum += partials_K2C[std::int64_t{k} * 2 * channels + column];
-  out[column % channels] = from_float<T>(static_cast<float>(sum));
+  out[column % channels] = static_cast<float>(sum);
 }
 
 // Calls f with the compile-time number of threads and of groups of 4 channels a thread.
@@ -224,36 +223,37 @@ void with_dtype(KernelDtype dtype, Function f) {
   cuda_check(cudaErrorInvalidValue, "launch_residual_norm");
 }
 
-template <typename T>
+template <typename Branch>
 void launch_forward(const ResidualNormParams& p, cudaStream_t stream) {
   with_shape(p.channels, [&]<int kThreads, int kGroups>() {
     launch({.grid = dim3(static_cast<unsigned>(p.rows)), .block = dim3(kThreads), .stream = stream},
-           forward_kernel<T, kThreads, kGroups>, p);
+           forward_kernel<Branch, kThreads, kGroups>, p);
   });
 }
 
-template <typename T>
+template <typename Branch>
 void launch_backward(const ResidualNormBackwardParams& p, cudaStream_t stream) {
   const auto parts = static_cast<unsigned>(ResidualNormBackwardParams::parts(p.rows));
   with_shape(p.channels, [&]<int kThreads, int kGroups>() {
     launch({.grid = dim3(parts), .block = dim3(kThreads), .stream = stream},
-           backward_kernel<T, kThreads, kGroups>, p);
+           backward_kernel<Branch, kThreads, kGroups>, p);
   });
   const auto blocks = static_cast<unsigned>((2 * p.channels + kSumThreads - 1) / kSumThreads);
-  launch({.grid = dim3(blocks), .block = dim3(kSumThreads), .stream = stream},
-         sum_partials_kernel<T>, p.partials, static_cast<int>(parts), static_cast<int>(p.channels),
-         static_cast<T*>(p.d_weight), static_cast<T*>(p.d_bias));
+  launch({.grid = dim3(blocks), .block = dim3(kSumThreads), .stream = stream}, sum_partials_kernel,
+         p.partials, static_cast<int>(parts), static_cast<int>(p.channels), p.d_weight, p.d_bias);
 }
 
 }  // namespace
 
 void launch_residual_norm(const ResidualNormParams& params, cudaStream_t stream) {
   if (params.rows == 0) return;
-  with_dtype(params.dtype, [&]<typename T>() { launch_forward<T>(params, stream); });
+  with_dtype(params.branch_dtype,
+             [&]<typename Branch>() { launch_forward<Branch>(params, stream); });
 }
 
 void launch_residual_norm_backward(const ResidualNormBackwardParams& params, cudaStream_t stream) {
-  with_dtype(params.dtype, [&]<typename T>() { launch_backward<T>(params, stream); });
+  with_dtype(params.branch_dtype,
+             [&]<typename Branch>() { launch_backward<Branch>(params, stream); });
 }
 
 }  // namespace birkhoff

@@ -9,17 +9,18 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// Tensors of `dtype` (fp32, bf16 or fp16), contiguous, aligned to 16 bytes.
+// Contiguous, aligned to 16 bytes: fp32, but for what enters and leaves the branch, which is of
+// `branch_dtype` (fp32, bf16 or fp16).
 struct ResidualNormParams {
-  KernelDtype dtype;
+  KernelDtype branch_dtype;
   std::int64_t rows, channels;  // channels a multiple of 4, at most kMostChannels
-  const void* x;                // [rows, channels]
-  const void* y;                // [rows, channels]
-  const void* weight;           // [channels]
-  const void* bias;             // [channels], or null: none
+  const float* x;               // [rows, channels]
+  const void* y;                // [rows, channels], branch
+  const float* weight;          // [channels]
+  const float* bias;            // [channels], or null: none
   float epsilon;
-  void* sum;     // [rows, channels]: x + y
-  void* normed;  // [rows, channels]
+  float* sum;    // [rows, channels]: x + y
+  void* normed;  // [rows, channels], branch
   float* mean;   // [rows]
   float* rstd;   // [rows]: 1 / standard deviation
 
@@ -27,18 +28,19 @@ struct ResidualNormParams {
 };
 
 struct ResidualNormBackwardParams {
-  KernelDtype dtype;
+  KernelDtype branch_dtype;
   std::int64_t rows, channels;
-  const void* d_sum;     // [rows, channels]: what reaches x + y by the residual path
-  const void* d_normed;  // [rows, channels]
-  const void* sum;       // [rows, channels], as are the next two of the forward pass
+  const float* d_sum;    // [rows, channels]: what reaches x + y by the residual path
+  const void* d_normed;  // [rows, channels], branch
+  const float* sum;      // [rows, channels], as are the next two of the forward pass
   const float* mean;     // [rows]
   const float* rstd;     // [rows]
-  const void* weight;    // [channels]
-  void* d_x;             // [rows, channels]: the gradient of x, and of y
+  const float* weight;   // [channels]
+  float* d_x;            // [rows, channels]
+  void* d_y;             // [rows, channels], branch: d_x rounded, or null: not wanted
   float* partials;       // [parts(rows), 2, channels], scratch
-  void* d_weight;        // [channels]
-  void* d_bias;          // [channels], or null: none
+  float* d_weight;       // [channels]
+  float* d_bias;         // [channels], or null: none
 
   // Parts of the rows whose sums over rows are made apart. Depends on the rows alone, so that the
   // bits do not depend on the device.

@@ -2,7 +2,10 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sqrt.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -132,6 +135,7 @@ void Adafactor::step(const StepScalars& scalars) {
 }
 
 void Adafactor::update(Entry& entry, const StepScalars& scalars, double beta) {
+  if (entry.value.is_cuda()) return update_on_gpu(entry, scalars, beta);
   AT_DISPATCH_FLOATING_TYPES(entry.value.scalar_type(), "adafactor", [&] {
     const Factors<scalar_t> factors{static_cast<scalar_t>(scalars.get(StepScalars::kGradientScale)),
                                     static_cast<scalar_t>(beta), static_cast<scalar_t>(epsilon1_)};
@@ -157,6 +161,30 @@ void Adafactor::update(Entry& entry, const StepScalars& scalars, double beta) {
       for (std::int64_t i = begin; i < end; ++i) p[i] -= static_cast<scalar_t>(rate) * u[i];
     });
   });
+}
+
+// The same in LibTorch's operations.
+void Adafactor::update_on_gpu(Entry& entry, const StepScalars& scalars, double beta) {
+  const at::Tensor gradient = entry.gradient * scalars.get(StepScalars::kGradientScale);
+  const at::Tensor square = gradient * gradient + epsilon1_;
+  const auto move = [beta](const at::Tensor& mean, const at::Tensor& to) {
+    mean.mul_(beta).add_(to, 1 - beta);
+  };
+  at::Tensor change;
+  if (entry.full.defined()) {
+    move(entry.full, square);
+    change = gradient * at::rsqrt(entry.full);
+  } else {
+    move(entry.rows, square.mean(-1));
+    move(entry.columns, square.mean(-2));
+    const at::Tensor row_factors = at::rsqrt(entry.rows / entry.rows.mean(-1, /*keepdim=*/true));
+    change = gradient * row_factors.unsqueeze(-1) * at::rsqrt(entry.columns).unsqueeze(-2);
+  }
+  const auto rms = [](const at::Tensor& x) { return at::sqrt((x * x).mean(at::kDouble)); };
+  at::Tensor rate = (rms(change) / clip_update_).clamp_min(1).reciprocal() *
+                    scalars.get(StepScalars::kLearningRate);
+  if (scale_by_parameter_) rate = rate * rms(entry.value).clamp_min(epsilon2_);
+  entry.value.sub_(change * rate.to(change.scalar_type()));
 }
 
 std::vector<NamedShard> Adafactor::state() {

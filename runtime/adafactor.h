@@ -36,6 +36,7 @@ class Adafactor : public Optimizer {
     at::Tensor full;           // vectors
   };
   void update(Entry& entry, const StepScalars& scalars, double beta);
+  void update_on_gpu(Entry& entry, const StepScalars& scalars, double beta);
 
   const double decay_exponent_, clip_update_, epsilon1_, epsilon2_;
   const bool scale_by_parameter_;

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "configs/config.pb.h"
+#include "runtime/fused_adamw.h"
 
 namespace birkhoff {
 namespace {
@@ -37,6 +38,18 @@ void update(T* __restrict p, const T* __restrict g, T* __restrict m, T* __restri
   }
 }
 
+// For each 64 elements of a rank's part of a bucket: does weight decay touch them? Slots begin at
+// multiples of 64, so no 64 elements belong to two parameters.
+at::Tensor decay_flags(const GradBuckets::Bucket& bucket, Interval held) {
+  constexpr std::int64_t kGroup = GradBuckets::kAlignment;
+  const at::Tensor flags = at::zeros({bucket.elements() / kGroup}, at::kByte);
+  for (const GradBuckets::Slot& slot : bucket.slots) {
+    if (!slot.decay) continue;
+    flags.narrow(0, slot.offset / kGroup, (slot.elements + kGroup - 1) / kGroup).fill_(1);
+  }
+  return flags.narrow(0, held.begin / kGroup, held.size() / kGroup).contiguous();
+}
+
 }  // namespace
 
 AdamW::AdamW(const configs::AdamW& config, GradBuckets& buckets)
@@ -45,16 +58,44 @@ AdamW::AdamW(const configs::AdamW& config, GradBuckets& buckets)
       epsilon_(config.epsilon()),
       weight_decay_(config.weight_decay()),
       buckets_(buckets),
-      num_updates_(at::zeros({1}, at::kDouble)) {
+      num_updates_(
+          at::zeros({1}, at::TensorOptions(at::kDouble).device(buckets.group().device()))) {
   for (const auto& bucket : buckets_.buckets()) {
     const auto moment = [&] {
       return at::zeros({buckets_.held(bucket).size()}, bucket.values.options());
     };
-    moments_.push_back({moment(), moment()});
+    moments_.push_back({moment(), moment(), {}});
+    if (bucket.values.is_cuda()) {
+      moments_.back().decayed_G =
+          decay_flags(bucket, buckets_.held(bucket)).to(bucket.values.device());
+    }
   }
 }
 
 void AdamW::step(const StepScalars& scalars) {
+  if (num_updates_.is_cuda()) {
+    step_on_gpu(scalars);
+  } else {
+    step_on_host(scalars);
+  }
+}
+
+void AdamW::step_on_gpu(const StepScalars& scalars) {
+  num_updates_.add_(scalars.on_device().select(0, StepScalars::kApply));
+  for (std::size_t b = 0; b < moments_.size(); ++b) {
+    const GradBuckets::Bucket& bucket = buckets_.buckets()[b];
+    const Interval held = buckets_.held(bucket);
+    FusedAdamWBucket part{.values_n = bucket.values.narrow(0, held.begin, held.size()),
+                          .gradients_n = bucket.gradients.narrow(0, held.begin, held.size()),
+                          .m_n = moments_[b].m,
+                          .v_n = moments_[b].v,
+                          .compute_n = {},
+                          .decayed_G = moments_[b].decayed_G};
+    fused_adamw(part, {beta1_, beta2_, epsilon_, weight_decay_}, scalars.on_device(), num_updates_);
+  }
+}
+
+void AdamW::step_on_host(const StepScalars& scalars) {
   if (scalars.get(StepScalars::kApply) == 0) return;  // the select of a whole step
   const double t = num_updates_.mutable_data_ptr<double>()[0] += 1;
   const double rate = scalars.get(StepScalars::kLearningRate);

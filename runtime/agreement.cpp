@@ -69,8 +69,8 @@ std::string Agreement::find_difference(const TrainState& state) {
   const at::Tensor hashes = int64_tensor(static_cast<std::int64_t>(replicated_.size()) + 1);
   std::int64_t* hash = hashes.mutable_data_ptr<std::int64_t>();
   for (const NamedShard& shard : replicated_) {
-    *hash++ =
-        std::bit_cast<std::int64_t>(xxh3_64(shard.data.const_data_ptr(), shard.data.nbytes()));
+    const at::Tensor data = shard.data.cpu();
+    *hash++ = std::bit_cast<std::int64_t>(xxh3_64(data.const_data_ptr(), data.nbytes()));
   }
   const std::string position =
       fmt::format("step {}, {} sequences and {} tokens read, {} steps skipped", state.step,
@@ -115,9 +115,9 @@ std::string Agreement::describe(const at::Tensor& hashes, const std::string& pos
   if (first < static_cast<std::int64_t>(replicated_.size())) {
     const NamedShard& shard = replicated_[static_cast<std::size_t>(first)];
     what = shard.name;
-    const at::Tensor theirs = shard.data.clone();
+    const at::Tensor ours = shard.data.cpu(), theirs = ours.clone();
     ranks_.broadcast(theirs, reference, "tensor that differs");
-    mine = describe_elements(shard.data, theirs);
+    mine = describe_elements(ours, theirs);
   } else {
     what = "the position in the run";
     const std::string theirs = ranks_.broadcast_bytes(position, reference, "position");

@@ -10,6 +10,7 @@
 
 #include "configs/sealed_json.h"
 #include "configs/words.h"
+#include "runtime/loss_scale.h"
 
 namespace birkhoff {
 namespace {
@@ -30,6 +31,12 @@ void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.consumed(), 0, "consumed");
   check_range(manifest.tokens(), 0, "tokens");
   check_range(manifest.skipped(), 0, "skipped");
+  check_range(manifest.loss_scale_steps(), 0, "loss_scale_steps");
+  if (manifest.has_loss_scale() &&
+      !(manifest.loss_scale() >= 1 && manifest.loss_scale() <= LossScale::kMost)) {
+    throw std::invalid_argument(
+        fmt::format("loss_scale is {}, not in [1, {}]", manifest.loss_scale(), LossScale::kMost));
+  }
   check_range(manifest.vocabulary(), 0, "vocabulary");
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
   if (manifest.has_end_of_document() &&

@@ -51,12 +51,16 @@ Evaluation Evaluator::run(const std::function<void()>& tick) {
   for (std::int64_t j = group_.rank(); j < num_batches; j += group_.size()) {
     const std::int64_t begin = j * plan_.micro_batch;
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_windows);
-    const ObjectiveSums objective = model_.objective(read_(begin, end), std::nullopt);
+    const ObjectiveSums objective =
+        model_.objective(read_(begin, end).to(group_.device()), std::nullopt);
     nats_and_count[2 * j] = objective.nats.item<double>();
     nats_and_count[2 * j + 1] = objective.count.item<double>();
     tick();
   }
-  group_.all_reduce(sums, ReduceOp::kSum, "evaluation");
+  const at::Tensor reduced = sums.to(group_.device());
+  group_.all_reduce(reduced, ReduceOp::kSum, "evaluation");
+  sums = reduced.cpu();
+  nats_and_count = sums.mutable_data_ptr<double>();
   double nats = 0, count = 0;
   for (std::int64_t j = 0; j < num_batches; ++j) {
     nats += nats_and_count[2 * j];

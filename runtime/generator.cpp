@@ -39,7 +39,9 @@ class Window {
  private:
   at::Tensor step(std::int32_t token) {
     ++length_;
-    return model_.decode_step(*cache_, at::full({1}, token, at::kLong)).squeeze(0).to(at::kDouble);
+    const at::Tensor token_B =
+        at::full({1}, token, at::TensorOptions(at::kLong).device(model_.parameters().device()));
+    return model_.decode_step(*cache_, token_B).squeeze(0).to(at::kDouble).cpu();
   }
 
   void clear() {

@@ -34,6 +34,8 @@ void RunCheckpoints::save(const TrainState& state) {
   header_.set_tokens(state.tokens);
   header_.set_skipped(state.skipped);
   header_.set_evaluation_due(state.evaluation_due);
+  header_.set_loss_scale(state.loss_scale.value);
+  header_.set_loss_scale_steps(state.loss_scale.steps_since);
   if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
   writer_.save(header_, shards_);
   stall_ = Clock::now() - save_start_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "runtime/checkpoint.h"
+#include "runtime/loss_scale.h"
 #include "runtime/named_shard.h"
 
 namespace birkhoff {
@@ -22,6 +23,7 @@ struct TrainState {
   std::int64_t tokens = 0;      // counted targets of the steps that were applied
   std::int32_t skipped = 0;     // skipped steps in a row
   bool evaluation_due = false;  // a signal stopped the run before the evaluation of this step
+  LossScale loss_scale;
 };
 
 // All parameters (each with one owner) and the optimizer's state, as views of live memory.

@@ -1,5 +1,5 @@
-// The scalars of one optimizer step, in one tensor. Operations read them from memory and never take
-// them by value, so that a captured step replays with new values.
+// The scalars of one optimizer step, in one tensor. Operations on a GPU read them from its memory
+// and never take them by value, so that a captured step replays with new values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,21 +19,37 @@ class StepScalars {
     kNumScalars
   };
 
-  StepScalars() : values_(at::zeros({kNumScalars}, at::kDouble)) {}
+  // `device`: of the computation.
+  explicit StepScalars(at::Device device = at::kCPU)
+      : values_(at::zeros({kNumScalars},
+                          at::TensorOptions(at::kDouble).pinned_memory(device.is_cuda()))),
+        on_device_(device.is_cpu()
+                       ? values_
+                       : at::zeros({kNumScalars}, at::TensorOptions(at::kDouble).device(device))) {}
 
+  // The host's values. The device has them after publish().
   void set(Index index, double value) { values_.mutable_data_ptr<double>()[index] = value; }
   double get(Index index) const { return values_.const_data_ptr<double>()[index]; }
-  // 0-dim fp64 view.
-  at::Tensor at(Index index) const { return values_.select(0, index); }
-
-  // int64 [1], a view of the element kNoiseStep: what a NoiseKey takes.
-  at::Tensor noise_step() const { return values_.narrow(0, kNoiseStep, 1).view(at::kLong); }
   void set_noise_step(std::int64_t step) {
-    noise_step().mutable_data_ptr<std::int64_t>()[0] = step;
+    noise_step_of(values_).mutable_data_ptr<std::int64_t>()[0] = step;
+  }
+  // What is put into the current stream from now on reads the values that are set now. Does not
+  // wait: a value may be set again once the stream has passed, or nothing more reads it.
+  void publish() {
+    if (!on_device_.is_same(values_)) on_device_.copy_(values_, /*non_blocking=*/true);
   }
 
+  // fp64 [kNumScalars] on the device.
+  const at::Tensor& on_device() const { return on_device_; }
+  // int64 [1], a view of the element kNoiseStep on the device: what a NoiseKey takes.
+  at::Tensor noise_step() const { return noise_step_of(on_device_); }
+
  private:
-  at::Tensor values_;  // fp64 [kNumScalars]
+  static at::Tensor noise_step_of(const at::Tensor& values) {
+    return values.narrow(0, kNoiseStep, 1).view(at::kLong);
+  }
+
+  at::Tensor values_, on_device_;  // fp64 [kNumScalars]; one tensor on the CPU
 };
 
 }  // namespace birkhoff

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cluster/base/activity.h"
+#include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
 #include "cluster/base/log.h"
@@ -19,6 +20,7 @@
 #include "runtime/agreement.h"
 #include "runtime/checkpoint.h"
 #include "runtime/checkpoint_folder.h"
+#include "runtime/device_feed.h"
 #include "runtime/progress.h"
 #include "runtime/run_folder.h"
 
@@ -182,7 +184,10 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
                    bool fresh, World& world, const RunHooks& hooks, Log& log,
                    std::int64_t& resumed_from) {
   check_same_config(world.group(), config);
-  Mesh mesh(world, config.mesh());
+  const at::Device device = config.device() == configs::Config::cuda
+                                ? cuda_device(world.local_rank())
+                                : at::Device(at::kCPU);
+  Mesh mesh(world, config.mesh(), device);
   Group& group = mesh.data();
   Activity activity;
   const Heartbeat heartbeat(
@@ -218,14 +223,23 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   std::vector<NamedShard> shards = training_shards(*model, *optimizer, world.size());
 
   TrainState state;
+  if (config.train().precision() == configs::Train::fp16) {
+    state.loss_scale.value = LossScale::kFirst;
+  }
   std::int64_t metrics_bytes = 0;
   if (!resume_path.empty()) {
     const CheckpointFolder checkpoint = open_checkpoint(resume_path);
     check_resumable(checkpoint, config, corpus);
     load_checkpoint(checkpoint, shards);
     const configs::CheckpointManifest& manifest = checkpoint.manifest;
-    state = {manifest.step(), manifest.consumed(), manifest.tokens(), manifest.skipped(),
-             manifest.evaluation_due()};
+    state.step = manifest.step();
+    state.consumed = manifest.consumed();
+    state.tokens = manifest.tokens();
+    state.skipped = manifest.skipped();
+    state.evaluation_due = manifest.evaluation_due();
+    if (manifest.has_loss_scale()) {
+      state.loss_scale = {manifest.loss_scale(), manifest.loss_scale_steps()};
+    }
     metrics_bytes = manifest.metrics_bytes();
   }
   resumed_from = state.step;
@@ -248,6 +262,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     log_info("optimizer state: {} bytes on this rank, {}", optimizer_bytes(shards),
              buckets.sliced() ? fmt::format("one of {} slices (train.zero)", world.size())
                               : "all of it");
+    log_info("memory before the first step: {}", memory_report(device));
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
     write_file_durably(paths.config().string(), config_text(config));
     folder->cut_metrics(metrics_bytes);
@@ -255,6 +270,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   const LoaderOptions loader_options = make_loader_options(config, group.rank(), group.size());
   TrainLoader loader(corpus, loader_options, state.consumed);
+  DeviceFeed feed([&] { return loader.next(); }, device);
   const std::unique_ptr<Evaluator> evaluator =
       make_evaluator(config, corpus, loader_options, *model, group);
 
@@ -264,16 +280,19 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
   CheckpointWriter writer(paths.checkpoints(), config.checkpoint().keep(), tokenizer_files,
                           world.group());
-  Agreement agreement(group, shards, world.host());
+  // Over the world: hashes are taken and compared on hosts, and all ranks hold the same while the
+  // other axes of the mesh are 1.
+  Agreement agreement(world.group(), shards, world.host());
   RunCheckpoints checkpoints(
       writer, make_header(config, corpus, loader_options.stream, run_id, world.size()), shards,
       folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
 
-  Trainer trainer({config, *model, [&] { return loader.next(); }, group, buckets, *optimizer,
+  Trainer trainer({config, *model, [&] { return feed.next(); }, group, buckets, *optimizer,
                    hooks.signals, evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr,
                    &agreement, &activity});
   const Outcome outcome = trainer.run(state);
   if (metrics) metrics->close();
+  if (world.rank() == 0) log_info("memory: {}", memory_report(device));
   return outcome;
 }
 

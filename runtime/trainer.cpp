@@ -33,9 +33,10 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 
 Trainer::Trainer(TrainerParts parts)
     : parts_(std::move(parts)),
+      scalars_(parts_.group.device()),
       tail_(at::zeros({std::max(1, parts_.config.train().invariant().shards()),
                        kTailNonFinite + parts_.group.size()},
-                      at::kDouble)) {}
+                      at::TensorOptions(at::kDouble).device(parts_.group.device()))) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
@@ -78,8 +79,10 @@ Trainer::StepResult Trainer::step(TrainState& state) {
 
   // Batch: this rank's sequences, cut into micro-batches.
   const Batch batch = parts_.next_batch();
+  const double scale = state.loss_scale.value;
   const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : batch.size();
   scalars_.set_noise_step(state.step);
+  scalars_.publish();
   parts_.buckets.zero();
   tail_.zero_();
 
@@ -99,7 +102,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
       // Backward: gradients add up in the buckets; in the last pass each full bucket leaves at
       // once.
       if (end == batch.size()) parts_.buckets.start_reducing();
-      sums.loss.backward();
+      (scale == 1 ? sums.loss : sums.loss.mul(scale)).backward();
       if (parts_.activity != nullptr) parts_.activity->tick();
     }
   }
@@ -111,18 +114,20 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   const double* sums = tail.const_data_ptr<double>();
   const double count = std::max(sums[kTailCount], 1.0);
 
-  // Clip: one factor divides by the count and bounds the norm of the mean gradient.
-  const double norm = gradient_norm(parts_.buckets) / count;
+  // Clip: one factor divides by count and loss scale and bounds the norm of the mean gradient.
+  const double norm = gradient_norm(parts_.buckets) / count / scale;
   const bool clipped = train.clip_norm() > 0 && norm > train.clip_norm();
   const double clip_factor = clipped ? train.clip_norm() / norm : 1.0;
-  const bool finite = std::isfinite(norm) && std::all_of(sums + kTailNonFinite, sums + tail.size(0),
-                                                         [](double n) { return n == 0; });
+  const bool losses_finite =
+      std::all_of(sums + kTailNonFinite, sums + tail.size(0), [](double n) { return n == 0; });
+  const bool finite = losses_finite && std::isfinite(norm);
 
   // Update: with kApply 0 parameters and optimizer state stay as they are.
   const double rate = learning_rate(train.schedule(), state.step, train.steps());
   scalars_.set(StepScalars::kLearningRate, rate);
-  scalars_.set(StepScalars::kGradientScale, clip_factor / count);
+  scalars_.set(StepScalars::kGradientScale, clip_factor / count / scale);
   scalars_.set(StepScalars::kApply, finite ? 1 : 0);
+  scalars_.publish();
   parts_.optimizer.step(scalars_);
   parts_.buckets.publish_values();
 
@@ -132,6 +137,14 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   if (finite) {
     state.tokens += num_tokens;
     state.skipped = 0;
+    if (train.precision() == configs::Train::fp16) state.loss_scale.keep();
+  } else if (losses_finite && state.loss_scale.may_overflow()) {
+    state.loss_scale.shrink();
+    if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
+    if (parts_.group.rank() == 0) {
+      log_info("step {}: gradients overflow fp16 with the loss scale {}: skipped, now {}",
+               state.step, scale, state.loss_scale.value);
+    }
   } else {
     count_skipped(state, sums, norm);
   }
@@ -173,7 +186,7 @@ void Trainer::add_to_tail(std::int64_t row, const ObjectiveSums& sums) {
 at::Tensor Trainer::tail_sums() const {
   ShardSum sum(tail_.size(0));
   for (std::int64_t row = 0; row < tail_.size(0); ++row) sum.add({row, row + 1}, tail_[row]);
-  return sum.sums().front();
+  return sum.sums().front().cpu();
 }
 
 // Every rank sees the same sums, so every rank comes to the same decision.

@@ -74,7 +74,7 @@ class Trainer {
   StepResult step(TrainState& state);
   std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
   void add_to_tail(std::int64_t row, const ObjectiveSums& sums);
-  at::Tensor tail_sums() const;
+  at::Tensor tail_sums() const;  // on the host: waits for the device
   void count_skipped(TrainState& state, const double* sums, double norm) const;
   void evaluate(TrainState& state);
   // False: they differ, and the run goes back to its last checkpoint.
@@ -83,7 +83,7 @@ class Trainer {
 
   TrainerParts parts_;
   StepScalars scalars_;
-  at::Tensor tail_;  // fp64 sums that travel with the gradients: see trainer.cpp
+  at::Tensor tail_;  // fp64 sums that travel with the gradients, on the device: see trainer.cpp
 };
 
 }  // namespace birkhoff

@@ -42,13 +42,13 @@ const std::map<std::string, std::vector<std::string>> kDoors = {
     {"torch/torch.h", {}},
     {"nccl.h", {"cluster/nccl_group"}},
     {"cuda", {"cluster/base/cuda/", "cluster/base/device"}},
-    {"c10/cuda/", {"cluster/nccl_group", "cluster/base/device"}},
+    {"c10/cuda/", {"cluster/nccl_group", "cluster/base/device", "runtime/device_feed"}},
     {"ATen/cuda/", {}},
 };
 
 // Kernels, and the headers that they share with the .cpp beside them: no LibTorch.
 const std::regex kKernelFiles(
-    R"(.*\.cuh?$|.*_params\.h$|cluster/base/reduce_op\.h|cluster/base/cuda/.*)");
+    R"(.*\.cuh?$|.*_params\.h$|cluster/base/(reduce_op|philox_rounds)\.h|cluster/base/cuda/.*)");
 
 std::string layer_of(const std::string& path) {
   std::string best;

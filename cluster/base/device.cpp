@@ -1,17 +1,62 @@
 #include "cluster/base/device.h"
 
+#include <fmt/format.h>
+
 #include <cstdint>
+#include <fstream>
 
 #include "cluster/base/error.h"
 
 #ifdef BIRKHOFF_CUDA
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
+
+#include <cstdlib>
 
 #include "cluster/base/cuda/check.h"
 #endif
 
 namespace birkhoff {
+namespace {
+
+// VmRSS and VmHWM of /proc/self/status, in KiB (proc(5)).
+std::string host_memory() {
+  std::ifstream status("/proc/self/status");
+  double resident = 0, peak = 0;
+  for (std::string word; status >> word;) {
+    if (word == "VmRSS:") status >> resident;
+    if (word == "VmHWM:") status >> peak;
+  }
+  return fmt::format("{:.1f} MiB resident, {:.1f} MiB at the peak", resident / 1024, peak / 1024);
+}
+
+#ifdef BIRKHOFF_CUDA
+std::string gpu_memory(at::Device device) {
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  std::size_t free = 0, total = 0;
+  cuda_check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  const auto mebibytes = [](auto bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  return fmt::format(
+      "{:.1f} MiB of tensors on the GPU, {:.1f} MiB at the peak, {:.1f} MiB reserved; {:.1f} of "
+      "{:.1f} MiB free; host {}",
+      mebibytes(stats.allocated_bytes[kAll].current), mebibytes(stats.allocated_bytes[kAll].peak),
+      mebibytes(stats.reserved_bytes[kAll].current), mebibytes(free), mebibytes(total),
+      host_memory());
+}
+#endif
+
+}  // namespace
+
+std::string memory_report(at::Device device) {
+#ifdef BIRKHOFF_CUDA
+  if (device.is_cuda()) return gpu_memory(device);
+#endif
+  (void)device;
+  return host_memory();
+}
 
 #ifdef BIRKHOFF_CUDA
 
@@ -27,13 +72,25 @@ int count_cuda_devices() {
 }
 
 at::Device cuda_device(int local_rank) {
+  if (std::getenv("BIRKHOFF_SHARE_GPUS") != nullptr) {
+    // NCCL refuses two ranks on one device of a machine: each looks like a machine of its own.
+    setenv("NCCL_HOSTID", fmt::format("rank-{}", local_rank).c_str(), /*overwrite=*/0);
+    setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+  }
   const int num_devices = count_cuda_devices();
   if (local_rank >= num_devices) {
-    fail(ExitCode::kUsage,
-         "device: cuda, but rank {} of this machine has no GPU of its own, there are {}: start one "
-         "rank for each GPU",
-         local_rank, num_devices);
+    if (std::getenv("BIRKHOFF_SHARE_GPUS") == nullptr) {
+      fail(ExitCode::kUsage,
+           "device: cuda, but rank {} of this machine has no GPU of its own, there are {}: start "
+           "one rank for each GPU",
+           local_rank, num_devices);
+    }
+    local_rank %= num_devices;
   }
+  // LibTorch's operations without float atomics where it has them, and cuBLAS with a workspace of
+  // its own for each stream: else it may sum in another order from run to run.
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   cuda_check(cudaSetDevice(local_rank), "cudaSetDevice");
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank)};
 }

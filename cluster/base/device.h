@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <string>
+
 #include "cluster/base/cuda/dtype.h"
 
 struct CUstream_st;  // cudaStream_t points to it
@@ -15,9 +17,15 @@ namespace birkhoff {
 int count_cuda_devices();
 
 // The GPU of the rank with this number among the ranks of its machine: the one of the same number.
-// Makes it the current device of the calling thread. Errors as before, and if there are not so many
-// GPUs. Local.
+// Makes it the current device of the calling thread, and LibTorch's operations deterministic where
+// they can be. Errors as before, and if there are not so many
+// GPUs; with BIRKHOFF_SHARE_GPUS in the environment ranks of one machine share them, for tests of
+// function. Local.
 at::Device cuda_device(int local_rank);
+
+// What this process holds of the device's memory now and held at most, in one line: resident memory
+// for the CPU; LibTorch's share, and what is free, for a GPU. For logs. Local.
+std::string memory_report(at::Device device);
 
 // ---- For the sources that launch kernels; only builds with CUDA call them.
 

@@ -85,8 +85,10 @@ class DoneWork : public Work {
 
 class SingleGroup : public Group {
  public:
+  explicit SingleGroup(at::Device device) : device_(device) {}
   int rank() const override { return 0; }
   int size() const override { return 1; }
+  at::Device device() const override { return device_; }
 
  protected:
   std::unique_ptr<Work> do_all_reduce(at::Tensor, ReduceOp) override { return done(); }
@@ -111,6 +113,8 @@ class SingleGroup : public Group {
     }
     return done();
   }
+
+  const at::Device device_;
 };
 
 }  // namespace
@@ -300,6 +304,8 @@ std::string Group::broadcast_bytes(const std::string& mine, int root, std::strin
   return {static_cast<const char*>(words.const_data_ptr()), static_cast<std::size_t>(num_bytes)};
 }
 
-std::unique_ptr<Group> make_single_group() { return std::make_unique<SingleGroup>(); }
+std::unique_ptr<Group> make_single_group(at::Device device) {
+  return std::make_unique<SingleGroup>(device);
+}
 
 }  // namespace birkhoff

@@ -139,7 +139,7 @@ class Group {
 };
 
 // A group of one: every operation is the identity. For commands and models that use no parallelism.
-std::unique_ptr<Group> make_single_group();
+std::unique_ptr<Group> make_single_group(at::Device device = at::kCPU);
 
 // The groups that models and mechanisms may communicate over; size 1 where an axis is unused.
 struct ParallelGroups {

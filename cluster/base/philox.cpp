@@ -9,19 +9,13 @@
 #include <cstring>
 #include <vector>
 
+#include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/philox_params.h"
+#include "cluster/base/philox_rounds.h"
 
 namespace birkhoff {
 namespace {
-
-constexpr std::uint32_t kMultiplier0 = 0xD2511F53;
-constexpr std::uint32_t kMultiplier1 = 0xCD9E8D57;
-constexpr std::uint32_t kWeyl0 = 0x9E3779B9;  // golden ratio
-constexpr std::uint32_t kWeyl1 = 0xBB67AE85;  // sqrt(3) - 1
-constexpr int kNumRounds = 10;
-
-std::uint32_t low_word(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
-std::uint32_t high_word(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
 
 // Sixteen 32-bit or eight 64-bit numbers in one register, or in several narrower ones: the compiler
 // translates to what the calling function is compiled for.
@@ -31,23 +25,6 @@ using I32x16 [[gnu::vector_size(64)]] = std::int32_t;
 using F32x16 [[gnu::vector_size(64)]] = float;
 constexpr std::int64_t kLanes = 8;  // counters at once
 constexpr std::int64_t kBlock = 4 * kLanes;
-
-// The rounds, on the words of one counter or of several: one 32-bit word in each 64 bits.
-template <typename U64>
-[[gnu::always_inline]] inline void philox_rounds(std::uint64_t key, U64& word0, U64& word1,
-                                                 U64& word2, U64& word3) {
-  constexpr std::uint64_t kLow = 0xffffffff;
-  std::uint32_t key0 = low_word(key), key1 = high_word(key);
-  for (int round = 0; round < kNumRounds; ++round) {
-    const U64 product0 = word0 * kMultiplier0, product1 = word2 * kMultiplier1;
-    word0 = (product1 >> 32) ^ word1 ^ key0;
-    word1 = product1 & kLow;
-    word2 = (product0 >> 32) ^ word3 ^ key1;
-    word3 = product0 & kLow;
-    key0 += kWeyl0;
-    key1 += kWeyl1;
-  }
-}
 
 // The words of philox(key, counter_high, counter_low + lane), lane 0 to 7, in the order of the row:
 // first the four of lane 0. Vectors go by reference because passing them by value depends on the
@@ -140,6 +117,34 @@ void fill_dispatched(const RowPart& part, float* out, Map map) {
   fill_portable(part, out, map);
 }
 
+#ifdef BIRKHOFF_CUDA
+void set_map(PhiloxParams& params, Uniform) { params.is_mask = false; }
+void set_map(PhiloxParams& params, Mask mask) {
+  params.is_mask = true;
+  params.p = mask.p;
+  params.scale = mask.scale;
+}
+
+template <typename Map>
+void launch(const NoiseKey& key, NoisePurpose purpose, std::uint64_t offset, Map map,
+            const at::Tensor& out) {
+  const std::int64_t rows = out.size(0), inner = out.numel() / rows;
+  PhiloxParams params{};
+  params.seed = key.seed;
+  params.step = key.step.const_data_ptr<std::int64_t>();
+  params.layer = key.layer;
+  params.purpose = static_cast<std::uint32_t>(purpose);
+  params.sample_ids = key.sample_ids_B.const_data_ptr<std::int64_t>();
+  params.rows = rows;
+  params.inner = inner;
+  params.offset = offset;
+  params.out = out.mutable_data_ptr<float>();
+  params.vectors = fits_vectors(out, inner * static_cast<std::int64_t>(sizeof(float)));
+  set_map(params, map);
+  launch_philox(params, current_stream(out));
+}
+#endif
+
 // fp32 [B, inner...] of map(bits), in parallel over pieces of rows; no number depends on how rows
 // are cut.
 template <typename Map>
@@ -147,15 +152,21 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
                     std::uint64_t offset, Map map) {
   const at::Tensor& ids_B = key.sample_ids_B;
   require(ids_B.defined() && ids_B.dim() == 1 && ids_B.scalar_type() == at::kLong &&
-              ids_B.is_contiguous() && ids_B.device().is_cpu(),
-          "noise: sample_ids must be a contiguous int64 [B] on the CPU");
+              ids_B.is_contiguous(),
+          "noise: sample_ids must be a contiguous int64 [B]");
   require(key.step.defined() && key.step.numel() == 1 && key.step.scalar_type() == at::kLong &&
-              key.step.device().is_cpu(),
-          "noise: step must be an int64 [1] on the CPU");
+              key.step.device() == ids_B.device(),
+          "noise: step must be an int64 [1] on the device of sample_ids");
   std::vector<std::int64_t> shape{ids_B.size(0)};
   shape.insert(shape.end(), inner_shape.begin(), inner_shape.end());
-  at::Tensor out = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
+  at::Tensor out = at::empty(shape, ids_B.options().dtype(at::kFloat));
   if (out.numel() == 0) return out;
+#ifdef BIRKHOFF_CUDA
+  if (out.is_cuda()) {
+    launch(key, purpose, offset, map, out);
+    return out;
+  }
+#endif
 
   const auto step = static_cast<std::uint64_t>(*key.step.const_data_ptr<std::int64_t>());
   const std::uint64_t philox_key = noise_key(key.seed, step, key.layer, purpose);
@@ -182,22 +193,14 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
 
 std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_high,
                                     std::uint64_t counter_low) {
-  std::uint64_t word0 = low_word(counter_low), word1 = high_word(counter_low);
-  std::uint64_t word2 = low_word(counter_high), word3 = high_word(counter_high);
-  philox_rounds(key, word0, word1, word2, word3);
-  return {low_word(word0), low_word(word1), low_word(word2), low_word(word3)};
+  return std::to_array(philox_block(key, counter_high, counter_low).words);
 }
 
-float uniform_from_bits(std::uint32_t bits) {
-  return static_cast<float>((bits >> 8) + 1) * 0x1p-24f;
-}
+float uniform_from_bits(std::uint32_t bits) { return uniform_of(bits); }
 
 std::uint64_t noise_key(std::uint64_t seed, std::uint64_t step, std::uint32_t layer,
                         NoisePurpose purpose) {
-  // Philox itself is the mixer: its blocks under one key are as unrelated as random numbers are.
-  const std::uint64_t stream = std::uint64_t{layer} << 32 | static_cast<std::uint32_t>(purpose);
-  const std::array<std::uint32_t, 4> words = philox(seed, step, stream);
-  return std::uint64_t{words[1]} << 32 | words[0];
+  return mixed_noise_key(seed, step, layer, static_cast<std::uint32_t>(purpose));
 }
 
 NoiseKey NoiseKey::at_layer(std::uint32_t new_layer) const {

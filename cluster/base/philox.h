@@ -41,18 +41,20 @@ struct NoiseKey {
   at::Tensor step;  // int64 [1] on the device of the computation; read by the operation, so that a
                     // captured graph replays with new noise
   std::uint32_t layer = 0;
-  at::Tensor sample_ids_B;  // int64 [B]: global sample of each row of the batch
+  at::Tensor sample_ids_B;  // int64 [B], on that device: global sample of each row of the batch
 
   NoiseKey at_layer(std::uint32_t new_layer) const;
 };
 
 // fp32 [B, inner...] uniform in (0, 1]: element e (row-major in the inner shape) of row b is word e
 // % 4 of philox(noise_key(seed, step, layer, purpose), counter_high = sample_ids[b], counter_low =
-// e / 4 + offset).
+// e / 4 + offset). On the key's device, the same bits on each; asynchronous on a CUDA device's
+// current stream. So are the functions below.
 at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                           std::uint64_t offset = 0);
 
-// Gumbel(0, 1): -log(-log(u)), finite for every u the generator can give.
+// Gumbel(0, 1): -log(-log(u)), finite for every u the generator can give. Devices' logarithms may
+// differ in the last bit.
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape);
 
 // x with entries zeroed with probability p and the others scaled by 1 / (1 - p); x itself when p is

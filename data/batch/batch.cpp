@@ -15,6 +15,13 @@ const at::Tensor& Batch::at(std::string_view name) const {
        name, names.empty() ? "none" : names);
 }
 
+Batch Batch::to(at::Device device) const {
+  Batch moved;
+  for (const auto& [name, tensor] : fields) moved.fields[name] = tensor.to(device);
+  moved.sample_ids_B = sample_ids_B.to(device);
+  return moved;
+}
+
 Batch Batch::narrow(std::int64_t begin, std::int64_t end) const {
   require(0 <= begin && begin <= end && end <= size(), "rows of a batch out of range");
   Batch rows;

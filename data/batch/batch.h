@@ -2,8 +2,8 @@
 //
 // Legend: B batch, T tokens of a sequence.
 // Language model: inputs_BT, targets_BT (int64 token ids; rows of the same memory, one token apart,
-// so not contiguous), mask_BT (u8, 1 where the target counts), and with data.restart_at_documents segments_BT (int32, increasing by one at each document's
-// border) and positions_BT (int64).
+// so not contiguous), mask_BT (u8, 1 where the target counts), and with data.restart_at_documents
+// segments_BT (int32, increasing by one at each document's border) and positions_BT (int64).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,6 +24,9 @@ struct Batch {
   const at::Tensor& at(std::string_view name) const;
   bool has(std::string_view name) const { return fields.find(name) != fields.end(); }
   std::int64_t size() const { return sample_ids_B.size(0); }
+
+  // All fields on this device: the same batch if they are there.
+  Batch to(at::Device device) const;
 
   // Rows [begin, end) of every field, as views.
   Batch narrow(std::int64_t begin, std::int64_t end) const;

@@ -21,7 +21,7 @@ configs::Mesh config(int data, int sequence, int tensor) {
 
 TEST(Mesh, DefaultPutsAllRanksOnTheDataAxis) {
   World& world = test_world();
-  Mesh mesh(world, configs::Mesh());
+  Mesh mesh(world, configs::Mesh(), at::kCPU);
   EXPECT_EQ(mesh.data().size(), world.size());
   EXPECT_EQ(mesh.data().rank(), world.rank());
   EXPECT_EQ(mesh.groups().tensor.size(), 1);
@@ -44,7 +44,7 @@ TEST(Mesh, RanksAreNumberedDataThenSequenceThenTensor) {
       if (size % (tensor * sequence) != 0) continue;
       SCOPED_TRACE(fmt::format("tensor {} sequence {}", tensor, sequence));
       const int inner = tensor * sequence;
-      Mesh mesh(world, config(0, sequence, tensor));
+      Mesh mesh(world, config(0, sequence, tensor), at::kCPU);
       EXPECT_EQ(mesh.groups().tensor.size(), tensor);
       EXPECT_EQ(mesh.groups().sequence.size(), sequence);
       EXPECT_EQ(mesh.data().size(), size / inner);
@@ -59,7 +59,7 @@ TEST(Mesh, SizesThatDoNotFitAreConfigErrors) {
   World& world = test_world();
   const auto expect_refused = [&](const configs::Mesh& sizes, const std::string& why) {
     try {
-      Mesh mesh(world, sizes);
+      Mesh mesh(world, sizes, at::kCPU);
       ADD_FAILURE() << "accepted: " << sizes.ShortDebugString();
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kConfig);

@@ -181,7 +181,7 @@ void make_consistent(configs::Config& config) {
   config.mutable_watchdog()->clear_patient_seconds();
   config.mutable_data()->set_sequence_length(256);
   if (config.train().optimizer().has_adafactor()) config.mutable_train()->clear_zero();
-  if (config.train().precision() == configs::Train::fp16) config.mutable_train()->clear_precision();
+  config.clear_device();
   auto& model = *config.mutable_model();
   model.set_heads(4);
   model.set_channels(64);

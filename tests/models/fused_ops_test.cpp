@@ -67,12 +67,45 @@ TEST(ResidualNorm, EqualsLayerNormOfTheSumAndItsGradients) {
     const ResidualNormGradients gradients =
         residual_norm_backward(d_sum_NC, d_normed_NC, forward, weight_C.detach(), has_bias);
     EXPECT_LT(difference(gradients.d_x_NC, x_NC.grad()), 1e-12);
-    EXPECT_LT(difference(gradients.d_x_NC, y_NC.grad()), 1e-12);
+    EXPECT_LT(difference(gradients.d_y_NC, y_NC.grad()), 1e-12);
     EXPECT_LT(difference(gradients.d_weight_C, weight_C.grad()), 1e-12);
     EXPECT_EQ(gradients.d_bias_C.defined(), has_bias);
     if (has_bias) {
       EXPECT_LT(difference(gradients.d_bias_C, bias_C.grad()), 1e-12);
     }
+  }
+}
+
+// As an operation that autograd knows, and with a branch in bf16: what the branch takes and gives
+// is rounded once, the stream is not.
+TEST(ResidualNorm, IsDifferentiatedAsAWhole) {
+  const auto fresh = [](const at::Tensor& tensor, at::ScalarType dtype) {
+    return tensor.to(dtype).detach().clone().requires_grad_(true);
+  };
+  for (const at::ScalarType branch : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor x = fresh(test_values({2, 3, 16}, 1), at::kFloat);
+    const at::Tensor y = fresh(test_values({16, 3, 2}, 2), branch);
+    const at::Tensor weight = fresh(test_values({16}, 3) + 1, at::kFloat);
+    const at::Tensor bias = fresh(test_values({16}, 4), at::kFloat);
+    const at::Tensor d_sum = test_values({2, 3, 16}, 5).to(at::kFloat);
+    const at::Tensor d_normed = test_values({2, 3, 16}, 6).to(branch);
+    const auto [sum, normed] = add_and_norm(x, y.transpose(0, 2), weight, bias, 1e-5);
+    EXPECT_EQ(sum.scalar_type(), at::kFloat);
+    EXPECT_EQ(normed.scalar_type(), branch);
+    ((sum * d_sum).sum() + (normed * d_normed).to(at::kFloat).sum()).backward();
+
+    const at::Tensor x_2 = fresh(x, at::kDouble), y_2 = fresh(y, at::kDouble);
+    const at::Tensor weight_2 = fresh(weight, at::kDouble), bias_2 = fresh(bias, at::kDouble);
+    const at::Tensor sum_2 = x_2 + y_2.transpose(0, 2);
+    const at::Tensor normed_2 = at::layer_norm(sum_2, {16}, weight_2, bias_2, 1e-5);
+    ((sum_2 * d_sum).sum() + (normed_2 * d_normed).sum()).backward();
+    const double rounding = branch == at::kFloat ? 1e-5 : 0x1p-7;
+    EXPECT_LT(difference(sum, sum_2), 1e-6);
+    EXPECT_LT(difference(normed, normed_2), 2 * rounding);
+    EXPECT_LT(difference(x.grad(), x_2.grad()), 1e-5);
+    EXPECT_LT(difference(y.grad(), y_2.grad()), 4 * rounding);
+    EXPECT_LT(difference(weight.grad(), weight_2.grad()), 1e-5);
+    EXPECT_LT(difference(bias.grad(), bias_2.grad()), 1e-5);
   }
 }
 

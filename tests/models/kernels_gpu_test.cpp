@@ -104,12 +104,14 @@ NormCase make_norm_case(std::int64_t rows, std::int64_t channels, bool has_bias)
       test_values({rows, channels}, 5),     test_values({rows, channels}, 6)};
 }
 
-NormCase converted(const NormCase& c, at::ScalarType dtype, at::Device device) {
-  const auto convert = [&](const at::Tensor& tensor) {
+// The stream in fp32, or in the branch's dtype if that is wider.
+NormCase converted(const NormCase& c, at::ScalarType branch, at::Device device) {
+  const at::ScalarType stream = branch == at::kDouble ? at::kDouble : at::kFloat;
+  const auto convert = [&](const at::Tensor& tensor, at::ScalarType dtype) {
     return tensor.defined() ? tensor.to(device, dtype) : tensor;
   };
-  return {convert(c.x),    convert(c.y),     convert(c.weight),
-          convert(c.bias), convert(c.d_sum), convert(c.d_normed)};
+  return {convert(c.x, stream),    convert(c.y, branch),     convert(c.weight, stream),
+          convert(c.bias, stream), convert(c.d_sum, stream), convert(c.d_normed, branch)};
 }
 
 constexpr double kEpsilon = 1e-5;
@@ -140,6 +142,8 @@ void check_norm(std::int64_t rows, std::int64_t channels, bool has_bias, at::Sca
       residual_norm_backward(device.d_sum, device.d_normed, kernel, device.weight, has_bias);
   expect_as_exact(gradients.d_x_NC, reference_gradients.d_x_NC, exact_gradients.d_x_NC,
                   what + ", dx");
+  expect_as_exact(gradients.d_y_NC, reference_gradients.d_y_NC, exact_gradients.d_x_NC,
+                  what + ", dy");
   expect_as_exact(gradients.d_weight_C, reference_gradients.d_weight_C, exact_gradients.d_weight_C,
                   what + ", dw");
   EXPECT_EQ(gradients.d_bias_C.defined(), has_bias);

@@ -18,7 +18,7 @@ inline constexpr std::int64_t kVocabulary = 11;
 
 // A model with the group of one that it was built for.
 struct TestModel {
-  std::unique_ptr<Group> group = make_single_group();
+  std::unique_ptr<Group> group;
   std::unique_ptr<Model> model;
 
   Model* operator->() const { return model.get(); }
@@ -26,12 +26,14 @@ struct TestModel {
 
 // Two layers, 8 channels, 2 heads, 16 tokens, fp64; `settings` may change all of it.
 inline TestModel make_test_model(const std::string& model_text,
-                                 const std::vector<std::string>& settings = {}) {
+                                 const std::vector<std::string>& settings = {},
+                                 at::Device device = at::kCPU) {
   const std::string text =
       "task { language_model {} } data { corpus: 'none' sequence_length: 16 } "
       "train { precision: fp64 } model { layers: 2 channels: 8 heads: 2 " +
       model_text + " }";
   TestModel result;
+  result.group = make_single_group(device);
   result.model = make_model(parse_config(text, "test", settings), kVocabulary,
                             {*result.group, *result.group, *result.group});
   return result;

@@ -1,4 +1,5 @@
-// bf16 computation over fp32 parameters.
+// bf16 and fp16 computation over fp32 parameters.
+#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
 #include "model_fixture.h"
@@ -18,34 +19,38 @@ std::string model_text(const std::string& mechanism) {
   return "bias: true attention { group { mechanism { " + mechanism + " } } }";
 }
 
-TEST(Bf16, LossAndGradientsAreThoseOfFp64UpToBf16) {
+// `precision`: its name, and how far its rounding may carry the loss and the gradients.
+void check_against_fp64(const char* precision, double loss_tolerance, double gradient_tolerance) {
   const Batch batch = make_batch(4, 16);
   for (const char* const mechanism : kMechanisms) {
-    const auto run = [&](const char* precision) {
-      const TestModel model =
-          make_test_model(model_text(mechanism), {std::string("train.precision=") + precision});
+    const auto run = [&](const std::string& chosen) {
+      const TestModel model = make_test_model(model_text(mechanism), {"train.precision=" + chosen});
       const ObjectiveSums sums = model->objective(batch, make_noise(batch));
       EXPECT_EQ(sums.nats.scalar_type(), at::kDouble);
       sums.loss.backward();
       std::vector<at::Tensor> gradients;
       for (const Parameter& parameter : model->parameters().list()) {
         EXPECT_EQ(parameter.value.scalar_type(), parameter.value.grad().scalar_type());
-        EXPECT_EQ(parameter.value.scalar_type() == at::kDouble, precision == std::string("fp64"));
+        EXPECT_EQ(parameter.value.scalar_type() == at::kDouble, chosen == "fp64");
         gradients.push_back(parameter.value.grad().to(at::kDouble));
       }
       return std::pair(sums.nats.item<double>(), gradients);
     };
     const auto [exact_loss, exact] = run("fp64");
-    const auto [loss, gradients] = run("bf16");
+    const auto [loss, gradients] = run(precision);
     EXPECT_NE(loss, exact_loss) << mechanism;
-    EXPECT_NEAR(loss, exact_loss, 0x1p-8 * exact_loss) << mechanism;
+    EXPECT_NEAR(loss, exact_loss, loss_tolerance * exact_loss) << mechanism;
     for (std::size_t i = 0; i < exact.size(); ++i) {
       const double error = (gradients[i] - exact[i]).norm().item<double>();
-      EXPECT_LE(error, 0.03 * exact[i].norm().item<double>() + 1e-6)
+      EXPECT_LE(error, gradient_tolerance * exact[i].norm().item<double>() + 1e-6)
           << mechanism << " " << i << " of norm " << exact[i].norm().item<double>();
     }
   }
 }
+
+TEST(Bf16, LossAndGradientsAreThoseOfFp64UpToBf16) { check_against_fp64("bf16", 0x1p-8, 0.03); }
+
+TEST(Fp16, LossAndGradientsAreThoseOfFp64UpToFp16) { check_against_fp64("fp16", 0x1p-11, 0.004); }
 
 TEST(Bf16, DecodesWhatItComputesInOnePassAndTellsFp32Logits) {
   const Batch batch = make_batch(2, 16);

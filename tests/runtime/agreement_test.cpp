@@ -18,7 +18,7 @@ using testing::HasSubstr;
 struct Replica {
   at::Tensor weight = at::arange(12, at::kFloat).reshape({3, 4});
   at::Tensor moment = at::full({5}, 0.5, at::kDouble);
-  TrainState state{20, 240, 1000, 0, false};
+  TrainState state{20, 240, 1000, 0, false, {}};
 
   std::vector<NamedShard> shards() {
     return {whole_shard("layer.weight", StateKind::kParameter, weight, 0),

@@ -1,5 +1,5 @@
-// The update of a flat bucket against the optimizer and the norm that training uses: the references
-// that kernels are measured by (update_kernels_gpu_test.cpp).
+// The update of a flat bucket against the optimizer that training on the CPU uses: the reference
+// that the kernel is measured by (update_kernels_gpu_test.cpp).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +9,6 @@
 #include "configs/config.pb.h"
 #include "runtime/adamw.h"
 #include "runtime/fused_adamw.h"
-#include "runtime/grad_norm.h"
-#include "runtime/squared_norm.h"
 #include "tests/kernel_error.h"
 
 namespace birkhoff {
@@ -79,21 +77,6 @@ TEST(FusedAdamW, EqualsTheOptimizer) {
     }
     expect_same_bits(fused.compute_n, fused.values_n.to(at::kBFloat16), "compute copy");
   }
-}
-
-TEST(SquaredNorm, HasTheBitsOfTheGradientNorm) {
-  Parameters parameters(5, at::kFloat);
-  parameters.add("matrix", {111, 137}, Init::normal(0.3), true);
-  const std::unique_ptr<Group> group = make_single_group();
-  GradBuckets buckets(parameters, *group, 1 << 20);
-  const at::Tensor& gradients = buckets.buckets()[0].gradients;
-  gradients.copy_(test_values({gradients.numel()}, 3));
-  const at::Tensor total = at::zeros({1}, at::kDouble);
-  add_squared_norm(gradients, total);
-  EXPECT_EQ(std::sqrt(total.item<double>()), gradient_norm(buckets));
-  const double once = total.item<double>();
-  add_squared_norm(gradients, total);
-  EXPECT_EQ(total.item<double>(), once + once);
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
-// Whole runs over MPI: from a corpus on disk to metrics and checkpoints, interrupted and resumed.
+// Whole runs on several ranks: from a corpus on disk to metrics and checkpoints, interrupted and
+// resumed. Compiled twice: for CPUs over MPI, and with BIRKHOFF_TEST_DEVICE=cuda for GPUs over
+// NCCL, which ranks may share.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 
@@ -27,6 +29,7 @@ namespace fs = std::filesystem;
 class TrainRunMpi : public testing::Test {
  protected:
   void SetUp() override {
+    setenv("BIRKHOFF_SHARE_GPUS", "1", /*overwrite=*/1);
     std::string name = (fs::temp_directory_path() / "birkhoff-run-XXXXXX").string();
     if (rank() == 0) {
       folder_ = mkdtemp(name.data());
@@ -53,8 +56,9 @@ class TrainRunMpi : public testing::Test {
   }
 
   configs::Config config(int steps, std::vector<std::string> settings = {}) const {
-    settings.insert(settings.begin(), {"data.corpus=" + (folder_ / "corpus").string(),
-                                       "train.steps=" + std::to_string(steps)});
+    settings.insert(settings.begin(),
+                    {"data.corpus=" + (folder_ / "corpus").string(),
+                     "train.steps=" + std::to_string(steps), "device=" BIRKHOFF_TEST_DEVICE});
     return parse_config(R"(
         task { language_model {} }
         data { sequence_length: 16 }

@@ -183,6 +183,53 @@ TEST(Trainer, SkipsANonFiniteStepOnAllRanksAsIfItHadNeverBeen) {
   }
 }
 
+// configs.Train.fp16: a scale that is a power of two changes no bit, and one that is too large is
+// found by halves without a step that counts as not finite.
+TEST(Trainer, TheLossScaleLeavesNoTrace) {
+  const StopSignals signals;
+  run_ranks(2, [&](Group& group) {
+    const auto config = [](std::int64_t steps, configs::Train::Precision precision) {
+      configs::Config result = toy_config(steps);
+      result.mutable_train()->set_precision(precision);
+      result.mutable_train()->set_max_skipped(2);
+      result.mutable_train()->mutable_schedule()->set_shape(configs::Schedule::constant);
+      return result;
+    };
+    ToyTraining plain(config(12, configs::Train::fp32), group, at::kFloat);
+    ToyTraining scaled(config(12, configs::Train::fp16), group, at::kFloat);
+    scaled.state.loss_scale.value = LossScale::kFirst;
+    EXPECT_EQ(plain.run(signals), Outcome::kDone);
+    EXPECT_EQ(scaled.run(signals), Outcome::kDone);
+    EXPECT_TRUE(at::equal(scaled.parameters(), plain.parameters()));
+    EXPECT_EQ(scaled.state.loss_scale.value, LossScale::kFirst);
+    EXPECT_EQ(scaled.state.loss_scale.steps_since, 12);
+
+    ToyTraining overflowing(config(30, configs::Train::fp16), group, at::kFloat);
+    overflowing.state.loss_scale.value = 0x1p134;  // fp32 ends at 2^128
+    EXPECT_EQ(overflowing.run(signals), Outcome::kDone);
+    const LossScale& scale = overflowing.state.loss_scale;
+    EXPECT_LT(scale.value, 0x1p128);
+    EXPECT_GT(scale.value, 0x1p110);
+    EXPECT_EQ(std::exp2(134) / scale.value, std::exp2(30 - scale.steps_since)) << "half a step";
+    EXPECT_EQ(overflowing.state.skipped, 0);
+    EXPECT_TRUE(at::isfinite(overflowing.parameters()).all().item<bool>());
+    EXPECT_GT(overflowing.state.tokens, 0);
+  });
+}
+
+TEST(LossScale, GrowsAfterManyGoodStepsAndNeverBelowOne) {
+  LossScale scale{LossScale::kFirst};
+  for (int i = 1; i < LossScale::kGrowAfter; ++i) scale.keep();
+  EXPECT_EQ(scale.value, LossScale::kFirst);
+  scale.keep();
+  EXPECT_EQ(scale.value, 2 * LossScale::kFirst);
+  for (int i = 0; i < 100 * LossScale::kGrowAfter; ++i) scale.keep();
+  EXPECT_EQ(scale.value, LossScale::kMost);
+  for (int i = 0; i < 100; ++i) scale.shrink();
+  EXPECT_EQ(scale.value, 1);
+  EXPECT_FALSE(scale.may_overflow());
+}
+
 TEST(Trainer, StopsWithAClearLineWhereThePolicySaysSo) {
   const StopSignals signals;
   const auto expect_stop = [&](const configs::Config& config, std::int64_t step,

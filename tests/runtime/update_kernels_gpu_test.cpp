@@ -6,8 +6,12 @@
 #include <cmath>
 #include <limits>
 
+#include "configs/config.pb.h"
+#include "runtime/adafactor.h"
+#include "runtime/adamw.h"
+#include "runtime/block_sums.h"
 #include "runtime/fused_adamw.h"
-#include "runtime/squared_norm.h"
+#include "runtime/grad_norm.h"
 #include "tests/kernel_error.h"
 
 namespace birkhoff {
@@ -90,31 +94,104 @@ TEST(FusedAdamWKernel, SmallAStepThatIsNotAppliedChangesNothing) {
   expect_same_bits(after.compute_n, before.compute_n, "compute copy");
 }
 
-void check_norm(std::int64_t elements, at::ScalarType dtype) {
+void check_block_sums(std::int64_t elements, at::ScalarType dtype) {
   const at::Tensor x = (test_values({elements}, 5) * 1e3).to(dtype);
-  const at::Tensor on_host = at::full({1}, 0.25, at::kDouble), on_device = on_host.cuda();
-  add_squared_norm(x, on_host);
-  add_squared_norm(x.cuda(), on_device);
-  expect_same_bits(on_device, on_host, fmt::format("{} of {}", elements, c10::toString(dtype)));
+  expect_same_bits(block_sums_of_squares(x.cuda()), block_sums_of_squares(x),
+                   fmt::format("{} of {}", elements, c10::toString(dtype)));
 }
 
-TEST(SquaredNormKernel, SmallHasTheBitsOfTheHost) {
+TEST(BlockSumsKernel, SmallHasTheBitsOfTheHost) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t elements : {0, 1, 15, 16, 17, 4095, 4096, 4097, 12293}) {
-      check_norm(elements, dtype);
+      check_block_sums(elements, dtype);
     }
   }
 }
 
-TEST(SquaredNormKernel, LargeHasTheBitsOfTheHost) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check_norm(10000019, dtype);
+TEST(BlockSumsKernel, LargeHasTheBitsOfTheHost) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check_block_sums(10000019, dtype);
 }
 
-TEST(SquaredNormKernel, SmallIsNotFiniteWhereAnElementIsNot) {
-  const at::Tensor x = at::ones({5000}, at::kCUDA), total = at::zeros({1}, at::kDouble).cuda();
+TEST(BlockSumsKernel, SmallIsNotFiniteWhereAnElementIsNot) {
+  const at::Tensor x = at::ones({5000}, at::kCUDA);
   x[4999] = std::numeric_limits<float>::infinity();
-  add_squared_norm(x, total);
-  EXPECT_FALSE(std::isfinite(total.item<double>()));
+  const at::Tensor sums = block_sums_of_squares(x).cpu();
+  EXPECT_EQ(sums[0].item<double>(), 4096);
+  EXPECT_FALSE(std::isfinite(sums[1].item<double>()));
+}
+
+// The optimizers as training uses them: parameters, buckets and state of both devices, side by
+// side.
+template <typename Optimizer, typename Config>
+void check_optimizer(const Config& config) {
+  struct Side {
+    Side(const Config& config, at::Device device)
+        : group(make_single_group(device)),
+          parameters(make_parameters(device)),
+          buckets(parameters, *group, /*bucket_elements=*/100),
+          optimizer(config, buckets),
+          scalars(device) {}
+    static Parameters make_parameters(at::Device device) {
+      Parameters all(5, at::kFloat, at::kFloat, device);
+      all.add("matrix", {11, 13}, Init::normal(0.3), true);
+      all.add("bias", {13}, Init::normal(0.2), false);
+      all.add("stack", {2, 70, 3}, Init::normal(0.1), true);
+      return all;
+    }
+    std::unique_ptr<Group> group;
+    Parameters parameters;
+    GradBuckets buckets;
+    Optimizer optimizer;
+    StepScalars scalars;
+  };
+  Side host(config, at::kCPU), device(config, at::kCUDA);
+  for (int step = 1; step <= 5; ++step) {
+    const bool apply = step != 3;
+    for (std::size_t b = 0; b < host.buckets.buckets().size(); ++b) {
+      const at::Tensor& gradients = host.buckets.buckets()[b].gradients;
+      for (const auto& slot : host.buckets.buckets()[b].slots) {  // padding keeps its zeros
+        gradients.narrow(0, slot.offset, slot.elements)
+            .copy_(test_values({slot.elements}, static_cast<double>(step)));
+      }
+      if (!apply) gradients[0] = std::numeric_limits<float>::quiet_NaN();
+      device.buckets.buckets()[b].gradients.copy_(gradients);
+    }
+    for (Side* side : {&host, &device}) {
+      side->scalars.set(StepScalars::kLearningRate, 0.01 * step);
+      side->scalars.set(StepScalars::kGradientScale, 0.5);
+      side->scalars.set(StepScalars::kApply, apply ? 1 : 0);
+      side->scalars.publish();
+      side->optimizer.step(side->scalars);
+    }
+    const auto expected = host.optimizer.state(), actual = device.optimizer.state();
+    ASSERT_EQ(actual.size(), expected.size());
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(at::allclose(actual[i].data.cpu(), expected[i].data, 1e-5, 1e-7))
+          << "step " << step << " " << expected[i].name;
+    }
+    for (std::size_t b = 0; b < host.buckets.buckets().size(); ++b) {
+      EXPECT_TRUE(at::allclose(device.buckets.buckets()[b].values.cpu(),
+                               host.buckets.buckets()[b].values, 1e-5, 1e-6))
+          << "step " << step << " bucket " << b;
+    }
+    EXPECT_EQ(apply, gradient_norm(device.buckets) == gradient_norm(host.buckets)) << step;
+  }
+}
+
+TEST(OptimizersOnGpu, SmallComeToTheHostsValues) {
+  configs::AdamW adamw;
+  adamw.set_beta1(0.875f);
+  adamw.set_beta2(0.96875f);
+  adamw.set_epsilon(0.0009765625f);
+  adamw.set_weight_decay(0.125f);
+  check_optimizer<AdamW>(adamw);
+  configs::Adafactor adafactor;
+  adafactor.set_decay_exponent(0.8f);
+  adafactor.set_clip_update(1);
+  adafactor.set_epsilon1(1e-30f);
+  adafactor.set_epsilon2(1e-3f);
+  adafactor.set_scale_by_parameter(true);
+  check_optimizer<Adafactor>(adafactor);
 }
 
 }  // namespace

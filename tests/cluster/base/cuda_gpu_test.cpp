@@ -9,7 +9,6 @@
 
 #include "cluster/base/cuda/check.h"
 #include "cluster/base/cuda/handles.h"
-#include "cluster/base/cuda/pinned_buffer.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "cluster/base/reduce.h"
@@ -55,24 +54,24 @@ TEST(CudaEvent, SmallOrdersTwoStreams) {
   CudaEvent arrived, returned;
   EXPECT_TRUE(arrived.passed());  // never recorded
   const std::size_t num_bytes = std::size_t{1} << 22;
-  const PinnedBuffer sent(num_bytes), received(num_bytes);
-  std::memset(sent.data(), 0x5a, num_bytes);
-  std::memset(received.data(), 0, num_bytes);
+  const auto pinned = at::TensorOptions().dtype(at::kByte).pinned_memory(true);
+  const at::Tensor sent = at::full({static_cast<std::int64_t>(num_bytes)}, 0x5a, pinned);
+  const at::Tensor received = at::zeros({static_cast<std::int64_t>(num_bytes)}, pinned);
   const at::Tensor device = at::empty({static_cast<std::int64_t>(num_bytes)},
                                       at::TensorOptions().dtype(at::kByte).device(at::kCUDA));
   cuda_check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  cuda_check(cudaMemcpyAsync(device.mutable_data_ptr(), sent.data(), num_bytes,
+  cuda_check(cudaMemcpyAsync(device.mutable_data_ptr(), sent.const_data_ptr(), num_bytes,
                              cudaMemcpyHostToDevice, up.get()),
              "cudaMemcpyAsync");
   arrived.record(up.get());
   arrived.hold_back(down.get());
-  cuda_check(cudaMemcpyAsync(received.data(), device.mutable_data_ptr(), num_bytes,
+  cuda_check(cudaMemcpyAsync(received.mutable_data_ptr(), device.mutable_data_ptr(), num_bytes,
                              cudaMemcpyDeviceToHost, down.get()),
              "cudaMemcpyAsync");
   returned.record(down.get());
   cuda_check(cudaStreamSynchronize(down.get()), "cudaStreamSynchronize");
   EXPECT_TRUE(returned.passed());
-  EXPECT_EQ(std::memcmp(sent.data(), received.data(), num_bytes), 0);
+  EXPECT_TRUE(at::equal(sent, received));
 }
 
 void check_reduction(std::int64_t count, int num_inputs, at::ScalarType dtype, ReduceOp op) {
@@ -121,6 +120,47 @@ TEST(ReduceKernel, SmallHasTheBitsOfTheHost) {
 
 TEST(ReduceKernel, LargeHasTheBitsOfTheHost) {
   for (const at::ScalarType dtype : kDtypes) check_reduction(5000003, 5, dtype, ReduceOp::kSum);
+}
+
+NoiseKey noise_on(at::Device device, std::int64_t rows) {
+  const at::Tensor ids = at::arange(rows, at::kLong) * 0x123456789ab + 3;
+  return {.seed = 0xfedcba9876543210,
+          .step = at::full({1}, 1234567890123, at::kLong).to(device),
+          .layer = 77,
+          .sample_ids_B = ids.to(device)};
+}
+
+void check_noise(std::int64_t rows, at::IntArrayRef inner) {
+  SCOPED_TRACE(fmt::format("{} rows of {} elements", rows, c10::multiply_integers(inner)));
+  const NoiseKey host = noise_on(at::kCPU, rows), device = noise_on(at::kCUDA, rows);
+  const auto uniform = [&](const NoiseKey& key) {
+    return philox_uniform(key, NoisePurpose::kAttentionDropout, inner, /*offset=*/5).cpu();
+  };
+  EXPECT_TRUE(at::equal(uniform(host), uniform(device)));
+  std::vector<std::int64_t> shape{rows};
+  shape.insert(shape.end(), inner.begin(), inner.end());
+  const at::Tensor x = test_values(shape, 2);
+  const auto dropped = [&](const NoiseKey& key, const at::Tensor& values) {
+    return philox_dropout(values, 0.3f, key, NoisePurpose::kResidualDropout).cpu();
+  };
+  EXPECT_TRUE(at::equal(dropped(host, x), dropped(device, x.cuda())));
+  const auto gumbel = [&](const NoiseKey& key) {
+    return philox_gumbel(key, NoisePurpose::kGumbel, inner).cpu();
+  };
+  EXPECT_TRUE(at::allclose(gumbel(host), gumbel(device), 1e-6, 1e-6));
+}
+
+TEST(PhiloxKernel, SmallHasTheBitsOfTheHost) {
+  check_noise(0, {5});
+  check_noise(1, {1});
+  check_noise(3, {4, 4});
+  check_noise(2, {1023});
+  check_noise(5, {3, 7, 11});
+}
+
+TEST(PhiloxKernel, LargeHasTheBitsOfTheHost) {
+  check_noise(9, {1000003});
+  check_noise(64, {16, 1024});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Arguments of the kernels that sum squares. See runtime/squared_norm.cu.
+// Arguments of the kernel that sums squares block by block. See runtime/block_sums.cu.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,16 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-struct SquaredNormParams {
+struct BlockSumsParams {
   const void* x;  // [elements], fp32 or bf16
   KernelDtype dtype;
   std::int64_t elements;
-  double* block_sums;  // [ceil(elements / kBlock)], scratch
-  double* total;       // the sum is added to it
+  double* sums;  // [ceil(elements / kBlock)]
 
   static constexpr std::int64_t kBlock = 4096;  // as in runtime/fixed_order.h
 };
 
 // Asynchronous on `stream`.
-void launch_squared_norm(const SquaredNormParams& params, CUstream_st* stream);
+void launch_block_sums(const BlockSumsParams& params, CUstream_st* stream);
 
 }  // namespace birkhoff

@@ -1,0 +1,110 @@
+#include "runtime/device_feed.h"
+
+#include <utility>
+
+#ifdef BIRKHOFF_CUDA
+#include <ATen/ops/empty_like.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <array>
+#include <thread>
+
+#include "cluster/base/cuda/check.h"
+#include "cluster/base/cuda/handles.h"
+#include "cluster/base/error.h"
+#endif
+
+namespace birkhoff {
+
+#ifdef BIRKHOFF_CUDA
+
+class DeviceFeed::Gpu {
+ public:
+  Gpu(std::function<Batch()> next, at::Device device)
+      : next_(std::move(next)), device_(device), stream_(CudaStream::Priority::kNormal) {}
+  ~Gpu() {
+    // The copies read memory that goes now.
+    (void)cudaStreamSynchronize(stream_.get());
+  }
+
+  Batch next() {
+    const cudaStream_t computing = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
+    if (!started_) fill(slots_[current_]);
+    started_ = true;
+    Slot& slot = slots_[current_];
+    current_ = 1 - current_;
+    // The batch before is in the other slot: what reads it is in the stream by now.
+    slots_[current_].used.record(computing);
+    fill(slots_[current_]);
+    slot.copied.hold_back(computing);
+    return slot.on_device;
+  }
+
+ private:
+  struct Slot {
+    Batch pinned, on_device;
+    CudaEvent copied, used;
+  };
+
+  static at::Tensor pinned_like(const at::Tensor& tensor) {
+    return at::empty_like(tensor, tensor.options().pinned_memory(true),
+                          at::MemoryFormat::Contiguous);
+  }
+
+  void fill(Slot& slot) {
+    const Batch batch = next_();
+    // An earlier copy out of the pinned memory has ended long ago, or is waited for.
+    while (!slot.copied.passed()) std::this_thread::yield();
+    if (!slot.pinned.sample_ids_B.defined()) {
+      for (const auto& [name, tensor] : batch.fields) {
+        slot.pinned.fields[name] = pinned_like(tensor);
+      }
+      slot.pinned.sample_ids_B = pinned_like(batch.sample_ids_B);
+      slot.on_device = slot.pinned.to(device_);
+    }
+    const auto copy = [](const Batch& to, const Batch& from) {
+      for (const auto& [name, tensor] : from.fields) {
+        to.at(name).copy_(tensor, /*non_blocking=*/true);
+      }
+      to.sample_ids_B.copy_(from.sample_ids_B, /*non_blocking=*/true);
+    };
+    copy(slot.pinned, batch);
+    slot.used.hold_back(stream_.get());
+    const c10::cuda::CUDAStreamGuard guard(
+        c10::cuda::getStreamFromExternal(stream_.get(), device_.index()));
+    copy(slot.on_device, slot.pinned);
+    slot.copied.record(stream_.get());
+  }
+
+  std::function<Batch()> next_;
+  const at::Device device_;
+  CudaStream stream_;
+  std::array<Slot, 2> slots_;
+  std::size_t current_ = 0;
+  bool started_ = false;
+};
+
+DeviceFeed::DeviceFeed(std::function<Batch()> next, at::Device device) {
+  if (device.is_cuda()) {
+    gpu_ = std::make_unique<Gpu>(std::move(next), device);
+  } else {
+    next_ = std::move(next);
+  }
+}
+
+Batch DeviceFeed::next() { return gpu_ != nullptr ? gpu_->next() : next_(); }
+
+#else
+
+class DeviceFeed::Gpu {};
+
+DeviceFeed::DeviceFeed(std::function<Batch()> next, at::Device) : next_(std::move(next)) {}
+
+Batch DeviceFeed::next() { return next_(); }
+
+#endif
+
+DeviceFeed::~DeviceFeed() = default;
+
+}  // namespace birkhoff

@@ -1,0 +1,93 @@
+// The real program with device: cuda, one rank on one GPU.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "train_process_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+using Settings = std::vector<std::string>;
+
+class TrainOnGpu : public TrainProcess {
+ protected:
+  static Settings arguments(const std::string& device, const Settings& settings) {
+    Settings result;
+    for (const std::string& setting : {std::string("train.steps=40"), "device=" + device}) {
+      result.insert(result.end(), {"--set", setting});
+    }
+    for (const std::string& setting : settings) result.insert(result.end(), {"--set", setting});
+    return result;
+  }
+  static Finished train_on(const std::string& device, const std::string& name,
+                           const Settings& settings = {}) {
+    const Finished finished = run_child(train(name, arguments(device, settings)));
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return finished;
+  }
+  // Losses of both devices for the same run, step by step.
+  static void expect_like_the_cpu(const std::string& name, const Settings& settings,
+                                  double tolerance) {
+    train_on("cpu", name + "_cpu", settings);
+    train_on("cuda", name + "_cuda", settings);
+    const MetricsLines cpu = read_metrics(run(name + "_cpu"));
+    const MetricsLines cuda = read_metrics(run(name + "_cuda"));
+    ASSERT_EQ(cuda.losses.size(), cpu.losses.size());
+    ASSERT_EQ(cpu.losses.size(), 40u);
+    for (std::size_t i = 0; i < cpu.losses.size(); ++i) {
+      EXPECT_NEAR(cuda.losses[i], cpu.losses[i], tolerance) << name << ", step " << i + 1;
+    }
+  }
+};
+
+TEST_F(TrainOnGpu, LossesAreTheCpus) {
+  expect_like_the_cpu("plain", {}, 1e-3);
+  expect_like_the_cpu("micro", {"train.micro_batch=2"}, 1e-3);
+  expect_like_the_cpu("invariant", {"train.invariant.shards=4"}, 1e-3);
+  expect_like_the_cpu("recompute", {"train.recompute=true"}, 1e-3);
+  expect_like_the_cpu("dropout", {"model.dropout.residual=0.1"}, 1e-3);
+  expect_like_the_cpu("adafactor", {"train.optimizer.adafactor.clip_update=1"}, 1e-3);
+  expect_like_the_cpu("bf16", {"train.precision=bf16"}, 3e-2);
+}
+
+TEST_F(TrainOnGpu, RepeatsAndResumesWithTheSameBits) {
+  train_on("cuda", "first");
+  train_on("cuda", "second");
+  EXPECT_EQ(read_metrics(run("second")).figures, read_metrics(run("first")).figures);
+  EXPECT_TRUE(final_tensors(run("second")) == final_tensors(run("first")));
+
+  Child child(train("stopped", arguments("cuda", {})));
+  ASSERT_TRUE(wait_for_step(child, run("stopped"), 5));
+  child.signal(SIGTERM);
+  EXPECT_THAT(child.finish().code, testing::AnyOf(75, 0));
+  train_on("cuda", "stopped");
+  EXPECT_EQ(read_metrics(run("stopped")).figures, read_metrics(run("first")).figures);
+  EXPECT_TRUE(final_tensors(run("stopped")) == final_tensors(run("first")));
+}
+
+TEST_F(TrainOnGpu, WhatItSavedIsReadWithoutOne) {
+  const Finished trained = train_on("cuda", "saved");
+  EXPECT_THAT(trained.err, testing::HasSubstr("of tensors on the GPU"));
+  std::vector<std::string> texts;
+  for (const char* device : {"cpu", "cuda"}) {
+    const Finished evaluated =
+        run_child({.line = birkhoff_line({"eval", run("saved").string(), "--device", device})});
+    ASSERT_EQ(evaluated.code, 0) << evaluated.err;
+    const Finished sampled = run_child(
+        {.line = birkhoff_line({"sample", run("saved").string(), "--prompt", "the ", "--tokens",
+                                "20", "--temperature", "0", "--device", device})});
+    ASSERT_EQ(sampled.code, 0) << sampled.err;
+    texts.push_back(sampled.out);
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+  // It goes on on the CPU.
+  const Finished resumed =
+      run_child(train("saved", {"--set", "train.steps=44", "--set", "device=cpu"}));
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_EQ(last_step(run("saved")), 44);
+}
+
+}  // namespace
+}  // namespace birkhoff

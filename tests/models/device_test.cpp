@@ -1,0 +1,86 @@
+// A model lives on one device: tensors that its operations make beside the parameters must be made
+// there too. LibTorch's meta device has shapes and no numbers, so this needs no GPU; an operation
+// over tensors of two devices is an error on it as on a GPU.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+#include "tests/models/model_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+// Operations whose meta kernels exist in Python alone: shapes come from a run on zeros. As on a
+// GPU, a tensor without dimensions may be the host's.
+void run_on_zeros(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
+  const auto& arguments = operation.schema().arguments();
+  at::Tensor out;  // of operations that write to an argument
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    c10::IValue& argument = (*stack)[stack->size() - arguments.size() + i];
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    const at::Tensor tensor = argument.toTensor();
+    TORCH_CHECK(tensor.is_meta() || tensor.dim() == 0, operation.operator_name(),
+                ": tensors of two devices");
+    if (arguments[i].is_out()) out = tensor;
+    argument = at::zeros(tensor.sizes(), tensor.options().device(at::kCPU));
+  }
+  operation.callBoxed(stack);
+  for (std::size_t i = 0; i < operation.schema().returns().size(); ++i) {
+    c10::IValue& result = (*stack)[stack->size() - 1 - i];
+    if (out.defined()) {
+      result = out.resize_(result.toTensor().sizes());
+    } else if (result.isTensor() && result.toTensor().defined()) {
+      result = result.toTensor().to(at::kMeta);
+    }
+  }
+}
+
+TORCH_LIBRARY_IMPL(aten, Meta, library) {
+  for (const char* name : {"index_select", "native_layer_norm", "native_layer_norm_backward",
+                           "where.self", "logical_and.out", "logical_or.out", "logical_not.out",
+                           "_logcumsumexp", "where.self_out", "embedding_dense_backward"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_zeros>());
+  }
+}
+
+class DeviceMode : public ::testing::TestWithParam<std::string> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    Models, DeviceMode,
+    ::testing::Values("dense {}", "block_local { block: 4 look_back: 0 }",
+                      "block_local { block: 4 look_back: 1 }",
+                      "sinkhorn { block: 4 causal_balance: prefix }",
+                      "sinkhorn { block: 4 causal_balance: cumulative }",
+                      "sinkhorn { block: 4 causal_balance: none }",
+                      "sinkhorn { block: 4 causal_balance: uniform }",
+                      "sinkhorn { block: 4 causal_balance: paper_masked }",
+                      "sinkhorn_mixture { sinkhorn { block: 4 causal_balance: prefix } }"));
+
+TEST_P(DeviceMode, EverythingIsMadeWhereTheParametersAre) {
+  EXPECT_THROW(at::zeros({2}, at::kMeta) + at::zeros({2}), c10::Error) << "the test says nothing";
+  for (const char* positions : {"learned", "sinusoidal", "no_positions"}) {
+    for (const char* precision : {"fp32", "bf16"}) {
+      for (const bool documents : {false, true}) {
+        SCOPED_TRACE(std::string(positions) + " " + precision + (documents ? " documents" : ""));
+        const TestModel model = make_test_model(
+            "attention { group { mechanism { " + GetParam() + " } } } positions: " + positions,
+            {std::string("train.precision=") + precision}, at::kMeta);
+        Batch batch = make_batch(2, 16);
+        if (documents) {
+          batch.fields["segments"] = at::zeros({2, 16}, at::kInt);
+          batch.fields["positions"] = at::arange(16, at::kLong).expand({2, 16}).contiguous();
+        }
+        const ObjectiveSums sums = model->objective(batch.to(at::kMeta), std::nullopt);
+        EXPECT_TRUE(sums.loss.is_meta() && sums.nats.is_meta() && sums.count.is_meta());
+        sums.loss.backward();
+        for (const Parameter& parameter : model->parameters().list()) {
+          EXPECT_TRUE(parameter.value.grad().defined() && parameter.value.grad().is_meta())
+              << parameter.name;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff
