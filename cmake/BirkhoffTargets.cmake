@@ -41,7 +41,8 @@ endfunction()
 
 # birkhoff_test(NAME SOURCES ... LINKS ... [LABEL unit] [RANKS 1 2 4] [TIMEOUT seconds]): one GoogleTest program.
 # With RANKS ctest starts it under mpiexec once for each count (label mpi); otherwise as a plain process (label unit).
-# LABEL gpu: fails where there is no GPU. tests/gpu_suite.sh finds such programs by the end of their name, _gpu_test.
+# LABEL gpu: fails where there is no GPU. tests/gpu_suite.sh and the target package find such programs by the end of their
+# name, _gpu_test.
 function(birkhoff_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LINKS;RANKS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -56,6 +57,9 @@ function(birkhoff_test name)
     if(ARG_RANKS)
       set(ARG_LABEL mpi)
     endif()
+  endif()
+  if(ARG_LABEL STREQUAL gpu)
+    set_property(GLOBAL APPEND PROPERTY BIRKHOFF_GPU_TESTS ${name})
   endif()
   if(ARG_RANKS)
     foreach(ranks IN LISTS ARG_RANKS)

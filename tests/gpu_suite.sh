@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # All tests that need a GPU, then the same kernels on small shapes under compute-sanitizer. Builds nothing.
 #   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md]
-# FOLDER: a build of the preset cuda (default build/cuda). FILE.md: one table with GPU, driver, versions and commands (default
-# FOLDER/gpu_suite.md). compute-sanitizer: from CUDA_HOME, the wheels beside LibTorch, /usr/local/cuda or PATH. Under 9 minutes:
-# what is not through by then is ended and counts as failed. Exit code 0 if everything passed.
+# FOLDER: a build of the preset cuda (default build/cuda), or a package of one, whose bin/gpu_suite gives it. FILE.md: one table
+# with GPU, driver, versions and commands (default FOLDER/gpu_suite.md). compute-sanitizer: from CUDA_HOME, the wheels beside
+# LibTorch, /usr/local/cuda or PATH. Under 9 minutes: what is not through by then is ended and counts as failed. Exit code 0 if
+# everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +14,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --build) [ $# -gt 1 ] || stop "--build needs a folder"; build=$2; shift ;;
     --report) [ $# -gt 1 ] || stop "--report needs a file"; report=$2; shift ;;
-    *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; stop "unknown argument '$1'" ;;
+    *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; stop "unknown argument '$1'" ;;
   esac
   shift
 done
@@ -24,9 +25,11 @@ command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name,driver_ver
 mapfile -t programs < <(find "$build/tests" -name '*_gpu_test' -type f -perm -u+x 2>/dev/null | sort)
 [ ${#programs[@]} -gt 0 ] || stop "no *_gpu_test under $build/tests: build with ./bootstrap.sh build --cuda"
 
-wheels=$(sed -n 's|^BIRKHOFF_TORCH:PATH=\(.*\)/torch$|\1/nvidia/cu13|p' "$build/CMakeCache.txt" 2>/dev/null)
+# A build folder knows LibTorch by CMake's cache; in a package, bin/gpu_suite has found it.
+torch=$(sed -n 's|^BIRKHOFF_TORCH:PATH=||p' "$build/CMakeCache.txt" 2>/dev/null)
+torch=${torch:-${BIRKHOFF_TORCH:-}}
 sanitizer=""
-for folder in "${CUDA_HOME:-}" "$wheels" /usr/local/cuda; do
+for folder in "${CUDA_HOME:-}" "$torch/../nvidia/cu13" /usr/local/cuda; do
   [ -n "$folder" ] && [ -x "$folder/bin/compute-sanitizer" ] && sanitizer=$folder/bin/compute-sanitizer && break
 done
 sanitizer=${sanitizer:-$(command -v compute-sanitizer)} || true
@@ -79,18 +82,16 @@ else
   failed=$((failed + 1))
 fi
 
-version_of() { sed -n "s/^#define $2 *//p" "$1" 2>/dev/null | head -n 1; }
-header=$(sed -n 's|^BIRKHOFF_TORCH:PATH=||p' "$build/CMakeCache.txt" 2>/dev/null)/include/torch/headeronly/version.h
-nccl=$(sed -n 's|^NCCL_INCLUDE_DIR:PATH=||p' "$build/CMakeCache.txt" 2>/dev/null)/nccl.h
-nvcc=$(sed -n 's|^CMAKE_CUDA_COMPILER:[A-Z]*=||p' "$build/CMakeCache.txt" 2>/dev/null)
+# What was built from which commit: a package says it in a file, a build folder is asked.
+versions() {
+  cat "$build/versions" 2>/dev/null && return
+  echo "commit $(git describe --always --dirty 2>/dev/null || echo unknown)"
+  "$build/birkhoff" --version 2>/dev/null
+}
 {
   printf '# Tests on a GPU\n\n| | |\n|---|---|\n'
   printf '| GPU, driver | %s |\n' "$gpu"
-  printf '| LibTorch | %s.%s.%s |\n' "$(version_of "$header" TORCH_VERSION_MAJOR)" "$(version_of "$header" TORCH_VERSION_MINOR)" \
-    "$(version_of "$header" TORCH_VERSION_PATCH)"
-  printf '| nvcc | %s |\n' "$("$nvcc" --version 2>/dev/null | sed -n 's/.*release.*, //p')"
-  printf '| NCCL | %s.%s.%s |\n' "$(version_of "$nccl" NCCL_MAJOR)" "$(version_of "$nccl" NCCL_MINOR)" "$(version_of "$nccl" NCCL_PATCH)"
-  printf '| commit | %s |\n' "$(git describe --always --dirty 2>/dev/null || echo unknown)"
+  versions | sed -nE 's/^(commit|compiler|LibTorch|CUDA|MPI) (.*)/| \1 | \2 |/p'
   printf '| command | `tests/gpu_suite.sh --build %s`, %d s |\n\n' "$build" $((SECONDS - started))
   printf '| program | tests | result | seconds |\n|---|---|---|---|\n%s' "$rows"
 } >"$report"
