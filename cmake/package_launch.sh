@@ -39,7 +39,7 @@ if [ "$name" = birkhoff ] || [ "$name" = gpu_suite ]; then
 fi
 
 case $name in
-  gpu_suite) BIRKHOFF_TORCH=$torch/.. exec "$package/tests/gpu_suite.sh" --build "$package" "$@" ;;
+  gpu_suite) BIRKHOFF_PROGRAM=$package/bin/birkhoff BIRKHOFF_TORCH=$torch/.. exec "$package/tests/gpu_suite.sh" --build "$package" "$@" ;;
   # By its path in bin/ mpirun knows where other machines have orted.
   *) exec -a "$package/bin/$name" "$package/libexec/$name" "$@" ;;
 esac

@@ -66,7 +66,7 @@ for program in "${programs[@]}"; do
       check 90 env BIRKHOFF_TEST_RANKS=$ranks mpiexec --oversubscribe --bind-to none -n $ranks "$program"
     done
   else
-    check 120 "$program"
+    check 240 "$program"
   fi
 done
 if [ -n "$sanitizer" ]; then

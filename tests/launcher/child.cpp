@@ -110,8 +110,13 @@ Finished run_child(Command command, std::chrono::seconds limit) {
   return Child(std::move(command)).finish(limit);
 }
 
+std::string program_path() {
+  const char* set = std::getenv("BIRKHOFF_PROGRAM");
+  return set != nullptr ? set : BIRKHOFF_PROGRAM;
+}
+
 std::vector<std::string> birkhoff_line(const std::vector<std::string>& arguments) {
-  std::vector<std::string> line = {BIRKHOFF_PROGRAM};
+  std::vector<std::string> line = {program_path()};
   line.insert(line.end(), arguments.begin(), arguments.end());
   return line;
 }

@@ -49,7 +49,10 @@ class Child {
 
 Finished run_child(Command command, std::chrono::seconds limit = std::chrono::seconds(120));
 
-// `birkhoff ARGUMENTS...`, from the build folder.
+// The program under test: of the build folder, or what the variable BIRKHOFF_PROGRAM says.
+std::string program_path();
+
+// `birkhoff ARGUMENTS...` of it.
 std::vector<std::string> birkhoff_line(const std::vector<std::string>& arguments);
 
 // A line as a shell would split it: at spaces, with '...' for what holds spaces. No other quoting.

@@ -89,7 +89,7 @@ std::vector<pid_t> ranks_of(const fs::path& run) {
   std::vector<pid_t> found;
   for (const pid_t pid : processes_of(run)) {
     const std::string arguments = arguments_of(pid);
-    if (arguments.rfind(std::string(BIRKHOFF_PROGRAM) + '\0', 0) == 0 &&
+    if (arguments.rfind(program_path() + '\0', 0) == 0 &&
         !holds_argument(arguments, "--ranks"))
       found.push_back(pid);
   }
