@@ -48,6 +48,9 @@ function(birkhoff_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
+  if(BIRKHOFF_SANITIZE)
+    math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")  # sanitized code takes that much longer
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} birkhoff_flags GTest::gtest GTest::gmock)
   target_compile_definitions(${name} PRIVATE BIRKHOFF_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
