@@ -79,6 +79,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
 
   // Batch: this rank's sequences, cut into micro-batches.
   const Batch batch = parts_.next_batch();
+  const bool scaled = train.precision() == configs::Train::fp16;
   const double scale = state.loss_scale.value;
   const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : batch.size();
   scalars_.set_noise_step(state.step);
@@ -137,8 +138,8 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   if (finite) {
     state.tokens += num_tokens;
     state.skipped = 0;
-    if (train.precision() == configs::Train::fp16) state.loss_scale.keep();
-  } else if (losses_finite && state.loss_scale.may_overflow()) {
+    if (scaled) state.loss_scale.keep();
+  } else if (scaled && losses_finite && state.loss_scale.may_overflow()) {
     state.loss_scale.shrink();
     if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
     if (parts_.group.rank() == 0) {
