@@ -33,9 +33,10 @@ void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.skipped(), 0, "skipped");
   check_range(manifest.loss_scale_steps(), 0, "loss_scale_steps");
   if (manifest.has_loss_scale() &&
-      !(manifest.loss_scale() >= 1 && manifest.loss_scale() <= LossScale::kMost)) {
-    throw std::invalid_argument(
-        fmt::format("loss_scale is {}, not in [1, {}]", manifest.loss_scale(), LossScale::kMost));
+      !(manifest.loss_scale() >= LossScale::kLeast && manifest.loss_scale() <= LossScale::kMost)) {
+    throw std::invalid_argument(fmt::format("loss_scale is {}, not in [{}, {}]",
+                                            manifest.loss_scale(), LossScale::kLeast,
+                                            LossScale::kMost));
   }
   check_range(manifest.vocabulary(), 0, "vocabulary");
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
