@@ -1,6 +1,7 @@
 #include "cluster/base/device.h"
 
 #include <cstdint>
+#include <fstream>
 
 #include "cluster/base/error.h"
 
@@ -12,6 +13,17 @@
 #endif
 
 namespace birkhoff {
+namespace {
+
+std::string processor_name() {
+  std::ifstream lines("/proc/cpuinfo");
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unnamed processor";  // not every architecture has the line
+}
+
+}  // namespace
 
 #ifdef BIRKHOFF_CUDA
 
@@ -36,6 +48,19 @@ at::Device cuda_device(int local_rank) {
   }
   cuda_check(cudaSetDevice(local_rank), "cudaSetDevice");
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank)};
+}
+
+std::string device_name(at::Device device) {
+  if (!device.is_cuda()) return processor_name();
+  cudaDeviceProp properties{};
+  cuda_check(cudaGetDeviceProperties(&properties, device.index()), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+void synchronize(at::Device device) {
+  if (!device.is_cuda()) return;
+  cuda_check(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(device.index()).stream()),
+             "cudaStreamSynchronize");
 }
 
 CUstream_st* current_stream(const at::Tensor& tensor) {
@@ -76,6 +101,10 @@ at::Device cuda_device(int) {
   count_cuda_devices();  // always an error
   return at::kCPU;
 }
+
+std::string device_name(at::Device) { return processor_name(); }
+
+void synchronize(at::Device) {}
 
 #endif
 

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <string>
+
 #include "cluster/base/cuda/dtype.h"
 
 struct CUstream_st;  // cudaStream_t points to it
@@ -18,6 +20,13 @@ int count_cuda_devices();
 // Makes it the current device of the calling thread. Errors as before, and if there are not so many
 // GPUs. Local.
 at::Device cuda_device(int local_rank);
+
+// What the maker calls this GPU, or the processor that this thread runs on. Local.
+std::string device_name(at::Device device);
+
+// Returns when the GPU has done what the calling thread's current stream holds, at once for the
+// CPU. Local.
+void synchronize(at::Device device);
 
 // ---- For the sources that launch kernels; only builds with CUDA call them.
 
