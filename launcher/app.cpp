@@ -28,6 +28,9 @@ struct CommandLine {
   EvalArguments eval;
   SampleArguments sample;
   InspectArguments inspect;
+  BenchLoaderArguments bench_loader;
+  BenchCommArguments bench_comm;
+  BenchStepArguments bench_step;
   std::string verify_path;
   std::string config_file, config_before, config_after;
   std::vector<std::string> config_settings;
@@ -42,6 +45,7 @@ struct CommandLine {
     add_sample();
     add_inspect();
     add_config();
+    add_bench();
   }
 
   CLI::App* verb(CLI::App& parent, const char* name, const char* what, const char* examples) {
@@ -173,13 +177,78 @@ struct CommandLine {
          "  birkhoff config reference > docs/configuration.md");
   }
 
-  int run(std::ostream& out, std::ostream& err) {
+  void add_bench() {
+    CLI::App* c = verb(app, "bench", "Measure a part, beside its floor and its peer",
+                       "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
+                       "  birkhoff bench comm --ranks 2");
+    c->require_subcommand(1);
+    CLI::App* step = verb(
+        *c, "step",
+        "A training step on synthetic tokens, one process: first its loss and gradients against "
+        "fp64, then\nits time beside the model's FLOPs at the speed of at::mm. Its peer, "
+        "PyTorch's eager GPT, is measured\nin turns with it by tests/bench/step_speed.py.",
+        "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
+        "  birkhoff bench step my.txtpb --set train.precision=bf16 --vocabulary 32000");
+    step->add_option("CONFIG", bench_step.config, "configuration (.txtpb)")->required();
+    add_settings(step, bench_step.settings);
+    step->add_option("--steps", bench_step.steps, "steps that are measured")
+        ->check(CLI::Range(1, 1'000'000))
+        ->capture_default_str();
+    step->add_option("--vocabulary", bench_step.vocabulary, "ids that tokens are drawn from")
+        ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}))
+        ->capture_default_str();
+    step->add_flag("--profile", bench_step.profile, "also where the time goes by operation");
+
+    CLI::App* comm = verb(
+        *c, "comm",
+        "Collective operations between ranks: first their results, then time, nccl-tests' algbw "
+        "and busbw,\nbeside a memcpy of the same bytes (CPU) and the same operations by MPI "
+        "(CPU) or NCCL (GPU).",
+        "  birkhoff bench comm --ranks 2\n"
+        "  srun --mpi=pmix -n 8 birkhoff bench comm --device cuda --bytes 1M-1G");
+    comm->add_option("--ranks", bench_comm.ranks, "start this many MPI ranks here")
+        ->check(CLI::Range(2, 4096));
+    comm->add_option("--device", bench_comm.device, "cpu, or cuda: a GPU for each rank")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    comm->add_option("--bytes", bench_comm.bytes, "sizes, each four times the one before")
+        ->type_name("MIN-MAX")
+        ->capture_default_str();
+    add_rounds(comm, bench_comm.rounds);
+
+    CLI::App* loader =
+        verb(*c, "loader",
+             "The training loader: first its tokens, then speed beside a plain pread loop, and its "
+             "start-up on\n10^12 tokens. The corpus is read once before.",
+             "  birkhoff bench loader\n"
+             "  birkhoff bench loader corpus/mine --rounds 50");
+    loader->add_option("CORPUS", bench_loader.corpus,
+                       "corpus folder; default: 64 MB of random bytes in a temporary folder");
+    add_rounds(loader, bench_loader.rounds);
+  }
+
+  void add_rounds(CLI::App* command, int& rounds) {
+    command->add_option("--rounds", rounds, "interleaved rounds, of which medians are taken")
+        ->check(CLI::Range(1, 100'000))
+        ->capture_default_str();
+  }
+
+  int run_bench(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
+    CLI::App* bench = app.get_subcommand("bench");
+    bench_loader.line = bench_comm.line = bench_step.line = arguments;
+    if (bench->got_subcommand("loader")) return bench_loader_command(bench_loader, out);
+    if (bench->got_subcommand("comm")) return bench_comm_command(bench_comm, out, err);
+    return bench_step_command(bench_step, out);
+  }
+
+  int run(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
     if (app.got_subcommand("prepare")) return prepare_command(prepare, out, err);
     if (app.got_subcommand("train")) return train_command(train, out, err);
     if (app.got_subcommand("eval")) return eval_command(eval, out, err);
     if (app.got_subcommand("sample")) return sample_command(sample, out, err);
     if (app.got_subcommand("inspect")) return inspect_command(inspect, out, err);
     if (app.got_subcommand("verify")) return verify_command(verify_path, out, err);
+    if (app.got_subcommand("bench")) return run_bench(arguments, out, err);
     CLI::App* config = app.get_subcommand("config");
     if (config->got_subcommand("print"))
       return config_print_command(config_file, config_settings, out);
@@ -306,7 +375,7 @@ int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::o
     } catch (const CLI::ParseError& error) {
       return say(usage_line(line.app, arguments, error), ExitCode::kUsage);
     }
-    const int code = line.run(out, err);
+    const int code = line.run(arguments, out, err);
     flush_output(out);
     return code;
   } catch (...) {

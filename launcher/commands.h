@@ -49,6 +49,34 @@ struct InspectArguments {
 int inspect_command(const InspectArguments& arguments, std::ostream& out, std::ostream& err);
 int verify_command(const std::string& path, std::ostream& out, std::ostream& err);
 
+// Verbs of `bench`: what is measured is checked first (a wrong result: Error(kInternal)), then
+// reported as a table in Markdown. `line` holds all arguments as they were given, for its title.
+struct BenchLoaderArguments {
+  std::vector<std::string> line;
+  std::string corpus;  // empty: one of random bytes is made in a temporary folder
+  int rounds = 20;
+};
+int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& out);
+
+struct BenchCommArguments {
+  std::vector<std::string> line;
+  std::optional<int> ranks;  // as TrainArguments::ranks
+  std::string device = "cpu";
+  std::string bytes = "4K-64M";  // sizes from the first to the second
+  int rounds = 11;
+};
+int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct BenchStepArguments {
+  std::vector<std::string> line;
+  std::string config;
+  std::vector<std::string> settings;
+  std::int64_t vocabulary = 256;
+  int steps = 20;
+  bool profile = false;  // also where the time goes by operation
+};
+int bench_step_command(const BenchStepArguments& arguments, std::ostream& out);
+
 int config_print_command(const std::string& file, const std::vector<std::string>& settings,
                          std::ostream& out);
 int config_diff_command(const std::string& before, const std::string& after, std::ostream& out);

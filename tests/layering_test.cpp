@@ -37,10 +37,11 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 const std::map<std::string, std::vector<std::string>> kDoors = {
     {"hdf5", {"data/hdf5"}},
     {"H5", {"data/hdf5"}},
-    {"mpi.h", {"cluster/world", "cluster/mpi_group", "cluster/mpi_check"}},
+    {"mpi.h",
+     {"cluster/world", "cluster/mpi_group", "cluster/mpi_check", "launcher/bench/mpi_peer"}},
     {"sentencepiece", {"data/"}},
     {"torch/torch.h", {}},
-    {"nccl.h", {"cluster/nccl_group"}},
+    {"nccl.h", {"cluster/nccl_group", "launcher/bench/nccl_peer"}},
     {"cuda", {"cluster/base/cuda/", "cluster/base/device"}},
     {"c10/cuda/", {"cluster/nccl_group", "cluster/base/device", "runtime/device_feed"}},
     {"ATen/cuda/", {}},

@@ -21,6 +21,14 @@
 namespace birkhoff {
 namespace {
 
+std::string processor_name() {
+  std::ifstream lines("/proc/cpuinfo");
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unnamed processor";  // not every architecture has the line
+}
+
 // VmRSS and VmHWM of /proc/self/status, in KiB (proc(5)).
 std::string host_memory() {
   std::ifstream status("/proc/self/status");
@@ -95,6 +103,19 @@ at::Device cuda_device(int local_rank) {
   return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank)};
 }
 
+std::string device_name(at::Device device) {
+  if (!device.is_cuda()) return processor_name();
+  cudaDeviceProp properties{};
+  cuda_check(cudaGetDeviceProperties(&properties, device.index()), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+void synchronize(at::Device device) {
+  if (!device.is_cuda()) return;
+  cuda_check(cudaStreamSynchronize(c10::cuda::getCurrentCUDAStream(device.index()).stream()),
+             "cudaStreamSynchronize");
+}
+
 CUstream_st* current_stream(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.get_device()).stream();
 }
@@ -133,6 +154,10 @@ at::Device cuda_device(int) {
   count_cuda_devices();  // always an error
   return at::kCPU;
 }
+
+std::string device_name(at::Device) { return processor_name(); }
+
+void synchronize(at::Device) {}
 
 #endif
 

@@ -27,6 +27,13 @@ at::Device cuda_device(int local_rank);
 // for the CPU; LibTorch's share, and what is free, for a GPU. For logs. Local.
 std::string memory_report(at::Device device);
 
+// What the maker calls this GPU, or the processor that this thread runs on. Local.
+std::string device_name(at::Device device);
+
+// Returns when the GPU has done what the calling thread's current stream holds, at once for the
+// CPU. Local.
+void synchronize(at::Device device);
+
 // ---- For the sources that launch kernels; only builds with CUDA call them.
 
 // The stream that operations on this CUDA tensor's device are put into now, by this thread.

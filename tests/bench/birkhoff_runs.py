@@ -6,6 +6,7 @@ import pathlib
 import statistics
 import struct
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIRKHOFF = os.environ.get("BIRKHOFF", str(ROOT / "build/cpu/birkhoff"))
@@ -26,6 +27,14 @@ def birkhoff(*arguments, threads=None, check=True):
     if check and done.returncode != 0:
         raise SystemExit(f"birkhoff {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
     return done.stdout
+
+
+def title():
+    """First line of a report, as `birkhoff bench` prints it: version, processor, cores, command line."""
+    version = birkhoff("--version").splitlines()[0]
+    names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    command = " ".join([str(pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+    return f"{version}; {names[0] if names else 'unnamed processor'}, {os.cpu_count()} cores; `python {command}`"
 
 
 def prepare(folder, text, tokenizer="chars", valid=0.1):

@@ -1,14 +1,14 @@
 """Tokens/s of a training step of the baby GPT (fp32, dense), ours against PyTorch eager, interleaved in one run.
 
 First the same weights and the same batch must give the same first loss. Then rounds alternate: PyTorch with two threads,
-ours as one rank with two threads and as two ranks with one thread each; medians and ratios are printed. The floor is the
-multiply-adds of the step at the machine's fp32 matrix speed, measured in the same run.
+ours as one rank with two threads and as two ranks with one thread each; medians and ratios are printed as a table in
+Markdown. The floor is the multiply-adds of the step at the machine's fp32 matrix speed, measured in the same run. Where the
+time of our step goes: `birkhoff bench step`.
 """
 
 import argparse
 import json
 import math
-import os
 import pathlib
 import statistics
 import subprocess
@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
-    print(f"cores: {os.cpu_count()}, fp32 matrix speed {matrix_speed() / 1e9:.0f} GFLOP/s")
+    print(runs.title())
     for context in arguments.context:
         ours, theirs = first_losses(context, arguments.batch)
         if not math.isclose(ours, theirs, rel_tol=1e-5):
@@ -107,11 +107,13 @@ def main():
         peer = statistics.median(figures["PyTorch eager, 2 threads"])
         parameters = 4 * 12 * 128 * 128 + 65 * 128
         flops = 6 * parameters + 4 * 6 * context * 128  # a token: projections and MLP, plus causal attention (half of 12 T C a layer)
-        print(f"T={context}, batch {arguments.batch}: first loss ours {ours:.6f}, PyTorch {theirs:.6f}")
-        print(f"  floor: {flops / 1e6:.2f} MFLOP a token -> {matrix_speed() / flops:,.0f} tokens/s at matrix speed")
+        speed = matrix_speed()
+        print(f"\nT={context}, batch {arguments.batch}: first loss ours {ours:.6f}, PyTorch {theirs:.6f}. Medians of {arguments.rounds} interleaved "
+              f"rounds of {arguments.steps} steps. Floor: {flops / 1e6:.2f} MFLOP a token at {speed / 1e9:.0f} GFLOP/s, {speed / flops:,.0f} tokens/s.\n")
+        print("| | tokens/s | min | max | of the floor's speed | ratio to PyTorch |\n|---|---:|---:|---:|---:|---:|")
         for name, values in figures.items():
             middle = statistics.median(values)
-            print(f"  {name:26s} {middle:9,.0f} tokens/s  (min {min(values):,.0f}, max {max(values):,.0f})  ratio to PyTorch {middle / peer:.2f}")
+            print(f"| {name} | {middle:,.0f} | {min(values):,.0f} | {max(values):,.0f} | {middle * flops / speed:.4f} | {middle / peer:.4f} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 // Command lines that do not parse, or name what is not there.
 #include "bad_input.h"
 #include "damage.h"
+#include "data/prepare.h"
 
 namespace birkhoff {
 namespace {
@@ -151,11 +152,85 @@ std::vector<BadInput> inspect_and_verify() {
   };
 }
 
+std::vector<BadInput> bench() {
+  const auto bytes = [](const std::string& range) {
+    return usage("bench comm --bytes " + range, "bench comm --ranks 2 --bytes " + range,
+                 {"--bytes '" + range + "'", "4K-64M"});
+  };
+  return {
+      usage("bench without its verb", "bench", {"subcommand", "birkhoff bench"}),
+      usage("bench's verb misspelt", "bench stp good.txtpb", {"'stp'", "did you mean 'step'"}),
+      usage("bench step without a configuration", "bench step", {"CONFIG", "required"}),
+      usage("bench step --steps 0", "bench step good.txtpb --steps 0", {"--steps", "0"}),
+      usage("bench step --vocabulary 1", "bench step good.txtpb --vocabulary 1",
+            {"--vocabulary", "1"}),
+      {.name = "bench step of a configuration that is not there",
+       .line = "bench step nowhere.txtpb",
+       .code = ExitCode::kConfig,
+       .words = {"nowhere.txtpb", "No such file"}},
+      {.name = "bench step of a task that is not trained",
+       .line = "bench step good.txtpb --set 'task={ translation {} }'",
+       .code = ExitCode::kConfig,
+       .words = {"translation"}},
+      {.name = "bench step with virtual shards",
+       .line = "bench step good.txtpb --set train.invariant.shards=2",
+       .code = ExitCode::kConfig,
+       .words = {"train.invariant.shards is 2", "train.invariant.shards=0"}},
+      usage("bench step on a GPU", "bench step good.txtpb --set device=cuda",
+            {"device: cuda", "device=cpu"}),
+      as_process_too(usage("bench comm on one rank", "bench comm", {"1 rank", "--ranks 2"})),
+      usage("bench comm --ranks 1", "bench comm --ranks 1", {"--ranks", "2 to 4096"}),
+      usage("bench comm --device tpu", "bench comm --ranks 2 --device tpu", {"--device", "tpu"}),
+      {.name = "bench comm without a GPU",
+       .line = "bench comm --ranks 2 --device cuda",
+       .words = {"device: cuda"},
+       .where = Where::kHereAndProcess,
+       .environment = {{"CUDA_VISIBLE_DEVICES", ""}}},
+      {.name = "bench comm --ranks under mpirun",
+       .line = "bench comm --ranks 2",
+       .words = {"--ranks 2", "4 ranks", "leave --ranks out"},
+       .environment = {{"OMPI_COMM_WORLD_SIZE", "4"}}},
+      bytes("4K"),
+      bytes("64M-4K"),
+      bytes("0-4K"),
+      bytes("4K-8G"),
+      bytes("4k-8k"),
+      bytes("4K-8K-16K"),
+      bytes("4KB-8KB"),
+      bytes("99999999999999999999-4K"),
+      usage("bench loader --rounds 0", "bench loader --rounds 0", {"--rounds", "0"}),
+      {.name = "bench loader of nothing",
+       .line = "bench loader nowhere",
+       .code = ExitCode::kData,
+       .words = {"nowhere"},
+       .where = Where::kHereAndProcess},
+      {.name = "bench loader of too short a corpus",
+       .line = "bench loader corpus",
+       .code = ExitCode::kData,
+       .words = {"1024"},
+       .spoil =
+           [] {
+             write_bytes("short.txt", std::string(500, 'a'));
+             std::filesystem::remove_all("corpus");
+             PrepareOptions options;
+             options.out = "corpus";
+             options.paths = {"short.txt"};
+             options.valid_fraction = 0;
+             prepare_corpus(options);
+           }},
+      {.name = "bench loader of a forged corpus",
+       .line = "bench loader bytes",
+       .code = ExitCode::kData,
+       .words = {"train-tokens-00000.h5"},
+       .spoil = [] { forge_ids("bytes", "train", 0, 60000, 1000); }},
+  };
+}
+
 }  // namespace
 
 std::vector<BadInput> bad_flags() {
   std::vector<BadInput> rows;
-  for (auto table : {verbs, train, eval_and_sample, inspect_and_verify}) {
+  for (auto table : {verbs, train, eval_and_sample, inspect_and_verify, bench}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

@@ -1,0 +1,137 @@
+#include "launcher/bench/collectives.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/philox.h"
+
+namespace birkhoff {
+namespace {
+
+// Below 1/8, of either sign and many magnitudes, so that the rounding of their sums depends on the
+// order; by exact operations and single products alone, so that all machines make the same bits.
+at::Tensor values_of_rank(int rank, std::int64_t count) {
+  const NoiseKey key{.seed = 1,
+                     .step = at::full({1}, 0, at::kLong),
+                     .layer = 0,
+                     .sample_ids_B = at::full({1}, rank, at::kLong)};
+  const at::Tensor x = philox_uniform(key, NoisePurpose::kInit, {count}).view({count}) - 0.5;
+  return x * x * x;
+}
+
+at::Tensor sum_in_rank_order(std::int64_t count, int ranks) {
+  at::Tensor sum = values_of_rank(0, count);
+  for (int rank = 1; rank < ranks; ++rank) sum += values_of_rank(rank, count);
+  return sum;
+}
+
+}  // namespace
+
+const char* collective_name(Collective what) {
+  switch (what) {
+    case Collective::kAllReduce:
+      return "all_reduce";
+    case Collective::kReduceScatter:
+      return "reduce_scatter";
+    case Collective::kAllGather:
+      return "all_gather";
+    case Collective::kAllToAll:
+      return "all_to_all";
+    case Collective::kBroadcast:
+      return "broadcast";
+  }
+  require(false, "a collective without a name");
+  return "";
+}
+
+double bus_factor(Collective what, int ranks) {
+  const double others = (ranks - 1.0) / ranks;  // share of the data that other ranks hold
+  switch (what) {
+    case Collective::kAllReduce:
+      return 2 * others;
+    case Collective::kReduceScatter:
+    case Collective::kAllGather:
+    case Collective::kAllToAll:
+      return others;
+    case Collective::kBroadcast:
+      return 1;
+  }
+  require(false, "a collective without a factor");
+  return 0;
+}
+
+RunCollective group_collectives(Group& group) {
+  return [&group](Collective what, const at::Tensor& output, const at::Tensor& input) {
+    switch (what) {
+      case Collective::kAllReduce:
+        return group.all_reduce(output, ReduceOp::kSum, "bench");
+      case Collective::kReduceScatter:
+        return group.reduce_scatter(output, input, ReduceOp::kSum, "bench");
+      case Collective::kAllGather:
+        return group.all_gather(output, input, "bench");
+      case Collective::kAllToAll: {
+        const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()),
+                                               input.numel() / group.size());
+        return group.all_to_all(output, counts, input, counts, "bench");
+      }
+      case Collective::kBroadcast:
+        return group.broadcast(output, 0, "bench");
+    }
+  };
+}
+
+CollectiveTensors make_tensors(Collective what, std::int64_t count, int rank, int ranks) {
+  switch (what) {
+    case Collective::kAllReduce:
+    case Collective::kBroadcast:
+      return {values_of_rank(rank, count), {}};
+    case Collective::kReduceScatter:
+      return {at::empty({count / ranks}), values_of_rank(rank, count)};
+    case Collective::kAllGather:
+      return {at::empty({count}), values_of_rank(rank, count / ranks)};
+    case Collective::kAllToAll:
+      return {at::empty({count}), values_of_rank(rank, count)};
+  }
+  require(false, "a collective without tensors");
+  return {};
+}
+
+at::Tensor expected_output(Collective what, std::int64_t count, int rank, int ranks) {
+  const std::int64_t part = count / ranks;
+  switch (what) {
+    case Collective::kAllReduce:
+      return sum_in_rank_order(count, ranks);
+    case Collective::kReduceScatter:
+      return sum_in_rank_order(count, ranks).narrow(0, rank * part, part);
+    case Collective::kAllGather:
+    case Collective::kAllToAll: {
+      std::vector<at::Tensor> parts;
+      for (int peer = 0; peer < ranks; ++peer) {
+        parts.push_back(what == Collective::kAllGather
+                            ? values_of_rank(peer, part)
+                            : values_of_rank(peer, count).narrow(0, rank * part, part).clone());
+      }
+      return at::cat(parts);
+    }
+    case Collective::kBroadcast:
+      return values_of_rank(0, count);
+  }
+  require(false, "a collective without a result");
+  return {};
+}
+
+std::string first_difference(const at::Tensor& output, const at::Tensor& expected) {
+  const at::Tensor same = output.view(at::kInt) == expected.view(at::kInt);
+  if (same.all().item<bool>()) return "";
+  const auto i = same.logical_not().nonzero()[0].item<std::int64_t>();
+  return fmt::format("element {} is {:.9g} and should be {:.9g}", i,
+                     output.const_data_ptr<float>()[i], expected.const_data_ptr<float>()[i]);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,237 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <ostream>
+#include <string_view>
+#include <vector>
+
+#include "cluster/base/device.h"
+#include "cluster/base/error.h"
+#include "launcher/bench/collectives.h"
+#include "launcher/bench/peer.h"
+#include "launcher/bench/report.h"
+#include "launcher/commands.h"
+#include "launcher/ranks.h"
+#include "launcher/supervisor.h"
+#ifdef BIRKHOFF_CUDA
+#include "cluster/nccl_group.h"
+#endif
+
+namespace birkhoff {
+namespace {
+
+constexpr std::int64_t kElementBytes = 4;
+constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
+
+// A number of bytes, 4096 or 4K or 64M; -1 if it is none.
+std::int64_t parse_bytes(std::string_view text) {
+  std::int64_t bytes = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+  if (error != std::errc() || bytes < 0 || bytes > kMostBytes) return -1;
+  const std::string_view unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  if (unit.empty()) return bytes;
+  const std::size_t power = std::string_view("KMG").find(unit);
+  return unit.size() == 1 && power != std::string_view::npos ? bytes << 10 * (power + 1) : -1;
+}
+
+// MIN, 4 MIN, 16 MIN, ... up to MAX.
+std::vector<std::int64_t> sizes_of(const std::string& range) {
+  const std::size_t dash = std::min(range.find('-'), range.size());
+  const std::string_view text = range;
+  const std::int64_t least = parse_bytes(text.substr(0, dash));
+  const std::int64_t most = dash < text.size() ? parse_bytes(text.substr(dash + 1)) : -1;
+  if (least < kElementBytes || most < least || most > kMostBytes) {
+    fail(ExitCode::kUsage,
+         "--bytes '{}': give MIN-MAX, for instance 4K-64M, with 4 <= MIN <= MAX <= 4G", range);
+  }
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t bytes = least; bytes <= most; bytes *= 4) sizes.push_back(bytes);
+  return sizes;
+}
+
+// The group that is measured, and who does the same.
+struct Contest {
+  at::Device device = at::kCPU;
+  std::unique_ptr<Group> on_gpu;
+  RunCollective ours, peer;
+  std::string peer_name;
+};
+
+Contest make_contest(World& world, [[maybe_unused]] bool cuda) {
+  Contest contest;
+#ifdef BIRKHOFF_CUDA
+  if (cuda) {
+    contest.device = cuda_device(world.local_rank());
+    contest.on_gpu = std::make_unique<NcclGroup>(world.group(), contest.device);
+    contest.ours = group_collectives(*contest.on_gpu);
+    contest.peer = nccl_collectives(world.group(), contest.device);
+    contest.peer_name = "NCCL";
+    return contest;
+  }
+#endif
+  contest.ours = group_collectives(world.group());
+  contest.peer = mpi_collectives();
+  contest.peer_name = "MPI";
+  return contest;
+}
+
+// Ours must have the bits of the sum in rank order. The peer chooses an order of its own.
+void check_results(const Contest& contest, World& world, Collective what, std::int64_t count) {
+  const at::Tensor expected = expected_output(what, count, world.rank(), world.size());
+  const auto result = [&](const RunCollective& run) {
+    const CollectiveTensors host = make_tensors(what, count, world.rank(), world.size());
+    const at::Tensor output = host.output.to(contest.device);
+    run(what, output, host.input.defined() ? host.input.to(contest.device) : at::Tensor());
+    return output.cpu();
+  };
+  if (const std::string wrong = first_difference(result(contest.ours), expected); !wrong.empty()) {
+    fail(ExitCode::kInternal, "{} of {} bytes on rank {} of {} is wrong: {}", collective_name(what),
+         count * kElementBytes, world.rank(), world.size(), wrong);
+  }
+  if (!at::allclose(result(contest.peer), expected, 1e-5, 1e-5)) {
+    fail(ExitCode::kInternal, "{} of {} bytes by {} is wrong: it cannot be the peer",
+         collective_name(what), count * kElementBytes, contest.peer_name);
+  }
+}
+
+struct Lane {
+  std::function<void()> run;
+  std::vector<double> seconds;  // of the slowest rank, one a round
+};
+
+// Rounds in which the lanes take turns. Collective.
+void measure(World& world, at::Device device, int rounds, std::int64_t repetitions,
+             std::vector<Lane>& lanes) {
+  const auto num_lanes = static_cast<std::int64_t>(lanes.size());
+  const at::Tensor seconds = at::empty({rounds, num_lanes}, at::kDouble);
+  for (int round = 0; round < rounds; ++round) {
+    for (std::int64_t turn = 0; turn < num_lanes; ++turn) {
+      const std::int64_t lane = (round + turn) % num_lanes;
+      const auto& run = lanes[static_cast<std::size_t>(lane)].run;
+      world.group().barrier("bench");
+      const double start = wall_seconds();
+      for (std::int64_t i = 0; i < repetitions; ++i) run();
+      synchronize(device);
+      seconds[round][lane] = (wall_seconds() - start) / static_cast<double>(repetitions);
+    }
+  }
+  world.group().all_reduce(seconds, ReduceOp::kMax, "bench");
+  for (std::int64_t i = 0; i < seconds.numel(); ++i) {
+    lanes[static_cast<std::size_t>(i % num_lanes)].seconds.push_back(
+        seconds.const_data_ptr<double>()[i]);
+  }
+}
+
+// Time of `other` over that of `ours`: the median of the rounds' ratios.
+double ratio(const Lane& other, const Lane& ours) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < ours.seconds.size(); ++i) {
+    ratios.push_back(other.seconds[i] / ours.seconds[i]);
+  }
+  return median(ratios);
+}
+
+std::string measured_row(const Contest& contest, World& world, Collective what, std::int64_t count,
+                         int rounds) {
+  constexpr std::int64_t kBytesOfASample = 1 << 20, kMostRepetitions = 20;
+  const std::int64_t bytes = count * kElementBytes;
+  const double factor = bus_factor(what, world.size());
+  const CollectiveTensors host = make_tensors(what, count, world.rank(), world.size());
+  const at::Tensor output = host.output.to(contest.device).zero_();  // sums of zeros stay finite
+  const at::Tensor input = host.input.defined() ? host.input.to(contest.device) : at::Tensor();
+
+  std::vector<Lane> lanes;
+  lanes.push_back({[&] { contest.ours(what, output, input); }, {}});
+  lanes.push_back({[&] { contest.peer(what, output, input); }, {}});
+  std::vector<char> from, to;
+  if (!contest.device.is_cuda()) {
+    from.resize(static_cast<std::size_t>(factor * static_cast<double>(bytes)));
+    to.resize(from.size());
+    lanes.push_back({[&] { std::memcpy(to.data(), from.data(), from.size()); }, {}});
+  }
+  measure(world, contest.device, rounds,
+          std::clamp(kBytesOfASample / bytes, std::int64_t{1}, kMostRepetitions), lanes);
+
+  const double seconds = median(lanes[0].seconds);
+  const double algbw = static_cast<double>(bytes) / seconds / 1e9;
+  std::vector<std::string> cells = {collective_name(what), std::to_string(bytes),
+                                    figure(seconds * 1e6), figure(algbw), figure(algbw * factor)};
+  for (std::size_t other = lanes.size() - 1; other > 0; --other) {  // the floor, the peer
+    cells.push_back(figure(median(lanes[other].seconds) * 1e6));
+    cells.push_back(figure(ratio(lanes[other], lanes[0])));
+  }
+  return table_row(cells);
+}
+
+std::string heading(const Contest& contest, const BenchCommArguments& arguments, int ranks) {
+  const std::string& peer = contest.peer_name;
+  const bool host = !contest.device.is_cuda();
+  std::vector<std::string> columns = {"operation", "bytes", "time, us", "algbw, GB/s",
+                                      "busbw, GB/s"};
+  if (host) columns.insert(columns.end(), {"floor, us", "floor / time"});
+  columns.insert(columns.end(), {peer + ", us", peer + " / time"});
+  return report_title(arguments.line, contest.device, ranks) +
+         fmt::format(
+             "\nEach result is first checked for the bits of the sum in rank order. fp32; medians "
+             "of {} interleaved rounds (of ratios, too), of the slowest rank; bytes, algbw and "
+             "busbw as nccl-tests "
+             "defines them, GB = 10^9 bytes.{}\n\n",
+             arguments.rounds,
+             host ? " Floor: a memcpy on each rank of the bytes that busbw counts." : "") +
+         table_head(columns);
+}
+
+int measure_in_world(World& world, const BenchCommArguments& arguments, const StopSignals& signals,
+                     std::ostream& out, std::ostream& err) {
+  at::set_num_threads(threads_of_rank(world.local_size()));
+  const Contest contest = make_contest(world, arguments.device == "cuda");
+  const auto print = [&](const std::string& text) {
+    if (world.rank() == 0) out << text << std::flush;
+  };
+  print(heading(contest, arguments, world.size()));
+  for (const Collective what : kCollectives) {
+    for (const std::int64_t bytes : sizes_of(arguments.bytes)) {
+      const std::int64_t unit = kElementBytes * world.size();
+      const std::int64_t count = (bytes + unit - 1) / unit * world.size();
+      check_results(contest, world, what, count);
+      print(measured_row(contest, world, what, count, arguments.rounds));
+      const at::Tensor stop = at::empty({1}, at::kLong).fill_(signals.received());
+      world.group().all_reduce(stop, ReduceOp::kMax, "bench");
+      if (stop.item<std::int64_t>() == 0) continue;
+      if (world.rank() == 0) err << "birkhoff: stopped on request; run the same command again\n";
+      return static_cast<int>(ExitCode::kRequeue);
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, std::ostream& err) {
+  const StopSignals signals;  // as for `train`: the supervisor's request must not kill a rank
+  const int ranks = ranks_to_run_on(arguments.ranks);
+  check_before_ranks([&] {
+    sizes_of(arguments.bytes);
+    if (arguments.device == "cuda") count_cuda_devices();
+    if (ranks < 2) {
+      fail(ExitCode::kUsage,
+           "bench comm on 1 rank: nothing moves; add --ranks 2, or start it with mpirun or srun");
+    }
+  });
+  if (arguments.ranks) {
+    return supervise(ranks,
+                     {"bench", "comm", "--device", arguments.device, "--bytes", arguments.bytes,
+                      "--rounds", std::to_string(arguments.rounds)},
+                     signals, err);
+  }
+  return run_in_world(
+      [&](World& world) { return measure_in_world(world, arguments, signals, out, err); }, err);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,312 @@
+// One process, synthetic tokens: the time of a training step without a loader. What a step does is
+// what runtime/trainer does, in its order.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <ostream>
+#include <vector>
+
+#include "cluster/base/device.h"
+#include "cluster/base/error.h"
+#include "configs/config_io.h"
+#include "launcher/bench/operation_profile.h"
+#include "launcher/bench/report.h"
+#include "launcher/commands.h"
+#include "launcher/ranks.h"
+#include "models/model.h"
+#include "runtime/grad_norm.h"
+#include "runtime/optimizer.h"
+#include "runtime/schedule.h"
+
+namespace birkhoff {
+namespace {
+
+// Seconds of one step.
+struct StepTimes {
+  double forward = 0, backward = 0, optimizer = 0, whole = 0;
+};
+
+// Tokens that depend on train.seed alone, laid out as the loader does: rows of B * (T + 1) tokens,
+// of which inputs and targets are views.
+Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary) {
+  const std::int64_t batch_size = config.train().global_batch();
+  const std::int64_t length = config.data().sequence_length();
+  const at::Tensor tokens =
+      at::randint(vocabulary, {batch_size, length + 1},
+                  at::detail::createCPUGenerator(config.train().seed()), at::kLong);
+  Batch batch;
+  batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
+  batch.fields[std::string(field::kTargets)] = tokens.narrow(1, 1, length);
+  batch.fields[std::string(field::kMask)] = at::ones({batch_size, length}, at::kByte);
+  batch.sample_ids_B = at::arange(batch_size, at::kLong);
+  return batch;
+}
+
+// A model, its optimizer, and the steps it takes on one batch.
+class SyntheticTraining {
+ public:
+  SyntheticTraining(const configs::Config& config, std::int64_t vocabulary, at::Device device)
+      : config_(config),
+        device_(device),
+        batch_(synthetic_batch(config, vocabulary).to(device)),
+        loss_scale_(loss_scale(config)),
+        group_(make_single_group(device)),
+        model_(make_model(config, vocabulary, {*group_, *group_, *group_})),
+        buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
+        optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
+        scalars_(device) {}
+
+  Model& model() { return *model_; }
+  at::Device device() const { return device_; }
+  double loss_scale() const { return loss_scale_; }
+
+  // Sums over all micro-batches: the loss in nats is returned, gradients, times loss_scale(), stand
+  // in the parameters.
+  double compute_gradients(StepTimes& times) {
+    const configs::Train& train = config_.train();
+    const std::int64_t size = batch_.size();
+    const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : size;
+    scalars_.set_noise_step(1);
+    scalars_.publish();
+    buckets_.zero();
+    double nats = 0;
+    for (std::int64_t begin = 0; begin < size; begin += micro_batch) {
+      const std::int64_t end = std::min(begin + micro_batch, size);
+      const Batch micro = batch_.narrow(begin, end);
+      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
+      const double start = now();
+      const ObjectiveSums sums = model_->objective(micro, noise);
+      const double middle = now();
+      if (end == size) buckets_.start_reducing();
+      sums.loss.mul(loss_scale_).backward();
+      if (end == size) {
+        buckets_.finish_reducing(at::zeros({1}, at::TensorOptions(at::kDouble).device(device_)));
+      }
+      times.forward += middle - start;
+      times.backward += now() - middle;
+      nats += sums.nats.item<double>();
+    }
+    return nats;
+  }
+
+  StepTimes step() {
+    StepTimes times;
+    const double start = now();
+    compute_gradients(times);
+    const double computed = now();
+    update();
+    times.optimizer = now() - computed;
+    times.whole = now() - start;
+    return times;
+  }
+
+ private:
+  // About what the dynamic scale of runtime/loss_scale.h comes to; 1 where precision needs none.
+  static double loss_scale(const configs::Config& config) {
+    if (config.train().precision() != configs::Train::fp16) return 1;
+    const double tokens = 1.0 * config.train().global_batch() * config.data().sequence_length();
+    return std::exp2(17 - std::ceil(std::log2(tokens)));
+  }
+
+  // Once the device is there.
+  double now() const {
+    synchronize(device_);
+    return wall_seconds();
+  }
+
+  void update() {
+    const configs::Train& train = config_.train();
+    const double count = static_cast<double>(batch_.at(field::kTargets).numel());
+    const double norm = gradient_norm(buckets_) / count / loss_scale_;
+    const bool clipped = train.clip_norm() > 0 && norm > train.clip_norm();
+    scalars_.set(StepScalars::kLearningRate, learning_rate(train.schedule(), 1, train.steps()));
+    scalars_.set(StepScalars::kGradientScale,
+                 (clipped ? train.clip_norm() / norm : 1.0) / count / loss_scale_);
+    scalars_.set(StepScalars::kApply, 1);
+    scalars_.publish();
+    optimizer_->step(scalars_);
+    buckets_.publish_values();
+  }
+
+  const configs::Config config_;
+  const at::Device device_;
+  const Batch batch_;
+  const double loss_scale_;
+  const std::unique_ptr<Group> group_;
+  const std::unique_ptr<Model> model_;
+  GradBuckets buckets_;
+  const std::unique_ptr<Optimizer> optimizer_;
+  StepScalars scalars_;
+};
+
+struct Gradients {
+  double nats = 0;
+  std::vector<at::Tensor> values;  // copies, in the parameters' order
+};
+
+Gradients gradients_of(SyntheticTraining& training) {
+  StepTimes unused;
+  Gradients gradients;
+  gradients.nats = training.compute_gradients(unused);
+  for (const Parameter& parameter : training.model().parameters().list()) {
+    gradients.values.push_back(parameter.value.grad().div(training.loss_scale()).cpu());
+  }
+  return gradients;
+}
+
+// The same model with the same parameters in fp64, on the CPU.
+Gradients exact_gradients(configs::Config config, std::int64_t vocabulary, Model& model) {
+  config.mutable_train()->set_precision(configs::Train::fp64);
+  SyntheticTraining exact(config, vocabulary, at::kCPU);
+  {
+    const c10::AutoGradMode no_gradients(false);
+    const auto& to = exact.model().parameters().list();
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      to[i].value.copy_(model.parameters().list()[i].value);
+    }
+  }
+  return gradients_of(exact);
+}
+
+struct Errors {
+  double loss = 0, gradients = 0;
+};
+
+// Relative: of the loss, and the greatest of all gradients. A gradient's is the norm of what
+// differs over its norm, or over a thousandth of the norm of all where that is more: what is next
+// to nothing need not be exact.
+Errors errors_of(const Gradients& gradients, const Gradients& exact) {
+  const auto norm = [](const at::Tensor& tensor) { return tensor.norm().item<double>(); };
+  double squares = 0;
+  for (const at::Tensor& value : exact.values) squares += norm(value) * norm(value);
+  Errors errors{std::abs(gradients.nats - exact.nats) / exact.nats, 0};
+  for (std::size_t i = 0; i < exact.values.size(); ++i) {
+    const at::Tensor difference = gradients.values[i].to(at::kDouble) - exact.values[i];
+    const double scale = std::max(norm(exact.values[i]), 1e-3 * std::sqrt(squares));
+    const double error = norm(difference) / scale;
+    if (std::isnan(error) || error > errors.gradients) errors.gradients = error;
+  }
+  return errors;
+}
+
+Errors bounds_of(configs::Train::Precision precision) {
+  switch (precision) {
+    case configs::Train::fp32:
+      return {1e-6, 1e-4};
+    case configs::Train::fp64:
+      return {0, 0};
+    case configs::Train::bf16:
+      return {0x1p-8, 0.05};
+    case configs::Train::fp16:
+      return {0x1p-11, 0.02};
+  }
+  require(false, "train.precision has a value outside its enum");
+  return {};
+}
+
+// A line about the first step, which must keep its bounds and give the same bits again.
+std::string check_first_step(const configs::Config& config, std::int64_t vocabulary,
+                             SyntheticTraining& training) {
+  const Gradients first = gradients_of(training), again = gradients_of(training);
+  const bool same = first.nats == again.nats &&
+                    std::equal(first.values.begin(), first.values.end(), again.values.begin(),
+                               [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
+  if (!same) {
+    fail(ExitCode::kInternal, "the first step gives other bits when it is repeated: loss {} and {}",
+         first.nats, again.nats);
+  }
+  const Errors errors = errors_of(first, exact_gradients(config, vocabulary, training.model()));
+  const Errors bounds = bounds_of(config.train().precision());
+  const std::string line = fmt::format(
+      "First step in {} against fp64: relative error {:.2e} of the loss (bound {:.2e}), at most "
+      "{:.2e} of a gradient (bound {:.2e}); the same bits when repeated.",
+      configs::Train::Precision_Name(config.train().precision()), errors.loss, bounds.loss,
+      errors.gradients, bounds.gradients);
+  if (!(errors.loss <= bounds.loss && errors.gradients <= bounds.gradients)) {
+    fail(ExitCode::kInternal, "out of bounds: {}", line);
+  }
+  return line;
+}
+
+// Seconds of one product of large square matrices.
+double product_seconds(const at::Tensor& a, const at::Tensor& b) {
+  synchronize(a.device());
+  const double start = wall_seconds();
+  at::mm(a, b);
+  synchronize(a.device());
+  return wall_seconds() - start;
+}
+
+std::string measured_table(SyntheticTraining& training, const configs::Config& config, int steps) {
+  const at::ScalarType dtype = training.model().parameters().compute_dtype();
+  const std::int64_t size = training.device().is_cuda() ? 8192 : 1024;
+  const auto options = at::TensorOptions(dtype).device(training.device());
+  const at::Tensor a = at::randn({size, size}).to(options), b = a.t().contiguous();
+  constexpr int kWarmUp = 2;
+  std::vector<double> forward, backward, optimizer, whole, product;
+  for (int i = -kWarmUp; i < steps; ++i) {
+    const StepTimes times = training.step();
+    const double seconds = product_seconds(a, b);
+    if (i < 0) continue;
+    forward.push_back(times.forward);
+    backward.push_back(times.backward);
+    optimizer.push_back(times.optimizer);
+    whole.push_back(times.whole);
+    product.push_back(seconds);
+  }
+  const double batch_size = config.train().global_batch();
+  const double tokens = batch_size * config.data().sequence_length();
+  const double forward_flops = training.model().forward_flops_per_sequence() * batch_size;
+  const double speed = 2.0 * std::pow(static_cast<double>(size), 3) / median(product);
+  const auto row = [&](const char* part, const std::vector<double>& seconds, double flops) {
+    const double time = median(seconds);
+    return table_row({part, figure(time * 1e3), figure(tokens / time), figure(flops / time / 1e9),
+                      figure(flops / speed * 1e3), figure(flops / speed / time)});
+  };
+  return fmt::format(
+             "Medians of {} steps of {} sequences of {} tokens. Floor: the model's FLOPs "
+             "(backward: "
+             "twice the forward pass) at the {:.1f} GFLOP/s of at::mm on {}x{} matrices of {}, "
+             "measured between the steps.\n\n",
+             steps, config.train().global_batch(), config.data().sequence_length(), speed / 1e9,
+             size, size, c10::toString(dtype)) +
+         table_head({"part", "ms", "tokens/s", "model GFLOP/s", "floor, ms", "floor / time"}) +
+         row("forward", forward, forward_flops) + row("backward", backward, 2 * forward_flops) +
+         table_row({"optimizer", figure(median(optimizer) * 1e3), "", "", "", ""}) +
+         row("step", whole, 3 * forward_flops);
+}
+
+}  // namespace
+
+int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
+  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
+  const configs::Config config = load_config(arguments.config, arguments.settings);
+  const at::Device device = config.device() == configs::Config::cuda ? cuda_device(/*local_rank=*/0)
+                                                                     : at::Device(at::kCPU);
+  if (config.train().invariant().shards() > 0) {
+    fail(ExitCode::kConfig,
+         "train.invariant.shards is {}, but bench step measures steps without virtual shards: add "
+         "--set train.invariant.shards=0",
+         config.train().invariant().shards());
+  }
+  SyntheticTraining training(config, arguments.vocabulary, device);
+  out << report_title(arguments.line, device) << '\n'
+      << check_first_step(config, arguments.vocabulary, training) << ' '
+      << measured_table(training, config, arguments.steps);
+  if (arguments.profile) out << '\n' << operation_profile([&] { training.step(); });
+  return 0;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,207 @@
+// What the verbs of `bench` compute with: bandwidth factors, results that are right or wrong,
+// medians and tables. Beside them the real program, each verb small.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <limits>
+#include <sstream>
+
+#include "child.h"
+#include "cluster/base/thread_group.h"
+#include "damage.h"
+#include "good_input.h"
+#include "launcher/bench/collectives.h"
+#include "launcher/bench/report.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+// github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md, "Summary".
+TEST(BusFactor, IsThatOfNcclTests) {
+  EXPECT_DOUBLE_EQ(bus_factor(Collective::kAllReduce, 2), 1);
+  EXPECT_DOUBLE_EQ(bus_factor(Collective::kAllReduce, 8), 1.75);
+  for (const Collective what :
+       {Collective::kReduceScatter, Collective::kAllGather, Collective::kAllToAll}) {
+    EXPECT_DOUBLE_EQ(bus_factor(what, 2), 0.5) << collective_name(what);
+    EXPECT_DOUBLE_EQ(bus_factor(what, 8), 0.875) << collective_name(what);
+  }
+  EXPECT_DOUBLE_EQ(bus_factor(Collective::kBroadcast, 2), 1);
+  EXPECT_DOUBLE_EQ(bus_factor(Collective::kBroadcast, 8), 1);
+}
+
+TEST(Collectives, AGroupGivesWhatIsExpected) {
+  constexpr int kRanks = 3;
+  run_ranks(kRanks, [](Group& group) {
+    const RunCollective run = group_collectives(group);
+    for (const Collective what : kCollectives) {
+      const CollectiveTensors tensors = make_tensors(what, 999, group.rank(), kRanks);
+      run(what, tensors.output, tensors.input);
+      EXPECT_EQ(first_difference(tensors.output, expected_output(what, 999, group.rank(), kRanks)),
+                "")
+          << collective_name(what) << " on rank " << group.rank();
+    }
+  });
+}
+
+TEST(Collectives, ASumInAnotherOrderIsSeen) {
+  const auto values = [](int rank) {
+    return make_tensors(Collective::kAllReduce, 999, rank, 3).output;
+  };
+  const at::Tensor expected = expected_output(Collective::kAllReduce, 999, 0, 3);
+  EXPECT_EQ(first_difference(values(0) + values(1) + values(2), expected), "");
+  EXPECT_NE(first_difference(values(2) + values(1) + values(0), expected), "");
+}
+
+TEST(Collectives, OneBitIsSeenAndNamed) {
+  const at::Tensor expected = at::zeros({10});
+  const at::Tensor output = at::zeros({10});
+  output.mutable_data_ptr<float>()[7] = -0.0f;
+  EXPECT_THAT(first_difference(output, expected), HasSubstr("element 7 is -0"));
+  const at::Tensor no_number = at::full({10}, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(first_difference(no_number, no_number.clone()), "") << "bits, not values";
+}
+
+TEST(Report, MedianAndTable) {
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({5}), 5);
+  EXPECT_EQ(figure(0.00012345), "0.0001234");
+  EXPECT_EQ(figure(12345.6), "12346");
+  EXPECT_EQ(table_head({"a", "b"}), "| a | b |\n|---|---:|\n");
+  EXPECT_EQ(table_row({"a", "1"}), "| a | 1 |\n");
+  EXPECT_THAT(report_title({"bench", "step", "x y"}),
+              testing::EndsWith("`birkhoff bench step 'x y'`\n"));
+  EXPECT_THAT(report_title({"bench"}, at::kCPU, 2), HasSubstr("; 2 ranks of `birkhoff bench`"));
+}
+
+// Cells of all rows of tables in a report, without heads.
+std::vector<std::vector<std::string>> rows_of(const std::string& report) {
+  std::vector<std::vector<std::string>> rows;
+  std::istringstream lines(report);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.rfind("| ", 0) != 0) {
+      if (line.rfind("|--", 0) == 0) rows.pop_back();  // what stands above it is a head
+      continue;
+    }
+    rows.emplace_back();
+    std::istringstream cells(line.substr(2));
+    for (std::string cell; std::getline(cells, cell, '|');) {
+      cell.erase(cell.find_last_not_of(' ') + 1);
+      rows.back().push_back(cell.substr(std::min(cell.find_first_not_of(' '), cell.size())));
+    }
+  }
+  return rows;
+}
+
+// Every cell but the first is a number above 0.
+void expect_figures(const std::vector<std::string>& row) {
+  for (std::size_t i = 1; i < row.size(); ++i) {
+    char* end = nullptr;
+    EXPECT_GT(std::strtod(row[i].c_str(), &end), 0) << row[0] << ": '" << row[i] << "'";
+    EXPECT_EQ(*end, '\0') << row[0] << ": '" << row[i] << "'";
+  }
+}
+
+// The number behind `words` in a text.
+double number_after(const std::string& text, const std::string& words) {
+  const std::size_t at = text.find(words);
+  EXPECT_NE(at, std::string::npos) << words << " in " << text;
+  return at == std::string::npos ? 0 : std::strtod(text.c_str() + at + words.size(), nullptr);
+}
+
+class BenchProcess : public testing::Test {
+ protected:
+  BenchProcess() {
+    write_bytes(path("good.txtpb"), kGoodConfig);
+    write_bytes(path("text"), some_text(100'000, 1));
+  }
+
+  std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
+
+  // A report, whose first line names program and command.
+  std::string bench(const std::string& line, const std::string& title_end = "") const {
+    const Finished finished =
+        run_child({.line = birkhoff_line(split_line(line)),
+                   .folder = folder_.path(),
+                   .environment = {{"OMP_NUM_THREADS", "1"}, {"TMPDIR", path("")}}});
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    EXPECT_EQ(finished.err, "");
+    EXPECT_THAT(finished.out, StartsWith("birkhoff "));
+    EXPECT_THAT(finished.out.substr(0, finished.out.find('\n')),
+                HasSubstr(title_end.empty() ? "; `birkhoff " + line + "`" : title_end));
+    return finished.out;
+  }
+
+ private:
+  TemporaryFolder folder_{"birkhoff_bench_test"};
+};
+
+TEST_F(BenchProcess, Step) {
+  std::vector<double> gradient_errors;
+  for (const char* const precision : {"fp32", "bf16"}) {
+    const std::string report =
+        bench(std::string("bench step good.txtpb --steps 2 --set train.precision=") + precision +
+              " --set train.micro_batch=3 --profile");
+    // A model that is compared with itself has no error.
+    EXPECT_GT(number_after(report, "relative error "), 0) << report;
+    gradient_errors.push_back(number_after(report, "at most "));
+    EXPECT_GT(gradient_errors.back(), 0) << report;
+    const auto rows = rows_of(report);
+    ASSERT_GT(rows.size(), 4u) << report;
+    for (const std::size_t i : {0, 1, 3}) {
+      ASSERT_EQ(rows[i].size(), 6u) << report;
+      expect_figures(rows[i]);
+    }
+    EXPECT_EQ(rows[0][0], "forward");
+    EXPECT_EQ(rows[1][0], "backward");
+    EXPECT_EQ(rows[2][0], "optimizer");
+    EXPECT_EQ(rows[3][0], "step");
+    bool has_product = false;
+    for (const auto& row : rows) has_product |= row[0] == "aten::mm" || row[0] == "aten::addmm";
+    EXPECT_TRUE(has_product) << "no matrix product in the profile: " << report;
+  }
+  EXPECT_LT(10 * gradient_errors[0], gradient_errors[1]) << "bf16 is coarser than fp32";
+}
+
+TEST_F(BenchProcess, CommOnTwoAndThreeRanks) {
+  for (const char* const ranks : {"2", "3"}) {
+    const std::string report =
+        bench(std::string("bench comm --bytes 64-4K --rounds 2 --ranks ") + ranks,
+              std::string("; ") + ranks +
+                  " ranks of `birkhoff bench comm --device cpu --bytes 64-4K --rounds 2`");
+    const auto rows = rows_of(report);
+    ASSERT_EQ(rows.size(), 5u * 4u) << report;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      EXPECT_EQ(rows[i][0], collective_name(kCollectives[i / 4]));
+      ASSERT_EQ(rows[i].size(), 9u) << report;
+      EXPECT_EQ(std::stoll(rows[i][1]) % (4 * std::stoll(ranks)), 0) << "not whole elements";
+      expect_figures(rows[i]);
+    }
+  }
+}
+
+TEST_F(BenchProcess, LoaderWithACorpusAndWithout) {
+  const Finished prepared =
+      run_child({.line = birkhoff_line(
+                     {"prepare", "--out", path("corpus"), "--tokenizer", "words", path("text")})});
+  ASSERT_EQ(prepared.code, 0) << prepared.err;
+  for (const char* const corpus : {" corpus", ""}) {
+    const auto rows = rows_of(bench(std::string("bench loader --rounds 1") + corpus));
+    ASSERT_EQ(rows.size(), 7u);
+    for (const auto& row : rows) expect_figures(row);
+    EXPECT_EQ(rows[1][0], "TrainLoader");
+    EXPECT_EQ(rows[2][0], "ratio");
+    for (const auto& entry : fs::directory_iterator(path(""))) {
+      EXPECT_EQ(entry.path().filename().string().rfind("birkhoff_bench_", 0), std::string::npos)
+          << "left behind: " << entry.path();
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff
