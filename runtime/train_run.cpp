@@ -264,6 +264,11 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
                               : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
+    if (config.train().precision() == configs::Train::fp16 && device.is_cpu()) {
+      log_warning(
+          "train.precision: fp16 is many times slower than fp32 on processors, which multiply it in "
+          "software; bf16 is the fast one");
+    }
     write_file_durably(paths.config().string(), config_text(config));
     folder->cut_metrics(metrics_bytes);
   }

@@ -11,6 +11,7 @@
 #include "cluster/base/cuda/handles.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/philox.h"
 #include "cluster/base/reduce.h"
 #include "cluster/base/reduce_params.h"
 #include "tests/kernel_error.h"
