@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# All tests that need a GPU, then the same kernels on small shapes under compute-sanitizer. Builds nothing.
+# All tests that need a GPU, the same kernels on small shapes under compute-sanitizer, and `birkhoff bench`. Builds nothing.
 #   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md]
 # FOLDER: a build of the preset cuda (default build/cuda), or a package of one, whose bin/gpu_suite gives it. FILE.md: one table
-# with GPU, driver, versions and commands (default FOLDER/gpu_suite.md). compute-sanitizer: from CUDA_HOME, the wheels beside
-# LibTorch, /usr/local/cuda or PATH. Under 9 minutes: what is not through by then is ended and counts as failed. Exit code 0 if
-# everything passed.
+# with GPU, driver, versions and commands, then those of the benchmarks (default FOLDER/gpu_suite.md). compute-sanitizer: from
+# CUDA_HOME, the wheels beside LibTorch, /usr/local/cuda or PATH. Under 9 minutes: what is not through by then is ended and
+# counts as failed. Exit code 0 if everything passed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -82,6 +82,29 @@ else
   failed=$((failed + 1))
 fi
 
+# bench ARGUMENTS...: the table that it prints, behind the table of tests.
+birkhoff=$build/birkhoff measured=""
+[ -x "$birkhoff" ] || birkhoff=$build/bin/birkhoff
+bench() {
+  local left=$((started + 520 - SECONDS)) begin=$SECONDS result=passed
+  if timeout --kill-after=5 $((left < 1 ? 1 : left < 80 ? left : 80)) "$birkhoff" bench "$@" >"$log" 2>&1; then
+    measured+=$'\n'"## \`birkhoff bench $*\`"$'\n\n'"$(cat "$log")"$'\n'
+  else
+    result="FAILED (exit code $?)"
+    failed=$((failed + 1))
+    tail -n 20 "$log" >&2
+  fi
+  printf '%-60s %s, %d s\n' "birkhoff bench $*" "$result" $((SECONDS - begin))
+  rows+="| \`birkhoff bench $*\` | | $result | $((SECONDS - begin)) |"$'\n'
+}
+for precision in fp32 bf16 fp16; do
+  bench step configs/baby_gpt_dense.txtpb --set device=cuda --set train.precision=$precision
+done
+# On one GPU the ranks share it: function, and no speed to be proud of.
+[ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || export BIRKHOFF_SHARE_GPUS=1
+bench comm --ranks 2 --device cuda --bytes 4K-64M
+bench loader
+
 # What was built from which commit: a package says it in a file, a build folder is asked.
 versions() {
   cat "$build/versions" 2>/dev/null && return
@@ -93,7 +116,7 @@ versions() {
   printf '| GPU, driver | %s |\n' "$gpu"
   versions | sed -nE 's/^(commit|compiler|LibTorch|CUDA|MPI) (.*)/| \1 | \2 |/p'
   printf '| command | `tests/gpu_suite.sh --build %s`, %d s |\n\n' "$build" $((SECONDS - started))
-  printf '| program | tests | result | seconds |\n|---|---|---|---|\n%s' "$rows"
+  printf '| program | tests | result | seconds |\n|---|---|---|---|\n%s%s' "$rows" "$measured"
 } >"$report"
 printf '\n%s\n' "$report"
 [ $failed -eq 0 ] || stop "$failed of the rows failed"
