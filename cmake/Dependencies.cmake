@@ -59,7 +59,7 @@ if(BIRKHOFF_CUDA)
   endif()
   add_library(birkhoff_cuda INTERFACE)
   target_include_directories(birkhoff_cuda SYSTEM INTERFACE ${CUDA_RUNTIME_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
-  target_compile_definitions(birkhoff_cuda INTERFACE BIRKHOFF_CUDA $<$<BOOL:${BIRKHOFF_SYNC_LAUNCHES}>:BIRKHOFF_SYNC_LAUNCHES>)
+  target_compile_definitions(birkhoff_cuda INTERFACE BIRKHOFF_CUDA)
   # libtorch_cuda registers its operations when it is loaded: it must stay although no symbol of it is used.
   target_link_libraries(birkhoff_cuda INTERFACE
     "-Wl,--no-as-needed,${BIRKHOFF_TORCH}/lib/libtorch_cuda.so,${BIRKHOFF_TORCH}/lib/libc10_cuda.so,--as-needed"
