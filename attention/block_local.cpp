@@ -24,37 +24,31 @@ BlockLocalMechanism::BlockLocalMechanism(const configs::BlockLocalAttention& con
       look_back_(config.look_back()),
       dropout_(config.dropout()) {}
 
-AttentionOutput BlockLocalMechanism::run(const AttentionInput& in, bool fused) const {
-  const Blocks blocks(in, block_, shape_.causal);
-  BlockAttention attention;
-  attention.q_BHNbD = blocks.fold(in.q_BHLD, 2);
-  attention.k_BHNWD = blocks.fold(in.k_BHSD, 2);
-  attention.v_BHNWD = blocks.fold(in.v_BHSD, 2);
-  attention.dropout = dropout_;
-  attention.noise = in.noise;
-  if (look_back_ == 0 && blocks.plain()) {
-    attention.causal = shape_.causal;
-  } else {
-    std::vector<at::Tensor> keys, values, legal;
-    const std::int64_t look_ahead = shape_.causal ? 0 : look_back_;
-    for (std::int64_t offset = -look_back_; offset <= look_ahead; ++offset) {
-      keys.push_back(shift_blocks(attention.k_BHNWD, 2, offset, 0));
-      values.push_back(shift_blocks(attention.v_BHNWD, 2, offset, 0));
-      legal.push_back(blocks.legal(offset));
-    }
-    attention.k_BHNWD = concatenate_keys(keys);
-    attention.v_BHNWD = concatenate_keys(values);
-    attention.legal_BHNbW = at::cat(legal, 4);
+BlockAttention BlockLocalMechanism::attention(const Blocks& blocks,
+                                              const AttentionInput& in) const {
+  KeyBlocks keys;
+  keys.k_BHNbD = blocks.fold(in.k_BHSD, 2);
+  keys.v_BHNbD = blocks.fold(in.v_BHSD, 2);
+  keys.first_offset = -look_back_;
+  keys.last_offset = shape_.causal ? 0 : look_back_;
+  keys.causal = shape_.causal;
+  for (std::int64_t offset = keys.first_offset; offset <= keys.last_offset; ++offset) {
+    keys.legal_BHNbb.push_back(blocks.legal(offset));
   }
-  return {blocks.unfold(attend_in_blocks(attention, fused), 2), {}};
+  return {
+      .q_BHNbD = blocks.fold(in.q_BHLD, 2), .keys = {keys}, .dropout = dropout_, .noise = in.noise};
 }
 
 AttentionOutput BlockLocalMechanism::reference(const AttentionInput& in) const {
-  return run(in, /*fused=*/false);
+  const Blocks blocks(in, block_, shape_.causal);
+  const at::Tensor out = attend_in_blocks(attention(blocks, in), BlockPath::kReference);
+  return {blocks.unfold(out, 2), {}};
 }
 
 AttentionOutput BlockLocalMechanism::forward(const AttentionInput& in) const {
-  return run(in, /*fused=*/true);
+  const Blocks blocks(in, block_, shape_.causal);
+  const BlockAttention listed = attention(blocks, in);
+  return {blocks.unfold(attend_in_blocks(listed, fastest_path(listed)), 2), {}};
 }
 
 MechanismProperties BlockLocalMechanism::properties() const {

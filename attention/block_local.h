@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/attention.h"
+#include "attention/blocks.h"
 
 namespace birkhoff::configs {
 class BlockLocalAttention;
@@ -23,7 +24,7 @@ class BlockLocalMechanism : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
-  AttentionOutput run(const AttentionInput& in, bool fused) const;
+  BlockAttention attention(const Blocks& blocks, const AttentionInput& in) const;
 
   MechanismShape shape_;
   std::int64_t block_;

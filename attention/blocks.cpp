@@ -2,8 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "attention/fused_block_attention.h"
 #include "attention/masked_softmax.h"
 #include "cluster/base/error.h"
 
@@ -26,7 +28,6 @@ Blocks::Blocks(const AttentionInput& in, std::int64_t block, bool causal)
     : block_(block),
       num_tokens_(in.q_BHLD.size(2)),
       num_blocks_((num_tokens_ + block - 1) / block),
-      causal_(causal),
       device_(in.q_BHLD.device()) {
   require(in.k_BHSD.size(2) == num_tokens_, "attention in blocks needs as many keys as queries");
   const std::int64_t padded = num_blocks_ * block;
@@ -56,20 +57,15 @@ at::Tensor Blocks::unfold(const at::Tensor& x, std::int64_t dim) const {
 }
 
 at::Tensor Blocks::legal(std::int64_t offset) const {
-  at::Tensor legal = at::ones({1, num_blocks_, block_, block_}, mask_options());
-  if (causal_ && offset == 0) legal = at::tril(legal);
-  if (offset != 0) {
-    legal = at::logical_and(
-        legal, shift_blocks(at::ones({1, num_blocks_, 1, 1}, mask_options()), 1, offset, false));
-  }
+  at::Tensor legal_BNbb;
   if (valid_BNb_.defined()) {
-    legal = at::logical_and(legal, shift_blocks(valid_BNb_, 1, offset, false).unsqueeze(2));
+    legal_BNbb = shift_blocks(valid_BNb_, 1, offset, false).unsqueeze(2);
   }
   if (segments_BNb_.defined()) {
     const at::Tensor keys_BNb = shift_blocks(segments_BNb_, 1, offset, -1);
-    legal = at::logical_and(legal, segments_BNb_.unsqueeze(3) == keys_BNb.unsqueeze(2));
+    legal_BNbb = and_defined(legal_BNbb, segments_BNb_.unsqueeze(3) == keys_BNb.unsqueeze(2));
   }
-  return legal.unsqueeze(1);
+  return legal_BNbb.defined() ? legal_BNbb.unsqueeze(1) : legal_BNbb;
 }
 
 at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,
@@ -79,13 +75,6 @@ at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offs
   const std::int64_t kept = x.size(dim) - distance;
   return offset > 0 ? pad(x.narrow(dim, distance, kept), dim, 0, distance, fill)
                     : pad(x.narrow(dim, 0, kept), dim, distance, 0, fill);
-}
-
-at::Tensor concatenate_keys(at::TensorList parts_BHNwD) {
-  // The layers project to [B, L, H, D]: in that order blocks can join the batch without a copy.
-  std::vector<at::Tensor> parts_BNwHD;
-  for (const at::Tensor& part : parts_BHNwD) parts_BNwHD.push_back(part.permute({0, 2, 3, 1, 4}));
-  return at::cat(parts_BNwHD, 2).permute({0, 3, 1, 2, 4});
 }
 
 at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD) {
@@ -101,18 +90,77 @@ at::Tensor blocks_to_batch(const at::Tensor& x) {
   return x_BNHwx.reshape({-1, x.size(1), x.size(3), x.size(4)});
 }
 
-at::Tensor attend_fused(const BlockAttention& in) {
+// The layers project to [B, L, H, D]: in that order blocks can join the batch without a copy.
+at::Tensor concatenate_keys(const std::vector<at::Tensor>& parts_BHNbD) {
+  std::vector<at::Tensor> parts_BNbHD;
+  for (const at::Tensor& part : parts_BHNbD) parts_BNbHD.push_back(part.permute({0, 2, 3, 1, 4}));
+  return at::cat(parts_BNbHD, 2).permute({0, 3, 1, 2, 4});
+}
+
+// The keys of each block side by side, W in all.
+struct ListedKeys {
+  at::Tensor k_BHNWD, v_BHNWD;
+  at::Tensor legal_BHNbW, bias_BHNbW;  // undefined: all, none
+};
+
+// Which keys order and the ends of the sequence let queries see at `offset`. Undefined: all.
+at::Tensor legal_in_order(const KeyBlocks& keys, std::int64_t offset) {
+  const std::int64_t N = keys.k_BHNbD.size(2), b = keys.k_BHNbD.size(3);
+  const auto options = keys.k_BHNbD.options().dtype(at::kBool);
+  if (offset != 0) return shift_blocks(at::ones({1, 1, N, 1, 1}, options), 2, offset, false);
+  return keys.causal ? at::ones({1, 1, 1, b, b}, options).tril() : at::Tensor();
+}
+
+ListedKeys list_keys(const BlockAttention& in) {
+  std::vector<at::Tensor> k, v, legal, bias;
+  bool all_legal = true, all_tied = true, biased = false;
+  for (const KeyBlocks& keys : in.keys) {
+    const auto& sizes = keys.k_BHNbD.sizes();
+    const std::vector<std::int64_t> pairs{sizes[0], sizes[1], sizes[2], sizes[3], sizes[3]};
+    const auto options = keys.k_BHNbD.options();
+    for (std::int64_t offset = keys.first_offset; offset <= keys.last_offset; ++offset) {
+      k.push_back(shift_blocks(keys.k_BHNbD, 2, offset, 0));
+      v.push_back(shift_blocks(keys.v_BHNbD, 2, offset, 0));
+      const at::Tensor part =
+          and_defined(legal_in_order(keys, offset),
+                      keys.legal_BHNbb[static_cast<std::size_t>(offset - keys.first_offset)]);
+      all_legal = all_legal && !part.defined();
+      legal.push_back(part.defined() ? part : at::ones({1}, options.dtype(at::kBool)));
+      legal.back() = legal.back().expand(pairs);
+      biased = biased || keys.bias_BHNbb.defined();
+      bias.push_back(
+          (keys.bias_BHNbb.defined() ? keys.bias_BHNbb : at::zeros({1}, options)).expand(pairs));
+    }
+    all_tied = all_tied && keys.v_BHNbD.is_same(keys.k_BHNbD);
+  }
+  ListedKeys listed;
+  listed.k_BHNWD = k.size() == 1 ? k[0] : concatenate_keys(k);
+  listed.v_BHNWD = all_tied ? listed.k_BHNWD : v.size() == 1 ? v[0] : concatenate_keys(v);
+  if (!all_legal) listed.legal_BHNbW = at::cat(legal, 4);
+  if (biased) listed.bias_BHNbW = at::cat(bias, 4);
+  return listed;
+}
+
+at::Tensor attend_composed(const BlockAttention& in) {
   const std::int64_t B = in.q_BHNbD.size(0), N = in.q_BHNbD.size(2);
+  const KeyBlocks& first = in.keys[0];
+  const bool own_past_alone = in.keys.size() == 1 && first.causal && first.first_offset == 0 &&
+                              first.last_offset == 0 && !first.legal_BHNbb[0].defined();
+  ListedKeys keys;
+  if (own_past_alone) {
+    keys = {first.k_BHNbD, first.v_BHNbD, {}, {}};
+  } else {
+    keys = list_keys(in);
+  }
   std::optional<at::Tensor> mask;
   at::Tensor seeing;
-  if (in.legal_BHNbW.defined()) {
-    mask = blocks_to_batch(
-        additive_mask(in.legal_BHNbW, in.q_BHNbD.scalar_type()).expand({B, -1, N, -1, -1}));
-    seeing = in.legal_BHNbW.any(-1, /*keepdim=*/true);
+  if (keys.legal_BHNbW.defined()) {
+    mask = blocks_to_batch(additive_mask(keys.legal_BHNbW, in.q_BHNbD.scalar_type()));
+    seeing = keys.legal_BHNbW.any(-1, /*keepdim=*/true);
   }
   const at::Tensor out_BHNbD =
-      at::scaled_dot_product_attention(blocks_to_batch(in.q_BHNbD), blocks_to_batch(in.k_BHNWD),
-                                       blocks_to_batch(in.v_BHNWD), mask, 0, in.causal)
+      at::scaled_dot_product_attention(blocks_to_batch(in.q_BHNbD), blocks_to_batch(keys.k_BHNWD),
+                                       blocks_to_batch(keys.v_BHNWD), mask, 0, own_past_alone)
           .unflatten(0, {B, N})
           .transpose(1, 2);
   // Looking is cheap on the CPU alone: elsewhere it would wait for the device.
@@ -121,41 +169,39 @@ at::Tensor attend_fused(const BlockAttention& in) {
 }
 
 at::Tensor attend_materialised(const BlockAttention& in) {
-  at::Tensor scores_BHNbW = at::matmul(in.q_BHNbD, in.k_BHNWD.transpose(-1, -2)) *
+  const ListedKeys keys = list_keys(in);
+  at::Tensor scores_BHNbW = at::matmul(in.q_BHNbD, keys.k_BHNWD.transpose(-1, -2)) *
                             (1 / std::sqrt(static_cast<double>(in.q_BHNbD.size(4))));
-  if (in.bias_BHNbW.defined()) scores_BHNbW = scores_BHNbW + in.bias_BHNbW;
-  at::Tensor legal = in.legal_BHNbW;
-  if (in.causal && !legal.defined()) {
-    legal =
-        at::ones({in.q_BHNbD.size(3), in.k_BHNWD.size(3)}, in.q_BHNbD.options().dtype(at::kBool))
-            .tril();
-  }
+  if (keys.bias_BHNbW.defined()) scores_BHNbW = scores_BHNbW + keys.bias_BHNbW;
+  const std::int64_t num_softmaxes = in.one_softmax ? 1 : static_cast<std::int64_t>(in.keys.size());
   const auto in_parts = [&](const at::Tensor& x) {
-    return x.defined() ? x.unflatten(-1, {in.num_softmaxes, -1}) : x;
+    return x.defined() ? x.unflatten(-1, {num_softmaxes, -1}) : x;
   };
   const at::Tensor p_BHNbW =
-      masked_softmax(in_parts(scores_BHNbW), in_parts(legal)).flatten(-2, -1);
-  return at::matmul(drop_probabilities(p_BHNbW, in.dropout, in.noise), in.v_BHNWD);
+      masked_softmax(in_parts(scores_BHNbW), in_parts(keys.legal_BHNbW)).flatten(-2, -1);
+  return at::matmul(drop_probabilities(p_BHNbW, in.dropout, in.noise), keys.v_BHNWD);
 }
 
 }  // namespace
 
-at::Tensor attend_in_blocks(const BlockAttention& in, bool fused) {
-  // The fused kernel knows no noise of ours and gives no gradient to a bias.
-  if (!fused || in.bias_BHNbW.defined() || (in.noise && in.dropout > 0)) {
-    return attend_materialised(in);
-  }
-  if (in.num_softmaxes == 1) return attend_fused(in);
-  const std::int64_t width = in.k_BHNWD.size(3) / in.num_softmaxes;
+BlockPath fastest_path(const BlockAttention& in) {
+  if (fits_fused(in)) return BlockPath::kFused;
+  // LibTorch's fused attention knows no noise of ours and gives no gradient to a bias.
+  const bool biased = std::any_of(in.keys.begin(), in.keys.end(),
+                                  [](const KeyBlocks& keys) { return keys.bias_BHNbb.defined(); });
+  return biased || (in.noise && in.dropout > 0) ? BlockPath::kReference : BlockPath::kComposed;
+}
+
+at::Tensor attend_in_blocks(const BlockAttention& in, BlockPath path) {
+  if (path == BlockPath::kReference) return attend_materialised(in);
+  const auto attend = path == BlockPath::kFused ? &attend_fused : &attend_composed;
+  if (in.one_softmax) return attend(in);
   at::Tensor out_BHNbD;
-  for (std::int64_t part = 0; part < in.num_softmaxes; ++part) {
+  for (const KeyBlocks& keys : in.keys) {
     BlockAttention one = in;
-    one.num_softmaxes = 1;
-    one.k_BHNWD = in.k_BHNWD.narrow(3, part * width, width);
-    one.v_BHNWD = in.v_BHNWD.narrow(3, part * width, width);
-    one.legal_BHNbW = in.legal_BHNbW.narrow(4, part * width, width);
-    const at::Tensor part_out = attend_fused(one);
-    out_BHNbD = out_BHNbD.defined() ? out_BHNbD + part_out : part_out;
+    one.keys = {keys};
+    const at::Tensor part = attend(one);
+    out_BHNbD = out_BHNbD.defined() ? out_BHNbD + part : part;
   }
   return out_BHNbD;
 }

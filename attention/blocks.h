@@ -1,12 +1,13 @@
 // Sequences cut into blocks, and attention of each block's queries to that block's own list of
 // keys. Legend: B batch (1 where all rows agree), H heads, L tokens, N blocks, b tokens of a block,
-// W keys listed for a block, D head dim.
+// D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "attention/attention.h"
 
@@ -23,11 +24,9 @@ class Blocks {
   // The reverse: dims dim and dim + 1 become one of length L.
   at::Tensor unfold(const at::Tensor& x, std::int64_t dim) const;
 
-  // bool [B, 1, N, b, b]: which keys of block n + offset the queries of block n may see (token
-  // order, padding and documents respected). Offset 0: their own block.
+  // bool [B, 1, N, b, b]: which keys of block n + offset padding and documents let the queries of
+  // block n see. Undefined: all.
   at::Tensor legal(std::int64_t offset) const;
-  // Neither padding nor documents restrict anything.
-  bool plain() const { return !valid_BNb_.defined() && !segments_BNb_.defined(); }
   // bool: tokens that are not padding. Undefined: all that matter are.
   const at::Tensor& valid_BNb() const { return valid_BNb_; }
   // Of bool tensors where the input lives.
@@ -37,7 +36,6 @@ class Blocks {
 
  private:
   std::int64_t block_, num_tokens_, num_blocks_;
-  bool causal_;
   at::Device device_;
   at::Tensor valid_BNb_, segments_BNb_;
 };
@@ -46,26 +44,38 @@ class Blocks {
 at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,
                         const at::Scalar& fill);
 
-// Concatenates lists of keys or values [B, H, N, w, D] of each block, in memory laid out so that
-// attend_in_blocks need not copy.
-at::Tensor concatenate_keys(at::TensorList parts_BHNwD);
-
 // Block mixes sum_v weights_uv x_v [B, H, U, b, D], for weights [B, H, U, N] and x [B, H, N, b, D].
 at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD);
 
+// Keys in blocks, of which block n's queries see blocks n + first_offset .. n + last_offset, where
+// those exist.
+struct KeyBlocks {
+  at::Tensor k_BHNbD, v_BHNbD;
+  std::int64_t first_offset = 0, last_offset = 0;
+  bool causal = false;  // of their own block (offset 0), queries see keys up to their own
+  // bool, broadcastable, one for each offset: what they may see besides. Undefined: all.
+  std::vector<at::Tensor> legal_BHNbb;
+  at::Tensor bias_BHNbb;  // added to logits of each offset, broadcastable; undefined: none
+};
+
 struct BlockAttention {
-  at::Tensor q_BHNbD, k_BHNWD, v_BHNWD;
-  at::Tensor legal_BHNbW;  // bool, broadcastable; undefined: all keys, or the past ones if `causal`
-  bool causal = false;     // W = b: queries see their own block's keys up to their own
-  at::Tensor bias_BHNbW;   // added to logits, broadcastable; undefined: none
-  std::int64_t num_softmaxes = 1;  // the W keys are cut into so many parts, each with a softmax of
-                                   // its own; outputs are added
+  at::Tensor q_BHNbD;
+  std::vector<KeyBlocks> keys;  // of one width, where each has a softmax of its own
+  bool one_softmax = true;      // over all keys; else one for each entry, and outputs are added
   float dropout = 0;
   std::optional<NoiseKey> noise;
 };
 
-// [B, H, N, b, D]; queries without a legal key give 0. `fused`: use LibTorch's fused kernel where
-// it can do this.
-at::Tensor attend_in_blocks(const BlockAttention& in, bool fused);
+enum class BlockPath {
+  kReference,  // plain operations on concatenated keys
+  kComposed,   // the same keys through LibTorch's fused attention, blocks as batch
+  kFused,      // the kernels of fused_block_attention.h
+};
+
+// The fastest path that can do this.
+BlockPath fastest_path(const BlockAttention& in);
+
+// [B, H, N, b, D]; queries without a legal key give 0.
+at::Tensor attend_in_blocks(const BlockAttention& in, BlockPath path);
 
 }  // namespace birkhoff

@@ -17,11 +17,6 @@ struct DenseDecodeState : DecodeState {
   KeyValueCache cache;
 };
 
-at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b) {
-  if (!a.defined()) return b;
-  return b.defined() ? at::logical_and(a, b) : a;
-}
-
 }  // namespace
 
 DenseAttentionMechanism::DenseAttentionMechanism(const configs::DenseAttention& config,

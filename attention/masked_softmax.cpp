@@ -1,5 +1,6 @@
 #include "attention/masked_softmax.h"
 
+#include <ATen/ops/logical_and.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 
@@ -10,6 +11,11 @@ namespace {
 double hidden_logit(at::ScalarType dtype) { return dtype == at::kHalf ? -3e4 : -1e30; }
 
 }  // namespace
+
+at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined()) return b;
+  return b.defined() ? at::logical_and(a, b) : a;
+}
 
 at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal) {
   const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

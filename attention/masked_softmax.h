@@ -10,6 +10,9 @@
 
 namespace birkhoff {
 
+// Both of two masks; an undefined one allows all.
+at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b);
+
 // Softmax over the last dim of scores [..., S] where `legal` (bool, broadcastable) is true, 0
 // elsewhere. Taken in fp32 or wider, returned in the scores' dtype. Undefined `legal`: all are.
 at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal);

@@ -1,5 +1,4 @@
-// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, C channels, D head dim,
-// W = 2 b.
+// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, C channels, D head dim.
 #include "attention/sinkhorn_attention.h"
 
 #include <ATen/ATen.h>
@@ -7,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/masked_softmax.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -173,34 +173,29 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath pat
   const SortedKeys sorted =
       sort_keys(blocks, weights_BHNN, visible_pairs(open_BNN).any(2), leaky(), k_BHNbD, v_BHNbD);
 
-  BlockAttention attention;
-  attention.q_BHNbD = blocks.fold(in.q_BHLD, 2);
-  attention.dropout = config_.dropout();
-  attention.noise = in.noise;
-  at::Tensor sorted_k = sorted.k_BHNbD, sorted_legal = sorted.legal_BHNbb,
-             own_legal = blocks.legal(0);
-  switch (config_.combine()) {
-    case SinkhornAttention::concat:
-      break;
-    case SinkhornAttention::add_outputs:
-      attention.num_softmaxes = 2;
-      break;
-    case SinkhornAttention::add_logits:
-      sorted_k = sorted_k + k_BHNbD;  // q (k_s + k) is the sum of both logits
-      sorted_legal = at::logical_and(sorted_legal, own_legal);
-      own_legal = at::logical_and(own_legal, sorted.queries_BHNb1.logical_not());
-      break;
+  KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
+                        .v_BHNbD = sorted.v_BHNbD,
+                        .legal_BHNbb = {sorted.legal_BHNbb},
+                        .bias_BHNbb = sorted.bias_BHN1b};
+  KeyBlocks own_keys{.k_BHNbD = k_BHNbD,
+                     .v_BHNbD = v_BHNbD,
+                     .causal = shape_.causal,
+                     .legal_BHNbb = {blocks.legal(0)},
+                     .bias_BHNbb = {}};
+  if (config_.combine() == SinkhornAttention::add_logits) {
+    sorted_keys.k_BHNbD = sorted.k_BHNbD + k_BHNbD;  // q (k_s + k) is the sum of both logits
+    sorted_keys.causal = shape_.causal;
+    sorted_keys.legal_BHNbb = {and_defined(sorted.legal_BHNbb, blocks.legal(0))};
+    own_keys.legal_BHNbb = {and_defined(blocks.legal(0), sorted.queries_BHNb1.logical_not())};
   }
-  attention.k_BHNWD = concatenate_keys({sorted_k, k_BHNbD});
-  attention.v_BHNWD = config_.tie_key_value() && sorted_k.is_same(sorted.k_BHNbD)
-                          ? attention.k_BHNWD
-                          : concatenate_keys({sorted.v_BHNbD, v_BHNbD});
-  const auto common = at::infer_size(sorted_legal.sizes(), own_legal.sizes());
-  attention.legal_BHNbW = at::cat({sorted_legal.expand(common), own_legal.expand(common)}, 4);
-  if (sorted.bias_BHN1b.defined()) {
-    attention.bias_BHNbW = at::cat({sorted.bias_BHN1b, at::zeros_like(sorted.bias_BHN1b)}, 4);
-  }
-  return {blocks.unfold(attend_in_blocks(attention, path == BalancePath::kFused), 2), {}};
+  const BlockAttention attention{.q_BHNbD = blocks.fold(in.q_BHLD, 2),
+                                 .keys = {sorted_keys, own_keys},
+                                 .one_softmax = config_.combine() != SinkhornAttention::add_outputs,
+                                 .dropout = config_.dropout(),
+                                 .noise = in.noise};
+  const BlockPath block_path =
+      path == BalancePath::kReference ? BlockPath::kReference : fastest_path(attention);
+  return {blocks.unfold(attend_in_blocks(attention, block_path), 2), {}};
 }
 
 AttentionOutput SinkhornMechanism::reference(const AttentionInput& in) const {

@@ -1,0 +1,18 @@
+// Attention in blocks through the kernels of tile_attention.h: no concatenated keys, no stored
+// probabilities. The same results as the reference up to rounding, the same bits for any number of
+// threads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "attention/blocks.h"
+
+namespace birkhoff {
+
+// Whether the kernels can do this: fp32 or fp64 on the CPU, D <= 256, no bias, no dropout.
+bool fits_fused(const BlockAttention& in);
+
+// [B, H, N, b, D]; one softmax over all of in.keys, which fit.
+at::Tensor attend_fused(const BlockAttention& in);
+
+}  // namespace birkhoff

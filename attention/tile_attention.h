@@ -1,0 +1,85 @@
+// The one loop under all attention that reads a bounded number of keys: softmax of a tile of
+// queries over a list of key tiles, forward and backward, on the CPU. A mechanism says which keys
+// by making that list (its key source); the loop knows nothing else of it. Raw pointers, no
+// LibTorch: README.md beside this file explains the seam, fused_block_attention.cpp is its user.
+//
+// For query i with the legal keys j of its list, s_ij = scale sum_d q_id k_jd:
+//   m_i = max_j s_ij,  z_i = 1 / sum_j exp(s_ij - m_i),  p_ij = exp(s_ij - m_i) z_i,
+//   out_id = sum_j p_ij v_jd;
+//   d_p_ij = sum_d d_out_id v_jd,   ds_ij = p_ij (d_p_ij - sum_j p_ij d_p_ij),
+//   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,  d_v_jd = sum_i p_ij
+//   d_out_id.
+// Of p only m and z are kept for the backward pass: two numbers, because their one, log-sum-exp,
+// would lose the digits of large logits to rounding.
+// A query without a legal key has out = 0, m = z = 0 and no gradient.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace birkhoff {
+
+// Most queries or keys of one tile. 64 x 64 products of fp32 with D = 64 keep an operand (16 KiB)
+// in L1 and all scratch in L2; blocks of 64 are the usual size.
+constexpr int kTile = 64;
+
+// Row r of D contiguous numbers lies at data + r * stride.
+template <typename T>
+struct Rows {
+  T* data = nullptr;
+  std::ptrdiff_t stride = 0;
+};
+
+template <typename T>
+struct QueryTile {
+  int num_queries = 0;  // <= kTile
+  Rows<const T> q;
+  Rows<T> out;  // forward alone
+  // m and z [num_queries], written by forward, read by backward.
+  T *max = nullptr, *inverse_sum = nullptr;
+  Rows<const T> d_out;  // backward alone
+  Rows<T> d_q;
+};
+
+template <typename T>
+struct KeyTile {
+  int num_keys = 0;  // <= kTile
+  Rows<const T> k, v;
+  bool causal = false;  // query i of its tile sees keys j <= i of this one
+  // legal[i * legal_query_stride + j * legal_key_stride] != 0: query i may see key j. Null: all.
+  const bool* legal = nullptr;
+  std::ptrdiff_t legal_query_stride = 0, legal_key_stride = 0;
+  Rows<T> d_k, d_v;
+  bool accumulate = false;  // gradients are added to what d_k, d_v hold; else written
+};
+
+struct TileShape {
+  int head_dim = 0;
+  double scale = 0;
+};
+
+// Tiles of one call are touched by the calling thread alone; equal arguments give equal bits.
+// `scratch`: scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64.
+template <typename T>
+struct TileKernels {
+  std::size_t (*scratch_bytes)(int head_dim, int num_key_tiles);
+  void (*forward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
+                  int num_key_tiles, void* scratch);
+  void (*backward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
+                   int num_key_tiles, void* scratch);
+  // y = exp(x). Relative error at most 2 eps (T's distance from 1 to the next number) where exp(x)
+  // is a normal number and x <= 80; below that range 0.
+  void (*exp)(const T* x, T* y, std::size_t n);
+};
+
+enum class InstructionSet { kPortable, kAvx2, kAvx512 };
+
+bool is_supported(InstructionSet set);
+// For T = float and double.
+template <typename T>
+const TileKernels<T>& tile_kernels(InstructionSet set);
+// Of the widest set that this machine supports.
+template <typename T>
+const TileKernels<T>& tile_kernels();
+
+}  // namespace birkhoff

@@ -1,0 +1,17 @@
+// The kernels of each instruction set, by element type.
+#pragma once
+
+#include "attention/tile_attention.h"
+
+namespace birkhoff {
+
+const TileKernels<float>& tile_kernels_portable(float);
+const TileKernels<double>& tile_kernels_portable(double);
+#if defined(__x86_64__)
+const TileKernels<float>& tile_kernels_avx2(float);
+const TileKernels<double>& tile_kernels_avx2(double);
+const TileKernels<float>& tile_kernels_avx512(float);
+const TileKernels<double>& tile_kernels_avx512(double);
+#endif
+
+}  // namespace birkhoff

@@ -1,0 +1,119 @@
+// Vectors of the width that the including file is compiled for, and what the tile kernels do with
+// them. Included by files compiled with other flags than the rest: nothing here has external
+// linkage, and nothing of the standard library that could be emitted is used.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace birkhoff {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <typename T>
+struct VectorTypes;
+template <>
+struct VectorTypes<float> {
+  using Vector [[gnu::vector_size(kVectorBytes)]] = float;
+  using Bits [[gnu::vector_size(kVectorBytes)]] = std::int32_t;
+};
+template <>
+struct VectorTypes<double> {
+  using Vector [[gnu::vector_size(kVectorBytes)]] = double;
+  using Bits [[gnu::vector_size(kVectorBytes)]] = std::int64_t;
+};
+template <typename T>
+using Vector = typename VectorTypes<T>::Vector;
+template <typename T>
+using Bits = typename VectorTypes<T>::Bits;
+template <typename T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+template <typename T>
+inline Vector<T> load(const T* x) {
+  Vector<T> v;
+  __builtin_memcpy(&v, x, sizeof(v));
+  return v;
+}
+template <typename T>
+inline void store(T* x, Vector<T> v) {
+  __builtin_memcpy(x, &v, sizeof(v));
+}
+
+// exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 q(r), q
+// interpolated at Chebyshev's nodes. ln 2 is split in two so that n ln 2 loses nothing.
+template <typename T>
+struct ExpConstants;
+template <>
+struct ExpConstants<float> {
+  static constexpr float kInverseLn2 = 1.4426950216293335f;
+  static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-06f;
+  static constexpr float kRound = 0x1.8p23f;  // x + kRound - kRound rounds x to an integer
+  static constexpr float kLeast = -87.3f;     // exp of less is no normal number
+  static constexpr int kMantissaBits = 23;
+  // Relative error of the polynomial 1.1e-8.
+  static constexpr float kQ[] = {0.0013926250394433737f, 0.00836323294788599f, 0.04166655242443085f,
+                                 0.16666576266288757f, 0.5f};
+};
+template <>
+struct ExpConstants<double> {
+  static constexpr double kInverseLn2 = 1.4426950408889634;
+  static constexpr double kLn2High = 0.6931471805582987, kLn2Low = 1.6465949582897082e-12;
+  static constexpr double kRound = 0x1.8p52;
+  static constexpr double kLeast = -708.3;
+  static constexpr int kMantissaBits = 52;
+  // Relative error of the polynomial 1.7e-17.
+  static constexpr double kQ[] = {2.5100472505694996e-08, 2.7620201591031547e-07,
+                                  2.7557268276905696e-06, 2.4801521057868204e-05,
+                                  0.00019841269863171557, 0.0013888888917367081,
+                                  0.008333333333330039,   0.041666666666623824,
+                                  0.16666666666666669,    0.5000000000000001};
+};
+
+template <typename T>
+inline Vector<T> exp(Vector<T> x) {
+  using C = ExpConstants<T>;
+  const Vector<T> shifted = x * C::kInverseLn2 + C::kRound;
+  const Vector<T> n = shifted - C::kRound;
+  const Vector<T> r = (x - n * C::kLn2High) - n * C::kLn2Low;
+  Vector<T> q = Vector<T>{} + C::kQ[0];
+  for (std::size_t i = 1; i < sizeof(C::kQ) / sizeof(T); ++i) q = q * r + C::kQ[i];
+  const Vector<T> y = q * (r * r) + r + T{1};
+  // The low bits of `shifted` are n: added to the exponent's.
+  const Bits<T> exponent = reinterpret_cast<Bits<T>>(shifted) << C::kMantissaBits;
+  const auto scaled = reinterpret_cast<Vector<T>>(reinterpret_cast<Bits<T>>(y) + exponent);
+  return x < C::kLeast ? Vector<T>{} : scaled;
+}
+
+template <int kDistance, typename V, std::size_t... kLane>
+inline void exchange(V& a, V& b, std::index_sequence<kLane...>) {
+  constexpr std::size_t kCount = sizeof...(kLane);
+  const V low =
+      __builtin_shufflevector(a, b, (kLane & kDistance ? kCount + kLane - kDistance : kLane)...);
+  const V high =
+      __builtin_shufflevector(a, b, (kLane & kDistance ? kCount + kLane : kLane + kDistance)...);
+  a = low;
+  b = high;
+}
+// x[r] lane c <-> x[c] lane r: halves of growing distance change places.
+template <typename T, int kDistance = 1>
+inline void transpose(Vector<T> (&x)[kLanes<T>]) {
+  if constexpr (kDistance < kLanes<T>) {
+    for (int i = 0; i < kLanes<T>; ++i) {
+      if (i & kDistance) continue;
+      exchange<kDistance>(x[i], x[i + kDistance], std::make_index_sequence<kLanes<T>>());
+    }
+    transpose<T, 2 * kDistance>(x);
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff

@@ -1,0 +1,331 @@
+// The kernels of attention in blocks, against fp64 and against themselves. Legend: B batch, H
+// heads, N blocks, b tokens of a block, D head dim.
+#include "attention/fused_block_attention.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <random>
+
+#include "attention/tile_attention.h"
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff::testing {
+namespace {
+
+// One random problem; its tensors are leaves.
+struct Problem {
+  BlockAttention attention;
+  std::vector<at::Tensor> leaves;
+  at::Tensor d_out;
+  std::string name;
+
+  Problem to(at::ScalarType dtype) const {
+    Problem other = *this;
+    other.leaves.clear();
+    const auto leaf = [&](const at::Tensor& x) {
+      other.leaves.push_back(x.detach().to(dtype).set_requires_grad(true));
+      return other.leaves.back();
+    };
+    other.attention.q_BHNbD = leaf(attention.q_BHNbD);
+    for (KeyBlocks& keys : other.attention.keys) {
+      keys.k_BHNbD = leaf(keys.k_BHNbD);
+      keys.v_BHNbD = leaf(keys.v_BHNbD);
+    }
+    other.d_out = d_out.to(dtype);
+    return other;
+  }
+};
+
+// `seed` decides all but the numbers, which `draw` decides too.
+Problem random_problem(int seed, int draw_index = 0) {
+  std::mt19937 random(static_cast<unsigned>(seed));
+  const auto draw = [&](const std::vector<std::int64_t>& from) {
+    return from[random() % from.size()];
+  };
+  const std::int64_t B = draw({1, 2}), H = draw({1, 3}), N = draw({1, 2, 5});
+  const std::int64_t b = draw({1, 3, 8, 16, 37, 64, 65, 100, 192});
+  const std::int64_t D = draw({3, 8, 20, 32, 64, 96});
+  // At most 8: logits of some hundreds, far beyond exp's range.
+  const double size = static_cast<double>(draw({1, 1, 5, 8}));
+  std::uint64_t tensor_seed =
+      100'000 * static_cast<std::uint64_t>(draw_index) + 100 * static_cast<std::uint64_t>(seed);
+  // In the layers' order or contiguous.
+  const auto tensor = [&](double factor) {
+    const at::Tensor x =
+        random() % 2
+            ? random_tensor({B, N, b, H, D}, at::kFloat, ++tensor_seed).permute({0, 3, 1, 2, 4})
+            : random_tensor({B, H, N, b, D}, at::kFloat, ++tensor_seed);
+    return x * factor;
+  };
+  Problem problem;
+  problem.attention.q_BHNbD = tensor(size);
+  const std::int64_t num_sources = draw({1, 2});
+  for (std::int64_t s = 0; s < num_sources; ++s) {
+    KeyBlocks keys;
+    keys.k_BHNbD = tensor(size);
+    keys.v_BHNbD = tensor(1);
+    keys.first_offset = draw({0, 0, -1, -2});
+    keys.last_offset = draw({0, 0, 1, keys.first_offset});
+    keys.causal = random() % 2;
+    for (std::int64_t offset = keys.first_offset; offset <= keys.last_offset; ++offset) {
+      const auto mask = [&](at::IntArrayRef shape) {
+        return random_tensor(shape, at::kFloat, ++tensor_seed) > -0.5;
+      };
+      switch (random() % 4) {
+        case 0:
+          keys.legal_BHNbb.push_back(mask({B, 1, N, b, b}));
+          break;
+        case 1:
+          keys.legal_BHNbb.push_back(mask({1, H, N, b, 1}));  // many rows without a legal key
+          break;
+        default:
+          keys.legal_BHNbb.emplace_back();
+      }
+    }
+    problem.attention.keys.push_back(keys);
+  }
+  problem.attention.one_softmax = random() % 2;
+  problem.d_out = tensor(1);
+  problem.name = "seed " + std::to_string(seed) + " N " + std::to_string(N) + " b " +
+                 std::to_string(b) + " D " + std::to_string(D);
+  return problem.to(at::kFloat);
+}
+
+// out, then the gradient of each leaf.
+std::vector<at::Tensor> solve(const Problem& problem, BlockPath path) {
+  const at::Tensor out = attend_in_blocks(problem.attention, path);
+  std::vector<at::Tensor> result =
+      torch::autograd::grad({out}, problem.leaves, {problem.d_out}, false, false, true);
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    if (!result[i].defined()) result[i] = at::zeros_like(problem.leaves[i]);
+  }
+  result.insert(result.begin(), out.detach());
+  return result;
+}
+
+constexpr int kProblems = 120;
+
+// The reference takes entries of one width where each has a softmax of its own.
+bool reference_can(const BlockAttention& in) {
+  const auto width = [](const KeyBlocks& keys) { return keys.last_offset - keys.first_offset; };
+  return in.one_softmax || width(in.keys.front()) == width(in.keys.back());
+}
+
+// Largest errors over a thousand queries of one shape: in a small problem with large logits the
+// error is that of rounding one logit, and luck decides whose is smaller.
+TEST(FusedBlockAttention, ErrorsAreThoseOfTheReference) {
+  constexpr std::int64_t kQueries = 1000;
+  // Probabilities below fp32's least normal number are 0, times k, v and d_out.
+  constexpr double kUnderflow = 1e-32;
+  int checked = 0;
+  for (int seed = 0; seed < kProblems; seed += 2) {
+    const BlockAttention shape = random_problem(seed).attention;
+    if (!reference_can(shape)) continue;
+    const std::int64_t queries = shape.q_BHNbD.numel() / shape.q_BHNbD.size(4);
+    std::vector<double> error, reference_error, scale;
+    for (int draw = 0; draw * queries < kQueries; ++draw) {
+      const Problem problem = random_problem(seed, draw);
+      ASSERT_TRUE(fits_fused(problem.attention));
+      const auto exact = solve(problem.to(at::kDouble), BlockPath::kReference);
+      const auto reference = solve(problem, BlockPath::kReference);
+      const auto fused = solve(problem, BlockPath::kFused);
+      for (auto* largest : {&error, &reference_error, &scale}) largest->resize(exact.size());
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        error[i] = std::max(error[i], max_difference(fused[i], exact[i]));
+        reference_error[i] = std::max(reference_error[i], max_difference(reference[i], exact[i]));
+        scale[i] = std::max(scale[i], exact[i].abs().max().item<double>());
+        EXPECT_TRUE(fused[i].isfinite().all().item<bool>()) << problem.name << " tensor " << i;
+      }
+    }
+    for (std::size_t i = 0; i < error.size(); ++i) {
+      EXPECT_LE(error[i], 2 * reference_error[i] +
+                              2 * std::numeric_limits<float>::epsilon() * scale[i] + kUnderflow)
+          << random_problem(seed).name << " tensor " << i;
+      ++checked;
+    }
+  }
+  EXPECT_GT(checked, 150);
+}
+
+TEST(FusedBlockAttention, Fp64EqualsTheReference) {
+  for (int seed = 0; seed < kProblems; ++seed) {
+    const Problem problem = random_problem(seed).to(at::kDouble);
+    if (!reference_can(problem.attention)) continue;
+    const auto reference = solve(problem, BlockPath::kReference);
+    const auto fused = solve(problem, BlockPath::kFused);
+    for (std::size_t i = 0; i < reference.size(); ++i) {
+      const double scale = std::max(1.0, reference[i].abs().max().item<double>());
+      EXPECT_LE(max_difference(fused[i], reference[i]), 1e-11 * scale)
+          << problem.name << " tensor " << i;
+    }
+  }
+}
+
+TEST(FusedBlockAttention, SameBitsForAnyNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  for (int seed = 0; seed < kProblems; seed += 3) {
+    const Problem problem = random_problem(seed);
+    at::set_num_threads(1);
+    const auto one = solve(problem, BlockPath::kFused);
+    for (const int more : {1, 2, 3}) {
+      at::set_num_threads(more);
+      const auto other = solve(problem, BlockPath::kFused);
+      for (std::size_t i = 0; i < one.size(); ++i) {
+        EXPECT_TRUE(at::equal(one[i], other[i])) << problem.name << " threads " << more;
+      }
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(FusedBlockAttention, QueriesWithoutALegalKeyGiveZero) {
+  Problem problem = random_problem(1);
+  const at::Tensor q = problem.attention.q_BHNbD;
+  at::Tensor legal = at::ones({1, 1, 1, q.size(3), q.size(3)}, at::kBool);
+  legal.select(3, 0).fill_(false);
+  for (KeyBlocks& keys : problem.attention.keys) {
+    for (at::Tensor& mask : keys.legal_BHNbb) mask = legal;
+  }
+  const auto result = solve(problem, BlockPath::kFused);
+  EXPECT_EQ(result[0].select(3, 0).abs().max().item<float>(), 0);
+  EXPECT_EQ(result[1].select(3, 0).abs().max().item<float>(), 0);
+  for (const at::Tensor& x : result) EXPECT_TRUE(x.isfinite().all().item<bool>());
+}
+
+class TileKernelsOf : public ::testing::TestWithParam<InstructionSet> {
+ protected:
+  void SetUp() override {
+    if (!is_supported(GetParam())) GTEST_SKIP() << "this machine lacks the instructions";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, TileKernelsOf,
+                         ::testing::Values(InstructionSet::kPortable, InstructionSet::kAvx2,
+                                           InstructionSet::kAvx512));
+
+// One query tile over three key tiles, the second masked, the last causal, against autograd in
+// fp64.
+template <typename T>
+double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
+  constexpr std::int64_t kQueries = 37, D = 20;
+  const auto leaf = [&](std::int64_t rows, std::uint64_t seed) {
+    return random_tensor({rows, D}, dtype, seed).set_requires_grad(true);
+  };
+  const at::Tensor q = leaf(kQueries, 1), d_out = random_tensor({kQueries, D}, dtype, 2);
+  const at::Tensor legal = random_tensor({kQueries, 64}, at::kFloat, 3) > 0;
+  std::vector<at::Tensor> leaves{q}, visible{at::ones({kQueries, 5}, at::kBool), legal,
+                                             at::ones({kQueries, kQueries}, at::kBool).tril()};
+  std::vector<at::Tensor> k, v, results{at::empty_like(q)};
+  std::vector<KeyTile<T>> tiles;
+  const auto rows = [](const at::Tensor& x) { return Rows<T>{x.data_ptr<T>(), D}; };
+  const auto const_rows = [](const at::Tensor& x) {
+    return Rows<const T>{x.const_data_ptr<T>(), D};
+  };
+  for (const std::int64_t num_keys : {std::int64_t{5}, std::int64_t{64}, kQueries}) {
+    k.push_back(leaf(num_keys, 10 + tiles.size()));
+    v.push_back(leaf(num_keys, 20 + tiles.size()));
+    leaves.insert(leaves.end(), {k.back(), v.back()});
+    results.push_back(at::empty_like(k.back()));
+    results.push_back(at::ones_like(k.back()));  // added to
+    KeyTile<T>& tile = tiles.emplace_back();
+    tile.num_keys = static_cast<int>(num_keys);
+    tile.k = const_rows(k.back());
+    tile.v = const_rows(v.back());
+    tile.d_k = rows(results[results.size() - 2]);
+    tile.d_v = rows(results.back());
+  }
+  tiles[1].legal = legal.const_data_ptr<bool>();
+  tiles[1].legal_query_stride = 64;
+  tiles[1].legal_key_stride = 1;
+  tiles[2].causal = true;
+
+  const at::Tensor out = at::empty_like(q), statistics = at::empty({2, kQueries}, dtype);
+  QueryTile<T> queries;
+  queries.num_queries = kQueries;
+  queries.q = const_rows(q);
+  queries.out = rows(out);
+  queries.max = statistics.data_ptr<T>();
+  queries.inverse_sum = queries.max + kQueries;
+  queries.d_out = const_rows(d_out);
+  queries.d_q = rows(results[0]);
+  const std::size_t bytes = kernels.scratch_bytes(D, 3);
+  void* scratch = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  const TileShape shape{D, 0.3};
+  kernels.forward(shape, queries, tiles.data(), 3, scratch);
+  for (int pass = 0; pass < 2; ++pass) {  // written, then added to
+    for (KeyTile<T>& tile : tiles) tile.accumulate = pass == 1;
+    kernels.backward(shape, queries, tiles.data(), 3, scratch);
+  }
+  std::free(scratch);
+
+  const at::Tensor hidden = at::cat(visible, 1).logical_not();
+  const at::Tensor exact_out = at::matmul(
+      at::softmax((0.3 * at::matmul(q.to(at::kDouble), at::cat(k, 0).to(at::kDouble).t()))
+                      .masked_fill(hidden, -std::numeric_limits<double>::infinity()),
+                  -1),
+      at::cat(v, 0).to(at::kDouble));
+  const auto exact = torch::autograd::grad({exact_out}, leaves, {d_out.to(at::kDouble)});
+  double worst = max_difference(out, exact_out);
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    worst = std::max(worst, max_difference(results[i], (i == 0 ? 1 : 2) * exact[i]));
+  }
+  return worst;
+}
+
+TEST_P(TileKernelsOf, EqualsAutograd) {
+  EXPECT_LE(worst_tile_error(tile_kernels<float>(GetParam()), at::kFloat), 1e-5);
+  EXPECT_LE(worst_tile_error(tile_kernels<double>(GetParam()), at::kDouble), 1e-13);
+}
+
+// Every float between the least and 80, by a step coprime to powers of two.
+TEST_P(TileKernelsOf, ExpIsWithinTwoEps) {
+  const auto bits_of = [](float x) { return std::bit_cast<std::uint32_t>(x); };
+  std::vector<float> x;
+  for (std::uint32_t bits = 0; bits < bits_of(80.0f); bits += 101) {
+    x.push_back(std::bit_cast<float>(bits));
+  }
+  for (std::uint32_t bits = 0; bits < bits_of(87.3f); bits += 101) {
+    x.push_back(-std::bit_cast<float>(bits));
+  }
+  std::vector<float> y(x.size());
+  tile_kernels<float>(GetParam()).exp(x.data(), y.data(), x.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    worst = std::max(worst, std::abs(y[i] / std::exp(static_cast<double>(x[i])) - 1));
+  }
+  EXPECT_LE(worst, 2 * std::numeric_limits<float>::epsilon());
+}
+
+TEST_P(TileKernelsOf, ExpOfDoublesIsWithinTwoEps) {
+  std::vector<double> x;
+  for (double each = -708.2; each < 80; each += 0.000317) x.push_back(each);
+  std::vector<double> y(x.size());
+  tile_kernels<double>(GetParam()).exp(x.data(), y.data(), x.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    worst = std::max(
+        worst, static_cast<double>(std::abs(y[i] / std::exp(static_cast<long double>(x[i])) - 1)));
+  }
+  EXPECT_LE(worst, 2 * std::numeric_limits<double>::epsilon());
+}
+
+TEST_P(TileKernelsOf, ExpAtTheEnds) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> x{-kInfinity, -1e30f, -90, 0, std::numeric_limits<float>::quiet_NaN()};
+  std::vector<float> y(x.size());
+  tile_kernels<float>(GetParam()).exp(x.data(), y.data(), x.size());
+  EXPECT_EQ(y[0], 0);
+  EXPECT_EQ(y[1], 0);
+  EXPECT_EQ(y[2], 0);
+  EXPECT_EQ(y[3], 1);
+  EXPECT_TRUE(std::isnan(y[4]));
+}
+
+}  // namespace
+}  // namespace birkhoff::testing
