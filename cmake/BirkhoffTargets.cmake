@@ -22,7 +22,7 @@ endfunction()
 
 # birkhoff_kernels(LIBRARY SOURCES a.cu ...): kernels of a folder's library, where CUDA is on. They are compiled without
 # LibTorch's headers and options: tensors stop in the .cpp beside them. Machine code for A100 (sm_80) and H100/H200
-# (sm_90a), PTX for what comes later; all of it compressed, to a tenth.
+# (sm_90a), PTX for what comes later; all of it compressed, for the size of packages.
 set(BIRKHOFF_KERNEL_FLAGS -O3 -lineinfo --compress-mode=size --Werror all-warnings -Xcompiler=-Wall,-Wextra
   -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
 function(birkhoff_kernels library)

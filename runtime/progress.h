@@ -11,7 +11,7 @@ namespace birkhoff {
 // Figures of a step or of the steps since the last report.
 struct StepReport {
   std::int64_t step = 0;
-  double loss = 0;          // nats per token, of this step; not finite if the step was skipped
+  double loss = 0;          // nats per token, of this step, applied or not; may be not finite
   std::int64_t tokens = 0;  // trained on so far in the run
   double tokens_per_second = 0;
   double step_ms = 0;

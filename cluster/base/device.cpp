@@ -75,7 +75,7 @@ int count_cuda_devices() {
   (void)cudaGetLastError();  // the next launch would report it
   fail(ExitCode::kUsage,
        "device: cuda, but there is no usable GPU here ({}): check nvidia-smi and "
-       "CUDA_VISIBLE_DEVICES, or set device=cpu",
+       "CUDA_VISIBLE_DEVICES, or take device=cpu (--device cpu)",
        status == cudaSuccess ? "0 devices" : cudaGetErrorString(status));
 }
 
@@ -147,7 +147,7 @@ bool fits_vectors(const at::Tensor& tensor, std::int64_t num_bytes) {
 int count_cuda_devices() {
   fail(ExitCode::kUsage,
        "device: cuda, but this birkhoff was built without CUDA: build it with ./bootstrap.sh build "
-       "--cuda, or set device=cpu");
+       "--cuda, or take device=cpu (--device cpu)");
 }
 
 at::Device cuda_device(int) {

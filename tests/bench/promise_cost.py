@@ -30,11 +30,14 @@ def main():
     parser.add_argument("--batch", type=int, default=16, help="sequences a step over both ranks")
     parser.add_argument("--steps", type=int, default=101)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--arms", default="", help="only those whose names hold one of these words, separated by semicolons")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
-    speeds = {name: [] for name, _ in arms(a.batch)}
+    chosen = [(name, settings) for name, settings in arms(a.batch)
+              if name == "nothing" or any(word in name for word in a.arms.split(";"))]
+    speeds = {name: [] for name, _ in chosen}
     for _ in range(a.rounds):
-        for name, settings in arms(a.batch):
+        for name, settings in chosen:
             rows = runs.train(runs.ROOT / a.config, runs.WORK / "promise_cost",
                               [f"data.corpus={corpus}", f"train.global_batch={a.batch}", f"train.steps={a.steps}",
                                "metrics.every=10", "evaluate.sequences=1", "checkpoint.every=0", *settings], ranks=2, threads=1)
