@@ -1,7 +1,7 @@
 // Legend: B batch, H heads, N blocks, b tokens of a block, D head dim, T number type.
 #include "attention/fused_block_attention.h"
 
-#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -25,7 +25,7 @@ using torch::autograd::variable_list;
 
 constexpr std::int64_t kMostHeadDim = 256;
 
-// The numbers of a [B, H, N, b, D] tensor; T may be const. Null for an undefined one.
+// The numbers of a [B, H, N, b, D] tensor of T, which may be const. Null for an undefined one.
 template <typename T>
 struct BlockRows {
   T* data = nullptr;
@@ -35,9 +35,9 @@ struct BlockRows {
   explicit BlockRows(const at::Tensor& x_BHNbD) {
     if (!x_BHNbD.defined()) return;
     if constexpr (std::is_const_v<T>) {
-      data = x_BHNbD.const_data_ptr<std::remove_const_t<T>>();
+      data = static_cast<T*>(x_BHNbD.const_data_ptr());
     } else {
-      data = x_BHNbD.mutable_data_ptr<T>();
+      data = static_cast<T*>(x_BHNbD.mutable_data_ptr());
     }
     for (std::size_t i = 0; i < 4; ++i) strides[i] = x_BHNbD.stride(static_cast<std::int64_t>(i));
   }
@@ -55,13 +55,16 @@ struct BlockRows {
 template <typename T>
 struct KeySource {
   BlockRows<const T> k, v;
+  BlockRows<Sum<T>> d_k_sum, d_v_sum;  // instead of the next, where several tiles of queries add
   BlockRows<T> d_k, d_v;
   std::int64_t first_offset, last_offset;
   bool causal;
   std::vector<at::Tensor> legal_BHNbb;  // [B, H, N, b, b], one for each offset; may be undefined
 
-  // Each block of keys belongs to one block of queries.
-  bool owned() const { return first_offset == 0 && last_offset == 0; }
+  // Tiles of keys are seen by one tile of queries each.
+  bool owned(std::int64_t block) const {
+    return first_offset == 0 && last_offset == 0 && block <= kTile;
+  }
 
   // Adds the tiles that queries [first_query, ..) of block n see.
   void add_tiles(std::int64_t batch, std::int64_t head, std::int64_t n, std::int64_t num_blocks,
@@ -78,11 +81,11 @@ struct KeySource {
         tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, block - j));
         tile.k = k.rows(batch, head, source, j);
         tile.v = v.rows(batch, head, source, j);
+        tile.d_k_sum = d_k_sum.rows(batch, head, source, j);
+        tile.d_v_sum = d_v_sum.rows(batch, head, source, j);
         tile.d_k = d_k.rows(batch, head, source, j);
         tile.d_v = d_v.rows(batch, head, source, j);
         tile.causal = own_past && j == first_query;
-        // The first queries to see an owned tile write its gradients.
-        tile.accumulate = !owned() || first_query > (own_past ? j : 0);
         if (legal.defined()) {
           tile.legal_query_stride = legal.stride(3);
           tile.legal_key_stride = legal.stride(4);
@@ -107,7 +110,7 @@ struct Call {
   std::int64_t batch, heads, num_blocks, block, head_dim;
   BlockRows<const T> q, d_out;
   BlockRows<T> out, d_q;
-  T *max_BHNb, *inverse_sum_BHNb;
+  Sum<T>*max_BHNb, *inverse_sum_BHNb;
   std::vector<KeySource<T>> sources;
 
   void attend(Pass pass, std::int64_t b, std::int64_t h, std::int64_t n,
@@ -166,11 +169,27 @@ struct Call {
   }
 };
 
-// A new [B, H, N, b, D], unset or all zeros: contiguous where x is, else in the layers' order,
+at::ScalarType sum_type(const at::Tensor& x) { return at::toOpMathType(x.scalar_type()); }
+
+// f(T{}) for the kernels' T of a dtype.
+template <typename F>
+void dispatch(at::ScalarType dtype, F f) {
+  switch (dtype) {
+    case at::kFloat:
+      return f(float{});
+    case at::kDouble:
+      return f(double{});
+    default:
+      return f(Bf16{});
+  }
+}
+
+// A new [B, H, N, b, D], unset or sums of 0: contiguous where x is, else in the layers' order,
 // [B, N, b, H, D].
-at::Tensor new_like(const at::Tensor& x_BHNbD, bool zero) {
+at::Tensor new_like(const at::Tensor& x_BHNbD, bool sums) {
   const auto make = [&](at::IntArrayRef sizes) {
-    return zero ? at::zeros(sizes, x_BHNbD.options()) : at::empty(sizes, x_BHNbD.options());
+    return sums ? at::zeros(sizes, x_BHNbD.options().dtype(sum_type(x_BHNbD)))
+                : at::empty(sizes, x_BHNbD.options());
   };
   if (x_BHNbD.is_contiguous()) return make(x_BHNbD.sizes());
   return make({x_BHNbD.size(0), x_BHNbD.size(2), x_BHNbD.size(3), x_BHNbD.size(1), x_BHNbD.size(4)})
@@ -222,14 +241,16 @@ struct Operands {
                  .d_out = {},
                  .out = {},
                  .d_q = {},
-                 .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<T>(),
-                 .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<T>(),
+                 .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<Sum<T>>(),
+                 .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<Sum<T>>(),
                  .sources = {}};
     auto legal = legal_BHNbb.begin();
     for (std::size_t s = 0; s < num_sources(); ++s) {
       const std::int64_t first = windows[3 * s], last = windows[3 * s + 1];
       call.sources.push_back({.k = BlockRows<const T>(keys_BHNbD[2 * s]),
                               .v = BlockRows<const T>(keys_BHNbD[2 * s + 1]),
+                              .d_k_sum = {},
+                              .d_v_sum = {},
                               .d_k = {},
                               .d_v = {},
                               .first_offset = first,
@@ -248,12 +269,13 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
                             at::TensorList keys_BHNbD, const BlockAttention& in) {
     Operands operands{with_dense_rows(q_BHNbD), {}, legal_of(in), windows_of(in)};
     for (const at::Tensor& x : keys_BHNbD) operands.keys_BHNbD.push_back(with_dense_rows(x));
-    const at::Tensor out = new_like(q_BHNbD, /*zero=*/false);
-    const at::Tensor softmax_2BHNb = at::empty(
-        {2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)}, q_BHNbD.options());
-    AT_DISPATCH_FLOATING_TYPES(q_BHNbD.scalar_type(), "fused_block_attention", [&] {
-      Call<scalar_t> call = operands.call<scalar_t>(softmax_2BHNb);
-      call.out = BlockRows<scalar_t>(out);
+    const at::Tensor out = new_like(q_BHNbD, /*sums=*/false);
+    const at::Tensor softmax_2BHNb =
+        at::empty({2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)},
+                  q_BHNbD.options().dtype(sum_type(q_BHNbD)));
+    dispatch(q_BHNbD.scalar_type(), [&]<typename T>(T) {
+      Call<T> call = operands.call<T>(softmax_2BHNb);
+      call.out = BlockRows<T>(out);
       call.run(Pass::kForward);
     });
     variable_list saved{operands.q_BHNbD, softmax_2BHNb};
@@ -272,20 +294,27 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     const Operands operands{
         saved[0], {first_key, first_legal}, {first_legal, saved.end()}, windows};
     const at::Tensor d_out = with_dense_rows(gradients[0]);
-    variable_list result{new_like(operands.q_BHNbD, /*zero=*/false)};
-    AT_DISPATCH_FLOATING_TYPES(d_out.scalar_type(), "fused_block_attention_backward", [&] {
-      Call<scalar_t> call = operands.call<scalar_t>(saved[1]);
-      call.d_out = BlockRows<const scalar_t>(d_out);
-      call.d_q = BlockRows<scalar_t>(result[0]);
-      for (std::size_t s = 0; s < call.sources.size(); ++s) {
-        KeySource<scalar_t>& source = call.sources[s];
-        for (BlockRows<scalar_t>* rows : {&source.d_k, &source.d_v}) {
-          result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], !source.owned()));
-          *rows = BlockRows<scalar_t>(result.back());
-        }
+    variable_list result{new_like(operands.q_BHNbD, /*sums=*/false)};
+    dispatch(d_out.scalar_type(), [&]<typename T>(T) {
+      Call<T> call = operands.call<T>(saved[1]);
+      call.d_out = BlockRows<const T>(d_out);
+      call.d_q = BlockRows<T>(result[0]);
+      for (KeySource<T>& source : call.sources) {
+        const bool sums = !source.owned(call.block);
+        const auto add_result = [&](BlockRows<Sum<T>>& sum, BlockRows<T>& rows) {
+          result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], sums));
+          if (sums) {
+            sum = BlockRows<Sum<T>>(result.back());
+          } else {
+            rows = BlockRows<T>(result.back());
+          }
+        };
+        add_result(source.d_k_sum, source.d_k);
+        add_result(source.d_v_sum, source.d_v);
       }
       call.run(Pass::kBackward);
     });
+    for (at::Tensor& gradient : result) gradient = gradient.to(d_out.scalar_type());
     result.emplace_back();  // of `in`
     return result;
   }
@@ -297,7 +326,7 @@ bool fits_fused(const BlockAttention& in) {
   if (!in.q_BHNbD.device().is_cpu() || in.q_BHNbD.size(4) > kMostHeadDim) return false;
   if (in.noise && in.dropout > 0) return false;
   const at::ScalarType dtype = in.q_BHNbD.scalar_type();
-  if (dtype != at::kFloat && dtype != at::kDouble) return false;
+  if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kBFloat16) return false;
   return std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
     return !keys.bias_BHNbb.defined() && keys.k_BHNbD.scalar_type() == dtype &&
            keys.v_BHNbD.scalar_type() == dtype;

@@ -9,7 +9,7 @@
 
 namespace birkhoff {
 
-// Whether the kernels can do this: fp32 or fp64 on the CPU, D <= 256, no bias, no dropout.
+// Whether the kernels can do this: fp32, fp64 or bf16 on the CPU, D <= 256, no bias, no dropout.
 bool fits_fused(const BlockAttention& in);
 
 // [B, H, N, b, D]; one softmax over all of in.keys, which fit.

@@ -12,6 +12,10 @@
 // Of p only m and z are kept for the backward pass: two numbers, because their one, log-sum-exp,
 // would lose the digits of large logits to rounding.
 // A query without a legal key has out = 0, m = z = 0 and no gradient.
+//
+// Numbers T are float, double or Bf16; Sum<T>, in which they are added up, is float for Bf16. With
+// Bf16, s, m and z are float; p and ds are rounded to bf16 where the instruction set multiplies
+// bf16, and nothing else but out and gradients is.
 #pragma once
 
 #include <cstddef>
@@ -22,6 +26,20 @@ namespace birkhoff {
 // Most queries or keys of one tile. 64 x 64 products of fp32 with D = 64 keep an operand (16 KiB)
 // in L1 and all scratch in L2; blocks of 64 are the usual size.
 constexpr int kTile = 64;
+
+// A bfloat16: the upper half of a float's bits.
+enum class Bf16 : std::uint16_t {};
+
+template <typename T>
+struct SumOf {
+  using Type = T;
+};
+template <>
+struct SumOf<Bf16> {
+  using Type = float;
+};
+template <typename T>
+using Sum = typename SumOf<T>::Type;
 
 // Row r of D contiguous numbers lies at data + r * stride.
 template <typename T>
@@ -36,7 +54,7 @@ struct QueryTile {
   Rows<const T> q;
   Rows<T> out;  // forward alone
   // m and z [num_queries], written by forward, read by backward.
-  T *max = nullptr, *inverse_sum = nullptr;
+  Sum<T>*max = nullptr, *inverse_sum = nullptr;
   Rows<const T> d_out;  // backward alone
   Rows<T> d_q;
 };
@@ -49,8 +67,9 @@ struct KeyTile {
   // legal[i * legal_query_stride + j * legal_key_stride] != 0: query i may see key j. Null: all.
   const bool* legal = nullptr;
   std::ptrdiff_t legal_query_stride = 0, legal_key_stride = 0;
+  // Gradients are added to the sums; where these are null, written to d_k and d_v.
+  Rows<Sum<T>> d_k_sum, d_v_sum;
   Rows<T> d_k, d_v;
-  bool accumulate = false;  // gradients are added to what d_k, d_v hold; else written
 };
 
 struct TileShape {
@@ -67,15 +86,17 @@ struct TileKernels {
                   int num_key_tiles, void* scratch);
   void (*backward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
                    int num_key_tiles, void* scratch);
-  // y = exp(x). Relative error at most 2 eps (T's distance from 1 to the next number) where exp(x)
-  // is a normal number and x <= 80; below that range 0.
-  void (*exp)(const T* x, T* y, std::size_t n);
+  // y = exp(x). Relative error at most 2 eps (the type's distance from 1 to the next number) where
+  // exp(x) is a normal number and x <= 80; below that range 0.
+  void (*exp)(const Sum<T>* x, Sum<T>* y, std::size_t n);
 };
 
-enum class InstructionSet { kPortable, kAvx2, kAvx512 };
+// The last multiplies bf16 by vdpbf16ps and has no other kernels for float and double; the others
+// widen bf16 to float as they read it.
+enum class InstructionSet { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
 
 bool is_supported(InstructionSet set);
-// For T = float and double.
+// For T = float, double and Bf16.
 template <typename T>
 const TileKernels<T>& tile_kernels(InstructionSet set);
 // Of the widest set that this machine supports.

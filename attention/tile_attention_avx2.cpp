@@ -5,5 +5,6 @@ namespace birkhoff {
 
 const TileKernels<float>& tile_kernels_avx2(float) { return kKernels<float>; }
 const TileKernels<double>& tile_kernels_avx2(double) { return kKernels<double>; }
+const TileKernels<Bf16>& tile_kernels_avx2(Bf16) { return kKernels<Bf16>; }
 
 }  // namespace birkhoff

@@ -5,6 +5,9 @@
 // tiles. Every product is c[m][n] (+)= sum_k a(m, k) b[k][n] over scratch: rows are copied there
 // first, because rows of a [B, L, H, D] tensor lie a power of two apart and would evict one another
 // from L1. One thread owns a whole call.
+//
+// With vdpbf16ps k counts pairs of bf16, and what is multiplied is laid out in pairs; without it
+// bf16 becomes float on the way to scratch, and the loop is that of float.
 #pragma once
 
 #include "attention/tile_attention.h"
@@ -19,26 +22,28 @@ inline int min_of(int a, int b) { return a < b ? a : b; }
 inline int round_up(int x, int step) { return (x + step - 1) / step * step; }
 inline int round_down(int x, int step) { return x / step * step; }
 
-// c (+)= a b for kRows rows and kVectors vectors of columns, accumulated in registers.
-template <typename T, int kRows, int kVectors>
-inline void multiply_block(const T* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const T* b,
-                           std::ptrdiff_t b_depth, int depth, T* c, std::ptrdiff_t c_row,
+// c (+)= a b for kRows rows and kVectors vectors of columns, accumulated in registers. Strides and
+// depth count operands.
+template <int kRows, int kVectors, typename E, typename S>
+inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
+                           std::ptrdiff_t b_depth, int depth, S* c, std::ptrdiff_t c_row,
                            bool accumulate) {
-  constexpr int kN = kLanes<T>;
-  Vector<T> sum[kRows][kVectors] = {};
+  constexpr int kN = kLanes<S>;
+  Vector<S> sum[kRows][kVectors] = {};
   for (int k = 0; k < depth; ++k) {
-    Vector<T> b_k[kVectors];
+    Vector<E> b_k[kVectors];
     for (int n = 0; n < kVectors; ++n) b_k[n] = load(b + k * b_depth + n * kN);
     for (int m = 0; m < kRows; ++m) {
-      const T a_mk = a[m * a_row + k * a_depth];
-      for (int n = 0; n < kVectors; ++n) sum[m][n] += b_k[n] * a_mk;
+      E a_mk;
+      __builtin_memcpy(&a_mk, a + m * a_row + k * a_depth, sizeof(a_mk));
+      for (int n = 0; n < kVectors; ++n) multiply_add(b_k[n], a_mk, sum[m][n]);
     }
   }
   // What c holds is added last: sums of tiles, each summed for itself, round less than one long
   // sum.
   for (int m = 0; m < kRows; ++m) {
     for (int n = 0; n < kVectors; ++n) {
-      T* c_mn = c + m * c_row + n * kN;
+      S* c_mn = c + m * c_row + n * kN;
       store(c_mn, accumulate ? load(c_mn) + sum[m][n] : sum[m][n]);
     }
   }
@@ -49,15 +54,15 @@ inline void multiply_block(const T* a, std::ptrdiff_t a_row, std::ptrdiff_t a_de
 constexpr int kMostVectors = kVectorBytes == 64 ? 4 : 3;
 
 // kPanel rows of c, any number of columns that is a multiple of the lanes.
-template <typename T>
-void multiply_panel(const T* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const T* b,
-                    std::ptrdiff_t b_depth, int depth, T* c, std::ptrdiff_t c_row, int columns,
+template <typename E, typename S>
+void multiply_panel(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
+                    std::ptrdiff_t b_depth, int depth, S* c, std::ptrdiff_t c_row, int columns,
                     bool accumulate) {
-  constexpr int kN = kLanes<T>, kHalf = kPanel / 2;
+  constexpr int kN = kLanes<S>, kHalf = kPanel / 2;
   const auto halves = [&]<int kVectors>() {
     for (int m = 0; m < kPanel; m += kHalf) {
-      multiply_block<T, kHalf, kVectors>(a + m * a_row, a_row, a_depth, b, b_depth, depth,
-                                         c + m * c_row, c_row, accumulate);
+      multiply_block<kHalf, kVectors>(a + m * a_row, a_row, a_depth, b, b_depth, depth,
+                                      c + m * c_row, c_row, accumulate);
     }
   };
   while (columns > 0) {
@@ -69,7 +74,7 @@ void multiply_panel(const T* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, co
     } else if (vectors == 2) {
       halves.template operator()<2>();
     } else {
-      multiply_block<T, kPanel, 1>(a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate);
+      multiply_block<kPanel, 1>(a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate);
     }
     columns -= vectors * kN;
     b += vectors * kN;
@@ -77,54 +82,100 @@ void multiply_panel(const T* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, co
   }
 }
 
-// Scratch matrices of one call. D is padded to whole vectors, tiles to kTile rows.
+// Scratch matrices of one call. D is padded to whole vectors, tiles to kTile rows. Operands that
+// are pairs lie either in rows, pairs of neighbours along D ([kTile, columns / 2]), or stacked,
+// pairs of neighbouring rows ([kTile / 2, columns]); other operands are their own stack.
 template <typename T>
 struct Scratch {
-  int columns;
-  T *q, *q_t, *d_out, *d_out_t, *k, *v, *acc, *d_key;  // [kTile, columns], the q_t [columns, kTile]
-  T *hidden_rows, *hidden_t;                           // [kTile, kTile]
-  T *max, *sum;                                        // [kTile]
-  T* pairs;                                            // p_t and ds_t of each key tile
+  using E = Operand<T>;
+  using S = Sum<T>;
+  static constexpr bool kPairs = kNumbers<E> > 1;
 
-  T* p_t(int tile) const { return pairs + 2 * tile * kTile * kTile; }
-  T* ds_t(int tile) const { return p_t(tile) + kTile * kTile; }
+  int columns;                                  // a multiple of the lanes, in operands too
+  E *q, *d_out, *k, *v;                         // in rows
+  E *q_t, *d_out_t;                             // the rows transposed, kTile wide
+  E *q_stacked, *d_out_stacked, *key_stacked;   // of pairs alone
+  E *p_in_rows, *ds_in_rows, *weights_stacked;  // of pairs alone, kTile wide
+  S *acc, *d_key;                               // [kTile, columns]
+  S *hidden_rows, *hidden_t;                    // [kTile, kTile]
+  S *max, *sum;                                 // [kTile]
+  S* pairs;                                     // p_t and ds_t of each key tile
 
-  static int padded(int head_dim) { return round_up(head_dim, 64 / static_cast<int>(sizeof(T))); }
+  S* p_t(int tile) const { return pairs + 2 * tile * kTile * kTile; }
+  S* ds_t(int tile) const { return p_t(tile) + kTile * kTile; }
+
+  static int padded(int head_dim) {
+    return round_up(head_dim, kNumbers<E> * 64 / static_cast<int>(sizeof(E)));
+  }
   static std::size_t bytes(int head_dim, int num_key_tiles) {
     const int wide = kTile * padded(head_dim), square = kTile * kTile;
-    return static_cast<std::size_t>(8 * wide + (2 + 2 * num_key_tiles) * square + 2 * kTile) *
-           sizeof(T);
+    const int operands = ((kPairs ? 9 : 6) * wide + (kPairs ? 3 : 0) * square) / kNumbers<E>;
+    const int sums = 2 * wide + (2 + 2 * num_key_tiles) * square + 2 * kTile;
+    return static_cast<std::size_t>(operands) * sizeof(E) +
+           static_cast<std::size_t>(sums) * sizeof(S);
   }
 
   Scratch(int head_dim, void* memory) : columns(padded(head_dim)) {
-    T* next = static_cast<T*>(memory);
-    const auto take = [&](int count) {
-      T* taken = next;
-      next += count;
-      return taken;
+    auto* next = static_cast<std::byte*>(memory);
+    const auto take = [&](auto& matrix, int count) {
+      matrix = reinterpret_cast<std::remove_reference_t<decltype(matrix)>>(next);
+      next += static_cast<std::size_t>(count) * sizeof(*matrix);
     };
-    for (T** wide : {&q, &q_t, &d_out, &d_out_t, &k, &v, &acc, &d_key}) {
-      *wide = take(kTile * columns);
-    }
-    for (T** square : {&hidden_rows, &hidden_t}) *square = take(kTile * kTile);
-    for (T** vector : {&max, &sum}) *vector = take(kTile);
-    pairs = next;
+    const int wide = kTile * columns / kNumbers<E>, square = kTile * kTile / kNumbers<E>;
+    for (E** x : {&q, &d_out, &k, &v, &q_t, &d_out_t}) take(*x, wide);
+    for (E** x : {&q_stacked, &d_out_stacked, &key_stacked}) take(*x, kPairs ? wide : 0);
+    for (E** x : {&p_in_rows, &ds_in_rows, &weights_stacked}) take(*x, kPairs ? square : 0);
+    for (S** x : {&acc, &d_key}) take(*x, kTile * columns);
+    for (S** x : {&hidden_rows, &hidden_t}) take(*x, kTile * kTile);
+    for (S** x : {&max, &sum}) take(*x, kTile);
+    pairs = reinterpret_cast<S*>(next);
   }
 };
 
-// x [round_up(rows), columns] = the rows, padded with zeros.
+// The rows in rows of operands, [round_up(rows), columns], padded with zeros.
 template <typename T>
-void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, T* x) {
-  const int padded_rows = round_up(num_rows, kPanel > kLanes<T> ? kPanel : kLanes<T>);
-  for (int r = 0; r < num_rows; ++r) {
-    const T* row = rows.data + r * rows.stride;
-    for (int d = 0; d < head_dim; ++d) x[r * columns + d] = row[d];
-    for (int d = head_dim; d < columns; ++d) x[r * columns + d] = 0;
+void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Operand<T>* operands) {
+  constexpr int kLanesOf = kLanes<Sum<T>>;
+  const int padded_rows = round_up(num_rows, kPanel > kLanesOf ? kPanel : kLanesOf);
+  const auto fill = [&](auto* x, auto convert) {
+    for (int r = 0; r < num_rows; ++r) {
+      const T* row = rows.data + r * rows.stride;
+      for (int d = 0; d < head_dim; ++d) x[r * columns + d] = convert(row[d]);
+      for (int d = head_dim; d < columns; ++d) x[r * columns + d] = {};
+    }
+    for (int i = num_rows * columns; i < padded_rows * columns; ++i) x[i] = {};
+  };
+  if constexpr (Scratch<T>::kPairs) {
+    fill(reinterpret_cast<T*>(operands), [](T x) { return x; });
+  } else {
+    fill(operands, [](T x) { return to_sum(x); });
   }
-  for (int i = num_rows * columns; i < padded_rows * columns; ++i) x[i] = 0;
 }
 
-// x_t [columns, kTile] = x [rows, columns] transposed, for whole vectors of both.
+// [rows, columns] in rows, stacked: as they are, or pairs in `stacked`.
+template <typename T>
+inline const T* stack_rows(const T* x, int, int, T*) {
+  return x;
+}
+inline const Bf16Pair* stack_rows(const Bf16Pair* x, int rows, int columns, Bf16Pair* stacked) {
+  constexpr int kN = kLanes<Bf16Pair>;
+  constexpr Bf16Pair kLow = 0xffff;
+  for (int r = 0; r < rows; r += 2) {
+    for (int c = 0; c < columns / 2; c += kN) {
+      const Vector<Bf16Pair> first = load(x + r * columns / 2 + c);
+      const Vector<Bf16Pair> second = load(x + (r + 1) * columns / 2 + c);
+      // Columns 2c, 2c + 2, .. and those between.
+      Vector<Bf16Pair> even = (first & kLow) | second << 16;
+      Vector<Bf16Pair> odd = (first >> 16 & kLow) | (second & ~kLow);
+      interleave<Bf16Pair>(even, odd);
+      store(stacked + r / 2 * columns + 2 * c, even);
+      store(stacked + r / 2 * columns + 2 * c + kN, odd);
+    }
+  }
+  return stacked;
+}
+
+// x_t [columns, kTile] = x [rows, columns] transposed, for whole vectors of both. Of operands.
 template <typename T>
 void transpose_tile(const T* x, int rows, int columns, T* x_t) {
   constexpr int kN = kLanes<T>;
@@ -137,6 +188,31 @@ void transpose_tile(const T* x, int rows, int columns, T* x_t) {
     }
   }
 }
+
+// Lanes i.. of rows j.. of weights [kTile, kTile], as stacked operands.
+template <typename S>
+inline void store_stacked(const Vector<S> (&x)[1], int j, int i, S* w) {
+  store(w + j * kTile + i, x[0]);
+}
+#if defined(__AVX512BF16__)
+template <std::size_t... kLane>
+inline Vector<Bf16Pair> pair_lanes(Vector<float> a, Vector<float> b,
+                                   std::index_sequence<kLane...>) {
+  using Words [[gnu::vector_size(kVectorBytes)]] = std::int16_t;
+  const auto a_then_b = reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(b, a));
+  return reinterpret_cast<Vector<Bf16Pair>>(
+      __builtin_shufflevector(a_then_b, a_then_b, (kLane / 2 + kLane % 2 * kLanes<float>)...));
+}
+inline void store_stacked(const Vector<float> (&x)[2], int j, int i, Bf16Pair* w) {
+  store(w + j / 2 * kTile + i,
+        pair_lanes(x[0], x[1], std::make_index_sequence<2 * kLanes<float>>()));
+}
+// Lanes i.. of row j, in rows.
+inline void store_in_row(Vector<float> x, int j, int i, Bf16Pair* w) {
+  const __m256bh narrow = _mm512_cvtneps_pbh(x);
+  __builtin_memcpy(w + (j * kTile + i) / 2, &narrow, sizeof(narrow));
+}
+#endif
 
 // One (query tile, key tile) pair: the sizes, and which part of the products a causal tile needs.
 template <typename T>
@@ -153,23 +229,24 @@ struct Pair {
 };
 
 template <typename T>
-Pair<T> sizes_of(const QueryTile<T>& queries, const KeyTile<T>& keys) {
-  constexpr int kStep = kPanel > kLanes<T> ? kPanel : kLanes<T>;
+Pair<Sum<T>> sizes_of(const QueryTile<T>& queries, const KeyTile<T>& keys) {
+  constexpr int kStep = kPanel > kLanes<Sum<T>> ? kPanel : kLanes<Sum<T>>;
   return {round_up(queries.num_queries, kStep), round_up(keys.num_keys, kPanel), keys.causal,
           nullptr, 0};
 }
 
 // The same with its mask, built in scratch.
 template <typename T>
-Pair<T> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, const Scratch<T>& x) {
-  constexpr T kHidden = -__builtin_inf();
-  Pair<T> pair = sizes_of(queries, keys);
+Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, const Scratch<T>& x) {
+  using S = Sum<T>;
+  constexpr S kHidden = -__builtin_inf();
+  Pair<S> pair = sizes_of(queries, keys);
   if (keys.legal) {
     pair.hidden_t = x.hidden_t;
     const auto hidden = [&](int i, int j) {
       const bool legal = i >= queries.num_queries || j >= keys.num_keys ||
                          keys.legal[i * keys.legal_query_stride + j * keys.legal_key_stride];
-      return legal ? T{0} : kHidden;
+      return legal ? S{0} : kHidden;
     };
     if (keys.legal_key_stride == 0) {
       for (int i = 0; i < pair.queries; ++i) x.hidden_t[i] = hidden(i, 0);
@@ -186,53 +263,55 @@ Pair<T> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, const S
 
 // s_t [keys, queries] = sum_d k_jd q_id, where the pair needs it. Summed in parts, because errors
 // of logits are what errors of all else come from when logits are large.
-template <typename T>
-void multiply_scores(const Pair<T>& pair, const T* k, const T* q_t, int head_dim, int columns,
-                     T* s_t) {
-  constexpr int kPart = 16;
+template <typename S, typename E>
+void multiply_scores(const Pair<S>& pair, const E* k, const E* q_t, int head_dim, int columns,
+                     S* s_t) {
+  constexpr int kPart = 16 * kNumbers<E>;  // operands
+  const int depth = round_up(head_dim, kNumbers<E>) / kNumbers<E>, k_row = columns / kNumbers<E>;
   for (int j = 0; j < pair.keys; j += kPanel) {
     const int first = pair.first_query(j);
-    for (int d = 0; d < head_dim; d += kPart) {
-      multiply_panel(k + j * columns + d, columns, 1, q_t + d * kTile + first, kTile,
-                     min_of(kPart, head_dim - d), s_t + j * kTile + first, kTile,
-                     pair.queries - first, d > 0);
+    for (int d = 0; d < depth; d += kPart) {
+      multiply_panel(k + j * k_row + d, k_row, 1, q_t + d * kTile + first, kTile,
+                     min_of(kPart, depth - d), s_t + j * kTile + first, kTile, pair.queries - first,
+                     d > 0);
     }
   }
 }
 
-// y [queries, columns] (+)= sum_j w_t[j][i] x_jd.
-template <typename T>
-void multiply_to_queries(const Pair<T>& pair, const T* w_t, const T* x, int columns, T* y,
+// y [queries, columns] (+)= sum_j w_t[j][i] x_jd, both stacked.
+template <typename S, typename E>
+void multiply_to_queries(const Pair<S>& pair, const E* w_t, const E* x, int columns, S* y,
                          bool accumulate) {
   for (int i = 0; i < pair.queries; i += kPanel) {
     const int depth = pair.causal ? min_of(pair.keys, i + kPanel) : pair.keys;
-    multiply_panel(w_t + i, 1, kTile, x, columns, depth, y + i * columns, columns, columns,
-                   accumulate);
+    multiply_panel(w_t + i, 1, kTile, x, columns, depth / kNumbers<E>, y + i * columns, columns,
+                   columns, accumulate);
   }
 }
 
-// y [keys, columns] = sum_i w_t[j][i] x_id.
-template <typename T>
-void multiply_to_keys(const Pair<T>& pair, const T* w_t, const T* x, int columns, T* y) {
+// y [keys, columns] = sum_i w_t[j][i] x_id; w_t in rows, x stacked.
+template <typename S, typename E>
+void multiply_to_keys(const Pair<S>& pair, const E* w_t, const E* x, int columns, S* y) {
+  constexpr int kN = kNumbers<E>;
   for (int j = 0; j < pair.keys; j += kPanel) {
     const int first = pair.causal ? j : 0;
-    multiply_panel(w_t + j * kTile + first, kTile, 1, x + first * columns, columns,
-                   pair.queries - first, y + j * columns, columns, columns, false);
+    multiply_panel(w_t + (j * kTile + first) / kN, kTile / kN, 1, x + first / kN * columns, columns,
+                   (pair.queries - first) / kN, y + j * columns, columns, columns, false);
   }
 }
 
 // The lanes of s_t[j][i..], scaled, -infinity where the query may not see the key.
-template <typename T>
-inline Vector<T> masked_scores(const Pair<T>& pair, int num_keys, T scale, const T* s_t, int j,
+template <typename S>
+inline Vector<S> masked_scores(const Pair<S>& pair, int num_keys, S scale, const S* s_t, int j,
                                int i) {
-  constexpr T kHidden = -__builtin_inf();
-  if (j >= num_keys) return Vector<T>{} + kHidden;
-  Vector<T> s = load(s_t + j * kTile + i) * scale;
+  constexpr S kHidden = -__builtin_inf();
+  if (j >= num_keys) return Vector<S>{} + kHidden;
+  Vector<S> s = load(s_t + j * kTile + i) * scale;
   if (pair.hidden_t) s += load(pair.hidden_t + j * pair.hidden_stride + i);
   if (pair.causal && i < j) {
-    Bits<T> query;
-    for (int lane = 0; lane < kLanes<T>; ++lane) query[lane] = i + lane;
-    s = query < j ? Vector<T>{} + kHidden : s;
+    Bits<S> query;
+    for (int lane = 0; lane < kLanes<S>; ++lane) query[lane] = i + lane;
+    s = query < j ? Vector<S>{} + kHidden : s;
   }
   return s;
 }
@@ -240,14 +319,22 @@ inline Vector<T> masked_scores(const Pair<T>& pair, int num_keys, T scale, const
 template <typename T>
 void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
              int num_key_tiles, void* memory) {
-  constexpr int kN = kLanes<T>;
-  constexpr T kInfinity = __builtin_inf();
+  using S = Sum<T>;
+  using E = Operand<T>;
+  constexpr int kN = kLanes<S>;
+  constexpr S kInfinity = __builtin_inf();
   const Scratch<T> x(shape.head_dim, memory);
   const int columns = x.columns, D = shape.head_dim;
-  const T scale = static_cast<T>(shape.scale);
-  T* s_t = x.p_t(0);
+  const S scale = static_cast<S>(shape.scale);
+  S* s_t = x.p_t(0);
+  E* weights = nullptr;
+  if constexpr (x.kPairs) {
+    weights = x.weights_stacked;
+  } else {
+    weights = s_t;
+  }
   load_rows(queries.q, queries.num_queries, D, columns, x.q);
-  transpose_tile(x.q, round_up(queries.num_queries, kN), columns, x.q_t);
+  transpose_tile(x.q, round_up(queries.num_queries, kN), columns / kNumbers<E>, x.q_t);
   for (int i = 0; i < kTile; ++i) {
     x.max[i] = -kInfinity;
     x.sum[i] = 0;
@@ -255,33 +342,36 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
-    const Pair<T> pair = masked_pair(queries, key, x);
+    const Pair<S> pair = masked_pair(queries, key, x);
     load_rows(key.k, key.num_keys, D, columns, x.k);
     load_rows(key.v, key.num_keys, D, columns, x.v);
     multiply_scores(pair, x.k, x.q_t, D, columns, s_t);
-    T factor[kTile];  // of what earlier tiles gave, for the new maximum
+    S factor[kTile];  // of what earlier tiles gave, for the new maximum
     for (int i = 0; i < pair.queries; i += kN) {
       const int end_key = pair.end_key(i);
-      const Vector<T> old_max = load(x.max + i);
-      Vector<T> max = old_max;
+      const Vector<S> old_max = load(x.max + i);
+      Vector<S> max = old_max;
       for (int j = 0; j < end_key; ++j) {
-        const Vector<T> s = masked_scores(pair, key.num_keys, scale, s_t, j, i);
+        const Vector<S> s = masked_scores(pair, key.num_keys, scale, s_t, j, i);
         max = s > max ? s : max;
         store(s_t + j * kTile + i, s);
       }
       // A query that has seen no key keeps the maximum -infinity and subtracts 0.
-      const Vector<T> shift = max == -kInfinity ? Vector<T>{} : max;
-      Vector<T> sum{};
+      const Vector<S> shift = max == -kInfinity ? Vector<S>{} : max;
+      Vector<S> sum{};
       for (int panel = 0; panel < end_key; panel += kPanel) {
-        Vector<T> panel_sum{};
-        for (int j = panel; j < panel + kPanel; ++j) {
-          const Vector<T> p = exp<T>(load(s_t + j * kTile + i) - shift);
-          panel_sum += p;
-          store(s_t + j * kTile + i, p);
+        Vector<S> panel_sum{};
+        for (int j = panel; j < panel + kPanel; j += kNumbers<E>) {
+          Vector<S> p[kNumbers<E>];
+          for (int n = 0; n < kNumbers<E>; ++n) {
+            p[n] = exp<S>(load(s_t + (j + n) * kTile + i) - shift);
+            panel_sum += p[n];
+          }
+          store_stacked(p, j, i, weights);
         }
         sum += panel_sum;
       }
-      const Vector<T> f = exp<T>(old_max - shift);
+      const Vector<S> f = exp<S>(old_max - shift);
       store(factor + i, f);
       store(x.max + i, max);
       store(x.sum + i, load(x.sum + i) * f + sum);
@@ -291,30 +381,32 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
         for (int d = 0; d < columns; ++d) x.acc[i * columns + d] *= factor[i];
       }
     }
-    multiply_to_queries(pair, s_t, x.v, columns, x.acc, tile > 0);
+    multiply_to_queries(pair, weights, stack_rows(x.v, pair.keys, columns, x.key_stacked), columns,
+                        x.acc, tile > 0);
   }
 
   for (int i = 0; i < queries.num_queries; ++i) {
     const bool sees = x.sum[i] > 0;
-    const T inverse = sees ? 1 / x.sum[i] : 0;
+    const S inverse = sees ? 1 / x.sum[i] : 0;
     queries.max[i] = sees ? x.max[i] : 0;
     queries.inverse_sum[i] = inverse;
     T* out = queries.out.data + i * queries.out.stride;
-    for (int d = 0; d < D; ++d) out[d] = sees ? x.acc[i * columns + d] * inverse : 0;
+    for (int d = 0; d < D; ++d) out[d] = from_sum<T>(sees ? x.acc[i * columns + d] * inverse : 0);
   }
 }
 
-// Writes or adds rows of scratch to a gradient.
+// Writes rows of scratch to a gradient, or adds them to its sums where it has some.
 template <typename T>
-void store_rows(const T* x, int num_rows, int head_dim, int columns, bool accumulate,
+void store_rows(const Sum<T>* x, int num_rows, int head_dim, int columns, Rows<Sum<T>> sums,
                 Rows<T> rows) {
   for (int r = 0; r < num_rows; ++r) {
-    T* row = rows.data + r * rows.stride;
-    const T* from = x + r * columns;
-    if (accumulate) {
+    const Sum<T>* from = x + r * columns;
+    if (sums.data) {
+      Sum<T>* row = sums.data + r * sums.stride;
       for (int d = 0; d < head_dim; ++d) row[d] += from[d];
     } else {
-      for (int d = 0; d < head_dim; ++d) row[d] = from[d];
+      T* row = rows.data + r * rows.stride;
+      for (int d = 0; d < head_dim; ++d) row[d] = from_sum<T>(from[d]);
     }
   }
 }
@@ -322,17 +414,21 @@ void store_rows(const T* x, int num_rows, int head_dim, int columns, bool accumu
 template <typename T>
 void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
               int num_key_tiles, void* memory) {
-  constexpr int kN = kLanes<T>;
+  using S = Sum<T>;
+  using E = Operand<T>;
+  constexpr int kN = kLanes<S>;
   const Scratch<T> x(shape.head_dim, memory);
   const int columns = x.columns, D = shape.head_dim, num_queries = queries.num_queries;
   const int whole_queries = round_up(num_queries, kN);
-  const T scale = static_cast<T>(shape.scale);
-  T *max = x.max, *inverse_sum = x.sum;
+  const S scale = static_cast<S>(shape.scale);
+  S *max = x.max, *inverse_sum = x.sum;
   load_rows(queries.q, num_queries, D, columns, x.q);
   load_rows(queries.d_out, num_queries, D, columns, x.d_out);
-  transpose_tile(x.q, whole_queries, columns, x.q_t);
-  transpose_tile(x.d_out, whole_queries, columns, x.d_out_t);
-  T delta[kTile];
+  transpose_tile(x.q, whole_queries, columns / kNumbers<E>, x.q_t);
+  transpose_tile(x.d_out, whole_queries, columns / kNumbers<E>, x.d_out_t);
+  const E* q_stacked = stack_rows(x.q, whole_queries, columns, x.q_stacked);
+  const E* d_out_stacked = stack_rows(x.d_out, whole_queries, columns, x.d_out_stacked);
+  S delta[kTile];
   for (int i = 0; i < kTile; ++i) {
     max[i] = i < num_queries ? queries.max[i] : 0;
     inverse_sum[i] = i < num_queries ? queries.inverse_sum[i] : 0;
@@ -343,20 +439,20 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   // should where a query sees few keys. (d_out . out is the same sum, rounded otherwise.)
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
-    const Pair<T> pair = masked_pair(queries, key, x);
-    T *p_t = x.p_t(tile), *d_p_t = x.ds_t(tile);
+    const Pair<S> pair = masked_pair(queries, key, x);
+    S *p_t = x.p_t(tile), *d_p_t = x.ds_t(tile);
     load_rows(key.k, key.num_keys, D, columns, x.k);
     load_rows(key.v, key.num_keys, D, columns, x.v);
     multiply_scores(pair, x.k, x.q_t, D, columns, p_t);
     multiply_scores(pair, x.v, x.d_out_t, D, columns, d_p_t);
     for (int i = 0; i < pair.queries; i += kN) {
-      const Vector<T> max_i = load(max + i), inverse_i = load(inverse_sum + i);
-      Vector<T> sum{};
+      const Vector<S> max_i = load(max + i), inverse_i = load(inverse_sum + i);
+      Vector<S> sum{};
       for (int panel = 0; panel < pair.end_key(i); panel += kPanel) {
-        Vector<T> panel_sum{};
+        Vector<S> panel_sum{};
         for (int j = panel; j < panel + kPanel; ++j) {
-          const Vector<T> s = masked_scores(pair, key.num_keys, scale, p_t, j, i);
-          const Vector<T> p = exp<T>(s - max_i) * inverse_i;
+          const Vector<S> s = masked_scores(pair, key.num_keys, scale, p_t, j, i);
+          const Vector<S> p = exp<S>(s - max_i) * inverse_i;
           store(p_t + j * kTile + i, p);
           panel_sum += p * load(d_p_t + j * kTile + i);
         }
@@ -368,24 +464,42 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
-    const Pair<T> pair = sizes_of(queries, key);
-    T *p_t = x.p_t(tile), *ds_t = x.ds_t(tile);
+    const Pair<S> pair = sizes_of(queries, key);
+    S *p_t = x.p_t(tile), *ds_t = x.ds_t(tile);
+    E *p_in_rows, *ds_in_rows, *ds_stacked;
+    if constexpr (x.kPairs) {
+      p_in_rows = x.p_in_rows;
+      ds_in_rows = x.ds_in_rows;
+      ds_stacked = x.weights_stacked;
+    } else {
+      p_in_rows = p_t;
+      ds_in_rows = ds_stacked = ds_t;
+    }
     if (num_key_tiles > 1) load_rows(key.k, key.num_keys, D, columns, x.k);
     for (int i = 0; i < pair.queries; i += kN) {
-      const Vector<T> delta_i = load(delta + i);
-      for (int j = 0; j < pair.end_key(i); ++j) {
-        const Vector<T> d_p = load(ds_t + j * kTile + i);
-        store(ds_t + j * kTile + i, load(p_t + j * kTile + i) * (d_p - delta_i) * scale);
+      const Vector<S> delta_i = load(delta + i);
+      for (int j = 0; j < pair.end_key(i); j += kNumbers<E>) {
+        Vector<S> ds[kNumbers<E>];
+        for (int n = 0; n < kNumbers<E>; ++n) {
+          const Vector<S> p = load(p_t + (j + n) * kTile + i);
+          ds[n] = p * (load(ds_t + (j + n) * kTile + i) - delta_i) * scale;
+          if constexpr (x.kPairs) {
+            store_in_row(p, j + n, i, p_in_rows);
+            store_in_row(ds[n], j + n, i, ds_in_rows);
+          }
+        }
+        store_stacked(ds, j, i, ds_stacked);
       }
     }
-    multiply_to_keys(pair, p_t, x.d_out, columns, x.d_key);
-    store_rows(x.d_key, key.num_keys, D, columns, key.accumulate, key.d_v);
-    multiply_to_keys(pair, ds_t, x.q, columns, x.d_key);
-    store_rows(x.d_key, key.num_keys, D, columns, key.accumulate, key.d_k);
-    multiply_to_queries(pair, ds_t, x.k, columns, x.acc, tile > 0);
+    multiply_to_keys(pair, p_in_rows, d_out_stacked, columns, x.d_key);
+    store_rows(x.d_key, key.num_keys, D, columns, key.d_v_sum, key.d_v);
+    multiply_to_keys(pair, ds_in_rows, q_stacked, columns, x.d_key);
+    store_rows(x.d_key, key.num_keys, D, columns, key.d_k_sum, key.d_k);
+    multiply_to_queries(pair, ds_stacked, stack_rows(x.k, pair.keys, columns, x.key_stacked),
+                        columns, x.acc, tile > 0);
   }
-  if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(T) * kTile * columns);
-  store_rows(x.acc, num_queries, D, columns, false, queries.d_q);
+  if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
+  store_rows(x.acc, num_queries, D, columns, {}, queries.d_q);
 }
 
 template <typename T>
@@ -401,7 +515,8 @@ void exp_array(const T* x, T* y, std::size_t n) {
 }
 
 template <typename T>
-constexpr TileKernels<T> kKernels{&Scratch<T>::bytes, &forward<T>, &backward<T>, &exp_array<T>};
+constexpr TileKernels<T> kKernels{&Scratch<T>::bytes, &forward<T>, &backward<T>,
+                                  &exp_array<Sum<T>>};
 
 }  // namespace
 }  // namespace birkhoff

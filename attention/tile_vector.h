@@ -5,10 +5,39 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#include "attention/tile_attention.h"
 
 namespace birkhoff {
 namespace {
+
+// Two bf16, the first in the low half: neighbours in a sum of products.
+using Bf16Pair = std::int32_t;
+
+// What products are taken of.
+template <typename T>
+struct OperandOf {
+  using Type = Sum<T>;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct OperandOf<Bf16> {
+  using Type = Bf16Pair;
+};
+#endif
+template <typename T>
+using Operand = typename OperandOf<T>::Type;
+// Numbers of one operand.
+template <typename E>
+constexpr int kNumbers = 1;
+template <>
+constexpr int kNumbers<Bf16Pair> = 2;
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
@@ -30,6 +59,10 @@ struct VectorTypes<double> {
   using Vector [[gnu::vector_size(kVectorBytes)]] = double;
   using Bits [[gnu::vector_size(kVectorBytes)]] = std::int64_t;
 };
+template <>
+struct VectorTypes<Bf16Pair> {
+  using Vector = VectorTypes<float>::Bits;
+};
 template <typename T>
 using Vector = typename VectorTypes<T>::Vector;
 template <typename T>
@@ -47,6 +80,37 @@ template <typename T>
 inline void store(T* x, Vector<T> v) {
   __builtin_memcpy(x, &v, sizeof(v));
 }
+
+inline float to_sum(float x) { return x; }
+inline double to_sum(double x) { return x; }
+inline float to_sum(Bf16 x) {
+  return __builtin_bit_cast(float, static_cast<std::uint32_t>(x) << 16);
+}
+
+// Rounded to nearest, ties to even.
+template <typename T>
+inline T from_sum(Sum<T> x) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    const auto bits = __builtin_bit_cast(std::uint32_t, x);
+    const std::uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return static_cast<Bf16>((x != x ? bits | 0x400000 : rounded) >> 16);
+  } else {
+    return x;
+  }
+}
+
+// sum += a b in each lane.
+template <typename T>
+inline void multiply_add(Vector<T> b, T a, Vector<T>& sum) {
+  sum += b * a;
+}
+#if defined(__AVX512BF16__)
+inline void multiply_add(Vector<Bf16Pair> b, Bf16Pair a, Vector<float>& sum) {
+  sum = reinterpret_cast<Vector<float>>(
+      _mm512_dpbf16_ps(reinterpret_cast<__m512>(sum), reinterpret_cast<__m512bh>(b),
+                       reinterpret_cast<__m512bh>(Vector<Bf16Pair>{} + a)));
+}
+#endif
 
 // exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 q(r), q
 // interpolated at Chebyshev's nodes. ln 2 is split in two so that n ln 2 loses nothing.
@@ -103,6 +167,20 @@ inline void exchange(V& a, V& b, std::index_sequence<kLane...>) {
   a = low;
   b = high;
 }
+// a, b = the lanes a0 b0 a1 b1 .. in order.
+template <typename V, std::size_t... kLane>
+inline void interleave(V& a, V& b, std::index_sequence<kLane...>) {
+  constexpr std::size_t kCount = sizeof...(kLane);
+  const V low = __builtin_shufflevector(a, b, (kLane / 2 + (kLane % 2) * kCount)...);
+  const V high = __builtin_shufflevector(a, b, (kCount / 2 + kLane / 2 + (kLane % 2) * kCount)...);
+  a = low;
+  b = high;
+}
+template <typename T>
+inline void interleave(Vector<T>& a, Vector<T>& b) {
+  interleave(a, b, std::make_index_sequence<kLanes<T>>());
+}
+
 // x[r] lane c <-> x[c] lane r: halves of growing distance change places.
 template <typename T, int kDistance = 1>
 inline void transpose(Vector<T> (&x)[kLanes<T>]) {

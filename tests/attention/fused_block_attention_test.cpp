@@ -3,6 +3,7 @@
 #include "attention/fused_block_attention.h"
 
 #include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -118,9 +119,18 @@ bool reference_can(const BlockAttention& in) {
   return in.one_softmax || width(in.keys.front()) == width(in.keys.back());
 }
 
+class FusedBlockAttentionIn : public ::testing::TestWithParam<at::ScalarType> {
+ protected:
+  static double eps() {
+    return GetParam() == at::kBFloat16 ? 0x1p-7 : std::numeric_limits<float>::epsilon();
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Dtypes, FusedBlockAttentionIn,
+                         ::testing::Values(at::kFloat, at::kBFloat16));
+
 // Largest errors over a thousand queries of one shape: in a small problem with large logits the
 // error is that of rounding one logit, and luck decides whose is smaller.
-TEST(FusedBlockAttention, ErrorsAreThoseOfTheReference) {
+TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
   constexpr std::int64_t kQueries = 1000;
   // Probabilities below fp32's least normal number are 0, times k, v and d_out.
   constexpr double kUnderflow = 1e-32;
@@ -131,13 +141,14 @@ TEST(FusedBlockAttention, ErrorsAreThoseOfTheReference) {
     const std::int64_t queries = shape.q_BHNbD.numel() / shape.q_BHNbD.size(4);
     std::vector<double> error, reference_error, scale;
     for (int draw = 0; draw * queries < kQueries; ++draw) {
-      const Problem problem = random_problem(seed, draw);
+      const Problem problem = random_problem(seed, draw).to(GetParam());
       ASSERT_TRUE(fits_fused(problem.attention));
       const auto exact = solve(problem.to(at::kDouble), BlockPath::kReference);
       const auto reference = solve(problem, BlockPath::kReference);
       const auto fused = solve(problem, BlockPath::kFused);
       for (auto* largest : {&error, &reference_error, &scale}) largest->resize(exact.size());
       for (std::size_t i = 0; i < exact.size(); ++i) {
+        EXPECT_EQ(fused[i].scalar_type(), GetParam());
         error[i] = std::max(error[i], max_difference(fused[i], exact[i]));
         reference_error[i] = std::max(reference_error[i], max_difference(reference[i], exact[i]));
         scale[i] = std::max(scale[i], exact[i].abs().max().item<double>());
@@ -145,8 +156,7 @@ TEST(FusedBlockAttention, ErrorsAreThoseOfTheReference) {
       }
     }
     for (std::size_t i = 0; i < error.size(); ++i) {
-      EXPECT_LE(error[i], 2 * reference_error[i] +
-                              2 * std::numeric_limits<float>::epsilon() * scale[i] + kUnderflow)
+      EXPECT_LE(error[i], 2 * reference_error[i] + 2 * eps() * scale[i] + kUnderflow)
           << random_problem(seed).name << " tensor " << i;
       ++checked;
     }
@@ -168,10 +178,10 @@ TEST(FusedBlockAttention, Fp64EqualsTheReference) {
   }
 }
 
-TEST(FusedBlockAttention, SameBitsForAnyNumberOfThreads) {
+TEST_P(FusedBlockAttentionIn, SameBitsForAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
   for (int seed = 0; seed < kProblems; seed += 3) {
-    const Problem problem = random_problem(seed);
+    const Problem problem = random_problem(seed).to(GetParam());
     at::set_num_threads(1);
     const auto one = solve(problem, BlockPath::kFused);
     for (const int more : {1, 2, 3}) {
@@ -207,13 +217,14 @@ class TileKernelsOf : public ::testing::TestWithParam<InstructionSet> {
 };
 INSTANTIATE_TEST_SUITE_P(All, TileKernelsOf,
                          ::testing::Values(InstructionSet::kPortable, InstructionSet::kAvx2,
-                                           InstructionSet::kAvx512));
+                                           InstructionSet::kAvx512, InstructionSet::kAvx512Bf16));
 
 // One query tile over three key tiles, the second masked, the last causal, against autograd in
 // fp64.
 template <typename T>
 double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   constexpr std::int64_t kQueries = 37, D = 20;
+  const at::ScalarType sum_dtype = at::toOpMathType(dtype);
   const auto leaf = [&](std::int64_t rows, std::uint64_t seed) {
     return random_tensor({rows, D}, dtype, seed).set_requires_grad(true);
   };
@@ -221,36 +232,40 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   const at::Tensor legal = random_tensor({kQueries, 64}, at::kFloat, 3) > 0;
   std::vector<at::Tensor> leaves{q}, visible{at::ones({kQueries, 5}, at::kBool), legal,
                                              at::ones({kQueries, kQueries}, at::kBool).tril()};
-  std::vector<at::Tensor> k, v, results{at::empty_like(q)};
+  std::vector<at::Tensor> k, v, results{at::empty_like(q)}, sums{q};
   std::vector<KeyTile<T>> tiles;
-  const auto rows = [](const at::Tensor& x) { return Rows<T>{x.data_ptr<T>(), D}; };
+  const auto rows = [](const at::Tensor& x) {
+    return Rows<T>{static_cast<T*>(x.mutable_data_ptr()), D};
+  };
   const auto const_rows = [](const at::Tensor& x) {
-    return Rows<const T>{x.const_data_ptr<T>(), D};
+    return Rows<const T>{static_cast<const T*>(x.const_data_ptr()), D};
   };
   for (const std::int64_t num_keys : {std::int64_t{5}, std::int64_t{64}, kQueries}) {
     k.push_back(leaf(num_keys, 10 + tiles.size()));
     v.push_back(leaf(num_keys, 20 + tiles.size()));
-    leaves.insert(leaves.end(), {k.back(), v.back()});
-    results.push_back(at::empty_like(k.back()));
-    results.push_back(at::ones_like(k.back()));  // added to
     KeyTile<T>& tile = tiles.emplace_back();
     tile.num_keys = static_cast<int>(num_keys);
     tile.k = const_rows(k.back());
     tile.v = const_rows(v.back());
-    tile.d_k = rows(results[results.size() - 2]);
-    tile.d_v = rows(results.back());
+    for (const auto& [key, written] :
+         {std::pair{k.back(), &tile.d_k}, std::pair{v.back(), &tile.d_v}}) {
+      leaves.push_back(key);
+      results.push_back(at::empty_like(key));
+      sums.push_back(at::ones(key.sizes(), sum_dtype));
+      *written = rows(results.back());
+    }
   }
   tiles[1].legal = legal.const_data_ptr<bool>();
   tiles[1].legal_query_stride = 64;
   tiles[1].legal_key_stride = 1;
   tiles[2].causal = true;
 
-  const at::Tensor out = at::empty_like(q), statistics = at::empty({2, kQueries}, dtype);
+  const at::Tensor out = at::empty_like(q), statistics = at::empty({2, kQueries}, sum_dtype);
   QueryTile<T> queries;
   queries.num_queries = kQueries;
   queries.q = const_rows(q);
   queries.out = rows(out);
-  queries.max = statistics.data_ptr<T>();
+  queries.max = statistics.data_ptr<Sum<T>>();
   queries.inverse_sum = queries.max + kQueries;
   queries.d_out = const_rows(d_out);
   queries.d_q = rows(results[0]);
@@ -258,10 +273,12 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   void* scratch = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   const TileShape shape{D, 0.3};
   kernels.forward(shape, queries, tiles.data(), 3, scratch);
-  for (int pass = 0; pass < 2; ++pass) {  // written, then added to
-    for (KeyTile<T>& tile : tiles) tile.accumulate = pass == 1;
-    kernels.backward(shape, queries, tiles.data(), 3, scratch);
+  kernels.backward(shape, queries, tiles.data(), 3, scratch);
+  for (std::size_t i = 0; i < tiles.size(); ++i) {  // again, adding to 1
+    tiles[i].d_k_sum = {sums[2 * i + 1].data_ptr<Sum<T>>(), D};
+    tiles[i].d_v_sum = {sums[2 * i + 2].data_ptr<Sum<T>>(), D};
   }
+  kernels.backward(shape, queries, tiles.data(), 3, scratch);
   std::free(scratch);
 
   const at::Tensor hidden = at::cat(visible, 1).logical_not();
@@ -273,7 +290,8 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   const auto exact = torch::autograd::grad({exact_out}, leaves, {d_out.to(at::kDouble)});
   double worst = max_difference(out, exact_out);
   for (std::size_t i = 0; i < leaves.size(); ++i) {
-    worst = std::max(worst, max_difference(results[i], (i == 0 ? 1 : 2) * exact[i]));
+    worst = std::max(worst, max_difference(results[i], exact[i]));
+    if (i > 0) worst = std::max(worst, max_difference(sums[i], exact[i] + 1));
   }
   return worst;
 }
@@ -281,6 +299,7 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
 TEST_P(TileKernelsOf, EqualsAutograd) {
   EXPECT_LE(worst_tile_error(tile_kernels<float>(GetParam()), at::kFloat), 1e-5);
   EXPECT_LE(worst_tile_error(tile_kernels<double>(GetParam()), at::kDouble), 1e-13);
+  EXPECT_LE(worst_tile_error(tile_kernels<Bf16>(GetParam()), at::kBFloat16), 2e-2);
 }
 
 // Every float between the least and 80, by a step coprime to powers of two.

@@ -1,15 +1,18 @@
-// Milliseconds of forward + backward, causal, fp32: each mechanism next to dense attention, then
-// attention in blocks by each of its paths. Interleaved rounds, medians.
+// Milliseconds of forward + backward, causal: each mechanism next to dense attention (fp32), then
+// attention in blocks by each of its paths, in fp32 and bf16. Interleaved rounds, medians; with one
+// thread processor time, so that a busy machine disturbs less, else time.
 // Usage: attention_bench [B H T D b threads rounds], by default 4 4 1024 32 64 1 15.
+//        attention_bench sweep [shapes threads rounds], by default 40 1 15: random shapes, and the
+//        least of the reference's time over ours.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/core.h>
+#include <time.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <functional>
 #include <vector>
@@ -65,8 +68,15 @@ CountingAllocator& allocator() {
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).set_requires_grad(true); }
 
 // As a layer makes them: heads are views of [B, T, H, D].
-at::Tensor heads(const Size& s) {
-  return at::randn({s.B, s.T, s.H, s.D}).transpose(1, 2).set_requires_grad(true);
+at::Tensor heads(const Size& s, at::ScalarType dtype = at::kFloat) {
+  return at::randn({s.B, s.T, s.H, s.D}).to(dtype).transpose(1, 2).set_requires_grad(true);
+}
+
+// Of the process where it has one thread.
+double seconds() {
+  timespec time{};
+  clock_gettime(at::get_num_threads() == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 // One way to compute something, and what its gradient is taken of.
@@ -89,15 +99,13 @@ std::vector<Measured> measure(const std::vector<Contender>& contenders, std::int
     for (std::size_t c = 0; c < contenders.size(); ++c) {
       const std::size_t live_before = allocator().live();
       allocator().take_peak();
-      const auto start = std::chrono::steady_clock::now();
+      const double start = seconds();
       {
         const at::Tensor out = contenders[c].out();
         torch::autograd::grad({out}, contenders[c].leaves, {at::ones_like(out)}, false, false,
                               true);
       }
-      const std::chrono::duration<double, std::milli> elapsed =
-          std::chrono::steady_clock::now() - start;
-      if (round >= kWarmUp) times[c].push_back(elapsed.count());
+      if (round >= kWarmUp) times[c].push_back(1e3 * (seconds() - start));
       result[c].mib = static_cast<double>(allocator().take_peak() - live_before) / (1 << 20);
     }
   }
@@ -177,48 +185,72 @@ struct BlockCase {
   std::int64_t look_back = 0;
 };
 
+// The tensors of a BlockCase of one dtype, and its ways.
+class BlockProblem {
+ public:
+  BlockProblem(const BlockCase& block_case, const Size& s, at::ScalarType dtype)
+      : case_(block_case), size_(s), N_(s.T / s.b) {
+    for (at::Tensor* x : {&q_, &k_, &v_}) *x = heads(s, dtype);
+    weights_BHNN_ = at::rand({s.B, s.H, N_, N_})
+                        .tril(-1)
+                        .div_(static_cast<double>(N_))
+                        .to(dtype)
+                        .set_requires_grad(true);
+    has_sorted_ = (at::arange(N_) > 0).view({1, 1, N_, 1, 1});
+  }
+
+  Contender contender(const std::string& name, BlockPath path) const {
+    std::vector<at::Tensor> leaves{q_, k_, v_};
+    if (case_.sorts) leaves.push_back(weights_BHNN_);
+    return {name, [this, path] { return attend_in_blocks(attention(), path); }, leaves};
+  }
+
+ private:
+  BlockAttention attention() const {
+    const auto fold = [&](const at::Tensor& x) { return x.unflatten(2, {N_, size_.b}); };
+    BlockAttention attention;
+    attention.q_BHNbD = fold(q_);
+    KeyBlocks own;
+    own.k_BHNbD = fold(k_);
+    own.v_BHNbD = fold(v_);
+    own.first_offset = -case_.look_back;
+    own.causal = true;
+    own.legal_BHNbb.resize(static_cast<std::size_t>(case_.look_back) + 1);
+    if (case_.sorts) {
+      KeyBlocks sorted;
+      sorted.k_BHNbD = mix_blocks(weights_BHNN_, own.k_BHNbD);
+      sorted.v_BHNbD = mix_blocks(weights_BHNN_, own.v_BHNbD);
+      sorted.legal_BHNbb = {has_sorted_};
+      attention.keys.push_back(sorted);
+    }
+    attention.keys.push_back(own);
+    return attention;
+  }
+
+  BlockCase case_;
+  Size size_;
+  std::int64_t N_;
+  at::Tensor q_, k_, v_, weights_BHNN_, has_sorted_;
+};
+
+const std::vector<BlockCase> kBlockCases{
+    {"own block"}, {"own and previous block", false, 1}, {"own and sorted block", true}};
+
 void compare_paths(const BlockCase& block_case, const Size& s) {
-  const at::Tensor q = heads(s), k = heads(s), v = heads(s);
-  const std::int64_t N = s.T / s.b;
-  const at::Tensor weights_BHNN =
-      at::rand({s.B, s.H, N, N}).tril(-1).div_(static_cast<double>(N)).set_requires_grad(true);
-  std::vector<at::Tensor> leaves{q, k, v};
-  if (block_case.sorts) leaves.push_back(weights_BHNN);
-  const at::Tensor has_sorted = (at::arange(N) > 0).view({1, 1, N, 1, 1});
-  const auto contender = [&](const char* name, BlockPath path) {
-    return Contender{name,
-                     [&, path] {
-                       const auto fold = [&](const at::Tensor& x) {
-                         return x.unflatten(2, {N, s.b});
-                       };
-                       BlockAttention attention;
-                       attention.q_BHNbD = fold(q);
-                       KeyBlocks own;
-                       own.k_BHNbD = fold(k);
-                       own.v_BHNbD = fold(v);
-                       own.first_offset = -block_case.look_back;
-                       own.causal = true;
-                       own.legal_BHNbb.resize(static_cast<std::size_t>(block_case.look_back) + 1);
-                       if (block_case.sorts) {
-                         KeyBlocks sorted;
-                         sorted.k_BHNbD = mix_blocks(weights_BHNN, own.k_BHNbD);
-                         sorted.v_BHNbD = mix_blocks(weights_BHNN, own.v_BHNbD);
-                         sorted.legal_BHNbb = {has_sorted};
-                         attention.keys.push_back(sorted);
-                       }
-                       attention.keys.push_back(own);
-                       return attend_in_blocks(attention, path);
-                     },
-                     leaves};
-  };
-  const std::vector<Measured> measured =
-      measure({contender("fused", BlockPath::kFused), contender("composed", BlockPath::kComposed),
-               contender("eager", BlockPath::kReference)},
-              s.rounds);
-  fmt::print("{:<26} {:>8.2f} {:>10.2f} {:>8.2f} {:>12.2f} {:>9.2f}   {:.1f}, {:.1f}, {:.1f}\n",
-             block_case.name, measured[0].ms, measured[1].ms, measured[2].ms,
-             measured[1].ms / measured[0].ms, measured[2].ms / measured[0].ms, measured[0].mib,
-             measured[1].mib, measured[2].mib);
+  const BlockProblem fp32(block_case, s, at::kFloat), bf16(block_case, s, at::kBFloat16);
+  const std::vector<Measured> measured = measure(
+      {fp32.contender("fused", BlockPath::kFused), bf16.contender("", BlockPath::kFused),
+       fp32.contender("composed", BlockPath::kComposed), bf16.contender("", BlockPath::kComposed),
+       fp32.contender("eager", BlockPath::kReference), bf16.contender("", BlockPath::kReference)},
+      s.rounds);
+  fmt::print("{:<24}", block_case.name);
+  for (std::size_t dtype = 0; dtype < 2; ++dtype) {
+    const double ms = measured[dtype].ms;
+    fmt::print(" {:>9.2f} {:>11.2f} {:>8.2f}", ms, measured[2 + dtype].ms / ms,
+               measured[4 + dtype].ms / ms);
+  }
+  fmt::print(" {:>12.2f}   {:.1f}, {:.1f}, {:.1f}\n", measured[0].ms / measured[1].ms,
+             measured[0].mib, measured[2].mib, measured[4].mib);
 }
 
 void run(const Size& s) {
@@ -226,11 +258,12 @@ void run(const Size& s) {
              s.rounds, s.B, s.H, s.T, s.D, s.b, at::get_num_threads());
   compare_mechanisms(s);
   if (s.T % s.b != 0) return;
-  fmt::print("\n{:<26} {:>8} {:>10} {:>8} {:>12} {:>9}   MiB of the three\n", "attention in blocks",
-             "fused ms", "composed", "eager", "x composed", "x eager");
-  compare_paths({"own block"}, s);
-  compare_paths({"own and previous block", false, 1}, s);
-  compare_paths({"own and sorted block", true}, s);
+  fmt::print("\n{:<24}", "attention in blocks");
+  for (const char* dtype : {"fp32", "bf16"}) {
+    fmt::print(" {:>6} ms {:>11} {:>8}", dtype, "x composed", "x eager");
+  }
+  fmt::print(" {:>12}   fp32 MiB of the three\n", "fp32 / bf16");
+  for (const BlockCase& block_case : kBlockCases) compare_paths(block_case, s);
 }
 
 }  // namespace
