@@ -1,13 +1,16 @@
 // Milliseconds of forward + backward, causal: each mechanism next to dense attention (fp32), then
 // attention in blocks by each of its paths, in fp32 and bf16. Interleaved rounds, medians; with one
 // thread processor time, so that a busy machine disturbs less, else time.
-// Usage: attention_bench [B H T D b threads rounds], by default 4 4 1024 32 64 1 15.
+// Usage: attention_bench [paths] [B H T D b threads rounds], by default 4 4 1024 32 64 1 15; with
+//        `paths`, attention in blocks alone.
 //        attention_bench sweep [shapes threads rounds], by default 40 1 15: random shapes, and the
 //        least of the reference's time over ours.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <fmt/core.h>
+#include <malloc.h>
 #include <time.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -15,6 +18,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "attention/attention.h"
@@ -34,11 +38,13 @@ struct Size {
 class CountingAllocator : public at::Allocator {
  public:
   at::DataPtr allocate(std::size_t bytes) override {
-    auto* held = new Held{c10::GetDefaultCPUAllocator()->allocate(bytes), bytes, this};
-    live_ += bytes;
+    void* data = c10::alloc_cpu(bytes);
+    live_ += malloc_usable_size(data);
     peak_ = std::max(peak_.load(), live_.load());
-    return {held->data.get(), held, &release, c10::DeviceType::CPU};
+    // LibTorch's kernels want the context to be the data.
+    return {data, data, &release, c10::DeviceType::CPU};
   }
+  at::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
@@ -47,22 +53,18 @@ class CountingAllocator : public at::Allocator {
   std::size_t take_peak() { return peak_.exchange(live_); }
 
  private:
-  struct Held {
-    at::DataPtr data;
-    std::size_t bytes;
-    CountingAllocator* owner;
-  };
-  static void release(void* context) {
-    const auto* held = static_cast<Held*>(context);
-    held->owner->live_ -= held->bytes;
-    delete held;
-  }
+  static void release(void* data);
   std::atomic<std::size_t> live_{0}, peak_{0};
 };
 
 CountingAllocator& allocator() {
   static auto* counting = new CountingAllocator;  // tensors may outlive main
   return *counting;
+}
+
+void CountingAllocator::release(void* data) {
+  allocator().live_ -= malloc_usable_size(data);
+  c10::free_cpu(data);
 }
 
 at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).set_requires_grad(true); }
@@ -253,10 +255,10 @@ void compare_paths(const BlockCase& block_case, const Size& s) {
              measured[0].mib, measured[2].mib, measured[4].mib);
 }
 
-void run(const Size& s) {
+void run(const Size& s, bool mechanisms) {
   fmt::print("forward + backward, medians of {}: B={} H={} T={} D={} b={}, {} thread(s)\n",
              s.rounds, s.B, s.H, s.T, s.D, s.b, at::get_num_threads());
-  compare_mechanisms(s);
+  if (mechanisms) compare_mechanisms(s);
   if (s.T % s.b != 0) return;
   fmt::print("\n{:<24}", "attention in blocks");
   for (const char* dtype : {"fp32", "bf16"}) {
@@ -271,7 +273,10 @@ void run(const Size& s) {
 
 int main(int argc, char** argv) {
   birkhoff::Size size;
+  const std::string_view mode = argc > 1 ? argv[1] : "";
+  const bool paths = mode == "paths";
   const auto argument = [&](int i, std::int64_t otherwise) {
+    i += paths;
     return i < argc ? std::atoll(argv[i]) : otherwise;
   };
   size.B = argument(1, size.B);
@@ -282,5 +287,5 @@ int main(int argc, char** argv) {
   at::set_num_threads(static_cast<int>(argument(6, 1)));
   size.rounds = argument(7, size.rounds);
   c10::SetCPUAllocator(&birkhoff::allocator(), /*priority=*/1);
-  birkhoff::run(size);
+  birkhoff::run(size, !paths);
 }
