@@ -242,26 +242,62 @@ struct Operands {
   }
 };
 
+Operands operands_of(const BlockAttention& in) {
+  Operands operands{with_dense_rows(in.q_BHNbD), {}, legal_of(in), windows_of(in)};
+  for (const KeyBlocks& keys : in.keys) {
+    for (const at::Tensor& x : {keys.k_BHNbD, keys.v_BHNbD}) {
+      operands.keys_BHNbD.push_back(with_dense_rows(x));
+    }
+  }
+  return operands;
+}
+
+FusedForward forward_pass(const Operands& operands) {
+  const at::Tensor& q_BHNbD = operands.q_BHNbD;
+  const FusedForward result{
+      new_like(q_BHNbD, /*zero=*/false),
+      at::empty({2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)},
+                q_BHNbD.options())};
+  AT_DISPATCH_FLOATING_TYPES(q_BHNbD.scalar_type(), "fused_block_attention", [&] {
+    Call<scalar_t> call = operands.call<scalar_t>(result.softmax_2BHNb);
+    call.out = BlockRows<scalar_t>(result.out_BHNbD);
+    call.run(Pass::kForward);
+  });
+  return result;
+}
+
+variable_list backward_pass(const Operands& operands, const at::Tensor& softmax_2BHNb,
+                            const at::Tensor& d_out_BHNbD) {
+  const at::Tensor d_out = with_dense_rows(d_out_BHNbD);
+  variable_list result{new_like(operands.q_BHNbD, /*zero=*/false)};
+  AT_DISPATCH_FLOATING_TYPES(d_out.scalar_type(), "fused_block_attention_backward", [&] {
+    Call<scalar_t> call = operands.call<scalar_t>(softmax_2BHNb);
+    call.d_out = BlockRows<const scalar_t>(d_out);
+    call.d_q = BlockRows<scalar_t>(result[0]);
+    for (std::size_t s = 0; s < call.sources.size(); ++s) {
+      KeySource<scalar_t>& source = call.sources[s];
+      for (BlockRows<scalar_t>* rows : {&source.d_k, &source.d_v}) {
+        result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], !source.owned()));
+        *rows = BlockRows<scalar_t>(result.back());
+      }
+    }
+    call.run(Pass::kBackward);
+  });
+  return result;
+}
+
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
   // Autograd sees q and keys alone; `in` holds them too, and what else there is.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHNbD,
-                            at::TensorList keys_BHNbD, const BlockAttention& in) {
-    Operands operands{with_dense_rows(q_BHNbD), {}, legal_of(in), windows_of(in)};
-    for (const at::Tensor& x : keys_BHNbD) operands.keys_BHNbD.push_back(with_dense_rows(x));
-    const at::Tensor out = new_like(q_BHNbD, /*zero=*/false);
-    const at::Tensor softmax_2BHNb = at::empty(
-        {2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)}, q_BHNbD.options());
-    AT_DISPATCH_FLOATING_TYPES(q_BHNbD.scalar_type(), "fused_block_attention", [&] {
-      Call<scalar_t> call = operands.call<scalar_t>(softmax_2BHNb);
-      call.out = BlockRows<scalar_t>(out);
-      call.run(Pass::kForward);
-    });
-    variable_list saved{operands.q_BHNbD, softmax_2BHNb};
+  static at::Tensor forward(AutogradContext* context, const at::Tensor&, at::TensorList,
+                            const BlockAttention& in) {
+    const Operands operands = operands_of(in);
+    const FusedForward result = forward_pass(operands);
+    variable_list saved{operands.q_BHNbD, result.softmax_2BHNb};
     saved.insert(saved.end(), operands.keys_BHNbD.begin(), operands.keys_BHNbD.end());
     saved.insert(saved.end(), operands.legal_BHNbb.begin(), operands.legal_BHNbb.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["windows"] = operands.windows;
-    return out;
+    return result.out_BHNbD;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -271,21 +307,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
                first_legal = first_key + 2 * static_cast<std::ptrdiff_t>(windows.size() / 3);
     const Operands operands{
         saved[0], {first_key, first_legal}, {first_legal, saved.end()}, windows};
-    const at::Tensor d_out = with_dense_rows(gradients[0]);
-    variable_list result{new_like(operands.q_BHNbD, /*zero=*/false)};
-    AT_DISPATCH_FLOATING_TYPES(d_out.scalar_type(), "fused_block_attention_backward", [&] {
-      Call<scalar_t> call = operands.call<scalar_t>(saved[1]);
-      call.d_out = BlockRows<const scalar_t>(d_out);
-      call.d_q = BlockRows<scalar_t>(result[0]);
-      for (std::size_t s = 0; s < call.sources.size(); ++s) {
-        KeySource<scalar_t>& source = call.sources[s];
-        for (BlockRows<scalar_t>* rows : {&source.d_k, &source.d_v}) {
-          result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], !source.owned()));
-          *rows = BlockRows<scalar_t>(result.back());
-        }
-      }
-      call.run(Pass::kBackward);
-    });
+    variable_list result = backward_pass(operands, saved[1], gradients[0]);
     result.emplace_back();  // of `in`
     return result;
   }
@@ -310,6 +332,13 @@ at::Tensor attend_fused(const BlockAttention& in) {
     keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
   }
   return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), in);
+}
+
+FusedForward fused_forward(const BlockAttention& in) { return forward_pass(operands_of(in)); }
+
+std::vector<at::Tensor> fused_backward(const BlockAttention& in, const at::Tensor& softmax_2BHNb,
+                                       const at::Tensor& d_out_BHNbD) {
+  return backward_pass(operands_of(in), softmax_2BHNb, d_out_BHNbD);
 }
 
 }  // namespace birkhoff
