@@ -189,9 +189,6 @@ std::vector<Unsolved> unsolved(const at::Tensor& solved, const at::Tensor& score
 // x [.., R, C] with one leading dimension, as a view.
 at::Tensor one_batch(const at::Tensor& x) { return x.view({-1, x.size(-2), x.size(-1)}); }
 
-// The fused kernel, and the log domain for the matrices outside its number range. Those are solved
-// size by size, and again in the backward pass: what they need besides inputs and outputs is a few
-// times S, however many sizes there are.
 struct FusedBalance : torch::autograd::Function<FusedBalance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations, bool prefix, std::int64_t first_row) {
@@ -199,35 +196,17 @@ struct FusedBalance : torch::autograd::Function<FusedBalance> {
     context->saved_data["prefix"] = prefix;
     context->saved_data["first_row"] = first_row;
     const at::Tensor dense = scores.contiguous();
-    const auto [p, solved] = prefix ? prefix_balance_kernel(dense, iterations, first_row)
-                                    : balance_kernel(dense, iterations);
-    for (const Unsolved& group : unsolved(solved, dense, prefix, first_row)) {
-      const Solution solution = solve(group.part(one_batch(dense)), iterations);
-      group.result(one_batch(p)).index_copy_(0, group.problems_K, group.result_rows(solution.p));
-    }
+    auto [p, solved] = fused_balance_forward(dense, iterations, prefix, first_row);
     context->save_for_backward({dense, solved});
     return p;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor &scores = saved[0], &solved = saved[1];
-    const std::int64_t iterations = context->saved_data["iterations"].toInt();
-    const std::int64_t first_row = context->saved_data["first_row"].toInt();
-    const bool prefix = context->saved_data["prefix"].toBool();
-    const at::Tensor d_p = gradients[0].contiguous();
-    const at::Tensor d_scores =
-        prefix ? prefix_balance_kernel_backward(scores, d_p, iterations, first_row)
-               : balance_kernel_backward(scores, d_p, iterations);
-    for (const Unsolved& group : unsolved(solved, scores, prefix, first_row)) {
-      const at::Tensor part = group.part(one_batch(scores));
-      const at::Tensor d_part_p = at::zeros_like(part);
-      group.result_rows(d_part_p).copy_(
-          group.result(one_batch(d_p)).index_select(0, group.problems_K));
-      group.add_to_part(one_batch(d_scores),
-                        solution_gradient(part, solve(part, iterations), d_part_p));
-    }
-    return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
+    const auto& data = context->saved_data;
+    return {fused_balance_backward(gradients[0], saved[0], saved[1], data.at("iterations").toInt(),
+                                   data.at("prefix").toBool(), data.at("first_row").toInt()),
+            at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -245,6 +224,37 @@ at::Tensor prefix_balance_reference(const at::Tensor& scores, std::int64_t itera
 }
 
 }  // namespace
+
+std::pair<at::Tensor, at::Tensor> fused_balance_forward(const at::Tensor& scores,
+                                                        std::int64_t iterations, bool prefix,
+                                                        std::int64_t first_row) {
+  const at::Tensor dense = scores.contiguous();
+  const auto [p, solved] = prefix ? prefix_balance_kernel(dense, iterations, first_row)
+                                  : balance_kernel(dense, iterations);
+  for (const Unsolved& group : unsolved(solved, dense, prefix, first_row)) {
+    const Solution solution = solve(group.part(one_batch(dense)), iterations);
+    group.result(one_batch(p)).index_copy_(0, group.problems_K, group.result_rows(solution.p));
+  }
+  return {p, solved};
+}
+
+at::Tensor fused_balance_backward(const at::Tensor& d_p, const at::Tensor& scores,
+                                  const at::Tensor& solved, std::int64_t iterations, bool prefix,
+                                  std::int64_t first_row) {
+  const at::Tensor dense = scores.contiguous(), dense_d_p = d_p.contiguous();
+  const at::Tensor d_scores =
+      prefix ? prefix_balance_kernel_backward(dense, dense_d_p, iterations, first_row)
+             : balance_kernel_backward(dense, dense_d_p, iterations);
+  for (const Unsolved& group : unsolved(solved, dense, prefix, first_row)) {
+    const at::Tensor part = group.part(one_batch(dense));
+    const at::Tensor d_part_p = at::zeros_like(part);
+    group.result_rows(d_part_p).copy_(
+        group.result(one_batch(dense_d_p)).index_select(0, group.problems_K));
+    group.add_to_part(one_batch(d_scores),
+                      solution_gradient(part, solve(part, iterations), d_part_p));
+  }
+  return d_scores;
+}
 
 at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, BalancePath path) {
   require(iterations >= 1, "balance: at least one iteration");

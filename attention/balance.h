@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 
 namespace birkhoff {
 
@@ -25,6 +26,19 @@ at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, BalancePat
 // sources 0..u-1 of [.., N, N]; 0 for u = 0. [.., N - first_row, N]; exactly causal.
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
                           BalancePath path);
+
+// The two passes of balance (`prefix`: prefix_balance) on kFused, for who keeps by himself what
+// lies between them. The kernel, and the log domain for the matrices outside its number range:
+// those are solved size by size, and again in the backward pass, so what they need besides inputs
+// and outputs is a few times S, however many sizes there are. On the CPU, without autograd. P, and
+// bool `solved` [.., 1 or N - first_row, 1]: what the kernel could solve.
+std::pair<at::Tensor, at::Tensor> fused_balance_forward(const at::Tensor& scores,
+                                                        std::int64_t iterations, bool prefix,
+                                                        std::int64_t first_row);
+// dLoss/dS given d_p = dLoss/dP.
+at::Tensor fused_balance_backward(const at::Tensor& d_p, const at::Tensor& scores,
+                                  const at::Tensor& solved, std::int64_t iterations, bool prefix,
+                                  std::int64_t first_row);
 
 // Column factors of row u sum over destinations u' <= u only; rows share their mass with a null
 // source of score 0, which is dropped, so they sum to less than 1. Expects -inf for v >= u.

@@ -26,15 +26,8 @@ BlockLocalMechanism::BlockLocalMechanism(const configs::BlockLocalAttention& con
 
 BlockAttention BlockLocalMechanism::attention(const Blocks& blocks,
                                               const AttentionInput& in) const {
-  KeyBlocks keys;
-  keys.k_BHNbD = blocks.fold(in.k_BHSD, 2);
-  keys.v_BHNbD = blocks.fold(in.v_BHSD, 2);
-  keys.first_offset = -look_back_;
-  keys.last_offset = shape_.causal ? 0 : look_back_;
-  keys.causal = shape_.causal;
-  for (std::int64_t offset = keys.first_offset; offset <= keys.last_offset; ++offset) {
-    keys.legal_BHNbb.push_back(blocks.legal(offset));
-  }
+  const KeyBlocks keys = neighbouring_keys(blocks, in.k_BHSD, in.v_BHSD, look_back_,
+                                           shape_.causal ? 0 : look_back_, shape_.causal);
   return {
       .q_BHNbD = blocks.fold(in.q_BHLD, 2), .keys = {keys}, .dropout = dropout_, .noise = in.noise};
 }

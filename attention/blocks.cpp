@@ -82,6 +82,21 @@ at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD)
       .unflatten(3, {x_BHNbD.size(3), x_BHNbD.size(4)});
 }
 
+KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
+                            const at::Tensor& v_BHLD, std::int64_t look_back,
+                            std::int64_t look_ahead, bool causal) {
+  KeyBlocks keys;
+  keys.k_BHNbD = blocks.fold(k_BHLD, 2);
+  keys.v_BHNbD = blocks.fold(v_BHLD, 2);
+  keys.first_offset = -look_back;
+  keys.last_offset = look_ahead;
+  keys.causal = causal;
+  for (std::int64_t offset = -look_back; offset <= look_ahead; ++offset) {
+    keys.legal_BHNbb.push_back(blocks.legal(offset));
+  }
+  return keys;
+}
+
 namespace {
 
 // [B, H, N, w, x] as a batch of B N: [B N, H, w, x].

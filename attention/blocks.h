@@ -58,6 +58,12 @@ struct KeyBlocks {
   at::Tensor bias_BHNbb;  // added to logits of each offset, broadcastable; undefined: none
 };
 
+// k and v [B, H, L, D]: queries see their own block, `look_back` blocks before it and `look_ahead`
+// after it, less what padding and documents hide.
+KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
+                            const at::Tensor& v_BHLD, std::int64_t look_back,
+                            std::int64_t look_ahead, bool causal);
+
 struct BlockAttention {
   at::Tensor q_BHNbD;
   std::vector<KeyBlocks> keys;  // of one width, where each has a softmax of its own

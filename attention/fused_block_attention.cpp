@@ -263,27 +263,69 @@ struct Operands {
   }
 };
 
+Operands operands_of(const BlockAttention& in) {
+  Operands operands{with_dense_rows(in.q_BHNbD), {}, legal_of(in), windows_of(in)};
+  for (const KeyBlocks& keys : in.keys) {
+    for (const at::Tensor& x : {keys.k_BHNbD, keys.v_BHNbD}) {
+      operands.keys_BHNbD.push_back(with_dense_rows(x));
+    }
+  }
+  return operands;
+}
+
+FusedForward forward_pass(const Operands& operands) {
+  const at::Tensor& q_BHNbD = operands.q_BHNbD;
+  const FusedForward result{
+      new_like(q_BHNbD, /*sums=*/false),
+      at::empty({2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)},
+                q_BHNbD.options().dtype(sum_type(q_BHNbD)))};
+  dispatch(q_BHNbD.scalar_type(), [&]<typename T>(T) {
+    Call<T> call = operands.call<T>(result.softmax_2BHNb);
+    call.out = BlockRows<T>(result.out_BHNbD);
+    call.run(Pass::kForward);
+  });
+  return result;
+}
+
+variable_list backward_pass(const Operands& operands, const at::Tensor& softmax_2BHNb,
+                            const at::Tensor& d_out_BHNbD) {
+  const at::Tensor d_out = with_dense_rows(d_out_BHNbD);
+  variable_list result{new_like(operands.q_BHNbD, /*sums=*/false)};
+  dispatch(d_out.scalar_type(), [&]<typename T>(T) {
+    Call<T> call = operands.call<T>(softmax_2BHNb);
+    call.d_out = BlockRows<const T>(d_out);
+    call.d_q = BlockRows<T>(result[0]);
+    for (KeySource<T>& source : call.sources) {
+      const bool sums = !source.owned(call.block);
+      const auto add_result = [&](BlockRows<Sum<T>>& sum, BlockRows<T>& rows) {
+        result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], sums));
+        if (sums) {
+          sum = BlockRows<Sum<T>>(result.back());
+        } else {
+          rows = BlockRows<T>(result.back());
+        }
+      };
+      add_result(source.d_k_sum, source.d_k);
+      add_result(source.d_v_sum, source.d_v);
+    }
+    call.run(Pass::kBackward);
+  });
+  for (at::Tensor& gradient : result) gradient = gradient.to(d_out.scalar_type());
+  return result;
+}
+
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
   // Autograd sees q and keys alone; `in` holds them too, and what else there is.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHNbD,
-                            at::TensorList keys_BHNbD, const BlockAttention& in) {
-    Operands operands{with_dense_rows(q_BHNbD), {}, legal_of(in), windows_of(in)};
-    for (const at::Tensor& x : keys_BHNbD) operands.keys_BHNbD.push_back(with_dense_rows(x));
-    const at::Tensor out = new_like(q_BHNbD, /*sums=*/false);
-    const at::Tensor softmax_2BHNb =
-        at::empty({2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)},
-                  q_BHNbD.options().dtype(sum_type(q_BHNbD)));
-    dispatch(q_BHNbD.scalar_type(), [&]<typename T>(T) {
-      Call<T> call = operands.call<T>(softmax_2BHNb);
-      call.out = BlockRows<T>(out);
-      call.run(Pass::kForward);
-    });
-    variable_list saved{operands.q_BHNbD, softmax_2BHNb};
+  static at::Tensor forward(AutogradContext* context, const at::Tensor&, at::TensorList,
+                            const BlockAttention& in) {
+    const Operands operands = operands_of(in);
+    const FusedForward result = forward_pass(operands);
+    variable_list saved{operands.q_BHNbD, result.softmax_2BHNb};
     saved.insert(saved.end(), operands.keys_BHNbD.begin(), operands.keys_BHNbD.end());
     saved.insert(saved.end(), operands.legal_BHNbb.begin(), operands.legal_BHNbb.end());
     context->save_for_backward(std::move(saved));
     context->saved_data["windows"] = operands.windows;
-    return out;
+    return result.out_BHNbD;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -293,28 +335,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
                first_legal = first_key + 2 * static_cast<std::ptrdiff_t>(windows.size() / 3);
     const Operands operands{
         saved[0], {first_key, first_legal}, {first_legal, saved.end()}, windows};
-    const at::Tensor d_out = with_dense_rows(gradients[0]);
-    variable_list result{new_like(operands.q_BHNbD, /*sums=*/false)};
-    dispatch(d_out.scalar_type(), [&]<typename T>(T) {
-      Call<T> call = operands.call<T>(saved[1]);
-      call.d_out = BlockRows<const T>(d_out);
-      call.d_q = BlockRows<T>(result[0]);
-      for (KeySource<T>& source : call.sources) {
-        const bool sums = !source.owned(call.block);
-        const auto add_result = [&](BlockRows<Sum<T>>& sum, BlockRows<T>& rows) {
-          result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], sums));
-          if (sums) {
-            sum = BlockRows<Sum<T>>(result.back());
-          } else {
-            rows = BlockRows<T>(result.back());
-          }
-        };
-        add_result(source.d_k_sum, source.d_k);
-        add_result(source.d_v_sum, source.d_v);
-      }
-      call.run(Pass::kBackward);
-    });
-    for (at::Tensor& gradient : result) gradient = gradient.to(d_out.scalar_type());
+    variable_list result = backward_pass(operands, saved[1], gradients[0]);
     result.emplace_back();  // of `in`
     return result;
   }
@@ -339,6 +360,13 @@ at::Tensor attend_fused(const BlockAttention& in) {
     keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
   }
   return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), in);
+}
+
+FusedForward fused_forward(const BlockAttention& in) { return forward_pass(operands_of(in)); }
+
+std::vector<at::Tensor> fused_backward(const BlockAttention& in, const at::Tensor& softmax_2BHNb,
+                                       const at::Tensor& d_out_BHNbD) {
+  return backward_pass(operands_of(in), softmax_2BHNb, d_out_BHNbD);
 }
 
 }  // namespace birkhoff

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "attention/blocks.h"
 
 namespace birkhoff {
@@ -14,5 +16,15 @@ bool fits_fused(const BlockAttention& in);
 
 // [B, H, N, b, D]; one softmax over all of in.keys, which fit.
 at::Tensor attend_fused(const BlockAttention& in);
+
+// The two passes of attend_fused, for who keeps by himself what lies between them.
+struct FusedForward {
+  at::Tensor out_BHNbD;
+  at::Tensor softmax_2BHNb;  // each query's maximum and 1 / sum, for the backward pass
+};
+FusedForward fused_forward(const BlockAttention& in);
+// Gradients of q, then of k and v of each of in.keys, with the forward pass's `in` and softmax.
+std::vector<at::Tensor> fused_backward(const BlockAttention& in, const at::Tensor& softmax_2BHNb,
+                                       const at::Tensor& d_out_BHNbD);
 
 }  // namespace birkhoff

@@ -6,7 +6,7 @@
 # BUILD; OUT is BUILD/package unless given. In it:
 #   bin/        what one starts: birkhoff, mpirun, mpiexec, gpu_suite; all are cmake/package_launch.sh
 #   libexec/    the programs behind them
-#   lib/        the libraries that they need, plugins of Open MPI and PMIx in folders of their own
+#   lib/        the libraries that they need, plugins of Open MPI and PMIx in folders of their own; libbirkhoff_ops.so for PyTorch
 #   tests/      for GPUs: *_gpu_test and gpu_suite.sh
 #   configs/, etc/, share/ (Open MPI's configuration and texts), README.md, versions
 set -euo pipefail
@@ -72,6 +72,7 @@ plugins() { # FOLDER PLACE: all but those for fabrics (InfiniBand, Omni-Path, li
 program "$build/birkhoff" libexec
 program "$mpirun" libexec
 program "$(dirname "$mpirun")/orted" libexec
+program "$build/libbirkhoff_ops.so" lib
 ln -s mpirun "$package/libexec/mpiexec"
 installed() { "$(dirname "$mpirun")/ompi_info" --parsable --path "$1" | cut -d: -f3-; }
 plugins "$(installed pkglibdir)" lib/openmpi
