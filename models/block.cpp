@@ -1,7 +1,5 @@
 #include "models/block.h"
 
-#include <ATen/TensorOperators.h>
-
 #include "configs/config.pb.h"
 
 namespace birkhoff {
@@ -29,8 +27,8 @@ Block::Block(const configs::Model& config, std::int64_t number, std::int64_t seq
       feed_forward_norm_(config, block_name(number) + ".feed_forward_norm", parameters),
       feed_forward_(config, block_name(number) + ".feed_forward", parameters) {}
 
-at::Tensor Block::forward(const at::Tensor& x_BTC, const SequenceContext& context,
-                          const std::optional<NoiseKey>& noise, NamedSums& sums) const {
+ResidualStream Block::forward(const ResidualStream& stream, const SequenceContext& context,
+                              const std::optional<NoiseKey>& noise, NamedSums& sums) const {
   std::optional<NoiseKey> attention_noise, feed_forward_noise;
   if (noise) {
     attention_noise = noise->at_layer(noise_layer(number_, NoiseConsumer::kAttention));
@@ -39,20 +37,23 @@ at::Tensor Block::forward(const at::Tensor& x_BTC, const SequenceContext& contex
   const auto dropout = [&](const at::Tensor& y, const std::optional<NoiseKey>& key) {
     return key ? philox_dropout(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
   };
-  const auto [y_BTC, normed_BTC] = feed_forward_norm_.after_adding(
-      x_BTC,
-      dropout(attention_.forward(attention_norm_(x_BTC), context, noise, sums), attention_noise));
-  return y_BTC + dropout(feed_forward_(normed_BTC, feed_forward_noise), feed_forward_noise);
+  const auto [x_BTC, normed_x_BTC] = attention_norm_(stream);
+  const auto [y_BTC, normed_y_BTC] = feed_forward_norm_(
+      {x_BTC, dropout(attention_.forward(normed_x_BTC, context, noise, sums), attention_noise)});
+  return {y_BTC, dropout(feed_forward_(normed_y_BTC, feed_forward_noise), feed_forward_noise)};
 }
 
 std::vector<std::unique_ptr<DecodeState>> Block::decode_state(std::int64_t batch) const {
   return attention_.decode_state(batch);
 }
 
-at::Tensor Block::decode_step(std::vector<std::unique_ptr<DecodeState>>& states,
-                              const at::Tensor& x_BTC, const SequenceContext& context) const {
-  const at::Tensor y_BTC = x_BTC + attention_.decode_step(states, attention_norm_(x_BTC), context);
-  return y_BTC + feed_forward_(feed_forward_norm_(y_BTC), std::nullopt);
+ResidualStream Block::decode_step(std::vector<std::unique_ptr<DecodeState>>& states,
+                                  const ResidualStream& stream,
+                                  const SequenceContext& context) const {
+  const auto [x_BTC, normed_x_BTC] = attention_norm_(stream);
+  const auto [y_BTC, normed_y_BTC] =
+      feed_forward_norm_({x_BTC, attention_.decode_step(states, normed_x_BTC, context)});
+  return {y_BTC, feed_forward_(normed_y_BTC, std::nullopt)};
 }
 
 double Block::forward_flops(std::int64_t num_tokens) const {

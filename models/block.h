@@ -24,12 +24,13 @@ class Block {
   Block(const configs::Model& config, std::int64_t number, std::int64_t sequence_length,
         Parameters& parameters, const ParallelGroups& groups);
 
-  at::Tensor forward(const at::Tensor& x_BTC, const SequenceContext& context,
-                     const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+  // What the feed-forward layer gives is left to the next norm to add.
+  ResidualStream forward(const ResidualStream& stream, const SequenceContext& context,
+                         const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
   std::vector<std::unique_ptr<DecodeState>> decode_state(std::int64_t batch) const;
-  at::Tensor decode_step(std::vector<std::unique_ptr<DecodeState>>& states, const at::Tensor& x_BTC,
-                         const SequenceContext& context) const;
+  ResidualStream decode_step(std::vector<std::unique_ptr<DecodeState>>& states,
+                             const ResidualStream& stream, const SequenceContext& context) const;
 
   double forward_flops(std::int64_t num_tokens) const;
   std::vector<std::string> warnings() const { return attention_.warnings(); }

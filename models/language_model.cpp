@@ -100,9 +100,9 @@ at::Tensor LanguageModel::embed(const at::Tensor& tokens_BT, const at::Tensor& p
                                          : positions_TC.narrow(0, 0, tokens_BT.size(1)));
 }
 
-at::Tensor LanguageModel::output_logits(const at::Tensor& x_BTC) const {
+at::Tensor LanguageModel::output_logits(const ResidualStream& stream) const {
   const at::ScalarType dtype = parameters_.compute_dtype();
-  return at::linear((*final_norm_)(x_BTC).to(dtype), output_VC.to(dtype));
+  return at::linear((*final_norm_)(stream).normed_BTC.to(dtype), output_VC.to(dtype));
 }
 
 at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseKey>& noise,
@@ -127,23 +127,26 @@ at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseK
   if (noise) {
     x_BTC = philox_dropout(x_BTC, embedding_dropout_, *noise, NoisePurpose::kEmbeddingDropout);
   }
+  ResidualStream stream{x_BTC, {}};
   for (const Block& block : blocks_) {
-    x_BTC = recompute_ ? forward_recomputed(block, x_BTC, context, noise, sums)
-                       : block.forward(x_BTC, context, noise, sums);
+    stream = recompute_ ? forward_recomputed(block, stream, context, noise, sums)
+                        : block.forward(stream, context, noise, sums);
   }
-  return output_logits(x_BTC);
+  return output_logits(stream);
 }
 
-at::Tensor LanguageModel::forward_recomputed(const Block& block, const at::Tensor& x_BTC,
-                                             const SequenceContext& context,
-                                             const std::optional<NoiseKey>& noise,
-                                             NamedSums& sums) const {
-  // The block's output, then its sums, whose names the call tells aside.
+ResidualStream LanguageModel::forward_recomputed(const Block& block, const ResidualStream& stream,
+                                                 const SequenceContext& context,
+                                                 const std::optional<NoiseKey>& noise,
+                                                 NamedSums& sums) const {
+  // The block's stream, then its sums, whose names the call tells aside.
   const auto names = std::make_shared<std::vector<std::string>>();
   const std::vector<at::Tensor> outputs = recomputed(
-      [&block, context, noise, names](const at::Tensor& x) {
+      [&block, context, noise, names](const std::vector<at::Tensor>& inputs) {
         NamedSums block_sums;
-        std::vector<at::Tensor> all{block.forward(x, context, noise, block_sums)};
+        const ResidualStream output =
+            block.forward({inputs[0], inputs[1]}, context, noise, block_sums);
+        std::vector<at::Tensor> all{output.x_BTC, output.branch_BTC};
         names->clear();
         for (auto& [name, value] : block_sums) {
           names->push_back(std::move(name));
@@ -151,9 +154,9 @@ at::Tensor LanguageModel::forward_recomputed(const Block& block, const at::Tenso
         }
         return all;
       },
-      x_BTC);
-  for (std::size_t i = 0; i < names->size(); ++i) sums.emplace_back((*names)[i], outputs[i + 1]);
-  return outputs.front();
+      {stream.x_BTC, stream.branch_BTC});
+  for (std::size_t i = 0; i < names->size(); ++i) sums.emplace_back((*names)[i], outputs[i + 2]);
+  return {outputs[0], outputs[1]};
 }
 
 ObjectiveSums LanguageModel::objective(const Batch& batch, const std::optional<NoiseKey>& noise) {
@@ -186,12 +189,12 @@ at::Tensor LanguageModel::decode_step(DecodeCache& decode_cache, const at::Tenso
   const at::Tensor tokens_BT = tokens_B.unsqueeze(1);
   const at::Tensor positions_BT = at::full(tokens_BT.sizes(), cache.length, tokens_BT.options());
   const SequenceContext context{.segments_BT = {}, .positions_BTP = positions_BT.unsqueeze(-1)};
-  at::Tensor x_BTC = embed(tokens_BT, positions_BT);
+  ResidualStream stream{embed(tokens_BT, positions_BT), {}};
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    x_BTC = blocks_[i].decode_step(cache.blocks[i], x_BTC, context);
+    stream = blocks_[i].decode_step(cache.blocks[i], stream, context);
   }
   ++cache.length;
-  return output_logits(x_BTC).squeeze(1).to(parameters_.dtype());
+  return output_logits(stream).squeeze(1).to(parameters_.dtype());
 }
 
 double LanguageModel::forward_flops_per_sequence() const {

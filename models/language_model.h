@@ -36,14 +36,14 @@ class LanguageModel final : public Model {
  private:
   at::Tensor forward(const Batch& batch, const std::optional<NoiseKey>& noise,
                      NamedSums& sums) const;
-  at::Tensor forward_recomputed(const Block& block, const at::Tensor& x_BTC,
-                                const SequenceContext& context,
-                                const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+  ResidualStream forward_recomputed(const Block& block, const ResidualStream& stream,
+                                    const SequenceContext& context,
+                                    const std::optional<NoiseKey>& noise, NamedSums& sums) const;
   // Rows of the embedding, plus their position's where the model has positions. positions_BT
   // undefined: 0, 1, 2, ...
   at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const;
   // In the compute dtype.
-  at::Tensor output_logits(const at::Tensor& x_BTC) const;
+  at::Tensor output_logits(const ResidualStream& stream) const;
 
   Parameters parameters_;
   std::int64_t sequence_length_, vocabulary_;

@@ -58,16 +58,15 @@ LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Para
   }
 }
 
-at::Tensor LayerNorm::operator()(const at::Tensor& x) const {
+LayerNorm::Output LayerNorm::operator()(const ResidualStream& stream) const {
+  const auto& [x_BTC, branch_BTC] = stream;
+  if (branch_BTC.defined() && x_BTC.is_cuda()) {
+    const auto [sum_BTC, normed_BTC] = add_and_norm(x_BTC, branch_BTC, weight_C, bias_C, epsilon_);
+    return {sum_BTC, normed_BTC};
+  }
+  const at::Tensor sum_BTC = branch_BTC.defined() ? x_BTC + branch_BTC : x_BTC;
   const auto bias = bias_C.defined() ? std::optional<at::Tensor>(bias_C) : std::nullopt;
-  return at::layer_norm(x, weight_C.sizes(), weight_C, bias, epsilon_);
-}
-
-std::pair<at::Tensor, at::Tensor> LayerNorm::after_adding(const at::Tensor& x,
-                                                          const at::Tensor& branch) const {
-  if (x.is_cuda()) return add_and_norm(x, branch, weight_C, bias_C, epsilon_);
-  const at::Tensor sum = x + branch;
-  return {sum, (*this)(sum)};
+  return {sum_BTC, at::layer_norm(sum_BTC, weight_C.sizes(), weight_C, bias, epsilon_)};
 }
 
 FeedForward::FeedForward(const configs::Model& config, const std::string& name,

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "attention/parameters.h"
 #include "cluster/base/philox.h"
@@ -53,15 +52,25 @@ class Linear {
   at::ScalarType compute_dtype_;
 };
 
-// Layer norm over the last dim (Ba et al. 2016), in the parameters' dtype, which x has too.
+// The residual stream between two sublayers is x + branch. What the sublayer before gave stands
+// aside until the next norm adds it, so that both are one pass over memory.
+struct ResidualStream {
+  at::Tensor x_BTC;       // of the parameters' dtype
+  at::Tensor branch_BTC;  // of theirs or the compute dtype; undefined: nothing to add
+};
+
+// Layer norm over the last dim (Ba et al. 2016), computed in the parameters' dtype.
 class LayerNorm {
  public:
   LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters);
 
-  at::Tensor operator()(const at::Tensor& x) const;
-  // x + branch, and the norm of that: one kernel on a GPU.
-  std::pair<at::Tensor, at::Tensor> after_adding(const at::Tensor& x,
-                                                 const at::Tensor& branch) const;
+  struct Output {
+    at::Tensor sum_BTC;  // of the stream
+    at::Tensor
+        normed_BTC;  // its norm; on a GPU of the branch's dtype, for the layers that round it
+  };
+  // One kernel on a GPU where there is a branch.
+  Output operator()(const ResidualStream& stream) const;
 
  private:
   at::Tensor weight_C, bias_C;

@@ -13,20 +13,29 @@ namespace {
 
 using torch::autograd::variable_list;
 
+// The same values without their history, as the leaves of a graph of their own.
+variable_list leaves_of(const variable_list& inputs) {
+  variable_list leaves;
+  for (const at::Tensor& input : inputs) {
+    leaves.push_back(input.defined() ? input.detach().set_requires_grad(true) : input);
+  }
+  return leaves;
+}
+
 // Stands in the outer graph for all that a part's backward pass needs.
 class Recomputation : public torch::autograd::Node {
  public:
-  Recomputation(NetworkPart part, const at::Tensor& input)
-      : Node(torch::autograd::collect_next_edges(input)),
+  Recomputation(NetworkPart part, const variable_list& inputs)
+      : Node(torch::autograd::collect_next_edges(inputs)),
         part_(std::move(part)),
-        input_(input.detach()) {}
+        inputs_(leaves_of(inputs)) {}
 
   variable_list apply(variable_list&& gradients) override {
-    const at::Tensor input = input_.detach().set_requires_grad(true);
+    const variable_list inputs = leaves_of(inputs_);
     variable_list outputs, output_gradients;
     {
       const c10::AutoGradMode with_gradients(true);
-      const std::vector<at::Tensor> all = part_(input);
+      const std::vector<at::Tensor> all = part_(inputs);
       for (std::size_t i = 0; i < all.size(); ++i) {
         if (!gradients[i].defined() || !all[i].requires_grad()) continue;
         outputs.push_back(all[i]);
@@ -34,29 +43,33 @@ class Recomputation : public torch::autograd::Node {
       }
     }
     torch::autograd::backward(outputs, output_gradients);
-    return {input.grad()};
+    variable_list input_gradients;
+    for (const at::Tensor& input : inputs) {
+      input_gradients.push_back(input.defined() ? input.grad() : input);
+    }
+    return input_gradients;
   }
 
   void release_variables() override {
     part_ = nullptr;
-    input_.reset();
+    inputs_.clear();
   }
 
  private:
   NetworkPart part_;
-  at::Tensor input_;
+  variable_list inputs_;
 };
 
 }  // namespace
 
-std::vector<at::Tensor> recomputed(NetworkPart part, const at::Tensor& input) {
-  if (!c10::GradMode::is_enabled() || !input.requires_grad()) return part(input);
+std::vector<at::Tensor> recomputed(NetworkPart part, const std::vector<at::Tensor>& inputs) {
+  if (!c10::GradMode::is_enabled() || !inputs.front().requires_grad()) return part(inputs);
   // With a graph, which is dropped at once: LibTorch's operations choose algorithms by what needs
   // gradients (matmul does), and both passes must choose the same.
-  std::vector<at::Tensor> outputs = part(input.detach().set_requires_grad(true));
+  std::vector<at::Tensor> outputs = part(leaves_of(inputs));
   for (at::Tensor& output : outputs) output = output.detach();
   torch::autograd::set_history(
-      outputs, std::shared_ptr<torch::autograd::Node>(new Recomputation(std::move(part), input),
+      outputs, std::shared_ptr<torch::autograd::Node>(new Recomputation(std::move(part), inputs),
                                                       torch::autograd::deleteNode));
   return outputs;
 }

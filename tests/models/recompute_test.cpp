@@ -86,9 +86,9 @@ TEST(Recompute, TakesGradientsOfEveryOutput) {
   at::Tensor weight = at::full({3}, 0.5, at::kDouble).set_requires_grad(true);
   const at::Tensor x = at::arange(3, at::kDouble).set_requires_grad(true);
   int num_calls = 0;
-  const NetworkPart part = [&](const at::Tensor& input) {
+  const NetworkPart part = [&](const std::vector<at::Tensor>& inputs) {
     ++num_calls;
-    return std::vector<at::Tensor>{(input * weight).exp(), (weight * weight).sum(),
+    return std::vector<at::Tensor>{(inputs[0] * weight).exp(), (weight * weight).sum(),
                                    at::ones({}, at::kDouble)};
   };
   for (const bool second : {false, true}) {  // an output may stay unused
@@ -98,9 +98,9 @@ TEST(Recompute, TakesGradientsOfEveryOutput) {
       (second ? loss + 3 * outputs[1] : loss).backward();
       return std::pair(weight.grad(), x.grad());
     };
-    const auto [expected_weight, expected_x] = gradients_of(part(x * 2));
+    const auto [expected_weight, expected_x] = gradients_of(part({x * 2}));
     num_calls = 0;
-    const std::vector<at::Tensor> outputs = recomputed(part, x * 2);
+    const std::vector<at::Tensor> outputs = recomputed(part, {x * 2});
     EXPECT_EQ(num_calls, 1);
     const auto [found_weight, found_x] = gradients_of(outputs);
     EXPECT_EQ(num_calls, 2);
@@ -108,21 +108,46 @@ TEST(Recompute, TakesGradientsOfEveryOutput) {
     EXPECT_TRUE(at::equal(found_x, expected_x));
   }
   const at::NoGradGuard no_gradients;
-  EXPECT_FALSE(recomputed(part, x)[0].requires_grad());
+  EXPECT_FALSE(recomputed(part, {x})[0].requires_grad());
 }
 
-// Between the passes nothing is kept but the input.
+// A part with several inputs, of which one may be missing, as the branch of the first block.
+TEST(Recompute, GivesGradientsToEveryInput) {
+  const NetworkPart part = [](const std::vector<at::Tensor>& inputs) {
+    const at::Tensor sum = inputs[1].defined() ? inputs[0] + 3 * inputs[1] : inputs[0];
+    return std::vector<at::Tensor>{sum.exp()};
+  };
+  for (const bool with_second : {true, false}) {
+    const at::Tensor x = at::arange(3, at::kDouble).set_requires_grad(true);
+    const at::Tensor y = at::full({3}, 0.5, at::kDouble).set_requires_grad(true);
+    const auto gradients_of = [&](const NetworkPart& call) {
+      x.mutable_grad() = y.mutable_grad() = at::Tensor();
+      call({x * 2, with_second ? y * 2 : at::Tensor()})[0].sum().backward();
+      return std::pair(x.grad(), y.grad());
+    };
+    const auto [expected_x, expected_y] = gradients_of(part);
+    const auto [found_x, found_y] = gradients_of(
+        [&](const std::vector<at::Tensor>& inputs) { return recomputed(part, inputs); });
+    EXPECT_TRUE(at::equal(found_x, expected_x));
+    ASSERT_EQ(found_y.defined(), with_second);
+    if (with_second) {
+      EXPECT_TRUE(at::equal(found_y, expected_y));
+    }
+  }
+}
+
+// Between the passes nothing is kept but the inputs.
 TEST(Recompute, KeepsNoActivations) {
   const at::Tensor x = at::ones({4}).set_requires_grad(true);
   c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl> activation(x.getIntrusivePtr());
-  const NetworkPart part = [&](const at::Tensor& input) {
-    const at::Tensor inner = input.exp();
+  const NetworkPart part = [&](const std::vector<at::Tensor>& inputs) {
+    const at::Tensor inner = inputs[0].exp();
     activation = decltype(activation)(inner.getIntrusivePtr());
     return std::vector<at::Tensor>{inner.sin()};  // keeps what it reads
   };
-  const std::vector<at::Tensor> plain = part(x * 2);
+  const std::vector<at::Tensor> plain = part({x * 2});
   EXPECT_FALSE(activation.expired());
-  const std::vector<at::Tensor> outputs = recomputed(part, x * 2);
+  const std::vector<at::Tensor> outputs = recomputed(part, {x * 2});
   EXPECT_TRUE(activation.expired());
   outputs[0].sum().backward();
 }
