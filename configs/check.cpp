@@ -223,6 +223,7 @@ class ConsistencyCheck {
              "must be false with train.optimizer.adafactor, whose row and column means cannot be "
              "cut into slices (and are small); use train.optimizer.adamw, or leave zero out");
     }
+    if (train.cuda_graph()) check_cuda_graph();
     const auto& schedule = train.schedule();
     switch (schedule.shape()) {
       case configs::Schedule::constant:
@@ -242,6 +243,24 @@ class ConsistencyCheck {
                  configs::Schedule::Shape_Name(schedule.shape()));
         }
         break;
+    }
+  }
+
+  // What a graph replays must be launches that are the same in each step.
+  void check_cuda_graph() const {
+    const auto& train = config_.train();
+    if (config_.device() != configs::Config::cuda) {
+      refuse(places_, "train.cuda_graph", "needs device: cuda; leave it out on processors");
+    }
+    if (train.optimizer().has_adafactor()) {
+      refuse(places_, "train.cuda_graph",
+             "must be false with train.optimizer.adafactor, whose update takes its rates from the "
+             "host; use train.optimizer.adamw, or leave cuda_graph out");
+    }
+    if (train.invariant().shards() > 0) {
+      refuse(places_, "train.cuda_graph",
+             "must be false with train.invariant.shards, whose sums are reduced between the passes "
+             "of a step; leave one of them out");
     }
   }
 

@@ -17,6 +17,11 @@ Failure classify(const std::exception_ptr& exception) {
   } catch (const std::bad_alloc&) {
     return {ExitCode::kMemory,
             "out of memory: use a smaller model, train.micro_batch or data.sequence_length"};
+  } catch (const c10::OutOfMemoryError& error) {  // of a GPU
+    return {ExitCode::kMemory,
+            std::string("out of memory: use a smaller model, train.micro_batch or "
+                        "data.sequence_length, or train.recompute: ") +
+                error.what_without_backtrace()};
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
     // LibTorch's CPU allocator has no type of its own for this.

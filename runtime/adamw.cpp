@@ -89,7 +89,6 @@ void AdamW::step_on_gpu(const StepScalars& scalars) {
                           .gradients_n = bucket.gradients.narrow(0, held.begin, held.size()),
                           .m_n = moments_[b].m,
                           .v_n = moments_[b].v,
-                          .compute_n = {},
                           .decayed_G = moments_[b].decayed_G};
     fused_adamw(part, {beta1_, beta2_, epsilon_, weight_decay_}, scalars.on_device(), num_updates_);
   }

@@ -29,9 +29,6 @@ void check_bucket(const FusedAdamWBucket& b, const at::Tensor& scalars_K,
   require(b.gradients_n.scalar_type() == b.values_n.scalar_type() ||
               b.gradients_n.scalar_type() == at::kBFloat16,
           "fused_adamw: gradients must be of the values' dtype or bf16");
-  require(!b.compute_n.defined() || (b.compute_n.scalar_type() == at::kBFloat16 &&
-                                     b.compute_n.is_contiguous() && b.compute_n.numel() == n),
-          "fused_adamw: the compute copy must be bf16, contiguous and as long as the values");
   require(b.decayed_G.scalar_type() == at::kByte && b.decayed_G.is_contiguous() &&
               b.decayed_G.numel() == n / kGroup,
           "fused_adamw: decay flags must be u8, one for 64 elements");
@@ -47,9 +44,8 @@ void check_bucket(const FusedAdamWBucket& b, const at::Tensor& scalars_K,
 void launch(FusedAdamWBucket& b, const AdamWConstants& constants, const at::Tensor& scalars_K,
             const at::Tensor& num_updates_1) {
   require(b.values_n.scalar_type() == at::kFloat, "fused_adamw: values on a GPU must be fp32");
-  for (const at::Tensor& tensor : {b.values_n, b.gradients_n, b.m_n, b.v_n, b.compute_n}) {
-    require(!tensor.defined() || fits_vectors(tensor, /*num_bytes=*/0),
-            "fused_adamw: data must be aligned to 16 bytes");
+  for (const at::Tensor& tensor : {b.values_n, b.gradients_n, b.m_n, b.v_n}) {
+    require(fits_vectors(tensor, /*num_bytes=*/0), "fused_adamw: data must be aligned to 16 bytes");
   }
   const double* scalars = scalars_K.const_data_ptr<double>();
   FusedAdamWParams params{};
@@ -59,7 +55,6 @@ void launch(FusedAdamWBucket& b, const AdamWConstants& constants, const at::Tens
   params.v = b.v_n.mutable_data_ptr<float>();
   params.gradients = b.gradients_n.const_data_ptr();
   params.gradient_dtype = kernel_dtype(b.gradients_n);
-  params.compute_values = b.compute_n.defined() ? b.compute_n.mutable_data_ptr() : nullptr;
   params.decayed = b.decayed_G.const_data_ptr<std::uint8_t>();
   params.learning_rate = scalars + StepScalars::kLearningRate;
   params.gradient_scale = scalars + StepScalars::kGradientScale;
@@ -109,9 +104,6 @@ void reference_adamw(FusedAdamWBucket& bucket, const AdamWConstants& constants,
   bucket.m_n.copy_(at::where(apply, m_n, bucket.m_n));
   bucket.v_n.copy_(at::where(apply, v_n, bucket.v_n));
   bucket.values_n.copy_(at::where(apply, values_n, bucket.values_n));
-  if (bucket.compute_n.defined()) {
-    bucket.compute_n.copy_(at::where(apply, bucket.values_n.to(at::kBFloat16), bucket.compute_n));
-  }
 }
 
 }  // namespace birkhoff

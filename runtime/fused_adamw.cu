@@ -4,15 +4,14 @@
 //   m[i] <- b1 m[i] + (1 - b1) g'[i]
 //   v[i] <- b2 v[i] + (1 - b2) g'[i]^2
 //   p[i] <- (1 - d[i / 64] lr wd) p[i] - lr / (1 - b1^t) m[i] / (sqrt(v[i]) / sqrt(1 - b2^t) + e)
-//   c[i] <- bf16(p[i])                                                        where c is wanted
 //
-// p, m, v fp32 [n]; g fp32 or bf16 [n]; c bf16 [n]; d u8 [n / 64]; lr, s, apply, t fp64 scalars in
+// p, m, v fp32 [n]; g fp32 or bf16 [n]; d u8 [n / 64]; lr, s, apply, t fp64 scalars in
 // device memory, so that a captured step replays with new values. apply = 0 writes nothing: the
 // same bits stay whatever g holds.
 //
 // Blocks of 256 threads; a thread owns 4 neighbours at a time, at multiples of 4 times the grid's
-// threads. Memory: 16 bytes read (12 + 2 with bf16 gradients) and 12 written (+ 2) for each
-// element. Shared memory: 16 bytes of factors, made in fp64 by one thread of each block.
+// threads. Memory: 16 bytes read (12 + 2 with bf16 gradients) and 12 written for each element.
+// Shared memory: 16 bytes of factors, made in fp64 by one thread of each block.
 // Deterministic: an element depends on nothing but itself and the scalars.
 #include <algorithm>
 
@@ -49,7 +48,6 @@ __global__ void __launch_bounds__(kThreads) fused_adamw_kernel(const FusedAdamWP
   const auto beta1 = static_cast<float>(p.beta1), beta2 = static_cast<float>(p.beta2);
   const auto epsilon = static_cast<float>(p.epsilon);
   const auto* gradients = static_cast<const Gradient*>(p.gradients);
-  auto* compute_values = static_cast<__nv_bfloat16*>(p.compute_values);
   const std::int64_t stride = std::int64_t{gridDim.x} * kThreads * kPerThread;
   const std::int64_t first = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * kPerThread;
   for (std::int64_t i = first; i < p.elements; i += stride) {
@@ -58,23 +56,19 @@ __global__ void __launch_bounds__(kThreads) fused_adamw_kernel(const FusedAdamWP
     auto m = load_vector<float, kPerThread>(p.m + i);
     auto v = load_vector<float, kPerThread>(p.v + i);
     const float keep = p.decayed[i / FusedAdamWParams::kGroup] != 0 ? f.decay : 1.0f;
-    Vector<__nv_bfloat16, kPerThread> compute;
 #pragma unroll
     for (int k = 0; k < kPerThread; ++k) {
       const float gradient = to_float(g.elements[k]) * f.gradient_scale;
       const float m_new = beta1 * m.elements[k] + (1 - beta1) * gradient;
       const float v_new = beta2 * v.elements[k] + (1 - beta2) * gradient * gradient;
       const float denominator = sqrtf(v_new) * f.inverse_sqrt_correction2 + epsilon;
-      const float value = keep * values.elements[k] - f.step_size * m_new / denominator;
-      values.elements[k] = value;
+      values.elements[k] = keep * values.elements[k] - f.step_size * m_new / denominator;
       m.elements[k] = m_new;
       v.elements[k] = v_new;
-      compute.elements[k] = from_float<__nv_bfloat16>(value);
     }
     store_vector(p.values + i, values);
     store_vector(p.m + i, m);
     store_vector(p.v + i, v);
-    if (compute_values != nullptr) store_vector(compute_values + i, compute);
   }
 }
 

@@ -15,7 +15,6 @@ struct FusedAdamWBucket {
   at::Tensor values_n;     // fp32 (fp64 on the CPU): the parameters, or their masters
   at::Tensor gradients_n;  // of the values' dtype, or bf16
   at::Tensor m_n, v_n;     // as values_n
-  at::Tensor compute_n;    // bf16 copy of the values for the next step's computation, or undefined
   at::Tensor decayed_G;    // u8 [n / 64]: 0 where weight decay does not touch the 64 elements
 };
 
@@ -23,7 +22,7 @@ struct AdamWConstants {
   double beta1, beta2, epsilon, weight_decay;
 };
 
-// Updates values, m, v and compute copy in place. scalars_K: StepScalars' fp64 values by its
+// Updates values, m and v in place. scalars_K: StepScalars' fp64 values by its
 // indices; with kApply 0 nothing is written. num_updates_1: fp64 [1], the update's number, from 1.
 // n is a multiple of 64. Local; on a CUDA device asynchronous on the current stream.
 void fused_adamw(FusedAdamWBucket& bucket, const AdamWConstants& constants,

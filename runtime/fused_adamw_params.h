@@ -17,7 +17,6 @@ struct FusedAdamWParams {
   float* v;
   const void* gradients;  // of gradient_dtype: fp32 or bf16
   KernelDtype gradient_dtype;
-  void* compute_values;         // bf16, or null: none
   const std::uint8_t* decayed;  // [n / kGroup]: 0, weight decay does not touch this group
   // Device scalars, fp64.
   const double* learning_rate;

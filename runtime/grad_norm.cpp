@@ -66,8 +66,8 @@ std::vector<at::Tensor> block_sums_of_slices(const GradBuckets& buckets) {
 
 }  // namespace
 
-double gradient_norm(const GradBuckets& buckets) {
-  if (buckets.buckets().empty()) return 0;
+at::Tensor gradient_block_sums(const GradBuckets& buckets) {
+  if (buckets.buckets().empty()) return at::zeros({0}, at::kDouble);
   std::vector<at::Tensor> of_buckets;
   if (buckets.sliced()) {
     of_buckets = block_sums_of_slices(buckets);
@@ -79,7 +79,10 @@ double gradient_norm(const GradBuckets& buckets) {
   const at::Tensor block_sums = at::cat(of_buckets);
   // One rank has summed each block, so adding zeros over the ranks is exact.
   if (buckets.sliced()) buckets.group().all_reduce(block_sums, ReduceOp::kSum, "gradient norm");
+  return block_sums;
+}
 
+double norm_of_block_sums(const GradBuckets& buckets, const at::Tensor& block_sums) {
   const at::Tensor on_host = block_sums.cpu();
   const double* block_sum = on_host.const_data_ptr<double>();
   double sum = 0;
@@ -91,6 +94,10 @@ double gradient_norm(const GradBuckets& buckets) {
     sum += bucket_sum;
   }
   return std::sqrt(sum);
+}
+
+double gradient_norm(const GradBuckets& buckets) {
+  return norm_of_block_sums(buckets, gradient_block_sums(buckets));
 }
 
 }  // namespace birkhoff

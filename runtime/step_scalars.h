@@ -15,6 +15,7 @@ class StepScalars {
                      // means
     kApply,  // 1: the step is finite and is applied; 0: parameters and optimizer state stay as they
              // are
+    kLossScale,  // the loss counts so many times in the gradients (runtime/loss_scale.h)
     kNoiseStep,  // holds an int64
     kNumScalars
   };
@@ -41,6 +42,10 @@ class StepScalars {
 
   // fp64 [kNumScalars] on the device.
   const at::Tensor& on_device() const { return on_device_; }
+  // 0-dim, of a loss' dtype: the gradient that its backward pass begins with.
+  at::Tensor loss_scale(at::ScalarType dtype) const {
+    return on_device_.select(0, kLossScale).to(dtype);
+  }
   // int64 [1], a view of the element kNoiseStep on the device: what a NoiseKey takes.
   at::Tensor noise_step() const { return noise_step_of(on_device_); }
 

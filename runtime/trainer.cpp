@@ -36,7 +36,12 @@ Trainer::Trainer(TrainerParts parts)
       scalars_(parts_.group.device()),
       tail_(at::zeros({std::max(1, parts_.config.train().invariant().shards()),
                        kTailNonFinite + parts_.group.size()},
-                      at::TensorOptions(at::kDouble).device(parts_.group.device()))) {}
+                      at::TensorOptions(at::kDouble).device(parts_.group.device()))),
+      gradients_graph_(parts_.config.train().cuda_graph(), parts_.group.device()),
+      // With slices ranks exchange their borders.
+      norm_graph_(parts_.config.train().cuda_graph() && !parts_.buckets.sliced(),
+                  parts_.group.device()),
+      update_graph_(parts_.config.train().cuda_graph(), parts_.group.device()) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
@@ -77,46 +82,26 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   const configs::Train& train = parts_.config.train();
   ++state.step;
 
-  // Batch: this rank's sequences, cut into micro-batches.
-  const Batch batch = parts_.next_batch();
+  // Batch, forward, backward.
+  Batch batch = parts_.next_batch();
+  if (train.cuda_graph()) batch = fixed_batch_.hold(batch);
   const bool scaled = train.precision() == configs::Train::fp16;
   const double scale = state.loss_scale.value;
-  const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : batch.size();
   scalars_.set_noise_step(state.step);
+  scalars_.set(StepScalars::kLossScale, scale);
   scalars_.publish();
-  parts_.buckets.zero();
-  tail_.zero_();
-
-  for (const ShardRows& shard : shards_of_batch(batch.size())) {
-    if (shard.rows.begin > 0) {
-      parts_.buckets.next_shard(/*one_pass=*/shard.rows.size() <= micro_batch);
-    }
-    for (std::int64_t begin = shard.rows.begin; begin < shard.rows.end; begin += micro_batch) {
-      const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
-      const Batch micro = batch.narrow(begin, end);
-
-      // Forward: the loss is a sum, so that sums over micro-batches and ranks need no weights.
-      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
-      const ObjectiveSums sums = parts_.model.objective(micro, noise);
-      add_to_tail(shard.tail_row, sums);
-
-      // Backward: gradients add up in the buckets; in the last pass each full bucket leaves at
-      // once.
-      if (end == batch.size()) parts_.buckets.start_reducing();
-      (scale == 1 ? sums.loss : sums.loss.mul(scale)).backward();
-      if (parts_.activity != nullptr) parts_.activity->tick();
-    }
-  }
+  gradients_graph_.run([this, batch] { compute_gradients(batch); });
 
   // Reduce: sums of gradients and counts over all ranks, the same bits on each.
   if (parts_.signals.received() != 0) tail_[0][kTailStop].fill_(1);
   parts_.buckets.finish_reducing(tail_);
+  norm_graph_.run([this] { block_sums_ = gradient_block_sums(parts_.buckets); });
   const at::Tensor tail = tail_sums();
   const double* sums = tail.const_data_ptr<double>();
   const double count = std::max(sums[kTailCount], 1.0);
 
   // Clip: one factor divides by count and loss scale and bounds the norm of the mean gradient.
-  const double norm = gradient_norm(parts_.buckets) / count / scale;
+  const double norm = norm_of_block_sums(parts_.buckets, block_sums_) / count / scale;
   const bool clipped = train.clip_norm() > 0 && norm > train.clip_norm();
   const double clip_factor = clipped ? train.clip_norm() / norm : 1.0;
   const bool losses_finite =
@@ -129,7 +114,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   scalars_.set(StepScalars::kGradientScale, clip_factor / count / scale);
   scalars_.set(StepScalars::kApply, finite ? 1 : 0);
   scalars_.publish();
-  parts_.optimizer.step(scalars_);
+  update_graph_.run([this] { parts_.optimizer.step(scalars_); });
   parts_.buckets.publish_values();
 
   // Report.
@@ -160,6 +145,34 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   result.report.step_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return result;
+}
+
+void Trainer::compute_gradients(const Batch& batch) {
+  const configs::Train& train = parts_.config.train();
+  const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : batch.size();
+  parts_.buckets.zero();
+  tail_.zero_();
+  // This rank's sequences, cut into micro-batches.
+  for (const ShardRows& shard : shards_of_batch(batch.size())) {
+    if (shard.rows.begin > 0) {
+      parts_.buckets.next_shard(/*one_pass=*/shard.rows.size() <= micro_batch);
+    }
+    for (std::int64_t begin = shard.rows.begin; begin < shard.rows.end; begin += micro_batch) {
+      const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
+      const Batch micro = batch.narrow(begin, end);
+
+      // Forward: the loss is a sum, so that sums over micro-batches and ranks need no weights.
+      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
+      const ObjectiveSums sums = parts_.model.objective(micro, noise);
+      add_to_tail(shard.tail_row, sums);
+
+      // Backward: gradients add up in the buckets; in the last pass each full bucket leaves at
+      // once. From inside a graph nothing is sent: finish_reducing() does it.
+      if (end == batch.size() && !train.cuda_graph()) parts_.buckets.start_reducing();
+      sums.loss.backward(scalars_.loss_scale(sums.loss.scalar_type()));
+      if (parts_.activity != nullptr) parts_.activity->tick();
+    }
+  }
 }
 
 std::vector<Trainer::ShardRows> Trainer::shards_of_batch(std::int64_t batch_size) const {

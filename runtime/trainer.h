@@ -1,4 +1,4 @@
-// Training, step by step. Read Trainer::step() in trainer.cpp from top to bottom:
+// Training, step by step. Read Trainer::step() and what it calls in trainer.cpp from top to bottom:
 // batch, forward, backward, reduce, clip, update, report.
 #pragma once
 
@@ -17,6 +17,7 @@
 #include "runtime/optimizer.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/signals.h"
+#include "runtime/step_graph.h"
 #include "runtime/step_scalars.h"
 
 namespace birkhoff::configs {
@@ -72,6 +73,10 @@ class Trainer {
   };
 
   StepResult step(TrainState& state);
+  // Gradients and tail of this rank's batch. With train.cuda_graph it is recorded once and
+  // replayed: what differs from step to step reaches it through the memory of the batch and the
+  // scalars.
+  void compute_gradients(const Batch& batch);
   std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
   void add_to_tail(std::int64_t row, const ObjectiveSums& sums);
   at::Tensor tail_sums() const;  // on the host: waits for the device
@@ -84,6 +89,12 @@ class Trainer {
   TrainerParts parts_;
   StepScalars scalars_;
   at::Tensor tail_;  // fp64 sums that travel with the gradients, on the device: see trainer.cpp
+  at::Tensor block_sums_;  // of the gradient norm
+
+  // With train.cuda_graph: what a recorded step reads, and its parts. The host decides between
+  // them.
+  FixedBatch fixed_batch_;
+  StepGraph gradients_graph_, norm_graph_, update_graph_;
 };
 
 }  // namespace birkhoff

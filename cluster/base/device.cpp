@@ -95,12 +95,19 @@ at::Device cuda_device(int local_rank) {
     }
     local_rank %= num_devices;
   }
-  // LibTorch's operations without float atomics where it has them, and cuBLAS with a workspace of
-  // its own for each stream: else it may sum in another order from run to run.
+  // LibTorch's operations without float atomics, and cuBLAS with a workspace of its own for each
+  // stream: else it may sum in another order from run to run. Attention's backward passes are
+  // deterministic only where what is not is an error (warn_only: they warn and stay as they are).
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // a pass over all of it
   cuda_check(cudaSetDevice(local_rank), "cudaSetDevice");
-  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank)};
+  const auto device = static_cast<at::DeviceIndex>(local_rank);
+  // All that autograd remembers, and so its threads, follows this stream.
+  if (c10::cuda::getCurrentCUDAStream(device) == c10::cuda::getDefaultCUDAStream(device)) {
+    c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device));
+  }
+  return {at::kCUDA, device};
 }
 
 std::string device_name(at::Device device) {

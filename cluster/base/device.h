@@ -17,9 +17,10 @@ namespace birkhoff {
 int count_cuda_devices();
 
 // The GPU of the rank with this number among the ranks of its machine: the one of the same number.
-// Makes it the current device of the calling thread, and LibTorch's operations deterministic where
-// they can be. Errors as before, and if there are not so many GPUs; with BIRKHOFF_SHARE_GPUS in the
-// environment ranks of one machine share them, for tests of function. Local.
+// Makes it the current device of the calling thread, which gets a stream of its own (the default
+// stream cannot be recorded into CUDA graphs), and LibTorch's operations deterministic. Errors as
+// before, and if there are not so many GPUs; with BIRKHOFF_SHARE_GPUS in the environment ranks of
+// one machine share them, for tests of function. Local.
 at::Device cuda_device(int local_rank);
 
 // What this process holds of the device's memory now and held at most, in one line: resident memory

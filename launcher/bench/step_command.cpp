@@ -301,6 +301,12 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
          "--set train.invariant.shards=0",
          config.train().invariant().shards());
   }
+  if (config.train().cuda_graph()) {
+    fail(
+        ExitCode::kConfig,
+        "train.cuda_graph is on, but bench step measures the parts of a step one by one: add --set "
+        "train.cuda_graph=false");
+  }
   SyntheticTraining training(config, arguments.vocabulary, device);
   out << report_title(arguments.line, device) << '\n'
       << check_first_step(config, arguments.vocabulary, training) << ' '

@@ -102,6 +102,17 @@ std::vector<BadInput> contradictions() {
        .line = "config print good.txtpb --set train.zero=true --set train.optimizer.adafactor={}",
        .code = ExitCode::kConfig,
        .words = {"train.zero", "must be false with train.optimizer.adafactor"}},
+      value("train.cuda_graph=true", {"needs device: cuda"}),
+      {.name = "a CUDA graph of updates that read the host",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "train.optimizer.adafactor={}",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with train.optimizer.adafactor"}},
+      {.name = "a CUDA graph over virtual shards",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "train.invariant.shards=2",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with train.invariant.shards"}},
       value("mesh.tensor=2", {"not supported yet", "2"}),
       value("mesh.sequence=2", {"not supported yet", "2"}),
       value("evaluate.split=train", {"valid", "test", "'train'"}),

@@ -2,6 +2,7 @@
 // documented code, and loses no file.
 #include "bad_input.h"
 
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include "damage.h"
 #include "good_input.h"
 #include "launcher/app.h"
+#include "launcher/failure.h"
 
 namespace birkhoff {
 namespace {
@@ -246,6 +248,16 @@ TEST_F(BadInputTest, RealProcessesDoTheSame) {
       EXPECT_NO_THROW(run(row, /*process=*/true)) << row.name;
     }
   }
+}
+
+// As LibTorch's allocator for GPUs reports it.
+TEST(Failure, TooLittleMemoryOfAGpuHasItsCode) {
+  const c10::OutOfMemoryError error({"malloc", "allocator.cpp", 1},
+                                    "CUDA out of memory.\nTried to");
+  const Failure failure = describe_failure(std::make_exception_ptr(error));
+  EXPECT_EQ(failure.code, ExitCode::kMemory);
+  EXPECT_NE(failure.what.find("train.micro_batch"), std::string::npos) << failure.what;
+  EXPECT_EQ(failure.what.find('\n'), std::string::npos);
 }
 
 }  // namespace

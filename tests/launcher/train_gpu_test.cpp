@@ -67,6 +67,31 @@ TEST_F(TrainOnGpu, RepeatsAndResumesWithTheSameBits) {
   EXPECT_TRUE(final_tensors(run("stopped")) == final_tensors(run("first")));
 }
 
+// train.cuda_graph: whole steps, replayed, with evaluations and checkpoints between them.
+TEST_F(TrainOnGpu, RecordedStepsHaveTheSameBits) {
+  const std::vector<Settings> cases{
+      {"model.dropout.residual=0.1", "train.micro_batch=2"},
+      {"model.dropout.embedding=0.1", "train.recompute=true", "train.precision=bf16"},
+      {"train.precision=fp16"},
+  };
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const std::string plain = "plain_" + std::to_string(i);
+    const std::string recorded = "recorded_" + std::to_string(i);
+    train_on("cuda", plain, cases[i]);
+    Settings settings = cases[i];
+    settings.push_back("train.cuda_graph=true");
+    if (i == 0) {  // it stops and goes on: with a recording of its own
+      Child child(train(recorded, arguments("cuda", settings)));
+      ASSERT_TRUE(wait_for_step(child, run(recorded), 8));
+      child.signal(SIGTERM);
+      EXPECT_THAT(child.finish().code, testing::AnyOf(75, 0));
+    }
+    train_on("cuda", recorded, settings);
+    EXPECT_EQ(read_metrics(run(recorded)).figures, read_metrics(run(plain)).figures) << recorded;
+    EXPECT_TRUE(final_tensors(run(recorded)) == final_tensors(run(plain))) << recorded;
+  }
+}
+
 TEST_F(TrainOnGpu, WhatItSavedIsReadWithoutOne) {
   const Finished trained = train_on("cuda", "saved");
   EXPECT_THAT(trained.err, testing::HasSubstr("of tensors on the GPU"));
