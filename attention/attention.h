@@ -72,6 +72,9 @@ class Mechanism {
   virtual AttentionOutput reference(const AttentionInput& in) const = 0;
   // The fast path where device and shapes allow it, else reference(). Same results up to rounding.
   virtual AttentionOutput forward(const AttentionInput& in) const { return reference(in); }
+  // The best that LibTorch's own fused operations give, without kernels of ours: what those are
+  // measured against. Same results up to rounding.
+  virtual AttentionOutput composed(const AttentionInput& in) const { return forward(in); }
 
   virtual MechanismProperties properties() const = 0;
   // bool [L, S]: keys a query may see in some input of these lengths (one document, no padding).

@@ -24,24 +24,25 @@ BlockLocalMechanism::BlockLocalMechanism(const configs::BlockLocalAttention& con
       look_back_(config.look_back()),
       dropout_(config.dropout()) {}
 
-BlockAttention BlockLocalMechanism::attention(const Blocks& blocks,
-                                              const AttentionInput& in) const {
+AttentionOutput BlockLocalMechanism::run(const AttentionInput& in, BlockPath limit) const {
+  const Blocks blocks(in, block_, shape_.causal);
   const KeyBlocks keys = neighbouring_keys(blocks, in.k_BHSD, in.v_BHSD, look_back_,
                                            shape_.causal ? 0 : look_back_, shape_.causal);
-  return {
+  const BlockAttention attention{
       .q_BHNbD = blocks.fold(in.q_BHLD, 2), .keys = {keys}, .dropout = dropout_, .noise = in.noise};
+  return {blocks.unfold(attend_in_blocks(attention, fastest_path(attention, limit)), 2), {}};
 }
 
 AttentionOutput BlockLocalMechanism::reference(const AttentionInput& in) const {
-  const Blocks blocks(in, block_, shape_.causal);
-  const at::Tensor out = attend_in_blocks(attention(blocks, in), BlockPath::kReference);
-  return {blocks.unfold(out, 2), {}};
+  return run(in, BlockPath::kReference);
 }
 
 AttentionOutput BlockLocalMechanism::forward(const AttentionInput& in) const {
-  const Blocks blocks(in, block_, shape_.causal);
-  const BlockAttention listed = attention(blocks, in);
-  return {blocks.unfold(attend_in_blocks(listed, fastest_path(listed)), 2), {}};
+  return run(in, BlockPath::kFused);
+}
+
+AttentionOutput BlockLocalMechanism::composed(const AttentionInput& in) const {
+  return run(in, BlockPath::kComposed);
 }
 
 MechanismProperties BlockLocalMechanism::properties() const {

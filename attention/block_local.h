@@ -17,6 +17,7 @@ class BlockLocalMechanism : public Mechanism {
 
   AttentionOutput reference(const AttentionInput& in) const override;
   AttentionOutput forward(const AttentionInput& in) const override;
+  AttentionOutput composed(const AttentionInput& in) const override;
   MechanismProperties properties() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;
@@ -24,7 +25,7 @@ class BlockLocalMechanism : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
-  BlockAttention attention(const Blocks& blocks, const AttentionInput& in) const;
+  AttentionOutput run(const AttentionInput& in, BlockPath limit) const;
 
   MechanismShape shape_;
   std::int64_t block_;

@@ -199,8 +199,9 @@ at::Tensor attend_materialised(const BlockAttention& in) {
 
 }  // namespace
 
-BlockPath fastest_path(const BlockAttention& in) {
-  if (fits_fused(in)) return BlockPath::kFused;
+BlockPath fastest_path(const BlockAttention& in, BlockPath limit) {
+  if (limit == BlockPath::kReference) return limit;
+  if (limit == BlockPath::kFused && fits_fused(in)) return BlockPath::kFused;
   // LibTorch's fused attention knows no noise of ours and gives no gradient to a bias.
   const bool biased = std::any_of(in.keys.begin(), in.keys.end(),
                                   [](const KeyBlocks& keys) { return keys.bias_BHNbb.defined(); });

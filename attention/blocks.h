@@ -78,8 +78,8 @@ enum class BlockPath {
   kFused,      // the kernels of fused_block_attention.h
 };
 
-// The fastest path that can do this.
-BlockPath fastest_path(const BlockAttention& in);
+// The fastest path up to `limit` that can do this.
+BlockPath fastest_path(const BlockAttention& in, BlockPath limit = BlockPath::kFused);
 
 // [B, H, N, b, D]; queries without a legal key give 0.
 at::Tensor attend_in_blocks(const BlockAttention& in, BlockPath path);

@@ -148,7 +148,7 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
   return {};
 }
 
-AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath path) const {
+AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit) const {
   const Blocks blocks(in, config_.block(), shape_.causal);
   at::Tensor k_BHNbD = blocks.fold(in.k_BHSD, 2);
   at::Tensor v_BHNbD = config_.tie_key_value() ? k_BHNbD : blocks.fold(in.v_BHSD, 2);
@@ -168,7 +168,9 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath pat
     scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
   }
   const at::Tensor open_BNN = open_pairs(blocks);
-  const at::Tensor weights_BHNN = weights(scores_BHNN, open_BNN, 0, path);
+  const at::Tensor weights_BHNN =
+      weights(scores_BHNN, open_BNN, 0,
+              limit == BlockPath::kFused ? BalancePath::kFused : BalancePath::kReference);
 
   const SortedKeys sorted =
       sort_keys(blocks, weights_BHNN, visible_pairs(open_BNN).any(2), leaky(), k_BHNbD, v_BHNbD);
@@ -193,17 +195,19 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BalancePath pat
                                  .one_softmax = config_.combine() != SinkhornAttention::add_outputs,
                                  .dropout = config_.dropout(),
                                  .noise = in.noise};
-  const BlockPath block_path =
-      path == BalancePath::kReference ? BlockPath::kReference : fastest_path(attention);
-  return {blocks.unfold(attend_in_blocks(attention, block_path), 2), {}};
+  return {blocks.unfold(attend_in_blocks(attention, fastest_path(attention, limit)), 2), {}};
 }
 
 AttentionOutput SinkhornMechanism::reference(const AttentionInput& in) const {
-  return run(in, BalancePath::kReference);
+  return run(in, BlockPath::kReference);
 }
 
 AttentionOutput SinkhornMechanism::forward(const AttentionInput& in) const {
-  return run(in, BalancePath::kFused);
+  return run(in, BlockPath::kFused);
+}
+
+AttentionOutput SinkhornMechanism::composed(const AttentionInput& in) const {
+  return run(in, BlockPath::kComposed);
 }
 
 MechanismProperties SinkhornMechanism::properties() const {

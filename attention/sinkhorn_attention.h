@@ -37,6 +37,7 @@ class SinkhornMechanism : public Mechanism {
 
   AttentionOutput reference(const AttentionInput& in) const override;
   AttentionOutput forward(const AttentionInput& in) const override;
+  AttentionOutput composed(const AttentionInput& in) const override;
   MechanismProperties properties() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;
@@ -47,7 +48,7 @@ class SinkhornMechanism : public Mechanism {
   bool leaky() const;
   // Weights come from Sinkhorn iterations: neither of the causal modes `none` and `uniform`.
   bool balances() const;
-  AttentionOutput run(const AttentionInput& in, BalancePath path) const;
+  AttentionOutput run(const AttentionInput& in, BlockPath limit) const;
   // bool [B, N, N]: pairs (destination, source) that padding and documents allow, causality apart.
   at::Tensor open_pairs(const Blocks& blocks) const;
   // bool [B, N, N]: open pairs whose weight may be above 0.

@@ -35,6 +35,10 @@ AttentionOutput SinkhornMixtureMechanism::forward(const AttentionInput& in) cons
   return {sinkhorn_.forward(in).out_BHLD + dense_.forward(dense_input(in)).out_BHLD, {}};
 }
 
+AttentionOutput SinkhornMixtureMechanism::composed(const AttentionInput& in) const {
+  return {sinkhorn_.composed(in).out_BHLD + dense_.composed(dense_input(in)).out_BHLD, {}};
+}
+
 MechanismProperties SinkhornMixtureMechanism::properties() const { return sinkhorn_.properties(); }
 
 at::Tensor SinkhornMixtureMechanism::visible_keys(std::int64_t num_queries,

@@ -15,6 +15,7 @@ class SinkhornMixtureMechanism : public Mechanism {
 
   AttentionOutput reference(const AttentionInput& in) const override;
   AttentionOutput forward(const AttentionInput& in) const override;
+  AttentionOutput composed(const AttentionInput& in) const override;
   MechanismProperties properties() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;

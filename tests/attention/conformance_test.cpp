@@ -186,21 +186,24 @@ TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
   }
 }
 
-// 5. Kernel against reference, outputs and all gradients.
-TEST_P(Conformance, ForwardEqualsReference) {
+// 5. Kernel, and composition of LibTorch's own, against reference, outputs and all gradients.
+TEST_P(Conformance, ForwardAndComposedEqualReference) {
   for (const auto& [dtype, tolerance] :
        {std::pair(at::kDouble, 1e-11), std::pair(at::kFloat, 1e-4)}) {
     const Built built = build(dtype);
     const AttentionInput in = input(built, dtype);
     const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
-    const at::Tensor forward = run(*built.mechanism, in, Path::kForward);
     const double scale = std::max(1.0, reference.abs().max().item<double>());
-    EXPECT_LE(max_difference(forward, reference), tolerance * scale);
     const auto all = leaves(in, built.parameters);
-    const auto d_reference = gradients(reference, all), d_forward = gradients(forward, all);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      const double size = std::max(1.0, d_reference[i].abs().max().item<double>());
-      EXPECT_LE(max_difference(d_forward[i], d_reference[i]), tolerance * size) << "leaf " << i;
+    const auto d_reference = gradients(reference, all);
+    for (const Path path : {Path::kComposed, Path::kForward}) {
+      const at::Tensor out = run(*built.mechanism, in, path);
+      EXPECT_LE(max_difference(out, reference), tolerance * scale);
+      const auto d = gradients(out, all);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const double size = std::max(1.0, d_reference[i].abs().max().item<double>());
+        EXPECT_LE(max_difference(d[i], d_reference[i]), tolerance * size) << "leaf " << i;
+      }
     }
   }
 }
@@ -281,7 +284,7 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
   };
   double reference_error = 0;
   std::vector<double> d_reference_errors;
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kComposed, Path::kForward}) {
     const at::Tensor out = run(*built.mechanism, in, path);
     EXPECT_EQ(out.scalar_type(), at::kBFloat16);
     const auto all = leaves(in, built.parameters);

@@ -65,7 +65,7 @@ std::vector<at::Tensor> leaves(const AttentionInput& in, const Parameters& param
 std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::Tensor>& leaves,
                                   std::uint64_t seed = 7);
 
-enum class Path { kReference, kForward };
+enum class Path { kReference, kComposed, kForward };
 at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path);
 
 double max_difference(const at::Tensor& a, const at::Tensor& b);
