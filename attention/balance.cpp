@@ -4,11 +4,14 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
 
 #include "attention/balance_kernel.h"
+#include "attention/balance_params.h"
+#include "cluster/base/device.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -92,54 +95,118 @@ struct Balance : torch::autograd::Function<Balance> {
   }
 };
 
-// g of row u is -log sum over destinations u' <= u, so it is a matrix: g_uv.
+// The cumulative operator in the log domain, and of each iteration g and f. g of row u is -log sum
+// over destinations u' <= u, so it is a matrix: g_uv.
+Solution solve_cumulative(const at::Tensor& scores, std::int64_t iterations) {
+  Solution solution;
+  at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g;
+  const at::Tensor null = at::zeros_like(f);
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    const at::Tensor log_sum = (scores + f).logcumsumexp(-2);
+    g = log_sum.neg().masked_fill_(log_sum == kBarred, 0);
+    f = potential(at::cat({scores + g, null}, -1), -1);
+    solution.potentials.push_back(g);
+    solution.potentials.push_back(f);
+  }
+  solution.p = (scores + f).add_(g).exp_();
+  return solution;
+}
+
+at::Tensor cumulative_gradient(const at::Tensor& scores, const Solution& solution,
+                               const at::Tensor& d_p) {
+  const variable_list& potentials = solution.potentials;
+  const std::int64_t N = scores.size(-1);
+  at::Tensor d_scores = d_p * solution.p;
+  at::Tensor d_f = d_scores.sum(-1, /*keepdim=*/true);
+  at::Tensor d_g = d_scores.clone();
+  for (std::size_t i = potentials.size(); i >= 2; i -= 2) {
+    const at::Tensor &g = potentials[i - 2], &f = potentials[i - 1];
+    const at::Tensor row_flow = (scores + f + g).exp_().mul_(d_f);
+    d_scores.sub_(row_flow);
+    d_g.sub_(row_flow);
+    const at::Tensor f_before = i > 2 ? potentials[i - 3] : at::zeros_like(f);
+    // Destination u' has a share of exp(S_u'v + f_u' + g_uv) in g_uv for each u >= u', so its
+    // flow is exp(S_u'v + f_u' + g_u'v) r_u'v with r_u'v = sum over u >= u' of exp(g_uv - g_u'v)
+    // d_g_uv. g falls with u: from the last row up, r_u' = d_g_u' + exp(g_u'+1 - g_u') r_u'+1
+    // never overflows. Rows above a column's first source have g = 0 by convention, maybe below
+    // the next; the clamp keeps their r finite, and their flow is 0.
+    const at::Tensor decay = (g.narrow(-2, 1, N - 1) - g.narrow(-2, 0, N - 1)).clamp_max_(0).exp_();
+    at::Tensor r = d_g;
+    for (std::int64_t u = N - 2; u >= 0; --u) {
+      r.select(-2, u).addcmul_(decay.select(-2, u), r.select(-2, u + 1));
+    }
+    const at::Tensor column_flow = (scores + f_before + g).exp_().mul_(r);
+    d_scores.sub_(column_flow);
+    d_f = column_flow.sum(-1, /*keepdim=*/true).neg_();
+    d_g = at::zeros_like(d_g);
+  }
+  return d_scores;
+}
+
 struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
-    variable_list saved{scores};
-    at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g = at::zeros_like(scores);
-    const at::Tensor null = at::zeros_like(f);
-    for (std::int64_t i = 0; i < iterations; ++i) {
-      const at::Tensor log_sum = (scores + f).logcumsumexp(-2);
-      g = log_sum.neg().masked_fill_(log_sum == kBarred, 0);
-      f = potential(at::cat({scores + g, null}, -1), -1);
-      saved.push_back(g);
-      saved.push_back(f);
-    }
-    at::Tensor p = (scores + f).add_(g).exp_();
-    saved.push_back(p);
+    const Solution solution = solve_cumulative(scores, iterations);
+    variable_list saved = solution.potentials;
+    saved.push_back(scores);
+    saved.push_back(solution.p);
     context->save_for_backward(saved);
+    return solution.p;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    variable_list saved = context->get_saved_variables();
+    Solution solution{.p = saved.back(), .potentials = {}};
+    saved.pop_back();
+    const at::Tensor scores = saved.back();
+    saved.pop_back();
+    solution.potentials = std::move(saved);
+    return {cumulative_gradient(scores, solution, gradients[0]), at::Tensor()};
+  }
+};
+
+// x [.., R, C] with one leading dimension, as a view.
+at::Tensor one_batch(const at::Tensor& x) { return x.view({-1, x.size(-2), x.size(-1)}); }
+
+// The fused kernel, and the log domain for the rows beyond its number range.
+struct FusedCumulativeBalance : torch::autograd::Function<FusedCumulativeBalance> {
+  // Matrices with rows that the kernel left unsolved.
+  static at::Tensor unsolved(const at::Tensor& solved) {
+    return one_batch(solved).logical_not().flatten(1).any(1).nonzero().squeeze(1);
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            std::int64_t iterations) {
+    const at::Tensor dense = scores.contiguous();
+    const auto [p, solved] = cumulative_balance_kernel(dense, iterations);
+    const at::Tensor problems_K = unsolved(solved);
+    if (problems_K.size(0) > 0) {
+      const auto part = [&](const at::Tensor& x) {
+        return one_batch(x).index_select(0, problems_K);
+      };
+      const Solution solution = solve_cumulative(part(dense), iterations);
+      one_batch(p).index_copy_(0, problems_K, at::where(part(solved), part(p), solution.p));
+    }
+    context->saved_data["iterations"] = iterations;
+    context->save_for_backward({dense, solved});
     return p;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
-    const at::Tensor& scores = saved.front();
-    const std::int64_t N = scores.size(-1);
-    at::Tensor d_scores = gradients[0] * saved.back();
-    at::Tensor d_f = d_scores.sum(-1, /*keepdim=*/true);
-    at::Tensor d_g = d_scores.clone();
-    for (std::size_t i = saved.size() - 2; i >= 2; i -= 2) {
-      const at::Tensor row_flow = (scores + saved[i] + saved[i - 1]).exp_().mul_(d_f);
-      d_scores.sub_(row_flow);
-      d_g.sub_(row_flow);
-      const at::Tensor f_before = i > 2 ? saved[i - 2] : at::zeros_like(saved[i]);
-      // Destination u' has a share of exp(S_u'v + f_u' + g_uv) in g_uv for each u >= u', so its
-      // flow is exp(S_u'v + f_u' + g_u'v) r_u'v with r_u'v = sum over u >= u' of exp(g_uv - g_u'v)
-      // d_g_uv. g falls with u: from the last row up, r_u' = d_g_u' + exp(g_u'+1 - g_u') r_u'+1
-      // never overflows. Rows above a column's first source have g = 0 by convention, maybe below
-      // the next; the clamp keeps their r finite, and their flow is 0.
-      const at::Tensor& g = saved[i - 1];
-      const at::Tensor decay =
-          (g.narrow(-2, 1, N - 1) - g.narrow(-2, 0, N - 1)).clamp_max_(0).exp_();
-      at::Tensor r = d_g;
-      for (std::int64_t u = N - 2; u >= 0; --u) {
-        r.select(-2, u).addcmul_(decay.select(-2, u), r.select(-2, u + 1));
-      }
-      const at::Tensor column_flow = (scores + f_before + g).exp_().mul_(r);
-      d_scores.sub_(column_flow);
-      d_f = column_flow.sum(-1, /*keepdim=*/true).neg_();
-      d_g = at::zeros_like(d_g);
+    const at::Tensor &scores = saved[0], &solved = saved[1];
+    const std::int64_t iterations = context->saved_data["iterations"].toInt();
+    const at::Tensor d_p = gradients[0].contiguous();
+    const at::Tensor d_scores = cumulative_balance_kernel_backward(scores, d_p, iterations);
+    const at::Tensor problems_K = unsolved(solved);
+    if (problems_K.size(0) > 0) {
+      const auto part = [&](const at::Tensor& x) {
+        return one_batch(x).index_select(0, problems_K);
+      };
+      const at::Tensor rest = part(scores);
+      one_batch(d_scores).index_add_(0, problems_K,
+                                     cumulative_gradient(rest, solve_cumulative(rest, iterations),
+                                                         part(d_p).masked_fill_(part(solved), 0)));
     }
     return {d_scores, at::Tensor()};
   }
@@ -186,9 +253,9 @@ std::vector<Unsolved> unsolved(const at::Tensor& solved, const at::Tensor& score
   return all;
 }
 
-// x [.., R, C] with one leading dimension, as a view.
-at::Tensor one_batch(const at::Tensor& x) { return x.view({-1, x.size(-2), x.size(-1)}); }
-
+// The fused kernel, and the log domain for the matrices outside its number range. Those are solved
+// size by size, and again in the backward pass: what they need besides inputs and outputs is a few
+// times S, however many sizes there are.
 struct FusedBalance : torch::autograd::Function<FusedBalance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations, bool prefix, std::int64_t first_row) {
@@ -209,6 +276,77 @@ struct FusedBalance : torch::autograd::Function<FusedBalance> {
             at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
+
+#ifdef BIRKHOFF_CUDA
+// The kernels of balance.cu.
+struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
+  // Memory for what the backward pass keeps of each problem, at one time.
+  static constexpr std::int64_t kMostScratch = (64 << 20) / sizeof(float);
+
+  // Problems [.., R, C] as the kernels take them.
+  static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                              std::int64_t first_row) {
+    const std::int64_t R = scores.size(-2), C = scores.size(-1);
+    return {.matrices = R * C == 0 ? 0 : scores.numel() / (R * C),
+            .rows = static_cast<int>(R),
+            .columns = static_cast<int>(C),
+            .iterations = static_cast<int>(iterations),
+            .prefix = prefix,
+            .first_row = static_cast<int>(first_row),
+            .results = prefix ? static_cast<int>(R - first_row) : 1,
+            .scores = scores.const_data_ptr<float>(),
+            .p = nullptr};
+  }
+
+  static bool fits(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                   std::int64_t first_row) {
+    return scores.is_cuda() && scores.scalar_type() == at::kFloat &&
+           std::max(scores.size(-2), scores.size(-1)) <= BalanceParams::kMostBlocks &&
+           BalanceBackwardParams::vectors_per_matrix(
+               params(scores, iterations, prefix, first_row)) <= 4 * kMostScratch;
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            std::int64_t iterations, bool prefix, std::int64_t first_row) {
+    const at::Tensor dense = scores.contiguous();
+    const at::Tensor p = at::empty_like(dense.narrow(-2, first_row, dense.size(-2) - first_row),
+                                        at::MemoryFormat::Contiguous);
+    BalanceParams problems = params(dense, iterations, prefix, first_row);
+    problems.p = p.mutable_data_ptr<float>();
+    launch_balance(problems, current_stream(dense));
+    context->saved_data["iterations"] = iterations;
+    context->saved_data["prefix"] = prefix;
+    context->saved_data["first_row"] = first_row;
+    context->save_for_backward({dense});
+    return p;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const at::Tensor scores = context->get_saved_variables()[0], d_p = gradients[0].contiguous();
+    const at::Tensor d_scores = at::empty_like(scores);
+    BalanceParams problems =
+        params(scores, context->saved_data["iterations"].toInt(),
+               context->saved_data["prefix"].toBool(), context->saved_data["first_row"].toInt());
+    const std::int64_t of_matrix = BalanceBackwardParams::vectors_per_matrix(problems);
+    const std::int64_t all = problems.matrices;
+    const std::int64_t at_once =
+        std::clamp<std::int64_t>(kMostScratch / std::max<std::int64_t>(1, of_matrix), 1, all + 1);
+    const at::Tensor vectors = at::empty({std::min(all, at_once) * of_matrix}, scores.options());
+    const std::int64_t size = scores.size(-2) * scores.size(-1);
+    const std::int64_t result_size = d_p.size(-2) * d_p.size(-1);
+    for (std::int64_t first = 0; first < all; first += at_once) {
+      problems.matrices = std::min(at_once, all - first);
+      problems.scores = scores.const_data_ptr<float>() + first * size;
+      launch_balance_backward({.problems = problems,
+                               .d_p = d_p.const_data_ptr<float>() + first * result_size,
+                               .vectors = vectors.mutable_data_ptr<float>(),
+                               .d_scores = d_scores.mutable_data_ptr<float>() + first * size},
+                              current_stream(scores));
+    }
+    return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+#endif
 
 at::Tensor prefix_balance_reference(const at::Tensor& scores, std::int64_t iterations,
                                     std::int64_t first_row) {
@@ -258,6 +396,11 @@ at::Tensor fused_balance_backward(const at::Tensor& d_p, const at::Tensor& score
 
 at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, BalancePath path) {
   require(iterations >= 1, "balance: at least one iteration");
+#ifdef BIRKHOFF_CUDA
+  if (path == BalancePath::kFused && DeviceBalance::fits(scores, iterations, false, 0)) {
+    return DeviceBalance::apply(scores, iterations, /*prefix=*/false, /*first_row=*/0);
+  }
+#endif
   if (path == BalancePath::kReference || !scores.device().is_cpu()) {
     return Balance::apply(scores, iterations);
   }
@@ -267,15 +410,23 @@ at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, BalancePat
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
                           BalancePath path) {
   require(iterations >= 1, "prefix_balance: at least one iteration");
+#ifdef BIRKHOFF_CUDA
+  if (path == BalancePath::kFused && DeviceBalance::fits(scores, iterations, true, first_row)) {
+    return DeviceBalance::apply(scores, iterations, /*prefix=*/true, first_row);
+  }
+#endif
   if (path == BalancePath::kReference || !scores.device().is_cpu()) {
     return prefix_balance_reference(scores, iterations, first_row);
   }
   return FusedBalance::apply(scores, iterations, /*prefix=*/true, first_row);
 }
 
-at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations) {
+at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations, BalancePath path) {
   require(iterations >= 1, "cumulative_balance: at least one iteration");
-  return CumulativeBalance::apply(scores, iterations);
+  if (path == BalancePath::kReference || !scores.device().is_cpu()) {
+    return CumulativeBalance::apply(scores, iterations);
+  }
+  return FusedCumulativeBalance::apply(scores, iterations);
 }
 
 at::Tensor softmax_with_null(const at::Tensor& scores) {

@@ -14,9 +14,11 @@
 
 namespace birkhoff {
 
-// Where a balance runs: the specification in LibTorch operations, or a fused CPU kernel (the
-// specification on other devices; matrices outside the kernel's number range go through the log
-// domain one by one, so that they cost time but no memory).
+// Where a balance runs: the specification in LibTorch operations, or a fused kernel. On the CPU,
+// matrices outside the kernel's number range go through the log domain one by one, so that they
+// cost time but no memory. On a GPU it takes fp32, up to 256 rows and columns (balance.cu); others
+// take the specification, as does the
+// cumulative balance there.
 enum class BalancePath { kReference, kFused };
 
 // The ordinary operator on [.., R, C]: P = exp(S + f + g) with potentials f (rows) and g (columns).
@@ -42,7 +44,7 @@ at::Tensor fused_balance_backward(const at::Tensor& d_p, const at::Tensor& score
 
 // Column factors of row u sum over destinations u' <= u only; rows share their mass with a null
 // source of score 0, which is dropped, so they sum to less than 1. Expects -inf for v >= u.
-at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations);
+at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations, BalancePath path);
 
 // Softmax over the sources and a null source of score 0, which is dropped.
 at::Tensor softmax_with_null(const at::Tensor& scores);

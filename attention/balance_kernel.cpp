@@ -11,21 +11,13 @@
 #include <limits>
 #include <vector>
 
+#include "attention/balance_range.h"
+#include "attention/prefix_balance_sets.h"
+#include "attention/scratch_memory.h"
+#include "attention/tile_attention.h"
+
 namespace birkhoff {
 namespace {
-
-// Scores within kSpread of the shift and sums within [kLeast, 1 / kLeast] keep every product of two
-// factors a normal number.
-template <typename T>
-struct Range;
-template <>
-struct Range<float> {
-  static constexpr float kSpread = 30, kLeast = 1e-24f;
-};
-template <>
-struct Range<double> {
-  static constexpr double kSpread = 200, kLeast = 1e-200;
-};
 
 // y += factor * x: sums over rows of a matrix are made of these, which vectorise without
 // reordering.
@@ -48,43 +40,43 @@ template <typename T>
 [[gnu::always_inline]] inline bool invert(T* x, std::int64_t n) {
   int num_bad = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    num_bad += x[i] > 0 && !(x[i] > Range<T>::kLeast && x[i] < 1 / Range<T>::kLeast);
+    num_bad += x[i] > 0 && !(x[i] > BalanceRange<T>::kLeast && x[i] < 1 / BalanceRange<T>::kLeast);
     x[i] = x[i] > 0 ? 1 / x[i] : 0;
   }
   return num_bad == 0;
 }
 
-// E and its transpose, filled entry by entry. The shift is the first finite score, so that growing
-// prefixes never change earlier entries: later blocks must not touch a bit of earlier rows.
+// E and its transpose; the shift is the largest score.
 template <typename T>
 struct Exponentials {
   std::int64_t rows, columns;
   std::vector<T> e, transposed;
-  bool has_shift = false, in_range = true;
-  T shift = 0;
+  bool in_range = true;
 
-  Exponentials(std::int64_t num_rows, std::int64_t num_columns)
+  Exponentials(const T* scores, std::int64_t num_rows, std::int64_t num_columns)
       : rows(num_rows),
         columns(num_columns),
-        e(static_cast<std::size_t>(rows * columns), T{0}),
-        transposed(e) {}
-
-  void add(const T* scores, std::int64_t r, std::int64_t c) {
-    const T score = scores[r * columns + c];
-    if (score == -std::numeric_limits<T>::infinity()) return;
-    if (!has_shift) shift = score;
-    has_shift = true;
-    const T x = score - shift;
-    if (!(std::abs(x) <= Range<T>::kSpread)) {
-      in_range = false;
-      return;
+        e(scores, scores + rows * columns),
+        transposed(static_cast<std::size_t>(rows * columns)) {
+    constexpr T kBarred = -std::numeric_limits<T>::infinity();
+    const T largest = e.empty() ? kBarred : *std::max_element(e.begin(), e.end());
+    const T shift = largest == kBarred ? 0 : largest;
+    for (T& x : e) {
+      x -= shift;
+      if (x != kBarred && !(std::abs(x) <= BalanceRange<T>::kSpread)) in_range = false;
     }
-    e[static_cast<std::size_t>(r * columns + c)] = std::exp(x);
-    transposed[static_cast<std::size_t>(c * rows + r)] = std::exp(x);
+    if (!in_range) return;
+    tile_kernels<T>().exp(e.data(), e.data(), e.size());
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        transposed[static_cast<std::size_t>(c * rows + r)] =
+            e[static_cast<std::size_t>(r * columns + c)];
+      }
+    }
   }
 };
 
-// The scalings of each step of one problem: the leading R x C part of E.
+// The scalings of each step of one problem.
 template <typename T>
 struct Scalings {
   std::int64_t iterations;
@@ -111,34 +103,32 @@ struct Scalings {
   }
 };
 
-// p [last - first, stride] = rows first..last-1 of P.
 template <typename T>
-[[gnu::always_inline]] inline void write_rows(const Exponentials<T>& exps, const Scalings<T>& s,
-                                              std::int64_t R, std::int64_t C, std::int64_t first,
-                                              T* p) {
+[[gnu::always_inline]] inline void write_p(const Exponentials<T>& exps, const Scalings<T>& s,
+                                           std::int64_t R, std::int64_t C, T* p) {
   const T* a = s.a.data() + s.iterations * R;
   const T* b = s.b.data() + (s.iterations - 1) * C;
-  for (std::int64_t r = first; r < R; ++r) {
+  for (std::int64_t r = 0; r < R; ++r) {
     const T* e = exps.e.data() + r * exps.columns;
-    T* row = p + (r - first) * exps.columns;
+    T* row = p + r * exps.columns;
     for (std::int64_t c = 0; c < C; ++c) row[c] = a[r] * (e[c] * b[c]);
   }
 }
 
-// Adds to d_scores the gradient of rows first..R-1 of P, given theirs in d_p.
+// Adds to d_scores the gradient of P, given d_p.
 template <typename T>
 [[gnu::always_inline]] inline void add_gradient(const Exponentials<T>& exps, const Scalings<T>& s,
-                                                std::int64_t R, std::int64_t C, std::int64_t first,
-                                                const T* d_p, T* d_scores) {
+                                                std::int64_t R, std::int64_t C, const T* d_p,
+                                                T* d_scores) {
   const std::int64_t stride = exps.columns;
   std::vector<T> d_f(static_cast<std::size_t>(R)), x(d_f), d_g(static_cast<std::size_t>(C)), y(d_g),
       sum(d_g), flow(static_cast<std::size_t>(R * C));
   const T* a = s.a.data() + s.iterations * R;
   const T* b = s.b.data() + (s.iterations - 1) * C;
-  for (std::int64_t r = first; r < R; ++r) {
+  for (std::int64_t r = 0; r < R; ++r) {
     const T* e = exps.e.data() + r * stride;
     for (std::int64_t c = 0; c < C; ++c) {
-      const T d = a[r] * (e[c] * b[c]) * d_p[(r - first) * stride + c];
+      const T d = a[r] * (e[c] * b[c]) * d_p[r * stride + c];
       d_scores[r * stride + c] += d;
       d_f[static_cast<std::size_t>(r)] += d;
       d_g[static_cast<std::size_t>(c)] += d;
@@ -170,7 +160,7 @@ template <typename T>
 template <typename T>
 struct Call {
   const T* scores;
-  std::int64_t rows, columns, iterations, first_row;
+  std::int64_t rows, columns, iterations;
   T* p;
   bool* solved;
   const T* d_p;
@@ -182,44 +172,141 @@ struct WholeMatrix {
   [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
     const std::int64_t R = call.rows, C = call.columns, offset = index * R * C;
     const T* scores = call.scores + offset;
-    Exponentials<T> exps(R, C);
-    // The largest score first: it makes the best shift.
-    const std::int64_t largest = std::max_element(scores, scores + R * C) - scores;
-    exps.add(scores, largest / C, largest % C);
-    for (std::int64_t i = 0; i < R * C; ++i) exps.add(scores, i / C, i % C);
+    const Exponentials<T> exps(scores, R, C);
     Scalings<T> scalings(call.iterations, R, C);
     const bool solved = scalings.solve(exps, R, C);
     if (call.p) {
       call.solved[index] = solved;
-      if (solved) write_rows(exps, scalings, R, C, 0, call.p + offset);
+      if (solved) write_p(exps, scalings, R, C, call.p + offset);
     } else if (solved) {
-      add_gradient(exps, scalings, R, C, 0, call.d_p + offset, call.d_scores + offset);
+      add_gradient(exps, scalings, R, C, call.d_p + offset, call.d_scores + offset);
     }
   }
 };
 
+// Balances row by row, all iterations at once: that of row u needs rows up to u alone. Column sums
+// run over the destinations so far.
 template <typename T>
-struct Prefixes {
-  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
-    const std::int64_t N = call.rows, num_results = N - call.first_row;
-    const T* scores = call.scores + index * N * N;
-    Exponentials<T> exps(N, N);
-    Scalings<T> scalings(call.iterations, N, N);
+struct Cumulative {
+  // What the rows [0, u] leave: c[i][u] the column sums [N] of iteration i, a[i][u] the row's
+  // scaling.
+  struct Rows {
+    std::int64_t N, iterations;
+    std::vector<T> e, c, a;
+
+    Rows(std::int64_t size, std::int64_t num_iterations)
+        : N(size),
+          iterations(num_iterations),
+          e(static_cast<std::size_t>(N * N)),
+          c(static_cast<std::size_t>(iterations * N * N)),
+          a(static_cast<std::size_t>((iterations + 1) * N), T{1}) {}
+    T* sums(std::int64_t i, std::int64_t u) { return c.data() + (i * N + u) * N; }
+  };
+
+  // E of row u, each column shifted by its first finite score. False if a score is out of range.
+  [[gnu::always_inline]] static inline bool fill_row(const T* scores, std::int64_t u,
+                                                     std::vector<T>& shift, Rows& rows) {
+    constexpr T kBarred = -std::numeric_limits<T>::infinity();
+    int num_bad = 0;
+    T* e = rows.e.data() + u * rows.N;
+    for (std::int64_t v = 0; v < u; ++v) {
+      const T s = scores[u * rows.N + v];
+      if (shift[static_cast<std::size_t>(v)] == kBarred) shift[static_cast<std::size_t>(v)] = s;
+      e[v] = s == kBarred ? kBarred : s - shift[static_cast<std::size_t>(v)];
+      num_bad += s != kBarred && !(std::abs(e[v]) <= BalanceRange<T>::kSpread);
+    }
+    tile_kernels<T>().exp(e, e, static_cast<std::size_t>(u));
+    return num_bad == 0;
+  }
+
+  // The first row that leaves the number range, and N if none does: no row knows of later ones.
+  [[gnu::always_inline]] static inline std::int64_t solve(const T* scores, Rows& rows) {
+    const std::int64_t N = rows.N;
+    std::vector<T> shift(static_cast<std::size_t>(N), -std::numeric_limits<T>::infinity());
     for (std::int64_t u = 0; u < N; ++u) {
-      if (u > 0) {  // source u-1 and destination u join
-        for (std::int64_t r = 0; r <= u; ++r) exps.add(scores, r, u - 1);
-        for (std::int64_t c = 0; c + 1 < u; ++c) exps.add(scores, u, c);
+      if (!fill_row(scores, u, shift, rows)) return u;
+      const T* e = rows.e.data() + u * N;
+      for (std::int64_t i = 0; i < rows.iterations; ++i) {
+        const T* before = u > 0 ? rows.sums(i, u - 1) : e;
+        T* c = rows.sums(i, u);
+        const T a = rows.a[static_cast<std::size_t>(i * N + u)];
+        T total = 0;
+#pragma omp simd reduction(+ : total)
+        for (std::int64_t v = 0; v < u; ++v) {
+          c[v] = (v + 1 < u ? before[v] : 0) + e[v] * a;
+          total += c[v] > 0 ? e[v] / c[v] : 0;
+        }
+        T least = 1;
+        for (std::int64_t v = 0; v < u; ++v) {
+          if (c[v] > 0 && c[v] < least) least = c[v];
+        }
+        const T after = 1 / (1 + total);
+        if (!(least > BalanceRange<T>::kLeast && after > BalanceRange<T>::kLeast)) return u;
+        rows.a[static_cast<std::size_t>((i + 1) * N + u)] = after;
       }
-      if (u < call.first_row) continue;
-      const std::int64_t result = index * num_results + u - call.first_row;
-      const bool solved = scalings.solve(exps, u + 1, u);
-      if (call.p) {
-        call.solved[result] = solved;
-        if (solved) write_rows(exps, scalings, u + 1, u, u, call.p + result * N);
-      } else if (solved) {
-        add_gradient(exps, scalings, u + 1, u, u, call.d_p + result * N,
-                     call.d_scores + index * N * N);
+    }
+    return N;
+  }
+
+  [[gnu::always_inline]] static inline void write(Rows& rows, std::int64_t end_row, T* p) {
+    const std::int64_t N = rows.N;
+    for (std::int64_t u = 0; u < end_row; ++u) {
+      const T a = rows.a[static_cast<std::size_t>(rows.iterations * N + u)];
+      const T *e = rows.e.data() + u * N, *c = rows.sums(rows.iterations - 1, u);
+      for (std::int64_t v = 0; v < u; ++v) p[u * N + v] = c[v] > 0 ? a * (e[v] / c[v]) : 0;
+    }
+  }
+
+  // From row end_row - 1 up. r[i]: the gradient that column sums of later rows and this one have
+  // received, which are sums over this row too.
+  [[gnu::always_inline]] static inline void add_gradient(Rows& rows, std::int64_t end_row,
+                                                         const T* d_p, T* d_scores) {
+    const std::int64_t N = rows.N, I = rows.iterations;
+    std::vector<T> r(static_cast<std::size_t>(I * N)), d_e(static_cast<std::size_t>(N)),
+        d_b(static_cast<std::size_t>(N));
+    for (std::int64_t u = end_row - 1; u > 0; --u) {
+      const T* e = rows.e.data() + u * N;
+      std::fill(d_e.begin(), d_e.end(), T{0});
+      // What P gives to a and b of the last iteration.
+      const T a_last = rows.a[static_cast<std::size_t>(I * N + u)];
+      const T* c_last = rows.sums(I - 1, u);
+      T d_a = 0;
+#pragma omp simd reduction(+ : d_a)
+      for (std::int64_t v = 0; v < u; ++v) {
+        const T b = c_last[v] > 0 ? 1 / c_last[v] : 0, d = d_p[u * N + v];
+        d_a += e[v] * b * d;
+        d_e[v] = a_last * b * d;
+        d_b[v] = a_last * e[v] * d;
       }
+      for (std::int64_t i = I - 1; i >= 0; --i) {
+        const T a = rows.a[static_cast<std::size_t>((i + 1) * N + u)];
+        const T a_before = rows.a[static_cast<std::size_t>(i * N + u)];
+        const T d_total = -a * a * d_a;
+        const T* c = rows.sums(i, u);
+        T* r_i = r.data() + i * N;
+        d_a = 0;
+#pragma omp simd reduction(+ : d_a)
+        for (std::int64_t v = 0; v < u; ++v) {
+          const T b = c[v] > 0 ? 1 / c[v] : 0;
+          r_i[v] -= b * (b * (d_b[v] + e[v] * d_total));
+          d_e[v] += b * d_total + r_i[v] * a_before;
+          d_a += e[v] * r_i[v];
+          d_b[v] = 0;
+        }
+      }
+      for (std::int64_t v = 0; v < u; ++v) d_scores[u * N + v] += e[v] * d_e[v];
+    }
+  }
+
+  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
+    const std::int64_t N = call.rows, offset = index * N * N;
+    Rows rows(N, call.iterations);
+    const std::int64_t end_row = solve(call.scores + offset, rows);
+    if (call.p) {
+      for (std::int64_t u = 0; u < N; ++u) call.solved[index * N + u] = u < end_row;
+      write(rows, end_row, call.p + offset);
+    } else {
+      add_gradient(rows, end_row, call.d_p + offset, call.d_scores + offset);
     }
   }
 };
@@ -264,45 +351,103 @@ std::int64_t num_problems(const at::Tensor& scores) {
   return size == 0 ? 0 : scores.numel() / size;
 }
 
-}  // namespace
-
-std::pair<at::Tensor, at::Tensor> balance_kernel(const at::Tensor& scores,
-                                                 std::int64_t iterations) {
+// P and `solved` of problems whose results have `solved_rows` flags each.
+template <template <typename> typename Work>
+std::pair<at::Tensor, at::Tensor> run_forward(const at::Tensor& scores, std::int64_t iterations,
+                                              std::int64_t solved_rows) {
   at::Tensor p = at::zeros_like(scores);
   at::Tensor solved =
-      at::zeros_like(scores.narrow(-1, 0, 1).narrow(-2, 0, 1), scores.options().dtype(at::kBool),
-                     at::MemoryFormat::Contiguous);
+      at::zeros_like(scores.narrow(-1, 0, 1).narrow(-2, 0, solved_rows),
+                     scores.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
   AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "balance_kernel", [&] {
     const Call<scalar_t> call{scores.const_data_ptr<scalar_t>(),
                               scores.size(-2),
                               scores.size(-1),
                               iterations,
-                              0,
                               p.mutable_data_ptr<scalar_t>(),
                               solved.mutable_data_ptr<bool>(),
                               nullptr,
                               nullptr};
-    run_all<WholeMatrix<scalar_t>>(call, num_problems(scores));
+    run_all<Work<scalar_t>>(call, num_problems(scores));
   });
   return {p, solved};
 }
 
-at::Tensor balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
-                                   std::int64_t iterations) {
+template <template <typename> typename Work>
+at::Tensor run_backward(const at::Tensor& scores, const at::Tensor& d_p, std::int64_t iterations) {
   at::Tensor d_scores = at::zeros_like(scores);
   AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "balance_kernel_backward", [&] {
     const Call<scalar_t> call{scores.const_data_ptr<scalar_t>(),
                               scores.size(-2),
                               scores.size(-1),
                               iterations,
-                              0,
                               nullptr,
                               nullptr,
                               d_p.const_data_ptr<scalar_t>(),
                               d_scores.mutable_data_ptr<scalar_t>()};
-    run_all<WholeMatrix<scalar_t>>(call, num_problems(scores));
+    run_all<Work<scalar_t>>(call, num_problems(scores));
   });
   return d_scores;
+}
+
+// Calls run(problem, scratch) for each matrix of `scores`, with its parts of the others.
+template <typename T, typename Run>
+void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
+                             std::int64_t first_row, const PrefixBalance<T>& all, const Run& run) {
+  const std::int64_t N = scores.size(-1), num_results = N - first_row;
+  const std::int64_t grain = std::max<std::int64_t>(1, 1'000'000 / (iterations * N * N * N + 1));
+  const PrefixBalanceKernels<T>& kernels = prefix_balance_kernels<T>(widest_set());
+  at::parallel_for(0, num_problems(scores), grain, [&](std::int64_t begin, std::int64_t end) {
+    const ScratchMemory scratch =
+        scratch_memory(kernels.scratch_bytes(static_cast<int>(N), static_cast<int>(iterations)));
+    for (std::int64_t index = begin; index < end; ++index) {
+      PrefixBalance<T> one = all;
+      one.size = static_cast<int>(N);
+      one.iterations = static_cast<int>(iterations);
+      one.first_row = static_cast<int>(first_row);
+      one.scores = scores.const_data_ptr<T>() + index * N * N;
+      if (one.p) one.p += index * num_results * N;
+      if (one.solved) one.solved += index * num_results;
+      if (one.d_p) one.d_p += index * num_results * N;
+      if (one.d_scores) one.d_scores += index * N * N;
+      run(kernels, one, scratch.get());
+    }
+  });
+}
+
+}  // namespace
+
+template <typename T>
+const PrefixBalanceKernels<T>& prefix_balance_kernels(InstructionSet set) {
+#if defined(__x86_64__)
+  if (set >= InstructionSet::kAvx512) return prefix_balance_kernels_avx512(T{});
+  if (set == InstructionSet::kAvx2) return prefix_balance_kernels_avx2(T{});
+#endif
+  (void)set;
+  return prefix_balance_kernels_portable(T{});
+}
+
+template const PrefixBalanceKernels<float>& prefix_balance_kernels(InstructionSet);
+template const PrefixBalanceKernels<double>& prefix_balance_kernels(InstructionSet);
+
+std::pair<at::Tensor, at::Tensor> balance_kernel(const at::Tensor& scores,
+                                                 std::int64_t iterations) {
+  return run_forward<WholeMatrix>(scores, iterations, 1);
+}
+
+at::Tensor balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
+                                   std::int64_t iterations) {
+  return run_backward<WholeMatrix>(scores, d_p, iterations);
+}
+
+std::pair<at::Tensor, at::Tensor> cumulative_balance_kernel(const at::Tensor& scores,
+                                                            std::int64_t iterations) {
+  return run_forward<Cumulative>(scores, iterations, scores.size(-2));
+}
+
+at::Tensor cumulative_balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
+                                              std::int64_t iterations) {
+  return run_backward<Cumulative>(scores, d_p, iterations);
 }
 
 std::pair<at::Tensor, at::Tensor> prefix_balance_kernel(const at::Tensor& scores,
@@ -313,16 +458,12 @@ std::pair<at::Tensor, at::Tensor> prefix_balance_kernel(const at::Tensor& scores
   at::Tensor solved = at::zeros_like(p.narrow(-1, 0, 1), scores.options().dtype(at::kBool),
                                      at::MemoryFormat::Contiguous);
   AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "prefix_balance_kernel", [&] {
-    const Call<scalar_t> call{scores.const_data_ptr<scalar_t>(),
-                              scores.size(-2),
-                              scores.size(-1),
-                              iterations,
-                              first_row,
-                              p.mutable_data_ptr<scalar_t>(),
-                              solved.mutable_data_ptr<bool>(),
-                              nullptr,
-                              nullptr};
-    run_all<Prefixes<scalar_t>>(call, num_problems(scores));
+    PrefixBalance<scalar_t> all{};
+    all.p = p.mutable_data_ptr<scalar_t>();
+    all.solved = solved.mutable_data_ptr<bool>();
+    for_each_prefix_problem(
+        scores, iterations, first_row, all,
+        [](const auto& kernels, const auto& one, void* scratch) { kernels.forward(one, scratch); });
   });
   return {p, solved};
 }
@@ -331,16 +472,13 @@ at::Tensor prefix_balance_kernel_backward(const at::Tensor& scores, const at::Te
                                           std::int64_t iterations, std::int64_t first_row) {
   at::Tensor d_scores = at::zeros_like(scores);
   AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "prefix_balance_kernel_backward", [&] {
-    const Call<scalar_t> call{scores.const_data_ptr<scalar_t>(),
-                              scores.size(-2),
-                              scores.size(-1),
-                              iterations,
-                              first_row,
-                              nullptr,
-                              nullptr,
-                              d_p.const_data_ptr<scalar_t>(),
-                              d_scores.mutable_data_ptr<scalar_t>()};
-    run_all<Prefixes<scalar_t>>(call, num_problems(scores));
+    PrefixBalance<scalar_t> all{};
+    all.d_p = d_p.const_data_ptr<scalar_t>();
+    all.d_scores = d_scores.mutable_data_ptr<scalar_t>();
+    for_each_prefix_problem(scores, iterations, first_row, all,
+                            [](const auto& kernels, const auto& one, void* scratch) {
+                              kernels.backward(one, scratch);
+                            });
   });
   return d_scores;
 }

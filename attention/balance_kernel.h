@@ -17,6 +17,13 @@ std::pair<at::Tensor, at::Tensor> balance_kernel(const at::Tensor& scores, std::
 at::Tensor balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
                                    std::int64_t iterations);
 
+// The cumulative balance of [.., N, N]: `solved` [.., N, 1], by rows: all before the first row that
+// leaves the number range. Sources v >= u are not read.
+std::pair<at::Tensor, at::Tensor> cumulative_balance_kernel(const at::Tensor& scores,
+                                                            std::int64_t iterations);
+at::Tensor cumulative_balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
+                                              std::int64_t iterations);
+
 // Row u of each prefix u >= first_row: P [.., N - first_row, N], `solved` [.., N - first_row, 1].
 std::pair<at::Tensor, at::Tensor> prefix_balance_kernel(const at::Tensor& scores,
                                                         std::int64_t iterations,

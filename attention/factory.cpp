@@ -23,6 +23,7 @@ void check_sinkhorn(const configs::SinkhornAttention& config, const std::string&
   check(config.block() >= 1, "sinkhorn.block", config.block(), "at least 1", prefix);
   check(config.max_blocks() >= 0, "sinkhorn.max_blocks", config.max_blocks(), "at least 0", prefix);
   check(config.iterations() >= 0, "sinkhorn.iterations", config.iterations(), "at least 0", prefix);
+  check(config.top_m() >= 0, "sinkhorn.top_m", config.top_m(), "at least 0", prefix);
   check(config.temperature() > 0, "sinkhorn.temperature", config.temperature(), "above 0", prefix);
   check_dropout("sinkhorn.dropout", config.dropout(), prefix);
 }

@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 
+#include "attention/block_mix.h"
 #include "attention/masked_softmax.h"
 #include "cluster/base/error.h"
 
@@ -25,15 +27,21 @@ struct SortedKeys {
   at::Tensor bias_BHN1b;     // log share of existing tokens; undefined: all exist
 };
 
+using Mix = std::function<std::vector<at::Tensor>(const at::Tensor& weights_BHNN,
+                                                  const std::vector<at::Tensor>& x_BHNbD)>;
+
 // Mixes with weights whose row u is empty where row_sees_BN is false. `aligned`: queries see sorted
 // keys of offsets up to their own. v_BHNbD may be k_BHNbD itself; so are the mixes then.
-SortedKeys sort_keys(const Blocks& blocks, const at::Tensor& weights_BHNN,
+SortedKeys sort_keys(const Blocks& blocks, const at::Tensor& weights_BHNN, const Mix& mix,
                      const at::Tensor& row_sees_BN, bool aligned, const at::Tensor& k_BHNbD,
                      const at::Tensor& v_BHNbD) {
   const bool tied = v_BHNbD.is_same(k_BHNbD);
+  std::vector<at::Tensor> keys_BHNbD{k_BHNbD};
+  if (!tied) keys_BHNbD.push_back(v_BHNbD);
+  const std::vector<at::Tensor> mixes_BHNbD = mix(weights_BHNN, keys_BHNbD);
   SortedKeys sorted;
-  sorted.k_BHNbD = mix_blocks(weights_BHNN, k_BHNbD);
-  sorted.v_BHNbD = tied ? sorted.k_BHNbD : mix_blocks(weights_BHNN, v_BHNbD);
+  sorted.k_BHNbD = mixes_BHNbD.front();
+  sorted.v_BHNbD = mixes_BHNbD.back();
 
   const std::int64_t block = k_BHNbD.size(3);
   sorted.queries_BHNb1 = row_sees_BN.unsqueeze(1).unsqueeze(3).unsqueeze(4);
@@ -133,7 +141,7 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
           .masked_fill(visible_BNN.narrow(1, first_row, num_rows).logical_not().unsqueeze(1), 0);
     }
     case SinkhornAttention::cumulative:
-      return last_rows(cumulative_balance(barred(visible_BNN), iterations));
+      return last_rows(cumulative_balance(barred(visible_BNN), iterations, path));
     case SinkhornAttention::none:
       return last_rows(softmax_with_null(barred(visible_BNN)));
     case SinkhornAttention::uniform: {
@@ -146,6 +154,17 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
   }
   require(false, "unknown causal_balance");
   return {};
+}
+
+at::Tensor SinkhornMechanism::keep_largest(const at::Tensor& weights_BHUN) const {
+  const std::int64_t num_sources = weights_BHUN.size(3);
+  if (config_.top_m() == 0 || config_.top_m() >= num_sources) return weights_BHUN;
+  const at::Tensor order_BHUN =
+      at::argsort(weights_BHUN.detach(), /*stable=*/true, /*dim=*/3, /*descending=*/true);
+  const at::Tensor cut_BHUN =
+      at::ones(weights_BHUN.sizes(), weights_BHUN.options().dtype(at::kBool))
+          .scatter_(3, order_BHUN.narrow(3, 0, config_.top_m()), 0);
+  return weights_BHUN.masked_fill(cut_BHUN, 0);
 }
 
 AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit) const {
@@ -168,12 +187,28 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit
     scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
   }
   const at::Tensor open_BNN = open_pairs(blocks);
-  const at::Tensor weights_BHNN =
+  const at::Tensor all_weights_BHNN =
       weights(scores_BHNN, open_BNN, 0,
               limit == BlockPath::kFused ? BalancePath::kFused : BalancePath::kReference);
+  const at::Tensor weights_BHNN = keep_largest(all_weights_BHNN);
+  AttentionOutput output;
+  if (config_.top_m() > 0) {
+    const at::Tensor all =
+        all_weights_BHNN.detach().expand({in.q_BHLD.size(0), shape_.heads, N, N});
+    output.sums = {{"block_weight", all.sum()},
+                   {"block_weight_dropped", (all - weights_BHNN.detach()).sum()}};
+  }
 
-  const SortedKeys sorted =
-      sort_keys(blocks, weights_BHNN, visible_pairs(open_BNN).any(2), leaky(), k_BHNbD, v_BHNbD);
+  const auto mix = [&](const at::Tensor& w_BHNN, const std::vector<at::Tensor>& x_BHNbD) {
+    if (limit == BlockPath::kFused) {
+      return mix_lower_blocks(w_BHNN, x_BHNbD, !shape_.causal ? N - 1 : leaky() ? 0 : -1);
+    }
+    std::vector<at::Tensor> mixes_BHNbD;
+    for (const at::Tensor& x : x_BHNbD) mixes_BHNbD.push_back(mix_blocks(w_BHNN, x));
+    return mixes_BHNbD;
+  };
+  const SortedKeys sorted = sort_keys(blocks, weights_BHNN, mix, visible_pairs(open_BNN).any(2),
+                                      leaky(), k_BHNbD, v_BHNbD);
 
   KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
                         .v_BHNbD = sorted.v_BHNbD,
@@ -195,7 +230,9 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit
                                  .one_softmax = config_.combine() != SinkhornAttention::add_outputs,
                                  .dropout = config_.dropout(),
                                  .noise = in.noise};
-  return {blocks.unfold(attend_in_blocks(attention, fastest_path(attention, limit)), 2), {}};
+  output.out_BHLD =
+      blocks.unfold(attend_in_blocks(attention, fastest_path(attention, limit)), 2);
+  return output;
 }
 
 AttentionOutput SinkhornMechanism::reference(const AttentionInput& in) const {

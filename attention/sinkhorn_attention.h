@@ -12,6 +12,10 @@
 // - `paper_masked` balances the lower triangle with its diagonal, as published: column sums run
 //   over later destinations and leak. Its sorted block, which contains the own block, is masked
 //   token by token.
+// - top_m cuts a finished row to its largest weights, of equal ones the earlier blocks'; what is
+// cut
+//   is lost, not given to the others, and told in AttentionOutput::sums: "block_weight_dropped" of
+//   "block_weight", added up over samples, heads and destinations.
 // - Padding: keys, values and features of padding are 0. Where a share w < 1 of a sorted key's
 //   weight lies on tokens that exist, key and value are divided by w and log w is added to the
 //   logit.
@@ -53,10 +57,12 @@ class SinkhornMechanism : public Mechanism {
   at::Tensor open_pairs(const Blocks& blocks) const;
   // bool [B, N, N]: open pairs whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
-  // Rows first_row.. of the weights [B, H, N, N], from the scores of all rows. Dims B and H of the
-  // scores may be 1.
+  // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. Dims B
+  // and H of the scores may be 1.
   at::Tensor weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                      std::int64_t first_row, BalancePath path) const;
+  // The weights with all but each row's top_m largest 0.
+  at::Tensor keep_largest(const at::Tensor& weights_BHUN) const;
 
   configs::SinkhornAttention config_;
   MechanismShape shape_;

@@ -61,7 +61,8 @@ at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
       }
       const at::Tensor open_BNN =
           at::ones({1, u + 1, u + 1}, scores_BHNN.options().dtype(at::kBool));
-      const at::Tensor weights_BH1N = weights(scores_BHNN, open_BNN, u, BalancePath::kFused);
+      const at::Tensor weights_BH1N =
+          keep_largest(weights(scores_BHNN, open_BNN, u, BalancePath::kFused));
       state.weights_BHN = weights_BH1N.select(2, 0);
       const at::Tensor past_BH1N = weights_BH1N.narrow(3, 0, u);
       const auto mix_past = [&](const at::Tensor& x_BHSD) {

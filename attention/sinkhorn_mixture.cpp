@@ -28,11 +28,15 @@ AttentionInput SinkhornMixtureMechanism::dense_input(const AttentionInput& in) c
 }
 
 AttentionOutput SinkhornMixtureMechanism::reference(const AttentionInput& in) const {
-  return {sinkhorn_.reference(in).out_BHLD + dense_.reference(dense_input(in)).out_BHLD, {}};
+  AttentionOutput output = sinkhorn_.reference(in);
+  output.out_BHLD = output.out_BHLD + dense_.reference(dense_input(in)).out_BHLD;
+  return output;
 }
 
 AttentionOutput SinkhornMixtureMechanism::forward(const AttentionInput& in) const {
-  return {sinkhorn_.forward(in).out_BHLD + dense_.forward(dense_input(in)).out_BHLD, {}};
+  AttentionOutput output = sinkhorn_.forward(in);
+  output.out_BHLD = output.out_BHLD + dense_.forward(dense_input(in)).out_BHLD;
+  return output;
 }
 
 AttentionOutput SinkhornMixtureMechanism::composed(const AttentionInput& in) const {

@@ -25,6 +25,14 @@ bool is_supported(InstructionSet set) {
   }
 }
 
+InstructionSet widest_set() {
+  for (const InstructionSet set :
+       {InstructionSet::kAvx512Bf16, InstructionSet::kAvx512, InstructionSet::kAvx2}) {
+    if (is_supported(set)) return set;
+  }
+  return InstructionSet::kPortable;
+}
+
 template <typename T>
 const TileKernels<T>& tile_kernels(InstructionSet set) {
 #if defined(__x86_64__)
@@ -40,11 +48,7 @@ const TileKernels<T>& tile_kernels(InstructionSet set) {
 
 template <typename T>
 const TileKernels<T>& tile_kernels() {
-  for (const InstructionSet set :
-       {InstructionSet::kAvx512Bf16, InstructionSet::kAvx512, InstructionSet::kAvx2}) {
-    if (is_supported(set)) return tile_kernels<T>(set);
-  }
-  return tile_kernels<T>(InstructionSet::kPortable);
+  return tile_kernels<T>(widest_set());
 }
 
 template const TileKernels<float>& tile_kernels(InstructionSet);

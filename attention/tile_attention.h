@@ -96,10 +96,12 @@ struct TileKernels {
 enum class InstructionSet { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
 
 bool is_supported(InstructionSet set);
+// The widest that this machine supports.
+InstructionSet widest_set();
 // For T = float, double and Bf16.
 template <typename T>
 const TileKernels<T>& tile_kernels(InstructionSet set);
-// Of the widest set that this machine supports.
+// Of the widest set.
 template <typename T>
 const TileKernels<T>& tile_kernels();
 

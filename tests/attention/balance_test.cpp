@@ -168,7 +168,7 @@ TEST(Balance, GradientsEqualFiniteDifferences) {
                       random_scores(5, 8));
       expect_gradient([&](const at::Tensor& s) { return prefix_balance(s, iterations, 2, path); },
                       masked);
-      expect_gradient([&](const at::Tensor& s) { return cumulative_balance(s, iterations); },
+      expect_gradient([&](const at::Tensor& s) { return cumulative_balance(s, iterations, path); },
                       strictly_past(random_scores(5, 9)));
     }
   }
@@ -259,7 +259,9 @@ TEST(Balance, MemoryDoesNotGrowWithTheNumberOfPrefixes) {
   const Operator prefix = [](const at::Tensor& s) {
     return prefix_balance(s, 2, 0, BalancePath::kFused);
   };
-  const Operator cumulative = [](const at::Tensor& s) { return cumulative_balance(s, 2); };
+  const Operator cumulative = [](const at::Tensor& s) {
+    return cumulative_balance(s, 2, BalancePath::kFused);
+  };
   for (const std::int64_t size : {24, 72}) {
     EXPECT_LE(peak_matrices(prefix, out_of_range(size)), 16) << size;
     EXPECT_LE(peak_matrices(cumulative, strictly_past(random_scores(size, 23)[0])), 16) << size;
@@ -306,32 +308,85 @@ TEST(CumulativeBalance, EqualsItsDefinitionAndSoDoesItsGradient) {
     b = (1 / sums.masked_fill(empty, 1)).masked_fill(empty, 0);
     a = 1 / (1 + (e * b).sum(-1, true));
   }
-  const at::Tensor definition = a * e * b, p = cumulative_balance(s, 3);
-  EXPECT_LE(max_difference(p, definition), 1e-14);
-  EXPECT_LE(max_difference(gradients(p, {s})[0], gradients(definition, {s})[0]), 1e-13);
+  const at::Tensor definition = a * e * b;
+  for (const BalancePath path : kPaths) {
+    const at::Tensor p = cumulative_balance(s, 3, path);
+    EXPECT_LE(max_difference(p, definition), 1e-14);
+    EXPECT_LE(max_difference(gradients(p, {s})[0], gradients(definition, {s})[0]), 1e-13);
+  }
 }
 
 TEST(CumulativeBalance, LaterScoresDoNotChangeABit) {
   const at::Tensor s = strictly_past(random_scores(6, 16));
-  at::Tensor changed = s.clone();
-  changed.narrow(1, 4, 2).mul_(-3);
-  EXPECT_TRUE(at::equal(cumulative_balance(s, 3).narrow(1, 0, 4),
-                        cumulative_balance(changed, 3).narrow(1, 0, 4)));
+  for (const double size : {3.0, 1e3}) {  // within the kernel's range, and beyond
+    at::Tensor changed = s.clone();
+    changed.narrow(1, 4, 2).mul_(-size);
+    for (const BalancePath path : kPaths) {
+      EXPECT_TRUE(at::equal(cumulative_balance(s, 3, path).narrow(1, 0, 4),
+                            cumulative_balance(changed, 3, path).narrow(1, 0, 4)));
+    }
+  }
+}
+
+// Whatever the range, with a destination and a source that nobody may take, and one block alone.
+TEST(CumulativeBalance, KernelEqualsReferenceAtEveryScale) {
+  for (const double scale : {0.1, 1.0, 8.0, 30.0, 200.0, 1e4}) {
+    at::Tensor scores = strictly_past(random_scores(21, 13, scale));
+    scores.select(1, 7).fill_(kBarred);
+    scores.select(2, 3).fill_(kBarred);
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      const at::Tensor leaf = scores.to(dtype).detach().set_requires_grad(true);
+      const double tolerance =
+          (dtype == at::kFloat ? 3e-7 : 1e-15) * std::max(8.0, 4 * scale);  // of S + f + g
+      const at::Tensor fused = cumulative_balance(leaf, 5, BalancePath::kFused),
+                       reference = cumulative_balance(leaf, 5, BalancePath::kReference);
+      EXPECT_LE(max_difference(fused, reference), tolerance) << scale << " " << dtype;
+      const at::Tensor d_fused = gradients(fused, {leaf})[0];
+      EXPECT_TRUE(d_fused.isfinite().all().item<bool>());
+      EXPECT_LE(max_difference(d_fused, gradients(reference, {leaf})[0]), 10 * tolerance)
+          << scale << " " << dtype;
+    }
+  }
+  const at::Tensor one = at::full({2, 1, 1}, kBarred, at::kDouble);
+  EXPECT_EQ(cumulative_balance(one, 5, BalancePath::kFused).abs().max().item<double>(), 0);
 }
 
 // Column potentials take up shifts, even those whose exponential overflows.
 TEST(CumulativeBalance, ColumnShiftsChangeNothing) {
-  const auto solve = [](double shift) {
-    const at::Tensor shifts = at::tensor({shift, -shift, shift, shift, -shift, 0.0}, at::kDouble);
-    const at::Tensor leaf =
-        (strictly_past(random_scores(6, 19, 3)) + shifts).set_requires_grad(true);
-    const at::Tensor p = cumulative_balance(leaf, 3);
-    return std::pair(p.detach(), gradients(p, {leaf})[0]);
-  };
-  const auto [p, d] = solve(0);
-  const auto [p_shifted, d_shifted] = solve(2000);
-  EXPECT_LE(max_difference(p, p_shifted), 1e-11);
-  EXPECT_LE(max_difference(d, d_shifted), 1e-11);
+  for (const BalancePath path : kPaths) {
+    const auto solve = [&](double shift) {
+      const at::Tensor shifts = at::tensor({shift, -shift, shift, shift, -shift, 0.0}, at::kDouble);
+      const at::Tensor leaf =
+          (strictly_past(random_scores(6, 19, 3)) + shifts).set_requires_grad(true);
+      const at::Tensor p = cumulative_balance(leaf, 3, path);
+      return std::pair(p.detach(), gradients(p, {leaf})[0]);
+    };
+    const auto [p, d] = solve(0);
+    const auto [p_shifted, d_shifted] = solve(2000);
+    EXPECT_LE(max_difference(p, p_shifted), 1e-11);
+    EXPECT_LE(max_difference(d, d_shifted), 1e-11);
+  }
+}
+
+// More prefixes than one register block has, and a number that fills none.
+TEST(PrefixBalance, ManyPrefixesEqualTheReference) {
+  for (const std::int64_t size : {1, 8, 9, 23}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      at::Tensor scores = random_scores(size, 31).to(dtype);
+      if (size > 8) {
+        scores[1].select(0, 3).fill_(kBarred);
+        scores[1].select(1, 5).fill_(kBarred);
+      }
+      const at::Tensor leaf = scores.detach().set_requires_grad(true);
+      const at::Tensor fused = prefix_balance(leaf, 4, size / 3, BalancePath::kFused),
+                       reference = prefix_balance(leaf, 4, size / 3, BalancePath::kReference);
+      const double tolerance = dtype == at::kFloat ? 3e-6 : 1e-14;
+      EXPECT_LE(max_difference(fused, reference), tolerance) << size;
+      EXPECT_LE(max_difference(gradients(fused, {leaf})[0], gradients(reference, {leaf})[0]),
+                10 * tolerance)
+          << size;
+    }
+  }
 }
 
 TEST(SoftmaxWithNull, SharesMassWithNull) {

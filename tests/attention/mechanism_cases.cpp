@@ -13,7 +13,7 @@ using google::protobuf::Message;
 
 // Integer fields and the values besides the default that matter.
 const std::vector<std::pair<std::string, std::vector<int>>> kIntegers = {
-    {"look_back", {1}}, {"iterations", {0, 1, 12}}};
+    {"look_back", {1}}, {"iterations", {0, 1, 12}}, {"top_m", {2}}};
 
 void set_blocks(Message* message) {
   const auto* reflection = message->GetReflection();

@@ -108,6 +108,52 @@ TEST(SinkhornAttention, NoIterationsMixWithExponentials) {
             1e-12);
 }
 
+// Each row keeps its two largest weights as they are, and what is dropped is told.
+TEST(SinkhornAttention, TopMKeepsTheLargestWeightsAndReportsTheRest) {
+  const at::Tensor table_NN = random_tensor({4, 4}, at::kDouble, 3);
+  TableSorted sorted(table_NN, 0);
+  configs::Mechanism config = TableSorted::config(0);
+  config.mutable_sinkhorn()->set_top_m(2);
+  const Built cut(config, false, at::kDouble, 16);
+  set_all_parameters(cut, 0);
+  set_parameter(cut, "attention.sort_net.output.weight",
+                at::cat({table_NN, at::zeros({1, 4}, at::kDouble)}) * 0.75);
+  const at::Tensor all_NN = table_NN.exp();
+  const at::Tensor second_N1 = std::get<0>(all_NN.sort(1, true)).narrow(1, 1, 1);
+  const at::Tensor kept_NN = all_NN.masked_fill(all_NN < second_N1, 0);
+  for (const Path path : {Path::kReference, Path::kForward}) {
+    const AttentionOutput out = path == Path::kReference ? cut.mechanism->reference(sorted.in)
+                                                         : cut.mechanism->forward(sorted.in);
+    EXPECT_LE(
+        max_difference(out.out_BHLD, concat_attention(sorted.in, kept_NN.expand({2, 2, 4, 4}))),
+        1e-12);
+    ASSERT_EQ(out.sums.size(), 2);
+    EXPECT_EQ(out.sums[0].first, "block_weight");
+    EXPECT_EQ(out.sums[1].first, "block_weight_dropped");
+    const double all = 4 * all_NN.sum().item<double>(), kept = 4 * kept_NN.sum().item<double>();
+    EXPECT_NEAR(out.sums[0].second.item<double>(), all, 1e-12 * all);
+    EXPECT_NEAR(out.sums[1].second.item<double>(), all - kept, 1e-12 * all);
+    EXPECT_FALSE(out.sums[1].second.requires_grad());
+  }
+}
+
+// Of equal weights the earlier blocks stay, token by token too; as many as there are is all.
+TEST(SinkhornAttention, TopMOfEqualWeightsIsTheEarlierBlocks) {
+  configs::Mechanism config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::uniform);
+  const AttentionInput in = random_input(24, at::kDouble, 1);
+  const auto reached = [&](int top_m) {
+    config.mutable_sinkhorn()->set_top_m(top_m);
+    const Built built(config, true, at::kDouble);
+    const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+    const at::Tensor d = gradients(out.select(2, 23), {in.v_BHSD})[0];
+    return d.abs().sum({0, 1, 3}).view({6, kBlock}).sum(1) > 0;
+  };
+  EXPECT_TRUE(at::equal(reached(2), at::tensor({1, 1, 0, 0, 0, 1}).to(at::kBool)));
+  EXPECT_TRUE(reached(0).all().item<bool>());
+  EXPECT_TRUE(reached(6).all().item<bool>());
+}
+
 // Item 9: one block.
 TEST(SinkhornAttention, OneBlockIsDenseAttention) {
   const AttentionInput in = random_input(8, at::kDouble, 1);
@@ -284,6 +330,9 @@ TEST(Factory, RefusesBadValuesByName) {
   config = sinkhorn_config();
   config.mutable_sinkhorn()->set_temperature(0);
   EXPECT_THAT(message(config), HasSubstr("sinkhorn.temperature is 0"));
+  config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_top_m(-1);
+  EXPECT_THAT(message(config), HasSubstr("sinkhorn.top_m is -1"));
   config = sinkhorn_config();
   config.mutable_sinkhorn()->set_max_blocks(7);
   EXPECT_THAT(message(config), HasSubstr("32 tokens in blocks of 4 are 8 blocks"));

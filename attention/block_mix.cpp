@@ -1,0 +1,256 @@
+// Legend: B batch, H heads, N blocks, b tokens of a block, D head dim, P problems (B H), F = b D, T
+// number type.
+#include "attention/block_mix.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "attention/block_mix_sets.h"
+#include "attention/scratch_memory.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+
+template <typename T>
+const MixKernels<T>& mix_kernels(InstructionSet set) {
+#if defined(__x86_64__)
+  if (set >= InstructionSet::kAvx512) return mix_kernels_avx512(T{});
+  if (set == InstructionSet::kAvx2) return mix_kernels_avx2(T{});
+#endif
+  (void)set;
+  return mix_kernels_portable(T{});
+}
+
+template const MixKernels<float>& mix_kernels(InstructionSet);
+template const MixKernels<double>& mix_kernels(InstructionSet);
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// A new [B, H, N, b, D]: contiguous where x is, else in the layers' order, [B, N, b, H, D].
+at::Tensor new_like(const at::Tensor& x_BHNbD) {
+  if (x_BHNbD.is_contiguous()) return at::empty(x_BHNbD.sizes(), x_BHNbD.options());
+  return at::empty(
+             {x_BHNbD.size(0), x_BHNbD.size(2), x_BHNbD.size(3), x_BHNbD.size(1), x_BHNbD.size(4)},
+             x_BHNbD.options())
+      .permute({0, 3, 1, 2, 4});
+}
+
+at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
+// The blocks of head h of sample b at token offset s.
+template <typename T>
+Rows<const T> rows_of(const at::Tensor& x_BHNbD, std::int64_t b, std::int64_t h, std::int64_t s) {
+  return {x_BHNbD.const_data_ptr<T>() + b * x_BHNbD.stride(0) + h * x_BHNbD.stride(1) +
+              s * x_BHNbD.stride(3),
+          x_BHNbD.stride(2)};
+}
+template <typename T>
+Rows<T> rows_to(const at::Tensor& x_BHNbD, std::int64_t b, std::int64_t h, std::int64_t s) {
+  const Rows<const T> rows = rows_of<T>(x_BHNbD, b, h, s);
+  return {x_BHNbD.mutable_data_ptr<T>() + (rows.data - x_BHNbD.const_data_ptr<T>()), rows.stride};
+}
+
+// Calls work(b, h, scratch) for each head of each sample, on the threads there are.
+template <typename Work>
+void for_each_head(const at::Tensor& x_BHNbD, std::size_t scratch_bytes, const Work& work) {
+  const std::int64_t H = x_BHNbD.size(1);
+  at::parallel_for(0, x_BHNbD.size(0) * H, 1, [&](std::int64_t begin, std::int64_t end) {
+    const ScratchMemory scratch = scratch_memory(scratch_bytes);
+    for (std::int64_t bh = begin; bh < end; ++bh) work(bh / H, bh % H, scratch.get());
+  });
+}
+
+// The kernel: a thread has a head at a time, so no sum depends on the number of threads.
+template <typename T>
+struct Kernel {
+  const MixKernels<T>& kernels = mix_kernels<T>(widest_set());
+  at::Tensor weights_BHNN;  // any strides
+  MixShape shape;
+  std::int64_t padded;
+
+  Kernel(const at::Tensor& weights, const at::Tensor& x_BHNbD, std::int64_t diagonal)
+      : weights_BHNN(weights),
+        shape{static_cast<int>(x_BHNbD.size(2)), static_cast<int>(x_BHNbD.size(4)),
+              static_cast<int>(diagonal)},
+        padded(kernels.padded_blocks(shape.num_blocks)) {}
+
+  // One head's weights, or their transpose, as the kernels want them.
+  std::vector<T> weights_of(std::int64_t b, std::int64_t h, bool transposed) const {
+    const T* from =
+        weights_BHNN.const_data_ptr<T>() + b * weights_BHNN.stride(0) + h * weights_BHNN.stride(1);
+    std::vector<T> to(static_cast<std::size_t>(padded * padded), T{0});
+    for (std::int64_t u = 0; u < shape.num_blocks; ++u) {
+      for (std::int64_t v = 0; v < end_of(u); ++v) {
+        to[static_cast<std::size_t>(transposed ? v * padded + u : u * padded + v)] =
+            from[u * weights_BHNN.stride(2) + v * weights_BHNN.stride(3)];
+      }
+    }
+    return to;
+  }
+
+  // Sources of destination u.
+  std::int64_t end_of(std::int64_t u) const {
+    return std::clamp<std::int64_t>(u + shape.diagonal + 1, 0, shape.num_blocks);
+  }
+
+  void forward(const variable_list& x_BHNbD, const variable_list& y_BHNbD) const {
+    for_each_head(x_BHNbD[0], kernels.scratch_bytes(shape),
+                  [&](std::int64_t b, std::int64_t h, void* scratch) {
+                    const std::vector<T> w = weights_of(b, h, /*transposed=*/false);
+                    for (std::int64_t s = 0; s < x_BHNbD[0].size(3); ++s) {
+                      for (std::size_t i = 0; i < x_BHNbD.size(); ++i) {
+                        kernels.forward(shape, w.data(), rows_of<T>(x_BHNbD[i], b, h, s),
+                                        rows_to<T>(y_BHNbD[i], b, h, s), scratch);
+                      }
+                    }
+                  });
+  }
+
+  void backward(const variable_list& x_BHNbD, const variable_list& d_y_BHNbD,
+                const variable_list& d_x_BHNbD, const at::Tensor& d_w_BHNN) const {
+    for_each_head(x_BHNbD[0], kernels.scratch_bytes(shape),
+                  [&](std::int64_t b, std::int64_t h, void* scratch) {
+                    const std::vector<T> w_t = weights_of(b, h, /*transposed=*/true);
+                    std::vector<T> d_w(w_t.size(), T{0});
+                    for (std::int64_t s = 0; s < x_BHNbD[0].size(3); ++s) {
+                      for (std::size_t i = 0; i < x_BHNbD.size(); ++i) {
+                        kernels.backward(shape, w_t.data(), rows_of<T>(x_BHNbD[i], b, h, s),
+                                         rows_of<T>(d_y_BHNbD[i], b, h, s),
+                                         rows_to<T>(d_x_BHNbD[i], b, h, s), d_w.data(), scratch);
+                      }
+                    }
+                    T* to = d_w_BHNN.mutable_data_ptr<T>() + b * d_w_BHNN.stride(0) +
+                            h * d_w_BHNN.stride(1);
+                    for (std::int64_t u = 0; u < shape.num_blocks; ++u) {
+                      std::copy_n(d_w.data() + u * padded, end_of(u), to + u * shape.num_blocks);
+                    }
+                  });
+  }
+};
+
+// GEMMs of a quarter of the rows each, over the columns that one of them may have. Weights
+// [P, N, N], tensors [P, N, F].
+struct Panels {
+  std::int64_t num_blocks, diagonal;
+
+  // Calls work(first row, number of rows, sources of the last row).
+  template <typename Work>
+  void for_each(const Work& work) const {
+    const std::int64_t height =
+        diagonal >= num_blocks - 1 ? num_blocks : std::max<std::int64_t>(16, (num_blocks + 3) / 4);
+    for (std::int64_t u = 0; u < num_blocks; u += height) {
+      const std::int64_t rows = std::min(height, num_blocks - u);
+      work(u, rows, std::clamp<std::int64_t>(u + rows + diagonal, 0, num_blocks));
+    }
+  }
+
+  at::Tensor forward(const at::Tensor& w_PNN, const at::Tensor& x_PNF) const {
+    at::Tensor y_PNF = at::empty_like(x_PNF, at::MemoryFormat::Contiguous);
+    for_each([&](std::int64_t u, std::int64_t rows, std::int64_t sources) {
+      at::Tensor y = y_PNF.narrow(1, u, rows);
+      at::bmm_out(y, w_PNN.narrow(1, u, rows).narrow(2, 0, sources), x_PNF.narrow(1, 0, sources));
+    });
+    return y_PNF;
+  }
+
+  at::Tensor d_x(const at::Tensor& w_PNN, const at::Tensor& d_y_PNF) const {
+    at::Tensor d_x_PNF = at::zeros_like(d_y_PNF, at::MemoryFormat::Contiguous);
+    for_each([&](std::int64_t u, std::int64_t rows, std::int64_t sources) {
+      d_x_PNF.narrow(1, 0, sources)
+          .baddbmm_(w_PNN.narrow(1, u, rows).narrow(2, 0, sources).transpose(1, 2),
+                    d_y_PNF.narrow(1, u, rows));
+    });
+    return d_x_PNF;
+  }
+
+  void add_d_w(const at::Tensor& x_PNF, const at::Tensor& d_y_PNF,
+               const at::Tensor& d_w_PNN) const {
+    for_each([&](std::int64_t u, std::int64_t rows, std::int64_t sources) {
+      d_w_PNN.narrow(1, u, rows)
+          .narrow(2, 0, sources)
+          .baddbmm_(d_y_PNF.narrow(1, u, rows), x_PNF.narrow(1, 0, sources).transpose(1, 2));
+    });
+  }
+};
+
+struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
+  static bool has_kernel(const at::Tensor& x) {
+    return x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble);
+  }
+  static at::Tensor flat(const at::Tensor& x_BHNbD) { return x_BHNbD.flatten(0, 1).flatten(2); }
+
+  static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
+                               at::TensorList x_BHNbD, std::int64_t diagonal) {
+    variable_list x, y;
+    for (const at::Tensor& each : x_BHNbD) x.push_back(with_dense_rows(each));
+    if (has_kernel(x[0])) {
+      for (const at::Tensor& each : x) y.push_back(new_like(each));
+      AT_DISPATCH_FLOATING_TYPES(x[0].scalar_type(), "mix_lower_blocks", [&] {
+        Kernel<scalar_t>(weights_BHNN, x[0], diagonal).forward(x, y);
+      });
+    } else {
+      const Panels panels{weights_BHNN.size(3), diagonal};
+      for (const at::Tensor& each : x) {
+        y.push_back(panels.forward(weights_BHNN.flatten(0, 1), flat(each)).view(each.sizes()));
+      }
+    }
+    context->saved_data["diagonal"] = diagonal;
+    x.push_back(weights_BHNN);
+    context->save_for_backward(std::move(x));
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    variable_list x = context->get_saved_variables();
+    const at::Tensor weights_BHNN = x.back();
+    x.pop_back();
+    const std::int64_t diagonal = context->saved_data["diagonal"].toInt();
+    at::Tensor d_w_BHNN = at::zeros(weights_BHNN.sizes(), weights_BHNN.options());
+    variable_list d_y, d_x;
+    for (const at::Tensor& each : gradients) d_y.push_back(with_dense_rows(each));
+    if (has_kernel(x[0])) {
+      for (const at::Tensor& each : x) d_x.push_back(new_like(each));
+      AT_DISPATCH_FLOATING_TYPES(x[0].scalar_type(), "mix_lower_blocks_backward", [&] {
+        Kernel<scalar_t>(weights_BHNN, x[0], diagonal).backward(x, d_y, d_x, d_w_BHNN);
+      });
+    } else {
+      const Panels panels{weights_BHNN.size(3), diagonal};
+      const at::Tensor w_PNN = weights_BHNN.flatten(0, 1), d_w_PNN = d_w_BHNN.flatten(0, 1);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const at::Tensor d_y_PNF = flat(d_y[i]);
+        d_x.push_back(panels.d_x(w_PNN, d_y_PNF).view(x[i].sizes()));
+        panels.add_d_w(flat(x[i]), d_y_PNF, d_w_PNN);
+      }
+      d_w_BHNN.tril_(diagonal);
+    }
+    variable_list result{d_w_BHNN};
+    result.insert(result.end(), d_x.begin(), d_x.end());
+    result.emplace_back();  // of `diagonal`
+    return result;
+  }
+};
+
+}  // namespace
+
+std::vector<at::Tensor> mix_lower_blocks(const at::Tensor& weights_BHNN,
+                                         const std::vector<at::Tensor>& x_BHNbD,
+                                         std::int64_t diagonal) {
+  const at::Tensor& first = x_BHNbD.at(0);
+  const std::int64_t N = first.size(2);
+  require(weights_BHNN.size(2) == N && weights_BHNN.size(3) == N,
+          "mix_lower_blocks: weights must be square");
+  const at::Tensor weights =
+      weights_BHNN.to(first.scalar_type()).expand({first.size(0), first.size(1), N, N});
+  return MixLowerBlocks::apply(weights, at::TensorList(x_BHNbD), std::clamp(diagonal, -N, N - 1));
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,21 @@
+// Block mixes of a destination's weights that are 0 above a diagonal: what a block sees of earlier
+// ones. Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace birkhoff {
+
+// For each x [B, H, N, b, D], y_u = sum over v <= u + diagonal of weights_uv x_v, summed in the
+// dtype of x; `diagonal` as of at::tril: -1 for earlier blocks alone, N - 1 for all. Weights
+// [B, H, N, N] (B or H may be 1) above the diagonal must be 0, and get no gradient. Twice as fast
+// as mix_blocks where half of the weights are 0: a kernel for fp32 and fp64 on the CPU, elsewhere
+// GEMMs of the rows' own widths. Results are laid out as x is.
+std::vector<at::Tensor> mix_lower_blocks(const at::Tensor& weights_BHNN,
+                                         const std::vector<at::Tensor>& x_BHNbD,
+                                         std::int64_t diagonal);
+
+}  // namespace birkhoff

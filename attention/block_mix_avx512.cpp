@@ -1,0 +1,9 @@
+#include "attention/block_mix_kernel.h"
+#include "attention/block_mix_sets.h"
+
+namespace birkhoff {
+
+const MixKernels<float>& mix_kernels_avx512(float) { return kMixKernels<float>; }
+const MixKernels<double>& mix_kernels_avx512(double) { return kMixKernels<double>; }
+
+}  // namespace birkhoff

@@ -1,0 +1,41 @@
+// All prefixes of one matrix balanced together (balance.h, prefix_balance): the scalings of eight
+// prefixes u are rows of small matrices, so that a column step is A E and a row step B E^T,
+// products of the size that register blocks are made for. Raw pointers, no LibTorch;
+// balance_kernel.cpp is the user. Legend: E = exp(S - shift), u prefix, r destination of 0..u, c
+// source of 0..u-1.
+//
+//   b_uc = 1 / sum_r a_ur E_rc,   a_ur = 1 / sum_c E_rc b_uc,   P_uc = a_uu E_uc b_uc
+//
+// starting from a = 1. A prefix whose scores or sums leave the number range (balance_range.h) is
+// reported as unsolved. No prefix changes a bit of another.
+#pragma once
+
+#include <cstddef>
+
+#include "attention/tile_attention.h"
+
+namespace birkhoff {
+
+template <typename T>
+struct PrefixBalance {
+  int size, iterations, first_row;
+  const T* scores;  // [size, size]
+  T* p;             // forward: [size - first_row, size], zeros
+  bool* solved;     // forward: [size - first_row]
+  const T* d_p;     // backward, as p
+  T* d_scores;      // backward: [size, size], zeros
+};
+
+// `scratch`: scratch_bytes bytes, aligned to 64.
+template <typename T>
+struct PrefixBalanceKernels {
+  std::size_t (*scratch_bytes)(int size, int iterations);
+  void (*forward)(const PrefixBalance<T>& balance, void* scratch);
+  void (*backward)(const PrefixBalance<T>& balance, void* scratch);
+};
+
+// For T = float and double.
+template <typename T>
+const PrefixBalanceKernels<T>& prefix_balance_kernels(InstructionSet set);
+
+}  // namespace birkhoff

@@ -1,0 +1,25 @@
+// The GPU kernels of the Sinkhorn operator, run by the processor: tests/emulated_cuda.
+#include "tests/attention/balance_emulated.h"
+
+#define launch_balance emulate_launch_balance
+#define launch_balance_backward emulate_launch_balance_backward
+#include "attention/balance.cu"
+
+namespace birkhoff {
+namespace {
+
+float balance_memory[232448 / sizeof(float)];
+
+}  // namespace
+
+void emulate_balance(const BalanceParams& params, int shared_limit) {
+  emulated::machine.shared_limit = shared_limit;
+  emulate_launch_balance(params, nullptr);
+}
+
+void emulate_balance_backward(const BalanceBackwardParams& params, int shared_limit) {
+  emulated::machine.shared_limit = shared_limit;
+  emulate_launch_balance_backward(params, nullptr);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,12 @@
+// The GPU kernels of the Sinkhorn operator, run by the processor: tests/emulated_cuda.
+#pragma once
+
+#include "attention/balance_params.h"
+
+namespace birkhoff {
+
+// `shared_limit`: bytes of shared memory that a block of the emulated device may have.
+void emulate_balance(const BalanceParams& params, int shared_limit);
+void emulate_balance_backward(const BalanceBackwardParams& params, int shared_limit);
+
+}  // namespace birkhoff

@@ -1,0 +1,72 @@
+// The GPU kernels of the Sinkhorn operator, against the specification on the CPU.
+#include <ATen/ATen.h>
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "attention/balance.h"
+#include "tests/attention/mechanism_cases.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff {
+namespace {
+
+struct Result {
+  at::Tensor p, d_scores;
+};
+
+Result solve(const at::Tensor& scores, bool prefix, std::int64_t first_row, BalancePath path) {
+  const at::Tensor leaf = scores.detach().clone().requires_grad_(true);
+  const at::Tensor p = prefix ? prefix_balance(leaf, 5, first_row, path) : balance(leaf, 5, path);
+  const at::Tensor d_p = testing::random_tensor(p.sizes(), at::kFloat, 5).to(p.options());
+  p.backward(d_p);
+  return {p.detach(), leaf.grad()};
+}
+
+void check(const std::string& what, const at::Tensor& scores, bool prefix,
+           std::int64_t first_row = 0) {
+  const Result reference = solve(scores, prefix, first_row, BalancePath::kReference);
+  const Result exact = solve(scores.to(at::kDouble), prefix, first_row, BalancePath::kReference);
+  const Result kernel = solve(scores.cuda(), prefix, first_row, BalancePath::kFused);
+  const Result again = solve(scores.cuda(), prefix, first_row, BalancePath::kFused);
+  expect_as_exact(kernel.p, reference.p, exact.p, what + ", P");
+  expect_as_exact(kernel.d_scores, reference.d_scores, exact.d_scores, what + ", gradient");
+  expect_same_bits(kernel.p, again.p, what + ", a second time");
+  expect_same_bits(kernel.d_scores, again.d_scores, what + ", gradient a second time");
+}
+
+at::Tensor random_scores(std::int64_t matrices, std::int64_t size, double scale = 1) {
+  return testing::random_tensor({matrices, 2, size, size}, at::kFloat, 3) * scale;
+}
+
+TEST(BalanceKernel, SmallIsAsExactAsTheSpecification) {
+  for (const std::int64_t size : {1, 2, 5, 33, 64, 65}) {
+    for (const bool prefix : {false, true}) {
+      check(fmt::format("N {} prefix {}", size, prefix), random_scores(2, size), prefix);
+    }
+  }
+  check("last prefixes", random_scores(1, 36), true, 33);
+  check("out of any range", random_scores(1, 9, 1e4), true);
+}
+
+TEST(BalanceKernel, SmallEmptyRowsAndColumns) {
+  at::Tensor scores = random_scores(1, 7);
+  scores.select(2, 2).fill_(-std::numeric_limits<float>::infinity());
+  scores.select(3, 4).fill_(-std::numeric_limits<float>::infinity());
+  for (const bool prefix : {false, true}) check("empty row and column", scores, prefix);
+}
+
+// Both places of the scores: shared memory, and L2 beyond what it holds.
+TEST(BalanceKernel, LargeIsAsExactAsTheSpecification) {
+  for (const std::int64_t size : {128, 200, 256}) {
+    check(fmt::format("N {}", size), random_scores(2, size), false);
+    check(fmt::format("N {} prefix", size), random_scores(1, size), true, size - 5);
+  }
+}
+
+// More scratch than is taken at one time.
+TEST(BalanceKernel, LargeInParts) { check("in parts", random_scores(70, 96), true, 0); }
+
+}  // namespace
+}  // namespace birkhoff

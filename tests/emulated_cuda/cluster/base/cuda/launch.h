@@ -1,0 +1,191 @@
+// A processor that runs the source of a kernel as a GPU would: blocks one after another, the
+// threads of a block as fibers that change places at barriers and shuffles. For tests of what a
+// kernel computes, on machines without a GPU; it shows neither races nor speed. A test includes the
+// .cu itself, with this folder ahead of the real launch.h in the search path, and defines the array
+// of dynamic shared memory that the .cu declares. What a kernel needs beyond this is added here.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __shared__
+#define __launch_bounds__(...)
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+enum cudaError_t { cudaSuccess };
+enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+
+namespace birkhoff::emulated {
+
+inline constexpr int kWarp = 32;
+inline constexpr std::size_t kStackBytes = 1 << 16;
+
+struct Dim3 {
+  unsigned x = 1, y = 1, z = 1;
+  explicit Dim3(unsigned new_x) : x(new_x) {}
+};
+
+// Those who wait until all are there. A thread that has returned is waited for no more.
+struct Barrier {
+  unsigned expected = 0, arrived = 0, phase = 0;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  bool done = true;
+};
+
+struct Machine {
+  std::vector<Fiber> fibers;
+  std::vector<Barrier> warps;
+  std::vector<std::uint64_t> lanes;  // what shuffles exchange
+  Barrier block_barrier;
+  ucontext_t scheduler;
+  std::function<void()> body;
+  unsigned thread = 0, block = 0, block_size = 0;
+  int shared_limit = 232448;  // of sm_90
+};
+inline Machine machine;
+
+inline void yield() {
+  const unsigned thread = machine.thread;
+  swapcontext(&machine.fibers[thread].context, &machine.scheduler);
+}
+
+inline void release_if_complete(Barrier& barrier) {
+  if (barrier.arrived < barrier.expected) return;
+  barrier.arrived = 0;
+  ++barrier.phase;
+}
+
+inline void wait(Barrier& barrier) {
+  const unsigned phase = barrier.phase;
+  ++barrier.arrived;
+  release_if_complete(barrier);
+  while (barrier.phase == phase) yield();
+}
+
+inline void run_fiber() {
+  machine.body();
+  machine.fibers[machine.thread].done = true;
+  for (Barrier* barrier : {&machine.warps[machine.thread / kWarp], &machine.block_barrier}) {
+    --barrier->expected;
+    if (barrier->expected > 0) release_if_complete(*barrier);
+  }
+  yield();
+}
+
+inline void run_block() {
+  const unsigned size = machine.block_size;
+  machine.warps.assign((size + kWarp - 1) / kWarp, {});
+  machine.lanes.assign(size, 0);
+  machine.block_barrier = {.expected = size};
+  if (machine.fibers.size() < size) machine.fibers.resize(size);
+  for (unsigned t = 0; t < size; ++t) {
+    ++machine.warps[t / kWarp].expected;
+    Fiber& fiber = machine.fibers[t];
+    if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
+    fiber.done = false;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStackBytes;
+    fiber.context.uc_link = nullptr;
+    makecontext(&fiber.context, &run_fiber, 0);
+  }
+  for (bool running = true; running;) {
+    running = false;
+    for (unsigned t = 0; t < size; ++t) {
+      if (machine.fibers[t].done) continue;
+      running = true;
+      machine.thread = t;
+      swapcontext(&machine.scheduler, &machine.fibers[t].context);
+    }
+  }
+}
+
+struct Index {
+  unsigned x;
+};
+inline Index thread_index() { return {machine.thread}; }
+inline Index block_index() { return {machine.block}; }
+
+// The value of lane (mine ^ distance).
+template <typename T>
+T exchange(T value, int distance) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t));
+  const unsigned thread = machine.thread;
+  Barrier& warp = machine.warps[thread / kWarp];
+  std::memcpy(&machine.lanes[thread], &value, sizeof(T));
+  wait(warp);
+  std::memcpy(&value, &machine.lanes[thread ^ static_cast<unsigned>(distance)], sizeof(T));
+  wait(warp);
+  return value;
+}
+
+}  // namespace birkhoff::emulated
+
+using dim3 = birkhoff::emulated::Dim3;
+#define threadIdx (birkhoff::emulated::thread_index())
+#define blockIdx (birkhoff::emulated::block_index())
+#define __syncthreads() birkhoff::emulated::wait(birkhoff::emulated::machine.block_barrier)
+
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, int distance) {
+  return birkhoff::emulated::exchange(value, distance);
+}
+using std::max;
+using std::min;
+
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = birkhoff::emulated::machine.shared_limit;
+  return cudaSuccess;
+}
+inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {
+  return bytes <= birkhoff::emulated::machine.shared_limit ? cudaSuccess
+                                                           : (std::abort(), cudaSuccess);
+}
+
+namespace birkhoff {
+
+inline void cuda_check(cudaError_t status, const char*) {
+  if (status != cudaSuccess) std::abort();
+}
+
+struct LaunchShape {
+  dim3 grid, block;
+  cudaStream_t stream;
+  std::size_t shared_bytes = 0;
+};
+
+template <typename... Parameters, typename... Arguments>
+void launch(const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  emulated::Machine& machine = emulated::machine;
+  if (shape.grid.x == 0 || shape.block.x == 0 || shape.block.x > 1024) std::abort();
+  if (shape.shared_bytes > static_cast<std::size_t>(machine.shared_limit)) std::abort();
+  machine.block_size = shape.block.x;
+  machine.body = [&] { kernel(arguments...); };
+  for (unsigned b = 0; b < shape.grid.x; ++b) {
+    machine.block = b;
+    emulated::run_block();
+  }
+}
+
+}  // namespace birkhoff
