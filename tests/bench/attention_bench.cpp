@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/block_mix.h"
 #include "attention/blocks.h"
 #include "configs/attention.pb.h"
 
@@ -201,8 +202,15 @@ void compare_paths(const BlockCase& block_case, const Size& s) {
                        own.legal_BHNbb.resize(static_cast<std::size_t>(block_case.look_back) + 1);
                        if (block_case.sorts) {
                          KeyBlocks sorted;
-                         sorted.k_BHNbD = mix_blocks(weights_BHNN, own.k_BHNbD);
-                         sorted.v_BHNbD = mix_blocks(weights_BHNN, own.v_BHNbD);
+                         if (path == BlockPath::kFused) {
+                           const std::vector<at::Tensor> mixes =
+                               mix_lower_blocks(weights_BHNN, {own.k_BHNbD, own.v_BHNbD}, -1);
+                           sorted.k_BHNbD = mixes[0];
+                           sorted.v_BHNbD = mixes[1];
+                         } else {
+                           sorted.k_BHNbD = mix_blocks(weights_BHNN, own.k_BHNbD);
+                           sorted.v_BHNbD = mix_blocks(weights_BHNN, own.v_BHNbD);
+                         }
                          sorted.legal_BHNbb = {has_sorted};
                          attention.keys.push_back(sorted);
                        }
