@@ -17,6 +17,9 @@ at::Tensor widened(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
 }
 
+// x of padding is never read, not even as 0 * NaN: the one pass below leaves it out, and so does
+// the first token.
+
 // Sums of x over the tokens of each block where `mask` [B, N, b] is true (undefined: everywhere).
 at::Tensor block_sums(const at::Tensor& x_BNbC, const at::Tensor& mask_BNb) {
   if (!mask_BNb.defined()) return x_BNbC.sum(2);
@@ -27,6 +30,13 @@ at::Tensor block_sums(const at::Tensor& x_BNbC, const at::Tensor& mask_BNb) {
 at::Tensor block_counts(const at::Tensor& x_BNbC, const at::Tensor& mask_BNb) {
   if (!mask_BNb.defined()) return at::full({1, 1, 1}, x_BNbC.size(2), x_BNbC.options());
   return mask_BNb.sum(2, /*keepdim=*/true).to(x_BNbC.scalar_type());
+}
+
+// x of each block's first token, 0 where that is padding.
+at::Tensor first_tokens(const Blocks& blocks, const at::Tensor& x_BNbC) {
+  const at::Tensor first_BNC = x_BNbC.select(2, 0);
+  if (!blocks.valid_BNb().defined()) return first_BNC;
+  return first_BNC.masked_fill(blocks.valid_BNb().select(2, 0).logical_not().unsqueeze(2), 0);
 }
 
 at::Tensor both(const at::Tensor& a, const at::Tensor& b) {
@@ -55,17 +65,10 @@ std::pair<at::Tensor, at::Tensor> sums_to_first_token(const Blocks& blocks,
   const at::Tensor mask_BNb = with_document_of(blocks, b - 1);
   const at::Tensor weights_BNN = earlier_BNN.to(x_BNbC.scalar_type());
   const at::Tensor sums_BNC =
-      at::matmul(weights_BNN, block_sums(x_BNbC, mask_BNb)) + x_BNbC.select(2, 0);
+      at::matmul(weights_BNN, block_sums(x_BNbC, mask_BNb)) + first_tokens(blocks, x_BNbC);
   const at::Tensor counts_BN1 =
       at::matmul(weights_BNN, block_counts(x_BNbC, mask_BNb).expand({-1, N, 1})) + 1;
   return {sums_BNC, counts_BN1};
-}
-
-// x of padding is never read, not even as 0 * NaN.
-at::Tensor fold_valid(const Blocks& blocks, const at::Tensor& x_BLC) {
-  const at::Tensor x_BNbC = widened(blocks.fold(x_BLC, 1));
-  if (!blocks.valid_BNb().defined()) return x_BNbC;
-  return x_BNbC.masked_fill(blocks.valid_BNb().logical_not().unsqueeze(3), 0);
 }
 
 // x [B, N, C] times each head's weight [H, C, K], plus bias [H, K] if defined: [B, H, N, K].
@@ -81,10 +84,13 @@ at::Tensor per_head(const at::Tensor& x_BNC, const at::Tensor& weight_HCK,
 
 at::Tensor pool_destinations(const SinkhornAttention& config, bool causal, const Blocks& blocks,
                              const at::Tensor& x_BLC) {
-  const at::Tensor x_BNbC = fold_valid(blocks, x_BLC);
+  if (config.pooling() == SinkhornAttention::first) {
+    return widened(first_tokens(blocks, blocks.fold(x_BLC, 1)));
+  }
+  const at::Tensor x_BNbC = widened(blocks.fold(x_BLC, 1));
   switch (config.pooling()) {
     case SinkhornAttention::first:
-      return x_BNbC.select(2, 0);
+      break;
     case SinkhornAttention::sum:
       if (causal) return sums_to_first_token(blocks, x_BNbC).first;
       return block_sums(x_BNbC, with_document_of(blocks, 0));
@@ -104,7 +110,7 @@ at::Tensor pool_destinations(const SinkhornAttention& config, bool causal, const
 }
 
 at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC) {
-  const at::Tensor x_BNbC = fold_valid(blocks, x_BLC);
+  const at::Tensor x_BNbC = widened(blocks.fold(x_BLC, 1));
   const at::Tensor& mask_BNb = blocks.valid_BNb();
   return block_sums(x_BNbC, mask_BNb) / block_counts(x_BNbC, mask_BNb).clamp_min(1);
 }

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "attention/block_mix.h"
 #include "attention/blocks.h"
 #include "configs/attention.pb.h"
 
@@ -204,11 +205,11 @@ class BlockProblem {
   Contender contender(const std::string& name, BlockPath path) const {
     std::vector<at::Tensor> leaves{q_, k_, v_};
     if (case_.sorts) leaves.push_back(weights_BHNN_);
-    return {name, [this, path] { return attend_in_blocks(attention(), path); }, leaves};
+    return {name, [this, path] { return attend_in_blocks(attention(path), path); }, leaves};
   }
 
  private:
-  BlockAttention attention() const {
+  BlockAttention attention(BlockPath path) const {
     const auto fold = [&](const at::Tensor& x) { return x.unflatten(2, {N_, size_.b}); };
     BlockAttention attention;
     attention.q_BHNbD = fold(q_);
@@ -220,8 +221,15 @@ class BlockProblem {
     own.legal_BHNbb.resize(static_cast<std::size_t>(case_.look_back) + 1);
     if (case_.sorts) {
       KeyBlocks sorted;
-      sorted.k_BHNbD = mix_blocks(weights_BHNN_, own.k_BHNbD);
-      sorted.v_BHNbD = mix_blocks(weights_BHNN_, own.v_BHNbD);
+      if (path == BlockPath::kFused) {
+        const std::vector<at::Tensor> mixes =
+            mix_lower_blocks(weights_BHNN_, {own.k_BHNbD, own.v_BHNbD}, -1);
+        sorted.k_BHNbD = mixes[0];
+        sorted.v_BHNbD = mixes[1];
+      } else {
+        sorted.k_BHNbD = mix_blocks(weights_BHNN_, own.k_BHNbD);
+        sorted.v_BHNbD = mix_blocks(weights_BHNN_, own.v_BHNbD);
+      }
       sorted.legal_BHNbb = {has_sorted_};
       attention.keys.push_back(sorted);
     }
