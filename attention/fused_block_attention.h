@@ -9,10 +9,10 @@
 
 namespace birkhoff {
 
-// Whether the kernels can do this: fp32, fp64 or bf16 on the CPU, D <= 256, no bias, no dropout.
+// Whether the kernels can do this: fp32, fp64 or bf16 on the CPU, D <= 256.
 bool fits_fused(const BlockAttention& in);
 
-// [B, H, N, b, D]; one softmax over all of in.keys, which fit.
+// [B, H, N, b, D], for what fits. Noise is read when this is called.
 at::Tensor attend_fused(const BlockAttention& in);
 
 }  // namespace birkhoff
