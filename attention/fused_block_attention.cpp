@@ -1,10 +1,9 @@
 // Legend: B batch, H heads, N blocks, b tokens of a block, D head dim, T number type.
 #include "attention/fused_block_attention.h"
 
-#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -12,10 +11,16 @@
 #include <cmath>
 #include <memory>
 #include <new>
+#include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "attention/block_attention.h"
 #include "attention/tile_attention.h"
+#include "cluster/base/device.h"
+#include "cluster/base/error.h"
+#include "cluster/base/philox.h"
 
 namespace birkhoff {
 namespace {
@@ -59,12 +64,10 @@ struct KeySource {
   BlockRows<T> d_k, d_v;
   std::int64_t first_offset, last_offset;
   bool causal;
+  std::int64_t first_column;            // of its keys among all that a query is offered
   std::vector<at::Tensor> legal_BHNbb;  // [B, H, N, b, b], one for each offset; may be undefined
-
-  // Tiles of keys are seen by one tile of queries each.
-  bool owned(std::int64_t block) const {
-    return first_offset == 0 && last_offset == 0 && block <= kTile;
-  }
+  at::Tensor bias_BHNbb;                // [B, H, N, b, b], or undefined
+  at::Tensor d_bias_BHNbb;              // its sums in fp64; undefined: not wanted
 
   // Adds the tiles that queries [first_query, ..) of block n see.
   void add_tiles(std::int64_t batch, std::int64_t head, std::int64_t n, std::int64_t num_blocks,
@@ -86,12 +89,25 @@ struct KeySource {
         tile.d_k = d_k.rows(batch, head, source, j);
         tile.d_v = d_v.rows(batch, head, source, j);
         tile.causal = own_past && j == first_query;
+        tile.first_element = first_column + (offset - first_offset) * block + j;
+        const auto place_of = [&](const at::Tensor& x_BHNbb) {
+          return batch * x_BHNbb.stride(0) + head * x_BHNbb.stride(1) + n * x_BHNbb.stride(2) +
+                 first_query * x_BHNbb.stride(3) + j * x_BHNbb.stride(4);
+        };
         if (legal.defined()) {
           tile.legal_query_stride = legal.stride(3);
           tile.legal_key_stride = legal.stride(4);
-          tile.legal = legal.const_data_ptr<bool>() + batch * legal.stride(0) +
-                       head * legal.stride(1) + n * legal.stride(2) +
-                       first_query * tile.legal_query_stride + j * tile.legal_key_stride;
+          tile.legal = legal.const_data_ptr<bool>() + place_of(legal);
+        }
+        if (bias_BHNbb.defined()) {
+          tile.bias_query_stride = bias_BHNbb.stride(3);
+          tile.bias_key_stride = bias_BHNbb.stride(4);
+          tile.bias = static_cast<const T*>(bias_BHNbb.const_data_ptr()) + place_of(bias_BHNbb);
+        }
+        if (d_bias_BHNbb.defined()) {
+          tile.d_bias_query_stride = d_bias_BHNbb.stride(3);
+          tile.d_bias_key_stride = d_bias_BHNbb.stride(4);
+          tile.d_bias = d_bias_BHNbb.mutable_data_ptr<double>() + place_of(d_bias_BHNbb);
         }
       }
     }
@@ -111,11 +127,14 @@ struct Call {
   BlockRows<const T> q, d_out;
   BlockRows<T> out, d_q;
   Sum<T>*max_BHNb, *inverse_sum_BHNb;
+  std::optional<TileDropout> dropout;
+  at::Tensor sample_ids_B;  // where there is dropout
   std::vector<KeySource<T>> sources;
 
   void attend(Pass pass, std::int64_t b, std::int64_t h, std::int64_t n,
               const TileKernels<T>& kernels, std::vector<KeyTile<T>>& tiles, void* scratch) const {
-    const TileShape shape{static_cast<int>(head_dim), 1 / std::sqrt(static_cast<double>(head_dim))};
+    const TileShape shape{static_cast<int>(head_dim), 1 / std::sqrt(static_cast<double>(head_dim)),
+                          dropout ? &*dropout : nullptr};
     for (std::int64_t first = 0; first < block; first += kTile) {
       QueryTile<T> queries;
       queries.num_queries = static_cast<int>(std::min<std::int64_t>(kTile, block - first));
@@ -129,6 +148,14 @@ struct Call {
       tiles.clear();
       for (const KeySource<T>& source : sources) {
         source.add_tiles(b, h, n, num_blocks, block, first, tiles);
+      }
+      if (dropout) {
+        queries.sample_id =
+            static_cast<std::uint64_t>(sample_ids_B.const_data_ptr<std::int64_t>()[b]);
+        // Rows of noise are [H, N, b, columns].
+        for (KeyTile<T>& tile : tiles) {
+          tile.first_element += (row - b * heads * num_blocks * block) * dropout->query_stride;
+        }
       }
       (pass == Pass::kForward ? kernels.forward : kernels.backward)(
           shape, queries, tiles.data(), static_cast<int>(tiles.size()), scratch);
@@ -169,8 +196,6 @@ struct Call {
   }
 };
 
-at::ScalarType sum_type(const at::Tensor& x) { return at::toOpMathType(x.scalar_type()); }
-
 // f(T{}) for the kernels' T of a dtype.
 template <typename F>
 void dispatch(at::ScalarType dtype, F f) {
@@ -184,189 +209,266 @@ void dispatch(at::ScalarType dtype, F f) {
   }
 }
 
-// A new [B, H, N, b, D], unset or sums of 0: contiguous where x is, else in the layers' order,
-// [B, N, b, H, D].
-at::Tensor new_like(const at::Tensor& x_BHNbD, bool sums) {
-  const auto make = [&](at::IntArrayRef sizes) {
-    return sums ? at::zeros(sizes, x_BHNbD.options().dtype(sum_type(x_BHNbD)))
-                : at::empty(sizes, x_BHNbD.options());
-  };
-  if (x_BHNbD.is_contiguous()) return make(x_BHNbD.sizes());
-  return make({x_BHNbD.size(0), x_BHNbD.size(2), x_BHNbD.size(3), x_BHNbD.size(1), x_BHNbD.size(4)})
-      .permute({0, 3, 1, 2, 4});
+// x, or a copy of it that the kernels of its device can read.
+at::Tensor with_fitting_rows(const at::Tensor& x) {
+  if (x.is_cuda()) return with_aligned_rows(x);
+  return x.stride(-1) == 1 ? x : x.contiguous();
 }
 
-at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
-
-// What autograd carries from forward to backward besides tensors: 3 integers for each entry of
-// BlockAttention::keys.
-std::vector<std::int64_t> windows_of(const BlockAttention& in) {
-  std::vector<std::int64_t> windows;
-  for (const KeyBlocks& keys : in.keys) {
-    windows.insert(windows.end(), {keys.first_offset, keys.last_offset, keys.causal});
-  }
-  return windows;
+std::optional<TileDropout> dropout_of(const BlockOperands& operands) {
+  if (!operands.noise) return std::nullopt;
+  const NoiseKey& noise = *operands.noise;
+  require(operands.dropout < 1 && noise.sample_ids_B.size(0) == operands.q_BHNbD.size(0),
+          "dropout: p must be below 1, and each row needs a sample id");
+  const auto step = static_cast<std::uint64_t>(*noise.step.const_data_ptr<std::int64_t>());
+  return TileDropout{
+      .key = noise_key(noise.seed, step, noise.layer, NoisePurpose::kAttentionDropout),
+      .least = static_cast<std::uint32_t>(operands.dropout * 0x1p24f),
+      .scale = 1 / (1 - operands.dropout),
+      .query_stride = operands.columns.all};
 }
 
-// [B, H, N, b, b] or undefined, for each offset of each entry.
-std::vector<at::Tensor> legal_of(const BlockAttention& in) {
-  std::vector<at::Tensor> legal;
-  for (const KeyBlocks& keys : in.keys) {
-    const at::IntArrayRef sizes = keys.k_BHNbD.sizes();
-    for (const at::Tensor& mask : keys.legal_BHNbb) {
-      legal.push_back(
-          mask.defined() ? mask.expand({sizes[0], sizes[1], sizes[2], sizes[3], sizes[3]}) : mask);
-    }
-  }
-  return legal;
-}
-
-// The tensors of a call: q, then k and v of each entry, then its masks.
-struct Operands {
-  at::Tensor q_BHNbD;
-  std::vector<at::Tensor> keys_BHNbD;  // k, v, k, v, ..
-  std::vector<at::Tensor> legal_BHNbb;
-  std::vector<std::int64_t> windows;
-
-  std::size_t num_sources() const { return keys_BHNbD.size() / 2; }
-
-  template <typename T>
-  Call<T> call(const at::Tensor& softmax_2BHNb) const {
-    Call<T> call{.batch = q_BHNbD.size(0),
-                 .heads = q_BHNbD.size(1),
-                 .num_blocks = q_BHNbD.size(2),
-                 .block = q_BHNbD.size(3),
-                 .head_dim = q_BHNbD.size(4),
-                 .q = BlockRows<const T>(q_BHNbD),
-                 .d_out = {},
-                 .out = {},
-                 .d_q = {},
-                 .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<Sum<T>>(),
-                 .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<Sum<T>>(),
-                 .sources = {}};
-    auto legal = legal_BHNbb.begin();
-    for (std::size_t s = 0; s < num_sources(); ++s) {
-      const std::int64_t first = windows[3 * s], last = windows[3 * s + 1];
-      call.sources.push_back({.k = BlockRows<const T>(keys_BHNbD[2 * s]),
-                              .v = BlockRows<const T>(keys_BHNbD[2 * s + 1]),
-                              .d_k_sum = {},
-                              .d_v_sum = {},
-                              .d_k = {},
-                              .d_v = {},
-                              .first_offset = first,
-                              .last_offset = last,
-                              .causal = windows[3 * s + 2] != 0,
-                              .legal_BHNbb = {legal, legal + (last - first + 1)}});
-      legal += last - first + 1;
-    }
-    return call;
-  }
-};
-
-Operands operands_of(const BlockAttention& in) {
-  Operands operands{with_dense_rows(in.q_BHNbD), {}, legal_of(in), windows_of(in)};
-  for (const KeyBlocks& keys : in.keys) {
-    for (const at::Tensor& x : {keys.k_BHNbD, keys.v_BHNbD}) {
-      operands.keys_BHNbD.push_back(with_dense_rows(x));
-    }
-  }
-  return operands;
-}
-
-FusedForward forward_pass(const Operands& operands) {
+template <typename T>
+Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) {
   const at::Tensor& q_BHNbD = operands.q_BHNbD;
-  const FusedForward result{
-      new_like(q_BHNbD, /*sums=*/false),
-      at::empty({2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)},
-                q_BHNbD.options().dtype(sum_type(q_BHNbD)))};
-  dispatch(q_BHNbD.scalar_type(), [&]<typename T>(T) {
-    Call<T> call = operands.call<T>(result.softmax_2BHNb);
-    call.out = BlockRows<T>(result.out_BHNbD);
+  const std::int64_t B = q_BHNbD.size(0), H = q_BHNbD.size(1), N = q_BHNbD.size(2),
+                     block = q_BHNbD.size(3);
+  Call<T> call{.batch = B,
+               .heads = H,
+               .num_blocks = N,
+               .block = block,
+               .head_dim = q_BHNbD.size(4),
+               .q = BlockRows<const T>(q_BHNbD),
+               .d_out = {},
+               .out = {},
+               .d_q = {},
+               .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<Sum<T>>(),
+               .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<Sum<T>>(),
+               .dropout = dropout_of(operands),
+               .sample_ids_B = operands.noise ? operands.noise->sample_ids_B : at::Tensor(),
+               .sources = {}};
+  auto legal = operands.legal_BHNbb.begin();
+  std::int64_t column = operands.columns.first;
+  for (std::size_t s = 0; s < operands.num_sources(); ++s) {
+    const std::int64_t first = operands.windows[3 * s], last = operands.windows[3 * s + 1];
+    const at::Tensor& bias = operands.biases[s];
+    call.sources.push_back(
+        {.k = BlockRows<const T>(operands.keys_BHNbD[2 * s]),
+         .v = BlockRows<const T>(operands.keys_BHNbD[2 * s + 1]),
+         .d_k_sum = {},
+         .d_v_sum = {},
+         .d_k = {},
+         .d_v = {},
+         .first_offset = first,
+         .last_offset = last,
+         .causal = operands.windows[3 * s + 2] != 0,
+         .first_column = column,
+         .legal_BHNbb = {legal, legal + (last - first + 1)},
+         .bias_BHNbb = bias.defined() ? bias.expand({B, H, N, block, block}) : at::Tensor(),
+         .d_bias_BHNbb = {}});
+    legal += last - first + 1;
+    column += (last - first + 1) * block;
+  }
+  return call;
+}
+
+BlockResults attend(const BlockOperands& operands) {
+  const BlockResults results = new_results(operands);
+#ifdef BIRKHOFF_CUDA
+  if (operands.q_BHNbD.is_cuda()) {
+    launch_block_attention(block_attention_params(operands, results),
+                           current_stream(operands.q_BHNbD));
+    return results;
+  }
+#endif
+  dispatch(operands.q_BHNbD.scalar_type(), [&]<typename T>(T) {
+    Call<T> call = call_of<T>(operands, results.softmax_2BHNb);
+    call.out = BlockRows<T>(results.out_BHNbD);
     call.run(Pass::kForward);
   });
-  return result;
+  return results;
 }
 
-variable_list backward_pass(const Operands& operands, const at::Tensor& softmax_2BHNb,
-                            const at::Tensor& d_out_BHNbD) {
-  const at::Tensor d_out = with_dense_rows(d_out_BHNbD);
-  variable_list result{new_like(operands.q_BHNbD, /*sums=*/false)};
+BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& results,
+                            const at::Tensor& d_out) {
+#ifdef BIRKHOFF_CUDA
+  if (d_out.is_cuda()) {
+    const BlockGradients gradients = new_gradients(operands, /*added_to=*/false);
+    const at::Tensor delta_BHNb = at::empty_like(results.softmax_2BHNb[0]);
+    launch_block_attention_backward(
+        block_attention_params(operands, results, d_out, delta_BHNb, gradients),
+        current_stream(d_out));
+    return gradients;
+  }
+#endif
+  BlockGradients gradients = new_gradients(operands, /*added_to=*/true);
   dispatch(d_out.scalar_type(), [&]<typename T>(T) {
-    Call<T> call = operands.call<T>(softmax_2BHNb);
+    Call<T> call = call_of<T>(operands, results.softmax_2BHNb);
     call.d_out = BlockRows<const T>(d_out);
-    call.d_q = BlockRows<T>(result[0]);
-    for (KeySource<T>& source : call.sources) {
-      const bool sums = !source.owned(call.block);
-      const auto add_result = [&](BlockRows<Sum<T>>& sum, BlockRows<T>& rows) {
-        result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], sums));
-        if (sums) {
-          sum = BlockRows<Sum<T>>(result.back());
-        } else {
-          rows = BlockRows<T>(result.back());
-        }
-      };
-      add_result(source.d_k_sum, source.d_k);
-      add_result(source.d_v_sum, source.d_v);
+    call.d_q = BlockRows<T>(gradients.d_q_BHNbD);
+    for (std::size_t s = 0; s < call.sources.size(); ++s) {
+      KeySource<T>& source = call.sources[s];
+      const at::Tensor &d_k = gradients.d_keys_BHNbD[2 * s],
+                       &d_v = gradients.d_keys_BHNbD[2 * s + 1];
+      if (operands.owned(s)) {
+        source.d_k = BlockRows<T>(d_k);
+        source.d_v = BlockRows<T>(d_v);
+      } else {
+        source.d_k_sum = BlockRows<Sum<T>>(d_k);
+        source.d_v_sum = BlockRows<Sum<T>>(d_v);
+      }
+      if (gradients.d_biases[s].defined()) {
+        source.d_bias_BHNbb = gradients.d_biases[s].expand(source.bias_BHNbb.sizes());
+      }
     }
     call.run(Pass::kBackward);
   });
-  for (at::Tensor& gradient : result) gradient = gradient.to(d_out.scalar_type());
-  return result;
+  for (at::Tensor& d_keys : gradients.d_keys_BHNbD) d_keys = d_keys.to(d_out.scalar_type());
+  return gradients;
+}
+
+// The gradient of a bias from sums that have a place for each block of each head. One dim after
+// another, because LibTorch's sum of all at once would depend on the number of threads.
+at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
+  for (std::int64_t dim = 0; dim < 3; ++dim) {
+    if (bias.size(dim) == 1) sums = sums.sum(dim, /*keepdim=*/true);
+  }
+  return sums.to(bias.scalar_type());
+}
+
+BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
+  BlockOperands operands = operands_of(in, columns);
+  operands.q_BHNbD = with_fitting_rows(operands.q_BHNbD);
+  for (at::Tensor& keys : operands.keys_BHNbD) keys = with_fitting_rows(keys);
+  return operands;
 }
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
-  // Autograd sees q and keys alone; `in` holds them too, and what else there is.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor&, at::TensorList,
-                            const BlockAttention& in) {
-    const Operands operands = operands_of(in);
-    const FusedForward result = forward_pass(operands);
-    variable_list saved{operands.q_BHNbD, result.softmax_2BHNb};
-    saved.insert(saved.end(), operands.keys_BHNbD.begin(), operands.keys_BHNbD.end());
-    saved.insert(saved.end(), operands.legal_BHNbb.begin(), operands.legal_BHNbb.end());
-    context->save_for_backward(std::move(saved));
-    context->saved_data["windows"] = operands.windows;
-    return result.out_BHNbD;
+  // Autograd sees q, keys and the biases that there are; `in` holds them too, and what else there
+  // is.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHNbD*/,
+                            at::TensorList /*keys_BHNbD*/, at::TensorList /*biases*/,
+                            const BlockAttention& in, NoiseColumns columns) {
+    const BlockOperands operands = fitting_operands(in, columns);
+    const BlockResults results = attend(operands);
+    save(context, operands, results);
+    return results.out_BHNbD;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const std::vector<std::int64_t> windows = context->saved_data["windows"].toIntVector();
-    const auto first_key = saved.begin() + 2,
-               first_legal = first_key + 2 * static_cast<std::ptrdiff_t>(windows.size() / 3);
-    const Operands operands{
-        saved[0], {first_key, first_legal}, {first_legal, saved.end()}, windows};
-    variable_list result = backward_pass(operands, saved[1], gradients[0]);
-    result.emplace_back();  // of `in`
+    const auto [operands, results] = restore(context);
+    const at::Tensor d_out = with_fitting_rows(gradients[0]);
+    const BlockGradients made = gradients_of(operands, results, d_out);
+    variable_list result{made.d_q_BHNbD};
+    result.insert(result.end(), made.d_keys_BHNbD.begin(), made.d_keys_BHNbD.end());
+    for (std::size_t s = 0; s < operands.num_sources(); ++s) {
+      if (!made.d_biases[s].defined()) continue;
+      result.push_back(sum_to_bias(made.d_biases[s], operands.biases[s]));
+    }
+    result.resize(result.size() + 2);  // of `in` and `columns`
     return result;
   }
+
+ private:
+  static void save(AutogradContext* context, const BlockOperands& operands,
+                   const BlockResults& results) {
+    const NoiseKey noise = operands.noise.value_or(NoiseKey{});
+    // The loop on the CPU does without `out`.
+    const at::Tensor out = results.out_BHNbD.is_cpu() ? at::Tensor() : results.out_BHNbD;
+    variable_list saved{operands.q_BHNbD, out, results.softmax_2BHNb, noise.step,
+                        noise.sample_ids_B};
+    for (const auto* list : {&operands.keys_BHNbD, &operands.biases, &operands.legal_BHNbb}) {
+      saved.insert(saved.end(), list->begin(), list->end());
+    }
+    context->save_for_backward(std::move(saved));
+    context->saved_data["windows"] = operands.windows;
+    context->saved_data["dropout"] = static_cast<double>(operands.dropout);
+    context->saved_data["noise"] =
+        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer,
+                                  operands.columns.first, operands.columns.all};
+  }
+
+  static std::pair<BlockOperands, BlockResults> restore(AutogradContext* context) {
+    const variable_list saved = context->get_saved_variables();
+    const std::vector<std::int64_t> noise = context->saved_data["noise"].toIntVector();
+    BlockOperands operands;
+    operands.q_BHNbD = saved[0];
+    operands.windows = context->saved_data["windows"].toIntVector();
+    const auto num_sources = static_cast<std::ptrdiff_t>(operands.windows.size() / 3);
+    const auto keys = saved.begin() + 5, biases = keys + 2 * num_sources,
+               legal = biases + num_sources;
+    operands.keys_BHNbD = {keys, biases};
+    operands.biases = {biases, legal};
+    operands.legal_BHNbb = {legal, saved.end()};
+    operands.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
+    if (saved[3].defined()) {
+      operands.noise = NoiseKey{.seed = static_cast<std::uint64_t>(noise[0]),
+                                .step = saved[3],
+                                .layer = static_cast<std::uint32_t>(noise[1]),
+                                .sample_ids_B = saved[4]};
+    }
+    operands.columns = {.first = noise[2], .all = noise[3]};
+    return {operands, {saved[1], saved[2]}};
+  }
 };
+
+// One softmax over all of in.keys.
+at::Tensor attend_entries(BlockAttention in, NoiseColumns columns) {
+  std::vector<at::Tensor> keys_BHNbD, biases;
+  for (KeyBlocks& keys : in.keys) {
+    keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
+    if (!keys.bias_BHNbb.defined()) continue;
+    while (keys.bias_BHNbb.dim() < 5) keys.bias_BHNbb = keys.bias_BHNbb.unsqueeze(0);
+    biases.push_back(keys.bias_BHNbb);
+  }
+  return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), at::TensorList(biases),
+                                    in, columns);
+}
+
+NoiseColumns all_columns(const BlockAttention& in) {
+  NoiseColumns columns;
+  for (const KeyBlocks& keys : in.keys) columns.all += num_columns(keys);
+  return columns;
+}
 
 }  // namespace
 
 bool fits_fused(const BlockAttention& in) {
-  if (!in.q_BHNbD.device().is_cpu() || in.q_BHNbD.size(4) > kMostHeadDim) return false;
-  if (in.noise && in.dropout > 0) return false;
+  if (in.q_BHNbD.is_cuda()) return fits_block_attention(in);
+  if (!in.q_BHNbD.is_cpu() || in.q_BHNbD.size(4) > kMostHeadDim) return false;
   const at::ScalarType dtype = in.q_BHNbD.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kBFloat16) return false;
   return std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
-    return !keys.bias_BHNbb.defined() && keys.k_BHNbD.scalar_type() == dtype &&
-           keys.v_BHNbD.scalar_type() == dtype;
+    return keys.k_BHNbD.scalar_type() == dtype && keys.v_BHNbD.scalar_type() == dtype &&
+           (!keys.bias_BHNbb.defined() || keys.bias_BHNbb.scalar_type() == dtype);
   });
 }
 
 at::Tensor attend_fused(const BlockAttention& in) {
-  std::vector<at::Tensor> keys_BHNbD;
+  NoiseColumns columns = all_columns(in);
+  if (in.one_softmax) return attend_entries(in, columns);
+  at::Tensor out_BHNbD;
   for (const KeyBlocks& keys : in.keys) {
-    keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
+    BlockAttention one = in;
+    one.keys = {keys};
+    const at::Tensor part = attend_entries(one, columns);
+    out_BHNbD = out_BHNbD.defined() ? out_BHNbD + part : part;
+    columns.first += num_columns(keys);
   }
-  return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), in);
+  return out_BHNbD;
 }
 
-FusedForward fused_forward(const BlockAttention& in) { return forward_pass(operands_of(in)); }
+BlockResults fused_forward(const BlockAttention& in) {
+  return attend(fitting_operands(in, all_columns(in)));
+}
 
-std::vector<at::Tensor> fused_backward(const BlockAttention& in, const at::Tensor& softmax_2BHNb,
+std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResults& results,
                                        const at::Tensor& d_out_BHNbD) {
-  return backward_pass(operands_of(in), softmax_2BHNb, d_out_BHNbD);
+  BlockGradients made = gradients_of(fitting_operands(in, all_columns(in)),
+                                     {with_fitting_rows(results.out_BHNbD), results.softmax_2BHNb},
+                                     with_fitting_rows(d_out_BHNbD));
+  made.d_keys_BHNbD.insert(made.d_keys_BHNbD.begin(), made.d_q_BHNbD);
+  return made.d_keys_BHNbD;
 }
 
 }  // namespace birkhoff

@@ -3,12 +3,13 @@
 // by making that list (its key source); the loop knows nothing else of it. Raw pointers, no
 // LibTorch: README.md beside this file explains the seam, fused_block_attention.cpp is its user.
 //
-// For query i with the legal keys j of its list, s_ij = scale sum_d q_id k_jd:
+// For query i with the legal keys j of its list, s_ij = scale sum_d q_id k_jd + bias_ij, and c_ij
+// the factor that dropout gives a probability (0 or 1 / (1 - p); 1 without dropout):
 //   m_i = max_j s_ij,  z_i = 1 / sum_j exp(s_ij - m_i),  p_ij = exp(s_ij - m_i) z_i,
-//   out_id = sum_j p_ij v_jd;
-//   d_p_ij = sum_d d_out_id v_jd,   ds_ij = p_ij (d_p_ij - sum_j p_ij d_p_ij),
-//   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,  d_v_jd = sum_i p_ij
-//   d_out_id.
+//   out_id = sum_j c_ij p_ij v_jd;
+//   d_p_ij = c_ij sum_d d_out_id v_jd,   ds_ij = p_ij (d_p_ij - sum_j p_ij d_p_ij),
+//   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,  d_bias_ij = ds_ij,
+//   d_v_jd = sum_i c_ij p_ij d_out_id.
 // Of p only m and z are kept for the backward pass: two numbers, because their one, log-sum-exp,
 // would lose the digits of large logits to rounding.
 // A query without a legal key has out = 0, m = z = 0 and no gradient.
@@ -55,7 +56,8 @@ struct QueryTile {
   Rows<T> out;  // forward alone
   // m and z [num_queries], written by forward, read by backward.
   Sum<T>*max = nullptr, *inverse_sum = nullptr;
-  Rows<const T> d_out;  // backward alone
+  std::uint64_t sample_id = 0;  // of its noise
+  Rows<const T> d_out;          // backward alone
   Rows<T> d_q;
 };
 
@@ -67,14 +69,31 @@ struct KeyTile {
   // legal[i * legal_query_stride + j * legal_key_stride] != 0: query i may see key j. Null: all.
   const bool* legal = nullptr;
   std::ptrdiff_t legal_query_stride = 0, legal_key_stride = 0;
+  // Added to logits: bias[i * bias_query_stride + j * bias_key_stride]. Null: nothing.
+  const T* bias = nullptr;
+  std::ptrdiff_t bias_query_stride = 0, bias_key_stride = 0;
+  std::int64_t first_element = 0;  // of query 0 and key 0 in their sample's noise
+  // Its gradient is added to d_bias, whose strides may be 0: sums over many pairs that mostly
+  // cancel. Null: not wanted.
+  double* d_bias = nullptr;
+  std::ptrdiff_t d_bias_query_stride = 0, d_bias_key_stride = 0;
   // Gradients are added to the sums; where these are null, written to d_k and d_v.
   Rows<Sum<T>> d_k_sum, d_v_sum;
   Rows<T> d_k, d_v;
 };
 
+// Dropout of probabilities with the bits of philox_dropout (cluster/base/philox.h).
+struct TileDropout {
+  std::uint64_t key = 0;          // noise_key()
+  std::uint32_t least = 0;        // floor(p 2^24): words whose upper 24 bits reach it keep theirs
+  double scale = 1;               // of those kept
+  std::int64_t query_stride = 0;  // elements of noise from one query to the next
+};
+
 struct TileShape {
   int head_dim = 0;
   double scale = 0;
+  const TileDropout* dropout = nullptr;  // null: none
 };
 
 // Tiles of one call are touched by the calling thread alone; equal arguments give equal bits.

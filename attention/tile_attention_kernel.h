@@ -12,6 +12,7 @@
 
 #include "attention/tile_attention.h"
 #include "attention/tile_vector.h"
+#include "cluster/base/philox_rounds.h"
 
 namespace birkhoff {
 namespace {
@@ -97,12 +98,14 @@ struct Scratch {
   E *q_stacked, *d_out_stacked, *key_stacked;   // of pairs alone
   E *p_in_rows, *ds_in_rows, *weights_stacked;  // of pairs alone, kTile wide
   S *acc, *d_key;                               // [kTile, columns]
-  S *hidden_rows, *hidden_t;                    // [kTile, kTile]
+  S *added_rows, *added_t;                      // [kTile, kTile]
   S *max, *sum;                                 // [kTile]
-  S* pairs;                                     // p_t and ds_t of each key tile
+  S* pairs;                                     // p_t, ds_t and `kept` of each key tile
 
-  S* p_t(int tile) const { return pairs + 2 * tile * kTile * kTile; }
+  static constexpr int kPairSize = 2 * kTile * kTile + kTile * kTile / kBits<S>;
+  S* p_t(int tile) const { return pairs + tile * kPairSize; }
   S* ds_t(int tile) const { return p_t(tile) + kTile * kTile; }
+  Bit<S>* kept(int tile) const { return reinterpret_cast<Bit<S>*>(ds_t(tile) + kTile * kTile); }
 
   static int padded(int head_dim) {
     return round_up(head_dim, kNumbers<E> * 64 / static_cast<int>(sizeof(E)));
@@ -110,7 +113,7 @@ struct Scratch {
   static std::size_t bytes(int head_dim, int num_key_tiles) {
     const int wide = kTile * padded(head_dim), square = kTile * kTile;
     const int operands = ((kPairs ? 9 : 6) * wide + (kPairs ? 3 : 0) * square) / kNumbers<E>;
-    const int sums = 2 * wide + (2 + 2 * num_key_tiles) * square + 2 * kTile;
+    const int sums = 2 * wide + 2 * square + num_key_tiles * kPairSize + 2 * kTile;
     return static_cast<std::size_t>(operands) * sizeof(E) +
            static_cast<std::size_t>(sums) * sizeof(S);
   }
@@ -126,7 +129,7 @@ struct Scratch {
     for (E** x : {&q_stacked, &d_out_stacked, &key_stacked}) take(*x, kPairs ? wide : 0);
     for (E** x : {&p_in_rows, &ds_in_rows, &weights_stacked}) take(*x, kPairs ? square : 0);
     for (S** x : {&acc, &d_key}) take(*x, kTile * columns);
-    for (S** x : {&hidden_rows, &hidden_t}) take(*x, kTile * kTile);
+    for (S** x : {&added_rows, &added_t}) take(*x, kTile * kTile);
     for (S** x : {&max, &sum}) take(*x, kTile);
     pairs = reinterpret_cast<S*>(next);
   }
@@ -219,8 +222,8 @@ template <typename T>
 struct Pair {
   int queries, keys;  // padded to whole vectors and panels
   bool causal;
-  const T* hidden_t;  // added to s_t: 0 or -infinity, rows `hidden_stride` apart; null: nothing
-  std::ptrdiff_t hidden_stride;
+  const T* added_t;  // added to s_t: bias or -infinity, rows `added_stride` apart; null: 0
+  std::ptrdiff_t added_stride;
 
   // Queries before this one see no key of key j's panel, and no score of theirs is computed.
   int first_query(int j) const { return causal ? round_down(round_down(j, kPanel), kLanes<T>) : 0; }
@@ -241,21 +244,24 @@ Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, co
   using S = Sum<T>;
   constexpr S kHidden = -__builtin_inf();
   Pair<S> pair = sizes_of(queries, keys);
-  if (keys.legal) {
-    pair.hidden_t = x.hidden_t;
-    const auto hidden = [&](int i, int j) {
-      const bool legal = i >= queries.num_queries || j >= keys.num_keys ||
-                         keys.legal[i * keys.legal_query_stride + j * keys.legal_key_stride];
-      return legal ? S{0} : kHidden;
-    };
-    if (keys.legal_key_stride == 0) {
-      for (int i = 0; i < pair.queries; ++i) x.hidden_t[i] = hidden(i, 0);
-    } else {
-      pair.hidden_stride = kTile;
-      for (int i = 0; i < pair.queries; ++i) {
-        for (int j = 0; j < kTile; ++j) x.hidden_rows[i * kTile + j] = hidden(i, j);
+  if (keys.legal || keys.bias) {
+    pair.added_t = x.added_t;
+    const auto added = [&](int i, int j) -> S {
+      if (i >= queries.num_queries || j >= keys.num_keys) return 0;
+      if (keys.legal && !keys.legal[i * keys.legal_query_stride + j * keys.legal_key_stride]) {
+        return kHidden;
       }
-      transpose_tile(x.hidden_rows, pair.queries, kTile, x.hidden_t);
+      return keys.bias ? to_sum(keys.bias[i * keys.bias_query_stride + j * keys.bias_key_stride])
+                       : 0;
+    };
+    if (keys.legal_key_stride == 0 && keys.bias_key_stride == 0) {
+      for (int i = 0; i < pair.queries; ++i) x.added_t[i] = added(i, 0);
+    } else {
+      pair.added_stride = kTile;
+      for (int i = 0; i < pair.queries; ++i) {
+        for (int j = 0; j < kTile; ++j) x.added_rows[i * kTile + j] = added(i, j);
+      }
+      transpose_tile(x.added_rows, pair.queries, kTile, x.added_t);
     }
   }
   return pair;
@@ -300,20 +306,94 @@ void multiply_to_keys(const Pair<S>& pair, const E* w_t, const E* x, int columns
   }
 }
 
-// The lanes of s_t[j][i..], scaled, -infinity where the query may not see the key.
+// Scales s_t where the pair needs it, adds biases, and hides what a query may not see behind
+// -infinity. Never inlined: the compiler contracts to fused multiply-adds as it likes, and p of the
+// backward pass must come from the very logits whose maximum the forward pass has saved.
 template <typename S>
-inline Vector<S> masked_scores(const Pair<S>& pair, int num_keys, S scale, const S* s_t, int j,
-                               int i) {
+[[gnu::noinline]] void finish_scores(const Pair<S>& pair, int num_keys, S scale, S* s_t) {
   constexpr S kHidden = -__builtin_inf();
-  if (j >= num_keys) return Vector<S>{} + kHidden;
-  Vector<S> s = load(s_t + j * kTile + i) * scale;
-  if (pair.hidden_t) s += load(pair.hidden_t + j * pair.hidden_stride + i);
-  if (pair.causal && i < j) {
-    Bits<S> query;
-    for (int lane = 0; lane < kLanes<S>; ++lane) query[lane] = i + lane;
-    s = query < j ? Vector<S>{} + kHidden : s;
+  for (int j = 0; j < pair.keys; ++j) {
+    for (int i = pair.first_query(j); i < pair.queries; i += kLanes<S>) {
+      Vector<S> s = load(s_t + j * kTile + i) * scale;
+      if (pair.added_t) s += load(pair.added_t + j * pair.added_stride + i);
+      if (pair.causal && i < j) {
+        Bits<S> query;
+        for (int lane = 0; lane < kLanes<S>; ++lane) query[lane] = i + lane;
+        s = query < j ? Vector<S>{} + kHidden : s;
+      }
+      store(s_t + j * kTile + i, j < num_keys ? s : Vector<S>{} + kHidden);
+    }
   }
-  return s;
+}
+
+// Which keys dropout leaves to each query: bit j % kBits of kept[j / kBits * kTile + i]. Eight
+// queries at once: consecutive keys of a query share the counters of Philox.
+template <typename T>
+void draw_kept(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>& keys,
+               Bit<Sum<T>>* kept) {
+  using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
+  constexpr std::uint64_t kLow = 0xffffffff;
+  constexpr int kN = 8, kWord = kBits<Sum<T>>;
+  const TileDropout& dropout = *shape.dropout;
+  const auto stride = static_cast<std::uint64_t>(dropout.query_stride);
+  for (int i = 0; i < queries.num_queries; i += kN) {
+    const auto first = static_cast<std::uint64_t>(keys.first_element + i * dropout.query_stride);
+    const U64x8 element = first + stride * U64x8{0, 1, 2, 3, 4, 5, 6, 7};
+    const U64x8 misfit = element & 3;  // elements of the first counter that come before key 0
+    const int end_key = keys.causal ? min_of(keys.num_keys, i + kN) : keys.num_keys;
+    U64x8 bits{}, rest{};
+    for (int c = 0; 4 * c < end_key + 3; ++c) {
+      const U64x8 counter = (element >> 2) + static_cast<std::uint64_t>(c);
+      U64x8 word0 = counter & kLow, word1 = counter >> 32;
+      U64x8 word2 = U64x8{} + (queries.sample_id & kLow),
+            word3 = U64x8{} + (queries.sample_id >> 32);
+      philox_rounds(dropout.key, word0, word1, word2, word3);
+      U64x8 four{};  // bits of four keys
+      std::uint64_t bit = 1;
+      for (const U64x8* word : {&word0, &word1, &word2, &word3}) {
+        four |= (*word >> 8 >= dropout.least) & bit;
+        bit <<= 1;
+      }
+      if (c < 16) {
+        bits |= four << (4 * c);
+      } else {
+        rest = four;
+      }
+    }
+    bits = bits >> misfit | rest << (63 - misfit) << 1;
+    for (int lane = 0; lane < kN; ++lane) {
+      for (int j = 0; j < kTile; j += kWord) {
+        kept[j / kWord * kTile + i + lane] = static_cast<Bit<Sum<T>>>(bits[lane] >> j);
+      }
+    }
+  }
+}
+
+// x where the query in each lane keeps key j, else 0. Null `kept`: x.
+template <typename S>
+inline Vector<S> keep(Vector<S> x, const Bit<S>* kept, int j, int i) {
+  if (!kept) return x;
+  const Bits<S> bits = load_bits<S>(kept + j / kBits<S> * kTile + i);
+  return bits << (kBits<S> - 1 - j % kBits<S>) < 0 ? x : Vector<S>{};
+}
+
+// d_bias += ds, over the queries and keys that share a number of it in the order of these loops.
+template <typename T>
+void add_bias_gradient(const Pair<Sum<T>>& pair, const Sum<T>* ds_t, int num_queries,
+                       const KeyTile<T>& keys) {
+  using S = Sum<T>;
+  for (int j = 0; j < keys.num_keys; ++j) {
+    double* d_bias = keys.d_bias + j * keys.d_bias_key_stride;
+    const S* row = ds_t + j * kTile;
+    const int first = pair.first_query(j);
+    if (keys.d_bias_query_stride != 0) {
+      for (int i = first; i < num_queries; ++i) d_bias[i * keys.d_bias_query_stride] += row[i];
+      continue;
+    }
+    Vector<S> sum{};  // queries past the last have p = 0
+    for (int i = first; i < pair.queries; i += kLanes<S>) sum += load(row + i);
+    for (int lane = 0; lane < kLanes<S>; ++lane) *d_bias += sum[lane];
+  }
 }
 
 template <typename T>
@@ -346,15 +426,20 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
     load_rows(key.k, key.num_keys, D, columns, x.k);
     load_rows(key.v, key.num_keys, D, columns, x.v);
     multiply_scores(pair, x.k, x.q_t, D, columns, s_t);
+    finish_scores(pair, key.num_keys, scale, s_t);
+    const Bit<S>* kept = nullptr;
+    if (shape.dropout) {
+      draw_kept(shape, queries, key, x.kept(0));
+      kept = x.kept(0);
+    }
     S factor[kTile];  // of what earlier tiles gave, for the new maximum
     for (int i = 0; i < pair.queries; i += kN) {
       const int end_key = pair.end_key(i);
       const Vector<S> old_max = load(x.max + i);
       Vector<S> max = old_max;
       for (int j = 0; j < end_key; ++j) {
-        const Vector<S> s = masked_scores(pair, key.num_keys, scale, s_t, j, i);
+        const Vector<S> s = load(s_t + j * kTile + i);
         max = s > max ? s : max;
-        store(s_t + j * kTile + i, s);
       }
       // A query that has seen no key keeps the maximum -infinity and subtracts 0.
       const Vector<S> shift = max == -kInfinity ? Vector<S>{} : max;
@@ -366,6 +451,7 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
           for (int n = 0; n < kNumbers<E>; ++n) {
             p[n] = exp<S>(load(s_t + (j + n) * kTile + i) - shift);
             panel_sum += p[n];
+            p[n] = keep<S>(p[n], kept, j + n, i);
           }
           store_stacked(p, j, i, weights);
         }
@@ -390,23 +476,24 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
     const S inverse = sees ? 1 / x.sum[i] : 0;
     queries.max[i] = sees ? x.max[i] : 0;
     queries.inverse_sum[i] = inverse;
+    const S factor = shape.dropout ? inverse * static_cast<S>(shape.dropout->scale) : inverse;
     T* out = queries.out.data + i * queries.out.stride;
-    for (int d = 0; d < D; ++d) out[d] = from_sum<T>(sees ? x.acc[i * columns + d] * inverse : 0);
+    for (int d = 0; d < D; ++d) out[d] = from_sum<T>(sees ? x.acc[i * columns + d] * factor : 0);
   }
 }
 
-// Writes rows of scratch to a gradient, or adds them to its sums where it has some.
+// Writes rows of scratch times `factor` to a gradient, or adds them to its sums where it has some.
 template <typename T>
-void store_rows(const Sum<T>* x, int num_rows, int head_dim, int columns, Rows<Sum<T>> sums,
-                Rows<T> rows) {
+void store_rows(const Sum<T>* x, Sum<T> factor, int num_rows, int head_dim, int columns,
+                Rows<Sum<T>> sums, Rows<T> rows) {
   for (int r = 0; r < num_rows; ++r) {
     const Sum<T>* from = x + r * columns;
     if (sums.data) {
       Sum<T>* row = sums.data + r * sums.stride;
-      for (int d = 0; d < head_dim; ++d) row[d] += from[d];
+      for (int d = 0; d < head_dim; ++d) row[d] += from[d] * factor;
     } else {
       T* row = rows.data + r * rows.stride;
-      for (int d = 0; d < head_dim; ++d) row[d] = from_sum<T>(from[d]);
+      for (int d = 0; d < head_dim; ++d) row[d] = from_sum<T>(from[d] * factor);
     }
   }
 }
@@ -421,6 +508,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   const int columns = x.columns, D = shape.head_dim, num_queries = queries.num_queries;
   const int whole_queries = round_up(num_queries, kN);
   const S scale = static_cast<S>(shape.scale);
+  const S kept_scale = shape.dropout ? static_cast<S>(shape.dropout->scale) : 1;
   S *max = x.max, *inverse_sum = x.sum;
   load_rows(queries.q, num_queries, D, columns, x.q);
   load_rows(queries.d_out, num_queries, D, columns, x.d_out);
@@ -444,17 +532,27 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
     load_rows(key.k, key.num_keys, D, columns, x.k);
     load_rows(key.v, key.num_keys, D, columns, x.v);
     multiply_scores(pair, x.k, x.q_t, D, columns, p_t);
+    finish_scores(pair, key.num_keys, scale, p_t);
     multiply_scores(pair, x.v, x.d_out_t, D, columns, d_p_t);
+    const Bit<S>* kept = nullptr;
+    if (shape.dropout) {
+      draw_kept(shape, queries, key, x.kept(tile));
+      kept = x.kept(tile);
+    }
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> max_i = load(max + i), inverse_i = load(inverse_sum + i);
       Vector<S> sum{};
       for (int panel = 0; panel < pair.end_key(i); panel += kPanel) {
         Vector<S> panel_sum{};
         for (int j = panel; j < panel + kPanel; ++j) {
-          const Vector<S> s = masked_scores(pair, key.num_keys, scale, p_t, j, i);
-          const Vector<S> p = exp<S>(s - max_i) * inverse_i;
+          const Vector<S> p = exp<S>(load(p_t + j * kTile + i) - max_i) * inverse_i;
           store(p_t + j * kTile + i, p);
-          panel_sum += p * load(d_p_t + j * kTile + i);
+          Vector<S> d_p = load(d_p_t + j * kTile + i);
+          if (kept) {
+            d_p = keep<S>(d_p * kept_scale, kept, j, i);
+            store(d_p_t + j * kTile + i, d_p);
+          }
+          panel_sum += p * d_p;
         }
         sum += panel_sum;
       }
@@ -475,6 +573,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       p_in_rows = p_t;
       ds_in_rows = ds_stacked = ds_t;
     }
+    const Bit<S>* kept = shape.dropout ? x.kept(tile) : nullptr;
     if (num_key_tiles > 1) load_rows(key.k, key.num_keys, D, columns, x.k);
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> delta_i = load(delta + i);
@@ -482,24 +581,29 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
         Vector<S> ds[kNumbers<E>];
         for (int n = 0; n < kNumbers<E>; ++n) {
           const Vector<S> p = load(p_t + (j + n) * kTile + i);
-          ds[n] = p * (load(ds_t + (j + n) * kTile + i) - delta_i) * scale;
+          ds[n] = p * (load(ds_t + (j + n) * kTile + i) - delta_i);
+          const Vector<S> kept_p = keep<S>(p, kept, j + n, i);
           if constexpr (x.kPairs) {
-            store_in_row(p, j + n, i, p_in_rows);
+            store_in_row(kept_p, j + n, i, p_in_rows);
             store_in_row(ds[n], j + n, i, ds_in_rows);
+            if (key.d_bias) store(ds_t + (j + n) * kTile + i, ds[n]);
+          } else if (kept) {
+            store(p_t + (j + n) * kTile + i, kept_p);
           }
         }
         store_stacked(ds, j, i, ds_stacked);
       }
     }
+    if (key.d_bias) add_bias_gradient(pair, ds_t, num_queries, key);
     multiply_to_keys(pair, p_in_rows, d_out_stacked, columns, x.d_key);
-    store_rows(x.d_key, key.num_keys, D, columns, key.d_v_sum, key.d_v);
+    store_rows(x.d_key, kept_scale, key.num_keys, D, columns, key.d_v_sum, key.d_v);
     multiply_to_keys(pair, ds_in_rows, q_stacked, columns, x.d_key);
-    store_rows(x.d_key, key.num_keys, D, columns, key.d_k_sum, key.d_k);
+    store_rows(x.d_key, scale, key.num_keys, D, columns, key.d_k_sum, key.d_k);
     multiply_to_queries(pair, ds_stacked, stack_rows(x.k, pair.keys, columns, x.key_stacked),
                         columns, x.acc, tile > 0);
   }
   if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
-  store_rows(x.acc, num_queries, D, columns, {}, queries.d_q);
+  store_rows(x.acc, scale, num_queries, D, columns, {}, queries.d_q);
 }
 
 template <typename T>

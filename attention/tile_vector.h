@@ -112,6 +112,18 @@ inline void multiply_add(Vector<Bf16Pair> b, Bf16Pair a, Vector<float>& sum) {
 }
 #endif
 
+// Integers as wide as a lane.
+template <typename T>
+using Bit = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+template <typename T>
+constexpr int kBits = 8 * static_cast<int>(sizeof(T));
+template <typename T>
+inline Bits<T> load_bits(const Bit<T>* x) {
+  Bits<T> v;
+  __builtin_memcpy(&v, x, sizeof(v));
+  return v;
+}
+
 // exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 q(r), q
 // interpolated at Chebyshev's nodes. ln 2 is split in two so that n ln 2 loses nothing.
 template <typename T>

@@ -261,10 +261,12 @@ TEST_P(Conformance, LargeLogitsStayFinite) {
 }
 
 // Queries, keys and values in bf16 beside layer inputs and parameters in fp32, as in a bf16 model:
-// both paths against fp64 on the same numbers.
+// both paths against fp64 on the same numbers. The largest errors over some inputs: block weights
+// that nothing bounds give large logits, where rounding the sorted keys, which all paths do, is
+// most of the error, and luck decides whose is smaller.
 TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
+  constexpr std::uint64_t kInputs = 8;
   const Built built = build(at::kFloat), wide = build(at::kDouble);
-  AttentionInput in = input(built, at::kFloat);
   const auto converted = [](const at::Tensor& x, at::ScalarType dtype) {
     return x.detach().to(dtype).requires_grad_(true);
   };
@@ -274,13 +276,6 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
     to.k_BHSD = converted(from.k_BHSD, dtype);
     to.v_BHSD = tied ? to.k_BHSD : converted(from.v_BHSD, dtype);
   };
-  convert(in, in, at::kBFloat16);
-  AttentionInput wide_in = in;
-  convert(wide_in, in, at::kDouble);
-  wide_in.x_q_BLC = wide_in.x_kv_BSC = converted(in.x_q_BLC, at::kDouble);
-
-  const at::Tensor exact = run(*wide.mechanism, wide_in, Path::kReference);
-  const auto d_exact = gradients(exact, leaves(wide_in, wide.parameters));
   constexpr double kUnit = 0x1p-8;  // half the distance of bf16 numbers, relative
   // Block weights of no iterations are exp(score), which nothing bounds.
   const auto* sinkhorn = sinkhorn_of(config());
@@ -288,28 +283,41 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
   const auto error = [](const at::Tensor& x, const at::Tensor& from) {
     return max_difference(x, from) / std::max(1e-3, from.abs().max().item<double>());
   };
-  double reference_error = 0;
-  std::vector<double> d_reference_errors;
-  for (const Path path : {Path::kReference, Path::kComposed, Path::kForward}) {
-    const at::Tensor out = run(*built.mechanism, in, path);
-    EXPECT_EQ(out.scalar_type(), at::kBFloat16);
-    const auto all = leaves(in, built.parameters);
-    const auto d = gradients(out, all);
-    std::vector<double> d_errors;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      EXPECT_EQ(d[i].scalar_type(), all[i].scalar_type());
-      d_errors.push_back(error(d[i], d_exact[i]));
-    }
-    if (path == Path::kReference) {
-      reference_error = error(out, exact);
-      d_reference_errors = d_errors;
-      EXPECT_LE(reference_error, 8 * kUnit);
-      for (const double each : d_errors) EXPECT_LE(each, 16 * growth * kUnit);
-    } else {
-      EXPECT_LE(error(out, exact), 2 * reference_error + kUnit);
+  // Of the output, then of each leaf's gradient.
+  std::vector<double> reference_errors, composed_errors, forward_errors;
+  for (std::uint64_t seed = 1; seed <= kInputs; ++seed) {
+    AttentionInput in = input(built, at::kFloat, seed);
+    convert(in, in, at::kBFloat16);
+    AttentionInput wide_in = in;
+    convert(wide_in, in, at::kDouble);
+    wide_in.x_q_BLC = wide_in.x_kv_BSC = converted(in.x_q_BLC, at::kDouble);
+    const at::Tensor exact = run(*wide.mechanism, wide_in, Path::kReference);
+    const auto d_exact = gradients(exact, leaves(wide_in, wide.parameters));
+    for (const auto& [path, errors] : {std::pair(Path::kReference, &reference_errors),
+                                       std::pair(Path::kComposed, &composed_errors),
+                                       std::pair(Path::kForward, &forward_errors)}) {
+      const at::Tensor out = run(*built.mechanism, in, path);
+      EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+      const auto all = leaves(in, built.parameters);
+      const auto d = gradients(out, all);
+      std::vector<double>& largest = *errors;
+      largest.resize(1 + all.size());
+      largest[0] = std::max(largest[0], error(out, exact));
       for (std::size_t i = 0; i < all.size(); ++i) {
-        EXPECT_LE(d_errors[i], 2 * d_reference_errors[i] + 2 * growth * kUnit) << "leaf " << i;
+        EXPECT_EQ(d[i].scalar_type(), all[i].scalar_type());
+        largest[i + 1] = std::max(largest[i + 1], error(d[i], d_exact[i]));
       }
+    }
+    if (seed > 1) continue;  // what one input may cost at all
+    EXPECT_LE(reference_errors[0], 8 * kUnit);
+    for (std::size_t i = 1; i < reference_errors.size(); ++i) {
+      EXPECT_LE(reference_errors[i], 16 * growth * kUnit) << "leaf " << i - 1;
+    }
+  }
+  for (const auto& errors : {composed_errors, forward_errors}) {
+    EXPECT_LE(errors[0], 2 * reference_errors[0] + kUnit);
+    for (std::size_t i = 1; i < errors.size(); ++i) {
+      EXPECT_LE(errors[i], 2 * reference_errors[i] + 2 * growth * kUnit) << "leaf " << i - 1;
     }
   }
 }

@@ -38,6 +38,7 @@ struct Problem {
     for (KeyBlocks& keys : other.attention.keys) {
       keys.k_BHNbD = leaf(keys.k_BHNbD);
       keys.v_BHNbD = leaf(keys.v_BHNbD);
+      if (keys.bias_BHNbb.defined()) keys.bias_BHNbb = leaf(keys.bias_BHNbb);
     }
     other.d_out = d_out.to(dtype);
     return other;
@@ -90,7 +91,20 @@ Problem random_problem(int seed, int draw_index = 0) {
           keys.legal_BHNbb.emplace_back();
       }
     }
+    if (random() % 2) {
+      const std::vector<std::vector<std::int64_t>> shapes{
+          {B, H, N, 1, b}, {1, H, 1, b, b}, {B, 1, N, b, 1}, {b}, {1, 1, 1, 1, 1}};
+      keys.bias_BHNbb =
+          random_tensor(shapes[random() % shapes.size()], at::kFloat, ++tensor_seed) * size;
+    }
     problem.attention.keys.push_back(keys);
+  }
+  if (random() % 2) {
+    problem.attention.dropout = random() % 2 ? 0.1f : 0.5f;
+    problem.attention.noise = NoiseKey{.seed = tensor_seed,
+                                       .step = at::full({1}, 3, at::kLong),
+                                       .layer = 2,
+                                       .sample_ids_B = at::arange(B, at::kLong) * 5'000'000'000};
   }
   problem.attention.one_softmax = random() % 2;
   problem.d_out = tensor(1);
@@ -128,14 +142,14 @@ class FusedBlockAttentionIn : public ::testing::TestWithParam<at::ScalarType> {
 INSTANTIATE_TEST_SUITE_P(Dtypes, FusedBlockAttentionIn,
                          ::testing::Values(at::kFloat, at::kBFloat16));
 
-// Largest errors over a thousand queries of one shape: in a small problem with large logits the
+// Largest errors over two thousand queries of one shape: in a small problem with large logits the
 // error is that of rounding one logit, and luck decides whose is smaller.
 TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
-  constexpr std::int64_t kQueries = 1000;
+  constexpr std::int64_t kQueries = 2000;
   // Probabilities below fp32's least normal number are 0, times k, v and d_out.
   constexpr double kUnderflow = 1e-32;
   int checked = 0;
-  for (int seed = 0; seed < kProblems; seed += 2) {
+  for (int seed = 0; seed < kProblems; seed += 3) {
     const BlockAttention shape = random_problem(seed).attention;
     if (!reference_can(shape)) continue;
     const std::int64_t queries = shape.q_BHNbD.numel() / shape.q_BHNbD.size(4);
@@ -161,7 +175,7 @@ TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
       ++checked;
     }
   }
-  EXPECT_GT(checked, 150);
+  EXPECT_GT(checked, 120);
 }
 
 TEST(FusedBlockAttention, Fp64EqualsTheReference) {

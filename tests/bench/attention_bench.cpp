@@ -18,6 +18,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <limits>
+#include <random>
 #include <string_view>
 #include <vector>
 
@@ -186,6 +188,7 @@ struct BlockCase {
   std::string name;
   bool sorts = false;
   std::int64_t look_back = 0;
+  float dropout = 0;
 };
 
 // The tensors of a BlockCase of one dtype, and its ways.
@@ -202,6 +205,7 @@ class BlockProblem {
     has_sorted_ = (at::arange(N_) > 0).view({1, 1, N_, 1, 1});
   }
 
+  BlockPath fastest() const { return fastest_path(attention()); }
   Contender contender(const std::string& name, BlockPath path) const {
     std::vector<at::Tensor> leaves{q_, k_, v_};
     if (case_.sorts) leaves.push_back(weights_BHNN_);
@@ -234,6 +238,11 @@ class BlockProblem {
       attention.keys.push_back(sorted);
     }
     attention.keys.push_back(own);
+    attention.dropout = case_.dropout;
+    attention.noise = NoiseKey{.seed = 1,
+                               .step = at::zeros({1}, at::kLong),
+                               .layer = 0,
+                               .sample_ids_B = at::arange(size_.B, at::kLong)};
     return attention;
   }
 
@@ -263,6 +272,52 @@ void compare_paths(const BlockCase& block_case, const Size& s) {
              measured[0].mib, measured[2].mib, measured[4].mib);
 }
 
+void compare_dropout(const BlockCase& block_case, const Size& s) {
+  BlockCase dropping = block_case;
+  dropping.dropout = 0.1f;
+  fmt::print("{:<24}", block_case.name);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const BlockProblem without(block_case, s, dtype), with(dropping, s, dtype);
+    const std::vector<Measured> measured =
+        measure({with.contender("", BlockPath::kFused), without.contender("", BlockPath::kFused),
+                 with.contender("", BlockPath::kReference)},
+                s.rounds);
+    fmt::print(" {:>9.2f} {:>11.2f} {:>8.2f}", measured[0].ms, measured[0].ms / measured[1].ms,
+               measured[2].ms / measured[0].ms);
+  }
+  fmt::print("\n");
+}
+
+// Random shapes: our path's speed over the reference's.
+void sweep(std::int64_t num_shapes, std::int64_t rounds) {
+  std::mt19937 random(1);
+  const auto draw = [&](const std::vector<std::int64_t>& from) {
+    return from[random() % from.size()];
+  };
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t i = 0; i < num_shapes; ++i) {
+    Size s;
+    s.B = draw({1, 2, 4});
+    s.H = draw({1, 2, 4, 8});
+    s.D = draw({8, 16, 32, 64, 80, 128});
+    s.b = static_cast<int>(draw({4, 8, 16, 32, 50, 64, 128, 256}));
+    s.T = s.b * std::max<std::int64_t>(1, draw({64, 256, 1024}) / s.b);
+    BlockCase block_case = kBlockCases[random() % kBlockCases.size()];
+    block_case.dropout = random() % 3 == 0 ? 0.1f : 0.0f;
+    const at::ScalarType dtype = random() % 2 ? at::kFloat : at::kBFloat16;
+    const BlockProblem problem(block_case, s, dtype);
+    const std::vector<Measured> measured = measure(
+        {problem.contender("", problem.fastest()), problem.contender("", BlockPath::kReference)},
+        rounds);
+    const double ratio = measured[1].ms / measured[0].ms;
+    least = std::min(least, ratio);
+    fmt::print("{:<24} {} B={} H={} T={:<4} D={:<3} b={:<3} dropout {}: {:8.3f} ms, x {:.2f}\n",
+               block_case.name, at::toString(dtype), s.B, s.H, s.T, s.D, s.b, block_case.dropout,
+               measured[0].ms, ratio);
+  }
+  fmt::print("least: {:.2f}\n", least);
+}
+
 void run(const Size& s, bool mechanisms) {
   fmt::print("forward + backward, medians of {}: B={} H={} T={} D={} b={}, {} thread(s)\n",
              s.rounds, s.B, s.H, s.T, s.D, s.b, at::get_num_threads());
@@ -274,6 +329,13 @@ void run(const Size& s, bool mechanisms) {
   }
   fmt::print(" {:>12}   fp32 MiB of the three\n", "fp32 / bf16");
   for (const BlockCase& block_case : kBlockCases) compare_paths(block_case, s);
+
+  fmt::print("\n{:<24}", "with dropout 0.1");
+  for (const char* dtype : {"fp32", "bf16"}) {
+    fmt::print(" {:>6} ms {:>11} {:>8}", dtype, "/ without", "x eager");
+  }
+  fmt::print("\n");
+  for (const BlockCase& block_case : kBlockCases) compare_dropout(block_case, s);
 }
 
 }  // namespace
@@ -282,11 +344,17 @@ void run(const Size& s, bool mechanisms) {
 int main(int argc, char** argv) {
   birkhoff::Size size;
   const std::string_view mode = argc > 1 ? argv[1] : "";
-  const bool paths = mode == "paths";
+  const bool sweeps = mode == "sweep", paths = mode == "paths";
   const auto argument = [&](int i, std::int64_t otherwise) {
-    i += paths;
+    i += sweeps || paths;
     return i < argc ? std::atoll(argv[i]) : otherwise;
   };
+  c10::SetCPUAllocator(&birkhoff::allocator(), /*priority=*/1);
+  if (sweeps) {
+    at::set_num_threads(static_cast<int>(argument(2, 1)));
+    birkhoff::sweep(argument(1, 40), argument(3, 15));
+    return 0;
+  }
   size.B = argument(1, size.B);
   size.H = argument(2, size.H);
   size.T = argument(3, size.T);
@@ -294,6 +362,5 @@ int main(int argc, char** argv) {
   size.b = static_cast<int>(argument(5, size.b));
   at::set_num_threads(static_cast<int>(argument(6, 1)));
   size.rounds = argument(7, size.rounds);
-  c10::SetCPUAllocator(&birkhoff::allocator(), /*priority=*/1);
   birkhoff::run(size, !paths);
 }
