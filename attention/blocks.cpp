@@ -194,13 +194,13 @@ BlockPath fastest_path(const BlockAttention& in) {
 
 at::Tensor attend_in_blocks(const BlockAttention& in, BlockPath path) {
   if (path == BlockPath::kReference) return attend_materialised(in);
-  const auto attend = path == BlockPath::kFused ? &attend_fused : &attend_composed;
-  if (in.one_softmax) return attend(in);
+  if (path == BlockPath::kFused) return attend_fused(in);
+  if (in.one_softmax) return attend_composed(in);
   at::Tensor out_BHNbD;
   for (const KeyBlocks& keys : in.keys) {
     BlockAttention one = in;
     one.keys = {keys};
-    const at::Tensor part = attend(one);
+    const at::Tensor part = attend_composed(one);
     out_BHNbD = out_BHNbD.defined() ? out_BHNbD + part : part;
   }
   return out_BHNbD;

@@ -3,8 +3,8 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -15,7 +15,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "attention/block_attention.h"
+#include "attention/block_operands.h"
 #include "attention/tile_attention.h"
+#include "cluster/base/device.h"
 
 namespace birkhoff {
 namespace {
@@ -166,135 +169,175 @@ struct Call {
   }
 };
 
-// A new [B, H, N, b, D], unset or all zeros: contiguous where x is, else in the layers' order,
-// [B, N, b, H, D].
-at::Tensor new_like(const at::Tensor& x_BHNbD, bool zero) {
-  const auto make = [&](at::IntArrayRef sizes) {
-    return zero ? at::zeros(sizes, x_BHNbD.options()) : at::empty(sizes, x_BHNbD.options());
-  };
-  if (x_BHNbD.is_contiguous()) return make(x_BHNbD.sizes());
-  return make({x_BHNbD.size(0), x_BHNbD.size(2), x_BHNbD.size(3), x_BHNbD.size(1), x_BHNbD.size(4)})
-      .permute({0, 3, 1, 2, 4});
+// x, or a copy of it that the kernels of its device can read.
+at::Tensor with_fitting_rows(const at::Tensor& x) {
+  if (x.is_cuda()) return with_aligned_rows(x);
+  return x.stride(-1) == 1 ? x : x.contiguous();
 }
 
-at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
-
-// What autograd carries from forward to backward besides tensors: 3 integers for each entry of
-// BlockAttention::keys.
-std::vector<std::int64_t> windows_of(const BlockAttention& in) {
-  std::vector<std::int64_t> windows;
-  for (const KeyBlocks& keys : in.keys) {
-    windows.insert(windows.end(), {keys.first_offset, keys.last_offset, keys.causal});
+template <typename T>
+Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) {
+  const at::Tensor& q_BHNbD = operands.q_BHNbD;
+  Call<T> call{.batch = q_BHNbD.size(0),
+               .heads = q_BHNbD.size(1),
+               .num_blocks = q_BHNbD.size(2),
+               .block = q_BHNbD.size(3),
+               .head_dim = q_BHNbD.size(4),
+               .q = BlockRows<const T>(q_BHNbD),
+               .d_out = {},
+               .out = {},
+               .d_q = {},
+               .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<T>(),
+               .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<T>(),
+               .sources = {}};
+  auto legal = operands.legal_BHNbb.begin();
+  for (std::size_t s = 0; s < operands.num_sources(); ++s) {
+    const std::int64_t first = operands.windows[3 * s], last = operands.windows[3 * s + 1];
+    call.sources.push_back({.k = BlockRows<const T>(operands.keys_BHNbD[2 * s]),
+                            .v = BlockRows<const T>(operands.keys_BHNbD[2 * s + 1]),
+                            .d_k = {},
+                            .d_v = {},
+                            .first_offset = first,
+                            .last_offset = last,
+                            .causal = operands.windows[3 * s + 2] != 0,
+                            .legal_BHNbb = {legal, legal + (last - first + 1)}});
+    legal += last - first + 1;
   }
-  return windows;
+  return call;
 }
 
-// [B, H, N, b, b] or undefined, for each offset of each entry.
-std::vector<at::Tensor> legal_of(const BlockAttention& in) {
-  std::vector<at::Tensor> legal;
-  for (const KeyBlocks& keys : in.keys) {
-    const at::IntArrayRef sizes = keys.k_BHNbD.sizes();
-    for (const at::Tensor& mask : keys.legal_BHNbb) {
-      legal.push_back(
-          mask.defined() ? mask.expand({sizes[0], sizes[1], sizes[2], sizes[3], sizes[3]}) : mask);
+BlockResults attend(const BlockOperands& operands) {
+  const BlockResults results = new_results(operands);
+#ifdef BIRKHOFF_CUDA
+  if (operands.q_BHNbD.is_cuda()) {
+    launch_block_attention(block_attention_params(operands, results),
+                           current_stream(operands.q_BHNbD));
+    return results;
+  }
+#endif
+  AT_DISPATCH_FLOATING_TYPES(operands.q_BHNbD.scalar_type(), "fused_block_attention", [&] {
+    Call<scalar_t> call = call_of<scalar_t>(operands, results.softmax_2BHNb);
+    call.out = BlockRows<scalar_t>(results.out_BHNbD);
+    call.run(Pass::kForward);
+  });
+  return results;
+}
+
+BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& results,
+                            const at::Tensor& d_out) {
+#ifdef BIRKHOFF_CUDA
+  if (d_out.is_cuda()) {
+    const BlockGradients gradients = new_gradients(operands, /*zero_shared=*/false);
+    const at::Tensor delta_BHNb = at::empty_like(results.softmax_2BHNb[0]);
+    launch_block_attention_backward(
+        block_attention_params(operands, results, d_out, delta_BHNb, gradients),
+        current_stream(d_out));
+    return gradients;
+  }
+#endif
+  // Gradients of keys that several blocks of queries see are added to.
+  const BlockGradients gradients = new_gradients(operands, /*zero_shared=*/true);
+  AT_DISPATCH_FLOATING_TYPES(d_out.scalar_type(), "fused_block_attention_backward", [&] {
+    Call<scalar_t> call = call_of<scalar_t>(operands, results.softmax_2BHNb);
+    call.d_out = BlockRows<const scalar_t>(d_out);
+    call.d_q = BlockRows<scalar_t>(gradients.d_q_BHNbD);
+    for (std::size_t s = 0; s < call.sources.size(); ++s) {
+      call.sources[s].d_k = BlockRows<scalar_t>(gradients.d_keys_BHNbD[2 * s]);
+      call.sources[s].d_v = BlockRows<scalar_t>(gradients.d_keys_BHNbD[2 * s + 1]);
     }
-  }
-  return legal;
+    call.run(Pass::kBackward);
+  });
+  return gradients;
 }
-
-// The tensors of a call: q, then k and v of each entry, then its masks.
-struct Operands {
-  at::Tensor q_BHNbD;
-  std::vector<at::Tensor> keys_BHNbD;  // k, v, k, v, ..
-  std::vector<at::Tensor> legal_BHNbb;
-  std::vector<std::int64_t> windows;
-
-  std::size_t num_sources() const { return keys_BHNbD.size() / 2; }
-
-  template <typename T>
-  Call<T> call(const at::Tensor& softmax_2BHNb) const {
-    Call<T> call{.batch = q_BHNbD.size(0),
-                 .heads = q_BHNbD.size(1),
-                 .num_blocks = q_BHNbD.size(2),
-                 .block = q_BHNbD.size(3),
-                 .head_dim = q_BHNbD.size(4),
-                 .q = BlockRows<const T>(q_BHNbD),
-                 .d_out = {},
-                 .out = {},
-                 .d_q = {},
-                 .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<T>(),
-                 .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<T>(),
-                 .sources = {}};
-    auto legal = legal_BHNbb.begin();
-    for (std::size_t s = 0; s < num_sources(); ++s) {
-      const std::int64_t first = windows[3 * s], last = windows[3 * s + 1];
-      call.sources.push_back({.k = BlockRows<const T>(keys_BHNbD[2 * s]),
-                              .v = BlockRows<const T>(keys_BHNbD[2 * s + 1]),
-                              .d_k = {},
-                              .d_v = {},
-                              .first_offset = first,
-                              .last_offset = last,
-                              .causal = windows[3 * s + 2] != 0,
-                              .legal_BHNbb = {legal, legal + (last - first + 1)}});
-      legal += last - first + 1;
-    }
-    return call;
-  }
-};
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
-  // Autograd sees q and keys alone; `in` holds them too, and what else there is.
+  // Autograd sees q, keys and biases alone; `in` holds them too, and what else there is.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHNbD,
-                            at::TensorList keys_BHNbD, const BlockAttention& in) {
-    Operands operands{with_dense_rows(q_BHNbD), {}, legal_of(in), windows_of(in)};
-    for (const at::Tensor& x : keys_BHNbD) operands.keys_BHNbD.push_back(with_dense_rows(x));
-    const at::Tensor out = new_like(q_BHNbD, /*zero=*/false);
-    const at::Tensor softmax_2BHNb = at::empty(
-        {2, q_BHNbD.size(0), q_BHNbD.size(1), q_BHNbD.size(2), q_BHNbD.size(3)}, q_BHNbD.options());
-    AT_DISPATCH_FLOATING_TYPES(q_BHNbD.scalar_type(), "fused_block_attention", [&] {
-      Call<scalar_t> call = operands.call<scalar_t>(softmax_2BHNb);
-      call.out = BlockRows<scalar_t>(out);
-      call.run(Pass::kForward);
-    });
-    variable_list saved{operands.q_BHNbD, softmax_2BHNb};
-    saved.insert(saved.end(), operands.keys_BHNbD.begin(), operands.keys_BHNbD.end());
-    saved.insert(saved.end(), operands.legal_BHNbb.begin(), operands.legal_BHNbb.end());
-    context->save_for_backward(std::move(saved));
-    context->saved_data["windows"] = operands.windows;
-    return out;
+                            at::TensorList keys_BHNbD, at::TensorList biases,
+                            const BlockAttention& in, NoiseColumns columns) {
+    BlockOperands operands = operands_of(in, columns);
+    // Not those of `in`: autograd has wrapped them.
+    operands.q_BHNbD = with_fitting_rows(q_BHNbD);
+    std::transform(keys_BHNbD.begin(), keys_BHNbD.end(), operands.keys_BHNbD.begin(),
+                   with_fitting_rows);
+    operands.biases = biases.vec();
+    const BlockResults results = attend(operands);
+    save(context, operands, results);
+    return results.out_BHNbD;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const std::vector<std::int64_t> windows = context->saved_data["windows"].toIntVector();
-    const auto first_key = saved.begin() + 2,
-               first_legal = first_key + 2 * static_cast<std::ptrdiff_t>(windows.size() / 3);
-    const Operands operands{
-        saved[0], {first_key, first_legal}, {first_legal, saved.end()}, windows};
-    const at::Tensor d_out = with_dense_rows(gradients[0]);
-    variable_list result{new_like(operands.q_BHNbD, /*zero=*/false)};
-    AT_DISPATCH_FLOATING_TYPES(d_out.scalar_type(), "fused_block_attention_backward", [&] {
-      Call<scalar_t> call = operands.call<scalar_t>(saved[1]);
-      call.d_out = BlockRows<const scalar_t>(d_out);
-      call.d_q = BlockRows<scalar_t>(result[0]);
-      for (std::size_t s = 0; s < call.sources.size(); ++s) {
-        KeySource<scalar_t>& source = call.sources[s];
-        for (BlockRows<scalar_t>* rows : {&source.d_k, &source.d_v}) {
-          result.push_back(new_like(operands.keys_BHNbD[result.size() - 1], !source.owned()));
-          *rows = BlockRows<scalar_t>(result.back());
-        }
-      }
-      call.run(Pass::kBackward);
-    });
-    result.emplace_back();  // of `in`
+    const auto [operands, results] = restore(context);
+    const at::Tensor d_out = with_fitting_rows(gradients[0]);
+    const BlockGradients made = gradients_of(operands, results, d_out);
+    variable_list result{made.d_q_BHNbD};
+    result.insert(result.end(), made.d_keys_BHNbD.begin(), made.d_keys_BHNbD.end());
+    // Autograd sums over what was broadcast.
+    for (const at::Tensor& d_bias_BHNb : made.d_biases_BHNb) {
+      result.push_back(d_bias_BHNb.defined() ? d_bias_BHNb.unsqueeze(3) : d_bias_BHNb);
+    }
+    result.resize(result.size() + 2);  // of `in` and `columns`
     return result;
   }
+
+ private:
+  static void save(AutogradContext* context, const BlockOperands& operands,
+                   const BlockResults& results) {
+    const NoiseKey noise = operands.noise.value_or(NoiseKey{});
+    // The loop on the CPU does without `out`.
+    const at::Tensor out = results.out_BHNbD.is_cpu() ? at::Tensor() : results.out_BHNbD;
+    variable_list saved{operands.q_BHNbD, out, results.softmax_2BHNb, noise.step,
+                        noise.sample_ids_B};
+    for (const auto* list : {&operands.keys_BHNbD, &operands.biases, &operands.legal_BHNbb}) {
+      saved.insert(saved.end(), list->begin(), list->end());
+    }
+    context->save_for_backward(std::move(saved));
+    context->saved_data["windows"] = operands.windows;
+    context->saved_data["dropout"] = static_cast<double>(operands.dropout);
+    context->saved_data["noise"] =
+        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer,
+                                  operands.columns.first, operands.columns.all};
+  }
+
+  static std::pair<BlockOperands, BlockResults> restore(AutogradContext* context) {
+    const variable_list saved = context->get_saved_variables();
+    const std::vector<std::int64_t> noise = context->saved_data["noise"].toIntVector();
+    BlockOperands operands;
+    operands.q_BHNbD = saved[0];
+    operands.windows = context->saved_data["windows"].toIntVector();
+    const auto num_sources = static_cast<std::ptrdiff_t>(operands.windows.size() / 3);
+    const auto keys = saved.begin() + 5, biases = keys + 2 * num_sources,
+               legal = biases + num_sources;
+    operands.keys_BHNbD = {keys, biases};
+    operands.biases = {biases, legal};
+    operands.legal_BHNbb = {legal, saved.end()};
+    operands.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
+    if (saved[3].defined()) {
+      operands.noise = NoiseKey{.seed = static_cast<std::uint64_t>(noise[0]),
+                                .step = saved[3],
+                                .layer = static_cast<std::uint32_t>(noise[1]),
+                                .sample_ids_B = saved[4]};
+    }
+    operands.columns = {.first = noise[2], .all = noise[3]};
+    return {operands, {saved[1], saved[2]}};
+  }
 };
+
+at::Tensor attend_entries(const BlockAttention& in, NoiseColumns columns) {
+  std::vector<at::Tensor> keys_BHNbD, biases;
+  for (const KeyBlocks& keys : in.keys) {
+    keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
+    biases.push_back(keys.bias_BHNbb);
+  }
+  return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), at::TensorList(biases),
+                                    in, columns);
+}
 
 }  // namespace
 
 bool fits_fused(const BlockAttention& in) {
-  if (!in.q_BHNbD.device().is_cpu() || in.q_BHNbD.size(4) > kMostHeadDim) return false;
+  if (in.q_BHNbD.is_cuda()) return fits_block_attention(in);
+  if (!in.q_BHNbD.is_cpu() || in.q_BHNbD.size(4) > kMostHeadDim) return false;
   if (in.noise && in.dropout > 0) return false;
   const at::ScalarType dtype = in.q_BHNbD.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble) return false;
@@ -305,11 +348,18 @@ bool fits_fused(const BlockAttention& in) {
 }
 
 at::Tensor attend_fused(const BlockAttention& in) {
-  std::vector<at::Tensor> keys_BHNbD;
+  NoiseColumns columns;
+  for (const KeyBlocks& keys : in.keys) columns.all += num_columns(keys);
+  if (in.one_softmax) return attend_entries(in, columns);
+  at::Tensor out_BHNbD;
   for (const KeyBlocks& keys : in.keys) {
-    keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
+    BlockAttention one = in;
+    one.keys = {keys};
+    const at::Tensor part = attend_entries(one, columns);
+    out_BHNbD = out_BHNbD.defined() ? out_BHNbD + part : part;
+    columns.first += num_columns(keys);
   }
-  return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), in);
+  return out_BHNbD;
 }
 
 }  // namespace birkhoff

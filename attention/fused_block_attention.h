@@ -1,6 +1,6 @@
-// Attention in blocks through the kernels of tile_attention.h: no concatenated keys, no stored
-// probabilities. The same results as the reference up to rounding, the same bits for any number of
-// threads.
+// Attention in blocks through the kernels of tile_attention.h on the CPU and of
+// block_attention_params.h on a GPU: no concatenated keys, no stored probabilities. The same
+// results as the reference up to rounding, the same bits each time, for any number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,10 +9,11 @@
 
 namespace birkhoff {
 
-// Whether the kernels can do this: fp32 or fp64 on the CPU, D <= 256, no bias, no dropout.
+// Whether the kernels can do this: on the CPU fp32 or fp64, D <= 256, no bias, no dropout; on a
+// GPU what fits_block_attention() says.
 bool fits_fused(const BlockAttention& in);
 
-// [B, H, N, b, D]; one softmax over all of in.keys, which fit.
+// [B, H, N, b, D], for what fits. Asynchronous on a CUDA device's current stream.
 at::Tensor attend_fused(const BlockAttention& in);
 
 }  // namespace birkhoff
