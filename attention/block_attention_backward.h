@@ -23,12 +23,14 @@
 
 namespace birkhoff {
 
+// Columns of p and d_s at once: more would not fit into registers beside the results.
+constexpr int kStep = 32;
+
 template <typename Thread, int kHeadDim, bool kOwnsKeys>
 class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   using Body = BlockAttentionBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using typename Body::Operand;
-  using typename Body::Pairs;
+  using Pairs = typename Body::template Pairs<kStep / 8>;
   using Shape = BlockAttentionShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -79,24 +81,26 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       thread_.commit();
       thread_.template wait<kStages - 1>();
       thread_.sync();
-      Pairs p = {}, d_s = {};
-      if (first_row_ < num_queries) {
-        const TilePair pair = this->pair_of(place, first_query, now);
-        const std::uint32_t visible = this->template visible_pairs<false>(pair);
-        const std::uint32_t kept = this->template kept_pairs<false>(pair);
-        this->multiply_rows(p, kQ, k_tile(stage));
-        this->template take_logits<false>(p, pair, visible);
-        this->multiply_rows(d_s, kDOut, v_tile(stage));
-        take_gradient(p, d_s, kept, maximum, inverse_sum);
-        Operand operand;
-        this->pack_pairs(operand, d_s);
-        this->multiply_columns(d_q, operand, k_tile(stage));
+      const TilePair pair = this->pair_of(place, first_query, now);
+      const std::uint32_t visible = this->template visible_pairs<false>(pair);
+      const std::uint32_t kept = this->template kept_pairs<false>(pair);
+      BIRKHOFF_UNROLL_BY(1)
+      for (int first = 0; first < pair.num_keys; first += kStep) {
+        Pairs p = {}, d_s = {};
+        const bool hidden = pair.diagonal && first_row_ + 15 < first;
+        if (first_row_ < num_queries && !hidden) {
+          this->multiply_rows(p, kQ, k_tile(stage), first);
+          this->template take_logits<false>(p, pair, first, visible);
+          this->multiply_rows(d_s, kDOut, v_tile(stage), first);
+          take_gradient(p, d_s, kept >> first / 2, maximum, inverse_sum);
+          this->multiply_columns(d_q, d_s, k_tile(stage), first);
+        }
+        if (kOwnsKeys && first_column_ == 0) {
+          store_pairs(kP, p, first);
+          store_pairs(kDS, d_s, first);
+        }
       }
       if constexpr (kOwnsKeys) {
-        if (first_column_ == 0) {
-          store_pairs(kP, p);
-          store_pairs(kDS, d_s);
-        }
         thread_.sync();
         if (first_row_ < p_.block) store_key_gradients(p_.sources[now.source()], place, stage);
       }
@@ -165,7 +169,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       const float delta =
           thread_.template load_shared<float>(kDelta + 4 * (first_row_ + lane_ / 4 + 8 * half));
       BIRKHOFF_UNROLL
-      for (int j = 0; j < kTileRows / 8; ++j) {
+      for (int j = 0; j < kStep / 8; ++j) {
         BIRKHOFF_UNROLL
         for (int r = 2 * half; r < 2 * half + 2; ++r) {
           const float share = thread_.exp2(p[j][r] - maximum[half]) * inverse_sum[half];
@@ -177,11 +181,11 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     }
   }
 
-  BIRKHOFF_DEVICE void store_pairs(std::uint32_t tile, const Pairs& c) const {
+  BIRKHOFF_DEVICE void store_pairs(std::uint32_t tile, const Pairs& c, int first) const {
     const Place place = place_in_c(lane_, 0);
-    tile += place_in_tile<kTileRows>(first_row_ + place.row, place.column);
+    tile += place_in_tile<kTileRows>(first_row_ + place.row, first + place.column);
     BIRKHOFF_UNROLL
-    for (int j = 0; j < kTileRows / 8; ++j) {
+    for (int j = 0; j < kStep / 8; ++j) {
       thread_.store_shared(further_right(tile, 8 * j), thread_.pack(c[j][0], c[j][1]));
       thread_.store_shared(further_right(tile, 8 * j) + 2 * 8 * kTileRows,
                            thread_.pack(c[j][2], c[j][3]));
@@ -235,8 +239,7 @@ template <typename Thread, int kHeadDim>
 class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
   using Body = BlockAttentionBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using typename Body::Operand;
-  using typename Body::Pairs;
+  using Pairs = typename Body::template Pairs<kStep / 8>;
   using Shape = BlockAttentionShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -286,24 +289,25 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
       if (first_row_ < num_keys) {
         const std::uint32_t q_tile = kQueries + stage * kStageBytes,
                             d_out_tile = q_tile + Shape::kRowsBytes;
-        Pairs p = {}, d_s = {};
         const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
                                             source_index, now.offset(), first_key);
         const std::uint32_t visible = this->template visible_pairs<true>(pair);
         const std::uint32_t kept = this->template kept_pairs<true>(pair);
-        this->multiply_rows(p, kK, q_tile);
-        this->template take_logits<true>(p, pair, visible);
-        this->multiply_rows(d_s, kV, d_out_tile);
-        take_gradient(p, d_s, kept, d_out_tile + Shape::kRowsBytes);
-        if (source.bias.data != nullptr) {
-          BIRKHOFF_UNROLL
-          for (int i = 0; i < 32; ++i) d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
+        BIRKHOFF_UNROLL_BY(1)
+        for (int first = 0; first < pair.num_queries; first += kStep) {
+          if (pair.diagonal && first + kStep - 1 < first_row_) continue;  // hidden
+          Pairs p = {}, d_s = {};
+          this->multiply_rows(p, kK, q_tile, first);
+          this->template take_logits<true>(p, pair, first, visible);
+          this->multiply_rows(d_s, kV, d_out_tile, first);
+          take_gradient(p, d_s, kept >> first / 2, d_out_tile + Shape::kRowsBytes + 4 * first);
+          if (source.bias.data != nullptr) {
+            BIRKHOFF_UNROLL
+            for (int i = 0; i < 4 * (kStep / 8); ++i) d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
+          }
+          this->multiply_columns(d_v, p, d_out_tile, first);
+          this->multiply_columns(d_k, d_s, q_tile, first);
         }
-        Operand operand;
-        this->pack_pairs(operand, p);
-        this->multiply_columns(d_v, operand, d_out_tile);
-        this->pack_pairs(operand, d_s);
-        this->multiply_columns(d_k, operand, q_tile);
       }
       thread_.sync();  // the tiles have been read
       if (more && kStages == 1) load_queries(queries, place, 0);
@@ -349,7 +353,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
                                      std::uint32_t numbers) const {
     const bool drops = p_.dropout.p > 0;
     BIRKHOFF_UNROLL
-    for (int j = 0; j < kTileRows / 8; ++j) {
+    for (int j = 0; j < kStep / 8; ++j) {
       BIRKHOFF_UNROLL
       for (int c = 0; c < 2; ++c) {
         const std::uint32_t at = numbers + 4 * (8 * j + place_in_c(lane_, c).column);

@@ -48,11 +48,11 @@ class BlockAttentionBody {
         first_column_(thread.index() / 32 / (kTileRows / 16) * Shape::kWarpColumns) {}
 
  protected:
-  // Numbers of a lane in a warp's 16 rows, by 8 columns: place_in_c() says which.
-  using Pairs = float[kTileRows / 8][4];              // beside the 64 rows of another tile
-  using Columns = float[Shape::kWarpColumns / 8][4];  // of a result
-  // 16 x 64 numbers as left operands of products with 64 rows.
-  using Operand = std::uint32_t[kTileRows / 16][4];
+  // Numbers of a lane in a warp's 16 rows, by 8 columns: place_in_c() says which. Pairs are beside
+  // 8 kGroups rows of another tile, columns those of a result.
+  template <int kGroups>
+  using Pairs = float[kGroups][4];
+  using Columns = float[Shape::kWarpColumns / 8][4];
 
   static constexpr float kLog2E = 1.4426950408889634f;
   static constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -187,21 +187,24 @@ class BlockAttentionBody {
 
   // ---- Products on tensor cores.
 
-  // c_ij += sum_d a_id b_jd for the warp's rows i of tile a and all rows j of tile b.
-  BIRKHOFF_DEVICE void multiply_rows(Pairs& c, std::uint32_t a_tile, std::uint32_t b_tile) const {
+  // c_ij += sum_d a_id b_jd for the warp's rows i of tile a and rows [first_j, first_j + 8 kGroups)
+  // of tile b.
+  template <int kGroups>
+  BIRKHOFF_DEVICE void multiply_rows(Pairs<kGroups>& c, std::uint32_t a_tile, std::uint32_t b_tile,
+                                     int first_j) const {
     const Place down = downwards(lane_), right = rightwards(lane_);
     a_tile += place_in_tile<kHeadDim>(first_row_ + down.row, down.column);
-    b_tile += place_in_tile<kHeadDim>(right.row, right.column);
+    b_tile += place_in_tile<kHeadDim>(first_j + right.row, right.column);
     BIRKHOFF_UNROLL
     for (int d = 0; d < kHeadDim; d += 16) {
       std::uint32_t a[4];
       thread_.template load_matrices<false>(a, further_right(a_tile, d));
       BIRKHOFF_UNROLL
-      for (int j = 0; j < kTileRows; j += 16) {
+      for (int j = 0; j < kGroups; j += 2) {
         std::uint32_t b[4];
-        thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * j * kHeadDim);
-        thread_.multiply(c[j / 8], a, b[0], b[1]);
-        thread_.multiply(c[j / 8 + 1], a, b[2], b[3]);
+        thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * 8 * j * kHeadDim);
+        thread_.multiply(c[j], a, b[0], b[1]);
+        thread_.multiply(c[j + 1], a, b[2], b[3]);
       }
     }
   }
@@ -219,26 +222,29 @@ class BlockAttentionBody {
       thread_.multiply(c[d / 8 + 1], a, b[2], b[3]);
     }
   }
-  // The same over all rows of x.
-  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const Operand& a, std::uint32_t x_tile) const {
+  // The same over rows [first_j, first_j + 8 kGroups) of x, and a rounded. Lanes hold of a left
+  // operand what they hold of two results side by side.
+  template <int kGroups>
+  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const Pairs<kGroups>& a, std::uint32_t x_tile,
+                                        int first_j) const {
+    x_tile += 2 * first_j * kHeadDim;
+    std::uint32_t operands[kGroups / 2][4];
     BIRKHOFF_UNROLL
-    for (int j = 0; j < kTileRows / 16; ++j) multiply_columns(c, a[j], x_tile, 16 * j);
-  }
-
-  // Lanes hold of a left operand what they hold of two results side by side.
-  BIRKHOFF_DEVICE void pack_pairs(Operand& a, const Pairs& c) const {
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kTileRows / 16; ++j) {
-      a[j][0] = thread_.pack(c[2 * j][0], c[2 * j][1]);
-      a[j][1] = thread_.pack(c[2 * j][2], c[2 * j][3]);
-      a[j][2] = thread_.pack(c[2 * j + 1][0], c[2 * j + 1][1]);
-      a[j][3] = thread_.pack(c[2 * j + 1][2], c[2 * j + 1][3]);
+    for (int j = 0; j < kGroups / 2; ++j) {
+      BIRKHOFF_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        const float* pair = &a[2 * j + r / 2][r % 2 * 2];
+        operands[j][r] = thread_.pack(pair[0], pair[1]);
+      }
     }
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups / 2; ++j) multiply_columns(c, operands[j], x_tile, 16 * j);
   }
 
-  // ---- Elements. Bits of them are made before the products, which need the registers.
+  // ---- Elements. Bits for those of all 64 columns are made before the products, which need the
+  // registers.
 
-  // Of number i of a lane's Pairs: its query and its key in their tiles.
+  // Of number i of a lane's pairs: its query and its key in their tiles.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE void place_of_pair(int i, int& query, int& key) const {
     const Place place = place_in_c(lane_, i % 4);
@@ -255,7 +261,7 @@ class BlockAttentionBody {
       return kAll;
     }
     std::uint32_t bits = 0;
-    BIRKHOFF_UNROLL_BY(8)
+    BIRKHOFF_UNROLL_BY(1)
     for (int i = 0; i < 32; ++i) {
       int query, key;
       place_of_pair<kKeysAreRows>(i, query, key);
@@ -298,24 +304,26 @@ class BlockAttentionBody {
   }
 
   // Products q . k become logits times log2(e), so that 2^x is taken of them; -infinity where not
-  // `visible`.
-  template <bool kKeysAreRows>
-  BIRKHOFF_DEVICE void take_logits(Pairs& s, const TilePair& pair, std::uint32_t visible) const {
+  // visible. The pairs are those from `first_column` on.
+  template <bool kKeysAreRows, int kGroups>
+  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, int first_column,
+                                   std::uint32_t visible) const {
     const float factor = p_.scale * kLog2E;
     BIRKHOFF_UNROLL
-    for (int i = 0; i < 32; ++i) s[i / 4][i % 4] *= factor;
+    for (int i = 0; i < 4 * kGroups; ++i) s[i / 4][i % 4] *= factor;
     if (pair.bias != nullptr) {
       BIRKHOFF_UNROLL
-      for (int i = 0; i < 32; ++i) {
+      for (int i = 0; i < 4 * kGroups; ++i) {
         int query, key;
-        place_of_pair<kKeysAreRows>(i, query, key);
+        place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
         if (key >= pair.num_keys) continue;
         s[i / 4][i % 4] += kLog2E * thread_.unpack(pair.bias[key * pair.bias_stride]);
       }
     }
     if (visible == kAll) return;
+    visible >>= first_column / 2;
     BIRKHOFF_UNROLL
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < 4 * kGroups; ++i) {
       if ((visible >> i & 1) == 0) s[i / 4][i % 4] = -kInfinity;
     }
   }

@@ -24,8 +24,7 @@ template <typename Thread, int kHeadDim>
 class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
   using Body = BlockAttentionBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using typename Body::Operand;
-  using typename Body::Pairs;
+  using Pairs = typename Body::template Pairs<kTileRows / 8>;
   using Shape = BlockAttentionShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -68,16 +67,14 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
         const std::uint32_t visible = this->template visible_pairs<false>(pair);
         const std::uint32_t kept = this->template kept_pairs<false>(pair);
         Pairs s = {};
-        this->multiply_rows(s, kQ, k_tile(stage));
-        this->template take_logits<false>(s, pair, visible);
+        this->multiply_rows(s, kQ, k_tile(stage), 0);
+        this->template take_logits<false>(s, pair, 0, visible);
         take_softmax(s, maximum, sum, out);
         if (p_.dropout.p > 0) {
           BIRKHOFF_UNROLL
           for (int i = 0; i < 32; ++i) s[i / 4][i % 4] *= this->kept(kept, i);
         }
-        Operand p;
-        this->pack_pairs(p, s);
-        this->multiply_columns(out, p, v_tile(stage));
+        this->multiply_columns(out, s, v_tile(stage), 0);
       }
       thread_.sync();  // the tiles have been read
     }

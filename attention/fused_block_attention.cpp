@@ -251,16 +251,14 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
 }
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
-  // Autograd sees q, keys and biases alone; `in` holds them too, and what else there is.
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& q_BHNbD,
-                            at::TensorList keys_BHNbD, at::TensorList biases,
+  // Autograd sees q, keys and the biases that there are; `in` holds them too, and what else there
+  // is.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHNbD*/,
+                            at::TensorList /*keys_BHNbD*/, at::TensorList /*biases*/,
                             const BlockAttention& in, NoiseColumns columns) {
     BlockOperands operands = operands_of(in, columns);
-    // Not those of `in`: autograd has wrapped them.
-    operands.q_BHNbD = with_fitting_rows(q_BHNbD);
-    std::transform(keys_BHNbD.begin(), keys_BHNbD.end(), operands.keys_BHNbD.begin(),
-                   with_fitting_rows);
-    operands.biases = biases.vec();
+    operands.q_BHNbD = with_fitting_rows(operands.q_BHNbD);
+    for (at::Tensor& keys : operands.keys_BHNbD) keys = with_fitting_rows(keys);
     const BlockResults results = attend(operands);
     save(context, operands, results);
     return results.out_BHNbD;
@@ -274,7 +272,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     result.insert(result.end(), made.d_keys_BHNbD.begin(), made.d_keys_BHNbD.end());
     // Autograd sums over what was broadcast.
     for (const at::Tensor& d_bias_BHNb : made.d_biases_BHNb) {
-      result.push_back(d_bias_BHNb.defined() ? d_bias_BHNb.unsqueeze(3) : d_bias_BHNb);
+      if (d_bias_BHNb.defined()) result.push_back(d_bias_BHNb.unsqueeze(3));
     }
     result.resize(result.size() + 2);  // of `in` and `columns`
     return result;
@@ -327,7 +325,7 @@ at::Tensor attend_entries(const BlockAttention& in, NoiseColumns columns) {
   std::vector<at::Tensor> keys_BHNbD, biases;
   for (const KeyBlocks& keys : in.keys) {
     keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
-    biases.push_back(keys.bias_BHNbb);
+    if (keys.bias_BHNbb.defined()) biases.push_back(keys.bias_BHNbb);
   }
   return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), at::TensorList(biases),
                                     in, columns);
