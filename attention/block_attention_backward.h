@@ -24,13 +24,13 @@
 namespace birkhoff {
 
 // Columns of p and d_s at once: more would not fit into registers beside the results.
-constexpr int kStep = 32;
+constexpr int kAtOnce = 32;
 
 template <typename Thread, int kHeadDim, bool kOwnsKeys>
 class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   using Body = BlockAttentionBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kStep / 8>;
+  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
   using Shape = BlockAttentionShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -46,13 +46,12 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
  public:
   using Body::Body;
 
-  static std::int64_t num_tasks(const BlockAttentionParams& p) {
-    return std::int64_t{p.batch} * p.heads * p.blocks * ((p.block + kTileRows - 1) / kTileRows);
-  }
+  // Blocks of threads.
+  static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
 
   BIRKHOFF_DEVICE void run() {
     int first_query;
-    const BlockPlace place = Body::place_of(p_, thread_.block(), first_query);
+    const BlockPlace place = this->place_of(thread_.block(), first_query);
     const int num_queries = this->rows_from(first_query);
     this->find_noise(place.batch);
 
@@ -85,7 +84,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
       BIRKHOFF_UNROLL_BY(1)
-      for (int first = 0; first < pair.num_keys; first += kStep) {
+      for (int first = 0; first < pair.num_keys; first += kAtOnce) {
         Pairs p = {}, d_s = {};
         const bool hidden = pair.diagonal && first_row_ + 15 < first;
         if (first_row_ < num_queries && !hidden) {
@@ -169,7 +168,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       const float delta =
           thread_.template load_shared<float>(kDelta + 4 * (first_row_ + lane_ / 4 + 8 * half));
       BIRKHOFF_UNROLL
-      for (int j = 0; j < kStep / 8; ++j) {
+      for (int j = 0; j < kAtOnce / 8; ++j) {
         BIRKHOFF_UNROLL
         for (int r = 2 * half; r < 2 * half + 2; ++r) {
           const float share = thread_.exp2(p[j][r] - maximum[half]) * inverse_sum[half];
@@ -185,7 +184,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     const Place place = place_in_c(lane_, 0);
     tile += place_in_tile<kTileRows>(first_row_ + place.row, first + place.column);
     BIRKHOFF_UNROLL
-    for (int j = 0; j < kStep / 8; ++j) {
+    for (int j = 0; j < kAtOnce / 8; ++j) {
       thread_.store_shared(further_right(tile, 8 * j), thread_.pack(c[j][0], c[j][1]));
       thread_.store_shared(further_right(tile, 8 * j) + 2 * 8 * kTileRows,
                            thread_.pack(c[j][2], c[j][3]));
@@ -239,7 +238,7 @@ template <typename Thread, int kHeadDim>
 class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
   using Body = BlockAttentionBody<Thread, kHeadDim>;
   using typename Body::Columns;
-  using Pairs = typename Body::template Pairs<kStep / 8>;
+  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
   using Shape = BlockAttentionShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
@@ -254,19 +253,18 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
  public:
   using Body::Body;
 
+  // Blocks of threads.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
-    return std::int64_t{p.num_sources} * p.batch * p.heads * p.blocks *
-           ((p.block + kTileRows - 1) / kTileRows);
+    return p.num_sources * Body::num_tiles(p);
   }
 
   BIRKHOFF_DEVICE void run() {
-    const std::int64_t tasks_of_source =
-        std::int64_t{p_.batch} * p_.heads * p_.blocks * Body::tiles_of(p_);
-    const int source_index = static_cast<int>(thread_.block() / tasks_of_source);
+    const std::int64_t tiles_of_source = Body::num_tiles(p_);
+    const int source_index = static_cast<int>(thread_.block() / tiles_of_source);
     const KeySourceParams& source = p_.sources[source_index];
     int first_key;
     const BlockPlace place =
-        Body::place_of(p_, thread_.block() % tasks_of_source, first_key);  // of the keys
+        this->place_of(thread_.block() % tiles_of_source, first_key);  // of the keys
     const int num_keys = this->rows_from(first_key);
     this->find_noise(place.batch);
 
@@ -294,8 +292,8 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
         const std::uint32_t visible = this->template visible_pairs<true>(pair);
         const std::uint32_t kept = this->template kept_pairs<true>(pair);
         BIRKHOFF_UNROLL_BY(1)
-        for (int first = 0; first < pair.num_queries; first += kStep) {
-          if (pair.diagonal && first + kStep - 1 < first_row_) continue;  // hidden
+        for (int first = 0; first < pair.num_queries; first += kAtOnce) {
+          if (pair.diagonal && first + kAtOnce - 1 < first_row_) continue;  // hidden
           Pairs p = {}, d_s = {};
           this->multiply_rows(p, kK, q_tile, first);
           this->template take_logits<true>(p, pair, first, visible);
@@ -303,7 +301,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
           take_gradient(p, d_s, kept >> first / 2, d_out_tile + Shape::kRowsBytes + 4 * first);
           if (source.bias.data != nullptr) {
             BIRKHOFF_UNROLL
-            for (int i = 0; i < 4 * (kStep / 8); ++i) d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
+            for (int i = 0; i < 4 * (kAtOnce / 8); ++i) d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
           }
           this->multiply_columns(d_v, p, d_out_tile, first);
           this->multiply_columns(d_k, d_s, q_tile, first);
@@ -353,7 +351,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
                                      std::uint32_t numbers) const {
     const bool drops = p_.dropout.p > 0;
     BIRKHOFF_UNROLL
-    for (int j = 0; j < kStep / 8; ++j) {
+    for (int j = 0; j < kAtOnce / 8; ++j) {
       BIRKHOFF_UNROLL
       for (int c = 0; c < 2; ++c) {
         const std::uint32_t at = numbers + 4 * (8 * j + place_in_c(lane_, c).column);

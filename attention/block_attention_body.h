@@ -11,7 +11,7 @@
 #include <limits>
 
 #include "attention/block_attention_params.h"
-#include "cluster/base/cuda/words.h"
+#include "cluster/base/cuda/kernel_source.h"
 
 namespace birkhoff {
 
@@ -65,18 +65,22 @@ class BlockAttentionBody {
 
   // ---- Who does what: blocks of threads by head, then tile, block, and batch.
 
-  static BIRKHOFF_DEVICE int tiles_of(const BlockAttentionParams& p) {
+  // Of queries, or of one source's keys.
+  BIRKHOFF_HOST_DEVICE static std::int64_t num_tiles(const BlockAttentionParams& p) {
+    return std::int64_t{p.batch} * p.heads * p.blocks * tiles_of_block(p);
+  }
+  BIRKHOFF_HOST_DEVICE static int tiles_of_block(const BlockAttentionParams& p) {
     return (p.block + kTileRows - 1) / kTileRows;
   }
-  static BIRKHOFF_DEVICE BlockPlace place_of(const BlockAttentionParams& p, std::int64_t task,
-                                             int& first) {
+  // `first`: the tile's first row in its block.
+  BIRKHOFF_DEVICE BlockPlace place_of(std::int64_t tile, int& first) const {
     BlockPlace place;
-    place.head = static_cast<int>(task % p.heads);
-    task /= p.heads;
-    first = static_cast<int>(task % tiles_of(p)) * kTileRows;
-    task /= tiles_of(p);
-    place.n = static_cast<int>(task % p.blocks);
-    place.batch = static_cast<int>(task / p.blocks);
+    place.head = static_cast<int>(tile % p_.heads);
+    tile /= p_.heads;
+    first = static_cast<int>(tile % tiles_of_block(p_)) * kTileRows;
+    tile /= tiles_of_block(p_);
+    place.n = static_cast<int>(tile % p_.blocks);
+    place.batch = static_cast<int>(tile / p_.blocks);
     return place;
   }
 

@@ -36,14 +36,13 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
  public:
   using Body::Body;
 
-  static std::int64_t num_tasks(const BlockAttentionParams& p) {
-    return std::int64_t{p.batch} * p.heads * p.blocks * ((p.block + kTileRows - 1) / kTileRows);
-  }
+  // Blocks of threads.
+  static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
 
   BIRKHOFF_DEVICE void run() {
     constexpr std::uint32_t kQ = 0;
     int first_query;
-    const BlockPlace place = Body::place_of(p_, thread_.block(), first_query);
+    const BlockPlace place = this->place_of(thread_.block(), first_query);
     this->find_noise(place.batch);
 
     this->load_rows(kQ, p_.q, place, first_query);

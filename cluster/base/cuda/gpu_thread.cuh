@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cluster/base/cuda/words.h"
+#include "cluster/base/cuda/kernel_source.h"
 
 namespace birkhoff {
 

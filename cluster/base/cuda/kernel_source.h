@@ -1,4 +1,5 @@
-// What kernels and their emulation on the CPU share. For g++ and nvcc alike.
+// What the source of kernels needs that g++ compiles too, for their emulation on the CPU. No
+// LibTorch here.
 #pragma once
 
 #include <cstdint>
