@@ -230,8 +230,7 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit
                                  .one_softmax = config_.combine() != SinkhornAttention::add_outputs,
                                  .dropout = config_.dropout(),
                                  .noise = in.noise};
-  output.out_BHLD =
-      blocks.unfold(attend_in_blocks(attention, fastest_path(attention, limit)), 2);
+  output.out_BHLD = blocks.unfold(attend_in_blocks(attention, fastest_path(attention, limit)), 2);
   return output;
 }
 

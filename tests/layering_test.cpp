@@ -49,7 +49,8 @@ const std::map<std::string, std::vector<std::string>> kDoors = {
 
 // Kernels, and the headers that they share with the .cpp beside them: no LibTorch.
 const std::regex kKernelFiles(
-    R"(.*\.cuh?$|.*_params\.h$|cluster/base/(reduce_op|philox_rounds)\.h|cluster/base/cuda/.*)");
+    R"(.*\.cuh?$|.*_params\.h$|attention/block_attention_(tiles|body|forward|backward)\.h)"
+    R"(|cluster/base/(reduce_op|philox_rounds)\.h|cluster/base/cuda/.*)");
 
 std::string layer_of(const std::string& path) {
   std::string best;

@@ -92,7 +92,7 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const at::Tensor& 
 std::tuple<at::Tensor, at::Tensor> attend(const Blocks& blocks, const BlockAttention& attention,
                                           const at::Tensor& q) {
   if (fits_fused(attention)) {
-    const FusedForward result = fused_forward(attention);
+    const BlockResults result = fused_forward(attention);
     return {laid_out_as(q, blocks.unfold(result.out_BHNbD, 2)), result.softmax_2BHNb};
   }
   const at::IntArrayRef sizes = attention.q_BHNbD.sizes();
@@ -155,13 +155,14 @@ std::tuple<at::Tensor, at::Tensor> block_local_attention(const at::Tensor& q, co
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> block_local_attention_backward(
     const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
-    bool causal) {
+    const at::Tensor& out, const at::Tensor& softmax, std::int64_t block, std::int64_t look_back,
+    std::int64_t look_ahead, bool causal) {
   const Blocks blocks = blocks_of(q, k, v, block, causal);
   const BlockAttention attention = window_attention(blocks, q, k, v, look_back, look_ahead, causal);
   Tensors gradients;
   if (fits_fused(attention)) {
-    for (const at::Tensor& x : fused_backward(attention, softmax, blocks.fold(d_out, 2))) {
+    for (const at::Tensor& x :
+         fused_backward(attention, {blocks.fold(out, 2), softmax}, blocks.fold(d_out, 2))) {
       gradients.push_back(blocks.unfold(x, 2));
     }
   } else {
@@ -185,13 +186,15 @@ std::tuple<at::Tensor, at::Tensor> sorted_attention(const at::Tensor& q, const a
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sorted_attention_backward(
     const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& weights, const at::Tensor& softmax, std::int64_t block, bool causal) {
+    const at::Tensor& weights, const at::Tensor& out, const at::Tensor& softmax, std::int64_t block,
+    bool causal) {
   const Blocks blocks = blocks_of(q, k, v, block, causal);
   const BlockAttention attention =
       sorted_and_own_attention(blocks, q, k, v, weights, block, causal);
   Tensors gradients;
   if (fits_fused(attention)) {
-    const Tensors parts = fused_backward(attention, softmax, blocks.fold(d_out, 2));
+    const Tensors parts =
+        fused_backward(attention, {blocks.fold(out, 2), softmax}, blocks.fold(d_out, 2));
     const KeyBlocks& own = attention.keys[1];
     gradients.push_back(blocks.unfold(parts[0], 2));
     // x_sorted = W x for keys and values: d_W = d_sorted x^T, d_x = W^T d_sorted + what x got

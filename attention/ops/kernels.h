@@ -26,8 +26,8 @@ std::tuple<at::Tensor, at::Tensor> block_local_attention(const at::Tensor& q, co
                                                          std::int64_t look_ahead, bool causal);
 std::tuple<at::Tensor, at::Tensor, at::Tensor> block_local_attention_backward(
     const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
-    bool causal);
+    const at::Tensor& out, const at::Tensor& softmax, std::int64_t block, std::int64_t look_back,
+    std::int64_t look_ahead, bool causal);
 
 // Queries see their own block (if causal, up to themselves) and its sorted block: the blocks of k
 // and v mixed with the weights of the block's row; if causal, block 0 has none. One softmax over
@@ -37,7 +37,8 @@ std::tuple<at::Tensor, at::Tensor> sorted_attention(const at::Tensor& q, const a
                                                     std::int64_t block, bool causal);
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sorted_attention_backward(
     const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& weights, const at::Tensor& softmax, std::int64_t block, bool causal);
+    const at::Tensor& weights, const at::Tensor& out, const at::Tensor& softmax, std::int64_t block,
+    bool causal);
 
 // Weights from scores in fp32 or fp64. `form`: "full", the ordinary balance, for encoders; and the
 // exactly causal "prefix", "cumulative" and "none" of configs/attention.proto. The second result is

@@ -68,7 +68,7 @@ struct BlockLocalAttention : torch::autograd::Function<BlockLocalAttention> {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [out, softmax] =
         block_local_forward_op().call(q, k, v, block, look_back, look_ahead, causal);
-    context->save_for_backward({q, k, v, softmax});
+    context->save_for_backward({q, k, v, out, softmax});
     context->saved_data["block"] = block;
     context->saved_data["look_back"] = look_back;
     context->saved_data["look_ahead"] = look_ahead;
@@ -81,7 +81,7 @@ struct BlockLocalAttention : torch::autograd::Function<BlockLocalAttention> {
     const variable_list saved = context->get_saved_variables();
     const auto& data = context->saved_data;
     const auto [d_q, d_k, d_v] = block_local_backward_op().call(
-        gradients[0], saved[0], saved[1], saved[2], saved[3], data.at("block").toInt(),
+        gradients[0], saved[0], saved[1], saved[2], saved[3], saved[4], data.at("block").toInt(),
         data.at("look_back").toInt(), data.at("look_ahead").toInt(), data.at("causal").toBool());
     return {d_q, d_k, d_v, Tensor(), Tensor(), Tensor(), Tensor()};
   }
@@ -93,7 +93,7 @@ struct SortedAttention : torch::autograd::Function<SortedAttention> {
                                bool causal) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [out, softmax] = sorted_forward_op().call(q, k, v, weights, block, causal);
-    context->save_for_backward({q, k, v, weights, softmax});
+    context->save_for_backward({q, k, v, weights, out, softmax});
     context->saved_data["block"] = block;
     context->saved_data["causal"] = causal;
     context->mark_non_differentiable({softmax});
@@ -105,7 +105,7 @@ struct SortedAttention : torch::autograd::Function<SortedAttention> {
     const auto& data = context->saved_data;
     const auto [d_q, d_k, d_v, d_weights] =
         sorted_backward_op().call(gradients[0], saved[0], saved[1], saved[2], saved[3], saved[4],
-                                  data.at("block").toInt(), data.at("causal").toBool());
+                                  saved[5], data.at("block").toInt(), data.at("causal").toBool());
     return {d_q, d_k, d_v, d_weights, Tensor(), Tensor()};
   }
 };
@@ -153,7 +153,8 @@ Two block_local_meta(const Tensor& q, const Tensor&, const Tensor&, std::int64_t
 }
 
 Three block_local_backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                                const Tensor&, std::int64_t, std::int64_t, std::int64_t, bool) {
+                                const Tensor&, const Tensor&, std::int64_t, std::int64_t,
+                                std::int64_t, bool) {
   return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
 }
 
@@ -163,7 +164,7 @@ Two sorted_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&, st
 }
 
 Four sorted_backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                          const Tensor& weights, const Tensor&, std::int64_t, bool) {
+                          const Tensor& weights, const Tensor&, const Tensor&, std::int64_t, bool) {
   return {at::empty_like(q), at::empty_like(k), at::empty_like(v), at::empty_like(weights)};
 }
 
@@ -236,14 +237,15 @@ TORCH_LIBRARY(birkhoff, library) {
       "_block_local_attention(Tensor q, Tensor k, Tensor v, int block, int look_back, "
       "int look_ahead, bool causal) -> (Tensor, Tensor)");
   define(
-      "_block_local_attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor softmax, "
+      "_block_local_attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, "
+      "Tensor softmax, "
       "int block, int look_back, int look_ahead, bool causal) -> (Tensor, Tensor, Tensor)");
   define(
       "_sorted_attention(Tensor q, Tensor k, Tensor v, Tensor weights, int block, bool causal) "
       "-> (Tensor, Tensor)");
   define(
       "_sorted_attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor weights, "
-      "Tensor softmax, int block, bool causal) -> (Tensor, Tensor, Tensor, Tensor)");
+      "Tensor out, Tensor softmax, int block, bool causal) -> (Tensor, Tensor, Tensor, Tensor)");
   define("_sinkhorn_balance(Tensor scores, int iterations, str balance) -> (Tensor, Tensor)");
   define(
       "_sinkhorn_balance_backward(Tensor d_weights, Tensor scores, Tensor solved, int iterations, "

@@ -1,0 +1,282 @@
+// The very source of the GPU's kernels of attention in blocks, run on the CPU by an emulation of a
+// block of threads, against fp64. And their index arithmetic.
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <tuple>
+
+#include "attention/block_attention.h"
+#include "attention/block_attention_backward.h"
+#include "attention/block_attention_forward.h"
+#include "tests/attention/block_attention_problem.h"
+#include "tests/cluster/base/emulated_gpu.h"
+
+namespace birkhoff::testing {
+namespace {
+
+template <typename Thread, typename Body, int kThreads>
+void run_kernel(const BlockAttentionParams& params, int shared_bytes, bool backwards) {
+  EmulatedBlock block(kThreads, static_cast<std::uint32_t>(shared_bytes));
+  for (std::int64_t task = 0; task < Body::num_tasks(params); ++task) {
+    block.run(task, backwards, [&](int thread) { Body(Thread(block, thread), params).run(); });
+  }
+}
+
+// As launch_forward() and launch_backward() in attention/block_attention_kernels.cuh.
+template <EmulatedNumber kNumber, int kHeadDim>
+void run_forward(const BlockAttentionParams& params, bool backwards) {
+  using Thread = EmulatedThread<kNumber>;
+  using Shape = BlockAttentionShape<kHeadDim>;
+  run_kernel<Thread, BlockAttentionForward<Thread, kHeadDim>, Shape::kThreads>(
+      params, Shape::kForwardBytes, backwards);
+}
+template <EmulatedNumber kNumber, int kHeadDim>
+void run_backward(const BlockAttentionParams& params, bool backwards) {
+  using Thread = EmulatedThread<kNumber>;
+  using Shape = BlockAttentionShape<kHeadDim>;
+  if (params.owns_keys()) {
+    return run_kernel<Thread, BlockAttentionBackwardQueries<Thread, kHeadDim, true>,
+                      Shape::kThreads>(params, Shape::kQueriesBytes, backwards);
+  }
+  run_kernel<Thread, BlockAttentionBackwardQueries<Thread, kHeadDim, false>, Shape::kThreads>(
+      params, Shape::kQueriesBytes, backwards);
+  run_kernel<Thread, BlockAttentionBackwardKeys<Thread, kHeadDim>, Shape::kThreads>(
+      params, Shape::kKeysBytes, backwards);
+}
+
+// Calls f with the emulated number and the compile-time head dim.
+template <typename Function>
+void with_kernel(const BlockAttentionParams& params, Function f) {
+  const auto with_number = [&]<int kHeadDim>() {
+    if (params.dtype == KernelDtype::kHalf) {
+      f.template operator()<EmulatedNumber::kHalf, kHeadDim>();
+    } else {
+      f.template operator()<EmulatedNumber::kBFloat16, kHeadDim>();
+    }
+  };
+  if (params.head_dim <= 64) return with_number.template operator()<64>();
+  if (params.head_dim <= 128) return with_number.template operator()<128>();
+  with_number.template operator()<256>();
+}
+
+// out, d_q, then d_k, d_v and, where there is one, d_bias of each entry, for one softmax.
+std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor& d_out,
+                                      NoiseColumns columns, bool backwards) {
+  BlockOperands operands = operands_of(in, columns);
+  operands.q_BHNbD = with_aligned_rows(operands.q_BHNbD);
+  for (at::Tensor& keys : operands.keys_BHNbD) keys = with_aligned_rows(keys);
+  const BlockResults results = new_results(operands);
+  const BlockGradients gradients = new_gradients(operands, /*added_to=*/false);
+  // What a kernel forgets to write is no number.
+  results.out_BHNbD.fill_(NAN);
+  results.softmax_2BHNb.fill_(NAN);
+  gradients.d_q_BHNbD.fill_(NAN);
+  for (const at::Tensor& x : gradients.d_keys_BHNbD) x.fill_(NAN);
+  for (const at::Tensor& x : gradients.d_biases) {
+    if (x.defined()) x.fill_(NAN);
+  }
+  const BlockAttentionParams params = block_attention_params(operands, results);
+  with_kernel(params, [&]<EmulatedNumber kNumber, int kHeadDim>() {
+    run_forward<kNumber, kHeadDim>(params, backwards);
+  });
+  const at::Tensor delta = at::full_like(results.softmax_2BHNb[0], NAN);
+  const at::Tensor aligned = with_aligned_rows(d_out);
+  const BlockAttentionParams backward_params =
+      block_attention_params(operands, results, aligned, delta, gradients);
+  with_kernel(params, [&]<EmulatedNumber kNumber, int kHeadDim>() {
+    run_backward<kNumber, kHeadDim>(backward_params, backwards);
+  });
+
+  std::vector<at::Tensor> result{results.out_BHNbD, gradients.d_q_BHNbD};
+  for (std::size_t s = 0; s < operands.num_sources(); ++s) {
+    result.push_back(gradients.d_keys_BHNbD[2 * s]);
+    result.push_back(gradients.d_keys_BHNbD[2 * s + 1]);
+    if (!operands.biases[s].defined()) continue;
+    result.push_back(
+        at::sum_to(gradients.d_biases[s], operands.biases[s].sizes()).to(d_out.scalar_type()));
+  }
+  return result;
+}
+
+// As attend_fused() and its gradient; `backwards`: the order in which threads run.
+std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwards = false) {
+  const at::AutoGradMode no_gradients(false);
+  EXPECT_TRUE(fits_block_attention(problem.attention)) << problem.name;
+  NoiseColumns columns;
+  for (const KeyBlocks& keys : problem.attention.keys) columns.all += num_columns(keys);
+  if (problem.attention.one_softmax) {
+    return solve_entries(problem.attention, problem.d_out, columns, backwards);
+  }
+  std::vector<at::Tensor> result;
+  for (const KeyBlocks& keys : problem.attention.keys) {
+    BlockAttention one = problem.attention;
+    one.keys = {keys};
+    const auto part = solve_entries(one, problem.d_out, columns, backwards);
+    if (result.empty()) {
+      result = part;
+    } else {
+      for (const std::size_t shared : {0, 1}) result[shared] = result[shared] + part[shared];
+      result.insert(result.end(), part.begin() + 2, part.end());
+    }
+    columns.first += num_columns(keys);
+  }
+  return result;
+}
+
+void check(const BlockProblem& problem) {
+  expect_errors_of_reference(solve_emulated(problem), problem);
+}
+
+constexpr KeyChoice kSorted{.mask = KeyChoice::kBlocks, .bias = true}, kOwn{.causal = true};
+
+TEST(BlockAttentionEmulation, OneTile) {
+  check(make_block_problem({.block = 64}, {{}}, at::kBFloat16, 1, 0, 1));
+}
+
+TEST(BlockAttentionEmulation, SinkhornAttention) {
+  check(make_block_problem({.batch = 2, .heads = 2, .blocks = 3, .block = 32}, {kSorted, kOwn},
+                           at::kBFloat16, 1, 0, 2));
+  check(make_block_problem({.blocks = 2, .block = 64, .head_dim = 128}, {kSorted, kOwn},
+                           at::kBFloat16, 1, 0, 3));
+}
+
+TEST(BlockAttentionEmulation, BlocksThatLookBack) {
+  const KeyChoice window{.first_offset = -1, .causal = true};
+  check(
+      make_block_problem({.heads = 2, .blocks = 3, .block = 37}, {window}, at::kBFloat16, 1, 0, 4));
+  check(make_block_problem({.blocks = 2, .block = 64, .head_dim = 128}, {window}, at::kBFloat16, 3,
+                           0, 5));
+}
+
+TEST(BlockAttentionEmulation, BlocksOfManyTiles) {
+  check(make_block_problem({.blocks = 1, .block = 140}, {kOwn}, at::kBFloat16, 1, 0, 6));
+  check(make_block_problem({.blocks = 1, .block = 100, .head_dim = 96}, {kSorted, kOwn},
+                           at::kBFloat16, 1, 0, 7));
+}
+
+TEST(BlockAttentionEmulation, Dropout) {
+  check(make_block_problem({.batch = 2, .blocks = 2, .block = 16}, {kSorted, kOwn}, at::kBFloat16,
+                           1, 0.3f, 8));
+  check(make_block_problem({.blocks = 2, .block = 37}, {{.first_offset = -1}}, at::kBFloat16, 1,
+                           0.3f, 9));
+}
+
+TEST(BlockAttentionEmulation, HalfPrecision) {
+  check(make_block_problem({.blocks = 2, .block = 48}, {kSorted, kOwn}, at::kHalf, 1, 0, 10));
+}
+
+TEST(BlockAttentionEmulation, WideHeads) {
+  check(
+      make_block_problem({.block = 64, .head_dim = 256}, {kSorted, kOwn}, at::kBFloat16, 1, 0, 11));
+  check(make_block_problem({.blocks = 2, .block = 32, .head_dim = 256},
+                           {{.first_offset = -1, .last_offset = 1}}, at::kBFloat16, 1, 0, 12));
+}
+
+TEST(BlockAttentionEmulation, RandomProblems) {
+  for (int seed = 100; seed < 107; ++seed) {
+    check(random_block_problem(seed, seed % 3 == 0 ? at::kHalf : at::kBFloat16, 65, 128));
+  }
+}
+
+TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
+  for (const auto& problem :
+       {make_block_problem({.blocks = 2, .block = 37}, {kSorted, kOwn}, at::kBFloat16, 1, 0, 13),
+        make_block_problem({.blocks = 2, .block = 65}, {{.first_offset = -1}}, at::kBFloat16, 1, 0,
+                           14)}) {
+    const auto forwards = solve_emulated(problem), backwards = solve_emulated(problem, true);
+    for (std::size_t i = 0; i < forwards.size(); ++i) {
+      EXPECT_TRUE(at::equal(forwards[i], backwards[i])) << problem.name << " tensor " << i;
+    }
+  }
+}
+
+// ---- Index arithmetic.
+
+struct Source {
+  KeyWindow window;
+};
+// Source, block and first token of the queries, offset, first token of the keys.
+using Pair = std::tuple<int, int, int, int, int>;
+
+TEST(BlockAttentionTiles, EachVisiblePairOfTilesIsListedOnce) {
+  const std::vector<Source> sources{
+      {{0, 0, false}}, {{-2, 0, true}}, {{-1, 1, true}}, {{1, 2, false}}};
+  for (const int blocks : {1, 2, 5}) {
+    for (const int block : {1, 64, 65, 200}) {
+      std::multiset<Pair> expected, of_queries, of_keys;
+      const int num_sources = static_cast<int>(sources.size());
+      for (int s = 0; s < num_sources; ++s) {
+        const KeyWindow& window = sources[static_cast<std::size_t>(s)].window;
+        for (int n = 0; n < blocks; ++n) {
+          for (int m = 0; m < blocks; ++m) {
+            const int offset = m - n;
+            if (offset < window.first_offset || offset > window.last_offset) continue;
+            for (int i = 0; i < block; i += kTileRows) {
+              for (int j = 0; j < block; j += kTileRows) {
+                if (window.causal && offset == 0 && j > i) continue;
+                expected.insert({s, n, i, offset, j});
+              }
+            }
+          }
+        }
+        for (int m = 0; m < blocks; ++m) {
+          for (int j = 0; j < block; j += kTileRows) {
+            QueryTiles tiles(window, blocks, block, m, j);
+            while (tiles.next()) {
+              of_keys.insert({s, tiles.n(), tiles.first_query(), tiles.offset(), j});
+            }
+          }
+        }
+      }
+      for (int n = 0; n < blocks; ++n) {
+        for (int i = 0; i < block; i += kTileRows) {
+          KeyTiles<Source> tiles(sources.data(), num_sources, blocks, block, n, i);
+          while (tiles.next()) {
+            of_queries.insert({tiles.source(), n, i, tiles.offset(), tiles.first_key()});
+          }
+        }
+      }
+      EXPECT_EQ(of_queries, expected) << blocks << " blocks of " << block;
+      EXPECT_EQ(of_keys, expected) << blocks << " blocks of " << block;
+    }
+  }
+}
+
+template <int kColumns>
+void check_places() {
+  std::set<std::uint32_t> places;
+  for (int row = 0; row < kTileRows; ++row) {
+    for (int column = 0; column < kColumns; ++column) {
+      const std::uint32_t place = place_in_tile<kColumns>(row, column);
+      EXPECT_LT(place, 2 * kTileRows * kColumns);
+      EXPECT_TRUE(places.insert(place).second) << row << ", " << column;
+      // As the kernels step along a row and down a tile.
+      EXPECT_EQ(further_right(128 * 5 + place_in_tile<kColumns>(row, column % 8), column / 8 * 8),
+                128 * 5 + place);
+      EXPECT_EQ(further_right(place_in_tile<kColumns>(row, column % 16), column / 16 * 16), place);
+      EXPECT_EQ(
+          place_in_tile<kColumns>(row % 8, column) + static_cast<unsigned>(row / 8) * 16 * kColumns,
+          place);
+    }
+  }
+  // A warp that stores its part of a result, two numbers a lane, hits each bank once.
+  for (int j = 0; j < kColumns; j += 8) {
+    std::set<std::uint32_t> banks;
+    for (int lane = 0; lane < 32; ++lane) {
+      const Place place = place_in_c(lane, 0);
+      banks.insert(place_in_tile<kColumns>(place.row, j + place.column) / 4 % 32);
+    }
+    EXPECT_EQ(banks.size(), 32u);
+  }
+}
+
+TEST(BlockAttentionTiles, PlacesAreDistinctAndFreeOfBankConflicts) {
+  check_places<64>();
+  check_places<128>();
+  check_places<256>();
+}
+
+}  // namespace
+}  // namespace birkhoff::testing

@@ -1,0 +1,52 @@
+// Random problems for the kernels of attention in blocks on GPUs, and what the reference makes of
+// them. Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attention/blocks.h"
+
+namespace birkhoff::testing {
+
+struct BlockShape {
+  std::int64_t batch = 1, heads = 1, blocks = 1, block = 16, head_dim = 64;
+};
+
+// What may be different about a problem's keys.
+struct KeyChoice {
+  std::int64_t first_offset = 0, last_offset = 0;
+  bool causal = false;
+  enum Mask { kNone, kPairs, kQueries, kBlocks } mask = kNone;  // kQueries: many see nothing
+  bool bias = false;
+};
+
+struct BlockProblem {
+  BlockAttention attention;  // its tensors are leaves that require gradients
+  std::vector<at::Tensor> leaves;
+  at::Tensor d_out;
+  std::string name;
+
+  // The same numbers in another type or elsewhere; masks and noise move along.
+  BlockProblem to(at::ScalarType dtype, at::Device device = at::kCPU) const;
+};
+
+// `size` scales queries and keys: logits are of about its square. Numbers are those of `dtype`.
+BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyChoice>& keys,
+                                at::ScalarType dtype, double size, float dropout,
+                                std::uint64_t seed);
+// All of that drawn by `seed`; blocks of at most `most_tokens`, D of at most `most_head_dim`.
+BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t most_tokens,
+                                  std::int64_t most_head_dim);
+
+// out, then the gradient of each leaf.
+std::vector<at::Tensor> solve(const BlockProblem& problem, BlockPath path);
+
+// Errors of `kernel` (out and gradients) against fp64 are at most twice those of the reference in
+// the same type, plus two roundings of the largest number.
+void expect_errors_of_reference(const std::vector<at::Tensor>& kernel, const BlockProblem& problem);
+
+}  // namespace birkhoff::testing

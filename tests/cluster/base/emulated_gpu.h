@@ -1,0 +1,174 @@
+// One block of a GPU's threads on the CPU, for tests of kernels whose source takes its thread as a
+// template parameter (cluster/base/cuda/gpu_thread.cuh): every thread is a fiber with a stack of
+// its own; what a warp does together happens when all of its lanes have come to it.
+//
+// It fails a test, by name, on what a GPU would do silently: shared memory out of bounds, read
+// before it is written or while another warp writes it (no barrier in between, either way), an
+// asynchronous copy used before its wait, lanes that part at an operation of the whole warp, and
+// rows of ldmatrix that share banks.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace birkhoff::testing {
+
+enum class EmulatedNumber { kBFloat16, kHalf };
+float unpack_number(EmulatedNumber number, std::uint16_t word);
+std::uint16_t pack_number(EmulatedNumber number, float x);  // to nearest, ties to even
+
+class EmulatedBlock {
+ public:
+  EmulatedBlock(int num_threads, std::uint32_t shared_bytes);
+  ~EmulatedBlock();
+
+  // Runs body(thread) for all threads of the block. `backwards`: the last warp and lane goes first.
+  void run(std::int64_t block, bool backwards, const std::function<void(int thread)>& body);
+
+  // ---- What a running thread asks for.
+
+  enum class Scope { kWarp, kBlock };
+  enum class Operation { kSync, kSyncWarp, kLoad, kLoadTransposed, kMultiply, kExchange };
+  // Waits for all of the warp or block; all must give the same `operation`. The last one to come
+  // does `work`, given the `data` of each.
+  using Work = void (EmulatedBlock::*)(void* const* data);
+  void meet(int thread, Scope scope, Operation operation, void* data, Work work);
+
+  void copy_async(int thread, std::uint32_t to, const void* from, int bytes, bool exists);
+  void commit(int thread);
+  void wait(int thread, int groups);
+  void store(int thread, std::uint32_t to, const void* from, std::uint32_t bytes);
+  void load(int thread, std::uint32_t from, void* to, std::uint32_t bytes);
+  std::int64_t block() const { return block_; }
+
+  // data: LoadMatrices, Multiply or Exchange of each lane.
+  void load_matrices(void* const* data);
+  void multiply(void* const* data);
+  void exchange(void* const* data);
+  void nothing(void* const*) {}
+
+ private:
+  struct Fiber;
+  struct Meeting;
+  // An asynchronous copy; it happens when its thread waits for it.
+  struct Copy {
+    std::uint32_t to;
+    const void* from;
+    int bytes;
+    bool exists;
+  };
+  // Of each 16-bit word of shared memory.
+  struct Trace {
+    int written = -1, read = -1;  // the epochs of the last write and read; -1: never
+    int writer = -1;              // warp
+    std::uint32_t readers = 0;    // warps, in epoch `read`
+    bool under_way = false;       // an asynchronous copy to here
+  };
+
+  static void enter(unsigned high, unsigned low);
+  std::uint8_t* note_write(int thread, std::uint32_t to, std::uint32_t bytes, bool under_way);
+  const std::uint8_t* note_read(int thread, std::uint32_t from, std::uint32_t bytes);
+
+  void check(bool holds, const char* otherwise, int thread);
+
+  std::vector<std::uint8_t> shared_;
+  std::vector<Trace> traces_;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Meeting> warps_;
+  std::unique_ptr<Meeting> all_;
+  ucontext_t main_;
+  const std::function<void(int)>* body_ = nullptr;
+  std::int64_t block_ = 0;
+  int epoch_ = 0;  // barriers of the block so far
+  bool failed_ = false;
+};
+
+struct LoadMatrices {
+  std::uint32_t* to;
+  std::uint32_t from;
+  bool transposed;
+  int thread;
+};
+struct Multiply {
+  float* c;
+  const std::uint32_t* a;
+  std::uint32_t b[2];
+  EmulatedNumber number;
+};
+struct Exchange {
+  float x, result;
+  int mask;
+};
+
+// The interface of GpuThread.
+template <EmulatedNumber kNumber>
+class EmulatedThread {
+ public:
+  EmulatedThread(EmulatedBlock& block, int index) : block_(&block), index_(index) {}
+
+  int index() const { return index_; }
+  std::int64_t block() const { return block_->block(); }
+  void sync() const { meet(Block::Scope::kBlock, Op::kSync, nullptr, &Block::nothing); }
+  void sync_warp() const { meet(Block::Scope::kWarp, Op::kSyncWarp, nullptr, &Block::nothing); }
+
+  template <int kBytes>
+  void copy_async(std::uint32_t to, const void* from, bool exists) const {
+    block_->copy_async(index_, to, from, kBytes, exists);
+  }
+  void commit() const { block_->commit(index_); }
+  template <int kGroups>
+  void wait() const {
+    block_->wait(index_, kGroups);
+  }
+
+  template <bool kTransposed>
+  void load_matrices(std::uint32_t (&to)[4], std::uint32_t from) const {
+    LoadMatrices data{to, from, kTransposed, index_};
+    meet(Block::Scope::kWarp, kTransposed ? Op::kLoadTransposed : Op::kLoad, &data,
+         &Block::load_matrices);
+  }
+  void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                std::uint32_t b1) const {
+    Multiply data{c, a, {b0, b1}, kNumber};
+    meet(Block::Scope::kWarp, Op::kMultiply, &data, &Block::multiply);
+  }
+  float exchange(float x, int mask) const {
+    Exchange data{x, 0, mask};
+    meet(Block::Scope::kWarp, Op::kExchange, &data, &Block::exchange);
+    return data.result;
+  }
+
+  std::uint32_t pack(float low, float high) const {
+    return static_cast<std::uint32_t>(pack_number(kNumber, high)) << 16 | pack_number(kNumber, low);
+  }
+  float unpack(std::uint16_t word) const { return unpack_number(kNumber, word); }
+  float exp2(float x) const { return std::exp2(x); }
+
+  template <typename Value>
+  void store_shared(std::uint32_t to, const Value& value) const {
+    block_->store(index_, to, &value, sizeof(value));
+  }
+  template <typename Value>
+  Value load_shared(std::uint32_t from) const {
+    Value value;
+    block_->load(index_, from, &value, sizeof(value));
+    return value;
+  }
+
+ private:
+  using Block = EmulatedBlock;
+  using Op = Block::Operation;
+  void meet(Block::Scope scope, Op operation, void* data, Block::Work work) const {
+    block_->meet(index_, scope, operation, data, work);
+  }
+
+  EmulatedBlock* block_;
+  int index_;
+};
+
+}  // namespace birkhoff::testing
