@@ -31,6 +31,7 @@ struct CommandLine {
   BenchLoaderArguments bench_loader;
   BenchCommArguments bench_comm;
   BenchStepArguments bench_step;
+  BenchAttentionArguments bench_attention;
   std::string verify_path;
   std::string config_file, config_before, config_after;
   std::vector<std::string> config_settings;
@@ -180,6 +181,7 @@ struct CommandLine {
   void add_bench() {
     CLI::App* c = verb(app, "bench", "Measure a part, beside its floor and its peer",
                        "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
+                       "  birkhoff bench attention sinkhorn --lengths 1024,4096\n"
                        "  birkhoff bench comm --ranks 2");
     c->require_subcommand(1);
     CLI::App* step = verb(
@@ -198,6 +200,8 @@ struct CommandLine {
         ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}))
         ->capture_default_str();
     step->add_flag("--profile", bench_step.profile, "also where the time goes by operation");
+
+    add_bench_attention(*c);
 
     CLI::App* comm = verb(
         *c, "comm",
@@ -227,6 +231,47 @@ struct CommandLine {
     add_rounds(loader, bench_loader.rounds);
   }
 
+  void add_bench_attention(CLI::App& bench) {
+    BenchAttentionArguments& a = bench_attention;
+    CLI::App* c = verb(
+        bench, "attention",
+        "Attention alone, synthetic inputs, one process: first its output and gradients against "
+        "fp64, then time\nand memory beside the machine's limits, LibTorch's operations for the "
+        "same mechanism (composed of its\nfused ones, and eager), and its dense attention. Peers "
+        "in Python: tests/bench/attention_peers.py.",
+        "  birkhoff bench attention\n"
+        "  birkhoff bench attention dense 'sinkhorn { block: 128 iterations: 8 }' --lengths "
+        "1024,4096\n"
+        "  birkhoff bench attention sinkhorn --device cuda --dtype bf16 --heads 16 --svg time.svg");
+    c->add_option("MECHANISM", a.mechanisms,
+                  "names of mechanisms of docs/configuration.md, or their text")
+        ->capture_default_str();
+    const auto size = [&](const char* name, std::int64_t& value, std::int64_t most,
+                          const char* what) {
+      c->add_option(name, value, what)
+          ->check(CLI::Range(std::int64_t{1}, most))
+          ->capture_default_str();
+    };
+    c->add_option("--lengths", a.lengths, "tokens of a sequence, one or several: 1024,4096")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
+        ->capture_default_str();
+    size("--batch", a.batch, 1 << 20, "sequences");
+    size("--heads", a.heads, 65536, "heads");
+    size("--head-dim", a.head_dim, 65536, "numbers of a head's queries, keys and values");
+    c->add_option("--dtype", a.dtype, "of queries, keys and values: fp32, fp64, bf16 or fp16")
+        ->check(CLI::IsMember({"fp32", "fp64", "bf16", "fp16"}))
+        ->capture_default_str();
+    c->add_flag("--encoder", a.encoder, "queries see later keys too");
+    c->add_option("--device", a.device, "cpu or cuda")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    add_rounds(c, a.rounds);
+    c->add_option("--svg", a.svg, "file for a plot of time against length");
+    c->add_option("--table", a.table, "file for what is printed");
+  }
+
   void add_rounds(CLI::App* command, int& rounds) {
     command->add_option("--rounds", rounds, "interleaved rounds, of which medians are taken")
         ->check(CLI::Range(1, 100'000))
@@ -235,9 +280,10 @@ struct CommandLine {
 
   int run_bench(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err) {
     CLI::App* bench = app.get_subcommand("bench");
-    bench_loader.line = bench_comm.line = bench_step.line = arguments;
+    bench_loader.line = bench_comm.line = bench_step.line = bench_attention.line = arguments;
     if (bench->got_subcommand("loader")) return bench_loader_command(bench_loader, out);
     if (bench->got_subcommand("comm")) return bench_comm_command(bench_comm, out, err);
+    if (bench->got_subcommand("attention")) return bench_attention_command(bench_attention, out);
     return bench_step_command(bench_step, out);
   }
 

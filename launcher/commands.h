@@ -77,6 +77,19 @@ struct BenchStepArguments {
 };
 int bench_step_command(const BenchStepArguments& arguments, std::ostream& out);
 
+struct BenchAttentionArguments {
+  std::vector<std::string> line;
+  // Of configs/attention.proto: a mechanism's name, or text with its fields.
+  std::vector<std::string> mechanisms = {"block_local { block: 64 }", "sinkhorn { block: 64 }"};
+  std::vector<std::int64_t> lengths = {1024};
+  std::int64_t batch = 4, heads = 4, head_dim = 64;
+  std::string dtype = "fp32", device = "cpu";
+  bool encoder = false;  // not causal
+  int rounds = 11;
+  std::string svg, table;  // files that are written; empty: none
+};
+int bench_attention_command(const BenchAttentionArguments& arguments, std::ostream& out);
+
 int config_print_command(const std::string& file, const std::vector<std::string>& settings,
                          std::ostream& out);
 int config_diff_command(const std::string& before, const std::string& after, std::ostream& out);

@@ -100,6 +100,7 @@ bench() {
 for precision in fp32 bf16 fp16; do
   bench step configs/baby_gpt_dense.txtpb --set device=cuda --set train.precision=$precision
 done
+bench attention --device cuda --dtype bf16 --heads 16 --lengths 1024,4096
 # On one GPU the ranks share it: function, and no speed to be proud of.
 [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || export BIRKHOFF_SHARE_GPUS=1
 bench comm --ranks 2 --device cuda --bytes 4K-64M

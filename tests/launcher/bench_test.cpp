@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <sstream>
@@ -12,7 +14,9 @@
 #include "cluster/base/thread_group.h"
 #include "damage.h"
 #include "good_input.h"
+#include "launcher/bench/attention_contest.h"
 #include "launcher/bench/collectives.h"
+#include "launcher/bench/plot.h"
 #include "launcher/bench/report.h"
 
 namespace birkhoff {
@@ -166,6 +170,79 @@ TEST_F(BenchProcess, Step) {
     EXPECT_TRUE(has_product) << "no matrix product in the profile: " << report;
   }
   EXPECT_LT(10 * gradient_errors[0], gradient_errors[1]) << "bf16 is coarser than fp32";
+}
+
+TEST_F(BenchProcess, Attention) {
+  const std::vector<std::string> mechanisms{"block_local", "sinkhorn { block: 16 iterations: 3 }",
+                                            "dense"};
+  const std::vector<std::string> contenders{"birkhoff", "LibTorch, composed", "LibTorch, eager",
+                                            "LibTorch, dense"};
+  std::vector<double> errors;
+  for (const std::string dtype : {"fp32", "bf16"}) {
+    const std::string report = bench(
+        "bench attention block_local 'sinkhorn { block: 16 iterations: 3 }' dense --lengths "
+        "48,80 --batch 2 --heads 2 --head-dim 8 --rounds 2 --svg time.svg --table table.md "
+        "--dtype " +
+        dtype);
+    EXPECT_EQ(read_bytes(path("table.md")), report);
+    const auto rows = rows_of(report);
+    // Dense attention is its own composition, and the dense contender.
+    ASSERT_EQ(rows.size(), 2u * (4 + 4 + 2)) << report;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::size_t mechanism = i / 8;
+      ASSERT_EQ(rows[i].size(), 12u) << report;
+      EXPECT_EQ(rows[i][0], mechanisms[mechanism]);
+      EXPECT_EQ(rows[i][1], i % 8 < (mechanism < 2 ? 4u : 2u) ? "48" : "80");
+      EXPECT_EQ(rows[i][2], mechanism < 2 ? contenders[i % 4] : contenders[i % 2 * 2]);
+      expect_figures({rows[i].begin() + 2, rows[i].end()});
+    }
+    errors.push_back(std::stod(rows[0][11]));
+    const std::string plot = read_bytes(path("time.svg"));
+    EXPECT_THAT(plot, StartsWith("<svg "));
+    EXPECT_THAT(plot, testing::EndsWith("</svg>\n"));
+    for (const std::string& mechanism : mechanisms) {
+      EXPECT_THAT(plot, HasSubstr(">" + mechanism + ": birkhoff</text>"));
+      EXPECT_THAT(plot, HasSubstr(">" + mechanism + ": floor</text>"));
+    }
+    std::size_t points = 0;
+    for (std::size_t at = 0; (at = plot.find("<circle", at)) != std::string::npos; ++at) ++points;
+    EXPECT_EQ(points, rows.size() + 2 * mechanisms.size()) << "a point for each row and floor";
+  }
+  EXPECT_LT(100 * errors[0], errors[1]) << "bf16 is coarser than fp32";
+  // Encoders too, and fp64.
+  EXPECT_EQ(rows_of(bench("bench attention sinkhorn --lengths 32 --heads 1 --head-dim 4 --batch 1 "
+                          "--rounds 1 --encoder --dtype fp64"))
+                .size(),
+            4u);
+}
+
+TEST(Attention, AnErrorIsRelativeToItsTensor) {
+  const at::Tensor large = at::full({3}, 1000., at::kDouble),
+                   small = at::full({2}, 1e-3, at::kDouble);
+  EXPECT_NEAR(error_of({large + 1, small}, {large, small}), 1e-3, 1e-12);
+  EXPECT_NEAR(error_of({small + 1e-4, large}, {small, large}), 0.1, 1e-9);
+  EXPECT_NEAR(error_of({large, small + 1e-4}, {large, small}), 0.1, 1e-9);
+  EXPECT_TRUE(std::isnan(error_of({large / 0 * 0, small}, {large, small})));
+  // A gradient that is next to nothing beside the others need not be exact.
+  EXPECT_NEAR(error_of({large, large, small + 1e-4}, {large, large, small}), 8.16e-5, 1e-7);
+}
+
+TEST(Plot, LinesLieOnLogarithmicAxes) {
+  const std::string svg = log_log_svg(
+      "a < b", "x", "y", {{"one", {{4, 1}, {16, 100}, {8, 10}}, false}, {"two", {{4, 100}}, true}});
+  EXPECT_THAT(svg, HasSubstr("a &lt; b"));
+  // The third point is the middle of the first two on both axes.
+  double x[3], y[3];
+  const std::size_t path = svg.find("<path d=\"M", svg.find("<circle"));
+  ASSERT_EQ(std::sscanf(svg.c_str() + path, "<path d=\"M%lf %lfL%lf %lfL%lf %lf", x, y, x + 1,
+                        y + 1, x + 2, y + 2),
+            6)
+      << svg;
+  EXPECT_NEAR(x[2], (x[0] + x[1]) / 2, 0.11);
+  EXPECT_NEAR(y[2], (y[0] + y[1]) / 2, 0.11);
+  EXPECT_LT(x[0], x[1]);
+  EXPECT_GT(y[0], y[1]) << "more is higher up";
+  EXPECT_THAT(svg, HasSubstr("stroke-dasharray"));
 }
 
 TEST_F(BenchProcess, CommOnTwoAndThreeRanks) {

@@ -1,0 +1,356 @@
+// Attention alone, one process: each mechanism beside LibTorch's operations for the same, and dense
+// attention by LibTorch's own kernels.
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <ostream>
+
+#include "cluster/base/device.h"
+#include "cluster/base/error.h"
+#include "cluster/base/file.h"
+#include "configs/text_parser.h"
+#include "launcher/bench/attention_contest.h"
+#include "launcher/bench/peak_memory.h"
+#include "launcher/bench/plot.h"
+#include "launcher/bench/report.h"
+#include "launcher/commands.h"
+#include "launcher/ranks.h"
+
+namespace birkhoff {
+namespace {
+
+// Where every query meets every key, what is checked is the beginning: fp64 keeps all their scores.
+constexpr std::int64_t kMostCheckedTokens = 2048;
+constexpr int kWarmUp = 3;
+
+at::ScalarType dtype_named(const std::string& name) {
+  if (name == "fp64") return at::kDouble;
+  if (name == "fp32") return at::kFloat;
+  return name == "bf16" ? at::kBFloat16 : at::kHalf;
+}
+
+// A field of the oneof in configs/attention.proto, with or without a body.
+configs::Mechanism mechanism_of(const std::string& text) {
+  const bool bare = text.find('{') == std::string::npos;
+  configs::Mechanism config;
+  if (const auto error = parse_text(bare ? text + "{}" : text, config)) {
+    fail(ExitCode::kConfig, "MECHANISM '{}': {}{}{}", text, error->path,
+         error->path.empty() ? "" : ": ", error->what);
+  }
+  return config;
+}
+
+bool is_dense(const configs::Mechanism& config) {
+  return config.has_dense() || config.has_sinkhorn_mixture();
+}
+
+// Seconds of `work` once the device has nothing else to do. On a GPU its L2 cache holds nothing of
+// the work's tensors before, and the host is ahead of it.
+class Stopwatch {
+ public:
+  explicit Stopwatch(at::Device device) : device_(device) {
+    if (device_.is_cuda()) flushed_ = at::empty({256 << 20}, at::device(device_).dtype(at::kByte));
+  }
+  template <typename Work>
+  double seconds(const Work& work) const {
+    if (device_.is_cpu()) {
+      const double start = wall_seconds();
+      work();
+      return wall_seconds() - start;
+    }
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+    c10::Event before(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
+        after(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
+    synchronize(device_);
+    flushed_.fill_(1);
+    before.record(stream);
+    work();
+    after.record(stream);
+    synchronize(device_);
+    return before.elapsedTime(after) / 1e3;
+  }
+
+ private:
+  at::Device device_;
+  at::Tensor flushed_;
+};
+
+// What the machine does at most, measured in turns with what is compared to it.
+class Limits {
+ public:
+  Limits(at::ScalarType dtype, at::Device device)
+      : size_(device.is_cuda() ? 8192 : 1024),
+        // Without instructions for it, LibTorch's products in fp16 are far from what a CPU can do.
+        a_(at::randn({size_, size_}, at::device(device))
+               .to(device.is_cpu() && dtype == at::kHalf ? at::kFloat : dtype)),
+        from_(
+            at::empty({(device.is_cuda() ? 512 : 64) << 20}, at::device(device).dtype(at::kByte))),
+        to_(at::empty_like(from_)) {
+    from_.fill_(1);
+  }
+  void measure(const Stopwatch& watch) {
+    products_.push_back(watch.seconds([&] { at::mm(a_, a_); }));
+    copies_.push_back(watch.seconds([&] { to_.copy_(from_); }));
+  }
+  double flops_per_second() const {
+    return 2 * std::pow(static_cast<double>(size_), 3) / median(products_);
+  }
+  double bytes_per_second() const {
+    return 2 * static_cast<double>(from_.numel()) / median(copies_);
+  }
+  double floor_seconds(double flops, double bytes) const {
+    return std::max(flops / flops_per_second(), bytes / bytes_per_second());
+  }
+  std::string text() const {
+    return fmt::format("at::mm on {0}x{0} ({1:.4g} TFLOP/s) and of a copy ({2:.4g} GB/s)", size_,
+                       flops_per_second() / 1e12, bytes_per_second() / 1e9);
+  }
+
+ private:
+  std::int64_t size_;
+  at::Tensor a_, from_, to_;
+  std::vector<double> products_, copies_;
+};
+
+// One contender at one length: what it is measured on, and what came of it.
+struct Entry {
+  Contender contender;
+  const AttentionTask* task;
+  std::vector<at::Tensor> leaves;
+  double forward_flops, error;
+  bool dense;
+  std::vector<double> forward, both;  // seconds
+  std::size_t extra_bytes = 0;
+};
+
+class Contest {
+ public:
+  Contest(const BenchAttentionArguments& arguments, at::Device device)
+      : arguments_(arguments),
+        dtype_(dtype_named(arguments.dtype)),
+        device_(device),
+        watch_(device),
+        limits_(dtype_, device),
+        memory_(device) {}
+
+  // Checks and measures one mechanism at one length; its rows.
+  std::string run(const std::string& text, std::int64_t length) {
+    const AttentionShape shape{arguments_.batch, arguments_.heads, length, arguments_.head_dim,
+                               !arguments_.encoder};
+    const configs::Mechanism config = mechanism_of(text);
+    BuiltMechanism mechanism(config, shape, dtype_, device_);
+    const AttentionTask task =
+        AttentionTask::random(shape, mechanism->properties().ties_key_value, dtype_, device_);
+
+    std::vector<Entry> entries;
+    std::vector<Contender> ours{
+        {"birkhoff", [&](const AttentionInput& in) { return mechanism->forward(in).out_BHLD; }}};
+    if (!config.has_dense()) {
+      ours.push_back({"LibTorch, composed",
+                      [&](const AttentionInput& in) { return mechanism->composed(in).out_BHLD; }});
+    }
+    if (fits_eager(config, task)) {
+      ours.push_back({"LibTorch, eager",
+                      [&](const AttentionInput& in) { return mechanism->reference(in).out_BHLD; }});
+    }
+    add_checked(ours, config, mechanism, task, entries);
+
+    // Dense attention is LibTorch's own where it is not what was asked for.
+    configs::Mechanism dense_config;
+    dense_config.mutable_dense();
+    BuiltMechanism dense(dense_config, shape, dtype_, device_);
+    const AttentionTask dense_task = AttentionTask::random(shape, false, dtype_, device_);
+    if (!config.has_dense() || device_.is_cuda()) {
+      add_checked(dense_contenders(shape.causal, device_), dense_config, dense, dense_task,
+                  entries);
+    }
+    measure(entries);
+    return rows(text, length, entries);
+  }
+
+  const Limits& limits() const { return limits_; }
+  const std::string& notes() const { return notes_; }
+  std::vector<PlotLine> plot_lines() const {
+    std::vector<PlotLine> result;
+    for (const auto& [name, line] : lines_) result.push_back(line);
+    return result;
+  }
+
+ private:
+  // Whether eager's scores of every query and key do, where it makes them.
+  bool fits_eager(const configs::Mechanism& config, const AttentionTask& task) {
+    const std::int64_t length = task.in.q_BHLD.size(2);
+    const double gigabytes = static_cast<double>(task.in.q_BHLD.nbytes()) / 1e9 *
+                             static_cast<double>(length) / static_cast<double>(arguments_.head_dim);
+    if (!is_dense(config) || gigabytes < (device_.is_cuda() ? 8 : 1)) return true;
+    note("LibTorch, eager", length, fmt::format("its scores take {:.3g} GB", gigabytes));
+    return false;
+  }
+
+  // All of `contenders` but those kernels of LibTorch that do not take this dtype or shape.
+  void add_checked(const std::vector<Contender>& contenders, const configs::Mechanism& config,
+                   const BuiltMechanism& mechanism, const AttentionTask& task,
+                   std::vector<Entry>& entries) {
+    const std::int64_t length = task.in.q_BHLD.size(2);
+    const AttentionTask part =
+        task.beginning(is_dense(config) ? std::min(length, kMostCheckedTokens) : length);
+    const AttentionTask exact_part = part.exact();
+    BuiltMechanism exact_mechanism(
+        config, {1, arguments_.heads, length, arguments_.head_dim, !arguments_.encoder},
+        at::kDouble, at::kCPU);
+    exact_mechanism.copy_parameters(mechanism);
+    const auto with_parameters = [](std::vector<at::Tensor> leaves, const BuiltMechanism& built) {
+      for (const Parameter& each : built.parameters().list()) leaves.push_back(each.value);
+      return leaves;
+    };
+    const std::vector<at::Tensor> exact = solve(
+        {"", [&](const AttentionInput& in) { return exact_mechanism->reference(in).out_BHLD; }},
+        exact_part, with_parameters(exact_part.leaves(), exact_mechanism));
+    for (const Contender& contender : contenders) {
+      double error = 0;
+      try {
+        error = error_of(solve(contender, part, with_parameters(part.leaves(), mechanism)), exact);
+      } catch (const c10::Error& problem) {
+        if (contender.name == "birkhoff") throw;
+        note(contender.name, length, problem.what_without_backtrace());
+        continue;
+      }
+      if (!(error <= error_bound(dtype_))) {
+        fail(ExitCode::kInternal,
+             "{} at L = {}: relative error {:.2e} against fp64, more than {:.2e}: not measured",
+             contender.name, length, error, error_bound(dtype_));
+      }
+      entries.push_back({contender,
+                         &task,
+                         with_parameters(task.leaves(), mechanism),
+                         mechanism->forward_flops(length) * static_cast<double>(arguments_.batch),
+                         error,
+                         config.has_dense(),
+                         {},
+                         {}});
+    }
+  }
+
+  void measure(std::vector<Entry>& entries) {
+    for (int round = -kWarmUp; round < arguments_.rounds; ++round) {
+      for (Entry& entry : entries) {
+        const double forward = watch_.seconds([&] {
+          const c10::AutoGradMode no_gradients(false);
+          entry.contender.out_BHLD(entry.task->in);
+        });
+        memory_.restart();
+        const double both =
+            watch_.seconds([&] { solve(entry.contender, *entry.task, entry.leaves); });
+        entry.extra_bytes = memory_.extra_bytes();
+        if (round < 0) continue;
+        entry.forward.push_back(forward);
+        entry.both.push_back(both);
+      }
+      limits_.measure(watch_);
+    }
+  }
+
+  // Bytes: q, k, v and the output once each; backward reads those and the output's gradient and
+  // writes three. FLOPs: backward computes scores and probabilities again and four products more.
+  std::string rows(const std::string& text, std::int64_t length,
+                   const std::vector<Entry>& entries) {
+    double dense_seconds = INFINITY;
+    for (const Entry& entry : entries) {
+      if (entry.dense && entry.contender.name != "LibTorch, eager") {
+        dense_seconds = std::min(dense_seconds, median(entry.both));
+      }
+    }
+    std::string result;
+    for (const Entry& entry : entries) {
+      const double forward = median(entry.forward), both = median(entry.both);
+      const double bytes = 4 * static_cast<double>(entry.task->in.q_BHLD.nbytes());
+      const double forward_floor = limits_.floor_seconds(entry.forward_flops, bytes);
+      const double both_floor = limits_.floor_seconds(3.5 * entry.forward_flops, 3 * bytes);
+      result +=
+          table_row({text, fmt::format("{}", length), entry.contender.name, figure(forward * 1e3),
+                     figure(forward_floor * 1e3), figure(forward_floor / forward),
+                     figure(both * 1e3), figure(both_floor * 1e3), figure(both_floor / both),
+                     std::isfinite(dense_seconds) ? figure(dense_seconds / both) : "",
+                     figure(static_cast<double>(entry.extra_bytes) / (1 << 20)),
+                     fmt::format("{:.1e}", entry.error)});
+      add_point(text + ": " + entry.contender.name, length, both, false);
+      if (entry.contender.name == "birkhoff") add_point(text + ": floor", length, both_floor, true);
+    }
+    return result;
+  }
+
+  void add_point(const std::string& name, std::int64_t length, double seconds, bool dashed) {
+    PlotLine& line = lines_[name];
+    line.name = name;
+    line.dashed = dashed;
+    line.points.emplace_back(static_cast<double>(length), seconds * 1e3);
+  }
+
+  void note(const std::string& name, std::int64_t length, const std::string& why) {
+    notes_ +=
+        fmt::format("Left out: {} at L = {}: {}.\n", name, length, why.substr(0, why.find('\n')));
+  }
+
+  const BenchAttentionArguments& arguments_;
+  const at::ScalarType dtype_;
+  const at::Device device_;
+  const Stopwatch watch_;
+  Limits limits_;
+  PeakMemory memory_;
+  std::string notes_;
+  std::map<std::string, PlotLine> lines_;
+};
+
+}  // namespace
+
+int bench_attention_command(const BenchAttentionArguments& arguments, std::ostream& out) {
+  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
+  for (const std::string& text : arguments.mechanisms) mechanism_of(text);
+  const at::Device device =
+      arguments.device == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
+  // A file that cannot be written is better known before.
+  for (const std::string& file : {arguments.svg, arguments.table}) {
+    if (!file.empty()) write_file_durably(file, "");
+  }
+  Contest contest(arguments, device);
+  std::string rows;
+  for (const std::string& text : arguments.mechanisms) {
+    for (const std::int64_t length : arguments.lengths) rows += contest.run(text, length);
+  }
+  const std::string sizes =
+      fmt::format("B = {}, H = {}, D = {}, {}, {}", arguments.batch, arguments.heads,
+                  arguments.head_dim, arguments.dtype, arguments.encoder ? "not causal" : "causal");
+  const std::string report = fmt::format(
+      "{}\n{}: medians of {} rounds, {}. Floor: q, k, v and the output moved once, backward twice "
+      "that, and the mechanism's FLOPs, backward 2.5 times those, at the speed of {}, measured "
+      "between the rounds. Error: the largest of the output and all gradients against fp64 (bound "
+      "{:.0e}). Extra MiB: the most that forward and backward take "
+      "besides their inputs.\n\n{}{}{}{}",
+      report_title(arguments.line, device), sizes, arguments.rounds,
+      device.is_cuda() ? "each after the L2 cache was flushed" : "caches warm",
+      contest.limits().text(), error_bound(dtype_named(arguments.dtype)),
+      table_head({"mechanism", "L", "by", "forward, ms", "floor, ms", "floor / time",
+                  "forward + backward, ms", "floor, ms", "floor / time", "dense / time",
+                  "extra MiB", "error"}),
+      rows, contest.notes().empty() ? "" : "\n", contest.notes());
+  out << report;
+  if (!arguments.table.empty()) write_file_durably(arguments.table, report);
+  if (!arguments.svg.empty()) {
+    write_file_durably(arguments.svg, log_log_svg("Attention, forward + backward: " + sizes, "L",
+                                                  "ms", contest.plot_lines()));
+  }
+  return 0;
+}
+
+}  // namespace birkhoff
