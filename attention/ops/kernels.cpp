@@ -132,11 +132,11 @@ at::Tensor balanced(const at::Tensor& scores, std::int64_t iterations, Form form
   const at::Tensor read = barred(scores, form);
   switch (form) {
     case Form::kFull:
-      return balance(read, iterations, BalancePath::kReference);
+      return balance(read, iterations, BalancePath::kFused);
     case Form::kPrefix:
-      return prefix_balance(read, iterations, /*first_row=*/0, BalancePath::kReference);
+      return prefix_balance(read, iterations, /*first_row=*/0, BalancePath::kFused);
     case Form::kCumulative:
-      return cumulative_balance(read, iterations);
+      return cumulative_balance(read, iterations, BalancePath::kFused);
     case Form::kNone:
       return softmax_with_null(read);
   }

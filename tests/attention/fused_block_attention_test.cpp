@@ -149,7 +149,7 @@ TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
   // Probabilities below fp32's least normal number are 0, times k, v and d_out.
   constexpr double kUnderflow = 1e-32;
   int checked = 0;
-  for (int seed = 0; seed < kProblems; seed += 3) {
+  for (int seed = 0; seed < kProblems; seed += 2) {
     const BlockAttention shape = random_problem(seed).attention;
     if (!reference_can(shape)) continue;
     const std::int64_t queries = shape.q_BHNbD.numel() / shape.q_BHNbD.size(4);
@@ -175,7 +175,7 @@ TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
       ++checked;
     }
   }
-  EXPECT_GT(checked, 120);
+  EXPECT_GT(checked, 150);
 }
 
 TEST(FusedBlockAttention, Fp64EqualsTheReference) {
@@ -194,7 +194,7 @@ TEST(FusedBlockAttention, Fp64EqualsTheReference) {
 
 TEST_P(FusedBlockAttentionIn, SameBitsForAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
-  for (int seed = 0; seed < kProblems; seed += 3) {
+  for (int seed = 0; seed < kProblems; seed += 2) {
     const Problem problem = random_problem(seed).to(GetParam());
     at::set_num_threads(1);
     const auto one = solve(problem, BlockPath::kFused);
