@@ -38,6 +38,10 @@ float* floats_of(const at::Tensor& x) {
 BlockDropoutParams dropout_of(const BlockOperands& operands) {
   if (!operands.noise || operands.dropout == 0) return {};
   const NoiseKey& noise = *operands.noise;
+  const at::Tensor& q = operands.q_BHNbD;
+  require(noise.step.device() == q.device() && noise.sample_ids_B.device() == q.device() &&
+              noise.sample_ids_B.is_contiguous() && noise.sample_ids_B.size(0) == q.size(0),
+          "block attention: noise needs a step and one sample id for each row, where q is");
   return {.p = operands.dropout,
           .scale = 1 / (1 - operands.dropout),
           .seed = noise.seed,
