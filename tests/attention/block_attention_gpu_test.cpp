@@ -38,6 +38,11 @@ TEST(BlockAttentionKernel, SmallShapes) {
   }
 }
 
+TEST(BlockAttentionKernel, SmallQueriesWithoutALegalKey) {
+  check(make_block_problem({.heads = 2, .blocks = 2, .block = 24}, {{.mask = KeyChoice::kQueries}},
+                           at::kHalf, 1, 0, 7));
+}
+
 TEST(BlockAttentionKernel, SmallBlocksAreAsExactAsTheReference) {
   for (const std::int64_t block : {1, 16, 37, 64}) {
     for (const at::ScalarType dtype : kDtypes) {
