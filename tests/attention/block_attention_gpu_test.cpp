@@ -44,7 +44,7 @@ TEST(BlockAttentionKernel, SmallQueriesWithoutALegalKey) {
 }
 
 TEST(BlockAttentionKernel, SmallBlocksAreAsExactAsTheReference) {
-  for (const std::int64_t block : {1, 16, 37, 64}) {
+  for (const std::int64_t block : {16, 37, 64}) {
     for (const at::ScalarType dtype : kDtypes) {
       check(make_block_problem({.batch = 2, .heads = 2, .blocks = 3, .block = block},
                                {kSorted, kOwn}, dtype, 1, 0, 3));
