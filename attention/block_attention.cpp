@@ -10,6 +10,8 @@
 namespace birkhoff {
 namespace {
 
+constexpr std::int64_t kLeastBlock = 16;
+
 bool has_aligned_rows(const at::Tensor& x) {
   bool aligned =
       x.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
@@ -38,6 +40,10 @@ float* floats_of(const at::Tensor& x) {
 BlockDropoutParams dropout_of(const BlockOperands& operands) {
   if (!operands.noise || operands.dropout == 0) return {};
   const NoiseKey& noise = *operands.noise;
+  const at::Tensor& q = operands.q_BHNbD;
+  require(noise.step.device() == q.device() && noise.sample_ids_B.device() == q.device() &&
+              noise.sample_ids_B.is_contiguous() && noise.sample_ids_B.size(0) == q.size(0),
+          "block attention: noise needs a step and one sample id for each row, where q is");
   return {.p = operands.dropout,
           .scale = 1 / (1 - operands.dropout),
           .seed = noise.seed,
@@ -56,7 +62,7 @@ bool fits_block_attention(const BlockAttention& in) {
   const at::ScalarType dtype = q.scalar_type();
   const std::int64_t head_dim = q.size(4);
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || head_dim % 8 != 0 ||
-      head_dim > BlockAttentionParams::kMostHeadDim || q.size(3) == 0 ||
+      head_dim > BlockAttentionParams::kMostHeadDim || q.size(3) < kLeastBlock ||
       in.keys.size() > BlockAttentionParams::kMostSources) {
     return false;
   }

@@ -8,9 +8,9 @@
 
 namespace birkhoff {
 
-// Whether the kernels can do this, wherever its tensors live: bf16 or fp16, D a multiple of 8 and
-// at most 256, few key sources, a bias alone on keys of a query's own block and alike for all of
-// its queries.
+// Whether the kernels can do this, wherever its tensors live: bf16 or fp16, blocks of at least 16
+// (tiles of 64 rows would be all but empty), D a multiple of 8 and at most 256, few key sources, a
+// bias alone on keys of a query's own block and alike for all of its queries.
 bool fits_block_attention(const BlockAttention& in);
 
 // x, or a copy whose rows can be moved 16 bytes at a time.

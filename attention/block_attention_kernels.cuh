@@ -10,8 +10,9 @@
 
 namespace birkhoff {
 
+// At least one block at a time: left to itself, the compiler keeps registers in memory to fit more.
 template <typename Body, int kThreads>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 1)
     block_attention_kernel(const __grid_constant__ BlockAttentionParams p) {
   Body({}, p).run();
 }

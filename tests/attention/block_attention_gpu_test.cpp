@@ -38,8 +38,13 @@ TEST(BlockAttentionKernel, SmallShapes) {
   }
 }
 
+TEST(BlockAttentionKernel, SmallQueriesWithoutALegalKey) {
+  check(make_block_problem({.heads = 2, .blocks = 2, .block = 24}, {{.mask = KeyChoice::kQueries}},
+                           at::kHalf, 1, 0, 7));
+}
+
 TEST(BlockAttentionKernel, SmallBlocksAreAsExactAsTheReference) {
-  for (const std::int64_t block : {1, 16, 37, 64}) {
+  for (const std::int64_t block : {16, 37, 64}) {
     for (const at::ScalarType dtype : kDtypes) {
       check(make_block_problem({.batch = 2, .heads = 2, .blocks = 3, .block = block},
                                {kSorted, kOwn}, dtype, 1, 0, 3));

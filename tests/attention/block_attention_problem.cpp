@@ -101,7 +101,7 @@ BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t m
     return draw(fitting);
   };
   const BlockShape shape{draw({1, 2}), draw({1, 3}), draw({1, 2, 3}),
-                         draw_at_most(most_tokens, {1, 16, 37, 64, 65, 100, 128, 192, 256}),
+                         draw_at_most(most_tokens, {16, 37, 64, 65, 100, 128, 192, 256}),
                          draw_at_most(most_head_dim, {8, 32, 64, 64, 96, 128, 128, 256})};
   std::vector<KeyChoice> keys(static_cast<std::size_t>(draw({1, 2})));
   for (KeyChoice& choice : keys) {
