@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention/block_mix_tile.h"
-#include "attention/tile_attention_kernel.h"
+#include "attention/tile_products.h"
 
 namespace birkhoff {
 namespace {
@@ -24,7 +24,7 @@ struct MixScratch {
 
   MixScratch(const MixShape& shape, void* memory)
       : rows(padded_blocks<T>(shape.num_blocks)),
-        columns(Scratch<T>::padded(shape.head_dim)),
+        columns(padded_columns<T>(shape.head_dim)),
         x(static_cast<T*>(memory)),
         d_y(x + rows * columns),
         x_t(d_y + rows * columns),
@@ -32,7 +32,7 @@ struct MixScratch {
 
   static std::size_t bytes(const MixShape& shape) {
     return static_cast<std::size_t>((3 * padded_blocks<T>(shape.num_blocks) + kPanel) *
-                                    Scratch<T>::padded(shape.head_dim)) *
+                                    padded_columns<T>(shape.head_dim)) *
            sizeof(T);
   }
 };

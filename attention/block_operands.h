@@ -10,6 +10,7 @@
 
 #include "attention/blocks.h"
 #include "attention/tile_attention.h"
+#include "attention/tile_attention.h"
 
 namespace birkhoff {
 
@@ -30,8 +31,10 @@ struct BlockOperands {
   NoiseColumns columns;
 
   std::size_t num_sources() const { return keys_BHNbD.size() / 2; }
-  // Each block of source s's keys belongs to one block of queries.
-  bool owned(std::size_t s) const { return windows[3 * s] == 0 && windows[3 * s + 1] == 0; }
+  // Each tile of source s's keys is seen by one tile of queries.
+  bool owned(std::size_t s) const {
+    return windows[3 * s] == 0 && windows[3 * s + 1] == 0 && q_BHNbD.size(3) <= kTile;
+  }
 };
 
 struct BlockResults {

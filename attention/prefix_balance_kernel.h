@@ -3,7 +3,7 @@
 
 #include "attention/balance_range.h"
 #include "attention/prefix_balance_tile.h"
-#include "attention/tile_attention_kernel.h"
+#include "attention/tile_products.h"
 
 namespace birkhoff {
 namespace {

@@ -11,77 +11,11 @@
 #pragma once
 
 #include "attention/tile_attention.h"
-#include "attention/tile_vector.h"
+#include "attention/tile_products.h"
 #include "cluster/base/philox_rounds.h"
 
 namespace birkhoff {
 namespace {
-
-constexpr int kPanel = 8;  // rows of a register block; tiles are padded to a multiple with zeros
-
-inline int min_of(int a, int b) { return a < b ? a : b; }
-inline int round_up(int x, int step) { return (x + step - 1) / step * step; }
-inline int round_down(int x, int step) { return x / step * step; }
-
-// c (+)= a b for kRows rows and kVectors vectors of columns, accumulated in registers. Strides and
-// depth count operands.
-template <int kRows, int kVectors, typename E, typename S>
-inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
-                           std::ptrdiff_t b_depth, int depth, S* c, std::ptrdiff_t c_row,
-                           bool accumulate) {
-  constexpr int kN = kLanes<S>;
-  Vector<S> sum[kRows][kVectors] = {};
-  for (int k = 0; k < depth; ++k) {
-    Vector<E> b_k[kVectors];
-    for (int n = 0; n < kVectors; ++n) b_k[n] = load(b + k * b_depth + n * kN);
-    for (int m = 0; m < kRows; ++m) {
-      E a_mk;
-      __builtin_memcpy(&a_mk, a + m * a_row + k * a_depth, sizeof(a_mk));
-      for (int n = 0; n < kVectors; ++n) multiply_add(b_k[n], a_mk, sum[m][n]);
-    }
-  }
-  // What c holds is added last: sums of tiles, each summed for itself, round less than one long
-  // sum.
-  for (int m = 0; m < kRows; ++m) {
-    for (int n = 0; n < kVectors; ++n) {
-      S* c_mn = c + m * c_row + n * kN;
-      store(c_mn, accumulate ? load(c_mn) + sum[m][n] : sum[m][n]);
-    }
-  }
-}
-
-// Vectors of columns in a register block of half a panel's rows: accumulators, one row of b and a
-// broadcast fill 32 registers with AVX-512, else 16.
-constexpr int kMostVectors = kVectorBytes == 64 ? 4 : 3;
-
-// kPanel rows of c, any number of columns that is a multiple of the lanes.
-template <typename E, typename S>
-void multiply_panel(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
-                    std::ptrdiff_t b_depth, int depth, S* c, std::ptrdiff_t c_row, int columns,
-                    bool accumulate) {
-  constexpr int kN = kLanes<S>, kHalf = kPanel / 2;
-  const auto halves = [&]<int kVectors>() {
-    for (int m = 0; m < kPanel; m += kHalf) {
-      multiply_block<kHalf, kVectors>(a + m * a_row, a_row, a_depth, b, b_depth, depth,
-                                      c + m * c_row, c_row, accumulate);
-    }
-  };
-  while (columns > 0) {
-    int vectors = min_of(columns / kN, kMostVectors);
-    if (vectors == 4) {
-      if constexpr (kMostVectors >= 4) halves.template operator()<4>();
-    } else if (vectors == 3) {
-      halves.template operator()<3>();
-    } else if (vectors == 2) {
-      halves.template operator()<2>();
-    } else {
-      multiply_block<kPanel, 1>(a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate);
-    }
-    columns -= vectors * kN;
-    b += vectors * kN;
-    c += vectors * kN;
-  }
-}
 
 // Scratch matrices of one call. D is padded to whole vectors, tiles to kTile rows. Operands that
 // are pairs lie either in rows, pairs of neighbours along D ([kTile, columns / 2]), or stacked,
@@ -90,7 +24,7 @@ template <typename T>
 struct Scratch {
   using E = Operand<T>;
   using S = Sum<T>;
-  static constexpr bool kPairs = kNumbers<E> > 1;
+  static constexpr bool kPairs = kTakesPairs<T>;
 
   int columns;                                  // a multiple of the lanes, in operands too
   E *q, *d_out, *k, *v;                         // in rows
@@ -107,18 +41,15 @@ struct Scratch {
   S* ds_t(int tile) const { return p_t(tile) + kTile * kTile; }
   Bit<S>* kept(int tile) const { return reinterpret_cast<Bit<S>*>(ds_t(tile) + kTile * kTile); }
 
-  static int padded(int head_dim) {
-    return round_up(head_dim, kNumbers<E> * 64 / static_cast<int>(sizeof(E)));
-  }
   static std::size_t bytes(int head_dim, int num_key_tiles) {
-    const int wide = kTile * padded(head_dim), square = kTile * kTile;
+    const int wide = kTile * padded_columns<T>(head_dim), square = kTile * kTile;
     const int operands = ((kPairs ? 9 : 6) * wide + (kPairs ? 3 : 0) * square) / kNumbers<E>;
     const int sums = 2 * wide + 2 * square + num_key_tiles * kPairSize + 2 * kTile;
     return static_cast<std::size_t>(operands) * sizeof(E) +
            static_cast<std::size_t>(sums) * sizeof(S);
   }
 
-  Scratch(int head_dim, void* memory) : columns(padded(head_dim)) {
+  Scratch(int head_dim, void* memory) : columns(padded_columns<T>(head_dim)) {
     auto* next = static_cast<std::byte*>(memory);
     const auto take = [&](auto& matrix, int count) {
       matrix = reinterpret_cast<std::remove_reference_t<decltype(matrix)>>(next);
@@ -134,88 +65,6 @@ struct Scratch {
     pairs = reinterpret_cast<S*>(next);
   }
 };
-
-// The rows in rows of operands, [round_up(rows), columns], padded with zeros.
-template <typename T>
-void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Operand<T>* operands) {
-  constexpr int kLanesOf = kLanes<Sum<T>>;
-  const int padded_rows = round_up(num_rows, kPanel > kLanesOf ? kPanel : kLanesOf);
-  const auto fill = [&](auto* x, auto convert) {
-    for (int r = 0; r < num_rows; ++r) {
-      const T* row = rows.data + r * rows.stride;
-      for (int d = 0; d < head_dim; ++d) x[r * columns + d] = convert(row[d]);
-      for (int d = head_dim; d < columns; ++d) x[r * columns + d] = {};
-    }
-    for (int i = num_rows * columns; i < padded_rows * columns; ++i) x[i] = {};
-  };
-  if constexpr (Scratch<T>::kPairs) {
-    fill(reinterpret_cast<T*>(operands), [](T x) { return x; });
-  } else {
-    fill(operands, [](T x) { return to_sum(x); });
-  }
-}
-
-// [rows, columns] in rows, stacked: as they are, or pairs in `stacked`.
-template <typename T>
-inline const T* stack_rows(const T* x, int, int, T*) {
-  return x;
-}
-inline const Bf16Pair* stack_rows(const Bf16Pair* x, int rows, int columns, Bf16Pair* stacked) {
-  constexpr int kN = kLanes<Bf16Pair>;
-  constexpr Bf16Pair kLow = 0xffff;
-  for (int r = 0; r < rows; r += 2) {
-    for (int c = 0; c < columns / 2; c += kN) {
-      const Vector<Bf16Pair> first = load(x + r * columns / 2 + c);
-      const Vector<Bf16Pair> second = load(x + (r + 1) * columns / 2 + c);
-      // Columns 2c, 2c + 2, .. and those between.
-      Vector<Bf16Pair> even = (first & kLow) | second << 16;
-      Vector<Bf16Pair> odd = (first >> 16 & kLow) | (second & ~kLow);
-      interleave<Bf16Pair>(even, odd);
-      store(stacked + r / 2 * columns + 2 * c, even);
-      store(stacked + r / 2 * columns + 2 * c + kN, odd);
-    }
-  }
-  return stacked;
-}
-
-// x_t [columns, kTile] = x [rows, columns] transposed, for whole vectors of both. Of operands.
-template <typename T>
-void transpose_tile(const T* x, int rows, int columns, T* x_t) {
-  constexpr int kN = kLanes<T>;
-  for (int r = 0; r < rows; r += kN) {
-    for (int c = 0; c < columns; c += kN) {
-      Vector<T> block[kN];
-      for (int i = 0; i < kN; ++i) block[i] = load(x + (r + i) * columns + c);
-      transpose<T>(block);
-      for (int i = 0; i < kN; ++i) store(x_t + (c + i) * kTile + r, block[i]);
-    }
-  }
-}
-
-// Lanes i.. of rows j.. of weights [kTile, kTile], as stacked operands.
-template <typename S>
-inline void store_stacked(const Vector<S> (&x)[1], int j, int i, S* w) {
-  store(w + j * kTile + i, x[0]);
-}
-#if defined(__AVX512BF16__)
-template <std::size_t... kLane>
-inline Vector<Bf16Pair> pair_lanes(Vector<float> a, Vector<float> b,
-                                   std::index_sequence<kLane...>) {
-  using Words [[gnu::vector_size(kVectorBytes)]] = std::int16_t;
-  const auto a_then_b = reinterpret_cast<Words>(_mm512_cvtne2ps_pbh(b, a));
-  return reinterpret_cast<Vector<Bf16Pair>>(
-      __builtin_shufflevector(a_then_b, a_then_b, (kLane / 2 + kLane % 2 * kLanes<float>)...));
-}
-inline void store_stacked(const Vector<float> (&x)[2], int j, int i, Bf16Pair* w) {
-  store(w + j / 2 * kTile + i,
-        pair_lanes(x[0], x[1], std::make_index_sequence<2 * kLanes<float>>()));
-}
-// Lanes i.. of row j, in rows.
-inline void store_in_row(Vector<float> x, int j, int i, Bf16Pair* w) {
-  const __m256bh narrow = _mm512_cvtneps_pbh(x);
-  __builtin_memcpy(w + (j * kTile + i) / 2, &narrow, sizeof(narrow));
-}
-#endif
 
 // One (query tile, key tile) pair: the sizes, and which part of the products a causal tile needs.
 template <typename T>

@@ -139,6 +139,11 @@ ResidualStream LanguageModel::forward_recomputed(const Block& block, const Resid
                                                  const SequenceContext& context,
                                                  const std::optional<NoiseKey>& noise,
                                                  NamedSums& sums) const {
+  // Where the addition is a pass of its own anyway, one tensor is kept and not two.
+  ResidualStream input = stream;
+  if (input.branch_BTC.defined() && !input.x_BTC.is_cuda()) {
+    input = {input.x_BTC + input.branch_BTC, {}};
+  }
   // The block's stream, then its sums, whose names the call tells aside.
   const auto names = std::make_shared<std::vector<std::string>>();
   const std::vector<at::Tensor> outputs = recomputed(
@@ -154,7 +159,7 @@ ResidualStream LanguageModel::forward_recomputed(const Block& block, const Resid
         }
         return all;
       },
-      {stream.x_BTC, stream.branch_BTC});
+      {input.x_BTC, input.branch_BTC});
   for (std::size_t i = 0; i < names->size(); ++i) sums.emplace_back((*names)[i], outputs[i + 2]);
   return {outputs[0], outputs[1]};
 }

@@ -43,8 +43,9 @@ const std::map<std::string, std::vector<std::string>> kDoors = {
     {"torch/torch.h", {}},
     {"nccl.h", {"cluster/nccl_group", "launcher/bench/nccl_peer"}},
     {"cuda", {"cluster/base/cuda/", "cluster/base/device"}},
-    {"c10/cuda/", {"cluster/nccl_group", "cluster/base/device", "runtime/device_feed"}},
-    {"ATen/cuda/", {}},
+    {"c10/cuda/",
+     {"cluster/nccl_group", "cluster/base/device", "runtime/device_feed", "runtime/step_graph"}},
+    {"ATen/cuda/", {"runtime/step_graph"}},
 };
 
 // Kernels, and the headers that they share with the .cpp beside them: no LibTorch.
