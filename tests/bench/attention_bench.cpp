@@ -1,8 +1,7 @@
-// Milliseconds of forward + backward, causal: each mechanism next to dense attention (fp32), then
-// attention in blocks by each of its paths, in fp32 and bf16. Interleaved rounds, medians; with one
-// thread processor time, so that a busy machine disturbs less, else time.
-// Usage: attention_bench [paths] [B H T D b threads rounds], by default 4 4 1024 32 64 1 15; with
-//        `paths`, attention in blocks alone.
+// Milliseconds of forward + backward of attention in blocks, causal, by each of its paths, in fp32
+// and bf16, with and without dropout. Interleaved rounds, medians; with one thread processor time,
+// so that a busy machine disturbs less, else time. Whole mechanisms: `birkhoff bench attention`.
+// Usage: attention_bench paths [B H T D b threads rounds], by default 4 4 1024 32 64 1 15
 //        attention_bench sweep [shapes threads rounds], by default 40 1 15: random shapes, and the
 //        least of the reference's time over ours.
 #include <ATen/ATen.h>
@@ -23,10 +22,8 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/attention.h"
 #include "attention/block_mix.h"
 #include "attention/blocks.h"
-#include "configs/attention.pb.h"
 
 namespace birkhoff {
 namespace {
@@ -69,8 +66,6 @@ void CountingAllocator::release(void* data) {
   allocator().live_ -= malloc_usable_size(data);
   c10::free_cpu(data);
 }
-
-at::Tensor leaf(at::IntArrayRef shape) { return at::randn(shape).set_requires_grad(true); }
 
 // As a layer makes them: heads are views of [B, T, H, D].
 at::Tensor heads(const Size& s, at::ScalarType dtype = at::kFloat) {
@@ -119,68 +114,6 @@ std::vector<Measured> measure(const std::vector<Contender>& contenders, std::int
     result[c].ms = times[c][static_cast<std::size_t>(rounds / 2)];
   }
   return result;
-}
-
-// A mechanism, its parameters and inputs.
-struct Case {
-  Case(const configs::Mechanism& config, const Size& s)
-      : group(make_single_group()), parameters(1, at::kFloat) {
-    const MechanismShape shape{.channels = s.H * s.D,
-                               .heads = s.H,
-                               .head_dim = s.D,
-                               .sequence_length = s.T,
-                               .causal = true};
-    mechanism = make_mechanism(config, shape, "attention", parameters, {*group, *group, *group});
-    in.q_BHLD = heads(s);
-    in.k_BHSD = heads(s);
-    in.v_BHSD = heads(s);
-    in.x_q_BLC = in.x_kv_BSC = leaf({s.B, s.T, s.H * s.D});
-    leaves = {in.q_BHLD, in.k_BHSD, in.v_BHSD, in.x_q_BLC};
-    for (const Parameter& parameter : parameters.list()) leaves.push_back(parameter.value);
-  }
-  std::unique_ptr<Group> group;
-  Parameters parameters;
-  std::unique_ptr<Mechanism> mechanism;
-  AttentionInput in;
-  std::vector<at::Tensor> leaves;
-};
-
-void compare_mechanisms(const Size& s) {
-  std::vector<std::pair<std::string, configs::Mechanism>> configs(3);
-  configs[0].first = "dense";
-  configs[0].second.mutable_dense();
-  for (const int look_back : {0, 1}) {
-    auto& [name, config] = configs[static_cast<std::size_t>(look_back) + 1];
-    name = fmt::format("block_local look_back {}", look_back);
-    config.mutable_block_local()->set_block(s.b);
-    config.mutable_block_local()->set_look_back(look_back);
-  }
-  const auto* modes = configs::SinkhornAttention::CausalBalance_descriptor();
-  for (int i = 0; i < modes->value_count(); ++i) {
-    auto& [name, config] = configs.emplace_back();
-    name = fmt::format("sinkhorn {}", modes->value(i)->name());
-    config.mutable_sinkhorn()->set_block(s.b);
-    config.mutable_sinkhorn()->set_causal_balance(
-        static_cast<configs::SinkhornAttention::CausalBalance>(modes->value(i)->number()));
-  }
-  std::vector<std::unique_ptr<Case>> cases;
-  std::vector<Contender> contenders;
-  for (const auto& [name, config] : configs) {
-    const Case* each = cases.emplace_back(std::make_unique<Case>(config, s)).get();
-    contenders.push_back(
-        {name, [each] { return each->mechanism->forward(each->in).out_BHLD; }, each->leaves});
-    contenders.push_back({name + ", reference",
-                          [each] { return each->mechanism->reference(each->in).out_BHLD; },
-                          each->leaves});
-  }
-  const std::vector<Measured> measured = measure(contenders, s.rounds);
-  fmt::print("{:<26} {:>10} {:>10} {:>12} {:>12}\n", "mechanism", "ms", "x dense", "x reference",
-             "MiB (ref.)");
-  for (std::size_t c = 0; c < contenders.size(); c += 2) {
-    const Measured &fast = measured[c], &reference = measured[c + 1];
-    fmt::print("{:<26} {:>10.2f} {:>10.2f} {:>12.2f} {:>5.1f} ({:.1f})\n", contenders[c].name,
-               fast.ms, measured[0].ms / fast.ms, reference.ms / fast.ms, fast.mib, reference.mib);
-  }
 }
 
 // q, k, v of a layer in blocks, and for Sinkhorn attention block weights to sort k and v by.
@@ -318,10 +251,9 @@ void sweep(std::int64_t num_shapes, std::int64_t rounds) {
   fmt::print("least: {:.2f}\n", least);
 }
 
-void run(const Size& s, bool mechanisms) {
+void compare(const Size& s) {
   fmt::print("forward + backward, medians of {}: B={} H={} T={} D={} b={}, {} thread(s)\n",
              s.rounds, s.B, s.H, s.T, s.D, s.b, at::get_num_threads());
-  if (mechanisms) compare_mechanisms(s);
   if (s.T % s.b != 0) return;
   fmt::print("\n{:<24}", "attention in blocks");
   for (const char* dtype : {"fp32", "bf16"}) {
@@ -342,19 +274,21 @@ void run(const Size& s, bool mechanisms) {
 }  // namespace birkhoff
 
 int main(int argc, char** argv) {
-  birkhoff::Size size;
   const std::string_view mode = argc > 1 ? argv[1] : "";
-  const bool sweeps = mode == "sweep", paths = mode == "paths";
+  if (mode != "paths" && mode != "sweep") {
+    fmt::print(stderr, "usage: attention_bench paths|sweep ...: see attention_bench.cpp\n");
+    return 2;
+  }
   const auto argument = [&](int i, std::int64_t otherwise) {
-    i += sweeps || paths;
-    return i < argc ? std::atoll(argv[i]) : otherwise;
+    return i + 1 < argc ? std::atoll(argv[i + 1]) : otherwise;
   };
   c10::SetCPUAllocator(&birkhoff::allocator(), /*priority=*/1);
-  if (sweeps) {
+  if (mode == "sweep") {
     at::set_num_threads(static_cast<int>(argument(2, 1)));
     birkhoff::sweep(argument(1, 40), argument(3, 15));
     return 0;
   }
+  birkhoff::Size size;
   size.B = argument(1, size.B);
   size.H = argument(2, size.H);
   size.T = argument(3, size.T);
@@ -362,5 +296,5 @@ int main(int argc, char** argv) {
   size.b = static_cast<int>(argument(5, size.b));
   at::set_num_threads(static_cast<int>(argument(6, 1)));
   size.rounds = argument(7, size.rounds);
-  birkhoff::run(size, !paths);
+  birkhoff::compare(size);
 }

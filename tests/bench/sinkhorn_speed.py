@@ -1,5 +1,5 @@
-"""Training-step tokens/s of causal Sinkhorn attention at T = 1024, b = 64, n_it 5, against PyPI's sinkhorn_transformer of the
-same size, interleaved in one run. That package has no causal balancing: its causal path is a softmax over past blocks with
+"""Training-step tokens/s of causal Sinkhorn attention with n_it 5, by default at T = 1024 and b = 64, against PyPI's
+sinkhorn_transformer of the same size, interleaved in one run. That package has no causal balancing: its causal path is a softmax over past blocks with
 the best block kept (our `none`, hardened), so `prefix` does more work than the peer and `none` is printed beside it.
 """
 
@@ -13,7 +13,7 @@ import time
 import birkhoff_runs as runs
 
 
-def peer(context, batch, block, steps, threads):
+def peer(a, threads):
     """Runs in a process of its own: prints the peer's tokens/s."""
     import torch
     import torch.nn.functional as F
@@ -21,12 +21,12 @@ def peer(context, batch, block, steps, threads):
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
-    model = SinkhornTransformerLM(num_tokens=65, dim=128, depth=4, heads=4, max_seq_len=context, bucket_size=block, causal=True,
-                                  reversible=False)
+    model = SinkhornTransformerLM(num_tokens=65, dim=a.channels, depth=a.layers, heads=a.heads, max_seq_len=a.context,
+                                  bucket_size=a.block, causal=True, reversible=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-    tokens = torch.randint(65, (batch, context + 1))
+    tokens = torch.randint(65, (a.batch, a.context + 1))
     times = []
-    for _ in range(steps):
+    for _ in range(a.steps):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         logits = model(tokens[:, :-1])
@@ -37,14 +37,16 @@ def peer(context, batch, block, steps, threads):
         loss.item()
         times.append(time.perf_counter() - start)
     parameters = sum(p.numel() for p in model.parameters())
-    print(json.dumps({"tokens_per_second": batch * context / statistics.median(times[3:]), "parameters": parameters}))
+    print(json.dumps({"tokens_per_second": a.batch * a.context / statistics.median(times[3:]), "parameters": parameters}))
 
 
-def ours(corpus, context, batch, block, steps, mode, ranks, threads):
+def ours(a, corpus, mode, ranks, threads):
     rows = runs.train(runs.ROOT / "configs/baby_gpt_sinkhorn.txtpb", runs.WORK / "sinkhorn_run",
-                      [f"data.corpus={corpus}", f"data.sequence_length={context}", f"train.global_batch={batch}", f"train.steps={steps}",
+                      [f"data.corpus={corpus}", f"data.sequence_length={a.context}", f"train.global_batch={a.batch}", f"train.steps={a.steps}",
+                       f"model.channels={a.channels}", f"model.layers={a.layers}", f"model.heads={a.heads}",
+                       f"train.precision={a.precision}",
                        "metrics.every=5", "evaluate.sequences=1", "checkpoint.every=0",
-                       "model.attention.0={group{mechanism{sinkhorn{block:%d causal_balance:%s iterations:5}}}}" % (block, mode)],
+                       "model.attention.0={group{mechanism{sinkhorn{block:%d causal_balance:%s iterations:5}}}}" % (a.block, mode)],
                       ranks=ranks, threads=threads)
     return runs.training_speed(rows)
 
@@ -54,12 +56,16 @@ def main():
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--block", type=int, default=64)
+    parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--precision", default="fp32", help="ours; the peer's is fp32")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", action="store_true", help="(internal) run the peer in this process")
     a = parser.parse_args()
     if a.peer:
-        return peer(a.context, a.batch, a.block, a.steps, 2)
+        return peer(a, 2)
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
     names = {"sinkhorn_transformer (PyPI), 2 threads": None}
     for mode in ("prefix", "none"):
@@ -69,14 +75,13 @@ def main():
     for _ in range(a.rounds):
         for name, setting in names.items():
             if setting is None:
-                done = subprocess.run([sys.executable, __file__, "--peer", "--context", str(a.context), "--batch", str(a.batch), "--block",
-                                       str(a.block), "--steps", str(a.steps)], capture_output=True, text=True, check=True)
+                done = subprocess.run([sys.executable, __file__, "--peer", *sys.argv[1:]], capture_output=True, text=True, check=True)
                 result = json.loads(done.stdout.strip().splitlines()[-1])
                 figures[name].append(result["tokens_per_second"])
             else:
-                figures[name].append(ours(corpus, a.context, a.batch, a.block, a.steps, *setting))
+                figures[name].append(ours(a, corpus, *setting))
     base = statistics.median(figures["sinkhorn_transformer (PyPI), 2 threads"])
-    print(f"T={a.context}, batch {a.batch}, b={a.block}; the peer has {result['parameters']:,} parameters")
+    print(f"T={a.context}, batch {a.batch}, b={a.block}, {a.layers} layers of {a.channels} channels, {a.precision}; the peer has {result['parameters']:,} parameters")
     for name, values in figures.items():
         middle = statistics.median(values)
         print(f"  {name:40s} {middle:9,.0f} tokens/s  (min {min(values):,.0f}, max {max(values):,.0f})  ratio {middle / base:.2f}")
