@@ -22,7 +22,8 @@ endfunction()
 
 # birkhoff_kernels(LIBRARY SOURCES a.cu ...): kernels of a folder's library, where CUDA is on. They are compiled without
 # LibTorch's headers and options: tensors stop in the .cpp beside them. Machine code for A100 (sm_80) and H100/H200
-# (sm_90a), PTX for what comes later; all of it compressed, for the size of packages.
+# (sm_90a), PTX for what comes later; all of it compressed and in one shared library, for the size of packages: else each
+# program and test would carry its own.
 set(BIRKHOFF_KERNEL_FLAGS -O3 -lineinfo --compress-mode=size --Werror all-warnings -Xcompiler=-Wall,-Wextra
   -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
 function(birkhoff_kernels library)
@@ -34,15 +35,27 @@ function(birkhoff_kernels library)
   target_include_directories(${library}_kernels PRIVATE ${CMAKE_SOURCE_DIR})
   list(JOIN BIRKHOFF_KERNEL_FLAGS " " flags)
   target_compile_options(${library}_kernels PRIVATE "SHELL:${flags}")
-  target_sources(${library} PRIVATE $<TARGET_OBJECTS:${library}_kernels>)
+  set_target_properties(${library}_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  if(NOT TARGET birkhoff_gpu_kernels)
+    # With what a launch calls. libfmt is compiled into it: libbirkhoff_ops.so needs it, and no libfmt.
+    add_library(birkhoff_gpu_kernels SHARED ${CMAKE_SOURCE_DIR}/cluster/base/cuda/check.cpp)
+    target_include_directories(birkhoff_gpu_kernels SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
+    target_link_libraries(birkhoff_gpu_kernels PRIVATE fmt::fmt-header-only birkhoff_flags ${CUDA_RUNTIME_LIBRARY})
+    set_target_properties(birkhoff_gpu_kernels PROPERTIES VISIBILITY_INLINES_HIDDEN ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+    if(BIRKHOFF_SYNC_LAUNCHES)
+      target_compile_definitions(birkhoff_gpu_kernels PRIVATE BIRKHOFF_SYNC_LAUNCHES)
+    endif()
+  endif()
+  target_sources(birkhoff_gpu_kernels PRIVATE $<TARGET_OBJECTS:${library}_kernels>)
+  target_link_libraries(${library} PUBLIC birkhoff_gpu_kernels)
   list(TRANSFORM ARG_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   set_property(GLOBAL APPEND PROPERTY BIRKHOFF_KERNEL_SOURCES ${ARG_SOURCES})
 endfunction()
 
 # birkhoff_test(NAME SOURCES ... LINKS ... [LABEL unit] [RANKS 1 2 4] [TIMEOUT seconds]): one GoogleTest program.
 # With RANKS ctest starts it under mpiexec once for each count (label mpi); otherwise as a plain process (label unit).
-# LABEL gpu: fails where there is no GPU. tests/gpu_suite.sh and the target package find such programs by the end of their
-# name, _gpu_test.
+# LABEL gpu: fails where there is no GPU; those without RANKS become one program, birkhoff_gpu_test, for the size of packages.
+# tests/gpu_suite.sh and the target package find such programs by the end of their name, _gpu_test.
 function(birkhoff_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LINKS;RANKS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -50,6 +63,17 @@ function(birkhoff_test name)
   endif()
   if(BIRKHOFF_SANITIZE)
     math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")  # sanitized code takes that much longer
+  endif()
+  if(ARG_LABEL STREQUAL gpu AND NOT ARG_RANKS AND NOT name STREQUAL birkhoff_gpu_test)
+    if(NOT TARGET birkhoff_gpu_test)
+      birkhoff_test(birkhoff_gpu_test LABEL gpu TIMEOUT 600)
+    endif()
+    foreach(source IN LISTS ARG_SOURCES)
+      cmake_path(ABSOLUTE_PATH source NORMALIZE)
+      target_sources(birkhoff_gpu_test PRIVATE ${source})
+    endforeach()
+    target_link_libraries(birkhoff_gpu_test PRIVATE ${ARG_LINKS})
+    return()
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} birkhoff_flags GTest::gtest GTest::gmock)

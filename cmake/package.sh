@@ -104,7 +104,9 @@ mapfile -t files < <(find "$package/lib" "$package/libexec" "$package/tests" -ty
 for file in "${files[@]}"; do
   chmod 755 "$file"
   strip --strip-unneeded "$file"
-  if [[ $file == "$package"/lib/* ]]; then
+  if [ "$file" = "$package/lib/libbirkhoff_ops.so" ]; then
+    patchelf --force-rpath --set-rpath '$ORIGIN' "$file"  # Python opens it: no program of ours knows where lib/ is
+  elif [[ $file == "$package"/lib/* ]]; then
     patchelf --remove-rpath "$file"
   else
     patchelf --force-rpath --set-rpath '$ORIGIN/../lib' "$file"
