@@ -73,24 +73,33 @@ at::Tensor solution_gradient(const at::Tensor& scores, const Solution& solution,
   return d_scores;
 }
 
+void save_solution(AutogradContext* context, const at::Tensor& scores, const Solution& solution) {
+  variable_list saved = solution.potentials;
+  saved.push_back(scores);
+  saved.push_back(solution.p);
+  context->save_for_backward(saved);
+}
+
+std::pair<at::Tensor, Solution> saved_solution(AutogradContext* context) {
+  variable_list saved = context->get_saved_variables();
+  Solution solution{.p = saved.back(), .potentials = {}};
+  saved.pop_back();
+  const at::Tensor scores = saved.back();
+  saved.pop_back();
+  solution.potentials = std::move(saved);
+  return {scores, solution};
+}
+
 struct Balance : torch::autograd::Function<Balance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
     const Solution solution = solve(scores, iterations);
-    variable_list saved = solution.potentials;
-    saved.push_back(scores);
-    saved.push_back(solution.p);
-    context->save_for_backward(saved);
+    save_solution(context, scores, solution);
     return solution.p;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    variable_list saved = context->get_saved_variables();
-    Solution solution{.p = saved.back(), .potentials = {}};
-    saved.pop_back();
-    const at::Tensor scores = saved.back();
-    saved.pop_back();
-    solution.potentials = std::move(saved);
+    const auto [scores, solution] = saved_solution(context);
     return {solution_gradient(scores, solution, gradients[0]), at::Tensor()};
   }
 };
@@ -147,20 +156,12 @@ struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
     const Solution solution = solve_cumulative(scores, iterations);
-    variable_list saved = solution.potentials;
-    saved.push_back(scores);
-    saved.push_back(solution.p);
-    context->save_for_backward(saved);
+    save_solution(context, scores, solution);
     return solution.p;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    variable_list saved = context->get_saved_variables();
-    Solution solution{.p = saved.back(), .potentials = {}};
-    saved.pop_back();
-    const at::Tensor scores = saved.back();
-    saved.pop_back();
-    solution.potentials = std::move(saved);
+    const auto [scores, solution] = saved_solution(context);
     return {cumulative_gradient(scores, solution, gradients[0]), at::Tensor()};
   }
 };

@@ -5,13 +5,14 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 
 #include "attention/block_mix_sets.h"
+#include "attention/blocks.h"
 #include "attention/scratch_memory.h"
 #include "cluster/base/error.h"
 
@@ -34,15 +35,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// A new [B, H, N, b, D]: contiguous where x is, else in the layers' order, [B, N, b, H, D].
-at::Tensor new_like(const at::Tensor& x_BHNbD) {
-  if (x_BHNbD.is_contiguous()) return at::empty(x_BHNbD.sizes(), x_BHNbD.options());
-  return at::empty(
-             {x_BHNbD.size(0), x_BHNbD.size(2), x_BHNbD.size(3), x_BHNbD.size(1), x_BHNbD.size(4)},
-             x_BHNbD.options())
-      .permute({0, 3, 1, 2, 4});
-}
 
 at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
@@ -193,7 +185,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     variable_list x, y;
     for (const at::Tensor& each : x_BHNbD) x.push_back(with_dense_rows(each));
     if (has_kernel(x[0])) {
-      for (const at::Tensor& each : x) y.push_back(new_like(each));
+      for (const at::Tensor& each : x) y.push_back(new_blocks_like(each));
       AT_DISPATCH_FLOATING_TYPES(x[0].scalar_type(), "mix_lower_blocks", [&] {
         Kernel<scalar_t>(weights_BHNN, x[0], diagonal).forward(x, y);
       });
@@ -218,7 +210,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     variable_list d_y, d_x;
     for (const at::Tensor& each : gradients) d_y.push_back(with_dense_rows(each));
     if (has_kernel(x[0])) {
-      for (const at::Tensor& each : x) d_x.push_back(new_like(each));
+      for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));
       AT_DISPATCH_FLOATING_TYPES(x[0].scalar_type(), "mix_lower_blocks_backward", [&] {
         Kernel<scalar_t>(weights_BHNN, x[0], diagonal).backward(x, d_y, d_x, d_w_BHNN);
       });

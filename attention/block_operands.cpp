@@ -8,13 +8,6 @@
 namespace birkhoff {
 namespace {
 
-// A new [B, H, N, b, D], unset: contiguous where x is, else in the layers' order, [B, N, b, H, D].
-at::Tensor new_like(const at::Tensor& x) {
-  if (x.is_contiguous()) return at::empty(x.sizes(), x.options());
-  return at::empty({x.size(0), x.size(2), x.size(3), x.size(1), x.size(4)}, x.options())
-      .permute({0, 3, 1, 2, 4});
-}
-
 at::ScalarType sum_type(const at::Tensor& x) { return at::toOpMathType(x.scalar_type()); }
 
 }  // namespace
@@ -45,16 +38,16 @@ std::int64_t num_columns(const KeyBlocks& keys) {
 
 BlockResults new_results(const BlockOperands& operands) {
   const at::Tensor& q = operands.q_BHNbD;
-  return {new_like(q), at::empty({2, q.size(0), q.size(1), q.size(2), q.size(3)},
-                                 q.options().dtype(sum_type(q)))};
+  return {new_blocks_like(q), at::empty({2, q.size(0), q.size(1), q.size(2), q.size(3)},
+                                        q.options().dtype(sum_type(q)))};
 }
 
 BlockGradients new_gradients(const BlockOperands& operands, bool added_to) {
   const at::Tensor& q = operands.q_BHNbD;
-  BlockGradients gradients{new_like(q), {}, {}};
+  BlockGradients gradients{new_blocks_like(q), {}, {}};
   for (std::size_t s = 0; s < operands.num_sources(); ++s) {
     for (const at::Tensor& keys : {operands.keys_BHNbD[2 * s], operands.keys_BHNbD[2 * s + 1]}) {
-      const at::Tensor d_keys = new_like(keys);
+      const at::Tensor d_keys = new_blocks_like(keys);
       gradients.d_keys_BHNbD.push_back(
           added_to && !operands.owned(s) ? at::zeros_like(d_keys, sum_type(keys)) : d_keys);
     }

@@ -68,6 +68,12 @@ at::Tensor Blocks::legal(std::int64_t offset) const {
   return legal_BNbb.defined() ? legal_BNbb.unsqueeze(1) : legal_BNbb;
 }
 
+at::Tensor new_blocks_like(const at::Tensor& x) {
+  if (x.is_contiguous()) return at::empty(x.sizes(), x.options());
+  return at::empty({x.size(0), x.size(2), x.size(3), x.size(1), x.size(4)}, x.options())
+      .permute({0, 3, 1, 2, 4});
+}
+
 at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,
                         const at::Scalar& fill) {
   if (offset == 0) return x;

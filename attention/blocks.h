@@ -40,6 +40,10 @@ class Blocks {
   at::Tensor valid_BNb_, segments_BNb_;
 };
 
+// A new tensor like x [B, H, N, b, D], unset: contiguous where x is, else in the layers' order,
+// [B, N, b, H, D].
+at::Tensor new_blocks_like(const at::Tensor& x_BHNbD);
+
 // x [.., N at `dim`, ..] with entry n replaced by entry n + offset, `fill` where there is none.
 at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,
                         const at::Scalar& fill);

@@ -9,14 +9,13 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <memory>
-#include <new>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "attention/block_attention.h"
+#include "attention/scratch_memory.h"
 #include "attention/tile_attention.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
@@ -114,10 +113,6 @@ struct KeySource {
   }
 };
 
-struct FreeAligned {
-  void operator()(std::byte* memory) const { ::operator delete[](memory, std::align_val_t{64}); }
-};
-
 enum class Pass { kForward, kBackward };
 
 // All tensors of one call; those of the other pass are undefined.
@@ -182,8 +177,7 @@ struct Call {
       const std::int64_t blocks_of_wave = (num_blocks - wave + num_waves - 1) / num_waves;
       at::parallel_for(
           0, batch * blocks_of_wave * heads, grain, [&](std::int64_t begin, std::int64_t end) {
-            const std::unique_ptr<std::byte[], FreeAligned> scratch(new (std::align_val_t{64})
-                                                                        std::byte[scratch_bytes]);
+            const ScratchMemory scratch = scratch_memory(scratch_bytes);
             std::vector<KeyTile<T>> tiles;
             for (std::int64_t task = begin; task < end; ++task) {
               // Heads of a token lie side by side in memory.

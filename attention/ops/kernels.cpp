@@ -67,6 +67,11 @@ BlockAttention window_attention(const Blocks& blocks, const at::Tensor& q, const
           .noise = {}};
 }
 
+// What a causal destination may be mixed of: earlier blocks alone, whatever the user's weights are.
+at::Tensor mixing_weights(const at::Tensor& weights, bool causal) {
+  return causal ? weights.tril(-1) : weights;
+}
+
 BlockAttention sorted_and_own_attention(const Blocks& blocks, const at::Tensor& q,
                                         const at::Tensor& k, const at::Tensor& v,
                                         const at::Tensor& weights, std::int64_t block,
@@ -80,8 +85,9 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const at::Tensor& 
                     at::IntArrayRef({B, H, N, N}), ", not ", weights.sizes());
   const KeyBlocks own = neighbouring_keys(blocks, k, v, 0, 0, causal);
   KeyBlocks sorted;
-  sorted.k_BHNbD = mix_blocks(weights, own.k_BHNbD);
-  sorted.v_BHNbD = mix_blocks(weights, own.v_BHNbD);
+  const at::Tensor mixing = mixing_weights(weights, causal);
+  sorted.k_BHNbD = mix_blocks(mixing, own.k_BHNbD);
+  sorted.v_BHNbD = mix_blocks(mixing, own.v_BHNbD);
   sorted.legal_BHNbb.emplace_back();
   if (causal) {
     sorted.legal_BHNbb[0] = at::arange(N, q.options().dtype(at::kLong)).gt(0).view({1, 1, N, 1, 1});
@@ -199,14 +205,15 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sorted_attention_back
     gradients.push_back(blocks.unfold(parts[0], 2));
     // x_sorted = W x for keys and values: d_W = d_sorted x^T, d_x = W^T d_sorted + what x got
     // itself.
+    const at::Tensor mixing_t = mixing_weights(weights, causal).transpose(2, 3);
     at::Tensor d_weights;
     for (const auto& [x, d_sorted, d_own] :
          {std::tie(own.k_BHNbD, parts[1], parts[3]), std::tie(own.v_BHNbD, parts[2], parts[4])}) {
       const at::Tensor part = at::matmul(d_sorted.flatten(3), x.flatten(3).transpose(2, 3));
       d_weights = d_weights.defined() ? d_weights + part : part;
-      gradients.push_back(blocks.unfold(mix_blocks(weights.transpose(2, 3), d_sorted) + d_own, 2));
+      gradients.push_back(blocks.unfold(mix_blocks(mixing_t, d_sorted) + d_own, 2));
     }
-    gradients.push_back(d_weights);
+    gradients.push_back(mixing_weights(d_weights, causal));
   } else {
     gradients = differentiate(
         [&](const Tensors& x) {

@@ -30,8 +30,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> block_local_attention_backward(
     std::int64_t look_ahead, bool causal);
 
 // Queries see their own block (if causal, up to themselves) and its sorted block: the blocks of k
-// and v mixed with the weights of the block's row; if causal, block 0 has none. One softmax over
-// both (Tay et al. 2020, section 3). L need not be a multiple of b if causal.
+// and v mixed with the weights of the block's row; if causal, those of earlier blocks alone are
+// read, and block 0 has none. One softmax over both (Tay et al. 2020, section 3). L need not be a
+// multiple of b if causal.
 std::tuple<at::Tensor, at::Tensor> sorted_attention(const at::Tensor& q, const at::Tensor& k,
                                                     const at::Tensor& v, const at::Tensor& weights,
                                                     std::int64_t block, bool causal);

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <ostream>
 
@@ -321,7 +322,7 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
       arguments.device == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
   // A file that cannot be written is better known before.
   for (const std::string& file : {arguments.svg, arguments.table}) {
-    if (!file.empty()) write_file_durably(file, "");
+    if (!file.empty() && !std::filesystem::exists(file)) write_file_durably(file, "");
   }
   Contest contest(arguments, device);
   std::string rows;

@@ -71,6 +71,8 @@ def balance(scores, iterations, form):
 
 
 def sorted_attention(q, k, v, weights, block, causal):
+    if causal:
+        weights = weights.tril(-1)
     B, H, L, D = q.shape
     pad = -L % block
     q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, block)) for x in (q, k, v))
@@ -126,6 +128,10 @@ def definitions(device):
                      lambda *x: ops.sinkhorn_attention(*x, block, form, 3),
                      lambda *x: sorted_attention(*x[:3], balance(x[3], 3, form).to(dtype), block, form != "full"), (q, k, v, scores), tolerance)
                 count += 1
+            # Weights of the own and of later blocks do not matter.
+            same(f"sorted_attention of any weights and {length} tokens in {dtype}", lambda *x: ops.sorted_attention(*x, block, True),
+                 lambda *x: sorted_attention(*x, block, True), (q, k, v, scores.to(dtype)), tolerance)
+            count += 1
     # The form `cumulative` has no short definition: its rows are checked for what makes it causal and a share.
     scores = torch.randn(1, 2, 6, 6, dtype=torch.float64, device=device)
     weights = ops.sinkhorn_balance(scores, 4, "cumulative")
