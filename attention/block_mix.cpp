@@ -2,7 +2,6 @@
 // number type.
 #include "attention/block_mix.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty_like.h>
@@ -10,10 +9,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "attention/block_mix_sets.h"
 #include "attention/blocks.h"
 #include "attention/scratch_memory.h"
+#include "attention/tile_dispatch.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -21,6 +22,9 @@ namespace birkhoff {
 template <typename T>
 const MixKernels<T>& mix_kernels(InstructionSet set) {
 #if defined(__x86_64__)
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (set == InstructionSet::kAvx512Bf16) return mix_kernels_avx512_bf16(T{});
+  }
   if (set >= InstructionSet::kAvx512) return mix_kernels_avx512(T{});
   if (set == InstructionSet::kAvx2) return mix_kernels_avx2(T{});
 #endif
@@ -30,6 +34,7 @@ const MixKernels<T>& mix_kernels(InstructionSet set) {
 
 template const MixKernels<float>& mix_kernels(InstructionSet);
 template const MixKernels<double>& mix_kernels(InstructionSet);
+template const MixKernels<Bf16>& mix_kernels(InstructionSet);
 
 namespace {
 
@@ -38,27 +43,19 @@ using torch::autograd::variable_list;
 
 at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
-// The blocks of head h of sample b at token offset s.
+// Head h of sample b of each tensor.
 template <typename T>
-Rows<const T> rows_of(const at::Tensor& x_BHNbD, std::int64_t b, std::int64_t h, std::int64_t s) {
-  return {x_BHNbD.const_data_ptr<T>() + b * x_BHNbD.stride(0) + h * x_BHNbD.stride(1) +
-              s * x_BHNbD.stride(3),
-          x_BHNbD.stride(2)};
-}
-template <typename T>
-Rows<T> rows_to(const at::Tensor& x_BHNbD, std::int64_t b, std::int64_t h, std::int64_t s) {
-  const Rows<const T> rows = rows_of<T>(x_BHNbD, b, h, s);
-  return {x_BHNbD.mutable_data_ptr<T>() + (rows.data - x_BHNbD.const_data_ptr<T>()), rows.stride};
-}
-
-// Calls work(b, h, scratch) for each head of each sample, on the threads there are.
-template <typename Work>
-void for_each_head(const at::Tensor& x_BHNbD, std::size_t scratch_bytes, const Work& work) {
-  const std::int64_t H = x_BHNbD.size(1);
-  at::parallel_for(0, x_BHNbD.size(0) * H, 1, [&](std::int64_t begin, std::int64_t end) {
-    const ScratchMemory scratch = scratch_memory(scratch_bytes);
-    for (std::int64_t bh = begin; bh < end; ++bh) work(bh / H, bh % H, scratch.get());
-  });
+std::vector<HeadBlocks<T>> heads_of(const variable_list& x_BHNbD, std::int64_t b, std::int64_t h) {
+  std::vector<HeadBlocks<T>> heads;
+  for (const at::Tensor& x : x_BHNbD) {
+    const std::int64_t place = b * x.stride(0) + h * x.stride(1);
+    if constexpr (std::is_const_v<T>) {
+      heads.push_back({static_cast<T*>(x.const_data_ptr()) + place, x.stride(2), x.stride(3)});
+    } else {
+      heads.push_back({static_cast<T*>(x.mutable_data_ptr()) + place, x.stride(2), x.stride(3)});
+    }
+  }
+  return heads;
 }
 
 // The kernel: a thread has a head at a time, so no sum depends on the number of threads.
@@ -67,65 +64,47 @@ struct Kernel {
   const MixKernels<T>& kernels = mix_kernels<T>(widest_set());
   at::Tensor weights_BHNN;  // any strides
   MixShape shape;
-  std::int64_t padded;
 
   Kernel(const at::Tensor& weights, const at::Tensor& x_BHNbD, std::int64_t diagonal)
       : weights_BHNN(weights),
-        shape{static_cast<int>(x_BHNbD.size(2)), static_cast<int>(x_BHNbD.size(4)),
-              static_cast<int>(diagonal)},
-        padded(kernels.padded_blocks(shape.num_blocks)) {}
+        shape{static_cast<int>(x_BHNbD.size(2)), static_cast<int>(x_BHNbD.size(3)),
+              static_cast<int>(x_BHNbD.size(4)), static_cast<int>(diagonal)} {}
 
-  // One head's weights, or their transpose, as the kernels want them.
-  std::vector<T> weights_of(std::int64_t b, std::int64_t h, bool transposed) const {
-    const T* from =
-        weights_BHNN.const_data_ptr<T>() + b * weights_BHNN.stride(0) + h * weights_BHNN.stride(1);
-    std::vector<T> to(static_cast<std::size_t>(padded * padded), T{0});
-    for (std::int64_t u = 0; u < shape.num_blocks; ++u) {
-      for (std::int64_t v = 0; v < end_of(u); ++v) {
-        to[static_cast<std::size_t>(transposed ? v * padded + u : u * padded + v)] =
-            from[u * weights_BHNN.stride(2) + v * weights_BHNN.stride(3)];
+  // Calls work(b, h, weights, scratch) for each head of each sample, on the threads there are.
+  template <typename Work>
+  void for_each_head(const Work& work) const {
+    const at::Tensor& w = weights_BHNN;
+    at::parallel_for(0, w.size(0) * w.size(1), 1, [&](std::int64_t begin, std::int64_t end) {
+      const ScratchMemory scratch = scratch_memory(kernels.scratch_bytes(shape));
+      for (std::int64_t bh = begin; bh < end; ++bh) {
+        const std::int64_t b = bh / w.size(1), h = bh % w.size(1);
+        const T* data = static_cast<const T*>(w.const_data_ptr());
+        work(b, h,
+             MixWeights<T>{data + b * w.stride(0) + h * w.stride(1), w.stride(2), w.stride(3)},
+             scratch.get());
       }
-    }
-    return to;
-  }
-
-  // Sources of destination u.
-  std::int64_t end_of(std::int64_t u) const {
-    return std::clamp<std::int64_t>(u + shape.diagonal + 1, 0, shape.num_blocks);
+    });
   }
 
   void forward(const variable_list& x_BHNbD, const variable_list& y_BHNbD) const {
-    for_each_head(x_BHNbD[0], kernels.scratch_bytes(shape),
-                  [&](std::int64_t b, std::int64_t h, void* scratch) {
-                    const std::vector<T> w = weights_of(b, h, /*transposed=*/false);
-                    for (std::int64_t s = 0; s < x_BHNbD[0].size(3); ++s) {
-                      for (std::size_t i = 0; i < x_BHNbD.size(); ++i) {
-                        kernels.forward(shape, w.data(), rows_of<T>(x_BHNbD[i], b, h, s),
-                                        rows_to<T>(y_BHNbD[i], b, h, s), scratch);
-                      }
-                    }
-                  });
+    for_each_head([&](std::int64_t b, std::int64_t h, const MixWeights<T>& weights, void* scratch) {
+      const auto x = heads_of<const T>(x_BHNbD, b, h);
+      const auto y = heads_of<T>(y_BHNbD, b, h);
+      kernels.forward(shape, weights, x.data(), y.data(), static_cast<int>(x.size()), scratch);
+    });
   }
 
+  // d_w_BHNN: contiguous.
   void backward(const variable_list& x_BHNbD, const variable_list& d_y_BHNbD,
                 const variable_list& d_x_BHNbD, const at::Tensor& d_w_BHNN) const {
-    for_each_head(x_BHNbD[0], kernels.scratch_bytes(shape),
-                  [&](std::int64_t b, std::int64_t h, void* scratch) {
-                    const std::vector<T> w_t = weights_of(b, h, /*transposed=*/true);
-                    std::vector<T> d_w(w_t.size(), T{0});
-                    for (std::int64_t s = 0; s < x_BHNbD[0].size(3); ++s) {
-                      for (std::size_t i = 0; i < x_BHNbD.size(); ++i) {
-                        kernels.backward(shape, w_t.data(), rows_of<T>(x_BHNbD[i], b, h, s),
-                                         rows_of<T>(d_y_BHNbD[i], b, h, s),
-                                         rows_to<T>(d_x_BHNbD[i], b, h, s), d_w.data(), scratch);
-                      }
-                    }
-                    T* to = d_w_BHNN.mutable_data_ptr<T>() + b * d_w_BHNN.stride(0) +
-                            h * d_w_BHNN.stride(1);
-                    for (std::int64_t u = 0; u < shape.num_blocks; ++u) {
-                      std::copy_n(d_w.data() + u * padded, end_of(u), to + u * shape.num_blocks);
-                    }
-                  });
+    for_each_head([&](std::int64_t b, std::int64_t h, const MixWeights<T>& weights, void* scratch) {
+      const auto x = heads_of<const T>(x_BHNbD, b, h), d_y = heads_of<const T>(d_y_BHNbD, b, h);
+      const auto d_x = heads_of<T>(d_x_BHNbD, b, h);
+      T* d_w = static_cast<T*>(d_w_BHNN.mutable_data_ptr()) + b * d_w_BHNN.stride(0) +
+               h * d_w_BHNN.stride(1);
+      kernels.backward(shape, weights, x.data(), d_y.data(), d_x.data(), static_cast<int>(x.size()),
+                       d_w, scratch);
+    });
   }
 };
 
@@ -176,7 +155,7 @@ struct Panels {
 
 struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
   static bool has_kernel(const at::Tensor& x) {
-    return x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble);
+    return x.is_cpu() && has_tile_type(x.scalar_type());
   }
   static at::Tensor flat(const at::Tensor& x_BHNbD) { return x_BHNbD.flatten(0, 1).flatten(2); }
 
@@ -186,8 +165,8 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     for (const at::Tensor& each : x_BHNbD) x.push_back(with_dense_rows(each));
     if (has_kernel(x[0])) {
       for (const at::Tensor& each : x) y.push_back(new_blocks_like(each));
-      AT_DISPATCH_FLOATING_TYPES(x[0].scalar_type(), "mix_lower_blocks", [&] {
-        Kernel<scalar_t>(weights_BHNN, x[0], diagonal).forward(x, y);
+      dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
+        Kernel<T>(weights_BHNN, x[0], diagonal).forward(x, y);
       });
     } else {
       const Panels panels{weights_BHNN.size(3), diagonal};
@@ -211,8 +190,8 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     for (const at::Tensor& each : gradients) d_y.push_back(with_dense_rows(each));
     if (has_kernel(x[0])) {
       for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));
-      AT_DISPATCH_FLOATING_TYPES(x[0].scalar_type(), "mix_lower_blocks_backward", [&] {
-        Kernel<scalar_t>(weights_BHNN, x[0], diagonal).backward(x, d_y, d_x, d_w_BHNN);
+      dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
+        Kernel<T>(weights_BHNN, x[0], diagonal).backward(x, d_y, d_x, d_w_BHNN);
       });
     } else {
       const Panels panels{weights_BHNN.size(3), diagonal};

@@ -5,5 +5,6 @@ namespace birkhoff {
 
 const MixKernels<float>& mix_kernels_avx512(float) { return kMixKernels<float>; }
 const MixKernels<double>& mix_kernels_avx512(double) { return kMixKernels<double>; }
+const MixKernels<Bf16>& mix_kernels_avx512(Bf16) { return kMixKernels<Bf16>; }
 
 }  // namespace birkhoff

@@ -8,92 +8,152 @@
 namespace birkhoff {
 namespace {
 
-// Whole panels of rows, whole vectors of columns.
-template <typename T>
-int padded_blocks(int num_blocks) {
-  return round_up(num_blocks, kPanel > kLanes<T> ? kPanel : kLanes<T>);
-}
+inline int clamp(int x, int least, int most) { return x < least ? least : min_of(x, most); }
 
-// Scratch matrices of one call.
+// One head's problem, and its scratch matrices. Operands that are pairs lie in rows or stacked, as
+// those of the tile kernels do.
 template <typename T>
-struct MixScratch {
-  int rows, columns;  // N and D, padded
-  T *x, *d_y;         // [rows, columns]
-  T* x_t;             // [columns, rows]
-  T* panel;           // [kPanel, columns]
+struct HeadMix {
+  using E = Operand<T>;
+  using S = Sum<T>;
+  static constexpr int kN = kNumbers<E>;
 
-  MixScratch(const MixShape& shape, void* memory)
-      : rows(padded_blocks<T>(shape.num_blocks)),
-        columns(padded_columns<T>(shape.head_dim)),
-        x(static_cast<T*>(memory)),
-        d_y(x + rows * columns),
-        x_t(d_y + rows * columns),
-        panel(x_t + rows * columns) {}
+  const MixShape& shape;
+  int rows, columns;  // N and D, padded to whole panels, vectors and pairs
+  S* d_w;             // [rows, rows]
+  S* panel;           // [kPanel, columns]
+  E* w;               // [rows, rows] in rows: the weights, or their transpose
+  E *x, *d_y;         // [rows, columns] in rows
+  E* x_t;             // x transposed, `rows` wide
+  E* stacked;         // [rows, columns], of pairs alone
+
+  static int padded_rows(const MixShape& shape) {
+    return round_up(shape.num_blocks, kPanel > kLanes<S> ? kPanel : kLanes<S>);
+  }
 
   static std::size_t bytes(const MixShape& shape) {
-    return static_cast<std::size_t>((3 * padded_blocks<T>(shape.num_blocks) + kPanel) *
-                                    padded_columns<T>(shape.head_dim)) *
-           sizeof(T);
+    const auto rows = static_cast<std::size_t>(padded_rows(shape));
+    const auto columns = static_cast<std::size_t>(padded_columns<T>(shape.head_dim));
+    return (rows * rows + kPanel * columns) * sizeof(S) +
+           (rows * rows + (kN > 1 ? 4 : 3) * rows * columns) / kN * sizeof(E);
+  }
+
+  HeadMix(const MixShape& new_shape, void* memory)
+      : shape(new_shape),
+        rows(padded_rows(shape)),
+        columns(padded_columns<T>(shape.head_dim)),
+        d_w(static_cast<S*>(memory)),
+        panel(d_w + std::ptrdiff_t{rows} * rows),
+        w(reinterpret_cast<E*>(panel + kPanel * columns)),
+        x(w + std::ptrdiff_t{rows} * rows / kN),
+        d_y(x + rows * columns / kN),
+        x_t(d_y + rows * columns / kN),
+        stacked(x_t + rows * columns / kN) {}
+
+  // Sources of destinations up to u.
+  int end_source(int u) const { return clamp(u + shape.diagonal + 1, 0, shape.num_blocks); }
+
+  void load_weights(const MixWeights<T>& weights, bool transposed) {
+    using Number = std::conditional_t<(kN > 1), T, E>;
+    auto* to = reinterpret_cast<Number*>(w);
+    __builtin_memset(w, 0, sizeof(E) * static_cast<std::size_t>(rows) * rows / kN);
+    const std::ptrdiff_t u_stride = transposed ? 1 : rows, v_stride = transposed ? rows : 1;
+    for (int u = 0; u < shape.num_blocks; ++u) {
+      const T* from = weights.data + u * weights.row_stride;
+      for (int v = 0; v < end_source(u); ++v) {
+        const T weight = from[v * weights.column_stride];
+        if constexpr (kN > 1) {
+          to[u * u_stride + v * v_stride] = weight;
+        } else {
+          to[u * u_stride + v * v_stride] = to_sum(weight);
+        }
+      }
+    }
+  }
+
+  // Results `row`.. of a panel from the rows [first, end) of `from`, stacked, of which all others
+  // have weight 0.
+  void mix_panel(int row, int first, int end, const E* from, Rows<T> to) const {
+    const int D = shape.head_dim, num_rows = min_of(kPanel, shape.num_blocks - row);
+    const int first_operand = first / kN, depth = round_up(end, kN) / kN - first_operand;
+    S* out = panel;
+    std::ptrdiff_t out_row = columns;
+    bool direct = false;
+    if constexpr (std::is_same_v<S, T>) {
+      direct = num_rows == kPanel && columns == D;
+      if (direct) {
+        out = to.data + row * to.stride;
+        out_row = to.stride;
+      }
+    }
+    multiply_panel(w + (std::ptrdiff_t{row} * rows) / kN + first_operand, rows / kN, 1,
+                   from + first_operand * columns, columns, depth, out, out_row, columns,
+                   /*accumulate=*/false);
+    if (direct) return;
+    for (int r = 0; r < num_rows; ++r) {
+      T* to_row = to.data + (row + r) * to.stride;
+      for (int d = 0; d < D; ++d) to_row[d] = from_sum<T>(panel[r * columns + d]);
+    }
+  }
+
+  // d_w += d_y x^T.
+  void add_weight_gradient() const {
+    transpose_matrix(x, rows, columns / kN, columns / kN, x_t, rows);
+    for (int u = 0; u < shape.num_blocks; u += kPanel) {
+      multiply_panel(d_y + u * columns / kN, columns / kN, 1, x_t, rows,
+                     round_up(shape.head_dim, kN) / kN, d_w + std::ptrdiff_t{u} * rows, rows,
+                     round_up(end_source(u + kPanel - 1), kLanes<S>), /*accumulate=*/true);
+    }
   }
 };
 
-inline int clamp(int x, int least, int most) { return x < least ? least : min_of(x, most); }
-
-// A panel of results from the rows [first, end) of x, of which all others have weight 0.
 template <typename T>
-void mix_panel(const MixShape& shape, const MixScratch<T>& scratch, const T* w, int panel,
-               int first, int end, const T* x, Rows<T> y) {
-  const int D = shape.head_dim, num_rows = min_of(kPanel, shape.num_blocks - panel);
-  const bool direct = num_rows == kPanel && scratch.columns == D;
-  T* out = direct ? y.data + panel * y.stride : scratch.panel;
-  multiply_panel(w + panel * scratch.rows + first, scratch.rows, 1, x + first * scratch.columns,
-                 scratch.columns, end - first, out, direct ? y.stride : scratch.columns,
-                 scratch.columns, /*accumulate=*/false);
-  if (direct) return;
-  for (int r = 0; r < num_rows; ++r) {
-    for (int d = 0; d < D; ++d) y.data[(panel + r) * y.stride + d] = out[r * scratch.columns + d];
-  }
-}
-
-template <typename T>
-void mix_forward(const MixShape& shape, const T* w, Rows<const T> x, Rows<T> y, void* memory) {
+void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
+                 const HeadBlocks<T>* y, int count, void* memory) {
   const int N = shape.num_blocks;
-  const MixScratch<T> scratch(shape, memory);
-  load_rows(x, N, shape.head_dim, scratch.columns, scratch.x);
-  for (int u = 0; u < N; u += kPanel) {
-    mix_panel(shape, scratch, w, u, 0, clamp(u + kPanel + shape.diagonal, 0, N), scratch.x, y);
-  }
-}
-
-template <typename T>
-void mix_backward(const MixShape& shape, const T* w_t, Rows<const T> x, Rows<const T> d_y,
-                  Rows<T> d_x, T* d_w, void* memory) {
-  constexpr int kN = kLanes<T>;
-  const int N = shape.num_blocks, D = shape.head_dim;
-  const MixScratch<T> scratch(shape, memory);
-  load_rows(d_y, N, D, scratch.columns, scratch.d_y);
-  for (int v = 0; v < N; v += kPanel) {
-    mix_panel(shape, scratch, w_t, v, clamp(v - shape.diagonal, 0, N), N, scratch.d_y, d_x);
-  }
-  load_rows(x, N, D, scratch.columns, scratch.x);
-  for (int r = 0; r < scratch.rows; r += kN) {
-    for (int c = 0; c < scratch.columns; c += kN) {
-      Vector<T> block[kN];
-      for (int i = 0; i < kN; ++i) block[i] = load(scratch.x + (r + i) * scratch.columns + c);
-      transpose<T>(block);
-      for (int i = 0; i < kN; ++i) store(scratch.x_t + (c + i) * scratch.rows + r, block[i]);
+  HeadMix<T> mix(shape, memory);
+  mix.load_weights(w, /*transposed=*/false);
+  for (int s = 0; s < shape.block; ++s) {
+    for (int i = 0; i < count; ++i) {
+      load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
+      const auto* stacked = stack_rows(mix.x, mix.rows, mix.columns, mix.stacked);
+      for (int u = 0; u < N; u += kPanel) {
+        mix.mix_panel(u, 0, mix.end_source(u + kPanel - 1), stacked, y[i].at_offset(s));
+      }
     }
   }
-  for (int u = 0; u < N; u += kPanel) {
-    const int end = round_up(clamp(u + kPanel + shape.diagonal, 0, N), kN);
-    multiply_panel(scratch.d_y + u * scratch.columns, scratch.columns, 1, scratch.x_t, scratch.rows,
-                   D, d_w + u * scratch.rows, scratch.rows, end, /*accumulate=*/true);
+}
+
+template <typename T>
+void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
+                  const HeadBlocks<const T>* d_y, const HeadBlocks<T>* d_x, int count, T* d_w,
+                  void* memory) {
+  const int N = shape.num_blocks;
+  HeadMix<T> mix(shape, memory);
+  mix.load_weights(w, /*transposed=*/true);
+  __builtin_memset(mix.d_w, 0, sizeof(Sum<T>) * static_cast<std::size_t>(mix.rows) * mix.rows);
+  for (int s = 0; s < shape.block; ++s) {
+    for (int i = 0; i < count; ++i) {
+      load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
+      const auto* stacked = stack_rows(mix.d_y, mix.rows, mix.columns, mix.stacked);
+      for (int v = 0; v < N; v += kPanel) {
+        const int first = clamp(v - shape.diagonal, 0, N);
+        mix.mix_panel(v, round_down(first, mix.kN), N, stacked, d_x[i].at_offset(s));
+      }
+      load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
+      mix.add_weight_gradient();
+    }
+  }
+  for (int u = 0; u < N; ++u) {
+    for (int v = 0; v < N; ++v) {
+      d_w[std::ptrdiff_t{u} * N + v] =
+          from_sum<T>(v < mix.end_source(u) ? mix.d_w[std::ptrdiff_t{u} * mix.rows + v] : 0);
+    }
   }
 }
 
 template <typename T>
-constexpr MixKernels<T> kMixKernels = {&padded_blocks<T>, &MixScratch<T>::bytes, &mix_forward<T>,
-                                       &mix_backward<T>};
+constexpr MixKernels<T> kMixKernels = {&HeadMix<T>::bytes, &mix_forward<T>, &mix_backward<T>};
 
 }  // namespace
 }  // namespace birkhoff

@@ -5,5 +5,6 @@ namespace birkhoff {
 
 const MixKernels<float>& mix_kernels_portable(float) { return kMixKernels<float>; }
 const MixKernels<double>& mix_kernels_portable(double) { return kMixKernels<double>; }
+const MixKernels<Bf16>& mix_kernels_portable(Bf16) { return kMixKernels<Bf16>; }
 
 }  // namespace birkhoff

@@ -3,7 +3,6 @@
 #include <ATen/OpMathType.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 namespace birkhoff {
 namespace {
@@ -42,19 +41,17 @@ BlockResults new_results(const BlockOperands& operands) {
                                         q.options().dtype(sum_type(q)))};
 }
 
-BlockGradients new_gradients(const BlockOperands& operands, bool added_to) {
+BlockGradients new_gradients(const BlockOperands& operands, at::ScalarType bias_sums) {
   const at::Tensor& q = operands.q_BHNbD;
   BlockGradients gradients{new_blocks_like(q), {}, {}};
   for (std::size_t s = 0; s < operands.num_sources(); ++s) {
     for (const at::Tensor& keys : {operands.keys_BHNbD[2 * s], operands.keys_BHNbD[2 * s + 1]}) {
-      const at::Tensor d_keys = new_blocks_like(keys);
-      gradients.d_keys_BHNbD.push_back(
-          added_to && !operands.owned(s) ? at::zeros_like(d_keys, sum_type(keys)) : d_keys);
+      gradients.d_keys_BHNbD.push_back(new_blocks_like(keys));
     }
     const at::Tensor& bias = operands.biases[s];
     gradients.d_biases.push_back(
         bias.defined() ? at::zeros({q.size(0), q.size(1), q.size(2), bias.size(3), bias.size(4)},
-                                   q.options().dtype(added_to ? at::kDouble : at::kFloat))
+                                   q.options().dtype(bias_sums))
                        : at::Tensor());
   }
   return gradients;

@@ -10,7 +10,6 @@
 
 #include "attention/blocks.h"
 #include "attention/tile_attention.h"
-#include "attention/tile_attention.h"
 
 namespace birkhoff {
 
@@ -57,9 +56,8 @@ BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns);
 std::int64_t num_columns(const KeyBlocks& keys);
 
 // New tensors, unset: rows contiguous where q's and the keys' are, else in the layers' order, [B,
-// N, b, H, D]. `added_to`: gradients of keys that several tiles of queries see are zeros of the
-// statistics' dtype, and those of biases are fp64 and not fp32.
+// N, b, H, D]. Gradients of biases are zeros of the dtype `bias_sums`.
 BlockResults new_results(const BlockOperands& operands);
-BlockGradients new_gradients(const BlockOperands& operands, bool added_to);
+BlockGradients new_gradients(const BlockOperands& operands, at::ScalarType bias_sums);
 
 }  // namespace birkhoff

@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -17,6 +18,7 @@
 #include "attention/block_attention.h"
 #include "attention/scratch_memory.h"
 #include "attention/tile_attention.h"
+#include "attention/tile_dispatch.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "cluster/base/philox.h"
@@ -55,12 +57,34 @@ struct BlockRows {
   }
 };
 
+// Sums of the gradients of one source's keys, in scratch: of the blocks that the present block of
+// queries sees. Their number is `reach`; a block that comes into reach takes the place of the one
+// that left it.
+template <typename T>
+struct KeySums {
+  Sum<T>* data = nullptr;  // null: one tile of queries alone sees a tile of keys
+  std::int64_t reach = 0, block = 0, head_dim = 0;
+
+  // Of d_k and then d_v of a block of keys, [2, b, D].
+  std::int64_t block_size() const { return 2 * block * head_dim; }
+  Sum<T>* of(std::int64_t key_block) const { return data + key_block % reach * block_size(); }
+  Rows<Sum<T>> d_k(std::int64_t key_block, std::int64_t row) const {
+    return {of(key_block) + row * head_dim, head_dim};
+  }
+  Rows<Sum<T>> d_v(std::int64_t key_block, std::int64_t row) const {
+    return d_k(key_block, block + row);
+  }
+};
+
 // One KeyBlocks entry as the kernels see it.
 template <typename T>
 struct KeySource {
   BlockRows<const T> k, v;
-  BlockRows<Sum<T>> d_k_sum, d_v_sum;  // instead of the next, where several tiles of queries add
   BlockRows<T> d_k, d_v;
+  bool summed = false;  // several tiles of queries add to the gradients of a tile of keys
+  // KeySums of blocks that two runs see: [2, B, H, N / run, reach - 1, 2, b, D], the earlier run's
+  // first.
+  at::Tensor border_sums;
   std::int64_t first_offset, last_offset;
   bool causal;
   std::int64_t first_column;            // of its keys among all that a query is offered
@@ -68,9 +92,11 @@ struct KeySource {
   at::Tensor bias_BHNbb;                // [B, H, N, b, b], or undefined
   at::Tensor d_bias_BHNbb;              // its sums in fp64; undefined: not wanted
 
+  std::int64_t reach() const { return last_offset - first_offset + 1; }
+
   // Adds the tiles that queries [first_query, ..) of block n see.
   void add_tiles(std::int64_t batch, std::int64_t head, std::int64_t n, std::int64_t num_blocks,
-                 std::int64_t block, std::int64_t first_query,
+                 std::int64_t block, std::int64_t first_query, const KeySums<T>& sums,
                  std::vector<KeyTile<T>>& tiles) const {
     for (std::int64_t offset = first_offset; offset <= last_offset; ++offset) {
       const std::int64_t source = n + offset;
@@ -83,8 +109,10 @@ struct KeySource {
         tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, block - j));
         tile.k = k.rows(batch, head, source, j);
         tile.v = v.rows(batch, head, source, j);
-        tile.d_k_sum = d_k_sum.rows(batch, head, source, j);
-        tile.d_v_sum = d_v_sum.rows(batch, head, source, j);
+        if (sums.data) {
+          tile.d_k_sum = sums.d_k(source, j);
+          tile.d_v_sum = sums.d_v(source, j);
+        }
         tile.d_k = d_k.rows(batch, head, source, j);
         tile.d_v = d_v.rows(batch, head, source, j);
         tile.causal = own_past && j == first_query;
@@ -125,11 +153,47 @@ struct Call {
   std::optional<TileDropout> dropout;
   at::Tensor sample_ids_B;  // where there is dropout
   std::vector<KeySource<T>> sources;
+  const TileKernels<T>& kernels = tile_kernels<T>();
 
-  void attend(Pass pass, std::int64_t b, std::int64_t h, std::int64_t n,
-              const TileKernels<T>& kernels, std::vector<KeyTile<T>>& tiles, void* scratch) const {
+  // What a thread works with.
+  struct Worker {
+    ScratchMemory scratch, sums_memory;
+    std::vector<KeySums<T>> sums;  // of each source
+    std::vector<KeyTile<T>> tiles;
+  };
+
+  // One head's blocks of queries [begin, end), and its number among all runs of a head.
+  struct Run {
+    std::int64_t batch, head, index, begin, end;
+  };
+
+  Worker worker() const {
+    std::int64_t num_tiles = 0, num_sums = 0;
+    for (const KeySource<T>& source : sources) {
+      num_tiles += source.reach() * ((block + kTile - 1) / kTile);
+      if (source.summed) num_sums += source.reach() * 2 * block * head_dim;
+    }
+    Worker worker{
+        .scratch = scratch_memory(
+            kernels.scratch_bytes(static_cast<int>(head_dim), static_cast<int>(num_tiles))),
+        .sums_memory = scratch_memory(static_cast<std::size_t>(num_sums) * sizeof(Sum<T>)),
+        .sums = {},
+        .tiles = {}};
+    auto* data = reinterpret_cast<Sum<T>*>(worker.sums_memory.get());
+    for (const KeySource<T>& source : sources) {
+      KeySums<T>& sums = worker.sums.emplace_back();
+      if (!source.summed) continue;
+      sums = {data, source.reach(), block, head_dim};
+      data += sums.reach * sums.block_size();
+    }
+    return worker;
+  }
+
+  void attend(Pass pass, const Run& run, std::int64_t n, Worker& worker) const {
     const TileShape shape{static_cast<int>(head_dim), 1 / std::sqrt(static_cast<double>(head_dim)),
                           dropout ? &*dropout : nullptr};
+    const std::int64_t b = run.batch, h = run.head;
+    std::vector<KeyTile<T>>& tiles = worker.tiles;
     for (std::int64_t first = 0; first < block; first += kTile) {
       QueryTile<T> queries;
       queries.num_queries = static_cast<int>(std::min<std::int64_t>(kTile, block - first));
@@ -141,8 +205,8 @@ struct Call {
       queries.d_out = d_out.rows(b, h, n, first);
       queries.d_q = d_q.rows(b, h, n, first);
       tiles.clear();
-      for (const KeySource<T>& source : sources) {
-        source.add_tiles(b, h, n, num_blocks, block, first, tiles);
+      for (std::size_t s = 0; s < sources.size(); ++s) {
+        sources[s].add_tiles(b, h, n, num_blocks, block, first, worker.sums[s], tiles);
       }
       if (dropout) {
         queries.sample_id =
@@ -153,55 +217,129 @@ struct Call {
         }
       }
       (pass == Pass::kForward ? kernels.forward : kernels.backward)(
-          shape, queries, tiles.data(), static_cast<int>(tiles.size()), scratch);
+          shape, queries, tiles.data(), static_cast<int>(tiles.size()), worker.scratch.get());
     }
   }
 
-  // A task is one block of one head. Tasks that add to the same keys' gradients run in different
-  // waves, one after the other: no atomics, and sums in an order that no number of threads changes.
-  void run(Pass pass) const {
-    std::int64_t num_waves = 1, num_key_blocks = 0;
+  // A task is a run of blocks of one head, one after the other. No two tasks write to the same
+  // memory: sums of keys that two runs see wait in border_sums. So there are no atomics, and sums
+  // have an order that no number of threads changes.
+  void run(Pass pass) {
+    constexpr std::int64_t kLeastRun = 8;  // at most one block in so many is at a border
+    std::int64_t run_length = 1, num_key_blocks = 0;
     for (const KeySource<T>& source : sources) {
-      const std::int64_t num_offsets = source.last_offset - source.first_offset + 1;
-      if (pass == Pass::kBackward) num_waves = std::max(num_waves, num_offsets);
-      num_key_blocks += num_offsets;
+      if (source.summed) run_length = std::max({run_length, kLeastRun, source.reach() - 1});
+      num_key_blocks += source.reach();
+    }
+    const std::int64_t num_runs = (num_blocks + run_length - 1) / run_length;
+    for (KeySource<T>& source : sources) {
+      if (!source.summed) continue;
+      source.border_sums =
+          at::empty({2, batch, heads, num_runs - 1, source.reach() - 1, 2, block, head_dim},
+                    c10::CppTypeToScalarType<Sum<T>>::value);
     }
     // A thread is worth its start for some ten microseconds of work.
-    const std::int64_t grain =
-        std::max<std::int64_t>(1, 1'000'000 / (4 * block * block * num_key_blocks * head_dim));
-    const TileKernels<T>& kernels = tile_kernels<T>();
-    const std::size_t scratch_bytes =
-        kernels.scratch_bytes(static_cast<int>(head_dim),
-                              static_cast<int>(num_key_blocks * ((block + kTile - 1) / kTile)));
-    for (std::int64_t wave = 0; wave < num_waves; ++wave) {
-      const std::int64_t blocks_of_wave = (num_blocks - wave + num_waves - 1) / num_waves;
-      at::parallel_for(
-          0, batch * blocks_of_wave * heads, grain, [&](std::int64_t begin, std::int64_t end) {
-            const ScratchMemory scratch = scratch_memory(scratch_bytes);
-            std::vector<KeyTile<T>> tiles;
-            for (std::int64_t task = begin; task < end; ++task) {
-              // Heads of a token lie side by side in memory.
-              const std::int64_t h = task % heads, bn = task / heads;
-              attend(pass, bn / blocks_of_wave, h, wave + bn % blocks_of_wave * num_waves, kernels,
-                     tiles, scratch.get());
-            }
-          });
+    const std::int64_t grain = std::max<std::int64_t>(
+        1, 1'000'000 / (4 * run_length * block * block * num_key_blocks * head_dim));
+    at::parallel_for(0, batch * num_runs * heads, grain, [&](std::int64_t begin, std::int64_t end) {
+      Worker thread = worker();
+      for (std::int64_t task = begin; task < end; ++task) {
+        // Heads of a token lie side by side in memory.
+        const std::int64_t index = task / heads % num_runs;
+        attend_run(pass,
+                   {.batch = task / heads / num_runs,
+                    .head = task % heads,
+                    .index = index,
+                    .begin = index * run_length,
+                    .end = std::min((index + 1) * run_length, num_blocks)},
+                   thread);
+      }
+    });
+    for (const KeySource<T>& source : sources) {
+      if (source.summed) add_borders(source, run_length);
     }
   }
-};
 
-// f(T{}) for the kernels' T of a dtype.
-template <typename F>
-void dispatch(at::ScalarType dtype, F f) {
-  switch (dtype) {
-    case at::kFloat:
-      return f(float{});
-    case at::kDouble:
-      return f(double{});
-    default:
-      return f(Bf16{});
+  void attend_run(Pass pass, const Run& run, Worker& worker) const {
+    for (std::int64_t n = run.begin; n < run.end; ++n) {
+      for (std::size_t s = 0; s < sources.size(); ++s) {
+        if (!sources[s].summed) continue;
+        const std::int64_t first =
+            n == run.begin ? sources[s].first_offset : sources[s].last_offset;
+        for_key_blocks(n + first, n + sources[s].last_offset, [&](std::int64_t m) {
+          std::fill_n(worker.sums[s].of(m), worker.sums[s].block_size(), Sum<T>{0});
+        });
+      }
+      attend(pass, run, n, worker);
+      for (std::size_t s = 0; s < sources.size(); ++s) {
+        if (!sources[s].summed) continue;
+        const std::int64_t last =
+            n + 1 == run.end ? sources[s].last_offset : sources[s].first_offset;
+        for_key_blocks(n + sources[s].first_offset, n + last,
+                       [&](std::int64_t m) { leave(sources[s], worker.sums[s], run, m); });
+      }
+    }
   }
-}
+
+  // f(m) for the blocks m in [first, last] that exist.
+  template <typename F>
+  void for_key_blocks(std::int64_t first, std::int64_t last, F f) const {
+    for (std::int64_t m = std::max<std::int64_t>(first, 0); m <= std::min(last, num_blocks - 1);
+         ++m) {
+      f(m);
+    }
+  }
+
+  // The run has no further queries that see block m.
+  void leave(const KeySource<T>& source, const KeySums<T>& sums, const Run& run,
+             std::int64_t m) const {
+    const bool seen_before = std::max<std::int64_t>(m - source.last_offset, 0) < run.begin;
+    const bool seen_after = std::min(m - source.first_offset, num_blocks - 1) >= run.end;
+    if (!seen_before && !seen_after) {
+      write_gradients(source, sums.of(m), run.batch, run.head, m);
+      return;
+    }
+    const std::int64_t border = seen_before ? run.begin : run.end;
+    std::copy_n(sums.of(m), sums.block_size(),
+                border_sums(source, seen_before, run.batch, run.head,
+                            (seen_before ? run.index : run.index + 1) - 1,
+                            m - border - source.first_offset));
+  }
+
+  // Of d_k and d_v of block `place` of those that two runs see.
+  Sum<T>* border_sums(const KeySource<T>& source, bool of_later_run, std::int64_t b, std::int64_t h,
+                      std::int64_t border, std::int64_t place) const {
+    const at::Tensor& sums = source.border_sums;
+    return sums.mutable_data_ptr<Sum<T>>() + (of_later_run ? sums.stride(0) : 0) +
+           b * sums.stride(1) + h * sums.stride(2) + border * sums.stride(3) +
+           place * sums.stride(4);
+  }
+
+  void write_gradients(const KeySource<T>& source, const Sum<T>* sums, std::int64_t b,
+                       std::int64_t h, std::int64_t m) const {
+    const int rows = static_cast<int>(block), D = static_cast<int>(head_dim);
+    kernels.write_rows(sums, rows, D, source.d_k.rows(b, h, m, 0));
+    kernels.write_rows(sums + block * head_dim, rows, D, source.d_v.rows(b, h, m, 0));
+  }
+
+  void add_borders(const KeySource<T>& source, std::int64_t run_length) const {
+    const std::int64_t borders = source.border_sums.size(3), places = source.reach() - 1;
+    at::parallel_for(
+        0, batch * heads * borders * places, 4, [&](std::int64_t begin, std::int64_t end) {
+          for (std::int64_t task = begin; task < end; ++task) {
+            const std::int64_t place = task % places, border = task / places % borders,
+                               h = task / places / borders % heads,
+                               b = task / places / borders / heads;
+            const std::int64_t m = (border + 1) * run_length + source.first_offset + place;
+            if (m < 0 || m >= num_blocks) continue;
+            Sum<T>* sums = border_sums(source, false, b, h, border, place);
+            const Sum<T>* later = border_sums(source, true, b, h, border, place);
+            for (std::int64_t i = 0; i < source.border_sums.stride(4); ++i) sums[i] += later[i];
+            write_gradients(source, sums, b, h, m);
+          }
+        });
+  }
+};
 
 // x, or a copy of it that the kernels of its device can read.
 at::Tensor with_fitting_rows(const at::Tensor& x) {
@@ -249,10 +387,10 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
     call.sources.push_back(
         {.k = BlockRows<const T>(operands.keys_BHNbD[2 * s]),
          .v = BlockRows<const T>(operands.keys_BHNbD[2 * s + 1]),
-         .d_k_sum = {},
-         .d_v_sum = {},
          .d_k = {},
          .d_v = {},
+         .summed = false,
+         .border_sums = {},
          .first_offset = first,
          .last_offset = last,
          .causal = operands.windows[3 * s + 2] != 0,
@@ -275,7 +413,7 @@ BlockResults attend(const BlockOperands& operands) {
     return results;
   }
 #endif
-  dispatch(operands.q_BHNbD.scalar_type(), [&]<typename T>(T) {
+  dispatch_tile_type(operands.q_BHNbD.scalar_type(), [&]<typename T>(T) {
     Call<T> call = call_of<T>(operands, results.softmax_2BHNb);
     call.out = BlockRows<T>(results.out_BHNbD);
     call.run(Pass::kForward);
@@ -287,7 +425,7 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
                             const at::Tensor& d_out) {
 #ifdef BIRKHOFF_CUDA
   if (d_out.is_cuda()) {
-    const BlockGradients gradients = new_gradients(operands, /*added_to=*/false);
+    const BlockGradients gradients = new_gradients(operands, at::kFloat);
     const at::Tensor delta_BHNb = at::empty_like(results.softmax_2BHNb[0]);
     launch_block_attention_backward(
         block_attention_params(operands, results, d_out, delta_BHNb, gradients),
@@ -295,21 +433,19 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
     return gradients;
   }
 #endif
-  BlockGradients gradients = new_gradients(operands, /*added_to=*/true);
-  dispatch(d_out.scalar_type(), [&]<typename T>(T) {
+  const BlockGradients gradients = new_gradients(operands, at::kDouble);
+  dispatch_tile_type(d_out.scalar_type(), [&]<typename T>(T) {
     Call<T> call = call_of<T>(operands, results.softmax_2BHNb);
     call.d_out = BlockRows<const T>(d_out);
     call.d_q = BlockRows<T>(gradients.d_q_BHNbD);
     for (std::size_t s = 0; s < call.sources.size(); ++s) {
       KeySource<T>& source = call.sources[s];
-      const at::Tensor &d_k = gradients.d_keys_BHNbD[2 * s],
-                       &d_v = gradients.d_keys_BHNbD[2 * s + 1];
-      if (operands.owned(s)) {
-        source.d_k = BlockRows<T>(d_k);
-        source.d_v = BlockRows<T>(d_v);
-      } else {
-        source.d_k_sum = BlockRows<Sum<T>>(d_k);
-        source.d_v_sum = BlockRows<Sum<T>>(d_v);
+      source.d_k = BlockRows<T>(gradients.d_keys_BHNbD[2 * s]);
+      source.d_v = BlockRows<T>(gradients.d_keys_BHNbD[2 * s + 1]);
+      source.summed = !operands.owned(s);
+      if (source.first_offset > 0 || source.last_offset < 0) {  // some keys are seen by nobody
+        gradients.d_keys_BHNbD[2 * s].zero_();
+        gradients.d_keys_BHNbD[2 * s + 1].zero_();
       }
       if (gradients.d_biases[s].defined()) {
         source.d_bias_BHNbb = gradients.d_biases[s].expand(source.bias_BHNbb.sizes());
@@ -317,7 +453,6 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
     }
     call.run(Pass::kBackward);
   });
-  for (at::Tensor& d_keys : gradients.d_keys_BHNbD) d_keys = d_keys.to(d_out.scalar_type());
   return gradients;
 }
 
@@ -431,7 +566,7 @@ bool fits_fused(const BlockAttention& in) {
   if (in.q_BHNbD.is_cuda()) return fits_block_attention(in);
   if (!in.q_BHNbD.is_cpu() || in.q_BHNbD.size(4) > kMostHeadDim) return false;
   const at::ScalarType dtype = in.q_BHNbD.scalar_type();
-  if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kBFloat16) return false;
+  if (!has_tile_type(dtype)) return false;
   return std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
     return keys.k_BHNbD.scalar_type() == dtype && keys.v_BHNbD.scalar_type() == dtype &&
            (!keys.bias_BHNbb.defined() || keys.bias_BHNbb.scalar_type() == dtype);

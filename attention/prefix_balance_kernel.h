@@ -75,14 +75,7 @@ struct PrefixSolver {
       }
     }
     for (int i = 0; i < width * width; i += kLanes<T>) store(e + i, exp<T>(load(e + i)));
-    for (int r = 0; r < width; r += kLanes<T>) {
-      for (int c = 0; c < width; c += kLanes<T>) {
-        Vector<T> block[kLanes<T>];
-        for (int i = 0; i < kLanes<T>; ++i) block[i] = load(e + (r + i) * width + c);
-        transpose<T>(block);
-        for (int i = 0; i < kLanes<T>; ++i) store(e_t + (c + i) * width + r, block[i]);
-      }
-    }
+    transpose_matrix(e, width, width, width, e_t, width);
   }
 
   // out [kPanel, width] = in [kPanel, first `depth` columns] matrix.

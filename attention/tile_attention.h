@@ -105,6 +105,8 @@ struct TileKernels {
                   int num_key_tiles, void* scratch);
   void (*backward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
                    int num_key_tiles, void* scratch);
+  // Rounds sums [num_rows, head_dim], contiguous, to rows of T.
+  void (*write_rows)(const Sum<T>* sums, int num_rows, int head_dim, Rows<T> rows);
   // y = exp(x). Relative error at most 2 eps (the type's distance from 1 to the next number) where
   // exp(x) is a normal number and x <= 80; below that range 0.
   void (*exp)(const Sum<T>* x, Sum<T>* y, std::size_t n);

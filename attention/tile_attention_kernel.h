@@ -110,7 +110,7 @@ Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, co
       for (int i = 0; i < pair.queries; ++i) {
         for (int j = 0; j < kTile; ++j) x.added_rows[i * kTile + j] = added(i, j);
       }
-      transpose_tile(x.added_rows, pair.queries, kTile, x.added_t);
+      transpose_matrix(x.added_rows, pair.queries, kTile, kTile, x.added_t, kTile);
     }
   }
   return pair;
@@ -263,7 +263,8 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
     weights = s_t;
   }
   load_rows(queries.q, queries.num_queries, D, columns, x.q);
-  transpose_tile(x.q, round_up(queries.num_queries, kN), columns / kNumbers<E>, x.q_t);
+  transpose_matrix(x.q, round_up(queries.num_queries, kN), columns / kNumbers<E>,
+                   columns / kNumbers<E>, x.q_t, kTile);
   for (int i = 0; i < kTile; ++i) {
     x.max[i] = -kInfinity;
     x.sum[i] = 0;
@@ -361,8 +362,9 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   S *max = x.max, *inverse_sum = x.sum;
   load_rows(queries.q, num_queries, D, columns, x.q);
   load_rows(queries.d_out, num_queries, D, columns, x.d_out);
-  transpose_tile(x.q, whole_queries, columns / kNumbers<E>, x.q_t);
-  transpose_tile(x.d_out, whole_queries, columns / kNumbers<E>, x.d_out_t);
+  transpose_matrix(x.q, whole_queries, columns / kNumbers<E>, columns / kNumbers<E>, x.q_t, kTile);
+  transpose_matrix(x.d_out, whole_queries, columns / kNumbers<E>, columns / kNumbers<E>, x.d_out_t,
+                   kTile);
   const E* q_stacked = stack_rows(x.q, whole_queries, columns, x.q_stacked);
   const E* d_out_stacked = stack_rows(x.d_out, whole_queries, columns, x.d_out_stacked);
   S delta[kTile];
@@ -456,6 +458,11 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
 }
 
 template <typename T>
+void write_rows(const Sum<T>* sums, int num_rows, int head_dim, Rows<T> rows) {
+  store_rows<T>(sums, 1, num_rows, head_dim, head_dim, {}, rows);
+}
+
+template <typename T>
 void exp_array(const T* x, T* y, std::size_t n) {
   constexpr std::size_t kN = kLanes<T>;
   for (std::size_t i = 0; i < n; i += kN) {
@@ -468,7 +475,7 @@ void exp_array(const T* x, T* y, std::size_t n) {
 }
 
 template <typename T>
-constexpr TileKernels<T> kKernels{&Scratch<T>::bytes, &forward<T>, &backward<T>,
+constexpr TileKernels<T> kKernels{&Scratch<T>::bytes, &forward<T>, &backward<T>, &write_rows<T>,
                                   &exp_array<Sum<T>>};
 
 }  // namespace

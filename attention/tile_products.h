@@ -127,16 +127,18 @@ inline const Bf16Pair* stack_rows(const Bf16Pair* x, int rows, int columns, Bf16
   return stacked;
 }
 
-// x_t [columns, kTile] = x [rows, columns] transposed, for whole vectors of both. Of operands.
+// x_t [columns, rows] = x [rows, columns] transposed, for whole vectors of both. Of operands, whose
+// rows lie x_row and x_t_row apart.
 template <typename T>
-void transpose_tile(const T* x, int rows, int columns, T* x_t) {
+void transpose_matrix(const T* x, int rows, int columns, std::ptrdiff_t x_row, T* x_t,
+                      std::ptrdiff_t x_t_row) {
   constexpr int kN = kLanes<T>;
   for (int r = 0; r < rows; r += kN) {
     for (int c = 0; c < columns; c += kN) {
       Vector<T> block[kN];
-      for (int i = 0; i < kN; ++i) block[i] = load(x + (r + i) * columns + c);
+      for (int i = 0; i < kN; ++i) block[i] = load(x + (r + i) * x_row + c);
       transpose<T>(block);
-      for (int i = 0; i < kN; ++i) store(x_t + (c + i) * kTile + r, block[i]);
+      for (int i = 0; i < kN; ++i) store(x_t + (c + i) * x_t_row + r, block[i]);
     }
   }
 }

@@ -68,7 +68,7 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
   operands.q_BHNbD = with_aligned_rows(operands.q_BHNbD);
   for (at::Tensor& keys : operands.keys_BHNbD) keys = with_aligned_rows(keys);
   const BlockResults results = new_results(operands);
-  const BlockGradients gradients = new_gradients(operands, /*added_to=*/false);
+  const BlockGradients gradients = new_gradients(operands, at::kFloat);
   // What a kernel forgets to write is no number.
   results.out_BHNbD.fill_(NAN);
   results.softmax_2BHNb.fill_(NAN);

@@ -61,7 +61,6 @@ TEST(MixLowerBlocks, EqualsTheWholeProductAndSoDoGradients) {
   for (const Sizes& s : kSizes) {
     for (const std::int64_t diagonal : {std::int64_t{-1}, std::int64_t{0}, s.N - 1}) {
       for (const bool contiguous : {true, false}) {
-        // bf16 has no kernel: GEMMs of panels.
         for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
           check(s, diagonal, contiguous, dtype);
         }
@@ -94,43 +93,67 @@ TEST(MixLowerBlocks, LaterPanelsAreNotRead) {
 
 template <typename T>
 void check_set(InstructionSet set, const Sizes& s, int diagonal) {
-  const at::ScalarType dtype = std::is_same_v<T, float> ? at::kFloat : at::kDouble;
+  const at::ScalarType dtype = std::is_same_v<T, float>    ? at::kFloat
+                               : std::is_same_v<T, double> ? at::kDouble
+                                                           : at::kBFloat16;
   const MixKernels<T>& kernels = mix_kernels<T>(set);
-  const MixShape shape{static_cast<int>(s.N), static_cast<int>(s.D), diagonal};
-  const std::int64_t padded = kernels.padded_blocks(shape.num_blocks);
-  const at::Tensor w = random_tensor({s.N, s.N}, at::kDouble, 1).tril(diagonal).to(dtype);
-  const at::Tensor x = random_tensor({s.N, s.D + 3}, dtype, 2),
-                   d_y = random_tensor({s.N, s.D}, dtype, 3);
-  at::Tensor w_padded = at::zeros({padded, padded}, w.options());
-  w_padded.narrow(0, 0, s.N).narrow(1, 0, s.N).copy_(w);
-  const at::Tensor w_t = w_padded.t().contiguous();
-  at::Tensor y = at::zeros_like(d_y), d_x = at::zeros_like(d_y), d_w = at::ones_like(w_padded);
+  const MixShape shape{static_cast<int>(s.N), static_cast<int>(s.b), static_cast<int>(s.D),
+                       diagonal};
+  // Above the diagonal nothing is read.
+  const at::Tensor w = random_tensor({s.N, s.N}, at::kDouble, 1)
+                           .to(dtype)
+                           .tril(diagonal)
+                           .masked_fill(at::ones({s.N, s.N}, at::kBool).triu(diagonal + 1),
+                                        std::numeric_limits<double>::quiet_NaN())
+                           .t()
+                           .contiguous()
+                           .t();
+  const at::Tensor x = random_tensor({s.N, s.b, s.D + 3}, at::kDouble, 2).to(dtype),
+                   d_y = random_tensor({s.N, s.b, s.D}, at::kDouble, 3).to(dtype);
+  at::Tensor y = at::zeros_like(d_y), d_x = at::zeros_like(d_y), d_w = at::ones_like(w);
+  d_w = d_w.contiguous();
   std::vector<std::byte> memory(kernels.scratch_bytes(shape) + 64);
   void* scratch = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64);
-  kernels.forward(shape, w_padded.data_ptr<T>(), {x.data_ptr<T>(), s.D + 3}, {y.data_ptr<T>(), s.D},
-                  scratch);
-  kernels.backward(shape, w_t.data_ptr<T>(), {x.data_ptr<T>(), s.D + 3}, {d_y.data_ptr<T>(), s.D},
-                   {d_x.data_ptr<T>(), s.D}, d_w.data_ptr<T>(), scratch);
-  const at::Tensor wide_w = w.to(at::kDouble), wide_x = x.to(at::kDouble).narrow(1, 0, s.D),
-                   wide_d_y = d_y.to(at::kDouble);
+  const auto head = [](const at::Tensor& from) {
+    return HeadBlocks<T>{static_cast<T*>(from.mutable_data_ptr()), from.stride(0), from.stride(1)};
+  };
+  const auto const_head = [&](const at::Tensor& from) {
+    const HeadBlocks<T> blocks = head(from);
+    return HeadBlocks<const T>{blocks.data, blocks.block_stride, blocks.token_stride};
+  };
+  const MixWeights<T> weights{static_cast<const T*>(w.const_data_ptr()), w.stride(0), w.stride(1)};
+  // Twice the same tensor: twice the gradient of the weights.
+  const HeadBlocks<const T> xs[] = {const_head(x), const_head(x)},
+                            d_ys[] = {const_head(d_y), const_head(d_y)};
+  const HeadBlocks<T> ys[] = {head(y), head(y)}, d_xs[] = {head(d_x), head(d_x)};
+  kernels.forward(shape, weights, xs, ys, 2, scratch);
+  kernels.backward(shape, weights, xs, d_ys, d_xs, 2, static_cast<T*>(d_w.mutable_data_ptr()),
+                   scratch);
+  const at::Tensor wide_w = w.to(at::kDouble).nan_to_num().tril(diagonal),
+                   wide_x = x.to(at::kDouble).narrow(2, 0, s.D), wide_d_y = d_y.to(at::kDouble);
+  const auto mixed = [](const at::Tensor& by, const at::Tensor& what) {
+    return at::matmul(by, what.flatten(1)).view(what.sizes());
+  };
   const std::string what =
-      fmt::format("set {} N {} D {} diagonal {}", static_cast<int>(set), s.N, s.D, diagonal);
-  EXPECT_LE(max_difference(y, at::matmul(wide_w, wide_x)), tolerance(dtype, s)) << what;
-  EXPECT_LE(max_difference(d_x, at::matmul(wide_w.t(), wide_d_y)), tolerance(dtype, s)) << what;
-  EXPECT_LE(max_difference(d_w.narrow(0, 0, s.N).narrow(1, 0, s.N).tril(diagonal),
-                           (at::matmul(wide_d_y, wide_x.t()) + 1).tril(diagonal)),
-            tolerance(dtype, s))
+      fmt::format("set {} {} N {} b {} D {} diagonal {}", static_cast<int>(set),
+                  c10::toString(dtype), s.N, s.b, s.D, diagonal);
+  EXPECT_LE(max_difference(y, mixed(wide_w, wide_x)), tolerance(dtype, s)) << what;
+  EXPECT_LE(max_difference(d_x, mixed(wide_w.t(), wide_d_y)), tolerance(dtype, s)) << what;
+  EXPECT_LE(max_difference(
+                d_w, at::matmul(wide_d_y.flatten(1), wide_x.flatten(1).t()).mul_(2).tril(diagonal)),
+            2 * tolerance(dtype, s))
       << what;
 }
 
 TEST(MixKernels, EachInstructionSetIsExact) {
-  for (const InstructionSet set :
-       {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+  for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2,
+                                   InstructionSet::kAvx512, InstructionSet::kAvx512Bf16}) {
     if (!is_supported(set)) continue;
     for (const Sizes& s : kSizes) {
       for (const int diagonal : {-1, 0, static_cast<int>(s.N) - 1}) {
         check_set<float>(set, s, diagonal);
         check_set<double>(set, s, diagonal);
+        check_set<Bf16>(set, s, diagonal);
       }
     }
   }
