@@ -3,10 +3,12 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 
+#include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "configs/checkpoint_manifest.pb.h"
 #include "data/loader.h"
 #include "launcher/commands.h"
+#include "launcher/ranks.h"
 #include "launcher/run_paths.h"
 #include "runtime/evaluator.h"
 
@@ -34,6 +36,7 @@ void require_same_tokenizer(const configs::CheckpointManifest& checkpoint, const
 }  // namespace
 
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err) {
+  compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   const configs::CheckpointManifest& manifest = checkpoint.manifest;
   const configs::Config& config = manifest.config();

@@ -1,10 +1,9 @@
-#include <ATen/Parallel.h>
-
 #include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "cluster/base/cpu.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
@@ -56,7 +55,7 @@ int rank_threads(const configs::Config& config, const World& world) {
 
 int train_in_world(const configs::Config& config, const TrainArguments& arguments, World& world,
                    const StopSignals& signals, std::ostream& err) {
-  at::set_num_threads(rank_threads(config, world));
+  compute_on_cpu(rank_threads(config, world));
   const auto end_hanging_job = [&](const Verdict& verdict) {
     err << "birkhoff: " << verdict.text << std::endl;
     world.abort(static_cast<int>(verdict.code));

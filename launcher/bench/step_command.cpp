@@ -1,7 +1,6 @@
 // One process, synthetic tokens: the time of a training step without a loader. What a step does is
 // what runtime/trainer does, in its order.
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/mm.h>
@@ -18,6 +17,7 @@
 #include <ostream>
 #include <vector>
 
+#include "cluster/base/cpu.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
@@ -291,7 +291,7 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
 }  // namespace
 
 int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
-  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
+  compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
   const configs::Config config = load_config(arguments.config, arguments.settings);
   const at::Device device = config.device() == configs::Config::cuda ? cuda_device(/*local_rank=*/0)
                                                                      : at::Device(at::kCPU);

@@ -18,7 +18,8 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 try:
     import torch
-except Exception as error:  # no PyTorch, or one whose libraries are not found
+    import functorch.compile  # noqa: F401 - what opcheck needs, and with it the wheel's own requirements
+except Exception as error:  # no PyTorch, or one without its libraries or the packages that it requires
     print(f"SKIPPED: import torch: {error}")
     sys.exit(77)
 

@@ -1,0 +1,53 @@
+#include "cluster/base/cpu.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <malloc.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace birkhoff {
+namespace {
+
+// MKL takes its AVX2 kernels on processors of another maker than its own; oneDNN, LibTorch's other
+// library, takes what the processor has: twice as fast where that is AVX-512.
+bool onednn_is_faster() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512f") &&
+         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512dq");
+#else
+  return false;
+#endif
+}
+
+// Tiles of bf16 in hardware (AMX).
+bool has_bf16_tiles() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 22 & 1) != 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+void compute_on_cpu(int num_threads) {
+  at::set_num_threads(num_threads);
+  // LibTorch asks oneDNN for fp32 products only where these may be rounded to bf16. oneDNN makes
+  // use of that with tiles alone; without them it computes in fp32.
+  if (onednn_is_faster() && !has_bf16_tiles()) {
+    at::globalContext().setFloat32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL,
+                                            at::Float32Precision::BF16);
+  }
+#if defined(__GLIBC__)
+  // A step makes the tensors of the step before again. Freed memory that goes back to the system
+  // costs a page fault for every 4 KiB of them: a tenth of a step of ten million parameters.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, -1);
+#endif
+}
+
+}  // namespace birkhoff

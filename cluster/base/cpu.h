@@ -1,0 +1,11 @@
+// The process as one that computes on CPUs.
+#pragma once
+
+namespace birkhoff {
+
+// Makes LibTorch's operations run on `num_threads` threads, take fp32 matrix products from the
+// faster of its two libraries, and find the memory that earlier tensors gave back still mapped. To
+// be called before the first tensor is made. Local.
+void compute_on_cpu(int num_threads);
+
+}  // namespace birkhoff

@@ -1,0 +1,57 @@
+#include "cluster/base/cpu.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <vector>
+
+namespace birkhoff {
+namespace {
+
+// Products of fp32, by whatever library: factors rounded to bf16 would miss this a hundred times.
+TEST(Cpu, ProductsAreOfFp32) {
+  compute_on_cpu(at::get_num_threads());
+  const at::Tensor a = at::rand({192, 320}), b = at::rand({320, 160}), c = at::rand({4, 48, 320});
+  const auto error = [](const at::Tensor& product, const at::Tensor& x, const at::Tensor& y) {
+    const at::Tensor exact = at::matmul(x.to(at::kDouble), y.to(at::kDouble));
+    return ((product - exact).abs() / exact).max().item<double>();
+  };
+  // Sums of 320 positive numbers: rounded at most 320 times, mostly up and down.
+  constexpr double kBound = 32 * 0x1p-24;
+  EXPECT_LE(error(at::matmul(a, b), a, b), kBound);
+  EXPECT_LE(error(at::linear(a, b.t()), a, b), kBound);
+  EXPECT_LE(error(at::matmul(c, b), c, b), kBound);
+  EXPECT_GT(error(at::matmul(a.to(at::kBFloat16).to(at::kFloat), b), a, b), kBound);
+}
+
+// Pages that the system hands out for the first time in this process while `work` runs.
+template <typename Work>
+std::int64_t new_pages(const Work& work) {
+  rusage before{}, after{};
+  getrusage(RUSAGE_SELF, &before);
+  work();
+  getrusage(RUSAGE_SELF, &after);
+  return after.ru_minflt - before.ru_minflt;
+}
+
+TEST(Cpu, TensorsFindTheMemoryOfEarlierOnes) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizer has an allocator of its own";
+#endif
+  compute_on_cpu(at::get_num_threads());
+  const auto step = [] {
+    std::vector<at::Tensor> tensors;
+    for (const std::int64_t mib : {48, 1, 16, 48, 5}) {
+      tensors.push_back(at::ones({mib << 20}, at::kByte));
+    }
+  };
+  const std::int64_t first = new_pages(step);
+  for (int i = 0; i < 3; ++i) step();
+  EXPECT_GE(first, (118 << 20) / 4096);
+  EXPECT_LE(new_pages(step), first / 50);
+}
+
+}  // namespace
+}  // namespace birkhoff
