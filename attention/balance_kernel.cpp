@@ -2,7 +2,6 @@
 // blocks.
 #include "attention/balance_kernel.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -21,52 +20,49 @@ namespace {
 
 // y += factor * x: sums over rows of a matrix are made of these, which vectorise without
 // reordering.
-template <typename T>
-[[gnu::always_inline]] inline void add_scaled(T factor, const T* __restrict x, T* __restrict y,
-                                              std::int64_t n) {
+[[gnu::always_inline]] inline void add_scaled(double factor, const double* __restrict x,
+                                              double* __restrict y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-// y = factors^T M for M [n, m] with rows `stride` apart.
-template <typename T>
-[[gnu::always_inline]] inline void multiply(const T* factors, const T* matrix, std::int64_t stride,
-                                            std::int64_t n, std::int64_t m, T* y) {
-  std::fill_n(y, m, T{0});
+// y = factors^double M for M [n, m] with rows `stride` apart.
+[[gnu::always_inline]] inline void multiply(const double* factors, const double* matrix,
+                                            std::int64_t stride, std::int64_t n, std::int64_t m,
+                                            double* y) {
+  std::fill_n(y, m, 0.0);
   for (std::int64_t i = 0; i < n; ++i) add_scaled(factors[i], matrix + i * stride, y, m);
 }
 
 // x = 1 / x where x > 0. False if some x > 0 is out of range.
-template <typename T>
-[[gnu::always_inline]] inline bool invert(T* x, std::int64_t n) {
+[[gnu::always_inline]] inline bool invert(double* x, std::int64_t n) {
   int num_bad = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    num_bad += x[i] > 0 && !(x[i] > BalanceRange<T>::kLeast && x[i] < 1 / BalanceRange<T>::kLeast);
+    num_bad += x[i] > 0 && !(x[i] > BalanceRange::kLeast && x[i] < 1 / BalanceRange::kLeast);
     x[i] = x[i] > 0 ? 1 / x[i] : 0;
   }
   return num_bad == 0;
 }
 
 // E and its transpose; the shift is the largest score.
-template <typename T>
 struct Exponentials {
   std::int64_t rows, columns;
-  std::vector<T> e, transposed;
+  std::vector<double> e, transposed;
   bool in_range = true;
 
-  Exponentials(const T* scores, std::int64_t num_rows, std::int64_t num_columns)
+  Exponentials(const double* scores, std::int64_t num_rows, std::int64_t num_columns)
       : rows(num_rows),
         columns(num_columns),
         e(scores, scores + rows * columns),
         transposed(static_cast<std::size_t>(rows * columns)) {
-    constexpr T kBarred = -std::numeric_limits<T>::infinity();
-    const T largest = e.empty() ? kBarred : *std::max_element(e.begin(), e.end());
-    const T shift = largest == kBarred ? 0 : largest;
-    for (T& x : e) {
+    constexpr double kBarred = -std::numeric_limits<double>::infinity();
+    const double largest = e.empty() ? kBarred : *std::max_element(e.begin(), e.end());
+    const double shift = largest == kBarred ? 0 : largest;
+    for (double& x : e) {
       x -= shift;
-      if (x != kBarred && !(std::abs(x) <= BalanceRange<T>::kSpread)) in_range = false;
+      if (x != kBarred && !(std::abs(x) <= BalanceRange::kSpread)) in_range = false;
     }
     if (!in_range) return;
-    tile_kernels<T>().exp(e.data(), e.data(), e.size());
+    tile_kernels<double>().exp(e.data(), e.data(), e.size());
     for (std::int64_t r = 0; r < rows; ++r) {
       for (std::int64_t c = 0; c < columns; ++c) {
         transposed[static_cast<std::size_t>(c * rows + r)] =
@@ -77,10 +73,9 @@ struct Exponentials {
 };
 
 // The scalings of each step of one problem.
-template <typename T>
 struct Scalings {
   std::int64_t iterations;
-  std::vector<T> a, b;  // [iterations + 1, R], starting with ones; [iterations, C]
+  std::vector<double> a, b;  // [iterations + 1, R], starting with ones; [iterations, C]
 
   Scalings(std::int64_t num_iterations, std::int64_t rows, std::int64_t columns)
       : iterations(num_iterations),
@@ -88,14 +83,14 @@ struct Scalings {
         b(static_cast<std::size_t>(iterations * columns)) {}
 
   // False if the problem leaves the number range.
-  [[gnu::always_inline]] bool solve(const Exponentials<T>& exps, std::int64_t R, std::int64_t C) {
+  [[gnu::always_inline]] bool solve(const Exponentials& exps, std::int64_t R, std::int64_t C) {
     if (!exps.in_range) return false;
-    std::fill_n(a.data(), R, T{1});
+    std::fill_n(a.data(), R, 1.0);
     for (std::int64_t i = 0; i < iterations; ++i) {
-      T* b_i = b.data() + i * C;
+      double* b_i = b.data() + i * C;
       multiply(a.data() + i * R, exps.e.data(), exps.columns, R, C, b_i);
       if (!invert(b_i, C)) return false;
-      T* a_i = a.data() + (i + 1) * R;
+      double* a_i = a.data() + (i + 1) * R;
       multiply(b_i, exps.transposed.data(), exps.rows, C, R, a_i);
       if (!invert(a_i, R)) return false;
     }
@@ -103,32 +98,30 @@ struct Scalings {
   }
 };
 
-template <typename T>
-[[gnu::always_inline]] inline void write_p(const Exponentials<T>& exps, const Scalings<T>& s,
-                                           std::int64_t R, std::int64_t C, T* p) {
-  const T* a = s.a.data() + s.iterations * R;
-  const T* b = s.b.data() + (s.iterations - 1) * C;
+[[gnu::always_inline]] inline void write_p(const Exponentials& exps, const Scalings& s,
+                                           std::int64_t R, std::int64_t C, double* p) {
+  const double* a = s.a.data() + s.iterations * R;
+  const double* b = s.b.data() + (s.iterations - 1) * C;
   for (std::int64_t r = 0; r < R; ++r) {
-    const T* e = exps.e.data() + r * exps.columns;
-    T* row = p + r * exps.columns;
+    const double* e = exps.e.data() + r * exps.columns;
+    double* row = p + r * exps.columns;
     for (std::int64_t c = 0; c < C; ++c) row[c] = a[r] * (e[c] * b[c]);
   }
 }
 
 // Adds to d_scores the gradient of P, given d_p.
-template <typename T>
-[[gnu::always_inline]] inline void add_gradient(const Exponentials<T>& exps, const Scalings<T>& s,
-                                                std::int64_t R, std::int64_t C, const T* d_p,
-                                                T* d_scores) {
+[[gnu::always_inline]] inline void add_gradient(const Exponentials& exps, const Scalings& s,
+                                                std::int64_t R, std::int64_t C, const double* d_p,
+                                                double* d_scores) {
   const std::int64_t stride = exps.columns;
-  std::vector<T> d_f(static_cast<std::size_t>(R)), x(d_f), d_g(static_cast<std::size_t>(C)), y(d_g),
-      sum(d_g), flow(static_cast<std::size_t>(R * C));
-  const T* a = s.a.data() + s.iterations * R;
-  const T* b = s.b.data() + (s.iterations - 1) * C;
+  std::vector<double> d_f(static_cast<std::size_t>(R)), x(d_f), d_g(static_cast<std::size_t>(C)),
+      y(d_g), sum(d_g), flow(static_cast<std::size_t>(R * C));
+  const double* a = s.a.data() + s.iterations * R;
+  const double* b = s.b.data() + (s.iterations - 1) * C;
   for (std::int64_t r = 0; r < R; ++r) {
-    const T* e = exps.e.data() + r * stride;
+    const double* e = exps.e.data() + r * stride;
     for (std::int64_t c = 0; c < C; ++c) {
-      const T d = a[r] * (e[c] * b[c]) * d_p[r * stride + c];
+      const double d = a[r] * (e[c] * b[c]) * d_p[r * stride + c];
       d_scores[r * stride + c] += d;
       d_f[static_cast<std::size_t>(r)] += d;
       d_g[static_cast<std::size_t>(c)] += d;
@@ -136,9 +129,9 @@ template <typename T>
   }
   // Each step's share of d_scores is E times an outer product; `flow` is the sum of those products.
   for (std::int64_t i = s.iterations - 1; i >= 0; --i) {
-    const T* a_after = s.a.data() + (i + 1) * R;
-    const T* a_before = s.a.data() + i * R;
-    const T* b_i = s.b.data() + i * C;
+    const double* a_after = s.a.data() + (i + 1) * R;
+    const double* a_before = s.a.data() + i * R;
+    const double* b_i = s.b.data() + i * C;
     for (std::int64_t r = 0; r < R; ++r) x[r] = d_f[r] * a_after[r];
     multiply(x.data(), exps.e.data(), stride, R, C, sum.data());
     for (std::int64_t c = 0; c < C; ++c) y[c] = (d_g[c] - b_i[c] * sum[c]) * b_i[c];
@@ -148,32 +141,30 @@ template <typename T>
     }
     multiply(y.data(), exps.transposed.data(), exps.rows, C, R, d_f.data());
     for (std::int64_t r = 0; r < R; ++r) d_f[r] *= -a_before[r];
-    std::fill_n(d_g.data(), C, T{0});
+    std::fill_n(d_g.data(), C, 0.0);
   }
   for (std::int64_t r = 0; r < R; ++r) {
-    const T* e = exps.e.data() + r * stride;
+    const double* e = exps.e.data() + r * stride;
     for (std::int64_t c = 0; c < C; ++c) d_scores[r * stride + c] -= e[c] * flow[r * C + c];
   }
 }
 
 // One call's arrays; null where the pass has none.
-template <typename T>
 struct Call {
-  const T* scores;
+  const double* scores;
   std::int64_t rows, columns, iterations;
-  T* p;
+  double* p;
   bool* solved;
-  const T* d_p;
-  T* d_scores;
+  const double* d_p;
+  double* d_scores;
 };
 
-template <typename T>
 struct WholeMatrix {
-  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
+  [[gnu::always_inline]] static inline void run(const Call& call, std::int64_t index) {
     const std::int64_t R = call.rows, C = call.columns, offset = index * R * C;
-    const T* scores = call.scores + offset;
-    const Exponentials<T> exps(scores, R, C);
-    Scalings<T> scalings(call.iterations, R, C);
+    const double* scores = call.scores + offset;
+    const Exponentials exps(scores, R, C);
+    Scalings scalings(call.iterations, R, C);
     const bool solved = scalings.solve(exps, R, C);
     if (call.p) {
       call.solved[index] = solved;
@@ -186,73 +177,73 @@ struct WholeMatrix {
 
 // Balances row by row, all iterations at once: that of row u needs rows up to u alone. Column sums
 // run over the destinations so far.
-template <typename T>
 struct Cumulative {
   // What the rows [0, u] leave: c[i][u] the column sums [N] of iteration i, a[i][u] the row's
   // scaling.
   struct Rows {
     std::int64_t N, iterations;
-    std::vector<T> e, c, a;
+    std::vector<double> e, c, a;
 
     Rows(std::int64_t size, std::int64_t num_iterations)
         : N(size),
           iterations(num_iterations),
           e(static_cast<std::size_t>(N * N)),
           c(static_cast<std::size_t>(iterations * N * N)),
-          a(static_cast<std::size_t>((iterations + 1) * N), T{1}) {}
-    T* sums(std::int64_t i, std::int64_t u) { return c.data() + (i * N + u) * N; }
+          a(static_cast<std::size_t>((iterations + 1) * N), 1.0) {}
+    double* sums(std::int64_t i, std::int64_t u) { return c.data() + (i * N + u) * N; }
   };
 
   // E of row u, each column shifted by its first finite score. False if a score is out of range.
-  [[gnu::always_inline]] static inline bool fill_row(const T* scores, std::int64_t u,
-                                                     std::vector<T>& shift, Rows& rows) {
-    constexpr T kBarred = -std::numeric_limits<T>::infinity();
+  [[gnu::always_inline]] static inline bool fill_row(const double* scores, std::int64_t u,
+                                                     std::vector<double>& shift, Rows& rows) {
+    constexpr double kBarred = -std::numeric_limits<double>::infinity();
     int num_bad = 0;
-    T* e = rows.e.data() + u * rows.N;
+    double* e = rows.e.data() + u * rows.N;
     for (std::int64_t v = 0; v < u; ++v) {
-      const T s = scores[u * rows.N + v];
+      const double s = scores[u * rows.N + v];
       if (shift[static_cast<std::size_t>(v)] == kBarred) shift[static_cast<std::size_t>(v)] = s;
       e[v] = s == kBarred ? kBarred : s - shift[static_cast<std::size_t>(v)];
-      num_bad += s != kBarred && !(std::abs(e[v]) <= BalanceRange<T>::kSpread);
+      num_bad += s != kBarred && !(std::abs(e[v]) <= BalanceRange::kSpread);
     }
-    tile_kernels<T>().exp(e, e, static_cast<std::size_t>(u));
+    tile_kernels<double>().exp(e, e, static_cast<std::size_t>(u));
     return num_bad == 0;
   }
 
   // The first row that leaves the number range, and N if none does: no row knows of later ones.
-  [[gnu::always_inline]] static inline std::int64_t solve(const T* scores, Rows& rows) {
+  [[gnu::always_inline]] static inline std::int64_t solve(const double* scores, Rows& rows) {
     const std::int64_t N = rows.N;
-    std::vector<T> shift(static_cast<std::size_t>(N), -std::numeric_limits<T>::infinity());
+    std::vector<double> shift(static_cast<std::size_t>(N),
+                              -std::numeric_limits<double>::infinity());
     for (std::int64_t u = 0; u < N; ++u) {
       if (!fill_row(scores, u, shift, rows)) return u;
-      const T* e = rows.e.data() + u * N;
+      const double* e = rows.e.data() + u * N;
       for (std::int64_t i = 0; i < rows.iterations; ++i) {
-        const T* before = u > 0 ? rows.sums(i, u - 1) : e;
-        T* c = rows.sums(i, u);
-        const T a = rows.a[static_cast<std::size_t>(i * N + u)];
-        T total = 0;
+        const double* before = u > 0 ? rows.sums(i, u - 1) : e;
+        double* c = rows.sums(i, u);
+        const double a = rows.a[static_cast<std::size_t>(i * N + u)];
+        double total = 0;
 #pragma omp simd reduction(+ : total)
         for (std::int64_t v = 0; v < u; ++v) {
           c[v] = (v + 1 < u ? before[v] : 0) + e[v] * a;
           total += c[v] > 0 ? e[v] / c[v] : 0;
         }
-        T least = 1;
+        double least = 1;
         for (std::int64_t v = 0; v < u; ++v) {
           if (c[v] > 0 && c[v] < least) least = c[v];
         }
-        const T after = 1 / (1 + total);
-        if (!(least > BalanceRange<T>::kLeast && after > BalanceRange<T>::kLeast)) return u;
+        const double after = 1 / (1 + total);
+        if (!(least > BalanceRange::kLeast && after > BalanceRange::kLeast)) return u;
         rows.a[static_cast<std::size_t>((i + 1) * N + u)] = after;
       }
     }
     return N;
   }
 
-  [[gnu::always_inline]] static inline void write(Rows& rows, std::int64_t end_row, T* p) {
+  [[gnu::always_inline]] static inline void write(Rows& rows, std::int64_t end_row, double* p) {
     const std::int64_t N = rows.N;
     for (std::int64_t u = 0; u < end_row; ++u) {
-      const T a = rows.a[static_cast<std::size_t>(rows.iterations * N + u)];
-      const T *e = rows.e.data() + u * N, *c = rows.sums(rows.iterations - 1, u);
+      const double a = rows.a[static_cast<std::size_t>(rows.iterations * N + u)];
+      const double *e = rows.e.data() + u * N, *c = rows.sums(rows.iterations - 1, u);
       for (std::int64_t v = 0; v < u; ++v) p[u * N + v] = c[v] > 0 ? a * (e[v] / c[v]) : 0;
     }
   }
@@ -260,34 +251,34 @@ struct Cumulative {
   // From row end_row - 1 up. r[i]: the gradient that column sums of later rows and this one have
   // received, which are sums over this row too.
   [[gnu::always_inline]] static inline void add_gradient(Rows& rows, std::int64_t end_row,
-                                                         const T* d_p, T* d_scores) {
+                                                         const double* d_p, double* d_scores) {
     const std::int64_t N = rows.N, I = rows.iterations;
-    std::vector<T> r(static_cast<std::size_t>(I * N)), d_e(static_cast<std::size_t>(N)),
+    std::vector<double> r(static_cast<std::size_t>(I * N)), d_e(static_cast<std::size_t>(N)),
         d_b(static_cast<std::size_t>(N));
     for (std::int64_t u = end_row - 1; u > 0; --u) {
-      const T* e = rows.e.data() + u * N;
-      std::fill(d_e.begin(), d_e.end(), T{0});
+      const double* e = rows.e.data() + u * N;
+      std::fill(d_e.begin(), d_e.end(), 0.0);
       // What P gives to a and b of the last iteration.
-      const T a_last = rows.a[static_cast<std::size_t>(I * N + u)];
-      const T* c_last = rows.sums(I - 1, u);
-      T d_a = 0;
+      const double a_last = rows.a[static_cast<std::size_t>(I * N + u)];
+      const double* c_last = rows.sums(I - 1, u);
+      double d_a = 0;
 #pragma omp simd reduction(+ : d_a)
       for (std::int64_t v = 0; v < u; ++v) {
-        const T b = c_last[v] > 0 ? 1 / c_last[v] : 0, d = d_p[u * N + v];
+        const double b = c_last[v] > 0 ? 1 / c_last[v] : 0, d = d_p[u * N + v];
         d_a += e[v] * b * d;
         d_e[v] = a_last * b * d;
         d_b[v] = a_last * e[v] * d;
       }
       for (std::int64_t i = I - 1; i >= 0; --i) {
-        const T a = rows.a[static_cast<std::size_t>((i + 1) * N + u)];
-        const T a_before = rows.a[static_cast<std::size_t>(i * N + u)];
-        const T d_total = -a * a * d_a;
-        const T* c = rows.sums(i, u);
-        T* r_i = r.data() + i * N;
+        const double a = rows.a[static_cast<std::size_t>((i + 1) * N + u)];
+        const double a_before = rows.a[static_cast<std::size_t>(i * N + u)];
+        const double d_total = -a * a * d_a;
+        const double* c = rows.sums(i, u);
+        double* r_i = r.data() + i * N;
         d_a = 0;
 #pragma omp simd reduction(+ : d_a)
         for (std::int64_t v = 0; v < u; ++v) {
-          const T b = c[v] > 0 ? 1 / c[v] : 0;
+          const double b = c[v] > 0 ? 1 / c[v] : 0;
           r_i[v] -= b * (b * (d_b[v] + e[v] * d_total));
           d_e[v] += b * d_total + r_i[v] * a_before;
           d_a += e[v] * r_i[v];
@@ -298,7 +289,7 @@ struct Cumulative {
     }
   }
 
-  [[gnu::always_inline]] static inline void run(const Call<T>& call, std::int64_t index) {
+  [[gnu::always_inline]] static inline void run(const Call& call, std::int64_t index) {
     const std::int64_t N = call.rows, offset = index * N * N;
     Rows rows(N, call.iterations);
     const std::int64_t end_row = solve(call.scores + offset, rows);
@@ -312,30 +303,29 @@ struct Cumulative {
 };
 
 // The same code for the instruction sets of the day.
-template <typename Work, typename T>
-void run_portable(const Call<T>& call, std::int64_t index) {
+template <typename Work>
+void run_portable(const Call& call, std::int64_t index) {
   Work::run(call, index);
 }
 #if defined(__x86_64__)
-template <typename Work, typename T>
-[[gnu::target("avx2,fma")]] void run_avx2(const Call<T>& call, std::int64_t index) {
+template <typename Work>
+[[gnu::target("avx2,fma")]] void run_avx2(const Call& call, std::int64_t index) {
   Work::run(call, index);
 }
-template <typename Work, typename T>
-[[gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const Call<T>& call,
-                                                             std::int64_t index) {
+template <typename Work>
+[[gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const Call& call, std::int64_t index) {
   Work::run(call, index);
 }
 #endif
 
-template <typename Work, typename T>
-void run_all(const Call<T>& call, std::int64_t num_problems) {
-  auto* run = &run_portable<Work, T>;
+template <typename Work>
+void run_all(const Call& call, std::int64_t num_problems) {
+  auto* run = &run_portable<Work>;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
-    run = &run_avx512<Work, T>;
+    run = &run_avx512<Work>;
   } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    run = &run_avx2<Work, T>;
+    run = &run_avx2<Work>;
   }
 #endif
   // A thread is worth its start for some ten microseconds of work.
@@ -352,60 +342,56 @@ std::int64_t num_problems(const at::Tensor& scores) {
 }
 
 // P and `solved` of problems whose results have `solved_rows` flags each.
-template <template <typename> typename Work>
+template <typename Work>
 std::pair<at::Tensor, at::Tensor> run_forward(const at::Tensor& scores, std::int64_t iterations,
                                               std::int64_t solved_rows) {
   at::Tensor p = at::zeros_like(scores);
   at::Tensor solved =
       at::zeros_like(scores.narrow(-1, 0, 1).narrow(-2, 0, solved_rows),
                      scores.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
-  AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "balance_kernel", [&] {
-    const Call<scalar_t> call{scores.const_data_ptr<scalar_t>(),
-                              scores.size(-2),
-                              scores.size(-1),
-                              iterations,
-                              p.mutable_data_ptr<scalar_t>(),
-                              solved.mutable_data_ptr<bool>(),
-                              nullptr,
-                              nullptr};
-    run_all<Work<scalar_t>>(call, num_problems(scores));
-  });
+  run_all<Work>({.scores = scores.const_data_ptr<double>(),
+                 .rows = scores.size(-2),
+                 .columns = scores.size(-1),
+                 .iterations = iterations,
+                 .p = p.mutable_data_ptr<double>(),
+                 .solved = solved.mutable_data_ptr<bool>(),
+                 .d_p = nullptr,
+                 .d_scores = nullptr},
+                num_problems(scores));
   return {p, solved};
 }
 
-template <template <typename> typename Work>
+template <typename Work>
 at::Tensor run_backward(const at::Tensor& scores, const at::Tensor& d_p, std::int64_t iterations) {
   at::Tensor d_scores = at::zeros_like(scores);
-  AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "balance_kernel_backward", [&] {
-    const Call<scalar_t> call{scores.const_data_ptr<scalar_t>(),
-                              scores.size(-2),
-                              scores.size(-1),
-                              iterations,
-                              nullptr,
-                              nullptr,
-                              d_p.const_data_ptr<scalar_t>(),
-                              d_scores.mutable_data_ptr<scalar_t>()};
-    run_all<Work<scalar_t>>(call, num_problems(scores));
-  });
+  run_all<Work>({.scores = scores.const_data_ptr<double>(),
+                 .rows = scores.size(-2),
+                 .columns = scores.size(-1),
+                 .iterations = iterations,
+                 .p = nullptr,
+                 .solved = nullptr,
+                 .d_p = d_p.const_data_ptr<double>(),
+                 .d_scores = d_scores.mutable_data_ptr<double>()},
+                num_problems(scores));
   return d_scores;
 }
 
 // Calls run(problem, scratch) for each matrix of `scores`, with its parts of the others.
-template <typename T, typename Run>
+template <typename Run>
 void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
-                             std::int64_t first_row, const PrefixBalance<T>& all, const Run& run) {
+                             std::int64_t first_row, const PrefixBalance& all, const Run& run) {
   const std::int64_t N = scores.size(-1), num_results = N - first_row;
   const std::int64_t grain = std::max<std::int64_t>(1, 1'000'000 / (iterations * N * N * N + 1));
-  const PrefixBalanceKernels<T>& kernels = prefix_balance_kernels<T>(widest_set());
+  const PrefixBalanceKernels& kernels = prefix_balance_kernels(widest_set());
   at::parallel_for(0, num_problems(scores), grain, [&](std::int64_t begin, std::int64_t end) {
     const ScratchMemory scratch =
         scratch_memory(kernels.scratch_bytes(static_cast<int>(N), static_cast<int>(iterations)));
     for (std::int64_t index = begin; index < end; ++index) {
-      PrefixBalance<T> one = all;
+      PrefixBalance one = all;
       one.size = static_cast<int>(N);
       one.iterations = static_cast<int>(iterations);
       one.first_row = static_cast<int>(first_row);
-      one.scores = scores.const_data_ptr<T>() + index * N * N;
+      one.scores = scores.const_data_ptr<double>() + index * N * N;
       if (one.p) one.p += index * num_results * N;
       if (one.solved) one.solved += index * num_results;
       if (one.d_p) one.d_p += index * num_results * N;
@@ -417,70 +403,68 @@ void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
 
 }  // namespace
 
-template <typename T>
-const PrefixBalanceKernels<T>& prefix_balance_kernels(InstructionSet set) {
+const PrefixBalanceKernels& prefix_balance_kernels(InstructionSet set) {
 #if defined(__x86_64__)
-  if (set >= InstructionSet::kAvx512) return prefix_balance_kernels_avx512(T{});
-  if (set == InstructionSet::kAvx2) return prefix_balance_kernels_avx2(T{});
+  if (set >= InstructionSet::kAvx512) return prefix_balance_kernels_avx512();
+  if (set == InstructionSet::kAvx2) return prefix_balance_kernels_avx2();
 #endif
   (void)set;
-  return prefix_balance_kernels_portable(T{});
+  return prefix_balance_kernels_portable();
 }
-
-template const PrefixBalanceKernels<float>& prefix_balance_kernels(InstructionSet);
-template const PrefixBalanceKernels<double>& prefix_balance_kernels(InstructionSet);
 
 std::pair<at::Tensor, at::Tensor> balance_kernel(const at::Tensor& scores,
                                                  std::int64_t iterations) {
-  return run_forward<WholeMatrix>(scores, iterations, 1);
+  const auto [p, solved] = run_forward<WholeMatrix>(scores.to(at::kDouble), iterations, 1);
+  return {p.to(scores.scalar_type()), solved};
 }
 
 at::Tensor balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
                                    std::int64_t iterations) {
-  return run_backward<WholeMatrix>(scores, d_p, iterations);
+  return run_backward<WholeMatrix>(scores.to(at::kDouble), d_p.to(at::kDouble), iterations)
+      .to(scores.scalar_type());
 }
 
 std::pair<at::Tensor, at::Tensor> cumulative_balance_kernel(const at::Tensor& scores,
                                                             std::int64_t iterations) {
-  return run_forward<Cumulative>(scores, iterations, scores.size(-2));
+  const auto [p, solved] =
+      run_forward<Cumulative>(scores.to(at::kDouble), iterations, scores.size(-2));
+  return {p.to(scores.scalar_type()), solved};
 }
 
 at::Tensor cumulative_balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
                                               std::int64_t iterations) {
-  return run_backward<Cumulative>(scores, d_p, iterations);
+  return run_backward<Cumulative>(scores.to(at::kDouble), d_p.to(at::kDouble), iterations)
+      .to(scores.scalar_type());
 }
 
 std::pair<at::Tensor, at::Tensor> prefix_balance_kernel(const at::Tensor& scores,
                                                         std::int64_t iterations,
                                                         std::int64_t first_row) {
-  at::Tensor p = at::zeros_like(scores.narrow(-2, first_row, scores.size(-2) - first_row),
-                                scores.options(), at::MemoryFormat::Contiguous);
-  at::Tensor solved = at::zeros_like(p.narrow(-1, 0, 1), scores.options().dtype(at::kBool),
+  const at::Tensor in = scores.to(at::kDouble);
+  at::Tensor p = at::zeros_like(in.narrow(-2, first_row, in.size(-2) - first_row), in.options(),
+                                at::MemoryFormat::Contiguous);
+  at::Tensor solved = at::zeros_like(p.narrow(-1, 0, 1), in.options().dtype(at::kBool),
                                      at::MemoryFormat::Contiguous);
-  AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "prefix_balance_kernel", [&] {
-    PrefixBalance<scalar_t> all{};
-    all.p = p.mutable_data_ptr<scalar_t>();
-    all.solved = solved.mutable_data_ptr<bool>();
-    for_each_prefix_problem(
-        scores, iterations, first_row, all,
-        [](const auto& kernels, const auto& one, void* scratch) { kernels.forward(one, scratch); });
-  });
-  return {p, solved};
+  PrefixBalance all{};
+  all.p = p.mutable_data_ptr<double>();
+  all.solved = solved.mutable_data_ptr<bool>();
+  for_each_prefix_problem(
+      in, iterations, first_row, all,
+      [](const auto& kernels, const auto& one, void* scratch) { kernels.forward(one, scratch); });
+  return {p.to(scores.scalar_type()), solved};
 }
 
 at::Tensor prefix_balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
                                           std::int64_t iterations, std::int64_t first_row) {
-  at::Tensor d_scores = at::zeros_like(scores);
-  AT_DISPATCH_FLOATING_TYPES(scores.scalar_type(), "prefix_balance_kernel_backward", [&] {
-    PrefixBalance<scalar_t> all{};
-    all.d_p = d_p.const_data_ptr<scalar_t>();
-    all.d_scores = d_scores.mutable_data_ptr<scalar_t>();
-    for_each_prefix_problem(scores, iterations, first_row, all,
-                            [](const auto& kernels, const auto& one, void* scratch) {
-                              kernels.backward(one, scratch);
-                            });
-  });
-  return d_scores;
+  const at::Tensor in = scores.to(at::kDouble), d_out = d_p.to(at::kDouble);
+  at::Tensor d_scores = at::zeros_like(in);
+  PrefixBalance all{};
+  all.d_p = d_out.const_data_ptr<double>();
+  all.d_scores = d_scores.mutable_data_ptr<double>();
+  for_each_prefix_problem(
+      in, iterations, first_row, all,
+      [](const auto& kernels, const auto& one, void* scratch) { kernels.backward(one, scratch); });
+  return d_scores.to(scores.scalar_type());
 }
 
 }  // namespace birkhoff

@@ -1,7 +1,10 @@
 // The Sinkhorn operator as a fused CPU kernel, in the ordinary domain: with E = exp(S - shift) a
 // step is one matrix-vector product, P = diag(a) E diag(b), and no exponential is taken twice. That
 // fits the number format while scores lie within a moderate range; what does not fit is reported as
-// unsolved, for the caller to solve in the log domain. Conventions and legend: attention/balance.h.
+// unsolved, for the caller to solve in the log domain. Results have the dtype of the scores; what
+// is between is fp64, because gradients are small differences of large terms where weights are
+// nearly given by their sums, and because it costs next to nothing beside attention. Conventions
+// and legend: attention/balance.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -3,11 +3,6 @@
 
 namespace birkhoff {
 
-const PrefixBalanceKernels<float>& prefix_balance_kernels_avx512(float) {
-  return kPrefixBalanceKernels<float>;
-}
-const PrefixBalanceKernels<double>& prefix_balance_kernels_avx512(double) {
-  return kPrefixBalanceKernels<double>;
-}
+const PrefixBalanceKernels& prefix_balance_kernels_avx512() { return kPrefixBalanceKernels; }
 
 }  // namespace birkhoff

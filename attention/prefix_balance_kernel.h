@@ -9,58 +9,61 @@ namespace birkhoff {
 namespace {
 
 // One matrix, and the scalings of the kPanel prefixes that are being solved.
-template <typename T>
 struct PrefixSolver {
-  const PrefixBalance<T>& call;
-  int width;   // size, padded to whole panels and vectors
-  T *e, *e_t;  // [width, width]: E and its transpose, 0 where the score is barred or out of range
-  T* flow;     // [width, width], backward
-  T *left, *right;   // [iterations, 2 kPanel, width]: x above a (before), b above y
-  T *a, *sums;       // [kPanel, width]: a of the last iteration
-  T *d_f, *d_g;      // [kPanel, width]
-  int end_solvable;  // prefixes before this one have all scores in range
+  const PrefixBalance& call;
+  int width;  // size, padded to whole panels and vectors
+  double *e,
+      *e_t;      // [width, width]: E and its transpose, 0 where the score is barred or out of range
+  double* flow;  // [width, width], backward
+  double *left, *right;  // [iterations, 2 kPanel, width]: x above a (before), b above y
+  double *a, *sums;      // [kPanel, width]: a of the last iteration
+  double *d_f, *d_g;     // [kPanel, width]
+  int end_solvable;      // prefixes before this one have all scores in range
 
-  static int padded(int size) { return round_up(size, kPanel > kLanes<T> ? kPanel : kLanes<T>); }
+  static int padded(int size) {
+    return round_up(size, kPanel > kLanes<double> ? kPanel : kLanes<double>);
+  }
   static std::size_t bytes(int size, int iterations) {
     const auto w = static_cast<std::size_t>(padded(size));
-    return (3 * w * w + (4 * static_cast<std::size_t>(iterations) + 4) * kPanel * w) * sizeof(T);
+    return (3 * w * w + (4 * static_cast<std::size_t>(iterations) + 4) * kPanel * w) *
+           sizeof(double);
   }
 
-  PrefixSolver(const PrefixBalance<T>& new_call, void* memory)
+  PrefixSolver(const PrefixBalance& new_call, void* memory)
       : call(new_call), width(padded(new_call.size)) {
-    T* next = static_cast<T*>(memory);
+    double* next = static_cast<double*>(memory);
     const auto take = [&](std::ptrdiff_t rows) {
-      T* taken = next;
+      double* taken = next;
       next += rows * width;
       return taken;
     };
-    for (T** square : {&e, &e_t, &flow}) *square = take(width);
-    for (T** stack : {&left, &right}) *stack = take(2 * kPanel * call.iterations);
-    for (T** panel : {&a, &sums, &d_f, &d_g}) *panel = take(kPanel);
+    for (double** square : {&e, &e_t, &flow}) *square = take(width);
+    for (double** stack : {&left, &right}) *stack = take(2 * kPanel * call.iterations);
+    for (double** panel : {&a, &sums, &d_f, &d_g}) *panel = take(kPanel);
     fill_exponentials();
   }
 
-  T* x_of(int i) const { return left + std::ptrdiff_t{2} * i * kPanel * width; }
-  T* a_before(int i) const { return x_of(i) + kPanel * width; }
-  T* b_of(int i) const { return right + std::ptrdiff_t{2} * i * kPanel * width; }
-  T* y_of(int i) const { return b_of(i) + kPanel * width; }
-  T* a_after(int i) const { return i + 1 < call.iterations ? a_before(i + 1) : a; }
+  double* x_of(int i) const { return left + std::ptrdiff_t{2} * i * kPanel * width; }
+  double* a_before(int i) const { return x_of(i) + kPanel * width; }
+  double* b_of(int i) const { return right + std::ptrdiff_t{2} * i * kPanel * width; }
+  double* y_of(int i) const { return b_of(i) + kPanel * width; }
+  double* a_after(int i) const { return i + 1 < call.iterations ? a_before(i + 1) : a; }
 
   // The shift is the first finite score of the growing prefixes: later scores must not touch a bit
   // of earlier prefixes.
   void fill_exponentials() {
-    constexpr T kBarred = -__builtin_inf();
+    constexpr double kBarred = -__builtin_inf();
     const int N = call.size;
     bool has_shift = false;
-    T shift = 0;
+    double shift = 0;
     end_solvable = N;
     const auto see = [&](int u, int r, int c) {
-      const T s = call.scores[r * N + c];
+      const double s = call.scores[r * N + c];
       if (s == kBarred) return;
       if (!has_shift) shift = s;
       has_shift = true;
-      const T distance = s - shift;
-      if (!(distance <= BalanceRange<T>::kSpread && -distance <= BalanceRange<T>::kSpread)) {
+      const double distance = s - shift;
+      if (!(distance <= BalanceRange::kSpread && -distance <= BalanceRange::kSpread)) {
         end_solvable = u;
       }
     };
@@ -74,22 +77,22 @@ struct PrefixSolver {
         e[r * width + c] = used ? call.scores[r * N + c] - shift : kBarred;
       }
     }
-    for (int i = 0; i < width * width; i += kLanes<T>) store(e + i, exp<T>(load(e + i)));
+    for (int i = 0; i < width * width; i += kLanes<double>) store(e + i, exp<double>(load(e + i)));
     transpose_matrix(e, width, width, width, e_t, width);
   }
 
   // out [kPanel, width] = in [kPanel, first `depth` columns] matrix.
-  void multiply(const T* in, const T* matrix, int depth, int columns, T* out) const {
-    multiply_panel(in, width, 1, matrix, width, depth, out, width, round_up(columns, kLanes<T>),
+  void multiply(const double* in, const double* matrix, int depth, int columns, double* out) const {
+    multiply_panel(in, width, 1, matrix, width, depth, out, width,
+                   round_up(columns, kLanes<double>),
                    /*accumulate=*/false);
   }
 
   // The first n of x become 1 / x where x > 0, all others 0. False if some x > 0 is out of range.
-  bool invert(T* x, int n) const {
+  bool invert(double* x, int n) const {
     int num_bad = 0;
     for (int i = 0; i < n; ++i) {
-      num_bad +=
-          x[i] > 0 && !(x[i] > BalanceRange<T>::kLeast && x[i] < 1 / BalanceRange<T>::kLeast);
+      num_bad += x[i] > 0 && !(x[i] > BalanceRange::kLeast && x[i] < 1 / BalanceRange::kLeast);
       x[i] = x[i] > 0 ? 1 / x[i] : 0;
     }
     for (int i = n; i < width; ++i) x[i] = 0;
@@ -102,10 +105,11 @@ struct PrefixSolver {
     const int rows = min_of(u0 + kPanel, call.size), columns = rows - 1;
     for (int k = 0; k < kPanel; ++k) {
       good[k] = u0 + k < end_solvable;
-      T* start = a_before(0) + k * width;
+      double* start = a_before(0) + k * width;
       for (int r = 0; r < width; ++r) start[r] = good[k] && r <= u0 + k;
     }
-    const auto step = [&](const T* in, const T* matrix, int depth, int count, int offset, T* out) {
+    const auto step = [&](const double* in, const double* matrix, int depth, int count, int offset,
+                          double* out) {
       multiply(in, matrix, depth, count, out);
       for (int k = 0; k < kPanel; ++k) {
         if (!invert(out + k * width, min_of(count, u0 + k + offset))) good[k] = false;
@@ -132,8 +136,8 @@ struct PrefixSolver {
       for (int k = 0; k < min_of(kPanel, N - u0); ++k) {
         const int u = u0 + k;
         call.solved[u - call.first_row] = good[k];
-        const T a_u = a[k * width + u], *b = b_of(call.iterations - 1) + k * width;
-        T* row = call.p + (u - call.first_row) * N;
+        const double a_u = a[k * width + u], *b = b_of(call.iterations - 1) + k * width;
+        double* row = call.p + (u - call.first_row) * N;
         for (int c = 0; c < u; ++c) row[c] = a_u * (e[u * width + c] * b[c]);
       }
     }
@@ -153,17 +157,17 @@ struct PrefixSolver {
       for (int k = 0; k < rows - u0; ++k) {
         const int u = u0 + k;
         if (!good[k]) continue;
-        const T a_u = a[k * width + u], *b = b_of(I - 1) + k * width;
-        const T* d_row = call.d_p + (u - call.first_row) * N;
+        const double a_u = a[k * width + u], *b = b_of(I - 1) + k * width;
+        const double* d_row = call.d_p + (u - call.first_row) * N;
         for (int c = 0; c < u; ++c) {
-          const T d = a_u * (e[u * width + c] * b[c]) * d_row[c];
+          const double d = a_u * (e[u * width + c] * b[c]) * d_row[c];
           call.d_scores[u * N + c] += d;
           d_f[k * width + u] += d;
           d_g[k * width + c] += d;
         }
       }
       for (int i = I - 1; i >= 0; --i) {
-        T *x = x_of(i), *y = y_of(i), *before = a_before(i), *b = b_of(i), *after = a_after(i);
+        double *x = x_of(i), *y = y_of(i), *before = a_before(i), *b = b_of(i), *after = a_after(i);
         for (int j = 0; j < kPanel * width; ++j) x[j] = d_f[j] * after[j];
         multiply(x, e, rows, columns, sums);
         for (int j = 0; j < kPanel * width; ++j) {
@@ -175,7 +179,7 @@ struct PrefixSolver {
       }
       for (int r = 0; r < rows; r += kPanel) {
         multiply_panel(left + r, 1, width, right, width, 2 * kPanel * I, flow + r * width, width,
-                       round_up(columns, kLanes<T>), /*accumulate=*/true);
+                       round_up(columns, kLanes<double>), /*accumulate=*/true);
       }
     }
     for (int r = 0; r < N; ++r) {
@@ -185,18 +189,15 @@ struct PrefixSolver {
   }
 };
 
-template <typename T>
-void prefix_forward(const PrefixBalance<T>& balance, void* scratch) {
-  PrefixSolver<T>(balance, scratch).forward();
+void prefix_forward(const PrefixBalance& balance, void* scratch) {
+  PrefixSolver(balance, scratch).forward();
 }
-template <typename T>
-void prefix_backward(const PrefixBalance<T>& balance, void* scratch) {
-  PrefixSolver<T>(balance, scratch).backward();
+void prefix_backward(const PrefixBalance& balance, void* scratch) {
+  PrefixSolver(balance, scratch).backward();
 }
 
-template <typename T>
-constexpr PrefixBalanceKernels<T> kPrefixBalanceKernels = {&PrefixSolver<T>::bytes,
-                                                           &prefix_forward<T>, &prefix_backward<T>};
+constexpr PrefixBalanceKernels kPrefixBalanceKernels = {&PrefixSolver::bytes, &prefix_forward,
+                                                        &prefix_backward};
 
 }  // namespace
 }  // namespace birkhoff

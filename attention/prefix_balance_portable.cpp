@@ -3,11 +3,6 @@
 
 namespace birkhoff {
 
-const PrefixBalanceKernels<float>& prefix_balance_kernels_portable(float) {
-  return kPrefixBalanceKernels<float>;
-}
-const PrefixBalanceKernels<double>& prefix_balance_kernels_portable(double) {
-  return kPrefixBalanceKernels<double>;
-}
+const PrefixBalanceKernels& prefix_balance_kernels_portable() { return kPrefixBalanceKernels; }
 
 }  // namespace birkhoff

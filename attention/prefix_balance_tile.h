@@ -16,26 +16,22 @@
 
 namespace birkhoff {
 
-template <typename T>
 struct PrefixBalance {
   int size, iterations, first_row;
-  const T* scores;  // [size, size]
-  T* p;             // forward: [size - first_row, size], zeros
-  bool* solved;     // forward: [size - first_row]
-  const T* d_p;     // backward, as p
-  T* d_scores;      // backward: [size, size], zeros
+  const double* scores;  // [size, size]
+  double* p;             // forward: [size - first_row, size], zeros
+  bool* solved;          // forward: [size - first_row]
+  const double* d_p;     // backward, as p
+  double* d_scores;      // backward: [size, size], zeros
 };
 
 // `scratch`: scratch_bytes bytes, aligned to 64.
-template <typename T>
 struct PrefixBalanceKernels {
   std::size_t (*scratch_bytes)(int size, int iterations);
-  void (*forward)(const PrefixBalance<T>& balance, void* scratch);
-  void (*backward)(const PrefixBalance<T>& balance, void* scratch);
+  void (*forward)(const PrefixBalance& balance, void* scratch);
+  void (*backward)(const PrefixBalance& balance, void* scratch);
 };
 
-// For T = float and double.
-template <typename T>
-const PrefixBalanceKernels<T>& prefix_balance_kernels(InstructionSet set);
+const PrefixBalanceKernels& prefix_balance_kernels(InstructionSet set);
 
 }  // namespace birkhoff

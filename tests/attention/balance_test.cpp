@@ -6,13 +6,17 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include "tests/attention/mechanism_cases.h"
 
@@ -220,6 +224,51 @@ TEST(Balance, KernelEqualsReferenceAtEveryScale) {
         const at::Tensor d_reference = gradients(reference, {leaf})[0];
         EXPECT_TRUE(d_fused.isfinite().all().item<bool>());
         EXPECT_LE(max_difference(d_fused, d_reference), 10 * tolerance) << scale << " " << dtype;
+      }
+    }
+  }
+}
+
+// fp32 against fp64: at most twice the error of the reference and two roundings of the largest
+// value; of weights and of gradients, over random sizes and scales.
+TEST(Balance, KernelErrorIsAtMostTwiceTheReferences) {
+  struct Solver {
+    std::string name;
+    std::function<at::Tensor(const at::Tensor&, BalancePath)> solve;
+    bool causal = false;
+  };
+  const std::vector<Solver> solvers = {
+      {"full", [](const auto& scores, auto path) { return balance(scores, 5, path); }},
+      {"prefix", [](const auto& scores, auto path) { return prefix_balance(scores, 5, 0, path); }},
+      {"cumulative",
+       [](const auto& scores, auto path) { return cumulative_balance(scores, 5, path); }, true},
+  };
+  const auto check = [](const Solver& solver, std::int64_t size, double scale, std::uint64_t seed) {
+    at::Tensor scores = random_scores(size, seed, scale).to(at::kFloat);
+    if (solver.causal) scores = strictly_past(scores);
+    const at::Tensor d_p = random_tensor(scores.sizes(), at::kFloat, seed + 1);
+    const auto results = [&](at::ScalarType dtype, BalancePath path) {
+      const at::Tensor leaf = scores.to(dtype).detach().set_requires_grad(true);
+      const at::Tensor p = solver.solve(leaf, path);
+      return std::array{p.detach(), torch::autograd::grad({p}, {leaf}, {d_p.to(dtype)})[0]};
+    };
+    const auto exact = results(at::kDouble, BalancePath::kReference),
+               reference = results(at::kFloat, BalancePath::kReference),
+               fused = results(at::kFloat, BalancePath::kFused);
+    for (std::size_t i = 0; i < 2; ++i) {
+      // Gradients that are exactly 0 are roundings of fp64.
+      const double bound = 2 * max_difference(reference[i], exact[i]) +
+                           0x1p-22 * exact[i].abs().max().item<double>() + 0x1p-50;
+      EXPECT_LE(max_difference(fused[i], exact[i]), bound)
+          << solver.name << (i == 0 ? " weights" : " gradient") << ", size " << size << ", scale "
+          << scale << ", seed " << seed;
+    }
+  };
+  for (const Solver& solver : solvers) {
+    for (const std::int64_t size : {1, 2, 3, 4, 5, 7, 9, 16, 33, 50, 64}) {
+      for (const double scale : {0.1, 1.0, 4.0, 12.0}) {
+        const std::uint64_t num_seeds = size < 10 ? 10 : 2;
+        for (std::uint64_t seed = 0; seed < num_seeds; ++seed) check(solver, size, scale, seed);
       }
     }
   }

@@ -3,7 +3,6 @@
 // mechanism alone on inputs of the same sizes, in turns; medians. One thread.
 // Usage: attention_share [T B causal_balance rounds], by default 1024 4 prefix 3.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/core.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "attention/attention.h"
+#include "cluster/base/cpu.h"
 #include "configs/attention.pb.h"
 #include "configs/config.pb.h"
 #include "configs/config_io.h"
@@ -115,6 +115,6 @@ int main(int argc, char** argv) {
   const auto argument = [&](int i, std::int64_t otherwise) {
     return i < argc ? std::atoll(argv[i]) : otherwise;
   };
-  at::set_num_threads(1);
+  birkhoff::compute_on_cpu(1);
   birkhoff::run(argument(1, 1024), argument(2, 4), argc > 3 ? argv[3] : "prefix", argument(4, 3));
 }
