@@ -1,6 +1,7 @@
 // The kernels of block mixing on a GPU, against fp64 on the CPU and against themselves.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include "attention/block_mix.h"
 #include "attention/block_mix_gpu.h"
