@@ -1,13 +1,14 @@
 // Block mixes on a GPU's tensor cores. Legend: u, v blocks of one head, f columns: the b D numbers
 // of a block's row, tokens side by side.
 //
-//   y_uf = sum_v w_uv x_vf,  d_x_vf = sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,  v <= u +
-//   diagonal.
+//   y_uf = sum_v w_uv x_vf,  d_x_vf = sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
+//
+// where v <= u + diagonal.
 //
 // BlockMixRows: y, or with kTransposed d_x. A block of threads owns a slab of 128 columns of all
-// rows of one head, a warp 32 of its columns. The slab is read once and stays in shared memory (256
-// bytes a row); tiles of 64 x 64 weights come from the L2 cache, the next while one is multiplied
-// (16 KiB), and so does the result leave. 64 sums a thread, in registers.
+// rows of one head, a warp 32 of its columns, 64 sums a thread at a time. Shared memory: the slab,
+// which is read once (256 bytes a row), and tiles of 64 x 64 weights, which come from the L2 cache,
+// the next while one is multiplied (16 KiB); results leave through a tile that has been used.
 //
 // BlockMixWeights: d_w. A block of threads owns a tile of 64 x 64 of it and a part of all tensors'
 // columns, a warp 16 rows; d_y and x come in tiles of 64 x 64, the next while one is multiplied (32
