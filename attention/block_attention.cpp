@@ -26,12 +26,6 @@ std::uint16_t* words_of(const at::Tensor& x) {
   return static_cast<std::uint16_t*>(const_cast<void*>(x.const_data_ptr()));
 }
 
-BlockRowsParams rows_of(const at::Tensor& x_BHNbD) {
-  require(has_aligned_rows(x_BHNbD), "block attention: rows must be aligned to 16 bytes");
-  return {.data = words_of(x_BHNbD),
-          .strides = {x_BHNbD.stride(0), x_BHNbD.stride(1), x_BHNbD.stride(2), x_BHNbD.stride(3)}};
-}
-
 float* floats_of(const at::Tensor& x) {
   require(x.is_contiguous(), "block attention: statistics must be contiguous");
   return x.mutable_data_ptr<float>();
@@ -85,6 +79,12 @@ at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD) {
   return has_aligned_rows(x_BHNbD) ? x_BHNbD : x_BHNbD.clone(at::MemoryFormat::Contiguous);
 }
 
+BlockRowsParams block_rows(const at::Tensor& x_BHNbD) {
+  require(has_aligned_rows(x_BHNbD), "block attention: rows must be aligned to 16 bytes");
+  return {.data = words_of(x_BHNbD),
+          .strides = {x_BHNbD.stride(0), x_BHNbD.stride(1), x_BHNbD.stride(2), x_BHNbD.stride(3)}};
+}
+
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results) {
   const at::Tensor& q = operands.q_BHNbD;
@@ -97,8 +97,8 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   params.block = size(3);
   params.head_dim = size(4);
   params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size(4))));
-  params.q = rows_of(q);
-  params.out = rows_of(results.out_BHNbD);
+  params.q = block_rows(q);
+  params.out = block_rows(results.out_BHNbD);
   params.max = floats_of(results.softmax_2BHNb[0]);
   params.inverse_sum = floats_of(results.softmax_2BHNb[1]);
   params.dropout = dropout_of(operands);
@@ -109,8 +109,8 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
                      .last_offset = static_cast<int>(operands.windows[3 * s + 1]),
                      .causal = operands.windows[3 * s + 2] != 0};
     source.first_mask = static_cast<int>(m);
-    source.k = rows_of(operands.keys_BHNbD[2 * s]);
-    source.v = rows_of(operands.keys_BHNbD[2 * s + 1]);
+    source.k = block_rows(operands.keys_BHNbD[2 * s]);
+    source.v = block_rows(operands.keys_BHNbD[2 * s + 1]);
     if (operands.biases[s].defined()) {
       const at::Tensor bias = operands.biases[s].expand({size(0), size(1), size(2), 1, size(3)});
       source.bias.data = words_of(bias);
@@ -135,13 +135,13 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const at::Tensor& delta_BHNb,
                                             const BlockGradients& gradients) {
   BlockAttentionParams params = block_attention_params(operands, results);
-  params.d_out = rows_of(d_out_BHNbD);
-  params.d_q = rows_of(gradients.d_q_BHNbD);
+  params.d_out = block_rows(d_out_BHNbD);
+  params.d_q = block_rows(gradients.d_q_BHNbD);
   params.delta = floats_of(delta_BHNb);
   for (std::size_t s = 0; s < operands.num_sources(); ++s) {
     KeySourceParams& source = params.sources[s];
-    source.d_k = rows_of(gradients.d_keys_BHNbD[2 * s]);
-    source.d_v = rows_of(gradients.d_keys_BHNbD[2 * s + 1]);
+    source.d_k = block_rows(gradients.d_keys_BHNbD[2 * s]);
+    source.d_v = block_rows(gradients.d_keys_BHNbD[2 * s + 1]);
     if (source.bias.data) source.bias.gradient = floats_of(gradients.d_biases[s]);
   }
   return params;

@@ -16,6 +16,9 @@ bool fits_block_attention(const BlockAttention& in);
 // x, or a copy whose rows can be moved 16 bytes at a time.
 at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD);
 
+// Rows as kernels take them: aligned, else Error(kInternal).
+BlockRowsParams block_rows(const at::Tensor& x_BHNbD);
+
 // The kernels' arguments. Rows of operands and results are aligned; all tensors must outlive the
 // launch.
 BlockAttentionParams block_attention_params(const BlockOperands& operands,

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "attention/block_mix_gpu.h"
 #include "attention/block_mix_sets.h"
 #include "attention/blocks.h"
 #include "attention/scratch_memory.h"
@@ -219,9 +220,15 @@ std::vector<at::Tensor> mix_lower_blocks(const at::Tensor& weights_BHNN,
   const std::int64_t N = first.size(2);
   require(weights_BHNN.size(2) == N && weights_BHNN.size(3) == N,
           "mix_lower_blocks: weights must be square");
+  diagonal = std::clamp(diagonal, -N, N - 1);
+#ifdef BIRKHOFF_CUDA
+  if (first.is_cuda() && fits_block_mix(x_BHNbD)) {
+    return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal);
+  }
+#endif
   const at::Tensor weights =
       weights_BHNN.to(first.scalar_type()).expand({first.size(0), first.size(1), N, N});
-  return MixLowerBlocks::apply(weights, at::TensorList(x_BHNbD), std::clamp(diagonal, -N, N - 1));
+  return MixLowerBlocks::apply(weights, at::TensorList(x_BHNbD), diagonal);
 }
 
 }  // namespace birkhoff

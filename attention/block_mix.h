@@ -9,11 +9,12 @@
 
 namespace birkhoff {
 
-// For each x [B, H, N, b, D], y_u = sum over v <= u + diagonal of weights_uv x_v; `diagonal` as of
-// at::tril: -1 for earlier blocks alone, N - 1 for all. Weights [B, H, N, N] (B or H may be 1),
-// taken in the dtype of x, must be 0 above the diagonal, and get no gradient there. Twice as fast
-// as mix_blocks where half of the weights are 0: a kernel for fp32, fp64 and bf16 (summed in fp32)
-// on the CPU, elsewhere GEMMs of the rows' own widths. Results are laid out as x is.
+// For each x [B, H, N, b, D], y_u = sum over v <= u + diagonal of weights_uv x_v, of weights
+// rounded to the dtype of x; `diagonal` as of at::tril: -1 for earlier blocks alone, N - 1 for all.
+// Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the diagonal,
+// and get no gradient there. Twice as fast as mix_blocks where half of the weights are 0: kernels
+// for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU (fits_block_mix), sums in fp32
+// at least; elsewhere GEMMs of the rows' own widths. Results are laid out as x is.
 std::vector<at::Tensor> mix_lower_blocks(const at::Tensor& weights_BHNN,
                                          const std::vector<at::Tensor>& x_BHNbD,
                                          std::int64_t diagonal);

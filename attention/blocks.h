@@ -19,6 +19,7 @@ class Blocks {
   Blocks(const AttentionInput& in, std::int64_t block, bool causal);
 
   std::int64_t num_blocks() const { return num_blocks_; }
+  std::int64_t block() const { return block_; }  // b
   // Dim `dim` of length L becomes two, [N, b]; missing tokens are zeros. A view where L = N b.
   at::Tensor fold(const at::Tensor& x, std::int64_t dim) const;
   // The reverse: dims dim and dim + 1 become one of length L.

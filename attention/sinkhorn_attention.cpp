@@ -181,9 +181,9 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit
   const std::int64_t N = blocks.num_blocks();
   at::Tensor scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
   if (sort_net_) {
-    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC);
+    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC, limit);
     const at::Tensor source_BNC =
-        sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC) : at::Tensor();
+        sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC, limit) : at::Tensor();
     scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
   }
   const at::Tensor open_BNN = open_pairs(blocks);

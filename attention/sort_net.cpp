@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/block_pool.h"
 #include "cluster/base/error.h"
 #include "configs/attention.pb.h"
 
@@ -13,36 +14,17 @@ namespace {
 
 using configs::SinkhornAttention;
 
-at::Tensor widened(const at::Tensor& x) {
-  return x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+at::ScalarType feature_type(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
-
-// x of padding is never read, not even as 0 * NaN: the one pass below leaves it out, and so does
-// the first token.
-
-// Sums of x over the tokens of each block where `mask` [B, N, b] is true (undefined: everywhere).
-at::Tensor block_sums(const at::Tensor& x_BNbC, const at::Tensor& mask_BNb) {
-  if (!mask_BNb.defined()) return x_BNbC.sum(2);
-  return x_BNbC.masked_fill(mask_BNb.logical_not().unsqueeze(3), 0).sum(2);
-}
-
-// Tokens that block_sums adds up, as [B, N, 1] of x's dtype.
-at::Tensor block_counts(const at::Tensor& x_BNbC, const at::Tensor& mask_BNb) {
-  if (!mask_BNb.defined()) return at::full({1, 1, 1}, x_BNbC.size(2), x_BNbC.options());
-  return mask_BNb.sum(2, /*keepdim=*/true).to(x_BNbC.scalar_type());
-}
-
-// x of each block's first token, 0 where that is padding.
-at::Tensor first_tokens(const Blocks& blocks, const at::Tensor& x_BNbC) {
-  const at::Tensor first_BNC = x_BNbC.select(2, 0);
-  if (!blocks.valid_BNb().defined()) return first_BNC;
-  return first_BNC.masked_fill(blocks.valid_BNb().select(2, 0).logical_not().unsqueeze(2), 0);
-}
+at::Tensor widened(const at::Tensor& x) { return x.to(feature_type(x)); }
 
 at::Tensor both(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined()) return b;
   return b.defined() ? at::logical_and(a, b) : a;
 }
+
+// ---- What is pooled.
 
 // Tokens of each block that are valid and of the same document as the block's token `anchor`.
 at::Tensor with_document_of(const Blocks& blocks, std::int64_t anchor) {
@@ -51,24 +33,88 @@ at::Tensor with_document_of(const Blocks& blocks, std::int64_t anchor) {
   return both(blocks.valid_BNb(), segments_BNb == segments_BNb.select(2, anchor).unsqueeze(2));
 }
 
-// Sums (and counts) over all tokens of the document up to each block's first token: earlier blocks
-// contribute what they hold of that document, which is their last token's.
-std::pair<at::Tensor, at::Tensor> sums_to_first_token(const Blocks& blocks,
-                                                      const at::Tensor& x_BNbC) {
-  const std::int64_t N = blocks.num_blocks(), b = x_BNbC.size(2);
-  at::Tensor earlier_BNN = at::ones({1, N, N}, blocks.mask_options()).tril(-1);
-  if (blocks.segments_BNb().defined()) {
-    const at::Tensor first_BN = blocks.segments_BNb().select(2, 0);
-    const at::Tensor last_BN = blocks.segments_BNb().select(2, b - 1);
-    earlier_BNN = at::logical_and(earlier_BNN, first_BN.unsqueeze(2) == last_BN.unsqueeze(1));
+// The document of each block's token `anchor`.
+at::Tensor document_of(const Blocks& blocks, std::int64_t anchor) {
+  return blocks.segments_BNb().select(2, anchor);
+}
+
+// Pairs [B, N, N] (block, earlier block) where the earlier one's last token is of the document of
+// the block's first.
+at::Tensor earlier_blocks(const Blocks& blocks) {
+  const std::int64_t N = blocks.num_blocks();
+  const at::Tensor earlier_BNN = at::ones({1, N, N}, blocks.mask_options()).tril(-1);
+  if (!blocks.segments_BNb().defined()) return earlier_BNN;
+  return at::logical_and(earlier_BNN, document_of(blocks, 0).unsqueeze(2) ==
+                                          document_of(blocks, blocks.block() - 1).unsqueeze(1));
+}
+
+// Tokens of each block where `mask` is true, [B, N, 1].
+at::Tensor block_counts(const Blocks& blocks, const at::Tensor& mask_BNb, at::ScalarType dtype) {
+  if (mask_BNb.defined()) return mask_BNb.sum(2, /*keepdim=*/true).to(dtype);
+  return at::full({1, blocks.num_blocks(), 1}, blocks.block(), blocks.mask_options().dtype(dtype));
+}
+
+// Each block's own tokens where `mask` is true; `mean`: divided by their number.
+BlockPooling own_tokens(const Blocks& blocks, const at::Tensor& mask_BNb, bool mean,
+                        at::ScalarType dtype) {
+  BlockPooling pooling{.block = blocks.block(), .mask_BNb = mask_BNb};
+  if (mean) pooling.divisor_BN1 = block_counts(blocks, mask_BNb, dtype).clamp_min(1);
+  return pooling;
+}
+
+// All tokens of the document up to each block's first token: earlier blocks contribute what they
+// hold of that document, which is their last token's.
+BlockPooling tokens_to_first(const Blocks& blocks, bool mean, at::ScalarType dtype) {
+  const std::int64_t b = blocks.block();
+  BlockPooling pooling{.block = b, .mask_BNb = with_document_of(blocks, b - 1), .cumulative = true};
+  if (mean) {
+    const at::Tensor counts_BN1 = block_counts(blocks, pooling.mask_BNb, dtype);
+    pooling.divisor_BN1 = at::matmul(earlier_blocks(blocks).to(dtype), counts_BN1) + 1;
   }
-  const at::Tensor mask_BNb = with_document_of(blocks, b - 1);
-  const at::Tensor weights_BNN = earlier_BNN.to(x_BNbC.scalar_type());
-  const at::Tensor sums_BNC =
-      at::matmul(weights_BNN, block_sums(x_BNbC, mask_BNb)) + first_tokens(blocks, x_BNbC);
-  const at::Tensor counts_BN1 =
-      at::matmul(weights_BNN, block_counts(x_BNbC, mask_BNb).expand({-1, N, 1})) + 1;
-  return {sums_BNC, counts_BN1};
+  if (!blocks.valid_BNb().defined() && !blocks.segments_BNb().defined()) return pooling;
+  at::Tensor first_exists_BN, opens_BN, keeps_BN;
+  first_exists_BN = opens_BN = keeps_BN = at::ones({1, blocks.num_blocks()}, blocks.mask_options());
+  if (blocks.valid_BNb().defined()) first_exists_BN = blocks.valid_BNb().select(2, 0);
+  if (blocks.segments_BNb().defined()) {
+    // Documents do not come back, so sums so far are of the last token before the block.
+    const at::Tensor last_BN = document_of(blocks, b - 1);
+    const at::Tensor before_BN = shift_blocks(last_BN, 1, -1, -1);
+    opens_BN = document_of(blocks, 0) == before_BN;
+    keeps_BN = last_BN == before_BN;
+  }
+  pooling.links_BN = first_exists_BN.to(at::kByte) * kFirstExists +
+                     opens_BN.to(at::kByte) * kOpens + keeps_BN.to(at::kByte) * kKeeps;
+  return pooling;
+}
+
+// ---- The same in LibTorch's operations. x of padding is never read, not even as 0 * NaN.
+
+// x of each block's first token, 0 where that is padding.
+at::Tensor first_tokens(const Blocks& blocks, const at::Tensor& x_BNbC) {
+  const at::Tensor first_BNC = x_BNbC.select(2, 0);
+  if (!blocks.valid_BNb().defined()) return first_BNC;
+  return first_BNC.masked_fill(blocks.valid_BNb().select(2, 0).logical_not().unsqueeze(2), 0);
+}
+
+at::Tensor pool_by_operations(const Blocks& blocks, const at::Tensor& x_BLC,
+                              const BlockPooling& pooling) {
+  const at::Tensor x_BNbC = widened(blocks.fold(x_BLC, 1));
+  at::Tensor masked_BNbC = x_BNbC;
+  if (pooling.mask_BNb.defined()) {
+    masked_BNbC = x_BNbC.masked_fill(pooling.mask_BNb.logical_not().unsqueeze(3), 0);
+  }
+  at::Tensor sums_BNC = masked_BNbC.sum(2);
+  if (pooling.cumulative) {
+    const at::Tensor weights_BNN = earlier_blocks(blocks).to(sums_BNC.scalar_type());
+    sums_BNC = at::matmul(weights_BNN, sums_BNC) + first_tokens(blocks, x_BNbC);
+  }
+  return pooling.divisor_BN1.defined() ? sums_BNC / pooling.divisor_BN1 : sums_BNC;
+}
+
+at::Tensor pool(const Blocks& blocks, const at::Tensor& x_BLC, const BlockPooling& pooling,
+                BlockPath path) {
+  if (path == BlockPath::kFused && fits_block_pool(x_BLC)) return pool_blocks(x_BLC, pooling);
+  return pool_by_operations(blocks, x_BLC, pooling);
 }
 
 // x [B, N, C] times each head's weight [H, C, K], plus bias [H, K] if defined: [B, H, N, K].
@@ -83,36 +129,22 @@ at::Tensor per_head(const at::Tensor& x_BNC, const at::Tensor& weight_HCK,
 }  // namespace
 
 at::Tensor pool_destinations(const SinkhornAttention& config, bool causal, const Blocks& blocks,
-                             const at::Tensor& x_BLC) {
+                             const at::Tensor& x_BLC, BlockPath path) {
   if (config.pooling() == SinkhornAttention::first) {
     return widened(first_tokens(blocks, blocks.fold(x_BLC, 1)));
   }
-  const at::Tensor x_BNbC = widened(blocks.fold(x_BLC, 1));
-  switch (config.pooling()) {
-    case SinkhornAttention::first:
-      break;
-    case SinkhornAttention::sum:
-      if (causal) return sums_to_first_token(blocks, x_BNbC).first;
-      return block_sums(x_BNbC, with_document_of(blocks, 0));
-    case SinkhornAttention::mean:
-      if (!causal) {
-        const at::Tensor mask_BNb = with_document_of(blocks, 0);
-        return block_sums(x_BNbC, mask_BNb) / block_counts(x_BNbC, mask_BNb).clamp_min(1);
-      }
-      [[fallthrough]];
-    case SinkhornAttention::cumulative_mean: {
-      const auto [sums_BNC, counts_BN1] = sums_to_first_token(blocks, x_BNbC);
-      return sums_BNC / counts_BN1;
-    }
+  const bool mean = config.pooling() != SinkhornAttention::sum;
+  if (causal || config.pooling() == SinkhornAttention::cumulative_mean) {
+    return pool(blocks, x_BLC, tokens_to_first(blocks, mean, feature_type(x_BLC)), path);
   }
-  require(false, "unknown pooling");
-  return {};
+  return pool(blocks, x_BLC,
+              own_tokens(blocks, with_document_of(blocks, 0), mean, feature_type(x_BLC)), path);
 }
 
-at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC) {
-  const at::Tensor x_BNbC = widened(blocks.fold(x_BLC, 1));
-  const at::Tensor& mask_BNb = blocks.valid_BNb();
-  return block_sums(x_BNbC, mask_BNb) / block_counts(x_BNbC, mask_BNb).clamp_min(1);
+at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC, BlockPath path) {
+  const BlockPooling pooling = own_tokens(blocks, blocks.valid_BNb(),
+                                          /*mean=*/true, feature_type(x_BLC));
+  return pool(blocks, x_BLC, pooling, path);
 }
 
 SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,

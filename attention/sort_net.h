@@ -21,12 +21,13 @@ namespace birkhoff {
 
 // Destination features psi [B, N, C] in fp32 or wider, from x [B, L, C]. Each reads tokens of its
 // block's first token's document only; causal use reads positions up to that first token, inclusive
-// (the paper's eq. 5, with its limit i b + 1 corrected to i b).
+// (the paper's eq. 5, with its limit i b + 1 corrected to i b). `path`: kFused sums in one pass
+// (block_pool.h) where that fits, others by LibTorch's operations.
 at::Tensor pool_destinations(const configs::SinkhornAttention& config, bool causal,
-                             const Blocks& blocks, const at::Tensor& x_BLC);
+                             const Blocks& blocks, const at::Tensor& x_BLC, BlockPath path);
 
 // Source features [B, N, C]: the mean over each block's valid tokens.
-at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC);
+at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC, BlockPath path);
 
 class SortNet {
  public:

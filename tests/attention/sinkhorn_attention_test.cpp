@@ -416,23 +416,25 @@ TEST(SortNet, PoolingDoesNotReadPadding) {
   x_BLC[1].fill_(std::nan(""));
   x_BLC.requires_grad_(true);
   SinkhornAttention config;
-  for (const bool causal : {false, true}) {
-    const Blocks blocks(in, kBlock, causal);
-    std::vector<at::Tensor> features{pool_sources(blocks, x_BLC)};
-    for (const auto pooling : {SinkhornAttention::sum, SinkhornAttention::mean,
-                               SinkhornAttention::cumulative_mean, SinkhornAttention::first}) {
-      config.set_pooling(pooling);
-      features.push_back(pool_destinations(config, causal, blocks, x_BLC));
-    }
-    // The third block has one token: alone, or behind eight others where sums are cumulative.
-    EXPECT_LE(max_difference(features[0][0][2], x_BLC[0][8]), 1e-15);
-    EXPECT_LE(
-        max_difference(features[1][0][2], causal ? x_BLC[0].narrow(0, 0, 9).sum(0) : x_BLC[0][8]),
-        1e-14);
-    EXPECT_LE(max_difference(features[4][0][2], x_BLC[0][8]), 0);
-    for (const at::Tensor& feature_BNC : features) {
-      EXPECT_TRUE(feature_BNC.isfinite().all().item<bool>());
-      EXPECT_TRUE(gradients(feature_BNC, {x_BLC})[0].isfinite().all().item<bool>());
+  for (const BlockPath path : {BlockPath::kReference, BlockPath::kFused}) {
+    for (const bool causal : {false, true}) {
+      const Blocks blocks(in, kBlock, causal);
+      std::vector<at::Tensor> features{pool_sources(blocks, x_BLC, path)};
+      for (const auto pooling : {SinkhornAttention::sum, SinkhornAttention::mean,
+                                 SinkhornAttention::cumulative_mean, SinkhornAttention::first}) {
+        config.set_pooling(pooling);
+        features.push_back(pool_destinations(config, causal, blocks, x_BLC, path));
+      }
+      // The third block has one token: alone, or behind eight others where sums are cumulative.
+      EXPECT_LE(max_difference(features[0][0][2], x_BLC[0][8]), 1e-15);
+      EXPECT_LE(
+          max_difference(features[1][0][2], causal ? x_BLC[0].narrow(0, 0, 9).sum(0) : x_BLC[0][8]),
+          1e-14);
+      EXPECT_LE(max_difference(features[4][0][2], x_BLC[0][8]), 0);
+      for (const at::Tensor& feature_BNC : features) {
+        EXPECT_TRUE(feature_BNC.isfinite().all().item<bool>());
+        EXPECT_TRUE(gradients(feature_BNC, {x_BLC})[0].isfinite().all().item<bool>());
+      }
     }
   }
 }

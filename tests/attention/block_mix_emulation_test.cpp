@@ -1,0 +1,174 @@
+// The very source of the GPU's kernels of block mixing, run on the CPU by an emulation of a block
+// of threads, against fp64.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "attention/block_attention.h"
+#include "attention/block_mix_gpu.h"
+#include "attention/block_mix_products.h"
+#include "attention/blocks.h"
+#include "tests/attention/block_mix_problem.h"
+#include "tests/cluster/base/emulated_gpu.h"
+
+namespace birkhoff::testing {
+namespace {
+
+template <EmulatedNumber kNumber, template <typename> typename Body>
+void run_kernel(const BlockMixParams& params, std::int64_t num_tasks, int shared_bytes,
+                bool backwards) {
+  using Thread = EmulatedThread<kNumber>;
+  EmulatedBlock block(BlockMixShape::kThreads, static_cast<std::uint32_t>(shared_bytes));
+  for (std::int64_t task = 0; task < num_tasks; ++task) {
+    block.run(task, backwards,
+              [&](int thread) { Body<Thread>(Thread(block, thread), params).run(); });
+  }
+}
+
+template <typename Thread>
+using Forward = BlockMixRows<Thread, false>;
+template <typename Thread>
+using BackwardRows = BlockMixRows<Thread, true>;
+
+// As the launches in attention/block_mix.cu.
+template <EmulatedNumber kNumber>
+void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
+  const int rows_bytes = BlockMixShape::rows_bytes(forward.blocks);
+  const std::int64_t rows_tasks = BlockMixShape::rows_tasks(forward);
+  run_kernel<kNumber, Forward>(forward, rows_tasks, rows_bytes, backwards);
+  run_kernel<kNumber, BackwardRows>(backward, rows_tasks, rows_bytes, backwards);
+  run_kernel<kNumber, BlockMixWeights>(backward, BlockMixShape::weights_tasks(backward),
+                                       BlockMixShape::kWeightsBytes, backwards);
+}
+
+// d_w, then y and d_x of each tensor. `backwards`: the order in which threads run.
+std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false) {
+  EXPECT_TRUE(fits_block_mix(problem.x_BHNbD)) << problem.name;
+  std::vector<at::Tensor> x, d_y, y, d_x;
+  for (std::size_t i = 0; i < problem.x_BHNbD.size(); ++i) {
+    x.push_back(with_aligned_rows(problem.x_BHNbD[i]));
+    d_y.push_back(with_aligned_rows(problem.d_y_BHNbD[i]));
+    // What a kernel forgets to write is no number.
+    y.push_back(new_blocks_like(x[i]).fill_(NAN));
+    d_x.push_back(new_blocks_like(x[i]).fill_(NAN));
+  }
+  const at::Tensor weights = block_mix_weights(problem.weights_BHNN, x[0].scalar_type());
+  const at::Tensor d_weights = new_block_mix_d_weights(x).fill_(NAN);
+  const BlockMixParams forward = block_mix_params(weights, x, y, problem.diagonal),
+                       backward =
+                           block_mix_params(weights, x, d_y, d_x, d_weights, problem.diagonal);
+  if (forward.dtype == KernelDtype::kHalf) {
+    run_kernels<EmulatedNumber::kHalf>(forward, backward, backwards);
+  } else {
+    run_kernels<EmulatedNumber::kBFloat16>(forward, backward, backwards);
+  }
+  std::vector<at::Tensor> result{d_weights.sum(0)};
+  for (std::size_t i = 0; i < x.size(); ++i) result.insert(result.end(), {y[i], d_x[i]});
+  return result;
+}
+
+void check(const MixProblem& problem) { expect_mixes(solve(problem), problem); }
+
+// Ragged tiles of rows and columns, triangles and whole matrices.
+TEST(BlockMixEmulation, EachDiagonal) {
+  std::uint64_t seed = 0;
+  for (const std::int64_t blocks : {1, 3, 16, 33, 70, 130}) {
+    for (const std::int64_t diagonal : {std::int64_t{-1}, std::int64_t{0}, blocks - 1}) {
+      ++seed;
+      check(make_mix_problem({.blocks = blocks, .head_dim = 40}, diagonal, at::kBFloat16,
+                             seed % 2 == 0, 1, seed));
+    }
+  }
+}
+
+TEST(BlockMixEmulation, OtherDiagonals) {
+  for (const std::int64_t diagonal : {-100, -65, -64, -17, 17, 64, 65}) {
+    check(make_mix_problem({.blocks = 100, .block = 1, .head_dim = 8}, diagonal, at::kBFloat16,
+                           false, 1, 50));
+  }
+}
+
+TEST(BlockMixEmulation, KeysAndValuesOfManyHeads) {
+  check(make_mix_problem({.batch = 2, .heads = 3, .blocks = 20, .block = 3}, -1, at::kBFloat16,
+                         true, 2, 60));
+  check(make_mix_problem({.batch = 2, .heads = 2, .blocks = 9, .block = 5, .head_dim = 24}, 8,
+                         at::kHalf, false, 2, 61));
+}
+
+// Enough columns for d_w to be made in parts.
+TEST(BlockMixEmulation, PartsOfColumns) {
+  const MixProblem problem =
+      make_mix_problem({.blocks = 10, .block = 37, .head_dim = 64}, -1, at::kHalf, true, 2, 62);
+  EXPECT_GT(new_block_mix_d_weights(problem.x_BHNbD).size(0), 1);
+  check(problem);
+}
+
+TEST(BlockMixEmulation, MostBlocks) {
+  check(make_mix_problem({.blocks = 256, .block = 1, .head_dim = 8}, -1, at::kBFloat16, false, 1,
+                         63));
+  check(make_mix_problem({.blocks = BlockMixParams::kMostBlocks, .block = 1, .head_dim = 8}, -1,
+                         at::kHalf, false, 1, 64));
+}
+
+TEST(BlockMixEmulation, SameBitsInAnyOrderOfThreads) {
+  const MixProblem problem =
+      make_mix_problem({.heads = 2, .blocks = 70}, -1, at::kBFloat16, true, 2, 65);
+  const auto forwards = solve(problem), backwards = solve(problem, true);
+  for (std::size_t i = 0; i < forwards.size(); ++i) {
+    EXPECT_TRUE(at::equal(forwards[i], backwards[i])) << "tensor " << i;
+  }
+}
+
+// One head's weights for all, and products above the diagonal are not made: not even of what is no
+// number.
+TEST(BlockMixEmulation, LaterBlocksAreNotRead) {
+  MixProblem problem =
+      make_mix_problem({.batch = 2, .heads = 2, .blocks = 70}, -1, at::kBFloat16, false, 1, 66);
+  problem.weights_BHNN =
+      problem.weights_BHNN.narrow(0, 0, 1).narrow(1, 0, 1).expand({2, 2, 70, 70});
+  check(problem);
+  MixProblem broken = problem;
+  broken.x_BHNbD[0] = problem.x_BHNbD[0].clone();
+  broken.x_BHNbD[0].narrow(2, 48, 22).fill_(NAN);
+  EXPECT_TRUE(at::equal(solve(problem)[1].narrow(2, 0, 48), solve(broken)[1].narrow(2, 0, 48)));
+}
+
+template <bool kTransposed>
+void check_tiles(int blocks, int diagonal) {
+  const int tiles = BlockMixShape::tiles(blocks);
+  std::set<std::pair<int, int>> listed;
+  int results = 0;
+  MixTiles<kTransposed> steps(blocks, diagonal);
+  while (steps.next()) {
+    EXPECT_TRUE(listed.insert({steps.result(), steps.source()}).second);
+    EXPECT_LT(steps.source(), blocks);
+    EXPECT_EQ(steps.result(), results * kTileRows);
+    if (steps.ends_result()) ++results;
+  }
+  EXPECT_EQ(results, tiles) << blocks << ", " << diagonal;
+  for (int u = 0; u < blocks; u += kTileRows) {
+    for (int v = 0; v < blocks; v += kTileRows) {
+      const bool needed = v <= std::min(u + kTileRows, blocks) - 1 + diagonal;
+      const bool is_listed = listed.count(kTransposed ? std::pair{v, u} : std::pair{u, v}) > 0;
+      EXPECT_TRUE(is_listed || !needed) << blocks << ", " << diagonal << ": " << u << ", " << v;
+    }
+  }
+  // Tiles wholly above the diagonal are skipped, but where a tile of results would have none.
+  if (diagonal == -1) {
+    EXPECT_EQ(listed.size(), static_cast<std::size_t>(tiles * (tiles + 1) / 2));
+  }
+}
+
+TEST(BlockMixEmulation, TilesOfTheTriangleAreListedOnce) {
+  for (const int blocks : {1, 64, 65, 200, 512}) {
+    for (const int diagonal : {-blocks, -65, -64, -1, 0, 1, 64, blocks - 1}) {
+      if (diagonal < -blocks || diagonal >= blocks) continue;
+      check_tiles<false>(blocks, diagonal);
+      check_tiles<true>(blocks, diagonal);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff::testing

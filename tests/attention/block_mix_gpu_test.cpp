@@ -1,0 +1,70 @@
+// The kernels of block mixing on a GPU, against fp64 on the CPU and against themselves.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "attention/block_mix.h"
+#include "attention/block_mix_gpu.h"
+#include "tests/attention/block_mix_problem.h"
+#include "tests/attention/mechanism_cases.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff::testing {
+namespace {
+
+std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
+  const MixProblem there = problem.to(at::kCUDA);
+  std::vector<at::Tensor> x, leaves{there.weights_BHNN.detach().requires_grad_(true)};
+  for (const at::Tensor& each : there.x_BHNbD) {
+    x.push_back(each.detach().requires_grad_(true));
+    leaves.push_back(x.back());
+  }
+  EXPECT_TRUE(fits_block_mix(x)) << problem.name;
+  const std::vector<at::Tensor> y = mix_lower_blocks(leaves[0], x, problem.diagonal);
+  const std::vector<at::Tensor> d = torch::autograd::grad(y, leaves, there.d_y_BHNbD);
+  std::vector<at::Tensor> result{d[0]};
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    result.insert(result.end(), {y[i].detach(), d[1 + i]});
+  }
+  return result;
+}
+
+void check(const MixProblem& problem) {
+  const std::vector<at::Tensor> results = solve_on_gpu(problem), again = solve_on_gpu(problem);
+  expect_mixes(results, problem);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    expect_same_bits(results[i], again[i], problem.name);
+  }
+}
+
+// Also run under compute-sanitizer: every kernel, ragged tiles.
+TEST(BlockMixKernel, SmallShapes) {
+  std::uint64_t seed = 0;
+  for (const std::int64_t blocks : {1, 16, 33, 70}) {
+    for (const std::int64_t diagonal : {std::int64_t{-1}, std::int64_t{0}, blocks - 1}) {
+      for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+        ++seed;
+        check(make_mix_problem({.batch = 2, .heads = 2, .blocks = blocks, .head_dim = 40}, diagonal,
+                               dtype, seed % 3 == 0, 2, seed));
+      }
+    }
+  }
+}
+
+TEST(BlockMixKernel, MostBlocks) {
+  for (const std::int64_t blocks : {255, 256, BlockMixParams::kMostBlocks + 0}) {
+    check(make_mix_problem({.heads = 2, .blocks = blocks, .block = 5}, -1, at::kBFloat16, true, 2,
+                           100));
+  }
+}
+
+// Enough blocks of threads for all multiprocessors several times over.
+TEST(BlockMixKernel, ManyBlocks) {
+  check(make_mix_problem({.batch = 4, .heads = 8, .blocks = 64, .block = 64}, -1, at::kBFloat16,
+                         true, 2, 101));
+  check(make_mix_problem({.batch = 1, .heads = 4, .blocks = 200, .block = 64, .head_dim = 128}, -1,
+                         at::kHalf, true, 2, 102));
+}
+
+}  // namespace
+}  // namespace birkhoff::testing

@@ -1,0 +1,11 @@
+// The GPU kernels of block pooling, run by the processor: tests/emulated_cuda.
+#pragma once
+
+#include "attention/block_pool_params.h"
+
+namespace birkhoff {
+
+void emulate_block_pool(const BlockPoolParams& params);
+void emulate_block_pool_backward(const BlockPoolParams& params);
+
+}  // namespace birkhoff
