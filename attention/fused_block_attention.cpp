@@ -465,6 +465,17 @@ at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
   return sums.to(bias.scalar_type());
 }
 
+// Gradients of q, of all keys, and of the biases that there are.
+variable_list listed(const BlockOperands& operands, const BlockGradients& made) {
+  variable_list result{made.d_q_BHNbD};
+  result.insert(result.end(), made.d_keys_BHNbD.begin(), made.d_keys_BHNbD.end());
+  for (std::size_t s = 0; s < operands.num_sources(); ++s) {
+    if (!made.d_biases[s].defined()) continue;
+    result.push_back(sum_to_bias(made.d_biases[s], operands.biases[s]));
+  }
+  return result;
+}
+
 BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
   BlockOperands operands = operands_of(in, columns);
   operands.q_BHNbD = with_fitting_rows(operands.q_BHNbD);
@@ -487,13 +498,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto [operands, results] = restore(context);
     const at::Tensor d_out = with_fitting_rows(gradients[0]);
-    const BlockGradients made = gradients_of(operands, results, d_out);
-    variable_list result{made.d_q_BHNbD};
-    result.insert(result.end(), made.d_keys_BHNbD.begin(), made.d_keys_BHNbD.end());
-    for (std::size_t s = 0; s < operands.num_sources(); ++s) {
-      if (!made.d_biases[s].defined()) continue;
-      result.push_back(sum_to_bias(made.d_biases[s], operands.biases[s]));
-    }
+    variable_list result = listed(operands, gradients_of(operands, results, d_out));
     result.resize(result.size() + 2);  // of `in` and `columns`
     return result;
   }
@@ -593,11 +598,11 @@ BlockResults fused_forward(const BlockAttention& in) {
 
 std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResults& results,
                                        const at::Tensor& d_out_BHNbD) {
-  BlockGradients made = gradients_of(fitting_operands(in, all_columns(in)),
-                                     {with_fitting_rows(results.out_BHNbD), results.softmax_2BHNb},
-                                     with_fitting_rows(d_out_BHNbD));
-  made.d_keys_BHNbD.insert(made.d_keys_BHNbD.begin(), made.d_q_BHNbD);
-  return made.d_keys_BHNbD;
+  const BlockOperands operands = fitting_operands(in, all_columns(in));
+  return listed(
+      operands,
+      gradients_of(operands, {with_fitting_rows(results.out_BHNbD), results.softmax_2BHNb},
+                   with_fitting_rows(d_out_BHNbD)));
 }
 
 }  // namespace birkhoff

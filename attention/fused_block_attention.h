@@ -23,7 +23,8 @@ at::Tensor attend_fused(const BlockAttention& in);
 // The two passes of attend_fused, with one softmax, for who keeps by himself what lies between
 // them.
 BlockResults fused_forward(const BlockAttention& in);
-// Gradients of q, then of k and v of each of in.keys, given the forward pass's `in` and results.
+// Gradients of q, then of k and v of each of in.keys, then of the biases that there are (of 5
+// dims), given the forward pass's `in` and results.
 std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResults& results,
                                        const at::Tensor& d_out_BHNbD);
 

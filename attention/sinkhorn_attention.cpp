@@ -4,11 +4,9 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <functional>
 #include <limits>
 
-#include "attention/block_mix.h"
-#include "attention/masked_softmax.h"
+#include "attention/sorted_blocks.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -17,57 +15,18 @@ namespace {
 using configs::SinkhornAttention;
 
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
-constexpr double kLeastShare = 1e-20;  // of a sorted key's weight on tokens that exist
 
-// The sorted blocks that each block's queries attend to.
-struct SortedKeys {
-  at::Tensor k_BHNbD, v_BHNbD;
-  at::Tensor queries_BHNb1;  // bool: queries that see their block's sorted keys at all
-  at::Tensor legal_BHNbb;    // bool: queries that see each sorted key
-  at::Tensor bias_BHN1b;     // log share of existing tokens; undefined: all exist
-};
-
-using Mix = std::function<std::vector<at::Tensor>(const at::Tensor& weights_BHNN,
-                                                  const std::vector<at::Tensor>& x_BHNbD)>;
-
-// Mixes with weights whose row u is empty where row_sees_BN is false. `aligned`: queries see sorted
-// keys of offsets up to their own. v_BHNbD may be k_BHNbD itself; so are the mixes then.
-SortedKeys sort_keys(const Blocks& blocks, const at::Tensor& weights_BHNN, const Mix& mix,
-                     const at::Tensor& row_sees_BN, bool aligned, const at::Tensor& k_BHNbD,
-                     const at::Tensor& v_BHNbD) {
-  const bool tied = v_BHNbD.is_same(k_BHNbD);
-  std::vector<at::Tensor> keys_BHNbD{k_BHNbD};
-  if (!tied) keys_BHNbD.push_back(v_BHNbD);
-  const std::vector<at::Tensor> mixes_BHNbD = mix(weights_BHNN, keys_BHNbD);
-  SortedKeys sorted;
-  sorted.k_BHNbD = mixes_BHNbD.front();
-  sorted.v_BHNbD = mixes_BHNbD.back();
-
-  const std::int64_t block = k_BHNbD.size(3);
-  sorted.queries_BHNb1 = row_sees_BN.unsqueeze(1).unsqueeze(3).unsqueeze(4);
-  if (blocks.segments_BNb().defined()) {
-    const at::Tensor in_document_BNb =
-        blocks.segments_BNb() == blocks.segments_BNb().narrow(2, 0, 1);
-    sorted.queries_BHNb1 =
-        at::logical_and(sorted.queries_BHNb1, in_document_BNb.unsqueeze(1).unsqueeze(4));
+Combine combine_of(SinkhornAttention::Combine combine) {
+  switch (combine) {
+    case SinkhornAttention::concat:
+      return Combine::kConcat;
+    case SinkhornAttention::add_outputs:
+      return Combine::kAddOutputs;
+    case SinkhornAttention::add_logits:
+      return Combine::kAddLogits;
   }
-  sorted.legal_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
-  if (aligned) sorted.legal_BHNbb = sorted.legal_BHNbb.tril();
-
-  if (blocks.valid_BNb().defined()) {
-    const at::Tensor valid_B1Nb = blocks.valid_BNb().unsqueeze(1).to(weights_BHNN.scalar_type());
-    const at::Tensor total_BHN1 = weights_BHNN.sum(3, /*keepdim=*/true);
-    const at::Tensor share_BHNb =
-        at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
-    const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
-    const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
-    sorted.k_BHNbD = sorted.k_BHNbD / divisor;
-    sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
-    sorted.legal_BHNbb =
-        at::logical_and(sorted.legal_BHNbb, (share_BHNb > kLeastShare).unsqueeze(3));
-    sorted.bias_BHN1b = divisor_BHNb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
-  }
-  return sorted;
+  require(false, "unknown combine");
+  return {};
 }
 
 }  // namespace
@@ -92,28 +51,6 @@ bool SinkhornMechanism::leaky() const {
 bool SinkhornMechanism::balances() const {
   return !shape_.causal || (config_.causal_balance() != SinkhornAttention::none &&
                             config_.causal_balance() != SinkhornAttention::uniform);
-}
-
-at::Tensor SinkhornMechanism::open_pairs(const Blocks& blocks) const {
-  const std::int64_t N = blocks.num_blocks();
-  at::Tensor open_BNN = at::ones({1, N, N}, blocks.mask_options());
-  if (blocks.valid_BNb().defined()) {
-    const at::Tensor exists_BN = blocks.valid_BNb().select(2, 0);  // padding comes last
-    open_BNN =
-        at::logical_and(open_BNN, at::logical_and(exists_BN.unsqueeze(2), exists_BN.unsqueeze(1)));
-  }
-  if (blocks.segments_BNb().defined()) {
-    const at::Tensor& segments_BNb = blocks.segments_BNb();
-    const at::Tensor first_BN1 = segments_BNb.narrow(2, 0, 1);
-    at::Tensor same_BNb = segments_BNb == first_BN1;
-    if (blocks.valid_BNb().defined()) {
-      same_BNb = at::logical_or(same_BNb, blocks.valid_BNb().logical_not());
-    }
-    const at::Tensor whole_B1N = same_BNb.all(2).unsqueeze(1);
-    open_BNN = at::logical_and(open_BNN,
-                               at::logical_and(whole_B1N, first_BN1 == first_BN1.transpose(1, 2)));
-  }
-  return open_BNN;
 }
 
 at::Tensor SinkhornMechanism::visible_pairs(const at::Tensor& open_BNN) const {
@@ -169,15 +106,6 @@ at::Tensor SinkhornMechanism::keep_largest(const at::Tensor& weights_BHUN) const
 
 AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit) const {
   const Blocks blocks(in, config_.block(), shape_.causal);
-  at::Tensor k_BHNbD = blocks.fold(in.k_BHSD, 2);
-  at::Tensor v_BHNbD = config_.tie_key_value() ? k_BHNbD : blocks.fold(in.v_BHSD, 2);
-  const at::Tensor& valid_BNb = blocks.valid_BNb();
-  if (valid_BNb.defined()) {
-    const at::Tensor padding = valid_BNb.logical_not().unsqueeze(1).unsqueeze(4);
-    k_BHNbD = k_BHNbD.masked_fill(padding, 0);
-    v_BHNbD = config_.tie_key_value() ? k_BHNbD : v_BHNbD.masked_fill(padding, 0);
-  }
-
   const std::int64_t N = blocks.num_blocks();
   at::Tensor scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
   if (sort_net_) {
@@ -199,37 +127,16 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit
                    {"block_weight_dropped", (all - weights_BHNN.detach()).sum()}};
   }
 
-  const auto mix = [&](const at::Tensor& w_BHNN, const std::vector<at::Tensor>& x_BHNbD) {
-    if (limit == BlockPath::kFused) {
-      return mix_lower_blocks(w_BHNN, x_BHNbD, !shape_.causal ? N - 1 : leaky() ? 0 : -1);
-    }
-    std::vector<at::Tensor> mixes_BHNbD;
-    for (const at::Tensor& x : x_BHNbD) mixes_BHNbD.push_back(mix_blocks(w_BHNN, x));
-    return mixes_BHNbD;
-  };
-  const SortedKeys sorted = sort_keys(blocks, weights_BHNN, mix, visible_pairs(open_BNN).any(2),
-                                      leaky(), k_BHNbD, v_BHNbD);
-
-  KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
-                        .v_BHNbD = sorted.v_BHNbD,
-                        .legal_BHNbb = {sorted.legal_BHNbb},
-                        .bias_BHNbb = sorted.bias_BHN1b};
-  KeyBlocks own_keys{.k_BHNbD = k_BHNbD,
-                     .v_BHNbD = v_BHNbD,
-                     .causal = shape_.causal,
-                     .legal_BHNbb = {blocks.legal(0)},
-                     .bias_BHNbb = {}};
-  if (config_.combine() == SinkhornAttention::add_logits) {
-    sorted_keys.k_BHNbD = sorted.k_BHNbD + k_BHNbD;  // q (k_s + k) is the sum of both logits
-    sorted_keys.causal = shape_.causal;
-    sorted_keys.legal_BHNbb = {and_defined(sorted.legal_BHNbb, blocks.legal(0))};
-    own_keys.legal_BHNbb = {and_defined(blocks.legal(0), sorted.queries_BHNb1.logical_not())};
-  }
-  const BlockAttention attention{.q_BHNbD = blocks.fold(in.q_BHLD, 2),
-                                 .keys = {sorted_keys, own_keys},
-                                 .one_softmax = config_.combine() != SinkhornAttention::add_outputs,
-                                 .dropout = config_.dropout(),
-                                 .noise = in.noise};
+  BlockAttention attention = sorted_and_own_attention(
+      blocks,
+      {.weights_BHNN = weights_BHNN,
+       .visible_BNN = visible_pairs(open_BNN),
+       .causal = shape_.causal,
+       .leaky = leaky(),
+       .combine = combine_of(config_.combine())},
+      in.q_BHLD, in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD, limit);
+  attention.dropout = config_.dropout();
+  attention.noise = in.noise;
   output.out_BHLD = blocks.unfold(attend_in_blocks(attention, fastest_path(attention, limit)), 2);
   return output;
 }

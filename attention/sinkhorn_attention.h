@@ -13,9 +13,8 @@
 //   over later destinations and leak. Its sorted block, which contains the own block, is masked
 //   token by token.
 // - top_m cuts a finished row to its largest weights, of equal ones the earlier blocks'; what is
-// cut
-//   is lost, not given to the others, and told in AttentionOutput::sums: "block_weight_dropped" of
-//   "block_weight", added up over samples, heads and destinations.
+//   cut is lost, not given to the others, and told in AttentionOutput::sums:
+//   "block_weight_dropped" of "block_weight", added up over samples, heads and destinations.
 // - Padding: keys, values and features of padding are 0. Where a share w < 1 of a sorted key's
 //   weight lies on tokens that exist, key and value are divided by w and log w is added to the
 //   logit.
@@ -53,9 +52,7 @@ class SinkhornMechanism : public Mechanism {
   // Weights come from Sinkhorn iterations: neither of the causal modes `none` and `uniform`.
   bool balances() const;
   AttentionOutput run(const AttentionInput& in, BlockPath limit) const;
-  // bool [B, N, N]: pairs (destination, source) that padding and documents allow, causality apart.
-  at::Tensor open_pairs(const Blocks& blocks) const;
-  // bool [B, N, N]: open pairs whose weight may be above 0.
+  // bool [B, N, N]: pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. Dims B
   // and H of the scores may be 1.

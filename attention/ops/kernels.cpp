@@ -13,23 +13,32 @@
 #include "attention/balance.h"
 #include "attention/blocks.h"
 #include "attention/fused_block_attention.h"
+#include "attention/sorted_blocks.h"
 
 namespace birkhoff::ops {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Gradients of run(inputs), given that of its result, by running it under autograd, which an
+constexpr double kBarred = -std::numeric_limits<double>::infinity();
+
+// Tensors, and the loss's gradients of them.
+struct Differentiated {
+  Tensors values, gradients;
+};
+
+// The loss's gradients of `inputs`, by running what makes values of them under autograd, which an
 // operator's kernel lies below.
-Tensors differentiate(const std::function<at::Tensor(const Tensors&)>& run, const Tensors& inputs,
-                      const at::Tensor& d_result) {
+Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
+                      at::TensorList inputs) {
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
   const c10::impl::ForceDispatchKeyGuard with_autograd(keys);
   const c10::AutoGradMode with_gradients(true);
   Tensors leaves;
   for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
-  return torch::autograd::grad({run(leaves)}, leaves, {d_result});
+  const Differentiated made = run(leaves);
+  return torch::autograd::grad(made.values, leaves, made.gradients);
 }
 
 // x in the layout that autograd, compiled graphs and a kernel's meta function all expect.
@@ -38,73 +47,115 @@ at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
   return result.strides() == x.strides() ? x : result.copy_(x);
 }
 
-Blocks blocks_of(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, std::int64_t block,
-                 bool causal) {
+void check_integers(const char* name, const std::optional<at::Tensor>& x, at::IntArrayRef sizes,
+                    const at::Tensor& q) {
+  TORCH_CHECK_VALUE(!x || (x->scalar_type() == at::kLong && x->sizes() == sizes),
+                    "birkhoff: ", name, " must be int64 ", sizes, ", not ", x->scalar_type(), " ",
+                    x->sizes());
+  TORCH_CHECK_VALUE(!x || x->device() == q.device(), "birkhoff: ", name, " must be on q's device");
+}
+
+Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
+                 const std::optional<at::Tensor>& key_lengths,
+                 const std::optional<at::Tensor>& segments) {
   TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0, "birkhoff: q must be [B, H, L, D], not ",
                     q.sizes());
-  for (const at::Tensor& x : {k, v}) {
-    TORCH_CHECK_VALUE(x.sizes() == q.sizes(), "birkhoff: k and v must be like q, which is ",
-                      q.sizes(), ", not ", x.sizes());
-    TORCH_CHECK_VALUE(x.scalar_type() == q.scalar_type() && x.device() == q.device(),
-                      "birkhoff: q, k and v must have one dtype and one device");
-  }
   TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
+  check_integers("key_lengths", key_lengths, {q.size(0)}, q);
+  check_integers("segments", segments, {q.size(0), q.size(2)}, q);
   AttentionInput in;
-  in.q_BHLD = q;
-  in.k_BHSD = k;
-  in.v_BHSD = v;
+  in.q_BHLD = in.k_BHSD = q;  // whose sizes alone matter
+  in.key_lengths_B = key_lengths.value_or(at::Tensor());
+  in.segments_q_BL = segments.value_or(at::Tensor());
   return Blocks(in, block, causal);
 }
 
-BlockAttention window_attention(const Blocks& blocks, const at::Tensor& q, const at::Tensor& k,
-                                const at::Tensor& v, std::int64_t look_back,
-                                std::int64_t look_ahead, bool causal) {
-  TORCH_CHECK_VALUE(look_back >= 0 && look_ahead >= 0 && !(causal && look_ahead > 0),
-                    "birkhoff: look_back ", look_back, " and look_ahead ", look_ahead,
-                    " must not be negative, and look_ahead is 0 where attention is causal");
-  return {.q_BHNbD = blocks.fold(q, 2),
-          .keys = {neighbouring_keys(blocks, k, v, look_back, look_ahead, causal)},
-          .noise = {}};
+Combine combine_named(std::string_view name) {
+  if (name == "concat") return Combine::kConcat;
+  if (name == "add_outputs") return Combine::kAddOutputs;
+  TORCH_CHECK_VALUE(name == "add_logits", "birkhoff: combine is '", name,
+                    "'; it must be concat, add_outputs or add_logits");
+  return Combine::kAddLogits;
 }
 
-// What a causal destination may be mixed of: earlier blocks alone, whatever the user's weights are.
-at::Tensor mixing_weights(const at::Tensor& weights, bool causal) {
-  return causal ? weights.tril(-1) : weights;
-}
-
-BlockAttention sorted_and_own_attention(const Blocks& blocks, const at::Tensor& q,
-                                        const at::Tensor& k, const at::Tensor& v,
-                                        const at::Tensor& weights, std::int64_t block,
-                                        bool causal) {
-  const std::int64_t B = q.size(0), H = q.size(1), N = blocks.num_blocks();
-  TORCH_CHECK_VALUE(causal || q.size(2) % block == 0, "birkhoff: ", q.size(2),
-                    " tokens are no whole number of blocks of ", block,
-                    ", which attention that is not causal needs");
-  TORCH_CHECK_VALUE(weights.sizes() == at::IntArrayRef({B, H, N, N}),
-                    "birkhoff: block weights (or their scores) must be ",
-                    at::IntArrayRef({B, H, N, N}), ", not ", weights.sizes());
-  const KeyBlocks own = neighbouring_keys(blocks, k, v, 0, 0, causal);
-  KeyBlocks sorted;
-  const at::Tensor mixing = mixing_weights(weights, causal);
-  sorted.k_BHNbD = mix_blocks(mixing, own.k_BHNbD);
-  sorted.v_BHNbD = mix_blocks(mixing, own.v_BHNbD);
-  sorted.legal_BHNbb.emplace_back();
-  if (causal) {
-    sorted.legal_BHNbb[0] = at::arange(N, q.options().dtype(at::kLong)).gt(0).view({1, 1, N, 1, 1});
+// A call of attention_in_blocks, checked.
+class Call {
+ public:
+  Call(at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+       bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+       const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments)
+      : blocks_(blocks_of(inputs[0], block, causal, key_lengths, segments)),
+        look_back_(look_back),
+        look_ahead_(look_ahead),
+        causal_(causal),
+        combine_(combine_named(combine)),
+        dropout_(static_cast<float>(dropout)) {
+    const at::Tensor& q = inputs[0];
+    for (const at::Tensor& x : {inputs[1], inputs[2]}) {
+      TORCH_CHECK_VALUE(x.sizes() == q.sizes(), "birkhoff: k and v must be like q, which is ",
+                        q.sizes(), ", not ", x.sizes());
+      TORCH_CHECK_VALUE(x.scalar_type() == q.scalar_type() && x.device() == q.device(),
+                        "birkhoff: q, k and v must have one dtype and one device");
+    }
+    TORCH_CHECK_VALUE(look_back >= 0 && look_ahead >= 0 && !(causal && look_ahead > 0),
+                      "birkhoff: look_back ", look_back, " and look_ahead ", look_ahead,
+                      " must not be negative, and look_ahead is 0 where attention is causal");
+    if (inputs.size() == 4) {
+      const std::int64_t N = blocks_.num_blocks();
+      const at::Tensor& weights = inputs[3];
+      TORCH_CHECK_VALUE(weights.sizes() == at::IntArrayRef({q.size(0), q.size(1), N, N}),
+                        "birkhoff: block weights (or their scores) must be ",
+                        at::IntArrayRef({q.size(0), q.size(1), N, N}), ", not ", weights.sizes());
+    }
+    TORCH_CHECK_VALUE(dropout_ >= 0 && dropout_ < 1, "birkhoff: dropout must be in [0, 1), not ",
+                      dropout);
+    if (dropout_ == 0) return;
+    TORCH_CHECK_VALUE(seed && seed->numel() == 1, "birkhoff: dropout needs a seed of one element");
+    check_integers("seed", seed, seed->sizes(), q);
+    noise_ = NoiseKey{.step = *seed, .sample_ids_B = at::arange(q.size(0), seed->options())};
   }
-  return {.q_BHNbD = blocks.fold(q, 2), .keys = {sorted, own}, .noise = {}};
-}
 
-std::tuple<at::Tensor, at::Tensor> attend(const Blocks& blocks, const BlockAttention& attention,
-                                          const at::Tensor& q) {
-  if (fits_fused(attention)) {
-    const BlockResults result = fused_forward(attention);
-    return {laid_out_as(q, blocks.unfold(result.out_BHNbD, 2)), result.softmax_2BHNb};
+  const Blocks& blocks() const { return blocks_; }
+
+  // Differentiable in what attention_in_blocks calls inputs.
+  BlockAttention attention(at::TensorList inputs) const {
+    BlockAttention attention = inputs.size() == 4 ? sorted(inputs) : local(inputs);
+    attention.dropout = dropout_;
+    attention.noise = noise_;
+    return attention;
   }
-  const at::IntArrayRef sizes = attention.q_BHNbD.sizes();
-  return {laid_out_as(q, blocks.unfold(attend_in_blocks(attention, fastest_path(attention)), 2)),
-          at::zeros({2, sizes[0], sizes[1], sizes[2], sizes[3]},
-                    q.options().dtype(at::toOpMathType(q.scalar_type())))};
+
+ private:
+  BlockAttention local(at::TensorList inputs) const {
+    return {.q_BHNbD = blocks_.fold(inputs[0], 2),
+            .keys = {neighbouring_keys(blocks_, inputs[1], inputs[2], look_back_, look_ahead_,
+                                       causal_)},
+            .noise = {}};
+  }
+
+  BlockAttention sorted(at::TensorList inputs) const {
+    at::Tensor visible_BNN = open_pairs(blocks_);
+    if (causal_) visible_BNN = visible_BNN.tril(-1);
+    return sorted_and_own_attention(
+        blocks_,
+        {.weights_BHNN = inputs[3].masked_fill(visible_BNN.logical_not().unsqueeze(1), 0),
+         .visible_BNN = visible_BNN,
+         .causal = causal_,
+         .combine = combine_},
+        inputs[0], inputs[1], inputs[2], BlockPath::kFused);
+  }
+
+  Blocks blocks_;
+  std::int64_t look_back_, look_ahead_;
+  bool causal_;
+  Combine combine_;
+  float dropout_;
+  std::optional<NoiseKey> noise_;
+};
+
+// Whether the backward pass starts from the forward pass's results.
+bool has_two_passes(const BlockAttention& attention) {
+  return fits_fused(attention) && attention.one_softmax;
 }
 
 // The balance's causal forms and the ordinary one.
@@ -119,14 +170,16 @@ Form form_named(std::string_view name) {
   return Form::kNone;
 }
 
-// Scores with -inf where a form reads none: prefix bars destination 0, which has no source and
-// takes no part in others' balance, the other causal ones all but earlier sources.
+// Scores with -inf where a form reads none: prefix bars a destination without a source of its own,
+// which takes no part in others' balance either, the other causal ones all but earlier sources.
 at::Tensor barred(const at::Tensor& scores, Form form) {
   if (form == Form::kFull) return scores;
   const std::int64_t N = scores.size(-1);
-  const at::Tensor earlier_NN = at::ones({N, N}, scores.options().dtype(at::kBool)).tril(-1);
-  const at::Tensor read = form == Form::kPrefix ? earlier_NN.any(1, /*keepdim=*/true) : earlier_NN;
-  return scores.masked_fill(read.logical_not(), -std::numeric_limits<double>::infinity());
+  at::Tensor read = at::ones({N, N}, scores.options().dtype(at::kBool)).tril(-1);
+  if (form == Form::kPrefix) {
+    read = at::logical_and(scores != kBarred, read).any(-1, /*keepdim=*/true);
+  }
+  return scores.masked_fill(read.logical_not(), kBarred);
 }
 
 // Whether the fused kernel does this.
@@ -151,80 +204,63 @@ at::Tensor balanced(const at::Tensor& scores, std::int64_t iterations, Form form
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> block_local_attention(const at::Tensor& q, const at::Tensor& k,
-                                                         const at::Tensor& v, std::int64_t block,
-                                                         std::int64_t look_back,
-                                                         std::int64_t look_ahead, bool causal) {
-  const Blocks blocks = blocks_of(q, k, v, block, causal);
-  return attend(blocks, window_attention(blocks, q, k, v, look_back, look_ahead, causal), q);
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor> block_local_attention_backward(
-    const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& softmax, std::int64_t block, std::int64_t look_back,
-    std::int64_t look_ahead, bool causal) {
-  const Blocks blocks = blocks_of(q, k, v, block, causal);
-  const BlockAttention attention = window_attention(blocks, q, k, v, look_back, look_ahead, causal);
-  Tensors gradients;
-  if (fits_fused(attention)) {
-    for (const at::Tensor& x :
-         fused_backward(attention, {blocks.fold(out, 2), softmax}, blocks.fold(d_out, 2))) {
-      gradients.push_back(blocks.unfold(x, 2));
-    }
-  } else {
-    gradients = differentiate(
-        [&](const Tensors& x) {
-          const BlockAttention again =
-              window_attention(blocks, x[0], x[1], x[2], look_back, look_ahead, causal);
-          return blocks.unfold(attend_in_blocks(again, fastest_path(again)), 2);
-        },
-        {q, k, v}, d_out);
+std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
+    at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                  segments);
+  const BlockAttention attention = call.attention(inputs);
+  const at::Tensor& q = inputs[0];
+  if (has_two_passes(attention)) {
+    const BlockResults result = fused_forward(attention);
+    return {laid_out_as(q, call.blocks().unfold(result.out_BHNbD, 2)), result.softmax_2BHNb};
   }
-  return {laid_out_as(q, gradients[0]), laid_out_as(k, gradients[1]), laid_out_as(v, gradients[2])};
+  const at::Tensor out_BHNbD = attend_in_blocks(attention, fastest_path(attention));
+  return {laid_out_as(q, call.blocks().unfold(out_BHNbD, 2)),
+          at::zeros({2, q.size(0), q.size(1), call.blocks().num_blocks(), block},
+                    q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
 
-std::tuple<at::Tensor, at::Tensor> sorted_attention(const at::Tensor& q, const at::Tensor& k,
-                                                    const at::Tensor& v, const at::Tensor& weights,
-                                                    std::int64_t block, bool causal) {
-  const Blocks blocks = blocks_of(q, k, v, block, causal);
-  return attend(blocks, sorted_and_own_attention(blocks, q, k, v, weights, block, causal), q);
-}
-
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sorted_attention_backward(
-    const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& weights, const at::Tensor& out, const at::Tensor& softmax, std::int64_t block,
-    bool causal) {
-  const Blocks blocks = blocks_of(q, k, v, block, causal);
-  const BlockAttention attention =
-      sorted_and_own_attention(blocks, q, k, v, weights, block, causal);
-  Tensors gradients;
-  if (fits_fused(attention)) {
-    const Tensors parts =
-        fused_backward(attention, {blocks.fold(out, 2), softmax}, blocks.fold(d_out, 2));
-    const KeyBlocks& own = attention.keys[1];
-    gradients.push_back(blocks.unfold(parts[0], 2));
-    // x_sorted = W x for keys and values: d_W = d_sorted x^T, d_x = W^T d_sorted + what x got
-    // itself.
-    const at::Tensor mixing_t = mixing_weights(weights, causal).transpose(2, 3);
-    at::Tensor d_weights;
-    for (const auto& [x, d_sorted, d_own] :
-         {std::tie(own.k_BHNbD, parts[1], parts[3]), std::tie(own.v_BHNbD, parts[2], parts[4])}) {
-      const at::Tensor part = at::matmul(d_sorted.flatten(3), x.flatten(3).transpose(2, 3));
-      d_weights = d_weights.defined() ? d_weights + part : part;
-      gradients.push_back(blocks.unfold(mix_blocks(mixing_t, d_sorted) + d_own, 2));
-    }
-    gradients.push_back(mixing_weights(d_weights, causal));
-  } else {
-    gradients = differentiate(
-        [&](const Tensors& x) {
-          const BlockAttention again =
-              sorted_and_own_attention(blocks, x[0], x[1], x[2], x[3], block, causal);
-          return blocks.unfold(attend_in_blocks(again, fastest_path(again)), 2);
-        },
-        {q, k, v, weights}, d_out);
+std::vector<at::Tensor> attention_in_blocks_backward(
+    const at::Tensor& d_out, at::TensorList inputs, const at::Tensor& out,
+    const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                  segments);
+  const Blocks& blocks = call.blocks();
+  Tensors gradients = differentiate(
+      [&](const Tensors& x) -> Differentiated {
+        const BlockAttention attention = call.attention(x);
+        if (!has_two_passes(attention)) {
+          return {{blocks.unfold(attend_in_blocks(attention, fastest_path(attention)), 2)},
+                  {d_out}};
+        }
+        // Autograd does what lies before the attention in blocks, its kernel the rest.
+        Tensors values{attention.q_BHNbD}, biases;
+        for (const KeyBlocks& keys : attention.keys) {
+          values.insert(values.end(), {keys.k_BHNbD, keys.v_BHNbD});
+          if (keys.bias_BHNbb.defined()) biases.push_back(keys.bias_BHNbb);
+        }
+        values.insert(values.end(), biases.begin(), biases.end());
+        const c10::AutoGradMode without_gradients(false);
+        return {values,
+                fused_backward(attention, {blocks.fold(out, 2), softmax}, blocks.fold(d_out, 2))};
+      },
+      inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    gradients[i] = laid_out_as(inputs[i], gradients[i]);
   }
-  return {laid_out_as(q, gradients[0]), laid_out_as(k, gradients[1]), laid_out_as(v, gradients[2]),
-          laid_out_as(weights, gradients[3])};
+  return gradients;
+}
+
+at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
+                            const std::optional<at::Tensor>& key_lengths,
+                            const std::optional<at::Tensor>& segments) {
+  const Blocks blocks = blocks_of(q, block, /*causal=*/true, key_lengths, segments);
+  const std::int64_t N = blocks.num_blocks();
+  return open_pairs(blocks).unsqueeze(1).expand({q.size(0), 1, N, N}).contiguous();
 }
 
 std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
@@ -255,7 +291,10 @@ at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tens
                                                       iterations, form == Form::kPrefix, 0));
   }
   const Tensors gradients = differentiate(
-      [&](const Tensors& x) { return balanced(x[0], iterations, form); }, {scores}, d_weights);
+      [&](const Tensors& x) -> Differentiated {
+        return {{balanced(x[0], iterations, form)}, {d_weights}};
+      },
+      {scores});
   return laid_out_as(scores, gradients[0]);
 }
 

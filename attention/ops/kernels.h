@@ -10,40 +10,45 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 namespace birkhoff::ops {
 
-// Results are laid out as at::empty_like(q) is, gradients as empty_like of what they belong to. The
-// second result is what the backward pass needs of the softmax: [2, B, H, N, b], at least fp32.
+// Attention of queries to keys of their own block, up to themselves if causal. `inputs`: q, k and
+// v, and of sorted attention the block weights.
+// - q, k, v: queries see `look_back` blocks before their own and `look_ahead` after it besides; if
+//   causal, look_ahead is 0.
+// - With weights: they see the sorted block besides (sorted_blocks.h); look_back and look_ahead are
+//   not read. Pairs of blocks that causality, padding or documents bar count as weight 0.
+// combine: "concat", "add_outputs" or "add_logits" (Combine). seed: int64, one element; attention
+// dropout is then that of NoiseKey{.seed = 0, .step = seed, .layer = 0} and samples 0, 1, ..
+// key_lengths: int64 [B], segments: int64 [B, L], as in AttentionInput.
+//
+// Results are laid out as at::empty_like(q) is, gradients, one for each of `inputs`, as empty_like
+// of what they belong to. The second result is what the backward pass needs of the softmax:
+// [2, B, H, N, b], at least fp32; where the kernels do not take the call, or it has two softmaxes,
+// zeros, and the backward pass runs the forward pass again.
+std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
+    at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments);
+std::vector<at::Tensor> attention_in_blocks_backward(
+    const at::Tensor& d_out, at::TensorList inputs, const at::Tensor& out,
+    const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments);
 
-// Queries see their own block, `look_back` blocks before it and `look_ahead` after it; if causal,
-// no key behind their own (and look_ahead is 0).
-std::tuple<at::Tensor, at::Tensor> block_local_attention(const at::Tensor& q, const at::Tensor& k,
-                                                         const at::Tensor& v, std::int64_t block,
-                                                         std::int64_t look_back,
-                                                         std::int64_t look_ahead, bool causal);
-std::tuple<at::Tensor, at::Tensor, at::Tensor> block_local_attention_backward(
-    const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& out, const at::Tensor& softmax, std::int64_t block, std::int64_t look_back,
-    std::int64_t look_ahead, bool causal);
-
-// Queries see their own block (if causal, up to themselves) and its sorted block: the blocks of k
-// and v mixed with the weights of the block's row; if causal, those of earlier blocks alone are
-// read, and block 0 has none. One softmax over both (Tay et al. 2020, section 3). L need not be a
-// multiple of b if causal.
-std::tuple<at::Tensor, at::Tensor> sorted_attention(const at::Tensor& q, const at::Tensor& k,
-                                                    const at::Tensor& v, const at::Tensor& weights,
-                                                    std::int64_t block, bool causal);
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sorted_attention_backward(
-    const at::Tensor& d_out, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& weights, const at::Tensor& out, const at::Tensor& softmax, std::int64_t block,
-    bool causal);
+// bool [B, 1, N, N]: pairs of blocks that padding and documents allow, causality apart.
+at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
+                            const std::optional<at::Tensor>& key_lengths,
+                            const std::optional<at::Tensor>& segments);
 
 // Weights from scores in fp32 or fp64. `form`: "full", the ordinary balance, for encoders; and the
-// exactly causal "prefix", "cumulative" and "none" of configs/attention.proto. The second result is
-// what the kernel could solve, bool [B, H, N or 1, 1].
+// exactly causal "prefix", "cumulative" and "none" of configs/attention.proto. A score of -inf bars
+// its pair. The second result is what the kernel could solve, bool [B, H, N or 1, 1].
 std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
                                                     std::int64_t iterations, std::string_view form);
 at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tensor& scores,

@@ -8,8 +8,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "attention/ops/kernels.h"
 
@@ -19,9 +22,8 @@ namespace {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+using OptionalTensor = std::optional<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
-using Three = std::tuple<Tensor, Tensor, Tensor>;
-using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 // A registered operator, by the type of the kernel that implements it.
 template <typename Signature>
@@ -31,22 +33,17 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 
 // ---- Two passes of each operator through the dispatcher.
 
-const auto& block_local_forward_op() {
-  static const auto op = find<decltype(block_local_attention)>("birkhoff::_block_local_attention");
+const auto& attention_forward_op() {
+  static const auto op = find<decltype(attention_in_blocks)>("birkhoff::_attention_in_blocks");
   return op;
 }
-const auto& block_local_backward_op() {
+const auto& attention_backward_op() {
   static const auto op =
-      find<decltype(block_local_attention_backward)>("birkhoff::_block_local_attention_backward");
+      find<decltype(attention_in_blocks_backward)>("birkhoff::_attention_in_blocks_backward");
   return op;
 }
-const auto& sorted_forward_op() {
-  static const auto op = find<decltype(sorted_attention)>("birkhoff::_sorted_attention");
-  return op;
-}
-const auto& sorted_backward_op() {
-  static const auto op =
-      find<decltype(sorted_attention_backward)>("birkhoff::_sorted_attention_backward");
+const auto& open_block_pairs_op() {
+  static const auto op = find<decltype(open_block_pairs)>("birkhoff::open_block_pairs");
   return op;
 }
 const auto& balance_forward_op() {
@@ -61,53 +58,49 @@ const auto& balance_backward_op() {
 
 // ---- Autograd.
 
-struct BlockLocalAttention : torch::autograd::Function<BlockLocalAttention> {
-  static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k,
-                               const Tensor& v, std::int64_t block, std::int64_t look_back,
-                               std::int64_t look_ahead, bool causal) {
+OptionalTensor if_defined(const Tensor& x) {
+  return x.defined() ? OptionalTensor(x) : std::nullopt;
+}
+
+struct AttentionInBlocks : torch::autograd::Function<AttentionInBlocks> {
+  static variable_list forward(AutogradContext* context, at::TensorList inputs, std::int64_t block,
+                               std::int64_t look_back, std::int64_t look_ahead, bool causal,
+                               std::string_view combine, double dropout, const OptionalTensor& seed,
+                               const OptionalTensor& key_lengths, const OptionalTensor& segments) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [out, softmax] =
-        block_local_forward_op().call(q, k, v, block, look_back, look_ahead, causal);
-    context->save_for_backward({q, k, v, out, softmax});
+        attention_forward_op().call(inputs, block, look_back, look_ahead, causal, combine, dropout,
+                                    seed, key_lengths, segments);
+    variable_list saved{out, softmax, seed.value_or(Tensor()), key_lengths.value_or(Tensor()),
+                        segments.value_or(Tensor())};
+    saved.insert(saved.end(), inputs.begin(), inputs.end());
+    context->save_for_backward(std::move(saved));
     context->saved_data["block"] = block;
     context->saved_data["look_back"] = look_back;
     context->saved_data["look_ahead"] = look_ahead;
     context->saved_data["causal"] = causal;
+    context->saved_data["combine"] = std::string(combine);
+    context->saved_data["dropout"] = dropout;
     context->mark_non_differentiable({softmax});
     return {out, softmax};
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const variable_list saved = context->get_saved_variables();
+    const at::TensorList inputs = at::TensorList(saved).slice(kNumOthers);
     const auto& data = context->saved_data;
-    const auto [d_q, d_k, d_v] = block_local_backward_op().call(
-        gradients[0], saved[0], saved[1], saved[2], saved[3], saved[4], data.at("block").toInt(),
-        data.at("look_back").toInt(), data.at("look_ahead").toInt(), data.at("causal").toBool());
-    return {d_q, d_k, d_v, Tensor(), Tensor(), Tensor(), Tensor()};
-  }
-};
-
-struct SortedAttention : torch::autograd::Function<SortedAttention> {
-  static variable_list forward(AutogradContext* context, const Tensor& q, const Tensor& k,
-                               const Tensor& v, const Tensor& weights, std::int64_t block,
-                               bool causal) {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [out, softmax] = sorted_forward_op().call(q, k, v, weights, block, causal);
-    context->save_for_backward({q, k, v, weights, out, softmax});
-    context->saved_data["block"] = block;
-    context->saved_data["causal"] = causal;
-    context->mark_non_differentiable({softmax});
-    return {out, softmax};
+    variable_list result = attention_backward_op().call(
+        gradients[0], inputs, saved[0], saved[1], data.at("block").toInt(),
+        data.at("look_back").toInt(), data.at("look_ahead").toInt(), data.at("causal").toBool(),
+        data.at("combine").toStringView(), data.at("dropout").toDouble(), if_defined(saved[2]),
+        if_defined(saved[3]), if_defined(saved[4]));
+    result.resize(inputs.size() + kNumOptions);
+    return result;
   }
 
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const variable_list saved = context->get_saved_variables();
-    const auto& data = context->saved_data;
-    const auto [d_q, d_k, d_v, d_weights] =
-        sorted_backward_op().call(gradients[0], saved[0], saved[1], saved[2], saved[3], saved[4],
-                                  saved[5], data.at("block").toInt(), data.at("causal").toBool());
-    return {d_q, d_k, d_v, d_weights, Tensor(), Tensor()};
-  }
+ private:
+  static constexpr std::size_t kNumOthers = 5;   // saved before the inputs
+  static constexpr std::size_t kNumOptions = 9;  // arguments behind the inputs
 };
 
 struct SinkhornBalance : torch::autograd::Function<SinkhornBalance> {
@@ -132,40 +125,43 @@ struct SinkhornBalance : torch::autograd::Function<SinkhornBalance> {
   }
 };
 
+// The kernel with the gradient that Function gives it.
 template <typename Function, typename... Arguments>
-Two with_gradient(Arguments... arguments) {
-  const variable_list results = Function::apply(arguments...);
-  return {results[0], results[1]};
+auto with_gradient(Two (*)(Arguments...)) {
+  return +[](Arguments... arguments) -> Two {
+    const variable_list results = Function::apply(arguments...);
+    return {results[0], results[1]};
+  };
 }
 
 // ---- Shapes, also symbolic ones.
 
-Two attention_meta(const Tensor& q, std::int64_t block) {
-  const c10::SymInt num_blocks = (q.sym_size(2) + (block - 1)) / block;
+c10::SymInt num_blocks(const Tensor& q, std::int64_t block) {
+  return (q.sym_size(2) + (block - 1)) / block;
+}
+
+Two attention_meta(at::TensorList inputs, std::int64_t block, std::int64_t, std::int64_t, bool,
+                   std::string_view, double, const OptionalTensor&, const OptionalTensor&,
+                   const OptionalTensor&) {
+  const Tensor& q = inputs[0];
   return {at::empty_like(q),
-          at::empty_symint({2, q.sym_size(0), q.sym_size(1), num_blocks, block},
+          at::empty_symint({2, q.sym_size(0), q.sym_size(1), num_blocks(q, block), block},
                            q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
 
-Two block_local_meta(const Tensor& q, const Tensor&, const Tensor&, std::int64_t block,
-                     std::int64_t, std::int64_t, bool) {
-  return attention_meta(q, block);
+variable_list attention_backward_meta(const Tensor&, at::TensorList inputs, const Tensor&,
+                                      const Tensor&, std::int64_t, std::int64_t, std::int64_t, bool,
+                                      std::string_view, double, const OptionalTensor&,
+                                      const OptionalTensor&, const OptionalTensor&) {
+  variable_list gradients;
+  for (const Tensor& input : inputs) gradients.push_back(at::empty_like(input));
+  return gradients;
 }
 
-Three block_local_backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                                const Tensor&, const Tensor&, std::int64_t, std::int64_t,
-                                std::int64_t, bool) {
-  return {at::empty_like(q), at::empty_like(k), at::empty_like(v)};
-}
-
-Two sorted_meta(const Tensor& q, const Tensor&, const Tensor&, const Tensor&, std::int64_t block,
-                bool) {
-  return attention_meta(q, block);
-}
-
-Four sorted_backward_meta(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v,
-                          const Tensor& weights, const Tensor&, const Tensor&, std::int64_t, bool) {
-  return {at::empty_like(q), at::empty_like(k), at::empty_like(v), at::empty_like(weights)};
+Tensor open_block_pairs_meta(const Tensor& q, std::int64_t block, const OptionalTensor&,
+                             const OptionalTensor&) {
+  const c10::SymInt N = num_blocks(q, block);
+  return at::empty_symint({q.sym_size(0), 1, N, N}, q.options().dtype(at::kBool));
 }
 
 Two balance_meta(const Tensor& scores, std::int64_t, std::string_view form) {
@@ -183,13 +179,19 @@ Tensor balance_backward_meta(const Tensor&, const Tensor& scores, const Tensor&,
 // ---- What users call.
 
 Tensor user_block_local(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t block,
-                        std::int64_t look_back, std::int64_t look_ahead, bool causal) {
-  return std::get<0>(block_local_forward_op().call(q, k, v, block, look_back, look_ahead, causal));
+                        std::int64_t look_back, std::int64_t look_ahead, bool causal,
+                        double dropout, const OptionalTensor& seed,
+                        const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+  return std::get<0>(attention_forward_op().call({q, k, v}, block, look_back, look_ahead, causal,
+                                                 "concat", dropout, seed, key_lengths, segments));
 }
 
 Tensor user_sorted(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& weights,
-                   std::int64_t block, bool causal) {
-  return std::get<0>(sorted_forward_op().call(q, k, v, weights, block, causal));
+                   std::int64_t block, bool causal, std::string_view combine, double dropout,
+                   const OptionalTensor& seed, const OptionalTensor& key_lengths,
+                   const OptionalTensor& segments) {
+  return std::get<0>(attention_forward_op().call({q, k, v, weights}, block, 0, 0, causal, combine,
+                                                 dropout, seed, key_lengths, segments));
 }
 
 Tensor user_balance(const Tensor& scores, std::int64_t iterations, std::string_view form) {
@@ -197,9 +199,21 @@ Tensor user_balance(const Tensor& scores, std::int64_t iterations, std::string_v
 }
 
 Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& scores,
-                     std::int64_t block, std::string_view form, std::int64_t iterations) {
-  return user_sorted(q, k, v, user_balance(scores, iterations, form), block,
-                     /*causal=*/form != "full");
+                     std::int64_t block, std::string_view form, std::int64_t iterations,
+                     std::string_view combine, double dropout, const OptionalTensor& seed,
+                     const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+  Tensor open_scores = scores;
+  if (key_lengths || segments) {
+    const Tensor open = open_block_pairs_op().call(q, block, key_lengths, segments);
+    TORCH_CHECK_VALUE(scores.dim() == 4 && scores.sym_size(0) == open.sym_size(0) &&
+                          scores.sym_size(2) == open.sym_size(2) &&
+                          scores.sym_size(3) == open.sym_size(3),
+                      "birkhoff: scores must be [B, H, N, N] with N = ", open.sym_size(3), ", not ",
+                      scores.sym_sizes());
+    open_scores = scores.masked_fill(open.logical_not(), -std::numeric_limits<double>::infinity());
+  }
+  return user_sorted(q, k, v, user_balance(open_scores, iterations, form), block,
+                     /*causal=*/form != "full", combine, dropout, seed, key_lengths, segments);
 }
 
 Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
@@ -207,10 +221,9 @@ Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal
 }
 
 void implement_kernels(torch::Library& library) {
-  library.impl("_block_local_attention", &block_local_attention);
-  library.impl("_block_local_attention_backward", &block_local_attention_backward);
-  library.impl("_sorted_attention", &sorted_attention);
-  library.impl("_sorted_attention_backward", &sorted_attention_backward);
+  library.impl("_attention_in_blocks", &attention_in_blocks);
+  library.impl("_attention_in_blocks_backward", &attention_in_blocks_backward);
+  library.impl("open_block_pairs", &open_block_pairs);
   library.impl("_sinkhorn_balance", &sinkhorn_balance);
   library.impl("_sinkhorn_balance_backward", &sinkhorn_balance_backward);
 }
@@ -218,34 +231,34 @@ void implement_kernels(torch::Library& library) {
 }  // namespace
 
 TORCH_LIBRARY(birkhoff, library) {
-  const auto define = [&](const char* schema) {
-    library.def(schema, {at::Tag::pt2_compliant_tag});
+  const auto define = [&](const std::string& schema) {
+    library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
   };
+  const std::string masks = "Tensor? key_lengths=None, Tensor? segments=None";
+  const std::string dropout_and_masks = "float dropout=0.0, Tensor? seed=None, " + masks;
   define(
       "block_local_attention(Tensor q, Tensor k, Tensor v, int block, int look_back=0, "
-      "int look_ahead=0, bool causal=True) -> Tensor");
+      "int look_ahead=0, bool causal=True, *, " +
+      dropout_and_masks + ") -> Tensor");
   define(
       "sinkhorn_attention(Tensor q, Tensor k, Tensor v, Tensor scores, int block, "
-      "str balance='prefix', int iterations=5) -> Tensor");
+      "str balance='prefix', int iterations=5, *, str combine='concat', " +
+      dropout_and_masks + ") -> Tensor");
   define("sinkhorn_balance(Tensor scores, int iterations=5, str balance='prefix') -> Tensor");
   define(
       "sorted_attention(Tensor q, Tensor k, Tensor v, Tensor weights, int block, "
-      "bool causal=True) -> Tensor");
+      "bool causal=True, *, str combine='concat', " +
+      dropout_and_masks + ") -> Tensor");
+  define("open_block_pairs(Tensor q, int block, *, " + masks + ") -> Tensor");
   define("dense_attention(Tensor q, Tensor k, Tensor v, bool causal=True) -> Tensor");
 
+  const std::string options =
+      "int block, int look_back, int look_ahead, bool causal, str combine, float dropout, "
+      "Tensor? seed, Tensor? key_lengths, Tensor? segments";
+  define("_attention_in_blocks(Tensor[] inputs, " + options + ") -> (Tensor, Tensor)");
   define(
-      "_block_local_attention(Tensor q, Tensor k, Tensor v, int block, int look_back, "
-      "int look_ahead, bool causal) -> (Tensor, Tensor)");
-  define(
-      "_block_local_attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor out, "
-      "Tensor softmax, "
-      "int block, int look_back, int look_ahead, bool causal) -> (Tensor, Tensor, Tensor)");
-  define(
-      "_sorted_attention(Tensor q, Tensor k, Tensor v, Tensor weights, int block, bool causal) "
-      "-> (Tensor, Tensor)");
-  define(
-      "_sorted_attention_backward(Tensor d_out, Tensor q, Tensor k, Tensor v, Tensor weights, "
-      "Tensor out, Tensor softmax, int block, bool causal) -> (Tensor, Tensor, Tensor, Tensor)");
+      "_attention_in_blocks_backward(Tensor d_out, Tensor[] inputs, Tensor out, Tensor softmax, " +
+      options + ") -> Tensor[]");
   define("_sinkhorn_balance(Tensor scores, int iterations, str balance) -> (Tensor, Tensor)");
   define(
       "_sinkhorn_balance_backward(Tensor d_weights, Tensor scores, Tensor solved, int iterations, "
@@ -264,26 +277,19 @@ TORCH_LIBRARY_IMPL(birkhoff, CPU, library) { implement_kernels(library); }
 TORCH_LIBRARY_IMPL(birkhoff, CUDA, library) { implement_kernels(library); }
 
 TORCH_LIBRARY_IMPL(birkhoff, Meta, library) {
-  library.impl("_block_local_attention", &block_local_meta);
-  library.impl("_block_local_attention_backward", &block_local_backward_meta);
-  library.impl("_sorted_attention", &sorted_meta);
-  library.impl("_sorted_attention_backward", &sorted_backward_meta);
+  library.impl("_attention_in_blocks", &attention_meta);
+  library.impl("_attention_in_blocks_backward", &attention_backward_meta);
+  library.impl("open_block_pairs", &open_block_pairs_meta);
   library.impl("_sinkhorn_balance", &balance_meta);
   library.impl("_sinkhorn_balance_backward", &balance_backward_meta);
 }
 
 TORCH_LIBRARY_IMPL(birkhoff, Autograd, library) {
-  library.impl("_block_local_attention",
-               &with_gradient<BlockLocalAttention, const Tensor&, const Tensor&, const Tensor&,
-                              std::int64_t, std::int64_t, std::int64_t, bool>);
-  library.impl("_sorted_attention",
-               &with_gradient<SortedAttention, const Tensor&, const Tensor&, const Tensor&,
-                              const Tensor&, std::int64_t, bool>);
-  library.impl("_sinkhorn_balance",
-               &with_gradient<SinkhornBalance, const Tensor&, std::int64_t, std::string_view>);
+  library.impl("_attention_in_blocks", with_gradient<AttentionInBlocks>(&attention_in_blocks));
+  library.impl("_sinkhorn_balance", with_gradient<SinkhornBalance>(&sinkhorn_balance));
+  library.impl("open_block_pairs", torch::CppFunction::makeFallthrough());
   // No gradients of gradients: who asks for them is told so.
-  for (const char* name : {"_block_local_attention_backward", "_sorted_attention_backward",
-                           "_sinkhorn_balance_backward"}) {
+  for (const char* name : {"_attention_in_blocks_backward", "_sinkhorn_balance_backward"}) {
     library.impl(name, torch::autograd::autogradNotImplementedFallback());
   }
 }

@@ -6,7 +6,7 @@ torch.library.opcheck, and the module of docs/pytorch.md in a training loop, eag
 Ends with 0 if all holds, with 77 (ctest: skipped) where Python has no PyTorch or one of another version than --torch."""
 
 import argparse
-import itertools
+import functools
 import math
 import os
 import pathlib
@@ -43,17 +43,69 @@ def window(length, block, look_back, look_ahead, causal):
     return seen & (token[None, :] <= token[:, None]) if causal else seen
 
 
+def philox(key, counter):
+    """Four words of Philox4x32-10 (Salmon et al. 2011), from a key of 64 bits and a counter of 128."""
+    low = 0xFFFFFFFF
+    words, keys = [counter >> 32 * i & low for i in range(4)], [key & low, key >> 32]
+    for _ in range(10):
+        one, two = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
+        words = [two >> 32 ^ words[1] ^ keys[0], two & low, one >> 32 ^ words[3] ^ keys[1], one & low]
+        keys = [keys[0] + 0x9E3779B9 & low, keys[1] + 0xBB67AE85 & low]
+    return words
+
+
+@functools.cache
+def dropout_factors(seed, p, shape):
+    """What probabilities [B, ...] are multiplied by: 0 or 1 / (1 - p), as cluster/base/philox.h draws them for attention dropout
+    of seed 0, step `seed`, layer 0 and samples 0, 1, ..."""
+    attention_dropout = 3
+    words = philox(0, seed << 64 | attention_dropout)
+    key = words[1] << 32 | words[0]
+    count = math.prod(shape[1:])
+    bits = [philox(key, row << 64 | i // 4)[i % 4] for row in range(shape[0]) for i in range(count)]
+    uniform = ((torch.tensor(bits) >> 8) + 1) / 2**24
+    return ((uniform > p) / (1 - p)).view(shape)
+
+
+def probabilities(q, k, seen, bias=0):
+    """Softmax over the keys that queries see; 0 for a query without one."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
+    return scores.masked_fill(~seen, -1e30).softmax(-1) * seen
+
+
 def masked_attention(q, k, v, seen):
-    scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill(~seen.to(q.device), BARRED)
-    return scores.softmax(-1) @ v
+    return probabilities(q, k, seen.to(q.device)) @ v
+
+
+def documents_of(segments, length, padded):
+    """int64 [B, padded]: tokens beyond the last join its document."""
+    if segments is None:
+        return torch.zeros(1, padded, dtype=torch.int64)
+    return torch.cat([segments, segments[:, -1:].expand(-1, padded - length)], 1).cpu()
+
+
+def block_local_attention(q, k, v, block, look_back, look_ahead, causal, *, dropout=0.0, seed=None, key_lengths=None, segments=None):
+    B, H, L, D = q.shape
+    seen = window(L, block, look_back, look_ahead, causal)[None]
+    document = documents_of(segments, L, L)
+    seen = seen & (document[:, :, None] == document[:, None])
+    if key_lengths is not None:
+        seen = seen & (torch.arange(L) < key_lengths.cpu()[:, None])[:, None]
+    p = probabilities(q, k, seen[:, None].to(q.device))
+    if dropout:
+        width, token = (look_back + look_ahead + 1) * block, torch.arange(L)
+        factors = dropout_factors(seed.item(), dropout, (B, H, -(-L // block), block, width))
+        column = (token // block - token[:, None] // block + look_back) * block + token % block
+        p = p * factors[:, :, token[:, None] // block, token[:, None] % block, column.clamp(0, width - 1)].to(p)
+    return p @ v
 
 
 def sinkhorn(scores, iterations):
     """Columns, then rows, divided by their sums, in the log domain."""
     for _ in range(iterations):
         for dim in (-2, -1):
-            total = scores.logsumexp(dim, keepdim=True)
-            scores = scores - total.masked_fill(total == BARRED, 0)
+            empty = (scores == BARRED).all(dim, keepdim=True)
+            scores = scores - scores.masked_fill(empty, 0).logsumexp(dim, keepdim=True).masked_fill(empty, 0)
     return scores.exp()
 
 
@@ -66,24 +118,63 @@ def balance(scores, iterations, form):
         if form == "none":
             past = torch.cat([scores[..., u, :u], torch.zeros_like(scores[..., u, :1])], -1).softmax(-1)[..., :u]
         else:  # prefix: destinations 1..u and sources 0..u-1 are a matrix of their own
-            past = sinkhorn(scores[..., 1 : u + 1, :u], iterations)[..., -1, :]
+            taking_part = (scores != BARRED).tril(-1).any(-1, keepdim=True)
+            past = sinkhorn(scores.masked_fill(~taking_part, BARRED)[..., 1 : u + 1, :u], iterations)[..., -1, :]
         rows.append(torch.nn.functional.pad(past, (0, N - u)))
     return torch.stack(rows, -2)
 
 
-def sorted_attention(q, k, v, weights, block, causal):
-    if causal:
-        weights = weights.tril(-1)
+def open_pairs(block, exists, document):
+    """bool [B, N, N]: pairs of blocks that are no padding, where the source lies in one document and that is the destination's."""
+    exists, document = (x.unflatten(1, (-1, block)) for x in (exists, document))
+    first = document[:, :, 0]
+    whole = ((document == first[:, :, None]) | ~exists).all(-1)
+    begun = exists[:, :, 0]
+    return begun[:, :, None] & begun[:, None] & whole[:, None] & (first[:, :, None] == first[:, None])
+
+
+def tokens(length, block, key_lengths, segments):
+    """bool and int64 [B, N b]: tokens that exist, and their documents."""
+    padded = -(-length // block) * block
+    lengths = torch.tensor([length]) if key_lengths is None else key_lengths.cpu()
+    return torch.arange(padded)[None] < lengths[:, None], documents_of(segments, length, padded)
+
+
+def sorted_attention(q, k, v, weights, block, causal, *, combine="concat", dropout=0.0, seed=None, key_lengths=None, segments=None):
     B, H, L, D = q.shape
-    pad = -L % block
-    q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, pad)).unflatten(2, (-1, block)) for x in (q, k, v))
-    keys, values = (torch.cat([torch.einsum("bhuv,bhvtd->bhutd", weights, x), x], 3) for x in (k, v))
-    N = q.shape[2]
-    seen = torch.ones(N, block, 2 * block, dtype=torch.bool)
+    exists, document = tokens(L, block, key_lengths, segments)
+    visible = open_pairs(block, exists, document)
+    visible = visible.tril(-1) if causal else visible
+    exists, document = (x.unflatten(1, (-1, block)).to(q.device) for x in (exists, document))
+    visible, here = visible.to(q.device), document == document[:, :, :1]
+    weights = weights.masked_fill(~visible[:, None], 0)
+    q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, -L % block)).unflatten(2, (-1, block)) for x in (q, k, v))
+    k, v = (x * exists[:, None, :, :, None] for x in (k, v))
+    # Of a sorted key's weight, what lies on tokens that exist.
+    total = weights.sum(-1, keepdim=True)
+    share = weights @ exists[:, None].to(weights) / total.masked_fill(total == 0, 1)
+    if key_lengths is None and causal:
+        share = torch.ones_like(share)
+    there = share > 0
+    share = share.masked_fill(~there, 1).to(q)
+    sorted_k, sorted_v = (torch.einsum("bhuv,bhvtd->bhutd", weights.to(x), x) / share[..., None] for x in (k, v))
+    bias = share.log()[:, :, :, None]
+    sorting = (visible.any(-1)[:, :, None] & here)[:, None, :, :, None]
+    sees_sorted = sorting & there[:, :, :, None]
+    sees_own = (exists[:, :, None] & (document[:, :, :, None] == document[:, :, None]))[:, None]
     if causal:
-        seen[0, :, :block] = False
-        seen[:, :, block:] = torch.ones(block, block, dtype=torch.bool).tril()
-    return masked_attention(q, keys, values, seen).flatten(2, 3)[:, :, :L]
+        sees_own = sees_own & torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
+    keys = sorted_k
+    if combine == "add_logits":
+        keys, sees_sorted, sees_own = sorted_k + k, sees_sorted & sees_own, sees_own & ~sorting
+    if combine == "add_outputs":
+        p = torch.cat([probabilities(q, keys, sees_sorted, bias), probabilities(q, k, sees_own)], -1)
+    else:
+        seen = torch.cat([x.expand(B, H, -1, block, block) for x in (sees_sorted, sees_own)], -1)
+        p = probabilities(q, torch.cat([keys, k], 3), seen, torch.cat([bias, torch.zeros_like(bias)], -1))
+    if dropout:
+        p = p * dropout_factors(seed.item(), dropout, tuple(p.shape)).to(p)
+    return (p @ torch.cat([sorted_v, v], 3)).flatten(2, 3)[:, :, :L]
 
 
 # ---- Checks.
@@ -98,7 +189,7 @@ def same(name, ours, theirs, inputs, tolerance):
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape))
         results.append([out.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)])
     for i, (mine, other) in enumerate(zip(*results)):
-        error = (mine - other).abs().max() / other.abs().max().clamp_min(1e-30)
+        error = (mine - other).abs().max() / other.abs().max().clamp_min(1e-3)  # less is rounding: weights of one source have gradient 0
         check(error <= tolerance, f"{name}: {'result' if i == 0 else f'gradient {i - 1}'} differs by {error:.1e} (bound {tolerance:.1e})")
 
 
@@ -123,8 +214,6 @@ def definitions(device):
             N = -(-length // block)
             scores = 2 * torch.randn(2, 3, N, N, dtype=torch.float64).to(device, dtype if dtype == torch.float64 else torch.float32)
             for form in ("full", "prefix", "none"):
-                if form == "full" and length % block:
-                    continue
                 same(f"sinkhorn_attention {form} of {length} tokens in {dtype}",
                      lambda *x: ops.sinkhorn_attention(*x, block, form, 3),
                      lambda *x: sorted_attention(*x[:3], balance(x[3], 3, form).to(dtype), block, form != "full"), (q, k, v, scores), tolerance)
@@ -133,6 +222,35 @@ def definitions(device):
             same(f"sorted_attention of any weights and {length} tokens in {dtype}", lambda *x: ops.sorted_attention(*x, block, True),
                  lambda *x: sorted_attention(*x, block, True), (q, k, v, scores.to(dtype)), tolerance)
             count += 1
+            # Padding, documents, dropout and combine.
+            lengths = torch.tensor([length, length // 2 + 1], device=device)
+            token = torch.arange(length, device=device)
+            segments = torch.stack([(token >= 3) * 4, (token >= length // 2 // block * block) + 1])
+            seed = torch.tensor([length * 2**40 + 7], device=device)
+            everything = {"key_lengths": lengths, "segments": segments, "dropout": 0.25, "seed": seed}
+            choices = [everything]
+            if dtype == torch.float64:
+                choices += [{"key_lengths": lengths}, {"segments": segments}, {"dropout": 0.25, "seed": seed}]
+            for options in choices:
+                for arguments in ((block, 1, 0, True), (block, 1, 1, False)):
+                    same(f"block_local_attention{arguments} with {list(options)} of {length} tokens in {dtype}",
+                         lambda *x: ops.block_local_attention(*x, *arguments, **options),
+                         lambda *x: block_local_attention(*x, *arguments, **options), (q, k, v), tolerance)
+                for combine in ("concat", "add_outputs", "add_logits"):
+                    for causal in (True, False):
+                        same(f"sorted_attention {combine}, causal {causal}, with {list(options)} of {length} tokens in {dtype}",
+                             lambda *x: ops.sorted_attention(*x, block, causal, combine=combine, **options),
+                             lambda *x: sorted_attention(*x, block, causal, combine=combine, **options),
+                             (q, k, v, scores.to(dtype).abs()), tolerance)
+                count += 8
+            open = open_pairs(block, *tokens(length, block, lengths, segments)).to(device)[:, None]
+            check(torch.equal(open, ops.open_block_pairs(q, block, key_lengths=lengths, segments=segments)), "open_block_pairs")
+            for form in ("full", "prefix", "none"):
+                same(f"sinkhorn_attention {form} with all options of {length} tokens in {dtype}",
+                     lambda *x: ops.sinkhorn_attention(*x, block, form, 3, combine="add_outputs", **everything),
+                     lambda *x: sorted_attention(*x[:3], balance(x[3].masked_fill(~open, BARRED), 3, form).to(dtype), block, form != "full",
+                                                 combine="add_outputs", **everything), (q, k, v, scores), tolerance)
+                count += 1
     # The form `cumulative` has no short definition: its rows are checked for what makes it causal and a share.
     scores = torch.randn(1, 2, 6, 6, dtype=torch.float64, device=device)
     weights = ops.sinkhorn_balance(scores, 4, "cumulative")
@@ -145,6 +263,41 @@ def definitions(device):
     print(f"{count + 2} results with their gradients agree with the definitions in eager PyTorch")
 
 
+def meaning(device):
+    """What padding, documents and dropout are for, whatever their formulas."""
+    ops = torch.ops.birkhoff
+    make = lambda length: tuple(heads((1, 2, length, 4), torch.float64, device) for _ in range(3))
+    near = lambda a, b: bool((a - b).abs().max() <= 1e-12)
+    q, k, v = make(22)
+    scores = torch.randn(1, 2, 6, 6, dtype=torch.float64, device=device)
+    for form in ("full", "prefix", "cumulative", "none"):
+        for combine in ("concat", "add_outputs", "add_logits"):
+            call = lambda q, k, v, scores, **options: ops.sinkhorn_attention(q, k, v, scores, 4, form, 3, combine=combine, **options)
+            padded = call(q, k, v, scores, key_lengths=torch.tensor([13], device=device))
+            cut = call(*(x[:, :, :13] for x in (q, k, v)), scores[:, :, :4, :4])
+            check(near(padded[:, :, :13], cut), f"padding changes tokens ({form}, {combine})")
+            packed = call(q, k, v, scores, segments=(torch.arange(22, device=device) >= 12).long()[None])
+            parts = [call(*(x[:, :, tokens] for x in (q, k, v)), scores[:, :, blocks, blocks])
+                     for tokens, blocks in ((slice(12), slice(3)), (slice(12, 22), slice(3, 6)))]
+            check(near(packed, torch.cat(parts, 2)), f"documents know of each other ({form}, {combine})")
+    later = torch.full((6, 6), math.nan, dtype=torch.float64, device=device).triu()
+    check(torch.equal(ops.sorted_attention(q, k, v, scores + later.nan_to_num(0), 4), ops.sorted_attention(q, k, v, scores + later, 4)),
+          "weights of the own or of later blocks are read")
+    options = {"key_lengths": torch.tensor([17], device=device), "combine": "add_logits"}
+    seeded = lambda p, seed: ops.sinkhorn_attention(q, k, v, scores, 4, dropout=p, seed=torch.tensor([seed], device=device), **options)
+    check(torch.equal(seeded(0.0, 1), ops.sinkhorn_attention(q, k, v, scores, 4, **options)), "dropout of 0 changes bits")
+    check(torch.equal(seeded(0.5, 1), seeded(0.5, 1)), "one seed gives two results")
+    check(not torch.equal(seeded(0.5, 1), seeded(0.5, 2)), "two seeds give one result")
+    # Equal probabilities, and values that show each.
+    zeros, unit = torch.zeros(2, 8, 256, 16, device=device), torch.eye(16, device=device).repeat(16, 1).expand(2, 8, 256, 16)
+    for dropout in (0.1, 0.5):
+        seen = ops.block_local_attention(zeros, zeros, unit, 16, causal=False, dropout=dropout, seed=torch.tensor(3, device=device)) * 16
+        kept = (seen > 0).double().mean().item()
+        check(abs(kept - (1 - dropout)) < 5 * math.sqrt(dropout * (1 - dropout) / seen.numel()), f"dropout {dropout} keeps {kept}")
+        check(bool(((seen - 1 / (1 - dropout)).abs() < 1e-5).logical_or(seen == 0).all()), "what is kept is not scaled")
+    print("padding and documents change nothing for others; dropout follows its seed and its rate")
+
+
 def refusals():
     ops = torch.ops.birkhoff
     q, scores = torch.randn(1, 2, 10, 4), torch.randn(1, 2, 2, 2)
@@ -154,8 +307,14 @@ def refusals():
         "one dtype": lambda: ops.block_local_attention(q, q.double(), q, 4),
         "block must be": lambda: ops.block_local_attention(q, q, q, 0),
         "look_ahead": lambda: ops.block_local_attention(q, q, q, 4, 0, 1, True),
-        "whole number of blocks": lambda: ops.sinkhorn_attention(q, q, q, scores, 5 + 1, "full"),
         r"must be \[1, 2, 3, 3\]": lambda: ops.sinkhorn_attention(q, q, q, scores, 4),
+        "with N = 3": lambda: ops.sinkhorn_attention(q, q, q, scores, 4, key_lengths=torch.tensor([3])),
+        r"key_lengths must be int64 \[1\]": lambda: ops.block_local_attention(q, q, q, 4, key_lengths=torch.tensor([3, 4])),
+        "segments must be int64": lambda: ops.block_local_attention(q, q, q, 4, segments=torch.zeros(1, 10)),
+        "needs a seed": lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5),
+        "seed must be int64": lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5, seed=torch.ones(1)),
+        "dropout must be in": lambda: ops.block_local_attention(q, q, q, 4, dropout=1.0, seed=torch.tensor([1])),
+        "combine is 'both'": lambda: ops.sinkhorn_attention(q, q, q, scores, 5, combine="both"),
         "full, prefix": lambda: ops.sinkhorn_balance(scores, 5, "sideways"),
         "iterations": lambda: ops.sinkhorn_balance(scores, 0),
         "float32 or float64": lambda: ops.sinkhorn_balance(scores.bfloat16()),
@@ -177,50 +336,61 @@ def refusals():
     print("wrong arguments and second gradients are refused in words")
 
 
-def cases(device, requires_grad=True):
-    """(operator, arguments) in fp64, small: forms, odd lengths, both layouts."""
-    ops = torch.ops.birkhoff
-    leaf = lambda x: x.detach().requires_grad_(requires_grad)
+def cases(device):
+    """(operator, arguments, keywords) in fp64, small: forms, odd lengths, both layouts, options."""
+    leaf = lambda x: x.detach().requires_grad_()
     for length, layout in ((8, "BHLD"), (7, "BLHD")):
         make = lambda: leaf(heads((1, 2, length, 3), torch.float64, device) if layout == "BLHD" else
                             torch.randn(1, 2, length, 3, dtype=torch.float64, device=device))
         for window_arguments in ((4, 1, 0, True), (4, 1, 1, False)):
-            yield "block_local_attention", (make(), make(), make(), *window_arguments)
+            yield "block_local_attention", (make(), make(), make(), *window_arguments), {}
         N = -(-length // 2)
         square = lambda: leaf(torch.rand(1, 2, N, N, dtype=torch.float64, device=device))
-        yield "sorted_attention", (make(), make(), make(), square(), 2, True)
+        yield "sorted_attention", (make(), make(), make(), square(), 2, True), {}
         for form in ("full", "prefix", "cumulative", "none"):
-            yield "sinkhorn_balance", (square(), 3, form)
-            if form != "full" or length % 2 == 0:
-                yield "sinkhorn_attention", (make(), make(), make(), square(), 2, form, 2)
-        yield "dense_attention", (make(), make(), make(), True)
+            yield "sinkhorn_balance", (square(), 3, form), {}
+            yield "sinkhorn_attention", (make(), make(), make(), square(), 2, form, 2), {}
+        yield "dense_attention", (make(), make(), make(), True), {}
+        segments = (torch.arange(length, device=device) >= 3).long()[None]
+        options = {"dropout": 0.5, "seed": torch.tensor([11], device=device), "key_lengths": torch.tensor([6], device=device), "segments": segments}
+        yield "block_local_attention", (make(), make(), make(), 4, 1, 0, True), options
+        yield "sorted_attention", (make(), make(), make(), square(), 2, True), {"combine": "add_outputs", **options}
+        yield "sorted_attention", (make(), make(), make(), square(), 2, False), options
+        yield "sinkhorn_attention", (make(), make(), make(), square(), 2, "prefix", 2), {"combine": "add_logits", **options}
 
 
 def gradients_and_traces(device):
     count = 0
-    for name, arguments in cases(device):
+    for name, arguments, keywords in cases(device):
         operator = getattr(torch.ops.birkhoff, name).default
         tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
         rest = arguments[len(tensors):]
-        check(torch.autograd.gradcheck(lambda *x: operator(*x, *rest), tensors), f"gradcheck of {name}{rest}")
-        torch.library.opcheck(operator, arguments)
+        check(torch.autograd.gradcheck(lambda *x: operator(*x, *rest, **keywords), tensors), f"gradcheck of {name}{rest} with {keywords}")
+        torch.library.opcheck(operator, arguments, keywords)
         count += 1
     print(f"torch.autograd.gradcheck and torch.library.opcheck pass on {count} calls")
     # What users' operators are made of.
     ops = torch.ops.birkhoff
     count = 0
-    for name, arguments in cases(device):
-        if name in ("sinkhorn_attention", "dense_attention"):
-            continue
-        forward, backward = getattr(ops, f"_{name}").default, getattr(ops, f"_{name}_backward").default
-        torch.library.opcheck(forward, arguments)
+    for name, arguments, keywords in cases(device):
         plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
-        tensors = tuple(x for x in plain if isinstance(x, torch.Tensor))
-        out, saved = forward(*plain)
-        results = (saved,) if name == "sinkhorn_balance" else (out, saved)
-        torch.library.opcheck(backward, (torch.randn_like(out), *tensors, *results, *plain[len(tensors):]))
+        if name == "sinkhorn_balance":
+            torch.library.opcheck(ops._sinkhorn_balance.default, arguments)
+            weights, solved = ops._sinkhorn_balance(*plain)
+            torch.library.opcheck(ops._sinkhorn_balance_backward.default, (torch.randn_like(weights), plain[0], solved, *plain[1:]))
+        elif name in ("block_local_attention", "sorted_attention"):
+            number = 3 if name == "block_local_attention" else 4
+            options = arguments[number:] if number == 3 else (arguments[4], 0, 0, arguments[5])
+            options += (keywords.get("combine", "concat"), keywords.get("dropout", 0.0), *map(keywords.get, ("seed", "key_lengths", "segments")))
+            torch.library.opcheck(ops._attention_in_blocks.default, (list(arguments[:number]), *options))
+            inputs = list(plain[:number])
+            out, softmax = ops._attention_in_blocks(inputs, *options)
+            torch.library.opcheck(ops._attention_in_blocks_backward.default, (torch.randn_like(out), inputs, out, softmax, *options))
+        else:
+            continue
         count += 2
-    print(f"torch.library.opcheck passes on {count} calls of the operators beneath")
+    torch.library.opcheck(ops.open_block_pairs.default, (plain[0], 2), {name: keywords[name] for name in ("key_lengths", "segments")})
+    print(f"torch.library.opcheck passes on {count + 1} calls of the operators beneath")
 
 
 def documented_module(library):
@@ -259,6 +429,27 @@ def training(module_type, device):
     print(f"40 steps of training, loss {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}; torch.compile's losses differ by at most {worst:.1e}")
 
 
+def compiled_options(device):
+    """All options in a compiled graph: the results of eager PyTorch, and one graph for all seeds, lengths of keys and documents."""
+    attention = lambda q, k, v, scores, **options: torch.ops.birkhoff.sinkhorn_attention(q, k, v, scores, 8, dropout=0.25, **options)
+    compiled = torch.compile(attention, fullgraph=True)
+    for length in (32, 40, 48):
+        q, k, v = (heads((2, 2, length, 8), torch.float32, device) for _ in range(3))
+        scores = torch.randn(2, 2, length // 8, length // 8, device=device)
+        for step in range(3):
+            options = {"seed": torch.tensor([step], device=device), "key_lengths": torch.tensor([length, 9 + step], device=device),
+                       "segments": (torch.arange(length, device=device) // (10 + step)).expand(2, -1).contiguous()}
+            # A second length makes the graph one for any.
+            with torch.compiler.set_stance("fail_on_recompile" if length == 48 or step > 0 else "default"):
+                same(f"compiled attention of {length} tokens", lambda *x: compiled(*x, **options), lambda *x: attention(*x, **options),
+                     (q, k, v, scores), 1e-6)
+    # A seed of PyTorch's own generator.
+    drawn = torch.compile(lambda x: torch.ops.birkhoff.block_local_attention(
+        x, x, x, 8, dropout=0.5, seed=torch.randint(2**62, (1,), device=x.device)), fullgraph=True)
+    check(not torch.equal(drawn(q), drawn(q)), "a compiled graph draws one seed for ever")
+    print("compiled graphs take padding, documents and new seeds without being compiled again")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=pathlib.Path, required=True)
@@ -272,9 +463,11 @@ def main():
     module_type, lines = documented_module(arguments.library.resolve())
     check(lines <= 22, f"the documented module has {lines} lines")
     definitions(arguments.device)
+    meaning(arguments.device)
     if arguments.device == "cpu":
         refusals()
     gradients_and_traces(arguments.device)
+    compiled_options(arguments.device)
     training(module_type, arguments.device)
     return 0
 
