@@ -1,6 +1,9 @@
 """Training-step tokens/s of causal Sinkhorn attention with n_it 5, by default at T = 1024 and b = 64, against PyPI's
 sinkhorn_transformer of the same size, interleaved in one run. That package has no causal balancing: its causal path is a softmax over past blocks with
 the best block kept (our `none`, hardened), so `prefix` does more work than the peer and `none` is printed beside it.
+
+The peer runs as PyTorch does by default, and once more with what a user of PyTorch can switch on: with --precision fp32 the library for matrix products
+that our program chooses by itself where it is the faster one (PyTorch takes it only if told that products may be rounded to bf16), with bf16 autocast.
 """
 
 import argparse
@@ -21,6 +24,9 @@ def peer(a, threads):
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
+    if a.peer == "switched" and a.precision == "fp32":
+        torch.set_float32_matmul_precision("medium")
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=a.peer == "switched" and a.precision == "bf16")
     model = SinkhornTransformerLM(num_tokens=65, dim=a.channels, depth=a.layers, heads=a.heads, max_seq_len=a.context,
                                   bucket_size=a.block, causal=True, reversible=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -29,8 +35,9 @@ def peer(a, threads):
     for _ in range(a.steps):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        logits = model(tokens[:, :-1])
-        loss = F.cross_entropy(logits.reshape(-1, 65), tokens[:, 1:].reshape(-1))
+        with autocast:
+            logits = model(tokens[:, :-1])
+            loss = F.cross_entropy(logits.reshape(-1, 65).float(), tokens[:, 1:].reshape(-1))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -59,28 +66,29 @@ def main():
     parser.add_argument("--channels", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--precision", default="fp32", help="ours; the peer's is fp32")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="ours; the peer's, by default, is fp32")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peer", action="store_true", help="(internal) run the peer in this process")
+    parser.add_argument("--peer", choices=["default", "switched"], help="(internal) run the peer in this process")
     a = parser.parse_args()
     if a.peer:
         return peer(a, 2)
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
-    names = {"sinkhorn_transformer (PyPI), 2 threads": None}
+    base_name = "sinkhorn_transformer (PyPI), 2 threads"
+    names = {base_name: "default", "the same, " + ("oneDNN" if a.precision == "fp32" else "autocast"): "switched"}
     for mode in ("prefix", "none"):
         names[f"{mode}, 1 rank x 2 threads"] = (mode, None, 2)
         names[f"{mode}, 2 ranks x 1 thread"] = (mode, 2, 1)
     figures = {name: [] for name in names}
     for _ in range(a.rounds):
         for name, setting in names.items():
-            if setting is None:
-                done = subprocess.run([sys.executable, __file__, "--peer", *sys.argv[1:]], capture_output=True, text=True, check=True)
+            if isinstance(setting, str):
+                done = subprocess.run([sys.executable, __file__, *sys.argv[1:], "--peer", setting], capture_output=True, text=True, check=True)
                 result = json.loads(done.stdout.strip().splitlines()[-1])
                 figures[name].append(result["tokens_per_second"])
             else:
                 figures[name].append(ours(a, corpus, *setting))
-    base = statistics.median(figures["sinkhorn_transformer (PyPI), 2 threads"])
+    base = statistics.median(figures[base_name])
     print(f"T={a.context}, batch {a.batch}, b={a.block}, {a.layers} layers of {a.channels} channels, {a.precision}; the peer has {result['parameters']:,} parameters")
     for name, values in figures.items():
         middle = statistics.median(values)
