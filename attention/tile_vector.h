@@ -163,9 +163,12 @@ inline Vector<T> exp(Vector<T> x) {
   Vector<T> q = Vector<T>{} + C::kQ[0];
   for (std::size_t i = 1; i < sizeof(C::kQ) / sizeof(T); ++i) q = q * r + C::kQ[i];
   const Vector<T> y = q * (r * r) + r + T{1};
-  // The low bits of `shifted` are n: added to the exponent's.
-  const Bits<T> exponent = reinterpret_cast<Bits<T>>(shifted) << C::kMantissaBits;
-  const auto scaled = reinterpret_cast<Vector<T>>(reinterpret_cast<Bits<T>>(y) + exponent);
+  // The low bits of `shifted` are n: added to the exponent's. Unsigned, because where x is below
+  // kLeast the sum may be anything.
+  using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
+  using Words [[gnu::vector_size(kVectorBytes)]] = Word;
+  const Words exponent = reinterpret_cast<Words>(shifted) << C::kMantissaBits;
+  const auto scaled = reinterpret_cast<Vector<T>>(reinterpret_cast<Words>(y) + exponent);
   return x < C::kLeast ? Vector<T>{} : scaled;
 }
 
