@@ -107,6 +107,15 @@ struct HeadMix {
   }
 };
 
+// The rows that are read after those of x[i] at offset s.
+template <typename T>
+void prefetch_next(const MixShape& shape, const HeadBlocks<const T>* x, int count, int i, int s) {
+  const bool same_offset = i + 1 < count;
+  if (!same_offset && s + 1 == shape.block) return;
+  prefetch_rows<Use::kRead>(x[same_offset ? i + 1 : 0].at_offset(same_offset ? s : s + 1),
+                            shape.num_blocks, shape.head_dim);
+}
+
 template <typename T>
 void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
                  const HeadBlocks<T>* y, int count, void* memory) {
@@ -116,6 +125,8 @@ void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks
   for (int s = 0; s < shape.block; ++s) {
     for (int i = 0; i < count; ++i) {
       load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
+      prefetch_next(shape, x, count, i, s);
+      prefetch_rows<Use::kWrite>(y[i].at_offset(s), N, shape.head_dim);
       const auto* stacked = stack_rows(mix.x, mix.rows, mix.columns, mix.stacked);
       for (int u = 0; u < N; u += kPanel) {
         mix.mix_panel(u, 0, mix.end_source(u + kPanel - 1), stacked, y[i].at_offset(s));
@@ -135,12 +146,15 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
   for (int s = 0; s < shape.block; ++s) {
     for (int i = 0; i < count; ++i) {
       load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
+      prefetch_rows<Use::kRead>(x[i].at_offset(s), N, shape.head_dim);
+      prefetch_rows<Use::kWrite>(d_x[i].at_offset(s), N, shape.head_dim);
       const auto* stacked = stack_rows(mix.d_y, mix.rows, mix.columns, mix.stacked);
       for (int v = 0; v < N; v += kPanel) {
         const int first = clamp(v - shape.diagonal, 0, N);
         mix.mix_panel(v, round_down(first, mix.kN), N, stacked, d_x[i].at_offset(s));
       }
       load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
+      prefetch_next(shape, d_y, count, i, s);
       mix.add_weight_gradient();
     }
   }

@@ -262,6 +262,7 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   } else {
     weights = s_t;
   }
+  if (num_key_tiles > 0) prefetch_rows<Use::kRead>(keys[0].k, keys[0].num_keys, D);
   load_rows(queries.q, queries.num_queries, D, columns, x.q);
   transpose_matrix(x.q, round_up(queries.num_queries, kN), columns / kNumbers<E>,
                    columns / kNumbers<E>, x.q_t, kTile);
@@ -274,8 +275,14 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
     const KeyTile<T>& key = keys[tile];
     const Pair<S> pair = masked_pair(queries, key, x);
     load_rows(key.k, key.num_keys, D, columns, x.k);
-    load_rows(key.v, key.num_keys, D, columns, x.v);
+    prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
     multiply_scores(pair, x.k, x.q_t, D, columns, s_t);
+    load_rows(key.v, key.num_keys, D, columns, x.v);
+    if (tile + 1 < num_key_tiles) {
+      prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
+    } else {
+      prefetch_rows<Use::kWrite>(queries.out, queries.num_queries, D);
+    }
     finish_scores(pair, key.num_keys, scale, s_t);
     const Bit<S>* kept = nullptr;
     if (shape.dropout) {
@@ -360,6 +367,8 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   const S scale = static_cast<S>(shape.scale);
   const S kept_scale = shape.dropout ? static_cast<S>(shape.dropout->scale) : 1;
   S *max = x.max, *inverse_sum = x.sum;
+  prefetch_rows<Use::kRead>(queries.d_out, num_queries, D);
+  if (num_key_tiles > 0) prefetch_rows<Use::kRead>(keys[0].k, keys[0].num_keys, D);
   load_rows(queries.q, num_queries, D, columns, x.q);
   load_rows(queries.d_out, num_queries, D, columns, x.d_out);
   transpose_matrix(x.q, whole_queries, columns / kNumbers<E>, columns / kNumbers<E>, x.q_t, kTile);
@@ -381,9 +390,13 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
     const Pair<S> pair = masked_pair(queries, key, x);
     S *p_t = x.p_t(tile), *d_p_t = x.ds_t(tile);
     load_rows(key.k, key.num_keys, D, columns, x.k);
-    load_rows(key.v, key.num_keys, D, columns, x.v);
+    prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
     multiply_scores(pair, x.k, x.q_t, D, columns, p_t);
     finish_scores(pair, key.num_keys, scale, p_t);
+    load_rows(key.v, key.num_keys, D, columns, x.v);
+    if (tile + 1 < num_key_tiles) {
+      prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
+    }
     multiply_scores(pair, x.v, x.d_out_t, D, columns, d_p_t);
     const Bit<S>* kept = nullptr;
     if (shape.dropout) {
@@ -425,6 +438,11 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       ds_in_rows = ds_stacked = ds_t;
     }
     const Bit<S>* kept = shape.dropout ? x.kept(tile) : nullptr;
+    if (!key.d_k_sum.data) {
+      prefetch_rows<Use::kWrite>(key.d_v, key.num_keys, D);
+      prefetch_rows<Use::kWrite>(key.d_k, key.num_keys, D);
+    }
+    if (tile + 1 == num_key_tiles) prefetch_rows<Use::kWrite>(queries.d_q, num_queries, D);
     if (num_key_tiles > 1) load_rows(key.k, key.num_keys, D, columns, x.k);
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> delta_i = load(delta + i);

@@ -104,6 +104,20 @@ void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Oper
   }
 }
 
+// Brings rows that are soon needed towards the caches, in parallel: a row is shorter than what the
+// processor would guess ahead for, and rows lie far apart. Rows without data are none.
+enum class Use { kRead, kWrite };
+template <Use use, typename T>
+inline void prefetch_rows(Rows<T> rows, int num_rows, int head_dim) {
+  constexpr int kLine = 64 / sizeof(T), kIntoL2 = 2;
+  if (!rows.data) return;
+  for (int r = 0; r < num_rows; ++r) {
+    for (int d = 0; d < head_dim; d += kLine) {
+      __builtin_prefetch(rows.data + r * rows.stride + d, use == Use::kWrite, kIntoL2);
+    }
+  }
+}
+
 // [rows, columns] in rows, stacked: as they are, or pairs in `stacked`.
 template <typename T>
 inline const T* stack_rows(const T* x, int, int, T*) {
