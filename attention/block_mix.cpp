@@ -44,11 +44,15 @@ using torch::autograd::variable_list;
 
 at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
-// Head h of sample b of each tensor.
+// Head h of sample b of each tensor; no data of an undefined one.
 template <typename T>
 std::vector<HeadBlocks<T>> heads_of(const variable_list& x_BHNbD, std::int64_t b, std::int64_t h) {
   std::vector<HeadBlocks<T>> heads;
   for (const at::Tensor& x : x_BHNbD) {
+    if (!x.defined()) {
+      heads.emplace_back();
+      continue;
+    }
     const std::int64_t place = b * x.stride(0) + h * x.stride(1);
     if constexpr (std::is_const_v<T>) {
       heads.push_back({static_cast<T*>(x.const_data_ptr()) + place, x.stride(2), x.stride(3)});
@@ -95,16 +99,18 @@ struct Kernel {
     });
   }
 
-  // d_w_BHNN: contiguous.
+  // d_w_BHNN: contiguous. `others`: what is added to d_x; undefined: nothing.
   void backward(const variable_list& x_BHNbD, const variable_list& d_y_BHNbD,
-                const variable_list& d_x_BHNbD, const at::Tensor& d_w_BHNN) const {
+                const variable_list& others_BHNbD, const variable_list& d_x_BHNbD,
+                const at::Tensor& d_w_BHNN) const {
     for_each_head([&](std::int64_t b, std::int64_t h, const MixWeights<T>& weights, void* scratch) {
       const auto x = heads_of<const T>(x_BHNbD, b, h), d_y = heads_of<const T>(d_y_BHNbD, b, h);
+      const auto others = heads_of<const T>(others_BHNbD, b, h);
       const auto d_x = heads_of<T>(d_x_BHNbD, b, h);
       T* d_w = static_cast<T*>(d_w_BHNN.mutable_data_ptr()) + b * d_w_BHNN.stride(0) +
                h * d_w_BHNN.stride(1);
-      kernels.backward(shape, weights, x.data(), d_y.data(), d_x.data(), static_cast<int>(x.size()),
-                       d_w, scratch);
+      kernels.backward(shape, weights, x.data(), d_y.data(), others.data(), d_x.data(),
+                       static_cast<int>(x.size()), d_w, scratch);
     });
   }
 };
@@ -134,8 +140,12 @@ struct Panels {
     return y_PNF;
   }
 
-  at::Tensor d_x(const at::Tensor& w_PNN, const at::Tensor& d_y_PNF) const {
-    at::Tensor d_x_PNF = at::zeros_like(d_y_PNF, at::MemoryFormat::Contiguous);
+  // `other`: what is added to d_x; may be undefined.
+  at::Tensor d_x(const at::Tensor& w_PNN, const at::Tensor& d_y_PNF,
+                 const at::Tensor& other_PNF) const {
+    at::Tensor d_x_PNF = other_PNF.defined()
+                             ? other_PNF.clone(at::MemoryFormat::Contiguous)
+                             : at::zeros_like(d_y_PNF, at::MemoryFormat::Contiguous);
     for_each([&](std::int64_t u, std::int64_t rows, std::int64_t sources) {
       d_x_PNF.narrow(1, 0, sources)
           .baddbmm_(w_PNN.narrow(1, u, rows).narrow(2, 0, sources).transpose(1, 2),
@@ -158,8 +168,11 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
   static bool has_kernel(const at::Tensor& x) {
     return x.is_cpu() && has_tile_type(x.scalar_type());
   }
-  static at::Tensor flat(const at::Tensor& x_BHNbD) { return x_BHNbD.flatten(0, 1).flatten(2); }
+  static at::Tensor flat(const at::Tensor& x_BHNbD) {
+    return x_BHNbD.defined() ? x_BHNbD.flatten(0, 1).flatten(2) : x_BHNbD;
+  }
 
+  // Of y, and of x's other uses: y, and then x.
   static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
                                at::TensorList x_BHNbD, std::int64_t diagonal) {
     variable_list x, y;
@@ -178,6 +191,8 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     context->saved_data["diagonal"] = diagonal;
     x.push_back(weights_BHNN);
     context->save_for_backward(std::move(x));
+    context->set_materialize_grads(false);
+    y.insert(y.end(), x_BHNbD.begin(), x_BHNbD.end());
     return y;
   }
 
@@ -187,19 +202,23 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     x.pop_back();
     const std::int64_t diagonal = context->saved_data["diagonal"].toInt();
     at::Tensor d_w_BHNN = at::zeros(weights_BHNN.sizes(), weights_BHNN.options());
-    variable_list d_y, d_x;
-    for (const at::Tensor& each : gradients) d_y.push_back(with_dense_rows(each));
+    variable_list d_y, others, d_x;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
+      d_y.push_back(of_y.defined() ? with_dense_rows(of_y) : at::zeros_like(x[i]));
+      others.push_back(other.defined() ? with_dense_rows(other) : other);
+    }
     if (has_kernel(x[0])) {
       for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));
       dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
-        Kernel<T>(weights_BHNN, x[0], diagonal).backward(x, d_y, d_x, d_w_BHNN);
+        Kernel<T>(weights_BHNN, x[0], diagonal).backward(x, d_y, others, d_x, d_w_BHNN);
       });
     } else {
       const Panels panels{weights_BHNN.size(3), diagonal};
       const at::Tensor w_PNN = weights_BHNN.flatten(0, 1), d_w_PNN = d_w_BHNN.flatten(0, 1);
       for (std::size_t i = 0; i < x.size(); ++i) {
         const at::Tensor d_y_PNF = flat(d_y[i]);
-        d_x.push_back(panels.d_x(w_PNN, d_y_PNF).view(x[i].sizes()));
+        d_x.push_back(panels.d_x(w_PNN, d_y_PNF, flat(others[i])).view(x[i].sizes()));
         panels.add_d_w(flat(x[i]), d_y_PNF, d_w_PNN);
       }
       d_w_BHNN.tril_(diagonal);
@@ -213,9 +232,8 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
 
 }  // namespace
 
-std::vector<at::Tensor> mix_lower_blocks(const at::Tensor& weights_BHNN,
-                                         const std::vector<at::Tensor>& x_BHNbD,
-                                         std::int64_t diagonal) {
+BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
+                            std::int64_t diagonal) {
   const at::Tensor& first = x_BHNbD.at(0);
   const std::int64_t N = first.size(2);
   require(weights_BHNN.size(2) == N && weights_BHNN.size(3) == N,
@@ -223,12 +241,14 @@ std::vector<at::Tensor> mix_lower_blocks(const at::Tensor& weights_BHNN,
   diagonal = std::clamp(diagonal, -N, N - 1);
 #ifdef BIRKHOFF_CUDA
   if (first.is_cuda() && fits_block_mix(x_BHNbD)) {
-    return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal);
+    return {mix_on_gpu(weights_BHNN, x_BHNbD, diagonal), x_BHNbD};
   }
 #endif
   const at::Tensor weights =
       weights_BHNN.to(first.scalar_type()).expand({first.size(0), first.size(1), N, N});
-  return MixLowerBlocks::apply(weights, at::TensorList(x_BHNbD), diagonal);
+  const variable_list results = MixLowerBlocks::apply(weights, at::TensorList(x_BHNbD), diagonal);
+  const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
+  return {{results.begin(), end_y}, {end_y, results.end()}};
 }
 
 }  // namespace birkhoff

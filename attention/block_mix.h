@@ -9,14 +9,21 @@
 
 namespace birkhoff {
 
+struct BlockMixes {
+  std::vector<at::Tensor> y_BHNbD;  // laid out as x is
+  // x itself, for its uses beside the mix: their gradients then reach x through the mix, whose
+  // backward pass adds them to its own where it has a kernel on the CPU. Autograd would take a pass
+  // over memory for that.
+  std::vector<at::Tensor> x_BHNbD;
+};
+
 // For each x [B, H, N, b, D], y_u = sum over v <= u + diagonal of weights_uv x_v, of weights
 // rounded to the dtype of x; `diagonal` as of at::tril: -1 for earlier blocks alone, N - 1 for all.
 // Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the diagonal,
 // and get no gradient there. Twice as fast as mix_blocks where half of the weights are 0: kernels
 // for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU (fits_block_mix), sums in fp32
-// at least; elsewhere GEMMs of the rows' own widths. Results are laid out as x is.
-std::vector<at::Tensor> mix_lower_blocks(const at::Tensor& weights_BHNN,
-                                         const std::vector<at::Tensor>& x_BHNbD,
-                                         std::int64_t diagonal);
+// at least; elsewhere GEMMs of the rows' own widths.
+BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
+                            std::int64_t diagonal);
 
 }  // namespace birkhoff

@@ -72,8 +72,9 @@ struct HeadMix {
   }
 
   // Results `row`.. of a panel from the rows [first, end) of `from`, stacked, of which all others
-  // have weight 0.
-  void mix_panel(int row, int first, int end, const E* from, Rows<T> to) const {
+  // have weight 0; and what is added to them, where `others` has data.
+  void mix_panel(int row, int first, int end, const E* from, Rows<const T> others,
+                 Rows<T> to) const {
     const int D = shape.head_dim, num_rows = min_of(kPanel, shape.num_blocks - row);
     const int first_operand = first / kN, depth = round_up(end, kN) / kN - first_operand;
     S* out = panel;
@@ -86,9 +87,13 @@ struct HeadMix {
         out_row = to.stride;
       }
     }
+    const bool adds = others.data != nullptr;
+    for (int r = 0; adds && r < num_rows; ++r) {
+      const T* other = others.data + (row + r) * others.stride;
+      for (int d = 0; d < D; ++d) out[r * out_row + d] = to_sum(other[d]);
+    }
     multiply_panel(w + (std::ptrdiff_t{row} * rows) / kN + first_operand, rows / kN, 1,
-                   from + first_operand * columns, columns, depth, out, out_row, columns,
-                   /*accumulate=*/false);
+                   from + first_operand * columns, columns, depth, out, out_row, columns, adds);
     if (direct) return;
     for (int r = 0; r < num_rows; ++r) {
       T* to_row = to.data + (row + r) * to.stride;
@@ -129,7 +134,7 @@ void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks
       prefetch_rows<Use::kWrite>(y[i].at_offset(s), N, shape.head_dim);
       const auto* stacked = stack_rows(mix.x, mix.rows, mix.columns, mix.stacked);
       for (int u = 0; u < N; u += kPanel) {
-        mix.mix_panel(u, 0, mix.end_source(u + kPanel - 1), stacked, y[i].at_offset(s));
+        mix.mix_panel(u, 0, mix.end_source(u + kPanel - 1), stacked, {}, y[i].at_offset(s));
       }
     }
   }
@@ -137,8 +142,8 @@ void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks
 
 template <typename T>
 void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
-                  const HeadBlocks<const T>* d_y, const HeadBlocks<T>* d_x, int count, T* d_w,
-                  void* memory) {
+                  const HeadBlocks<const T>* d_y, const HeadBlocks<const T>* others,
+                  const HeadBlocks<T>* d_x, int count, T* d_w, void* memory) {
   const int N = shape.num_blocks;
   HeadMix<T> mix(shape, memory);
   mix.load_weights(w, /*transposed=*/true);
@@ -147,11 +152,13 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
     for (int i = 0; i < count; ++i) {
       load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
       prefetch_rows<Use::kRead>(x[i].at_offset(s), N, shape.head_dim);
+      prefetch_rows<Use::kRead>(others[i].at_offset(s), N, shape.head_dim);
       prefetch_rows<Use::kWrite>(d_x[i].at_offset(s), N, shape.head_dim);
       const auto* stacked = stack_rows(mix.d_y, mix.rows, mix.columns, mix.stacked);
       for (int v = 0; v < N; v += kPanel) {
         const int first = clamp(v - shape.diagonal, 0, N);
-        mix.mix_panel(v, round_down(first, mix.kN), N, stacked, d_x[i].at_offset(s));
+        mix.mix_panel(v, round_down(first, mix.kN), N, stacked, others[i].at_offset(s),
+                      d_x[i].at_offset(s));
       }
       load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
       prefetch_next(shape, d_y, count, i, s);

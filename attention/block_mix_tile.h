@@ -43,10 +43,10 @@ struct MixKernels {
   std::size_t (*scratch_bytes)(const MixShape& shape);
   void (*forward)(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
                   const HeadBlocks<T>* y, int count, void* scratch);
-  // d_w is [N, N], contiguous; 0 above the diagonal.
+  // Adds `others` to d_x, those that have data. d_w is [N, N], contiguous; 0 above the diagonal.
   void (*backward)(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
-                   const HeadBlocks<const T>* d_y, const HeadBlocks<T>* d_x, int count, T* d_w,
-                   void* scratch);
+                   const HeadBlocks<const T>* d_y, const HeadBlocks<const T>* others,
+                   const HeadBlocks<T>* d_x, int count, T* d_w, void* scratch);
 };
 
 // For T = float, double and Bf16.

@@ -16,13 +16,13 @@ constexpr double kLeastShare = 1e-20;  // of a sorted key's weight on tokens tha
 // The sorted blocks that each block's queries attend to.
 struct SortedKeys {
   at::Tensor k_BHNbD, v_BHNbD;
-  at::Tensor queries_BHNb1;  // bool: queries that see their block's sorted keys at all
-  at::Tensor legal_BHNbb;    // bool: queries that see each sorted key
-  at::Tensor bias_BHN1b;     // log share of existing tokens; undefined: all exist
+  at::Tensor own_k_BHNbD, own_v_BHNbD;  // what was sorted: to be read in its place
+  at::Tensor queries_BHNb1;             // bool: queries that see their block's sorted keys at all
+  at::Tensor legal_BHNbb;               // bool: queries that see each sorted key
+  at::Tensor bias_BHN1b;                // log share of existing tokens; undefined: all exist
 };
 
-std::vector<at::Tensor> mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD,
-                            BlockPath path) {
+BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD, BlockPath path) {
   if (path == BlockPath::kFused) {
     const std::int64_t all = x_BHNbD.front().size(2) - 1;
     return mix_lower_blocks(sorted.weights_BHNN, x_BHNbD,
@@ -30,9 +30,9 @@ std::vector<at::Tensor> mix(const SortedBlocks& sorted, const std::vector<at::Te
                             : sorted.leaky ? 0
                                            : -1);
   }
-  std::vector<at::Tensor> mixes_BHNbD;
-  for (const at::Tensor& x : x_BHNbD) mixes_BHNbD.push_back(mix_blocks(sorted.weights_BHNN, x));
-  return mixes_BHNbD;
+  BlockMixes mixes{.y_BHNbD = {}, .x_BHNbD = x_BHNbD};
+  for (const at::Tensor& x : x_BHNbD) mixes.y_BHNbD.push_back(mix_blocks(sorted.weights_BHNN, x));
+  return mixes;
 }
 
 // v_BHNbD may be k_BHNbD itself; so are the mixes then.
@@ -41,10 +41,12 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
   const bool tied = v_BHNbD.is_same(k_BHNbD);
   std::vector<at::Tensor> keys_BHNbD{k_BHNbD};
   if (!tied) keys_BHNbD.push_back(v_BHNbD);
-  const std::vector<at::Tensor> mixes_BHNbD = mix(in, keys_BHNbD, path);
+  const BlockMixes mixes = mix(in, keys_BHNbD, path);
   SortedKeys sorted;
-  sorted.k_BHNbD = mixes_BHNbD.front();
-  sorted.v_BHNbD = mixes_BHNbD.back();
+  sorted.k_BHNbD = mixes.y_BHNbD.front();
+  sorted.v_BHNbD = mixes.y_BHNbD.back();
+  sorted.own_k_BHNbD = mixes.x_BHNbD.front();
+  sorted.own_v_BHNbD = mixes.x_BHNbD.back();
 
   const std::int64_t block = k_BHNbD.size(3);
   sorted.queries_BHNb1 = in.visible_BNN.any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
@@ -116,13 +118,14 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
                         .v_BHNbD = sorted.v_BHNbD,
                         .legal_BHNbb = {sorted.legal_BHNbb},
                         .bias_BHNbb = sorted.bias_BHN1b};
-  KeyBlocks own_keys{.k_BHNbD = k_BHNbD,
-                     .v_BHNbD = v_BHNbD,
+  KeyBlocks own_keys{.k_BHNbD = sorted.own_k_BHNbD,
+                     .v_BHNbD = sorted.own_v_BHNbD,
                      .causal = in.causal,
                      .legal_BHNbb = {blocks.legal(0)},
                      .bias_BHNbb = {}};
   if (in.combine == Combine::kAddLogits) {
-    sorted_keys.k_BHNbD = sorted.k_BHNbD + k_BHNbD;  // q (k_s + k) is the sum of both logits
+    sorted_keys.k_BHNbD =
+        sorted.k_BHNbD + sorted.own_k_BHNbD;  // q (k_s + k) is the sum of both logits
     sorted_keys.causal = in.causal;
     sorted_keys.legal_BHNbb = {and_defined(sorted.legal_BHNbb, blocks.legal(0))};
     own_keys.legal_BHNbb = {and_defined(blocks.legal(0), sorted.queries_BHNb1.logical_not())};

@@ -20,7 +20,7 @@ std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
     leaves.push_back(x.back());
   }
   EXPECT_TRUE(fits_block_mix(x)) << problem.name;
-  const std::vector<at::Tensor> y = mix_lower_blocks(leaves[0], x, problem.diagonal);
+  const std::vector<at::Tensor> y = mix_lower_blocks(leaves[0], x, problem.diagonal).y_BHNbD;
   const std::vector<at::Tensor> d = torch::autograd::grad(y, leaves, there.d_y_BHNbD);
   std::vector<at::Tensor> result{d[0]};
   for (std::size_t i = 0; i < y.size(); ++i) {

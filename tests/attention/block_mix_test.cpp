@@ -31,9 +31,12 @@ double tolerance(at::ScalarType dtype, const Sizes& s) {
   return 4 * unit * (8 + std::sqrt(static_cast<double>(s.N * s.b * s.D)));
 }
 
-void check(const Sizes& s, std::int64_t diagonal, bool contiguous, at::ScalarType dtype) {
-  const std::string what = fmt::format("N {} b {} D {} diagonal {} contiguous {} {}", s.N, s.b, s.D,
-                                       diagonal, contiguous, c10::toString(dtype));
+// `others`: x has other uses too.
+void check(const Sizes& s, std::int64_t diagonal, bool contiguous, bool others,
+           at::ScalarType dtype) {
+  const std::string what =
+      fmt::format("N {} b {} D {} diagonal {} contiguous {} others {} {}", s.N, s.b, s.D, diagonal,
+                  contiguous, others, c10::toString(dtype));
   const auto leaf = [&](const at::Tensor& x) { return x.to(dtype).detach().requires_grad_(true); };
   const auto exact = [](const at::Tensor& x) {
     return x.detach().to(at::kDouble).requires_grad_(true);
@@ -41,13 +44,19 @@ void check(const Sizes& s, std::int64_t diagonal, bool contiguous, at::ScalarTyp
   const at::Tensor w = leaf(random_tensor({2, 2, s.N, s.N}, at::kDouble, 1).tril(diagonal));
   const at::Tensor k = leaf(blocks(s, contiguous, 2)), v = leaf(blocks(s, contiguous, 3));
   const at::Tensor exact_w = exact(w), exact_k = exact(k), exact_v = exact(v);
-  const std::vector<at::Tensor> mixes = mix_lower_blocks(w, {k, v}, diagonal);
-  ASSERT_EQ(mixes.size(), 2u);
-  EXPECT_EQ(mixes[0].scalar_type(), dtype) << what;
-  const at::Tensor out = at::cat({mixes[0], mixes[1]}, -1);
-  const at::Tensor expected = at::cat(
-      {mix_blocks(exact_w.tril(diagonal), exact_k), mix_blocks(exact_w.tril(diagonal), exact_v)},
-      -1);
+  const auto [y, x] = mix_lower_blocks(w, {k, v}, diagonal);
+  ASSERT_EQ(y.size(), 2u);
+  ASSERT_EQ(x.size(), 2u);
+  EXPECT_EQ(y[0].scalar_type(), dtype) << what;
+  std::vector<at::Tensor> results = y, expected_results;
+  for (const at::Tensor& each : {exact_k, exact_v}) {
+    expected_results.push_back(mix_blocks(exact_w.tril(diagonal), each));
+  }
+  if (others) {
+    results.insert(results.end(), x.begin(), x.end());
+    expected_results.insert(expected_results.end(), {exact_k, exact_v});
+  }
+  const at::Tensor out = at::cat(results, -1), expected = at::cat(expected_results, -1);
   EXPECT_LE(max_difference(out, expected), tolerance(dtype, s)) << what;
   const auto d = gradients(out, {w, k, v});
   const auto d_expected = gradients(expected, {exact_w, exact_k, exact_v});
@@ -61,8 +70,10 @@ TEST(MixLowerBlocks, EqualsTheWholeProductAndSoDoGradients) {
   for (const Sizes& s : kSizes) {
     for (const std::int64_t diagonal : {std::int64_t{-1}, std::int64_t{0}, s.N - 1}) {
       for (const bool contiguous : {true, false}) {
-        for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-          check(s, diagonal, contiguous, dtype);
+        for (const bool others : {false, true}) {
+          for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+            check(s, diagonal, contiguous, others, dtype);
+          }
         }
       }
     }
@@ -74,7 +85,8 @@ TEST(MixLowerBlocks, WeightsMayBeShared) {
   const at::Tensor w =
       random_tensor({1, 1, 5, 5}, at::kDouble, 1).tril(-1).detach().requires_grad_(true);
   const at::Tensor x = blocks({5, 2, 3}, false, 2);
-  const at::Tensor out = mix_lower_blocks(w, {x}, -1)[0], expected = mix_blocks(w.tril(-1), x);
+  const at::Tensor out = mix_lower_blocks(w, {x}, -1).y_BHNbD[0],
+                   expected = mix_blocks(w.tril(-1), x);
   EXPECT_LE(max_difference(out, expected), 1e-14);
   EXPECT_LE(max_difference(gradients(out, {w})[0], gradients(expected, {w})[0]), 1e-13);
 }
@@ -86,8 +98,8 @@ TEST(MixLowerBlocks, LaterPanelsAreNotRead) {
     const at::Tensor x = blocks({70, 1, 8}, false, 2).to(dtype);
     at::Tensor broken = x.clone();
     broken.narrow(2, 40, 30).fill_(std::numeric_limits<double>::quiet_NaN());
-    EXPECT_TRUE(at::equal(mix_lower_blocks(w, {x}, -1)[0].narrow(2, 0, 18),
-                          mix_lower_blocks(w, {broken}, -1)[0].narrow(2, 0, 18)));
+    EXPECT_TRUE(at::equal(mix_lower_blocks(w, {x}, -1).y_BHNbD[0].narrow(2, 0, 18),
+                          mix_lower_blocks(w, {broken}, -1).y_BHNbD[0].narrow(2, 0, 18)));
   }
 }
 
@@ -109,8 +121,10 @@ void check_set(InstructionSet set, const Sizes& s, int diagonal) {
                            .contiguous()
                            .t();
   const at::Tensor x = random_tensor({s.N, s.b, s.D + 3}, at::kDouble, 2).to(dtype),
-                   d_y = random_tensor({s.N, s.b, s.D}, at::kDouble, 3).to(dtype);
-  at::Tensor y = at::zeros_like(d_y), d_x = at::zeros_like(d_y), d_w = at::ones_like(w);
+                   d_y = random_tensor({s.N, s.b, s.D}, at::kDouble, 3).to(dtype),
+                   other = random_tensor({s.N, s.b, s.D + 1}, at::kDouble, 4).to(dtype);
+  at::Tensor y = at::zeros_like(d_y), d_x = at::zeros_like(d_y),
+             d_x_and_other = at::zeros_like(d_y), d_w = at::ones_like(w);
   d_w = d_w.contiguous();
   std::vector<std::byte> memory(kernels.scratch_bytes(shape) + 64);
   void* scratch = memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64);
@@ -125,10 +139,11 @@ void check_set(InstructionSet set, const Sizes& s, int diagonal) {
   // Twice the same tensor: twice the gradient of the weights.
   const HeadBlocks<const T> xs[] = {const_head(x), const_head(x)},
                             d_ys[] = {const_head(d_y), const_head(d_y)};
-  const HeadBlocks<T> ys[] = {head(y), head(y)}, d_xs[] = {head(d_x), head(d_x)};
+  const HeadBlocks<T> ys[] = {head(y), head(y)}, d_xs[] = {head(d_x), head(d_x_and_other)};
+  const HeadBlocks<const T> others[] = {{}, const_head(other)};
   kernels.forward(shape, weights, xs, ys, 2, scratch);
-  kernels.backward(shape, weights, xs, d_ys, d_xs, 2, static_cast<T*>(d_w.mutable_data_ptr()),
-                   scratch);
+  kernels.backward(shape, weights, xs, d_ys, others, d_xs, 2,
+                   static_cast<T*>(d_w.mutable_data_ptr()), scratch);
   const at::Tensor wide_w = w.to(at::kDouble).nan_to_num().tril(diagonal),
                    wide_x = x.to(at::kDouble).narrow(2, 0, s.D), wide_d_y = d_y.to(at::kDouble);
   const auto mixed = [](const at::Tensor& by, const at::Tensor& what) {
@@ -138,7 +153,11 @@ void check_set(InstructionSet set, const Sizes& s, int diagonal) {
       fmt::format("set {} {} N {} b {} D {} diagonal {}", static_cast<int>(set),
                   c10::toString(dtype), s.N, s.b, s.D, diagonal);
   EXPECT_LE(max_difference(y, mixed(wide_w, wide_x)), tolerance(dtype, s)) << what;
-  EXPECT_LE(max_difference(d_x, mixed(wide_w.t(), wide_d_y)), tolerance(dtype, s)) << what;
+  const at::Tensor exact_d_x = mixed(wide_w.t(), wide_d_y);
+  EXPECT_LE(max_difference(d_x, exact_d_x), tolerance(dtype, s)) << what;
+  EXPECT_LE(max_difference(d_x_and_other, exact_d_x + other.to(at::kDouble).narrow(2, 0, s.D)),
+            tolerance(dtype, s))
+      << what;
   EXPECT_LE(max_difference(
                 d_w, at::matmul(wide_d_y.flatten(1), wide_x.flatten(1).t()).mul_(2).tril(diagonal)),
             2 * tolerance(dtype, s))

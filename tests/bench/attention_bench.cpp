@@ -159,10 +159,11 @@ class BlockProblem {
     if (case_.sorts) {
       KeyBlocks sorted;
       if (path == BlockPath::kFused) {
-        const std::vector<at::Tensor> mixes =
-            mix_lower_blocks(weights_BHNN_, {own.k_BHNbD, own.v_BHNbD}, -1);
-        sorted.k_BHNbD = mixes[0];
-        sorted.v_BHNbD = mixes[1];
+        const BlockMixes mixes = mix_lower_blocks(weights_BHNN_, {own.k_BHNbD, own.v_BHNbD}, -1);
+        sorted.k_BHNbD = mixes.y_BHNbD[0];
+        sorted.v_BHNbD = mixes.y_BHNbD[1];
+        own.k_BHNbD = mixes.x_BHNbD[0];
+        own.v_BHNbD = mixes.x_BHNbD[1];
       } else {
         sorted.k_BHNbD = mix_blocks(weights_BHNN_, own.k_BHNbD);
         sorted.v_BHNbD = mix_blocks(weights_BHNN_, own.v_BHNbD);

@@ -42,8 +42,9 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-void backward(const at::Tensor& out, const std::vector<at::Tensor>& leaves) {
-  torch::autograd::grad({out}, leaves, {at::ones_like(out)}, false, false, true);
+void backward(const at::Tensor& out, const at::Tensor& d_out,
+              const std::vector<at::Tensor>& leaves) {
+  torch::autograd::grad({out}, leaves, {d_out}, false, false, true);
 }
 
 std::vector<at::Tensor> values_of(const Parameters& parameters) {
@@ -92,12 +93,15 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
   std::vector<at::Tensor> leaves = values_of(parameters);
   leaves.insert(leaves.end(), {in.q_BHLD, in.k_BHSD, in.v_BHSD, in.x_q_BLC});
 
+  // What the layer's next product gives back: none of attention's work.
+  const at::Tensor d_out = at::ones_like(mechanism->forward(in).out_BHLD), d_loss = at::ones({});
+
   std::vector<double> step, attention;
   for (std::int64_t round = -1; round < rounds; ++round) {  // the first is warm-up
     const double of_step =
-        processor_ms([&] { backward(model->objective(batch, {}).loss, weights); });
+        processor_ms([&] { backward(model->objective(batch, {}).loss, d_loss, weights); });
     const double of_attention =
-        processor_ms([&] { backward(mechanism->forward(in).out_BHLD, leaves); });
+        processor_ms([&] { backward(mechanism->forward(in).out_BHLD, d_out, leaves); });
     if (round < 0) continue;
     step.push_back(of_step);
     attention.push_back(of_attention);

@@ -15,6 +15,8 @@ import time
 
 import birkhoff_runs as runs
 
+WARM_UP = 3  # steps that no figure counts
+
 
 def peer(a, threads):
     """Runs in a process of its own: prints the peer's tokens/s."""
@@ -44,7 +46,7 @@ def peer(a, threads):
         loss.item()
         times.append(time.perf_counter() - start)
     parameters = sum(p.numel() for p in model.parameters())
-    print(json.dumps({"tokens_per_second": a.batch * a.context / statistics.median(times[3:]), "parameters": parameters}))
+    print(json.dumps({"tokens_per_second": a.batch * a.context / statistics.median(times[WARM_UP:]), "parameters": parameters}))
 
 
 def ours(a, corpus, mode, ranks, threads):
@@ -52,10 +54,10 @@ def ours(a, corpus, mode, ranks, threads):
                       [f"data.corpus={corpus}", f"data.sequence_length={a.context}", f"train.global_batch={a.batch}", f"train.steps={a.steps}",
                        f"model.channels={a.channels}", f"model.layers={a.layers}", f"model.heads={a.heads}",
                        f"train.precision={a.precision}",
-                       "metrics.every=5", "evaluate.sequences=1", "checkpoint.every=0",
+                       "metrics.every=1", "evaluate.sequences=1", "checkpoint.every=0",
                        "model.attention.0={group{mechanism{sinkhorn{block:%d causal_balance:%s iterations:5}}}}" % (a.block, mode)],
                       ranks=ranks, threads=threads)
-    return runs.training_speed(rows)
+    return runs.training_speed(rows, skip=WARM_UP)
 
 
 def main():
@@ -67,10 +69,12 @@ def main():
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="ours; the peer's, by default, is fp32")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=40, help=f"of which {WARM_UP} are warm-up")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", choices=["default", "switched"], help="(internal) run the peer in this process")
     a = parser.parse_args()
+    if a.steps <= WARM_UP:
+        parser.error(f"--steps {a.steps}: must be above {WARM_UP}, the steps of warm-up")
     if a.peer:
         return peer(a, 2)
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
