@@ -9,7 +9,7 @@
 #   lib/        the libraries that they need, plugins of Open MPI and PMIx in folders of their own; libbirkhoff_ops.so for PyTorch
 #   tests/      for GPUs: *_gpu_test and gpu_suite.sh
 #   configs/, etc/, share/ (Open MPI's configuration and texts), README.md, versions
-set -euo pipefail
+set -euo pipefail  # so that a reader who leaves a pipe early fails it: those here read to the end
 cd "$(dirname "$0")/.."
 
 stop() { printf 'package: %s\n' "$*" >&2; exit 1; }
@@ -64,7 +64,7 @@ plugins() { # FOLDER PLACE: all but those for fabrics (InfiniBand, Omni-Path, li
   local plugin
   mkdir "$package/$2"
   for plugin in "$1"/*.so; do
-    ! patchelf --print-needed "$plugin" | grep -qE '^lib(fabric|ibverbs|psm|uc[pst]|oshmem|mca_common_(ofi|ucx|verbs))' || continue
+    ! patchelf --print-needed "$plugin" | grep -E '^lib(fabric|ibverbs|psm|uc[pst]|oshmem|mca_common_(ofi|ucx|verbs))' >/dev/null || continue
     program "$plugin" "$2"
   done
 }
@@ -78,7 +78,7 @@ installed() { "$(dirname "$mpirun")/ompi_info" --parsable --path "$1" | cut -d: 
 plugins "$(installed pkglibdir)" lib/openmpi
 cp -rL "$(installed pkgdatadir)" "$package/share/openmpi"
 cp -rL "$(installed sysconfdir)" "$package/etc/openmpi"
-pmix=$(ldd "$(installed pkglibdir)"/mca_pmix_*.so | awk '$1 ~ /^libpmix\.so/ { print $3; exit }')
+pmix=$(ldd "$(installed pkglibdir)"/mca_pmix_*.so | awk '$1 ~ /^libpmix\.so/ { pmix = $3 } END { print pmix }')
 [ -n "$pmix" ] || stop "$mpirun has no libpmix: only Debian's and Ubuntu's Open MPI 4 are known how to move"
 pmix=$(dirname "$(readlink -f "$pmix")")
 plugins "$pmix/pmix" lib/pmix

@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
 done
 report=${report:-$build/gpu_suite.md}
 
-command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1) &&
+command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | sed -n 1p) &&
   [ -n "$gpu" ] || stop "no GPU here (nvidia-smi names none): nothing was tested"
 mapfile -t programs < <(find "$build/tests" -name '*_gpu_test' -type f -perm -u+x 2>/dev/null | sort)
 [ ${#programs[@]} -gt 0 ] || stop "no *_gpu_test under $build/tests: build with ./bootstrap.sh build --cuda"
