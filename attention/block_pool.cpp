@@ -143,7 +143,7 @@ void pool_backward_on_cpu(const Problem& p, const S* d_psi, S* later, T* d_x) {
     const S divisor = p.divisor<S>(bn);
     const bool adds_first = p.cumulative && p.is_linked(bn, kFirstExists);
     const S* d = d_psi + bn * p.C;
-    const S* d_sum = later + bn * p.C;  // if cumulative
+    const S* d_sum = p.cumulative ? later + bn * p.C : nullptr;
     for (std::int64_t t = 0; t < p.tokens_of(n); ++t) {
       T* to = d_x + (b * p.L + n * p.b + t) * p.C;
       const bool added = p.is_added(bn, t), first = t == 0 && adds_first;

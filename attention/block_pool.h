@@ -25,8 +25,9 @@ struct BlockPooling {
 // Whether pool_blocks() can do this: fp32, fp64 or bf16 on the CPU, fp32, bf16 or fp16 on a GPU.
 bool fits_block_pool(const at::Tensor& x_BLC);
 
-// Features [B, N, C] of x [B, L, C], in fp64 for fp64, else in fp32, divided. Reads x once, what is
-// masked not at all, and writes its gradient once. Sums run from token to token, then from block to
+// Features [B, N, C] of x [B, L, C], in fp64 for fp64, else in fp32, divided. Reads x once, but a
+// block's first token twice if cumulative, what is masked only where links ask for it, and writes
+// its gradient once. Sums run from token to token, then from block to
 // block: no feature depends on a later token in any bit, nor on the number of threads, and CPU and
 // GPU give the same bits.
 at::Tensor pool_blocks(const at::Tensor& x_BLC, const BlockPooling& pooling);

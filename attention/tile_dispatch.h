@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "attention/tile_attention.h"
+#include "cluster/base/error.h"
 
 namespace birkhoff {
 
@@ -20,6 +21,7 @@ void dispatch_tile_type(at::ScalarType dtype, F f) {
     case at::kDouble:
       return f(double{});
     default:
+      require(dtype == at::kBFloat16, "the tile kernels know no such dtype");
       return f(Bf16{});
   }
 }

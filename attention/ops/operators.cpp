@@ -137,6 +137,7 @@ auto with_gradient(Two (*)(Arguments...)) {
 // ---- Shapes, also symbolic ones.
 
 c10::SymInt num_blocks(const Tensor& q, std::int64_t block) {
+  TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
   return (q.sym_size(2) + (block - 1)) / block;
 }
 

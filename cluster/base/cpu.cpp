@@ -2,7 +2,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#if defined(__GLIBC__)
 #include <malloc.h>
+#endif
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

@@ -1,6 +1,5 @@
 // Attention alone, one process: each mechanism beside LibTorch's operations for the same, and dense
 // attention by LibTorch's own kernels.
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -17,6 +16,7 @@
 #include <map>
 #include <ostream>
 
+#include "cluster/base/cpu.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
@@ -316,7 +316,7 @@ class Contest {
 }  // namespace
 
 int bench_attention_command(const BenchAttentionArguments& arguments, std::ostream& out) {
-  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
+  compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
   for (const std::string& text : arguments.mechanisms) mechanism_of(text);
   const at::Device device =
       arguments.device == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);

@@ -5,6 +5,10 @@
 #include <ATen/ATen.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <utility>
+#include <vector>
 
 #include "attention/block_mix_tile.h"
 #include "attention/blocks.h"
@@ -27,7 +31,10 @@ at::Tensor blocks(const Sizes& s, bool contiguous, std::uint64_t seed) {
 
 // The error that sums of up to N b D products of unit numbers may have.
 double tolerance(at::ScalarType dtype, const Sizes& s) {
-  const double unit = dtype == at::kDouble ? 0x1p-52 : dtype == at::kFloat ? 0x1p-23 : 0x1p-7;
+  const double unit = dtype == at::kDouble  ? 0x1p-52
+                      : dtype == at::kFloat ? 0x1p-23
+                      : dtype == at::kHalf  ? 0x1p-10
+                                            : 0x1p-7;
   return 4 * unit * (8 + std::sqrt(static_cast<double>(s.N * s.b * s.D)));
 }
 
@@ -71,10 +78,40 @@ TEST(MixLowerBlocks, EqualsTheWholeProductAndSoDoGradients) {
     for (const std::int64_t diagonal : {std::int64_t{-1}, std::int64_t{0}, s.N - 1}) {
       for (const bool contiguous : {true, false}) {
         for (const bool others : {false, true}) {
-          for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+          // fp16 has no kernel on the CPU.
+          for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
             check(s, diagonal, contiguous, others, dtype);
           }
         }
+      }
+    }
+  }
+}
+
+// Any of the results may have no use, and gradients may be views.
+TEST(MixLowerBlocks, UnusedResultsHaveNoGradients) {
+  for (const at::ScalarType dtype : {at::kDouble, at::kHalf}) {
+    const auto leaf = [&](const at::Tensor& x) {
+      return x.to(dtype).detach().requires_grad_(true);
+    };
+    const at::Tensor w = leaf(random_tensor({2, 2, 5, 5}, at::kDouble, 1).tril(-1)),
+                     k = leaf(blocks({5, 2, 3}, false, 2)), v = leaf(blocks({5, 2, 3}, true, 3));
+    const auto mix = [&](const at::Tensor& x) { return mix_blocks(w.tril(-1), x).sum(); };
+    const auto [y, x] = mix_lower_blocks(w, {k, v}, -1);
+    const std::pair<at::Tensor, at::Tensor> cases[] = {
+        {y[0].sum(), mix(k)},
+        {y[1].sum() + x[0].sum(), mix(v) + k.sum()},
+        {x[1].sum(), v.sum()},
+    };
+    for (const auto& [sum, expected] : cases) {
+      const auto d = torch::autograd::grad({sum}, {w, k, v}, {}, true, false, true);
+      const auto d_expected = torch::autograd::grad({expected}, {w, k, v}, {}, true, false, true);
+      for (std::size_t i = 0; i < 3; ++i) {
+        const at::Tensor zeros = at::zeros_like(i == 0 ? w : i == 1 ? k : v);
+        EXPECT_LE(max_difference(d[i].defined() ? d[i] : zeros,
+                                 d_expected[i].defined() ? d_expected[i] : zeros),
+                  dtype == at::kDouble ? 1e-13 : 0.02)
+            << "leaf " << i;
       }
     }
   }

@@ -52,8 +52,9 @@ def matrix_speed(precision):
     import time
 
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
-    if "amx_bf16" not in open("/proc/cpuinfo").read():
-        torch.set_float32_matmul_precision("medium")  # oneDNN, which computes in fp32 here: what our program chooses on AMD
+    processor = open("/proc/cpuinfo").read()
+    if "AuthenticAMD" in processor and "avx512bw" in processor and "amx_bf16" not in processor:
+        torch.set_float32_matmul_precision("medium")  # oneDNN, which computes in fp32 here: what our program chooses too
     a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
     times = []
     for _ in range(21):

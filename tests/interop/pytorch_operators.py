@@ -306,6 +306,7 @@ def refusals():
         "k and v must be like q": lambda: ops.block_local_attention(q, q[:, :, 1:], q, 4),
         "one dtype": lambda: ops.block_local_attention(q, q.double(), q, 4),
         "block must be": lambda: ops.block_local_attention(q, q, q, 0),
+        "block must be at least 1": lambda: ops.block_local_attention(q.to("meta"), q.to("meta"), q.to("meta"), 0),
         "look_ahead": lambda: ops.block_local_attention(q, q, q, 4, 0, 1, True),
         r"must be \[1, 2, 3, 3\]": lambda: ops.sinkhorn_attention(q, q, q, scores, 4),
         "with N = 3": lambda: ops.sinkhorn_attention(q, q, q, scores, 4, key_lengths=torch.tensor([3])),
