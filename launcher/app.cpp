@@ -264,6 +264,8 @@ struct CommandLine {
         ->check(CLI::IsMember({"fp32", "fp64", "bf16", "fp16"}))
         ->capture_default_str();
     c->add_flag("--encoder", a.encoder, "queries see later keys too");
+    c->add_flag("--library-defaults", a.library_defaults,
+                "on a CPU: LibTorch and the allocator as they come, not as training sets them");
     c->add_option("--device", a.device, "cpu or cuda")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();

@@ -84,7 +84,8 @@ struct BenchAttentionArguments {
   std::vector<std::int64_t> lengths = {1024};
   std::int64_t batch = 4, heads = 4, head_dim = 64;
   std::string dtype = "fp32", device = "cpu";
-  bool encoder = false;  // not causal
+  bool encoder = false;           // not causal
+  bool library_defaults = false;  // not what compute_on_cpu() sets
   int rounds = 11;
   std::string svg, table;  // files that are written; empty: none
 };

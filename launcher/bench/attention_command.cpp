@@ -1,5 +1,6 @@
 // Attention alone, one process: each mechanism beside LibTorch's operations for the same, and dense
 // attention by LibTorch's own kernels.
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -316,7 +317,12 @@ class Contest {
 }  // namespace
 
 int bench_attention_command(const BenchAttentionArguments& arguments, std::ostream& out) {
-  compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
+  const int threads = threads_of_rank(/*local_ranks=*/1);
+  if (arguments.library_defaults) {
+    at::set_num_threads(threads);
+  } else {
+    compute_on_cpu(threads);
+  }
   for (const std::string& text : arguments.mechanisms) mechanism_of(text);
   const at::Device device =
       arguments.device == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
