@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "attention/blocks.h"
+#include "attention/fused_block_attention.h"
 #include "attention/key_value_cache.h"
 #include "attention/masked_softmax.h"
 #include "cluster/base/error.h"
@@ -50,7 +52,24 @@ AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) con
 }
 
 AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const {
-  if (in.noise && dropout_ > 0) return reference(in);  // the fused kernel has no noise of ours
+  if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2)) return composed(in);
+  const at::Tensor legal = legal_keys(in);
+  const BlockAttention attention{
+      .q_BHNbD = in.q_BHLD.unsqueeze(2),
+      .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
+                .v_BHNbD = in.v_BHSD.unsqueeze(2),
+                .causal = shape_.causal,
+                .legal_BHNbb = {legal.defined() ? legal.unsqueeze(2) : legal},
+                .bias_BHNbb = {}}},
+      .dropout = dropout_,
+      .noise = in.noise};
+  if (!fits_fused(attention)) return composed(in);
+  return {attend_fused(attention).squeeze(2), {}};
+}
+
+AttentionOutput DenseAttentionMechanism::composed(const AttentionInput& in) const {
+  if (in.noise && dropout_ > 0)
+    return reference(in);  // LibTorch's fused kernels know no such noise
   at::Tensor legal = legal_keys(in);
   if (!legal.defined()) {
     return {at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, 0, shape_.causal),

@@ -1,4 +1,5 @@
-// Softmax attention over every key, or every past key and the token's own when causal.
+// Softmax attention over every key, or every past key and the token's own when causal. On the CPU
+// the kernels of attention in blocks with a sequence as one block, on a GPU LibTorch's.
 #pragma once
 
 #include "attention/attention.h"
@@ -15,6 +16,7 @@ class DenseAttentionMechanism : public Mechanism {
 
   AttentionOutput reference(const AttentionInput& in) const override;
   AttentionOutput forward(const AttentionInput& in) const override;
+  AttentionOutput composed(const AttentionInput& in) const override;
   MechanismProperties properties() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;

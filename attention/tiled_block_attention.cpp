@@ -157,12 +157,15 @@ struct Call {
     std::int64_t batch, head, index, begin, end;
   };
 
-  Worker worker() const {
+  std::int64_t tiles_per_block() const { return (block + kTile - 1) / kTile; }
+
+  Worker worker(Pass pass) const {
     std::int64_t num_tiles = 0, num_sums = 0;
     for (const KeySource<T>& source : sources) {
-      num_tiles += source.reach() * ((block + kTile - 1) / kTile);
+      num_tiles += source.reach() * tiles_per_block();
       if (source.summed) num_sums += source.reach() * 2 * block * head_dim;
     }
+    if (pass == Pass::kForward) num_tiles = 1;  // it keeps nothing of earlier tiles in scratch
     Worker worker{
         .scratch = scratch_memory(
             kernels.scratch_bytes(static_cast<int>(head_dim), static_cast<int>(num_tiles))),
@@ -179,42 +182,69 @@ struct Call {
     return worker;
   }
 
-  void attend(Pass pass, const Run& run, std::int64_t n, Worker& worker) const {
+  // The queries of block n from `first` on, one tile of them.
+  void attend_tile(Pass pass, std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t first,
+                   Worker& worker) const {
     const TileShape shape{static_cast<int>(head_dim), 1 / std::sqrt(static_cast<double>(head_dim)),
                           dropout ? &*dropout : nullptr};
-    const std::int64_t b = run.batch, h = run.head;
+    QueryTile<T> queries;
+    queries.num_queries = static_cast<int>(std::min<std::int64_t>(kTile, block - first));
+    queries.q = q.rows(b, h, n, first);
+    queries.out = out.rows(b, h, n, first);
+    const std::int64_t row = ((b * heads + h) * num_blocks + n) * block + first;
+    queries.max = max_BHNb + row;
+    queries.inverse_sum = inverse_sum_BHNb + row;
+    queries.d_out = d_out.rows(b, h, n, first);
+    queries.d_q = d_q.rows(b, h, n, first);
     std::vector<KeyTile<T>>& tiles = worker.tiles;
-    for (std::int64_t first = 0; first < block; first += kTile) {
-      QueryTile<T> queries;
-      queries.num_queries = static_cast<int>(std::min<std::int64_t>(kTile, block - first));
-      queries.q = q.rows(b, h, n, first);
-      queries.out = out.rows(b, h, n, first);
-      const std::int64_t row = ((b * heads + h) * num_blocks + n) * block + first;
-      queries.max = max_BHNb + row;
-      queries.inverse_sum = inverse_sum_BHNb + row;
-      queries.d_out = d_out.rows(b, h, n, first);
-      queries.d_q = d_q.rows(b, h, n, first);
-      tiles.clear();
-      for (std::size_t s = 0; s < sources.size(); ++s) {
-        sources[s].add_tiles(b, h, n, num_blocks, block, first, worker.sums[s], tiles);
-      }
-      if (dropout) {
-        queries.sample_id =
-            static_cast<std::uint64_t>(sample_ids_B.const_data_ptr<std::int64_t>()[b]);
-        // Rows of noise are [H, N, b, columns].
-        for (KeyTile<T>& tile : tiles) {
-          tile.first_element += (row - b * heads * num_blocks * block) * dropout->query_stride;
-        }
-      }
-      (pass == Pass::kForward ? kernels.forward : kernels.backward)(
-          shape, queries, tiles.data(), static_cast<int>(tiles.size()), worker.scratch.get());
+    tiles.clear();
+    for (std::size_t s = 0; s < sources.size(); ++s) {
+      sources[s].add_tiles(b, h, n, num_blocks, block, first, worker.sums[s], tiles);
     }
+    if (dropout) {
+      queries.sample_id =
+          static_cast<std::uint64_t>(sample_ids_B.const_data_ptr<std::int64_t>()[b]);
+      // Rows of noise are [H, N, b, columns].
+      for (KeyTile<T>& tile : tiles) {
+        tile.first_element += (row - b * heads * num_blocks * block) * dropout->query_stride;
+      }
+    }
+    (pass == Pass::kForward ? kernels.forward : kernels.backward)(
+        shape, queries, tiles.data(), static_cast<int>(tiles.size()), worker.scratch.get());
+  }
+
+  // Tasks for a thread at least, where each multiplies `flops`: its start is worth some ten
+  // microseconds of work.
+  static std::int64_t grain_of(std::int64_t flops) {
+    return std::max<std::int64_t>(1, 1'000'000 / flops);
+  }
+
+  // A task is a tile of queries. Those of one block read the same keys, and heads of a token lie
+  // side by side in memory, so that is their order. A block's first and last tiles take turns: if
+  // it is causal its last see the most keys, and threads get neighbouring tasks.
+  void run_forward() {
+    std::int64_t num_key_blocks = 0;
+    for (const KeySource<T>& source : sources) num_key_blocks += source.reach();
+    const std::int64_t tiles = tiles_per_block();
+    at::parallel_for(
+        0, batch * num_blocks * tiles * heads,
+        grain_of(4 * std::min<std::int64_t>(block, kTile) * block * num_key_blocks * head_dim),
+        [&](std::int64_t begin, std::int64_t end) {
+          Worker thread = worker(Pass::kForward);
+          for (std::int64_t task = begin; task < end; ++task) {
+            const std::int64_t turn = task % tiles, h = task / tiles % heads,
+                               n = task / tiles / heads % num_blocks,
+                               b = task / tiles / heads / num_blocks;
+            const std::int64_t tile = turn % 2 == 0 ? turn / 2 : tiles - 1 - turn / 2;
+            attend_tile(Pass::kForward, b, h, n, tile * kTile, thread);
+          }
+        });
   }
 
   // A task is a run of blocks of one head, one after the other. No two tasks write to the same
   // memory: sums of keys that two runs see wait in border_sums. So there are no atomics, and sums
   // have an order that no number of threads changes.
-  void run(Pass pass) {
+  void run_backward() {
     constexpr std::int64_t kLeastRun = 8;  // at most one block in so many is at a border
     std::int64_t run_length = 1, num_key_blocks = 0;
     for (const KeySource<T>& source : sources) {
@@ -228,16 +258,12 @@ struct Call {
           at::empty({2, batch, heads, num_runs - 1, source.reach() - 1, 2, block, head_dim},
                     c10::CppTypeToScalarType<Sum<T>>::value);
     }
-    // A thread is worth its start for some ten microseconds of work.
-    const std::int64_t grain = std::max<std::int64_t>(
-        1, 1'000'000 / (4 * run_length * block * block * num_key_blocks * head_dim));
+    const std::int64_t grain = grain_of(4 * run_length * block * block * num_key_blocks * head_dim);
     at::parallel_for(0, batch * num_runs * heads, grain, [&](std::int64_t begin, std::int64_t end) {
-      Worker thread = worker();
+      Worker thread = worker(Pass::kBackward);
       for (std::int64_t task = begin; task < end; ++task) {
-        // Heads of a token lie side by side in memory.
         const std::int64_t index = task / heads % num_runs;
-        attend_run(pass,
-                   {.batch = task / heads / num_runs,
+        attend_run({.batch = task / heads / num_runs,
                     .head = task % heads,
                     .index = index,
                     .begin = index * run_length,
@@ -250,7 +276,7 @@ struct Call {
     }
   }
 
-  void attend_run(Pass pass, const Run& run, Worker& worker) const {
+  void attend_run(const Run& run, Worker& worker) const {
     for (std::int64_t n = run.begin; n < run.end; ++n) {
       for (std::size_t s = 0; s < sources.size(); ++s) {
         if (!sources[s].summed) continue;
@@ -260,7 +286,9 @@ struct Call {
           std::fill_n(worker.sums[s].of(m), worker.sums[s].block_size(), Sum<T>{0});
         });
       }
-      attend(pass, run, n, worker);
+      for (std::int64_t first = 0; first < block; first += kTile) {
+        attend_tile(Pass::kBackward, run.batch, run.head, n, first, worker);
+      }
       for (std::size_t s = 0; s < sources.size(); ++s) {
         if (!sources[s].summed) continue;
         const std::int64_t last =
@@ -394,7 +422,7 @@ void attend_in_tiles(const BlockOperands& operands, const BlockResults& results)
   dispatch_tile_type(operands.q_BHNbD.scalar_type(), [&]<typename T>(T) {
     Call<T> call = call_of<T>(operands, results.softmax_2BHNb);
     call.out = BlockRows<T>(results.out_BHNbD);
-    call.run(Pass::kForward);
+    call.run_forward();
   });
 }
 
@@ -417,7 +445,7 @@ void gradients_in_tiles(const BlockOperands& operands, const BlockResults& resul
         source.d_bias_BHNbb = gradients.d_biases[s].expand(source.bias_BHNbb.sizes());
       }
     }
-    call.run(Pass::kBackward);
+    call.run_backward();
   });
 }
 

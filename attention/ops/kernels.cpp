@@ -60,14 +60,14 @@ Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
                  const std::optional<at::Tensor>& segments) {
   TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0, "birkhoff: q must be [B, H, L, D], not ",
                     q.sizes());
-  TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
+  TORCH_CHECK_VALUE(block >= 0, "birkhoff: block must be at least 1, not ", block);
   check_integers("key_lengths", key_lengths, {q.size(0)}, q);
   check_integers("segments", segments, {q.size(0), q.size(2)}, q);
   AttentionInput in;
   in.q_BHLD = in.k_BHSD = q;  // whose sizes alone matter
   in.key_lengths_B = key_lengths.value_or(at::Tensor());
   in.segments_q_BL = segments.value_or(at::Tensor());
-  return Blocks(in, block, causal);
+  return Blocks(in, block == kWholeSequence ? q.size(2) : block, causal);
 }
 
 Combine combine_named(std::string_view name) {

@@ -17,15 +17,19 @@
 
 namespace birkhoff::ops {
 
+// As a block: a sequence is one block, however long it is.
+constexpr std::int64_t kWholeSequence = 0;
+
 // Attention of queries to keys of their own block, up to themselves if causal. `inputs`: q, k and
 // v, and of sorted attention the block weights.
 // - q, k, v: queries see `look_back` blocks before their own and `look_ahead` after it besides; if
 //   causal, look_ahead is 0.
 // - With weights: they see the sorted block besides (sorted_blocks.h); look_back and look_ahead are
 //   not read. Pairs of blocks that causality, padding or documents bar count as weight 0.
-// combine: "concat", "add_outputs" or "add_logits" (Combine). seed: int64, one element; attention
-// dropout is then that of NoiseKey{.seed = 0, .step = seed, .layer = 0} and samples 0, 1, ..
-// key_lengths: int64 [B], segments: int64 [B, L], as in AttentionInput.
+// block: at least 1, or kWholeSequence. combine: "concat", "add_outputs" or "add_logits" (Combine).
+// seed: int64, one element; attention dropout is then that of NoiseKey{.seed = 0, .step = seed,
+// .layer = 0} and samples 0, 1, .. key_lengths: int64 [B], segments: int64 [B, L], as in
+// AttentionInput.
 //
 // Results are laid out as at::empty_like(q) is, gradients, one for each of `inputs`, as empty_like
 // of what they belong to. The second result is what the backward pass needs of the softmax:

@@ -136,8 +136,11 @@ auto with_gradient(Two (*)(Arguments...)) {
 
 // ---- Shapes, also symbolic ones.
 
-c10::SymInt num_blocks(const Tensor& q, std::int64_t block) {
+void check_block(std::int64_t block) {
   TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
+}
+
+c10::SymInt num_blocks(const Tensor& q, const c10::SymInt& block) {
   return (q.sym_size(2) + (block - 1)) / block;
 }
 
@@ -145,8 +148,9 @@ Two attention_meta(at::TensorList inputs, std::int64_t block, std::int64_t, std:
                    std::string_view, double, const OptionalTensor&, const OptionalTensor&,
                    const OptionalTensor&) {
   const Tensor& q = inputs[0];
+  const c10::SymInt tokens = block == kWholeSequence ? q.sym_size(2) : c10::SymInt(block);
   return {at::empty_like(q),
-          at::empty_symint({2, q.sym_size(0), q.sym_size(1), num_blocks(q, block), block},
+          at::empty_symint({2, q.sym_size(0), q.sym_size(1), num_blocks(q, tokens), tokens},
                            q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
 
@@ -161,6 +165,7 @@ variable_list attention_backward_meta(const Tensor&, at::TensorList inputs, cons
 
 Tensor open_block_pairs_meta(const Tensor& q, std::int64_t block, const OptionalTensor&,
                              const OptionalTensor&) {
+  check_block(block);
   const c10::SymInt N = num_blocks(q, block);
   return at::empty_symint({q.sym_size(0), 1, N, N}, q.options().dtype(at::kBool));
 }
@@ -183,6 +188,7 @@ Tensor user_block_local(const Tensor& q, const Tensor& k, const Tensor& v, std::
                         std::int64_t look_back, std::int64_t look_ahead, bool causal,
                         double dropout, const OptionalTensor& seed,
                         const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+  check_block(block);
   return std::get<0>(attention_forward_op().call({q, k, v}, block, look_back, look_ahead, causal,
                                                  "concat", dropout, seed, key_lengths, segments));
 }
@@ -191,6 +197,7 @@ Tensor user_sorted(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                    std::int64_t block, bool causal, std::string_view combine, double dropout,
                    const OptionalTensor& seed, const OptionalTensor& key_lengths,
                    const OptionalTensor& segments) {
+  check_block(block);
   return std::get<0>(attention_forward_op().call({q, k, v, weights}, block, 0, 0, causal, combine,
                                                  dropout, seed, key_lengths, segments));
 }
@@ -217,8 +224,17 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      /*causal=*/form != "full", combine, dropout, seed, key_lengths, segments);
 }
 
-Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
-  return at::scaled_dot_product_attention(q, k, v, {}, 0, causal);
+// Where nothing is masked or dropped a GPU's own libraries are faster, and they take keys of
+// another length.
+Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout,
+                  const OptionalTensor& seed, const OptionalTensor& key_lengths,
+                  const OptionalTensor& segments) {
+  const bool plain = dropout == 0 && !key_lengths && !segments;
+  if (plain && (q.is_cuda() || q.sym_sizes() != k.sym_sizes())) {
+    return at::scaled_dot_product_attention(q, k, v, {}, 0, causal);
+  }
+  return std::get<0>(attention_forward_op().call({q, k, v}, kWholeSequence, 0, 0, causal, "concat",
+                                                 dropout, seed, key_lengths, segments));
 }
 
 void implement_kernels(torch::Library& library) {
@@ -251,7 +267,8 @@ TORCH_LIBRARY(birkhoff, library) {
       "bool causal=True, *, str combine='concat', " +
       dropout_and_masks + ") -> Tensor");
   define("open_block_pairs(Tensor q, int block, *, " + masks + ") -> Tensor");
-  define("dense_attention(Tensor q, Tensor k, Tensor v, bool causal=True) -> Tensor");
+  define("dense_attention(Tensor q, Tensor k, Tensor v, bool causal=True, *, " + dropout_and_masks +
+         ") -> Tensor");
 
   const std::string options =
       "int block, int look_back, int look_ahead, bool causal, str combine, float dropout, "

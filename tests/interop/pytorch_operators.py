@@ -242,7 +242,11 @@ def definitions(device):
                              lambda *x: ops.sorted_attention(*x, block, causal, combine=combine, **options),
                              lambda *x: sorted_attention(*x, block, causal, combine=combine, **options),
                              (q, k, v, scores.to(dtype).abs()), tolerance)
-                count += 8
+                for causal in (True, False):
+                    same(f"dense_attention, causal {causal}, with {list(options)} of {length} tokens in {dtype}",
+                         lambda *x: ops.dense_attention(*x, causal, **options),
+                         lambda *x: block_local_attention(*x, length, 0, 0, causal, **options), (q, k, v), tolerance)
+                count += 10
             open = open_pairs(block, *tokens(length, block, lengths, segments)).to(device)[:, None]
             check(torch.equal(open, ops.open_block_pairs(q, block, key_lengths=lengths, segments=segments)), "open_block_pairs")
             for form in ("full", "prefix", "none"):
@@ -259,8 +263,11 @@ def definitions(device):
     check(torch.equal(weights[:, :, :4], ops.sinkhorn_balance(later, 4, "cumulative")[:, :, :4]), "cumulative reads later rows")
     check(bool((weights.sum(-1) < 1).all()) and bool((weights.triu() == 0).all()), "cumulative: rows are no shares of earlier blocks")
     q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64, device=device) for _ in range(3))
-    same("dense_attention", lambda *x: ops.dense_attention(*x), lambda *x: masked_attention(*x, window(9, 9, 0, 0, True)), (q, k, v), 1e-11)
-    print(f"{count + 2} results with their gradients agree with the definitions in eager PyTorch")
+    q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.float64, device=device) for length in (150, 70, 70))
+    same("dense_attention", lambda *x: ops.dense_attention(*x), lambda *x: masked_attention(*x, window(150, 150, 0, 0, True)), (q, q, q), 1e-11)
+    same("dense_attention to other keys", lambda *x: ops.dense_attention(*x, False),
+         lambda q, k, v: (q @ k.mT / 2).softmax(-1) @ v, (q, k, v), 1e-11)
+    print(f"{count + 3} results with their gradients agree with the definitions in eager PyTorch")
 
 
 def meaning(device):
@@ -306,6 +313,7 @@ def refusals():
         "k and v must be like q": lambda: ops.block_local_attention(q, q[:, :, 1:], q, 4),
         "one dtype": lambda: ops.block_local_attention(q, q.double(), q, 4),
         "block must be": lambda: ops.block_local_attention(q, q, q, 0),
+        "block must be at least": lambda: ops.sorted_attention(q, q, q, scores[..., :1, :1], 0),
         "block must be at least 1": lambda: ops.block_local_attention(q.to("meta"), q.to("meta"), q.to("meta"), 0),
         "look_ahead": lambda: ops.block_local_attention(q, q, q, 4, 0, 1, True),
         r"must be \[1, 2, 3, 3\]": lambda: ops.sinkhorn_attention(q, q, q, scores, 4),
@@ -351,10 +359,11 @@ def cases(device):
         for form in ("full", "prefix", "cumulative", "none"):
             yield "sinkhorn_balance", (square(), 3, form), {}
             yield "sinkhorn_attention", (make(), make(), make(), square(), 2, form, 2), {}
-        yield "dense_attention", (make(), make(), make(), True), {}
         segments = (torch.arange(length, device=device) >= 3).long()[None]
         options = {"dropout": 0.5, "seed": torch.tensor([11], device=device), "key_lengths": torch.tensor([6], device=device), "segments": segments}
         yield "block_local_attention", (make(), make(), make(), 4, 1, 0, True), options
+        yield "dense_attention", (make(), make(), make(), True), {}
+        yield "dense_attention", (make(), make(), make(), False), options
         yield "sorted_attention", (make(), make(), make(), square(), 2, True), {"combine": "add_outputs", **options}
         yield "sorted_attention", (make(), make(), make(), square(), 2, False), options
         yield "sinkhorn_attention", (make(), make(), make(), square(), 2, "prefix", 2), {"combine": "add_logits", **options}

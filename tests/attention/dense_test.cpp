@@ -1,0 +1,149 @@
+// Dense attention over several tiles of queries and keys; short sequences are the conformance
+// tests' own.
+#include "attention/dense.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff::testing {
+namespace {
+
+constexpr std::int64_t kBatch = 2, kHeads = 3, kTokens = 331, kHeadDim = 20;
+
+struct DenseCase {
+  bool causal, padded, packed;
+  float dropout;
+};
+
+std::vector<DenseCase> dense_cases() {
+  std::vector<DenseCase> cases;
+  for (const bool causal : {false, true}) {
+    for (int options = 0; options < 8; ++options) {
+      cases.push_back({causal, (options & 1) != 0, (options & 2) != 0, options & 4 ? 0.25f : 0.0f});
+    }
+  }
+  return cases;
+}
+
+class Dense : public ::testing::TestWithParam<DenseCase> {
+ protected:
+  static Built build(at::ScalarType dtype) {
+    configs::Mechanism config;
+    config.mutable_dense()->set_dropout(GetParam().dropout);
+    return {config,
+            {.channels = kHeads * kHeadDim,
+             .heads = kHeads,
+             .head_dim = kHeadDim,
+             .sequence_length = kTokens,
+             .causal = GetParam().causal},
+            dtype};
+  }
+
+  // Rounded to bf16, so that every dtype has the same. As a layer makes them: views of one tensor
+  // [B, L, 3, H, D].
+  static AttentionInput input(at::ScalarType dtype) {
+    const at::Tensor qkv =
+        (2 * random_tensor({kBatch, kTokens, 3, kHeads, kHeadDim}, at::kFloat, 1))
+            .to(at::kBFloat16)
+            .to(dtype)
+            .permute({2, 0, 3, 1, 4});
+    AttentionInput in;
+    in.q_BHLD = qkv[0].detach().requires_grad_();
+    in.k_BHSD = qkv[1].detach().requires_grad_();
+    in.v_BHSD = qkv[2].detach().requires_grad_();
+    in.x_q_BLC = in.x_kv_BSC = at::zeros({kBatch, kTokens, kHeads * kHeadDim}, in.q_BHLD.options());
+    if (GetParam().padded) in.key_lengths_B = at::tensor({kTokens - 3, std::int64_t{130}});
+    if (GetParam().packed) {
+      const at::Tensor token = at::arange(kTokens);
+      in.segments_q_BL = in.segments_kv_BS =
+          at::stack({(token >= 64).to(at::kInt), (token >= 200).to(at::kInt) + 5});
+    }
+    if (GetParam().dropout > 0) {
+      in.noise = NoiseKey{.seed = 9,
+                          .step = at::full({1}, 4, at::kLong),
+                          .layer = 1,
+                          .sample_ids_B = at::arange(kBatch) + 7};
+    }
+    return in;
+  }
+
+  // out, then gradients of q, k and v.
+  static std::vector<at::Tensor> solve(at::ScalarType dtype, Path path) {
+    const Built built = build(dtype);
+    const AttentionInput in = input(dtype);
+    const at::Tensor out = run(*built.mechanism, in, path);
+    std::vector<at::Tensor> results = gradients(out, {in.q_BHLD, in.k_BHSD, in.v_BHSD});
+    results.insert(results.begin(), out.detach());
+    return results;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(All, Dense, ::testing::ValuesIn(dense_cases()), [](const auto& named) {
+  const DenseCase& each = named.param;
+  return std::string(each.causal ? "Causal" : "Encoder") + (each.padded ? "Padded" : "") +
+         (each.packed ? "Packed" : "") + (each.dropout > 0 ? "Dropout" : "");
+});
+
+TEST_P(Dense, Fp64EqualsTheReference) {
+  const auto exact = solve(at::kDouble, Path::kReference),
+             ours = solve(at::kDouble, Path::kForward);
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    EXPECT_LE(max_difference(ours[i], exact[i]), 1e-12 * exact[i].abs().max().item<double>())
+        << "tensor " << i;
+  }
+}
+
+TEST_P(Dense, ErrorsAreThoseOfTheReference) {
+  const auto exact = solve(at::kDouble, Path::kReference);
+  for (const auto& [dtype, eps] :
+       {std::pair{at::kFloat, double{std::numeric_limits<float>::epsilon()}},
+        std::pair{at::kBFloat16, 0x1p-7}}) {
+    const auto reference = solve(dtype, Path::kReference), ours = solve(dtype, Path::kForward);
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_EQ(ours[i].scalar_type(), dtype);
+      EXPECT_LE(max_difference(ours[i], exact[i]),
+                2 * max_difference(reference[i], exact[i]) +
+                    2 * eps * exact[i].abs().max().item<double>())
+          << "tensor " << i << " in " << dtype;
+    }
+  }
+}
+
+// More threads than heads divide into, and none that share one.
+TEST_P(Dense, SameBitsForAnyNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const auto one = solve(at::kFloat, Path::kForward);
+  for (const int more : {2, 4}) {
+    at::set_num_threads(more);
+    const auto other = solve(at::kFloat, Path::kForward);
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      EXPECT_TRUE(at::equal(one[i], other[i])) << "tensor " << i << ", threads " << more;
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+// Keys of another sequence are LibTorch's to attend to.
+TEST(DenseToOtherKeys, EqualsTheReference) {
+  configs::Mechanism config;
+  config.mutable_dense();
+  const Built built(config, /*causal=*/false, at::kDouble);
+  AttentionInput in = random_input(70, at::kDouble, 3);
+  const AttentionInput keys = random_input(150, at::kDouble, 4);
+  in.k_BHSD = keys.k_BHSD;
+  in.v_BHSD = keys.v_BHSD;
+  in.key_lengths_B = at::tensor({std::int64_t{150}, std::int64_t{90}});
+  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
+                           run(*built.mechanism, in, Path::kReference)),
+            1e-13);
+}
+
+}  // namespace
+}  // namespace birkhoff::testing
