@@ -19,6 +19,14 @@ struct DenseDecodeState : DecodeState {
   KeyValueCache cache;
 };
 
+// Whether LibTorch's own kernel is the faster one on the CPU: several tiles of wide rows do not fit
+// a core's caches, and its larger products wait for memory less (docs/benchmarks/attention_cpu.md).
+bool library_is_faster(const at::Tensor& q_BHLD) {
+  constexpr std::int64_t kHeadDim = 192, kTokens = 512;
+  return q_BHLD.scalar_type() != at::kBFloat16 && q_BHLD.size(3) > kHeadDim &&
+         q_BHLD.size(2) > kTokens;
+}
+
 }  // namespace
 
 DenseAttentionMechanism::DenseAttentionMechanism(const configs::DenseAttention& config,
@@ -52,7 +60,11 @@ AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) con
 }
 
 AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const {
-  if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2)) return composed(in);
+  const bool drops = in.noise && dropout_ > 0;
+  if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2) ||
+      (library_is_faster(in.q_BHLD) && !drops)) {
+    return composed(in);
+  }
   const at::Tensor legal = legal_keys(in);
   const BlockAttention attention{
       .q_BHNbD = in.q_BHLD.unsqueeze(2),
@@ -68,8 +80,8 @@ AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const
 }
 
 AttentionOutput DenseAttentionMechanism::composed(const AttentionInput& in) const {
-  if (in.noise && dropout_ > 0)
-    return reference(in);  // LibTorch's fused kernels know no such noise
+  // LibTorch's fused kernels know no noise of ours.
+  if (in.noise && dropout_ > 0) return reference(in);
   at::Tensor legal = legal_keys(in);
   if (!legal.defined()) {
     return {at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, 0, shape_.causal),

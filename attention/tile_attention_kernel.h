@@ -119,16 +119,15 @@ Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, co
 // s_t [keys, queries] = sum_d k_jd q_id, where the pair needs it. Summed in parts, because errors
 // of logits are what errors of all else come from when logits are large.
 template <typename S, typename E>
-void multiply_scores(const Pair<S>& pair, const E* k, const E* q_t, int head_dim, int columns,
-                     S* s_t) {
-  constexpr int kPart = 16 * kNumbers<E>;  // operands
-  const int depth = round_up(head_dim, kNumbers<E>) / kNumbers<E>, k_row = columns / kNumbers<E>;
-  for (int j = 0; j < pair.keys; j += kPanel) {
-    const int first = pair.first_query(j);
-    for (int d = 0; d < depth; d += kPart) {
-      multiply_panel(k + j * k_row + d, k_row, 1, q_t + d * kTile + first, kTile,
-                     min_of(kPart, depth - d), s_t + j * kTile + first, kTile, pair.queries - first,
-                     d > 0);
+void multiply_scores(const Pair<S>& pair, Rows<const E> k, const E* q_t, int head_dim, S* s_t) {
+  constexpr int kInL1 = (32 << 10) / (kTile * static_cast<int>(sizeof(E)));  // rows of q_t
+  const int depth = round_up(head_dim, kNumbers<E>) / kNumbers<E>;
+  for (int d = 0; d < depth; d += kInL1) {
+    for (int j = 0; j < pair.keys; j += kPanel) {
+      const int first = pair.first_query(j);
+      multiply_panel<Summation::kInParts>(
+          k.data + j * k.stride + d, k.stride, 1, q_t + d * kTile + first, kTile,
+          min_of(kInL1, depth - d), s_t + j * kTile + first, kTile, pair.queries - first, d > 0);
     }
   }
 }
@@ -274,9 +273,9 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
     const Pair<S> pair = masked_pair(queries, key, x);
-    load_rows(key.k, key.num_keys, D, columns, x.k);
+    const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k);
     prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
-    multiply_scores(pair, x.k, x.q_t, D, columns, s_t);
+    multiply_scores(pair, k, x.q_t, D, s_t);
     load_rows(key.v, key.num_keys, D, columns, x.v);
     if (tile + 1 < num_key_tiles) {
       prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
@@ -321,6 +320,7 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
     }
     if (tile > 0) {
       for (int i = 0; i < queries.num_queries; ++i) {
+        if (factor[i] == 1) continue;  // most, once some tiles have been seen
         for (int d = 0; d < columns; ++d) x.acc[i * columns + d] *= factor[i];
       }
     }
@@ -389,15 +389,15 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
     const KeyTile<T>& key = keys[tile];
     const Pair<S> pair = masked_pair(queries, key, x);
     S *p_t = x.p_t(tile), *d_p_t = x.ds_t(tile);
-    load_rows(key.k, key.num_keys, D, columns, x.k);
+    const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k);
     prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
-    multiply_scores(pair, x.k, x.q_t, D, columns, p_t);
+    multiply_scores(pair, k, x.q_t, D, p_t);
     finish_scores(pair, key.num_keys, scale, p_t);
-    load_rows(key.v, key.num_keys, D, columns, x.v);
+    const Rows<const E> v = operand_rows(key.v, key.num_keys, D, columns, x.v);
     if (tile + 1 < num_key_tiles) {
       prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
     }
-    multiply_scores(pair, x.v, x.d_out_t, D, columns, d_p_t);
+    multiply_scores(pair, v, x.d_out_t, D, d_p_t);
     const Bit<S>* kept = nullptr;
     if (shape.dropout) {
       draw_kept(shape, queries, key, x.kept(tile));
@@ -443,7 +443,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       prefetch_rows<Use::kWrite>(key.d_k, key.num_keys, D);
     }
     if (tile + 1 == num_key_tiles) prefetch_rows<Use::kWrite>(queries.d_q, num_queries, D);
-    if (num_key_tiles > 1) load_rows(key.k, key.num_keys, D, columns, x.k);
+    load_rows(key.k, key.num_keys, D, columns, x.k);
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> delta_i = load(delta + i);
       for (int j = 0; j < pair.end_key(i); j += kNumbers<E>) {

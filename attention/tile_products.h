@@ -24,63 +24,92 @@ inline int padded_columns(int head_dim) {
   return round_up(head_dim, kNumbers<Operand<T>> * 64 / static_cast<int>(sizeof(Operand<T>)));
 }
 
-// c (+)= a b for kRows rows and kVectors vectors of columns, accumulated in registers. Strides and
-// depth count operands.
-template <int kRows, int kVectors, typename E, typename S>
-inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
-                           std::ptrdiff_t b_depth, int depth, S* c, std::ptrdiff_t c_row,
-                           bool accumulate) {
-  constexpr int kN = kLanes<S>;
-  Vector<S> sum[kRows][kVectors] = {};
+// How a sum over depth is taken.
+enum class Summation {
+  kAtOnce,
+  kInParts,  // of kPart operands, each summed for itself, which rounds less
+};
+template <typename E>
+constexpr int kPart = 16 * kNumbers<E>;
+
+// sum += a b for kRows rows and kVectors vectors of columns. Strides and depth count operands.
+template <int kRows, int kVectors, typename E, typename V>
+inline void add_products(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
+                         std::ptrdiff_t b_depth, int depth, V (&sum)[kRows][kVectors]) {
   for (int k = 0; k < depth; ++k) {
     Vector<E> b_k[kVectors];
-    for (int n = 0; n < kVectors; ++n) b_k[n] = load(b + k * b_depth + n * kN);
+    for (int n = 0; n < kVectors; ++n) b_k[n] = in_register(load(b + k * b_depth + n * kLanes<E>));
     for (int m = 0; m < kRows; ++m) {
       E a_mk;
       __builtin_memcpy(&a_mk, a + m * a_row + k * a_depth, sizeof(a_mk));
       for (int n = 0; n < kVectors; ++n) multiply_add(b_k[n], a_mk, sum[m][n]);
     }
   }
-  // What c holds is added last: sums of tiles, each summed for itself, round less than one long
-  // sum.
-  for (int m = 0; m < kRows; ++m) {
-    for (int n = 0; n < kVectors; ++n) {
-      S* c_mn = c + m * c_row + n * kN;
-      store(c_mn, accumulate ? load(c_mn) + sum[m][n] : sum[m][n]);
-    }
-  }
 }
 
-// Vectors of columns in a register block of half a panel's rows: accumulators, one row of b and a
-// broadcast fill 32 registers with AVX-512, else 16.
+// c (+)= a b, accumulated in registers.
+template <Summation kSummation, int kRows, int kVectors, typename E, typename S>
+inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
+                           std::ptrdiff_t b_depth, int depth, S* c, std::ptrdiff_t c_row,
+                           bool accumulate) {
+  constexpr int kN = kLanes<S>;
+  const auto for_each = [](auto f) {
+    for (int m = 0; m < kRows; ++m) {
+      for (int n = 0; n < kVectors; ++n) f(m, n);
+    }
+  };
+  Vector<S> sum[kRows][kVectors] = {};
+  if constexpr (kSummation == Summation::kAtOnce) {
+    add_products(a, a_row, a_depth, b, b_depth, depth, sum);
+    // What c holds is added last: sums of tiles, each summed for itself, round less than one long
+    // sum.
+    if (accumulate) for_each([&](int m, int n) { sum[m][n] += load(c + m * c_row + n * kN); });
+  } else {
+    if (accumulate) for_each([&](int m, int n) { sum[m][n] = load(c + m * c_row + n * kN); });
+    for (int k = 0; k < depth; k += kPart<E>) {
+      Vector<S> part[kRows][kVectors] = {};
+      add_products(a + k * a_depth, a_row, a_depth, b + k * b_depth, b_depth,
+                   min_of(kPart<E>, depth - k), part);
+      for_each([&](int m, int n) { sum[m][n] += part[m][n]; });
+    }
+  }
+  for_each([&](int m, int n) { store(c + m * c_row + n * kN, sum[m][n]); });
+}
+
+// Vectors of columns in a register block: of half a panel's rows, or of a quarter where parts take
+// as many registers as sums. Accumulators, one row of b and a broadcast fill 32 registers with
+// AVX-512, else 16.
 constexpr int kMostVectors = kVectorBytes == 64 ? 4 : 3;
 
-// kPanel rows of c, any number of columns that is a multiple of the lanes.
-template <typename E, typename S>
-void multiply_panel(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_depth, const E* b,
-                    std::ptrdiff_t b_depth, int depth, S* c, std::ptrdiff_t c_row, int columns,
-                    bool accumulate) {
-  constexpr int kN = kLanes<S>, kHalf = kPanel / 2;
-  const auto halves = [&]<int kVectors>() {
-    for (int m = 0; m < kPanel; m += kHalf) {
-      multiply_block<kHalf, kVectors>(a + m * a_row, a_row, a_depth, b, b_depth, depth,
-                                      c + m * c_row, c_row, accumulate);
+// kPanel rows of c, any number of columns that is a multiple of the lanes. Inlined, because callers
+// know strides, which are worth a tenth of the time.
+template <Summation kSummation = Summation::kAtOnce, typename E, typename S>
+[[gnu::always_inline]] inline void multiply_panel(const E* a, std::ptrdiff_t a_row,
+                                                  std::ptrdiff_t a_depth, const E* b,
+                                                  std::ptrdiff_t b_depth, int depth, S* c,
+                                                  std::ptrdiff_t c_row, int columns,
+                                                  bool accumulate) {
+  constexpr int kParts = kSummation == Summation::kInParts ? 2 : 1;
+  const auto blocks = [&]<int kRows, int kVectors>() {
+    for (int m = 0; m < kPanel; m += kRows) {
+      multiply_block<kSummation, kRows, kVectors>(a + m * a_row, a_row, a_depth, b, b_depth, depth,
+                                                  c + m * c_row, c_row, accumulate);
     }
   };
   while (columns > 0) {
-    int vectors = min_of(columns / kN, kMostVectors);
+    int vectors = min_of(columns / kLanes<S>, kMostVectors);
     if (vectors == 4) {
-      if constexpr (kMostVectors >= 4) halves.template operator()<4>();
+      if constexpr (kMostVectors >= 4) blocks.template operator()<kPanel / 2 / kParts, 4>();
     } else if (vectors == 3) {
-      halves.template operator()<3>();
+      blocks.template operator()<kPanel / 2 / kParts, 3>();
     } else if (vectors == 2) {
-      halves.template operator()<2>();
+      blocks.template operator()<kPanel / 2 / kParts, 2>();
     } else {
-      multiply_block<kPanel, 1>(a, a_row, a_depth, b, b_depth, depth, c, c_row, accumulate);
+      blocks.template operator()<kPanel / kParts, 1>();
     }
-    columns -= vectors * kN;
-    b += vectors * kN;
-    c += vectors * kN;
+    columns -= vectors * kLanes<S>;
+    b += vectors * kLanes<S>;
+    c += vectors * kLanes<S>;
   }
 }
 
@@ -102,6 +131,23 @@ void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Oper
   } else {
     fill(operands, [](T x) { return to_sum(x); });
   }
+}
+
+// The rows as a product reads them that takes each number once: where they lie if numbers are
+// operands already and whole panels exist, else loaded to `scratch`.
+template <typename T>
+Rows<const Operand<T>> operand_rows(Rows<const T> rows, int num_rows, int head_dim, int columns,
+                                    Operand<T>* scratch) {
+  using E = Operand<T>;
+  constexpr int kN = kNumbers<E>;
+  if constexpr (sizeof(E) == kN * sizeof(T)) {
+    const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % sizeof(E) == 0;
+    if (aligned && rows.stride % kN == 0 && head_dim % kN == 0 && num_rows % kPanel == 0) {
+      return {reinterpret_cast<const E*>(rows.data), rows.stride / kN};
+    }
+  }
+  load_rows(rows, num_rows, head_dim, columns, scratch);
+  return {scratch, columns / kN};
 }
 
 // Brings rows that are soon needed towards the caches, in parallel: a row is shorter than what the

@@ -81,6 +81,16 @@ inline void store(T* x, Vector<T> v) {
   __builtin_memcpy(x, &v, sizeof(v));
 }
 
+// v, held in a register: with AVX-512 the compiler would rather read it from memory again at each
+// use, and products that have few uses for it would wait for these loads.
+template <typename V>
+inline V in_register(V v) {
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
+
 inline float to_sum(float x) { return x; }
 inline double to_sum(double x) { return x; }
 inline float to_sum(Bf16 x) {

@@ -130,6 +130,33 @@ TEST_P(Dense, SameBitsForAnyNumberOfThreads) {
   at::set_num_threads(threads);
 }
 
+// What LibTorch's own kernel computes: wide rows of long sequences.
+TEST(DenseOfWideHeads, EqualsTheReference) {
+  constexpr std::int64_t kLong = 530, kWide = 200;
+  for (const bool causal : {false, true}) {
+    configs::Mechanism config;
+    config.mutable_dense();
+    const Built built(config,
+                      {.channels = kWide,
+                       .heads = 1,
+                       .head_dim = kWide,
+                       .sequence_length = kLong,
+                       .causal = causal},
+                      at::kDouble);
+    AttentionInput in;
+    in.q_BHLD = random_tensor({2, 1, kLong, kWide}, at::kDouble, 1);
+    in.k_BHSD = random_tensor({2, 1, kLong, kWide}, at::kDouble, 2);
+    in.v_BHSD = random_tensor({2, 1, kLong, kWide}, at::kDouble, 3);
+    for (const bool padded : {false, true}) {
+      if (padded) in.key_lengths_B = at::tensor({kLong, std::int64_t{0}});
+      EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
+                               run(*built.mechanism, in, Path::kReference)),
+                1e-12)
+          << causal << padded;
+    }
+  }
+}
+
 // Keys of another sequence are LibTorch's to attend to.
 TEST(DenseToOtherKeys, EqualsTheReference) {
   configs::Mechanism config;
