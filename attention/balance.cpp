@@ -13,6 +13,7 @@
 #include "attention/balance_params.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/second_gradient.h"
 
 namespace birkhoff {
 namespace {
@@ -99,6 +100,7 @@ struct Balance : torch::autograd::Function<Balance> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     const auto [scores, solution] = saved_solution(context);
     return {solution_gradient(scores, solution, gradients[0]), at::Tensor()};
   }
@@ -161,6 +163,7 @@ struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     const auto [scores, solution] = saved_solution(context);
     return {cumulative_gradient(scores, solution, gradients[0]), at::Tensor()};
   }
@@ -194,6 +197,7 @@ struct FusedCumulativeBalance : torch::autograd::Function<FusedCumulativeBalance
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     const variable_list saved = context->get_saved_variables();
     const at::Tensor &scores = saved[0], &solved = saved[1];
     const std::int64_t iterations = context->saved_data["iterations"].toInt();
@@ -270,6 +274,7 @@ struct FusedBalance : torch::autograd::Function<FusedBalance> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     const variable_list saved = context->get_saved_variables();
     const auto& data = context->saved_data;
     return {fused_balance_backward(gradients[0], saved[0], saved[1], data.at("iterations").toInt(),
@@ -323,6 +328,7 @@ struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     const at::Tensor scores = context->get_saved_variables()[0], d_p = gradients[0].contiguous();
     const at::Tensor d_scores = at::empty_like(scores);
     BalanceParams problems =

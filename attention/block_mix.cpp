@@ -17,6 +17,7 @@
 #include "attention/scratch_memory.h"
 #include "attention/tile_dispatch.h"
 #include "cluster/base/error.h"
+#include "cluster/base/second_gradient.h"
 
 namespace birkhoff {
 
@@ -197,6 +198,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     variable_list x = context->get_saved_variables();
     const at::Tensor weights_BHNN = x.back();
     x.pop_back();

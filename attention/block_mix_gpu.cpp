@@ -10,6 +10,7 @@
 #include "attention/block_mix_products.h"
 #include "attention/blocks.h"
 #include "cluster/base/device.h"
+#include "cluster/base/second_gradient.h"
 
 namespace birkhoff {
 namespace {
@@ -120,6 +121,7 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     variable_list x = context->get_saved_variables();
     const at::Tensor weights = x.back();
     x.pop_back();

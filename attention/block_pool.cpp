@@ -13,6 +13,7 @@
 
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/second_gradient.h"
 
 namespace birkhoff {
 namespace {
@@ -237,6 +238,7 @@ struct PoolBlocks : torch::autograd::Function<PoolBlocks> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     const variable_list saved = context->get_saved_variables();
     const BlockPooling pooling{.block = context->saved_data["block"].toInt(),
                                .mask_BNb = saved[0],

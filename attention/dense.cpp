@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "attention/blocks.h"
-#include "attention/fused_block_attention.h"
 #include "attention/key_value_cache.h"
 #include "attention/masked_softmax.h"
 #include "cluster/base/error.h"
@@ -21,9 +20,9 @@ struct DenseDecodeState : DecodeState {
 
 // Whether LibTorch's own kernel is the faster one on the CPU: several tiles of wide rows do not fit
 // a core's caches, and its larger products wait for memory less (docs/benchmarks/attention_cpu.md).
-bool library_is_faster(const at::Tensor& q_BHLD) {
+bool library_is_faster(const at::Tensor& q_BHLD, bool causal) {
   constexpr std::int64_t kHeadDim = 192, kTokens = 512;
-  return q_BHLD.scalar_type() != at::kBFloat16 && q_BHLD.size(3) > kHeadDim &&
+  return !causal && q_BHLD.scalar_type() == at::kFloat && q_BHLD.size(3) > kHeadDim &&
          q_BHLD.size(2) > kTokens;
 }
 
@@ -62,21 +61,21 @@ AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) con
 AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const {
   const bool drops = in.noise && dropout_ > 0;
   if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2) ||
-      (library_is_faster(in.q_BHLD) && !drops)) {
+      (library_is_faster(in.q_BHLD, shape_.causal) && !drops)) {
     return composed(in);
   }
+  BlockAttention attention{.q_BHNbD = in.q_BHLD.unsqueeze(2),
+                           .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
+                                     .v_BHNbD = in.v_BHSD.unsqueeze(2),
+                                     .causal = shape_.causal,
+                                     .legal_BHNbb = {at::Tensor()},
+                                     .bias_BHNbb = {}}},
+                           .dropout = dropout_,
+                           .noise = in.noise};
+  if (fastest_path(attention) != BlockPath::kFused) return composed(in);
   const at::Tensor legal = legal_keys(in);
-  const BlockAttention attention{
-      .q_BHNbD = in.q_BHLD.unsqueeze(2),
-      .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
-                .v_BHNbD = in.v_BHSD.unsqueeze(2),
-                .causal = shape_.causal,
-                .legal_BHNbb = {legal.defined() ? legal.unsqueeze(2) : legal},
-                .bias_BHNbb = {}}},
-      .dropout = dropout_,
-      .noise = in.noise};
-  if (!fits_fused(attention)) return composed(in);
-  return {attend_fused(attention).squeeze(2), {}};
+  if (legal.defined()) attention.keys[0].legal_BHNbb = {legal.unsqueeze(2)};
+  return {attend_in_blocks(attention, BlockPath::kFused).squeeze(2), {}};
 }
 
 AttentionOutput DenseAttentionMechanism::composed(const AttentionInput& in) const {

@@ -13,6 +13,7 @@
 #include "attention/tile_dispatch.h"
 #include "attention/tiled_block_attention.h"
 #include "cluster/base/device.h"
+#include "cluster/base/second_gradient.h"
 
 namespace birkhoff {
 namespace {
@@ -98,6 +99,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
     const auto [operands, results] = restore(context);
     const at::Tensor d_out = with_fitting_rows(gradients[0]);
     variable_list result = listed(operands, gradients_of(operands, results, d_out));

@@ -97,7 +97,8 @@ struct TileShape {
 };
 
 // Tiles of one call are touched by the calling thread alone; equal arguments give equal bits.
-// `scratch`: scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64.
+// `scratch`: scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64; for forward one key
+// tile's will do.
 template <typename T>
 struct TileKernels {
   std::size_t (*scratch_bytes)(int head_dim, int num_key_tiles);

@@ -4,7 +4,7 @@
 // down the rows and never across lanes, and only q and d_out are transposed, once for all key
 // tiles. Every product is c[m][n] (+)= sum_k a(m, k) b[k][n] over scratch: rows are copied there
 // first, because rows of a [B, L, H, D] tensor lie a power of two apart and would evict one another
-// from L1. One thread owns a whole call.
+// from L1; but for a of a product that reads it once. One thread owns a whole call.
 //
 // With vdpbf16ps k counts pairs of bf16, and what is multiplied is laid out in pairs; without it
 // bf16 becomes float on the way to scratch, and the loop is that of float.
@@ -36,7 +36,7 @@ struct Scratch {
   S *max, *sum;                                 // [kTile]
   S* pairs;                                     // p_t, ds_t and `kept` of each key tile
 
-  static constexpr int kPairSize = 2 * kTile * kTile + kTile * kTile / kBits<S>;
+  static constexpr std::ptrdiff_t kPairSize = 2 * kTile * kTile + kTile * kTile / kBits<S>;
   S* p_t(int tile) const { return pairs + tile * kPairSize; }
   S* ds_t(int tile) const { return p_t(tile) + kTile * kTile; }
   Bit<S>* kept(int tile) const { return reinterpret_cast<Bit<S>*>(ds_t(tile) + kTile * kTile); }
@@ -44,7 +44,7 @@ struct Scratch {
   static std::size_t bytes(int head_dim, int num_key_tiles) {
     const int wide = kTile * padded_columns<T>(head_dim), square = kTile * kTile;
     const int operands = ((kPairs ? 9 : 6) * wide + (kPairs ? 3 : 0) * square) / kNumbers<E>;
-    const int sums = 2 * wide + 2 * square + num_key_tiles * kPairSize + 2 * kTile;
+    const std::ptrdiff_t sums = 2 * wide + 2 * square + num_key_tiles * kPairSize + 2 * kTile;
     return static_cast<std::size_t>(operands) * sizeof(E) +
            static_cast<std::size_t>(sums) * sizeof(S);
   }
@@ -344,7 +344,7 @@ template <typename T>
 void store_rows(const Sum<T>* x, Sum<T> factor, int num_rows, int head_dim, int columns,
                 Rows<Sum<T>> sums, Rows<T> rows) {
   for (int r = 0; r < num_rows; ++r) {
-    const Sum<T>* from = x + r * columns;
+    const Sum<T>* from = x + std::ptrdiff_t{r} * columns;
     if (sums.data) {
       Sum<T>* row = sums.data + r * sums.stride;
       for (int d = 0; d < head_dim; ++d) row[d] += from[d] * factor;
@@ -385,11 +385,13 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
 
   // All p and d_p first: delta is their product's sum, which cancels in p (d_p - delta) as it
   // should where a query sees few keys. (d_out . out is the same sum, rounded otherwise.)
+  bool k_is_loaded = false;  // of the last tile
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
     const Pair<S> pair = masked_pair(queries, key, x);
     S *p_t = x.p_t(tile), *d_p_t = x.ds_t(tile);
     const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k);
+    k_is_loaded = k.data == x.k;
     prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
     multiply_scores(pair, k, x.q_t, D, p_t);
     finish_scores(pair, key.num_keys, scale, p_t);
@@ -443,7 +445,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       prefetch_rows<Use::kWrite>(key.d_k, key.num_keys, D);
     }
     if (tile + 1 == num_key_tiles) prefetch_rows<Use::kWrite>(queries.d_q, num_queries, D);
-    load_rows(key.k, key.num_keys, D, columns, x.k);
+    if (num_key_tiles > 1 || !k_is_loaded) load_rows(key.k, key.num_keys, D, columns, x.k);
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> delta_i = load(delta + i);
       for (int j = 0; j < pair.end_key(i); j += kNumbers<E>) {

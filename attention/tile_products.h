@@ -77,8 +77,8 @@ inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_de
 }
 
 // Vectors of columns in a register block: of half a panel's rows, or of a quarter where parts take
-// as many registers as sums. Accumulators, one row of b and a broadcast fill 32 registers with
-// AVX-512, else 16.
+// as many registers as sums. Accumulators, one row of b and a broadcast fill the 16 registers of
+// AVX2; AVX-512 has 32, and whole tiles are four of its vectors wide.
 constexpr int kMostVectors = kVectorBytes == 64 ? 4 : 3;
 
 // kPanel rows of c, any number of columns that is a multiple of the lanes. Inlined, because callers

@@ -216,7 +216,7 @@ struct Call {
   // Tasks for a thread at least, where each multiplies `flops`: its start is worth some ten
   // microseconds of work.
   static std::int64_t grain_of(std::int64_t flops) {
-    return std::max<std::int64_t>(1, 1'000'000 / flops);
+    return 1'000'000 / std::clamp<std::int64_t>(flops, 1, 1'000'000);
   }
 
   // A task is a tile of queries. Those of one block read the same keys, and heads of a token lie

@@ -28,8 +28,10 @@ mpirun=$(dirname "$(cached MPIEXEC_EXECUTABLE)")/mpirun
 [[ $("$mpirun" --version) == *"(Open MPI) 4."* ]] || stop "$mpirun is not of Open MPI 4, the only one that is known how to move"
 tests=()
 if [ "$(cached BIRKHOFF_CUDA)" = ON ]; then
-  mapfile -t tests < <(find "$build/tests" -name '*_gpu_test' -type f -perm -u+x)
-  [ ${#tests[@]} -gt 0 ] || stop "no *_gpu_test under $build/tests: configure with BIRKHOFF_BUILD_TESTS=ON and build"
+  # Those that the build knows; its folder may hold others of older ones.
+  mapfile -t tests < <(ctest --test-dir "$build" -N -V -L gpu | grep -o '/[^ "]*_gpu_test' | sort -u)
+  [ ${#tests[@]} -gt 0 ] || stop "$build knows no *_gpu_test: configure with BIRKHOFF_BUILD_TESTS=ON and build"
+  for test in "${tests[@]}"; do [ -x "$test" ] || stop "no program $test: build it first"; done
 fi
 
 whole=$out/birkhoff-$(cached CMAKE_PROJECT_VERSION)-$(basename "$build")

@@ -5,6 +5,7 @@
 #include <ATen/ops/nll_loss.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "cluster/base/second_gradient.h"
 #include "models/fused_cross_entropy.h"
 
 namespace birkhoff {
@@ -23,6 +24,7 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
+    refuse_second_gradient();
     const at::Tensor d_logits_NV = context->saved_data["gradients"].toTensor();
     d_logits_NV.mul_(gradients[0].unsqueeze(1));
     return {d_logits_NV, at::Tensor(), at::Tensor()};

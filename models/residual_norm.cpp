@@ -8,6 +8,7 @@
 
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/second_gradient.h"
 #include "models/residual_norm_params.h"
 
 namespace birkhoff {
@@ -108,6 +109,7 @@ struct AddAndNorm : torch::autograd::Function<AddAndNorm> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
+    refuse_second_gradient();
     const torch::autograd::variable_list saved = context->get_saved_variables();
     const at::Tensor &sum = saved[0], &weight_C = saved[3];
     const auto rows = [&](const at::Tensor& tensor) {

@@ -68,7 +68,7 @@ suites() {
 for program in "${programs[@]}"; do
   if [[ $program == *nccl* ]]; then
     for ranks in 1 2; do
-      check 90 env BIRKHOFF_TEST_RANKS=$ranks mpiexec --oversubscribe --bind-to none -n $ranks "$program"
+      check 180 env BIRKHOFF_TEST_RANKS=$ranks mpiexec --oversubscribe --bind-to none -n $ranks "$program"
     done
   else
     for suite in $(suites "$program" ''); do check 240 "$program" --gtest_filter="$suite.*"; done

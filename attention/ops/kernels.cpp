@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <vector>
@@ -60,14 +61,19 @@ Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
                  const std::optional<at::Tensor>& segments) {
   TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0, "birkhoff: q must be [B, H, L, D], not ",
                     q.sizes());
-  TORCH_CHECK_VALUE(block >= 0, "birkhoff: block must be at least 1, not ", block);
+  TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
   check_integers("key_lengths", key_lengths, {q.size(0)}, q);
   check_integers("segments", segments, {q.size(0), q.size(2)}, q);
   AttentionInput in;
   in.q_BHLD = in.k_BHSD = q;  // whose sizes alone matter
   in.key_lengths_B = key_lengths.value_or(at::Tensor());
   in.segments_q_BL = segments.value_or(at::Tensor());
-  return Blocks(in, block == kWholeSequence ? q.size(2) : block, causal);
+  return Blocks(in, block, causal);
+}
+
+// Tokens of q [B, H, L, D]; at least 1, since what q is not is told elsewhere.
+std::int64_t length_of(const at::Tensor& q) {
+  return q.dim() == 4 ? std::max<std::int64_t>(q.size(2), 1) : 1;
 }
 
 Combine combine_named(std::string_view name) {
@@ -84,7 +90,8 @@ class Call {
   Call(at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
        bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
        const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments)
-      : blocks_(blocks_of(inputs[0], block, causal, key_lengths, segments)),
+      : blocks_(blocks_of(inputs[0], block == kWholeSequence ? length_of(inputs[0]) : block, causal,
+                          key_lengths, segments)),
         look_back_(look_back),
         look_ahead_(look_ahead),
         causal_(causal),
@@ -218,7 +225,7 @@ std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
   }
   const at::Tensor out_BHNbD = attend_in_blocks(attention, fastest_path(attention));
   return {laid_out_as(q, call.blocks().unfold(out_BHNbD, 2)),
-          at::zeros({2, q.size(0), q.size(1), call.blocks().num_blocks(), block},
+          at::zeros({2, q.size(0), q.size(1), call.blocks().num_blocks(), call.blocks().block()},
                     q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
 

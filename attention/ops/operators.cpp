@@ -140,7 +140,7 @@ void check_block(std::int64_t block) {
   TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
 }
 
-c10::SymInt num_blocks(const Tensor& q, const c10::SymInt& block) {
+c10::SymInt num_blocks(const Tensor& q, std::int64_t block) {
   return (q.sym_size(2) + (block - 1)) / block;
 }
 
@@ -148,9 +148,11 @@ Two attention_meta(at::TensorList inputs, std::int64_t block, std::int64_t, std:
                    std::string_view, double, const OptionalTensor&, const OptionalTensor&,
                    const OptionalTensor&) {
   const Tensor& q = inputs[0];
-  const c10::SymInt tokens = block == kWholeSequence ? q.sym_size(2) : c10::SymInt(block);
+  const bool whole = block == kWholeSequence;
+  if (!whole) check_block(block);
+  const c10::SymInt N = whole ? c10::SymInt(1) : num_blocks(q, block);
   return {at::empty_like(q),
-          at::empty_symint({2, q.sym_size(0), q.sym_size(1), num_blocks(q, tokens), tokens},
+          at::empty_symint({2, q.sym_size(0), q.sym_size(1), N, whole ? q.sym_size(2) : block},
                            q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
 
@@ -224,13 +226,22 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      /*causal=*/form != "full", combine, dropout, seed, key_lengths, segments);
 }
 
-// Where nothing is masked or dropped a GPU's own libraries are faster, and they take keys of
-// another length.
+// Whether the CPU's kernels do dense attention of these.
+bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
+  constexpr std::int64_t kMostHeadDim = 256;
+  const at::ScalarType dtype = q.scalar_type();
+  return q.is_cpu() && q.dim() == 4 && q.sym_numel() > 0 && q.sym_size(3) <= kMostHeadDim &&
+         (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16) &&
+         k.scalar_type() == dtype && v.scalar_type() == dtype && k.sym_sizes() == q.sym_sizes() &&
+         v.sym_sizes() == q.sym_sizes();
+}
+
+// What the kernels do not take, and on a GPU whatever PyTorch can do, is PyTorch's.
 Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout,
                   const OptionalTensor& seed, const OptionalTensor& key_lengths,
                   const OptionalTensor& segments) {
   const bool plain = dropout == 0 && !key_lengths && !segments;
-  if (plain && (q.is_cuda() || q.sym_sizes() != k.sym_sizes())) {
+  if (plain && !fits_kernels(q, k, v)) {
     return at::scaled_dot_product_attention(q, k, v, {}, 0, causal);
   }
   return std::get<0>(attention_forward_op().call({q, k, v}, kWholeSequence, 0, 0, causal, "concat",

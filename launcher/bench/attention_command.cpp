@@ -158,7 +158,7 @@ class Contest {
     std::vector<Entry> entries;
     std::vector<Contender> ours{
         {"birkhoff", [&](const AttentionInput& in) { return mechanism->forward(in).out_BHLD; }}};
-    if (!config.has_dense()) {
+    if (!config.has_dense()) {  // which is composed of LibTorch's dense attention alone
       ours.push_back({"LibTorch, composed",
                       [&](const AttentionInput& in) { return mechanism->composed(in).out_BHLD; }});
     }
@@ -338,8 +338,8 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
       "{}\n{}: medians of {} rounds, {}. Floor: q, k, v and the output moved once, backward twice "
       "that, and the mechanism's FLOPs, backward 2.5 times those, at the speed of {}, measured "
       "between the rounds. Error: the largest of the output and all gradients against fp64 (bound "
-      "{:.0e}). Extra MiB: the most that forward and backward take "
-      "besides their inputs.\n\n{}{}{}{}",
+      "{:.0e}). Dense: the fastest of LibTorch's. Extra MiB: the most that tensors of forward and "
+      "backward take besides their inputs, our threads' scratch not among them.\n\n{}{}{}{}",
       report_title(arguments.line, device), sizes, arguments.rounds,
       device.is_cuda() ? "each after the L2 cache was flushed" : "caches warm",
       contest.limits().text(), error_bound(dtype_named(arguments.dtype)),

@@ -5,11 +5,14 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
+#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "cluster/base/error.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {
@@ -115,7 +118,7 @@ TEST_P(Dense, ErrorsAreThoseOfTheReference) {
   }
 }
 
-// More threads than heads divide into, and none that share one.
+// 4 threads share the 6 heads of the batch unevenly.
 TEST_P(Dense, SameBitsForAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
@@ -130,31 +133,106 @@ TEST_P(Dense, SameBitsForAnyNumberOfThreads) {
   at::set_num_threads(threads);
 }
 
-// What LibTorch's own kernel computes: wide rows of long sequences.
+Built dense(bool causal, std::int64_t head_dim, at::ScalarType dtype, float dropout = 0) {
+  configs::Mechanism config;
+  config.mutable_dense()->set_dropout(dropout);
+  return {config,
+          {.channels = head_dim,
+           .heads = 1,
+           .head_dim = head_dim,
+           .sequence_length = 1024,
+           .causal = causal},
+          dtype};
+}
+
+AttentionInput input_of(const std::function<at::Tensor(std::uint64_t)>& heads) {
+  AttentionInput in;
+  in.q_BHLD = heads(1);
+  in.k_BHSD = heads(2);
+  in.v_BHSD = heads(3);
+  return in;
+}
+
+// Wide rows of long sequences, some of which are LibTorch's.
 TEST(DenseOfWideHeads, EqualsTheReference) {
   constexpr std::int64_t kLong = 530, kWide = 200;
-  for (const bool causal : {false, true}) {
-    configs::Mechanism config;
-    config.mutable_dense();
-    const Built built(config,
-                      {.channels = kWide,
-                       .heads = 1,
-                       .head_dim = kWide,
-                       .sequence_length = kLong,
-                       .causal = causal},
-                      at::kDouble);
-    AttentionInput in;
-    in.q_BHLD = random_tensor({2, 1, kLong, kWide}, at::kDouble, 1);
-    in.k_BHSD = random_tensor({2, 1, kLong, kWide}, at::kDouble, 2);
-    in.v_BHSD = random_tensor({2, 1, kLong, kWide}, at::kDouble, 3);
-    for (const bool padded : {false, true}) {
-      if (padded) in.key_lengths_B = at::tensor({kLong, std::int64_t{0}});
-      EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
-                               run(*built.mechanism, in, Path::kReference)),
-                1e-12)
-          << causal << padded;
+  for (const float dropout : {0.0f, 0.1f}) {
+    for (const bool causal : {false, true}) {
+      const Built built = dense(causal, kWide, at::kFloat, dropout);
+      AttentionInput in = input_of([](std::uint64_t seed) {
+        return random_tensor({2, 1, kLong, kWide}, at::kFloat, seed);
+      });
+      if (dropout > 0) {
+        in.noise = NoiseKey{.seed = 2,
+                            .step = at::full({1}, 4, at::kLong),
+                            .layer = 1,
+                            .sample_ids_B = at::arange(2)};
+      }
+      for (const bool padded : {false, true}) {
+        if (padded) in.key_lengths_B = at::tensor({kLong, std::int64_t{0}});
+        EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
+                                 run(*built.mechanism, in, Path::kReference)),
+                  1e-5)
+            << causal << padded << dropout;
+      }
     }
   }
+}
+
+// Rows that lie an odd number of numbers apart and begin at an odd place, so that pairs of bf16
+// cannot be read where they lie: the same bits as of rows side by side.
+TEST(DenseOfOddRows, HasTheSameBits) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const Built built = dense(/*causal=*/true, kHeadDim, dtype);
+    const AttentionInput odd = input_of([&](std::uint64_t seed) {
+      return random_tensor({2, 1, 128, kHeadDim + 1}, dtype, seed)
+          .narrow(-1, 1, kHeadDim)
+          .detach()
+          .requires_grad_();
+    });
+    const AttentionInput even = input_of([&](std::uint64_t seed) {
+      return (seed == 1   ? odd.q_BHLD
+              : seed == 2 ? odd.k_BHSD
+                          : odd.v_BHSD)
+          .detach()
+          .contiguous()
+          .requires_grad_();
+    });
+    const auto solve = [&](const AttentionInput& in) {
+      const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+      std::vector<at::Tensor> results = gradients(out, {in.q_BHLD, in.k_BHSD, in.v_BHSD});
+      results.push_back(out.detach());
+      return results;
+    };
+    const auto of_odd = solve(odd), of_even = solve(even);
+    for (std::size_t i = 0; i < of_odd.size(); ++i) {
+      EXPECT_TRUE(at::equal(of_odd[i], of_even[i])) << dtype << " tensor " << i;
+    }
+  }
+}
+
+TEST(DenseOfNothing, GivesNothing) {
+  for (const std::int64_t tokens : {0, 3}) {
+    const AttentionInput in = input_of([&](std::uint64_t seed) {
+      return random_tensor({tokens == 0 ? 2 : 0, 1, tokens, 4}, at::kFloat, seed)
+          .set_requires_grad(true);
+    });
+    const at::Tensor out = run(*dense(true, 4, at::kFloat).mechanism, in, Path::kForward);
+    EXPECT_EQ(out.sizes(), in.q_BHLD.sizes());
+    EXPECT_EQ(gradients(out, {in.q_BHLD})[0].sizes(), in.q_BHLD.sizes());
+  }
+}
+
+// A gradient that ended silently would be a wrong one.
+TEST(DenseSecondGradient, IsRefused) {
+  const AttentionInput in = random_input(9, at::kFloat, 1);
+  configs::Mechanism config;
+  config.mutable_dense();
+  const Built built(config, /*causal=*/true, at::kFloat);
+  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  EXPECT_THROW(torch::autograd::grad({out.sum()}, {in.q_BHLD}, {}, /*retain_graph=*/true,
+                                     /*create_graph=*/true),
+               Error);
 }
 
 // Keys of another sequence are LibTorch's to attend to.

@@ -303,10 +303,15 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   queries.inverse_sum = queries.max + kQueries;
   queries.d_out = const_rows(d_out);
   queries.d_q = rows(results[0]);
-  const std::size_t bytes = kernels.scratch_bytes(D, 3);
-  void* scratch = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  const auto new_scratch = [&](int num_key_tiles) {
+    const std::size_t bytes = kernels.scratch_bytes(D, num_key_tiles);
+    return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  };
   const TileShape shape{D, 0.3};
+  void* scratch = new_scratch(1);
   kernels.forward(shape, queries, tiles.data(), 3, scratch);
+  std::free(scratch);
+  scratch = new_scratch(3);
   kernels.backward(shape, queries, tiles.data(), 3, scratch);
   for (std::size_t i = 0; i < tiles.size(); ++i) {  // again, adding to 1
     tiles[i].d_k_sum = {sums[2 * i + 1].data_ptr<Sum<T>>(), D};

@@ -262,7 +262,6 @@ def definitions(device):
     later[:, :, 4:] += 1
     check(torch.equal(weights[:, :, :4], ops.sinkhorn_balance(later, 4, "cumulative")[:, :, :4]), "cumulative reads later rows")
     check(bool((weights.sum(-1) < 1).all()) and bool((weights.triu() == 0).all()), "cumulative: rows are no shares of earlier blocks")
-    q, k, v = (torch.randn(2, 2, 9, 4, dtype=torch.float64, device=device) for _ in range(3))
     q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.float64, device=device) for length in (150, 70, 70))
     same("dense_attention", lambda *x: ops.dense_attention(*x), lambda *x: masked_attention(*x, window(150, 150, 0, 0, True)), (q, q, q), 1e-11)
     same("dense_attention to other keys", lambda *x: ops.dense_attention(*x, False),
@@ -308,26 +307,27 @@ def meaning(device):
 def refusals():
     ops = torch.ops.birkhoff
     q, scores = torch.randn(1, 2, 10, 4), torch.randn(1, 2, 2, 2)
-    for what, call in {
-        "q must be": lambda: ops.block_local_attention(q[0], q[0], q[0], 4),
-        "k and v must be like q": lambda: ops.block_local_attention(q, q[:, :, 1:], q, 4),
-        "one dtype": lambda: ops.block_local_attention(q, q.double(), q, 4),
-        "block must be": lambda: ops.block_local_attention(q, q, q, 0),
-        "block must be at least": lambda: ops.sorted_attention(q, q, q, scores[..., :1, :1], 0),
-        "block must be at least 1": lambda: ops.block_local_attention(q.to("meta"), q.to("meta"), q.to("meta"), 0),
-        "look_ahead": lambda: ops.block_local_attention(q, q, q, 4, 0, 1, True),
-        r"must be \[1, 2, 3, 3\]": lambda: ops.sinkhorn_attention(q, q, q, scores, 4),
-        "with N = 3": lambda: ops.sinkhorn_attention(q, q, q, scores, 4, key_lengths=torch.tensor([3])),
-        r"key_lengths must be int64 \[1\]": lambda: ops.block_local_attention(q, q, q, 4, key_lengths=torch.tensor([3, 4])),
-        "segments must be int64": lambda: ops.block_local_attention(q, q, q, 4, segments=torch.zeros(1, 10)),
-        "needs a seed": lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5),
-        "seed must be int64": lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5, seed=torch.ones(1)),
-        "dropout must be in": lambda: ops.block_local_attention(q, q, q, 4, dropout=1.0, seed=torch.tensor([1])),
-        "combine is 'both'": lambda: ops.sinkhorn_attention(q, q, q, scores, 5, combine="both"),
-        "full, prefix": lambda: ops.sinkhorn_balance(scores, 5, "sideways"),
-        "iterations": lambda: ops.sinkhorn_balance(scores, 0),
-        "float32 or float64": lambda: ops.sinkhorn_balance(scores.bfloat16()),
-    }.items():
+    for what, call in (
+        ("q must be", lambda: ops.block_local_attention(q[0], q[0], q[0], 4)),
+        ("k and v must be like q", lambda: ops.block_local_attention(q, q[:, :, 1:], q, 4)),
+        ("one dtype", lambda: ops.block_local_attention(q, q.double(), q, 4)),
+        ("block must be at least 1", lambda: ops.block_local_attention(q, q, q, 0)),
+        ("block must be at least 1", lambda: ops.sorted_attention(q, q, q, scores[..., :1, :1], 0)),
+        ("block must be at least 1", lambda: ops.open_block_pairs(q, 0)),
+        ("block must be at least 1", lambda: ops.block_local_attention(q.to("meta"), q.to("meta"), q.to("meta"), 0)),
+        ("look_ahead", lambda: ops.block_local_attention(q, q, q, 4, 0, 1, True)),
+        (r"must be \[1, 2, 3, 3\]", lambda: ops.sinkhorn_attention(q, q, q, scores, 4)),
+        ("with N = 3", lambda: ops.sinkhorn_attention(q, q, q, scores, 4, key_lengths=torch.tensor([3]))),
+        (r"key_lengths must be int64 \[1\]", lambda: ops.block_local_attention(q, q, q, 4, key_lengths=torch.tensor([3, 4]))),
+        ("segments must be int64", lambda: ops.block_local_attention(q, q, q, 4, segments=torch.zeros(1, 10))),
+        ("needs a seed", lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5)),
+        ("seed must be int64", lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5, seed=torch.ones(1))),
+        ("dropout must be in", lambda: ops.block_local_attention(q, q, q, 4, dropout=1.0, seed=torch.tensor([1]))),
+        ("combine is 'both'", lambda: ops.sinkhorn_attention(q, q, q, scores, 5, combine="both")),
+        ("full, prefix", lambda: ops.sinkhorn_balance(scores, 5, "sideways")),
+        ("iterations", lambda: ops.sinkhorn_balance(scores, 0)),
+        ("float32 or float64", lambda: ops.sinkhorn_balance(scores.bfloat16())),
+    ):
         try:
             call()
         except ValueError as error:
@@ -378,7 +378,11 @@ def gradients_and_traces(device):
         check(torch.autograd.gradcheck(lambda *x: operator(*x, *rest, **keywords), tensors), f"gradcheck of {name}{rest} with {keywords}")
         torch.library.opcheck(operator, arguments, keywords)
         count += 1
-    print(f"torch.autograd.gradcheck and torch.library.opcheck pass on {count} calls")
+    # What no kernel takes on the CPU: float16.
+    half = [torch.randn(1, 2, 10, 4, device=device).half().requires_grad_() for _ in range(3)]
+    torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half, {"key_lengths": torch.tensor([6], device=device)})
+    torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half)
+    print(f"torch.autograd.gradcheck and torch.library.opcheck pass on {count + 2} calls")
     # What users' operators are made of.
     ops = torch.ops.birkhoff
     count = 0
