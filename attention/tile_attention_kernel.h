@@ -2,9 +2,9 @@
 //
 // Scores are held transposed, s_t[j][i] with a query in each lane: the softmax over keys then runs
 // down the rows and never across lanes, and only q and d_out are transposed, once for all key
-// tiles. Every product is c[m][n] (+)= sum_k a(m, k) b[k][n] over scratch: rows are copied there
-// first, because rows of a [B, L, H, D] tensor lie a power of two apart and would evict one another
-// from L1; but for a of a product that reads it once. One thread owns a whole call.
+// tiles. Every product is c[m][n] (+)= sum_k a(m, k) b[k][n] over scratch, where rows are copied
+// (but for a of one that reads it once): in a [B, L, H, D] tensor they lie a power of two apart and
+// would evict one another from L1. One thread owns a whole call.
 //
 // With vdpbf16ps k counts pairs of bf16, and what is multiplied is laid out in pairs; without it
 // bf16 becomes float on the way to scratch, and the loop is that of float.
@@ -174,11 +174,12 @@ template <typename S>
   }
 }
 
-// Which keys dropout leaves to each query: bit j % kBits of kept[j / kBits * kTile + i]. Eight
-// queries at once: consecutive keys of a query share the counters of Philox.
+// Which keys dropout leaves to each query: bit j % kBits of kept[j / kBits * kTile + i]. Null: all,
+// without dropout. Eight queries at once: consecutive keys of one share the counters of Philox.
 template <typename T>
-void draw_kept(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>& keys,
-               Bit<Sum<T>>* kept) {
+const Bit<Sum<T>>* draw_kept(const TileShape& shape, const QueryTile<T>& queries,
+                             const KeyTile<T>& keys, Bit<Sum<T>>* kept) {
+  if (!shape.dropout) return nullptr;
   using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
   constexpr std::uint64_t kLow = 0xffffffff;
   constexpr int kN = 8, kWord = kBits<Sum<T>>;
@@ -215,6 +216,7 @@ void draw_kept(const TileShape& shape, const QueryTile<T>& queries, const KeyTil
       }
     }
   }
+  return kept;
 }
 
 // x where the query in each lane keeps key j, else 0. Null `kept`: x.
@@ -283,11 +285,7 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
       prefetch_rows<Use::kWrite>(queries.out, queries.num_queries, D);
     }
     finish_scores(pair, key.num_keys, scale, s_t);
-    const Bit<S>* kept = nullptr;
-    if (shape.dropout) {
-      draw_kept(shape, queries, key, x.kept(0));
-      kept = x.kept(0);
-    }
+    const Bit<S>* kept = draw_kept(shape, queries, key, x.kept(0));
     S factor[kTile];  // of what earlier tiles gave, for the new maximum
     for (int i = 0; i < pair.queries; i += kN) {
       const int end_key = pair.end_key(i);
@@ -400,11 +398,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
     }
     multiply_scores(pair, v, x.d_out_t, D, d_p_t);
-    const Bit<S>* kept = nullptr;
-    if (shape.dropout) {
-      draw_kept(shape, queries, key, x.kept(tile));
-      kept = x.kept(tile);
-    }
+    const Bit<S>* kept = draw_kept(shape, queries, key, x.kept(tile));
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> max_i = load(max + i), inverse_i = load(inverse_sum + i);
       Vector<S> sum{};
