@@ -21,8 +21,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr std::int64_t kMostHeadDim = 256;
-
 // x, or a copy of it that the kernels of its device can read.
 at::Tensor with_fitting_rows(const at::Tensor& x) {
   if (x.is_cuda()) return with_aligned_rows(x);
@@ -173,7 +171,7 @@ NoiseColumns all_columns(const BlockAttention& in) {
 
 bool fits_fused(const BlockAttention& in) {
   if (in.q_BHNbD.is_cuda()) return fits_block_attention(in);
-  if (!in.q_BHNbD.is_cpu() || in.q_BHNbD.size(4) > kMostHeadDim) return false;
+  if (!in.q_BHNbD.is_cpu() || in.q_BHNbD.size(4) > kMostTileHeadDim) return false;
   const at::ScalarType dtype = in.q_BHNbD.scalar_type();
   if (!has_tile_type(dtype)) return false;
   return std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {

@@ -8,6 +8,9 @@
 
 namespace birkhoff {
 
+// Wider heads are not the tile kernels'.
+inline constexpr std::int64_t kMostTileHeadDim = 256;
+
 inline bool has_tile_type(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16;
 }

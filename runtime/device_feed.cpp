@@ -1,5 +1,6 @@
 #include "runtime/device_feed.h"
 
+#include <chrono>
 #include <utility>
 
 #ifdef BIRKHOFF_CUDA
@@ -30,15 +31,19 @@ class DeviceFeed::Gpu {
 
   Batch next() {
     const cudaStream_t computing = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
-    if (!started_) fill(slots_[current_]);
-    started_ = true;
+    prefetch();
+    prefetched_ = false;
     Slot& slot = slots_[current_];
     current_ = 1 - current_;
     // The batch before is in the other slot: what reads it is in the stream by now.
     slots_[current_].used.record(computing);
-    fill(slots_[current_]);
     slot.copied.hold_back(computing);
     return slot.on_device;
+  }
+
+  void prefetch() {
+    if (!prefetched_) fill(slots_[current_]);
+    prefetched_ = true;
   }
 
  private:
@@ -82,18 +87,20 @@ class DeviceFeed::Gpu {
   CudaStream stream_;
   std::array<Slot, 2> slots_;
   std::size_t current_ = 0;
-  bool started_ = false;
+  bool prefetched_ = false;
 };
 
-DeviceFeed::DeviceFeed(std::function<Batch()> next, at::Device device) {
+DeviceFeed::DeviceFeed(std::function<Batch()> next, at::Device device) : next_(std::move(next)) {
   if (device.is_cuda()) {
-    gpu_ = std::make_unique<Gpu>(std::move(next), device);
-  } else {
-    next_ = std::move(next);
+    gpu_ = std::make_unique<Gpu>([this] { return timed_next(); }, device);
   }
 }
 
-Batch DeviceFeed::next() { return gpu_ != nullptr ? gpu_->next() : next_(); }
+Batch DeviceFeed::next() { return gpu_ != nullptr ? gpu_->next() : timed_next(); }
+
+void DeviceFeed::prefetch() {
+  if (gpu_ != nullptr) gpu_->prefetch();
+}
 
 #else
 
@@ -101,9 +108,19 @@ class DeviceFeed::Gpu {};
 
 DeviceFeed::DeviceFeed(std::function<Batch()> next, at::Device) : next_(std::move(next)) {}
 
-Batch DeviceFeed::next() { return next_(); }
+Batch DeviceFeed::next() { return timed_next(); }
+
+void DeviceFeed::prefetch() {}
 
 #endif
+
+Batch DeviceFeed::timed_next() {
+  const auto start = std::chrono::steady_clock::now();
+  Batch batch = next_();
+  waited_ms_ +=
+      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  return batch;
+}
 
 DeviceFeed::~DeviceFeed() = default;
 

@@ -14,11 +14,14 @@ using nlohmann::ordered_json;
 // nlohmann::json writes numbers with the fewest digits that read back to the same value, and
 // non-finite ones as null.
 std::string step_line(const StepReport& report) {
-  return ordered_json{
-             {"step", report.step},          {"loss", report.loss},
-             {"tokens", report.tokens},      {"tokens_per_second", report.tokens_per_second},
-             {"step_ms", report.step_ms},    {"learning_rate", report.learning_rate},
-             {"grad_norm", report.grad_norm}}
+  return ordered_json{{"step", report.step},
+                      {"loss", report.loss},
+                      {"tokens", report.tokens},
+                      {"tokens_per_second", report.tokens_per_second},
+                      {"step_ms", report.step_ms},
+                      {"loader_wait_ms", report.loader_wait_ms},
+                      {"learning_rate", report.learning_rate},
+                      {"grad_norm", report.grad_norm}}
              .dump() +
          "\n";
 }
@@ -74,8 +77,10 @@ void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
   ++interval_steps_;
   interval_tokens_ += step_tokens;
   interval_ms_ += step.step_ms;
+  interval_wait_ms_ += step.loader_wait_ms;
   StepReport report = step;
   report.step_ms = interval_ms_ / static_cast<double>(interval_steps_);
+  report.loader_wait_ms = interval_wait_ms_ / static_cast<double>(interval_steps_);
   report.tokens_per_second = 1000 * static_cast<double>(interval_tokens_) / interval_ms_;
   if (options_.terminal) bar_.draw(report);
   if (step.step % options_.every != 0 && step.step != options_.num_steps) return;
@@ -85,12 +90,13 @@ void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
   if (events_) {
     events_->scalar("train/loss", report.step, report.loss);
     events_->scalar("train/tokens_per_second", report.step, report.tokens_per_second);
+    events_->scalar("train/loader_wait_ms", report.step, report.loader_wait_ms);
     events_->scalar("train/learning_rate", report.step, report.learning_rate);
     events_->scalar("train/grad_norm", report.step, report.grad_norm);
   }
   if (!options_.terminal) log_info("{}", progress_line(report, options_.num_steps));
   interval_steps_ = interval_tokens_ = 0;
-  interval_ms_ = 0;
+  interval_ms_ = interval_wait_ms_ = 0;
 }
 
 void Metrics::evaluation(std::int64_t step, const std::string& split,

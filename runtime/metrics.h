@@ -3,12 +3,13 @@
 // cannot be written are errors at the start of a run; later they are warnings, and training goes
 // on.
 //
-//   {"step","loss","tokens","tokens_per_second","step_ms","learning_rate","grad_norm"}     every
-//   metrics.every steps
-//   {"step","split","loss","bits_per_byte","tokens","bytes"}                               each
-//   evaluation
+//   every metrics.every steps:
+//   {"step","loss","tokens","tokens_per_second","step_ms","loader_wait_ms","learning_rate","grad_norm"}
+//   each evaluation:
+//   {"step","split","loss","bits_per_byte","tokens","bytes"}
 //
-// A figure that is not finite is null.
+// tokens_per_second, step_ms and loader_wait_ms (how long rank 0 waited for the loader in a step)
+// are means since the last line. A figure that is not finite is null.
 #pragma once
 
 #include <filesystem>
@@ -45,8 +46,7 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // After each step. `step`: figures of the step; tokens_per_second and step_ms are reported as
-  // means since the last line. step_tokens: tokens of this step.
+  // After each step. `step`: figures of the step; step_tokens: tokens of this step.
   void step(const StepReport& step, std::int64_t step_tokens);
   void evaluation(std::int64_t step, const std::string& split, const Evaluation& evaluation);
   // Call before writing other lines to stderr.
@@ -68,7 +68,7 @@ class Metrics {
   std::optional<EventWriter> events_;
   Curve train_, held_out_;
   std::int64_t interval_steps_ = 0, interval_tokens_ = 0;  // since the last line
-  double interval_ms_ = 0;
+  double interval_ms_ = 0, interval_wait_ms_ = 0;
 };
 
 }  // namespace birkhoff

@@ -15,6 +15,7 @@ struct StepReport {
   std::int64_t tokens = 0;  // trained on so far in the run
   double tokens_per_second = 0;
   double step_ms = 0;
+  double loader_wait_ms = 0;  // of step_ms, at most: on a GPU the wait is beside the computation
   double learning_rate = 0;
   double grad_norm = 0;  // of the mean gradient, before clipping
 };

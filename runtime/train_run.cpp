@@ -266,7 +266,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
     if (config.train().precision() == configs::Train::fp16 && device.is_cpu()) {
       log_warning(
-          "train.precision: fp16 is many times slower than fp32 on processors, which multiply it in "
+          "train.precision: fp16 is many times slower than fp32 on processors, which multiply it "
+          "in "
           "software; bf16 is the fast one");
     }
     write_file_durably(paths.config().string(), config_text(config));
@@ -292,9 +293,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
       writer, make_header(config, corpus, loader_options.stream, run_id, world.size()), shards,
       folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
 
-  Trainer trainer({config, *model, [&] { return feed.next(); }, group, buckets, *optimizer,
-                   hooks.signals, evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr,
-                   &agreement, &activity});
+  Trainer trainer({config, *model, feed, group, buckets, *optimizer, hooks.signals, evaluator.get(),
+                   &checkpoints, metrics ? &*metrics : nullptr, &agreement, &activity});
   const Outcome outcome = trainer.run(state);
   if (metrics) metrics->close();
   if (world.rank() == 0) log_info("memory: {}", memory_report(device));

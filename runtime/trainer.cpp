@@ -83,7 +83,8 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   ++state.step;
 
   // Batch, forward, backward.
-  Batch batch = parts_.next_batch();
+  const double waited_ms = parts_.feed.waited_ms();
+  Batch batch = parts_.feed.next();
   if (train.cuda_graph()) batch = fixed_batch_.hold(batch);
   const bool scaled = train.precision() == configs::Train::fp16;
   const double scale = state.loss_scale.value;
@@ -91,6 +92,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   scalars_.set(StepScalars::kLossScale, scale);
   scalars_.publish();
   gradients_graph_.run([this, batch] { compute_gradients(batch); });
+  parts_.feed.prefetch();
 
   // Reduce: sums of gradients and counts over all ranks, the same bits on each.
   if (parts_.signals.received() != 0) tail_[0][kTailStop].fill_(1);
@@ -142,6 +144,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   result.report.tokens = state.tokens;
   result.report.learning_rate = rate;
   result.report.grad_norm = norm;
+  result.report.loader_wait_ms = parts_.feed.waited_ms() - waited_ms;
   result.report.step_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return result;

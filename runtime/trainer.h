@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "cluster/base/activity.h"
 #include "cluster/base/group.h"
@@ -11,6 +10,7 @@
 #include "data/batch/share.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
+#include "runtime/device_feed.h"
 #include "runtime/evaluator.h"
 #include "runtime/grad_buckets.h"
 #include "runtime/metrics.h"
@@ -37,8 +37,8 @@ enum class Outcome {
 struct TrainerParts {
   const configs::Config& config;
   Model& model;
-  std::function<Batch()> next_batch;  // this rank's part of the next global batch; may be empty
-  Group& group;                       // the data-parallel ranks, the same group as the buckets'
+  DeviceFeed& feed;  // this rank's part of each global batch; may be empty
+  Group& group;      // the data-parallel ranks, the same group as the buckets'
   GradBuckets& buckets;
   Optimizer& optimizer;
   const StopSignals& signals;

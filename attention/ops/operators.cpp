@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "attention/ops/kernels.h"
+#include "attention/tile_dispatch.h"
 
 namespace birkhoff::ops {
 namespace {
@@ -228,12 +229,10 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
 
 // Whether the CPU's kernels do dense attention of these.
 bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
-  constexpr std::int64_t kMostHeadDim = 256;
   const at::ScalarType dtype = q.scalar_type();
-  return q.is_cpu() && q.dim() == 4 && q.sym_numel() > 0 && q.sym_size(3) <= kMostHeadDim &&
-         (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16) &&
-         k.scalar_type() == dtype && v.scalar_type() == dtype && k.sym_sizes() == q.sym_sizes() &&
-         v.sym_sizes() == q.sym_sizes();
+  return q.is_cpu() && q.dim() == 4 && q.sym_numel() > 0 && q.sym_size(3) <= kMostTileHeadDim &&
+         has_tile_type(dtype) && k.scalar_type() == dtype && v.scalar_type() == dtype &&
+         k.sym_sizes() == q.sym_sizes() && v.sym_sizes() == q.sym_sizes();
 }
 
 // What the kernels do not take, and on a GPU whatever PyTorch can do, is PyTorch's.

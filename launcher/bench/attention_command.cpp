@@ -166,15 +166,14 @@ class Contest {
       ours.push_back({"LibTorch, eager",
                       [&](const AttentionInput& in) { return mechanism->reference(in).out_BHLD; }});
     }
-    add_checked(ours, config, mechanism, task, entries);
+    add_checked(ours, /*library_dense=*/false, config, mechanism, task, entries);
 
     configs::Mechanism dense_config;
     dense_config.mutable_dense();
     BuiltMechanism dense(dense_config, shape, dtype_, device_);
     const AttentionTask dense_task = AttentionTask::random(shape, false, dtype_, device_);
-    const std::size_t num_ours = entries.size();
-    add_checked(dense_contenders(shape.causal, device_), dense_config, dense, dense_task, entries);
-    for (std::size_t i = num_ours; i < entries.size(); ++i) entries[i].library_dense = true;
+    add_checked(dense_contenders(shape.causal, device_), /*library_dense=*/true, dense_config,
+                dense, dense_task, entries);
     measure(entries);
     return rows(text, length, entries);
   }
@@ -199,9 +198,9 @@ class Contest {
   }
 
   // All of `contenders` but those kernels of LibTorch that do not take this dtype or shape.
-  void add_checked(const std::vector<Contender>& contenders, const configs::Mechanism& config,
-                   const BuiltMechanism& mechanism, const AttentionTask& task,
-                   std::vector<Entry>& entries) {
+  void add_checked(const std::vector<Contender>& contenders, bool library_dense,
+                   const configs::Mechanism& config, const BuiltMechanism& mechanism,
+                   const AttentionTask& task, std::vector<Entry>& entries) {
     const std::int64_t length = task.in.q_BHLD.size(2);
     const AttentionTask part =
         task.beginning(is_dense(config) ? std::min(length, kMostCheckedTokens) : length);
@@ -236,7 +235,7 @@ class Contest {
                          with_parameters(task.leaves(), mechanism),
                          mechanism->forward_flops(length) * static_cast<double>(arguments_.batch),
                          error,
-                         /*library_dense=*/false,
+                         library_dense,
                          {},
                          {}});
     }

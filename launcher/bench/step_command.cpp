@@ -15,6 +15,7 @@
 #include <cmath>
 #include <memory>
 #include <ostream>
+#include <utility>
 #include <vector>
 
 #include "cluster/base/cpu.h"
@@ -29,13 +30,24 @@
 #include "runtime/grad_norm.h"
 #include "runtime/optimizer.h"
 #include "runtime/schedule.h"
+#include "runtime/step_graph.h"
 
 namespace birkhoff {
 namespace {
 
-// Seconds of one step.
-struct StepTimes {
-  double forward = 0, backward = 0, optimizer = 0, whole = 0;
+// Of the check of the first step in fp64, which a CPU takes: a second or some.
+constexpr double kMostCheckedFlops = 3e11;
+
+// Seconds of a step's parts, each waited for.
+struct PartTimes {
+  double forward = 0, backward = 0, optimizer = 0;
+};
+
+// The three parts that a step is recorded in (train.cuda_graph).
+struct StepGraphs {
+  StepGraphs(bool recorded, at::Device device)
+      : gradients(recorded, device), norm(recorded, device), update(recorded, device) {}
+  StepGraph gradients, norm, update;
 };
 
 // Tokens that depend on train.seed alone, laid out as the loader does: rows of B * (T + 1) tokens,
@@ -66,50 +78,47 @@ class SyntheticTraining {
         model_(make_model(config, vocabulary, {*group_, *group_, *group_})),
         buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
         optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
-        scalars_(device) {}
+        scalars_(device),
+        nats_(at::zeros({1}, at::TensorOptions(at::kDouble).device(device))) {
+    scalars_.set_noise_step(1);
+    scalars_.publish();
+  }
 
   Model& model() { return *model_; }
   at::Device device() const { return device_; }
   double loss_scale() const { return loss_scale_; }
 
-  // Sums over all micro-batches: the loss in nats is returned, gradients, times loss_scale(), stand
-  // in the parameters.
-  double compute_gradients(StepTimes& times) {
-    const configs::Train& train = config_.train();
-    const std::int64_t size = batch_.size();
-    const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : size;
-    scalars_.set_noise_step(1);
-    scalars_.publish();
-    buckets_.zero();
-    double nats = 0;
-    for (std::int64_t begin = 0; begin < size; begin += micro_batch) {
-      const std::int64_t end = std::min(begin + micro_batch, size);
-      const Batch micro = batch_.narrow(begin, end);
-      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
-      const double start = now();
-      const ObjectiveSums sums = model_->objective(micro, noise);
-      const double middle = now();
-      if (end == size) buckets_.start_reducing();
-      sums.loss.mul(loss_scale_).backward();
-      if (end == size) {
-        buckets_.finish_reducing(at::zeros({1}, at::TensorOptions(at::kDouble).device(device_)));
-      }
-      times.forward += middle - start;
-      times.backward += now() - middle;
-      nats += sums.nats.item<double>();
-    }
-    return nats;
+  // Sums over the first sequences of the batch: the loss in nats is returned, gradients, times
+  // loss_scale(), stand in the parameters.
+  double gradients_of_first(std::int64_t num_sequences) {
+    compute_gradients(num_sequences, nullptr);
+    buckets_.finish_reducing(nats_);
+    return nats_.item<double>();
   }
 
-  StepTimes step() {
-    StepTimes times;
-    const double start = now();
-    compute_gradients(times);
+  PartTimes timed_parts() {
+    PartTimes times;
+    compute_gradients(batch_.size(), &times);
+    buckets_.finish_reducing(nats_);
     const double computed = now();
-    update();
+    block_sums_ = gradient_block_sums(buckets_);
+    clip();
+    optimizer_->step(scalars_);
+    buckets_.publish_values();
     times.optimizer = now() - computed;
-    times.whole = now() - start;
     return times;
+  }
+
+  // A whole step, in seconds. Nothing waits in it but the host for the gradient's norm.
+  double step_seconds(StepGraphs& graphs) {
+    const double start = now();
+    graphs.gradients.run([this] { compute_gradients(batch_.size(), nullptr); });
+    buckets_.finish_reducing(nats_);
+    graphs.norm.run([this] { block_sums_ = gradient_block_sums(buckets_); });
+    clip();
+    graphs.update.run([this] { optimizer_->step(scalars_); });
+    buckets_.publish_values();
+    return now() - start;
   }
 
  private:
@@ -126,18 +135,37 @@ class SyntheticTraining {
     return wall_seconds();
   }
 
-  void update() {
+  // `times`: if not null, the device is waited for between forward and backward passes.
+  void compute_gradients(std::int64_t num_sequences, PartTimes* times) {
+    const configs::Train& train = config_.train();
+    const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : num_sequences;
+    const auto clock = [&] { return times != nullptr ? now() : 0; };
+    buckets_.zero();
+    nats_.zero_();
+    for (std::int64_t begin = 0; begin < num_sequences; begin += micro_batch) {
+      const Batch micro = batch_.narrow(begin, std::min(begin + micro_batch, num_sequences));
+      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
+      const double start = clock();
+      const ObjectiveSums sums = model_->objective(micro, noise);
+      const double middle = clock();
+      sums.loss.mul(loss_scale_).backward();
+      nats_ += sums.nats;
+      if (times == nullptr) continue;
+      times->forward += middle - start;
+      times->backward += clock() - middle;
+    }
+  }
+
+  void clip() {
     const configs::Train& train = config_.train();
     const double count = static_cast<double>(batch_.at(field::kTargets).numel());
-    const double norm = gradient_norm(buckets_) / count / loss_scale_;
+    const double norm = norm_of_block_sums(buckets_, block_sums_) / count / loss_scale_;
     const bool clipped = train.clip_norm() > 0 && norm > train.clip_norm();
     scalars_.set(StepScalars::kLearningRate, learning_rate(train.schedule(), 1, train.steps()));
     scalars_.set(StepScalars::kGradientScale,
                  (clipped ? train.clip_norm() / norm : 1.0) / count / loss_scale_);
     scalars_.set(StepScalars::kApply, 1);
     scalars_.publish();
-    optimizer_->step(scalars_);
-    buckets_.publish_values();
   }
 
   const configs::Config config_;
@@ -149,6 +177,7 @@ class SyntheticTraining {
   GradBuckets buckets_;
   const std::unique_ptr<Optimizer> optimizer_;
   StepScalars scalars_;
+  at::Tensor nats_, block_sums_;
 };
 
 struct Gradients {
@@ -156,10 +185,9 @@ struct Gradients {
   std::vector<at::Tensor> values;  // copies, in the parameters' order
 };
 
-Gradients gradients_of(SyntheticTraining& training) {
-  StepTimes unused;
+Gradients gradients_of(SyntheticTraining& training, std::int64_t num_sequences) {
   Gradients gradients;
-  gradients.nats = training.compute_gradients(unused);
+  gradients.nats = training.gradients_of_first(num_sequences);
   for (const Parameter& parameter : training.model().parameters().list()) {
     gradients.values.push_back(parameter.value.grad().div(training.loss_scale()).cpu());
   }
@@ -167,7 +195,8 @@ Gradients gradients_of(SyntheticTraining& training) {
 }
 
 // The same model with the same parameters in fp64, on the CPU.
-Gradients exact_gradients(configs::Config config, std::int64_t vocabulary, Model& model) {
+Gradients exact_gradients(configs::Config config, std::int64_t vocabulary, Model& model,
+                          std::int64_t num_sequences) {
   config.mutable_train()->set_precision(configs::Train::fp64);
   SyntheticTraining exact(config, vocabulary, at::kCPU);
   {
@@ -177,7 +206,7 @@ Gradients exact_gradients(configs::Config config, std::int64_t vocabulary, Model
       to[i].value.copy_(model.parameters().list()[i].value);
     }
   }
-  return gradients_of(exact);
+  return gradients_of(exact, num_sequences);
 }
 
 struct Errors {
@@ -219,7 +248,11 @@ Errors bounds_of(configs::Train::Precision precision) {
 // A line about the first step, which must keep its bounds and give the same bits again.
 std::string check_first_step(const configs::Config& config, std::int64_t vocabulary,
                              SyntheticTraining& training) {
-  const Gradients first = gradients_of(training), again = gradients_of(training);
+  const double most = kMostCheckedFlops / (3 * training.model().forward_flops_per_sequence());
+  const auto num_sequences = static_cast<std::int64_t>(
+      std::clamp(most, 1.0, static_cast<double>(config.train().global_batch())));
+  const Gradients first = gradients_of(training, num_sequences),
+                  again = gradients_of(training, num_sequences);
   const bool same = first.nats == again.nats &&
                     std::equal(first.values.begin(), first.values.end(), again.values.begin(),
                                [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
@@ -227,11 +260,13 @@ std::string check_first_step(const configs::Config& config, std::int64_t vocabul
     fail(ExitCode::kInternal, "the first step gives other bits when it is repeated: loss {} and {}",
          first.nats, again.nats);
   }
-  const Errors errors = errors_of(first, exact_gradients(config, vocabulary, training.model()));
+  const Errors errors =
+      errors_of(first, exact_gradients(config, vocabulary, training.model(), num_sequences));
   const Errors bounds = bounds_of(config.train().precision());
   const std::string line = fmt::format(
-      "First step in {} against fp64: relative error {:.2e} of the loss (bound {:.2e}), at most "
-      "{:.2e} of a gradient (bound {:.2e}); the same bits when repeated.",
+      "First step ({} of {} sequences) in {} against fp64: relative error {:.2e} of the loss "
+      "(bound {:.2e}), at most {:.2e} of a gradient (bound {:.2e}); the same bits when repeated.",
+      num_sequences, config.train().global_batch(),
       configs::Train::Precision_Name(config.train().precision()), errors.loss, bounds.loss,
       errors.gradients, bounds.gradients);
   if (!(errors.loss <= bounds.loss && errors.gradients <= bounds.gradients)) {
@@ -249,43 +284,66 @@ double product_seconds(const at::Tensor& a, const at::Tensor& b) {
   return wall_seconds() - start;
 }
 
+// Products in 16 bits a second, dense, that NVIDIA's data sheets promise of a GPU whose name has
+// this in it; 0: not known here.
+double data_sheet_flops(at::Device device, at::ScalarType dtype) {
+  if (!device.is_cuda() || (dtype != at::kBFloat16 && dtype != at::kHalf)) return 0;
+  const std::string name = device_name(device);
+  for (const auto& [part, teraflops] :
+       {std::pair("NVL", 835.5), std::pair("H100 PCIe", 756.5), std::pair("H100", 989.5),
+        std::pair("H200", 989.5), std::pair("A100", 312.0)}) {
+    if (name.find(part) != std::string::npos) return teraflops * 1e12;
+  }
+  return 0;
+}
+
 std::string measured_table(SyntheticTraining& training, const configs::Config& config, int steps) {
   const at::ScalarType dtype = training.model().parameters().compute_dtype();
   const std::int64_t size = training.device().is_cuda() ? 8192 : 1024;
   const auto options = at::TensorOptions(dtype).device(training.device());
   const at::Tensor a = at::randn({size, size}).to(options), b = a.t().contiguous();
-  constexpr int kWarmUp = 2;
-  std::vector<double> forward, backward, optimizer, whole, product;
+  const bool graph = config.train().cuda_graph();
+  StepGraphs plain(false, training.device()), recorded(graph, training.device());
+  constexpr int kWarmUp = StepGraph::kWarmUpRuns + 1;
+  std::vector<double> forward, backward, optimizer, whole, replayed, product;
   for (int i = -kWarmUp; i < steps; ++i) {
-    const StepTimes times = training.step();
+    const PartTimes times = training.timed_parts();
+    const double step = training.step_seconds(plain);
+    const double replay = graph ? training.step_seconds(recorded) : 0;
     const double seconds = product_seconds(a, b);
     if (i < 0) continue;
     forward.push_back(times.forward);
     backward.push_back(times.backward);
     optimizer.push_back(times.optimizer);
-    whole.push_back(times.whole);
+    whole.push_back(step);
+    replayed.push_back(replay);
     product.push_back(seconds);
   }
   const double batch_size = config.train().global_batch();
   const double tokens = batch_size * config.data().sequence_length();
   const double forward_flops = training.model().forward_flops_per_sequence() * batch_size;
   const double speed = 2.0 * std::pow(static_cast<double>(size), 3) / median(product);
+  const double promised = data_sheet_flops(training.device(), dtype);
   const auto row = [&](const char* part, const std::vector<double>& seconds, double flops) {
     const double time = median(seconds);
     return table_row({part, figure(time * 1e3), figure(tokens / time), figure(flops / time / 1e9),
-                      figure(flops / speed * 1e3), figure(flops / speed / time)});
+                      figure(flops / speed * 1e3), figure(flops / speed / time),
+                      promised > 0 ? figure(flops / promised / time) : ""});
   };
   return fmt::format(
-             "Medians of {} steps of {} sequences of {} tokens. Floor: the model's FLOPs "
-             "(backward: "
-             "twice the forward pass) at the {:.1f} GFLOP/s of at::mm on {}x{} matrices of {}, "
-             "measured between the steps.\n\n",
+             "Medians of {} steps of {} sequences of {} tokens; the device is waited for behind "
+             "each part, in a step it is not. Floor: the model's FLOPs (backward: twice the "
+             "forward pass; none for looking up embeddings) at the {:.1f} GFLOP/s of at::mm on "
+             "{}x{} matrices of {}, measured between the steps{}.\n\n",
              steps, config.train().global_batch(), config.data().sequence_length(), speed / 1e9,
-             size, size, c10::toString(dtype)) +
-         table_head({"part", "ms", "tokens/s", "model GFLOP/s", "floor, ms", "floor / time"}) +
+             size, size, c10::toString(dtype),
+             promised > 0 ? fmt::format("; the data sheet promises {:.1f}", promised / 1e9) : "") +
+         table_head({"part", "ms", "tokens/s", "model GFLOP/s", "floor, ms", "floor / time",
+                     "of the data sheet"}) +
          row("forward", forward, forward_flops) + row("backward", backward, 2 * forward_flops) +
-         table_row({"optimizer", figure(median(optimizer) * 1e3), "", "", "", ""}) +
-         row("step", whole, 3 * forward_flops);
+         table_row({"optimizer", figure(median(optimizer) * 1e3), "", "", "", "", ""}) +
+         row("step", whole, 3 * forward_flops) +
+         (graph ? row("step, recorded", replayed, 3 * forward_flops) : "");
 }
 
 }  // namespace
@@ -301,17 +359,11 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
          "--set train.invariant.shards=0",
          config.train().invariant().shards());
   }
-  if (config.train().cuda_graph()) {
-    fail(
-        ExitCode::kConfig,
-        "train.cuda_graph is on, but bench step measures the parts of a step one by one: add --set "
-        "train.cuda_graph=false");
-  }
   SyntheticTraining training(config, arguments.vocabulary, device);
   out << report_title(arguments.line, device) << '\n'
       << check_first_step(config, arguments.vocabulary, training) << ' '
       << measured_table(training, config, arguments.steps);
-  if (arguments.profile) out << '\n' << operation_profile([&] { training.step(); });
+  if (arguments.profile) out << '\n' << operation_profile([&] { training.timed_parts(); });
   return 0;
 }
 

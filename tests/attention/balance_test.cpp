@@ -1,4 +1,4 @@
-// The Sinkhorn operator and its causal forms: mechanisms.md section 8, items 10 and 12.
+// The Sinkhorn operator and its causal forms.
 // Legend: S scores, P weights, N blocks.
 #include "attention/balance.h"
 

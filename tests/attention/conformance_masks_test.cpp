@@ -42,7 +42,7 @@ void set_segments(AttentionInput& in, std::int64_t first_border, std::int64_t se
       at::stack({index_L >= first_border, index_L >= second_border}).to(at::kInt);
 }
 
-// 5. The gradient of everything together against a finite difference along a random direction, with
+// The gradient of everything together against a finite difference along a random direction, with
 // every mask there is: an empty row, padding, documents, an odd length.
 TEST_P(Masks, GradientsEqualFiniteDifferences) {
   const Built built = build(at::kDouble);
@@ -80,7 +80,7 @@ TEST_P(Masks, GradientsEqualFiniteDifferences) {
   }
 }
 
-// 5. Kernel against reference under masks.
+// Kernel against reference under masks.
 TEST_P(Masks, ForwardEqualsReference) {
   const Built built = build(at::kDouble);
   for (int masks = 1; masks < 4; ++masks) {
@@ -94,7 +94,7 @@ TEST_P(Masks, ForwardEqualsReference) {
   }
 }
 
-// 6. Padding, whatever it holds, changes nothing: as if it were not there.
+// Padding, whatever it holds, changes nothing: as if it were not there.
 TEST_P(Masks, PaddingIsInvisible) {
   const Built built = build(at::kDouble);
   for (const std::int64_t valid : {9, 12}) {
@@ -186,7 +186,7 @@ configs::Mechanism noisy(configs::Mechanism config) {
   return config;
 }
 
-// 7. Noise belongs to a sample and a step, however the batch is cut; without a key there is none.
+// Noise belongs to a sample and a step, however the batch is cut; without a key there is none.
 TEST_P(Masks, NoiseFollowsSampleAndStep) {
   const Built built(noisy(GetParam().config), GetParam().causal, at::kDouble);
   const Built quiet = build(at::kDouble);

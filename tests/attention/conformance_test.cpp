@@ -1,8 +1,10 @@
-// What every mechanism must hold, on one document without padding: mechanisms.md section 8 by
-// number. Legend: B batch, H heads, L queries, S keys, D head dim, C channels.
+// What every mechanism must hold, on one document without padding. Legend: B batch, H heads, L
+// queries, S keys, D head dim, C channels.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
+#include "cluster/base/error.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {
@@ -47,7 +49,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(All, ConvexConformance, ::testing::ValuesIn(cases_where(is_convex)),
                          name_of);
 
-// 1. Outputs before a change are equal bit for bit, at first and last tokens, borders and middles.
+// Outputs before a change are equal bit for bit, at first and last tokens, borders and middles.
 TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const Built built = build(dtype);
@@ -65,7 +67,7 @@ TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
   }
 }
 
-// 1. Appended blocks neither.
+// Nor do appended blocks change them.
 TEST_P(CausalConformance, AppendedTokensChangeNothing) {
   const Built built = build(at::kDouble);
   const AttentionInput longer = random_input(25, at::kDouble, 1, built.properties.ties_key_value);
@@ -77,7 +79,7 @@ TEST_P(CausalConformance, AppendedTokensChangeNothing) {
   }
 }
 
-// 1. At the size of a real run, where GEMMs are tiled and threads share them, at a block's border
+// At the size of a real run, where GEMMs are tiled and threads share them, at a block's border
 // and beside it.
 TEST(LongSequence, FutureTokensDoNotChangeABit) {
   constexpr std::int64_t kLength = 1024, kLongBlock = 64, kChannels = 32;
@@ -120,7 +122,7 @@ TEST(LongSequence, FutureTokensDoNotChangeABit) {
   }
 }
 
-// 2. Keys and values reach exactly the queries that visible_keys names, and layer inputs no earlier
+// Keys and values reach exactly the queries that visible_keys names, and layer inputs no earlier
 // one.
 TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
   const Built built = build(at::kDouble);
@@ -148,7 +150,7 @@ TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
   }
 }
 
-// 3. Token by token gives what the whole sequence gives.
+// Token by token gives what the whole sequence gives.
 TEST_P(DecodingConformance, DecodingEqualsForward) {
   for (const auto& [dtype, tolerance] :
        {std::pair(at::kDouble, 1e-12), std::pair(at::kFloat, 1e-5)}) {
@@ -172,7 +174,7 @@ TEST_P(DecodingConformance, DecodingEqualsForward) {
   }
 }
 
-// 4. Rows of attention sum to 1: a constant value comes out constant (once for each added softmax).
+// Rows of attention sum to 1: a constant value comes out constant (once for each added softmax).
 TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
   const Built built = build(at::kDouble);
   AttentionInput in = input(built, at::kDouble);
@@ -192,7 +194,7 @@ TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
   }
 }
 
-// 5. Kernel, and composition of LibTorch's own, against reference, outputs and all gradients.
+// Kernel, and composition of LibTorch's own, against reference, outputs and all gradients.
 TEST_P(Conformance, ForwardAndComposedEqualReference) {
   for (const auto& [dtype, tolerance] :
        {std::pair(at::kDouble, 1e-11), std::pair(at::kFloat, 1e-4)}) {
@@ -214,7 +216,7 @@ TEST_P(Conformance, ForwardAndComposedEqualReference) {
   }
 }
 
-// 6. Rows of the batch do not see each other.
+// Rows of the batch do not see each other.
 TEST_P(Conformance, BatchRowsAreIndependent) {
   const Built built = build(at::kDouble);
   const AttentionInput in = input(built, at::kDouble);
@@ -223,7 +225,7 @@ TEST_P(Conformance, BatchRowsAreIndependent) {
   EXPECT_LE(max_difference(second, out.narrow(0, 1, 1)), 1e-13);
 }
 
-// 6. Heads neither: exchanging them exchanges outputs.
+// Heads do not see each other either: exchanging them exchanges outputs.
 TEST_P(Conformance, HeadsAreExchangeable) {
   const Built built = build(at::kDouble);
   AttentionInput in = input(built, at::kDouble);
@@ -241,7 +243,17 @@ TEST_P(Conformance, HeadsAreExchangeable) {
   EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward), out.flip(1)), 1e-13);
 }
 
-// 8. Large logits stay finite, forward and backward.
+// A second gradient is refused, not silently 0: kernels differentiate once.
+TEST_P(Conformance, ASecondGradientIsRefused) {
+  const Built built = build(at::kFloat);
+  const AttentionInput in = input(built, at::kFloat);
+  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  EXPECT_THROW(torch::autograd::grad({out.sum()}, {in.q_BHLD}, {}, /*retain_graph=*/true,
+                                     /*create_graph=*/true),
+               Error);
+}
+
+// Large logits stay finite, forward and backward.
 TEST_P(Conformance, LargeLogitsStayFinite) {
   const Built built = build(at::kFloat);
   const auto* sinkhorn = sinkhorn_of(config());

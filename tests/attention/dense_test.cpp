@@ -5,14 +5,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "cluster/base/error.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {
@@ -172,7 +170,7 @@ TEST(DenseOfWideHeads, EqualsTheReference) {
         if (padded) in.key_lengths_B = at::tensor({kLong, std::int64_t{0}});
         EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
                                  run(*built.mechanism, in, Path::kReference)),
-                  1e-5)
+                  1e-5)  // both round sums of 530 terms of about 1 in fp32
             << causal << padded << dropout;
       }
     }
@@ -190,14 +188,11 @@ TEST(DenseOfOddRows, HasTheSameBits) {
           .detach()
           .requires_grad_();
     });
-    const AttentionInput even = input_of([&](std::uint64_t seed) {
-      return (seed == 1   ? odd.q_BHLD
-              : seed == 2 ? odd.k_BHSD
-                          : odd.v_BHSD)
-          .detach()
-          .contiguous()
-          .requires_grad_();
-    });
+    const auto side_by_side = [](const at::Tensor& rows) {
+      return rows.detach().contiguous().requires_grad_();
+    };
+    AttentionInput even = odd;
+    for (at::Tensor* rows : {&even.q_BHLD, &even.k_BHSD, &even.v_BHSD}) *rows = side_by_side(*rows);
     const auto solve = [&](const AttentionInput& in) {
       const at::Tensor out = run(*built.mechanism, in, Path::kForward);
       std::vector<at::Tensor> results = gradients(out, {in.q_BHLD, in.k_BHSD, in.v_BHSD});
@@ -223,18 +218,6 @@ TEST(DenseOfNothing, GivesNothing) {
   }
 }
 
-// A gradient that ended silently would be a wrong one.
-TEST(DenseSecondGradient, IsRefused) {
-  const AttentionInput in = random_input(9, at::kFloat, 1);
-  configs::Mechanism config;
-  config.mutable_dense();
-  const Built built(config, /*causal=*/true, at::kFloat);
-  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
-  EXPECT_THROW(torch::autograd::grad({out.sum()}, {in.q_BHLD}, {}, /*retain_graph=*/true,
-                                     /*create_graph=*/true),
-               Error);
-}
-
 // Keys of another sequence are LibTorch's to attend to.
 TEST(DenseToOtherKeys, EqualsTheReference) {
   configs::Mechanism config;
@@ -247,7 +230,7 @@ TEST(DenseToOtherKeys, EqualsTheReference) {
   in.key_lengths_B = at::tensor({std::int64_t{150}, std::int64_t{90}});
   EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
                            run(*built.mechanism, in, Path::kReference)),
-            1e-13);
+            1e-13);  // both round sums of 150 terms of about 1 in fp64
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// What Sinkhorn attention computes, against explicit formulas, and how it and others degenerate:
-// mechanisms.md section 8, items 9, 11 and 12.
+// What Sinkhorn attention computes, against explicit formulas, and how it and others degenerate.
 // Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, D head dim, C channels.
 #include "attention/sinkhorn_attention.h"
 

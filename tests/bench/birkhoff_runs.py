@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import random
 import statistics
 import struct
 import subprocess
@@ -83,6 +84,27 @@ def read_safetensors(path):
 
 def newest_checkpoint(run):
     return sorted((pathlib.Path(run) / "checkpoints").glob("step-*"))[-1]
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .\n"
+
+
+def random_text(symbols, separator, count):
+    """So many symbols, each of them at least once."""
+    draw = random.Random(1)
+    return separator.join([*symbols, *draw.choices(symbols, k=count - len(symbols))])
+
+
+def random_corpus(words=None):
+    """A corpus of random tokens, made once: of so many words, or of letters. Its text lies beside it."""
+    folder = WORK / f"random_{words or 'letters'}"
+    if not (folder / "corpus/manifest.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        text = random_text([f"w{i}" for i in range(words - 1)], " ", 1 << 22) if words else random_text(LETTERS, "", 1 << 20)
+        (folder / "text.txt").write_text(text)
+        kind = ["words", "--vocab-size", words] if words else ["chars"]
+        birkhoff("prepare", "--out", folder / "corpus", "--tokenizer", *kind, "--valid", 0.01, folder / "text.txt")
+    return folder / "corpus"
 
 
 def shakespeare():

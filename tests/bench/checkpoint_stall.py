@@ -20,12 +20,14 @@ def main():
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--every", type=int, default=10, help="steps from save to save")
+    parser.add_argument("--words", type=int, help="ids of the corpus of random tokens; without it, letters")
+    parser.add_argument("--set", action="append", default=[], help="settings for the run")
     a = parser.parse_args()
-    corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
+    corpus = runs.random_corpus(a.words)
     run = runs.WORK / "checkpoint_stall"
     rows = runs.train(runs.ROOT / a.config, run,
                       [f"data.corpus={corpus}", f"train.steps={a.steps}", f"checkpoint.every={a.every}", "metrics.every=1",
-                       "evaluate.every=0", "evaluate.sequences=1"], ranks=a.ranks)
+                       "evaluate.every=0", "evaluate.sequences=1", *a.set], ranks=a.ranks)
     step_ms = statistics.median(row["step_ms"] for row in rows if "step_ms" in row and row["step"] > 2)
     saves = [tuple(map(float, found)) for found in SAVED.findall((run / "log/rank-0.log").read_text())]
     saves = [save for save in saves if save[0] < a.steps]

@@ -1,119 +1,138 @@
-"""Tokens/s of a training step of the baby GPT (fp32, dense), ours against PyTorch eager, interleaved in one run.
+"""Tokens/s of a training step, ours with its loader against PyTorch's without one, interleaved in one run; by default of the baby GPT on the CPU.
 
-First the same weights and the same batch must give the same first loss. Then rounds alternate: PyTorch with two threads,
-ours as one rank with two threads and as two ranks with one thread each; medians and ratios are printed as a table in
-Markdown. The floor is the multiply-adds of the step at the machine's fp32 matrix speed, measured in the same run. Where the
-time of our step goes: `birkhoff bench step`.
+First the same weights and the same batch must give the same loss and the same norm of the gradient. Then rounds alternate; medians and ratios are
+printed as a table in Markdown, with the loader's wait as a share of the step. On CPUs PyTorch has two threads, ours is one rank with two and two
+ranks with one thread each; on a GPU ours is one rank, without and with recorded steps (train.cuda_graph). The floor is the FLOPs of a step (causal
+attention's half alone, no input embedding) at the matrix speed that PyTorch reaches in the same run. Where the time goes: `birkhoff bench step`.
+
+    python tests/bench/step_speed.py
+    python tests/bench/step_speed.py --model lmx_base_sinkhorn --context 1024 --batch 64 --device cuda --precision bf16 --compile
 """
 
 import argparse
 import json
 import math
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
-import time
 
 import birkhoff_runs as runs
+import pytorch_gpt
+
+# Of the first loss and of the gradient's norm, relative.
+AGREEMENT = {"fp32": (1e-5, 1e-4), "bf16": (2e-3, 3e-2)}
 
 
-def first_losses(context, batch):
-    """(ours, PyTorch's) loss of the first batch: a corpus of exactly one batch, and our initial weights in both."""
+def settings_of(a, context, batch):
+    return [f"data.sequence_length={context}", f"train.global_batch={batch}", f"train.precision={a.precision}", f"device={a.device}"]
+
+
+def first_step(a, context, batch):
+    """((loss, norm of the gradient) of ours, of PyTorch) for a corpus of exactly one batch of letters and our initial weights in both."""
     import torch
 
-    import pytorch_gpt
-
-    text = runs.shakespeare().read_text()[: batch * context + 1]
+    text = runs.random_text(runs.LETTERS, "", batch * context + 1)
     folder = runs.WORK / f"one_batch_{context}"
     subprocess.run(["rm", "-rf", str(folder)], check=True)
     folder.mkdir(parents=True)
     (folder / "text.txt").write_text(text)
     corpus = runs.prepare(folder / "corpus", folder / "text.txt", valid=0)
-    rows = runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", folder / "run",
-                      [f"data.corpus={corpus}", f"data.sequence_length={context}", f"train.global_batch={batch}", "train.steps=1",
-                       "train.schedule.learning_rate=0", "train.schedule.final_learning_rate=0", "metrics.every=1"])
-    ours = rows[0]["loss"]
+    rows = runs.train(runs.ROOT / f"configs/{a.model}.txtpb", folder / "run",
+                      [f"data.corpus={corpus}", "train.steps=1", "train.schedule.learning_rate=0", "train.schedule.final_learning_rate=0",
+                       "metrics.every=1", *settings_of(a, context, batch)])
     weights = runs.read_safetensors(sorted(runs.newest_checkpoint(folder / "run").glob("model-*.safetensors"))[0])
-    characters = sorted(set(text))
-    model = pytorch_gpt.GPT(len(characters), context)
 
     def tensor(name):
         _, shape, data = weights[name]
         return torch.frombuffer(bytearray(data), dtype=torch.float32).view(shape)
 
-    with torch.no_grad():
-        model.embedding.weight.copy_(tensor("embedding.weight"))
-        model.positions.weight.copy_(tensor("positions.weight"))
-        model.norm.weight.copy_(tensor("final_norm.weight"))
-        for i, block in enumerate(model.blocks):
-            for ours_name, parameter in (("attention_norm.weight", block.norm1.weight), ("attention.query_key_value.weight", block.qkv.weight),
-                                         ("attention.output.weight", block.output.weight), ("feed_forward_norm.weight", block.norm2.weight),
-                                         ("feed_forward.up.weight", block.up.weight), ("feed_forward.down.weight", block.down.weight)):
-                parameter.copy_(tensor(f"blocks.{i}.{ours_name}"))
-        index = {c: i for i, c in enumerate(characters)}
-        tokens = torch.tensor([index[c] for c in text])
-        theirs = model(tokens[:-1].view(batch, context), tokens[1:].view(batch, context)).item()
-    return ours, theirs
+    model = pytorch_gpt.GPT(len(runs.LETTERS), context, **pytorch_gpt.MODELS[a.model])
+    model.load(tensor)
+    model.to(a.device)
+    index = {c: i for i, c in enumerate(sorted(runs.LETTERS))}
+    tokens = torch.tensor([index[c] for c in text], device=a.device)
+    loss, norm = pytorch_gpt.train_step(model, pytorch_gpt.optimizer(model, 0), tokens[:-1].view(batch, context), tokens[1:].view(batch, context), 0,
+                                        a.precision)
+    return (rows[0]["loss"], rows[0]["grad_norm"]), (loss.item(), norm.item())
 
 
-def ours_speed(corpus, context, batch, steps, ranks, threads):
-    rows = runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", runs.WORK / "speed_run",
-                      [f"data.corpus={corpus}", f"data.sequence_length={context}", f"train.global_batch={batch}", f"train.steps={steps}",
-                       "metrics.every=20", "evaluate.sequences=1", "checkpoint.every=0"], ranks=ranks, threads=threads)
-    return runs.training_speed(rows)
+def ours(a, corpus, context, ranks, threads, more):
+    """{tokens_per_second, wait: the loader's, of a step; flops of a token}"""
+    run = runs.WORK / "speed_run"
+    rows = runs.train(runs.ROOT / f"configs/{a.model}.txtpb", run,
+                      [f"data.corpus={corpus}", f"train.steps={a.steps}", f"metrics.every={max(1, a.steps // 10)}", "metrics.tensorboard=false",
+                       "evaluate.sequences=1", "checkpoint.every=0", *settings_of(a, context, a.batch), *more], ranks=ranks, threads=threads)
+    steps = [row for row in rows if "tokens_per_second" in row][2:]
+    flops = re.search(r"a token in training +([\d.e+]+) FLOP", runs.birkhoff("inspect", run))
+    return {"tokens_per_second": statistics.median(row["tokens_per_second"] for row in steps),
+            "wait": statistics.mean(row["loader_wait_ms"] / row["step_ms"] for row in steps), "flops": float(flops[1])}
 
 
-def pytorch_speed(context, batch, steps):
+def pytorch(a, context, compiled):
     script = pathlib.Path(__file__).with_name("pytorch_gpt.py")
-    done = subprocess.run([sys.executable, script, "--text", runs.shakespeare(), "--context", str(context), "--batch", str(batch),
-                           "--steps", str(steps)], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)["tokens_per_second"]
+    line = [sys.executable, script, "--model", a.model, "--context", context, "--batch", a.batch, "--steps", a.steps, "--device", a.device,
+            "--precision", a.precision]
+    if not pytorch_gpt.MODELS[a.model].get("words"):
+        line += ["--text", runs.random_corpus().parent / "text.txt"]
+    done = subprocess.run([*map(str, line), *(["--compile"] if compiled else [])], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"PyTorch{', compiled' if compiled else ''}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout)
 
 
-def matrix_speed():
-    """fp32 multiply-adds a second of this machine, times two."""
-    import torch
-
-    torch.set_num_threads(2)
-    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-    a @ b
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        a @ b
-        times.append(time.perf_counter() - start)
-    return 2 * 1024 ** 3 / statistics.median(times)
+def contenders(a, corpus, context):
+    result = {"PyTorch eager": lambda: pytorch(a, context, False)}
+    if a.compile:
+        result["PyTorch compiled"] = lambda: pytorch(a, context, True)
+    if a.device == "cuda":
+        result["Birkhoff"] = lambda: ours(a, corpus, context, None, None, [])
+        result["Birkhoff, recorded steps"] = lambda: ours(a, corpus, context, None, None, ["train.cuda_graph=true"])
+    else:
+        result["1 rank x 2 threads"] = lambda: ours(a, corpus, context, None, 2, [])
+        result["2 ranks x 1 thread"] = lambda: ours(a, corpus, context, 2, 1, [])
+    return result
 
 
 def main():
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=pytorch_gpt.MODELS, default="baby_gpt_dense", help="of configs/")
     parser.add_argument("--context", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--precision", choices=AGREEMENT, default="fp32")
+    parser.add_argument("--compile", action="store_true", help="PyTorch compiled, too")
+    a = parser.parse_args()
+    if a.steps < 30:
+        parser.error(f"--steps {a.steps}: at least 30, for the first fifth is warm-up")
+    corpus = runs.random_corpus(pytorch_gpt.MODELS[a.model].get("words"))
     print(runs.title())
-    for context in arguments.context:
-        ours, theirs = first_losses(context, arguments.batch)
-        if not math.isclose(ours, theirs, rel_tol=1e-5):
-            raise SystemExit(f"T={context}: first losses differ: ours {ours}, PyTorch {theirs}")
-        figures = {"PyTorch eager, 2 threads": [], "1 rank x 2 threads": [], "2 ranks x 1 thread": []}
-        for _ in range(arguments.rounds):
-            figures["PyTorch eager, 2 threads"].append(pytorch_speed(context, arguments.batch, arguments.steps))
-            figures["1 rank x 2 threads"].append(ours_speed(corpus, context, arguments.batch, arguments.steps, None, 2))
-            figures["2 ranks x 1 thread"].append(ours_speed(corpus, context, arguments.batch, arguments.steps, 2, 1))
-        peer = statistics.median(figures["PyTorch eager, 2 threads"])
-        parameters = 4 * 12 * 128 * 128 + 65 * 128
-        flops = 6 * parameters + 4 * 6 * context * 128  # a token: projections and MLP, plus causal attention (half of 12 T C a layer)
-        speed = matrix_speed()
-        print(f"\nT={context}, batch {arguments.batch}: first loss ours {ours:.6f}, PyTorch {theirs:.6f}. Medians of {arguments.rounds} interleaved "
-              f"rounds of {arguments.steps} steps. Floor: {flops / 1e6:.2f} MFLOP a token at {speed / 1e9:.0f} GFLOP/s, {speed / flops:,.0f} tokens/s.\n")
-        print("| | tokens/s | min | max | of the floor's speed | ratio to PyTorch |\n|---|---:|---:|---:|---:|---:|")
-        for name, values in figures.items():
-            middle = statistics.median(values)
-            print(f"| {name} | {middle:,.0f} | {min(values):,.0f} | {max(values):,.0f} | {middle * flops / speed:.4f} | {middle / peer:.4f} |")
+    for context in a.context:
+        mine, theirs = first_step(a, context, min(a.batch, 12))
+        for name, x, y, tolerance in zip(("losses", "norms of the gradient"), mine, theirs, AGREEMENT[a.precision]):
+            if not math.isclose(x, y, rel_tol=tolerance):
+                raise SystemExit(f"T={context}: first {name} differ: ours {x}, PyTorch {y}")
+        names = contenders(a, corpus, context)
+        results = {name: [] for name in names}
+        for _ in range(a.rounds):
+            for name, run in names.items():
+                results[name].append(run())
+        peer = "PyTorch compiled" if a.compile else "PyTorch eager"
+        median = {name: statistics.median(each["tokens_per_second"] for each in values) for name, values in results.items()}
+        matrix = statistics.median(each["matrix_speed"] for each in results["PyTorch eager"])
+        flops = next(each["flops"] for values in results.values() for each in values if "flops" in each)
+        print(f"\n{a.model}, T={context}, batch {a.batch}, {a.precision}: first loss ours {mine[0]:.6f}, PyTorch {theirs[0]:.6f}; norm of the gradient "
+              f"{mine[1]:.5f}, {theirs[1]:.5f}. Medians of {a.rounds} interleaved rounds of {a.steps} steps. Floor: {flops / 1e6:.2f} MFLOP a token at "
+              f"{matrix / 1e9:,.0f} GFLOP/s, {matrix / flops:,.0f} tokens/s.\n")
+        print(f"| | tokens/s | min | max | of the floor's speed | ratio to {peer} | loader's wait, of a step |\n|---|---:|---:|---:|---:|---:|---:|")
+        for name, values in results.items():
+            speeds = [each["tokens_per_second"] for each in values]
+            wait = f"{statistics.median(each['wait'] for each in values):.5f}" if "wait" in values[0] else ""
+            print(f"| {name} | {median[name]:,.0f} | {min(speeds):,.0f} | {max(speeds):,.0f} | {median[name] * flops / matrix:.4f} "
+                  f"| {median[name] / median[peer]:.4f} | {wait} |", flush=True)
 
 
 if __name__ == "__main__":

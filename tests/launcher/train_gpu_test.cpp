@@ -1,7 +1,9 @@
-// The real program with device: cuda, one rank on one GPU.
+// The real program with device: cuda: one rank, and several that may share a GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <chrono>
 #include <cmath>
 
 #include "train_process_fixture.h"
@@ -112,6 +114,82 @@ TEST_F(TrainOnGpu, WhatItSavedIsReadWithoutOne) {
       run_child(train("saved", {"--set", "train.steps=44", "--set", "device=cpu"}));
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_EQ(last_step(run("saved")), 44);
+}
+
+// Ranks over NCCL. Where there are fewer GPUs than ranks they share, which is a test of function.
+class RanksOnGpu : public TrainOnGpu {
+ protected:
+  void SetUp() override { setenv("BIRKHOFF_SHARE_GPUS", "1", /*overwrite=*/1); }
+
+  static std::vector<std::string> on_ranks(int ranks, const Settings& settings) {
+    std::vector<std::string> line = arguments("cuda", settings);
+    line.insert(line.begin(), {"--ranks", std::to_string(ranks)});
+    return line;
+  }
+  static void train_on_ranks(int ranks, const std::string& name, const Settings& settings) {
+    const Finished finished = run_child(train(name, on_ranks(ranks, settings)));
+    ASSERT_EQ(finished.code, 0) << finished.err;
+  }
+  static void expect_same(const std::string& a, const std::string& b) {
+    EXPECT_EQ(read_metrics(run(a)).figures, read_metrics(run(b)).figures) << a << ", " << b;
+    EXPECT_TRUE(final_tensors(run(a)) == final_tensors(run(b))) << a << ", " << b;
+  }
+  // Two ranks that do not end by themselves.
+  static Command endless(const std::string& name) {
+    return train(name, on_ranks(2, {"train.steps=1000000", "checkpoint.every=5",
+                                    "watchdog.seconds=" + std::to_string(kWatchdogSeconds)}));
+  }
+
+  static constexpr int kWatchdogSeconds = 2;
+};
+
+TEST_F(RanksOnGpu, AnyNumberOfThemHasTheSameBits) {
+  const Settings invariant{"train.invariant.shards=4", "train.global_batch=8"};
+  train_on_ranks(1, "invariant_1", invariant);
+  for (const int ranks : {2, 4}) {
+    const std::string name = "invariant_" + std::to_string(ranks);
+    train_on_ranks(ranks, name, invariant);
+    expect_same(name, "invariant_1");
+  }
+}
+
+TEST_F(RanksOnGpu, RepeatWithTheSameBitsAndWithZero) {
+  const Settings settings{"train.precision=bf16", "train.bucket_elements=2000"};
+  train_on_ranks(2, "ranks", settings);
+  train_on_ranks(2, "ranks_again", settings);
+  expect_same("ranks_again", "ranks");
+  Settings zero = settings;
+  zero.push_back("train.zero=true");
+  train_on_ranks(2, "ranks_zero", zero);
+  expect_same("ranks_zero", "ranks");
+}
+
+TEST_F(RanksOnGpu, AKilledOneEndsTheJobWhichGoesOn) {
+  Child child(endless("killed"));
+  ASSERT_TRUE(wait_for_step(child, run("killed"), 20)) << child.finish().err;
+  const auto start = std::chrono::steady_clock::now();
+  kill_all({process_of_rank(run("killed"), 1)});
+  const Finished finished = child.finish(std::chrono::seconds(60));
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(finished.code, 7) << finished.err;
+  EXPECT_TRUE(wait_until_none(run("killed"), std::chrono::seconds(5)));
+  EXPECT_LT(taken.count(), 5);
+  const int step = last_step(run("killed"));
+  train_on_ranks(2, "killed", {"train.steps=" + std::to_string(step + 5)});
+  EXPECT_EQ(last_step(run("killed")), step + 5);
+}
+
+TEST_F(RanksOnGpu, AStoppedOneIsNamedAndTheJobEnds) {
+  Child child(endless("stopped"));
+  ASSERT_TRUE(wait_for_step(child, run("stopped"), 20)) << child.finish().err;
+  const auto start = std::chrono::steady_clock::now();
+  ASSERT_EQ(kill(process_of_rank(run("stopped"), 1), SIGSTOP), 0);
+  const Finished finished = child.finish(std::chrono::seconds(60));
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(finished.code, 8) << finished.err;
+  EXPECT_THAT(finished.err, testing::HasSubstr("birkhoff: rank 1 on "));
+  EXPECT_TRUE(wait_until_none(run("stopped"), std::chrono::seconds(5)));
+  EXPECT_LT(taken.count(), kWatchdogSeconds + 5);
 }
 
 }  // namespace

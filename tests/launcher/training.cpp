@@ -89,11 +89,21 @@ std::vector<pid_t> ranks_of(const fs::path& run) {
   std::vector<pid_t> found;
   for (const pid_t pid : processes_of(run)) {
     const std::string arguments = arguments_of(pid);
-    if (arguments.rfind(program_path() + '\0', 0) == 0 &&
-        !holds_argument(arguments, "--ranks"))
+    if (arguments.rfind(program_path() + '\0', 0) == 0 && !holds_argument(arguments, "--ranks"))
       found.push_back(pid);
   }
   return found;
+}
+
+pid_t process_of_rank(const fs::path& run, int rank) {
+  const std::string wanted = "OMPI_COMM_WORLD_RANK=" + std::to_string(rank);
+  for (const pid_t pid : ranks_of(run)) {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
+    for (std::string variable; std::getline(file, variable, '\0');) {
+      if (variable == wanted) return pid;
+    }
+  }
+  return -1;
 }
 
 pid_t mpirun_of(const fs::path& run) {
@@ -199,13 +209,16 @@ MetricsLines read_metrics(const fs::path& run) {
       metrics.evaluated.push_back(json["step"].get<int>());
       continue;
     }
-    EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second",
-                                              "step_ms", "learning_rate", "grad_norm"}));
+    EXPECT_EQ(keys,
+              (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second", "step_ms",
+                                        "loader_wait_ms", "learning_rate", "grad_norm"}));
     metrics.steps.push_back(json["step"].get<int>());
     metrics.losses.push_back(json["loss"].get<double>());
+    EXPECT_GE(json["loader_wait_ms"].get<double>(), 0);
     ordered_json figures = json;
     figures.erase("tokens_per_second");
     figures.erase("step_ms");
+    figures.erase("loader_wait_ms");
     metrics.figures.push_back(figures.dump());
   }
   return metrics;

@@ -23,6 +23,8 @@ std::vector<pid_t> ranks_of(const std::filesystem::path& run);
 std::vector<pid_t> processes_of(const std::filesystem::path& run);
 // The mpirun that started its ranks; -1 if there is none.
 pid_t mpirun_of(const std::filesystem::path& run);
+// The process that mpirun gave this number; -1 if there is none.
+pid_t process_of_rank(const std::filesystem::path& run, int rank);
 void kill_all(const std::vector<pid_t>& processes);
 
 // The last step in RUN/metrics.jsonl, 0 where there is none.

@@ -68,23 +68,6 @@ TEST_F(TrustProcessTest, InvariantRunsHaveTheSameBitsOnAnyNumberOfRanks) {
 
 // ---- Ranks that differ
 
-// The number that mpirun gave to a rank's process.
-int rank_of(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
-  for (std::string variable; std::getline(file, variable, '\0');) {
-    const std::string name = "OMPI_COMM_WORLD_RANK=";
-    if (variable.rfind(name, 0) == 0) return std::stoi(variable.substr(name.size()));
-  }
-  return -1;
-}
-
-pid_t process_of_rank(const fs::path& run, int rank) {
-  for (const pid_t pid : ranks_of(run)) {
-    if (rank_of(pid) == rank) return pid;
-  }
-  return -1;
-}
-
 // Flips one bit wherever `bytes` lie in the memory of a process; returns in how many places.
 int flip_in_memory(pid_t pid, const std::string& bytes) {
   const std::string proc = "/proc/" + std::to_string(pid);

@@ -122,7 +122,7 @@ class MetricsFaults : public testing::Test {
 };
 
 TEST_F(MetricsFaults, EveryCallMayFailOnce) {
-  ASSERT_EQ(undisturbed_.events.size(), 2 + 6 * 4 + 2 * 2u);
+  ASSERT_EQ(undisturbed_.events.size(), 2 + 6 * 5 + 2 * 2u);
   Tally tally("metrics, once");
   bool happened = true;
   for (std::int64_t call = 0; happened; ++call) {

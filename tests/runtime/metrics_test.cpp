@@ -73,6 +73,7 @@ StepReport report_at(std::int64_t step, double loss) {
   report.loss = loss;
   report.tokens = step * 100;
   report.step_ms = 50;
+  report.loader_wait_ms = 0.5;
   report.learning_rate = 0.001;
   report.grad_norm = 0.5;
   return report;
@@ -94,7 +95,7 @@ TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
   EXPECT_EQ(
       step_line(report),
       "{\"step\":10,\"loss\":2.5,\"tokens\":1000,\"tokens_per_second\":2000.0,\"step_ms\":50.0,"
-      "\"learning_rate\":0.001,\"grad_norm\":0.5}\n");
+      "\"loader_wait_ms\":0.5,\"learning_rate\":0.001,\"grad_norm\":0.5}\n");
   EXPECT_EQ(evaluation_line(7, "valid", {1.25, 1.8, 400, 1600}),
             "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"bits_per_byte\":1.8,\"tokens\":400,"
             "\"bytes\":1600}\n");
@@ -112,6 +113,7 @@ TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
   for (std::int64_t step = 1; step <= 25; ++step) {
     StepReport report = report_at(step, 3.0 / static_cast<double>(step));
     report.step_ms = step <= 10 ? 40 : 80;
+    report.loader_wait_ms = step % 2 == 0 ? 3 : 1;
     metrics.step(report, 100);
   }
   const std::string told = testing::internal::GetCapturedStderr();
@@ -126,6 +128,8 @@ TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
   EXPECT_EQ(parsed[2].at("step"), 25);
   EXPECT_DOUBLE_EQ(parsed[0].at("step_ms").get<double>(), 40);
   EXPECT_DOUBLE_EQ(parsed[1].at("step_ms").get<double>(), 80);
+  EXPECT_DOUBLE_EQ(parsed[1].at("loader_wait_ms").get<double>(), 2);
+  EXPECT_DOUBLE_EQ(parsed[2].at("loader_wait_ms").get<double>(), 1.8);
   EXPECT_DOUBLE_EQ(parsed[1].at("tokens_per_second").get<double>(), 1250);
   // Not a terminal: one plain line each, no control characters.
   EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 3);

@@ -48,8 +48,9 @@ class ToyTraining {
 
   Outcome run(const StopSignals& signals) {
     consumed_ = state.consumed;
-    Trainer trainer({config_, model, [this] { return next_batch(); }, group_, buckets, *optimizer,
-                     signals, evaluator, nullptr, nullptr, agreement});
+    DeviceFeed feed([this] { return next_batch(); }, group_.device());
+    Trainer trainer({config_, model, feed, group_, buckets, *optimizer, signals, evaluator, nullptr,
+                     nullptr, agreement});
     return trainer.run(state);
   }
 

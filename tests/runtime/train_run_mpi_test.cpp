@@ -89,6 +89,7 @@ class TrainRunMpi : public testing::Test {
     for (std::string line; std::getline(in, line);) {
       lines.push_back(nlohmann::json::parse(line));
       lines.back().erase("step_ms");
+      lines.back().erase("loader_wait_ms");
       lines.back().erase("tokens_per_second");
     }
     return lines;
