@@ -223,10 +223,13 @@ struct Unsolved {
   at::Tensor problems_K;
   std::int64_t rows, columns;  // the leading part of S that is balanced
   std::int64_t first_result, first_row, num_rows;
+  bool prefix;
 
   // [K, rows, columns], a copy.
   at::Tensor part(const at::Tensor& s) const {
-    return s.narrow(1, 0, rows).narrow(2, 0, columns).index_select(0, problems_K);
+    const at::Tensor copy = s.narrow(1, 0, rows).narrow(2, 0, columns).index_select(0, problems_K);
+    if (prefix) copy.select(1, 0).fill_(kBarred);
+    return copy;
   }
   void add_to_part(const at::Tensor& s, const at::Tensor& part) const {
     s.narrow(1, 0, rows).narrow(2, 0, columns).index_add_(0, problems_K, part);
@@ -252,8 +255,8 @@ std::vector<Unsolved> unsolved(const at::Tensor& solved, const at::Tensor& score
     const at::Tensor problems_K = missing.select(1, result).nonzero().squeeze(1);
     if (problems_K.size(0) == 0) continue;
     const std::int64_t u = first_row + result;
-    all.push_back(prefix ? Unsolved{problems_K, u + 1, u, result, u, 1}
-                         : Unsolved{problems_K, R, C, 0, 0, R});
+    all.push_back(prefix ? Unsolved{problems_K, u + 1, u, result, u, 1, true}
+                         : Unsolved{problems_K, R, C, 0, 0, R, false});
   }
   return all;
 }
@@ -357,12 +360,13 @@ struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
 
 at::Tensor prefix_balance_reference(const at::Tensor& scores, std::int64_t iterations,
                                     std::int64_t first_row) {
-  // All prefixes at once: [.., U, N, N], barred outside destinations 0..u and sources 0..u-1.
+  // All prefixes at once: [.., U, N, N], barred outside destinations 1..u and sources 0..u-1.
   const std::int64_t N = scores.size(-1), U = N - first_row;
   const auto indices = scores.options().dtype(at::kLong);
   const at::Tensor u_U = at::arange(first_row, N, indices), index_N = at::arange(N, indices);
   const at::Tensor outside_UNN =
-      at::logical_or(index_N.unsqueeze(1) > u_U.view({U, 1, 1}), index_N >= u_U.view({U, 1, 1}));
+      at::logical_or(index_N.unsqueeze(1) > u_U.view({U, 1, 1}), index_N >= u_U.view({U, 1, 1}))
+          .logical_or_(index_N.unsqueeze(1) == 0);
   const at::Tensor prefixes = scores.unsqueeze(-3).masked_fill(outside_UNN, kBarred);
   const at::Tensor p = Balance::apply(prefixes, iterations);
   return p.narrow(-2, first_row, U).diagonal(0, -3, -2).transpose(-1, -2);

@@ -10,9 +10,8 @@
 //   y_I[c] = sum_r (P d - x_I W_I)[r, c]    y_{i-1}[c] = -sum_r (x_{i-1} W_{i-1})[r, c]
 //   dS[r, c] = (P d)[r, c] - sum_i (x_i[r] W_i[r, c] + y_i[c] V_i[r, c])
 //
-// A problem is a matrix [R, C], or its leading u + 1 rows and u columns of which row u is the
-// result
-// (`prefix`): R, C <= 256. fp32. A block of 128, 256 or 512 threads (C <= 64, 128, 256) owns one
+// A problem is a matrix [R, C], or its leading u + 1 rows and u columns, of which row 0 counts as
+// barred and row u is the result (`prefix`): R, C <= 256. fp32. A block of 128, 256 or 512 threads (C <= 64, 128, 256) owns one
 // problem; warp w owns rows w, w + W, .. and lane l the columns l, l + 32, .. of a row. A row step
 // and the column step behind it are one pass: a row that has been normalised is at hand when
 // columns are summed, so an entry costs one exponential an iteration, and row sums take no shared
@@ -74,6 +73,7 @@ struct Problem {
   static constexpr int kThreads = 64 * kGroups, kWarps = kThreads / kWarp;
 
   int rows, columns;   // of this problem
+  int first;           // rows before it have no finite score
   int stride;          // of rows of s
   const float* s;      // scores, in shared memory with kShared
   float *g, *partial;  // shared: [columns], [kWarps, columns]
@@ -82,6 +82,7 @@ struct Problem {
   __device__ Problem(const BalanceParams& p, std::int64_t matrix, int result)
       : rows(p.prefix ? p.first_row + result + 1 : p.rows),
         columns(p.prefix ? p.first_row + result : p.columns),
+        first(p.prefix ? 1 : 0),
         stride(kShared ? columns : p.columns),
         s(p.scores + matrix * p.rows * p.columns),
         g(balance_memory),
@@ -109,7 +110,12 @@ struct Problem {
       x[k] = c < columns ? from[c] : missing;
     }
   }
-  __device__ void load_row(int r, float (&x)[kGroups]) const { load(s + r * stride, -INFINITY, x); }
+  __device__ void load_row(int r, float (&x)[kGroups]) const {
+    load(s + r * stride, -INFINITY, x);
+    if (r >= first) return;
+#pragma unroll
+    for (int k = 0; k < kGroups; ++k) x[k] = -INFINITY;
+  }
 
   // Calls use(c, total) in one thread for each column, with the warps' sums (or maxima) added up in
   // the warps' order. Called by all threads of the block; those behind it see what `use` wrote.
@@ -319,7 +325,7 @@ __global__ void __launch_bounds__(kScoresThreads) scores_kernel(const BalanceBac
   const int r = static_cast<int>(entry / forward.columns % forward.rows);
   const std::int64_t matrix = entry / forward.columns / forward.rows;
   const int results = forward.results, I = forward.iterations;
-  const float s = forward.scores[entry];
+  const float s = forward.prefix && r == 0 ? -INFINITY : forward.scores[entry];
 
   float d = 0;
   // The first prefix that holds the entry is u = max(r, c + 1).

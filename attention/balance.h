@@ -24,8 +24,9 @@ enum class BalancePath { kReference, kFused };
 // The ordinary operator on [.., R, C]: P = exp(S + f + g) with potentials f (rows) and g (columns).
 at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, BalancePath path);
 
-// Row u of the result, for u >= first_row, is the last row of balance() on destinations 0..u and
-// sources 0..u-1 of [.., N, N]; 0 for u = 0. [.., N - first_row, N]; exactly causal.
+// Row u of the result, for u >= first_row, is the last row of balance() on destinations 1..u and
+// sources 0..u-1 of [.., N, N]; 0 for u = 0: the first destination has no source, and takes no part
+// in others' balance either. [.., N - first_row, N]; exactly causal.
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
                           BalancePath path);
 

@@ -8,8 +8,8 @@ struct CUstream_st;
 namespace birkhoff {
 
 // Problems of one size, contiguous fp32: matrices [matrices, rows, columns], each balanced as a
-// whole or, with `prefix` (rows = columns = N), once for each destination u from first_row on: the
-// leading u + 1 rows and u columns, of which row u alone is the result.
+// whole or, with `prefix` (rows = columns = N), once for each destination u from first_row on: rows
+// 1 to u and the leading u columns, of which row u alone is the result.
 struct BalanceParams {
   std::int64_t matrices;
   int rows, columns;  // at most kMostBlocks

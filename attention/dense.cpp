@@ -26,6 +26,13 @@ bool library_is_faster(const at::Tensor& q_BHLD, bool causal) {
          q_BHLD.size(2) > kTokens;
 }
 
+// bool [L, L], made where the input is: a copy from the host would wait for the device.
+at::Tensor earlier_keys(const AttentionInput& in) {
+  const std::int64_t num_tokens = in.q_BHLD.size(2);
+  require(num_tokens == in.k_BHSD.size(2), "causal attention needs as many keys as queries");
+  return at::ones({num_tokens, num_tokens}, in.q_BHLD.options().dtype(at::kBool)).tril_();
+}
+
 }  // namespace
 
 DenseAttentionMechanism::DenseAttentionMechanism(const configs::DenseAttention& config,
@@ -49,10 +56,7 @@ AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) con
   const at::Tensor scores_BHLS = at::matmul(in.q_BHLD, in.k_BHSD.transpose(-1, -2)) *
                                  (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
   at::Tensor legal = legal_keys(in);
-  if (shape_.causal) {
-    legal = and_defined(legal,
-                        visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)).to(in.q_BHLD.device()));
-  }
+  if (shape_.causal) legal = and_defined(legal, earlier_keys(in));
   const at::Tensor p_BHLS =
       drop_probabilities(masked_softmax(scores_BHLS, legal), dropout_, in.noise);
   return {at::matmul(p_BHLS, in.v_BHSD), {}};
@@ -86,10 +90,7 @@ AttentionOutput DenseAttentionMechanism::composed(const AttentionInput& in) cons
     return {at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, 0, shape_.causal),
             {}};
   }
-  if (shape_.causal) {
-    legal = at::logical_and(
-        legal, visible_keys(in.q_BHLD.size(2), in.k_BHSD.size(2)).to(in.q_BHLD.device()));
-  }
+  if (shape_.causal) legal = at::logical_and(legal, earlier_keys(in));
   const at::Tensor mask = additive_mask(legal, in.q_BHLD.scalar_type());
   const at::Tensor out_BHLD =
       at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, mask);

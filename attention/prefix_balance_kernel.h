@@ -68,12 +68,12 @@ struct PrefixSolver {
       }
     };
     for (int u = 1; u < N && end_solvable == N; ++u) {
-      for (int r = 0; r <= u; ++r) see(u, r, u - 1);
+      for (int r = 1; r <= u; ++r) see(u, r, u - 1);
       for (int c = 0; c + 1 < u; ++c) see(u, u, c);
     }
     for (int r = 0; r < width; ++r) {
       for (int c = 0; c < width; ++c) {
-        const bool used = r < end_solvable && c + 1 < end_solvable;
+        const bool used = r > 0 && r < end_solvable && c + 1 < end_solvable;
         e[r * width + c] = used ? call.scores[r * N + c] - shift : kBarred;
       }
     }

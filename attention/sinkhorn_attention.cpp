@@ -65,8 +65,16 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
     return scores_BHNN.masked_fill(allowed_BNN.logical_not().unsqueeze(1), kBarred);
   };
   const auto last_rows = [&](const at::Tensor& x) { return x.narrow(2, first_row, num_rows); };
-  const at::Tensor visible_BNN = visible_pairs(open_BNN);
   const std::int64_t iterations = config_.iterations();
+  const bool prefix = shape_.causal && config_.causal_balance() == SinkhornAttention::prefix;
+  if (!open_BNN.defined() &&
+      iterations > 0) {  // masks are launches on a GPU: none but what it takes
+    if (!shape_.causal) return last_rows(balance(scores_BHNN, iterations, path));
+    if (prefix) return prefix_balance(scores_BHNN, iterations, first_row, path);
+  }
+  const std::int64_t N = scores_BHNN.size(2);
+  const at::Tensor visible_BNN = visible_pairs(
+      open_BNN.defined() ? open_BNN : at::ones({1, N, N}, scores_BHNN.options().dtype(at::kBool)));
   if (balances() && iterations == 0) return last_rows(barred(visible_BNN).exp());
   if (!shape_.causal) return last_rows(balance(barred(visible_BNN), iterations, path));
   switch (config_.causal_balance()) {
@@ -74,8 +82,7 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
       // A destination without a source of its own takes no part in others' balance either.
       const at::Tensor taking_part = visible_BNN.any(2, /*keepdim=*/true);
       return prefix_balance(barred(at::logical_and(open_BNN, taking_part)), iterations, first_row,
-                            path)
-          .masked_fill(visible_BNN.narrow(1, first_row, num_rows).logical_not().unsqueeze(1), 0);
+                            path);
     }
     case SinkhornAttention::cumulative:
       return last_rows(cumulative_balance(barred(visible_BNN), iterations, path));
@@ -107,12 +114,14 @@ at::Tensor SinkhornMechanism::keep_largest(const at::Tensor& weights_BHUN) const
 AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit) const {
   const Blocks blocks(in, config_.block(), shape_.causal);
   const std::int64_t N = blocks.num_blocks();
-  at::Tensor scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
+  at::Tensor scores_BHNN;
   if (sort_net_) {
     const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC, limit);
     const at::Tensor source_BNC =
         sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC, limit) : at::Tensor();
     scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
+  } else {
+    scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
   }
   const at::Tensor open_BNN = open_pairs(blocks);
   const at::Tensor all_weights_BHNN =
@@ -130,7 +139,7 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, BlockPath limit
   BlockAttention attention = sorted_and_own_attention(
       blocks,
       {.weights_BHNN = weights_BHNN,
-       .visible_BNN = visible_pairs(open_BNN),
+       .visible_BNN = open_BNN.defined() ? visible_pairs(open_BNN) : at::Tensor(),
        .causal = shape_.causal,
        .leaky = leaky(),
        .combine = combine_of(config_.combine())},

@@ -55,7 +55,7 @@ class SinkhornMechanism : public Mechanism {
   // bool [B, N, N]: pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. Dims B
-  // and H of the scores may be 1.
+  // and H of the scores may be 1. open_BNN: of open_pairs(); undefined where all pairs are.
   at::Tensor weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                      std::int64_t first_row, BalancePath path) const;
   // The weights with all but each row's top_m largest 0.

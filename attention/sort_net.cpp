@@ -122,8 +122,11 @@ at::Tensor per_head(const at::Tensor& x_BNC, const at::Tensor& weight_HCK,
                     const at::Tensor& bias_HK) {
   const std::int64_t heads = weight_HCK.size(0);
   const at::Tensor weight_CF = weight_HCK.transpose(0, 1).flatten(1).to(x_BNC.scalar_type());
-  const at::Tensor y_BHNK = at::matmul(x_BNC, weight_CF).unflatten(2, {heads, -1}).transpose(1, 2);
-  return bias_HK.defined() ? y_BHNK + bias_HK.to(x_BNC.scalar_type()).unsqueeze(1) : y_BHNK;
+  const at::Tensor x_MC = x_BNC.flatten(0, 1);
+  const at::Tensor y_MF =
+      bias_HK.defined() ? at::addmm(bias_HK.flatten().to(x_BNC.scalar_type()), x_MC, weight_CF)
+                        : at::mm(x_MC, weight_CF);
+  return y_MF.view({x_BNC.size(0), x_BNC.size(1), heads, -1}).transpose(1, 2);
 }
 
 }  // namespace

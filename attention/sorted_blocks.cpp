@@ -22,6 +22,17 @@ struct SortedKeys {
   at::Tensor bias_BHN1b;                // log share of existing tokens; undefined: all exist
 };
 
+// queries_BHNb1 but for documents. Without padding order decides: the first block has no earlier
+// one.
+at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
+  if (in.visible_BNN.defined()) {
+    return in.visible_BNN.any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
+  }
+  const at::Tensor sees = at::ones({1, 1, blocks.num_blocks(), 1, 1}, blocks.mask_options());
+  if (in.causal && !in.leaky) sees.select(2, 0).fill_(false);
+  return sees;
+}
+
 BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD, BlockPath path) {
   if (path == BlockPath::kFused) {
     const std::int64_t all = x_BHNbD.front().size(2) - 1;
@@ -49,7 +60,7 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
   sorted.own_v_BHNbD = mixes.x_BHNbD.back();
 
   const std::int64_t block = k_BHNbD.size(3);
-  sorted.queries_BHNb1 = in.visible_BNN.any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
+  sorted.queries_BHNb1 = seeing_blocks(blocks, in);
   if (blocks.segments_BNb().defined()) {
     const at::Tensor in_document_BNb =
         blocks.segments_BNb() == blocks.segments_BNb().narrow(2, 0, 1);
@@ -80,12 +91,10 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
 }  // namespace
 
 at::Tensor open_pairs(const Blocks& blocks) {
-  const std::int64_t N = blocks.num_blocks();
-  at::Tensor open_BNN = at::ones({1, N, N}, blocks.mask_options());
+  at::Tensor open_BNN;
   if (blocks.valid_BNb().defined()) {
     const at::Tensor exists_BN = blocks.valid_BNb().select(2, 0);  // padding comes last
-    open_BNN =
-        at::logical_and(open_BNN, at::logical_and(exists_BN.unsqueeze(2), exists_BN.unsqueeze(1)));
+    open_BNN = at::logical_and(exists_BN.unsqueeze(2), exists_BN.unsqueeze(1));
   }
   if (blocks.segments_BNb().defined()) {
     const at::Tensor& segments_BNb = blocks.segments_BNb();
@@ -95,8 +104,8 @@ at::Tensor open_pairs(const Blocks& blocks) {
       same_BNb = at::logical_or(same_BNb, blocks.valid_BNb().logical_not());
     }
     const at::Tensor whole_B1N = same_BNb.all(2).unsqueeze(1);
-    open_BNN = at::logical_and(open_BNN,
-                               at::logical_and(whole_B1N, first_BN1 == first_BN1.transpose(1, 2)));
+    open_BNN =
+        and_defined(open_BNN, at::logical_and(whole_B1N, first_BN1 == first_BN1.transpose(1, 2)));
   }
   return open_BNN;
 }

@@ -269,6 +269,8 @@ struct CommandLine {
     c->add_option("--device", a.device, "cpu or cuda")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
+    c->add_flag("--recorded", a.recorded,
+                "on a GPU: all contenders launched as CUDA graphs, as train.cuda_graph does");
     add_rounds(c, a.rounds);
     c->add_option("--svg", a.svg, "file for a plot of time against length");
     c->add_option("--table", a.table, "file for what is printed");

@@ -86,6 +86,7 @@ struct BenchAttentionArguments {
   std::string dtype = "fp32", device = "cpu";
   bool encoder = false;           // not causal
   bool library_defaults = false;  // not what compute_on_cpu() sets
+  bool recorded = false;          // as CUDA graphs
   int rounds = 11;
   std::string svg, table;  // files that are written; empty: none
 };

@@ -1,24 +1,29 @@
 #!/usr/bin/env bash
 # All tests that need a GPU, the same kernels on small shapes under compute-sanitizer, and `birkhoff bench`. Builds nothing.
-#   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md]
+#   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md] [--part tests|sanitizer|bench]
 # FOLDER: a build of the preset cuda (default build/cuda), or a package of one, whose bin/gpu_suite gives it. FILE.md: one table
-# with GPU, driver, versions and commands, then those of the benchmarks (default FOLDER/gpu_suite.md). compute-sanitizer: from
-# CUDA_HOME, the wheels beside LibTorch, /usr/local/cuda or PATH. Under 9 minutes: what is not through by then is ended and
-# counts as failed. Exit code 0 if everything passed.
+# with GPU, driver, versions and commands, then those of the benchmarks (default FOLDER/gpu_suite.md). --part: that part alone.
+# compute-sanitizer: from CUDA_HOME, the wheels beside LibTorch, /usr/local/cuda or PATH. Tests and sanitizers run side by side,
+# the benchmarks behind them. Under 9 minutes: what is not through by then is ended and counts as failed. Exit code 0 if
+# everything passed. Figures beside their bars, PyTorch and the operators: tests/bench/gpu_figures.py.
 set -uo pipefail
-cd "$(dirname "$0")/.."
 
 stop() { printf 'gpu_suite: %s\n' "$*" >&2; exit 1; }
-build=build/cuda report=""
+usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
+build="" report="" part=all
 while [ $# -gt 0 ]; do
   case $1 in
-    --build) [ $# -gt 1 ] || stop "--build needs a folder"; build=$2; shift ;;
-    --report) [ $# -gt 1 ] || stop "--report needs a file"; report=$2; shift ;;
-    *) sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; stop "unknown argument '$1'" ;;
+    --build) [ $# -gt 1 ] || stop "--build needs a folder"; build=$(realpath -m "$2"); shift ;;
+    --report) [ $# -gt 1 ] || stop "--report needs a file"; report=$(realpath -m "$2"); shift ;;
+    --part) [[ ${2:-} =~ ^(tests|sanitizer|bench)$ ]] || stop "--part needs tests, sanitizer or bench"; part=$2; shift ;;
+    *) usage "unknown argument '$1'" ;;
   esac
   shift
 done
+cd "$(dirname "$0")/.." || exit
+build=${build:-$PWD/build/cuda}
 report=${report:-$build/gpu_suite.md}
+wants() { [ "$part" = all ] || [ "$part" = "$1" ]; }
 
 command -v nvidia-smi >/dev/null && gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | sed -n 1p) &&
   [ -n "$gpu" ] || stop "no GPU here (nvidia-smi names none): nothing was tested"
@@ -34,83 +39,109 @@ for folder in "${CUDA_HOME:-}" "$torch/../nvidia/cu13" /usr/local/cuda; do
 done
 sanitizer=${sanitizer:-$(command -v compute-sanitizer)} || true
 
-log=$(mktemp) && trap 'rm -f "$log"' EXIT
+work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 export GTEST_COLOR=no OMP_NUM_THREADS=4 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-rows="" failed=0 started=$SECONDS
+export OMPI_MCA_btl_vader_single_copy_mechanism=none  # containers forbid it
+rows="" failed=0 started=$SECONDS jobs=0
+left() { echo $((started + 520 - SECONDS > 1 ? started + 520 - SECONDS : 1)); }
 
-# check SECONDS COMMAND...: a row of the table.
+# row COMMAND TESTS RESULT SECONDS: a row of the table; any result but `passed` is a failure.
+row() {
+  [ "$3" = passed ] || failed=$((failed + 1))
+  printf '%-60s %s, %d s\n' "$1" "$3" "$4"
+  rows+="| \`$1\` | $2 | $3 | $4 |"$'\n'
+}
+
+# check SECONDS COMMAND...: a test program, beside others; rows_of_checks waits and makes the rows, in the order of the calls.
 check() {
-  local limit=$1 left=$((started + 520 - SECONDS)) result begin=$SECONDS shown tests
+  local limit=$1 most=$(($(nproc) / 2 < 6 ? $(nproc) / 2 : 6)) job=$work/$((jobs += 1))
   shift
-  [ $limit -le $left ] || limit=$((left > 1 ? left : 1))
-  shown=$*
-  [ -z "$sanitizer" ] || shown=${shown//$sanitizer/compute-sanitizer}
-  timeout --kill-after=5 "$limit" "$@" >"$log" 2>&1
-  local status=$?
-  tests=$(sed -n 's/^\[==========\] \([0-9]*\) tests\{0,1\} from .* ran.*/\1/p' "$log" | tail -n 1)
-  if [ $status -eq 0 ] && [ "${tests:-0}" -gt 0 ]; then
-    result=passed
-  else
-    result="FAILED ($([ $status -eq 124 ] && echo "ended after $limit s" || echo "exit code $status"))"
-    failed=$((failed + 1))
-    printf '\n---- %s\n' "$shown" >&2
-    tail -n 60 "$log" >&2
-  fi
-  printf '%-60s %s, %d s\n' "$shown" "$result" $((SECONDS - begin))
-  rows+="| \`$shown\` | ${tests:-0} | $result | $((SECONDS - begin)) |"$'\n'
+  while [ "$(jobs -rp | wc -l)" -ge $((most > 1 ? most : 1)) ]; do wait -n; done
+  limit=$(($(left) < limit ? $(left) : limit))
+  printf '%s' "$*" >"$job.command"
+  {
+    local begin=$SECONDS status
+    timeout --kill-after=5 "$limit" "$@" >"$job.log" 2>&1
+    status=$?
+    echo $((SECONDS - begin)) $status "$limit" >"$job.end"
+  } &
 }
 
-# suites PROGRAM PATTERN: the suites that have tests whose name begins so.
-suites() {
-  "$1" --gtest_list_tests --gtest_filter="*.$2*" | sed -n 's/^\([^ ]*\)\.\( .*\)\{0,1\}$/\1/p'
+rows_of_checks() {
+  local job shown took status limit tests result
+  wait
+  for ((job = 1; job <= jobs; ++job)); do
+    shown=$(<"$work/$job.command")
+    [ -z "$sanitizer" ] || shown=${shown//$sanitizer/compute-sanitizer}
+    read -r took status limit <"$work/$job.end"
+    tests=$(sed -n 's/^\[==========\] \([0-9]*\) tests\{0,1\} from .* ran.*/\1/p' "$work/$job.log" | tail -n 1)
+    if [ "$status" -eq 0 ] && [ "${tests:-0}" -gt 0 ]; then
+      result=passed
+    else
+      result="FAILED ($([ "$status" -eq 124 ] && echo "ended after $limit s" || echo "exit code $status"))"
+      printf '\n---- %s\n' "$shown" >&2
+      tail -n 60 "$work/$job.log" >&2
+    fi
+    row "${shown//$build/BUILD}" "${tests:-0}" "$result" "$took"
+  done
 }
-# A process for each suite: a kernel that breaks the device's context must not take other suites along.
+
+# suites PROGRAM: its test suites.
+suites() { timeout 120 "$1" --gtest_list_tests | sed -n 's/^\([^ ]*\)\.\( .*\)\{0,1\}$/\1/p'; }
+
 for program in "${programs[@]}"; do
   if [[ $program == *nccl* ]]; then
-    for ranks in 1 2; do
-      check 180 env BIRKHOFF_TEST_RANKS=$ranks mpiexec --oversubscribe --bind-to none -n $ranks "$program"
+    for ranks in 1 2 4; do
+      ! wants tests || check 240 env BIRKHOFF_TEST_RANKS=$ranks mpiexec --oversubscribe --bind-to none -n $ranks "$program"
     done
-  else
-    for suite in $(suites "$program" ''); do check 240 "$program" --gtest_filter="$suite.*"; done
+    continue
+  fi
+  # A process for each suite: a kernel that breaks the device's context must not take other suites along.
+  if wants tests; then
+    mapfile -t names < <(suites "$program")
+    [ ${#names[@]} -gt 0 ] || row "$program --gtest_list_tests" 0 "FAILED (names no test)" 0
+    for suite in "${names[@]}"; do check 300 "$program" --gtest_filter="$suite.*"; done
+  fi
+  if wants sanitizer && [ -n "$sanitizer" ]; then
+    # Our kernels alone; but what memory holds at all also libraries write, and those that read more than was written
+    # (their copies of graphs, look-back scans) are left out.
+    for tool in memcheck racecheck synccheck; do
+      check 400 "$sanitizer" --tool "$tool" --report-api-errors no --kernel-name kernel_substring=birkhoff --error-exitcode 9 \
+        "$program" --gtest_filter='*.Small*'
+    done
+    check 400 "$sanitizer" --tool initcheck --report-api-errors no --error-exitcode 9 \
+      "$program" --gtest_filter='*.Small*-StepGraph*:DeviceFeed*'
   fi
 done
-if [ -n "$sanitizer" ]; then
-  for program in "${programs[@]}"; do
-    [[ $program == *nccl* ]] && continue
-    for suite in $(suites "$program" Small); do
-      for tool in memcheck racecheck synccheck initcheck; do
-        check 90 "$sanitizer" --tool "$tool" --error-exitcode 9 "$program" --gtest_filter="$suite.Small*"
-      done
-    done
-  done
-else
-  rows+="| compute-sanitizer | 0 | NOT FOUND: \`nvidia-cuda-sanitizer-api\` of cmake/cuda_toolkit.txt holds it | 0 |"$'\n'
-  failed=$((failed + 1))
+rows_of_checks
+if wants sanitizer && [ -z "$sanitizer" ]; then
+  row compute-sanitizer 0 "NOT FOUND: \`nvidia-cuda-sanitizer-api\` of cmake/cuda_toolkit.txt holds it" 0
 fi
 
 # bench ARGUMENTS...: the table that it prints, behind the table of tests.
 birkhoff=$build/birkhoff measured=""
 [ -x "$birkhoff" ] || birkhoff=$build/bin/birkhoff
 bench() {
-  local left=$((started + 520 - SECONDS)) begin=$SECONDS result=passed
-  if timeout --kill-after=5 $((left < 1 ? 1 : left < 80 ? left : 80)) "$birkhoff" bench "$@" >"$log" 2>&1; then
-    measured+=$'\n'"## \`birkhoff bench $*\`"$'\n\n'"$(cat "$log")"$'\n'
+  local begin=$SECONDS result=passed
+  if timeout --kill-after=5 $(($(left) < 100 ? $(left) : 100)) "$birkhoff" bench "$@" >"$work/bench" 2>&1; then
+    measured+=$'\n'"## \`birkhoff bench $*\`"$'\n\n'"$(cat "$work/bench")"$'\n'
   else
     result="FAILED (exit code $?)"
-    failed=$((failed + 1))
-    tail -n 20 "$log" >&2
+    tail -n 20 "$work/bench" >&2
   fi
-  printf '%-60s %s, %d s\n' "birkhoff bench $*" "$result" $((SECONDS - begin))
-  rows+="| \`birkhoff bench $*\` | | $result | $((SECONDS - begin)) |"$'\n'
+  row "birkhoff bench $*" "" "$result" $((SECONDS - begin))
 }
-for precision in fp32 bf16 fp16; do
-  bench step configs/baby_gpt_dense.txtpb --set device=cuda --set train.precision=$precision
-done
-bench attention --device cuda --dtype bf16 --heads 16 --lengths 1024,4096
-# On one GPU the ranks share it: function, and no speed to be proud of.
-[ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || export BIRKHOFF_SHARE_GPUS=1
-bench comm --ranks 2 --device cuda --bytes 4K-64M
-bench loader
+if wants bench; then
+  for precision in fp32 bf16 fp16; do
+    bench step configs/baby_gpt_dense.txtpb --set device=cuda --set train.precision=$precision
+  done
+  bench attention --device cuda --dtype bf16 --heads 16 --lengths 1024,4096
+  # On one GPU the ranks share it, and take turns: function, and no speed to be proud of.
+  bytes=4K-64M rounds=11
+  [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ] || { export BIRKHOFF_SHARE_GPUS=1; bytes=4K-4M rounds=3; }
+  bench comm --ranks 2 --device cuda --bytes $bytes --rounds $rounds
+  bench loader
+fi
 
 # What was built from which commit: a package says it in a file, a build folder is asked.
 versions() {
@@ -122,7 +153,7 @@ versions() {
   printf '# Tests on a GPU\n\n| | |\n|---|---|\n'
   printf '| GPU, driver | %s |\n' "$gpu"
   versions | sed -nE 's/^(commit|compiler|LibTorch|CUDA|MPI) (.*)/| \1 | \2 |/p'
-  printf '| command | `tests/gpu_suite.sh --build %s`, %d s |\n\n' "$build" $((SECONDS - started))
+  printf '| command | `tests/gpu_suite.sh --build BUILD --part %s`, %d s; BUILD: %s |\n\n' "$part" $((SECONDS - started)) "$(basename "$build")"
   printf '| program | tests | result | seconds |\n|---|---|---|---|\n%s%s' "$rows" "$measured"
 } >"$report"
 printf '\n%s\n' "$report"

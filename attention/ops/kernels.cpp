@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -141,15 +142,18 @@ class Call {
   }
 
   BlockAttention sorted(at::TensorList inputs) const {
+    at::Tensor weights_BHNN = causal_ ? inputs[3].tril(-1) : inputs[3];
     at::Tensor visible_BNN = open_pairs(blocks_);
-    if (causal_) visible_BNN = visible_BNN.tril(-1);
-    return sorted_and_own_attention(
-        blocks_,
-        {.weights_BHNN = inputs[3].masked_fill(visible_BNN.logical_not().unsqueeze(1), 0),
-         .visible_BNN = visible_BNN,
-         .causal = causal_,
-         .combine = combine_},
-        inputs[0], inputs[1], inputs[2], BlockPath::kFused);
+    if (visible_BNN.defined()) {
+      if (causal_) visible_BNN = visible_BNN.tril(-1);
+      weights_BHNN = weights_BHNN.masked_fill(visible_BNN.logical_not().unsqueeze(1), 0);
+    }
+    return sorted_and_own_attention(blocks_,
+                                    {.weights_BHNN = weights_BHNN,
+                                     .visible_BNN = visible_BNN,
+                                     .causal = causal_,
+                                     .combine = combine_},
+                                    inputs[0], inputs[1], inputs[2], BlockPath::kFused);
   }
 
   Blocks blocks_;
@@ -215,6 +219,7 @@ std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
     at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
     bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
     const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  const c10::OptionalDeviceGuard guard(inputs[0].device());
   const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
                   segments);
   const BlockAttention attention = call.attention(inputs);
@@ -234,6 +239,7 @@ std::vector<at::Tensor> attention_in_blocks_backward(
     const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
     bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
     const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  const c10::OptionalDeviceGuard guard(inputs[0].device());
   const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
                   segments);
   const Blocks& blocks = call.blocks();
@@ -265,14 +271,18 @@ std::vector<at::Tensor> attention_in_blocks_backward(
 at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
                             const std::optional<at::Tensor>& key_lengths,
                             const std::optional<at::Tensor>& segments) {
+  const c10::OptionalDeviceGuard guard(q.device());
   const Blocks blocks = blocks_of(q, block, /*causal=*/true, key_lengths, segments);
   const std::int64_t N = blocks.num_blocks();
-  return open_pairs(blocks).unsqueeze(1).expand({q.size(0), 1, N, N}).contiguous();
+  const at::Tensor open_BNN = open_pairs(blocks);
+  if (!open_BNN.defined()) return at::ones({q.size(0), 1, N, N}, blocks.mask_options());
+  return open_BNN.unsqueeze(1).expand({q.size(0), 1, N, N}).contiguous();
 }
 
 std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
                                                     std::int64_t iterations,
                                                     std::string_view name) {
+  const c10::OptionalDeviceGuard guard(scores.device());
   const Form form = form_named(name);
   TORCH_CHECK_VALUE(scores.dim() == 4 && scores.size(2) == scores.size(3) && scores.numel() > 0,
                     "birkhoff: scores must be [B, H, N, N], not ", scores.sizes());
@@ -292,6 +302,7 @@ std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
 at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tensor& scores,
                                      const at::Tensor& solved, std::int64_t iterations,
                                      std::string_view name) {
+  const c10::OptionalDeviceGuard guard(scores.device());
   const Form form = form_named(name);
   if (fits_kernel(scores, form)) {
     return laid_out_as(scores, fused_balance_backward(d_weights, barred(scores, form), solved,

@@ -84,6 +84,7 @@ at::Device cuda_device(int local_rank) {
     // NCCL refuses two ranks on one device of a machine: each looks like a machine of its own.
     setenv("NCCL_HOSTID", fmt::format("rank-{}", local_rank).c_str(), /*overwrite=*/0);
     setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
+    setenv("NCCL_MNNVL_ENABLE", "0", /*overwrite=*/0);  // NVLink between machines: those are one
   }
   const int num_devices = count_cuda_devices();
   if (local_rank >= num_devices) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <list>
 #include <map>
 #include <ostream>
 
@@ -28,13 +30,15 @@
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
 #include "launcher/ranks.h"
+#include "runtime/step_graph.h"
 
 namespace birkhoff {
 namespace {
 
 // Where every query meets every key, what is checked is the beginning: fp64 keeps all their scores.
 constexpr std::int64_t kMostCheckedTokens = 2048;
-constexpr int kWarmUp = 3;
+// With --recorded the last of them records.
+constexpr int kWarmUp = StepGraph::kWarmUpRuns + 1;
 
 at::ScalarType dtype_named(const std::string& name) {
   if (name == "fp64") return at::kDouble;
@@ -62,7 +66,7 @@ bool is_dense(const configs::Mechanism& config) {
 class Stopwatch {
  public:
   explicit Stopwatch(at::Device device) : device_(device) {
-    if (device_.is_cuda()) flushed_ = at::empty({256 << 20}, at::device(device_).dtype(at::kByte));
+    if (device_.is_cuda()) flushed_ = at::zeros({64 << 20}, at::device(device_).dtype(at::kFloat));
   }
   template <typename Work>
   double seconds(const Work& work) const {
@@ -75,7 +79,8 @@ class Stopwatch {
     c10::Event before(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
         after(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     synchronize(device_);
-    flushed_.fill_(1);
+    // By reading: what is written would go to memory while the work is timed.
+    flushed_.sum();
     before.record(stream);
     work();
     after.record(stream);
@@ -131,7 +136,8 @@ struct Entry {
   const AttentionTask* task;
   std::vector<at::Tensor> leaves;
   double forward_flops, error;
-  bool library_dense;                 // LibTorch's dense attention
+  bool library_dense;  // LibTorch's dense attention
+  StepGraph forward_graph, both_graph;
   std::vector<double> forward, both;  // seconds
   std::size_t extra_bytes = 0;
 };
@@ -155,7 +161,7 @@ class Contest {
     const AttentionTask task =
         AttentionTask::random(shape, mechanism->properties().ties_key_value, dtype_, device_);
 
-    std::vector<Entry> entries;
+    std::list<Entry> entries;
     std::vector<Contender> ours{
         {"birkhoff", [&](const AttentionInput& in) { return mechanism->forward(in).out_BHLD; }}};
     if (!config.has_dense()) {  // which is composed of LibTorch's dense attention alone
@@ -200,7 +206,7 @@ class Contest {
   // All of `contenders` but those kernels of LibTorch that do not take this dtype or shape.
   void add_checked(const std::vector<Contender>& contenders, bool library_dense,
                    const configs::Mechanism& config, const BuiltMechanism& mechanism,
-                   const AttentionTask& task, std::vector<Entry>& entries) {
+                   const AttentionTask& task, std::list<Entry>& entries) {
     const std::int64_t length = task.in.q_BHLD.size(2);
     const AttentionTask part =
         task.beginning(is_dense(config) ? std::min(length, kMostCheckedTokens) : length);
@@ -221,14 +227,16 @@ class Contest {
       try {
         error = error_of(solve(contender, part, with_parameters(part.leaves(), mechanism)), exact);
       } catch (const c10::Error& problem) {
-        if (contender.name == "birkhoff") throw;
+        if (contender.is_ours()) throw;
         note(contender.name, length, problem.what_without_backtrace());
         continue;
       }
       if (!(error <= error_bound(dtype_))) {
-        fail(ExitCode::kInternal,
-             "{} at L = {}: relative error {:.2e} against fp64, more than {:.2e}: not measured",
-             contender.name, length, error, error_bound(dtype_));
+        const std::string what = fmt::format("relative error {:.2e} against fp64, more than {:.2e}",
+                                             error, error_bound(dtype_));
+        if (contender.is_ours()) fail(ExitCode::kInternal, "L = {}: {}", length, what);
+        note(contender.name, length, what);
+        continue;
       }
       entries.push_back({contender,
                          &task,
@@ -236,34 +244,46 @@ class Contest {
                          mechanism->forward_flops(length) * static_cast<double>(arguments_.batch),
                          error,
                          library_dense,
+                         StepGraph(arguments_.recorded, device_),
+                         StepGraph(arguments_.recorded, device_),
                          {},
                          {}});
     }
   }
 
-  void measure(std::vector<Entry>& entries) {
+  void measure(std::list<Entry>& entries) {
     for (int round = -kWarmUp; round < arguments_.rounds; ++round) {
-      for (Entry& entry : entries) {
-        const double forward = watch_.seconds([&] {
-          const c10::AutoGradMode no_gradients(false);
-          entry.contender.out_BHLD(entry.task->in);
-        });
-        memory_.restart();
-        const double both =
-            watch_.seconds([&] { solve(entry.contender, *entry.task, entry.leaves); });
-        entry.extra_bytes = memory_.extra_bytes();
-        if (round < 0) continue;
-        entry.forward.push_back(forward);
-        entry.both.push_back(both);
-      }
+      std::erase_if(entries, [&](Entry& entry) { return !measure(entry, round); });
       limits_.measure(watch_);
+    }
+  }
+
+  // False: it cannot be recorded.
+  bool measure(Entry& entry, int round) {
+    try {
+      const double forward = watch_.seconds(
+          [&] { entry.forward_graph.run([&] { attend(entry.contender, *entry.task); }); });
+      memory_.restart();
+      const double both = watch_.seconds([&] {
+        entry.both_graph.run([&] { solve(entry.contender, *entry.task, entry.leaves); });
+      });
+      // What is recorded has its memory already.
+      if (round < -1 || !arguments_.recorded) entry.extra_bytes = memory_.extra_bytes();
+      if (round < 0) return true;
+      entry.forward.push_back(forward);
+      entry.both.push_back(both);
+      return true;
+    } catch (const Error& problem) {
+      if (entry.contender.is_ours() || round != -1) throw;
+      note(entry.contender.name, entry.task->in.q_BHLD.size(2), problem.what());
+      return false;
     }
   }
 
   // Bytes: q, k, v and the output once each; backward reads those and the output's gradient and
   // writes three. FLOPs: backward computes scores and probabilities again and four products more.
   std::string rows(const std::string& text, std::int64_t length,
-                   const std::vector<Entry>& entries) {
+                   const std::list<Entry>& entries) {
     double dense_seconds = INFINITY;
     for (const Entry& entry : entries) {
       if (entry.library_dense) dense_seconds = std::min(dense_seconds, median(entry.both));
@@ -282,7 +302,7 @@ class Contest {
                      figure(static_cast<double>(entry.extra_bytes) / (1 << 20)),
                      fmt::format("{:.1e}", entry.error)});
       add_point(text + ": " + entry.contender.name, length, both, false);
-      if (entry.contender.name == "birkhoff") add_point(text + ": floor", length, both_floor, true);
+      if (entry.contender.is_ours()) add_point(text + ": floor", length, both_floor, true);
     }
     return result;
   }
@@ -319,6 +339,10 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
     compute_on_cpu(threads);
   }
   for (const std::string& text : arguments.mechanisms) mechanism_of(text);
+  if (arguments.recorded && arguments.device != "cuda") {
+    fail(ExitCode::kUsage,
+         "--recorded launches CUDA graphs: add --device cuda, or leave --recorded out");
+  }
   const at::Device device =
       arguments.device == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
   // A file that cannot be written is better known before.
@@ -340,7 +364,9 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
       "{:.0e}). Dense: the fastest of LibTorch's. Extra MiB: the most that tensors of forward and "
       "backward take besides their inputs, our threads' scratch not among them.\n\n{}{}{}{}",
       report_title(arguments.line, device), sizes, arguments.rounds,
-      device.is_cuda() ? "each after the L2 cache was flushed" : "caches warm",
+      !device.is_cuda()    ? "caches warm"
+      : arguments.recorded ? "each after the L2 cache was flushed, launched as CUDA graphs"
+                           : "each after the L2 cache was flushed",
       contest.limits().text(), error_bound(dtype_named(arguments.dtype)),
       table_head({"mechanism", "L", "by", "forward, ms", "floor, ms", "floor / time",
                   "forward + backward, ms", "floor, ms", "floor / time", "dense / time",

@@ -60,13 +60,19 @@ struct AttentionTask {
 struct Contender {
   std::string name;
   std::function<at::Tensor(const AttentionInput&)> out_BHLD;
+
+  bool is_ours() const { return name == "birkhoff"; }
 };
 
 // LibTorch's scaled_dot_product_attention over every key: of the CPU, or each kernel that a GPU has
 // by name.
 std::vector<Contender> dense_contenders(bool causal, at::Device device);
 
-// The output, then the gradients of `leaves` (zeros where there is none).
+// The forward pass alone. LibTorch's contenders may sum in any order, ours may not; here and in
+// solve().
+void attend(const Contender& contender, const AttentionTask& task);
+
+// The output, then the gradients of `leaves` (undefined where it does not depend on one).
 std::vector<at::Tensor> solve(const Contender& contender, const AttentionTask& task,
                               const std::vector<at::Tensor>& leaves);
 

@@ -48,6 +48,7 @@ struct StepGraphs {
   StepGraphs(bool recorded, at::Device device)
       : gradients(recorded, device), norm(recorded, device), update(recorded, device) {}
   StepGraph gradients, norm, update;
+  at::Tensor block_sums;  // what `norm` fills
 };
 
 // Tokens that depend on train.seed alone, laid out as the loader does: rows of B * (T + 1) tokens,
@@ -101,8 +102,7 @@ class SyntheticTraining {
     compute_gradients(batch_.size(), &times);
     buckets_.finish_reducing(nats_);
     const double computed = now();
-    block_sums_ = gradient_block_sums(buckets_);
-    clip();
+    clip(gradient_block_sums(buckets_));
     optimizer_->step(scalars_);
     buckets_.publish_values();
     times.optimizer = now() - computed;
@@ -114,8 +114,8 @@ class SyntheticTraining {
     const double start = now();
     graphs.gradients.run([this] { compute_gradients(batch_.size(), nullptr); });
     buckets_.finish_reducing(nats_);
-    graphs.norm.run([this] { block_sums_ = gradient_block_sums(buckets_); });
-    clip();
+    graphs.norm.run([&] { graphs.block_sums = gradient_block_sums(buckets_); });
+    clip(graphs.block_sums);
     graphs.update.run([this] { optimizer_->step(scalars_); });
     buckets_.publish_values();
     return now() - start;
@@ -156,10 +156,10 @@ class SyntheticTraining {
     }
   }
 
-  void clip() {
+  void clip(const at::Tensor& block_sums) {
     const configs::Train& train = config_.train();
     const double count = static_cast<double>(batch_.at(field::kTargets).numel());
-    const double norm = norm_of_block_sums(buckets_, block_sums_) / count / loss_scale_;
+    const double norm = norm_of_block_sums(buckets_, block_sums) / count / loss_scale_;
     const bool clipped = train.clip_norm() > 0 && norm > train.clip_norm();
     scalars_.set(StepScalars::kLearningRate, learning_rate(train.schedule(), 1, train.steps()));
     scalars_.set(StepScalars::kGradientScale,
@@ -177,7 +177,7 @@ class SyntheticTraining {
   GradBuckets buckets_;
   const std::unique_ptr<Optimizer> optimizer_;
   StepScalars scalars_;
-  at::Tensor nats_, block_sums_;
+  at::Tensor nats_;
 };
 
 struct Gradients {

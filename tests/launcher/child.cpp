@@ -1,6 +1,7 @@
 #include "child.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +52,7 @@ Child::Child(Command command) : command_(std::move(command)) {
   if (pid_ < 0) throw std::runtime_error("fork");
   if (pid_ == 0) {
     setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nothing running
     redirect(command_.input, O_RDONLY, STDIN_FILENO);
     redirect(command_.output, O_WRONLY | O_CREAT | O_TRUNC, STDOUT_FILENO);
     redirect(command_.errors, O_WRONLY | O_CREAT | O_TRUNC, STDERR_FILENO);

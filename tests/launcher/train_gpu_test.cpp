@@ -141,6 +141,8 @@ class RanksOnGpu : public TrainOnGpu {
   }
 
   static constexpr int kWatchdogSeconds = 2;
+  // On CPUs 5. Here the driver takes contexts down whose kernels spin, beside other tests.
+  static constexpr int kMostSeconds = 15;
 };
 
 TEST_F(RanksOnGpu, AnyNumberOfThemHasTheSameBits) {
@@ -168,12 +170,12 @@ TEST_F(RanksOnGpu, AKilledOneEndsTheJobWhichGoesOn) {
   Child child(endless("killed"));
   ASSERT_TRUE(wait_for_step(child, run("killed"), 20)) << child.finish().err;
   const auto start = std::chrono::steady_clock::now();
-  kill_all({process_of_rank(run("killed"), 1)});
+  signal_rank(run("killed"), 1, SIGKILL);
   const Finished finished = child.finish(std::chrono::seconds(60));
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   EXPECT_EQ(finished.code, 7) << finished.err;
   EXPECT_TRUE(wait_until_none(run("killed"), std::chrono::seconds(5)));
-  EXPECT_LT(taken.count(), 5);
+  EXPECT_LT(taken.count(), kMostSeconds);
   const int step = last_step(run("killed"));
   train_on_ranks(2, "killed", {"train.steps=" + std::to_string(step + 5)});
   EXPECT_EQ(last_step(run("killed")), step + 5);
@@ -183,13 +185,13 @@ TEST_F(RanksOnGpu, AStoppedOneIsNamedAndTheJobEnds) {
   Child child(endless("stopped"));
   ASSERT_TRUE(wait_for_step(child, run("stopped"), 20)) << child.finish().err;
   const auto start = std::chrono::steady_clock::now();
-  ASSERT_EQ(kill(process_of_rank(run("stopped"), 1), SIGSTOP), 0);
+  signal_rank(run("stopped"), 1, SIGSTOP);
   const Finished finished = child.finish(std::chrono::seconds(60));
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   EXPECT_EQ(finished.code, 8) << finished.err;
   EXPECT_THAT(finished.err, testing::HasSubstr("birkhoff: rank 1 on "));
   EXPECT_TRUE(wait_until_none(run("stopped"), std::chrono::seconds(5)));
-  EXPECT_LT(taken.count(), kWatchdogSeconds + 5);
+  EXPECT_LT(taken.count(), kWatchdogSeconds + kMostSeconds);
 }
 
 }  // namespace

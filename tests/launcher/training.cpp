@@ -46,6 +46,16 @@ bool wait_until(Condition condition, std::chrono::seconds limit) {
   return true;
 }
 
+// The number that mpirun gave to a rank's process; -1: it gave none.
+int rank_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
+  for (std::string variable; std::getline(file, variable, '\0');) {
+    const std::string name = "OMPI_COMM_WORLD_RANK=";
+    if (variable.rfind(name, 0) == 0) return std::stoi(variable.substr(name.size()));
+  }
+  return -1;
+}
+
 }  // namespace
 
 std::string tiny_training() {
@@ -88,22 +98,22 @@ std::vector<pid_t> processes_of(const fs::path& run) {
 std::vector<pid_t> ranks_of(const fs::path& run) {
   std::vector<pid_t> found;
   for (const pid_t pid : processes_of(run)) {
-    const std::string arguments = arguments_of(pid);
-    if (arguments.rfind(program_path() + '\0', 0) == 0 && !holds_argument(arguments, "--ranks"))
-      found.push_back(pid);
+    if (rank_of(pid) >= 0) found.push_back(pid);
   }
   return found;
 }
 
 pid_t process_of_rank(const fs::path& run, int rank) {
-  const std::string wanted = "OMPI_COMM_WORLD_RANK=" + std::to_string(rank);
   for (const pid_t pid : ranks_of(run)) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
-    for (std::string variable; std::getline(file, variable, '\0');) {
-      if (variable == wanted) return pid;
-    }
+    if (rank_of(pid) == rank) return pid;
   }
+  ADD_FAILURE() << "no rank " << rank << " in " << run;
   return -1;
+}
+
+void signal_rank(const fs::path& run, int rank, int signal) {
+  const pid_t pid = process_of_rank(run, rank);
+  if (pid > 0) kill(pid, signal);  // -1 would be every process there is
 }
 
 pid_t mpirun_of(const fs::path& run) {

@@ -18,13 +18,16 @@ inline constexpr int kSteps = 300;
 // A model that takes milliseconds a step, on `corpus` in the working directory.
 std::string tiny_training();
 
-// Processes that train in the run folder: its ranks, and all with mpirun and supervisor.
+// Processes that train in the run folder: its ranks, as far as mpirun started them, and all with
+// mpirun and supervisor.
 std::vector<pid_t> ranks_of(const std::filesystem::path& run);
 std::vector<pid_t> processes_of(const std::filesystem::path& run);
 // The mpirun that started its ranks; -1 if there is none.
 pid_t mpirun_of(const std::filesystem::path& run);
-// The process that mpirun gave this number; -1 if there is none.
+// The process that mpirun gave this number; -1, and the test has failed, if there is none.
 pid_t process_of_rank(const std::filesystem::path& run, int rank);
+// To that process, if there is one.
+void signal_rank(const std::filesystem::path& run, int rank, int signal);
 void kill_all(const std::vector<pid_t>& processes);
 
 // The last step in RUN/metrics.jsonl, 0 where there is none.

@@ -242,7 +242,7 @@ TEST_F(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
                              "--set", "watchdog.seconds=" + std::to_string(limit())}));
     ASSERT_TRUE(wait_for_step(child, run(name), 5 + static_cast<int>(random() % 100)));
     const auto start = std::chrono::steady_clock::now();
-    ASSERT_EQ(kill(process_of_rank(run(name), victim), SIGSTOP), 0);
+    signal_rank(run(name), victim, SIGSTOP);
     const Finished finished = child.finish(seconds(60));
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     slowest = std::max(slowest, taken.count());
