@@ -51,6 +51,24 @@ at::Tensor fused_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_
   return reference_cross_entropy_(logits_NV, targets_N, mask_N);
 }
 
+void scale_gradients_(at::Tensor d_NV, const at::Tensor& factor) {
+  require(factor.numel() == 1 && factor.device() == d_NV.device() && d_NV.is_contiguous(),
+          "scale_gradients: the factor must be a scalar where contiguous gradients are");
+#ifdef BIRKHOFF_CUDA
+  if (d_NV.is_cuda() && d_NV.scalar_type() != at::kDouble) {
+    require(factor.scalar_type() == at::kFloat, "scale_gradients: the factor must be fp32");
+    launch_scale({.x = d_NV.mutable_data_ptr(),
+                  .dtype = kernel_dtype(d_NV),
+                  .factor = factor.const_data_ptr<float>(),
+                  .count = d_NV.numel(),
+                  .vectors = fits_vectors(d_NV, static_cast<std::int64_t>(d_NV.nbytes()))},
+                 current_stream(d_NV));
+    return;
+  }
+#endif
+  d_NV.mul_(factor);
+}
+
 at::Tensor reference_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_N,
                                     const at::Tensor& mask_N) {
   const at::ScalarType precision =

@@ -16,7 +16,12 @@ namespace birkhoff {
 at::Tensor fused_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_N,
                                 const at::Tensor& mask_N);
 
-// The same in LibTorch operations, on any device and in any floating dtype: the specification.
+// d_NV *= factor, a scalar in fp32 on the same device (fp64 for fp64 d). On a GPU d is not touched
+// where it is 1. Local; asynchronous on the current stream.
+void scale_gradients_(at::Tensor d_NV, const at::Tensor& factor);
+
+// fused_cross_entropy_ in LibTorch operations, on any device and in any floating dtype: the
+// specification.
 at::Tensor reference_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_N,
                                     const at::Tensor& mask_N);
 

@@ -14,19 +14,22 @@ namespace {
 // The logits' memory becomes that of their gradient: nobody reads them afterwards, the linear layer
 // that made them keeps its inputs alone.
 struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
-  // Losses [N] in nats.
-  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits_NV,
-                            const at::Tensor& targets_N, const at::Tensor& mask_N) {
+  // The sum of the losses, and the losses [N] in nats, which have no gradient.
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& logits_NV,
+                                                const at::Tensor& targets_N,
+                                                const at::Tensor& mask_N) {
     const at::Tensor memory_NV = logits_NV.detach();
     const at::Tensor losses_N = fused_cross_entropy_(memory_NV, targets_N, mask_N);
     context->saved_data["gradients"] = memory_NV;
-    return losses_N;
+    context->mark_non_differentiable({losses_N});
+    return {losses_N.sum(), losses_N};
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& gradients) {
     refuse_second_gradient();
     const at::Tensor d_logits_NV = context->saved_data["gradients"].toTensor();
-    d_logits_NV.mul_(gradients[0].unsqueeze(1));
+    scale_gradients_(d_logits_NV, gradients[0]);
     return {d_logits_NV, at::Tensor(), at::Tensor()};
   }
 };
@@ -42,11 +45,11 @@ ObjectiveSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor&
   ObjectiveSums sums;
   sums.count = ignored_N.logical_not().sum(at::kDouble);
   if (logits_BTV.is_cuda()) {
-    const at::Tensor nats_N = FusedCrossEntropy::apply(logits_BTV.flatten(0, 1).contiguous(),
-                                                       targets_BT.reshape(-1).contiguous(),
-                                                       mask_BT.reshape(-1).contiguous());
-    sums.loss = nats_N.sum();
-    sums.nats = nats_N.detach().sum(at::kDouble);
+    const auto sum_and_losses = FusedCrossEntropy::apply(logits_BTV.flatten(0, 1).contiguous(),
+                                                         targets_BT.reshape(-1).contiguous(),
+                                                         mask_BT.reshape(-1).contiguous());
+    sums.loss = sum_and_losses[0];
+    sums.nats = sum_and_losses[1].sum(at::kDouble);
     return sums;
   }
   const at::Tensor targets_N = targets_BT.reshape(-1).masked_fill(ignored_N, kIgnored);

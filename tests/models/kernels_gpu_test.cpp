@@ -93,6 +93,19 @@ TEST(CrossEntropyKernel, SmallExtremeLogits) {
   EXPECT_TRUE(at::isnan(losses_N.narrow(0, 4, 2)).all().item<bool>());
 }
 
+TEST(CrossEntropyKernel, SmallGradientsAreScaled) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const std::int64_t count : {1, 24, 1003, 3000000}) {
+      const at::Tensor x = test_values({count}, 1).to(dtype);
+      for (const float factor : {1.0f, 0.25f}) {
+        const at::Tensor scaled = x.cuda();
+        scale_gradients_(scaled, at::full({}, factor, scaled.options().dtype(at::kFloat)));
+        expect_same_bits(scaled, x * factor, fmt::format("{} times {}", count, factor));
+      }
+    }
+  }
+}
+
 struct NormCase {
   at::Tensor x, y, weight, bias, d_sum, d_normed;
 };

@@ -1,0 +1,93 @@
+// The GPU kernels of the fused cross entropy on the processor, against the specification: rows of
+// each shape of team, in shared memory and not.
+#include <ATen/ATen.h>
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "models/fused_cross_entropy.h"
+#include "tests/kernel_error.h"
+#include "tests/models/cross_entropy_emulated.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr int kShared = 232448, kLittleShared = 1024;
+
+KernelDtype dtype_of(const at::Tensor& x) {
+  return x.scalar_type() == at::kFloat  ? KernelDtype::kFloat
+         : x.scalar_type() == at::kHalf ? KernelDtype::kHalf
+                                        : KernelDtype::kBFloat16;
+}
+
+at::Tensor emulate(const at::Tensor& logits_NV, const at::Tensor& targets_N,
+                   const at::Tensor& mask_N, int shared_limit) {
+  const at::Tensor losses_N = at::full({logits_NV.size(0)}, 77, at::kFloat);
+  emulate_fused_cross_entropy(
+      {.logits = logits_NV.mutable_data_ptr(),
+       .dtype = dtype_of(logits_NV),
+       .targets = targets_N.const_data_ptr<std::int64_t>(),
+       .mask = mask_N.const_data_ptr<std::uint8_t>(),
+       .losses = losses_N.mutable_data_ptr<float>(),
+       .rows = logits_NV.size(0),
+       .vocabulary = logits_NV.size(1),
+       .vectors = logits_NV.size(1) * static_cast<std::int64_t>(logits_NV.itemsize()) % 16 == 0},
+      shared_limit);
+  return losses_N;
+}
+
+TEST(EmulatedCrossEntropy, IsAsExactAsTheReference) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const std::int64_t vocabulary : {1, 11, 256, 1024, 1025, 1032, 9001, 18000}) {
+      const at::Tensor logits_NV = (test_values({5, vocabulary}, 1) * 20).to(dtype);
+      const at::Tensor targets_N = (at::arange(5, at::kLong) * 7919).remainder(vocabulary);
+      const at::Tensor mask_N = at::arange(5).ne(3).to(at::kByte);
+      at::Tensor exact_NV = logits_NV.to(at::kDouble), reference_NV = logits_NV.clone();
+      const at::Tensor exact_N = reference_cross_entropy_(exact_NV, targets_N, mask_N),
+                       reference_N = reference_cross_entropy_(reference_NV, targets_N, mask_N);
+      for (const int shared_limit : {kShared, kLittleShared}) {
+        const std::string what =
+            fmt::format("{} {}, shared {}", vocabulary, c10::toString(dtype), shared_limit);
+        const at::Tensor made_NV = logits_NV.clone();
+        const at::Tensor made_N = emulate(made_NV, targets_N, mask_N, shared_limit);
+        expect_as_exact(made_N, reference_N, exact_N, what + ", losses");
+        expect_as_exact(made_NV, reference_NV, exact_NV, what + ", gradients");
+      }
+    }
+  }
+}
+
+TEST(EmulatedCrossEntropy, ImpossibleTargetsAndWhatIsNoNumber) {
+  for (const std::int64_t vocabulary : {40, 2000}) {
+    at::Tensor logits_NV = test_values({3, vocabulary}, 2).to(at::kFloat);
+    logits_NV[0][7] = std::numeric_limits<float>::quiet_NaN();
+    logits_NV[1].slice(0, 3).fill_(-std::numeric_limits<float>::infinity());
+    const at::Tensor losses_N =
+        emulate(logits_NV, at::tensor({1, 2, static_cast<int>(vocabulary)}, at::kLong),
+                at::ones({3}, at::kByte), kShared);
+    EXPECT_TRUE(std::isnan(losses_N[0].item<float>()));
+    EXPECT_FALSE(std::isnan(losses_N[1].item<float>()));
+    EXPECT_TRUE(std::isnan(losses_N[2].item<float>()));
+  }
+}
+
+TEST(EmulatedScale, MultipliesUnlessByOne) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const std::int64_t count : {1, 24, 1003}) {
+      const at::Tensor x = test_values({count}, 1).to(dtype);
+      for (const float factor : {1.0f, 0.25f}) {
+        const at::Tensor scaled = x.clone(), device_factor = at::full({}, factor, at::kFloat);
+        emulate_scale({.x = scaled.mutable_data_ptr(),
+                       .dtype = dtype_of(x),
+                       .factor = device_factor.const_data_ptr<float>(),
+                       .count = count,
+                       .vectors = count * static_cast<std::int64_t>(x.itemsize()) % 16 == 0});
+        EXPECT_TRUE(at::equal(scaled, x * factor)) << dtype << count << factor;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff
