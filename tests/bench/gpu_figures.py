@@ -1,8 +1,9 @@
 """The figures that a GPU is judged by, each beside its bar: runs `birkhoff bench`, step_speed.py, checkpoint_stall.py and a training on both devices,
 writes what they print into one page in Markdown, and a table of the bars in front of it. Exit code 1 if a bar is missed or a command fails.
 
-- kernels: bf16, B H = 64, D = 64, 128 and 256, causal and not: share of the floor (the larger of bytes at the copy's speed and FLOPs at at::mm's), and
-  time against the fastest of LibTorch's dense kernels, cuDNN's among them.
+- operators: tests/interop/pytorch_operators.py and tests/bench/attention_peers.py, what PyTorch makes of our operators.
+- kernels: bf16, B H = 64, D = 64, 128 and 256, causal and not, launched as CUDA graphs: share of the floor (the larger of bytes at the copy's speed and
+  FLOPs at at::mm's), and time against the fastest of LibTorch's dense kernels, cuDNN's among them.
 - step: configs/lmx_base_*.txtpb, 64k tokens a step: share of the matrix speed of the same run, PyTorch compiled, the loader's wait, a save's stall.
 - loss: the demo's configuration on the CPU and on the GPU, mean of the last 50 of 500 steps.
 
@@ -21,7 +22,7 @@ import sys
 import birkhoff_runs as runs
 
 HERE = pathlib.Path(__file__).resolve().parent
-PARTS = ("kernels", "step", "loss")
+PARTS = ("operators", "kernels", "step", "loss")
 # Share of the floor, forward and forward + backward; times faster than dense at 4,096 tokens, not causal and causal.
 KERNELS = {"block_local { block: 64 }": ((0.70, 0.60), None), "block_local { block: 128 }": ((0.70, 0.60), None),
            "sinkhorn { block: 64 }": ((0.45, 0.40), (7, 4))}
@@ -61,6 +62,18 @@ def table(text):
     return [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
 
 
+def operators(a, report):
+    library = next((each for each in (a.build / "lib/libbirkhoff_ops.so", a.build / "libbirkhoff_ops.so") if each.exists()), None)
+    if library is None:
+        return report.failed("operators", f"no libbirkhoff_ops.so in {a.build}")
+    text = report.run("Operators in PyTorch", [sys.executable, runs.ROOT / "tests/interop/pytorch_operators.py", "--library", library, "--device", a.device])
+    if text is not None:
+        report.bar("operators in PyTorch: checks that fail", 0, most=0)
+    lengths, heads = ("1024,4096", 16) if a.device == "cuda" else ("128", 2)
+    report.run("Peers in PyTorch", [sys.executable, HERE / "attention_peers.py", "--library", library, "--device", a.device, "--dtype", "bf16", "--heads",
+                                    heads, "--lengths", lengths, *(["--no-compile"] if a.no_compile else [])])
+
+
 def kernels(a, report):
     lengths, short = ([4096, 16384], [128, 256, 512]) if a.device == "cuda" else ([256], [128])
     sizes = ["--device", a.device, "--dtype", "bf16", "--batch", 4 if a.device == "cuda" else 1, "--heads", 16 if a.device == "cuda" else 2]
@@ -69,7 +82,8 @@ def kernels(a, report):
         for encoder in (False, True):
             kind = f"D = {head_dim}, {'not causal' if encoder else 'causal'}"
             text = report.run(f"Kernels, {kind}", [runs.BIRKHOFF, "bench", "attention", *KERNELS, *sizes, "--head-dim", head_dim, "--lengths",
-                                                   ",".join(map(str, short + lengths)), "--rounds", 11, *(["--encoder"] if encoder else [])])
+                                                   ",".join(map(str, short + lengths)), "--rounds", 11, *(["--encoder"] if encoder else []),
+                                                   *(["--recorded"] if a.device == "cuda" else [])])
             for row in table(text or ""):
                 if row[2] != "birkhoff":
                     continue
@@ -149,6 +163,7 @@ def main():
         parser.error(f"--build {a.build}: no program birkhoff there")
     runs.BIRKHOFF = str(program.resolve())
     os.chdir(runs.ROOT)
+    a.build = a.build.resolve()
     report = Report()
     for part in a.parts:
         try:
