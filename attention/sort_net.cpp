@@ -201,8 +201,10 @@ at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_B
     scores_BHNN = at::matmul(q_BHND, k_BHND.transpose(-1, -2)) *
                   (1 / std::sqrt(static_cast<double>(query_HCD_.size(2))));
   } else {
-    const at::Tensor output_HCN = output_HCM_.narrow(2, 0, N);
-    const at::Tensor bias_HN = output_bias_HM_.narrow(1, 0, N);
+    // A part's gradient would be a copy into zeros.
+    const bool whole = N == max_blocks_;
+    const at::Tensor output_HCN = whole ? output_HCM_ : output_HCM_.narrow(2, 0, N);
+    const at::Tensor bias_HN = whole ? output_bias_HM_ : output_bias_HM_.narrow(1, 0, N);
     if (hidden_HCC_.defined()) {
       const at::Tensor hidden_BHNC = at::relu(per_head(psi_BNC, hidden_HCC_, hidden_bias_HC_));
       const auto dtype = psi_BNC.scalar_type();
