@@ -299,8 +299,9 @@ __device__ inline float log_domain_share(const Vectors& vectors, int iterations,
                                          float s) {
   float f_before = 0, share = 0;
   for (int i = 0; i < iterations; ++i) {
-    const float f = vectors.f(i)[r], s_g = s + vectors.g(i)[c];
-    share += vectors.x(i)[r] * expf(s_g + f) + vectors.y(i)[c] * expf(s_g + f_before);
+    const float f = vectors.f(i)[r], g = vectors.g(i)[c];
+    // Added up as write_vectors does: its shares of a sum cancel these.
+    share += vectors.x(i)[r] * expf(s + f + g) + vectors.y(i)[c] * expf(s + f_before + g);
     f_before = f;
   }
   return share;

@@ -25,7 +25,8 @@
 //   lie in shared memory (with the sums of each warp 38 to 66 KiB); E is read once in each step,
 //   from L1 where it fits (N <= 128), else from L2.
 //   Prefixes whose scores or sums leave the number range are solved again, one by one, in the log
-//   domain (balance_log_domain.cuh), by the same block: nothing waits for the host.
+//   domain (balance_log_domain.cuh), by the same block or, backward, by one of a kernel of their
+//   own, log_domain: nothing waits for the host.
 // scores: a block of 256 threads owns a tile of dS, T x T with T = 32 or, for N > 64, 64: a matrix
 //   product over all (u, i), of which a group of 64 threads takes a fourth; shared memory 16 or 32
 //   KiB.
@@ -41,8 +42,14 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+// As many as a matrix has prefixes at most.
+constexpr int kThreads = BalanceParams::kMostBlocks, kWarps = kThreads / kWarp;
 constexpr int kTile = BalanceParams::kTile;
+constexpr int kPrefixTile = 16;  // prefixes of a warp
+
+// A problem that has left the number range, in blocks like all others here.
+template <int kGroups>
+using LogDomain = LogDomainProblem<kGroups, kWarps, false>;
 
 // The scratch memory of a call: of each matrix E, its transpose, the limits of its tiles, and of
 // each problem whether it is solved.
@@ -102,18 +109,12 @@ __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalancePar
 template <int kGroups>
 struct Panel {
   static constexpr int kColumnTiles = kGroups / 2;                // of 64 columns
-  static constexpr int kPrefixTiles = kColumnTiles == 4 ? 2 : 1;  // of 16 prefixes
+  static constexpr int kPrefixTiles = kColumnTiles == 4 ? 2 : 1;  // of kPrefixTile prefixes
   static constexpr int kSplits = kWarps / (kColumnTiles * kPrefixTiles);
-  static constexpr int kPrefixes = 16 * kPrefixTiles;
-  using LogDomain = LogDomainProblem<kGroups, kWarps, false>;
+  static constexpr int kPrefixes = kPrefixTile * kPrefixTiles;
 
-  int size, width, first_prefix;
-  std::int64_t matrix;
+  int size, width, matrix, first_prefix;
   const float *e, *e_t;  // of this matrix
-  float* failed;         // shared [kPrefixes]: 1 where a prefix is not solved
-  float* panel;          // shared [width, kPrefixes]: the left factor of a step, transposed
-  float* sums;           // shared [kSplits, kPrefixes, width + 4], the splits' sums; and then, in
-                         // [0], the step's result. + 4: for the banks
   int warp, lane;
 
   // Blocks of the longest prefixes come first: they take longest.
@@ -124,27 +125,30 @@ struct Panel {
         lane(static_cast<int>(threadIdx.x) % kWarp) {
     const int panels = num_panels(p.results);
     const int index = panels - 1 - static_cast<int>(blockIdx.x / p.matrices);
-    matrix = blockIdx.x % p.matrices;
+    matrix = static_cast<int>(blockIdx.x % p.matrices);
     first_prefix = p.first_row + index * kPrefixes;
     const Scratch scratch(p);
-    e = scratch.e + matrix * width * width;
-    e_t = scratch.e_t + matrix * width * width;
-    failed = reinterpret_cast<float*>(balance_memory);
-    panel = failed + kPrefixes;
-    sums = panel + width * kPrefixes;
-
+    e = scratch.e + std::int64_t{matrix} * width * width;
+    e_t = scratch.e_t + std::int64_t{matrix} * width * width;
     float limit = static_cast<float>(size);
     for (int tile = 0; tile < scratch.tiles; ++tile) {
-      limit = fminf(limit, scratch.limits[matrix * scratch.tiles + tile]);
+      limit = fminf(limit, scratch.limits[std::int64_t{matrix} * scratch.tiles + tile]);
     }
     for (int k = static_cast<int>(threadIdx.x); k < kPrefixes; k += kThreads) {
-      failed[k] = static_cast<float>(first_prefix + k) >= limit ? 1.0f : 0.0f;
+      failed()[k] = static_cast<float>(first_prefix + k) >= limit ? 1.0f : 0.0f;
     }
     for (int j = static_cast<int>(threadIdx.x); j < width * kPrefixes; j += kThreads) {
-      panel[j] = j / kPrefixes <= first_prefix + j % kPrefixes ? 1.0f : 0.0f;  // a_u0
+      panel()[j] = j / kPrefixes <= first_prefix + j % kPrefixes ? 1.0f : 0.0f;  // a_u0
     }
     __syncthreads();
   }
+
+  // Shared memory: [kPrefixes], 1 where a prefix is not solved; [width, kPrefixes], the left factor
+  // of a step, transposed; [kSplits, kPrefixes, width + 4], the splits' sums and then, in [0], the
+  // step's result. + 4: for the banks.
+  __device__ static float* failed() { return reinterpret_cast<float*>(balance_memory); }
+  __device__ static float* panel() { return failed() + kPrefixes; }
+  __device__ float* sums() const { return panel() + width * kPrefixes; }
 
   __host__ __device__ static int num_panels(int results) {
     return (results + kPrefixes - 1) / kPrefixes;
@@ -153,11 +157,11 @@ struct Panel {
     const int width = BalanceParams::padded(size);
     const int numbers = kPrefixes * (1 + width + kSplits * (width + 4));
     return std::max(sizeof(float) * static_cast<std::size_t>(numbers),
-                    LogDomain::shared_bytes(size, size));
+                    LogDomain<kGroups>::shared_bytes(size, size));
   }
 
   // Result of the last step for prefix k: [width].
-  __device__ float* result(int k) const { return sums + k * (width + 4); }
+  __device__ float* result(int k) const { return sums() + k * (width + 4); }
 
   // panel = update(panel factor), for factor E (kColumnStep, from rows to columns) or its
   // transpose. update(k, j, x) changes numbers j .. j + 3 of prefix k, in one thread, the same one
@@ -168,19 +172,22 @@ struct Panel {
     constexpr int kRowsMore = kColumnStep ? 1 : 0, kResultsMore = 1 - kRowsMore;
     {
       const int split = warp % kSplits, tile = warp / kSplits;
-      const int k0 = tile / kColumnTiles * 16 + lane / 16 * 8;
+      const int k0 = tile / kColumnTiles * kPrefixTile + lane / 16 * 8;
       const int c0 = tile % kColumnTiles * 64 + lane % 16 * 4;
-      const int last = min(first_prefix + tile / kColumnTiles * 16 + 15, size - 1);
+      const int last = min(first_prefix + (tile / kColumnTiles + 1) * kPrefixTile, size) - 1;
       const int depth = last + kRowsMore;
       if (c0 < last + kResultsMore) {
         float sum[8][4] = {};
-        const float* factors = panel + k0;
-        const float* row = factor + c0;
-#pragma unroll 4
+        const float* factors = panel() + split * kPrefixes + k0;
+        const float* row = factor + split * width + c0;
+        const int row_step = kSplits * width;
+#pragma unroll 3
         for (int r = split; r < depth; r += kSplits) {
-          const float4 m = *reinterpret_cast<const float4*>(row + r * width);
-          const float4 low = *reinterpret_cast<const float4*>(factors + r * kPrefixes);
-          const float4 high = *reinterpret_cast<const float4*>(factors + r * kPrefixes + 4);
+          const float4 m = *reinterpret_cast<const float4*>(row);
+          const float4 low = *reinterpret_cast<const float4*>(factors);
+          const float4 high = *reinterpret_cast<const float4*>(factors + 4);
+          row += row_step;
+          factors += kSplits * kPrefixes;
           const float f[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
           for (int k = 0; k < 8; ++k) {
@@ -192,7 +199,7 @@ struct Panel {
         }
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
-          *reinterpret_cast<float4*>(sums + (split * kPrefixes + k0 + k) * (width + 4) + c0) = {
+          *reinterpret_cast<float4*>(sums() + (split * kPrefixes + k0 + k) * (width + 4) + c0) = {
               sum[k][0], sum[k][1], sum[k][2], sum[k][3]};
         }
       }
@@ -205,7 +212,7 @@ struct Panel {
 #pragma unroll
         for (int split = 0; split < kSplits; ++split) {
           const float4 part =
-              *reinterpret_cast<const float4*>(sums + (split * kPrefixes + k) * (width + 4) + j);
+              *reinterpret_cast<const float4*>(sums() + (split * kPrefixes + k) * (width + 4) + j);
           x[0] += part.x;
           x[1] += part.y;
           x[2] += part.z;
@@ -225,6 +232,7 @@ struct Panel {
   __device__ void for_own(Use use) const {
     const int k = static_cast<int>(threadIdx.x) % kPrefixes;
     if (first_prefix + k >= size) return;
+#pragma unroll 1
     for (int j = static_cast<int>(threadIdx.x) / kPrefixes * 4; j < width;
          j += kThreads / kPrefixes * 4) {
       use(k, j);
@@ -234,13 +242,13 @@ struct Panel {
   __device__ void store(int k, int j, const float (&x)[4]) const {
     *reinterpret_cast<float4*>(result(k) + j) = {x[0], x[1], x[2], x[3]};
 #pragma unroll
-    for (int n = 0; n < 4; ++n) panel[(j + n) * kPrefixes + k] = x[n];
+    for (int n = 0; n < 4; ++n) panel()[(j + n) * kPrefixes + k] = x[n];
   }
 
   // 1 / x where x > 0, else 0; prefix k has failed if x is out of range.
   __device__ float inverse(float x, int k) const {
     if (x == 0) return 0;
-    if (!(x > DeviceBalanceRange::kLeast && x < 1 / DeviceBalanceRange::kLeast)) failed[k] = 1;
+    if (!(x > DeviceBalanceRange::kLeast && x < 1 / DeviceBalanceRange::kLeast)) failed()[k] = 1;
     return 1 / x;
   }
 
@@ -274,17 +282,6 @@ struct Panel {
     }
     __syncthreads();
   }
-
-  // Calls use(problem in the log domain, its number) for each prefix that has failed.
-  template <typename Use>
-  __device__ void for_failed(const BalanceParams& p, Use use) const {
-    for (int k = 0; k < kPrefixes && first_prefix + k < size; ++k) {
-      if (failed[k] == 0) continue;
-      const int index = first_prefix + k - p.first_row;
-      use(LogDomain(p, matrix, index, panel), matrix * p.results + index);
-      __syncthreads();
-    }
-  }
 };
 
 template <int kGroups>
@@ -295,12 +292,16 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_forward_kernel(const Balan
   panel.solve(p.iterations, nothing, nothing, [&](int k, int u, float total) {
     const float* e = panel.e + u * panel.width;
     const float* b = panel.result(k);
-    float* out = p.p + (panel.matrix * p.results + u - p.first_row) * N;
+    float* out = p.p + (std::int64_t{panel.matrix} * p.results + u - p.first_row) * N;
     for (int c = panel.lane; c < N; c += kWarp) out[c] = c < u ? e[c] * b[c] / total : 0.0f;
   });
-  panel.for_failed(p, [&](const typename Panel<kGroups>::LogDomain& problem, std::int64_t) {
+  for (int k = 0; k < panel.kPrefixes && panel.first_prefix + k < N; ++k) {
+    if (panel.failed()[k] == 0) continue;
+    const LogDomain<kGroups> problem(p, panel.matrix, panel.first_prefix + k - p.first_row,
+                                     panel.panel());
     problem.write_p(p.iterations, p.p);
-  });
+    __syncthreads();
+  }
 }
 
 // Of solved prefixes, Vectors' f is a_ui and its g is b_ui. Row u of d_scores becomes d.
@@ -310,9 +311,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   const BalanceParams& forward = p.problems;
   const Panel<kGroups> panel(forward);
   const int N = forward.rows, I = forward.iterations;
-  const std::int64_t first_problem =
-      panel.matrix * forward.results + panel.first_prefix - forward.first_row;
-  float* d_scores = p.d_scores + panel.matrix * N * N;
+  const int first_problem = panel.matrix * forward.results + panel.first_prefix - forward.first_row;
   const auto write = [](float* vector, int j, const float(&x)[4]) {
     *reinterpret_cast<float4*>(vector + j) = {x[0], x[1], x[2], x[3]};
   };
@@ -342,13 +341,14 @@ __global__ void __launch_bounds__(kThreads, 2)
       [&](int k, int u, float total) {
         const float* e = panel.e + u * panel.width;
         float* b = panel.result(k);
-        const float* d_p = p.d_p + (first_problem + k) * N;
+        const float* d_p = p.d_p + std::int64_t{first_problem + k} * N;
+        float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
         float sum = 0;
         for (int c = panel.lane; c < u; c += kWarp) sum += e[c] * b[c] / total * d_p[c];
         sum = warp_sum(sum);
         for (int c = panel.lane; c < u; c += kWarp) {
           const float d = e[c] * b[c] / total * (d_p[c] - sum);
-          d_scores[u * N + c] = d;
+          d_scores[c] = d;
           b[c] *= d;  // y
         }
       });
@@ -375,12 +375,27 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
   float* in_log_domain = Scratch(forward).in_log_domain + first_problem;
   for (int k = static_cast<int>(threadIdx.x); k < panel.kPrefixes; k += kThreads) {
-    if (panel.first_prefix + k < N) in_log_domain[k] = panel.failed[k];
+    if (panel.first_prefix + k < N) in_log_domain[k] = panel.failed()[k];
   }
-  panel.for_failed(forward,
-                   [&](const typename Panel<kGroups>::LogDomain& problem, std::int64_t index) {
-                     problem.write_vectors(I, p.d_p, Vectors(p, index), d_scores);
-                   });
+}
+
+// The prefixes of a panel that prefix_vectors_kernel has not solved: with it in one kernel there
+// are not enough registers.
+template <int kGroups>
+__global__ void __launch_bounds__(kThreads, 1)
+    prefix_log_domain_kernel(const BalanceBackwardParams p) {
+  const BalanceParams& forward = p.problems;
+  const int first = static_cast<int>(blockIdx.x / forward.matrices) * kPrefixTile;
+  const std::int64_t matrix = blockIdx.x % forward.matrices;
+  const float* in_log_domain = Scratch(forward).in_log_domain + matrix * forward.results;
+  for (int result = first; result < min(first + kPrefixTile, forward.results); ++result) {
+    if (in_log_domain[result] == 0) continue;
+    const LogDomain<kGroups> problem(forward, matrix, result,
+                                     reinterpret_cast<float*>(balance_memory));
+    problem.write_vectors(forward.iterations, p.d_p, Vectors(p, matrix * forward.results + result),
+                          p.d_scores + matrix * forward.rows * forward.columns);
+    __syncthreads();
+  }
 }
 
 // kSide^2 numbers of the tile are a thread's, in groups of 4 x 4.
@@ -447,6 +462,10 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
 
   // The parts' sums, in their order; then whole rows of the tile at a time.
   float* flow = left;  // [kSize, kSize]
+  float& any_in_log_domain = right[0];
+  if (thread == 0) any_in_log_domain = 0;
+  __syncthreads();
+  if (thread < forward.results && in_log_domain[thread] != 0) any_in_log_domain = 1;
   for (int turn = 0; turn < kParts; ++turn) {
     if (part == turn) {
 #pragma unroll
@@ -467,8 +486,9 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
     const float s = forward.scores[entry];
     float d = r >= forward.first_row && c < r ? p.d_scores[entry] : 0.0f;
     d -= scratch.e[(matrix * width + r) * width + c] * flow[j];
-    for (int result = max(max(r, c + 1) - forward.first_row, 0); result < forward.results;
-         ++result) {
+    int result = max(max(r, c + 1) - forward.first_row, 0);
+    if (any_in_log_domain == 0) result = forward.results;
+    for (; result < forward.results; ++result) {
       if (in_log_domain[result] == 0) continue;
       d -= log_domain_share(Vectors(p, problems + result), I, r, c, s);
     }
@@ -539,6 +559,10 @@ void launch_prefix_balance_backward(const BalanceBackwardParams& params, cudaStr
   if (problems.results > 0) {
     with_groups(problems.rows, [&]<int kGroups>() {
       launch_panels<kGroups>(&prefix_vectors_kernel<kGroups>, problems, params, stream);
+      launch_blocks(&prefix_log_domain_kernel<kGroups>,
+                    problems.matrices * ((problems.results + kPrefixTile - 1) / kPrefixTile),
+                    params, LogDomain<kGroups>::shared_bytes(problems.rows, problems.columns),
+                    stream);
     });
   }
   if (problems.rows <= 64) return launch_scores<4>(params, stream);
