@@ -26,10 +26,7 @@ struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess };
 enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
-enum cudaFuncAttribute {
-  cudaFuncAttributeMaxDynamicSharedMemorySize,
-  cudaFuncAttributePreferredSharedMemoryCarveout
-};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -164,12 +161,9 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   *value = birkhoff::emulated::machine.shared_limit;
   return cudaSuccess;
 }
-inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute attribute, int value) {
-  if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize &&
-      value > birkhoff::emulated::machine.shared_limit) {
-    std::abort();
-  }
-  return cudaSuccess;
+inline cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {
+  return bytes <= birkhoff::emulated::machine.shared_limit ? cudaSuccess
+                                                           : (std::abort(), cudaSuccess);
 }
 
 namespace birkhoff {
