@@ -290,7 +290,7 @@ struct FusedBalance : torch::autograd::Function<FusedBalance> {
 // The kernels of balance.cu.
 struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
   // Memory for what the backward pass keeps of each problem, at one time.
-  static constexpr std::int64_t kMostScratch = (64 << 20) / sizeof(float);
+  static constexpr std::int64_t kMostVectors = (128 << 20) / sizeof(float);
 
   // Problems [.., R, C] as the kernels take them.
   static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, bool prefix,
@@ -304,7 +304,17 @@ struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
             .first_row = static_cast<int>(first_row),
             .results = prefix ? static_cast<int>(R - first_row) : 1,
             .scores = scores.const_data_ptr<float>(),
-            .p = nullptr};
+            .p = nullptr,
+            .scratch = nullptr};
+  }
+
+  // Puts memory for `matrices` of the problems in place; who calls keeps it.
+  static at::Tensor give_scratch(const at::Tensor& scores, std::int64_t matrices,
+                                 BalanceParams& problems) {
+    const at::Tensor scratch =
+        at::empty({matrices * problems.scratch_per_matrix()}, scores.options());
+    problems.scratch = scratch.mutable_data_ptr<float>();
+    return scratch;
   }
 
   static bool fits(const at::Tensor& scores, std::int64_t iterations, bool prefix,
@@ -312,7 +322,7 @@ struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
     return scores.is_cuda() && scores.scalar_type() == at::kFloat &&
            std::max(scores.size(-2), scores.size(-1)) <= BalanceParams::kMostBlocks &&
            BalanceBackwardParams::vectors_per_matrix(
-               params(scores, iterations, prefix, first_row)) <= 4 * kMostScratch;
+               params(scores, iterations, prefix, first_row)) <= 2 * kMostVectors;
   }
 
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
@@ -322,6 +332,7 @@ struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
                                         at::MemoryFormat::Contiguous);
     BalanceParams problems = params(dense, iterations, prefix, first_row);
     problems.p = p.mutable_data_ptr<float>();
+    const at::Tensor scratch = give_scratch(dense, problems.matrices, problems);
     launch_balance(problems, current_stream(dense));
     context->saved_data["iterations"] = iterations;
     context->saved_data["prefix"] = prefix;
@@ -339,9 +350,13 @@ struct DeviceBalance : torch::autograd::Function<DeviceBalance> {
                context->saved_data["prefix"].toBool(), context->saved_data["first_row"].toInt());
     const std::int64_t of_matrix = BalanceBackwardParams::vectors_per_matrix(problems);
     const std::int64_t all = problems.matrices;
-    const std::int64_t at_once =
-        std::clamp<std::int64_t>(kMostScratch / std::max<std::int64_t>(1, of_matrix), 1, all + 1);
-    const at::Tensor vectors = at::empty({std::min(all, at_once) * of_matrix}, scores.options());
+    if (all == 0) return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
+    // Parts of one size, so that each fills the device.
+    const std::int64_t most =
+        std::max<std::int64_t>(1, kMostVectors / std::max<std::int64_t>(1, of_matrix));
+    const std::int64_t parts = (all + most - 1) / most, at_once = (all + parts - 1) / parts;
+    const at::Tensor vectors = at::empty({at_once * of_matrix}, scores.options());
+    const at::Tensor scratch = give_scratch(scores, at_once, problems);
     const std::int64_t size = scores.size(-2) * scores.size(-1);
     const std::int64_t result_size = d_p.size(-2) * d_p.size(-1);
     for (std::int64_t first = 0; first < all; first += at_once) {

@@ -16,8 +16,8 @@ namespace birkhoff {
 
 // Where a balance runs: the specification in LibTorch operations, or a fused kernel. On the CPU,
 // matrices outside the kernel's number range go through the log domain one by one, so that they
-// cost time but no memory. On a GPU it takes fp32, up to 256 rows and columns (balance.cu); others
-// take the specification, as does the
+// cost time but no memory. On a GPU it takes fp32, up to 256 rows and columns (balance.cu,
+// prefix_balance.cu), and finds such matrices by itself; others take the specification, as does the
 // cumulative balance there.
 enum class BalancePath { kReference, kFused };
 

@@ -1,7 +1,10 @@
-// Arguments of the kernels of the Sinkhorn operator. See attention/balance.cu.
+// Arguments of the kernels of the Sinkhorn operator. See attention/balance.cu and
+// prefix_balance.cu.
 #pragma once
 
 #include <cstdint>
+
+#include "cluster/base/philox_rounds.h"
 
 struct CUstream_st;
 
@@ -19,19 +22,39 @@ struct BalanceParams {
   int results;          // problems of a matrix: rows - first_row with `prefix`, else 1
   const float* scores;  // [matrices, rows, columns]
   float* p;             // forward: [matrices, rows - first_row, columns]
+  float* scratch;       // scratch_per_matrix() numbers for each matrix, aligned to 16 bytes
 
   static constexpr int kMostBlocks = 256;
+  static constexpr int kTile = 32;  // of a matrix, with a limit of its own: prefix_balance.cu
+
+  // To whole float4.
+  BIRKHOFF_HOST_DEVICE static constexpr int padded(int size) { return (size + 3) / 4 * 4; }
+
+  BIRKHOFF_HOST_DEVICE int num_tiles() const {
+    const int side = (rows + kTile - 1) / kTile;
+    return side * side;
+  }
+  // Without `prefix` none; else struct Scratch of prefix_balance.cu.
+  std::int64_t scratch_per_matrix() const {
+    if (!prefix) return 0;
+    const std::int64_t width = padded(rows);
+    return 2 * width * width + num_tiles() + results;
+  }
 };
 
 struct BalanceBackwardParams {
   BalanceParams problems;  // its p: not used
   const float* d_p;        // as p
-  float* vectors;          // scratch, vectors_per_matrix() numbers for each matrix
+  float* vectors;          // scratch, vectors_per_matrix() numbers for each matrix, aligned so too
   float* d_scores;         // as scores
 
+  // Two vectors of rows and two of columns for each iteration.
+  static std::int64_t vectors_per_problem(const BalanceParams& problems) {
+    return std::int64_t{problems.iterations} * 2 *
+           (BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns));
+  }
   static std::int64_t vectors_per_matrix(const BalanceParams& problems) {
-    return std::int64_t{problems.results} * problems.iterations * 2 *
-           (problems.rows + problems.columns);
+    return problems.results * vectors_per_problem(problems);
   }
 };
 

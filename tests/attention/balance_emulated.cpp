@@ -3,12 +3,15 @@
 
 #define launch_balance emulate_launch_balance
 #define launch_balance_backward emulate_launch_balance_backward
+#define launch_prefix_balance emulate_launch_prefix_balance
+#define launch_prefix_balance_backward emulate_launch_prefix_balance_backward
 #include "attention/balance.cu"
+#include "attention/prefix_balance.cu"
 
 namespace birkhoff {
 namespace {
 
-float balance_memory[232448 / sizeof(float)];
+float4 balance_memory[232448 / sizeof(float4)];
 
 }  // namespace
 

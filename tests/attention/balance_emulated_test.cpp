@@ -40,15 +40,18 @@ Result specified(const Case& c, at::ScalarType dtype, const at::Tensor& d_p) {
 Result emulated(const Case& c, const at::Tensor& d_p) {
   Result result{at::full(d_p.sizes(), NAN, d_p.options()), at::full_like(c.scores, NAN)};
   const int rows = static_cast<int>(c.scores.size(1));
-  const BalanceParams params{.matrices = c.scores.size(0),
-                             .rows = rows,
-                             .columns = static_cast<int>(c.scores.size(2)),
-                             .iterations = c.iterations,
-                             .prefix = c.prefix,
-                             .first_row = c.first_row,
-                             .results = c.prefix ? rows - c.first_row : 1,
-                             .scores = c.scores.const_data_ptr<float>(),
-                             .p = result.p.mutable_data_ptr<float>()};
+  BalanceParams params{.matrices = c.scores.size(0),
+                       .rows = rows,
+                       .columns = static_cast<int>(c.scores.size(2)),
+                       .iterations = c.iterations,
+                       .prefix = c.prefix,
+                       .first_row = c.first_row,
+                       .results = c.prefix ? rows - c.first_row : 1,
+                       .scores = c.scores.const_data_ptr<float>(),
+                       .p = result.p.mutable_data_ptr<float>(),
+                       .scratch = nullptr};
+  const at::Tensor scratch = at::full({params.matrices, params.scratch_per_matrix()}, NAN);
+  params.scratch = scratch.mutable_data_ptr<float>();
   emulate_balance(params, c.shared_limit);
   const at::Tensor vectors =
       at::full({params.matrices, BalanceBackwardParams::vectors_per_matrix(params)}, NAN);
@@ -60,9 +63,13 @@ Result emulated(const Case& c, const at::Tensor& d_p) {
   return result;
 }
 
+at::Tensor d_p_of(const Case& c) {
+  return random_tensor({c.scores.size(0), c.scores.size(1) - c.first_row, c.scores.size(2)},
+                       at::kFloat, 5);
+}
+
 void check(const Case& c) {
-  const at::Tensor d_p = random_tensor(
-      {c.scores.size(0), c.scores.size(1) - c.first_row, c.scores.size(2)}, at::kFloat, 5);
+  const at::Tensor d_p = d_p_of(c);
   const Result kernel = emulated(c, d_p), reference = specified(c, at::kFloat, d_p),
                exact = specified(c, at::kDouble, d_p);
   expect_as_exact(kernel.p, reference.p, exact.p, c.name + ", P");
@@ -84,7 +91,6 @@ class EmulatedBalanceKernel : public ::testing::Test {
 TEST_F(EmulatedBalanceKernel, IsAsExactAsTheSpecification) {
   for (const std::int64_t N : {1, 2, 5, 33}) {
     for (const bool prefix : {false, true}) {
-      if (prefix && N > 5) continue;
       check({fmt::format("N {} prefix {}", N, prefix), scores({2, N, N}), prefix});
       check({fmt::format("one iteration, N {} prefix {}", N, prefix), scores({1, N, N}), prefix, 0,
              1});
@@ -93,21 +99,103 @@ TEST_F(EmulatedBalanceKernel, IsAsExactAsTheSpecification) {
   check({"not square", scores({1, 3, 40}), false});
   check({"not square", scores({1, 40, 3}), false});
   check({"last prefixes", scores({1, 36, 36}), true, 33, 2});
+  check({"no prefix", scores({1, 4, 4}), true, 4});
 }
 
 TEST_F(EmulatedBalanceKernel, EachNumberOfColumnsAndPlaceOfTheScores) {
   check({"128 columns", scores({1, 9, 100}), false, 0, 2});
   check({"256 columns", scores({1, 9, 250}), false, 0, 2});
   check({"256 columns, scores in memory", scores({1, 17, 250}), false, 0, 2, 20000});
-  check({"256 columns, scores in memory, a prefix", scores({1, 140, 140}), true, 139, 2, 20000});
 }
 
-// Of any size: the kernel has no range to leave.
+// Around each border between shapes of blocks and tiles.
+TEST_F(EmulatedBalanceKernel, PrefixesOfEachShape) {
+  for (const std::int64_t N : {1, 2, 15, 16, 17, 31, 32, 63, 64, 65}) {
+    check({fmt::format("N {}", N), scores({2, N, N}), true});
+  }
+  for (const int N : {100, 127, 128, 129, 200, 256}) {
+    check({fmt::format("last of N {}", N), scores({1, N, N}), true, N - 5, 2});
+  }
+  check({"from the first on", scores({1, 130, 130}), true, 0, 2});
+  check({"some of 64", scores({1, 64, 64}), true, 9});
+  for (int iterations = 1; iterations <= 8; ++iterations) {
+    check({fmt::format("{} iterations", iterations), scores({1, 20, 20}), true, 3, iterations});
+  }
+}
+
+// Of any size: what leaves the number range is solved in the log domain.
 TEST_F(EmulatedBalanceKernel, LargeScores) {
   for (const double scale : {30.0, 200.0, 1e4}) {
     for (const bool prefix : {false, true}) {
       check({fmt::format("scale {} prefix {}", scale, prefix), scores({2, 6, 6}, scale), prefix});
     }
+  }
+  for (const double scale : {5.0, 10.0, 15.0, 20.0, 45.0}) {
+    check({fmt::format("prefixes, scale {}", scale), scores({2, 6, 6}, scale), true});
+    check({fmt::format("prefixes, scale {}, N 40", scale), scores({1, 40, 40}, scale), true, 20});
+  }
+}
+
+// One score beyond the range: the prefixes that hold it are in the log domain, the others not.
+TEST_F(EmulatedBalanceKernel, AScoreOutOfRange) {
+  for (const std::int64_t N : {20, 70}) {
+    const Case without{"all in range", scores({1, N, N}), true, 0, 2};
+    const Result ordinary = emulated(without, d_p_of(without));
+    for (const float large : {60.0f, -60.0f, 1e5f}) {
+      if (N > 20 && large != 60) continue;  // time
+      Case c = without;
+      c.name = fmt::format("N {}, {} in row 7, column 11", N, large);
+      c.scores = c.scores.clone();
+      c.scores[0][7][11] = large;
+      check(c);
+      const Result result = emulated(c, d_p_of(c));
+      expect_same_bits(result.p.narrow(1, 0, 12), ordinary.p.narrow(1, 0, 12), c.name);
+    }
+  }
+  Case offset{"a common offset", scores({1, 20, 20}) + 1000, true};
+  check(offset);
+}
+
+// Sums out of range although each score is within it.
+TEST_F(EmulatedBalanceKernel, SumsOutOfRange) {
+  at::Tensor far = scores({1, 24, 24});
+  far.narrow(2, 0, 12) += 45;
+  far.narrow(2, 12, 12) -= 45;
+  far.narrow(1, 6, 6).narrow(2, 3, 4).neg_();
+  far.select(1, 20) = 45;
+  far.select(1, 21) = -45;
+  check({"far apart", far, true});
+}
+
+TEST_F(EmulatedBalanceKernel, FutureScoresChangeNoBit) {
+  for (const std::int64_t N : {40, 70, 140}) {
+    const Case c{fmt::format("N {}", N), scores({1, N, N}), true, 0, 2};
+    const at::Tensor d_p = d_p_of(c);
+    const Result before = emulated(c, d_p);
+    for (const float later : {0.5f, 49.0f, -1e3f, -INFINITY}) {
+      for (const std::int64_t u : {std::int64_t{17}, N - 5}) {
+        if (later == -1e3f && u < N - 5) continue;  // the log domain takes its time here
+        Case changed = c;
+        changed.scores = c.scores.clone();
+        changed.scores.narrow(1, u + 1, N - u - 1).fill_(later);
+        changed.scores.narrow(2, u, N - u).fill_(later);
+        const Result after = emulated(changed, d_p);
+        expect_same_bits(after.p.narrow(1, 0, u + 1), before.p.narrow(1, 0, u + 1),
+                         fmt::format("N {} u {} later {}", N, u, later));
+      }
+    }
+    expect_same_bits(emulated(c, d_p).d_scores, before.d_scores, c.name + ", a second time");
+  }
+}
+
+// Where a call begins changes no bit of the prefixes that it has.
+TEST_F(EmulatedBalanceKernel, TheFirstRowChangesNoBit) {
+  Case c{"from 0", scores({2, 70, 70}), true, 0, 3};
+  const at::Tensor all = emulated(c, d_p_of(c)).p;
+  for (const int first_row : {1, 15, 16, 40, 69}) {
+    c.first_row = first_row;
+    expect_same_bits(emulated(c, d_p_of(c)).p, all.narrow(1, first_row, 70 - first_row),
+                     fmt::format("from {}", first_row));
   }
 }
 
@@ -123,6 +211,13 @@ TEST_F(EmulatedBalanceKernel, EmptyRowsAndColumnsAndTriangles) {
     check({"triangle", triangle, prefix});
     check({"nothing", at::full({1, 3, 3}, kBarred), prefix});
   }
+  // Documents: blocks see those of their own alone.
+  at::Tensor documents = at::full({1, 70, 70}, kBarred);
+  for (const std::int64_t begin : {0, 20, 21, 50}) {
+    const std::int64_t size = begin == 20 ? 1 : std::min<std::int64_t>(70 - begin, 29);
+    documents.narrow(1, begin, size).narrow(2, begin, size).copy_(scores({1, size, size}, 5));
+  }
+  check({"documents", documents, true});
 }
 
 }  // namespace

@@ -41,13 +41,33 @@ at::Tensor random_scores(std::int64_t matrices, std::int64_t size, double scale 
 }
 
 TEST(BalanceKernel, SmallIsAsExactAsTheSpecification) {
-  for (const std::int64_t size : {1, 2, 5, 33, 64, 65}) {
+  for (const std::int64_t size : {1, 2, 5, 33, 63, 64, 65}) {
     for (const bool prefix : {false, true}) {
       check(fmt::format("N {} prefix {}", size, prefix), random_scores(2, size), prefix);
     }
   }
   check("last prefixes", random_scores(1, 36), true, 33);
   check("out of any range", random_scores(1, 9, 1e4), true);
+  for (const double scale : {10.0, 20.0, 45.0}) {
+    check(fmt::format("partly out of range, scale {}", scale), random_scores(1, 70, scale), true);
+  }
+}
+
+TEST(BalanceKernel, SmallFutureScoresChangeNoBit) {
+  for (const std::int64_t size : {40, 70, 140}) {
+    const at::Tensor scores = random_scores(1, size);
+    const at::Tensor before = prefix_balance(scores.cuda(), 5, 0, BalancePath::kFused);
+    for (const float later : {0.5f, 49.0f, -1e3f, -std::numeric_limits<float>::infinity()}) {
+      for (const std::int64_t u : {std::int64_t{17}, size - 5}) {
+        at::Tensor changed = scores.clone();
+        changed.narrow(2, u + 1, size - u - 1).fill_(later);
+        changed.narrow(3, u, size - u).fill_(later);
+        const at::Tensor after = prefix_balance(changed.cuda(), 5, 0, BalancePath::kFused);
+        expect_same_bits(after.narrow(2, 0, u + 1), before.narrow(2, 0, u + 1),
+                         fmt::format("N {} u {} later {}", size, u, later));
+      }
+    }
+  }
 }
 
 TEST(BalanceKernel, SmallEmptyRowsAndColumns) {
@@ -66,7 +86,7 @@ TEST(BalanceKernel, LargeIsAsExactAsTheSpecification) {
 }
 
 // More scratch than is taken at one time.
-TEST(BalanceKernel, LargeInParts) { check("in parts", random_scores(50, 96), true, 0); }
+TEST(BalanceKernel, LargeInParts) { check("in parts", random_scores(7000, 16), true, 0); }
 
 }  // namespace
 }  // namespace birkhoff

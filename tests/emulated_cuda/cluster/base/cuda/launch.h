@@ -27,6 +27,9 @@ using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
 enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 
 namespace birkhoff::emulated {
 
