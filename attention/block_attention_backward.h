@@ -63,7 +63,6 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     if (more) load_keys(keys, place, 0);
     thread_.commit();
 
-    make_delta(place, first_query);
     float maximum[2] = {}, inverse_sum[2] = {};  // of rows lane / 4 and 8 below
     for (int half = 0; half < 2; ++half) {
       const int row = first_row_ + lane_ / 4 + 8 * half;
@@ -71,6 +70,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       maximum[half] = p_.max[this->number_of(place, first_query) + row];
       inverse_sum[half] = p_.inverse_sum[this->number_of(place, first_query) + row];
     }
+    make_delta(place, first_query);
 
     Columns d_q = {};
     for (int stage = 0; more; stage = (stage + 1) % kStages) {
@@ -78,11 +78,12 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       more = keys.next();
       if (more && kStages == 2) load_keys(keys, place, stage ^ 1);
       thread_.commit();
-      thread_.template wait<kStages - 1>();
-      thread_.sync();
+      // What needs no tile, while the tiles come.
       const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
+      thread_.template wait<kStages - 1>();
+      thread_.sync();
       BIRKHOFF_UNROLL_BY(1)
       for (int first = 0; first < pair.num_keys; first += kAtOnce) {
         Pairs p = {}, d_s = {};
@@ -108,6 +109,9 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     }
     thread_.template wait<0>();
     thread_.sync();
+    if (!kOwnsKeys && thread_.index() < num_queries) {
+      p_.delta[this->number_of(place, first_query) + thread_.index()] = delta_of(thread_.index());
+    }
     if (first_row_ < num_queries) {
       this->store_rows(d_q, p_.scale, kQ, p_.d_q, place, first_query);
     }
@@ -129,33 +133,57 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     this->load_rows(v_tile(stage), source.v, place, keys.first_key());
   }
 
-  // A group of neighbouring lanes adds up a row.
+  // Four lanes add up a row's columns that the warp owns. All loads are under way before the first
+  // is used: memory is waited for once.
   BIRKHOFF_DEVICE void make_delta(const BlockPlace& place, int first_query) const {
-    constexpr int kGroups = kHeadDim / 8;
-    const std::uint16_t* out = Body::first_of(p_.out, place, first_query);
-    const std::uint16_t* d_out = Body::first_of(p_.d_out, place, first_query);
-    BIRKHOFF_UNROLL_BY(1)
-    for (int item = thread_.index(); item < kTileRows * kGroups; item += Shape::kThreads) {
-      const int row = item / kGroups, column = item % kGroups * 8;
+    constexpr int kSteps = Shape::kWarpColumns / 32;
+    Words out[2 * kSteps], d_out[2 * kSteps];
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 2 * kSteps; ++i) {
+      const int row = first_row_ + lane_ / 4 + i / kSteps * 8,
+                column = first_column_ + i % kSteps * 32 + lane_ % 4 * 8;
+      out[i] = d_out[i] = {};
+      if (row >= this->rows_from(first_query) || column >= p_.head_dim) continue;
+      out[i] = load_words(p_.out, place, first_query + row, column);
+      d_out[i] = load_words(p_.d_out, place, first_query + row, column);
+    }
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
       float delta = 0;
-      if (row < this->rows_from(first_query) && column < p_.head_dim) {
-        const Words a = *reinterpret_cast<const Words*>(out + row * p_.out.strides[3] + column);
-        const Words b = *reinterpret_cast<const Words*>(d_out + row * p_.d_out.strides[3] + column);
+      BIRKHOFF_UNROLL
+      for (int i = half * kSteps; i < (half + 1) * kSteps; ++i) {
         BIRKHOFF_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          const int shift = i % 2 * 16;
-          delta += thread_.unpack(static_cast<std::uint16_t>(a.words[i / 2] >> shift)) *
-                   thread_.unpack(static_cast<std::uint16_t>(b.words[i / 2] >> shift));
+        for (int k = 0; k < 8; ++k) {
+          const int shift = k % 2 * 16;
+          delta += thread_.unpack(static_cast<std::uint16_t>(out[i].words[k / 2] >> shift)) *
+                   thread_.unpack(static_cast<std::uint16_t>(d_out[i].words[k / 2] >> shift));
         }
       }
-      BIRKHOFF_UNROLL
-      for (int lanes = kGroups / 2; lanes > 0; lanes /= 2) delta += thread_.exchange(delta, lanes);
-      if (column != 0) continue;
-      thread_.store_shared(kDelta + 4 * row, delta);
-      if (!kOwnsKeys && row < this->rows_from(first_query)) {
-        p_.delta[this->number_of(place, first_query) + row] = delta;
-      }
+      delta += thread_.exchange(delta, 1);
+      delta += thread_.exchange(delta, 2);
+      if (lane_ % 4 != 0) continue;
+      thread_.store_shared(
+          delta_part(first_row_ + lane_ / 4 + 8 * half, first_column_ / Shape::kWarpColumns),
+          delta);
     }
+  }
+
+  static BIRKHOFF_DEVICE Words load_words(const BlockRowsParams& rows, const BlockPlace& place,
+                                          int row, int column) {
+    return *reinterpret_cast<const Words*>(Body::first_of(rows, place, row) + column);
+  }
+
+  // Of a row, of the columns that one warp owns.
+  static BIRKHOFF_DEVICE std::uint32_t delta_part(int row, int part) {
+    return kDelta + part * Shape::kNumbersBytes + 4 * row;
+  }
+  BIRKHOFF_DEVICE float delta_of(int row) const {
+    float delta = thread_.template load_shared<float>(delta_part(row, 0));
+    BIRKHOFF_UNROLL
+    for (int part = 1; part < Shape::kWarpsOfRow; ++part) {
+      delta += thread_.template load_shared<float>(delta_part(row, part));
+    }
+    return delta;
   }
 
   // Logits become the factors of d_out in d_v, products d_out . v become d_s.
@@ -165,8 +193,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     const bool drops = p_.dropout.p > 0;
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float delta =
-          thread_.template load_shared<float>(kDelta + 4 * (first_row_ + lane_ / 4 + 8 * half));
+      const float delta = delta_of(first_row_ + lane_ / 4 + 8 * half);
       BIRKHOFF_UNROLL
       for (int j = 0; j < kAtOnce / 8; ++j) {
         BIRKHOFF_UNROLL
@@ -287,6 +314,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
       if (first_row_ < num_keys) {
         const std::uint32_t q_tile = kQueries + stage * kStageBytes,
                             d_out_tile = q_tile + Shape::kRowsBytes;
+        // Here and not while tiles come: across the barrier it would not fit into registers.
         const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
                                             source_index, now.offset(), first_key);
         const std::uint32_t visible = this->template visible_pairs<true>(pair);

@@ -257,7 +257,9 @@ class BlockAttentionBody {
     key = kKeysAreRows ? row : column;
   }
 
-  // Bit i: may the query of number i see its key?
+  // Bit i: may the query of number i see its key? The numbers of one remainder i % 4 share their
+  // row and go right by 8 columns at a time, so that the visible ones follow from where they begin
+  // and end; only a mask is looked at number by number.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t visible_pairs(const TilePair& pair) const {
     if (!pair.diagonal && pair.legal == nullptr && pair.num_queries == kTileRows &&
@@ -265,18 +267,36 @@ class BlockAttentionBody {
       return kAll;
     }
     std::uint32_t bits = 0;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const Place place = place_in_c(lane_, i);
+      const int row = first_row_ + place.row;
+      int begin = 0, end;
+      if constexpr (kKeysAreRows) {
+        end = row < pair.num_keys ? pair.num_queries : 0;
+        if (pair.diagonal) begin = row;
+      } else {
+        end = row < pair.num_queries ? pair.num_keys : 0;
+        if (pair.diagonal && end > row + 1) end = row + 1;
+      }
+      bits |= (numbers_left_of(end - place.column) & ~numbers_left_of(begin - place.column)) << i;
+    }
+    if (pair.legal == nullptr) return bits;
     BIRKHOFF_UNROLL_BY(1)
     for (int i = 0; i < 32; ++i) {
       int query, key;
       place_of_pair<kKeysAreRows>(i, query, key);
-      bool visible =
-          query < pair.num_queries && key < pair.num_keys && (!pair.diagonal || key <= query);
-      if (visible && pair.legal != nullptr) {
-        visible = pair.legal[query * pair.legal_query_stride + key * pair.legal_key_stride];
+      if ((bits >> i & 1) != 0 &&
+          !pair.legal[query * pair.legal_query_stride + key * pair.legal_key_stride]) {
+        bits &= ~(1u << i);
       }
-      bits |= static_cast<std::uint32_t>(visible) << i;
     }
     return bits;
+  }
+  // Bit 4j: is column 8j left of `end`?
+  static BIRKHOFF_DEVICE std::uint32_t numbers_left_of(int end) {
+    const int count = end <= 0 ? 0 : (end + 7) / 8;
+    return 0x11111111 & (count >= 8 ? kAll : (1u << 4 * count) - 1);
   }
 
   // Bit i: does dropout leave the probability of number i?

@@ -59,12 +59,13 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
       more = keys.next();
       if (more) load_keys(keys, place, stage ^ 1);
       thread_.commit();
+      // What needs no tile, while the tiles come.
+      const TilePair pair = this->pair_of(place, first_query, now);
+      const std::uint32_t visible = this->template visible_pairs<false>(pair);
+      const std::uint32_t kept = this->template kept_pairs<false>(pair);
       thread_.template wait<1>();
       thread_.sync();
-      if (first_row_ < this->rows_from(first_query)) {
-        const TilePair pair = this->pair_of(place, first_query, now);
-        const std::uint32_t visible = this->template visible_pairs<false>(pair);
-        const std::uint32_t kept = this->template kept_pairs<false>(pair);
+      if (first_row_ < pair.num_queries) {
         Pairs s = {};
         this->multiply_rows(s, kQ, k_tile(stage), 0);
         this->template take_logits<false>(s, pair, 0, visible);

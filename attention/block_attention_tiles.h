@@ -18,10 +18,16 @@ template <int kHeadDim>
 struct BlockAttentionShape {
   // Columns of a result that one warp keeps in registers; two warps share the rows of a wider one.
   static constexpr int kWarpColumns = kHeadDim < 128 ? kHeadDim : 128;
-  static constexpr int kThreads = kHeadDim / kWarpColumns * kTileRows / 16 * 32;
+  static constexpr int kWarpsOfRow = kHeadDim / kWarpColumns;
+  static constexpr int kThreads = kWarpsOfRow * kTileRows / 16 * 32;
   // Tiles in flight: while one is worked on, the next comes.
   static constexpr int kForwardStages = 2;
   static constexpr int kBackwardStages = kHeadDim <= 128 ? 2 : 1;
+
+  // Blocks of threads that a multiprocessor shall run at once: bounds their registers. More than
+  // one only where the compiler then keeps no registers in memory.
+  static constexpr int kForwardBlocks = kHeadDim == 64 ? 4 : 1;
+  static constexpr int kBackwardBlocks = 1;
 
   // Bytes of a tile of rows, of one of probabilities, and of a number for each row.
   static constexpr int kRowsBytes = kTileRows * kHeadDim * 2;
@@ -30,9 +36,9 @@ struct BlockAttentionShape {
 
   // q; k and v of each stage.
   static constexpr int kForwardBytes = (1 + 2 * kForwardStages) * kRowsBytes;
-  // q and d_out; k and v of each stage; p and d_s; delta.
+  // q and d_out; k and v of each stage; p and d_s; delta, in a part for each warp of a row.
   static constexpr int kQueriesBytes =
-      (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + kNumbersBytes;
+      (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + kWarpsOfRow * kNumbersBytes;
   // k and v; q, d_out, maximum, inverse sum and delta of each stage.
   static constexpr int kKeysBytes =
       2 * kRowsBytes + kBackwardStages * (2 * kRowsBytes + 3 * kNumbersBytes);
