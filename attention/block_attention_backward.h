@@ -14,7 +14,7 @@
 // gradients from all tiles of queries that see them, p with keys as rows; a warp owns 16 keys.
 //
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
-// and 256: 64, 112 and 144 KiB for queries, 49, 98 and 129 KiB for keys. 16-bit products with fp32
+// and 256: 65, 113 and 145 KiB for queries, 50, 98 and 129 KiB for keys. 16-bit products with fp32
 // sums, p and d_s rounded to 16 bits between products, all else fp32. Each number has one owner,
 // who adds in a fixed order: no atomics, the same bits each time.
 #pragma once
@@ -41,7 +41,10 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   static constexpr int kStages = Shape::kBackwardStages;
   static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes, kKeys = 2 * Shape::kRowsBytes,
                                  kP = kKeys + 2 * kStages * Shape::kRowsBytes,
-                                 kDS = kP + Shape::kPairsBytes, kDelta = kDS + Shape::kPairsBytes;
+                                 kDS = kP + Shape::kPairsBytes, kBias = kDS + Shape::kPairsBytes,
+                                 kMaximum = kBias + Shape::kNumbersBytes,
+                                 kInverseSum = kMaximum + Shape::kNumbersBytes,
+                                 kDelta = kInverseSum + Shape::kNumbersBytes;
 
  public:
   using Body::Body;
@@ -57,19 +60,15 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
 
     this->load_rows(kQ, p_.q, place, first_query);
     this->load_rows(kDOut, p_.d_out, place, first_query);
+    this->load_numbers(kMaximum, p_.max, place, first_query);
+    this->load_numbers(kInverseSum, p_.inverse_sum, place, first_query);
     KeyTiles<KeySourceParams> keys(p_.sources, p_.num_sources, p_.blocks, p_.block, place.n,
                                    first_query);
     bool more = keys.next();
     if (more) load_keys(keys, place, 0);
     thread_.commit();
 
-    float maximum[2] = {}, inverse_sum[2] = {};  // of rows lane / 4 and 8 below
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row_ + lane_ / 4 + 8 * half;
-      if (row >= num_queries) continue;
-      maximum[half] = p_.max[this->number_of(place, first_query) + row];
-      inverse_sum[half] = p_.inverse_sum[this->number_of(place, first_query) + row];
-    }
+    thread_.sync_warp();  // else the assembler lets the copies wait for what follows
     make_delta(place, first_query);
 
     Columns d_q = {};
@@ -79,6 +78,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       if (more && kStages == 2) load_keys(keys, place, stage ^ 1);
       thread_.commit();
       // What needs no tile, while the tiles come.
+      this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
       const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
@@ -90,9 +90,9 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
         const bool hidden = pair.diagonal && first_row_ + 15 < first;
         if (first_row_ < num_queries && !hidden) {
           this->multiply_rows(p, kQ, k_tile(stage), first);
-          this->template take_logits<false>(p, pair, first, visible);
+          this->template take_logits<false>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, kDOut, v_tile(stage), first);
-          take_gradient(p, d_s, kept >> first / 2, maximum, inverse_sum);
+          take_gradient(p, d_s, kept >> first / 2);
           this->multiply_columns(d_q, d_s, k_tile(stage), first);
         }
         if (kOwnsKeys && first_column_ == 0) {
@@ -187,18 +187,19 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   }
 
   // Logits become the factors of d_out in d_v, products d_out . v become d_s.
-  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept,
-                                     const float (&maximum)[2],
-                                     const float (&inverse_sum)[2]) const {
+  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept) const {
     const bool drops = p_.dropout.p > 0;
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float delta = delta_of(first_row_ + lane_ / 4 + 8 * half);
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      const float maximum = thread_.template load_shared<float>(kMaximum + 4 * row);
+      const float inverse_sum = thread_.template load_shared<float>(kInverseSum + 4 * row);
+      const float delta = delta_of(row);
       BIRKHOFF_UNROLL
       for (int j = 0; j < kAtOnce / 8; ++j) {
         BIRKHOFF_UNROLL
         for (int r = 2 * half; r < 2 * half + 2; ++r) {
-          const float share = thread_.exp2(p[j][r] - maximum[half]) * inverse_sum[half];
+          const float share = thread_.exp2(p[j][r] - maximum) * inverse_sum;
           const float factor = drops ? this->kept(kept, 4 * j + r) : 1;
           d_s[j][r] = share * (d_s[j][r] * factor - delta);
           p[j][r] = share * factor;
@@ -275,7 +276,8 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
 
   static constexpr int kStages = Shape::kBackwardStages;
   static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes, kQueries = 2 * Shape::kRowsBytes,
-                                 kStageBytes = 2 * Shape::kRowsBytes + 3 * Shape::kNumbersBytes;
+                                 kStageBytes = 2 * Shape::kRowsBytes + 3 * Shape::kNumbersBytes,
+                                 kBias = kQueries + kStages * kStageBytes;
 
  public:
   using Body::Body;
@@ -297,6 +299,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
 
     this->load_rows(kK, source.k, place, first_key);
     this->load_rows(kV, source.v, place, first_key);
+    this->load_bias(kBias, source.bias, place, first_key);
     QueryTiles queries(source.window, p_.blocks, p_.block, place.n, first_key);
     bool more = queries.next();
     if (more) load_queries(queries, place, 0);
@@ -309,22 +312,22 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
       more = queries.next();
       if (more && kStages == 2) load_queries(queries, place, stage ^ 1);
       thread_.commit();
+      // What needs no tile, while the tiles come.
+      const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
+                                          source_index, now.offset(), first_key);
+      const std::uint32_t visible = this->template visible_pairs<true>(pair);
+      const std::uint32_t kept = this->template kept_pairs<true>(pair);
       thread_.template wait<kStages - 1>();
       thread_.sync();
       if (first_row_ < num_keys) {
         const std::uint32_t q_tile = kQueries + stage * kStageBytes,
                             d_out_tile = q_tile + Shape::kRowsBytes;
-        // Here and not while tiles come: across the barrier it would not fit into registers.
-        const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
-                                            source_index, now.offset(), first_key);
-        const std::uint32_t visible = this->template visible_pairs<true>(pair);
-        const std::uint32_t kept = this->template kept_pairs<true>(pair);
         BIRKHOFF_UNROLL_BY(1)
         for (int first = 0; first < pair.num_queries; first += kAtOnce) {
           if (pair.diagonal && first + kAtOnce - 1 < first_row_) continue;  // hidden
           Pairs p = {}, d_s = {};
           this->multiply_rows(p, kK, q_tile, first);
-          this->template take_logits<true>(p, pair, first, visible);
+          this->template take_logits<true>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, kV, d_out_tile, first);
           take_gradient(p, d_s, kept >> first / 2, d_out_tile + Shape::kRowsBytes + 4 * first);
           if (source.bias.data != nullptr) {
@@ -364,14 +367,10 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
     const int first_query = queries.first_query();
     this->load_rows(tile, p_.q, place, first_query);
     this->load_rows(tile + Shape::kRowsBytes, p_.d_out, place, first_query);
-    const int row = thread_.index();
-    if (row >= kTileRows) return;
-    const bool exists = row < this->rows_from(first_query);
-    const std::int64_t number = exists ? this->number_of(place, first_query) + row : 0;
-    const std::uint32_t to = tile + 2 * Shape::kRowsBytes + 4 * row;
-    thread_.template copy_async<4>(to, p_.max + number, exists);
-    thread_.template copy_async<4>(to + Shape::kNumbersBytes, p_.inverse_sum + number, exists);
-    thread_.template copy_async<4>(to + 2 * Shape::kNumbersBytes, p_.delta + number, exists);
+    const std::uint32_t numbers = tile + 2 * Shape::kRowsBytes;
+    this->load_numbers(numbers, p_.max, place, first_query);
+    this->load_numbers(numbers + Shape::kNumbersBytes, p_.inverse_sum, place, first_query);
+    this->load_numbers(numbers + 2 * Shape::kNumbersBytes, p_.delta, place, first_query);
   }
 
   // As for queries, with the statistics of a column's query at `numbers`.

@@ -30,8 +30,7 @@ struct TilePair {
   bool diagonal;      // query i sees keys j <= i
   const bool* legal;  // of query 0 and key 0; null: all
   std::int64_t legal_query_stride, legal_key_stride;
-  const std::uint16_t* bias;  // of key 0; null: none
-  std::int64_t bias_stride;
+  bool has_bias;
   std::int64_t element;  // of the noise of query 0 and key 0
 };
 
@@ -113,10 +112,7 @@ class BlockAttentionBody {
       // One entry for the whole block, as Sinkhorn attention has, costs one look.
       if (mask.strides[3] == 0 && mask.strides[4] == 0 && *pair.legal) pair.legal = nullptr;
     }
-    if (source.bias.data != nullptr) {
-      pair.bias_stride = source.bias.strides[3];
-      pair.bias = source.bias.data + place.of(source.bias.strides) + first_key * pair.bias_stride;
-    }
+    pair.has_bias = source.bias.data != nullptr;
     pair.element = number_of({0, place.head, place.n}, first_query) * p_.dropout.columns +
                    p_.dropout.first_column + mask_index * p_.block + first_key;
     return pair;
@@ -156,6 +152,28 @@ class BlockAttentionBody {
       thread_.template copy_async<16>(to + 2 * i * kHeadDim, from, i + row < count);
       from += kRowsAtOnce * rows.strides[3];
     }
+  }
+
+  // Likewise a number for each row, of [batch, heads, blocks, block]; 0 for rows that do not exist.
+  BIRKHOFF_DEVICE void load_numbers(std::uint32_t to, const float* numbers, const BlockPlace& place,
+                                    int first) const {
+    const int row = thread_.index();
+    if (row >= kTileRows) return;
+    const bool exists = row < rows_from(first);
+    thread_.template copy_async<4>(to + 4 * row,
+                                   numbers + (exists ? number_of(place, first) + row : 0), exists);
+  }
+
+  // What a source adds to the logits of a tile of keys, times log2(e); there after a barrier.
+  // Sources with a bias have the one offset 0: `place` is of the queries and of the keys.
+  BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
+                                 const BlockPlace& place, int first) const {
+    const int row = thread_.index();
+    if (bias.data == nullptr || row >= kTileRows) return;
+    const std::uint16_t* from =
+        bias.data + place.of(bias.strides) + (first + row) * bias.strides[3];
+    thread_.store_shared(to + 4 * row,
+                         row < rows_from(first) ? kLog2E * thread_.unpack(*from) : 0.0f);
   }
 
   // The warp's rows and columns of factor * c, through `tile`, where only the warp uses them.
@@ -328,20 +346,19 @@ class BlockAttentionBody {
   }
 
   // Products q . k become logits times log2(e), so that 2^x is taken of them; -infinity where not
-  // visible. The pairs are those from `first_column` on.
+  // visible. The pairs are those from `first_column` on; `bias`: as of load_bias().
   template <bool kKeysAreRows, int kGroups>
-  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, int first_column,
-                                   std::uint32_t visible) const {
+  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
+                                   int first_column, std::uint32_t visible) const {
     const float factor = p_.scale * kLog2E;
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * kGroups; ++i) s[i / 4][i % 4] *= factor;
-    if (pair.bias != nullptr) {
+    if (pair.has_bias) {
       BIRKHOFF_UNROLL
       for (int i = 0; i < 4 * kGroups; ++i) {
         int query, key;
         place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
-        if (key >= pair.num_keys) continue;
-        s[i / 4][i % 4] += kLog2E * thread_.unpack(pair.bias[key * pair.bias_stride]);
+        s[i / 4][i % 4] += thread_.template load_shared<float>(bias + 4 * key);
       }
     }
     if (visible == kAll) return;

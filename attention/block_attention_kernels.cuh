@@ -45,14 +45,14 @@ void launch_backward(const BlockAttentionParams& params, cudaStream_t stream) {
   using Shape = BlockAttentionShape<kHeadDim>;
   if (params.owns_keys()) {
     return launch_block_attention_body<BlockAttentionBackwardQueries<GpuThread<T>, kHeadDim, true>,
-                                       Shape::kThreads, Shape::kBackwardBlocks>(
+                                       Shape::kThreads, Shape::kQueriesBlocks>(
         params, Shape::kQueriesBytes, stream);
   }
   launch_block_attention_body<BlockAttentionBackwardQueries<GpuThread<T>, kHeadDim, false>,
-                              Shape::kThreads, Shape::kBackwardBlocks>(params, Shape::kQueriesBytes,
-                                                                       stream);
+                              Shape::kThreads, Shape::kQueriesBlocks>(params, Shape::kQueriesBytes,
+                                                                      stream);
   launch_block_attention_body<BlockAttentionBackwardKeys<GpuThread<T>, kHeadDim>, Shape::kThreads,
-                              Shape::kBackwardBlocks>(params, Shape::kKeysBytes, stream);
+                              Shape::kKeysBlocks>(params, Shape::kKeysBytes, stream);
 }
 
 template <int kHeadDim>

@@ -27,21 +27,23 @@ struct BlockAttentionShape {
   // Blocks of threads that a multiprocessor shall run at once: bounds their registers. More than
   // one only where the compiler then keeps no registers in memory.
   static constexpr int kForwardBlocks = kHeadDim == 64 ? 4 : 1;
-  static constexpr int kBackwardBlocks = 1;
+  static constexpr int kQueriesBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kKeysBlocks = 1;
 
   // Bytes of a tile of rows, of one of probabilities, and of a number for each row.
   static constexpr int kRowsBytes = kTileRows * kHeadDim * 2;
   static constexpr int kPairsBytes = kTileRows * kTileRows * 2;
   static constexpr int kNumbersBytes = kTileRows * 4;
 
-  // q; k and v of each stage.
-  static constexpr int kForwardBytes = (1 + 2 * kForwardStages) * kRowsBytes;
-  // q and d_out; k and v of each stage; p and d_s; delta, in a part for each warp of a row.
+  // q; k and v of each stage; bias.
+  static constexpr int kForwardBytes = (1 + 2 * kForwardStages) * kRowsBytes + kNumbersBytes;
+  // q and d_out; k and v of each stage; p and d_s; maximum, inverse sum, and delta in a part for
+  // each warp of a row.
   static constexpr int kQueriesBytes =
-      (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + kWarpsOfRow * kNumbersBytes;
-  // k and v; q, d_out, maximum, inverse sum and delta of each stage.
+      (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + (3 + kWarpsOfRow) * kNumbersBytes;
+  // k and v; q, d_out, maximum, inverse sum and delta of each stage; bias.
   static constexpr int kKeysBytes =
-      2 * kRowsBytes + kBackwardStages * (2 * kRowsBytes + 3 * kNumbersBytes);
+      2 * kRowsBytes + kBackwardStages * (2 * kRowsBytes + 3 * kNumbersBytes) + kNumbersBytes;
 
   static constexpr int kMostBytes = 163 * 1024;  // sm_80
   static_assert(kForwardBytes <= kMostBytes && kQueriesBytes <= kMostBytes &&
