@@ -54,7 +54,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
 
   BIRKHOFF_DEVICE void run() {
     int first_query;
-    const BlockPlace place = this->place_of(thread_.block(), first_query);
+    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
     const int num_queries = this->rows_from(first_query);
     this->find_noise(place.batch);
 
@@ -288,22 +288,22 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
   }
 
   BIRKHOFF_DEVICE void run() {
-    const std::int64_t tiles_of_source = Body::num_tiles(p_);
-    const int source_index = static_cast<int>(thread_.block() / tiles_of_source);
+    const unsigned tiles_of_source = static_cast<unsigned>(Body::num_tiles(p_)),
+                   task = static_cast<unsigned>(thread_.block());
+    const int source_index = static_cast<int>(task / tiles_of_source);
     const KeySourceParams& source = p_.sources[source_index];
     int first_key;
-    const BlockPlace place =
-        this->place_of(thread_.block() % tiles_of_source, first_key);  // of the keys
+    const BlockPlace place = this->place_of(task % tiles_of_source, first_key);  // of the keys
     const int num_keys = this->rows_from(first_key);
     this->find_noise(place.batch);
 
     this->load_rows(kK, source.k, place, first_key);
     this->load_rows(kV, source.v, place, first_key);
-    this->load_bias(kBias, source.bias, place, first_key);
     QueryTiles queries(source.window, p_.blocks, p_.block, place.n, first_key);
     bool more = queries.next();
     if (more) load_queries(queries, place, 0);
     thread_.commit();
+    this->load_bias(kBias, source.bias, place, first_key);
 
     Columns d_k = {}, d_v = {};
     float d_bias[2] = {};  // of rows lane / 4 and 8 below, this lane's columns

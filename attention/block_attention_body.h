@@ -71,15 +71,20 @@ class BlockAttentionBody {
   BIRKHOFF_HOST_DEVICE static int tiles_of_block(const BlockAttentionParams& p) {
     return (p.block + kTileRows - 1) / kTileRows;
   }
-  // `first`: the tile's first row in its block.
-  BIRKHOFF_DEVICE BlockPlace place_of(std::int64_t tile, int& first) const {
+  // `first`: the tile's first row in its block. In 32 bits: a grid has fewer than 2^31 blocks of
+  // threads, and divisions of 64 bits would take longer than the first loads.
+  BIRKHOFF_DEVICE BlockPlace place_of(unsigned tile, int& first) const {
+    const auto next = [&](int count) {
+      const unsigned divisor = static_cast<unsigned>(count), quotient = tile / divisor;
+      const unsigned remainder = tile - quotient * divisor;
+      tile = quotient;
+      return static_cast<int>(remainder);
+    };
     BlockPlace place;
-    place.head = static_cast<int>(tile % p_.heads);
-    tile /= p_.heads;
-    first = static_cast<int>(tile % tiles_of_block(p_)) * kTileRows;
-    tile /= tiles_of_block(p_);
-    place.n = static_cast<int>(tile % p_.blocks);
-    place.batch = static_cast<int>(tile / p_.blocks);
+    place.head = next(p_.heads);
+    first = next(tiles_of_block(p_)) * kTileRows;
+    place.n = next(p_.blocks);
+    place.batch = static_cast<int>(tile);
     return place;
   }
 

@@ -42,7 +42,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void run() {
     constexpr std::uint32_t kQ = 0, kBias = (1 + 2 * Shape::kForwardStages) * Shape::kRowsBytes;
     int first_query;
-    const BlockPlace place = this->place_of(thread_.block(), first_query);
+    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
     this->find_noise(place.batch);
 
     this->load_rows(kQ, p_.q, place, first_query);

@@ -37,8 +37,8 @@ struct BlockAttentionShape {
 
   // q; k and v of each stage; bias.
   static constexpr int kForwardBytes = (1 + 2 * kForwardStages) * kRowsBytes + kNumbersBytes;
-  // q and d_out; k and v of each stage; p and d_s; maximum, inverse sum, and delta in a part for
-  // each warp of a row.
+  // q and d_out; k and v of each stage; p and d_s; bias, maximum, inverse sum, and delta in a
+  // part for each warp of a row.
   static constexpr int kQueriesBytes =
       (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + (3 + kWarpsOfRow) * kNumbersBytes;
   // k and v; q, d_out, maximum, inverse sum and delta of each stage; bias.
@@ -100,6 +100,7 @@ class KeyTiles {
 };
 
 // Steps through the tiles of queries that see keys [first_key, first_key + kTileRows) of block m.
+// `window` outlives it.
 class QueryTiles {
  public:
   BIRKHOFF_HOST_DEVICE QueryTiles(const KeyWindow& window, int num_blocks, int block, int m,
@@ -131,7 +132,7 @@ class QueryTiles {
     return window_.causal && offset_ == 0 ? first_key_ : 0;
   }
 
-  KeyWindow window_;
+  const KeyWindow& window_;
   int num_blocks_, block_, m_, first_key_, offset_, first_query_;
 };
 

@@ -56,6 +56,7 @@ bool fits_block_mix(const std::vector<at::Tensor>& x_BHNbD) {
   const at::ScalarType dtype = first.scalar_type();
   return (dtype == at::kBFloat16 || dtype == at::kHalf) && first.size(4) % 8 == 0 &&
          first.size(2) >= 1 && first.size(2) <= BlockMixParams::kMostBlocks &&
+         first.size(3) * first.size(4) <= BlockMixParams::kMostColumns &&
          x_BHNbD.size() <= BlockMixParams::kMostTensors;
 }
 

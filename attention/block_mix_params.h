@@ -11,8 +11,9 @@ struct CUstream_st;
 namespace birkhoff {
 
 struct BlockMixParams {
-  static constexpr int kMostBlocks = 512;  // a slab of all rows stands in shared memory
-  static constexpr int kMostTensors = 2;   // keys and values
+  static constexpr int kMostBlocks = 512;       // a slab of all rows stands in shared memory
+  static constexpr int kMostTensors = 2;        // keys and values
+  static constexpr int kMostColumns = 1 << 29;  // block x head_dim: all are counted in 32 bits
 
   KernelDtype dtype;                          // kBFloat16 or kHalf, weights too
   int batch, heads, blocks, block, head_dim;  // head_dim: a multiple of 8
