@@ -27,7 +27,8 @@ struct BlockMixParams {
 
   // Backward alone.
   BlockRowsParams d_y[kMostTensors], d_x[kMostTensors];
-  int parts;         // of the columns that d_w sums over
+  BlockRowsParams others[kMostTensors];  // what is added to d_x; data null: nothing
+  int parts;                             // of the columns that d_w sums over
   float* d_weights;  // [parts, batch, heads, blocks, blocks]: their sum is d_w; all is written
 };
 

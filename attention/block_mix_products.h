@@ -1,9 +1,10 @@
 // Block mixes on a GPU's tensor cores. Legend: u, v blocks of one head, f columns: the b D numbers
 // of a block's row, tokens side by side.
 //
-//   y_uf = sum_v w_uv x_vf,  d_x_vf = sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
+//   y_uf = sum_v w_uv x_vf,  d_x_vf = other_vf + sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
 //
-// where v <= u + diagonal.
+// where v <= u + diagonal; other_vf, which may be missing, is what the uses of x beside the mix
+// give.
 //
 // BlockMixRows: y, or with kTransposed d_x. A block of threads owns a slab of 128 columns of all
 // rows of one head, a warp 32 of its columns, 64 sums a thread at a time. Shared memory: the slab,
@@ -178,7 +179,13 @@ class BlockMixRows : BlockMixBody<Thread> {
     bool more = tiles.next();
     load_weights(weights, tiles, 0);
     thread_.commit();
+    const auto start = [&](Sums& sums) {
+      if constexpr (kTransposed) {
+        load_sums(sums, p_.others[tensor], batch, head, first_group, tiles.result());
+      }
+    };
     Sums c = {};
+    start(c);
     for (int stage = 0; more; stage ^= 1) {
       const Tiles now = tiles;
       more = tiles.next();
@@ -190,6 +197,7 @@ class BlockMixRows : BlockMixBody<Thread> {
       thread_.sync();  // the tile has been read
       if (!now.ends_result()) continue;
       store(c, now.result(), stage, results, to.strides[2]);
+      if (more) start(c);
       thread_.sync();  // before the tile after next comes to where results went through
     }
     thread_.template wait<0>();
@@ -198,6 +206,29 @@ class BlockMixRows : BlockMixBody<Thread> {
  private:
   static BIRKHOFF_DEVICE std::uint32_t weights_tile(int stage) {
     return static_cast<std::uint32_t>(stage * Shape::kTileBytes);
+  }
+
+  // Sums of the tile of rows from `first_row` on begin with `rows`, if there are any.
+  BIRKHOFF_DEVICE void load_sums(Sums& c, const BlockRowsParams& rows, int batch, int head,
+                                 int first_group, int first_row) const {
+    if (rows.data == nullptr) return;
+    const Place own = place_in_c(lane_, 0);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kWarpGroups; ++j) {
+      const Columns from = this->columns_of(rows, batch, head,
+                                            this->group_at(first_group + warp_ * kWarpGroups + j));
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < kTile / 8; ++i) {
+        const int row = first_row + 8 * i + own.row;
+        std::uint32_t pair = 0;
+        if (row < from.rows) {
+          pair = *reinterpret_cast<const std::uint32_t*>(from.data + row * rows.strides[2] +
+                                                         own.column);
+        }
+        c[i / 2][j][i % 2 * 2] = thread_.unpack(static_cast<std::uint16_t>(pair));
+        c[i / 2][j][i % 2 * 2 + 1] = thread_.unpack(static_cast<std::uint16_t>(pair >> 16));
+      }
+    }
   }
 
   // Zeros behind the last row, up to a multiple of 16.
