@@ -137,15 +137,23 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   // is used: memory is waited for once.
   BIRKHOFF_DEVICE void make_delta(const BlockPlace& place, int first_query) const {
     constexpr int kSteps = Shape::kWarpColumns / 32;
+    const int row = first_row_ + lane_ / 4, column = first_column_ + lane_ % 4 * 8;
+    const std::uint16_t* from_out = Body::first_of(p_.out, place, first_query + row) + column;
+    const std::uint16_t* from_d_out = Body::first_of(p_.d_out, place, first_query + row) + column;
     Words out[2 * kSteps], d_out[2 * kSteps];
     BIRKHOFF_UNROLL
-    for (int i = 0; i < 2 * kSteps; ++i) {
-      const int row = first_row_ + lane_ / 4 + i / kSteps * 8,
-                column = first_column_ + i % kSteps * 32 + lane_ % 4 * 8;
-      out[i] = d_out[i] = {};
-      if (row >= this->rows_from(first_query) || column >= p_.head_dim) continue;
-      out[i] = load_words(p_.out, place, first_query + row, column);
-      d_out[i] = load_words(p_.d_out, place, first_query + row, column);
+    for (int half = 0; half < 2; ++half) {
+      const int count = row + 8 * half < this->rows_from(first_query) ? p_.head_dim : 0;
+      BIRKHOFF_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        const int i = half * kSteps + step;
+        out[i] = d_out[i] = {};
+        if (column + 32 * step >= count) continue;
+        out[i] = *reinterpret_cast<const Words*>(from_out + 32 * step);
+        d_out[i] = *reinterpret_cast<const Words*>(from_d_out + 32 * step);
+      }
+      from_out += 8 * p_.out.strides[3];
+      from_d_out += 8 * p_.d_out.strides[3];
     }
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -166,11 +174,6 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
           delta_part(first_row_ + lane_ / 4 + 8 * half, first_column_ / Shape::kWarpColumns),
           delta);
     }
-  }
-
-  static BIRKHOFF_DEVICE Words load_words(const BlockRowsParams& rows, const BlockPlace& place,
-                                          int row, int column) {
-    return *reinterpret_cast<const Words*>(Body::first_of(rows, place, row) + column);
   }
 
   // Of a row, of the columns that one warp owns.
