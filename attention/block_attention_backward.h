@@ -14,7 +14,7 @@
 // gradients from all tiles of queries that see them, p with keys as rows; a warp owns 16 keys.
 //
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
-// and 256: 64, 112 and 144 KiB for queries, 49, 98 and 129 KiB for keys. 16-bit products with fp32
+// and 256: 65, 113 and 145 KiB for queries, 50, 98 and 129 KiB for keys. 16-bit products with fp32
 // sums, p and d_s rounded to 16 bits between products, all else fp32. Each number has one owner,
 // who adds in a fixed order: no atomics, the same bits each time.
 #pragma once
@@ -41,7 +41,10 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   static constexpr int kStages = Shape::kBackwardStages;
   static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes, kKeys = 2 * Shape::kRowsBytes,
                                  kP = kKeys + 2 * kStages * Shape::kRowsBytes,
-                                 kDS = kP + Shape::kPairsBytes, kDelta = kDS + Shape::kPairsBytes;
+                                 kDS = kP + Shape::kPairsBytes, kBias = kDS + Shape::kPairsBytes,
+                                 kMaximum = kBias + Shape::kNumbersBytes,
+                                 kInverseSum = kMaximum + Shape::kNumbersBytes,
+                                 kDelta = kInverseSum + Shape::kNumbersBytes;
 
  public:
   using Body::Body;
@@ -51,26 +54,22 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
 
   BIRKHOFF_DEVICE void run() {
     int first_query;
-    const BlockPlace place = this->place_of(thread_.block(), first_query);
+    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
     const int num_queries = this->rows_from(first_query);
     this->find_noise(place.batch);
 
     this->load_rows(kQ, p_.q, place, first_query);
     this->load_rows(kDOut, p_.d_out, place, first_query);
+    this->load_numbers(kMaximum, p_.max, place, first_query);
+    this->load_numbers(kInverseSum, p_.inverse_sum, place, first_query);
     KeyTiles<KeySourceParams> keys(p_.sources, p_.num_sources, p_.blocks, p_.block, place.n,
                                    first_query);
     bool more = keys.next();
     if (more) load_keys(keys, place, 0);
     thread_.commit();
 
+    thread_.sync_warp();  // else the assembler lets the copies wait for what follows
     make_delta(place, first_query);
-    float maximum[2] = {}, inverse_sum[2] = {};  // of rows lane / 4 and 8 below
-    for (int half = 0; half < 2; ++half) {
-      const int row = first_row_ + lane_ / 4 + 8 * half;
-      if (row >= num_queries) continue;
-      maximum[half] = p_.max[this->number_of(place, first_query) + row];
-      inverse_sum[half] = p_.inverse_sum[this->number_of(place, first_query) + row];
-    }
 
     Columns d_q = {};
     for (int stage = 0; more; stage = (stage + 1) % kStages) {
@@ -78,20 +77,22 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       more = keys.next();
       if (more && kStages == 2) load_keys(keys, place, stage ^ 1);
       thread_.commit();
-      thread_.template wait<kStages - 1>();
-      thread_.sync();
+      // What needs no tile, while the tiles come.
+      this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
       const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
+      thread_.template wait<kStages - 1>();
+      thread_.sync();
       BIRKHOFF_UNROLL_BY(1)
       for (int first = 0; first < pair.num_keys; first += kAtOnce) {
         Pairs p = {}, d_s = {};
         const bool hidden = pair.diagonal && first_row_ + 15 < first;
         if (first_row_ < num_queries && !hidden) {
           this->multiply_rows(p, kQ, k_tile(stage), first);
-          this->template take_logits<false>(p, pair, first, visible);
+          this->template take_logits<false>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, kDOut, v_tile(stage), first);
-          take_gradient(p, d_s, kept >> first / 2, maximum, inverse_sum);
+          take_gradient(p, d_s, kept >> first / 2);
           this->multiply_columns(d_q, d_s, k_tile(stage), first);
         }
         if (kOwnsKeys && first_column_ == 0) {
@@ -108,6 +109,9 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     }
     thread_.template wait<0>();
     thread_.sync();
+    if (!kOwnsKeys && thread_.index() < num_queries) {
+      p_.delta[this->number_of(place, first_query) + thread_.index()] = delta_of(thread_.index());
+    }
     if (first_row_ < num_queries) {
       this->store_rows(d_q, p_.scale, kQ, p_.d_q, place, first_query);
     }
@@ -129,49 +133,76 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     this->load_rows(v_tile(stage), source.v, place, keys.first_key());
   }
 
-  // A group of neighbouring lanes adds up a row.
+  // Four lanes add up a row's columns that the warp owns. All loads are under way before the first
+  // is used: memory is waited for once.
   BIRKHOFF_DEVICE void make_delta(const BlockPlace& place, int first_query) const {
-    constexpr int kGroups = kHeadDim / 8;
-    const std::uint16_t* out = Body::first_of(p_.out, place, first_query);
-    const std::uint16_t* d_out = Body::first_of(p_.d_out, place, first_query);
-    BIRKHOFF_UNROLL_BY(1)
-    for (int item = thread_.index(); item < kTileRows * kGroups; item += Shape::kThreads) {
-      const int row = item / kGroups, column = item % kGroups * 8;
+    constexpr int kSteps = Shape::kWarpColumns / 32;
+    const int row = first_row_ + lane_ / 4, column = first_column_ + lane_ % 4 * 8;
+    const std::uint16_t* from_out = Body::first_of(p_.out, place, first_query + row) + column;
+    const std::uint16_t* from_d_out = Body::first_of(p_.d_out, place, first_query + row) + column;
+    Words out[2 * kSteps], d_out[2 * kSteps];
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int count = row + 8 * half < this->rows_from(first_query) ? p_.head_dim : 0;
+      BIRKHOFF_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        const int i = half * kSteps + step;
+        out[i] = d_out[i] = {};
+        if (column + 32 * step >= count) continue;
+        out[i] = *reinterpret_cast<const Words*>(from_out + 32 * step);
+        d_out[i] = *reinterpret_cast<const Words*>(from_d_out + 32 * step);
+      }
+      from_out += 8 * p_.out.strides[3];
+      from_d_out += 8 * p_.d_out.strides[3];
+    }
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
       float delta = 0;
-      if (row < this->rows_from(first_query) && column < p_.head_dim) {
-        const Words a = *reinterpret_cast<const Words*>(out + row * p_.out.strides[3] + column);
-        const Words b = *reinterpret_cast<const Words*>(d_out + row * p_.d_out.strides[3] + column);
+      BIRKHOFF_UNROLL
+      for (int i = half * kSteps; i < (half + 1) * kSteps; ++i) {
         BIRKHOFF_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          const int shift = i % 2 * 16;
-          delta += thread_.unpack(static_cast<std::uint16_t>(a.words[i / 2] >> shift)) *
-                   thread_.unpack(static_cast<std::uint16_t>(b.words[i / 2] >> shift));
+        for (int k = 0; k < 8; ++k) {
+          const int shift = k % 2 * 16;
+          delta += thread_.unpack(static_cast<std::uint16_t>(out[i].words[k / 2] >> shift)) *
+                   thread_.unpack(static_cast<std::uint16_t>(d_out[i].words[k / 2] >> shift));
         }
       }
-      BIRKHOFF_UNROLL
-      for (int lanes = kGroups / 2; lanes > 0; lanes /= 2) delta += thread_.exchange(delta, lanes);
-      if (column != 0) continue;
-      thread_.store_shared(kDelta + 4 * row, delta);
-      if (!kOwnsKeys && row < this->rows_from(first_query)) {
-        p_.delta[this->number_of(place, first_query) + row] = delta;
-      }
+      delta += thread_.exchange(delta, 1);
+      delta += thread_.exchange(delta, 2);
+      if (lane_ % 4 != 0) continue;
+      thread_.store_shared(
+          delta_part(first_row_ + lane_ / 4 + 8 * half, first_column_ / Shape::kWarpColumns),
+          delta);
     }
   }
 
+  // Of a row, of the columns that one warp owns.
+  static BIRKHOFF_DEVICE std::uint32_t delta_part(int row, int part) {
+    return kDelta + part * Shape::kNumbersBytes + 4 * row;
+  }
+  BIRKHOFF_DEVICE float delta_of(int row) const {
+    float delta = thread_.template load_shared<float>(delta_part(row, 0));
+    BIRKHOFF_UNROLL
+    for (int part = 1; part < Shape::kWarpsOfRow; ++part) {
+      delta += thread_.template load_shared<float>(delta_part(row, part));
+    }
+    return delta;
+  }
+
   // Logits become the factors of d_out in d_v, products d_out . v become d_s.
-  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept,
-                                     const float (&maximum)[2],
-                                     const float (&inverse_sum)[2]) const {
+  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept) const {
     const bool drops = p_.dropout.p > 0;
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float delta =
-          thread_.template load_shared<float>(kDelta + 4 * (first_row_ + lane_ / 4 + 8 * half));
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      const float maximum = thread_.template load_shared<float>(kMaximum + 4 * row);
+      const float inverse_sum = thread_.template load_shared<float>(kInverseSum + 4 * row);
+      const float delta = delta_of(row);
       BIRKHOFF_UNROLL
       for (int j = 0; j < kAtOnce / 8; ++j) {
         BIRKHOFF_UNROLL
         for (int r = 2 * half; r < 2 * half + 2; ++r) {
-          const float share = thread_.exp2(p[j][r] - maximum[half]) * inverse_sum[half];
+          const float share = thread_.exp2(p[j][r] - maximum) * inverse_sum;
           const float factor = drops ? this->kept(kept, 4 * j + r) : 1;
           d_s[j][r] = share * (d_s[j][r] * factor - delta);
           p[j][r] = share * factor;
@@ -248,7 +279,8 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
 
   static constexpr int kStages = Shape::kBackwardStages;
   static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes, kQueries = 2 * Shape::kRowsBytes,
-                                 kStageBytes = 2 * Shape::kRowsBytes + 3 * Shape::kNumbersBytes;
+                                 kStageBytes = 2 * Shape::kRowsBytes + 3 * Shape::kNumbersBytes,
+                                 kBias = kQueries + kStages * kStageBytes;
 
  public:
   using Body::Body;
@@ -259,12 +291,12 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
   }
 
   BIRKHOFF_DEVICE void run() {
-    const std::int64_t tiles_of_source = Body::num_tiles(p_);
-    const int source_index = static_cast<int>(thread_.block() / tiles_of_source);
+    const unsigned tiles_of_source = static_cast<unsigned>(Body::num_tiles(p_)),
+                   task = static_cast<unsigned>(thread_.block());
+    const int source_index = static_cast<int>(task / tiles_of_source);
     const KeySourceParams& source = p_.sources[source_index];
     int first_key;
-    const BlockPlace place =
-        this->place_of(thread_.block() % tiles_of_source, first_key);  // of the keys
+    const BlockPlace place = this->place_of(task % tiles_of_source, first_key);  // of the keys
     const int num_keys = this->rows_from(first_key);
     this->find_noise(place.batch);
 
@@ -274,6 +306,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
     bool more = queries.next();
     if (more) load_queries(queries, place, 0);
     thread_.commit();
+    this->load_bias(kBias, source.bias, place, first_key);
 
     Columns d_k = {}, d_v = {};
     float d_bias[2] = {};  // of rows lane / 4 and 8 below, this lane's columns
@@ -282,21 +315,22 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
       more = queries.next();
       if (more && kStages == 2) load_queries(queries, place, stage ^ 1);
       thread_.commit();
+      // What needs no tile, while the tiles come.
+      const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
+                                          source_index, now.offset(), first_key);
+      const std::uint32_t visible = this->template visible_pairs<true>(pair);
+      const std::uint32_t kept = this->template kept_pairs<true>(pair);
       thread_.template wait<kStages - 1>();
       thread_.sync();
       if (first_row_ < num_keys) {
         const std::uint32_t q_tile = kQueries + stage * kStageBytes,
                             d_out_tile = q_tile + Shape::kRowsBytes;
-        const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
-                                            source_index, now.offset(), first_key);
-        const std::uint32_t visible = this->template visible_pairs<true>(pair);
-        const std::uint32_t kept = this->template kept_pairs<true>(pair);
         BIRKHOFF_UNROLL_BY(1)
         for (int first = 0; first < pair.num_queries; first += kAtOnce) {
           if (pair.diagonal && first + kAtOnce - 1 < first_row_) continue;  // hidden
           Pairs p = {}, d_s = {};
           this->multiply_rows(p, kK, q_tile, first);
-          this->template take_logits<true>(p, pair, first, visible);
+          this->template take_logits<true>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, kV, d_out_tile, first);
           take_gradient(p, d_s, kept >> first / 2, d_out_tile + Shape::kRowsBytes + 4 * first);
           if (source.bias.data != nullptr) {
@@ -336,14 +370,10 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
     const int first_query = queries.first_query();
     this->load_rows(tile, p_.q, place, first_query);
     this->load_rows(tile + Shape::kRowsBytes, p_.d_out, place, first_query);
-    const int row = thread_.index();
-    if (row >= kTileRows) return;
-    const bool exists = row < this->rows_from(first_query);
-    const std::int64_t number = exists ? this->number_of(place, first_query) + row : 0;
-    const std::uint32_t to = tile + 2 * Shape::kRowsBytes + 4 * row;
-    thread_.template copy_async<4>(to, p_.max + number, exists);
-    thread_.template copy_async<4>(to + Shape::kNumbersBytes, p_.inverse_sum + number, exists);
-    thread_.template copy_async<4>(to + 2 * Shape::kNumbersBytes, p_.delta + number, exists);
+    const std::uint32_t numbers = tile + 2 * Shape::kRowsBytes;
+    this->load_numbers(numbers, p_.max, place, first_query);
+    this->load_numbers(numbers + Shape::kNumbersBytes, p_.inverse_sum, place, first_query);
+    this->load_numbers(numbers + 2 * Shape::kNumbersBytes, p_.delta, place, first_query);
   }
 
   // As for queries, with the statistics of a column's query at `numbers`.

@@ -30,8 +30,7 @@ struct TilePair {
   bool diagonal;      // query i sees keys j <= i
   const bool* legal;  // of query 0 and key 0; null: all
   std::int64_t legal_query_stride, legal_key_stride;
-  const std::uint16_t* bias;  // of key 0; null: none
-  std::int64_t bias_stride;
+  bool has_bias;
   std::int64_t element;  // of the noise of query 0 and key 0
 };
 
@@ -72,15 +71,20 @@ class BlockAttentionBody {
   BIRKHOFF_HOST_DEVICE static int tiles_of_block(const BlockAttentionParams& p) {
     return (p.block + kTileRows - 1) / kTileRows;
   }
-  // `first`: the tile's first row in its block.
-  BIRKHOFF_DEVICE BlockPlace place_of(std::int64_t tile, int& first) const {
+  // `first`: the tile's first row in its block. In 32 bits: a grid has fewer than 2^31 blocks of
+  // threads, and divisions of 64 bits would take longer than the first loads.
+  BIRKHOFF_DEVICE BlockPlace place_of(unsigned tile, int& first) const {
+    const auto next = [&](int count) {
+      const unsigned divisor = static_cast<unsigned>(count), quotient = tile / divisor;
+      const unsigned remainder = tile - quotient * divisor;
+      tile = quotient;
+      return static_cast<int>(remainder);
+    };
     BlockPlace place;
-    place.head = static_cast<int>(tile % p_.heads);
-    tile /= p_.heads;
-    first = static_cast<int>(tile % tiles_of_block(p_)) * kTileRows;
-    tile /= tiles_of_block(p_);
-    place.n = static_cast<int>(tile % p_.blocks);
-    place.batch = static_cast<int>(tile / p_.blocks);
+    place.head = next(p_.heads);
+    first = next(tiles_of_block(p_)) * kTileRows;
+    place.n = next(p_.blocks);
+    place.batch = static_cast<int>(tile);
     return place;
   }
 
@@ -113,10 +117,7 @@ class BlockAttentionBody {
       // One entry for the whole block, as Sinkhorn attention has, costs one look.
       if (mask.strides[3] == 0 && mask.strides[4] == 0 && *pair.legal) pair.legal = nullptr;
     }
-    if (source.bias.data != nullptr) {
-      pair.bias_stride = source.bias.strides[3];
-      pair.bias = source.bias.data + place.of(source.bias.strides) + first_key * pair.bias_stride;
-    }
+    pair.has_bias = source.bias.data != nullptr;
     pair.element = number_of({0, place.head, place.n}, first_query) * p_.dropout.columns +
                    p_.dropout.first_column + mask_index * p_.block + first_key;
     return pair;
@@ -156,6 +157,28 @@ class BlockAttentionBody {
       thread_.template copy_async<16>(to + 2 * i * kHeadDim, from, i + row < count);
       from += kRowsAtOnce * rows.strides[3];
     }
+  }
+
+  // Likewise a number for each row, of [batch, heads, blocks, block]; 0 for rows that do not exist.
+  BIRKHOFF_DEVICE void load_numbers(std::uint32_t to, const float* numbers, const BlockPlace& place,
+                                    int first) const {
+    const int row = thread_.index();
+    if (row >= kTileRows) return;
+    const bool exists = row < rows_from(first);
+    thread_.template copy_async<4>(to + 4 * row,
+                                   numbers + (exists ? number_of(place, first) + row : 0), exists);
+  }
+
+  // What a source adds to the logits of a tile of keys, times log2(e); there after a barrier.
+  // Sources with a bias have the one offset 0: `place` is of the queries and of the keys.
+  BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
+                                 const BlockPlace& place, int first) const {
+    const int row = thread_.index();
+    if (bias.data == nullptr || row >= kTileRows) return;
+    const std::uint16_t* from =
+        bias.data + place.of(bias.strides) + (first + row) * bias.strides[3];
+    thread_.store_shared(to + 4 * row,
+                         row < rows_from(first) ? kLog2E * thread_.unpack(*from) : 0.0f);
   }
 
   // The warp's rows and columns of factor * c, through `tile`, where only the warp uses them.
@@ -257,7 +280,9 @@ class BlockAttentionBody {
     key = kKeysAreRows ? row : column;
   }
 
-  // Bit i: may the query of number i see its key?
+  // Bit i: may the query of number i see its key? The numbers of one remainder i % 4 share their
+  // row and go right by 8 columns at a time, so that the visible ones follow from where they begin
+  // and end; only a mask is looked at number by number.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t visible_pairs(const TilePair& pair) const {
     if (!pair.diagonal && pair.legal == nullptr && pair.num_queries == kTileRows &&
@@ -265,18 +290,36 @@ class BlockAttentionBody {
       return kAll;
     }
     std::uint32_t bits = 0;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const Place place = place_in_c(lane_, i);
+      const int row = first_row_ + place.row;
+      int begin = 0, end;
+      if constexpr (kKeysAreRows) {
+        end = row < pair.num_keys ? pair.num_queries : 0;
+        if (pair.diagonal) begin = row;
+      } else {
+        end = row < pair.num_queries ? pair.num_keys : 0;
+        if (pair.diagonal && end > row + 1) end = row + 1;
+      }
+      bits |= (numbers_left_of(end - place.column) & ~numbers_left_of(begin - place.column)) << i;
+    }
+    if (pair.legal == nullptr) return bits;
     BIRKHOFF_UNROLL_BY(1)
     for (int i = 0; i < 32; ++i) {
       int query, key;
       place_of_pair<kKeysAreRows>(i, query, key);
-      bool visible =
-          query < pair.num_queries && key < pair.num_keys && (!pair.diagonal || key <= query);
-      if (visible && pair.legal != nullptr) {
-        visible = pair.legal[query * pair.legal_query_stride + key * pair.legal_key_stride];
+      if ((bits >> i & 1) != 0 &&
+          !pair.legal[query * pair.legal_query_stride + key * pair.legal_key_stride]) {
+        bits &= ~(1u << i);
       }
-      bits |= static_cast<std::uint32_t>(visible) << i;
     }
     return bits;
+  }
+  // Bit 4j: is column 8j left of `end`?
+  static BIRKHOFF_DEVICE std::uint32_t numbers_left_of(int end) {
+    const int count = end <= 0 ? 0 : (end + 7) / 8;
+    return 0x11111111 & (count >= 8 ? kAll : (1u << 4 * count) - 1);
   }
 
   // Bit i: does dropout leave the probability of number i?
@@ -308,20 +351,19 @@ class BlockAttentionBody {
   }
 
   // Products q . k become logits times log2(e), so that 2^x is taken of them; -infinity where not
-  // visible. The pairs are those from `first_column` on.
+  // visible. The pairs are those from `first_column` on; `bias`: as of load_bias().
   template <bool kKeysAreRows, int kGroups>
-  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, int first_column,
-                                   std::uint32_t visible) const {
+  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
+                                   int first_column, std::uint32_t visible) const {
     const float factor = p_.scale * kLog2E;
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * kGroups; ++i) s[i / 4][i % 4] *= factor;
-    if (pair.bias != nullptr) {
+    if (pair.has_bias) {
       BIRKHOFF_UNROLL
       for (int i = 0; i < 4 * kGroups; ++i) {
         int query, key;
         place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
-        if (key >= pair.num_keys) continue;
-        s[i / 4][i % 4] += kLog2E * thread_.unpack(pair.bias[key * pair.bias_stride]);
+        s[i / 4][i % 4] += thread_.template load_shared<float>(bias + 4 * key);
       }
     }
     if (visible == kAll) return;

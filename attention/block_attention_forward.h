@@ -10,10 +10,10 @@
 //
 // A block of threads owns a tile of queries of one head; a warp 16 of them, and for D > 128 half of
 // the columns of `out` (both halves then compute the same s). Shared memory: tiles of q, and of k
-// and v for the tile of keys in work and the next (BlockAttentionShape): 40, 80 and 160 KiB for D =
-// 64, 128 and 256. s, p and out stay in registers; 16-bit products with fp32 sums, all else fp32.
-// Keys are taken in the order of the list and nothing is shared between blocks: the same bits each
-// time.
+// and v for the tile of keys in work and the next, and biases (BlockAttentionShape): 40, 80 and 160
+// KiB for D = 64, 128 and 256. s, p and out stay in registers; 16-bit products with fp32 sums, all
+// else fp32. Keys are taken in the order of the list and nothing is shared between blocks: the same
+// bits each time.
 #pragma once
 
 #include "attention/block_attention_body.h"
@@ -40,9 +40,9 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
   static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
 
   BIRKHOFF_DEVICE void run() {
-    constexpr std::uint32_t kQ = 0;
+    constexpr std::uint32_t kQ = 0, kBias = (1 + 2 * Shape::kForwardStages) * Shape::kRowsBytes;
     int first_query;
-    const BlockPlace place = this->place_of(thread_.block(), first_query);
+    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
     this->find_noise(place.batch);
 
     this->load_rows(kQ, p_.q, place, first_query);
@@ -59,15 +59,17 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
       more = keys.next();
       if (more) load_keys(keys, place, stage ^ 1);
       thread_.commit();
+      // What needs no tile, while the tiles come.
+      this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
+      const TilePair pair = this->pair_of(place, first_query, now);
+      const std::uint32_t visible = this->template visible_pairs<false>(pair);
+      const std::uint32_t kept = this->template kept_pairs<false>(pair);
       thread_.template wait<1>();
       thread_.sync();
-      if (first_row_ < this->rows_from(first_query)) {
-        const TilePair pair = this->pair_of(place, first_query, now);
-        const std::uint32_t visible = this->template visible_pairs<false>(pair);
-        const std::uint32_t kept = this->template kept_pairs<false>(pair);
+      if (first_row_ < pair.num_queries) {
         Pairs s = {};
         this->multiply_rows(s, kQ, k_tile(stage), 0);
-        this->template take_logits<false>(s, pair, 0, visible);
+        this->template take_logits<false>(s, pair, kBias, 0, visible);
         take_softmax(s, maximum, sum, out);
         if (p_.dropout.p > 0) {
           BIRKHOFF_UNROLL

@@ -10,19 +10,19 @@
 
 namespace birkhoff {
 
-// At least one block at a time: left to itself, the compiler keeps registers in memory to fit more.
-template <typename Body, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1)
+// kBlocks is never left out: the compiler would keep registers in memory to fit more.
+template <typename Body, int kThreads, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks)
     block_attention_kernel(const __grid_constant__ BlockAttentionParams p) {
   Body({}, p).run();
 }
 
-template <typename Body, int kThreads>
+template <typename Body, int kThreads, int kBlocks>
 void launch_block_attention_body(const BlockAttentionParams& params, int shared_bytes,
                                  cudaStream_t stream) {
   const std::int64_t num_tasks = Body::num_tasks(params);
   if (num_tasks == 0) return;
-  const auto kernel = block_attention_kernel<Body, kThreads>;
+  const auto kernel = block_attention_kernel<Body, kThreads, kBlocks>;
   cuda_check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
       "cudaFuncSetAttribute");
@@ -36,8 +36,8 @@ void launch_block_attention_body(const BlockAttentionParams& params, int shared_
 template <int kHeadDim, typename T>
 void launch_forward(const BlockAttentionParams& params, cudaStream_t stream) {
   using Shape = BlockAttentionShape<kHeadDim>;
-  launch_block_attention_body<BlockAttentionForward<GpuThread<T>, kHeadDim>, Shape::kThreads>(
-      params, Shape::kForwardBytes, stream);
+  launch_block_attention_body<BlockAttentionForward<GpuThread<T>, kHeadDim>, Shape::kThreads,
+                              Shape::kForwardBlocks>(params, Shape::kForwardBytes, stream);
 }
 
 template <int kHeadDim, typename T>
@@ -45,12 +45,14 @@ void launch_backward(const BlockAttentionParams& params, cudaStream_t stream) {
   using Shape = BlockAttentionShape<kHeadDim>;
   if (params.owns_keys()) {
     return launch_block_attention_body<BlockAttentionBackwardQueries<GpuThread<T>, kHeadDim, true>,
-                                       Shape::kThreads>(params, Shape::kQueriesBytes, stream);
+                                       Shape::kThreads, Shape::kQueriesBlocks>(
+        params, Shape::kQueriesBytes, stream);
   }
   launch_block_attention_body<BlockAttentionBackwardQueries<GpuThread<T>, kHeadDim, false>,
-                              Shape::kThreads>(params, Shape::kQueriesBytes, stream);
-  launch_block_attention_body<BlockAttentionBackwardKeys<GpuThread<T>, kHeadDim>, Shape::kThreads>(
-      params, Shape::kKeysBytes, stream);
+                              Shape::kThreads, Shape::kQueriesBlocks>(params, Shape::kQueriesBytes,
+                                                                      stream);
+  launch_block_attention_body<BlockAttentionBackwardKeys<GpuThread<T>, kHeadDim>, Shape::kThreads,
+                              Shape::kKeysBlocks>(params, Shape::kKeysBytes, stream);
 }
 
 template <int kHeadDim>

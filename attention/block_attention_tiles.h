@@ -18,24 +18,32 @@ template <int kHeadDim>
 struct BlockAttentionShape {
   // Columns of a result that one warp keeps in registers; two warps share the rows of a wider one.
   static constexpr int kWarpColumns = kHeadDim < 128 ? kHeadDim : 128;
-  static constexpr int kThreads = kHeadDim / kWarpColumns * kTileRows / 16 * 32;
+  static constexpr int kWarpsOfRow = kHeadDim / kWarpColumns;
+  static constexpr int kThreads = kWarpsOfRow * kTileRows / 16 * 32;
   // Tiles in flight: while one is worked on, the next comes.
   static constexpr int kForwardStages = 2;
   static constexpr int kBackwardStages = kHeadDim <= 128 ? 2 : 1;
+
+  // Blocks of threads that a multiprocessor shall run at once: bounds their registers. More than
+  // one only where the compiler then keeps no registers in memory.
+  static constexpr int kForwardBlocks = kHeadDim == 64 ? 4 : 1;
+  static constexpr int kQueriesBlocks = kHeadDim == 64 ? 3 : 1;
+  static constexpr int kKeysBlocks = 1;
 
   // Bytes of a tile of rows, of one of probabilities, and of a number for each row.
   static constexpr int kRowsBytes = kTileRows * kHeadDim * 2;
   static constexpr int kPairsBytes = kTileRows * kTileRows * 2;
   static constexpr int kNumbersBytes = kTileRows * 4;
 
-  // q; k and v of each stage.
-  static constexpr int kForwardBytes = (1 + 2 * kForwardStages) * kRowsBytes;
-  // q and d_out; k and v of each stage; p and d_s; delta.
+  // q; k and v of each stage; bias.
+  static constexpr int kForwardBytes = (1 + 2 * kForwardStages) * kRowsBytes + kNumbersBytes;
+  // q and d_out; k and v of each stage; p and d_s; bias, maximum, inverse sum, and delta in a
+  // part for each warp of a row.
   static constexpr int kQueriesBytes =
-      (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + kNumbersBytes;
-  // k and v; q, d_out, maximum, inverse sum and delta of each stage.
+      (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + (3 + kWarpsOfRow) * kNumbersBytes;
+  // k and v; q, d_out, maximum, inverse sum and delta of each stage; bias.
   static constexpr int kKeysBytes =
-      2 * kRowsBytes + kBackwardStages * (2 * kRowsBytes + 3 * kNumbersBytes);
+      2 * kRowsBytes + kBackwardStages * (2 * kRowsBytes + 3 * kNumbersBytes) + kNumbersBytes;
 
   static constexpr int kMostBytes = 163 * 1024;  // sm_80
   static_assert(kForwardBytes <= kMostBytes && kQueriesBytes <= kMostBytes &&
@@ -92,6 +100,7 @@ class KeyTiles {
 };
 
 // Steps through the tiles of queries that see keys [first_key, first_key + kTileRows) of block m.
+// `window` outlives it.
 class QueryTiles {
  public:
   BIRKHOFF_HOST_DEVICE QueryTiles(const KeyWindow& window, int num_blocks, int block, int m,
@@ -123,7 +132,7 @@ class QueryTiles {
     return window_.causal && offset_ == 0 ? first_key_ : 0;
   }
 
-  KeyWindow window_;
+  const KeyWindow& window_;
   int num_blocks_, block_, m_, first_key_, offset_, first_query_;
 };
 

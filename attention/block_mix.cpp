@@ -243,7 +243,7 @@ BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at
   diagonal = std::clamp(diagonal, -N, N - 1);
 #ifdef BIRKHOFF_CUDA
   if (first.is_cuda() && fits_block_mix(x_BHNbD)) {
-    return {mix_on_gpu(weights_BHNN, x_BHNbD, diagonal), x_BHNbD};
+    return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal);
   }
 #endif
   const at::Tensor weights =

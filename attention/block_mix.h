@@ -12,8 +12,8 @@ namespace birkhoff {
 struct BlockMixes {
   std::vector<at::Tensor> y_BHNbD;  // laid out as x is
   // x itself, for its uses beside the mix: their gradients then reach x through the mix, whose
-  // backward pass adds them to its own where it has a kernel on the CPU. Autograd would take a pass
-  // over memory for that. There are no gradients of gradients.
+  // backward pass adds them to its own where it has a kernel. Autograd would take a pass over
+  // memory for that. There are no gradients of gradients.
   std::vector<at::Tensor> x_BHNbD;
 };
 

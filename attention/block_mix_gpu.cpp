@@ -2,6 +2,7 @@
 
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -56,6 +57,7 @@ bool fits_block_mix(const std::vector<at::Tensor>& x_BHNbD) {
   const at::ScalarType dtype = first.scalar_type();
   return (dtype == at::kBFloat16 || dtype == at::kHalf) && first.size(4) % 8 == 0 &&
          first.size(2) >= 1 && first.size(2) <= BlockMixParams::kMostBlocks &&
+         first.size(3) * first.size(4) <= BlockMixParams::kMostColumns &&
          x_BHNbD.size() <= BlockMixParams::kMostTensors;
 }
 
@@ -74,10 +76,14 @@ BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at:
 
 BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
                                 const std::vector<at::Tensor>& d_y_BHNbD,
+                                const std::vector<at::Tensor>& others_BHNbD,
                                 const std::vector<at::Tensor>& d_x_BHNbD,
                                 const at::Tensor& d_weights, std::int64_t diagonal) {
   BlockMixParams params = shared_params(weights, x_BHNbD, diagonal);
   std::transform(d_y_BHNbD.begin(), d_y_BHNbD.end(), params.d_y, block_rows);
+  std::transform(others_BHNbD.begin(), others_BHNbD.end(), params.others, [](const at::Tensor& x) {
+    return x.defined() ? block_rows(x) : BlockRowsParams{};
+  });
   std::transform(d_x_BHNbD.begin(), d_x_BHNbD.end(), params.d_x, block_rows);
   params.parts = static_cast<int>(d_weights.size(0));
   params.d_weights = d_weights.mutable_data_ptr<float>();
@@ -108,15 +114,19 @@ variable_list new_blocks_like(const variable_list& x_BHNbD) {
 }
 
 struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
+  // Of y, and of x's other uses: y, and then x.
   static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
                                at::TensorList x_BHNbD, std::int64_t diagonal) {
-    const variable_list x = with_aligned_rows(x_BHNbD.vec()), y = new_blocks_like(x);
+    const variable_list x = with_aligned_rows(x_BHNbD.vec());
+    variable_list y = new_blocks_like(x);
     const at::Tensor weights = block_mix_weights(weights_BHNN, x[0].scalar_type());
     launch_block_mix(block_mix_params(weights, x, y, diagonal), current_stream(x[0]));
     context->saved_data["diagonal"] = diagonal;
     variable_list saved = x;
     saved.push_back(weights);
     context->save_for_backward(std::move(saved));
+    context->set_materialize_grads(false);
+    y.insert(y.end(), x_BHNbD.begin(), x_BHNbD.end());
     return y;
   }
 
@@ -125,11 +135,17 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
     variable_list x = context->get_saved_variables();
     const at::Tensor weights = x.back();
     x.pop_back();
-    const variable_list d_y = with_aligned_rows(gradients), d_x = new_blocks_like(x);
+    variable_list d_y, others;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
+      d_y.push_back(of_y.defined() ? birkhoff::with_aligned_rows(of_y) : at::zeros_like(x[i]));
+      others.push_back(other.defined() ? birkhoff::with_aligned_rows(other) : other);
+    }
+    const variable_list d_x = new_blocks_like(x);
     const at::Tensor d_weights = new_block_mix_d_weights(x);
-    launch_block_mix_backward(
-        block_mix_params(weights, x, d_y, d_x, d_weights, context->saved_data["diagonal"].toInt()),
-        current_stream(x[0]));
+    launch_block_mix_backward(block_mix_params(weights, x, d_y, others, d_x, d_weights,
+                                               context->saved_data["diagonal"].toInt()),
+                              current_stream(x[0]));
     variable_list result{d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0)};
     result.insert(result.end(), d_x.begin(), d_x.end());
     result.emplace_back();  // of `diagonal`
@@ -139,11 +155,14 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
 
 }  // namespace
 
-std::vector<at::Tensor> mix_on_gpu(const at::Tensor& weights_BHNN,
-                                   const std::vector<at::Tensor>& x_BHNbD, std::int64_t diagonal) {
+BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
+                      std::int64_t diagonal) {
   const at::Tensor& x = x_BHNbD[0];
-  return MixOnGpu::apply(weights_BHNN.expand({x.size(0), x.size(1), x.size(2), x.size(2)}),
-                         at::TensorList(x_BHNbD), diagonal);
+  const variable_list results =
+      MixOnGpu::apply(weights_BHNN.expand({x.size(0), x.size(1), x.size(2), x.size(2)}),
+                      at::TensorList(x_BHNbD), diagonal);
+  const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
+  return {{results.begin(), end_y}, {end_y, results.end()}};
 }
 #endif
 

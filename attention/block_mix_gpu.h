@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/block_mix.h"
 #include "attention/block_mix_params.h"
 
 namespace birkhoff {
@@ -17,8 +18,8 @@ bool fits_block_mix(const std::vector<at::Tensor>& x_BHNbD);
 
 // mix_lower_blocks() of what fits, on a GPU, with diagonal in [-N, N): sums in fp32, and so are the
 // weights' gradients where weights are. Only in builds with CUDA.
-std::vector<at::Tensor> mix_on_gpu(const at::Tensor& weights_BHNN,
-                                   const std::vector<at::Tensor>& x_BHNbD, std::int64_t diagonal);
+BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
+                      std::int64_t diagonal);
 
 // ---- What it is made of, for tests.
 
@@ -30,9 +31,11 @@ at::Tensor block_mix_weights(const at::Tensor& weights_BHNN, at::ScalarType dtyp
 BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
                                 const std::vector<at::Tensor>& y_BHNbD, std::int64_t diagonal);
 
-// The same for gradients. d_weights: new_block_mix_d_weights() of the same x.
+// The same for gradients. `others`: what is added to d_x; undefined: nothing. d_weights:
+// new_block_mix_d_weights() of the same x.
 BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
                                 const std::vector<at::Tensor>& d_y_BHNbD,
+                                const std::vector<at::Tensor>& others_BHNbD,
                                 const std::vector<at::Tensor>& d_x_BHNbD,
                                 const at::Tensor& d_weights, std::int64_t diagonal);
 

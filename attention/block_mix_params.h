@@ -11,8 +11,9 @@ struct CUstream_st;
 namespace birkhoff {
 
 struct BlockMixParams {
-  static constexpr int kMostBlocks = 512;  // a slab of all rows stands in shared memory
-  static constexpr int kMostTensors = 2;   // keys and values
+  static constexpr int kMostBlocks = 512;       // a slab of all rows stands in shared memory
+  static constexpr int kMostTensors = 2;        // keys and values
+  static constexpr int kMostColumns = 1 << 29;  // block x head_dim: all are counted in 32 bits
 
   KernelDtype dtype;                          // kBFloat16 or kHalf, weights too
   int batch, heads, blocks, block, head_dim;  // head_dim: a multiple of 8
@@ -26,7 +27,8 @@ struct BlockMixParams {
 
   // Backward alone.
   BlockRowsParams d_y[kMostTensors], d_x[kMostTensors];
-  int parts;         // of the columns that d_w sums over
+  BlockRowsParams others[kMostTensors];  // what is added to d_x; data null: nothing
+  int parts;                             // of the columns that d_w sums over
   float* d_weights;  // [parts, batch, heads, blocks, blocks]: their sum is d_w; all is written
 };
 

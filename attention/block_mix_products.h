@@ -1,9 +1,10 @@
 // Block mixes on a GPU's tensor cores. Legend: u, v blocks of one head, f columns: the b D numbers
 // of a block's row, tokens side by side.
 //
-//   y_uf = sum_v w_uv x_vf,  d_x_vf = sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
+//   y_uf = sum_v w_uv x_vf,  d_x_vf = other_vf + sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
 //
-// where v <= u + diagonal.
+// where v <= u + diagonal; other_vf, which may be missing, is what the uses of x beside the mix
+// give.
 //
 // BlockMixRows: y, or with kTransposed d_x. A block of threads owns a slab of 128 columns of all
 // rows of one head, a warp 32 of its columns, 64 sums a thread at a time. Shared memory: the slab,
@@ -45,8 +46,8 @@ struct BlockMixShape {
     return (blocks + kTile - 1) / kTile;
   }
   // Slabs of `width` columns.
-  BIRKHOFF_HOST_DEVICE static std::int64_t slabs(const BlockMixParams& p, int width) {
-    return (std::int64_t{p.block} * p.head_dim + width - 1) / width;
+  BIRKHOFF_HOST_DEVICE static int slabs(const BlockMixParams& p, int width) {
+    return (p.block * p.head_dim + width - 1) / width;
   }
   static std::int64_t rows_tasks(const BlockMixParams& p) {
     return p.num_tensors * std::int64_t{p.batch} * p.heads * slabs(p, kSlab);
@@ -112,13 +113,19 @@ class BlockMixBody {
     std::uint16_t* data;  // of row 0
     int rows;             // 0: there are none so far right
   };
+  // Which eight: `group` of a token's.
+  struct Group {
+    int token, group;
+  };
+  BIRKHOFF_DEVICE int groups_of_token() const { return p_.head_dim / 8; }
+  BIRKHOFF_DEVICE Group group_at(int number) const {
+    return {number / groups_of_token(), number % groups_of_token()};
+  }
   BIRKHOFF_DEVICE Columns columns_of(const BlockRowsParams& rows, int batch, int head,
-                                     std::int64_t group) const {
-    const int groups_of_token = p_.head_dim / 8;
-    const std::int64_t token = group / groups_of_token;
-    if (token >= p_.block) return {rows.data, 0};
-    return {rows.data + batch * rows.strides[0] + head * rows.strides[1] + token * rows.strides[3] +
-                group % groups_of_token * 8,
+                                     Group at) const {
+    if (at.token >= p_.block) return {rows.data, 0};
+    return {rows.data + batch * rows.strides[0] + head * rows.strides[1] +
+                at.token * rows.strides[3] + at.group * 8,
             p_.blocks};
   }
 
@@ -151,28 +158,34 @@ class BlockMixRows : BlockMixBody<Thread> {
 
   // Blocks of threads: by slab, then head, batch, and tensor.
   BIRKHOFF_DEVICE void run() {
-    const std::int64_t slabs = Shape::slabs(p_, kSlab);
-    std::int64_t task = thread_.block();
-    const std::int64_t first_group = task % slabs * (kSlab / 8);
+    const int slabs = Shape::slabs(p_, kSlab);
+    int task = static_cast<int>(thread_.block());
+    const int first_group = task % slabs * (kSlab / 8);
     task /= slabs;
-    const int head = static_cast<int>(task % p_.heads);
+    const int head = task % p_.heads;
     task /= p_.heads;
-    const int batch = static_cast<int>(task % p_.batch), tensor = static_cast<int>(task / p_.batch);
+    const int batch = task % p_.batch, tensor = task / p_.batch;
 
     load_slab(this->columns_of((kTransposed ? p_.d_y : p_.x)[tensor], batch, head,
-                               first_group + thread_.index() % (kSlab / 8)),
+                               this->group_at(first_group + thread_.index() % (kSlab / 8))),
               (kTransposed ? p_.d_y : p_.x)[tensor].strides[2]);
     const std::uint16_t* weights =
         p_.weights + batch * p_.weight_strides[0] + head * p_.weight_strides[1];
     const BlockRowsParams& to = (kTransposed ? p_.d_x : p_.y)[tensor];
-    const Columns results =
-        this->columns_of(to, batch, head, first_group + warp_ * kWarpGroups + lane_ / 8);
+    const Columns results = this->columns_of(
+        to, batch, head, this->group_at(first_group + warp_ * kWarpGroups + lane_ / 8));
 
     Tiles tiles(p_.blocks, p_.diagonal);
     bool more = tiles.next();
     load_weights(weights, tiles, 0);
     thread_.commit();
+    const auto start = [&](Sums& sums) {
+      if constexpr (kTransposed) {
+        load_sums(sums, p_.others[tensor], batch, head, first_group, tiles.result());
+      }
+    };
     Sums c = {};
+    start(c);
     for (int stage = 0; more; stage ^= 1) {
       const Tiles now = tiles;
       more = tiles.next();
@@ -184,6 +197,7 @@ class BlockMixRows : BlockMixBody<Thread> {
       thread_.sync();  // the tile has been read
       if (!now.ends_result()) continue;
       store(c, now.result(), stage, results, to.strides[2]);
+      if (more) start(c);
       thread_.sync();  // before the tile after next comes to where results went through
     }
     thread_.template wait<0>();
@@ -192,6 +206,29 @@ class BlockMixRows : BlockMixBody<Thread> {
  private:
   static BIRKHOFF_DEVICE std::uint32_t weights_tile(int stage) {
     return static_cast<std::uint32_t>(stage * Shape::kTileBytes);
+  }
+
+  // Sums of the tile of rows from `first_row` on begin with `rows`, if there are any.
+  BIRKHOFF_DEVICE void load_sums(Sums& c, const BlockRowsParams& rows, int batch, int head,
+                                 int first_group, int first_row) const {
+    if (rows.data == nullptr) return;
+    const Place own = place_in_c(lane_, 0);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kWarpGroups; ++j) {
+      const Columns from = this->columns_of(rows, batch, head,
+                                            this->group_at(first_group + warp_ * kWarpGroups + j));
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < kTile / 8; ++i) {
+        const int row = first_row + 8 * i + own.row;
+        std::uint32_t pair = 0;
+        if (row < from.rows) {
+          pair = *reinterpret_cast<const std::uint32_t*>(from.data + row * rows.strides[2] +
+                                                         own.column);
+        }
+        c[i / 2][j][i % 2 * 2] = thread_.unpack(static_cast<std::uint16_t>(pair));
+        c[i / 2][j][i % 2 * 2 + 1] = thread_.unpack(static_cast<std::uint16_t>(pair >> 16));
+      }
+    }
   }
 
   // Zeros behind the last row, up to a multiple of 16.
@@ -303,9 +340,10 @@ class BlockMixWeights : BlockMixBody<Thread> {
   using Body::thread_;
   using Body::warp_;
   using typename Body::Columns;
+  using typename Body::Group;
   using typename Body::Shape;
 
-  static constexpr int kTile = Shape::kTile;
+  static constexpr int kTile = Shape::kTile, kGroups = kTile / 8;
   // Of the warp's 16 rows.
   using Sums = float[kTile / 8][4];
 
@@ -315,14 +353,14 @@ class BlockMixWeights : BlockMixBody<Thread> {
   // Blocks of threads: by tile of d_w, then part of the columns, head, and batch.
   BIRKHOFF_DEVICE void run() {
     const int tiles = Shape::tiles(p_.blocks);
-    std::int64_t task = thread_.block();
-    const int first_v = static_cast<int>(task % tiles) * kTile;
+    int task = static_cast<int>(thread_.block());
+    const int first_v = task % tiles * kTile;
     task /= tiles;
-    const int first_u = static_cast<int>(task % tiles) * kTile;
+    const int first_u = task % tiles * kTile;
     task /= tiles;
-    const int part = static_cast<int>(task % p_.parts);
+    const int part = task % p_.parts;
     task /= p_.parts;
-    const int head = static_cast<int>(task % p_.heads), batch = static_cast<int>(task / p_.heads);
+    const int head = task % p_.heads, batch = task / p_.heads;
 
     Sums c = {};
     if (first_v <= first_u + kTile - 1 + p_.diagonal) {
@@ -338,16 +376,24 @@ class BlockMixWeights : BlockMixBody<Thread> {
 
   BIRKHOFF_DEVICE void add_up(Sums& c, int batch, int head, int part, int first_u,
                               int first_v) const {
-    const std::int64_t slabs = Shape::slabs(p_, kTile);
-    const std::int64_t steps = p_.num_tensors * slabs,
-                       steps_of_part = (steps + p_.parts - 1) / p_.parts;
-    std::int64_t step = part * steps_of_part;
-    const std::int64_t end = step + steps_of_part < steps ? step + steps_of_part : steps;
+    const int slabs = Shape::slabs(p_, kTile), steps = p_.num_tensors * slabs,
+              steps_of_part = (steps + p_.parts - 1) / p_.parts;
+    int step = part * steps_of_part;
+    const int end = step + steps_of_part < steps ? step + steps_of_part : steps;
+    // Of the next step: what a division would find is stepped along.
+    int tensor = step / slabs, slab = step % slabs;
+    Group at = this->group_at(slab * kGroups + thread_.index() % kGroups);
+    const Group further = this->group_at(kGroups);
     const auto load = [&](int stage) {
-      const int tensor = static_cast<int>(step / slabs);
-      const std::int64_t group = step % slabs * (kTile / 8) + thread_.index() % (kTile / 8);
-      load_rows(tile(stage, 0), p_.d_y[tensor], batch, head, group, first_u);
-      load_rows(tile(stage, 1), p_.x[tensor], batch, head, group, first_v);
+      load_rows(tile(stage, 0), p_.d_y[tensor], batch, head, at, first_u);
+      load_rows(tile(stage, 1), p_.x[tensor], batch, head, at, first_v);
+      at = {at.token + further.token, at.group + further.group};
+      if (at.group >= this->groups_of_token())
+        at = {at.token + 1, at.group - this->groups_of_token()};
+      if (++slab < slabs) return;
+      ++tensor;
+      slab = 0;
+      at = this->group_at(thread_.index() % kGroups);
     };
     if (step < end) load(0);
     thread_.commit();
@@ -364,10 +410,10 @@ class BlockMixWeights : BlockMixBody<Thread> {
   }
 
   BIRKHOFF_DEVICE void load_rows(std::uint32_t to, const BlockRowsParams& rows, int batch, int head,
-                                 std::int64_t group, int first) const {
-    constexpr int kGroups = kTile / 8, kRowsAtOnce = Shape::kThreads / kGroups;
+                                 Group at, int first) const {
+    constexpr int kRowsAtOnce = Shape::kThreads / kGroups;
     static_assert(kRowsAtOnce % 8 == 0);
-    const Columns columns = this->columns_of(rows, batch, head, group);
+    const Columns columns = this->columns_of(rows, batch, head, at);
     const int row = thread_.index() / kGroups;
     const std::uint16_t* from = columns.data + (first + row) * rows.strides[2];
     to += place_in_tile<kTile>(row, thread_.index() % kGroups * 8);

@@ -78,8 +78,14 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const BlockPoolParams p)
   }
   const float divisor = p.cumulative ? 1.0f : divisor_of(p, at);
   float* psi = p.psi + (at.b * p.blocks + at.n) * p.channels + c;
+  constexpr int kStored = kCount < 4 ? kCount : 4;
 #pragma unroll
-  for (int k = 0; k < kCount; ++k) psi[k] = sum[k] / divisor;
+  for (int first = 0; first < kCount; first += kStored) {
+    Vector<float, kStored> stored;
+#pragma unroll
+    for (int k = 0; k < kStored; ++k) stored.elements[k] = sum[first + k] / divisor;
+    store_vector(psi + first, stored);
+  }
 }
 
 // Sums in psi become features.

@@ -133,6 +133,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
     const float mean = p.mean[row], rstd = p.rstd[row];
 
     float h[kGroups][kCount], gradient[kGroups][kCount];
+    Vector<float, kCount> d_sum[kGroups];  // on its way while the block adds up
     float sum_g = 0, sum_gh = 0;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -141,6 +142,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
       const auto d_normed = load_vector<Branch, kCount>(d_normed_C + c);
       const auto s = load_vector<float, kCount>(sum_C + c);
       const auto weight = load_vector<float, kCount>(p.weight + c);
+      d_sum[g] = load_vector<float, kCount>(d_sum_C + c);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
         const float d = to_float(d_normed.elements[k]);
@@ -158,12 +160,12 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
     for (int g = 0; g < kGroups; ++g) {
       const int c = channel_of<kThreads>(g);
       if (c >= channels) continue;
-      const auto d_sum = load_vector<float, kCount>(d_sum_C + c);
       Vector<float, kCount> d_x;
       Vector<Branch, kCount> d_y;
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        d_x.elements[k] = d_sum.elements[k] + rstd * (gradient[g][k] - mean_g - h[g][k] * mean_gh);
+        d_x.elements[k] =
+            d_sum[g].elements[k] + rstd * (gradient[g][k] - mean_g - h[g][k] * mean_gh);
         d_y.elements[k] = from_float<Branch>(d_x.elements[k]);
       }
       store_vector(d_x_C + c, d_x);

@@ -45,10 +45,12 @@ void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, 
 // d_w, then y and d_x of each tensor. `backwards`: the order in which threads run.
 std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false) {
   EXPECT_TRUE(fits_block_mix(problem.x_BHNbD)) << problem.name;
-  std::vector<at::Tensor> x, d_y, y, d_x;
+  std::vector<at::Tensor> x, d_y, others, y, d_x;
   for (std::size_t i = 0; i < problem.x_BHNbD.size(); ++i) {
     x.push_back(with_aligned_rows(problem.x_BHNbD[i]));
     d_y.push_back(with_aligned_rows(problem.d_y_BHNbD[i]));
+    const at::Tensor& other = problem.others_BHNbD[i];
+    others.push_back(other.defined() ? with_aligned_rows(other) : other);
     // What a kernel forgets to write is no number.
     y.push_back(new_blocks_like(x[i]).fill_(NAN));
     d_x.push_back(new_blocks_like(x[i]).fill_(NAN));
@@ -56,8 +58,8 @@ std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false)
   const at::Tensor weights = block_mix_weights(problem.weights_BHNN, x[0].scalar_type());
   const at::Tensor d_weights = new_block_mix_d_weights(x).fill_(NAN);
   const BlockMixParams forward = block_mix_params(weights, x, y, problem.diagonal),
-                       backward =
-                           block_mix_params(weights, x, d_y, d_x, d_weights, problem.diagonal);
+                       backward = block_mix_params(weights, x, d_y, others, d_x, d_weights,
+                                                   problem.diagonal);
   if (forward.dtype == KernelDtype::kHalf) {
     run_kernels<EmulatedNumber::kHalf>(forward, backward, backwards);
   } else {

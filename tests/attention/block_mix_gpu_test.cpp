@@ -20,8 +20,14 @@ std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
     leaves.push_back(x.back());
   }
   EXPECT_TRUE(fits_block_mix(x)) << problem.name;
-  const std::vector<at::Tensor> y = mix_lower_blocks(leaves[0], x, problem.diagonal).y_BHNbD;
-  const std::vector<at::Tensor> d = torch::autograd::grad(y, leaves, there.d_y_BHNbD);
+  const auto [y, x_again] = mix_lower_blocks(leaves[0], x, problem.diagonal);
+  std::vector<at::Tensor> outputs = y, d_outputs = there.d_y_BHNbD;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    if (!there.others_BHNbD[i].defined()) continue;
+    outputs.push_back(x_again[i]);
+    d_outputs.push_back(there.others_BHNbD[i]);
+  }
+  const std::vector<at::Tensor> d = torch::autograd::grad(outputs, leaves, d_outputs);
   std::vector<at::Tensor> result{d[0]};
   for (std::size_t i = 0; i < y.size(); ++i) {
     result.insert(result.end(), {y[i].detach(), d[1 + i]});
@@ -64,6 +70,28 @@ TEST(BlockMixKernel, ManyBlocks) {
                          true, 2, 101));
   check(make_mix_problem({.batch = 1, .heads = 4, .blocks = 200, .block = 64, .head_dim = 128}, -1,
                          at::kHalf, true, 2, 102));
+}
+
+// Any of the results may have no use.
+TEST(BlockMixKernel, SmallUnusedResultsHaveNoGradients) {
+  const MixProblem problem =
+      make_mix_problem({.blocks = 5}, -1, at::kBFloat16, false, 2, 103).to(at::kCUDA);
+  const at::Tensor w = problem.weights_BHNN.requires_grad_(true);
+  std::vector<at::Tensor> x;
+  for (const at::Tensor& each : problem.x_BHNbD) x.push_back(each.detach().requires_grad_(true));
+  const auto [y, x_again] = mix_lower_blocks(w, x, problem.diagonal);
+  const at::Tensor d = problem.d_y_BHNbD[0];
+  // The first tensor's mix alone, and the second's other use alone.
+  const auto of_mix = torch::autograd::grad({y[0]}, {x[0], x[1]}, {d}, true, false, true);
+  EXPECT_GT(of_mix[0].abs().max().item<float>(), 0);
+  if (of_mix[1].defined()) {
+    EXPECT_EQ(of_mix[1].abs().max().item<float>(), 0);
+  }
+  const auto of_x = torch::autograd::grad({x_again[1]}, {w, x[1]}, {d}, true, false, true);
+  if (of_x[0].defined()) {
+    EXPECT_EQ(of_x[0].abs().max().item<float>(), 0);
+  }
+  expect_same_bits(of_x[1], d, "other use alone");
 }
 
 }  // namespace

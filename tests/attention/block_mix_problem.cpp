@@ -36,6 +36,7 @@ MixProblem MixProblem::to(at::Device device) const {
   other.weights_BHNN = weights_BHNN.to(device);
   for (at::Tensor& x : other.x_BHNbD) x = x.to(device);
   for (at::Tensor& x : other.d_y_BHNbD) x = x.to(device);
+  for (at::Tensor& x : other.others_BHNbD) x = x.defined() ? x.to(device) : x;
   return other;
 }
 
@@ -56,6 +57,8 @@ MixProblem make_mix_problem(const MixSizes& sizes, std::int64_t diagonal, at::Sc
   for (int i = 0; i < tensors; ++i) {
     problem.x_BHNbD.push_back(tensor());
     problem.d_y_BHNbD.push_back(tensor());
+    problem.others_BHNbD.push_back((seed + static_cast<std::uint64_t>(i)) % 3 > 0 ? tensor()
+                                                                                  : at::Tensor());
   }
   problem.diagonal = diagonal;
   problem.name =
@@ -78,8 +81,10 @@ void expect_mixes(const std::vector<at::Tensor>& results, const MixProblem& prob
     EXPECT_EQ(results[2 + 2 * i].scalar_type(), dtype);
     expect_close(results[1 + 2 * i], product(w, x), product(w.abs(), x.abs()), N,
                  problem.name + ", y");
-    expect_close(results[2 + 2 * i], product(w_t, d_y), product(w_t.abs(), d_y.abs()), N,
-                 problem.name + ", d_x");
+    const at::Tensor& other = problem.others_BHNbD[i];
+    const at::Tensor begin = other.defined() ? other.to(at::kDouble) : at::zeros_like(d_y);
+    expect_close(results[2 + 2 * i], begin + product(w_t, d_y),
+                 begin.abs() + product(w_t.abs(), d_y.abs()), N + 1, problem.name + ", d_x");
     const at::Tensor x_t = x.flatten(3).transpose(2, 3);
     d_w = d_w + at::matmul(d_y.flatten(3), x_t);
     d_w_sums = d_w_sums + at::matmul(d_y.flatten(3).abs(), x_t.abs());

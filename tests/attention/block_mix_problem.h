@@ -18,6 +18,7 @@ struct MixSizes {
 struct MixProblem {
   at::Tensor weights_BHNN;
   std::vector<at::Tensor> x_BHNbD, d_y_BHNbD;
+  std::vector<at::Tensor> others_BHNbD;  // what is added to d_x; may be undefined
   std::int64_t diagonal;
   std::string name;
 
@@ -25,7 +26,7 @@ struct MixProblem {
 };
 
 // `layers`: x and d_y in the layers' order inside wider tensors, as keys and values come of one
-// product; else contiguous. `tensors`: how many are mixed.
+// product; else contiguous. `tensors`: how many are mixed; two of three tensors have other uses.
 MixProblem make_mix_problem(const MixSizes& sizes, std::int64_t diagonal, at::ScalarType dtype,
                             bool layers, int tensors, std::uint64_t seed);
 
