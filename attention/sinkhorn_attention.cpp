@@ -67,8 +67,8 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
   const auto last_rows = [&](const at::Tensor& x) { return x.narrow(2, first_row, num_rows); };
   const std::int64_t iterations = config_.iterations();
   const bool prefix = shape_.causal && config_.causal_balance() == SinkhornAttention::prefix;
-  if (!open_BNN.defined() &&
-      iterations > 0) {  // masks are launches on a GPU: none but what it takes
+  // A mask costs launches on a GPU: where order alone decides, these balances need none.
+  if (!open_BNN.defined() && iterations > 0) {
     if (!shape_.causal) return last_rows(balance(scores_BHNN, iterations, path));
     if (prefix) return prefix_balance(scores_BHNN, iterations, first_row, path);
   }

@@ -23,10 +23,9 @@ at::Tensor open_pairs(const Blocks& blocks);
 
 struct SortedBlocks {
   at::Tensor weights_BHNN;  // 0 where not visible; B and H may be 1
-  at::Tensor
-      visible_BNN;      // bool: pairs whose weight may be above 0; undefined: all that order lets
-  bool causal = false;  // blocks are mixed of earlier ones
-  bool leaky = false;   // causal, but for the own block: sorted keys are masked token by token
+  at::Tensor visible_BNN;   // bool: pairs whose weight may be above 0; undefined: as order lets
+  bool causal = false;      // blocks are mixed of earlier ones
+  bool leaky = false;       // causal, but for the own block: sorted keys are masked token by token
   Combine combine = Combine::kConcat;
 };
 

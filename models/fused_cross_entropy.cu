@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
 
   // Several vectors are asked for before one is used. Four of a row that is read twice would spill.
   constexpr int kAhead = kKept || kTeam == kWarp ? 4 : 2;
-  T* kept_V = reinterpret_cast<T*>(cross_entropy_memory + kPartialBytes / sizeof(float) / 4);
+  T* kept_V = reinterpret_cast<T*>(cross_entropy_memory + kPartialBytes / sizeof(Vector<float, 4>));
   Partial partial{-kInfinity, 0};
   for (std::int64_t first = member * kCount; first < p.vocabulary; first += kAhead * kStride) {
     Vector<T, kCount> x[kAhead];

@@ -161,6 +161,8 @@ std::vector<BadInput> bench() {
       usage("bench without its verb", "bench", {"subcommand", "birkhoff bench"}),
       usage("bench's verb misspelt", "bench stp good.txtpb", {"'stp'", "did you mean 'step'"}),
       usage("bench step without a configuration", "bench step", {"CONFIG", "required"}),
+      usage("bench attention --recorded on a CPU", "bench attention --recorded",
+            {"--recorded", "--device cuda"}),
       usage("bench step --steps 0", "bench step good.txtpb --steps 0", {"--steps", "0"}),
       usage("bench step --vocabulary 1", "bench step good.txtpb --vocabulary 1",
             {"--vocabulary", "1"}),
