@@ -1,0 +1,173 @@
+#include "launcher/command_line.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr const char* kFooter =
+    "Exit codes: 0 done, 2 usage, 3 configuration, 4 data, 5 checkpoint, 6 storage, 7 a rank was "
+    "lost,\n"
+    "8 hang, 9 non-finite numbers, 10 memory, 75 saved: run the same command again. "
+    "docs/runbook.md says more.";
+
+}  // namespace
+
+CommandLine::CommandLine() {
+  app_.set_version_flag("--version", version_text());
+  app_.require_subcommand(1);
+  app_.footer(kFooter);
+  add_prepare();
+  add_train();
+  add_eval();
+  add_sample();
+  add_inspect();
+  add_config();
+  add_bench();
+}
+
+CLI::App* CommandLine::verb(CLI::App& parent, const char* name, const char* what,
+                            const char* examples) {
+  CLI::App* command = parent.add_subcommand(name, what);
+  command->footer(std::string("Examples:\n") + examples);
+  return command;
+}
+
+void CommandLine::add_settings(CLI::App* command, std::vector<std::string>& settings) {
+  command
+      ->add_option("--set", settings,
+                   "path=value: override one field; may be repeated, the last one wins")
+      ->allow_extra_args(false)
+      ->type_name("PATH=VALUE");
+}
+
+void CommandLine::add_prepare() {
+  CLI::App* c =
+      verb(app_, "prepare", "Make a corpus folder from text",
+           "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
+           "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
+           "--vocab-size 8000 -");
+  c->add_option("--out", prepare_.out, "corpus folder to make")->required()->type_name("DIR");
+  c->add_option(
+       "--tokenizer", prepare_.tokenizer,
+       "bytes, chars, words, sentencepiece (trains a model), or a SentencePiece model file")
+      ->capture_default_str();
+  c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words and sentencepiece")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+  c->add_option("--valid", prepare_.valid, "fraction held out for validation")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  c->add_option("--test", prepare_.test, "fraction held out for the test split")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  c->add_option("PATH", prepare_.paths, "files, folders, or - for standard input")->required();
+}
+
+void CommandLine::add_train() {
+  CLI::App* c =
+      verb(app_, "train", "Train a model; the same command again resumes",
+           "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2\n"
+           "  srun --mpi=pmix birkhoff train my.txtpb --run run/big --set train.steps=20000");
+  c->add_option("CONFIG", train_.config, "configuration (.txtpb)")->required();
+  c->add_option("--run", train_.run, "run folder: made if new, resumed if not")
+      ->required()
+      ->type_name("DIR");
+  c->add_option("--ranks", train_.ranks, "start this many MPI ranks here and supervise them")
+      ->check(CLI::Range(1, 4096));
+  add_settings(c, train_.settings);
+  c->add_flag("--fresh", train_.fresh, "set aside what the run folder holds and start anew");
+}
+
+void CommandLine::add_device(CLI::App* c, std::string& device) {
+  c->add_option("--device", device, "cpu or cuda, whatever the run trained on")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+}
+
+void CommandLine::add_eval() {
+  CLI::App* c = verb(app_, "eval", "Loss and bits per byte of a checkpoint",
+                     "  birkhoff eval run/first\n"
+                     "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
+  c->add_option("PATH", eval_.path, "run folder (its newest checkpoint) or checkpoint")->required();
+  c->add_option("--corpus", eval_.corpus, "corpus folder; default: the run's own")
+      ->type_name("DIR");
+  c->add_option("--split", eval_.split, "valid or test")
+      ->check(CLI::IsMember({"valid", "test"}))
+      ->capture_default_str();
+  add_device(c, eval_.device);
+  c->add_flag("--json", eval_.json, "print one JSON object");
+}
+
+void CommandLine::add_sample() {
+  CLI::App* c = verb(app_, "sample", "Generate text from a checkpoint",
+                     "  birkhoff sample run/first --prompt 'ROMEO:'\n"
+                     "  birkhoff sample run/first --prompt 'int ' --tokens 500 --temperature 0.8 "
+                     "--top-k 40 --seed 7");
+  c->add_option("PATH", sample_.path, "run folder (its newest checkpoint) or checkpoint")
+      ->required();
+  c->add_option("--prompt", sample_.prompt, "text to continue")->required()->type_name("TEXT");
+  c->add_option("--tokens", sample_.tokens, "tokens to generate")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
+      ->capture_default_str();
+  c->add_option("--temperature", sample_.temperature, "0 takes the likeliest token")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  c->add_option("--top-k", sample_.top_k, "choose among the k likeliest tokens; 0 = all")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{10'000'000}))
+      ->capture_default_str();
+  c->add_option("--seed", sample_.seed, "same seed, same text")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
+      ->capture_default_str();
+  add_device(c, sample_.device);
+}
+
+void CommandLine::add_inspect() {
+  CLI::App* c = verb(app_, "inspect", "Say what a corpus, run or checkpoint holds",
+                     "  birkhoff inspect corpus/shakespeare --bigram\n"
+                     "  birkhoff inspect run/first");
+  c->add_option("PATH", inspect_.path, "corpus folder, run folder or checkpoint")->required();
+  c->add_flag("--bigram", inspect_.bigram,
+              "of a corpus: also the held-out bits per byte of a bigram model");
+  CLI::App* v =
+      verb(app_, "verify", "Re-read every byte of a corpus, run or checkpoint against its hashes",
+           "  birkhoff verify run/first\n"
+           "  birkhoff verify corpus/shakespeare");
+  v->add_option("PATH", verify_path_, "corpus folder, run folder or checkpoint")->required();
+}
+
+void CommandLine::add_config() {
+  CLI::App* c = verb(app_, "config", "Print, compare and document configurations",
+                     "  birkhoff config print configs/quickstart.txtpb --set train.steps=50\n"
+                     "  birkhoff config diff a.txtpb b.txtpb");
+  c->require_subcommand(1);
+  CLI::App* print = verb(*c, "print", "The resolved configuration, every field set",
+                         "  birkhoff config print configs/quickstart.txtpb\n"
+                         "  birkhoff config print my.txtpb --set model.layers=8");
+  print->add_option("CONFIG", config_file_, "configuration (.txtpb)")->required();
+  add_settings(print, config_settings_);
+  CLI::App* diff = verb(*c, "diff", "Fields in which two configurations differ",
+                        "  birkhoff config diff a.txtpb b.txtpb\n"
+                        "  birkhoff config diff run/first/config.txtpb my.txtpb");
+  diff->add_option("BEFORE", config_before_, "configuration (.txtpb)")->required();
+  diff->add_option("AFTER", config_after_, "configuration (.txtpb)")->required();
+  verb(*c, "reference", "Every field with type, default and meaning, as Markdown",
+       "  birkhoff config reference\n"
+       "  birkhoff config reference > docs/configuration.md");
+}
+
+int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& out,
+                     std::ostream& err) {
+  if (app_.got_subcommand("prepare")) return prepare_command(prepare_, out, err);
+  if (app_.got_subcommand("train")) return train_command(train_, out, err);
+  if (app_.got_subcommand("eval")) return eval_command(eval_, out, err);
+  if (app_.got_subcommand("sample")) return sample_command(sample_, out, err);
+  if (app_.got_subcommand("inspect")) return inspect_command(inspect_, out, err);
+  if (app_.got_subcommand("verify")) return verify_command(verify_path_, out, err);
+  if (app_.got_subcommand("bench")) return run_bench(arguments, out, err);
+  CLI::App* config = app_.get_subcommand("config");
+  if (config->got_subcommand("print"))
+    return config_print_command(config_file_, config_settings_, out);
+  if (config->got_subcommand("diff"))
+    return config_diff_command(config_before_, config_after_, out);
+  return config_reference_command(out);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,55 @@
+// The command line: every verb with its options, and what the arguments said. One function
+// declares a verb; run() passes its arguments to the function in commands.h.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "launcher/commands.h"
+
+namespace birkhoff {
+
+class CommandLine {
+ public:
+  CommandLine();  // declares all verbs
+
+  // Runs the verb that app() has parsed. arguments: all of them, as they were given.
+  int run(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
+
+  CLI::App& app() { return app_; }
+
+ private:
+  CLI::App* verb(CLI::App& parent, const char* name, const char* what, const char* examples);
+  void add_settings(CLI::App* command, std::vector<std::string>& settings);
+  void add_device(CLI::App* command, std::string& device);
+  void add_rounds(CLI::App* command, int& rounds);
+
+  void add_prepare();
+  void add_train();
+  void add_eval();
+  void add_sample();
+  void add_inspect();
+  void add_config();
+  void add_bench();  // this and the next two: bench/command_line.cpp
+  void add_bench_attention(CLI::App& bench);
+  int run_bench(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
+
+  CLI::App app_{"Birkhoff trains Transformers with sparse and doubly stochastic attention.",
+                "birkhoff"};
+  PrepareArguments prepare_;
+  TrainArguments train_;
+  EvalArguments eval_;
+  SampleArguments sample_;
+  InspectArguments inspect_;
+  BenchLoaderArguments bench_loader_;
+  BenchCommArguments bench_comm_;
+  BenchStepArguments bench_step_;
+  BenchAttentionArguments bench_attention_;
+  std::string verify_path_;
+  std::string config_file_, config_before_, config_after_;
+  std::vector<std::string> config_settings_;
+};
+
+}  // namespace birkhoff
