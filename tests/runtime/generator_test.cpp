@@ -123,9 +123,9 @@ TEST(Generator, SamplesHaveTheirProbabilities) {
     double top_p = 1;
     std::size_t kept_by_top_p = 5;
   };
-  // Probabilities at temperature 1: 0.57, 0.21, 0.13, 0.08, 0.03; of the first three alone: 0.63,
+  // Probabilities at temperature 1: 0.56, 0.21, 0.13, 0.08, 0.03; of the first three alone: 0.63,
   // 0.23, 0.14; at temperature 2: 0.37, 0.23, 0.18, 0.14, 0.08.
-  for (const Case c : {Case{1, 0}, Case{0.5, 0}, Case{1, 3}, Case{2, 99}, Case{1, 0, 0.9, 3},
+  for (const Case c : {Case{1, 0}, Case{0.5, 0}, Case{1, 3}, Case{2, 99}, Case{1, 0, 0.88, 3},
                        Case{1, 0, 0.92, 4}, Case{1, 0, 0.5, 1}, Case{2, 0, 0.5, 2},
                        Case{1, 3, 0.85, 2}, Case{1, 3, 0.87, 3}, Case{1, 2, 0.99, 2}}) {
     constexpr int kDraws = 20000;
