@@ -8,7 +8,7 @@
 namespace birkhoff {
 
 // A folder birkhoff-UID-* in /dev/shm, for one run. The destructor removes it; where that does not
-// happen because all of a run was killed, the next object made by this user does: a lock on the
+// happen because the supervisor was killed, the next object made by this user does: a lock on the
 // folder tells whether its supervisor or mpirun lives.
 class SharedMemoryFolder {
  public:
