@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,10 @@ class Tokenizer {
   // Text of ids; marks and unknown ids give a visible replacement or nothing, never an error. Ids
   // outside [0, vocabulary): Error(kData).
   virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
+  // The byte that an id stands for, if it stands for a single byte of text whatever that is: a
+  // character may then take several ids. (SentencePiece has such ids for characters that it has no
+  // piece for.)
+  virtual std::optional<char> byte_of(std::int32_t) const { return std::nullopt; }
   virtual std::int64_t vocabulary() const = 0;
 };
 

@@ -43,7 +43,7 @@ class Walk {
 
   void argument(const InputPath& input) {
     if (!input.content_hash.empty())
-      return file(input.path, base_name(input.path), input.content_bytes, input.content_hash);
+      return file(input.path, input.name, input.content_bytes, input.content_hash);
     struct stat info;
     if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage)) {
       fail(ExitCode::kUsage, "{}: {}; give a file or folder that is there", input.path,

@@ -32,9 +32,9 @@ std::uint64_t document_key(std::string_view name);
 
 struct InputPath {
   std::string path;  // file or folder
-  // Of a stream that was read already: the modification time of its copy at `path`, if there is
-  // one, says nothing. Else empty and 0.
-  std::string content_hash = {};
+  // Of a stream that was read already, whose copy at `path`, if there is one, has neither a name
+  // nor a modification time that says anything. Else empty and 0.
+  std::string name = {}, content_hash = {};
   std::int64_t content_bytes = 0;
 };
 

@@ -136,7 +136,8 @@ class OutFolder {
   }
 
   // Inputs that cannot be read twice (standard input, pipes) are copied into the folder, or only
-  // hashed if the corpus is finished; the others stay where they are.
+  // hashed if the corpus is finished; the others stay where they are. The copies have no names, so
+  // that nothing is left of them when this object or the process ends.
   std::vector<InputPath> spool(const std::vector<std::string>& paths, Progress& progress) {
     std::vector<InputPath> inputs;
     for (const std::string& path : paths) {
@@ -184,27 +185,35 @@ class OutFolder {
 
   InputPath spool_one(const std::string& path, std::size_t number, Progress& progress) {
     progress.begin("read standard input", 0);
-    const std::string copy = file(fmt::format("{}{}", kSpoolPrefix, number));
+    InputPath input;
+    input.name = fmt::format("{}{}", kSpoolPrefix, number);
+    const std::string copy = file(input.name);
     File in = path == "-" ? File::standard_input() : File::open_for_read(path, ExitCode::kData);
     std::optional<File> out;
-    if (!finished_) out = File::create(copy);
+    if (!finished_) {
+      out = File::create(copy);
+      copies_.push_back(File::open_for_read(copy));
+      remove_file(copy);
+      input.path = copies_.back().descriptor_path();
+    }
     Xxh3Hasher hasher;
-    std::int64_t bytes = 0;
     std::vector<char> part(1 << 20);
     while (const std::size_t got = in.read_some(part.data(), part.size())) {
       if (out) out->write_all(part.data(), got);
       hasher.update(part.data(), got);
-      bytes += static_cast<std::int64_t>(got);
+      input.content_bytes += static_cast<std::int64_t>(got);
       progress.add(static_cast<std::int64_t>(got));
     }
     if (out) out->close();
     progress.end(false);
-    return {copy, hasher.hex_digest(), bytes};
+    input.content_hash = hasher.hex_digest();
+    return input;
   }
 
   std::string path_;
   bool finished_ = false;
   std::optional<FileLock> lock_;
+  std::vector<File> copies_;  // of streams
 };
 
 // One command, from scanned input to manifest.

@@ -47,6 +47,12 @@ class SubwordTokenizer final : public PieceTokenizer {
     return {ids.begin(), ids.end()};
   }
 
+  std::optional<char> byte_of(std::int32_t id) const override {
+    if (id >= processor_.GetPieceSize() || !processor_.IsByte(id)) return std::nullopt;
+    const std::string& piece = processor_.IdToPiece(id);  // "<0xE4>"
+    return static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));
+  }
+
  protected:
   std::string decode_pieces(const std::vector<std::int32_t>& ids) const override {
     std::string text;

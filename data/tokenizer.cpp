@@ -18,6 +18,10 @@ class ByteTokenizer final : public PieceTokenizer {
     return ids;
   }
 
+  std::optional<char> byte_of(std::int32_t id) const override {
+    return id < 256 ? std::optional(static_cast<char>(id)) : std::nullopt;
+  }
+
  protected:
   std::string decode_pieces(const std::vector<std::int32_t>& ids) const override {
     std::string text;

@@ -2,13 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
 #include "launcher/command_line.h"
 #include "launcher/failure.h"
+#include "launcher/output.h"
 
 namespace birkhoff {
 namespace {
@@ -68,16 +67,6 @@ std::string usage_line(const CLI::App& app, const std::vector<std::string>& argu
     name = part->get_name() + (name.empty() ? "" : " ") + name;
   }
   return what + hint + "; see '" + name + " --help'";
-}
-
-// What was printed counts only once it is out: a full disk behind standard output must not pass for
-// success.
-void flush_output(std::ostream& out) {
-  out.flush();
-  if (!out)
-    fail(ExitCode::kStorage,
-         "standard output cannot be written: {}; free space there or write elsewhere",
-         std::strerror(errno));
 }
 
 // A line about the first word that should name a verb and does not; empty if there is none. CLI11

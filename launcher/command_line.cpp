@@ -83,7 +83,7 @@ void CommandLine::add_device(CLI::App* c, std::string& device) {
 }
 
 void CommandLine::add_eval() {
-  CLI::App* c = verb(app_, "eval", "Loss and bits per byte of a checkpoint",
+  CLI::App* c = verb(app_, "eval", "Loss, bits per byte and perplexity of a checkpoint",
                      "  birkhoff eval run/first\n"
                      "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
   c->add_option("PATH", eval_.path, "run folder (its newest checkpoint) or checkpoint")->required();
@@ -92,20 +92,39 @@ void CommandLine::add_eval() {
   c->add_option("--split", eval_.split, "valid or test")
       ->check(CLI::IsMember({"valid", "test"}))
       ->capture_default_str();
+  c->add_option("--sequences", eval_.sequences,
+                "read only so many, from the split's start; 0 = all")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1'000'000'000'000}))
+      ->capture_default_str();
   add_device(c, eval_.device);
-  c->add_flag("--json", eval_.json, "print one JSON object");
+  c->add_flag("--json", eval_.json, "print one JSON object: docs/evaluation.md");
 }
 
 void CommandLine::add_sample() {
   CLI::App* c = verb(app_, "sample", "Generate text from a checkpoint",
                      "  birkhoff sample run/first --prompt 'ROMEO:'\n"
-                     "  birkhoff sample run/first --prompt 'int ' --tokens 500 --temperature 0.8 "
-                     "--top-k 40 --seed 7");
+                     "  birkhoff sample run/first --prompt-file start.txt --tokens 500 "
+                     "--temperature 0.8 --top-k 40 --top-p 0.95 --samples 3 --seed 7");
   c->add_option("PATH", sample_.path, "run folder (its newest checkpoint) or checkpoint")
       ->required();
-  c->add_option("--prompt", sample_.prompt, "text to continue")->required()->type_name("TEXT");
+  CLI::Option* prompt =
+      c->add_option("--prompt", sample_.prompt,
+                    "text to continue; empty: a new document, if the model knows where one ends")
+          ->type_name("TEXT");
+  c->add_option("--prompt-file", sample_.prompt_file,
+                "file with that text, taken as it is; - for standard input")
+      ->type_name("FILE")
+      ->excludes(prompt);
+  c->callback([this, prompt] {
+    if (prompt->empty() && sample_.prompt_file.empty())
+      throw CLI::RequiredError("--prompt or --prompt-file");
+  });
   c->add_option("--tokens", sample_.tokens, "tokens to generate")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
+      ->capture_default_str();
+  c->add_option("--samples", sample_.samples,
+                "texts to generate, each with noise of its own; a line of 15 hyphens between them")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000}))
       ->capture_default_str();
   c->add_option("--temperature", sample_.temperature, "0 takes the likeliest token")
       ->check(CLI::Range(0.0, 100.0))
@@ -113,7 +132,11 @@ void CommandLine::add_sample() {
   c->add_option("--top-k", sample_.top_k, "choose among the k likeliest tokens; 0 = all")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{10'000'000}))
       ->capture_default_str();
-  c->add_option("--seed", sample_.seed, "same seed, same text")
+  c->add_option("--top-p", sample_.top_p,
+                "of those, choose among the fewest whose probabilities add up to p; 1 = all")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  c->add_option("--seed", sample_.seed, "same seed, same texts: the first N of any --samples")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
       ->capture_default_str();
   add_device(c, sample_.device);

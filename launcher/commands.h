@@ -29,15 +29,18 @@ int train_command(const TrainArguments& arguments, std::ostream& out, std::ostre
 
 struct EvalArguments {
   std::string path, corpus, split = "valid", device = "cpu";
+  std::int64_t sequences = 0;  // from the split's start; 0: all
   bool json = false;
 };
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err);
 
 struct SampleArguments {
-  std::string path, prompt, device = "cpu";
-  std::int64_t tokens = 200;
+  std::string path, device = "cpu";
+  std::string prompt, prompt_file;  // a text, or the file that holds it; "-": standard input
+  std::int64_t tokens = 200, samples = 1;
   double temperature = 1.0;
   std::int64_t top_k = 0;
+  double top_p = 1.0;
   std::int64_t seed = 1;
 };
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err);

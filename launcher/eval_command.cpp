@@ -1,5 +1,8 @@
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -8,9 +11,11 @@
 #include "configs/checkpoint_manifest.pb.h"
 #include "data/loader.h"
 #include "launcher/commands.h"
+#include "launcher/progress_lines.h"
 #include "launcher/ranks.h"
 #include "launcher/run_paths.h"
 #include "runtime/evaluator.h"
+#include "runtime/progress.h"
 
 namespace birkhoff {
 namespace {
@@ -31,6 +36,30 @@ void require_same_tokenizer(const configs::CheckpointManifest& checkpoint, const
          corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(), checkpoint.tokenizer(),
          checkpoint.vocabulary());
   }
+}
+
+// Runs with a line of progress.
+Evaluation evaluate_shown(Evaluator& evaluator, std::ostream& err) {
+  using Clock = std::chrono::steady_clock;
+  const EvaluationPlan& plan = evaluator.plan();
+  const Clock::time_point start = Clock::now();
+  std::int64_t done = 0;
+  ProgressLines lines(err);
+  return evaluator.run([&] {
+    done = std::min(done + plan.micro_batch, plan.num_windows);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double left =
+        seconds * static_cast<double>(plan.num_windows - done) / static_cast<double>(done);
+    lines.show(fmt::format("eval: {}, {} of {} sequences, {} left", plan.split, done,
+                           plan.num_windows, duration_text(left)));
+  });
+}
+
+// Words of text that the counted targets stand for, as EvaluationPlan::bytes; 0 where the corpus
+// counts none.
+double words_of(const EvaluationPlan& plan, const Corpus& corpus) {
+  const configs::CorpusManifest::Counts& counts = corpus.split(plan.split).counts();
+  return static_cast<double>(counts.words()) * plan.bytes / static_cast<double>(counts.bytes());
 }
 
 }  // namespace
@@ -54,27 +83,39 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   EvalReader reader(corpus, options);
   configs::Evaluate plan_config = config.evaluate();
   plan_config.set_split(arguments.split);
-  plan_config.set_sequences(0);
+  plan_config.set_sequences(arguments.sequences);
   const EvaluationPlan plan = plan_evaluation(corpus, plan_config, options.stream,
                                               options.sequence_length, reader.num_windows());
   Evaluator evaluator(
       *loaded.model, *loaded.single, plan,
       [&reader](std::int64_t begin, std::int64_t end) { return reader.read(begin, end); });
-  const Evaluation result = evaluator.run();
+  const Evaluation result = evaluate_shown(evaluator, err);
+  const double words = words_of(plan, corpus);
+  const double perplexity = std::exp(result.loss);
+  const double word_perplexity = std::exp(result.loss * static_cast<double>(result.tokens) / words);
   if (arguments.json) {
-    const nlohmann::ordered_json object = {{"checkpoint", checkpoint.path.string()},
-                                           {"step", manifest.step()},
-                                           {"split", arguments.split},
-                                           {"loss", result.loss},
-                                           {"bits_per_byte", result.bits_per_byte},
-                                           {"tokens", result.tokens},
-                                           {"bytes", result.bytes}};
+    nlohmann::ordered_json object = {{"checkpoint", checkpoint.path.string()},
+                                     {"step", manifest.step()},
+                                     {"split", arguments.split},
+                                     {"loss", result.loss},
+                                     {"bits_per_byte", result.bits_per_byte},
+                                     {"tokens", result.tokens},
+                                     {"bytes", result.bytes},
+                                     {"sequences", plan.num_windows},
+                                     {"perplexity", perplexity}};
+    if (words > 0) {
+      object["words"] = std::llround(words);
+      object["word_perplexity"] = word_perplexity;
+    }
     out << object.dump() << '\n';
   } else {
+    const std::string per_word =
+        words > 0 ? fmt::format(" and {:.5g} per word", word_perplexity) : "";
     out << fmt::format(
-        "step {}, {}: loss {:.4f} nats per token, {:.4f} bits per byte, {} tokens, {} bytes\n",
-        manifest.step(), arguments.split, result.loss, result.bits_per_byte, result.tokens,
-        result.bytes);
+        "step {}, {}: loss {:.4f} nats per token, {:.4f} bits per byte, perplexity {:.5g} per "
+        "token{}, {} tokens, {} bytes, {} of {} sequences\n",
+        manifest.step(), arguments.split, result.loss, result.bits_per_byte, perplexity, per_word,
+        result.tokens, result.bytes, plan.num_windows, reader.num_windows());
   }
   return 0;
 }

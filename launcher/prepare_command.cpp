@@ -1,5 +1,3 @@
-#include <unistd.h>
-
 #include <fmt/core.h>
 
 #include <ostream>
@@ -8,43 +6,27 @@
 #include "data/prepare.h"
 #include "data/verify.h"
 #include "launcher/commands.h"
+#include "launcher/progress_lines.h"
 
 namespace birkhoff {
 namespace {
 
-// One line that rewrites itself on a terminal, a line every five seconds elsewhere.
-class ProgressLines {
- public:
-  ProgressLines(std::ostream& err, bool terminal) : err_(err), terminal_(terminal) {}
-
-  void show(const PrepareProgress& progress) {
-    if (!terminal_ && progress.elapsed_seconds < next_line_seconds_) return;
-    next_line_seconds_ = progress.elapsed_seconds + 5;
-    std::string line = fmt::format("prepare: {}, {:.1f} MB", progress.phase,
-                                   static_cast<double>(progress.done_bytes) / 1e6);
-    if (progress.total_bytes > 0) {
-      line += fmt::format(" of {:.1f} MB", static_cast<double>(progress.total_bytes) / 1e6);
-    }
-    if (progress.eta_seconds >= 0) line += fmt::format(", {:.0f} s left", progress.eta_seconds);
-    if (terminal_) {
-      err_ << '\r' << line << "\x1b[K";
-      err_.flush();
-      open_ = true;
-    } else {
-      err_ << line << '\n';
-    }
+std::string progress_line(const PrepareProgress& progress) {
+  std::string line = fmt::format("prepare: {}, {:.1f} MB", progress.phase,
+                                 static_cast<double>(progress.done_bytes) / 1e6);
+  if (progress.total_bytes > 0) {
+    line += fmt::format(" of {:.1f} MB", static_cast<double>(progress.total_bytes) / 1e6);
   }
+  if (progress.eta_seconds >= 0) line += fmt::format(", {:.0f} s left", progress.eta_seconds);
+  return line;
+}
 
-  void end() {
-    if (open_) err_ << "\r\x1b[K";
-  }
-
- private:
-  std::ostream& err_;
-  const bool terminal_;
-  bool open_ = false;
-  double next_line_seconds_ = 5;
-};
+// Shows progress for as long as it works.
+PrepareResult prepare_shown(const PrepareOptions& options, std::ostream& err) {
+  ProgressLines lines(err);
+  return prepare_corpus(
+      options, [&lines](const PrepareProgress& progress) { lines.show(progress_line(progress)); });
+}
 
 }  // namespace
 
@@ -56,10 +38,7 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
   options.valid_fraction = arguments.valid;
   options.test_fraction = arguments.test;
   options.paths = arguments.paths;
-  ProgressLines lines(err, isatty(STDERR_FILENO) != 0);
-  const PrepareResult result =
-      prepare_corpus(options, [&lines](const PrepareProgress& progress) { lines.show(progress); });
-  lines.end();
+  const PrepareResult result = prepare_shown(options, err);
   if (result.already_prepared)
     err << "prepare: " << arguments.out << " is already prepared from this input\n";
   if (result.empty_files > 0) err << "prepare: skipped " << result.empty_files << " empty files\n";

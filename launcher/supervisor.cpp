@@ -11,15 +11,23 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
+#include <random>
 #include <thread>
 
 #include "cluster/base/error.h"
 #include "launcher/cores.h"
+#include "launcher/marked_processes.h"
+#include "launcher/shared_memory_folder.h"
 
 namespace birkhoff {
 namespace {
 
 constexpr int kNotStarted = 127;  // as a shell says it
+
+// By this environment variable the processes that a supervisor started are known: a number that no
+// other supervisor has, in no container either.
+constexpr char kMark[] = "BIRKHOFF_SUPERVISOR";
 
 // How often a running mpirun is looked at, and how often a request to stop is repeated: mpirun
 // loses a signal for ranks that it has not started yet.
@@ -46,6 +54,7 @@ std::string own_path() {
 }
 
 std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
+                                          const std::string& shared_folder,
                                           const std::vector<std::string>& arguments) {
   const int cores = usable_cores();
   // Binding off and threads shared out: mpirun's default gives each of two ranks one core and
@@ -65,6 +74,10 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
   const char* terminal = std::getenv("TERM");
   if (isatty(STDERR_FILENO) != 0 && terminal != nullptr && std::strcmp(terminal, "dumb") != 0) {
     line.insert(line.end(), {"-x", std::string(kProgressVariable) + "=bar"});
+  }
+  for (const char* place : {"btl_vader_backing_directory", "orte_tmpdir_base"}) {
+    const bool users = std::getenv((std::string("OMPI_MCA_") + place).c_str()) != nullptr;
+    if (!users && !shared_folder.empty()) line.insert(line.end(), {"--mca", place, shared_folder});
   }
   line.push_back(own_path());
   line.insert(line.end(), arguments.begin(), arguments.end());
@@ -106,7 +119,48 @@ int map_mpirun_status(int status, bool stop_requested, std::string& why) {
   return code;
 }
 
-int supervise(int ranks, const std::vector<std::string>& arguments, const StopSignals& signals,
+namespace {
+
+// In the forked child: becomes mpirun.
+[[noreturn]] void become_mpirun(std::vector<std::string>& line, pid_t supervisor) {
+  std::vector<char*> argv;
+  for (std::string& part : line) argv.push_back(part.data());
+  argv.push_back(nullptr);
+  setpgid(0, 0);  // a Ctrl-C of the terminal reaches the supervisor alone
+  std::signal(SIGTERM, SIG_DFL);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);  // if the supervisor is killed, so is mpirun with its ranks
+  if (getppid() != supervisor) _exit(static_cast<int>(ExitCode::kPeer));
+  std::signal(SIGUSR1, SIG_IGN);  // until mpirun has its own handler
+  const int null = open("/dev/null", O_RDONLY);
+  if (null >= 0) dup2(null, STDIN_FILENO);
+  execv(argv[0], argv.data());
+  _exit(kNotStarted);
+}
+
+// Passes requests to stop on until mpirun has ended; its status of waitpid. nullopt: it was
+// interrupted twice, and still runs.
+std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point next_request = Clock::now();
+  while (!signals.interrupted_twice()) {
+    int status = 0;
+    const pid_t ended = waitpid(mpirun, &status, WNOHANG);
+    if (ended == mpirun) return status;
+    if (ended < 0 && errno != EINTR) {
+      fail(ExitCode::kInternal, "waitpid for mpirun: {}", std::strerror(errno));
+    }
+    if (signals.received() != 0 && Clock::now() >= next_request) {
+      kill(mpirun, SIGUSR1);  // which mpirun hands to its ranks
+      next_request = Clock::now() + kRepeat;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+int supervise(int ranks, const std::vector<std::string>& arguments, StopSignals& signals,
               std::ostream& err) {
   const std::string mpirun = find_in_path("mpirun");
   if (mpirun.empty()) {
@@ -115,44 +169,30 @@ int supervise(int ranks, const std::vector<std::string>& arguments, const StopSi
          "its module",
          ranks);
   }
-  std::vector<std::string> line = mpirun_arguments(mpirun, ranks, arguments);
-  std::vector<char*> argv;
-  for (std::string& part : line) argv.push_back(part.data());
-  argv.push_back(nullptr);
-
+  const SharedMemoryFolder shared_folder;
+  std::vector<std::string> line = mpirun_arguments(mpirun, ranks, shared_folder.path(), arguments);
+  signals.note_second_interrupt();
   const pid_t parent = getpid();
+  std::random_device random;
+  const std::string number = fmt::format("{}-{:08x}{:08x}", parent, random(), random());
+  setenv(kMark, number.c_str(), /*overwrite=*/1);
   const pid_t child = fork();
   if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
-  if (child == 0) {
-    // Its own process group: a Ctrl-C of the terminal reaches the supervisor alone. If the
-    // supervisor is killed, so is mpirun.
-    setpgid(0, 0);
-    std::signal(SIGTERM, SIG_DFL);
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(static_cast<int>(ExitCode::kPeer));
-    std::signal(SIGUSR1, SIG_IGN);  // until mpirun has its own handler
-    const int null = open("/dev/null", O_RDONLY);
-    if (null >= 0) dup2(null, STDIN_FILENO);
-    execv(argv[0], argv.data());
-    _exit(kNotStarted);
+  if (child == 0) become_mpirun(line, parent);
+  const std::optional<int> status = wait_for(child, signals);
+  if (!status) kill(child, SIGKILL);  // it may not be mpirun yet, nor carry the mark
+  const std::vector<pid_t> left = end_marked_processes(kMark + ("=" + number));
+  if (!left.empty()) {
+    err << "birkhoff: warning: process " << left.front()
+        << " does not end: it waits for a file system or a device\n";
   }
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point next_request = Clock::now();
-  int status = 0;
-  for (;;) {
-    const pid_t ended = waitpid(child, &status, WNOHANG);
-    if (ended == child) break;
-    if (ended < 0 && errno != EINTR) {
-      fail(ExitCode::kInternal, "waitpid for mpirun: {}", std::strerror(errno));
-    }
-    if (signals.received() != 0 && Clock::now() >= next_request) {
-      kill(child, SIGUSR1);  // which mpirun hands to its ranks
-      next_request = Clock::now() + kRepeat;
-    }
-    std::this_thread::sleep_for(kLook);
+  if (!status) {
+    err << "birkhoff: interrupted twice: ended at once, without a save; run the same command "
+           "again\n";
+    return 128 + SIGINT;
   }
   std::string why;
-  const int code = map_mpirun_status(status, signals.received() != 0, why);
+  const int code = map_mpirun_status(*status, signals.received() != 0, why);
   if (!why.empty()) err << "birkhoff: " << why << '\n';
   return code;
 }

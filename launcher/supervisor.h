@@ -16,8 +16,10 @@ namespace birkhoff {
 inline constexpr const char* kProgressVariable = "BIRKHOFF_PROGRESS";
 
 // Runs this program with `arguments` on `ranks` MPI ranks of this machine and returns the exit code
-// to report. What `signals` notes is passed on. No mpirun: Error(kUsage).
-int supervise(int ranks, const std::vector<std::string>& arguments, const StopSignals& signals,
+// to report. What `signals` notes is passed on; a second SIGINT ends the ranks, and then this
+// process, at once. However mpirun ends, no process that it started outlives the call. No mpirun:
+// Error(kUsage).
+int supervise(int ranks, const std::vector<std::string>& arguments, StopSignals& signals,
               std::ostream& err);
 
 // mpirun's exit status (of waitpid) to a documented code; `why` receives a line for the user, or

@@ -70,7 +70,7 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
 int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& err) {
   // First of all and until MPI has ended: a request to stop must never find the default handler,
   // which would end a rank without a word.
-  const StopSignals signals;
+  StopSignals signals;
   const int ranks = ranks_to_run_on(arguments.ranks);
   configs::Config config;
   check_before_ranks([&] { config = check_before_start(arguments, ranks); });

@@ -68,8 +68,8 @@ std::vector<std::int32_t> likeliest(const at::Tensor& logits_V, std::int64_t cou
   return ids;
 }
 
-// Draws from softmax(logits / temperature) over the top_k ids, by inverting its cumulative sum at u
-// in (0, 1].
+// Draws from softmax(logits / temperature) over the ids that top_k and then top_p leave, by
+// inverting its cumulative sum at u in (0, 1].
 std::int32_t sample(const at::Tensor& logits_V, const GenerateOptions& options, double u) {
   const std::int64_t vocabulary = logits_V.numel();
   const std::int64_t count = options.top_k == 0 ? vocabulary : std::min(options.top_k, vocabulary);
@@ -82,11 +82,14 @@ std::int32_t sample(const at::Tensor& logits_V, const GenerateOptions& options, 
     sum += std::exp((logits[id] - logits[ids.front()]) / options.temperature);
     cumulative.push_back(sum);
   }
-  const auto chosen = std::lower_bound(cumulative.begin(), cumulative.end(), u * sum);
+  const auto last = std::lower_bound(cumulative.begin(), cumulative.end(), options.top_p * sum);
+  const auto chosen = std::lower_bound(cumulative.begin(), last, u * *last);
   return ids[static_cast<std::size_t>(chosen - cumulative.begin())];
 }
 
-void check(const GenerateOptions& options) {
+}  // namespace
+
+void check_options(const GenerateOptions& options) {
   if (options.tokens < 0) {
     fail(ExitCode::kUsage, "tokens: {} is negative", options.tokens);
   }
@@ -97,13 +100,16 @@ void check(const GenerateOptions& options) {
   if (options.top_k < 0) {
     fail(ExitCode::kUsage, "top_k: {} is negative; 0 means all ids", options.top_k);
   }
+  if (!(options.top_p > 0 && options.top_p <= 1)) {
+    fail(ExitCode::kUsage, "top-p: {} is not above 0 and at most 1; 1 means all ids",
+         options.top_p);
+  }
 }
 
-}  // namespace
-
 std::vector<std::int32_t> generate(Model& model, const std::vector<std::int32_t>& prompt_ids,
-                                   const GenerateOptions& options) {
-  check(options);
+                                   const GenerateOptions& options,
+                                   const std::function<void(std::int32_t)>& take) {
+  check_options(options);
   std::vector<std::int32_t> prompt = prompt_ids;
   if (prompt.empty()) prompt.push_back(options.first);
 
@@ -116,7 +122,9 @@ std::vector<std::int32_t> generate(Model& model, const std::vector<std::int32_t>
   for (std::int64_t n = 0; n < options.tokens; ++n) {
     const std::uint64_t key = noise_key(options.seed, static_cast<std::uint64_t>(n), /*layer=*/0,
                                         NoisePurpose::kSampling);
-    generated.push_back(sample(logits_V, options, uniform_from_bits(philox(key, 0, 0)[0])));
+    const float u = uniform_from_bits(philox(key, options.text, 0)[0]);
+    generated.push_back(sample(logits_V, options, u));
+    take(generated.back());
     if (n + 1 < options.tokens) logits_V = window.append(generated.back());
   }
   return generated;

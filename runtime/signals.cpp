@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 
@@ -12,30 +13,36 @@ namespace {
 
 constexpr std::array<int, 4> kSignals{SIGTERM, SIGUSR1, SIGINT, SIGHUP};
 
-// All a signal handler may touch: a lock-free atomic.
-std::atomic<int> received_signal{0};
+// All a signal handler may touch: lock-free atomics.
+std::atomic<int> received_signal{0}, num_interrupts{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 std::array<struct sigaction, kSignals.size()> previous_actions;
 bool installed = false;
 
-void note_signal(int signal) { received_signal.store(signal, std::memory_order_relaxed); }
+void note_signal(int signal) {
+  received_signal.store(signal, std::memory_order_relaxed);
+  if (signal == SIGINT) num_interrupts.fetch_add(1, std::memory_order_relaxed);
+}
+
+void install(int signal, int more_flags) {
+  struct sigaction action {};
+  action.sa_handler = note_signal;
+  action.sa_flags = SA_RESTART | more_flags;  // a signal must not make a read or write fail
+  sigemptyset(&action.sa_mask);
+  require(sigaction(signal, &action, nullptr) == 0, "sigaction succeeds");
+}
 
 }  // namespace
 
 StopSignals::StopSignals() {
   require(!installed, "one StopSignals at a time");
   installed = true;
-  received_signal = 0;
+  received_signal = num_interrupts = 0;
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    struct sigaction action {};
-    action.sa_handler = note_signal;
-    action.sa_flags = SA_RESTART;  // a signal must not make a read or write fail
-    if (kSignals[i] == SIGINT) action.sa_flags |= SA_RESETHAND;
-    sigemptyset(&action.sa_mask);
     require(sigaction(kSignals[i], nullptr, &previous_actions[i]) == 0, "sigaction succeeds");
     const bool is_terminals = kSignals[i] == SIGINT || kSignals[i] == SIGHUP;
     if (is_terminals && previous_actions[i].sa_handler == SIG_IGN) continue;
-    require(sigaction(kSignals[i], &action, nullptr) == 0, "sigaction succeeds");
+    install(kSignals[i], kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
   }
 }
 
@@ -47,5 +54,15 @@ StopSignals::~StopSignals() {
 }
 
 int StopSignals::received() const { return received_signal.load(std::memory_order_relaxed); }
+
+void StopSignals::note_second_interrupt() {
+  const auto place = std::find(kSignals.begin(), kSignals.end(), SIGINT) - kSignals.begin();
+  const bool ignored = previous_actions[static_cast<std::size_t>(place)].sa_handler == SIG_IGN;
+  if (!ignored) install(SIGINT, 0);
+}
+
+bool StopSignals::interrupted_twice() const {
+  return num_interrupts.load(std::memory_order_relaxed) >= 2;
+}
 
 }  // namespace birkhoff

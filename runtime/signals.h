@@ -19,6 +19,11 @@ class StopSignals {
   // The signal that came last, 0 if none came yet. This process only: ranks must agree before they
   // act.
   int received() const;
+
+  // From now on a second SIGINT, too, is only noted: for a process that must end others first.
+  void note_second_interrupt();
+  // Whether SIGINT came twice.
+  bool interrupted_twice() const;
 };
 
 }  // namespace birkhoff

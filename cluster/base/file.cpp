@@ -140,6 +140,9 @@ File::File(std::string path, int flags, ExitCode code) : path_(std::move(path)),
   check(fd_.get(), "open", path_, code_);
 }
 
+File::File(std::string path, UniqueHandle<FileDescriptorTraits> fd, ExitCode code)
+    : fd_(std::move(fd)), path_(std::move(path)), code_(code) {}
+
 File File::open_for_read(const std::string& path, ExitCode code) {
   return File(path, O_RDONLY, code);
 }
@@ -152,7 +155,18 @@ File File::open_for_append(const std::string& path) {
   return File(path, O_WRONLY | O_CREAT | O_APPEND, ExitCode::kStorage);
 }
 
-File File::standard_input() { return File("/dev/stdin", O_RDONLY, ExitCode::kData); }
+// Not opened anew: that would wait for another writer of a FIFO, and begin a file from its start.
+File File::standard_input() {
+  const int flags = ::fcntl(STDIN_FILENO, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY) {
+    fail(ExitCode::kUsage, "standard input is closed; give it the text, or name a file");
+  }
+  const std::string path = "/dev/stdin";
+  UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
+      retried("dup", path, [&] { return ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0); })));
+  check(fd.get(), "dup", path);
+  return File(path, std::move(fd), ExitCode::kData);
+}
 
 void File::write_all(const void* data, std::size_t num_bytes) {
   const char* next = static_cast<const char*>(data);
@@ -190,6 +204,8 @@ void File::pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) co
     offset += num_read;
   }
 }
+
+std::string File::descriptor_path() const { return fmt::format("/proc/self/fd/{}", fd_.get()); }
 
 std::int64_t File::size() const {
   struct stat status;
@@ -229,8 +245,9 @@ void write_file_durably(const std::string& path, std::string_view bytes) {
   }
 }
 
-std::string read_file(const std::string& path, std::int64_t max_bytes, ExitCode code) {
-  File file = File::open_for_read(path, code);
+namespace {
+
+std::string read_whole(File file, std::int64_t max_bytes, ExitCode code) {
   std::string bytes;
   // By read, not by size: pipes and /proc have none.
   for (;;) {
@@ -242,9 +259,19 @@ std::string read_file(const std::string& path, std::int64_t max_bytes, ExitCode 
     if (num_read == 0) return bytes;
     if (static_cast<std::int64_t>(bytes.size()) > max_bytes) {
       fail(code, "'{}' is larger than the {} bytes allowed here; check that it is the right file",
-           path, max_bytes);
+           file.path(), max_bytes);
     }
   }
+}
+
+}  // namespace
+
+std::string read_file(const std::string& path, std::int64_t max_bytes, ExitCode code) {
+  return read_whole(File::open_for_read(path, code), max_bytes, code);
+}
+
+std::string read_standard_input(std::int64_t max_bytes) {
+  return read_whole(File::standard_input(), max_bytes, ExitCode::kData);
 }
 
 // ---- Names

@@ -34,6 +34,7 @@ class File {
   static File create(const std::string& path);
   // Writes go to the end; created if missing.
   static File open_for_append(const std::string& path);
+  // What is left of it. Error(kUsage) if it is closed.
   static File standard_input();
 
   void write_all(const void* data, std::size_t num_bytes);
@@ -49,9 +50,12 @@ class File {
   void close();
 
   const std::string& path() const { return path_; }
+  // Opens the same file again in this process while this object lives, also once it has no name.
+  std::string descriptor_path() const;
 
  private:
   File(std::string path, int flags, ExitCode code);
+  File(std::string path, UniqueHandle<FileDescriptorTraits> fd, ExitCode code);
   UniqueHandle<FileDescriptorTraits> fd_;
   std::string path_;
   ExitCode code_ = ExitCode::kStorage;
@@ -64,6 +68,8 @@ void write_file_durably(const std::string& path, std::string_view bytes);
 // The whole file; more than max_bytes is an error.
 std::string read_file(const std::string& path, std::int64_t max_bytes,
                       ExitCode code = ExitCode::kStorage);
+// The same of File::standard_input().
+std::string read_standard_input(std::int64_t max_bytes);
 
 // What stat (or lstat) says of a path; false, errno telling why, if it names nothing. Any other
 // error throws, a path that cannot name a file with `code`.

@@ -214,7 +214,7 @@ int measure_in_world(World& world, const BenchCommArguments& arguments, const St
 }  // namespace
 
 int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, std::ostream& err) {
-  const StopSignals signals;  // as for `train`: the supervisor's request must not kill a rank
+  StopSignals signals;  // as for `train`: the supervisor's request must not kill a rank
   const int ranks = ranks_to_run_on(arguments.ranks);
   check_before_ranks([&] {
     sizes_of(arguments.bytes);

@@ -113,24 +113,36 @@ TEST(Generator, RebuiltCacheHoldsNothingOfAnEarlierDocument) {
 }
 
 // Frequencies of 20,000 draws within 4 standard deviations of softmax(logits / temperature) over
-// the top k.
+// the top k, and of those over the fewest whose probabilities reach top_p.
 TEST(Generator, SamplesHaveTheirProbabilities) {
   const std::vector<double> logits = {0.5, 2.0, -1.0, 1.0, 0.0};
   RecordingModel model(at::tensor(logits, at::kDouble).expand({5, 5}));
   struct Case {
     double temperature;
     std::int64_t top_k;
+    double top_p = 1;
+    std::size_t kept_by_top_p = 5;
   };
-  for (const Case c : {Case{1, 0}, Case{0.5, 0}, Case{1, 3}, Case{2, 99}}) {
+  // Probabilities at temperature 1: 0.56, 0.21, 0.13, 0.08, 0.03; of the first three alone: 0.63,
+  // 0.23, 0.14; at temperature 2: 0.37, 0.23, 0.18, 0.14, 0.08.
+  for (const Case c : {Case{1, 0}, Case{0.5, 0}, Case{1, 3}, Case{2, 99}, Case{1, 0, 0.88, 3},
+                       Case{1, 0, 0.92, 4}, Case{1, 0, 0.5, 1}, Case{2, 0, 0.5, 2},
+                       Case{1, 3, 0.85, 2}, Case{1, 3, 0.87, 3}, Case{1, 2, 0.99, 2}}) {
     constexpr int kDraws = 20000;
-    const Ids ids = generate(
-        model, {0}, {.tokens = kDraws, .temperature = c.temperature, .top_k = c.top_k, .seed = 9});
+    const Ids ids = generate(model, {0},
+                             {.tokens = kDraws,
+                              .temperature = c.temperature,
+                              .top_k = c.top_k,
+                              .top_p = c.top_p,
+                              .seed = 9});
     std::vector<double> weights;
     double sum = 0;
     for (const double logit : logits) {
       const auto above =
           std::count_if(logits.begin(), logits.end(), [&](double x) { return x > logit; });
-      weights.push_back(c.top_k == 0 || above < c.top_k ? std::exp(logit / c.temperature) : 0);
+      const bool kept =
+          (c.top_k == 0 || above < c.top_k) && static_cast<std::size_t>(above) < c.kept_by_top_p;
+      weights.push_back(kept ? std::exp(logit / c.temperature) : 0);
       sum += weights.back();
     }
     for (std::int32_t id = 0; id < 5; ++id) {
@@ -152,11 +164,47 @@ TEST(Generator, SeedAndOptionsDecideTheSample) {
   EXPECT_EQ(generate(model, {1}, {.tokens = 7, .seed = 3}), Ids(ids.begin(), ids.begin() + 7));
 }
 
+// Several texts of one seed: each has its noise by its number.
+TEST(Generator, TextsOfOneSeedDiffer) {
+  RecordingModel model(at::zeros({50, 50}));
+  const auto text = [&](std::uint64_t seed, std::uint64_t number) {
+    return generate(model, {1}, {.tokens = 40, .seed = seed, .text = number});
+  };
+  EXPECT_EQ(text(3, 0), generate(model, {1}, {.tokens = 40, .seed = 3}));
+  EXPECT_EQ(text(3, 1), text(3, 1));
+  EXPECT_NE(text(3, 0), text(3, 1));
+  EXPECT_NE(text(3, 1), text(3, 2));
+  EXPECT_NE(text(3, 1), text(4, 1));
+}
+
+// The same seed gives the same text in every version: computed apart, from Philox and softmax.
+TEST(Generator, SamplesAreWhatTheyWere) {
+  RecordingModel model(at::zeros({50, 50}));
+  EXPECT_EQ(generate(model, {1}, {.tokens = 6, .seed = 3}), (Ids{32, 46, 3, 25, 20, 36}));
+  RecordingModel other(at::eye(50).roll(1, 1) * 3);
+  EXPECT_EQ(generate(other, {1}, {.tokens = 6, .temperature = 0.8, .top_k = 7, .seed = 4}),
+            (Ids{5, 0, 1, 2, 3, 4}));
+}
+
+TEST(Generator, IdsAreGivenAsTheyAreDrawn) {
+  RecordingModel model(counting());
+  Ids given;
+  std::vector<std::size_t> num_fed;
+  const Ids ids = generate(model, {2, 3}, {.tokens = 4, .temperature = 0}, [&](std::int32_t id) {
+    given.push_back(id);
+    num_fed.push_back(model.fed.back().size());
+  });
+  EXPECT_EQ(given, ids);
+  EXPECT_EQ(num_fed, (std::vector<std::size_t>{2, 3, 4, 5})) << "before the next is computed";
+}
+
 TEST(Generator, BadOptionsAreUsageErrors) {
   RecordingModel model(counting());
   for (const GenerateOptions& options :
        {GenerateOptions{.tokens = -1}, GenerateOptions{.temperature = -0.5},
-        GenerateOptions{.temperature = std::nan("")}, GenerateOptions{.top_k = -2}}) {
+        GenerateOptions{.temperature = std::nan("")}, GenerateOptions{.top_k = -2},
+        GenerateOptions{.top_p = 0}, GenerateOptions{.top_p = 1.1},
+        GenerateOptions{.top_p = std::nan("")}}) {
     try {
       generate(model, {1}, options);
       ADD_FAILURE() << "no error";

@@ -295,11 +295,22 @@ TEST(StopSignals, ASecondInterruptEndsTheProcess) {
       testing::KilledBySignal(SIGINT), "");
 }
 
+TEST(StopSignals, ASecondInterruptIsNotedWhereThatIsAskedFor) {
+  StopSignals signals;
+  raise(SIGINT);
+  signals.note_second_interrupt();
+  raise(SIGTERM);
+  EXPECT_FALSE(signals.interrupted_twice());
+  raise(SIGINT);
+  EXPECT_TRUE(signals.interrupted_twice());
+}
+
 TEST(StopSignals, AnIgnoredTerminalStaysIgnored) {
   for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGUSR1}) {
     ::signal(signal, SIG_IGN);
     {
-      const StopSignals signals;
+      StopSignals signals;
+      signals.note_second_interrupt();
       raise(signal);
       const bool is_terminals = signal == SIGHUP || signal == SIGINT;
       EXPECT_EQ(signals.received(), is_terminals ? 0 : signal);
