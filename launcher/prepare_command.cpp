@@ -4,10 +4,13 @@
 
 #include <ostream>
 
+#include "cluster/base/plural.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/verify.h"
 #include "launcher/commands.h"
+#include "launcher/model_tokenizer.h"
+#include "launcher/split_arguments.h"
 
 namespace birkhoff {
 namespace {
@@ -53,18 +56,22 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
   options.out = arguments.out;
   options.tokenizer = arguments.tokenizer;
   options.vocab_size = arguments.vocabulary;
-  options.valid_fraction = arguments.valid;
-  options.test_fraction = arguments.test;
-  options.paths = arguments.paths;
+  for (const std::string& note : set_texts(arguments.texts, options))
+    err << "prepare: " << note << '\n';
+  if (!arguments.like.empty()) options.like = tokenizer_source(arguments.like);
   ProgressLines lines(err, isatty(STDERR_FILENO) != 0);
   const PrepareResult result =
       prepare_corpus(options, [&lines](const PrepareProgress& progress) { lines.show(progress); });
   lines.end();
   if (result.already_prepared)
     err << "prepare: " << arguments.out << " is already prepared from this input\n";
-  if (result.empty_files > 0) err << "prepare: skipped " << result.empty_files << " empty files\n";
-  if (result.not_regular > 0)
-    err << "prepare: skipped " << result.not_regular << " links and special files\n";
+  if (result.empty_files > 0)
+    err << "prepare: skipped " << counted(result.empty_files, "empty file") << '\n';
+  if (result.not_regular > 0) {
+    err << "prepare: skipped "
+        << counted(result.not_regular, "link or special file", "links and special files") << '\n';
+  }
+  for (const std::string& note : result.notes) err << "prepare: " << note << '\n';
   out << describe_corpus(Corpus(arguments.out));
   return 0;
 }
