@@ -202,7 +202,8 @@ class Preparation {
     try {
       return tokenizer.encode(text);
     } catch (const Error& error) {
-      fail(error.code(), "{}: from byte {} on: {}", document.shown_path, offset, error.what());
+      const std::string part = offset == 0 ? "" : fmt::format(", from byte {} on", offset);
+      fail(error.code(), "{}{}: {}", document.shown_path, part, error.what());
     }
   }
 

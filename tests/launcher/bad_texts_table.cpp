@@ -105,7 +105,7 @@ std::vector<BadInput> folders_and_text() {
             }),
       usage("of too little text", "--out new one.txt", {"one.txt", "1 byte of text", "train split"},
             text("one.txt", "a")),
-      usage("of too little text in two files", "--out new tiny",
+      usage("of too little text in two files", "--out new --valid 0.4 --test 0.4 tiny",
             {"tiny: the train split gets nothing of 2 bytes of text in 2 documents"},
             [] {
               write_bytes("tiny/a", "\xc3");
@@ -261,7 +261,7 @@ std::vector<BadInput> known_tokenizers() {
            {"tokenizer.chars", "hash"}, [] { append_bytes("corpus/tokenizer.chars", "ffff\n"); }),
       data("of characters that the model has not", "--out new --like run capitals.txt",
            {"capitals.txt", "character 'C'", "U+0043", "byte 8"},
-           text("capitals.txt", "small, a CAPITAL")),
+           text("capitals.txt", "small a CAPITAL")),
       data("of characters that a vocabulary has not",
            "--out new --tokenizer corpus/tokenizer.chars capitals.txt",
            {"capitals.txt", "character 'C'"}, text("capitals.txt", "CAPITALS")),
