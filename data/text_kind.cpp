@@ -104,9 +104,9 @@ std::vector<std::string> TextChecker::notes() const {
       lines.push_back(
           fmt::format("warning: {} with NUL bytes, which text does not have ({})", count, first));
     } else {
-      lines.push_back(fmt::format("warning: {} of {}, taken as {} ({}); its text: {}", count,
-                                  name_of(kind), seen.documents == 1 ? "it is" : "they are", first,
-                                  pipe_of(kind, seen.first)));
+      lines.push_back(fmt::format("warning: {} of {}, taken as {} ({}); to take the text: {}",
+                                  count, name_of(kind), seen.documents == 1 ? "it is" : "they are",
+                                  first, pipe_of(kind, seen.first)));
     }
   }
   return lines;

@@ -38,7 +38,7 @@ class TextChecker {
   std::string tokenizer_;
   bool takes_bytes_;
   bool binary_ = false;       // the current document is noted as such, or as compressed
-  std::array<Seen, 8> seen_;  // by kind: kCompressed, then those of text_kind.cpp
+  std::array<Seen, 8> seen_;  // by kind, as text_kind.cpp numbers them
 };
 
 }  // namespace birkhoff
