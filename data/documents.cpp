@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
+#include <map>
+#include <utility>
 
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
@@ -36,32 +37,66 @@ std::string base_name(const std::string& path) {
 
 class Walk {
  public:
-  Walk(const std::string& except, const std::function<void(const Document&)>& visit)
+  Walk(const std::vector<InputPath>& paths, const std::string& except,
+       const std::function<void(const Document&)>& visit)
       : visit_(visit) {
     has_except_ = find_status(except, /*follow_links=*/true, &except_);
+    scan_.input_bytes.resize(paths.size() > kMaxInputs ? 1 : paths.size());
+    for (const InputPath& input : paths) note_given(input);
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+      input_ = scan_.input_bytes.size() == 1 ? 0 : i;
+      argument(paths[i]);
+    }
+    scan_.hash = hasher_.hex_digest();
   }
 
-  void argument(const InputPath& input) {
-    if (!input.content_hash.empty())
-      return file(input.path, input.name, input.content_bytes, input.content_hash);
+  const InputScan& scan() const { return scan_; }
+
+ private:
+  using FileId = std::pair<dev_t, ino_t>;
+
+  void note_given(const InputPath& input) {
+    if (!input.content_hash.empty()) return;
     struct stat info;
     if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage)) {
       fail(ExitCode::kUsage, "{}: {}; give a file or folder that is there", input.path,
            std::strerror(errno));
     }
+    const auto [other, is_new] = given_.emplace(FileId{info.st_dev, info.st_ino}, input.path);
+    if (!is_new) fail_twice(input.path, other->second);
+  }
+
+  [[noreturn]] static void fail_twice(const std::string& path, const std::string& other) {
+    fail(ExitCode::kUsage, "{}: is given twice{}; give each text once", path,
+         path == other ? "" : ", also as " + other);
+  }
+
+  // Met in a folder: what was given by a name of its own is here a second time.
+  void require_not_given(const std::string& path, const struct stat& info) const {
+    const auto found = given_.find({info.st_dev, info.st_ino});
+    if (found != given_.end()) fail_twice(path, found->second);
+  }
+
+  void argument(const InputPath& input) {
+    split_ = input.split;
+    if (split_ != kTrain) {  // no entry of a file begins with a letter
+      const std::string entry = fmt::format("{}\n", kSplitNames[split_]);
+      hasher_.update(entry.data(), entry.size());
+    }
+    if (!input.content_hash.empty()) {
+      return file(input.copy, input.path == "-" ? kStandardInput : input.path, input.name,
+                  input.content_bytes, input.content_hash);
+    }
+    struct stat info;
+    if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage))
+      fail(ExitCode::kData, "{}: has gone meanwhile; start the command again", input.path);
     if (S_ISDIR(info.st_mode)) {
       folder(input.path, "");
     } else {
-      file(input.path, base_name(input.path), info.st_size, modification_time(info));
+      file(input.path, input.path, base_name(input.path), info.st_size, modification_time(info));
     }
   }
 
-  InputScan finish() {
-    scan_.hash = hasher_.hex_digest();
-    return scan_;
-  }
-
- private:
   void folder(const std::string& path, const std::string& prefix) {
     for (const std::string& name : list_directory(path, ExitCode::kData)) {
       const std::string inner = path + "/" + name;
@@ -77,11 +112,14 @@ class Walk {
                "the input",
                path);
         }
-        file(inner, prefix + name, info.st_size, modification_time(info));
+        require_not_given(inner, info);
+        file(inner, inner, prefix + name, info.st_size, modification_time(info));
       } else if (S_ISDIR(info.st_mode)) {
         const bool is_except =
             has_except_ && info.st_dev == except_.st_dev && info.st_ino == except_.st_ino;
-        if (!is_except) folder(inner, prefix + name + "/");
+        if (is_except) continue;
+        require_not_given(inner, info);
+        folder(inner, prefix + name + "/");
       } else {
         ++scan_.not_regular;
       }
@@ -89,8 +127,8 @@ class Walk {
   }
 
   // stamp: what tells that the content has changed.
-  void file(const std::string& path, const std::string& name, std::int64_t bytes,
-            const std::string& stamp) {
+  void file(const std::string& path, const std::string& shown_path, const std::string& name,
+            std::int64_t bytes, const std::string& stamp) {
     // Lengths first, so that no two lists of names give the same text.
     const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
     hasher_.update(entry.data(), entry.size());
@@ -98,36 +136,23 @@ class Walk {
       ++scan_.empty_files;
       return;
     }
-    if (scan_.keys.size() <= kMaxRanked) scan_.keys.push_back(document_key(name));
     ++scan_.documents;
+    ++scan_.documents_of[split_];
     scan_.bytes += bytes;
-    visit_({path, name, bytes});
+    scan_.input_bytes[input_] += bytes;
+    visit_({path, shown_path, name, bytes, split_, static_cast<std::int64_t>(input_)});
   }
 
   const std::function<void(const Document&)>& visit_;
+  std::map<FileId, std::string> given_;  // paths by what they name
   struct stat except_;
   bool has_except_;
   Xxh3Hasher hasher_;
   InputScan scan_;
+  // Of the path that is walked.
+  SplitIndex split_ = kTrain;
+  std::size_t input_ = 0;
 };
-
-// The byte at which a fraction of a text ends, moved to the beginning of a character.
-std::int64_t cut_at(const Document& document, double fraction) {
-  auto position =
-      static_cast<std::int64_t>(std::floor(fraction * static_cast<double>(document.bytes)));
-  const File file = File::open_for_read(document.path, ExitCode::kData);
-  for (int steps = 0; steps < 3 && position < document.bytes; ++steps, ++position) {
-    unsigned char byte = 0;
-    file.pread_exact(&byte, 1, position);
-    if ((byte & 0xc0) != 0x80) break;
-  }
-  return position;
-}
-
-// fraction * 2^64, for fractions below 1.
-std::uint64_t key_at(double fraction) {
-  return static_cast<std::uint64_t>(std::ldexp(fraction, 64));
-}
 
 std::size_t cut_of(std::string_view text) {
   const std::size_t newline = text.rfind('\n');
@@ -140,90 +165,18 @@ std::size_t cut_of(std::string_view text) {
 
 }  // namespace
 
-std::uint64_t document_key(std::string_view name) {
-  return std::stoull(xxh3_hex(name.data(), name.size()).substr(0, 16), nullptr, 16);
-}
-
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
                             const std::function<void(const Document&)>& visit) {
-  Walk walk(except, visit);
-  for (const InputPath& path : paths) walk.argument(path);
-  return walk.finish();
+  return Walk(paths, except, visit).scan();
 }
 
-SplitRule::SplitRule(const InputScan& scan, double valid_fraction, double test_fraction)
-    : single_(scan.documents == 1), valid_fraction_(valid_fraction), test_fraction_(test_fraction) {
-  if (single_) return;
-  if (scan.keys.size() > kMaxRanked) {
-    first_valid_key_ = key_at(test_fraction);
-    first_train_key_ = key_at(test_fraction + valid_fraction);
-    return;
-  }
-  std::vector<std::uint64_t> keys = scan.keys;
-  std::sort(keys.begin(), keys.end());
-  const auto share = [&](double fraction) {
-    const double wanted = std::max(1.0, std::round(fraction * static_cast<double>(keys.size())));
-    return fraction > 0 ? static_cast<std::size_t>(wanted) : 0;
-  };
-  const std::size_t num_test = share(test_fraction), num_valid = share(valid_fraction);
-  const bool enough = num_test + num_valid < keys.size();
-  if (enough) {
-    first_valid_key_ = keys[num_test];
-    first_train_key_ = keys[num_test + num_valid];
-  }
-  // Documents of one name (from two folders) have one key and stay together.
-  const bool test_is_empty = num_test > 0 && keys.front() >= first_valid_key_;
-  const bool valid_is_empty = num_valid > 0 && first_valid_key_ == first_train_key_;
-  if (!enough || test_is_empty || valid_is_empty) {
-    fail(ExitCode::kUsage,
-         "{} documents do not fill the splits (--valid {} --test {}); give more files, a single "
-         "one, or smaller fractions",
-         scan.documents, valid_fraction, test_fraction);
-  }
-}
-
-bool SplitRule::has(SplitIndex split) const {
-  switch (split) {
-    case kTrain:
-      return true;
-    case kValid:
-      return valid_fraction_ > 0;
-    case kTest:
-      return test_fraction_ > 0;
-  }
-  require(false, "split");
-  return false;
-}
-
-std::vector<Piece> SplitRule::pieces(const Document& document) const {
-  if (!single_) {
-    const std::uint64_t key = document_key(document.name);
-    const SplitIndex split = key < first_valid_key_   ? kTest
-                             : key < first_train_key_ ? kValid
-                                                      : kTrain;
-    return {{split, 0, document.bytes}};
-  }
-  const std::int64_t train_end = cut_at(document, 1 - valid_fraction_ - test_fraction_);
-  const std::int64_t valid_end = has(kTest) ? cut_at(document, 1 - test_fraction_) : document.bytes;
-  std::vector<Piece> pieces = {{kTrain, 0, train_end}};
-  if (has(kValid)) pieces.push_back({kValid, train_end, valid_end});
-  if (has(kTest)) pieces.push_back({kTest, valid_end, document.bytes});
-  for (const Piece& piece : pieces) {
-    if (piece.begin < piece.end) continue;
-    fail(ExitCode::kUsage,
-         "{}: {} bytes leave nothing for the {} split (--valid {} --test {}); give more text or "
-         "other fractions",
-         document.name, document.bytes, kSplitNames[piece.split], valid_fraction_, test_fraction_);
-  }
-  return pieces;
-}
-
-void for_each_chunk(const Document& document, const Piece& piece, std::int64_t chunk_bytes,
+void for_each_chunk(const Document& document, std::int64_t begin, std::int64_t end,
+                    std::int64_t chunk_bytes,
                     const std::function<void(std::string_view, std::int64_t)>& visit) {
   const File file = File::open_for_read(document.path, ExitCode::kData);
   std::vector<char> buffer;
-  for (std::int64_t offset = piece.begin; offset < piece.end;) {
-    const std::int64_t rest = piece.end - offset;
+  for (std::int64_t offset = begin; offset < end;) {
+    const std::int64_t rest = end - offset;
     buffer.resize(static_cast<std::size_t>(std::min(rest, chunk_bytes)));
     file.pread_exact(buffer.data(), buffer.size(), offset);
     std::string_view text(buffer.data(), buffer.size());

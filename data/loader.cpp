@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "cluster/base/plural.h"
 #include "data/batch/share.h"
 #include "data/order.h"
 #include "data/shard_reader.h"
@@ -167,9 +168,10 @@ std::int64_t samples_per_epoch(const Corpus& corpus, const LoaderOptions& option
   const std::int64_t samples = (tokens - 1) / options.sequence_length;
   if (samples < 1) {
     fail(ExitCode::kData,
-         "{}: split '{}' has {} tokens, too few for one sample of {} and its last target; lower "
+         "{}: split '{}' has {}, too few for one sample of {} and its last target; lower "
          "data.sequence_length or prepare more text",
-         corpus.folder().string(), options.split, tokens, options.sequence_length);
+         corpus.folder().string(), options.split, counted(tokens, "token"),
+         options.sequence_length);
   }
   return samples;
 }
@@ -305,9 +307,8 @@ class EvalReader::Impl {
   Impl(const Corpus& corpus, const LoaderOptions& options)
       : samples_(corpus, options), length_(options.sequence_length) {
     if (samples_.elements() < 2) {
-      fail(ExitCode::kData,
-           "{}: split '{}' has {} tokens, too few to predict one; prepare more text",
-           corpus.folder().string(), options.split, samples_.elements());
+      fail(ExitCode::kData, "{}: split '{}' has {}, too few to predict one; prepare more text",
+           corpus.folder().string(), options.split, counted(samples_.elements(), "token"));
     }
   }
 

@@ -213,6 +213,8 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
          printable(error.what()));
   }
   Checker checker(name);
+  checker.check(manifest.has_format(), "format is missing, it says '{}'",
+                shard_format::kManifestFormat);
   checker.check(manifest.format() == shard_format::kManifestFormat, "format is '{}', not '{}'",
                 manifest.format(), shard_format::kManifestFormat);
   checker.check(manifest.version() == shard_format::kManifestVersion,

@@ -1,28 +1,35 @@
-// Text to a corpus folder. A file is a document; documents go to splits by a keyed hash of their
-// relative path; a single document is cut at the fractions, its tail being valid and test.
+// Text to a corpus folder. A file is a document; each split gets its share of the bytes of every
+// input, by whole documents where they are small, else by cutting them (data/split_rule.h).
 // docs/corpus_format.md.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "data/known_tokenizer.h"
 
 namespace birkhoff {
 
 struct PrepareOptions {
   std::string out;  // folder to make; missing, empty, or left by a prepare
-  std::string tokenizer =
-      "bytes";  // bytes, chars, words, sentencepiece, or the path of a SentencePiece model
+  // bytes, chars, words, sentencepiece: learnt from the text of the train split; or the path of a
+  // vocabulary or model (data/known_tokenizer.h).
+  std::string tokenizer = "bytes";
+  std::optional<TokenizerSource> like;  // used instead of `tokenizer`, the end mark included
   // Most ids of the vocabulary, marks included, for words and sentencepiece; 0 = 32000 for words,
   // 8000 for sentencepiece. Any other tokenizer: must be 0.
   std::int64_t vocab_size = 0;
-  // Of the documents, or of the bytes of a single document. 0 = no such split. valid + test < 1.
+  // Of the bytes of `paths`, held out. 0 = no such split. valid + test < 1. Not used for a split
+  // that has paths of its own.
   double valid_fraction = 0.1;
   double test_fraction = 0;
   // Files, folders (walked in sorted order, links not followed), or "-": stdin. Neither `out` nor
-  // what lies directly in it; no corpora.
+  // what lies directly in it; no corpora; none twice.
   std::vector<std::string> paths;
+  std::vector<std::string> valid_paths, test_paths;  // that split, whole
 
   std::int64_t shard_tokens =
       16 << 20;  // tokens a shard holds at most; one shard a split is kept in memory
@@ -44,9 +51,10 @@ struct PrepareProgress {
 };
 
 struct PrepareResult {
-  bool already_prepared = false;  // the folder held this very corpus: nothing was done
-  std::int64_t empty_files = 0;   // skipped
-  std::int64_t not_regular = 0;   // links, devices, sockets met in folders, skipped
+  bool already_prepared = false;   // the folder held this very corpus: nothing was done
+  std::int64_t empty_files = 0;    // skipped
+  std::int64_t not_regular = 0;    // links, devices, sockets met in folders, skipped
+  std::vector<std::string> notes;  // lines about documents that are not plain text
 };
 
 // Makes the corpus, the manifest last: a folder without one is not a corpus, and the same command

@@ -17,7 +17,8 @@ std::int64_t default_chunk_bytes(TokenizerKind kind) {
   switch (kind) {
     case TokenizerKind::kSentencePiece:
       return 16 << 10;
-    case TokenizerKind::kModelFile:
+    case TokenizerKind::kFile:
+    case TokenizerKind::kLike:
       return 64 << 10;
     default:
       return 1 << 20;
@@ -26,20 +27,26 @@ std::int64_t default_chunk_bytes(TokenizerKind kind) {
 
 }  // namespace
 
-TokenizerKind tokenizer_kind(const std::string& tokenizer) {
+TokenizerKind tokenizer_kind(const PrepareOptions& options) {
+  if (options.like) return TokenizerKind::kLike;
+  const std::string& tokenizer = options.tokenizer;
   if (tokenizer == "bytes") return TokenizerKind::kBytes;
   if (tokenizer == "chars") return TokenizerKind::kChars;
   if (tokenizer == "words") return TokenizerKind::kWords;
   if (tokenizer == "sentencepiece") return TokenizerKind::kSentencePiece;
   if (!path_exists(tokenizer)) {
-    fail(ExitCode::kUsage,
-         "--tokenizer {}: neither bytes, chars, words or sentencepiece nor the file of a model",
-         tokenizer);
+    fail(
+        ExitCode::kUsage,
+        "--tokenizer {}: neither bytes, chars, words or sentencepiece nor the file of a vocabulary "
+        "or model",
+        tokenizer);
   }
-  return TokenizerKind::kModelFile;
+  return TokenizerKind::kFile;
 }
 
 PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
+  if (!options.valid_paths.empty()) options.valid_fraction = 0;
+  if (!options.test_paths.empty()) options.test_fraction = 0;
   const auto is_fraction = [](double f) { return std::isfinite(f) && f >= 0 && f < 1; };
   if (!is_fraction(options.valid_fraction) || !is_fraction(options.test_fraction) ||
       options.valid_fraction + options.test_fraction >= 1) {
@@ -50,7 +57,12 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
   }
   if (options.out.empty()) fail(ExitCode::kUsage, "--out: the name of a folder is needed");
   if (options.paths.empty())
-    fail(ExitCode::kUsage, "PATH: give files, folders, or - for standard input");
+    fail(ExitCode::kUsage, "PATH is required: files, folders, or - for standard input");
+  std::int64_t standard_inputs = 0;
+  for (const auto* paths : {&options.paths, &options.valid_paths, &options.test_paths})
+    standard_inputs += std::count(paths->begin(), paths->end(), "-");
+  if (standard_inputs > 1)
+    fail(ExitCode::kUsage, "-: standard input is given twice; it can be read once");
   const bool learns = kind == TokenizerKind::kWords || kind == TokenizerKind::kSentencePiece;
   if (learns && options.vocab_size == 0)
     options.vocab_size = kind == TokenizerKind::kWords ? 32000 : 8000;
@@ -61,7 +73,8 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
              : options.vocab_size != 0) {
     fail(ExitCode::kUsage, "--vocab-size {}: {}", options.vocab_size,
          learns ? fmt::format("from {} to {} ids for {}", fewest, 1 << 20, options.tokenizer)
-                : fmt::format("only words and sentencepiece choose it, not {}", options.tokenizer));
+                : fmt::format("only words and sentencepiece choose it, not {}",
+                              options.like ? "--like" : options.tokenizer));
   }
   if (options.chunk_bytes == 0) options.chunk_bytes = default_chunk_bytes(kind);
   // More text does not make a better vocabulary, but training slower.

@@ -7,10 +7,11 @@
 
 namespace birkhoff {
 
-enum class TokenizerKind { kBytes, kChars, kWords, kSentencePiece, kModelFile };
+// kFile, kLike: known before.
+enum class TokenizerKind { kBytes, kChars, kWords, kSentencePiece, kFile, kLike };
 
-// By the name of a built-in tokenizer, or the path of a model's file. Neither: Error(kUsage).
-TokenizerKind tokenizer_kind(const std::string& tokenizer);
+// `like`, or by the name of a built-in tokenizer, or the path of a file. None: Error(kUsage).
+TokenizerKind tokenizer_kind(const PrepareOptions& options);
 
 // Checks the options; returns them with the defaults filled in. Bad ones: Error(kUsage).
 PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind);

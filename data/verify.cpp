@@ -7,6 +7,7 @@
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
+#include "cluster/base/plural.h"
 #include "data/hdf5.h"
 #include "data/limited_child.h"
 #include "data/shard_format.h"
@@ -189,21 +190,21 @@ std::string describe_corpus(const Corpus& corpus) {
   const auto& manifest = corpus.manifest();
   const auto& tokenizer = manifest.tokenizer();
   std::string text = fmt::format(
-      "corpus       {}\nfingerprint  {}\ntokenizer    {}, {} ids{}\n", corpus.folder().string(),
-      manifest.fingerprint(), tokenizer.kind(), tokenizer.vocabulary(),
+      "corpus       {}\nfingerprint  {}\ntokenizer    {}, {}{}\n", corpus.folder().string(),
+      manifest.fingerprint(), tokenizer.kind(), counted(tokenizer.vocabulary(), "id"),
       tokenizer.has_end_of_document()
           ? fmt::format(", {} ends a document", tokenizer.end_of_document())
           : std::string());
   for (const auto& split : manifest.split()) {
     const auto& counts = split.counts();
-    text +=
-        fmt::format("split {:6} {} documents, {} sentences, {} words, {} characters, {} bytes\n",
-                    split.name(), counts.documents(), counts.sentences(), counts.words(),
-                    counts.characters(), counts.bytes());
+    text += fmt::format("split {:6} {}, {}, {}, {}, {}\n", split.name(),
+                        counted(counts.documents(), "document"),
+                        counted(counts.sentences(), "sentence"), counted(counts.words(), "word"),
+                        counted(counts.characters(), "character"), counted(counts.bytes(), "byte"));
     for (const auto& stream : split.stream()) {
-      text += fmt::format("  stream {}: {} {} in {} shards ({:.3f} tokens a byte)\n", stream.name(),
+      text += fmt::format("  stream {}: {} {} in {} ({:.3f} tokens a byte)\n", stream.name(),
                           stream.elements(), CorpusManifest::Dtype_Name(stream.dtype()),
-                          stream.shard_size(),
+                          counted(stream.shard_size(), "shard"),
                           static_cast<double>(stream.elements()) /
                               static_cast<double>(std::max<std::int64_t>(1, counts.bytes())));
     }

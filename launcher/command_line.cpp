@@ -1,5 +1,7 @@
 #include "launcher/command_line.h"
 
+#include <map>
+
 namespace birkhoff {
 namespace {
 
@@ -44,21 +46,48 @@ void CommandLine::add_prepare() {
       verb(app_, "prepare", "Make a corpus folder from text",
            "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
            "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
-           "--vocab-size 8000 -");
+           "--vocab-size 8000 -\n"
+           "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
+           "wiki.valid --test wiki.test\n"
+           "  birkhoff prepare --out corpus/more --like run/first more/");
   c->add_option("--out", prepare_.out, "corpus folder to make")->required()->type_name("DIR");
-  c->add_option(
-       "--tokenizer", prepare_.tokenizer,
-       "bytes, chars, words, sentencepiece (trains a model), or a SentencePiece model file")
-      ->capture_default_str();
+  CLI::Option* tokenizer =
+      c->add_option("--tokenizer", prepare_.tokenizer,
+                    "bytes, chars, words, sentencepiece (trains a model), or the file of a "
+                    "vocabulary or SentencePiece model")
+          ->capture_default_str();
+  c->add_option("--like", prepare_.like, "take the tokenizer of this run, checkpoint or corpus")
+      ->type_name("RUN_OR_CORPUS")
+      ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
-  c->add_option("--valid", prepare_.valid, "fraction held out for validation")
-      ->check(CLI::Range(0.0, 0.9))
-      ->capture_default_str();
-  c->add_option("--test", prepare_.test, "fraction held out for the test split")
-      ->check(CLI::Range(0.0, 0.9))
-      ->capture_default_str();
-  c->add_option("PATH", prepare_.paths, "files, folders, or - for standard input")->required();
+  // run() reads these values, in the order they came.
+  const auto texts = [c](const char* name, const char* what, const char* type) {
+    c->add_option(name)
+        ->description(what)
+        ->expected(1, CLI::detail::expected_max_vector_size)
+        ->allow_extra_args()
+        ->type_name(type);
+  };
+  texts("--valid", "fraction of the bytes held out for validation (default 0.1), or its texts",
+        "FRACTION or PATH ...");
+  texts("--test", "fraction of the bytes held out for the test split (default 0), or its texts",
+        "FRACTION or PATH ...");
+  texts("--train", "texts to train on, as PATH, where --valid or --test name texts", "PATH ...");
+  texts("PATH", "files, folders, or - for standard input", "");
+}
+
+// CLI11 gives the values of each option; only parse_order() has the order among them.
+std::vector<PrepareArguments::Text> CommandLine::prepare_texts() const {
+  std::vector<PrepareArguments::Text> texts;
+  std::map<const CLI::Option*, std::size_t> num_taken;
+  for (const CLI::Option* option : app_.get_subcommand("prepare")->parse_order()) {
+    const std::string name = option->get_name();
+    const std::size_t next = num_taken[option]++;
+    if (name == "--valid" || name == "--test" || name == "--train" || name == "PATH")
+      texts.push_back({name, option->results().at(next)});
+  }
+  return texts;
 }
 
 void CommandLine::add_train() {
@@ -85,15 +114,21 @@ void CommandLine::add_device(CLI::App* c, std::string& device) {
 void CommandLine::add_eval() {
   CLI::App* c = verb(app_, "eval", "Loss, bits per byte and perplexity of a checkpoint",
                      "  birkhoff eval run/first\n"
+                     "  birkhoff eval run/first --text letter.txt\n"
                      "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
   c->add_option("PATH", eval_.path, "run folder (its newest checkpoint) or checkpoint")->required();
-  c->add_option("--corpus", eval_.corpus, "corpus folder; default: the run's own")
-      ->type_name("DIR");
-  c->add_option("--split", eval_.split, "valid or test")
-      ->check(CLI::IsMember({"valid", "test"}))
-      ->capture_default_str();
+  CLI::Option* corpus =
+      c->add_option("--corpus", eval_.corpus, "corpus folder; default: the run's own")
+          ->type_name("DIR");
+  CLI::Option* split = c->add_option("--split", eval_.split, "valid or test")
+                           ->check(CLI::IsMember({"valid", "test"}))
+                           ->capture_default_str();
+  c->add_option("--text", eval_.text, "evaluate on this text, all of it; - for standard input")
+      ->type_name("FILE")
+      ->excludes(corpus)
+      ->excludes(split);
   c->add_option("--sequences", eval_.sequences,
-                "read only so many, from the split's start; 0 = all")
+                "read only so many, from the start of the split or text; 0 = all")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1'000'000'000'000}))
       ->capture_default_str();
   add_device(c, eval_.device);
@@ -178,7 +213,10 @@ void CommandLine::add_config() {
 
 int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& out,
                      std::ostream& err) {
-  if (app_.got_subcommand("prepare")) return prepare_command(prepare_, out, err);
+  if (app_.got_subcommand("prepare")) {
+    prepare_.texts = prepare_texts();
+    return prepare_command(prepare_, out, err);
+  }
   if (app_.got_subcommand("train")) return train_command(train_, out, err);
   if (app_.got_subcommand("eval")) return eval_command(eval_, out, err);
   if (app_.got_subcommand("sample")) return sample_command(sample_, out, err);

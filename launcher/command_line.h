@@ -27,6 +27,7 @@ class CommandLine {
   void add_rounds(CLI::App* command, int& rounds);
 
   void add_prepare();
+  std::vector<PrepareArguments::Text> prepare_texts() const;
   void add_train();
   void add_eval();
   void add_sample();

@@ -13,9 +13,14 @@ namespace birkhoff {
 struct PrepareArguments {
   std::string out;
   std::string tokenizer = "bytes";
+  std::string like;             // run, checkpoint or corpus whose tokenizer to take; empty: none
   std::int64_t vocabulary = 0;  // 0: the tokenizer's own default
-  double valid = 0.1, test = 0.0;
-  std::vector<std::string> paths;
+  // What PATH, --train, --valid and --test were given, in the order of the command line.
+  struct Text {
+    std::string option;  // "PATH", "--train", ...
+    std::string value;
+  };
+  std::vector<Text> texts;
 };
 int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::ostream& err);
 
@@ -30,6 +35,7 @@ int train_command(const TrainArguments& arguments, std::ostream& out, std::ostre
 struct EvalArguments {
   std::string path, corpus, split = "valid", device = "cpu";
   std::int64_t sequences = 0;  // from the split's start; 0: all
+  std::string text;  // file to evaluate on, "-": standard input; empty: a split of a corpus
   bool json = false;
 };
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err);

@@ -4,42 +4,25 @@
 #include <chrono>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 
 #include "cluster/base/cpu.h"
-#include "cluster/base/error.h"
-#include "configs/checkpoint_manifest.pb.h"
 #include "data/loader.h"
 #include "launcher/commands.h"
+#include "launcher/model_tokenizer.h"
 #include "launcher/progress_lines.h"
 #include "launcher/ranks.h"
 #include "launcher/run_paths.h"
+#include "launcher/text_corpus.h"
 #include "runtime/evaluator.h"
 #include "runtime/progress.h"
 
 namespace birkhoff {
 namespace {
 
-// The ids must mean the same in the corpus and in the model.
-void require_same_tokenizer(const configs::CheckpointManifest& checkpoint, const Corpus& corpus) {
-  const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
-  std::string hash;
-  for (const auto& file : checkpoint.file()) {
-    if (!checkpoint.tokenizer_file().empty() && file.name() == checkpoint.tokenizer_file())
-      hash = file.hash();
-  }
-  if (tokenizer.kind() != checkpoint.tokenizer() ||
-      tokenizer.vocabulary() != checkpoint.vocabulary() || tokenizer.hash() != hash) {
-    fail(ExitCode::kData,
-         "{}: its tokenizer ({}, {} ids) is not the model's ({}, {} ids): prepare the text with "
-         "the model's own tokenizer file",
-         corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(), checkpoint.tokenizer(),
-         checkpoint.vocabulary());
-  }
-}
-
 // Runs with a line of progress.
-Evaluation evaluate_shown(Evaluator& evaluator, std::ostream& err) {
+Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated, std::ostream& err) {
   using Clock = std::chrono::steady_clock;
   const EvaluationPlan& plan = evaluator.plan();
   const Clock::time_point start = Clock::now();
@@ -50,7 +33,7 @@ Evaluation evaluate_shown(Evaluator& evaluator, std::ostream& err) {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double left =
         seconds * static_cast<double>(plan.num_windows - done) / static_cast<double>(done);
-    lines.show(fmt::format("eval: {}, {} of {} sequences, {} left", plan.split, done,
+    lines.show(fmt::format("eval: {}, {} of {} sequences, {} left", evaluated, done,
                            plan.num_windows, duration_text(left)));
   });
 }
@@ -69,34 +52,40 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   const configs::CheckpointManifest& manifest = checkpoint.manifest;
   const configs::Config& config = manifest.config();
-  const Corpus corpus(arguments.corpus.empty() ? config.data().corpus() : arguments.corpus);
-  require_same_tokenizer(manifest, corpus);
+  std::optional<TextCorpus> text;
+  if (!arguments.text.empty()) text.emplace(tokenizer_source(checkpoint), arguments.text, err);
+  const std::string split = text ? TextCorpus::kSplit : arguments.split;
+  const Corpus corpus(text                       ? text->folder().string()
+                      : arguments.corpus.empty() ? config.data().corpus()
+                                                 : arguments.corpus);
+  require_same_tokenizer(checkpoint, arguments.path, corpus);
   LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
   for (const std::string& warning : loaded.model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
 
   LoaderOptions options;
-  options.split = arguments.split;
+  options.split = split;
   options.stream = config.task().language_model().stream();
   options.sequence_length = config.data().sequence_length();
   options.restart_at_documents = config.data().restart_at_documents();
   EvalReader reader(corpus, options);
   configs::Evaluate plan_config = config.evaluate();
-  plan_config.set_split(arguments.split);
+  plan_config.set_split(split);
   plan_config.set_sequences(arguments.sequences);
   const EvaluationPlan plan = plan_evaluation(corpus, plan_config, options.stream,
                                               options.sequence_length, reader.num_windows());
   Evaluator evaluator(
       *loaded.model, *loaded.single, plan,
       [&reader](std::int64_t begin, std::int64_t end) { return reader.read(begin, end); });
-  const Evaluation result = evaluate_shown(evaluator, err);
+  const std::string& evaluated = text ? arguments.text : split;
+  const Evaluation result = evaluate_shown(evaluator, evaluated, err);
   const double words = words_of(plan, corpus);
   const double perplexity = std::exp(result.loss);
   const double word_perplexity = std::exp(result.loss * static_cast<double>(result.tokens) / words);
   if (arguments.json) {
     nlohmann::ordered_json object = {{"checkpoint", checkpoint.path.string()},
                                      {"step", manifest.step()},
-                                     {"split", arguments.split},
+                                     {text ? "text" : "split", evaluated},
                                      {"loss", result.loss},
                                      {"bits_per_byte", result.bits_per_byte},
                                      {"tokens", result.tokens},
@@ -114,7 +103,7 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
     out << fmt::format(
         "step {}, {}: loss {:.4f} nats per token, {:.4f} bits per byte, perplexity {:.5g} per "
         "token{}, {} tokens, {} bytes, {} of {} sequences\n",
-        manifest.step(), arguments.split, result.loss, result.bits_per_byte, perplexity, per_word,
+        manifest.step(), evaluated, result.loss, result.bits_per_byte, perplexity, per_word,
         result.tokens, result.bytes, plan.num_windows, reader.num_windows());
   }
   return 0;

@@ -2,11 +2,14 @@
 
 #include <ostream>
 
+#include "cluster/base/plural.h"
 #include "data/corpus.h"
 #include "data/prepare.h"
 #include "data/verify.h"
 #include "launcher/commands.h"
+#include "launcher/model_tokenizer.h"
 #include "launcher/progress_lines.h"
+#include "launcher/split_arguments.h"
 
 namespace birkhoff {
 namespace {
@@ -35,15 +38,19 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
   options.out = arguments.out;
   options.tokenizer = arguments.tokenizer;
   options.vocab_size = arguments.vocabulary;
-  options.valid_fraction = arguments.valid;
-  options.test_fraction = arguments.test;
-  options.paths = arguments.paths;
+  for (const std::string& note : set_texts(arguments.texts, options))
+    err << "prepare: " << note << '\n';
+  if (!arguments.like.empty()) options.like = tokenizer_source(arguments.like);
   const PrepareResult result = prepare_shown(options, err);
   if (result.already_prepared)
     err << "prepare: " << arguments.out << " is already prepared from this input\n";
-  if (result.empty_files > 0) err << "prepare: skipped " << result.empty_files << " empty files\n";
-  if (result.not_regular > 0)
-    err << "prepare: skipped " << result.not_regular << " links and special files\n";
+  if (result.empty_files > 0)
+    err << "prepare: skipped " << counted(result.empty_files, "empty file") << '\n';
+  if (result.not_regular > 0) {
+    err << "prepare: skipped "
+        << counted(result.not_regular, "link or special file", "links and special files") << '\n';
+  }
+  for (const std::string& note : result.notes) err << "prepare: " << note << '\n';
   out << describe_corpus(Corpus(arguments.out));
   return 0;
 }

@@ -19,6 +19,13 @@ std::string start_of(const std::filesystem::path& file) {
   return text;
 }
 
+// A corpus whose manifest does not say so is one all the same.
+bool holds_shards(const std::filesystem::path& folder) {
+  const std::filesystem::directory_iterator files(folder);
+  return std::any_of(begin(files), end(files),
+                     [](const auto& entry) { return entry.path().extension() == ".h5"; });
+}
+
 }  // namespace
 
 PathKind kind_of(const std::filesystem::path& path) {
@@ -27,7 +34,10 @@ PathKind kind_of(const std::filesystem::path& path) {
     fail(ExitCode::kUsage, "{}: no such folder", path.string());
   const std::string start = start_of(path / "manifest.json");
   if (start.find("birkhoff corpus") != std::string::npos) return PathKind::kCorpus;
-  if (!start.empty()) return PathKind::kCheckpoint;
+  if (!start.empty()) {
+    const bool is_checkpoint = start.find("birkhoff checkpoint") != std::string::npos;
+    return !is_checkpoint && holds_shards(path) ? PathKind::kCorpus : PathKind::kCheckpoint;
+  }
   if (std::filesystem::exists(path / "checkpoints", error)) return PathKind::kRun;
   fail(ExitCode::kUsage,
        "{}: neither a corpus (manifest.json), nor a run folder (checkpoints/), nor a checkpoint "

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <filesystem>
@@ -32,6 +31,7 @@
 #include "data/shard_format.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
+#include "launcher/scratch_folder.h"
 
 namespace birkhoff {
 namespace {
@@ -64,29 +64,6 @@ Seconds timed(const std::function<void()>& work) {
   const Seconds end = now();
   return {end.wall - start.wall, end.here - start.here, end.elsewhere - start.elsewhere};
 }
-
-// Removed on destruction.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string path = (fs::temp_directory_path() / "birkhoff_bench_XXXXXX").string();
-    if (::mkdtemp(path.data()) == nullptr) {
-      fail(ExitCode::kStorage, "mkdtemp of '{}': {}; set TMPDIR to a folder with free space", path,
-           std::strerror(errno));
-    }
-    path_ = path;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
 
 LoaderOptions loader_options() {
   LoaderOptions options;
@@ -370,7 +347,7 @@ void measure_start(const fs::path& folder, std::ostream& out) {
 }  // namespace
 
 int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& out) {
-  const TemporaryFolder scratch;
+  const ScratchFolder scratch("bench");
   const Corpus corpus(arguments.corpus.empty() ? prepare_corpus_in(scratch.path())
                                                : fs::path(arguments.corpus));
   out << report_title(arguments.line);

@@ -91,58 +91,6 @@ TEST(TextCounter, DoesNotDependOnTheParts) {
   EXPECT_EQ(whole.counts().words(), 20 * 9);
 }
 
-TEST(Prepare, DocumentsOfAFolderKeepTogetherInSortedOrder) {
-  TemporaryFolder folder;
-  std::map<std::string, std::string> texts;
-  for (int i = 0; i < 40; ++i) texts[fmt::format("{}/{:02}", i % 3, i)] = sentences(2, i);
-  for (const auto& [name, text] : texts) write_text(folder / ("in/" + name), text);
-  PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"});
-  options.test_fraction = 0.2;
-  prepare_corpus(options);
-  const Corpus corpus(folder / "corpus");
-  EXPECT_EQ(corpus.vocabulary(), 257);
-  EXPECT_EQ(corpus.split("train").counts().documents(), 28);
-  EXPECT_EQ(corpus.split("valid").counts().documents(), 4);
-  EXPECT_EQ(corpus.split("test").counts().documents(), 8);
-  std::multiset<std::string> found;
-  for (const std::string split : {"train", "valid", "test"}) {
-    std::string document, last_name;
-    for (const std::int32_t id : tokens_of(corpus, split)) {
-      if (id != 256) {
-        document += static_cast<char>(id);
-        continue;
-      }
-      found.insert(document);
-      for (const auto& [name, text] : texts) {
-        if (text != document) continue;
-        EXPECT_LT(last_name, name) << split;
-        last_name = name;
-      }
-      document.clear();
-    }
-    EXPECT_EQ(document, "");
-  }
-  std::multiset<std::string> expected;
-  for (const auto& entry : texts) expected.insert(entry.second);
-  EXPECT_EQ(found, expected);
-}
-
-TEST(SplitRule, ManyDocumentsFollowTheirKeys) {
-  InputScan scan;
-  scan.documents = 100000;
-  for (std::size_t i = 0; i <= kMaxRanked; ++i) scan.keys.push_back(i);
-  const SplitRule rule(scan, 0.1, 0.05);
-  std::array<int, 3> counts = {};
-  for (int i = 0; i < 20000; ++i) {
-    const Document document = {"", fmt::format("file{}", i), 10};
-    const auto pieces = rule.pieces(document);
-    ASSERT_EQ(pieces.size(), 1u);
-    ++counts[pieces[0].split];
-  }
-  EXPECT_NEAR(counts[kValid], 2000, 4 * std::sqrt(1800.0));
-  EXPECT_NEAR(counts[kTest], 1000, 4 * std::sqrt(950.0));
-}
-
 TEST(Prepare, EveryTokenizerRoundTripsFromFileFolderAndChunks) {
   for (const std::string tokenizer : {"bytes", "chars", "words", "sentencepiece"}) {
     TemporaryFolder folder;
@@ -191,7 +139,7 @@ TEST(Prepare, OurSubwordModelsGiveTheSameIdsInAnyParts) {
   for (const std::int64_t part_bytes : {40, 100, 333, 1000, 16 << 10, 64 << 10}) {
     std::vector<std::int32_t> ids;
     int parts = 0;
-    for_each_chunk({folder / "text", "text", bytes}, {kTrain, 0, bytes}, part_bytes,
+    for_each_chunk({folder / "text", "text", "text", bytes}, 0, bytes, part_bytes,
                    [&](std::string_view part, std::int64_t) {
                      ++parts;
                      const auto more = tokenizer->encode(part);

@@ -3,6 +3,7 @@
 #include "damage.h"
 
 #include "configs/corpus_manifest.pb.h"
+#include "data/prepare.h"
 
 namespace birkhoff {
 namespace {
@@ -215,7 +216,36 @@ std::vector<BadInput> uses() {
       {.name = "eval on a corpus of another tokenizer",
        .line = "eval run --corpus bytes",
        .code = ExitCode::kData,
-       .words = {"bytes", "256 ids", "not the model's", "chars"}},
+       .words = {"bytes", "256 ids", "not the model's", "chars",
+                 "birkhoff prepare --out NEW --like run TEXT", "birkhoff eval run --text TEXT"}},
+      {.name = "eval on a corpus with an end mark, of a model without",
+       .line = "eval run --corpus two",
+       .code = ExitCode::kData,
+       .words = {"two", "documents end in id", "prepare --out NEW --like run TEXT"},
+       .spoil =
+           [] {
+             PrepareOptions options;
+             options.out = "two";
+             options.tokenizer = "corpus/tokenizer.chars";
+             options.paths = {"text"};
+             prepare_corpus(options);
+           }},
+      {.name = "eval on a text of other characters",
+       .line = "eval run --text capitals.txt",
+       .code = ExitCode::kData,
+       .words = {"capitals.txt", "character 'C'", "U+0043"},
+       .spoil = [] { write_bytes("capitals.txt", "CAPITALS"); },
+       .where = Where::kHereAndProcess},
+      {.name = "eval on a text of a letter",
+       .line = "eval run --text letter.txt",
+       .code = ExitCode::kData,
+       .words = {"letter.txt", "1 token", "too few"},
+       .spoil = [] { write_bytes("letter.txt", "a"); }},
+      {.name = "eval on Latin-1",
+       .line = "eval run --text latin.txt",
+       .code = ExitCode::kData,
+       .words = {"latin.txt", "byte 3", "UTF-8"},
+       .spoil = [] { write_bytes("latin.txt", "caf\xe9 au lait"); }},
       {.name = "eval on a corpus of other characters",
        .line = "eval run --corpus corpus",
        .code = ExitCode::kData,

@@ -1,0 +1,39 @@
+// Tokenizers that prepare does not learn from its text: a file's, or that of a corpus or a model.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace birkhoff {
+
+// Where the tokenizer of a corpus or a checkpoint is.
+struct TokenizerSource {
+  std::string kind;       // bytes, chars, words, sentencepiece
+  std::string file = {};  // path of its vocabulary or model; empty for bytes
+  std::int64_t vocabulary = 0;
+  std::optional<std::int64_t> end_of_document = {};
+};
+
+// What a corpus needs of a tokenizer.
+struct KnownTokenizer {
+  std::string kind;
+  std::string content = {};     // of its file; empty for bytes
+  std::int64_t vocabulary = 0;  // of the content alone, or that of a source
+  // For several documents: the id that ends each. None: one more id is added to the vocabulary,
+  // unless that is a source's.
+  std::optional<std::int64_t> end_of_document = {};
+  bool is_source = false;
+};
+
+// A vocabulary of chars or words, or a SentencePiece model, as its first bytes tell. Anything else:
+// Error(kData).
+KnownTokenizer read_tokenizer(const std::string& file);
+KnownTokenizer read_tokenizer(const TokenizerSource& source);
+
+KnownTokenizer sentencepiece_tokenizer(std::string content, const std::string& file);
+
+// The file of a tokenizer in a corpus folder: "tokenizer.chars" and so on; not for bytes.
+std::string tokenizer_file_name(const std::string& kind);
+
+}  // namespace birkhoff
