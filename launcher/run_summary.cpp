@@ -61,7 +61,8 @@ double recent_median(const std::vector<StepRecord>& steps, double StepRecord::*f
 }  // namespace
 
 bool is_run(const std::filesystem::path& folder) {
-  return path_exists(RunPaths{folder}.identity().string());
+  std::error_code unreadable;  // a folder that cannot be looked into is none that is known
+  return std::filesystem::exists(RunPaths{folder}.identity(), unreadable);
 }
 
 RunSummary read_run(const std::filesystem::path& folder) {

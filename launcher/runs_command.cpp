@@ -56,7 +56,9 @@ class RunFinder {
   }
 
   void add(const fs::path& run) {
-    if (seen_.insert(fs::canonical(run)).second) runs_.push_back(run.lexically_normal());
+    std::error_code gone;
+    const fs::path real = fs::canonical(run, gone);
+    if (!gone && seen_.insert(real).second) runs_.push_back(run.lexically_normal());
   }
 
   std::ostream& err_;

@@ -5,9 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "tests/cluster/base/temporary_folder.h"
 
@@ -192,6 +194,29 @@ TEST_F(FileTest, DescriptorsAreClosedWhateverFails) {
   }
   set_file_fault_hook({});
   EXPECT_EQ(num_open(), before);
+}
+
+TEST_F(FileTest, WhoHoldsALockIsSeenWithoutTakingIt) {
+  EXPECT_EQ(lock_holder(path("lock")), std::nullopt) << "no file";
+  {
+    const FileLock lock(path("lock"), "the folder");
+    EXPECT_THAT(lock_holder(path("lock")).value_or(""),
+                testing::StartsWith(fmt::format("process {} on ", ::getpid())));
+  }
+  EXPECT_EQ(lock_holder(path("lock")), std::nullopt);
+  // Others that look all the time never keep a process from its lock.
+  std::atomic<bool> done = false;
+  std::vector<std::thread> lookers;
+  for (int i = 0; i < 3; ++i) {
+    lookers.emplace_back([&] {
+      while (!done) lock_holder(path("lock"));
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_EQ(code_of([&] { FileLock(path("lock"), "the folder"); }), ExitCode::kOk) << i;
+  }
+  done = true;
+  for (std::thread& looker : lookers) looker.join();
 }
 
 TEST_F(FileTest, LockNamesItsHolderAndEndsWithIt) {
