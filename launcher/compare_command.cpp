@@ -84,6 +84,7 @@ int compare_command(const CompareArguments& arguments, std::ostream& out) {
          "compare needs at least two runs, {} is one; `birkhoff inspect` describes it",
          arguments.runs[0]);
   }
+  if (arguments.svg.empty()) fail(ExitCode::kUsage, "--svg '' names no file");
   std::set<std::filesystem::path> seen;
   std::vector<RunSummary> runs;
   for (const std::string& folder : arguments.runs) {

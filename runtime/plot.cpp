@@ -14,7 +14,7 @@ namespace birkhoff {
 namespace {
 
 // Pixels: the picture without its legend, and the margins around the axes.
-constexpr double kWidth = 760, kHeight = 440, kLeft = 70, kRight = 24, kTop = 56, kBottom = 52;
+constexpr double kWidth = 760, kHeight = 440, kLeft = 70, kRight = 40, kTop = 56, kBottom = 52;
 constexpr double kRow = 20;            // of the legend
 constexpr double kSample = 30;         // of a line in the legend
 constexpr double kCharacter = 6.9;     // at most, on average, in this font

@@ -68,7 +68,7 @@ std::vector<BadInput> of_compare() {
       look("compare run good.txtpb", kUsage, {"good.txtpb", "neither"}),
       look("compare run run2 --svg", kUsage, {"--svg"}, copy_run),
       look("compare run run2 --png a.png", kUsage, {"--png"}, copy_run),
-      look("compare run run2 --svg ''", kStorage, {"No such file"}, copy_run),
+      look("compare run run2 --svg ''", kUsage, {"--svg", "names no file"}, copy_run),
       as_process_too(look("compare run run2 --svg nowhere/c.svg", kStorage,
                           {"nowhere", "No such file"}, copy_run)),
       look("compare run run2 --svg text", kStorage, {"text", "directory"}, copy_run),

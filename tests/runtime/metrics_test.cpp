@@ -227,7 +227,7 @@ TEST(Curve, DrawsInsideThePictureWhateverTheData) {
     char comma = 0;
     int num_points = 0;
     for (; points >> x >> comma >> y; ++num_points) {
-      EXPECT_TRUE(x >= 70 && x <= 736 && y >= 56 && y <= 388) << x << " " << y;
+      EXPECT_TRUE(x >= 70 && x <= 720 && y >= 56 && y <= 388) << x << " " << y;
     }
     EXPECT_EQ(num_points, 50);
   }

@@ -107,7 +107,7 @@ TEST(Plot, TheLegendHasAsManyColumnsAsFit) {
   plot.lines.push_back({.name = "", .points = {{0, 0}, {1, 1}}});
   const std::string svg = plot_svg(plot);
   EXPECT_THAT(svg, HasSubstr("viewBox=\"0 0 760 490\"")) << "two rows";
-  EXPECT_DOUBLE_EQ(polyline(svg, 0).back().first, 736) << "24 pixels from the right end";
+  EXPECT_DOUBLE_EQ(polyline(svg, 0).back().first, 720) << "40 pixels from the right end";
   EXPECT_THAT(svg, HasSubstr("stroke-dasharray"));
   const std::regex circle("<circle ");
   EXPECT_EQ(std::distance(std::sregex_iterator(svg.begin(), svg.end(), circle), {}), 2);
