@@ -66,11 +66,11 @@ Plot loss_plot(std::string title, std::vector<PlotLine> lines) {
           std::move(lines)};
 }
 
-std::string loss_curve_svg(const Curve& train, const Curve& held_out,
-                           const std::string& held_out_name, const std::string& title) {
+std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
+                           const std::string& held_out_name) {
   return plot_svg(
-      loss_plot(title, {train_line(train, name_and_loss("train", train), 0),
-                        held_out_line(held_out, name_and_loss(held_out_name, held_out), 1)}));
+      loss_plot(run_name, {train_line(train, name_and_loss("train", train), 0),
+                           held_out_line(held_out, name_and_loss(held_out_name, held_out), 1)}));
 }
 
 }  // namespace birkhoff

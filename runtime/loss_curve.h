@@ -38,7 +38,7 @@ PlotLine held_out_line(const Curve& curve, std::string name, int colour);
 Plot loss_plot(std::string title, std::vector<PlotLine> lines);
 
 // The picture of one run.
-std::string loss_curve_svg(const Curve& train, const Curve& held_out,
-                           const std::string& held_out_name, const std::string& title = {});
+std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
+                           const std::string& held_out_name);
 
 }  // namespace birkhoff

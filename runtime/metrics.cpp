@@ -108,7 +108,7 @@ void Metrics::clear_bar() { bar_.clear(); }
 void Metrics::write_svg() {
   try {
     write_file_durably(options_.svg_path.string(),
-                       loss_curve_svg(train_, held_out_, options_.split));
+                       loss_curve_svg("Loss curve", train_, held_out_, options_.split));
   } catch (const Error& error) {
     warn(
         fmt::format("{}; training goes on, and the picture is tried again after the next "

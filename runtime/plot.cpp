@@ -131,6 +131,9 @@ std::string escaped(const std::string& text) {
       case '>':
         result += "&gt;";
         break;
+      case '"':
+        result += "&quot;";
+        break;
       default:
         result += c;
     }
