@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "cluster/base/plural.h"
 #include "configs/words.h"
 
 namespace birkhoff {
@@ -19,7 +20,7 @@ void check_number(const FieldDescriptor& field, double value, const std::string&
   if (!field.options().HasExtension(configs::range)) return;  // seeds
   const std::string& range = field.options().GetExtension(configs::range);
   if (Range(range).contains(value)) return;
-  refuse(places, path, "must be in {}, is {}", range, printed);
+  refuse(places, path, "must be in {}, is {}", range_text(field), printed);
 }
 
 void check_string(const std::string& value, const std::string& path, const Places& places) {
@@ -110,9 +111,8 @@ class ConsistencyCheck {
     const auto& model = config_.model();
     if (model.channels() % model.heads() != 0) {
       refuse(places_, "model.channels",
-             "{} channels cannot be split among {} heads; make model.channels a multiple of "
-             "model.heads",
-             model.channels(), model.heads());
+             "{} cannot be split among {}; make model.channels a multiple of model.heads",
+             counted(model.channels(), "channel"), counted(model.heads(), "head"));
     }
     if (model.positions() == configs::Model::sinusoidal && model.channels() % 2 != 0) {
       refuse(places_, "model.channels",
@@ -138,7 +138,7 @@ class ConsistencyCheck {
       check_mechanism(group.mechanism(), group_path + ".mechanism");
     }
     if (sum != config_.model().heads()) {
-      refuse(places_, path, "its groups have {} heads together, model.heads is {}", sum,
+      refuse(places_, path, "its groups have {} together, model.heads is {}", counted(sum, "head"),
              config_.model().heads());
     }
   }
@@ -173,9 +173,10 @@ class ConsistencyCheck {
     const int num_blocks = config_.data().sequence_length() / sinkhorn.block();
     if (sinkhorn.max_blocks() < num_blocks) {
       refuse(places_, path + ".max_blocks",
-             "{} is less than the {} blocks of a sequence (data.sequence_length {} / block {}); 0 "
-             "takes that number",
-             sinkhorn.max_blocks(), num_blocks, config_.data().sequence_length(), sinkhorn.block());
+             "{} is less than the {} of a sequence (data.sequence_length {} / block {}); 0 takes "
+             "that number",
+             sinkhorn.max_blocks(), counted(num_blocks, "block"), config_.data().sequence_length(),
+             sinkhorn.block());
     }
     // Its cost grows with the cube of the number of blocks: a balance of u x u for each block u.
     constexpr int kMostPrefixBlocks = 256;
@@ -211,8 +212,8 @@ class ConsistencyCheck {
     }
     if (train.invariant().shards() > train.global_batch()) {
       refuse(places_, "train.invariant.shards",
-             "{} shards are more than the sequences of a step, train.global_batch {}",
-             train.invariant().shards(), train.global_batch());
+             "{} are more than the sequences of a step, train.global_batch {}",
+             counted(train.invariant().shards(), "shard"), train.global_batch());
     }
     if (train.precision() == configs::Train::fp64 && config_.device() == configs::Config::cuda) {
       refuse(places_, "train.precision",

@@ -8,6 +8,7 @@
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
 #include "configs/schema_source.h"
+#include "configs/words.h"
 
 namespace birkhoff {
 namespace {
@@ -31,6 +32,7 @@ are optional but the task; `birkhoff config print FILE` shows every value that a
 - `include: "other.txtpb"` starts from another file, relative to this one and below the first file's
   folder. What this file sets wins: values and the choice in a "one of" are replaced, messages are
   merged, lists are replaced as a whole.
+- Integers are decimal and without leading zeros; `--set` takes them with an exponent too, `1e6`.
 - `--set path=value` changes a field from the command line, after the files: `--set train.steps=100`,
   `--set model.attention.0.group.0.mechanism.sinkhorn.block=32` (entries of lists by index, the next
   free index adds one), `--set 'model.attention.0={group{mechanism{dense{}}}}'` (a message or list is
@@ -149,7 +151,7 @@ class Writer {
   }
 
   void row(const FieldDescriptor& field, bool fixed) {
-    const std::string range = field.options().GetExtension(configs::range);
+    const std::string range = range_text(field);
     text_ += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.name(), type_text(field),
                          default_text(field), range,
                          fixed || field.options().GetExtension(configs::fixed) ? "fixed" : "free",

@@ -25,17 +25,20 @@ bool is_string(const std::string& token) {
 
 }  // namespace
 
+void set_up_as_text_format(Tokenizer& tokenizer) {
+  tokenizer.set_comment_style(Tokenizer::SH_COMMENT_STYLE);
+  tokenizer.set_allow_f_after_float(true);
+  tokenizer.set_require_space_after_number(false);
+  tokenizer.set_allow_multiline_strings(true);
+}
+
 FieldFinder::FieldFinder(const Descriptor& root) { frames_.push_back({&root, ""}); }
 
 void FieldFinder::run(const std::string& text, int line, int column) {
   google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
   IgnoreErrors ignored;
   Tokenizer tokenizer(&input, &ignored);
-  // As TextFormat's parser sets it up.
-  tokenizer.set_comment_style(Tokenizer::SH_COMMENT_STYLE);
-  tokenizer.set_allow_f_after_float(true);
-  tokenizer.set_require_space_after_number(false);
-  tokenizer.set_allow_multiline_strings(true);
+  set_up_as_text_format(tokenizer);
   const auto behind = [&](const Tokenizer::Token& token) {
     return token.line > line || (token.line == line && token.column > column);
   };

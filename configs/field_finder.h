@@ -10,6 +10,9 @@
 
 namespace birkhoff {
 
+// Sets a tokenizer up as the parser of Protobuf's text format does.
+void set_up_as_text_format(google::protobuf::io::Tokenizer& tokenizer);
+
 // A token and the field it stands in. Line and column count from 0, a tab ends at the next multiple
 // of 8.
 struct Spot {

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <utility>
 #include <vector>
 
 #include "configs/config_io.h"
@@ -29,6 +31,15 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
+// Words of other programs for ours.
+constexpr std::array<std::pair<const char*, const char*>, 7> kOtherWords = {{{"gpu", "cuda"},
+                                                                             {"half", "fp16"},
+                                                                             {"float16", "fp16"},
+                                                                             {"bfloat16", "bf16"},
+                                                                             {"float32", "fp32"},
+                                                                             {"float64", "fp64"},
+                                                                             {"double", "fp64"}}};
+
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
@@ -36,6 +47,10 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
   // error.
   constexpr std::size_t kLongestName = 64;
   if (name.empty() || name.size() > kLongestName) return "";
+  for (const auto& [word, ours] : kOtherWords) {
+    const bool is_there = std::find(candidates.begin(), candidates.end(), ours) != candidates.end();
+    if (is_there && edit_distance(name, word) == 0) return ours;
+  }
   std::string nearest;
   std::size_t best = std::max<std::size_t>(1, name.size() / 3) + 1;
   for (const std::string& candidate : candidates) {

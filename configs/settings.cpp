@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "cluster/base/plural.h"
 #include "configs/text_parser.h"
 #include "configs/words.h"
 
@@ -95,9 +96,8 @@ class Setting {
     const char* end = index.data() + index.size();
     const auto [parsed, status] = std::from_chars(index.data(), end, i);
     if (status != std::errc() || parsed != end || i < 0 || i > size) {
-      error(fmt::format(
-          "{} is no index of {}: it has {} entries, so 0 to {} are possible ({} adds one)",
-          shown(index), list, size, size, size));
+      error(fmt::format("{} is no index of {}: it has {}, so 0 to {} are possible ({} adds one)",
+                        shown(index), list, counted(size, "entry", "entries"), size, size));
     }
     return i == size ? *reflection.AddMessage(&message, &field)
                      : *reflection.MutableRepeatedMessage(&message, &field, i);
@@ -135,7 +135,8 @@ class Setting {
                         path_));
     }
     const std::unique_ptr<Message> scratch(message.New());
-    parse(field.name() + ": " + value_, *scratch, where);
+    const std::string plain = is_integer(field) ? plain_integer(value_) : "";
+    parse(field.name() + ": " + (plain.empty() ? value_ : plain), *scratch, where);
     std::vector<const FieldDescriptor*> fields;
     scratch->GetReflection()->ListFields(*scratch, &fields);
     if (fields.size() > 1) error("expected one value");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/text_format.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::TextFormat;
+using google::protobuf::io::Tokenizer;
 
 // Protobuf's own words for the first error, at its position (from 0).
 struct FirstError : google::protobuf::io::ErrorCollector {
@@ -81,7 +83,9 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
   }
   if (is("Expected integer")) {
     const char* least = is_unsigned(here.field) ? " of at least 0" : "";
-    return at(here, fmt::format("expected an integer{}, got {}", least, got(here)));
+    const std::string plain = plain_integer(here.token);
+    return at(here, fmt::format("expected an integer{}, got {}{}", least, got(here),
+                                plain.empty() ? "" : "; write " + plain));
   }
   if (is("Expected double")) return at(here, "expected a number, got " + got(here));
   if (is("Expected string")) return at(here, "expected a string in quotes, got " + got(here));
@@ -103,6 +107,28 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
   std::string what = printable(message.substr(0, message.find_last_not_of(". ") + 1));
   what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
   return TextError{error.line + 1, error.column + 1, printable(here.path), what};
+}
+
+// The first number that Protobuf would read as octal: 010 as 8.
+std::optional<TextError> find_leading_zero(const std::string& text, const Descriptor& root) {
+  google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
+  FirstError ignored;
+  Tokenizer tokenizer(&input, &ignored);
+  set_up_as_text_format(tokenizer);
+  while (tokenizer.Next()) {
+    const Tokenizer::Token& token = tokenizer.current();
+    if (token.type != Tokenizer::TYPE_INTEGER || token.text.size() < 2 || token.text[0] != '0' ||
+        std::isdigit(static_cast<unsigned char>(token.text[1])) == 0) {
+      continue;
+    }
+    FieldFinder finder(root);
+    finder.run(text, token.line, token.column);
+    return TextError{token.line + 1, token.column + 1, printable(finder.here().path),
+                     fmt::format("{} starts with a zero, which would make it octal; leave the zero "
+                                 "out",
+                                 shown(token.text))};
+  }
+  return std::nullopt;
 }
 
 void record_places(const Message& message, const TextFormat::ParseInfoTree& tree,
@@ -143,8 +169,10 @@ TextError error_at(const std::string& text, std::size_t offset, const std::strin
 
 }  // namespace
 
-std::optional<TextError> parse_text(const std::string& text, Message& message,
+std::optional<TextError> parse_text(const std::string& given, Message& message,
                                     const std::string& name, Places* places) {
+  // Editors of some systems start a file with a byte order mark.
+  const std::string text = given.starts_with("\xef\xbb\xbf") ? given.substr(3) : given;
   if (static_cast<std::int64_t>(text.size()) > kMaxTextBytes) {
     return TextError{
         1, 1, "",
@@ -157,6 +185,7 @@ std::optional<TextError> parse_text(const std::string& text, Message& message,
                     fmt::format("byte 0x{:02x} is not UTF-8 text; is this a .txtpb file?",
                                 static_cast<unsigned char>(text[bad])));
   }
+  if (const auto zero = find_leading_zero(text, *message.GetDescriptor())) return zero;
   FirstError error;
   TextFormat::ParseInfoTree tree;
   TextFormat::Parser parser;

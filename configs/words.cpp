@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 
 #include "configs/config_io.h"
 
@@ -10,6 +12,7 @@ namespace birkhoff {
 
 using google::protobuf::Descriptor;
 using google::protobuf::EnumDescriptor;
+using google::protobuf::FieldDescriptor;
 using google::protobuf::OneofDescriptor;
 
 namespace {
@@ -38,6 +41,39 @@ std::string unknown_field(const std::string& name, const std::string& where,
                      : !elsewhere.empty()
                          ? fmt::format("did you mean {}?", elsewhere)
                          : fmt::format("its fields are {}", fmt::join(names, ", ")));
+}
+
+std::string plain_integer(const std::string& text) {
+  double value = 0;
+  const char* end = text.data() + text.size();
+  const auto [parsed, error] = std::from_chars(text.data(), end, value);
+  const bool whole = error == std::errc() && parsed == end && std::abs(value) <= 0x1p53 &&
+                     value == std::floor(value);
+  return whole && text.find_first_of("eE") != std::string::npos ? fmt::format("{:.0f}", value) : "";
+}
+
+bool is_integer(const FieldDescriptor& field) {
+  switch (field.cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+    case FieldDescriptor::CPPTYPE_INT64:
+    case FieldDescriptor::CPPTYPE_UINT32:
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string range_text(const FieldDescriptor& field) {
+  std::string range = field.options().GetExtension(configs::range);
+  if (!is_integer(field)) return range;
+  for (std::size_t begin = 1; begin < range.size();) {  // behind the bracket
+    const std::size_t end = range.find_first_of(",])", begin);
+    const std::string plain = plain_integer(range.substr(begin, end - begin));
+    if (!plain.empty()) range.replace(begin, end - begin, plain);
+    begin = range.find_first_of(",])", begin) + 2;
+  }
+  return range;
 }
 
 std::vector<std::string> field_names(const Descriptor& message) {

@@ -22,6 +22,9 @@ CommandLine::CommandLine() {
   add_eval();
   add_sample();
   add_inspect();
+  add_runs();
+  add_compare();
+  add_verify();
   add_config();
   add_bench();
 }
@@ -184,11 +187,33 @@ void CommandLine::add_inspect() {
   c->add_option("PATH", inspect_.path, "corpus folder, run folder or checkpoint")->required();
   c->add_flag("--bigram", inspect_.bigram,
               "of a corpus: also the held-out bits per byte of a bigram model");
-  CLI::App* v =
+}
+
+void CommandLine::add_runs() {
+  CLI::App* c = verb(app_, "runs", "List the runs in a folder: state, step, loss, speed",
+                     "  birkhoff runs run\n"
+                     "  birkhoff runs /scratch/sweep --json");
+  c->add_option("DIR", runs_.folder, "folder; run folders in it and below it are listed")
+      ->required();
+  c->add_flag("--json", runs_.json, "print one JSON object a run");
+}
+
+void CommandLine::add_compare() {
+  CLI::App* c = verb(app_, "compare", "Draw the loss curves of runs, and say how they differ",
+                     "  birkhoff compare run/dense run/sinkhorn\n"
+                     "  birkhoff compare run/a run/b run/c --svg abc.svg");
+  c->add_option("RUN", compare_.runs, "run folders, at least two")->required();
+  c->add_option("--svg", compare_.svg, "file to draw into; an old one is overwritten")
+      ->capture_default_str()
+      ->type_name("FILE");
+}
+
+void CommandLine::add_verify() {
+  CLI::App* c =
       verb(app_, "verify", "Re-read every byte of a corpus, run or checkpoint against its hashes",
            "  birkhoff verify run/first\n"
            "  birkhoff verify corpus/shakespeare");
-  v->add_option("PATH", verify_path_, "corpus folder, run folder or checkpoint")->required();
+  c->add_option("PATH", verify_path_, "corpus folder, run folder or checkpoint")->required();
 }
 
 void CommandLine::add_config() {
@@ -221,6 +246,8 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("eval")) return eval_command(eval_, out, err);
   if (app_.got_subcommand("sample")) return sample_command(sample_, out, err);
   if (app_.got_subcommand("inspect")) return inspect_command(inspect_, out, err);
+  if (app_.got_subcommand("runs")) return runs_command(runs_, out, err);
+  if (app_.got_subcommand("compare")) return compare_command(compare_, out);
   if (app_.got_subcommand("verify")) return verify_command(verify_path_, out, err);
   if (app_.got_subcommand("bench")) return run_bench(arguments, out, err);
   CLI::App* config = app_.get_subcommand("config");

@@ -32,6 +32,9 @@ class CommandLine {
   void add_eval();
   void add_sample();
   void add_inspect();
+  void add_runs();
+  void add_compare();
+  void add_verify();
   void add_config();
   void add_bench();  // this and the next two: bench/command_line.cpp
   void add_bench_attention(CLI::App& bench);
@@ -44,6 +47,8 @@ class CommandLine {
   EvalArguments eval_;
   SampleArguments sample_;
   InspectArguments inspect_;
+  RunsArguments runs_;
+  CompareArguments compare_;
   BenchLoaderArguments bench_loader_;
   BenchCommArguments bench_comm_;
   BenchStepArguments bench_step_;

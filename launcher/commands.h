@@ -56,6 +56,19 @@ struct InspectArguments {
   bool bigram = false;
 };
 int inspect_command(const InspectArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct RunsArguments {
+  std::string folder;
+  bool json = false;
+};
+int runs_command(const RunsArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct CompareArguments {
+  std::vector<std::string> runs;
+  std::string svg = "compare.svg";
+};
+int compare_command(const CompareArguments& arguments, std::ostream& out);
+
 int verify_command(const std::string& path, std::ostream& out, std::ostream& err);
 
 // Verbs of `bench`: what is measured is checked first (a wrong result: Error(kInternal)), then

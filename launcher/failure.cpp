@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <new>
+#include <system_error>
 
 namespace birkhoff {
 namespace {
@@ -33,6 +34,14 @@ Failure classify(const std::exception_ptr& exception) {
     return {ExitCode::kInternal, "internal error in LibTorch: " + what};
   } catch (const std::filesystem::filesystem_error& error) {
     return {ExitCode::kStorage, error.what()};
+  } catch (const std::system_error& error) {
+    // Of std::thread: as for memory, the system has no more to give.
+    if (error.code() == std::errc::resource_unavailable_try_again) {
+      return {ExitCode::kMemory,
+              "out of memory: a thread cannot be started; raise the limits of memory and processes "
+              "(ulimit -v, -u)"};
+    }
+    return {ExitCode::kInternal, std::string("internal error: ") + error.what()};
   } catch (const std::exception& error) {
     return {ExitCode::kInternal, std::string("internal error: ") + error.what()};
   } catch (...) {

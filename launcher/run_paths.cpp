@@ -1,11 +1,12 @@
 #include "launcher/run_paths.h"
 
-#include <algorithm>
 #include <fstream>
 
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
+#include "runtime/checkpoint_folder.h"
+#include "runtime/run_folder.h"
 
 namespace birkhoff {
 namespace {
@@ -38,10 +39,13 @@ PathKind kind_of(const std::filesystem::path& path) {
     const bool is_checkpoint = start.find("birkhoff checkpoint") != std::string::npos;
     return !is_checkpoint && holds_shards(path) ? PathKind::kCorpus : PathKind::kCheckpoint;
   }
-  if (std::filesystem::exists(path / "checkpoints", error)) return PathKind::kRun;
+  const RunPaths run{path};
+  for (const auto& part : {run.identity(), run.checkpoints()}) {
+    if (std::filesystem::exists(part, error)) return PathKind::kRun;
+  }
   fail(ExitCode::kUsage,
-       "{}: neither a corpus (manifest.json), nor a run folder (checkpoints/), nor a checkpoint "
-       "(manifest.json)",
+       "{}: neither a corpus (manifest.json), nor a run folder (run.json, checkpoints/), nor a "
+       "checkpoint (manifest.json)",
        path.string());
 }
 
@@ -67,12 +71,11 @@ CheckpointFolder checkpoint_of(const std::filesystem::path& path) {
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path) {
   if (kind_of(path) == PathKind::kCheckpoint) return {path};
   std::vector<std::filesystem::path> folders;
-  for (const auto& entry : std::filesystem::directory_iterator(path / "checkpoints")) {
-    if (entry.path().filename().string().rfind("step-", 0) == 0) folders.push_back(entry.path());
+  for (const auto& [step, folder] : list_checkpoints(RunPaths{path}.checkpoints())) {
+    folders.push_back(folder);
   }
   if (folders.empty())
     fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
-  std::sort(folders.begin(), folders.end());
   return folders;
 }
 

@@ -6,6 +6,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/plural.h"
 #include "configs/config_io.h"
 #include "data/corpus.h"
 #include "launcher/commands.h"
@@ -32,10 +33,10 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   const std::unique_ptr<Group> one = make_single_group();
   make_model(config, corpus.vocabulary(), ParallelGroups{*one, *one, *one});
   if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
-    fail(ExitCode::kConfig,
-         "mesh.data is {} but there are {} ranks: start that many, or set mesh.data=0 for all "
-         "there are",
-         config.mesh().data(), ranks);
+    fail(
+        ExitCode::kConfig,
+        "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 for all there are",
+        config.mesh().data(), counted(ranks, "rank"));
   }
   return config;
 }

@@ -10,6 +10,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
 #include "cluster/base/log.h"
+#include "cluster/base/plural.h"
+#include "configs/summary.h"
 #include "runtime/checkpoint.h"
 #include "runtime/checkpoint_folder.h"
 #include "runtime/checkpoint_manifest.h"
@@ -324,21 +326,24 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
     text += fmt::format(format, std::forward<Args>(args)...) + "\n";
   };
   line("checkpoint   {}", checkpoint.path.string());
-  line("format       {} {}, written by {} on {} rank(s)", manifest.format(), manifest.version(),
-       manifest.program().empty() ? "an unknown program" : manifest.program(), manifest.ranks());
+  line("format       {} {}, written by {} on {}", manifest.format(), manifest.version(),
+       manifest.program().empty() ? "an unknown program" : manifest.program(),
+       counted(manifest.ranks(), "rank"));
   line("run          {}", manifest.run());
-  line("step         {} ({} sequences, {} tokens)", manifest.step(), manifest.consumed(),
-       manifest.tokens());
-  line("corpus       {} ({}, {} ids)", manifest.corpus(), manifest.tokenizer(),
-       manifest.vocabulary());
-  line("model        {} layers, {} channels, {} heads, sequences of {} tokens",
-       config.model().layers(), config.model().channels(), config.model().heads(),
-       config.data().sequence_length());
-  line("\n{:<48} {:>16}  {}", "file", "bytes", "xxh3-128");
+  line("step         {} ({}, {})", manifest.step(), counted(manifest.consumed(), "sequence"),
+       counted(manifest.tokens(), "token"));
+  line("corpus       {} ({}, {})", manifest.corpus(), manifest.tokenizer(),
+       counted(manifest.vocabulary(), "id"));
+  line("model        {}, {}, {}, sequences of {}", counted(config.model().layers(), "layer"),
+       counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),
+       counted(config.data().sequence_length(), "token"));
+  line("mechanism    {}", attention_text(config.model()));
+  // Names come last: nothing stands after them that long ones could push away.
+  line("\n{:>16}  {:<32}  {}", "bytes", "xxh3-128", "file");
   for (const auto& file : manifest.file()) {
-    line("{:<48} {:>16}  {}", file.name(), file.bytes(), file.hash());
+    line("{:>16}  {:<32}  {}", file.bytes(), file.hash(), file.name());
   }
-  line("\n{:<48} {:>5} {:>14}  {}", "parameter", "dtype", "elements", "shape");
+  line("\n{:<5} {:>14}  {:<20}  {}", "dtype", "elements", "shape", "parameter");
   std::int64_t parameters = 0, other_elements = 0;
   for (const auto& tensor : manifest.tensor()) {
     const ShardRegion region = region_of(tensor);
@@ -347,11 +352,11 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
       continue;
     }
     parameters += region.num_elements();
-    line("{:<48} {:>5} {:>14}  [{}]", tensor.key(), tensor.dtype(), region.num_elements(),
-         fmt::join(region.global_shape, ", "));
+    line("{:<5} {:>14}  {:<20}  {}", tensor.dtype(), region.num_elements(),
+         fmt::format("[{}]", fmt::join(region.global_shape, ", ")), tensor.key());
   }
-  line("\n{} parameters; {} elements of optimizer state and statistics", parameters,
-       other_elements);
+  line("\n{}; {} of optimizer state and statistics", counted(parameters, "parameter"),
+       counted(other_elements, "element"));
   return text;
 }
 

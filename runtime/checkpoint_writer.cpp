@@ -264,6 +264,8 @@ class CheckpointWriter::Impl {
          (folder_ / step_name(step_)).string(), rank, why,
          code == ExitCode::kStorage
              ? "free space on that file system or repair it, then start the same command again"
+         : code == ExitCode::kMemory
+             ? "free memory there or raise its limit, then start the same command again"
              : "report this defect");
   }
 
@@ -281,6 +283,9 @@ class CheckpointWriter::Impl {
         // told apart.
         failure_code_ =
             error.code() == ExitCode::kInternal ? ExitCode::kInternal : ExitCode::kStorage;
+      } catch (const std::bad_alloc&) {
+        failure_ = "out of memory";
+        failure_code_ = ExitCode::kMemory;
       } catch (const std::exception& error) {
         failure_ = error.what();
         failure_code_ = ExitCode::kInternal;

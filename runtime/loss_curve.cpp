@@ -4,104 +4,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
+#include <limits>
 
 namespace birkhoff {
 namespace {
 
-constexpr double kWidth = 760, kHeight = 440;                       // of the picture, in pixels
-constexpr double kLeft = 64, kRight = 24, kTop = 44, kBottom = 52;  // margins around the axes
-
-constexpr const char* kStyle = R"(<style>
-  .page { fill: #ffffff; } .text { fill: #24292f; font: 13px sans-serif; }
-  .grid { stroke: #d0d7de; stroke-width: 1; } .axis { stroke: #57606a; stroke-width: 1; }
-  .train { fill: none; stroke: #1f77b4; stroke-width: 1.2; }
-  .held-out { fill: none; stroke: #d9480f; stroke-width: 2; } .dot { fill: #d9480f; }
-  @media (prefers-color-scheme: dark) {
-    .page { fill: #0d1117; } .text { fill: #e6edf3; } .grid { stroke: #30363d; }
-    .axis { stroke: #8b949e; } .train { stroke: #58a6ff; } .held-out { stroke: #ff922b; }
-    .dot { fill: #ff922b; }
-  }
-</style>
-)";
-
-// An axis: data range, pixel range, and a round distance between ticks.
-struct Axis {
-  double low = 0, high = 1, pixel_low = 0, pixel_high = 1, tick = 1;
-
-  double pixel(double value) const {
-    return pixel_low + (value - low) / (high - low) * (pixel_high - pixel_low);
-  }
-};
-
-// 1, 2 or 5 times a power of ten, so that about `count` ticks fit.
-double round_tick(double range, int count) {
-  const double raw = range / count;
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
-  for (const double factor : {1.0, 2.0, 5.0}) {
-    if (factor * power >= raw) return factor * power;
-  }
-  return 10.0 * power;
+PlotLine line_of(const Curve& curve, std::string name, int colour) {
+  PlotLine line{.name = std::move(name), .points = {}, .colour = colour};
+  for (const Curve::Point& point : curve.points()) line.points.emplace_back(point.step, point.loss);
+  return line;
 }
 
-Axis make_axis(double low, double high, double pixel_low, double pixel_high, int ticks) {
-  if (!(high > low)) high = low + 1;
-  Axis axis{low, high, pixel_low, pixel_high, round_tick(high - low, ticks)};
-  axis.low = std::floor(low / axis.tick) * axis.tick;
-  axis.high = std::ceil(high / axis.tick) * axis.tick;
-  return axis;
-}
-
-std::vector<double> ticks(const Axis& axis) {
-  std::vector<double> values;
-  const auto first = std::llround(axis.low / axis.tick), last = std::llround(axis.high / axis.tick);
-  for (auto i = first; i <= last; ++i) values.push_back(static_cast<double>(i) * axis.tick);
-  return values;
-}
-
-void append_text(std::string& out, double x, double y, const char* anchor,
-                 const std::string& text) {
-  fmt::format_to(std::back_inserter(out),
-                 "<text class=\"text\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x,
-                 y, anchor, text);
-}
-
-void append_line(std::string& out, const char* style, double x1, double y1, double x2, double y2) {
-  fmt::format_to(std::back_inserter(out),
-                 "<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
-                 style, x1, y1, x2, y2);
-}
-
-void append_axes(std::string& out, const Axis& x, const Axis& y) {
-  for (const double value : ticks(y)) {
-    append_line(out, "grid", x.pixel_low, y.pixel(value), x.pixel_high, y.pixel(value));
-    append_text(out, x.pixel_low - 8, y.pixel(value) + 4, "end", fmt::format("{:.6g}", value));
-  }
-  for (const double value : ticks(x)) {
-    append_line(out, "axis", x.pixel(value), y.pixel_low, x.pixel(value), y.pixel_low + 5);
-    append_text(out, x.pixel(value), y.pixel_low + 20, "middle", fmt::format("{:.10g}", value));
-  }
-  append_line(out, "axis", x.pixel_low, y.pixel_low, x.pixel_high, y.pixel_low);
-  append_line(out, "axis", x.pixel_low, y.pixel_low, x.pixel_low, y.pixel_high);
-  append_text(out, (x.pixel_low + x.pixel_high) / 2, kHeight - 10, "middle", "step");
-  append_text(out, 10, kTop - 18, "start", "loss (nats per token)");
-}
-
-void append_curve(std::string& out, const char* style, const std::vector<Curve::Point>& points,
-                  const Axis& x, const Axis& y) {
-  if (points.empty()) return;
-  fmt::format_to(std::back_inserter(out), "<polyline class=\"{}\" points=\"", style);
-  for (const auto& point : points) {
-    fmt::format_to(std::back_inserter(out), "{:.1f},{:.1f} ", x.pixel(point.step),
-                   y.pixel(point.loss));
-  }
-  out.back() = '"';
-  out += "/>\n";
-}
-
-void append_legend(std::string& out, const char* style, double x, const std::string& name) {
-  append_line(out, style, x, kTop - 22, x + 24, kTop - 22);
-  append_text(out, x + 30, kTop - 18, "start", name);
+// For the legend: with the newest loss, where there is one.
+std::string name_and_loss(const std::string& name, const Curve& curve) {
+  const auto points = curve.points();
+  return points.empty() ? name : fmt::format("{} {:.4f}", name, points.back().loss);
 }
 
 }  // namespace
@@ -122,40 +39,38 @@ std::vector<Curve::Point> Curve::points() const {
   return all;
 }
 
-std::string loss_curve_svg(const Curve& train, const Curve& held_out,
-                           const std::string& held_out_name) {
-  const auto train_points = train.points(), held_out_points = held_out.points();
-  double last_step = 1, low = INFINITY, high = -INFINITY;
-  for (const auto* points : {&train_points, &held_out_points}) {
-    for (const auto& point : *points) {
-      last_step = std::max(last_step, point.step);
-      low = std::min(low, point.loss);
-      high = std::max(high, point.loss);
+PlotLine train_line(const Curve& curve, std::string name, int colour) {
+  PlotLine line = line_of(curve, std::move(name), colour);
+  line.faint = true;
+  return line;
+}
+
+PlotLine held_out_line(const Curve& curve, std::string name, int colour) {
+  PlotLine line = line_of(curve, std::move(name), colour);
+  line.marked = true;
+  return line;
+}
+
+Plot loss_plot(std::string title, std::vector<PlotLine> lines) {
+  double low = std::numeric_limits<double>::infinity(), high = 0;
+  for (const PlotLine& line : lines) {
+    for (const auto& [step, loss] : line.points) {
+      low = std::min(low, loss);
+      high = std::max(high, loss);
     }
   }
-  if (low > high) low = 0, high = 1;  // no points yet
-  const Axis x = make_axis(0, last_step, kLeft, kWidth - kRight, 8);
-  const Axis y = make_axis(low, high, kHeight - kBottom, kTop, 6);
+  const bool logarithmic = low > 0 && high >= 10 * low;
+  return {std::move(title),
+          {"step"},
+          {"loss (nats per token)", logarithmic ? AxisScale::kLog10 : AxisScale::kLinear},
+          std::move(lines)};
+}
 
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-      "height=\"{1}\">\n<title>Loss curve</title>\n{2}"
-      "<rect class=\"page\" width=\"{0}\" height=\"{1}\"/>\n",
-      kWidth, kHeight, kStyle);
-  append_axes(out, x, y);
-  append_curve(out, "train", train_points, x, y);
-  append_curve(out, "held-out", held_out_points, x, y);
-  for (const auto& point : held_out_points) {
-    fmt::format_to(std::back_inserter(out),
-                   "<circle class=\"dot\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\"/>\n",
-                   x.pixel(point.step), y.pixel(point.loss));
-  }
-  append_legend(out, "train", kWidth - 260, "train");
-  append_legend(out, "held-out", kWidth - 150,
-                held_out_points.empty()
-                    ? held_out_name
-                    : fmt::format("{} {:.4f}", held_out_name, held_out_points.back().loss));
-  return out + "</svg>\n";
+std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
+                           const std::string& held_out_name) {
+  return plot_svg(
+      loss_plot(run_name, {train_line(train, name_and_loss("train", train), 0),
+                           held_out_line(held_out, name_and_loss(held_out_name, held_out), 1)}));
 }
 
 }  // namespace birkhoff

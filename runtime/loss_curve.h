@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/plot.h"
+
 namespace birkhoff {
 
 // Points of one curve. Memory is bounded: a full curve drops every other point and from then on
@@ -28,8 +30,15 @@ class Curve {
   std::int64_t stride_ = 1;  // every stride_-th point is kept
 };
 
-// A self-contained SVG with axes, ticks and a legend, in colours for light and dark viewers.
-std::string loss_curve_svg(const Curve& train, const Curve& held_out,
+// Line plots of curves: train curves are faint, evaluations are marked.
+PlotLine train_line(const Curve& curve, std::string name, int colour);
+PlotLine held_out_line(const Curve& curve, std::string name, int colour);
+// Of losses in nats per token by step; the axis of losses is logarithmic where they span a factor
+// of ten.
+Plot loss_plot(std::string title, std::vector<PlotLine> lines);
+
+// The picture of one run.
+std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
                            const std::string& held_out_name);
 
 }  // namespace birkhoff

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "cluster/base/log.h"
+#include "runtime/metrics_reader.h"
 
 namespace birkhoff {
 
@@ -56,20 +56,10 @@ void Metrics::warn(const std::string& text) {
 }
 
 void Metrics::read_curves() {
-  constexpr std::int64_t kMost = std::int64_t{4} << 30;
-  std::istringstream lines(read_file(options_.lines_path.string(), kMost));
-  std::string text;
-  for (std::int64_t number = 1; std::getline(lines, text); ++number) {
-    if (lines.eof()) break;  // the start of a line that an ended process could not write
-    try {
-      const auto line = nlohmann::json::parse(text);
-      if (line.at("loss").is_null()) continue;
-      Curve& curve = line.contains("split") ? held_out_ : train_;
-      curve.add(line.at("step").get<std::int64_t>(), line.at("loss").get<double>());
-    } catch (const nlohmann::json::exception&) {
-      fail(ExitCode::kStorage, "{}:{}: not a line of metrics; repair or remove the file",
-           options_.lines_path.string(), number);
-    }
+  const MetricsRecords records = read_metrics(options_.lines_path);
+  for (const StepRecord& record : records.steps) train_.add(record.step, record.loss);
+  for (const EvaluationRecord& record : records.evaluations) {
+    held_out_.add(record.step, record.loss);
   }
 }
 
@@ -118,7 +108,7 @@ void Metrics::clear_bar() { bar_.clear(); }
 void Metrics::write_svg() {
   try {
     write_file_durably(options_.svg_path.string(),
-                       loss_curve_svg(train_, held_out_, options_.split));
+                       loss_curve_svg("Loss curve", train_, held_out_, options_.split));
   } catch (const Error& error) {
     warn(
         fmt::format("{}; training goes on, and the picture is tried again after the next "

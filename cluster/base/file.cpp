@@ -9,9 +9,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 namespace birkhoff {
 namespace {
@@ -382,17 +384,31 @@ void sync_directory(const std::string& path) {
 // ---- FileLock
 // ------------------------------------------------------------------------------------
 
+namespace {
+
+std::string holder_of(const std::string& path) {
+  const std::string holder = read_file(path, 4096);
+  return holder.empty() ? "another process" : holder;
+}
+
+}  // namespace
+
 FileLock::FileLock(const std::string& path, const std::string& what) {
   fd_.reset(static_cast<int>(retried(
       "open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); })));
   check(fd_.get(), "open", path);
-  const std::int64_t locked =
-      retried("flock", path, [&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); });
+  const auto try_lock = [&] {
+    return retried("flock", path, [&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); });
+  };
+  std::int64_t locked = try_lock();
+  // lock_holder() may be looking, which takes a moment.
+  for (int tries = 0; locked < 0 && errno == EWOULDBLOCK && tries < 20; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    locked = try_lock();
+  }
   if (locked < 0 && errno == EWOULDBLOCK) {
-    std::string holder = read_file(path, 4096);
-    if (holder.empty()) holder = "another process";
-    fail(ExitCode::kUsage, "{} is in use by {} (lock '{}'): wait for it or stop it", what, holder,
-         path);
+    fail(ExitCode::kUsage, "{} is in use by {} (lock '{}'): wait for it or stop it", what,
+         holder_of(path), path);
   }
   check(locked, "flock", path);
   char host[256] = "";
@@ -402,6 +418,18 @@ FileLock::FileLock(const std::string& path, const std::string& what) {
   const std::int64_t written =
       retried("pwrite", path, [&] { return ::pwrite(fd_.get(), holder.data(), holder.size(), 0); });
   check(written, "pwrite", path);
+}
+
+std::optional<std::string> lock_holder(const std::string& path) {
+  if (!path_exists(path)) return std::nullopt;
+  const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
+      retried("open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); })));
+  check(fd.get(), "open", path);
+  const std::int64_t locked =
+      retried("flock", path, [&] { return ::flock(fd.get(), LOCK_SH | LOCK_NB); });
+  if (locked == 0) return std::nullopt;
+  if (errno != EWOULDBLOCK) fail_call("flock", path, "");
+  return holder_of(path);
 }
 
 }  // namespace birkhoff

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,6 +108,11 @@ class FileLock {
  private:
   UniqueHandle<FileDescriptorTraits> fd_;
 };
+
+// Who holds that lock, as its file names it, or nullopt if nobody does or there is no file. Looks
+// by taking a shared lock for a moment, which works on network file systems too; FileLock waits
+// that long, so that no look keeps a process from its lock.
+std::optional<std::string> lock_holder(const std::string& path);
 
 // For tests: called before each system call of this file with the call's name ("open", "write",
 // "pread", "fsync", "rename", ...), its path and its number since the hook was set. Returns 0 to

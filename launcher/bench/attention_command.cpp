@@ -26,10 +26,10 @@
 #include "configs/text_parser.h"
 #include "launcher/bench/attention_contest.h"
 #include "launcher/bench/peak_memory.h"
-#include "launcher/bench/plot.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
 #include "launcher/ranks.h"
+#include "runtime/plot.h"
 #include "runtime/step_graph.h"
 
 namespace birkhoff {
@@ -188,7 +188,10 @@ class Contest {
   const std::string& notes() const { return notes_; }
   std::vector<PlotLine> plot_lines() const {
     std::vector<PlotLine> result;
-    for (const auto& [name, line] : lines_) result.push_back(line);
+    for (const auto& [name, line] : lines_) {
+      result.push_back(line);
+      result.back().colour = static_cast<int>(result.size()) - 1;
+    }
     return result;
   }
 
@@ -282,8 +285,7 @@ class Contest {
 
   // Bytes: q, k, v and the output once each; backward reads those and the output's gradient and
   // writes three. FLOPs: backward computes scores and probabilities again and four products more.
-  std::string rows(const std::string& text, std::int64_t length,
-                   const std::list<Entry>& entries) {
+  std::string rows(const std::string& text, std::int64_t length, const std::list<Entry>& entries) {
     double dense_seconds = INFINITY;
     for (const Entry& entry : entries) {
       if (entry.library_dense) dense_seconds = std::min(dense_seconds, median(entry.both));
@@ -310,6 +312,7 @@ class Contest {
   void add_point(const std::string& name, std::int64_t length, double seconds, bool dashed) {
     PlotLine& line = lines_[name];
     line.name = name;
+    line.marked = true;
     line.dashed = dashed;
     line.points.emplace_back(static_cast<double>(length), seconds * 1e3);
   }
@@ -375,8 +378,10 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
   out << report;
   if (!arguments.table.empty()) write_file_durably(arguments.table, report);
   if (!arguments.svg.empty()) {
-    write_file_durably(arguments.svg, log_log_svg("Attention, forward + backward: " + sizes, "L",
-                                                  "ms", contest.plot_lines()));
+    write_file_durably(arguments.svg, plot_svg({"Attention, forward + backward: " + sizes,
+                                                {"L", AxisScale::kLog2},
+                                                {"ms", AxisScale::kLog10},
+                                                contest.plot_lines()}));
   }
   return 0;
 }

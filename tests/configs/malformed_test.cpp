@@ -72,7 +72,7 @@ const Malformed kMalformed[] = {
     // Types.
     {"train { steps: abc }", "2:16: train.steps", "expected an integer, got 'abc'"},
     {"train { steps: 1.5 }", "2:16: train.steps", "expected an integer, got '1.5'"},
-    {"train { steps: 1e3 }", "2:16: train.steps", "expected an integer, got '1e3'"},
+    {"train { steps: 1e3 }", "2:16: train.steps", "expected an integer, got '1e3'; write 1000"},
     {"train { steps: \"5\" }", "2:16: train.steps", "expected an integer, got '\"5\"'"},
     {"train { steps: true }", "2:16: train.steps", "expected an integer, got 'true'"},
     {"train { steps: {} }", "2:16: train.steps", "expected an integer, got '{'"},
@@ -80,7 +80,12 @@ const Malformed kMalformed[] = {
     {"train { steps: --1 }", "2:17: train.steps", "expected an integer, got '-'"},
     {"train { seed: -1 }", "2:15: train.seed", "expected an integer of at least 0, got '-'"},
     {"train { steps: 0x }", "2:18: train.steps", "must be followed by hex digits"},
-    {"train { steps: 09 }", "2:17: train.steps", "leading zero"},
+    {"train { steps: 09 }", "2:16: train.steps", "'09' starts with a zero"},
+    {"model { layers: 010 }", "2:17: model.layers", "'010' starts with a zero"},
+    {"train { schedule { warmup_steps: -010 } }", "2:35: train.schedule.warmup_steps", "'010'"},
+    {"train { clip_norm: 00.5 }", "2:20: train.clip_norm", "'00' starts with a zero"},
+    {"device: gpu", "2:9: device", "allowed: cpu, cuda; did you mean 'cuda'?"},
+    {"train { precision: float16 }", "2:20: train.precision", "did you mean 'fp16'?"},
     {"train { seed: 18446744073709551616 }", "2:15: train.seed", "does not fit uint64"},
     {"train { steps: 9223372036854775808 }", "2:16: train.steps", "does not fit int64"},
     {"train { steps: -9223372036854775809 }", "2:17: train.steps", "(with its minus sign)"},
@@ -106,7 +111,7 @@ const Malformed kMalformed[] = {
     {"data { corpus: \"a\\nb\" }", "2:8: data.corpus", "'a\\x0ab' holds a control character"},
     {"data { corpus: \"\\377\" }", "2:8: data.corpus", "is not UTF-8"},
     // Ranges.
-    {"train { steps: 0 }", "2:9: train.steps", "must be in [1, 1e12], is 0"},
+    {"train { steps: 0 }", "2:9: train.steps", "must be in [1, 1000000000000], is 0"},
     {"train { steps: -5 }", "2:9: train.steps", "is -5"},
     {"train { global_batch: 0 }", "2:9: train.global_batch", "must be in [1, 4194304], is 0"},
     {"train { micro_batch: -1 }", "2:9: train.micro_batch", "is -1"},
@@ -155,7 +160,7 @@ const Malformed kMalformed[] = {
     {"model { heads: 3 }", "2:1: model.channels", "128 channels cannot be split among 3 heads"},
     {"model { channels: 5 heads: 5 positions: sinusoidal }", "2:9: model.channels", "even number"},
     {"model { attention { group { heads: 1 } } }", "2:9: model.attention.0",
-     "its groups have 1 heads together, model.heads is 4"},
+     "its groups have 1 head together, model.heads is 4"},
     {"model { attention { group { heads: 3 } group { heads: 2 } } }", "2:9: model.attention.0",
      "have 5 heads together"},
     {"model { attention { group { heads: 4 } group {} } }", "2:40: model.attention.0.group.1.heads",
@@ -257,6 +262,13 @@ TEST(NearestName, IsNearOrNothing) {
   EXPECT_EQ(nearest_name("", {"a"}), "");
   EXPECT_EQ(nearest_name("x", {"a"}), "");
   EXPECT_EQ(nearest_name("steps", {}), "");
+}
+
+TEST(Malformed, AByteOrderMarkIsNoError) {
+  EXPECT_EQ(parse_config("\xef\xbb\xbf" + std::string(kTask) + "train { steps: 7 }", "text", {})
+                .train()
+                .steps(),
+            7);
 }
 
 }  // namespace

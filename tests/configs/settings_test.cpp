@@ -13,6 +13,10 @@ configs::Config set(const std::vector<std::string>& settings) { return parse("",
 TEST(Settings, Values) {
   EXPECT_EQ(set({"train.steps=5"}).train().steps(), 5);
   EXPECT_EQ(set({"train.steps=5", "train.steps=6"}).train().steps(), 6);
+  EXPECT_EQ(set({"train.steps=1e3"}).train().steps(), 1000);
+  EXPECT_EQ(set({"train.steps=1.5E+4"}).train().steps(), 15000);
+  EXPECT_EQ(set({"train.seed=5e9"}).train().seed(), 5000000000u);
+  EXPECT_EQ(set({"train.steps=0x10"}).train().steps(), 16);
   EXPECT_EQ(set({"train.seed=18446744073709551615"}).train().seed(), 18446744073709551615u);
   EXPECT_TRUE(set({"model.bias=true"}).model().bias());
   EXPECT_FLOAT_EQ(set({"train.schedule.learning_rate=1e-4"}).train().schedule().learning_rate(),
@@ -79,7 +83,13 @@ const BadSetting kBadSettings[] = {
     {"train.steps= ", "the value is missing"},
     {"train.steps=abc", "expected an integer, got 'abc'"},
     {"train.steps=1.5", "expected an integer, got '1.5'"},
-    {"train.steps=0", "train.steps: must be in [1, 1e12], is 0"},
+    {"model.layers=010", "'010' starts with a zero, which would make it octal"},
+    {"train.steps=08", "'08' starts with a zero"},
+    {"train.steps=1.5e0", "expected an integer, got '1.5e0'"},
+    {"train.steps=1e30", "expected an integer, got '1e30'"},
+    {"train.steps=1e13", "must be in [1, 1000000000000], is 10000000000000"},
+    {"device=gpu", "unknown value 'gpu'; allowed: cpu, cuda; did you mean 'cuda'?"},
+    {"train.steps=0", "train.steps: must be in [1, 1000000000000], is 0"},
     {"train.steps=5 seed: 6", "expected one value"},
     {"train.steps=5 steps: 6", "is given twice"},
     {"train.steps=5 }", "expected a field name, got '}'"},
@@ -135,7 +145,7 @@ TEST(Settings, TheExactWords) {
   EXPECT_EQ(config_error([] { set({"train.steps=x"}); }),
             "--set train.steps=x: expected an integer, got 'x'");
   EXPECT_EQ(config_error([] { parse("train { steps: 4 }", {"train.steps=0"}); }),
-            "--set train.steps=0: train.steps: must be in [1, 1e12], is 0");
+            "--set train.steps=0: train.steps: must be in [1, 1000000000000], is 0");
 }
 
 }  // namespace

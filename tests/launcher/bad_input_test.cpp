@@ -4,7 +4,7 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,6 +12,7 @@
 #include <iostream>
 #include <set>
 #include <sstream>
+#include <system_error>
 
 #include "damage.h"
 #include "good_input.h"
@@ -26,7 +27,7 @@ namespace fs = std::filesystem;
 std::vector<BadInput> all_rows() {
   std::vector<BadInput> rows;
   for (auto table : {bad_flags, bad_texts, bad_config_texts, bad_config_values, bad_corpora,
-                     bad_manifests, bad_checkpoints, bad_runs, bad_environments}) {
+                     bad_manifests, bad_checkpoints, bad_runs, bad_looks, bad_environments}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;
@@ -224,7 +225,7 @@ TEST_F(BadInputTest, GoodInputIsGood) {
   for (const char* line :
        {"verify corpus", "verify bytes", "verify words", "verify pieces", "verify other",
         "verify run", "eval run --json", "sample run --prompt quick --tokens 5", "inspect run",
-        "inspect corpus --bigram", "config print good.txtpb",
+        "runs .", "inspect corpus --bigram", "config print good.txtpb",
         "prepare --out corpus2 --tokenizer chars text/one.txt"}) {
     const BadInput row{.name = "good", .line = line};
     enter_scratch(row);
@@ -248,6 +249,30 @@ TEST_F(BadInputTest, RealProcessesDoTheSame) {
       EXPECT_NO_THROW(run(row, /*process=*/true)) << row.name;
     }
   }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Too little memory for the loader, for LibTorch's initialisers, or just enough: never an abort.
+TEST(Failure, ALimitOfMemoryEndsInALineAtAnyPointOfTheStart) {
+  for (int limit_kib = 380'000; limit_kib < 500'000; limit_kib += 10'000) {
+    const std::string shell = "ulimit -v " + std::to_string(limit_kib) + "; exec \"$0\" \"$@\"";
+    const Finished finished =
+        run_child({.line = {"/bin/sh", "-c", shell, program_path(), "--version"}});
+    constexpr int kLoaderFailed = 127;
+    EXPECT_THAT(finished.code, testing::AnyOf(0, kLoaderFailed, 10)) << limit_kib << finished.err;
+    if (finished.code == 10) {
+      EXPECT_THAT(finished.err, testing::StartsWith("birkhoff: out of memory: "));
+      EXPECT_EQ(finished.err.find('\n'), finished.err.size() - 1) << finished.err;
+    }
+  }
+}
+#endif
+
+TEST(Failure, AThreadThatCannotBeStartedIsAWantOfMemory) {
+  const std::system_error error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  const Failure failure = describe_failure(std::make_exception_ptr(error));
+  EXPECT_EQ(failure.code, ExitCode::kMemory);
+  EXPECT_NE(failure.what.find("ulimit"), std::string::npos) << failure.what;
 }
 
 // As LibTorch's allocator for GPUs reports it.

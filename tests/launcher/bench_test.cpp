@@ -16,7 +16,6 @@
 #include "good_input.h"
 #include "launcher/bench/attention_contest.h"
 #include "launcher/bench/collectives.h"
-#include "launcher/bench/plot.h"
 #include "launcher/bench/report.h"
 
 namespace birkhoff {
@@ -233,24 +232,6 @@ TEST(Attention, AnErrorIsRelativeToItsTensor) {
   EXPECT_TRUE(std::isnan(error_of({large / 0 * 0, small}, {large, small})));
   // A gradient that is next to nothing beside the others need not be exact.
   EXPECT_NEAR(error_of({large, large, small + 1e-4}, {large, large, small}), 8.16e-5, 1e-7);
-}
-
-TEST(Plot, LinesLieOnLogarithmicAxes) {
-  const std::string svg = log_log_svg(
-      "a < b", "x", "y", {{"one", {{4, 1}, {16, 100}, {8, 10}}, false}, {"two", {{4, 100}}, true}});
-  EXPECT_THAT(svg, HasSubstr("a &lt; b"));
-  // The third point is the middle of the first two on both axes.
-  double x[3], y[3];
-  const std::size_t path = svg.find("<path d=\"M", svg.find("<circle"));
-  ASSERT_EQ(std::sscanf(svg.c_str() + path, "<path d=\"M%lf %lfL%lf %lfL%lf %lf", x, y, x + 1,
-                        y + 1, x + 2, y + 2),
-            6)
-      << svg;
-  EXPECT_NEAR(x[2], (x[0] + x[1]) / 2, 0.11);
-  EXPECT_NEAR(y[2], (y[0] + y[1]) / 2, 0.11);
-  EXPECT_LT(x[0], x[1]);
-  EXPECT_GT(y[0], y[1]) << "more is higher up";
-  EXPECT_THAT(svg, HasSubstr("stroke-dasharray"));
 }
 
 TEST_F(BenchProcess, CommOnTwoAndThreeRanks) {

@@ -288,7 +288,7 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
   EXPECT_THAT(refused([](auto& c) {
                 c.mutable_model()->mutable_attention(0)->mutable_group(0)->set_heads(1);
               }),
-              HasSubstr("model.attention.0: its groups have 1 heads together, model.heads is 2"));
+              HasSubstr("model.attention.0: its groups have 1 head together, model.heads is 2"));
   EXPECT_THAT(refused([](auto& c) {
                 c.mutable_model()
                     ->mutable_attention(0)

@@ -347,7 +347,7 @@ TEST(Checkpoint, DescriptionNamesWhatMatters) {
   save_step(folder, 42, 2, Layout::kFlatRanges);
   const std::string text = describe_checkpoint(open_checkpoint(folder.path() / "step-00000042"));
   for (const char* part :
-       {"step         42 (336 sequences, 2688 tokens)", "2 rank(s)", "embedding.weight", "[7, 6]",
+       {"step         42 (336 sequences, 2688 tokens)", "on 2 ranks\n", "embedding.weight", "[7, 6]",
         "optimizer-00002-of-00002.safetensors", "60 parameters"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }

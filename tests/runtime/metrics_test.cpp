@@ -152,7 +152,7 @@ TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
   }
   const std::string svg = contents(folder.path() / "loss.svg");
   expect_well_formed(svg);
-  const auto first_curve = svg.substr(svg.find("class=\"train\" points="), 60);
+  const auto first_curve = svg.substr(svg.find("<polyline points="), 60);
   EXPECT_EQ(std::count(first_curve.begin(), first_curve.end(), ','), 2) << first_curve;
   EXPECT_NE(svg.find("valid 1.7500"), std::string::npos);
   EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
@@ -219,7 +219,7 @@ TEST(Curve, DrawsInsideThePictureWhateverTheData) {
   for (const double scale : {1e-9, 1.0, 1e9}) {
     Curve train, held_out;
     for (int step = 1; step <= 50; ++step) train.add(step, scale * (3 + std::sin(step)));
-    const std::string svg = loss_curve_svg(train, held_out, "valid");
+    const std::string svg = loss_curve_svg("run", train, held_out, "valid");
     expect_well_formed(svg);
     const std::size_t begin = svg.find("points=\"") + 8;
     std::istringstream points(svg.substr(begin, svg.find('"', begin) - begin));
@@ -227,11 +227,11 @@ TEST(Curve, DrawsInsideThePictureWhateverTheData) {
     char comma = 0;
     int num_points = 0;
     for (; points >> x >> comma >> y; ++num_points) {
-      EXPECT_TRUE(x >= 64 && x <= 736 && y >= 44 && y <= 388) << x << " " << y;
+      EXPECT_TRUE(x >= 70 && x <= 720 && y >= 56 && y <= 388) << x << " " << y;
     }
     EXPECT_EQ(num_points, 50);
   }
-  expect_well_formed(loss_curve_svg(Curve(), Curve(), "valid"));
+  expect_well_formed(loss_curve_svg("run", Curve(), Curve(), "valid"));
 }
 
 TEST(Progress, TextsAreReadable) {

@@ -1,13 +1,17 @@
 #include "cluster/base/file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <set>
+#include <thread>
 
 #include "tests/cluster/base/temporary_folder.h"
 
@@ -192,6 +196,25 @@ TEST_F(FileTest, DescriptorsAreClosedWhateverFails) {
   }
   set_file_fault_hook({});
   EXPECT_EQ(num_open(), before);
+}
+
+TEST_F(FileTest, WhoHoldsALockIsSeenWithoutTakingIt) {
+  EXPECT_EQ(lock_holder(path("lock")), std::nullopt) << "no file";
+  {
+    const FileLock lock(path("lock"), "the folder");
+    EXPECT_THAT(lock_holder(path("lock")).value_or(""),
+                testing::StartsWith(fmt::format("process {} on ", ::getpid())));
+  }
+  EXPECT_EQ(lock_holder(path("lock")), std::nullopt);
+  // Who looks at this very moment keeps no process from its lock.
+  const int looking = ::open(path("lock").c_str(), O_RDONLY);
+  ASSERT_EQ(::flock(looking, LOCK_SH | LOCK_NB), 0);
+  std::thread looker([looking] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    ::close(looking);
+  });
+  EXPECT_EQ(code_of([&] { FileLock(path("lock"), "the folder"); }), ExitCode::kOk);
+  looker.join();
 }
 
 TEST_F(FileTest, LockNamesItsHolderAndEndsWithIt) {

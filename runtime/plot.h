@@ -1,0 +1,37 @@
+// Line plots as self-contained SVG text, for pages light and dark. Local.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace birkhoff {
+
+enum class AxisScale { kLinear, kLog2, kLog10 };
+
+struct PlotAxis {
+  std::string name;
+  AxisScale scale = AxisScale::kLinear;
+};
+
+struct PlotLine {
+  std::string name;                               // in the legend; empty: not there
+  std::vector<std::pair<double, double>> points;  // x, y: finite, above 0 on a logarithmic axis
+  int colour = 0;                                 // lines of one number have one colour
+  bool faint = false;                             // thin, so that others stand out before it
+  bool marked = false;                            // a dot at each point
+  bool dashed = false;
+};
+
+struct Plot {
+  std::string title;
+  PlotAxis x, y;
+  std::vector<PlotLine> lines;
+};
+
+// Axes that hold all points, with ticks at round values, the lines in their order, and a legend
+// below. The first 7 colours are told apart with and without colour vision, later ones repeat them.
+// Names may hold any bytes.
+std::string plot_svg(const Plot& plot);
+
+}  // namespace birkhoff

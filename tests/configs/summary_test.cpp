@@ -1,0 +1,42 @@
+#include "configs/summary.h"
+
+#include <gmock/gmock.h>
+
+#include "helpers.h"
+
+namespace birkhoff {
+namespace {
+
+using testing::ElementsAre;
+
+TEST(Summary, AttentionIsNamedWithWhatIsNotItsDefault) {
+  const auto text = [](const std::string& attention) {
+    return attention_text(parse("model { " + attention + " }", {}).model());
+  };
+  EXPECT_EQ(text(""), "dense");
+  EXPECT_EQ(text("attention { group { mechanism { dense { dropout: 0.5 } } } }"),
+            "dense { dropout: 0.5 }");
+  EXPECT_EQ(text("attention { group { mechanism { sinkhorn { block: 32 iterations: 5 } } } }"),
+            "sinkhorn { block: 32 max_blocks: 8 }");
+  EXPECT_EQ(text("attention { group { heads: 1 mechanism { block_local {} } } group {} }"),
+            "1 head block_local, 3 heads dense");
+  EXPECT_EQ(text("attention {} attention { group { mechanism { sinkhorn_mixture {} } } }"),
+            "layers in turn: dense; sinkhorn_mixture { sinkhorn { max_blocks: 16 } }");
+}
+
+TEST(Summary, FieldsThatDifferAreRowsInTheOrderOfTheSchema) {
+  const std::vector<configs::Config> configs = {
+      parse("train { steps: 5 }", {}), parse("train { steps: 7 } model { layers: 2 }", {}),
+      parse("train { steps: 5 } model { attention {} attention {} }", {})};
+  std::vector<std::string> rows;
+  for (const DifferingField& field : differing_fields(configs)) {
+    rows.push_back(field.path + " " + field.texts[0] + " " + field.texts[1] + " " + field.texts[2]);
+  }
+  EXPECT_THAT(rows, ElementsAre("model.layers 4 2 4", "model.attention.1.group.0.heads - - 4",
+                                "model.attention.1.group.0.mechanism.dense.dropout - - 0",
+                                "train.steps 5 7 5"));
+  EXPECT_TRUE(differing_fields({configs[0], configs[0]}).empty());
+}
+
+}  // namespace
+}  // namespace birkhoff
