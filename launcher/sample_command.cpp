@@ -1,14 +1,18 @@
+#include <ATen/Parallel.h>
+
 #include <ostream>
 
 #include "cluster/base/error.h"
 #include "configs/checkpoint_manifest.pb.h"
 #include "launcher/commands.h"
+#include "launcher/ranks.h"
 #include "launcher/run_paths.h"
 #include "runtime/generator.h"
 
 namespace birkhoff {
 
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
+  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
   LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));

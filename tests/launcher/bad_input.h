@@ -59,5 +59,6 @@ std::vector<BadInput> bad_manifests();  // of corpora
 std::vector<BadInput> bad_checkpoints();
 std::vector<BadInput> bad_runs();  // resumed by train
 std::vector<BadInput> bad_environments();
+std::vector<BadInput> bad_files();  // pipes, sockets, devices and folders in their place
 
 }  // namespace birkhoff
