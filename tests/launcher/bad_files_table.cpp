@@ -120,14 +120,15 @@ std::vector<BadInput> corpora() {
 
 std::vector<BadInput> runs() {
   using enum ExitCode;
-  const std::string step = "run/checkpoints/step-00000004", model = step + "/model-00000-of-00001";
+  const std::string step = "run/checkpoints/step-00000004";
   const std::string resume = "train good.txtpb --run run --set train.steps=6";
   return {
       file("a FIFO", make_fifo, step + "/manifest.json", "eval " + step, kData, {"is a FIFO"}),
       file("a device", make_device, step + "/manifest.json", "inspect " + step, kData,
            {"is a device"}),
-      file("a FIFO", make_fifo, "run/run.json", resume, kCheckpoint, {"is a FIFO"}),
-      file("a device", make_device, "run/run.json", resume, kCheckpoint, {"is a device"}),
+      as_process(file("a FIFO", make_fifo, "run/run.json", resume, kCheckpoint, {"is a FIFO"})),
+      as_process(
+          file("a device", make_device, "run/run.json", resume, kCheckpoint, {"is a device"})),
       as_process(file("a FIFO", make_fifo, "run/metrics.jsonl", resume, kStorage, {"is a FIFO"})),
       as_process(file("a FIFO", make_fifo, "run/log/rank-0.log", resume, kStorage,
                       {"No such device", "pipe"})),
