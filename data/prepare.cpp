@@ -185,7 +185,8 @@ class OutFolder {
   InputPath spool_one(const std::string& path, std::size_t number, Progress& progress) {
     progress.begin("read standard input", 0);
     const std::string copy = file(fmt::format("{}{}", kSpoolPrefix, number));
-    File in = path == "-" ? File::standard_input() : File::open_stream_for_read(path, ExitCode::kData);
+    File in =
+        path == "-" ? File::standard_input() : File::open_stream_for_read(path, ExitCode::kData);
     std::optional<File> out;
     if (!finished_) out = File::create(copy);
     Xxh3Hasher hasher;
