@@ -10,11 +10,12 @@
 #   --jobs N         compile jobs; default: number of cores
 #   --target NAME    with build: this target alone
 # Environment: BIRKHOFF_TORCH (a LibTorch of your own: the folder with include/ and lib/), BIRKHOFF_DEPS (where the pinned
-# LibTorch is kept; default ~/.cache/birkhoff), CUDA_HOME (a CUDA 13 toolkit).
+# LibTorch is kept; default ~/.cache/birkhoff, or /var/cache/birkhoff: root installs it there, so that what root builds runs
+# for all users), CUDA_HOME (a CUDA 13 toolkit).
 set -euo pipefail
 cd "$(dirname "$0")"
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; }
 say() { printf '\n== %s\n' "$*"; }
 stop() { printf 'bootstrap: %s\n' "$*" >&2; exit 1; }
 
@@ -45,9 +46,30 @@ packages=(g++ cmake ninja-build pkg-config
   libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev
   libgtest-dev libgmock-dev librapidcheck-dev)
 
-deps=${BIRKHOFF_DEPS:-${HOME:?is not set: set BIRKHOFF_DEPS to a folder for LibTorch}/.cache/birkhoff}
+# The folder for LibTorch: one's own where it is there already, else the machine's. Who is not root can make one's own only.
+shared=/var/cache/birkhoff
+deps_folder() { # NAME of the LibTorch in it
+  local own=${HOME:+$HOME/.cache/birkhoff}
+  if [ -n "${BIRKHOFF_DEPS:-}" ]; then echo "$BIRKHOFF_DEPS"
+  elif [ -n "$own" ] && [ -e "$own/$1" ]; then echo "$own"
+  elif [ -r "$shared/$1" ] || [ "$(id -u)" = 0 ]; then echo "$shared"
+  elif [ -n "$own" ]; then echo "$own"
+  else stop "HOME is not set: set BIRKHOFF_DEPS to a folder for LibTorch"
+  fi
+}
+others_can_read() { # PATH
+  local path
+  path=$(readlink -m "$1")
+  while [ "$path" != / ]; do
+    [[ $(stat -c %A "$path") == *[xt] ]] || return 1
+    path=$(dirname "$path")
+  done
+}
+
 # For GPUs in a folder of its own: a build without CUDA stays as it is.
-pinned=$deps/torch-2.11.0${cuda:+-cuda}
+name=torch-2.11.0${cuda:+-cuda}
+deps=$(deps_folder "$name")
+pinned=$deps/$name
 torch=${BIRKHOFF_TORCH:-$pinned/torch}
 [ -n "$cuda" ] && library=libtorch_cuda || library=libtorch_cpu
 have_torch() { [ -e "$torch/include/ATen/core/Tensor.h" ] && [ -e "$torch/lib/$library.so" ]; }
@@ -107,8 +129,17 @@ install_torch() {
     --target "$pinned.part" "${lists[@]}" 2> >(grep -v 'Running pip as' >&2)
   # nvcc looks for its libraries in lib64; the wheels have lib.
   [ -z "$cuda" ] || ln -s lib "$pinned.part/nvidia/cu13/lib64"
+  # For all users, whatever the umask.
+  [ "$(id -u)" != 0 ] || chmod -R a+rX "$deps"
   rm -rf "$pinned"
   mv "$pinned.part" "$pinned"
+}
+
+# What root builds is often for others.
+warn_if_root_only() {
+  [ "$(id -u)" = 0 ] && ! others_can_read "$torch/lib" || return 0
+  printf 'bootstrap: LibTorch lies in %s, which other users cannot read, so what is built here runs for root only; move %s to %s and build again to share it\n' \
+    "$torch" "$name" "$shared" >&2
 }
 
 build() {
@@ -154,6 +185,7 @@ demo() {
 
 install_packages
 install_torch
+warn_if_root_only
 build
 case $goal in
   build) ;;

@@ -102,7 +102,7 @@ struct MechanismShape {
 };
 
 // Builds the mechanism that `config` names; its parameters are added to `parameters` under
-// `prefix`. Bad values: Error(kConfig) with the field's path.
+// `prefix`. Values outside the schema's ranges: Error(kConfig) with the field's path.
 std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
                                           const MechanismShape& shape, const std::string& prefix,
                                           Parameters& parameters, const ParallelGroups& groups);

@@ -2,6 +2,7 @@
 #include "attention/balance.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -38,15 +39,21 @@ struct Solution {
   variable_list potentials;
 };
 
+// Whether a solution must keep its potentials: memory grows with the iterations then.
+enum class Keep { kNothing, kPotentials };
+
+Keep kept_for(const at::Tensor& scores) {
+  return at::GradMode::is_enabled() && scores.requires_grad() ? Keep::kPotentials : Keep::kNothing;
+}
+
 // The operator in the log domain, whatever the range of scores [.., R, C].
-Solution solve(const at::Tensor& scores, std::int64_t iterations) {
+Solution solve(const at::Tensor& scores, std::int64_t iterations, Keep keep) {
   Solution solution;
   at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g;
   for (std::int64_t i = 0; i < iterations; ++i) {
     g = potential(scores + f, -2);
     f = potential(scores + g, -1);
-    solution.potentials.push_back(g);
-    solution.potentials.push_back(f);
+    if (keep == Keep::kPotentials) solution.potentials.insert(solution.potentials.end(), {g, f});
   }
   solution.p = (scores + f).add_(g).exp_();
   return solution;
@@ -94,7 +101,7 @@ std::pair<at::Tensor, Solution> saved_solution(AutogradContext* context) {
 struct Balance : torch::autograd::Function<Balance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
-    const Solution solution = solve(scores, iterations);
+    const Solution solution = solve(scores, iterations, Keep::kPotentials);
     save_solution(context, scores, solution);
     return solution.p;
   }
@@ -106,9 +113,16 @@ struct Balance : torch::autograd::Function<Balance> {
   }
 };
 
+// The specification.
+at::Tensor reference_balance(const at::Tensor& scores, std::int64_t iterations) {
+  const Keep keep = kept_for(scores);
+  return keep == Keep::kNothing ? solve(scores, iterations, keep).p
+                                : Balance::apply(scores, iterations);
+}
+
 // The cumulative operator in the log domain, and of each iteration g and f. g of row u is -log sum
 // over destinations u' <= u, so it is a matrix: g_uv.
-Solution solve_cumulative(const at::Tensor& scores, std::int64_t iterations) {
+Solution solve_cumulative(const at::Tensor& scores, std::int64_t iterations, Keep keep) {
   Solution solution;
   at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g;
   const at::Tensor null = at::zeros_like(f);
@@ -116,8 +130,7 @@ Solution solve_cumulative(const at::Tensor& scores, std::int64_t iterations) {
     const at::Tensor log_sum = (scores + f).logcumsumexp(-2);
     g = log_sum.neg().masked_fill_(log_sum == kBarred, 0);
     f = potential(at::cat({scores + g, null}, -1), -1);
-    solution.potentials.push_back(g);
-    solution.potentials.push_back(f);
+    if (keep == Keep::kPotentials) solution.potentials.insert(solution.potentials.end(), {g, f});
   }
   solution.p = (scores + f).add_(g).exp_();
   return solution;
@@ -157,7 +170,7 @@ at::Tensor cumulative_gradient(const at::Tensor& scores, const Solution& solutio
 struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations) {
-    const Solution solution = solve_cumulative(scores, iterations);
+    const Solution solution = solve_cumulative(scores, iterations, Keep::kPotentials);
     save_solution(context, scores, solution);
     return solution.p;
   }
@@ -188,7 +201,7 @@ struct FusedCumulativeBalance : torch::autograd::Function<FusedCumulativeBalance
       const auto part = [&](const at::Tensor& x) {
         return one_batch(x).index_select(0, problems_K);
       };
-      const Solution solution = solve_cumulative(part(dense), iterations);
+      const Solution solution = solve_cumulative(part(dense), iterations, Keep::kNothing);
       one_batch(p).index_copy_(0, problems_K, at::where(part(solved), part(p), solution.p));
     }
     context->saved_data["iterations"] = iterations;
@@ -209,9 +222,10 @@ struct FusedCumulativeBalance : torch::autograd::Function<FusedCumulativeBalance
         return one_batch(x).index_select(0, problems_K);
       };
       const at::Tensor rest = part(scores);
-      one_batch(d_scores).index_add_(0, problems_K,
-                                     cumulative_gradient(rest, solve_cumulative(rest, iterations),
-                                                         part(d_p).masked_fill_(part(solved), 0)));
+      one_batch(d_scores).index_add_(
+          0, problems_K,
+          cumulative_gradient(rest, solve_cumulative(rest, iterations, Keep::kPotentials),
+                              part(d_p).masked_fill_(part(solved), 0)));
     }
     return {d_scores, at::Tensor()};
   }
@@ -383,7 +397,7 @@ at::Tensor prefix_balance_reference(const at::Tensor& scores, std::int64_t itera
       at::logical_or(index_N.unsqueeze(1) > u_U.view({U, 1, 1}), index_N >= u_U.view({U, 1, 1}))
           .logical_or_(index_N.unsqueeze(1) == 0);
   const at::Tensor prefixes = scores.unsqueeze(-3).masked_fill(outside_UNN, kBarred);
-  const at::Tensor p = Balance::apply(prefixes, iterations);
+  const at::Tensor p = reference_balance(prefixes, iterations);
   return p.narrow(-2, first_row, U).diagonal(0, -3, -2).transpose(-1, -2);
 }
 
@@ -396,7 +410,7 @@ std::pair<at::Tensor, at::Tensor> fused_balance_forward(const at::Tensor& scores
   const auto [p, solved] = prefix ? prefix_balance_kernel(dense, iterations, first_row)
                                   : balance_kernel(dense, iterations);
   for (const Unsolved& group : unsolved(solved, dense, prefix, first_row)) {
-    const Solution solution = solve(group.part(one_batch(dense)), iterations);
+    const Solution solution = solve(group.part(one_batch(dense)), iterations, Keep::kNothing);
     group.result(one_batch(p)).index_copy_(0, group.problems_K, group.result_rows(solution.p));
   }
   return {p, solved};
@@ -414,8 +428,9 @@ at::Tensor fused_balance_backward(const at::Tensor& d_p, const at::Tensor& score
     const at::Tensor d_part_p = at::zeros_like(part);
     group.result_rows(d_part_p).copy_(
         group.result(one_batch(dense_d_p)).index_select(0, group.problems_K));
-    group.add_to_part(one_batch(d_scores),
-                      solution_gradient(part, solve(part, iterations), d_part_p));
+    group.add_to_part(
+        one_batch(d_scores),
+        solution_gradient(part, solve(part, iterations, Keep::kPotentials), d_part_p));
   }
   return d_scores;
 }
@@ -428,7 +443,7 @@ at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, BalancePat
   }
 #endif
   if (path == BalancePath::kReference || !scores.device().is_cpu()) {
-    return Balance::apply(scores, iterations);
+    return reference_balance(scores, iterations);
   }
   return FusedBalance::apply(scores, iterations, /*prefix=*/false, /*first_row=*/0);
 }
@@ -450,7 +465,9 @@ at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std
 at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations, BalancePath path) {
   require(iterations >= 1, "cumulative_balance: at least one iteration");
   if (path == BalancePath::kReference || !scores.device().is_cpu()) {
-    return CumulativeBalance::apply(scores, iterations);
+    const Keep keep = kept_for(scores);
+    return keep == Keep::kNothing ? solve_cumulative(scores, iterations, keep).p
+                                  : CumulativeBalance::apply(scores, iterations);
   }
   return FusedCumulativeBalance::apply(scores, iterations);
 }

@@ -72,23 +72,26 @@ struct Exponentials {
   }
 };
 
-// The scalings of each step of one problem.
+// The scalings of the steps of one problem: of all for gradients, else of the last.
 struct Scalings {
-  std::int64_t iterations;
-  std::vector<double> a, b;  // [iterations + 1, R], starting with ones; [iterations, C]
+  std::int64_t iterations, kept;
+  std::vector<double> a, b;  // [kept + 1, R], starting with ones; [kept, C]
 
-  Scalings(std::int64_t num_iterations, std::int64_t rows, std::int64_t columns)
+  Scalings(std::int64_t num_iterations, bool keeps_all, std::int64_t rows, std::int64_t columns)
       : iterations(num_iterations),
-        a(static_cast<std::size_t>((iterations + 1) * rows)),
-        b(static_cast<std::size_t>(iterations * columns)) {}
+        kept(keeps_all ? iterations : 1),
+        a(static_cast<std::size_t>((kept + 1) * rows)),
+        b(static_cast<std::size_t>(kept * columns)) {}
 
   // False if the problem leaves the number range.
   [[gnu::always_inline]] bool solve(const Exponentials& exps, std::int64_t R, std::int64_t C) {
     if (!exps.in_range) return false;
     std::fill_n(a.data(), R, 1.0);
-    for (std::int64_t i = 0; i < iterations; ++i) {
+    for (std::int64_t step = 0; step < iterations; ++step) {
+      // Where one is kept, the row step's result is the next column step's start.
+      const std::int64_t i = std::min(step, kept - 1);
       double* b_i = b.data() + i * C;
-      multiply(a.data() + i * R, exps.e.data(), exps.columns, R, C, b_i);
+      multiply(a.data() + std::min(step, kept) * R, exps.e.data(), exps.columns, R, C, b_i);
       if (!invert(b_i, C)) return false;
       double* a_i = a.data() + (i + 1) * R;
       multiply(b_i, exps.transposed.data(), exps.rows, C, R, a_i);
@@ -100,8 +103,8 @@ struct Scalings {
 
 [[gnu::always_inline]] inline void write_p(const Exponentials& exps, const Scalings& s,
                                            std::int64_t R, std::int64_t C, double* p) {
-  const double* a = s.a.data() + s.iterations * R;
-  const double* b = s.b.data() + (s.iterations - 1) * C;
+  const double* a = s.a.data() + s.kept * R;
+  const double* b = s.b.data() + (s.kept - 1) * C;
   for (std::int64_t r = 0; r < R; ++r) {
     const double* e = exps.e.data() + r * exps.columns;
     double* row = p + r * exps.columns;
@@ -164,7 +167,7 @@ struct WholeMatrix {
     const std::int64_t R = call.rows, C = call.columns, offset = index * R * C;
     const double* scores = call.scores + offset;
     const Exponentials exps(scores, R, C);
-    Scalings scalings(call.iterations, R, C);
+    Scalings scalings(call.iterations, /*keeps_all=*/call.d_scores != nullptr, R, C);
     const bool solved = scalings.solve(exps, R, C);
     if (call.p) {
       call.solved[index] = solved;
@@ -175,22 +178,28 @@ struct WholeMatrix {
   }
 };
 
-// Balances row by row, all iterations at once: that of row u needs rows up to u alone. Column sums
-// run over the destinations so far.
+// Row u needs rows up to u alone: column sums run over the destinations so far.
 struct Cumulative {
-  // What the rows [0, u] leave: c[i][u] the column sums [N] of iteration i, a[i][u] the row's
-  // scaling.
+  // c[i][u]: the column sums [N] of iteration i up to row u, a[i][u]: the row's scaling. Of all
+  // iterations for gradients, else of the last.
   struct Rows {
-    std::int64_t N, iterations;
+    std::int64_t N, iterations, kept;
     std::vector<double> e, c, a;
 
-    Rows(std::int64_t size, std::int64_t num_iterations)
+    Rows(std::int64_t size, std::int64_t num_iterations, bool keeps_all)
         : N(size),
           iterations(num_iterations),
+          kept(keeps_all ? iterations : 1),
           e(static_cast<std::size_t>(N * N)),
-          c(static_cast<std::size_t>(iterations * N * N)),
-          a(static_cast<std::size_t>((iterations + 1) * N), 1.0) {}
-    double* sums(std::int64_t i, std::int64_t u) { return c.data() + (i * N + u) * N; }
+          c(static_cast<std::size_t>(kept * N * N)),
+          a(static_cast<std::size_t>((kept + 1) * N), 1.0) {}
+    double* sums(std::int64_t i, std::int64_t u) {
+      return c.data() + (std::min(i, kept - 1) * N + u) * N;
+    }
+    // Before iteration i; of `iterations`: after the last.
+    double& scaling(std::int64_t i, std::int64_t u) {
+      return a[static_cast<std::size_t>(std::min(i, kept) * N + u)];
+    }
   };
 
   // E of row u, each column shifted by its first finite score. False if a score is out of range.
@@ -214,13 +223,14 @@ struct Cumulative {
     const std::int64_t N = rows.N;
     std::vector<double> shift(static_cast<std::size_t>(N),
                               -std::numeric_limits<double>::infinity());
-    for (std::int64_t u = 0; u < N; ++u) {
-      if (!fill_row(scores, u, shift, rows)) return u;
-      const double* e = rows.e.data() + u * N;
-      for (std::int64_t i = 0; i < rows.iterations; ++i) {
+    std::int64_t end = 0;
+    while (end < N && fill_row(scores, end, shift, rows)) ++end;
+    for (std::int64_t i = 0; i < rows.iterations; ++i) {
+      for (std::int64_t u = 0; u < end; ++u) {
+        const double* e = rows.e.data() + u * N;
         const double* before = u > 0 ? rows.sums(i, u - 1) : e;
         double* c = rows.sums(i, u);
-        const double a = rows.a[static_cast<std::size_t>(i * N + u)];
+        const double a = rows.scaling(i, u);
         double total = 0;
 #pragma omp simd reduction(+ : total)
         for (std::int64_t v = 0; v < u; ++v) {
@@ -232,17 +242,17 @@ struct Cumulative {
           if (c[v] > 0 && c[v] < least) least = c[v];
         }
         const double after = 1 / (1 + total);
-        if (!(least > BalanceRange::kLeast && after > BalanceRange::kLeast)) return u;
-        rows.a[static_cast<std::size_t>((i + 1) * N + u)] = after;
+        if (!(least > BalanceRange::kLeast && after > BalanceRange::kLeast)) end = u;
+        rows.scaling(i + 1, u) = after;
       }
     }
-    return N;
+    return end;
   }
 
   [[gnu::always_inline]] static inline void write(Rows& rows, std::int64_t end_row, double* p) {
     const std::int64_t N = rows.N;
     for (std::int64_t u = 0; u < end_row; ++u) {
-      const double a = rows.a[static_cast<std::size_t>(rows.iterations * N + u)];
+      const double a = rows.scaling(rows.iterations, u);
       const double *e = rows.e.data() + u * N, *c = rows.sums(rows.iterations - 1, u);
       for (std::int64_t v = 0; v < u; ++v) p[u * N + v] = c[v] > 0 ? a * (e[v] / c[v]) : 0;
     }
@@ -259,7 +269,7 @@ struct Cumulative {
       const double* e = rows.e.data() + u * N;
       std::fill(d_e.begin(), d_e.end(), 0.0);
       // What P gives to a and b of the last iteration.
-      const double a_last = rows.a[static_cast<std::size_t>(I * N + u)];
+      const double a_last = rows.scaling(I, u);
       const double* c_last = rows.sums(I - 1, u);
       double d_a = 0;
 #pragma omp simd reduction(+ : d_a)
@@ -270,8 +280,7 @@ struct Cumulative {
         d_b[v] = a_last * e[v] * d;
       }
       for (std::int64_t i = I - 1; i >= 0; --i) {
-        const double a = rows.a[static_cast<std::size_t>((i + 1) * N + u)];
-        const double a_before = rows.a[static_cast<std::size_t>(i * N + u)];
+        const double a = rows.scaling(i + 1, u), a_before = rows.scaling(i, u);
         const double d_total = -a * a * d_a;
         const double* c = rows.sums(i, u);
         double* r_i = r.data() + i * N;
@@ -291,7 +300,7 @@ struct Cumulative {
 
   [[gnu::always_inline]] static inline void run(const Call& call, std::int64_t index) {
     const std::int64_t N = call.rows, offset = index * N * N;
-    Rows rows(N, call.iterations);
+    Rows rows(N, call.iterations, /*keeps_all=*/call.d_scores != nullptr);
     const std::int64_t end_row = solve(call.scores + offset, rows);
     if (call.p) {
       for (std::int64_t u = 0; u < N; ++u) call.solved[index * N + u] = u < end_row;
@@ -384,8 +393,8 @@ void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
   const std::int64_t grain = std::max<std::int64_t>(1, 1'000'000 / (iterations * N * N * N + 1));
   const PrefixBalanceKernels& kernels = prefix_balance_kernels(widest_set());
   at::parallel_for(0, num_problems(scores), grain, [&](std::int64_t begin, std::int64_t end) {
-    const ScratchMemory scratch =
-        scratch_memory(kernels.scratch_bytes(static_cast<int>(N), static_cast<int>(iterations)));
+    const ScratchMemory scratch = scratch_memory(kernels.scratch_bytes(
+        static_cast<int>(N), static_cast<int>(iterations), /*backward=*/all.d_scores != nullptr));
     for (std::int64_t index = begin; index < end; ++index) {
       PrefixBalance one = all;
       one.size = static_cast<int>(N);

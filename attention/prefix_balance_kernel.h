@@ -15,22 +15,25 @@ struct PrefixSolver {
   double *e,
       *e_t;      // [width, width]: E and its transpose, 0 where the score is barred or out of range
   double* flow;  // [width, width], backward
-  double *left, *right;  // [iterations, 2 kPanel, width]: x above a (before), b above y
-  double *a, *sums;      // [kPanel, width]: a of the last iteration
-  double *d_f, *d_g;     // [kPanel, width]
-  int end_solvable;      // prefixes before this one have all scores in range
+  // [kept iterations, 2 kPanel, width]: x above a (before), b above y. The forward pass keeps one.
+  double *left, *right;
+  double *a, *sums;   // [kPanel, width]: a of the last iteration
+  double *d_f, *d_g;  // [kPanel, width]
+  int end_solvable;   // prefixes before this one have all scores in range
+  bool keeps_all;
 
   static int padded(int size) {
     return round_up(size, kPanel > kLanes<double> ? kPanel : kLanes<double>);
   }
-  static std::size_t bytes(int size, int iterations) {
+  static int num_kept(int iterations, bool keeps_all) { return keeps_all ? iterations : 1; }
+  static std::size_t bytes(int size, int iterations, bool keeps_all) {
     const auto w = static_cast<std::size_t>(padded(size));
-    return (3 * w * w + (4 * static_cast<std::size_t>(iterations) + 4) * kPanel * w) *
-           sizeof(double);
+    const auto kept = static_cast<std::size_t>(num_kept(iterations, keeps_all));
+    return (3 * w * w + (4 * kept + 4) * kPanel * w) * sizeof(double);
   }
 
   PrefixSolver(const PrefixBalance& new_call, void* memory)
-      : call(new_call), width(padded(new_call.size)) {
+      : call(new_call), width(padded(new_call.size)), keeps_all(new_call.d_scores != nullptr) {
     double* next = static_cast<double*>(memory);
     const auto take = [&](std::ptrdiff_t rows) {
       double* taken = next;
@@ -38,14 +41,18 @@ struct PrefixSolver {
       return taken;
     };
     for (double** square : {&e, &e_t, &flow}) *square = take(width);
-    for (double** stack : {&left, &right}) *stack = take(2 * kPanel * call.iterations);
+    for (double** stack : {&left, &right})
+      *stack = take(2 * kPanel * num_kept(call.iterations, keeps_all));
     for (double** panel : {&a, &sums, &d_f, &d_g}) *panel = take(kPanel);
     fill_exponentials();
   }
 
-  double* x_of(int i) const { return left + std::ptrdiff_t{2} * i * kPanel * width; }
+  std::ptrdiff_t place_of(int i) const {
+    return std::ptrdiff_t{keeps_all ? 2 * i : 0} * kPanel * width;
+  }
+  double* x_of(int i) const { return left + place_of(i); }
   double* a_before(int i) const { return x_of(i) + kPanel * width; }
-  double* b_of(int i) const { return right + std::ptrdiff_t{2} * i * kPanel * width; }
+  double* b_of(int i) const { return right + place_of(i); }
   double* y_of(int i) const { return b_of(i) + kPanel * width; }
   double* a_after(int i) const { return i + 1 < call.iterations ? a_before(i + 1) : a; }
 
@@ -122,7 +129,7 @@ struct PrefixSolver {
     for (int k = 0; k < kPanel; ++k) {
       if (good[k]) continue;
       for (int r = 0; r < width; ++r) a[k * width + r] = 0;
-      for (int i = 0; i < call.iterations; ++i) {
+      for (int i = 0; i < num_kept(call.iterations, keeps_all); ++i) {
         for (int r = 0; r < width; ++r) a_before(i)[k * width + r] = b_of(i)[k * width + r] = 0;
       }
     }

@@ -25,9 +25,10 @@ struct PrefixBalance {
   double* d_scores;      // backward: [size, size], zeros
 };
 
-// `scratch`: scratch_bytes bytes, aligned to 64.
+// `scratch`: scratch_bytes bytes, aligned to 64. The forward pass needs as much for any number of
+// iterations.
 struct PrefixBalanceKernels {
-  std::size_t (*scratch_bytes)(int size, int iterations);
+  std::size_t (*scratch_bytes)(int size, int iterations, bool backward);
   void (*forward)(const PrefixBalance& balance, void* scratch);
   void (*backward)(const PrefixBalance& balance, void* scratch);
 };

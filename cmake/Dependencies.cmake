@@ -6,9 +6,13 @@ find_package(Threads REQUIRED)
 # C++20 with CMake 3.25 (docs/architecture.md, "LibTorch").
 set(BIRKHOFF_TORCH "$ENV{BIRKHOFF_TORCH}" CACHE PATH "LibTorch: the folder that holds include/ and lib/")
 if(NOT BIRKHOFF_TORCH)
+  # As in bootstrap.sh, deps_folder.
   set(_deps "$ENV{BIRKHOFF_DEPS}")
   if(NOT _deps)
     set(_deps "$ENV{HOME}/.cache/birkhoff")
+    if(NOT EXISTS "${_deps}/torch-2.11.0")
+      set(_deps /var/cache/birkhoff)
+    endif()
   endif()
   set(BIRKHOFF_TORCH "${_deps}/torch-2.11.0/torch" CACHE PATH "" FORCE)
 endif()

@@ -53,9 +53,8 @@ class Loader {
       const std::string path = fmt::format("include.{}", i);
       const std::string& include = source.config.include(i);
       const std::string at = fmt::format("{}: include: ", source.places.of(path));
-      const bool is_one_line =
-          std::none_of(include.begin(), include.end(),
-                       [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+      const bool is_one_line = std::none_of(include.begin(), include.end(),
+                                            [](unsigned char c) { return c < 0x20 || c == 0x7f; });
       if (include.empty() || fs::path(include).is_absolute() || !is_one_line) {
         fail(ExitCode::kConfig,
              "{}{} must be a path relative to this file, without control characters", at,
@@ -108,6 +107,15 @@ class Loader {
   int num_files_ = 0;
 };
 
+// A pipe, or memory of a process: what a path like /dev/fd/63 leads to.
+bool has_no_folder(const fs::path& file) {
+  std::error_code error;
+  const fs::file_status status = fs::status(file, error);
+  if (fs::is_fifo(status)) return true;
+  const fs::path real = fs::canonical(file, error);
+  return fs::is_regular_file(status) && real.empty();
+}
+
 configs::Config finish(Source source, const std::vector<std::string>& settings) {
   for (const std::string& setting : settings) {
     apply_setting(setting, source.config, source.places);
@@ -123,6 +131,10 @@ configs::Config finish(Source source, const std::vector<std::string>& settings) 
 configs::Config load_config(const std::filesystem::path& file,
                             const std::vector<std::string>& settings) {
   if (file.empty()) fail(ExitCode::kConfig, "the configuration's file name is empty: No such file");
+  if (has_no_folder(file)) {
+    return parse_config(read_stream(file.string(), kMaxTextBytes, ExitCode::kConfig), file.string(),
+                        settings);
+  }
   return finish(Loader().load(file), settings);
 }
 

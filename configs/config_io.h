@@ -13,8 +13,8 @@ namespace birkhoff {
 // Reads a .txtpb with its includes, applies `path=value` settings in order, and checks every value.
 // What is returned is resolved: every field is set, defaults included (messages of a oneof only
 // where chosen). Limits: 4 MiB a file, nesting 100, includes 32 deep and below the first file's
-// folder. Errors: Error(kConfig), "file:line:column: field.path: what, allowed values, nearest
-// name".
+// folder. A pipe is read to its end (File::kPipeSeconds) and includes nothing. Errors:
+// Error(kConfig), "file:line:column: field.path: what, allowed values, nearest name".
 configs::Config load_config(const std::filesystem::path& file,
                             const std::vector<std::string>& settings);
 // The same from a text; `name` stands for the file in messages. Used for checkpoints' own configs

@@ -103,8 +103,8 @@ void OutFolder::remove_leftovers() const {
 void OutFolder::spool_one(InputPath& input, std::size_t number, ProgressReports& progress) {
   progress.begin("read standard input", 0);
   input.name = fmt::format("{}{}", kSpoolPrefix, number);
-  File in =
-      input.path == "-" ? File::standard_input() : File::open_for_read(input.path, ExitCode::kData);
+  File in = input.path == "-" ? File::standard_input()
+                              : File::open_stream_for_read(input.path, ExitCode::kData);
   std::optional<File> out;
   if (!finished_) {
     const std::string copy = file(input.name);

@@ -30,7 +30,10 @@ std::optional<int> threads_asked_for() {
   int threads = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
   const bool complete = end == text.data() + text.size() || *end == ',';
-  if (error == std::errc() && complete && threads > 0) return threads;
+  if (error == std::errc() && complete && threads > 0) {
+    check_threads("OMP_NUM_THREADS", threads, ExitCode::kUsage);
+    return threads;
+  }
   fail(ExitCode::kUsage,
        "OMP_NUM_THREADS is '{}': set it to a number of threads of at least 1, or unset it", text);
 }
@@ -77,6 +80,14 @@ void check_same_program(World& world) {
 }
 
 }  // namespace
+
+void check_threads(const char* what, int threads, ExitCode code) {
+  constexpr int kMostPerCore = 64;
+  const int most = kMostPerCore * machine_cores();
+  if (threads <= most) return;
+  fail(code, "{} is {}, more than {} for each of this machine's {} cores: set it to at most {}",
+       what, threads, kMostPerCore, machine_cores(), most);
+}
 
 int threads_of_rank(int local_ranks) {
   if (const std::optional<int> threads = threads_asked_for()) return *threads;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <ostream>
 
+#include "cluster/base/error.h"
 #include "cluster/world.h"
 #include "configs/config.pb.h"
 
@@ -14,8 +15,11 @@ namespace birkhoff {
 
 // Threads of a process that shares its machine with local_ranks - 1 others: what OMP_NUM_THREADS
 // says, else the cores this process may run on, shared with the ranks beside it unless the launcher
-// has already given each its own. Error(kUsage) if OMP_NUM_THREADS is no number. Local.
+// has already given each its own. Error(kUsage) if OMP_NUM_THREADS is no number or too many. Local.
 int threads_of_rank(int local_ranks);
+// Error(code) about `what` if a step of so many threads would not end: more than 64 for each core
+// of this machine. Local.
+void check_threads(const char* what, int threads, ExitCode code);
 
 // Ranks that a verb with `--ranks asked` will run on: those, else the ones that mpirun or srun
 // announces. Error(kUsage) if both say so. Local.

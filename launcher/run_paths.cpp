@@ -1,9 +1,9 @@
 #include "launcher/run_paths.h"
 
-#include <fstream>
 
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/file.h"
 #include "configs/config_io.h"
 #include "runtime/checkpoint_folder.h"
 #include "runtime/run_folder.h"
@@ -11,12 +11,12 @@
 namespace birkhoff {
 namespace {
 
-// The first bytes of a manifest, enough to see its format line.
+// The first bytes of a manifest, enough to see its format line; empty if there is none.
 std::string start_of(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
+  if (!path_exists(file.string())) return "";
   std::string text(256, '\0');
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(in.gcount()));
+  text.resize(
+      File::open_for_read(file.string(), ExitCode::kData).read_some(text.data(), text.size()));
   return text;
 }
 

@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include "data/text_decoder.h"
 #include "launcher/commands.h"
 #include "launcher/output.h"
+#include "launcher/ranks.h"
 #include "launcher/run_paths.h"
 #include "runtime/generator.h"
 
@@ -45,7 +47,7 @@ class LineEndOnInterrupt {
 std::string prompt_of(const SampleArguments& arguments) {
   if (arguments.prompt_file.empty()) return arguments.prompt;
   if (arguments.prompt_file == "-") return read_standard_input(kPromptMaxBytes);
-  return read_file(arguments.prompt_file, kPromptMaxBytes, ExitCode::kUsage);
+  return read_stream(arguments.prompt_file, kPromptMaxBytes, ExitCode::kUsage);
 }
 
 GenerateOptions options_of(const SampleArguments& arguments,
@@ -68,6 +70,7 @@ GenerateOptions options_of(const SampleArguments& arguments,
 
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
   signal(SIGPIPE, SIG_DFL);  // a reader that has left wants no more, and no message
+  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   GenerateOptions options = options_of(arguments, checkpoint.manifest);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);

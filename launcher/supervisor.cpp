@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -53,6 +54,17 @@ std::string own_path() {
   return std::string(buffer, static_cast<std::size_t>(length));
 }
 
+// With fewer descriptors than it needs, mpirun waits for ever for what it could not open. Open MPI
+// 4.1 takes some twenty for itself and up to seven for a rank while it starts it.
+void check_open_files(int ranks) {
+  const rlim_t needed = 32 + rlim_t{8} * static_cast<rlim_t>(ranks);
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  fail(ExitCode::kUsage,
+       "--ranks {} needs {} open files for mpirun, the limit is {}: raise it with `ulimit -n {}`",
+       ranks, needed, limit.rlim_cur, needed);
+}
+
 std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
                                           const std::string& shared_folder,
                                           const std::vector<std::string>& arguments) {
@@ -68,9 +80,6 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
   } else {
     line.insert(line.end(), {"-x", "OMP_NUM_THREADS"});
   }
-  // Ranks share the cores: a thread that waits for its team must not spin on one.
-  if (std::getenv("OMP_WAIT_POLICY") == nullptr)
-    line.insert(line.end(), {"-x", "OMP_WAIT_POLICY=passive"});
   const char* terminal = std::getenv("TERM");
   if (isatty(STDERR_FILENO) != 0 && terminal != nullptr && std::strcmp(terminal, "dumb") != 0) {
     line.insert(line.end(), {"-x", std::string(kProgressVariable) + "=bar"});
@@ -169,6 +178,7 @@ int supervise(int ranks, const std::vector<std::string>& arguments, StopSignals&
          "its module",
          ranks);
   }
+  check_open_files(ranks);
   const SharedMemoryFolder shared_folder;
   std::vector<std::string> line = mpirun_arguments(mpirun, ranks, shared_folder.path(), arguments);
   signals.note_second_interrupt();

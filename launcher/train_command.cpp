@@ -1,4 +1,10 @@
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -6,6 +12,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/file.h"
 #include "cluster/base/plural.h"
 #include "configs/config_io.h"
 #include "data/corpus.h"
@@ -28,6 +35,10 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
          "data.corpus=corpus/mine",
          arguments.config);
   }
+  if (config.train().invariant().shards() > 0) {
+    check_threads("train.invariant.threads", config.train().invariant().threads(),
+                  ExitCode::kConfig);
+  }
   const Corpus corpus(config.data().corpus());
   check_run(config, corpus, arguments.run, arguments.fresh);
   const std::unique_ptr<Group> one = make_single_group();
@@ -41,11 +52,36 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   return config;
 }
 
-std::vector<std::string> rank_arguments(const TrainArguments& arguments) {
-  std::vector<std::string> line = {"train", arguments.config, "--run", arguments.run};
-  for (const std::string& setting : arguments.settings) line.insert(line.end(), {"--set", setting});
+// A text in memory, as a file that processes of this machine can open while this lives.
+class FileInMemory {
+ public:
+  explicit FileInMemory(const std::string& text) : fd_(memfd_create("text", MFD_CLOEXEC)) {
+    if (fd_.get() < 0) fail(ExitCode::kMemory, "memfd_create: {}", std::strerror(errno));
+    File file = File::open_for_append(path());
+    file.write_all(text);
+    file.close();
+  }
+  std::string path() const { return fmt::format("/proc/{}/fd/{}", getpid(), fd_.get()); }
+
+ private:
+  UniqueHandle<FileDescriptorTraits> fd_;
+};
+
+// Runs this command line on ranks. They read the same configuration: of a pipe, which can be read
+// once, what it came to.
+int train_on_ranks(const TrainArguments& arguments, const configs::Config& config, int ranks,
+                   const StopSignals& signals, std::ostream& err) {
+  std::optional<FileInMemory> resolved;
+  if (is_pipe(arguments.config)) resolved.emplace(config_text(config));
+  std::vector<std::string> line = {"train", resolved ? resolved->path() : arguments.config, "--run",
+                                   arguments.run};
+  if (!resolved) {
+    for (const std::string& setting : arguments.settings) {
+      line.insert(line.end(), {"--set", setting});
+    }
+  }
   if (arguments.fresh) line.push_back("--fresh");
-  return line;
+  return supervise(ranks, line, signals, err);
 }
 
 // Threads that a rank computes with.
@@ -75,7 +111,7 @@ int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& 
   const int ranks = ranks_to_run_on(arguments.ranks);
   configs::Config config;
   check_before_ranks([&] { config = check_before_start(arguments, ranks); });
-  if (arguments.ranks) return supervise(ranks, rank_arguments(arguments), signals, err);
+  if (arguments.ranks) return train_on_ranks(arguments, config, ranks, signals, err);
   return run_in_world(
       [&](World& world) { return train_in_world(config, arguments, world, signals, err); }, err);
 }

@@ -15,6 +15,7 @@
 #include "attention/balance.h"
 #include "attention/blocks.h"
 #include "attention/fused_block_attention.h"
+#include "attention/ops/arguments.h"
 #include "attention/sorted_blocks.h"
 
 namespace birkhoff::ops {
@@ -49,52 +50,42 @@ at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
   return result.strides() == x.strides() ? x : result.copy_(x);
 }
 
-void check_integers(const char* name, const std::optional<at::Tensor>& x, at::IntArrayRef sizes,
-                    const at::Tensor& q) {
-  TORCH_CHECK_VALUE(!x || (x->scalar_type() == at::kLong && x->sizes() == sizes),
-                    "birkhoff: ", name, " must be int64 ", sizes, ", not ", x->scalar_type(), " ",
-                    x->sizes());
-  TORCH_CHECK_VALUE(!x || x->device() == q.device(), "birkhoff: ", name, " must be on q's device");
+// What a backward pass gets of the forward pass, or of its user.
+void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
+                 at::IntArrayRef sizes) {
+  TORCH_CHECK_VALUE(x.scalar_type() == dtype && x.sizes() == sizes, "birkhoff: ", name, " must be ",
+                    dtype, " ", sizes, ", not ", x.scalar_type(), " ", x.sizes());
+}
+
+// Tokens of a block of q [B, H, L, D]: a sequence that is shorter than its block is a block as long
+// as itself.
+std::int64_t block_within(const at::Tensor& q, std::int64_t block) {
+  return block == kWholeSequence ? q.size(2) : std::min(block, q.size(2));
 }
 
 Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
                  const std::optional<at::Tensor>& key_lengths,
                  const std::optional<at::Tensor>& segments) {
-  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0, "birkhoff: q must be [B, H, L, D], not ",
-                    q.sizes());
-  TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
-  check_integers("key_lengths", key_lengths, {q.size(0)}, q);
-  check_integers("segments", segments, {q.size(0), q.size(2)}, q);
+  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0,
+                    "birkhoff: q must be [B, H, L, D], none of them 0, not ", q.sizes());
+  check_masks(q, key_lengths, segments);
   AttentionInput in;
   in.q_BHLD = in.k_BHSD = q;  // whose sizes alone matter
   in.key_lengths_B = key_lengths.value_or(at::Tensor());
   in.segments_q_BL = segments.value_or(at::Tensor());
-  return Blocks(in, block, causal);
+  return Blocks(in, block_within(q, block), causal);
 }
 
-// Tokens of q [B, H, L, D]; at least 1, since what q is not is told elsewhere.
-std::int64_t length_of(const at::Tensor& q) {
-  return q.dim() == 4 ? std::max<std::int64_t>(q.size(2), 1) : 1;
-}
-
-Combine combine_named(std::string_view name) {
-  if (name == "concat") return Combine::kConcat;
-  if (name == "add_outputs") return Combine::kAddOutputs;
-  TORCH_CHECK_VALUE(name == "add_logits", "birkhoff: combine is '", name,
-                    "'; it must be concat, add_outputs or add_logits");
-  return Combine::kAddLogits;
-}
-
-// A call of attention_in_blocks, checked.
+// A call of attention_in_blocks, checked: its options by check_options() before.
 class Call {
  public:
   Call(at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
        bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
        const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments)
-      : blocks_(blocks_of(inputs[0], block == kWholeSequence ? length_of(inputs[0]) : block, causal,
-                          key_lengths, segments)),
-        look_back_(look_back),
-        look_ahead_(look_ahead),
+      : blocks_(blocks_of(inputs[0], block, causal, key_lengths, segments)),
+        // Of blocks that exist.
+        look_back_(std::min(look_back, blocks_.num_blocks() - 1)),
+        look_ahead_(std::min(look_ahead, blocks_.num_blocks() - 1)),
         causal_(causal),
         combine_(combine_named(combine)),
         dropout_(static_cast<float>(dropout)) {
@@ -102,12 +93,7 @@ class Call {
     for (const at::Tensor& x : {inputs[1], inputs[2]}) {
       TORCH_CHECK_VALUE(x.sizes() == q.sizes(), "birkhoff: k and v must be like q, which is ",
                         q.sizes(), ", not ", x.sizes());
-      TORCH_CHECK_VALUE(x.scalar_type() == q.scalar_type() && x.device() == q.device(),
-                        "birkhoff: q, k and v must have one dtype and one device");
     }
-    TORCH_CHECK_VALUE(look_back >= 0 && look_ahead >= 0 && !(causal && look_ahead > 0),
-                      "birkhoff: look_back ", look_back, " and look_ahead ", look_ahead,
-                      " must not be negative, and look_ahead is 0 where attention is causal");
     if (inputs.size() == 4) {
       const std::int64_t N = blocks_.num_blocks();
       const at::Tensor& weights = inputs[3];
@@ -115,11 +101,7 @@ class Call {
                         "birkhoff: block weights (or their scores) must be ",
                         at::IntArrayRef({q.size(0), q.size(1), N, N}), ", not ", weights.sizes());
     }
-    TORCH_CHECK_VALUE(dropout_ >= 0 && dropout_ < 1, "birkhoff: dropout must be in [0, 1), not ",
-                      dropout);
     if (dropout_ == 0) return;
-    TORCH_CHECK_VALUE(seed && seed->numel() == 1, "birkhoff: dropout needs a seed of one element");
-    check_integers("seed", seed, seed->sizes(), q);
     noise_ = NoiseKey{.step = *seed, .sample_ids_B = at::arange(q.size(0), seed->options())};
   }
 
@@ -169,18 +151,6 @@ bool has_two_passes(const BlockAttention& attention) {
   return fits_fused(attention) && attention.one_softmax;
 }
 
-// The balance's causal forms and the ordinary one.
-enum class Form { kFull, kPrefix, kCumulative, kNone };
-
-Form form_named(std::string_view name) {
-  if (name == "full") return Form::kFull;
-  if (name == "prefix") return Form::kPrefix;
-  if (name == "cumulative") return Form::kCumulative;
-  TORCH_CHECK_VALUE(name == "none", "birkhoff: balance is '", name,
-                    "'; it must be full, prefix, cumulative or none");
-  return Form::kNone;
-}
-
 // Scores with -inf where a form reads none: prefix bars a destination without a source of its own,
 // which takes no part in others' balance either, the other causal ones all but earlier sources.
 at::Tensor barred(const at::Tensor& scores, Form form) {
@@ -196,6 +166,10 @@ at::Tensor barred(const at::Tensor& scores, Form form) {
 // Whether the fused kernel does this.
 bool fits_kernel(const at::Tensor& scores, Form form) {
   return scores.device().is_cpu() && (form == Form::kFull || form == Form::kPrefix);
+}
+
+std::vector<std::int64_t> solved_sizes(const at::Tensor& scores, Form form) {
+  return {scores.size(0), scores.size(1), form == Form::kPrefix ? scores.size(2) : 1, 1};
 }
 
 at::Tensor balanced(const at::Tensor& scores, std::int64_t iterations, Form form) {
@@ -219,6 +193,8 @@ std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
     at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
     bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
     const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  check_options(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                segments);
   const c10::OptionalDeviceGuard guard(inputs[0].device());
   const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
                   segments);
@@ -239,10 +215,17 @@ std::vector<at::Tensor> attention_in_blocks_backward(
     const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
     bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
     const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  check_options(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                segments);
   const c10::OptionalDeviceGuard guard(inputs[0].device());
   const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
                   segments);
   const Blocks& blocks = call.blocks();
+  const at::Tensor& q = inputs[0];
+  check_saved("d_out", d_out, q.scalar_type(), q.sizes());
+  check_saved("out", out, q.scalar_type(), q.sizes());
+  check_saved("softmax", softmax, at::toOpMathType(q.scalar_type()),
+              {2, q.size(0), q.size(1), blocks.num_blocks(), blocks.block()});
   Tensors gradients = differentiate(
       [&](const Tensors& x) -> Differentiated {
         const BlockAttention attention = call.attention(x);
@@ -271,6 +254,8 @@ std::vector<at::Tensor> attention_in_blocks_backward(
 at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
                             const std::optional<at::Tensor>& key_lengths,
                             const std::optional<at::Tensor>& segments) {
+  check_block(block);
+  check_mask_types(q, key_lengths, segments);
   const c10::OptionalDeviceGuard guard(q.device());
   const Blocks blocks = blocks_of(q, block, /*causal=*/true, key_lengths, segments);
   const std::int64_t N = blocks.num_blocks();
@@ -284,15 +269,10 @@ std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
                                                     std::string_view name) {
   const c10::OptionalDeviceGuard guard(scores.device());
   const Form form = form_named(name);
-  TORCH_CHECK_VALUE(scores.dim() == 4 && scores.size(2) == scores.size(3) && scores.numel() > 0,
-                    "birkhoff: scores must be [B, H, N, N], not ", scores.sizes());
-  TORCH_CHECK_VALUE(scores.scalar_type() == at::kFloat || scores.scalar_type() == at::kDouble,
-                    "birkhoff: scores must be float32 or float64, not ", scores.scalar_type());
-  TORCH_CHECK_VALUE(iterations >= 1, "birkhoff: iterations must be at least 1, not ", iterations);
-  const std::int64_t rows = form == Form::kPrefix ? scores.size(2) : 1;
+  check_balance(scores, iterations, form);
   if (!fits_kernel(scores, form)) {
     return {laid_out_as(scores, balanced(scores, iterations, form)),
-            at::ones({scores.size(0), scores.size(1), rows, 1}, scores.options().dtype(at::kBool))};
+            at::ones(solved_sizes(scores, form), scores.options().dtype(at::kBool))};
   }
   const auto [weights, solved] =
       fused_balance_forward(barred(scores, form), iterations, form == Form::kPrefix, 0);
@@ -304,6 +284,9 @@ at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tens
                                      std::string_view name) {
   const c10::OptionalDeviceGuard guard(scores.device());
   const Form form = form_named(name);
+  check_balance(scores, iterations, form);
+  check_saved("d_weights", d_weights, scores.scalar_type(), scores.sizes());
+  check_saved("solved", solved, at::kBool, solved_sizes(scores, form));
   if (fits_kernel(scores, form)) {
     return laid_out_as(scores, fused_balance_backward(d_weights, barred(scores, form), solved,
                                                       iterations, form == Form::kPrefix, 0));

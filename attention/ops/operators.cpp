@@ -14,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/ops/arguments.h"
 #include "attention/ops/kernels.h"
 #include "attention/tile_dispatch.h"
 
@@ -137,23 +138,23 @@ auto with_gradient(Two (*)(Arguments...)) {
 
 // ---- Shapes, also symbolic ones.
 
-void check_block(std::int64_t block) {
-  TORCH_CHECK_VALUE(block >= 1, "birkhoff: block must be at least 1, not ", block);
-}
-
 c10::SymInt num_blocks(const Tensor& q, std::int64_t block) {
   return (q.sym_size(2) + (block - 1)) / block;
 }
 
-Two attention_meta(at::TensorList inputs, std::int64_t block, std::int64_t, std::int64_t, bool,
-                   std::string_view, double, const OptionalTensor&, const OptionalTensor&,
-                   const OptionalTensor&) {
+Two attention_meta(at::TensorList inputs, std::int64_t block, std::int64_t look_back,
+                   std::int64_t look_ahead, bool causal, std::string_view combine, double dropout,
+                   const OptionalTensor& seed, const OptionalTensor& key_lengths,
+                   const OptionalTensor& segments) {
+  check_options(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                segments);
   const Tensor& q = inputs[0];
   const bool whole = block == kWholeSequence;
-  if (!whole) check_block(block);
   const c10::SymInt N = whole ? c10::SymInt(1) : num_blocks(q, block);
+  // As in kernels.cpp, block_within.
+  const c10::SymInt tokens = whole ? q.sym_size(2) : q.sym_size(2).min(block);
   return {at::empty_like(q),
-          at::empty_symint({2, q.sym_size(0), q.sym_size(1), N, whole ? q.sym_size(2) : block},
+          at::empty_symint({2, q.sym_size(0), q.sym_size(1), N, tokens},
                            q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
 
@@ -166,14 +167,17 @@ variable_list attention_backward_meta(const Tensor&, at::TensorList inputs, cons
   return gradients;
 }
 
-Tensor open_block_pairs_meta(const Tensor& q, std::int64_t block, const OptionalTensor&,
-                             const OptionalTensor&) {
+Tensor open_block_pairs_meta(const Tensor& q, std::int64_t block, const OptionalTensor& key_lengths,
+                             const OptionalTensor& segments) {
   check_block(block);
+  check_mask_types(q, key_lengths, segments);
   const c10::SymInt N = num_blocks(q, block);
   return at::empty_symint({q.sym_size(0), 1, N, N}, q.options().dtype(at::kBool));
 }
 
-Two balance_meta(const Tensor& scores, std::int64_t, std::string_view form) {
+Two balance_meta(const Tensor& scores, std::int64_t iterations, std::string_view form) {
+  form_named(form);
+  check_iterations(iterations);
   const c10::SymInt rows = form == "prefix" ? scores.sym_size(2) : c10::SymInt(1);
   return {at::empty_like(scores),
           at::empty_symint({scores.sym_size(0), scores.sym_size(1), rows, 1},
@@ -213,6 +217,9 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      std::int64_t block, std::string_view form, std::int64_t iterations,
                      std::string_view combine, double dropout, const OptionalTensor& seed,
                      const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+  check_block(block);
+  check_options({q, k, v, scores}, block, 0, 0, form != "full", combine, dropout, seed, key_lengths,
+                segments);
   Tensor open_scores = scores;
   if (key_lengths || segments) {
     const Tensor open = open_block_pairs_op().call(q, block, key_lengths, segments);
@@ -239,6 +246,8 @@ bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
 Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout,
                   const OptionalTensor& seed, const OptionalTensor& key_lengths,
                   const OptionalTensor& segments) {
+  check_options({q, k, v}, kWholeSequence, 0, 0, causal, "concat", dropout, seed, key_lengths,
+                segments);
   const bool plain = dropout == 0 && !key_lengths && !segments;
   if (plain && !fits_kernels(q, k, v)) {
     return at::scaled_dot_product_attention(q, k, v, {}, 0, causal);

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -82,6 +83,8 @@ const char* cure(int error) {
       return "remove it or choose another name";
     case EISDIR:
       return "a file is needed, not a folder";
+    case ENXIO:
+      return "a file is needed, not a socket, or a pipe or device without another end";
     case EMFILE:
     case ENFILE:
       return "raise the limit of open files (ulimit -n)";
@@ -98,7 +101,7 @@ const char* cure(int error) {
 // a network file system's hiccup must not pass for a damaged checkpoint.
 bool means_wrong_input(int error) {
   return error == ENOENT || error == ENOTDIR || error == EISDIR || error == ELOOP ||
-         error == ENAMETOOLONG;
+         error == ENAMETOOLONG || error == ENXIO;
 }
 
 [[noreturn]] void fail_call(const char* call, const std::string& path, const std::string& detail,
@@ -146,7 +149,52 @@ File::File(std::string path, UniqueHandle<FileDescriptorTraits> fd, ExitCode cod
     : fd_(std::move(fd)), path_(std::move(path)), code_(code) {}
 
 File File::open_for_read(const std::string& path, ExitCode code) {
-  return File(path, O_RDONLY, code);
+  return open_kinds(path, code, /*pipes=*/false);
+}
+
+File File::open_stream_for_read(const std::string& path, ExitCode code) {
+  return open_kinds(path, code, /*pipes=*/true);
+}
+
+File File::open_kinds(const std::string& path, ExitCode code, bool pipes) {
+  // Without O_NONBLOCK the call itself would wait for a pipe's writer. To a file it means nothing.
+  File file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, code);
+  const mode_t mode = file.status().st_mode;
+  // Reading a folder says what it is.
+  if (S_ISREG(mode) || S_ISDIR(mode)) return file;
+  if (!pipes || !S_ISFIFO(mode)) {
+    fail(code, "'{}' is {}, not a regular file; name a file{}", path,
+         S_ISFIFO(mode) ? "a FIFO" : "a device", pipes ? " or a pipe" : "");
+  }
+  file.wait_for_writer();
+  check(::fcntl(file.fd_.get(), F_SETFL, O_RDONLY), "fcntl", path, code);
+  return file;
+}
+
+void File::wait_for_writer() const {
+  // tee() copies without reading: nothing to copy, and nobody who could write it, is 0.
+  int scratch[2];
+  check(::pipe2(scratch, O_CLOEXEC | O_NONBLOCK), "pipe2", path_, code_);
+  const UniqueHandle<FileDescriptorTraits> out(scratch[0]), in(scratch[1]);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(kPipeSeconds);
+  while (::tee(fd_.get(), in.get(), 1, SPLICE_F_NONBLOCK) == 0) {
+    if (std::chrono::steady_clock::now() > end) {
+      fail(code_,
+           "'{}' is a pipe that nobody wrote into for {} s; name a file, or start its writer",
+           path_, kPipeSeconds);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
+
+void File::wait_for_input() const {
+  pollfd input{.fd = fd_.get(), .events = POLLIN, .revents = 0};
+  const std::int64_t ready =
+      retried("poll", path_, [&] { return ::poll(&input, 1, 1000 * kPipeSeconds); });
+  check(ready, "poll", path_, code_);
+  if (ready > 0) return;
+  fail(code_, "'{}' is a pipe that gave nothing for {} s; name a file, or look at what writes it",
+       path_, kPipeSeconds);
 }
 
 File File::create(const std::string& path) {
@@ -154,7 +202,13 @@ File File::create(const std::string& path) {
 }
 
 File File::open_for_append(const std::string& path) {
-  return File(path, O_WRONLY | O_CREAT | O_APPEND, ExitCode::kStorage);
+  // A pipe: without O_NONBLOCK the call would wait for its reader.
+  File file(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, ExitCode::kStorage);
+  if (S_ISFIFO(file.status().st_mode)) {
+    fail(ExitCode::kStorage, "'{}' is a FIFO, not a regular file; remove it or choose another name",
+         path);
+  }
+  return file;
 }
 
 // Not opened anew: that would wait for another writer of a FIFO, and begin a file from its start.
@@ -209,11 +263,13 @@ void File::pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) co
 
 std::string File::descriptor_path() const { return fmt::format("/proc/self/fd/{}", fd_.get()); }
 
-std::int64_t File::size() const {
+std::int64_t File::size() const { return status().st_size; }
+
+struct stat File::status() const {
   struct stat status;
   check(retried("fstat", path_, [&] { return ::fstat(fd_.get(), &status); }), "fstat", path_,
         code_);
-  return status.st_size;
+  return status;
 }
 
 void File::sync() { sync_descriptor(fd_.get(), path_); }
@@ -249,10 +305,11 @@ void write_file_durably(const std::string& path, std::string_view bytes) {
 
 namespace {
 
-std::string read_whole(File file, std::int64_t max_bytes, ExitCode code) {
+std::string read_whole(File file, std::int64_t max_bytes, ExitCode code, bool waits) {
   std::string bytes;
   // By read, not by size: pipes and /proc have none.
   for (;;) {
+    if (waits) file.wait_for_input();
     const std::size_t kChunk = std::max<std::size_t>(65536, bytes.size());
     const std::size_t old_size = bytes.size();
     bytes.resize(old_size + kChunk);
@@ -269,11 +326,15 @@ std::string read_whole(File file, std::int64_t max_bytes, ExitCode code) {
 }  // namespace
 
 std::string read_file(const std::string& path, std::int64_t max_bytes, ExitCode code) {
-  return read_whole(File::open_for_read(path, code), max_bytes, code);
+  return read_whole(File::open_for_read(path, code), max_bytes, code, /*waits=*/false);
+}
+
+std::string read_stream(const std::string& path, std::int64_t max_bytes, ExitCode code) {
+  return read_whole(File::open_stream_for_read(path, code), max_bytes, code, /*waits=*/true);
 }
 
 std::string read_standard_input(std::int64_t max_bytes) {
-  return read_whole(File::standard_input(), max_bytes, ExitCode::kData);
+  return read_whole(File::standard_input(), max_bytes, ExitCode::kData, /*waits=*/false);
 }
 
 // ---- Names
@@ -286,6 +347,11 @@ bool find_status(const std::string& path, bool follow_links, struct stat* status
   if (result < 0 && (errno == ENOENT || errno == ENOTDIR)) return false;
   check(result, "stat", path, code);
   return true;
+}
+
+bool is_pipe(const std::string& path) {
+  struct stat status;
+  return find_status(path, /*follow_links=*/true, &status) && S_ISFIFO(status.st_mode);
 }
 
 bool path_exists(const std::string& path) {

@@ -28,15 +28,21 @@ struct FileDescriptorTraits {
 
 class File {
  public:
-  // What is wrong with the input itself (missing, truncated, a folder) carries `code`; what the
-  // system cannot do now (permissions, limits, EIO) carries kStorage.
+  // A regular file. What is wrong with the input itself (missing, truncated, a folder, a pipe or
+  // device, which might never end) carries `code`; what the system cannot do now (permissions,
+  // limits, EIO) carries kStorage.
   static File open_for_read(const std::string& path, ExitCode code = ExitCode::kStorage);
+  // The same, or a pipe: a FIFO, or what a shell makes of <(command). Who writes into it must be
+  // there within kPipeSeconds.
+  static File open_stream_for_read(const std::string& path, ExitCode code = ExitCode::kStorage);
   // A new file; an existing one is an error.
   static File create(const std::string& path);
-  // Writes go to the end; created if missing.
+  // Writes go to the end; created if missing. Not a FIFO.
   static File open_for_append(const std::string& path);
   // What is left of it. Error(kUsage) if it is closed.
   static File standard_input();
+
+  static constexpr int kPipeSeconds = 5;
 
   void write_all(const void* data, std::size_t num_bytes);
   void write_all(std::string_view bytes) { write_all(bytes.data(), bytes.size()); }
@@ -45,6 +51,9 @@ class File {
   // Exactly num_bytes at `offset`; a file that ends before is an error.
   void pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) const;
   std::int64_t size() const;
+  // Returns once read_some() has something to return. A pipe that gives nothing for kPipeSeconds is
+  // an error.
+  void wait_for_input() const;
   // Returns when everything written is on the device.
   void sync();
   // Must be called on a written file before it goes out of scope: only this close is checked.
@@ -57,6 +66,9 @@ class File {
  private:
   File(std::string path, int flags, ExitCode code);
   File(std::string path, UniqueHandle<FileDescriptorTraits> fd, ExitCode code);
+  static File open_kinds(const std::string& path, ExitCode code, bool pipes);
+  struct stat status() const;
+  void wait_for_writer() const;
   UniqueHandle<FileDescriptorTraits> fd_;
   std::string path_;
   ExitCode code_ = ExitCode::kStorage;
@@ -69,7 +81,10 @@ void write_file_durably(const std::string& path, std::string_view bytes);
 // The whole file; more than max_bytes is an error.
 std::string read_file(const std::string& path, std::int64_t max_bytes,
                       ExitCode code = ExitCode::kStorage);
-// The same of File::standard_input().
+// The same of a file or a pipe, which must not pause for kPipeSeconds.
+std::string read_stream(const std::string& path, std::int64_t max_bytes,
+                        ExitCode code = ExitCode::kStorage);
+// The same of File::standard_input(), which may take its time.
 std::string read_standard_input(std::int64_t max_bytes);
 
 // What stat (or lstat) says of a path; false, errno telling why, if it names nothing. Any other
@@ -79,6 +94,8 @@ bool find_status(const std::string& path, bool follow_links, struct stat* status
 // True if the path names anything / a directory. Any error but "does not exist" throws.
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
+// A FIFO, or what a shell makes of <(command).
+bool is_pipe(const std::string& path);
 std::int64_t file_size(const std::string& path, ExitCode code = ExitCode::kStorage);
 // With missing parents; an existing directory is fine. Durable, also if a process made it that was
 // killed meanwhile.

@@ -25,6 +25,7 @@
 #include "cluster/base/file.h"
 #include "configs/text_parser.h"
 #include "launcher/bench/attention_contest.h"
+#include "launcher/bench/other_load.h"
 #include "launcher/bench/peak_memory.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
@@ -185,7 +186,8 @@ class Contest {
   }
 
   const Limits& limits() const { return limits_; }
-  const std::string& notes() const { return notes_; }
+  // What was left out, and whether the machine was quiet.
+  std::string notes() const { return (notes_.empty() ? "" : "\n" + notes_) + other_load_.note(); }
   std::vector<PlotLine> plot_lines() const {
     std::vector<PlotLine> result;
     for (const auto& [name, line] : lines_) {
@@ -255,10 +257,12 @@ class Contest {
   }
 
   void measure(std::list<Entry>& entries) {
+    other_load_.begin();
     for (int round = -kWarmUp; round < arguments_.rounds; ++round) {
       std::erase_if(entries, [&](Entry& entry) { return !measure(entry, round); });
       limits_.measure(watch_);
     }
+    other_load_.end();
   }
 
   // False: it cannot be recorded.
@@ -328,6 +332,7 @@ class Contest {
   const Stopwatch watch_;
   Limits limits_;
   PeakMemory memory_;
+  OtherLoad other_load_;
   std::string notes_;
   std::map<std::string, PlotLine> lines_;
 };
@@ -365,7 +370,7 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
       "that, and the mechanism's FLOPs, backward 2.5 times those, at the speed of {}, measured "
       "between the rounds. Error: the largest of the output and all gradients against fp64 (bound "
       "{:.0e}). Dense: the fastest of LibTorch's. Extra MiB: the most that tensors of forward and "
-      "backward take besides their inputs, our threads' scratch not among them.\n\n{}{}{}{}",
+      "backward take besides their inputs, our threads' scratch not among them.\n\n{}{}{}",
       report_title(arguments.line, device), sizes, arguments.rounds,
       !device.is_cuda()    ? "caches warm"
       : arguments.recorded ? "each after the L2 cache was flushed, launched as CUDA graphs"
@@ -374,7 +379,7 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
       table_head({"mechanism", "L", "by", "forward, ms", "floor, ms", "floor / time",
                   "forward + backward, ms", "floor, ms", "floor / time", "dense / time",
                   "extra MiB", "error"}),
-      rows, contest.notes().empty() ? "" : "\n", contest.notes());
+      rows, contest.notes());
   out << report;
   if (!arguments.table.empty()) write_file_durably(arguments.table, report);
   if (!arguments.svg.empty()) {

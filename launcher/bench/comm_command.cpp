@@ -14,9 +14,11 @@
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
 #include "launcher/bench/collectives.h"
+#include "launcher/bench/other_load.h"
 #include "launcher/bench/peer.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
+#include "launcher/cores.h"
 #include "launcher/ranks.h"
 #include "launcher/supervisor.h"
 #ifdef BIRKHOFF_CUDA
@@ -107,7 +109,8 @@ struct Lane {
 
 // Rounds in which the lanes take turns. Collective.
 void measure(World& world, at::Device device, int rounds, std::int64_t repetitions,
-             std::vector<Lane>& lanes) {
+             std::vector<Lane>& lanes, OtherLoad& other_load) {
+  other_load.begin();
   const auto num_lanes = static_cast<std::int64_t>(lanes.size());
   const at::Tensor seconds = at::empty({rounds, num_lanes}, at::kDouble);
   for (int round = 0; round < rounds; ++round) {
@@ -121,11 +124,28 @@ void measure(World& world, at::Device device, int rounds, std::int64_t repetitio
       seconds[round][lane] = (wall_seconds() - start) / static_cast<double>(repetitions);
     }
   }
+  other_load.end();
   world.group().all_reduce(seconds, ReduceOp::kMax, "bench");
   for (std::int64_t i = 0; i < seconds.numel(); ++i) {
     lanes[static_cast<std::size_t>(i % num_lanes)].seconds.push_back(
         seconds.const_data_ptr<double>()[i]);
   }
+}
+
+// Of all machines, less what all ranks took. Collective.
+std::string load_beside_all_ranks(World& world, const OtherLoad& other_load) {
+  const ProcessorSeconds& here = other_load.counted();
+  const at::Tensor sums = at::empty({5}, at::kDouble);
+  double* sum = sums.mutable_data_ptr<double>();
+  sum[0] = here.own;
+  const bool speaks = world.local_rank() == 0;  // for its machine
+  sum[1] = speaks ? here.all : 0;
+  sum[2] = speaks ? here.busy : 0;
+  sum[3] = speaks ? here.stolen : 0;
+  sum[4] = speaks ? machine_cores() : 0;
+  world.group().all_reduce(sums, ReduceOp::kSum, "bench");
+  return other_load_note({.all = sum[1], .busy = sum[2], .stolen = sum[3], .own = sum[0]},
+                         static_cast<int>(sum[4]));
 }
 
 // Time of `other` over that of `ours`: the median of the rounds' ratios.
@@ -138,7 +158,7 @@ double ratio(const Lane& other, const Lane& ours) {
 }
 
 std::string measured_row(const Contest& contest, World& world, Collective what, std::int64_t count,
-                         int rounds) {
+                         int rounds, OtherLoad& other_load) {
   constexpr std::int64_t kBytesOfASample = 1 << 20, kMostRepetitions = 20;
   const std::int64_t bytes = count * kElementBytes;
   const double factor = bus_factor(what, world.size());
@@ -156,7 +176,8 @@ std::string measured_row(const Contest& contest, World& world, Collective what, 
     lanes.push_back({[&] { std::memcpy(to.data(), from.data(), from.size()); }, {}});
   }
   measure(world, contest.device, rounds,
-          std::clamp(kBytesOfASample / bytes, std::int64_t{1}, kMostRepetitions), lanes);
+          std::clamp(kBytesOfASample / bytes, std::int64_t{1}, kMostRepetitions), lanes,
+          other_load);
 
   const double seconds = median(lanes[0].seconds);
   const double algbw = static_cast<double>(bytes) / seconds / 1e9;
@@ -195,12 +216,13 @@ int measure_in_world(World& world, const BenchCommArguments& arguments, const St
     if (world.rank() == 0) out << text << std::flush;
   };
   print(heading(contest, arguments, world.size()));
+  OtherLoad other_load;
   for (const Collective what : kCollectives) {
     for (const std::int64_t bytes : sizes_of(arguments.bytes)) {
       const std::int64_t unit = kElementBytes * world.size();
       const std::int64_t count = (bytes + unit - 1) / unit * world.size();
       check_results(contest, world, what, count);
-      print(measured_row(contest, world, what, count, arguments.rounds));
+      print(measured_row(contest, world, what, count, arguments.rounds, other_load));
       const at::Tensor stop = at::empty({1}, at::kLong).fill_(signals.received());
       world.group().all_reduce(stop, ReduceOp::kMax, "bench");
       if (stop.item<std::int64_t>() == 0) continue;
@@ -208,6 +230,7 @@ int measure_in_world(World& world, const BenchCommArguments& arguments, const St
       return static_cast<int>(ExitCode::kRequeue);
     }
   }
+  print(load_beside_all_ranks(world, other_load));
   return 0;
 }
 

@@ -29,6 +29,7 @@
 #include "data/order.h"
 #include "data/prepare.h"
 #include "data/shard_format.h"
+#include "launcher/bench/other_load.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
 #include "launcher/scratch_folder.h"
@@ -229,6 +230,8 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
   readers.check_epoch();
   std::vector<double> loader_wall, plain_wall, loader_processor, plain_processor, wall_ratio,
       processor_ratio;
+  OtherLoad other_load;
+  other_load.begin();
   for (int i = 0; i < rounds; ++i) {
     const auto [plain, loader] = readers.measure(/*plain_first=*/i % 2 == 0);
     constexpr double kTokens = kRoundBatches * kBatch * kLength;
@@ -239,6 +242,7 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
     wall_ratio.push_back(plain.wall / loader.wall);
     processor_ratio.push_back(plain.here / loader.elsewhere);
   }
+  other_load.end();
   out << fmt::format(
              "\nEvery row of an epoch had the plain loop's tokens. Rows of {} tokens, batches of "
              "{}; medians of {} interleaved rounds of {} batches; ratio: speed of the loader over "
@@ -248,7 +252,8 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
       << table_row({"floor: plain pread loop", figure(median(plain_wall)),
                     figure(median(plain_processor))})
       << table_row({"TrainLoader", figure(median(loader_wall)), figure(median(loader_processor))})
-      << table_row({"ratio", figure(median(wall_ratio)), figure(median(processor_ratio))});
+      << table_row({"ratio", figure(median(wall_ratio)), figure(median(processor_ratio))})
+      << other_load.note();
 }
 
 // A corpus of zeros that takes no room.
@@ -312,6 +317,8 @@ void measure_start(const fs::path& folder, std::ostream& out) {
   constexpr int kRounds = 5;
   make_sparse_corpus(folder);
   std::vector<double> text, opening, ordering, first_batch;
+  OtherLoad other_load;
+  other_load.begin();
   const std::string manifest = (folder / kManifestName).string();
   for (int round = 0; round < kRounds; ++round) {
     const double start = wall_seconds();
@@ -332,6 +339,7 @@ void measure_start(const fs::path& folder, std::ostream& out) {
     ordering.push_back((ordered - opened) * 1e3);
     first_batch.push_back((loaded - ordered) * 1e3);
   }
+  other_load.end();
   const auto row = [&](const std::string& what, const std::vector<double>& ms) {
     return table_row({what, figure(median(ms)), figure(median(ms) / median(text))});
   };
@@ -341,7 +349,7 @@ void measure_start(const fs::path& folder, std::ostream& out) {
       << row(fmt::format("floor: reading manifest.json of {} bytes", file_size(manifest)), text)
       << row("Corpus, every shard's size checked", opening)
       << row("order of the epoch and its first index", ordering)
-      << row("TrainLoader and its first batch", first_batch);
+      << row("TrainLoader and its first batch", first_batch) << other_load.note();
 }
 
 }  // namespace

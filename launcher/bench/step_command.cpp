@@ -23,6 +23,7 @@
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
 #include "launcher/bench/operation_profile.h"
+#include "launcher/bench/other_load.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
 #include "launcher/ranks.h"
@@ -306,6 +307,8 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
   StepGraphs plain(false, training.device()), recorded(graph, training.device());
   constexpr int kWarmUp = StepGraph::kWarmUpRuns + 1;
   std::vector<double> forward, backward, optimizer, whole, replayed, product;
+  OtherLoad other_load;
+  other_load.begin();
   for (int i = -kWarmUp; i < steps; ++i) {
     const PartTimes times = training.timed_parts();
     const double step = training.step_seconds(plain);
@@ -319,6 +322,7 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
     replayed.push_back(replay);
     product.push_back(seconds);
   }
+  other_load.end();
   const double batch_size = config.train().global_batch();
   const double tokens = batch_size * config.data().sequence_length();
   const double forward_flops = training.model().forward_flops_per_sequence() * batch_size;
@@ -343,7 +347,7 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
          row("forward", forward, forward_flops) + row("backward", backward, 2 * forward_flops) +
          table_row({"optimizer", figure(median(optimizer) * 1e3), "", "", "", "", ""}) +
          row("step", whole, 3 * forward_flops) +
-         (graph ? row("step, recorded", replayed, 3 * forward_flops) : "");
+         (graph ? row("step, recorded", replayed, 3 * forward_flops) : "") + other_load.note();
 }
 
 }  // namespace

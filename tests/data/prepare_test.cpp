@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <random>
 #include <set>
@@ -202,11 +203,7 @@ TEST(Prepare, ReadsStreams) {
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   const PrepareOptions options = prepare_options(folder / "corpus", {pipe}, "chars");
   const auto feed = [&](const std::string& content) {
-    return std::thread([&pipe, content] {
-      File file = File::open_for_append(pipe);
-      file.write_all(content);
-      file.close();
-    });
+    return std::thread([&pipe, content] { std::ofstream(pipe) << content; });
   };
   std::thread first = feed(text);
   prepare_corpus(options);

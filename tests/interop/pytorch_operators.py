@@ -23,13 +23,10 @@ except Exception as error:  # no PyTorch, or one without its libraries or the pa
     print(f"SKIPPED: import torch: {error}")
     sys.exit(77)
 
+from operator_arguments import check, extremes, refusals  # noqa: E402 - after PyTorch, which may be missing
+
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs/pytorch.md"
 BARRED = -math.inf
-
-
-def check(good, what):
-    if not good:
-        sys.exit(f"FAILED: {what}")
 
 
 # ---- The operators in eager PyTorch, from their definitions.
@@ -86,6 +83,8 @@ def documents_of(segments, length, padded):
 
 def block_local_attention(q, k, v, block, look_back, look_ahead, causal, *, dropout=0.0, seed=None, key_lengths=None, segments=None):
     B, H, L, D = q.shape
+    block = min(block, L)  # whose dropout is that of what exists
+    look_back, look_ahead = (min(x, -(-L // block) - 1) for x in (look_back, look_ahead))
     seen = window(L, block, look_back, look_ahead, causal)[None]
     document = documents_of(segments, L, L)
     seen = seen & (document[:, :, None] == document[:, None])
@@ -142,6 +141,7 @@ def tokens(length, block, key_lengths, segments):
 
 def sorted_attention(q, k, v, weights, block, causal, *, combine="concat", dropout=0.0, seed=None, key_lengths=None, segments=None):
     B, H, L, D = q.shape
+    block = min(block, L)
     exists, document = tokens(L, block, key_lengths, segments)
     visible = open_pairs(block, exists, document)
     visible = visible.tril(-1) if causal else visible
@@ -304,47 +304,6 @@ def meaning(device):
     print("padding and documents change nothing for others; dropout follows its seed and its rate")
 
 
-def refusals():
-    ops = torch.ops.birkhoff
-    q, scores = torch.randn(1, 2, 10, 4), torch.randn(1, 2, 2, 2)
-    for what, call in (
-        ("q must be", lambda: ops.block_local_attention(q[0], q[0], q[0], 4)),
-        ("k and v must be like q", lambda: ops.block_local_attention(q, q[:, :, 1:], q, 4)),
-        ("one dtype", lambda: ops.block_local_attention(q, q.double(), q, 4)),
-        ("block must be at least 1", lambda: ops.block_local_attention(q, q, q, 0)),
-        ("block must be at least 1", lambda: ops.sorted_attention(q, q, q, scores[..., :1, :1], 0)),
-        ("block must be at least 1", lambda: ops.open_block_pairs(q, 0)),
-        ("block must be at least 1", lambda: ops.block_local_attention(q.to("meta"), q.to("meta"), q.to("meta"), 0)),
-        ("look_ahead", lambda: ops.block_local_attention(q, q, q, 4, 0, 1, True)),
-        (r"must be \[1, 2, 3, 3\]", lambda: ops.sinkhorn_attention(q, q, q, scores, 4)),
-        ("with N = 3", lambda: ops.sinkhorn_attention(q, q, q, scores, 4, key_lengths=torch.tensor([3]))),
-        (r"key_lengths must be int64 \[1\]", lambda: ops.block_local_attention(q, q, q, 4, key_lengths=torch.tensor([3, 4]))),
-        ("segments must be int64", lambda: ops.block_local_attention(q, q, q, 4, segments=torch.zeros(1, 10))),
-        ("needs a seed", lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5)),
-        ("seed must be int64", lambda: ops.block_local_attention(q, q, q, 4, dropout=0.5, seed=torch.ones(1))),
-        ("dropout must be in", lambda: ops.block_local_attention(q, q, q, 4, dropout=1.0, seed=torch.tensor([1]))),
-        ("combine is 'both'", lambda: ops.sinkhorn_attention(q, q, q, scores, 5, combine="both")),
-        ("full, prefix", lambda: ops.sinkhorn_balance(scores, 5, "sideways")),
-        ("iterations", lambda: ops.sinkhorn_balance(scores, 0)),
-        ("float32 or float64", lambda: ops.sinkhorn_balance(scores.bfloat16())),
-    ):
-        try:
-            call()
-        except ValueError as error:
-            check(re.search(what, str(error)), f"'{error}' does not speak of '{what}'")
-        else:
-            check(False, f"no ValueError of '{what}'")
-    leaf = q.double().requires_grad_()
-    (gradient,) = torch.autograd.grad(ops.block_local_attention(leaf, leaf, leaf, 5).sum(), leaf, create_graph=True)
-    try:
-        gradient.sum().backward()
-    except RuntimeError as error:
-        check("not implemented" in str(error), f"second gradient: {error}")
-    else:
-        check(False, "a gradient of a gradient is given, although there is none")
-    print("wrong arguments and second gradients are refused in words")
-
-
 def cases(device):
     """(operator, arguments, keywords) in fp64, small: forms, odd lengths, both layouts, options."""
     leaf = lambda x: x.detach().requires_grad_()
@@ -480,6 +439,7 @@ def main():
     meaning(arguments.device)
     if arguments.device == "cpu":
         refusals()
+        extremes()
     gradients_and_traces(arguments.device)
     compiled_options(arguments.device)
     training(module_type, arguments.device)

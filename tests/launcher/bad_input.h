@@ -60,5 +60,6 @@ std::vector<BadInput> bad_checkpoints();
 std::vector<BadInput> bad_runs();   // resumed by train
 std::vector<BadInput> bad_looks();  // at runs: inspect, runs, compare
 std::vector<BadInput> bad_environments();
+std::vector<BadInput> bad_files();  // pipes, sockets, devices and folders in their place
 
 }  // namespace birkhoff

@@ -1,0 +1,48 @@
+// How OpenMP's threads wait for their next work: they sleep. By default they spin, and next to any
+// other load one of them loses its core for a time slice while the others spin for it on theirs: a
+// step takes many times as long.
+//
+// OpenMP reads its environment when it is loaded, which is before main and before any constructor
+// here. So the first thing this program does is to execute itself again, in the same process, with
+// OMP_WAIT_POLICY=passive, unless the user has said how threads wait. The second time the variable
+// is there. A program that cannot be executed again goes on as it is.
+#include <alloca.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstring>
+#include <initializer_list>
+
+namespace {
+
+bool sets(const char* entry, const char* variable) {
+  const std::size_t length = std::strlen(variable);
+  return std::strncmp(entry, variable, length) == 0 && entry[length] == '=';
+}
+
+// Runs before the libraries' constructors: what needs them, memory and the C library's `environ`
+// too, is not there yet.
+void wait_passively(int /*argc*/, char** argv, char** environment) {
+  std::size_t count = 0;
+  for (; environment[count] != nullptr; ++count) {
+    for (const char* variable : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}) {
+      if (sets(environment[count], variable)) return;
+    }
+  }
+  char passive[] = "OMP_WAIT_POLICY=passive";
+  auto** with_policy = static_cast<char**>(alloca((count + 2) * sizeof(char*)));
+  std::memcpy(with_policy, environment, count * sizeof(char*));
+  with_policy[count] = passive;
+  with_policy[count + 1] = nullptr;
+  // By its path: executed as /proc/self/exe it would be "exe" in a list of processes.
+  char path[4096];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
+  if (length <= 0) return;
+  path[length] = '\0';
+  execve(path, argv, with_policy);
+}
+
+[[gnu::section(".preinit_array"), gnu::used]] void (*const first)(int, char**,
+                                                                  char**) = &wait_passively;
+
+}  // namespace

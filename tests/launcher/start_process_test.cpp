@@ -1,0 +1,225 @@
+// How the program starts: how its threads will wait, configurations that come through pipes, and
+// what else runs on the machine beside a benchmark.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <ctime>
+
+#include "child.h"
+#include "damage.h"
+#include "good_input.h"
+#include "launcher/bench/other_load.h"
+
+namespace birkhoff {
+namespace {
+
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+using testing::Not;
+using testing::SizeIs;
+
+// The working directory holds what bad_input.h lists.
+class StartProcess : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    folder_ = new TemporaryFolder("birkhoff_start");
+    std::filesystem::current_path(folder_->path());
+    make_good_input(folder_->path());
+  }
+  static void TearDownTestSuite() {
+    std::filesystem::current_path("/");
+    delete folder_;
+  }
+
+  static Finished birkhoff(const std::string& line, Environment environment = {}) {
+    environment.insert(environment.begin(), {"OMP_NUM_THREADS", "1"});
+    return run_child({.line = birkhoff_line(split_line(line)), .environment = environment});
+  }
+
+  // With `program` and its arguments as "$0" "$@".
+  static Finished shell(const std::string& script, const std::string& line) {
+    std::vector<std::string> words = {"bash", "-c", script};
+    for (const std::string& word : birkhoff_line(split_line(line))) words.push_back(word);
+    return run_child({.line = words, .environment = {{"OMP_NUM_THREADS", "1"}}});
+  }
+
+ private:
+  static inline TemporaryFolder* folder_ = nullptr;
+};
+
+// How long threads spin before they sleep, as libgomp said it each time it was loaded.
+std::vector<std::string> spin_counts(const std::string& messages) {
+  const std::string name = "GOMP_SPINCOUNT = '";
+  std::vector<std::string> counts;
+  for (std::size_t at = messages.find(name); at != std::string::npos;
+       at = messages.find(name, at + 1)) {
+    const std::size_t begin = at + name.size();
+    counts.push_back(messages.substr(begin, messages.find('\'', begin) - begin));
+  }
+  return counts;
+}
+
+const Environment kSaid = {{"OMP_DISPLAY_ENV", "verbose"},
+                           {"OMP_WAIT_POLICY", std::nullopt},
+                           {"GOMP_SPINCOUNT", std::nullopt},
+                           {"KMP_BLOCKTIME", std::nullopt}};
+
+Environment with(const std::string& variable, const std::string& value) {
+  Environment environment = kSaid;
+  environment.emplace_back(variable, value);
+  return environment;
+}
+
+TEST_F(StartProcess, ThreadsOfEveryVerbSleepWhileTheyWait) {
+  const std::string step = "run/checkpoints/step-00000004";
+  for (const std::string& line :
+       {std::string("--version"), std::string("train good.txtpb --run alone"), "eval " + step,
+        "sample " + step + " --prompt a --tokens 3", std::string("bench step good.txtpb --steps 1"),
+        std::string("bench attention 'block_local { block: 8 }' --lengths 16 --rounds 1")}) {
+    SCOPED_TRACE(line);
+    const Finished finished = birkhoff(line, kSaid);
+    ASSERT_EQ(finished.code, 0) << finished.err;
+    EXPECT_THAT(spin_counts(finished.err), testing::ElementsAre("0")) << finished.err;
+  }
+}
+
+TEST_F(StartProcess, ThreadsOfRanksSleepToo) {
+  const Finished finished = birkhoff("train good.txtpb --run two --ranks 2", kSaid);
+  ASSERT_EQ(finished.code, 0) << finished.err;
+  // Of the supervisor and of two ranks.
+  EXPECT_THAT(spin_counts(finished.err), AllOf(SizeIs(3), Each("0"))) << finished.err;
+}
+
+TEST_F(StartProcess, TheUsersWordOnWaitingStands) {
+  const auto counts = [](const Environment& environment) {
+    return spin_counts(birkhoff("--version", environment).err);
+  };
+  EXPECT_THAT(counts(with("GOMP_SPINCOUNT", "77")), testing::ElementsAre("77"));
+  EXPECT_THAT(counts(with("OMP_WAIT_POLICY", "passive")), testing::ElementsAre("0"));
+  EXPECT_THAT(counts(with("OMP_WAIT_POLICY", "active")),
+              AllOf(SizeIs(1), Each(Not(testing::StrEq("0")))));
+  EXPECT_THAT(counts(with("KMP_BLOCKTIME", "5")), AllOf(SizeIs(1), Each(Not(testing::StrEq("0")))));
+}
+
+TEST_F(StartProcess, StartsWithTheArgumentsItWasGiven) {
+  const Finished finished =
+      run_child({.line = {"bash", "-c", "exec -a another \"$0\" 'no  verb' ''", program_path()},
+                 .environment = kSaid});
+  EXPECT_EQ(finished.code, 2);
+  EXPECT_THAT(finished.err, HasSubstr("unknown command 'no  verb'"));
+}
+
+TEST_F(StartProcess, AConfigurationComesThroughAPipe) {
+  const std::string from_file = birkhoff("config print good.txtpb --set train.steps=6").out;
+  const std::string from_pipe =
+      shell("\"$0\" config print <(cat good.txtpb) --set train.steps=6", "").out;
+  EXPECT_NE(from_file, "");
+  EXPECT_EQ(from_pipe, from_file);
+  EXPECT_EQ(shell("\"$0\" config diff <(cat good.txtpb) <(cat good.txtpb)", "").code, 0);
+  // Parts that come one after another.
+  EXPECT_EQ(shell("\"$0\" config print --set train.steps=6 "
+                  "<(head -c 50 good.txtpb; sleep 1; tail -c +51 good.txtpb)",
+                  "")
+                .out,
+            from_file);
+}
+
+TEST_F(StartProcess, TrainsFromAPipe) {
+  for (const std::string ranks : {"", " --ranks 2"}) {
+    SCOPED_TRACE(ranks);
+    const std::string run = "piped" + std::to_string(ranks.size());
+    const std::string options = " --run " + run + ranks + " --set train.steps=3";
+    const Finished finished =
+        shell("\"$0\" train <(sed s/channels/channels/ good.txtpb)" + options, "");
+    ASSERT_EQ(finished.code, 0) << finished.err;
+    ASSERT_EQ(birkhoff("train good.txtpb --run like-" + run + ranks + " --set train.steps=3").code,
+              0);
+    EXPECT_EQ(read_bytes(run + "/config.txtpb"), read_bytes("like-" + run + "/config.txtpb"));
+    // Its own command line again goes on.
+    EXPECT_EQ(shell("\"$0\" train <(cat good.txtpb)" + options, "").code, 0);
+  }
+}
+
+TEST_F(StartProcess, APipesConfigurationIsBlamedByItsPlace) {
+  const Finished finished =
+      shell("\"$0\" train <(echo 'train { stepz: 3 }') --run x --ranks 2", "");
+  EXPECT_EQ(finished.code, 3);
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("/dev/fd/"), HasSubstr(":1:9: "), HasSubstr("stepz")));
+  const Finished included = shell("\"$0\" config print <(echo 'include: \"good.txtpb\"')", "");
+  EXPECT_EQ(included.code, 3);
+  EXPECT_THAT(included.err, HasSubstr("a text that is not a file cannot include files"));
+}
+
+TEST_F(StartProcess, PrepareReadsPipes) {
+  const Finished finished =
+      shell("\"$0\" prepare --out from_pipe --tokenizer bytes <(cat text/one.txt)", "");
+  EXPECT_EQ(finished.code, 0) << finished.err;
+}
+
+// ---- What runs beside a benchmark.
+
+constexpr ProcessorSeconds kQuiet = {.all = 20, .busy = 9.3, .stolen = 0, .own = 9};
+
+TEST(OtherLoad, IsReportedWhereItMatters) {
+  EXPECT_EQ(other_load_note(kQuiet, 2), "");
+  EXPECT_EQ(other_load_note({}, 2), "");
+  ProcessorSeconds busy = kQuiet;
+  busy.busy = 19;
+  EXPECT_EQ(other_load_note(busy, 2),
+            "\nThe machine was not quiet: while this was measured, others took the time of 1.0 of "
+            "2 processors.\n");
+  ProcessorSeconds stolen = kQuiet;
+  stolen.stolen = 5;
+  EXPECT_THAT(other_load_note(stolen, 2),
+              AllOf(HasSubstr("0.5 of 2 processors"), HasSubstr("0.5 by other virtual machines")));
+  // Own time that the system has not counted in its ticks yet.
+  ProcessorSeconds ahead = kQuiet;
+  ahead.busy = 8;
+  EXPECT_EQ(other_load_note(ahead, 2), "");
+  // Of many processors, half a one.
+  EXPECT_EQ(other_load_note({.all = 1280, .busy = 14, .stolen = 0, .own = 10}, 128), "");
+  EXPECT_NE(other_load_note({.all = 1280, .busy = 16, .stolen = 0, .own = 10}, 128), "");
+  // A few ticks are no measurement.
+  EXPECT_EQ(other_load_note({.all = 0.2, .busy = 0.15, .stolen = 0, .own = 0.1}, 2), "");
+}
+
+double child_seconds(pid_t child) {
+  clockid_t clock{};
+  timespec time{};
+  if (clock_getcpuclockid(child, &clock) != 0 || clock_gettime(clock, &time) != 0) return 0;
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+TEST(OtherLoad, CountsAnotherProcessAndNotThisOne) {
+  constexpr double kWork = 0.5;
+  OtherLoad load;
+  load.begin();
+  const pid_t child = fork();
+  if (child == 0) {
+    for (;;) getppid();
+  }
+  while (child_seconds(child) < kWork) usleep(1000);
+  const double worked = child_seconds(child);
+  load.end();
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  const ProcessorSeconds counted = load.counted();
+  EXPECT_GE(counted.busy - counted.own, 0.8 * worked);
+  EXPECT_GE(counted.all, counted.busy);
+  // The same work by this process is not the others'.
+  OtherLoad own;
+  own.begin();
+  const double start = own.counted().own;
+  const double until = static_cast<double>(std::clock()) + kWork * CLOCKS_PER_SEC;
+  while (static_cast<double>(std::clock()) < until) {
+  }
+  own.end();
+  EXPECT_GE(own.counted().own - start, 0.9 * kWork);
+}
+
+}  // namespace
+}  // namespace birkhoff
