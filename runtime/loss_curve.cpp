@@ -6,11 +6,14 @@
 #include <cmath>
 #include <iterator>
 
+#include "configs/words.h"
+
 namespace birkhoff {
 namespace {
 
 constexpr double kWidth = 760, kHeight = 440;                       // of the picture, in pixels
 constexpr double kLeft = 64, kRight = 24, kTop = 44, kBottom = 52;  // margins around the axes
+constexpr double kLegend = kTop - 12;                               // its base line
 
 constexpr const char* kStyle = R"(<style>
   .page { fill: #ffffff; } .text { fill: #24292f; font: 13px sans-serif; }
@@ -84,7 +87,7 @@ void append_axes(std::string& out, const Axis& x, const Axis& y) {
   append_line(out, "axis", x.pixel_low, y.pixel_low, x.pixel_high, y.pixel_low);
   append_line(out, "axis", x.pixel_low, y.pixel_low, x.pixel_low, y.pixel_high);
   append_text(out, (x.pixel_low + x.pixel_high) / 2, kHeight - 10, "middle", "step");
-  append_text(out, 10, kTop - 18, "start", "loss (nats per token)");
+  append_text(out, 10, kLegend, "start", "loss (nats per token)");
 }
 
 void append_curve(std::string& out, const char* style, const std::vector<Curve::Point>& points,
@@ -100,8 +103,35 @@ void append_curve(std::string& out, const char* style, const std::vector<Curve::
 }
 
 void append_legend(std::string& out, const char* style, double x, const std::string& name) {
-  append_line(out, style, x, kTop - 22, x + 24, kTop - 22);
-  append_text(out, x + 30, kTop - 18, "start", name);
+  append_line(out, style, x, kLegend - 4, x + 24, kLegend - 4);
+  append_text(out, x + 30, kLegend, "start", name);
+}
+
+// As text of XML, and not wider than the picture. Names of folders may hold anything.
+std::string escaped(const std::string& name) {
+  constexpr std::size_t kMostBytes = 90;
+  std::string text = printable(name).substr(0, kMostBytes);
+  text = text.substr(0, find_invalid_utf8(text));
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
+    }
+  }
+  return out;
 }
 
 }  // namespace
@@ -122,7 +152,7 @@ std::vector<Curve::Point> Curve::points() const {
   return all;
 }
 
-std::string loss_curve_svg(const Curve& train, const Curve& held_out,
+std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
                            const std::string& held_out_name) {
   const auto train_points = train.points(), held_out_points = held_out.points();
   double last_step = 1, low = INFINITY, high = -INFINITY;
@@ -139,9 +169,10 @@ std::string loss_curve_svg(const Curve& train, const Curve& held_out,
 
   std::string out = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
-      "height=\"{1}\">\n<title>Loss curve</title>\n{2}"
+      "height=\"{1}\">\n<title>Loss curve of {3}</title>\n{2}"
       "<rect class=\"page\" width=\"{0}\" height=\"{1}\"/>\n",
-      kWidth, kHeight, kStyle);
+      kWidth, kHeight, kStyle, escaped(run_name));
+  append_text(out, kWidth / 2, kTop - 28, "middle", escaped(run_name));
   append_axes(out, x, y);
   append_curve(out, "train", train_points, x, y);
   append_curve(out, "held-out", held_out_points, x, y);

@@ -28,8 +28,9 @@ class Curve {
   std::int64_t stride_ = 1;  // every stride_-th point is kept
 };
 
-// A self-contained SVG with axes, ticks and a legend, in colours for light and dark viewers.
-std::string loss_curve_svg(const Curve& train, const Curve& held_out,
+// A self-contained SVG with the run's name, axes, ticks and a legend, in colours for light and dark
+// viewers.
+std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
                            const std::string& held_out_name);
 
 }  // namespace birkhoff
