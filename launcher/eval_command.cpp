@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -61,6 +62,12 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
       *loaded.model, *loaded.single, plan,
       [&reader](std::int64_t begin, std::int64_t end) { return reader.read(begin, end); });
   const Evaluation result = evaluator.run();
+  if (!std::isfinite(result.loss)) {
+    fail(
+        ExitCode::kNumerical,
+        "{}: the loss on {} is not finite: the run had diverged; evaluate a checkpoint from before",
+        checkpoint.path.string(), arguments.split);
+  }
   if (arguments.json) {
     const nlohmann::ordered_json object = {{"checkpoint", checkpoint.path.string()},
                                            {"step", manifest.step()},

@@ -18,7 +18,7 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
     if (arguments.bigram)
       fail(ExitCode::kUsage, "--bigram is for a corpus, and {} is not one", arguments.path);
     const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
-    const LoadedModel loaded = load_model(checkpoint, at::kCPU);
+    const LoadedModel loaded = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
     out << describe_checkpoint(checkpoint) << describe_model(*loaded.model);
     return 0;
   }
