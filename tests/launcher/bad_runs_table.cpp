@@ -106,10 +106,6 @@ std::vector<BadInput> bad_runs() {
             "new --set train.schedule.learning_rate=1e30 --set "
             "train.steps=15 --set train.clip_norm=0",
             kNumerical, {"step 15: training ends", "No checkpoint is from before", "start again"}),
-      start("a run that diverges on two ranks",
-            "new --ranks 2 --set "
-            "train.schedule.learning_rate=1e30 --set train.steps=15 --set train.clip_norm=0",
-            kNumerical, {"step 15: training ends", "No checkpoint is from before"}),
       start("run folder a file", "good.txtpb", kUsage, {"good.txtpb", "not a folder"}),
       start("run folder under a file", "good.txtpb/run", kStorage, {"good.txtpb", "File exists"}),
       start("run folder in /proc", "/proc/birkhoff", kStorage, {"/proc/birkhoff"}),

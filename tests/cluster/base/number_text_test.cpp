@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <limits>
 #include <random>
 
@@ -34,10 +35,10 @@ TEST(PlainText, ReadsBackToTheSameBits) {
   std::uniform_real_distribution<double> exponent(-320, 308), mantissa(-10, 10);
   for (int i = 0; i < 20000; ++i) {
     const double value = mantissa(random) * std::pow(10.0, exponent(random));
-    EXPECT_EQ(std::stod("0" + plain_text(std::abs(value))), std::abs(value));
+    EXPECT_EQ(std::strtod(plain_text(value).c_str(), nullptr), value);
     const auto single = static_cast<float>(value);
-    if (std::isnormal(single)) {
-      EXPECT_EQ(std::stof(plain_text(single)), single);
+    if (std::isfinite(single)) {
+      EXPECT_EQ(std::strtof(plain_text(single).c_str(), nullptr), single);
     }
   }
 }
