@@ -180,8 +180,8 @@ std::vector<BadInput> diverged() {
   return {
       as_process_too(with_values("sample of a NaN", "sample run --prompt a", parameter, kNaN, 1)),
       with_values("sample of an infinity", "sample run --prompt a", parameter, kInfinity, 1),
-      with_values("sample of a checkpoint of minus infinity", "sample " + kFolder, parameter,
-                  -kInfinity, 1),
+      with_values("sample of a checkpoint of minus infinity", "sample " + kFolder + " --prompt a",
+                  parameter, -kInfinity, 1),
       as_process_too(with_values("eval of a NaN", "eval run", parameter, kNaN, 1)),
       with_values("eval of an infinity", "eval " + kFolder + " --json", parameter, kInfinity, 1),
       as_process_too(with_values("eval of numbers that overflow", "eval run",
