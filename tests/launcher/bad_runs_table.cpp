@@ -96,12 +96,6 @@ std::vector<BadInput> bad_runs() {
              [] { edit_both([](auto& m) { m.set_skipped(3); }); }),
       resume("only checkpoints with values that are not finite", kCheckpoint,
              {"no valid checkpoint is left", "diverged-step-*"}, forge_both),
-      resume("a learning rate that destroys the model", kNumerical,
-             {"not finite", "The checkpoint of step 4 is from before", "learning_rate"}, {},
-             "train.schedule.learning_rate=1e30 --set train.clip_norm=0 --set train.steps=50"),
-      resume("training that ends while steps are skipped", kNumerical,
-             {"step 9: training ends", "skipped as not finite", "step 4 is from before"}, {},
-             "train.schedule.learning_rate=1e30 --set train.clip_norm=0 --set train.steps=9"),
       start("a run that only diverges",
             "new --set train.schedule.learning_rate=1e30 --set "
             "train.steps=15 --set train.clip_norm=0",
