@@ -50,6 +50,10 @@ std::string describe_rank(int rank, const Sign& sign) {
   return fmt::format("rank {} on {}", rank, sign.host.data());
 }
 
+std::string named_ranks(const std::vector<int>& ranks) {
+  return fmt::format("{} {}", ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "));
+}
+
 }  // namespace
 
 void Sign::set_host(std::string_view text) { copy_text(host, text); }
@@ -148,7 +152,7 @@ std::string Watchdog::last_seen(int rank) const {
   const Wait wait = most_wait(rank);
   std::string text = describe_rank(rank, sign);
   if (!wait.ranks.empty()) {
-    text += fmt::format(", missed by ranks {} {}", fmt::join(wait.ranks, ", "), wait.place);
+    text += fmt::format(", missed by {} {}", named_ranks(wait.ranks), wait.place);
   }
   return text + fmt::format(", last heard {}, {}", describe_place(sign), describe_operation(sign));
 }
@@ -173,8 +177,9 @@ std::string Watchdog::stall(double now) const {
   } else {
     text += fmt::format("{}", fmt::join(blamed, "; "));
     if (!wait.ranks.empty()) {
-      text +=
-          fmt::format("; the others (ranks {}) are {}", fmt::join(wait.ranks, ", "), wait.place);
+      text += wait.ranks.size() == 1
+                  ? fmt::format("; the other ({}) is {}", named_ranks(wait.ranks), wait.place)
+                  : fmt::format("; the others ({}) are {}", named_ranks(wait.ranks), wait.place);
     }
   }
   return text + kCure;

@@ -29,7 +29,9 @@ std::string value_text(const Message& message, const FieldDescriptor* field, int
 
 class Differ {
  public:
-  void compare(const Message& before, const Message& after, const std::string& path, bool fixed) {
+  // choice_fixed: of the members of one-ofs in this message.
+  void compare(const Message& before, const Message& after, const std::string& path, bool fixed,
+               bool choice_fixed = false) {
     for (int i = 0; i < before.GetDescriptor()->field_count(); ++i) {
       const FieldDescriptor* field = before.GetDescriptor()->field(i);
       const bool field_fixed = fixed || field->options().GetExtension(configs::fixed);
@@ -41,7 +43,8 @@ class Differ {
                         field_fixed);
         }
       } else {
-        compare_value(before, after, field, -1, field_path, field_fixed);
+        const bool choice = choice_fixed && field->real_containing_oneof() != nullptr;
+        compare_value(before, after, field, -1, field_path, field_fixed, choice);
       }
     }
   }
@@ -54,7 +57,7 @@ class Differ {
   }
 
   void compare_value(const Message& before, const Message& after, const FieldDescriptor* field,
-                     int index, const std::string& path, bool fixed) {
+                     int index, const std::string& path, bool fixed, bool choice_fixed = false) {
     const auto has = [&](const Message& m) {
       return index < 0 ? m.GetReflection()->HasField(m, field) : index < count(m, field);
     };
@@ -62,13 +65,15 @@ class Differ {
     if (has(before) && has(after) && field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       const auto& reflection = *before.GetReflection();
       return index < 0 ? compare(reflection.GetMessage(before, field),
-                                 reflection.GetMessage(after, field), path, fixed)
+                                 reflection.GetMessage(after, field), path, fixed,
+                                 field->options().GetExtension(configs::fixed_choice))
                        : compare(reflection.GetRepeatedMessage(before, field, index),
                                  reflection.GetRepeatedMessage(after, field, index), path, fixed);
     }
     const std::string a = has(before) ? value_text(before, field, index) : "(absent)";
     const std::string b = has(after) ? value_text(after, field, index) : "(absent)";
-    if (a != b) differences_.push_back({path, a, b, fixed});
+    const bool choice_differs = has(before) != has(after);
+    if (a != b) differences_.push_back({path, a, b, fixed || (choice_fixed && choice_differs)});
   }
 
   std::vector<ConfigDifference> differences_;

@@ -37,7 +37,8 @@ are optional but the task; `birkhoff config print FILE` shows every value that a
   `--set model.attention.0.group.0.mechanism.sinkhorn.block=32` (entries of lists by index, the next
   free index adds one), `--set 'model.attention.0={group{mechanism{dense{}}}}'` (a message or list is
   replaced). Naming a member of a "one of" chooses it.
-- *fixed* fields cannot change when a run is resumed; *free* ones can.
+- *fixed* fields cannot change when a run is resumed; *free* ones can. *choice fixed*: which one of a
+  "one of" is chosen cannot.
 )";
 
 // The schema's descriptors, with comments.
@@ -153,9 +154,12 @@ class Writer {
   void row(const FieldDescriptor& field, bool fixed) {
     const std::string range = range_text(field);
     text_ += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.name(), type_text(field),
-                         default_text(field), range,
-                         fixed || field.options().GetExtension(configs::fixed) ? "fixed" : "free",
-                         meaning(field));
+                         default_text(field), range, on_resume(field, fixed), meaning(field));
+  }
+
+  static const char* on_resume(const FieldDescriptor& field, bool fixed) {
+    if (fixed || field.options().GetExtension(configs::fixed)) return "fixed";
+    return field.options().GetExtension(configs::fixed_choice) ? "choice fixed" : "free";
   }
 
   std::string text_ = kIntroduction;

@@ -79,6 +79,12 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
       [&reader](std::int64_t begin, std::int64_t end) { return reader.read(begin, end); });
   const std::string& evaluated = text ? arguments.text : split;
   const Evaluation result = evaluate_shown(evaluator, evaluated, err);
+  if (!std::isfinite(result.loss)) {
+    fail(
+        ExitCode::kNumerical,
+        "{}: the loss on {} is not finite: the run had diverged; evaluate a checkpoint from before",
+        checkpoint.path.string(), evaluated);
+  }
   const double words = words_of(plan, corpus);
   const double perplexity = std::exp(result.loss);
   const double word_perplexity = std::exp(result.loss * static_cast<double>(result.tokens) / words);

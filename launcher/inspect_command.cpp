@@ -72,7 +72,7 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
       out << '\n';
     }
     const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
-    const LoadedModel loaded = load_model(checkpoint, at::kCPU);
+    const LoadedModel loaded = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
     out << describe_checkpoint(checkpoint) << describe_model(*loaded.model);
     return 0;
   }

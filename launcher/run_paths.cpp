@@ -6,6 +6,7 @@
 #include "cluster/base/file.h"
 #include "configs/config_io.h"
 #include "runtime/checkpoint_folder.h"
+#include "runtime/finite_state.h"
 #include "runtime/run_folder.h"
 
 namespace birkhoff {
@@ -83,7 +84,8 @@ at::Device device_named(const std::string& name) {
   return name == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
 }
 
-LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device) {
+LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
+                       ParameterValues values) {
   LoadedModel loaded;
   loaded.single = make_single_group(device);
   Group& one = *loaded.single;
@@ -99,6 +101,13 @@ LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device) {
         whole_shard(parameter.name, StateKind::kParameter, parameter.value, /*owner=*/0));
   }
   load_parameters(checkpoint, shards);
+  if (values == ParameterValues::kAny) return loaded;
+  if (const std::string name = find_non_finite(shards); !name.empty()) {
+    fail(ExitCode::kNumerical,
+         "{}: parameter '{}' holds values that are not finite: the run had diverged; use a "
+         "checkpoint from before",
+         checkpoint.path.string(), name);
+  }
   return loaded;
 }
 

@@ -30,7 +30,11 @@ struct LoadedModel {
   std::unique_ptr<Group> single;  // outlives the model
   std::unique_ptr<Model> model;
 };
-LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device);
+// Which values the parameters may have. A model that holds infinities or NaN computes nothing.
+enum class ParameterValues { kFinite, kAny };
+// Error(kNumerical) where a parameter has other values.
+LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
+                       ParameterValues values = ParameterValues::kFinite);
 
 // The device that a command's --device names: "cpu" or "cuda". No GPU: Error(kUsage).
 at::Device device_named(const std::string& name);

@@ -70,7 +70,7 @@ class FileInMemory {
 // Runs this command line on ranks. They read the same configuration: of a pipe, which can be read
 // once, what it came to.
 int train_on_ranks(const TrainArguments& arguments, const configs::Config& config, int ranks,
-                   const StopSignals& signals, std::ostream& err) {
+                   StopSignals& signals, std::ostream& err) {
   std::optional<FileInMemory> resolved;
   if (is_pipe(arguments.config)) resolved.emplace(config_text(config));
   std::vector<std::string> line = {"train", resolved ? resolved->path() : arguments.config, "--run",

@@ -16,17 +16,25 @@
 namespace birkhoff {
 
 // Everything of a checkpoint besides tensors: manifest fields program, config, run, step, consumed,
-// tokens, skipped, evaluation_due, corpus, tokenizer, vocabulary, bytes_per_token, metrics_bytes.
-// save() fills the rest.
+// tokens, skipped, evaluation_due, held_out_loss, corpus, tokenizer, vocabulary, bytes_per_token,
+// metrics_bytes. save() fills the rest.
 using CheckpointHeader = configs::CheckpointManifest;
+
+// Which checkpoints stay when a new one is committed.
+struct Retention {
+  Retention(int newest_count, bool best_too = false) : newest(newest_count), best(best_too) {}
+
+  int newest;  // so many, at least 1
+  bool best;   // and the one with the least held_out_loss, the oldest of equals
+};
 
 class CheckpointWriter {
  public:
-  // Saves into `folder`/step-NNNNNNNN, keeps the newest `keep` (at least 1). `extra_files` (the
-  // tokenizer's model) are part of each checkpoint, as rank 0 reads them here: what becomes of them
-  // later does not matter. Rank 0 removes what an unfinished save left. Local. `world` is used at
-  // step borders only, never by the thread that writes, and must outlive the writer.
-  CheckpointWriter(std::filesystem::path folder, int keep,
+  // Saves into `folder`/step-NNNNNNNN. `extra_files` (the tokenizer's model) are part of each
+  // checkpoint, as rank 0 reads them here: what becomes of them later does not matter. Rank 0
+  // removes what an unfinished save left. Local. `world` is used at step borders only, never by the
+  // thread that writes, and must outlive the writer.
+  CheckpointWriter(std::filesystem::path folder, Retention retention,
                    std::vector<std::filesystem::path> extra_files, Group& world);
   // Joins the thread. An unfinished save is abandoned (its folder stays aside and is removed at the
   // next start).
@@ -62,9 +70,12 @@ struct CheckpointFolder {
 CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 
 // The newest valid checkpoint below a run's `checkpoints` folder, fully verified (all hashes). A
-// damaged one is named on stderr, renamed to damaged-step-N (so that it is neither used nor lost)
-// when `set_aside`, and the one before it tried. None there, now or ever: nullopt. There were some
-// but none is valid: Error(kCheckpoint). Local: call it on one rank.
+// damaged one is named on stderr and the one before it tried. None there, now or ever: nullopt.
+// There were some but none is valid: Error(kCheckpoint). Local: call it on one rank.
+//
+// With `set_aside`, to train on from it: damaged ones are renamed to damaged-step-N, so that they
+// are neither used nor lost. So are those that earlier versions saved while a run diverged, steps
+// being skipped or values not finite, to diverged-step-N; one warning names them.
 std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder,
                                                        bool set_aside);
 

@@ -9,7 +9,6 @@
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
-#include "runtime/checkpoint.h"
 #include "runtime/checkpoint_manifest.h"
 #include "runtime/safetensors.h"
 
@@ -79,11 +78,34 @@ void remove_checkpoint(const fs::path& folder) {
   remove_tree(doomed);
 }
 
-void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, int keep) {
+// The step whose checkpoint has the least loss, as far as manifests can be read. What decides is on
+// disk, so that a crash forgets nothing.
+std::optional<std::int64_t> best_step(const std::map<std::int64_t, fs::path>& folders) {
+  std::optional<std::int64_t> best;
+  double least = 0;
+  for (const auto& [step, path] : folders) {
+    CheckpointManifest manifest;
+    try {
+      manifest = open_checkpoint(path).manifest;
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kCheckpoint) throw;
+      continue;  // damaged: whoever resumes from it says so
+    }
+    if (manifest.has_held_out_loss() && (!best || manifest.held_out_loss() < least)) {
+      best = step;
+      least = manifest.held_out_loss();
+    }
+  }
+  return best;
+}
+
+void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Retention retention) {
   const auto folders = list_checkpoints(checkpoints);
+  const std::optional<std::int64_t> best = retention.best ? best_step(folders) : std::nullopt;
   auto oldest = folders.begin();
-  for (auto excess = static_cast<int>(folders.size()) - keep; excess > 0; --excess, ++oldest) {
-    if (oldest->first != committed_step) {
+  for (auto excess = static_cast<int>(folders.size()) - retention.newest; excess > 0;
+       --excess, ++oldest) {
+    if (oldest->first != committed_step && oldest->first != best) {
       remove_checkpoint(oldest->second);
     }
   }
@@ -149,7 +171,8 @@ CheckpointManifest::File write_shard_file(const fs::path& folder, const std::str
 
 fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
                            CheckpointManifest manifest,
-                           const std::map<std::string, std::string>& extra_files, int keep) {
+                           const std::map<std::string, std::string>& extra_files,
+                           Retention retention) {
   // A state that could not be loaded is a defect of the caller and is never committed.
   if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
     fail(ExitCode::kInternal, "internal error: the ranks' shards do not make up the state: {}",
@@ -173,7 +196,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   }
   rename_path(aside.string(), folder.string());
   remove_leftovers(checkpoints);
-  remove_oldest(checkpoints, manifest.step(), keep);
+  remove_oldest(checkpoints, manifest.step(), retention);
   return folder;
 }
 

@@ -3,7 +3,7 @@
 //   all ranks  write_shard_file() into .tmp-step-N
 //   rank 0     commit_checkpoint(): index, manifest.json last, rename to step-N, then retention
 // Names beside checkpoints: .tmp-* is unfinished or being deleted, .replaced-step-N the old one
-// while a step is saved again, damaged-step-N[-K] was set aside.
+// while a step is saved again, damaged-step-N[-K] and diverged-step-N[-K] were set aside.
 #pragma once
 
 #include <atomic>
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "configs/checkpoint_manifest.pb.h"
+#include "runtime/checkpoint.h"
 
 namespace birkhoff {
 
@@ -24,6 +25,7 @@ inline constexpr std::string_view kStepPrefix = "step-";
 inline constexpr std::string_view kReplacedPrefix = ".replaced-step-";
 inline constexpr std::string_view kAsidePrefix = ".tmp-";
 inline constexpr std::string_view kDamagedPrefix = "damaged-";
+inline constexpr std::string_view kDivergedPrefix = "diverged-";
 
 // "step-00000042"; at least 8 digits, so that names sort like steps.
 std::string step_name(std::int64_t step);
@@ -49,13 +51,13 @@ configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& 
 
 // Makes the files in `aside` the checkpoint `checkpoints`/step-N: writes `extra_files` (content by
 // name), the index and the manifest (which lists the ranks' files already), reads it all back,
-// renames, and removes the oldest checkpoints beyond `keep`. Returns the new folder. A crash or an
-// error at any call leaves the earlier checkpoints or the new one, whole.
+// renames, and removes the oldest checkpoints that `retention` does not keep. Returns the new
+// folder. A crash or an error at any call leaves the earlier checkpoints or the new one, whole.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,
                                         const std::map<std::string, std::string>& extra_files,
-                                        int keep);
+                                        Retention retention);
 
 // Removes what unfinished saves left, and gives .replaced-step-N its name back where it has no
 // successor.

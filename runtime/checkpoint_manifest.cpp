@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -37,6 +38,10 @@ void check_header(const CheckpointManifest& manifest) {
     throw std::invalid_argument(fmt::format("loss_scale is {}, not in [{}, {}]",
                                             manifest.loss_scale(), LossScale::kLeast,
                                             LossScale::kMost));
+  }
+  if (manifest.has_held_out_loss() && !std::isfinite(manifest.held_out_loss())) {
+    throw std::invalid_argument(
+        fmt::format("held_out_loss is {}, not finite", manifest.held_out_loss()));
   }
   check_range(manifest.vocabulary(), 0, "vocabulary");
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <set>
 
@@ -86,9 +87,30 @@ void verify_plain_file(const std::string& path, const CheckpointManifest::File& 
   }
 }
 
-// One pass over header and tensors, which together are the whole file.
-void verify_tensor_file(const std::string& path, const CheckpointManifest::File& file,
-                        const std::vector<const ManifestTensor*>& tensors) {
+// Whether any of the numbers in a whole number of elements is infinite or not a number: its
+// exponent is all ones.
+template <typename Bits>
+bool has_full_exponent(const std::byte* data, std::size_t num_bytes, Bits exponent) {
+  bool found = false;
+  for (std::size_t at = 0; at < num_bytes; at += sizeof(Bits)) {
+    Bits bits;
+    std::memcpy(&bits, data + at, sizeof(Bits));
+    found |= (bits & exponent) == exponent;
+  }
+  return found;
+}
+
+bool holds_non_finite(const std::byte* data, std::size_t num_bytes, const std::string& dtype) {
+  if (dtype == "F32") return has_full_exponent<std::uint32_t>(data, num_bytes, 0x7f800000);
+  if (dtype == "F64") return has_full_exponent<std::uint64_t>(data, num_bytes, 0x7ff0ull << 48);
+  if (dtype == "BF16") return has_full_exponent<std::uint16_t>(data, num_bytes, 0x7f80);
+  return false;
+}
+
+// One pass over header and tensors, which together are the whole file. Returns the first tensor
+// that holds a value that is not finite; empty if none does.
+std::string verify_tensor_file(const std::string& path, const CheckpointManifest::File& file,
+                               const std::vector<const ManifestTensor*>& tensors) {
   const SafetensorsReader reader(path);
   std::map<const SafetensorsEntry*, const ManifestTensor*> listed;
   for (const ManifestTensor* tensor : tensors) {
@@ -98,6 +120,7 @@ void verify_tensor_file(const std::string& path, const CheckpointManifest::File&
   const std::string header = reader.header_bytes();
   hasher.update(header.data(), header.size());
   std::vector<std::byte> piece(static_cast<std::size_t>(std::min(kPieceBytes, file.bytes())));
+  std::string non_finite;
   for (const SafetensorsEntry& entry : reader.entries()) {
     std::uint32_t crc = 0;
     for (std::int64_t at = entry.begin; at < entry.end; at += kPieceBytes) {
@@ -105,6 +128,9 @@ void verify_tensor_file(const std::string& path, const CheckpointManifest::File&
       reader.read(piece.data(), length, at);
       hasher.update(piece.data(), length);
       crc = crc32c(piece.data(), length, crc);
+      if (non_finite.empty() && holds_non_finite(piece.data(), length, entry.dtype)) {
+        non_finite = entry.name;
+      }
     }
     if (!listed.contains(&entry)) {
       fail(ExitCode::kCheckpoint, "{}: tensor '{}' is not in the manifest; use another checkpoint",
@@ -115,35 +141,69 @@ void verify_tensor_file(const std::string& path, const CheckpointManifest::File&
   if (hasher.hex_digest() != file.hash()) {
     fail_hash(path);
   }
+  return non_finite;
 }
 
-// damaged-step-N, or damaged-step-N-K for the first K >= 2 that is free.
-fs::path free_damaged_name(const fs::path& folder, std::int64_t step) {
-  const std::string base = fmt::format("{}{}", kDamagedPrefix, step_name(step));
+// Every file, as verify_checkpoint(). Returns as verify_tensor_file().
+std::string verify_files(const CheckpointFolder& checkpoint) {
+  const TensorsOfFile tensors = tensors_by_file(checkpoint.manifest);
+  std::string non_finite;
+  for (const auto& file : checkpoint.manifest.file()) {
+    const std::string path = (checkpoint.path / file.name()).string();
+    check_size(path, file);
+    if (const auto found = tensors.find(file.name()); found != tensors.end()) {
+      const std::string name = verify_tensor_file(path, file, found->second);
+      if (non_finite.empty()) non_finite = name;
+    } else {
+      verify_plain_file(path, file);
+    }
+  }
+  return non_finite;
+}
+
+// Renames a checkpoint to PREFIXstep-N, or PREFIXstep-N-K for the first K >= 2 that is free.
+fs::path set_checkpoint_aside(const fs::path& checkpoint, std::string_view prefix,
+                              std::int64_t step) {
+  const fs::path folder = checkpoint.parent_path();
+  const std::string base = fmt::format("{}{}", prefix, step_name(step));
   fs::path name = folder / base;
   for (int k = 2; path_exists(name.string()); ++k) {
     name = folder / fmt::format("{}-{}", base, k);
   }
+  rename_path(checkpoint.string(), name.string());
   return name;
 }
 
-bool has_damaged(const fs::path& folder) {
+bool has_any_aside(const fs::path& folder) {
   if (!path_exists(folder.string())) {
     return false;
   }
   const auto names = list_directory(folder.string(), ExitCode::kCheckpoint);
-  return std::any_of(names.begin(), names.end(),
-                     [](const std::string& name) { return name.starts_with(kDamagedPrefix); });
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name.starts_with(kDamagedPrefix) || name.starts_with(kDivergedPrefix);
+  });
 }
 
-CheckpointFolder open_and_verify(const fs::path& path, std::int64_t step) {
+// A checkpoint that was read as a whole. diverged: why training does not go on from it, or empty.
+struct VerifiedCheckpoint {
+  CheckpointFolder checkpoint;
+  std::string diverged;
+};
+
+VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step) {
   CheckpointFolder checkpoint = open_checkpoint(path);
   if (checkpoint.manifest.step() != step) {
     fail(ExitCode::kCheckpoint, "{}: holds step {}; rename the folder to {}", path.string(),
          checkpoint.manifest.step(), step_name(checkpoint.manifest.step()));
   }
-  verify_checkpoint(checkpoint);
-  return checkpoint;
+  const std::string non_finite = verify_files(checkpoint);
+  std::string diverged;
+  if (!non_finite.empty()) {
+    diverged = fmt::format("{} is not finite", non_finite);
+  } else if (checkpoint.manifest.skipped() > 0) {
+    diverged = fmt::format("{} before it", counted(checkpoint.manifest.skipped(), "skipped step"));
+  }
+  return {std::move(checkpoint), std::move(diverged)};
 }
 
 [[noreturn]] void fail_tensor(const CheckpointFolder& checkpoint, const std::string& name,
@@ -264,9 +324,21 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
     restore_replaced(folder);
   }
   const auto candidates = list_checkpoints(folder);
+  std::vector<std::string> diverged;
+  const auto warn_of_diverged = [&](const std::string& consequence) {
+    if (diverged.empty()) return;
+    log_warning("{}: saved while the run diverged: {}; set aside as {}step-*, {}", folder.string(),
+                fmt::join(diverged, ", "), kDivergedPrefix, consequence);
+  };
   for (auto newest = candidates.rbegin(); newest != candidates.rend(); ++newest) {
     try {
-      return open_and_verify(newest->second, newest->first);
+      VerifiedCheckpoint verified = open_and_verify(newest->second, newest->first);
+      if (!set_aside || verified.diverged.empty()) {
+        warn_of_diverged(fmt::format("goes on from step {}", newest->first));
+        return std::move(verified.checkpoint);
+      }
+      set_checkpoint_aside(newest->second, kDivergedPrefix, newest->first);
+      diverged.push_back(fmt::format("step {} ({})", newest->first, verified.diverged));
     } catch (const CheckpointVersionError&) {
       throw;
     } catch (const Error& error) {
@@ -280,19 +352,20 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
       }
       std::string consequence = "trying the one before";
       if (set_aside) {
-        const fs::path aside = free_damaged_name(folder, newest->first);
-        rename_path(newest->second.string(), aside.string());
+        const fs::path aside = set_checkpoint_aside(newest->second, kDamagedPrefix, newest->first);
         consequence = fmt::format("set aside as {}, {}", aside.string(), consequence);
       }
       log_warning("damaged checkpoint: {}; {}", error.what(), consequence);
     }
   }
-  if (!candidates.empty() || has_damaged(folder)) {
-    fail(ExitCode::kCheckpoint,
-         "{}: no valid checkpoint is left there (damaged ones were renamed to damaged-step-*); put "
-         "a copy back, or start "
-         "afresh with another --run or with --fresh",
-         folder.string());
+  warn_of_diverged("none is from before");
+  if (!candidates.empty() || has_any_aside(folder)) {
+    fail(
+        ExitCode::kCheckpoint,
+        "{}: no valid checkpoint is left there (damaged ones were renamed to damaged-step-*, those "
+        "of a diverged run to diverged-step-*); put a copy back, or start afresh with another "
+        "--run or with --fresh",
+        folder.string());
   }
   return std::nullopt;
 }
@@ -305,18 +378,7 @@ void load_parameters(const CheckpointFolder& checkpoint, std::vector<NamedShard>
   load(checkpoint, shards, /*allow_surplus=*/true);
 }
 
-void verify_checkpoint(const CheckpointFolder& checkpoint) {
-  const TensorsOfFile tensors = tensors_by_file(checkpoint.manifest);
-  for (const auto& file : checkpoint.manifest.file()) {
-    const std::string path = (checkpoint.path / file.name()).string();
-    check_size(path, file);
-    if (const auto found = tensors.find(file.name()); found != tensors.end()) {
-      verify_tensor_file(path, file, found->second);
-    } else {
-      verify_plain_file(path, file);
-    }
-  }
-}
+void verify_checkpoint(const CheckpointFolder& checkpoint) { verify_files(checkpoint); }
 
 std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
   const CheckpointManifest& manifest = checkpoint.manifest;

@@ -58,9 +58,9 @@ bool belongs_to_model(const NamedShard& shard) {
 
 class CheckpointWriter::Impl {
  public:
-  Impl(fs::path folder, int keep, const std::vector<fs::path>& extra_files, Group& world)
-      : folder_(std::move(folder)), keep_(keep), world_(world) {
-    require(keep >= 1, "a run keeps at least one checkpoint");
+  Impl(fs::path folder, Retention retention, const std::vector<fs::path>& extra_files, Group& world)
+      : folder_(std::move(folder)), retention_(retention), world_(world) {
+    require(retention.newest >= 1, "a run keeps at least one checkpoint");
     if (world_.rank() == 0) {
       for (const fs::path& file : extra_files) {
         extra_files_[file.filename().string()] =
@@ -238,7 +238,8 @@ class CheckpointWriter::Impl {
       require(of_rank.ParseFromString(list), "a rank's list of checkpoint files");
       manifest_.MergeFrom(of_rank);
     }
-    start_thread([this] { commit_checkpoint(folder_, aside_, manifest_, extra_files_, keep_); });
+    start_thread(
+        [this] { commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_); });
   }
 
   // Some rank failed and no thread runs: the same error on all ranks.
@@ -299,7 +300,7 @@ class CheckpointWriter::Impl {
   }
 
   const fs::path folder_;
-  const int keep_;
+  const Retention retention_;
   std::map<std::string, std::string> extra_files_;  // rank 0: content by name
   Group& world_;
 
@@ -321,9 +322,9 @@ class CheckpointWriter::Impl {
   std::thread thread_;
 };
 
-CheckpointWriter::CheckpointWriter(fs::path folder, int keep, std::vector<fs::path> extra_files,
-                                   Group& world)
-    : impl_(std::make_unique<Impl>(std::move(folder), keep, extra_files, world)) {}
+CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
+                                   std::vector<fs::path> extra_files, Group& world)
+    : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world)) {}
 CheckpointWriter::~CheckpointWriter() = default;
 void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<NamedShard>& shards) {
   impl_->save(header, shards);

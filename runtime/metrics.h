@@ -1,18 +1,11 @@
-// The figures of a run, told four ways: the terminal or plain lines, RUN/metrics.jsonl (one object
-// a line, keys as below), TensorBoard events, and RUN/loss.svg. Used on rank 0 only. Files that
-// cannot be written are errors at the start of a run; later they are warnings, and training goes
-// on.
-//
-//   every metrics.every steps:
-//   {"step","loss","tokens","tokens_per_second","step_ms","loader_wait_ms","learning_rate","grad_norm"}
-//   each evaluation:
-//   {"step","split","loss","bits_per_byte","tokens","bytes"}
-//
-// tokens_per_second, step_ms and loader_wait_ms (how long rank 0 waited for the loader in a step)
-// are means since the last line. A figure that is not finite is null.
+// The figures of a run, reported in four ways: the terminal or plain lines, RUN/metrics.jsonl (one
+// object a line; docs/metrics.md describes its keys), TensorBoard events, and RUN/loss.svg. Used on
+// rank 0 only. Files that cannot be written are errors at the start of a run; later they are
+// warnings, and training goes on.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -24,9 +17,12 @@
 
 namespace birkhoff {
 
-std::string step_line(const StepReport& report);
+// Lines of metrics.jsonl. elapsed_seconds: that the run has trained so far.
+std::string step_line(const StepReport& report, double elapsed_seconds);
 std::string evaluation_line(std::int64_t step, const std::string& split,
-                            const Evaluation& evaluation);
+                            const Evaluation& evaluation, double elapsed_seconds);
+// Seconds since some moment in the past; never goes back.
+double clock_seconds();
 
 struct MetricsOptions {
   std::filesystem::path lines_path;    // metrics.jsonl; what is there is kept and drawn
@@ -37,6 +33,8 @@ struct MetricsOptions {
   std::int64_t num_steps = 0;
   std::int64_t every = 10;
   bool terminal = false;  // stderr is one
+  std::string run_name;   // for the picture
+  std::function<double()> clock = clock_seconds;
 };
 
 class Metrics {
@@ -51,6 +49,12 @@ class Metrics {
   void evaluation(std::int64_t step, const std::string& split, const Evaluation& evaluation);
   // Call before writing other lines to stderr.
   void clear_bar();
+  // Training time of the run so far: what the last line of metrics.jsonl had when this began, and
+  // the time since.
+  double elapsed_seconds() const { return elapsed_before_ + options_.clock() - began_; }
+  // What the run came to: losses of its last step and evaluation, its time, and the mean speed
+  // since this began.
+  std::string summary() const;
   // Size of metrics.jsonl, lines that wait to be written included, for the checkpoint: a resumed
   // run cuts what is behind it.
   std::int64_t lines_bytes() const { return lines_.num_bytes(); }
@@ -58,7 +62,7 @@ class Metrics {
   void close();
 
  private:
-  void read_curves();
+  void read_lines();
   void write_svg();
   void warn(const std::string& text);
 
@@ -67,8 +71,11 @@ class Metrics {
   TelemetryFile lines_;
   std::optional<EventWriter> events_;
   Curve train_, held_out_;
-  std::int64_t interval_steps_ = 0, interval_tokens_ = 0;  // since the last line
-  double interval_ms_ = 0, interval_wait_ms_ = 0;
+  StepMeans means_;
+  const double began_;
+  double elapsed_before_ = 0;
+  std::int64_t num_tokens_ = 0;  // since this began
+  std::optional<double> last_loss_, last_held_out_loss_;
 };
 
 }  // namespace birkhoff

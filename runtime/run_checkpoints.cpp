@@ -1,12 +1,33 @@
 #include "runtime/run_checkpoints.h"
 
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cluster/base/error.h"
+#include "cluster/base/file.h"
 #include "cluster/base/log.h"
+#include "cluster/base/plural.h"
 #include "models/model.h"
+#include "runtime/checkpoint_folder.h"
+#include "runtime/finite_state.h"
 #include "runtime/metrics.h"
 #include "runtime/optimizer.h"
 #include "runtime/run_folder.h"
 
 namespace birkhoff {
+
+void restore_state(const CheckpointHeader& header, TrainState& state) {
+  state.step = header.step();
+  state.consumed = header.consumed();
+  state.tokens = header.tokens();
+  state.skipped = header.skipped();
+  state.evaluation_due = header.evaluation_due();
+  if (header.has_loss_scale()) state.loss_scale = {header.loss_scale(), header.loss_scale_steps()};
+  if (header.has_held_out_loss()) state.held_out_loss = header.held_out_loss();
+}
 
 std::vector<NamedShard> training_shards(Model& model, Optimizer& optimizer, int num_ranks) {
   std::vector<NamedShard> shards;
@@ -18,35 +39,129 @@ std::vector<NamedShard> training_shards(Model& model, Optimizer& optimizer, int 
   return shards;
 }
 
-RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, CheckpointHeader header,
-                               std::vector<NamedShard> shards, RunFolder* folder, Metrics* metrics)
+namespace {
+
+std::int64_t bytes_of_all_ranks(const std::vector<NamedShard>& shards, Group& world) {
+  const at::Tensor bytes = at::zeros({1}, at::kLong);
+  for (const NamedShard& shard : shards) {
+    if (shard.owner == world.rank()) {
+      *bytes.mutable_data_ptr<std::int64_t>() += static_cast<std::int64_t>(shard.data.nbytes());
+    }
+  }
+  world.all_reduce(bytes, ReduceOp::kSum, "size of a checkpoint");
+  return bytes.item<std::int64_t>();
+}
+
+std::string size_text(std::int64_t bytes) {
+  return bytes < 10'000'000 ? counted(bytes, "byte")
+                            : fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
+}
+
+}  // namespace
+
+std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint) {
+  constexpr const char* kCure = "lower train.schedule.learning_rate and start again";
+  return newest_checkpoint ? fmt::format(
+                                 "The checkpoint of step {} is from before: {} to go on "
+                                 "from there",
+                                 *newest_checkpoint, kCure)
+                           : fmt::format("No checkpoint is from before: {}", kCure);
+}
+
+RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, Group& world, CheckpointHeader header,
+                               std::vector<NamedShard> shards, std::optional<std::int64_t> newest,
+                               RunFolder* folder, Metrics* metrics)
     : writer_(writer),
+      world_(world),
       header_(std::move(header)),
       shards_(std::move(shards)),
+      bytes_(bytes_of_all_ranks(shards_, world)),
+      newest_(newest),
       folder_(folder),
       metrics_(metrics) {}
 
 void RunCheckpoints::save(const TrainState& state) {
-  finish();  // notes the commit of the save before, which the writer would only wait for
+  confirm();  // this state came from the one that was saved before
+  finish();   // notes the commit of the save before, which the writer would only wait for
   save_start_ = Clock::now();
+  check_finite(state);
+  require_space();
   header_.set_step(state.step);
   header_.set_consumed(state.consumed);
   header_.set_tokens(state.tokens);
   header_.set_skipped(state.skipped);
   header_.set_evaluation_due(state.evaluation_due);
+  header_.clear_held_out_loss();
+  if (state.held_out_loss && std::isfinite(*state.held_out_loss)) {
+    header_.set_held_out_loss(*state.held_out_loss);
+  }
   header_.set_loss_scale(state.loss_scale.value);
   header_.set_loss_scale_steps(state.loss_scale.steps_since);
   if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
   writer_.save(header_, shards_);
+  confirmed_ = false;
   stall_ = Clock::now() - save_start_;
 }
 
+std::int64_t RunCheckpoints::require_space() const {
+  std::string problem;
+  std::int64_t left = 0;
+  if (folder_ != nullptr) {
+    const std::string path = folder_->paths().checkpoints().string();
+    try {
+      const std::int64_t free = free_bytes(path);
+      left = free - bytes_;
+      if (left < 0) {
+        problem = fmt::format(
+            "{}: a checkpoint needs {}, and {} are free on that file system: free space there, or "
+            "choose another folder for --run",
+            path, size_text(bytes_), size_text(free));
+      }
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+  }
+  problem = world_.broadcast_bytes(problem, 0, "space for a checkpoint");
+  if (!problem.empty()) fail(ExitCode::kStorage, "{}", problem);
+  return left;
+}
+
+void RunCheckpoints::check_space() const {
+  const std::int64_t left = require_space();
+  if (folder_ == nullptr) return;
+  // The oldest goes only when the next is committed: for a moment there is one more than is kept.
+  const configs::Checkpoint& config = header_.config().checkpoint();
+  const std::int64_t most = std::int64_t{config.keep()} + config.keep_best() + 1;
+  const auto present =
+      static_cast<std::int64_t>(list_checkpoints(folder_->paths().checkpoints()).size());
+  const std::int64_t steps = header_.config().train().steps() - newest_.value_or(0);
+  const std::int64_t saves = config.every() > 0 ? steps / config.every() + 1 : 1;
+  const std::int64_t further = std::min(most - present, saves) - 1;
+  if (further <= 0 || left / std::max<std::int64_t>(bytes_, 1) >= further) return;
+  log_warning(
+      "{}: the next save fits, but all that are kept do not: {} of {} each (checkpoint.keep = {}, "
+      "and the one being written), and {} are free",
+      folder_->paths().checkpoints().string(), counted(most, "checkpoint"), size_text(bytes_),
+      config.keep(), size_text(left + bytes_));
+}
+
+void RunCheckpoints::check_finite(const TrainState& state) const {
+  const std::string tensor = find_non_finite(shards_, world_);
+  if (tensor.empty()) return;
+  fail(ExitCode::kNumerical,
+       "step {}: {} holds values that are not finite, which no later step can repair: not saved. "
+       "{}",
+       state.step, tensor, cure_of_divergence(newest_));
+}
+
 void RunCheckpoints::poll() {
+  if (!confirmed_) return;
   const auto start = Clock::now();
   note(start, writer_.poll().has_value());
 }
 
 void RunCheckpoints::finish() {
+  if (!confirmed_) return;
   const auto start = Clock::now();
   note(start, writer_.finish().has_value());
 }
@@ -54,7 +169,9 @@ void RunCheckpoints::finish() {
 void RunCheckpoints::note(Clock::time_point start, bool committed) {
   const auto now = Clock::now();
   stall_ += now - start;
-  if (!committed || folder_ == nullptr) return;
+  if (!committed) return;
+  newest_ = header_.step();
+  if (folder_ == nullptr) return;
   folder_->note_checkpoint();
   if (metrics_ != nullptr) metrics_->clear_bar();
   log_info("saved step {}: stall {:.1f} ms, written in {:.2f} s", header_.step(),

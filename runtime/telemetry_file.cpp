@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cluster/base/error.h"
+#include "cluster/base/plural.h"
 
 namespace birkhoff {
 
@@ -37,7 +38,8 @@ void TelemetryFile::flush() {
     written_bytes_ = num_bytes();
     waiting_.clear();
     if (failing_) {
-      warn_(fmt::format("{}: is written again, {} records are missing", file_.path(), num_lost_));
+      warn_(fmt::format("{}: is written again, without {}", file_.path(),
+                        counted(num_lost_, "record")));
     }
     failing_ = false;
     num_lost_ = 0;
@@ -53,8 +55,9 @@ void TelemetryFile::flush() {
 void TelemetryFile::close() {
   flush();
   if (failing_) {
-    warn_(fmt::format("{}: its last {} bytes could not be written, and {} records before them",
-                      file_.path(), waiting_.size(), num_lost_));
+    warn_(fmt::format("{}: its last {} could not be written, and {} before that", file_.path(),
+                      counted(static_cast<std::int64_t>(waiting_.size()), "byte"),
+                      counted(num_lost_, "record")));
     return;
   }
   try {

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -10,10 +12,13 @@
 #include "cluster/base/error.h"
 #include "cluster/base/file.h"
 #include "cluster/base/log.h"
+#include "cluster/base/number_text.h"
+#include "cluster/base/plural.h"
 #include "cluster/heartbeat.h"
 #include "cluster/mesh.h"
 #include "configs/config.pb.h"
 #include "configs/config_io.h"
+#include "data/batch/share.h"
 #include "data/corpus.h"
 #include "data/loader.h"
 #include "models/model.h"
@@ -23,6 +28,7 @@
 #include "runtime/device_feed.h"
 #include "runtime/progress.h"
 #include "runtime/run_folder.h"
+#include "runtime/schedule.h"
 
 namespace birkhoff {
 namespace {
@@ -80,15 +86,6 @@ void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& 
          "in another run folder",
          checkpoint.path.string(), difference);
   }
-  const auto optimizer = [](const configs::Config& c) {
-    return c.train().optimizer().has_adafactor() ? "adafactor" : "adamw";
-  };
-  if (std::string_view(optimizer(manifest.config())) != optimizer(config)) {
-    fail(ExitCode::kConfig,
-         "{}: its optimizer state is that of train.optimizer.{}, the configuration asks for {}; "
-         "restore it, or train in another run folder",
-         checkpoint.path.string(), optimizer(manifest.config()), optimizer(config));
-  }
   if (manifest.corpus() != corpus.manifest().fingerprint()) {
     fail(
         ExitCode::kData,
@@ -132,10 +129,11 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   return options;
 }
 
-std::size_t optimizer_bytes(const std::vector<NamedShard>& shards) {
-  std::size_t bytes = 0;
+std::int64_t optimizer_bytes(const std::vector<NamedShard>& shards) {
+  std::int64_t bytes = 0;
   for (const NamedShard& shard : shards) {
-    if (shard.kind == StateKind::kOptimizer) bytes += shard.data.nbytes();
+    if (shard.kind == StateKind::kOptimizer)
+      bytes += static_cast<std::int64_t>(shard.data.nbytes());
   }
   return bytes;
 }
@@ -151,6 +149,7 @@ MetricsOptions make_metrics_options(const configs::Config& config, const RunPath
   options.num_steps = config.train().steps();
   options.every = config.metrics().every();
   options.terminal = terminal_shows_bar();
+  options.run_name = std::filesystem::weakly_canonical(paths.root).filename().string();
   return options;
 }
 
@@ -173,6 +172,36 @@ std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config, const C
       plan_evaluation(corpus, config.evaluate(), options.stream, options.sequence_length,
                       reader->num_windows()),
       [reader](std::int64_t begin, std::int64_t end) { return reader->read(begin, end); });
+}
+
+// Ranks that compute no sequence of any batch, because there are more of them than there is work.
+void warn_of_idle_ranks(const configs::Config& config, int num_ranks) {
+  const configs::Train& train = config.train();
+  int idle = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    idle +=
+        rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size() == 0;
+  }
+  if (idle == 0) return;
+  log_warning("{} of {} compute nothing: train.global_batch = {}{}; {} do the same work as fast",
+              idle, counted(num_ranks, "rank"), train.global_batch(),
+              train.invariant().shards() > 0
+                  ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
+                  : "",
+              num_ranks - idle);
+}
+
+// A schedule that changed where a run resumes, and with it the rate of its next step.
+void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
+                       std::int64_t next_step) {
+  const double expected = learning_rate(before.schedule(), next_step, before.steps());
+  const double rate = learning_rate(now.schedule(), next_step, now.steps());
+  constexpr double kSmallChange = 0.01;
+  if (std::abs(rate - expected) <= kSmallChange * std::max(rate, expected)) return;
+  log_warning(
+      "the learning rate jumps: step {} has {}, and had {} with the train.schedule and train.steps "
+      "of the checkpoint",
+      next_step, plain_text(static_cast<float>(rate)), plain_text(static_cast<float>(expected)));
 }
 
 WatchdogLimits make_limits(const configs::Watchdog& config) {
@@ -226,21 +255,16 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   if (config.train().precision() == configs::Train::fp16) {
     state.loss_scale.value = LossScale::kFirst;
   }
+  std::optional<configs::Config> before;  // that of the checkpoint
   std::int64_t metrics_bytes = 0;
   if (!resume_path.empty()) {
     const CheckpointFolder checkpoint = open_checkpoint(resume_path);
     check_resumable(checkpoint, config, corpus);
     load_checkpoint(checkpoint, shards);
     const configs::CheckpointManifest& manifest = checkpoint.manifest;
-    state.step = manifest.step();
-    state.consumed = manifest.consumed();
-    state.tokens = manifest.tokens();
-    state.skipped = manifest.skipped();
-    state.evaluation_due = manifest.evaluation_due();
-    if (manifest.has_loss_scale()) {
-      state.loss_scale = {manifest.loss_scale(), manifest.loss_scale_steps()};
-    }
+    restore_state(manifest, state);
     metrics_bytes = manifest.metrics_bytes();
+    before = manifest.config();
   }
   resumed_from = state.step;
   activity.enter(Phase::kStart, state.step);
@@ -250,20 +274,23 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
       if (!path_exists(paths.loss_plot().string())) {
         Metrics(make_metrics_options(config, paths, state)).close();
       }
-      log_info("{}: has all its steps ({} of {}); set train.steps higher to go on",
+      log_info("{}: is at step {}, and train.steps = {}: nothing to do; set it higher to go on",
                run_folder.string(), state.step, config.train().steps());
     }
     return Outcome::kDone;
   }
   if (world.rank() == 0) {
-    log_info("{}: {} at step {} of {}; {} parameters, {} ranks", run_folder.string(),
+    log_info("{}: {} at step {} of {}; {}, {}", run_folder.string(),
              resume_path.empty() ? "starts" : "resumes", state.step, config.train().steps(),
-             model->parameters().num_elements(), world.size());
-    log_info("optimizer state: {} bytes on this rank, {}", optimizer_bytes(shards),
+             counted(model->parameters().num_elements(), "parameter"),
+             counted(world.size(), "rank"));
+    log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(shards), "byte"),
              buckets.sliced() ? fmt::format("one of {} slices (train.zero)", world.size())
                               : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
+    warn_of_idle_ranks(config, group.size());
+    if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
     if (config.train().precision() == configs::Train::fp16 && device.is_cpu()) {
       log_warning(
           "train.precision: fp16 is many times slower than fp32 on processors, which multiply it "
@@ -282,22 +309,34 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   std::optional<Metrics> metrics;
   if (world.rank() == 0) metrics.emplace(make_metrics_options(config, paths, state));
+  StepLog step_log(config.metrics().every(), config.train().steps());
   std::vector<std::filesystem::path> tokenizer_files;
   if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
-  CheckpointWriter writer(paths.checkpoints(), config.checkpoint().keep(), tokenizer_files,
-                          world.group());
+  CheckpointWriter writer(paths.checkpoints(),
+                          {config.checkpoint().keep(), config.checkpoint().keep_best()},
+                          tokenizer_files, world.group());
   // Over the world: hashes are taken and compared on hosts, and all ranks hold the same while the
   // other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
   RunCheckpoints checkpoints(
-      writer, make_header(config, corpus, loader_options.stream, run_id, world.size()), shards,
-      folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
+      writer, world.group(),
+      make_header(config, corpus, loader_options.stream, run_id, world.size()), shards,
+      resume_path.empty() ? std::nullopt : std::optional(resumed_from), folder ? &*folder : nullptr,
+      metrics ? &*metrics : nullptr);
+
+  checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, buckets, *optimizer, hooks.signals, evaluator.get(),
-                   &checkpoints, metrics ? &*metrics : nullptr, &agreement, &activity});
+                   &checkpoints, metrics ? &*metrics : nullptr, &step_log, &agreement, &activity});
   const Outcome outcome = trainer.run(state);
-  if (metrics) metrics->close();
-  if (world.rank() == 0) log_info("memory: {}", memory_report(device));
+  if (world.rank() != 0) return outcome;
+  metrics->close();
+  log_info("memory: {}", memory_report(device));
+  if (outcome == Outcome::kDone) {
+    log_info("{}: finished: {}, {}; checkpoint {}", run_folder.string(),
+             counted(state.step, "step"), metrics->summary(),
+             (paths.checkpoints() / step_name(state.step)).string());
+  }
   return outcome;
 }
 
@@ -333,9 +372,9 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
       num_restores = resumed_from == before ? num_restores + 1 : 1;
       if (num_restores > config.agreement().max_restores()) {
         fail(ExitCode::kNumerical,
-             "ranks disagreed {} times after step {}: agreement.max_restores = {} says stop; the "
+             "ranks disagreed {} after step {}: agreement.max_restores = {} says stop; the "
              "warnings above name them",
-             num_restores, resumed_from, config.agreement().max_restores());
+             counted(num_restores, "time"), resumed_from, config.agreement().max_restores());
       }
     }
   } catch (const std::exception& error) {

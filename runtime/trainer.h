@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include "cluster/base/activity.h"
 #include "cluster/base/group.h"
@@ -28,8 +30,8 @@ namespace birkhoff {
 
 enum class Outcome {
   kDone,     // all steps are done and saved
-  kRequeue,  // a signal came: the state is saved, the same command goes on from there (exit code
-             // 75)
+  kRequeue,  // a signal came: the state is saved, or is none to go on from; the same command goes
+             // on from the last checkpoint (exit code 75)
   kRestore,  // ranks disagree and the policy says restore: go on from the last checkpoint
 };
 
@@ -44,7 +46,8 @@ struct TrainerParts {
   const StopSignals& signals;
   Evaluator* evaluator = nullptr;         // null: nothing to evaluate on
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
-  Metrics* metrics = nullptr;             // rank 0's; null: nothing is told
+  Metrics* metrics = nullptr;             // rank 0's; null: nothing is reported
+  StepLog* step_log = nullptr;            // for ranks without metrics; null: they report nothing
   Agreement* agreement = nullptr;         // null: ranks are not compared
   Activity* activity = nullptr;           // null: nobody watches
 };
@@ -54,14 +57,24 @@ class Trainer {
   explicit Trainer(TrainerParts parts);
 
   // Trains from `state` to the configured number of steps, or until a signal. Collective over the
-  // group. Error(kNumerical), on all ranks, when values are not finite, or ranks do not agree, and
-  // the policy says stop.
+  // group. Error(kNumerical), on all ranks, when values are not finite and the policy says stop,
+  // when training ends with such values, or when ranks do not agree and the policy says stop.
   Outcome run(TrainState& state);
 
  private:
+  // What the gradients of a step come to over all ranks; the same on each.
+  struct GradientSums {
+    at::Tensor tail;   // fp64 on the host: see trainer.cpp
+    double count = 1;  // counted targets, at least 1
+    double norm = 0;   // of the mean gradient, before clipping
+    bool losses_finite = false;
+    bool finite() const;
+  };
+
   struct StepResult {
     StepReport report;
     std::int64_t tokens = 0;      // counted targets of the step
+    bool applied = false;         // or skipped
     bool stop_requested = false;  // on any rank
   };
 
@@ -73,6 +86,10 @@ class Trainer {
   };
 
   StepResult step(TrainState& state);
+  // Those of batch_ as step `step`, left in the buckets. Changes no parameter.
+  GradientSums sum_gradients(std::int64_t step, const LossScale& scale);
+  // Whether gradients that are not finite are the loss scale's doing, which the next step halves.
+  bool scale_overflows(const GradientSums& sums, const LossScale& scale) const;
   // Gradients and tail of this rank's batch. With train.cuda_graph it is recorded once and
   // replayed: what differs from step to step reaches it through the memory of the batch and the
   // scalars.
@@ -80,13 +97,22 @@ class Trainer {
   std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
   void add_to_tail(std::int64_t row, const ObjectiveSums& sums);
   at::Tensor tail_sums() const;  // on the host: waits for the device
-  void count_skipped(TrainState& state, const double* sums, double norm) const;
+  void count_skipped(TrainState& state, const GradientSums& sums) const;
+  // Which ranks' losses are not finite, or that the norm is not.
+  std::string describe_non_finite(const GradientSums& sums) const;
   void evaluate(TrainState& state);
+  // At the end: why the state is none to go on from; empty if it is one. Where it is to be saved
+  // its gradients are tried, which no step will do.
+  std::string find_divergence(const TrainState& state);
+  std::string cure() const;  // of a divergence, for messages
+  // The process has no more steps to do. `divergence` as find_divergence()'s.
+  Outcome end(const TrainState& state, bool stop, const std::string& divergence);
   // False: they differ, and the run goes back to its last checkpoint.
   bool ranks_agree(const TrainState& state);
   void enter(Phase phase, std::int64_t step);
 
   TrainerParts parts_;
+  std::optional<Batch> batch_;  // of the last step
   StepScalars scalars_;
   at::Tensor tail_;  // fp64 sums that travel with the gradients, on the device: see trainer.cpp
   at::Tensor block_sums_;  // of the gradient norm

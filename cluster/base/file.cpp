@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -27,6 +29,8 @@ struct Hook {
   std::atomic<std::int64_t> num_calls = 0;
 };
 std::atomic<Hook*> current_hook = nullptr;  // a plain pointer: nothing to destroy at exit
+
+std::atomic<FreeBytesHook*> current_free_bytes_hook = nullptr;
 
 // What the hook wants for the next call: 0, kShortTransfer or an errno value.
 int next_fault(const char* call, const std::string& path) {
@@ -132,6 +136,10 @@ void sync_descriptor(int fd, const std::string& path) {
 
 void set_file_fault_hook(FileFaultHook hook) {
   delete current_hook.exchange(hook ? new Hook{std::move(hook)} : nullptr);
+}
+
+void set_free_bytes_hook(FreeBytesHook hook) {
+  delete current_free_bytes_hook.exchange(hook ? new FreeBytesHook(std::move(hook)) : nullptr);
 }
 
 void FileDescriptorTraits::close(Handle fd) noexcept { ::close(fd); }
@@ -445,6 +453,19 @@ void sync_directory(const std::string& path) {
       "open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); })));
   check(fd.get(), "open", path);
   sync_descriptor(fd.get(), path);
+}
+
+std::int64_t free_bytes(const std::string& path) {
+  if (FreeBytesHook* hook = current_free_bytes_hook.load(std::memory_order_acquire)) {
+    return (*hook)(path);
+  }
+  struct statvfs status;
+  check(retried("statvfs", path, [&] { return ::statvfs(path.c_str(), &status); }), "statvfs",
+        path);
+  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (status.f_blocks == 0 || status.f_frsize == 0) return static_cast<std::int64_t>(kMost);
+  const auto blocks = std::min<std::uint64_t>(status.f_bavail, kMost / status.f_frsize);
+  return static_cast<std::int64_t>(blocks * status.f_frsize);
 }
 
 // ---- FileLock

@@ -112,6 +112,9 @@ void remove_file(const std::string& path);
 void remove_tree(const std::string& path);
 // Makes the names in a directory durable.
 void sync_directory(const std::string& path);
+// Bytes that this user may still write to the file system of a path. What a quota leaves is not
+// seen. A file system that does not say how large it is: the largest number.
+std::int64_t free_bytes(const std::string& path);
 // The folder part of a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 std::string parent_path(const std::string& path);
 
@@ -140,5 +143,10 @@ using FileFaultHook =
 constexpr int kShortTransfer = -1;
 // An empty hook removes it.
 void set_file_fault_hook(FileFaultHook hook);
+
+// For tests: what free_bytes() says of a path instead of what the system does. Thread-safe if the
+// hook is. An empty hook removes it.
+using FreeBytesHook = std::function<std::int64_t(const std::string& path)>;
+void set_free_bytes_hook(FreeBytesHook hook);
 
 }  // namespace birkhoff

@@ -88,4 +88,8 @@ void log_text(LogLevel level, std::string_view text) {
   }
 }
 
+void log_to_file(LogLevel level, std::string_view text) {
+  if (Log* log = current_log; log != nullptr) log->write_to_file(level, text);
+}
+
 }  // namespace birkhoff

@@ -42,6 +42,8 @@ class Log {
 };
 
 void log_text(LogLevel level, std::string_view text);
+// To the file of the current log only, if it has one: what stderr shows in another form.
+void log_to_file(LogLevel level, std::string_view text);
 
 template <typename... Args>
 void log_info(fmt::format_string<Args...> format, Args&&... args) {

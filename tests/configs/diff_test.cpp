@@ -44,7 +44,19 @@ TEST(Diff, ListsAndChoices) {
                     "{ group { heads: 4 mechanism { dense { dropout: 0 } } } }", true);
   EXPECT_EQ(differences[3].path, "train.optimizer.adamw");
   EXPECT_EQ(differences[4].path, "train.optimizer.adafactor");
-  EXPECT_FALSE(differences[4].fixed);
+  // An optimizer's state is its own: (fixed_choice).
+  EXPECT_TRUE(differences[3].fixed);
+  EXPECT_TRUE(differences[4].fixed);
+}
+
+TEST(Diff, WhatAFixedChoiceHoldsIsFree) {
+  const auto differences =
+      diff_configs(parse("train { optimizer { adamw { beta1: 0.5 } } }"),
+                   parse("train { optimizer { adamw { beta1: 0.25 weight_decay: 0 } } }"));
+  ASSERT_EQ(differences.size(), 2u);
+  expect_difference(differences[0], "train.optimizer.adamw.beta1", "0.5", "0.25", false);
+  EXPECT_EQ(differences[1].path, "train.optimizer.adamw.weight_decay");
+  EXPECT_FALSE(differences[1].fixed);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "cluster/base/file.h"
@@ -23,6 +24,10 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 2;
 constexpr int kKeep = 2;
 constexpr Layout kLayout = Layout::kFlatRanges;
+// The version with the least loss on held-out text, early in a job: only keep_best keeps it.
+constexpr std::int64_t kBestVersion = 4;
+
+double loss_of(std::int64_t version) { return version == kBestVersion ? 1.0 : 2.0; }
 
 // Each save of a run has another version, the header's number of tokens; the values of all
 // tensors depend on it alone.
@@ -35,25 +40,27 @@ class SaveCrash : public testing::Test {
   // A job, with the calls of runtime/train_run: opens the run, resumes and saves `num_saves` times,
   // every third time the step before once more. Versions are marked as soon as a rank knows that
   // they are committed.
-  void run_job(const fs::path& root, int num_saves) const {
+  void run_job(const fs::path& root, int num_saves, bool keep_best = false) const {
     RunFolder run(root / "run", /*seed=*/1, /*fresh=*/false);
     const std::optional<CheckpointFolder> resume = run.find_resume_point();
     run_ranks(kRanks, [&](Group& world) {
-      CheckpointWriter writer(run.paths().checkpoints(), kKeep, {tokenizer_}, world);
+      CheckpointWriter writer(run.paths().checkpoints(), {kKeep, keep_best}, {tokenizer_}, world);
       std::vector<NamedShard> shards = make_shards(world.rank(), kRanks, kLayout);
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
-      RunCheckpoints checkpoints(writer, header, shards, world.rank() == 0 ? &run : nullptr,
-                                 /*metrics=*/nullptr);
+      RunCheckpoints checkpoints(writer, world, header, shards, /*newest=*/std::nullopt,
+                                 world.rank() == 0 ? &run : nullptr, /*metrics=*/nullptr);
       TrainState state;
       state.step = resume ? resume->manifest.step() : 0;
       state.tokens = resume ? version_of(*resume) : 0;
       for (int save = 1; save <= num_saves; ++save) {
         ++state.tokens;
         if (save % 3 != 0) ++state.step;
+        state.held_out_loss = loss_of(state.tokens);
         fill_shards(shards, state.tokens);
         checkpoints.save(state);
         fill_shards(shards, state.tokens + 1);  // training goes on while the thread writes
+        checkpoints.confirm();
         checkpoints.finish();
         mark_io(state.tokens);
       }
@@ -120,6 +127,36 @@ TEST_F(SaveCrash, LosesNoCommittedCheckpoint) {
   const IoTrace trace = record_io(root, [&] { run_job(root, kSaves); });
   CrashTrial trial("crash states of saves", check());
   trial.run(trace, crash_states(trace, num_crash_states(240) / 2));
+}
+
+// With keep_best, whenever the best was reported it is there after a crash and after further saves.
+TEST_F(SaveCrash, LosesNeitherTheNewestNorTheBest) {
+  const TestFolder root;
+  const IoTrace trace = record_io(root, [&] { run_job(root, kSaves, /*keep_best=*/true); });
+  const auto holds_best = [](const fs::path& folder) {
+    const auto all = list_checkpoints(folder / "run" / "checkpoints");
+    return std::any_of(all.begin(), all.end(), [](const auto& step_and_path) {
+      return version_of(open_checkpoint(step_and_path.second)) == kBestVersion;
+    });
+  };
+  CrashTrial trial("crash states of saves with the best kept",
+                   [&](const fs::path& folder, const CrashState& state) -> std::string {
+                     const bool promised = state.mark >= kBestVersion;
+                     if (promised && !holds_best(folder)) return "the best is gone";
+                     std::int64_t version = 0;
+                     {
+                       RunFolder run(folder / "run", 1, false);
+                       if (const auto newest = run.find_resume_point())
+                         version = version_of(*newest);
+                     }
+                     if (version < state.mark) return "the newest is gone";
+                     run_job(folder, 3, /*keep_best=*/true);
+                     if (promised && !holds_best(folder))
+                       return "the best is gone after more saves";
+                     const auto names = names_in(folder / "run" / "checkpoints");
+                     return names.size() > kKeep + 1 ? "more checkpoints than are kept" : "";
+                   });
+  trial.run(trace, crash_states(trace, num_crash_states(240) / 8));
 }
 
 // The job that starts after a crash meets the next one.

@@ -163,6 +163,34 @@ BadInput signed_edit(std::string name, std::vector<std::string> words,
                 [change = std::move(change)] { edit_checkpoint(kFolder, change); });
 }
 
+// Sound in every byte, but of a run that had diverged.
+std::vector<BadInput> diverged() {
+  const auto with_values = [](std::string name, const std::string& line, std::string words,
+                              float value, std::int64_t count) {
+    return BadInput{
+        .name = "diverged: " + name,
+        .line = line,
+        .code = ExitCode::kNumerical,
+        .words = {"step-00000004", "from before", std::move(words)},
+        .spoil = [=] { forge_tensor(kFolder, model(), "embedding.weight", value, count); }};
+  };
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
+                  kInfinity = std::numeric_limits<float>::infinity();
+  const std::string parameter = "parameter 'embedding.weight'";
+  return {
+      as_process_too(with_values("sample of a NaN", "sample run --prompt a", parameter, kNaN, 1)),
+      with_values("sample of an infinity", "sample run --prompt a", parameter, kInfinity, 1),
+      with_values("sample of a checkpoint of minus infinity", "sample " + kFolder + " --prompt a",
+                  parameter, -kInfinity, 1),
+      as_process_too(with_values("eval of a NaN", "eval run", parameter, kNaN, 1)),
+      with_values("eval of an infinity", "eval " + kFolder + " --json", parameter, kInfinity, 1),
+      as_process_too(with_values("eval of numbers that overflow", "eval run",
+                                 "the loss on valid is not finite", 1e38f, 200)),
+      signed_edit("with a loss that is no number", {"held_out_loss", "not finite"},
+                  [](CheckpointManifest& m) { m.set_held_out_loss(kNaN); }),
+  };
+}
+
 std::vector<BadInput> manifests() {
   constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
   return {
@@ -323,7 +351,7 @@ std::vector<BadInput> misfits() {
 
 std::vector<BadInput> bad_checkpoints() {
   std::vector<BadInput> rows;
-  for (auto table : {files, accepted_files, manifests, misfits}) {
+  for (auto table : {files, accepted_files, diverged, manifests, misfits}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

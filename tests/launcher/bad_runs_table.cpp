@@ -1,5 +1,6 @@
 // Runs that `train` cannot go on with. It has started MPI by then, which a process does once: real
 // processes.
+#include <limits>
 #include <memory>
 
 #include "bad_input.h"
@@ -34,6 +35,12 @@ BadInput start(std::string name, const std::string& run, ExitCode code,
 void flip_models() {
   for (const char* step : {"run/checkpoints/step-00000002", "run/checkpoints/step-00000004"})
     flip_bit(checkpoint_file(step, "model-"), -1);
+}
+
+void forge_both() {
+  for (const char* step : {"run/checkpoints/step-00000002", "run/checkpoints/step-00000004"})
+    forge_tensor(step, checkpoint_file(step, "optimizer-"), "adamw.v/embedding.weight",
+                 std::numeric_limits<float>::infinity(), 1);
 }
 
 void edit_both(const std::function<void(configs::CheckpointManifest&)>& edit) {
@@ -81,6 +88,18 @@ std::vector<BadInput> bad_runs() {
       resume("another corpus", kData, {"made with the corpus", "other"}, {}, "data.corpus=other"),
       resume("metrics damaged", kStorage, {"run/metrics.jsonl:2", "not a line of metrics"},
              [] { replace_text("run/metrics.jsonl", "\n{\"step\"", "\n[\"step\""); }),
+      resume("adafactor's state asked for as a whole", kConfig,
+             {"fixed fields", "train.optimizer.adafactor: (absent) -> "}, {},
+             "'train.optimizer={adafactor{clip_update:2}}'"),
+      resume("only checkpoints of a diverged run", kCheckpoint,
+             {"run/checkpoints", "diverged-step-*", "--fresh"},
+             [] { edit_both([](auto& m) { m.set_skipped(3); }); }),
+      resume("only checkpoints with values that are not finite", kCheckpoint,
+             {"no valid checkpoint is left", "diverged-step-*"}, forge_both),
+      start("a run that only diverges",
+            "new --set train.schedule.learning_rate=1e30 --set "
+            "train.steps=15 --set train.clip_norm=0",
+            kNumerical, {"step 15: training ends", "No checkpoint is from before", "start again"}),
       start("run folder a file", "good.txtpb", kUsage, {"good.txtpb", "not a folder"}),
       start("run folder under a file", "good.txtpb/run", kStorage, {"good.txtpb", "File exists"}),
       start("run folder in /proc", "/proc/birkhoff", kStorage, {"/proc/birkhoff"}),

@@ -219,11 +219,12 @@ std::string lost_files(const Tree& before, const Tree& after, bool train) {
       continue;
     if (const std::size_t step = path.find("checkpoints/step-");
         train && found == after.end() && step != std::string::npos) {
-      const std::string aside = path.substr(0, step) + "checkpoints/damaged-step-" +
-                                path.substr(step + sizeof("checkpoints/step-") - 1);
-      if (const auto renamed = after.find(aside);
-          renamed != after.end() && renamed->second == bytes)
-        continue;
+      const auto is_aside = [&](const std::string& prefix) {
+        const auto renamed = after.find(path.substr(0, step) + "checkpoints/" + prefix + "step-" +
+                                        path.substr(step + sizeof("checkpoints/step-") - 1));
+        return renamed != after.end() && renamed->second == bytes;
+      };
+      if (is_aside("damaged-") || is_aside("diverged-")) continue;
     }
     lost += path + (found == after.end() ? " is gone; " : " is changed; ");
   }

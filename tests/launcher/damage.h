@@ -51,6 +51,10 @@ void edit_checkpoint(const std::string& folder,
                      const std::function<void(configs::CheckpointManifest&)>& edit);
 // Of that manifest's entry for `file`: size and hash, as they are now.
 void accept_file(const std::string& folder, const std::string& file);
+// Writes `value` over the first numbers (F32) of the tensor in that file and makes every checksum
+// fit again: a sound checkpoint of other values.
+void forge_tensor(const std::string& folder, const std::string& file, const std::string& tensor,
+                  float value, std::int64_t count);
 // The first file of the checkpoint whose name starts so.
 std::string checkpoint_file(const std::string& folder, const std::string& start);
 
@@ -59,7 +63,8 @@ using Tree = std::map<std::string, std::string>;
 Tree read_tree();
 // What of `before` is not in `after` with the same content, as a line for the message; empty if
 // nothing is. With `train`, files that every start of a run writes (lock, logs) may differ, and a
-// damaged checkpoint may have been renamed to damaged-step-N.
+// damaged checkpoint may have been renamed to damaged-step-N, one of a diverged run to
+// diverged-step-N.
 std::string lost_files(const Tree& before, const Tree& after, bool train);
 
 }  // namespace birkhoff

@@ -203,15 +203,17 @@ TEST_F(TrainProcessTest, AnIgnoredSigchldDoesNotMatter) {
   EXPECT_EQ(finished.code, 0) << finished.err;
 }
 
-TEST_F(TrainProcessTest, AStopOnNonFiniteNumbersKeepsTheSaveThatRuns) {
+TEST_F(TrainProcessTest, AStopOnNonFiniteNumbersKeepsTheCheckpointFromBefore) {
+  const Finished trained = run_child(train("not_finite", {"--set", "train.steps=3"}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
   const Finished finished =
       run_child(train("not_finite", {"--ranks", "2", "--set", "checkpoint.every=1", "--set",
                                      "train.schedule.learning_rate=1e30", "--set",
                                      "train.clip_norm=0", "--set", "train.non_finite=stop"}));
   EXPECT_EQ(finished.code, 9) << finished.err;
   const std::string error = finished.err.substr(finished.err.rfind("birkhoff: "));
-  EXPECT_THAT(error, HasSubstr("The last checkpoint is kept"));
-  EXPECT_THAT(checkpoint_names(run("not_finite")).back(), testing::StartsWith("step-"));
+  EXPECT_THAT(error, HasSubstr("The checkpoint of step 3 is from before"));
+  EXPECT_EQ(checkpoint_names(run("not_finite")).back(), "step-00000003");
   EXPECT_THAT(read_bytes(run("not_finite") / "log/rank-0.log"), HasSubstr("not finite"))
       << "the error stands in the log too";
 }

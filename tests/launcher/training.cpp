@@ -208,6 +208,7 @@ std::map<std::string, std::string> final_tensors(const fs::path& run) {
 
 MetricsLines read_metrics(const fs::path& run) {
   MetricsLines metrics;
+  double elapsed_seconds = 0;
   std::ifstream lines(run / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const ordered_json json = ordered_json::parse(line);
@@ -215,20 +216,23 @@ MetricsLines read_metrics(const fs::path& run) {
     for (const auto& [key, value] : json.items()) keys.push_back(key);
     if (json.contains("split")) {
       EXPECT_EQ(keys, (std::vector<std::string>{"step", "split", "loss", "bits_per_byte", "tokens",
-                                                "bytes"}));
+                                                "bytes", "elapsed_seconds"}));
       metrics.evaluated.push_back(json["step"].get<int>());
       continue;
     }
-    EXPECT_EQ(keys,
-              (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second", "step_ms",
-                                        "loader_wait_ms", "learning_rate", "grad_norm"}));
+    EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second",
+                                              "step_ms", "loader_wait_ms", "learning_rate",
+                                              "grad_norm", "elapsed_seconds"}));
     metrics.steps.push_back(json["step"].get<int>());
     metrics.losses.push_back(json["loss"].get<double>());
     EXPECT_GE(json["loader_wait_ms"].get<double>(), 0);
+    EXPECT_GE(json["elapsed_seconds"].get<double>(), elapsed_seconds) << "it never goes back";
+    elapsed_seconds = json["elapsed_seconds"].get<double>();
     ordered_json figures = json;
     figures.erase("tokens_per_second");
     figures.erase("step_ms");
     figures.erase("loader_wait_ms");
+    figures.erase("elapsed_seconds");
     metrics.figures.push_back(figures.dump());
   }
   return metrics;

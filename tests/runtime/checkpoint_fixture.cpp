@@ -89,7 +89,7 @@ std::vector<std::int64_t> global_positions(const NamedShard& shard) {
 }
 
 // Data as fill_shards() wants it: small integers differ too little, so hashes fill all bits of an
-// element.
+// element, but the exponent's highest: what is saved is finite.
 at::Tensor expected_data(const NamedShard& shard, std::int64_t step) {
   at::Tensor data = at::zeros({shard.data.numel()}, shard.data.scalar_type());
   auto* bytes = static_cast<char*>(data.data_ptr());
@@ -99,6 +99,7 @@ at::Tensor expected_data(const NamedShard& shard, std::int64_t step) {
   for (const std::int64_t position : global_positions(shard)) {
     std::uint64_t bits = (seed + static_cast<std::uint64_t>(position)) * 0x9e3779b97f4a7c15u;
     bits ^= bits >> 29;
+    if (data.is_floating_point()) bits &= ~(std::uint64_t{1} << (8 * size - 2));
     std::memcpy(bytes, &bits, size);
     bytes += size;
   }

@@ -44,7 +44,7 @@ TEST_F(MetricsReaderTest, ReadsWhatMetricsWrites) {
   report.step_ms = 1e20;
   report.grad_norm = std::nan("");
   const MetricsRecords records =
-      read(step_line(report) + evaluation_line(10, "valid", {1.25, 1.8, 400, 1600}));
+      read(step_line(report, 1.5) + evaluation_line(10, "valid", {1.25, 1.8, 400, 1600}, 1.5));
   ASSERT_EQ(records.steps.size(), 1u);
   EXPECT_EQ(records.steps[0].step, 10);
   EXPECT_EQ(records.steps[0].loss, 0.1 + 0.2) << "every bit";

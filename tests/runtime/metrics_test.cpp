@@ -1,7 +1,9 @@
 #include "runtime/metrics.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -10,7 +12,11 @@
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
+
+#include "cluster/base/log.h"
+#include "configs/words.h"
 
 namespace birkhoff {
 namespace {
@@ -93,17 +99,24 @@ TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
   StepReport report = report_at(10, 2.5);
   report.tokens_per_second = 2000;
   EXPECT_EQ(
-      step_line(report),
-      "{\"step\":10,\"loss\":2.5,\"tokens\":1000,\"tokens_per_second\":2000.0,\"step_ms\":50.0,"
-      "\"loader_wait_ms\":0.5,\"learning_rate\":0.001,\"grad_norm\":0.5}\n");
-  EXPECT_EQ(evaluation_line(7, "valid", {1.25, 1.8, 400, 1600}),
+      step_line(report, 12.3456),
+      "{\"step\":10,\"loss\":2.5,\"tokens\":1000,\"tokens_per_second\":2000,\"step_ms\":50,"
+      "\"loader_wait_ms\":0.5,\"learning_rate\":0.001,\"grad_norm\":0.5,\"elapsed_seconds\":12.346}"
+      "\n");
+  EXPECT_EQ(evaluation_line(7, "valid", {1.25, 1.8, 400, 1600}, 60),
             "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"bits_per_byte\":1.8,\"tokens\":400,"
-            "\"bytes\":1600}\n");
+            "\"bytes\":1600,\"elapsed_seconds\":60}\n");
+  // Plain numbers: no exponents, and a float's digits where the configuration has floats.
+  report.learning_rate = static_cast<double>(4e-4f);
+  report.grad_norm = 2e-6;
+  EXPECT_NE(step_line(report, 0).find("\"learning_rate\":0.0004,\"grad_norm\":0.000002,"),
+            std::string::npos)
+      << step_line(report, 0);
   // Numbers read back to the same bits, and what is not finite is null: JSON has no NaN.
   report.loss = 0.1 + 0.2;
-  EXPECT_EQ(nlohmann::json::parse(step_line(report)).at("loss").get<double>(), 0.1 + 0.2);
+  EXPECT_EQ(nlohmann::json::parse(step_line(report, 0)).at("loss").get<double>(), 0.1 + 0.2);
   report.loss = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_TRUE(nlohmann::json::parse(step_line(report)).at("loss").is_null());
+  EXPECT_TRUE(nlohmann::json::parse(step_line(report, 0)).at("loss").is_null());
 }
 
 TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
@@ -172,9 +185,79 @@ TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
   }
 }
 
+// The time goes on where the last line stopped, however often a run is resumed.
+TEST(Metrics, ElapsedSecondsGoOnThroughRestarts) {
+  const TemporaryFolder folder;
+  double now = 1000;
+  for (int part = 0; part < 3; ++part) {
+    MetricsOptions options = options_in(folder.path());
+    options.every = 1;
+    options.clock = [&now] { return now; };
+    now += 1e6;  // while nothing trains
+    Metrics metrics(options);
+    testing::internal::CaptureStderr();
+    now += 10;
+    metrics.step(report_at(2 * part + 1, 3.0), 100);
+    now += 5;
+    metrics.evaluation(2 * part + 1, "valid", {2.75, 1, 10, 40});
+    EXPECT_DOUBLE_EQ(metrics.elapsed_seconds(), 15 * (part + 1));
+    EXPECT_EQ(metrics.summary(), "train loss 3.0000, valid loss 2.7500, 0:" +
+                                     std::to_string(15 * (part + 1)) + ", 7 tokens/s");
+    metrics.close();
+    testing::internal::GetCapturedStderr();
+    // A line of an earlier version, without the key.
+    if (part == 0) {
+      std::ofstream(folder.path() / "metrics.jsonl", std::ios::app)
+          << "{\"step\":2,\"loss\":3.0,\"tokens\":200}\n";
+    }
+  }
+  std::vector<double> elapsed;
+  std::istringstream lines(contents(folder.path() / "metrics.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = nlohmann::json::parse(line);
+    if (json.contains("elapsed_seconds")) elapsed.push_back(json["elapsed_seconds"].get<double>());
+  }
+  EXPECT_EQ(elapsed, (std::vector<double>{10, 15, 25, 30, 40, 45}));
+}
+
+// A terminal gets a bar; the log file lines, in every mode and on every rank.
+TEST(Metrics, LogFilesHaveALineOfEachDueStepInEveryMode) {
+  for (const bool terminal : {false, true}) {
+    const TemporaryFolder folder;
+    for (const int rank : {0, 1}) {
+      testing::internal::CaptureStderr();
+      Log log(rank);
+      const std::string path = (folder.path() / "log").string() + std::to_string(rank);
+      log.open(path);
+      MetricsOptions options = options_in(folder.path());
+      options.terminal = terminal;
+      std::optional<Metrics> metrics;
+      if (rank == 0) metrics.emplace(options);
+      StepLog step_log(options.every, options.num_steps);
+      for (std::int64_t step = 1; step <= 25; ++step) {
+        if (metrics) {
+          metrics->step(report_at(step, 2), 100);
+        } else {
+          step_log.step(report_at(step, 2), 100);
+        }
+      }
+      if (metrics) metrics->close();
+      const std::string shown = testing::internal::GetCapturedStderr();
+      const std::string text = contents(path);
+      EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3) << text;
+      for (const char* step : {"step 10/25", "step 20/25", "step 25/25  loss 2.0000"}) {
+        EXPECT_NE(text.find(step), std::string::npos) << step << " in: " << text;
+      }
+      const bool shows_lines = rank == 0 && !terminal;
+      EXPECT_EQ(std::count(shown.begin(), shown.end(), '\n'), shows_lines ? 3 : 0) << shown;
+    }
+  }
+}
+
 TEST(Metrics, NamesADamagedLine) {
   const TemporaryFolder folder;
-  std::ofstream(folder.path() / "metrics.jsonl") << step_line(report_at(1, 1)) << "{\"step\":2,\n";
+  std::ofstream(folder.path() / "metrics.jsonl")
+      << step_line(report_at(1, 1), 0) << "{\"step\":2,\n";
   try {
     Metrics metrics(options_in(folder.path()));
     FAIL() << "a damaged line was read";
@@ -234,6 +317,33 @@ TEST(Curve, DrawsInsideThePictureWhateverTheData) {
   expect_well_formed(loss_curve_svg("run", Curve(), Curve(), "valid"));
 }
 
+TEST(Curve, HasTheNameOfItsRunWhateverItIs) {
+  const auto drawn = [](const std::string& name) {
+    const std::string svg = loss_curve_svg(name, Curve(), Curve(), "valid");
+    expect_well_formed(svg);
+    EXPECT_EQ(find_invalid_utf8(svg), std::string::npos);
+    return svg;
+  };
+  EXPECT_NE(drawn("lm 1").find(">lm 1</text>"), std::string::npos);
+  EXPECT_NE(drawn("a<b>&\"c\"").find(">a&lt;b&gt;&amp;&quot;c&quot;</text>"), std::string::npos);
+  EXPECT_NE(drawn("gr\xc3\xb6\xc3\x9f"
+                  "er")
+                .find(">gr\xc3\xb6\xc3\x9f"
+                      "er</text>"),
+            std::string::npos);
+  EXPECT_NE(drawn("cut\xff").find(">cut?</text>"), std::string::npos);
+  EXPECT_NE(drawn("a\nb\x1b").find(">a?b?</text>"), std::string::npos);
+  drawn(std::string(89, 'x') + "\xc3\xb6");
+}
+
+TEST(Progress, NaNHasNoSign) {
+  StepReport report = report_at(3, -std::numeric_limits<double>::quiet_NaN());
+  report.grad_norm = -std::numeric_limits<double>::quiet_NaN();
+  const std::string line = progress_line(report, 10);
+  EXPECT_NE(line.find("loss nan "), std::string::npos) << line;
+  EXPECT_TRUE(line.ends_with("norm nan")) << line;
+}
+
 TEST(Progress, TextsAreReadable) {
   EXPECT_EQ(duration_text(0), "0:00");
   EXPECT_EQ(duration_text(59.6), "1:00");
@@ -273,6 +383,37 @@ TEST(Progress, TheBarRewritesOneLineAndLeavesNothingBehind) {
        begin = end + 3) {
     EXPECT_LE(end - begin, 80u);  // fits the 80 columns of a terminal that does not tell its width
   }
+}
+
+// A pseudo-terminal of 40 columns that grows: no draw wraps.
+TEST(Progress, TheBarFitsTheTerminalWhateverItsWidthIsByNow) {
+  const int terminal = posix_openpt(O_RDWR | O_NOCTTY);
+  ASSERT_GE(terminal, 0);
+  ASSERT_EQ(grantpt(terminal), 0);
+  ASSERT_EQ(unlockpt(terminal), 0);
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::fopen(ptsname(terminal), "w"),
+                                                            std::fclose);
+  ASSERT_NE(out, nullptr);
+  StepReport report = report_at(2000, 2.34567);
+  report.tokens_per_second = 12345.4;
+  const auto drawn = [&](unsigned short columns) {
+    winsize size{};
+    size.ws_col = columns;
+    EXPECT_EQ(ioctl(terminal, TIOCSWINSZ, &size), 0);
+    ProgressBar(out.get(), 2000).draw(report);
+    std::string text(4096, '\0');
+    text.resize(static_cast<std::size_t>(read(terminal, text.data(), text.size())));
+    EXPECT_TRUE(text.starts_with("\r") && text.ends_with("\x1b[K")) << text;
+    return text.substr(1, text.size() - 4);
+  };
+  for (const unsigned short columns : {2, 20, 40, 60, 80, 120, 300}) {
+    EXPECT_LT(drawn(columns).size(), columns);
+  }
+  EXPECT_TRUE(drawn(40).starts_with("step 2000/2000  loss 2.3457")) << drawn(40);
+  EXPECT_EQ(drawn(60).size(), 59u);
+  EXPECT_TRUE(drawn(60).starts_with("[================] step 2000/2000"));
+  EXPECT_TRUE(drawn(300).ends_with("norm 0.500"));
+  close(terminal);
 }
 
 }  // namespace

@@ -110,8 +110,8 @@ TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
       CheckpointWriter writer(run.paths().checkpoints(), 2, {}, world);
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
-      RunCheckpoints checkpoints(writer, header, make_shards(0, 1, Layout::kReplicated), &run,
-                                 nullptr);
+      RunCheckpoints checkpoints(writer, world, header, make_shards(0, 1, Layout::kReplicated),
+                                 /*newest=*/std::nullopt, &run, nullptr);
       TrainState state;
       testing::internal::CaptureStderr();
       for (state.step = 1; state.step <= 2; ++state.step) checkpoints.save(state);

@@ -49,8 +49,8 @@ class ToyTraining {
   Outcome run(const StopSignals& signals) {
     consumed_ = state.consumed;
     DeviceFeed feed([this] { return next_batch(); }, group_.device());
-    Trainer trainer({config_, model, feed, group_, buckets, *optimizer, signals, evaluator, nullptr,
-                     nullptr, agreement});
+    Trainer trainer({config_, model, feed, group_, buckets, *optimizer, signals, evaluator,
+                     checkpoints, /*metrics=*/nullptr, /*step_log=*/nullptr, agreement});
     return trainer.run(state);
   }
 
@@ -83,6 +83,7 @@ class ToyTraining {
   GradBuckets buckets;
   std::unique_ptr<Optimizer> optimizer;
   Evaluator* evaluator = nullptr;
+  RunCheckpoints* checkpoints = nullptr;
   Agreement* agreement = nullptr;
   std::function<void(std::int64_t step)> before_batch;  // between two steps
   TrainState state;

@@ -91,6 +91,7 @@ class TrainRunMpi : public testing::Test {
       lines.back().erase("step_ms");
       lines.back().erase("loader_wait_ms");
       lines.back().erase("tokens_per_second");
+      lines.back().erase("elapsed_seconds");
     }
     return lines;
   }
@@ -274,6 +275,97 @@ TEST_F(TrainRunMpi, NamesTheRankThatHasAnotherConfiguration) {
   expect_error([&] { train(config(4, {"data.corpus=corpus"}), "run"); }, ExitCode::kData,
                where + "corpus");
   fs::current_path(here);
+}
+
+// What rank 0's log says; a run's ranks write there alone.
+class TrainRunTold : public TrainRunMpi {
+ protected:
+  std::string told(const std::string& run, int of_rank = 0) const {
+    const std::string path =
+        (folder_ / run / "log" / ("rank-" + std::to_string(of_rank) + ".log")).string();
+    test_world().group().barrier("the log is written");
+    const std::string text = read_file(path, 1 << 20, ExitCode::kData);
+    test_world().group().barrier("the log is read");
+    return text;
+  }
+  static bool has(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  }
+};
+
+TEST_F(TrainRunTold, SaysWhatIsTrueWhereThereIsNothingToDo) {
+  train(config(6), "run");
+  EXPECT_EQ(train(config(6), "run"), Outcome::kDone);
+  EXPECT_TRUE(has(told("run"), "is at step 6, and train.steps = 6: nothing to do")) << told("run");
+  EXPECT_EQ(train(config(2), "run"), Outcome::kDone);
+  EXPECT_TRUE(has(told("run"), "is at step 6, and train.steps = 2: nothing to do")) << told("run");
+}
+
+TEST_F(TrainRunTold, WarnsOfALearningRateThatJumps) {
+  const std::vector<std::string> cosine = {"train.schedule.shape=cosine",
+                                           "train.schedule.learning_rate=0.002"};
+  train(config(20, cosine), "run");
+  train(config(20, cosine), "run");
+  EXPECT_FALSE(has(told("run"), "learning rate jumps"));
+  train(config(40, cosine), "run");  // behind the end of the cosine, at its final rate
+  EXPECT_TRUE(has(told("run"), "the learning rate jumps: step 21 has 0.001")) << told("run");
+  EXPECT_TRUE(has(told("run"),
+                  ", and had 0.0001 with the train.schedule and train.steps of the "
+                  "checkpoint"))
+      << told("run");
+
+  train(config(8), "constant");
+  train(config(16), "constant");  // a schedule that does not know the run's length
+  train(config(20, {"train.schedule.final_learning_rate=0.5"}), "constant");
+  EXPECT_FALSE(has(told("constant"), "learning rate jumps")) << told("constant");
+  train(config(24, {"train.schedule.learning_rate=0.0005"}), "constant");
+  EXPECT_TRUE(has(told("constant"), "step 21 has 0.0005, and had 0.001 with")) << told("constant");
+}
+
+TEST_F(TrainRunTold, WarnsOfRanksThatComputeNothing) {
+  const int size = test_world().size();
+  train(config(2, {"train.global_batch=2"}), "batch");
+  train(config(2, {"train.invariant.shards=1"}), "shards");
+  train(config(2), "full");
+  EXPECT_EQ(has(told("batch"), "ranks compute nothing: train.global_batch = 2; 2 do the same work"),
+            size > 2)
+      << told("batch");
+  EXPECT_EQ(has(told("shards"),
+                "compute nothing: train.global_batch = 8 in train.invariant.shards = 1; 1 do"),
+            size > 1)
+      << told("shards");
+  EXPECT_FALSE(has(told("full"), "compute nothing"));
+}
+
+TEST_F(TrainRunTold, EveryRanksLogHasStepsAndTheLastLineSaysItFinished) {
+  for (const char* bar : {"", "bar"}) {
+    const std::string run = std::string("run") + bar;
+    setenv("BIRKHOFF_PROGRESS", bar, /*overwrite=*/1);
+    train(config(6), run);
+    unsetenv("BIRKHOFF_PROGRESS");
+    for (int r = 0; r < test_world().size(); ++r) {
+      const std::string text = told(run, r);
+      for (const char* step :
+           {" info: step 2/6  loss ", " info: step 4/6  ", " info: step 6/6  "}) {
+        EXPECT_TRUE(has(text, step)) << r << ": " << text;
+      }
+    }
+    const std::string text = told(run);
+    const std::string last = text.substr(text.rfind('\n', text.size() - 2) + 1);
+    EXPECT_TRUE(has(last, "finished: 6 steps, train loss ") && has(last, ", valid loss ") &&
+                has(last, " tokens/s; checkpoint ") && has(last, "step-00000006"))
+        << last;
+    EXPECT_TRUE(has(text, test_world().size() == 1 ? ", 1 rank\n" : " ranks\n")) << text;
+  }
+}
+
+TEST_F(TrainRunTold, DoesNotStartWhereItsFirstSaveCannotFit) {
+  set_free_bytes_hook([](const std::string&) { return std::int64_t{5000}; });
+  expect_error([&] { train(config(6), "run"); }, ExitCode::kStorage,
+               "/run/checkpoints: a checkpoint needs ");
+  set_free_bytes_hook({});
+  EXPECT_FALSE(has(told("run"), "step 2/6"));
+  EXPECT_EQ(train(config(6), "run"), Outcome::kDone);
 }
 
 }  // namespace

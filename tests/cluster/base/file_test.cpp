@@ -217,6 +217,19 @@ TEST_F(FileTest, WhoHoldsALockIsSeenWithoutTakingIt) {
   looker.join();
 }
 
+TEST_F(FileTest, FreeBytesAreTheSystemsOrTheHooks) {
+  EXPECT_GT(free_bytes(path(".")), 0);
+  EXPECT_LT(free_bytes(path(".")), std::int64_t{1} << 60);
+  std::string what;
+  EXPECT_EQ(code_of([&] { free_bytes(path("missing")); }, &what), ExitCode::kStorage);
+  EXPECT_THAT(what, AllOf(HasSubstr("statvfs"), HasSubstr(path("missing"))));
+  EXPECT_GT(free_bytes("/proc"), std::int64_t{1} << 60) << "no size: no limit";
+  set_free_bytes_hook([](const std::string& of) { return static_cast<std::int64_t>(of.size()); });
+  EXPECT_EQ(free_bytes("four"), 4);
+  set_free_bytes_hook({});
+  EXPECT_GT(free_bytes(path(".")), 4);
+}
+
 TEST_F(FileTest, LockNamesItsHolderAndEndsWithIt) {
   std::string what;
   {

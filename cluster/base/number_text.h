@@ -1,0 +1,31 @@
+// Numbers as people and other programs read them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <string>
+
+namespace birkhoff {
+
+// With that many decimals. "nan" whatever its sign, which means nothing.
+inline std::string fixed_text(double value, int decimals) {
+  return std::isnan(value) ? "nan" : fmt::format("{:.{}f}", value, decimals);
+}
+
+// The fewest digits that read back to the same value of its type, without an exponent from 1e-15
+// up to 1e21: "0.0004", "12", "2.5". A float prints its own digits, not those of its double.
+template <typename Float>
+std::string plain_text(Float value) {
+  if (std::isnan(value)) return "nan";
+  const double size = std::abs(static_cast<double>(value));
+  const bool plain = size == 0 || (size >= 1e-15 && size < 1e21);
+  std::array<char, 64> digits{};
+  const auto end = std::to_chars(digits.begin(), digits.end(), value,
+                                 plain ? std::chars_format::fixed : std::chars_format::scientific);
+  return std::string(digits.begin(), end.ptr);
+}
+
+}  // namespace birkhoff
