@@ -27,12 +27,8 @@ struct HeadMix {
   E* x_t;             // x transposed, `rows` wide
   E* stacked;         // [rows, columns], of pairs alone
 
-  static int padded_rows(const MixShape& shape) {
-    return round_up(shape.num_blocks, kPanel > kLanes<S> ? kPanel : kLanes<S>);
-  }
-
   static std::size_t bytes(const MixShape& shape) {
-    const auto rows = static_cast<std::size_t>(padded_rows(shape));
+    const auto rows = static_cast<std::size_t>(padded_rows<S>(shape.num_blocks));
     const auto columns = static_cast<std::size_t>(padded_columns<T>(shape.head_dim));
     return (rows * rows + kPanel * columns) * sizeof(S) +
            (rows * rows + (kN > 1 ? 4 : 3) * rows * columns) / kN * sizeof(E);
@@ -40,7 +36,7 @@ struct HeadMix {
 
   HeadMix(const MixShape& new_shape, void* memory)
       : shape(new_shape),
-        rows(padded_rows(shape)),
+        rows(padded_rows<S>(shape.num_blocks)),
         columns(padded_columns<T>(shape.head_dim)),
         d_w(static_cast<S*>(memory)),
         panel(d_w + std::ptrdiff_t{rows} * rows),
@@ -88,6 +84,7 @@ struct HeadMix {
       }
     }
     const bool adds = others.data != nullptr;
+    if (adds && !direct) __builtin_memset(panel, 0, sizeof(S) * kPanel * columns);
     for (int r = 0; adds && r < num_rows; ++r) {
       const T* other = others.data + (row + r) * others.stride;
       for (int d = 0; d < D; ++d) out[r * out_row + d] = to_sum(other[d]);

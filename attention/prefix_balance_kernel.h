@@ -20,9 +20,7 @@ struct PrefixSolver {
   double *d_f, *d_g;     // [kPanel, width]
   int end_solvable;      // prefixes before this one have all scores in range
 
-  static int padded(int size) {
-    return round_up(size, kPanel > kLanes<double> ? kPanel : kLanes<double>);
-  }
+  static int padded(int size) { return padded_rows<double>(size); }
   static std::size_t bytes(int size, int iterations) {
     const auto w = static_cast<std::size_t>(padded(size));
     return (3 * w * w + (4 * static_cast<std::size_t>(iterations) + 4) * kPanel * w) *
@@ -60,8 +58,10 @@ struct PrefixSolver {
     const auto see = [&](int u, int r, int c) {
       const double s = call.scores[r * N + c];
       if (s == kBarred) return;
-      if (!has_shift) shift = s;
-      has_shift = true;
+      if (!has_shift && s - s == 0) {
+        shift = s;
+        has_shift = true;
+      }
       const double distance = s - shift;
       if (!(distance <= BalanceRange::kSpread && -distance <= BalanceRange::kSpread)) {
         end_solvable = u;

@@ -85,7 +85,7 @@ inline void store(T* x, Vector<T> v) {
 // use, and products that have few uses for it would wait for these loads.
 template <typename V>
 inline V in_register(V v) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(BIRKHOFF_EMULATED_VECTORS)
   asm("" : "+v"(v));
 #endif
   return v;
