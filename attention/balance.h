@@ -4,7 +4,8 @@
 // pair is barred. All results are >= 0, and 0 where the score is -inf; a row without a finite score
 // is 0. One iteration is a column step, then a row step, as in section 3.1.1 of Tay et al. 2020:
 // results end on the row step, so each row is a convex mix of sources. Gradients are exact for the
-// iterations made (no convergence assumed) and never NaN.
+// iterations made (no convergence assumed) and never NaN where scores are not. NaN of a score makes
+// all weights of its matrix NaN.
 #pragma once
 
 #include <ATen/core/Tensor.h>

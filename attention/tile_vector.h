@@ -97,6 +97,12 @@ inline float to_sum(Bf16 x) {
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(x) << 16);
 }
 
+template <typename T>
+inline bool is_nan(T x) {
+  const auto number = to_sum(x);
+  return number != number;
+}
+
 // Rounded to nearest, ties to even.
 template <typename T>
 inline T from_sum(Sum<T> x) {
