@@ -71,12 +71,7 @@ struct HeadMix {
   bool load_without_nan(Rows<const T> rows_in, E* operands) const {
     const int N = shape.num_blocks, D = shape.head_dim;
     load_rows(rows_in, N, D, columns, operands);
-    int num_nans = 0;
-    for (int r = 0; r < N; ++r) {
-      const T* row = rows_in.data + r * rows_in.stride;
-      for (int d = 0; d < D; ++d) num_nans += is_nan(row[d]);
-    }
-    if (num_nans == 0) return false;
+    if (!has_nan(operands, rows * columns / kN)) return false;
     auto* numbers = reinterpret_cast<std::conditional_t<(kN > 1), T, E>*>(operands);
     for (int r = 0; r < N; ++r) {
       for (int d = 0; d < D; ++d) {

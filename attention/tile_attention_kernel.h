@@ -154,17 +154,15 @@ void multiply_to_keys(const Pair<S>& pair, const E* w_t, const E* x, int columns
 }
 
 // Scales s_t where the pair needs it, adds biases, and hides what a query may not see behind
-// -infinity. NaN becomes +infinity, which a maximum keeps and of which exp makes NaN. Never
-// inlined: the compiler contracts to fused multiply-adds as it likes, and p of the backward pass
-// must come from the very logits whose maximum the forward pass has saved.
+// -infinity. Never inlined: the compiler contracts to fused multiply-adds as it likes, and p of the
+// backward pass must come from the very logits whose maximum the forward pass has saved.
 template <typename S>
 [[gnu::noinline]] void finish_scores(const Pair<S>& pair, int num_keys, S scale, S* s_t) {
-  constexpr S kInfinity = __builtin_inf(), kHidden = -kInfinity;
+  constexpr S kHidden = -__builtin_inf();
   for (int j = 0; j < pair.keys; ++j) {
     for (int i = pair.first_query(j); i < pair.queries; i += kLanes<S>) {
       Vector<S> s = load(s_t + j * kTile + i) * scale;
       if (pair.added_t) s += load(pair.added_t + j * pair.added_stride + i);
-      s = s < kInfinity ? s : Vector<S>{} + kInfinity;
       if (pair.causal && i < j) {
         Bits<S> query;
         for (int lane = 0; lane < kLanes<S>; ++lane) query[lane] = i + lane;
@@ -274,21 +272,19 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
                         x.acc, tile > 0);
   }
 
-  int num_nans = 0;
+  // A sum is NaN where a logit is, and what is accumulated besides where a value is.
+  bool met_nan = num_key_tiles > 0 && has_nan(x.acc, queries.num_queries * columns);
   for (int i = 0; i < queries.num_queries; ++i) {
-    const bool is_nan = x.max[i] == kInfinity, sees = is_nan || x.sum[i] > 0;
-    const S inverse = is_nan ? S(__builtin_nan("")) : sees ? 1 / x.sum[i] : 0;
-    queries.max[i] = sees && !is_nan ? x.max[i] : 0;
+    const bool sees = x.sum[i] != 0;
+    const S inverse = sees ? 1 / x.sum[i] : 0;
+    met_nan = met_nan || is_nan(inverse);
+    queries.max[i] = x.sum[i] > 0 ? x.max[i] : 0;
     queries.inverse_sum[i] = inverse;
     const S factor = shape.dropout ? inverse * static_cast<S>(shape.dropout->scale) : inverse;
     T* out = queries.out.data + i * queries.out.stride;
-    for (int d = 0; d < D; ++d) {
-      const S number = sees ? x.acc[i * columns + d] * factor : 0;
-      num_nans += number != number;
-      out[d] = from_sum<T>(number);
-    }
+    for (int d = 0; d < D; ++d) out[d] = from_sum<T>(sees ? x.acc[i * columns + d] * factor : 0);
   }
-  return num_nans == 0;
+  return !met_nan;
 }
 
 // Writes rows of scratch times `factor` to a gradient, or adds them to its sums where it has some.
@@ -329,14 +325,14 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   const E* q_stacked = stack_rows(x.q, whole_queries, columns, x.q_stacked);
   const E* d_out_stacked = stack_rows(x.d_out, whole_queries, columns, x.d_out_stacked);
   S delta[kTile];
-  int num_nans = 0;
+  bool met_nan = false;
   for (int i = 0; i < kTile; ++i) {
     max[i] = i < num_queries ? queries.max[i] : 0;
     inverse_sum[i] = i < num_queries ? queries.inverse_sum[i] : 0;
     delta[i] = 0;
-    num_nans += inverse_sum[i] != inverse_sum[i];
+    met_nan = met_nan || is_nan(inverse_sum[i]);
   }
-  if (num_nans > 0 && on_nan == OnNaN::kStop) return false;
+  if (met_nan && on_nan == OnNaN::kStop) return false;
 
   // All p and d_p first: delta is their product's sum, which cancels in p (d_p - delta) as it
   // should where a query sees few keys. (d_out . out is the same sum, rounded otherwise.)
@@ -377,8 +373,8 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
     }
   }
 
-  for (int i = 0; i < num_queries; ++i) num_nans += delta[i] != delta[i];
-  if (num_nans > 0 && on_nan == OnNaN::kStop) return false;
+  for (int i = 0; i < num_queries; ++i) met_nan = met_nan || is_nan(delta[i]);
+  if (met_nan && on_nan == OnNaN::kStop) return false;
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
@@ -429,7 +425,7 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   }
   if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
   store_rows(x.acc, scale, num_queries, D, columns, {}, queries.d_q);
-  return num_nans == 0;
+  return !met_nan;
 }
 
 template <typename T>

@@ -163,7 +163,7 @@ std::vector<BadInput> variables() {
                           {"BIRKHOFF_CPU=sse9", "avx2"})),
       as_process(variable("BIRKHOFF_CPU in capitals", "eval run", {{"BIRKHOFF_CPU", "AVX2"}},
                           {"BIRKHOFF_CPU=AVX2", "portable, avx2"})),
-      as_process(variable("BIRKHOFF_CPU two sets", ranks, {{"BIRKHOFF_CPU", "avx2,avx512"}},
+      as_process(variable("BIRKHOFF_CPU two sets", "eval run", {{"BIRKHOFF_CPU", "avx2,avx512"}},
                           {"BIRKHOFF_CPU=avx2,avx512", "unset"})),
       variable("no GPU", train + " --set device=cuda", {{"CUDA_VISIBLE_DEVICES", ""}},
                {"device: cuda", "device=cpu"}),
