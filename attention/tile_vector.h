@@ -172,8 +172,8 @@ struct ExpConstants<double> {
                                   0.16666666666666669,    0.5000000000000001};
 };
 
-// Whether x + kRound may round to an odd number on a tie: fused with the product before it, it
-// meets none.
+// Whether products are fused with the sum after them. In exp() that sum then meets no tie, so that
+// the parity of what is added decides nothing.
 #if defined(__FMA__)
 constexpr bool kIsFused = true;
 #else
