@@ -39,7 +39,8 @@ struct AttentionInput {
 };
 
 struct AttentionOutput {
-  at::Tensor out_BHLD;  // rows without a legal key are 0
+  // Rows without a legal key are 0; rows that see a NaN are NaN (README.md: where it goes).
+  at::Tensor out_BHLD;
   // Named sums over the micro-batch, 0-dim: "auxiliary_loss" is differentiable and is added to the
   // objective, others are statistics, carried to the trainer, which does not report them yet.
   std::vector<std::pair<std::string, at::Tensor>> sums;

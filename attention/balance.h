@@ -4,8 +4,9 @@
 // pair is barred. All results are >= 0, and 0 where the score is -inf; a row without a finite score
 // is 0. One iteration is a column step, then a row step, as in section 3.1.1 of Tay et al. 2020:
 // results end on the row step, so each row is a convex mix of sources. Gradients are exact for the
-// iterations made (no convergence assumed) and never NaN. Where no gradient is asked for, memory
-// does not grow with the iterations.
+// iterations made (no convergence assumed) and never NaN where scores are not. NaN of a score makes
+// all weights of its matrix NaN. Where no gradient is asked for, memory does not grow with the
+// iterations.
 #pragma once
 
 #include <ATen/core/Tensor.h>

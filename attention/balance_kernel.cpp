@@ -14,6 +14,7 @@
 #include "attention/prefix_balance_sets.h"
 #include "attention/scratch_memory.h"
 #include "attention/tile_attention.h"
+#include "cluster/base/instruction_set.h"
 
 namespace birkhoff {
 namespace {
@@ -331,9 +332,9 @@ template <typename Work>
 void run_all(const Call& call, std::int64_t num_problems) {
   auto* run = &run_portable<Work>;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+  if (instruction_set() >= InstructionSet::kAvx512) {
     run = &run_avx512<Work>;
-  } else if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+  } else if (instruction_set() == InstructionSet::kAvx2) {
     run = &run_avx2<Work>;
   }
 #endif
@@ -391,7 +392,7 @@ void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
                              std::int64_t first_row, const PrefixBalance& all, const Run& run) {
   const std::int64_t N = scores.size(-1), num_results = N - first_row;
   const std::int64_t grain = std::max<std::int64_t>(1, 1'000'000 / (iterations * N * N * N + 1));
-  const PrefixBalanceKernels& kernels = prefix_balance_kernels(widest_set());
+  const PrefixBalanceKernels& kernels = prefix_balance_kernels(instruction_set());
   at::parallel_for(0, num_problems(scores), grain, [&](std::int64_t begin, std::int64_t end) {
     const ScratchMemory scratch = scratch_memory(kernels.scratch_bytes(
         static_cast<int>(N), static_cast<int>(iterations), /*backward=*/all.d_scores != nullptr));

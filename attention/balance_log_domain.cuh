@@ -3,11 +3,12 @@
 // of prefix_balance.cu are the users. Legend: r destination of R, c source of C, i iteration of I.
 //
 // A problem is a matrix [R, C], or its leading u + 1 rows and u columns, of which row 0 counts as
-// barred and row u is the result (`prefix`). Warp w owns rows w, w + W, .. and lane l the columns l, l + 32, .. of a row. A
-// row step and the column step behind it are one pass: a row that has been normalised is at hand
-// when columns are summed, so an entry costs one exponential an iteration, and row sums take no
-// shared memory. After its first, a column step adds up entries of rows that sum to 1: its sum is
-// between 1 / C and R and updates g without a maximum. No atomics: deterministic.
+// barred and row u is the result (`prefix`). Warp w owns rows w, w + W, .. and lane l the columns
+// l, l + 32, .. of a row. A row step and the column step behind it are one pass: a row that has
+// been normalised is at hand when columns are summed, so an entry costs one exponential an
+// iteration, and row sums take no shared memory. After its first, a column step adds up entries of
+// rows that sum to 1: its sum is between 1 / C and R and updates g without a maximum. No atomics:
+// deterministic.
 #pragma once
 
 #include <cmath>
@@ -157,7 +158,7 @@ struct LogDomainProblem {
 #pragma unroll
       for (int k = 0; k < kGroups; ++k) sum[k] += expf(x[k] - most[k]);
     }
-    sum_columns(sum, [&](int c, float total) { g[c] = total > 0 ? -(g[c] + logf(total)) : 0.0f; });
+    sum_columns(sum, [&](int c, float total) { g[c] = total == 0 ? 0.0f : -(g[c] + logf(total)); });
   }
 
   // The row step of row r: returns f, 0 for a row without a finite score, and sets x to the row of
@@ -178,7 +179,7 @@ struct LogDomainProblem {
       sum += x[k];
     }
     sum = warp_sum(sum);
-    if (!(sum > 0)) return 0;
+    if (sum == 0) return 0;
     const float scale = 1 / sum;
 #pragma unroll
     for (int k = 0; k < kGroups; ++k) x[k] *= scale;
@@ -207,7 +208,7 @@ struct LogDomainProblem {
       }
       if (last) return;
       sum_columns(sum, [&](int c, float total) {
-        if (total > 0) g[c] -= logf(total);
+        if (total != 0) g[c] -= logf(total);
       });
     }
   }

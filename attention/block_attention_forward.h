@@ -142,7 +142,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
       float total = sum[half];
       total += thread_.exchange(total, 1);
       total += thread_.exchange(total, 2);
-      const float inverse = total > 0 ? 1 / total : 0;
+      const float inverse = total == 0 ? 0 : 1 / total;
       BIRKHOFF_UNROLL
       for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
         out[j][2 * half] *= inverse;

@@ -6,6 +6,7 @@
 
 #include "attention/blocks.h"
 #include "attention/key_value_cache.h"
+#include "attention/masked_softmax.h"
 #include "configs/attention.pb.h"
 
 namespace birkhoff {
@@ -75,8 +76,8 @@ at::Tensor BlockLocalMechanism::decode_step(DecodeState& state, const AttentionI
   cache.append(in.k_BHSD, in.v_BHSD);
   const std::int64_t own_block = (cache.size() - 1) / block_;
   const std::int64_t first = std::max<std::int64_t>(0, own_block - look_back_) * block_;
-  return at::scaled_dot_product_attention(in.q_BHLD, cache.keys(first, cache.size()),
-                                          cache.values(first, cache.size()));
+  return library_attention(in.q_BHLD, cache.keys(first, cache.size()),
+                           cache.values(first, cache.size()));
 }
 
 }  // namespace birkhoff

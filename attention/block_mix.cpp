@@ -17,6 +17,7 @@
 #include "attention/scratch_memory.h"
 #include "attention/tile_dispatch.h"
 #include "cluster/base/error.h"
+#include "cluster/base/instruction_set.h"
 #include "cluster/base/second_gradient.h"
 
 namespace birkhoff {
@@ -67,7 +68,7 @@ std::vector<HeadBlocks<T>> heads_of(const variable_list& x_BHNbD, std::int64_t b
 // The kernel: a thread has a head at a time, so no sum depends on the number of threads.
 template <typename T>
 struct Kernel {
-  const MixKernels<T>& kernels = mix_kernels<T>(widest_set());
+  const MixKernels<T>& kernels = mix_kernels<T>(instruction_set());
   at::Tensor weights_BHNN;  // any strides
   MixShape shape;
 

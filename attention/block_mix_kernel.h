@@ -27,12 +27,8 @@ struct HeadMix {
   E* x_t;             // x transposed, `rows` wide
   E* stacked;         // [rows, columns], of pairs alone
 
-  static int padded_rows(const MixShape& shape) {
-    return round_up(shape.num_blocks, kPanel > kLanes<S> ? kPanel : kLanes<S>);
-  }
-
   static std::size_t bytes(const MixShape& shape) {
-    const auto rows = static_cast<std::size_t>(padded_rows(shape));
+    const auto rows = static_cast<std::size_t>(padded_rows<S>(shape.num_blocks));
     const auto columns = static_cast<std::size_t>(padded_columns<T>(shape.head_dim));
     return (rows * rows + kPanel * columns) * sizeof(S) +
            (rows * rows + (kN > 1 ? 4 : 3) * rows * columns) / kN * sizeof(E);
@@ -40,7 +36,7 @@ struct HeadMix {
 
   HeadMix(const MixShape& new_shape, void* memory)
       : shape(new_shape),
-        rows(padded_rows(shape)),
+        rows(padded_rows<S>(shape.num_blocks)),
         columns(padded_columns<T>(shape.head_dim)),
         d_w(static_cast<S*>(memory)),
         panel(d_w + std::ptrdiff_t{rows} * rows),
@@ -59,13 +55,44 @@ struct HeadMix {
     __builtin_memset(w, 0, sizeof(E) * static_cast<std::size_t>(rows) * rows / kN);
     const std::ptrdiff_t u_stride = transposed ? 1 : rows, v_stride = transposed ? rows : 1;
     for (int u = 0; u < shape.num_blocks; ++u) {
-      const T* from = weights.data + u * weights.row_stride;
       for (int v = 0; v < end_source(u); ++v) {
-        const T weight = from[v * weights.column_stride];
+        const T weight = weights.at(u, v);
         if constexpr (kN > 1) {
           to[u * u_stride + v * v_stride] = weight;
         } else {
           to[u * u_stride + v * v_stride] = to_sum(weight);
+        }
+      }
+    }
+  }
+
+  // Loads rows for a product that multiplies by 0, too: with 0 for NaN. Returns whether there was
+  // any.
+  bool load_without_nan(Rows<const T> rows_in, E* operands) const {
+    const int N = shape.num_blocks, D = shape.head_dim;
+    load_rows(rows_in, N, D, columns, operands);
+    if (!has_nan(operands, rows * columns / kN)) return false;
+    auto* numbers = reinterpret_cast<std::conditional_t<(kN > 1), T, E>*>(operands);
+    for (int r = 0; r < N; ++r) {
+      for (int d = 0; d < D; ++d) {
+        if (is_nan(rows_in.data[r * rows_in.stride + d])) numbers[r * columns + d] = {};
+      }
+    }
+    return true;
+  }
+
+  // NaN in the results of those rows of `from` that hold it and have a weight for them that is not
+  // 0. `transposed`: results are of sources.
+  void spread_nan(const MixWeights<T>& weights, bool transposed, Rows<const T> from,
+                  Rows<T> to) const {
+    const int N = shape.num_blocks;
+    for (int u = 0; u < N; ++u) {
+      for (int v = 0; v < end_source(u); ++v) {
+        if (to_sum(weights.at(u, v)) == 0) continue;
+        const T* row = from.data + (transposed ? u : v) * from.stride;
+        T* result = to.data + (transposed ? v : u) * to.stride;
+        for (int d = 0; d < shape.head_dim; ++d) {
+          if (is_nan(row[d])) result[d] = row[d];
         }
       }
     }
@@ -88,6 +115,7 @@ struct HeadMix {
       }
     }
     const bool adds = others.data != nullptr;
+    if (adds && !direct) __builtin_memset(panel, 0, sizeof(S) * kPanel * columns);
     for (int r = 0; adds && r < num_rows; ++r) {
       const T* other = others.data + (row + r) * others.stride;
       for (int d = 0; d < D; ++d) out[r * out_row + d] = to_sum(other[d]);
@@ -129,13 +157,14 @@ void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks
   mix.load_weights(w, /*transposed=*/false);
   for (int s = 0; s < shape.block; ++s) {
     for (int i = 0; i < count; ++i) {
-      load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
+      const bool has_nan = mix.load_without_nan(x[i].at_offset(s), mix.x);
       prefetch_next(shape, x, count, i, s);
       prefetch_rows<Use::kWrite>(y[i].at_offset(s), N, shape.head_dim);
       const auto* stacked = stack_rows(mix.x, mix.rows, mix.columns, mix.stacked);
       for (int u = 0; u < N; u += kPanel) {
         mix.mix_panel(u, 0, mix.end_source(u + kPanel - 1), stacked, {}, y[i].at_offset(s));
       }
+      if (has_nan) mix.spread_nan(w, /*transposed=*/false, x[i].at_offset(s), y[i].at_offset(s));
     }
   }
 }
@@ -150,7 +179,7 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
   __builtin_memset(mix.d_w, 0, sizeof(Sum<T>) * static_cast<std::size_t>(mix.rows) * mix.rows);
   for (int s = 0; s < shape.block; ++s) {
     for (int i = 0; i < count; ++i) {
-      load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
+      const bool has_nan = mix.load_without_nan(d_y[i].at_offset(s), mix.d_y);
       prefetch_rows<Use::kRead>(x[i].at_offset(s), N, shape.head_dim);
       prefetch_rows<Use::kRead>(others[i].at_offset(s), N, shape.head_dim);
       prefetch_rows<Use::kWrite>(d_x[i].at_offset(s), N, shape.head_dim);
@@ -160,6 +189,10 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
         mix.mix_panel(v, round_down(first, mix.kN), N, stacked, others[i].at_offset(s),
                       d_x[i].at_offset(s));
       }
+      if (has_nan) {
+        mix.spread_nan(w, /*transposed=*/true, d_y[i].at_offset(s), d_x[i].at_offset(s));
+        load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
+      }
       load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
       prefetch_next(shape, d_y, count, i, s);
       mix.add_weight_gradient();
@@ -167,8 +200,9 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
   }
   for (int u = 0; u < N; ++u) {
     for (int v = 0; v < N; ++v) {
-      d_w[std::ptrdiff_t{u} * N + v] =
-          from_sum<T>(v < mix.end_source(u) ? mix.d_w[std::ptrdiff_t{u} * mix.rows + v] : 0);
+      const Sum<T> d = v < mix.end_source(u) ? mix.d_w[std::ptrdiff_t{u} * mix.rows + v] : 0;
+      const bool unseen = d != d && to_sum(w.at(u, v)) == 0;
+      d_w[std::ptrdiff_t{u} * N + v] = from_sum<T>(unseen ? 0 : d);
     }
   }
 }

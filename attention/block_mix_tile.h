@@ -4,8 +4,9 @@
 //
 //   y_usd = sum_v w_uv x_vsd,   d_x_vsd = sum_u w_uv d_y_usd,   d_w_uv = sum_sd d_y_usd x_vsd,
 //
-// each over v <= u + diagonal alone: half of the work where a block sees earlier blocks only.
-// Numbers T are float, double or Bf16; those are added up in float, and rounded once.
+// each over v <= u + diagonal alone: half of the work where a block sees earlier blocks only. Where
+// x or d_y is NaN, w_uv = 0 hides it. Numbers T are float, double or Bf16; those are added up in
+// float, and rounded once.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,8 @@ template <typename T>
 struct MixWeights {
   const T* data = nullptr;
   std::ptrdiff_t row_stride = 0, column_stride = 0;
+
+  T at(int u, int v) const { return data[u * row_stride + v * column_stride]; }
 };
 
 // Row of D contiguous numbers of token s of block u at data + u * block_stride + s * token_stride.

@@ -180,8 +180,8 @@ at::Tensor attend_composed(const BlockAttention& in) {
     seeing = keys.legal_BHNbW.any(-1, /*keepdim=*/true);
   }
   const at::Tensor out_BHNbD =
-      at::scaled_dot_product_attention(blocks_to_batch(in.q_BHNbD), blocks_to_batch(keys.k_BHNWD),
-                                       blocks_to_batch(keys.v_BHNWD), mask, 0, own_past_alone)
+      library_attention(blocks_to_batch(in.q_BHNbD), blocks_to_batch(keys.k_BHNWD),
+                        blocks_to_batch(keys.v_BHNWD), mask, own_past_alone)
           .unflatten(0, {B, N})
           .transpose(1, 2);
   // Looking is cheap on the CPU alone: elsewhere it would wait for the device.

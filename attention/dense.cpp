@@ -87,13 +87,11 @@ AttentionOutput DenseAttentionMechanism::composed(const AttentionInput& in) cons
   if (in.noise && dropout_ > 0) return reference(in);
   at::Tensor legal = legal_keys(in);
   if (!legal.defined()) {
-    return {at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, 0, shape_.causal),
-            {}};
+    return {library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, shape_.causal), {}};
   }
   if (shape_.causal) legal = at::logical_and(legal, earlier_keys(in));
   const at::Tensor mask = additive_mask(legal, in.q_BHLD.scalar_type());
-  const at::Tensor out_BHLD =
-      at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, mask);
+  const at::Tensor out_BHLD = library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, mask);
   return {out_BHLD.masked_fill(legal.any(-1, /*keepdim=*/true).logical_not(), 0), {}};
 }
 
@@ -124,8 +122,7 @@ at::Tensor DenseAttentionMechanism::decode_step(DecodeState& state,
                                                 const AttentionInput& in) const {
   KeyValueCache& cache = static_cast<DenseDecodeState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
-  return at::scaled_dot_product_attention(in.q_BHLD, cache.keys(0, cache.size()),
-                                          cache.values(0, cache.size()));
+  return library_attention(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()));
 }
 
 }  // namespace birkhoff

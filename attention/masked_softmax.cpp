@@ -1,8 +1,15 @@
 #include "attention/masked_softmax.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/logical_and.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+
+#include <cmath>
 
 namespace birkhoff {
 namespace {
@@ -29,6 +36,24 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal) {
 at::Tensor additive_mask(const at::Tensor& legal, at::ScalarType dtype) {
   return at::zeros(legal.sizes(), legal.options().dtype(dtype))
       .masked_fill_(legal.logical_not(), hidden_logit(dtype));
+}
+
+at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
+                             const at::Tensor& v_BHSD, const std::optional<at::Tensor>& mask,
+                             bool causal) {
+  // A sum of all numbers costs next to nothing compared with their products.
+  const auto has_nan = [](const at::Tensor& x) { return std::isnan(x.sum().item<double>()); };
+  if (!q_BHLD.is_cpu() || !(has_nan(q_BHLD.detach()) || has_nan(k_BHSD.detach()))) {
+    return at::scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, 0, causal);
+  }
+  at::Tensor scores_BHLS = at::matmul(q_BHLD, k_BHSD.transpose(-1, -2)) *
+                           (1 / std::sqrt(static_cast<double>(q_BHLD.size(3))));
+  if (mask) scores_BHLS = scores_BHLS + *mask;
+  at::Tensor legal;
+  if (causal) {
+    legal = at::ones({q_BHLD.size(2), k_BHSD.size(2)}, q_BHLD.options().dtype(at::kBool)).tril_();
+  }
+  return at::matmul(masked_softmax(scores_BHLS, legal), v_BHSD);
 }
 
 at::Tensor drop_probabilities(const at::Tensor& probabilities, float dropout,

@@ -22,6 +22,14 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal);
 // be zeroed by the caller.
 at::Tensor additive_mask(const at::Tensor& legal, at::ScalarType dtype);
 
+// LibTorch's scaled_dot_product_attention, without dropout: `mask` as of additive_mask(), or
+// `causal`. On the CPU LibTorch gives 0 where all logits of a query are NaN; there this computes by
+// plain operations, and NaN stays NaN.
+at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
+                             const at::Tensor& v_BHSD,
+                             const std::optional<at::Tensor>& mask = std::nullopt,
+                             bool causal = false);
+
 // Attention dropout: probabilities [B, ...] with noise of their own, or unchanged without noise.
 at::Tensor drop_probabilities(const at::Tensor& probabilities, float dropout,
                               const std::optional<NoiseKey>& noise);

@@ -22,9 +22,7 @@ struct PrefixSolver {
   int end_solvable;   // prefixes before this one have all scores in range
   bool keeps_all;
 
-  static int padded(int size) {
-    return round_up(size, kPanel > kLanes<double> ? kPanel : kLanes<double>);
-  }
+  static int padded(int size) { return padded_rows<double>(size); }
   static int num_kept(int iterations, bool keeps_all) { return keeps_all ? iterations : 1; }
   static std::size_t bytes(int size, int iterations, bool keeps_all) {
     const auto w = static_cast<std::size_t>(padded(size));
@@ -67,8 +65,10 @@ struct PrefixSolver {
     const auto see = [&](int u, int r, int c) {
       const double s = call.scores[r * N + c];
       if (s == kBarred) return;
-      if (!has_shift) shift = s;
-      has_shift = true;
+      if (!has_shift && s - s == 0) {
+        shift = s;
+        has_shift = true;
+      }
       const double distance = s - shift;
       if (!(distance <= BalanceRange::kSpread && -distance <= BalanceRange::kSpread)) {
         end_solvable = u;

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "attention/key_value_cache.h"
+#include "attention/masked_softmax.h"
 #include "attention/sinkhorn_attention.h"
 #include "cluster/base/error.h"
 
@@ -74,7 +75,7 @@ at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
 
   const at::Tensor own_k = state.cache.keys(u * b, t + 1), own_v = state.cache.values(u * b, t + 1);
   const auto attend = [&](const at::Tensor& k, const at::Tensor& v) {
-    return at::scaled_dot_product_attention(in.q_BHLD, k, v);
+    return library_attention(in.q_BHLD, k, v);
   };
   if (!state.sorted_k_BHbD.defined()) return attend(own_k, own_v);
 

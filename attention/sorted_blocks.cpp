@@ -79,10 +79,11 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
         at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
     const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
     const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
+    const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a share of NaN is seen
     sorted.k_BHNbD = sorted.k_BHNbD / divisor;
     sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
     sorted.legal_BHNbb =
-        at::logical_and(sorted.legal_BHNbb, (share_BHNb > kLeastShare).unsqueeze(3));
+        at::logical_and(sorted.legal_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
     sorted.bias_BHN1b = divisor_BHNb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
   }
   return sorted;

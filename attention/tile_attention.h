@@ -14,6 +14,10 @@
 // would lose the digits of large logits to rounding.
 // A query without a legal key has out = 0, m = z = 0 and no gradient.
 //
+// NaN in q_i, in the bias or in one of the legal keys of query i makes s_ij, all of out_i and z_i
+// NaN (m_i is 0 then); so does an s_ij that overflows. NaN in the values goes where the formulas
+// take it. tile_nan.h keeps NaN from queries that do not see it.
+//
 // Numbers T are float, double or Bf16; Sum<T>, in which they are added up, is float for Bf16. With
 // Bf16, s, m and z are float; p and ds are rounded to bf16 where the instruction set multiplies
 // bf16, and nothing else but out and gradients is.
@@ -21,6 +25,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "cluster/base/instruction_set.h"
 
 namespace birkhoff {
 
@@ -96,16 +102,22 @@ struct TileShape {
   const TileDropout* dropout = nullptr;  // null: none
 };
 
+// What a backward pass does that meets NaN: nothing but say so, or as the formulas say.
+enum class OnNaN { kStop, kGoOn };
+
 // Tiles of one call are touched by the calling thread alone; equal arguments give equal bits.
-// `scratch`: scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64; for forward one key
-// tile's will do.
+// `scratch`: scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64, unset; for forward one
+// key tile's will do.
+//
+// Both passes return whether they met no NaN. One that did has multiplied hidden keys, too, by p =
+// 0: NaN of keys that a query does not see, or of queries that do not see a key, may be in results.
 template <typename T>
 struct TileKernels {
   std::size_t (*scratch_bytes)(int head_dim, int num_key_tiles);
-  void (*forward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
+  bool (*forward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
                   int num_key_tiles, void* scratch);
-  void (*backward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
-                   int num_key_tiles, void* scratch);
+  bool (*backward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
+                   int num_key_tiles, OnNaN on_nan, void* scratch);
   // Rounds sums [num_rows, head_dim], contiguous, to rows of T.
   void (*write_rows)(const Sum<T>* sums, int num_rows, int head_dim, Rows<T> rows);
   // y = exp(x). Relative error at most 2 eps (the type's distance from 1 to the next number) where
@@ -113,17 +125,11 @@ struct TileKernels {
   void (*exp)(const Sum<T>* x, Sum<T>* y, std::size_t n);
 };
 
-// The last multiplies bf16 by vdpbf16ps and has no other kernels for float and double; the others
-// widen bf16 to float as they read it.
-enum class InstructionSet { kPortable, kAvx2, kAvx512, kAvx512Bf16 };
-
-bool is_supported(InstructionSet set);
-// The widest that this machine supports.
-InstructionSet widest_set();
-// For T = float, double and Bf16.
+// For T = float, double and Bf16. kAvx512Bf16 multiplies bf16 by vdpbf16ps and has no other kernels
+// for float and double than kAvx512; the other sets widen bf16 to float as they read it.
 template <typename T>
 const TileKernels<T>& tile_kernels(InstructionSet set);
-// Of the widest set.
+// Of instruction_set().
 template <typename T>
 const TileKernels<T>& tile_kernels();
 

@@ -11,8 +11,8 @@
 #pragma once
 
 #include "attention/tile_attention.h"
+#include "attention/tile_dropout.h"
 #include "attention/tile_products.h"
-#include "cluster/base/philox_rounds.h"
 
 namespace birkhoff {
 namespace {
@@ -82,8 +82,7 @@ struct Pair {
 
 template <typename T>
 Pair<Sum<T>> sizes_of(const QueryTile<T>& queries, const KeyTile<T>& keys) {
-  constexpr int kStep = kPanel > kLanes<Sum<T>> ? kPanel : kLanes<Sum<T>>;
-  return {round_up(queries.num_queries, kStep), round_up(keys.num_keys, kPanel), keys.causal,
+  return {padded_rows<Sum<T>>(queries.num_queries), round_up(keys.num_keys, kPanel), keys.causal,
           nullptr, 0};
 }
 
@@ -174,59 +173,6 @@ template <typename S>
   }
 }
 
-// Which keys dropout leaves to each query: bit j % kBits of kept[j / kBits * kTile + i]. Null: all,
-// without dropout. Eight queries at once: consecutive keys of one share the counters of Philox.
-template <typename T>
-const Bit<Sum<T>>* draw_kept(const TileShape& shape, const QueryTile<T>& queries,
-                             const KeyTile<T>& keys, Bit<Sum<T>>* kept) {
-  if (!shape.dropout) return nullptr;
-  using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
-  constexpr std::uint64_t kLow = 0xffffffff;
-  constexpr int kN = 8, kWord = kBits<Sum<T>>;
-  const TileDropout& dropout = *shape.dropout;
-  const auto stride = static_cast<std::uint64_t>(dropout.query_stride);
-  for (int i = 0; i < queries.num_queries; i += kN) {
-    const auto first = static_cast<std::uint64_t>(keys.first_element + i * dropout.query_stride);
-    const U64x8 element = first + stride * U64x8{0, 1, 2, 3, 4, 5, 6, 7};
-    const U64x8 misfit = element & 3;  // elements of the first counter that come before key 0
-    const int end_key = keys.causal ? min_of(keys.num_keys, i + kN) : keys.num_keys;
-    U64x8 bits{}, rest{};
-    for (int c = 0; 4 * c < end_key + 3; ++c) {
-      const U64x8 counter = (element >> 2) + static_cast<std::uint64_t>(c);
-      U64x8 word0 = counter & kLow, word1 = counter >> 32;
-      U64x8 word2 = U64x8{} + (queries.sample_id & kLow),
-            word3 = U64x8{} + (queries.sample_id >> 32);
-      philox_rounds(dropout.key, word0, word1, word2, word3);
-      U64x8 four{};  // bits of four keys
-      std::uint64_t bit = 1;
-      for (const U64x8* word : {&word0, &word1, &word2, &word3}) {
-        four |= (*word >> 8 >= dropout.least) & bit;
-        bit <<= 1;
-      }
-      if (c < 16) {
-        bits |= four << (4 * c);
-      } else {
-        rest = four;
-      }
-    }
-    bits = bits >> misfit | rest << (63 - misfit) << 1;
-    for (int lane = 0; lane < kN; ++lane) {
-      for (int j = 0; j < kTile; j += kWord) {
-        kept[j / kWord * kTile + i + lane] = static_cast<Bit<Sum<T>>>(bits[lane] >> j);
-      }
-    }
-  }
-  return kept;
-}
-
-// x where the query in each lane keeps key j, else 0. Null `kept`: x.
-template <typename S>
-inline Vector<S> keep(Vector<S> x, const Bit<S>* kept, int j, int i) {
-  if (!kept) return x;
-  const Bits<S> bits = load_bits<S>(kept + j / kBits<S> * kTile + i);
-  return bits << (kBits<S> - 1 - j % kBits<S>) < 0 ? x : Vector<S>{};
-}
-
 // d_bias += ds, over the queries and keys that share a number of it in the order of these loops.
 template <typename T>
 void add_bias_gradient(const Pair<Sum<T>>& pair, const Sum<T>* ds_t, int num_queries,
@@ -247,7 +193,7 @@ void add_bias_gradient(const Pair<Sum<T>>& pair, const Sum<T>* ds_t, int num_que
 }
 
 template <typename T>
-void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
+bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
              int num_key_tiles, void* memory) {
   using S = Sum<T>;
   using E = Operand<T>;
@@ -265,7 +211,7 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   }
   if (num_key_tiles > 0) prefetch_rows<Use::kRead>(keys[0].k, keys[0].num_keys, D);
   load_rows(queries.q, queries.num_queries, D, columns, x.q);
-  transpose_matrix(x.q, round_up(queries.num_queries, kN), columns / kNumbers<E>,
+  transpose_matrix(x.q, padded_rows<S>(queries.num_queries), columns / kNumbers<E>,
                    columns / kNumbers<E>, x.q_t, kTile);
   for (int i = 0; i < kTile; ++i) {
     x.max[i] = -kInfinity;
@@ -285,7 +231,7 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
       prefetch_rows<Use::kWrite>(queries.out, queries.num_queries, D);
     }
     finish_scores(pair, key.num_keys, scale, s_t);
-    const Bit<S>* kept = draw_kept(shape, queries, key, x.kept(0));
+    const Bit<S>* kept = draw_kept(shape, queries, pair.queries, key, x.kept(0));
     S factor[kTile];  // of what earlier tiles gave, for the new maximum
     for (int i = 0; i < pair.queries; i += kN) {
       const int end_key = pair.end_key(i);
@@ -326,15 +272,19 @@ void forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
                         x.acc, tile > 0);
   }
 
+  // A sum is NaN where a logit is, and what is accumulated besides where a value is.
+  bool met_nan = num_key_tiles > 0 && has_nan(x.acc, queries.num_queries * columns);
   for (int i = 0; i < queries.num_queries; ++i) {
-    const bool sees = x.sum[i] > 0;
+    const bool sees = x.sum[i] != 0;
     const S inverse = sees ? 1 / x.sum[i] : 0;
-    queries.max[i] = sees ? x.max[i] : 0;
+    met_nan = met_nan || is_nan(inverse);
+    queries.max[i] = x.sum[i] > 0 ? x.max[i] : 0;
     queries.inverse_sum[i] = inverse;
     const S factor = shape.dropout ? inverse * static_cast<S>(shape.dropout->scale) : inverse;
     T* out = queries.out.data + i * queries.out.stride;
     for (int d = 0; d < D; ++d) out[d] = from_sum<T>(sees ? x.acc[i * columns + d] * factor : 0);
   }
+  return !met_nan;
 }
 
 // Writes rows of scratch times `factor` to a gradient, or adds them to its sums where it has some.
@@ -354,14 +304,14 @@ void store_rows(const Sum<T>* x, Sum<T> factor, int num_rows, int head_dim, int 
 }
 
 template <typename T>
-void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
-              int num_key_tiles, void* memory) {
+bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
+              int num_key_tiles, OnNaN on_nan, void* memory) {
   using S = Sum<T>;
   using E = Operand<T>;
   constexpr int kN = kLanes<S>;
   const Scratch<T> x(shape.head_dim, memory);
   const int columns = x.columns, D = shape.head_dim, num_queries = queries.num_queries;
-  const int whole_queries = round_up(num_queries, kN);
+  const int whole_queries = padded_rows<S>(num_queries);
   const S scale = static_cast<S>(shape.scale);
   const S kept_scale = shape.dropout ? static_cast<S>(shape.dropout->scale) : 1;
   S *max = x.max, *inverse_sum = x.sum;
@@ -375,11 +325,14 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   const E* q_stacked = stack_rows(x.q, whole_queries, columns, x.q_stacked);
   const E* d_out_stacked = stack_rows(x.d_out, whole_queries, columns, x.d_out_stacked);
   S delta[kTile];
+  bool met_nan = false;
   for (int i = 0; i < kTile; ++i) {
     max[i] = i < num_queries ? queries.max[i] : 0;
     inverse_sum[i] = i < num_queries ? queries.inverse_sum[i] : 0;
     delta[i] = 0;
+    met_nan = met_nan || is_nan(inverse_sum[i]);
   }
+  if (met_nan && on_nan == OnNaN::kStop) return false;
 
   // All p and d_p first: delta is their product's sum, which cancels in p (d_p - delta) as it
   // should where a query sees few keys. (d_out . out is the same sum, rounded otherwise.)
@@ -398,7 +351,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
     }
     multiply_scores(pair, v, x.d_out_t, D, d_p_t);
-    const Bit<S>* kept = draw_kept(shape, queries, key, x.kept(tile));
+    const Bit<S>* kept = draw_kept(shape, queries, pair.queries, key, x.kept(tile));
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> max_i = load(max + i), inverse_i = load(inverse_sum + i);
       Vector<S> sum{};
@@ -409,7 +362,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
           store(p_t + j * kTile + i, p);
           Vector<S> d_p = load(d_p_t + j * kTile + i);
           if (kept) {
-            d_p = keep<S>(d_p * kept_scale, kept, j, i);
+            d_p *= keep<S>(Vector<S>{} + kept_scale, kept, j, i);
             store(d_p_t + j * kTile + i, d_p);
           }
           panel_sum += p * d_p;
@@ -419,6 +372,9 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       store(delta + i, load(delta + i) + sum);
     }
   }
+
+  for (int i = 0; i < num_queries; ++i) met_nan = met_nan || is_nan(delta[i]);
+  if (met_nan && on_nan == OnNaN::kStop) return false;
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
@@ -469,6 +425,7 @@ void backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   }
   if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
   store_rows(x.acc, scale, num_queries, D, columns, {}, queries.d_q);
+  return !met_nan;
 }
 
 template <typename T>

@@ -113,18 +113,23 @@ template <Summation kSummation = Summation::kAtOnce, typename E, typename S>
   }
 }
 
-// The rows in rows of operands, [round_up(rows), columns], padded with zeros.
+// Rows of scratch that hold `num_rows`: whole panels, and whole vectors of transposed rows.
+template <typename S>
+inline int padded_rows(int num_rows) {
+  return round_up(num_rows, kPanel > kLanes<S> ? kPanel : kLanes<S>);
+}
+
+// The rows in rows of operands, [padded_rows(num_rows), columns], padded with zeros.
 template <typename T>
 void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Operand<T>* operands) {
-  constexpr int kLanesOf = kLanes<Sum<T>>;
-  const int padded_rows = round_up(num_rows, kPanel > kLanesOf ? kPanel : kLanesOf);
+  const int all_rows = padded_rows<Sum<T>>(num_rows);
   const auto fill = [&](auto* x, auto convert) {
     for (int r = 0; r < num_rows; ++r) {
       const T* row = rows.data + r * rows.stride;
       for (int d = 0; d < head_dim; ++d) x[r * columns + d] = convert(row[d]);
       for (int d = head_dim; d < columns; ++d) x[r * columns + d] = {};
     }
-    for (int i = num_rows * columns; i < padded_rows * columns; ++i) x[i] = {};
+    for (int i = num_rows * columns; i < all_rows * columns; ++i) x[i] = {};
   };
   if constexpr (kTakesPairs<T>) {
     fill(reinterpret_cast<T*>(operands), [](T x) { return x; });
@@ -149,6 +154,31 @@ Rows<const Operand<T>> operand_rows(Rows<const T> rows, int num_rows, int head_d
   load_rows(rows, num_rows, head_dim, columns, scratch);
   return {scratch, columns / kN};
 }
+
+// Whether one of `count` numbers, whole vectors of them, is NaN.
+template <typename S>
+inline bool has_nan(const S* x, int count) {
+  Bits<S> found{};
+  for (int i = 0; i < count; i += kLanes<S>) {
+    const Vector<S> v = load(x + i);
+    found |= v != v;
+  }
+  Bit<S> any = 0;
+  for (int lane = 0; lane < kLanes<S>; ++lane) any |= found[lane];
+  return any != 0;
+}
+#if defined(__AVX512BF16__)
+inline bool has_nan(const Bf16Pair* x, int count) {
+  using Words [[gnu::vector_size(kVectorBytes)]] = std::int16_t;
+  Words found{};
+  for (int i = 0; i < count; i += kLanes<Bf16Pair>) {
+    found |= (reinterpret_cast<Words>(load(x + i)) & 0x7fff) > 0x7f80;
+  }
+  std::int16_t any = 0;
+  for (int lane = 0; lane < kVectorBytes / 2; ++lane) any |= found[lane];
+  return any != 0;
+}
+#endif
 
 // Brings rows that are soon needed towards the caches, in parallel: a row is shorter than what the
 // processor would guess ahead for, and rows lie far apart. Rows without data are none.

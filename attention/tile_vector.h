@@ -85,7 +85,7 @@ inline void store(T* x, Vector<T> v) {
 // use, and products that have few uses for it would wait for these loads.
 template <typename V>
 inline V in_register(V v) {
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(BIRKHOFF_EMULATED_VECTORS)
   asm("" : "+v"(v));
 #endif
   return v;
@@ -95,6 +95,12 @@ inline float to_sum(float x) { return x; }
 inline double to_sum(double x) { return x; }
 inline float to_sum(Bf16 x) {
   return __builtin_bit_cast(float, static_cast<std::uint32_t>(x) << 16);
+}
+
+template <typename T>
+inline bool is_nan(T x) {
+  const auto number = to_sum(x);
+  return number != number;
 }
 
 // Rounded to nearest, ties to even.
@@ -143,6 +149,7 @@ struct ExpConstants<float> {
   static constexpr float kInverseLn2 = 1.4426950216293335f;
   static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-06f;
   static constexpr float kRound = 0x1.8p23f;  // x + kRound - kRound rounds x to an integer
+  static constexpr int kBias = 127;           // of exponents
   static constexpr float kLeast = -87.3f;     // exp of less is no normal number
   static constexpr int kMantissaBits = 23;
   // Relative error of the polynomial 1.1e-8.
@@ -154,6 +161,7 @@ struct ExpConstants<double> {
   static constexpr double kInverseLn2 = 1.4426950408889634;
   static constexpr double kLn2High = 0.6931471805582987, kLn2Low = 1.6465949582897082e-12;
   static constexpr double kRound = 0x1.8p52;
+  static constexpr int kBias = 1023;
   static constexpr double kLeast = -708.3;
   static constexpr int kMantissaBits = 52;
   // Relative error of the polynomial 1.7e-17.
@@ -164,22 +172,31 @@ struct ExpConstants<double> {
                                   0.16666666666666669,    0.5000000000000001};
 };
 
+// Whether products are fused with the sum after them. In exp() that sum then meets no tie, so that
+// the parity of what is added decides nothing.
+#if defined(__FMA__)
+constexpr bool kIsFused = true;
+#else
+constexpr bool kIsFused = false;
+#endif
+
 template <typename T>
 inline Vector<T> exp(Vector<T> x) {
   using C = ExpConstants<T>;
-  const Vector<T> shifted = x * C::kInverseLn2 + C::kRound;
-  const Vector<T> n = shifted - C::kRound;
+  constexpr T kRound = C::kRound + (kIsFused ? C::kBias : 0);
+  const Vector<T> shifted = x * C::kInverseLn2 + kRound;
+  const Vector<T> n = shifted - kRound;
   const Vector<T> r = (x - n * C::kLn2High) - n * C::kLn2Low;
   Vector<T> q = Vector<T>{} + C::kQ[0];
   for (std::size_t i = 1; i < sizeof(C::kQ) / sizeof(T); ++i) q = q * r + C::kQ[i];
   const Vector<T> y = q * (r * r) + r + T{1};
-  // The low bits of `shifted` are n: added to the exponent's. Unsigned, because where x is below
-  // kLeast the sum may be anything.
+  // The low bits of `shifted` are n, and the bias or none: moved up, with it, they are 2^n.
+  // Unsigned, because where x is below kLeast they may be anything. NaN stays NaN in a product.
   using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   using Words [[gnu::vector_size(kVectorBytes)]] = Word;
-  const Words exponent = reinterpret_cast<Words>(shifted) << C::kMantissaBits;
-  const auto scaled = reinterpret_cast<Vector<T>>(reinterpret_cast<Words>(y) + exponent);
-  return x < C::kLeast ? Vector<T>{} : scaled;
+  constexpr Word kBiasMissing = kIsFused ? 0 : C::kBias;
+  const Words power = (reinterpret_cast<Words>(shifted) + kBiasMissing) << C::kMantissaBits;
+  return x < C::kLeast ? Vector<T>{} : y * reinterpret_cast<Vector<T>>(power);
 }
 
 template <int kDistance, typename V, std::size_t... kLane>

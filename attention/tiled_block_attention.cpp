@@ -15,6 +15,7 @@
 #include "attention/scratch_memory.h"
 #include "attention/tile_attention.h"
 #include "attention/tile_dispatch.h"
+#include "attention/tile_nan.h"
 #include "cluster/base/error.h"
 #include "cluster/base/philox.h"
 
@@ -209,8 +210,10 @@ struct Call {
         tile.first_element += (row - b * heads * num_blocks * block) * dropout->query_stride;
       }
     }
-    (pass == Pass::kForward ? kernels.forward : kernels.backward)(
-        shape, queries, tiles.data(), static_cast<int>(tiles.size()), worker.scratch.get());
+    (pass == Pass::kForward ? &birkhoff::attend_tile<T>
+                            : &add_tile_gradients<T>)(kernels, shape, queries, tiles.data(),
+                                                      static_cast<int>(tiles.size()),
+                                                      worker.scratch.get());
   }
 
   // Tasks for a thread at least, where each multiplies `flops`: its start is worth some ten

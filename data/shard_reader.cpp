@@ -6,6 +6,7 @@
 
 #include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
+#include "cluster/base/instruction_set.h"
 #include "data/shard_format.h"
 
 namespace birkhoff {
@@ -42,7 +43,7 @@ template <typename Id>
 std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* out) {
   const auto* ids = reinterpret_cast<const Id*>(bytes.data());
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return widen_avx2(ids, count, out);
+  if (instruction_set() >= InstructionSet::kAvx2) return widen_avx2(ids, count, out);
 #endif
   return widen_loop(ids, count, out);
 }

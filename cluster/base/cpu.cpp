@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+
+#include "cluster/base/instruction_set.h"
 #if defined(__GLIBC__)
 #include <malloc.h>
 #endif
@@ -37,6 +39,7 @@ bool has_bf16_tiles() {
 }  // namespace
 
 void compute_on_cpu(int num_threads) {
+  instruction_set();
   at::set_num_threads(num_threads);
   // LibTorch asks oneDNN for fp32 products only where these may be rounded to bf16. oneDNN makes
   // use of that with tiles alone; without them it computes in fp32.

@@ -11,6 +11,7 @@
 
 #include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/instruction_set.h"
 #include "cluster/base/philox_params.h"
 #include "cluster/base/philox_rounds.h"
 
@@ -111,8 +112,9 @@ void fill_portable(const RowPart& part, float* out, Map map) {
 template <typename Map>
 void fill_dispatched(const RowPart& part, float* out, Map map) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512dq")) return fill_avx512(part, out, map);
-  if (__builtin_cpu_supports("avx2")) return fill_avx2(part, out, map);
+  const InstructionSet set = instruction_set();
+  if (set >= InstructionSet::kAvx512) return fill_avx512(part, out, map);
+  if (set == InstructionSet::kAvx2) return fill_avx2(part, out, map);
 #endif
   fill_portable(part, out, map);
 }

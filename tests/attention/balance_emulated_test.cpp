@@ -123,6 +123,25 @@ TEST_F(EmulatedBalanceKernel, PrefixesOfEachShape) {
   }
 }
 
+// NaN of a score makes its matrix NaN, or the prefixes that hold it, and no other.
+TEST_F(EmulatedBalanceKernel, NaNIsNotHidden) {
+  for (const bool prefix : {false, true}) {
+    Case c{"NaN", scores({2, 9, 9}), prefix};
+    const at::Tensor d_p = d_p_of(c);
+    const Result finite = emulated(c, d_p);
+    c.scores[0][5][2] = NAN;
+    const Result result = emulated(c, d_p);
+    EXPECT_TRUE(at::equal(result.p[1], finite.p[1]));
+    EXPECT_TRUE(at::equal(result.d_scores[1], finite.d_scores[1]));
+    const std::int64_t first = prefix ? 5 : 0;
+    EXPECT_TRUE(at::equal(result.p[0].narrow(0, 0, first), finite.p[0].narrow(0, 0, first)));
+    for (std::int64_t r = first; r < 9; ++r) {
+      EXPECT_TRUE(result.p[0][r].narrow(0, 0, prefix ? r : 9).isnan().all().item<bool>()) << r;
+    }
+    EXPECT_TRUE(result.d_scores[0].isnan().any().item<bool>());
+  }
+}
+
 // Of any size: what leaves the number range is solved in the log domain.
 TEST_F(EmulatedBalanceKernel, LargeScores) {
   for (const double scale : {30.0, 200.0, 1e4}) {

@@ -176,6 +176,25 @@ TEST(BlockAttentionEmulation, QueriesWithoutALegalKeyGiveZero) {
   }
 }
 
+// Queries that see a NaN are NaN, in outputs and gradients.
+TEST(BlockAttentionEmulation, NaNIsNotHidden) {
+  for (const bool of_query : {true, false}) {
+    const BlockProblem problem =
+        make_block_problem({.blocks = 2, .block = 24}, {kOwn}, at::kBFloat16, 1, 0, 16);
+    const at::Tensor& x = of_query ? problem.attention.q_BHNbD : problem.attention.keys[0].k_BHNbD;
+    x.detach()[0][0][1][5][2] = NAN;
+    const auto results = solve_emulated(problem);
+    at::Tensor sees = at::zeros({2, 24}, at::kBool);
+    sees[1].narrow(0, 5, of_query ? 1 : 19).fill_(true);
+    for (const std::size_t i : {0, 1}) {  // out, d_q
+      const at::Tensor is_nan = results[i].isnan()[0][0];
+      EXPECT_TRUE(is_nan.masked_select(sees.unsqueeze(2)).all().item<bool>()) << i;
+      EXPECT_FALSE(is_nan[0].any().item<bool>()) << i;
+    }
+    EXPECT_TRUE(at::equal(results[0].isnan()[0][0].any(2), sees));
+  }
+}
+
 TEST(BlockAttentionEmulation, HalfPrecision) {
   check(make_block_problem({.blocks = 2, .block = 48}, {kSorted, kOwn}, at::kHalf, 1, 0, 10));
 }

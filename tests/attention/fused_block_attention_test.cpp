@@ -312,12 +312,12 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   kernels.forward(shape, queries, tiles.data(), 3, scratch);
   std::free(scratch);
   scratch = new_scratch(3);
-  kernels.backward(shape, queries, tiles.data(), 3, scratch);
+  kernels.backward(shape, queries, tiles.data(), 3, OnNaN::kStop, scratch);
   for (std::size_t i = 0; i < tiles.size(); ++i) {  // again, adding to 1
     tiles[i].d_k_sum = {sums[2 * i + 1].data_ptr<Sum<T>>(), D};
     tiles[i].d_v_sum = {sums[2 * i + 2].data_ptr<Sum<T>>(), D};
   }
-  kernels.backward(shape, queries, tiles.data(), 3, scratch);
+  kernels.backward(shape, queries, tiles.data(), 3, OnNaN::kStop, scratch);
   std::free(scratch);
 
   const at::Tensor hidden = at::cat(visible, 1).logical_not();

@@ -1,0 +1,65 @@
+#include "cluster/base/instruction_set.h"
+
+#include <cstdlib>
+#include <string_view>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+struct NamedSet {
+  InstructionSet set;
+  std::string_view name;
+};
+// From wide to narrow.
+constexpr NamedSet kSets[] = {{InstructionSet::kAvx512Bf16, "avx512_bf16"},
+                              {InstructionSet::kAvx512, "avx512"},
+                              {InstructionSet::kAvx2, "avx2"},
+                              {InstructionSet::kPortable, "portable"}};
+
+InstructionSet choose() {
+  const char* asked = std::getenv("BIRKHOFF_CPU");
+  if (asked != nullptr && *asked == '\0') asked = nullptr;
+  for (const auto& [set, name] : kSets) {
+    if (asked != nullptr && name != asked) continue;
+    if (is_supported(set)) return set;
+    if (asked != nullptr) {
+      fail(ExitCode::kUsage,
+           "BIRKHOFF_CPU={}: this processor lacks the instructions; unset the variable, or set it "
+           "to a narrower set (portable, avx2, avx512)",
+           asked);
+    }
+  }
+  fail(ExitCode::kUsage,
+       "BIRKHOFF_CPU={}: no instruction set; unset the variable, or set it to portable, avx2, "
+       "avx512 or avx512_bf16",
+       asked);
+}
+
+}  // namespace
+
+bool is_supported(InstructionSet set) {
+  switch (set) {
+    case InstructionSet::kPortable:
+      return true;
+#if defined(__x86_64__)
+    case InstructionSet::kAvx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    case InstructionSet::kAvx512:
+      return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+             __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
+    case InstructionSet::kAvx512Bf16:
+      return is_supported(InstructionSet::kAvx512) && __builtin_cpu_supports("avx512bf16");
+#endif
+    default:
+      return false;
+  }
+}
+
+InstructionSet instruction_set() {
+  static const InstructionSet chosen = choose();
+  return chosen;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,19 @@
+// The kernels of AVX-512 as any processor can run them: their own sources, vectors of 64 bytes out
+// of smaller ones.
+#pragma once
+
+#include "attention/block_mix_tile.h"
+#include "attention/prefix_balance_tile.h"
+#include "attention/tile_attention.h"
+
+namespace birkhoff::testing {
+
+const TileKernels<float>& emulated_tile_kernels(float);
+const TileKernels<double>& emulated_tile_kernels(double);
+const TileKernels<Bf16>& emulated_tile_kernels(Bf16);  // of AVX-512 BF16
+const MixKernels<float>& emulated_mix_kernels(float);
+const MixKernels<double>& emulated_mix_kernels(double);
+const MixKernels<Bf16>& emulated_mix_kernels(Bf16);
+const PrefixBalanceKernels& emulated_prefix_balance_kernels();
+
+}  // namespace birkhoff::testing
