@@ -18,125 +18,14 @@
 #include <mutex>
 #include <thread>
 
+#include "cluster/base/system_call.h"
+
 namespace birkhoff {
 namespace {
 
-// ---- The table of system calls
-// -------------------------------------------------------------------
-
-struct Hook {
-  FileFaultHook function;
-  std::atomic<std::int64_t> num_calls = 0;
-};
-std::atomic<Hook*> current_hook = nullptr;  // a plain pointer: nothing to destroy at exit
-
 std::atomic<FreeBytesHook*> current_free_bytes_hook = nullptr;
 
-// What the hook wants for the next call: 0, kShortTransfer or an errno value.
-int next_fault(const char* call, const std::string& path) {
-  Hook* hook = current_hook.load(std::memory_order_acquire);
-  return hook == nullptr ? 0 : hook->function(call, path, hook->num_calls++);
-}
-
-// Runs a system call that returns -1 and sets errno on failure, again if it was interrupted.
-template <typename Call>
-std::int64_t retried(const char* name, const std::string& path, Call call) {
-  for (;;) {
-    std::int64_t result = -1;
-    if (const int fault = next_fault(name, path); fault > 0) {
-      errno = fault;
-    } else {
-      result = call();
-    }
-    if (result >= 0 || errno != EINTR) return result;
-  }
-}
-
-// The same for calls that transfer bytes: transfer(n) moves at most n.
-template <typename Transfer>
-std::int64_t retried_transfer(const char* name, const std::string& path, std::size_t num_bytes,
-                              Transfer transfer) {
-  constexpr std::size_t kMost = std::size_t{1} << 30;  // Linux moves at most 2 GiB a call
-  for (;;) {
-    std::int64_t result = -1;
-    const int fault = next_fault(name, path);
-    if (fault > 0) {
-      errno = fault;
-    } else {
-      result = transfer(fault == kShortTransfer ? std::min<std::size_t>(num_bytes, 1)
-                                                : std::min(num_bytes, kMost));
-    }
-    if (result >= 0 || errno != EINTR) return result;
-  }
-}
-
-const char* cure(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-      return "free space or quota there, or choose another folder";
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return "check owner and permissions, or choose another folder";
-    case ENOENT:
-    case ENOTDIR:
-      return "check the path";
-    case EEXIST:
-    case ENOTEMPTY:
-      return "remove it or choose another name";
-    case EISDIR:
-      return "a file is needed, not a folder";
-    case ENXIO:
-      return "a file is needed, not a socket, or a pipe or device without another end";
-    case EMFILE:
-    case ENFILE:
-      return "raise the limit of open files (ulimit -n)";
-    case EFBIG:
-      return "raise the limit of file sizes (ulimit -f)";
-    case EIO:
-      return "the device reports errors: check it, and write elsewhere until then";
-    default:
-      return "check the file system";
-  }
-}
-
-// An input that is not what its reader expects, as opposed to one that the system cannot read now:
-// a network file system's hiccup must not pass for a damaged checkpoint.
-bool means_wrong_input(int error) {
-  return error == ENOENT || error == ENOTDIR || error == EISDIR || error == ELOOP ||
-         error == ENAMETOOLONG || error == ENXIO;
-}
-
-[[noreturn]] void fail_call(const char* call, const std::string& path, const std::string& detail,
-                            ExitCode code = ExitCode::kStorage) {
-  const int error = errno;
-  fail(means_wrong_input(error) ? code : ExitCode::kStorage, "{} of '{}' failed: {}{}; {}", call,
-       path, std::strerror(error), detail, cure(error));
-}
-
-void check(std::int64_t result, const char* call, const std::string& path,
-           ExitCode code = ExitCode::kStorage) {
-  if (result < 0) fail_call(call, path, "", code);
-}
-
-// Never repeated: after a failed fsync the kernel may call lost pages clean (mechanism and cases:
-// Rebello et al. 2020, "Can applications recover from fsync failures?").
-void sync_descriptor(int fd, const std::string& path) {
-  int result = -1;
-  if (const int fault = next_fault("fsync", path); fault > 0) {
-    errno = fault;
-  } else {
-    result = ::fsync(fd);
-  }
-  if (result < 0) fail_call("fsync", path, ", so what was written may be lost");
-}
-
 }  // namespace
-
-void set_file_fault_hook(FileFaultHook hook) {
-  delete current_hook.exchange(hook ? new Hook{std::move(hook)} : nullptr);
-}
 
 void set_free_bytes_hook(FreeBytesHook hook) {
   delete current_free_bytes_hook.exchange(hook ? new FreeBytesHook(std::move(hook)) : nullptr);
@@ -150,7 +39,7 @@ void FileDescriptorTraits::close(Handle fd) noexcept { ::close(fd); }
 File::File(std::string path, int flags, ExitCode code) : path_(std::move(path)), code_(code) {
   fd_.reset(static_cast<int>(
       retried("open", path_, [&] { return ::open(path_.c_str(), flags | O_CLOEXEC, 0666); })));
-  check(fd_.get(), "open", path_, code_);
+  check_call(fd_.get(), "open", path_, code_);
 }
 
 File::File(std::string path, UniqueHandle<FileDescriptorTraits> fd, ExitCode code)
@@ -175,14 +64,14 @@ File File::open_kinds(const std::string& path, ExitCode code, bool pipes) {
          S_ISFIFO(mode) ? "a FIFO" : "a device", pipes ? " or a pipe" : "");
   }
   file.wait_for_writer();
-  check(::fcntl(file.fd_.get(), F_SETFL, O_RDONLY), "fcntl", path, code);
+  check_call(::fcntl(file.fd_.get(), F_SETFL, O_RDONLY), "fcntl", path, code);
   return file;
 }
 
 void File::wait_for_writer() const {
   // tee() copies without reading: nothing to copy, and nobody who could write it, is 0.
   int scratch[2];
-  check(::pipe2(scratch, O_CLOEXEC | O_NONBLOCK), "pipe2", path_, code_);
+  check_call(::pipe2(scratch, O_CLOEXEC | O_NONBLOCK), "pipe2", path_, code_);
   const UniqueHandle<FileDescriptorTraits> out(scratch[0]), in(scratch[1]);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(kPipeSeconds);
   while (::tee(fd_.get(), in.get(), 1, SPLICE_F_NONBLOCK) == 0) {
@@ -199,7 +88,7 @@ void File::wait_for_input() const {
   pollfd input{.fd = fd_.get(), .events = POLLIN, .revents = 0};
   const std::int64_t ready =
       retried("poll", path_, [&] { return ::poll(&input, 1, 1000 * kPipeSeconds); });
-  check(ready, "poll", path_, code_);
+  check_call(ready, "poll", path_, code_);
   if (ready > 0) return;
   fail(code_, "'{}' is a pipe that gave nothing for {} s; name a file, or look at what writes it",
        path_, kPipeSeconds);
@@ -228,7 +117,7 @@ File File::standard_input() {
   const std::string path = "/dev/stdin";
   UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
       retried("dup", path, [&] { return ::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0); })));
-  check(fd.get(), "dup", path);
+  check_call(fd.get(), "dup", path);
   return File(path, std::move(fd), ExitCode::kData);
 }
 
@@ -247,7 +136,7 @@ void File::write_all(const void* data, std::size_t num_bytes) {
 std::size_t File::read_some(void* out, std::size_t num_bytes) {
   const std::int64_t num_read = retried_transfer(
       "read", path_, num_bytes, [&](std::size_t n) { return ::read(fd_.get(), out, n); });
-  check(num_read, "read", path_, code_);
+  check_call(num_read, "read", path_, code_);
   return static_cast<std::size_t>(num_read);
 }
 
@@ -275,8 +164,8 @@ std::int64_t File::size() const { return status().st_size; }
 
 struct stat File::status() const {
   struct stat status;
-  check(retried("fstat", path_, [&] { return ::fstat(fd_.get(), &status); }), "fstat", path_,
-        code_);
+  check_call(retried("fstat", path_, [&] { return ::fstat(fd_.get(), &status); }), "fstat", path_,
+             code_);
   return status;
 }
 
@@ -290,7 +179,7 @@ void File::close() {
     errno = fault;
     result = -1;
   }
-  if (result < 0 && errno != EINTR) check(result, "close", path_);
+  if (result < 0 && errno != EINTR) check_call(result, "close", path_);
 }
 
 // ---- Whole files
@@ -353,7 +242,7 @@ bool find_status(const std::string& path, bool follow_links, struct stat* status
     return follow_links ? ::stat(path.c_str(), status) : ::lstat(path.c_str(), status);
   });
   if (result < 0 && (errno == ENOENT || errno == ENOTDIR)) return false;
-  check(result, "stat", path, code);
+  check_call(result, "stat", path, code);
   return true;
 }
 
@@ -397,7 +286,7 @@ void make_directory(const std::string& path) {
   if (parent != path) make_directory(parent);
   const std::int64_t result = retried("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); });
   const bool another_was_faster = result < 0 && errno == EEXIST && is_directory(path);
-  if (!another_was_faster) check(result, "mkdir", path);
+  if (!another_was_faster) check_call(result, "mkdir", path);
   sync_directory(parent);
 }
 
@@ -406,20 +295,20 @@ std::vector<std::string> list_directory(const std::string& path, ExitCode code) 
     void operator()(DIR* directory) const { ::closedir(directory); }
   };
   DIR* opened = nullptr;
-  check(retried("opendir", path,
-                [&] { return (opened = ::opendir(path.c_str())) == nullptr ? -1 : 0; }),
-        "opendir", path, code);
+  check_call(retried("opendir", path,
+                     [&] { return (opened = ::opendir(path.c_str())) == nullptr ? -1 : 0; }),
+             "opendir", path, code);
   const std::unique_ptr<DIR, CloseDirectory> directory(opened);
   std::vector<std::string> names;
   for (;;) {
     const dirent* entry = nullptr;
-    check(retried("readdir", path,
-                  [&] {
-                    errno = 0;
-                    entry = ::readdir(directory.get());
-                    return entry == nullptr && errno != 0 ? -1 : 0;
-                  }),
-          "readdir", path, code);
+    check_call(retried("readdir", path,
+                       [&] {
+                         errno = 0;
+                         entry = ::readdir(directory.get());
+                         return entry == nullptr && errno != 0 ? -1 : 0;
+                       }),
+               "readdir", path, code);
     if (entry == nullptr) break;
     const std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(name);
@@ -437,7 +326,7 @@ void rename_path(const std::string& from, const std::string& to) {
 }
 
 void remove_file(const std::string& path) {
-  check(retried("unlink", path, [&] { return ::unlink(path.c_str()); }), "unlink", path);
+  check_call(retried("unlink", path, [&] { return ::unlink(path.c_str()); }), "unlink", path);
 }
 
 void remove_tree(const std::string& path) {
@@ -445,13 +334,13 @@ void remove_tree(const std::string& path) {
   if (!find_status(path, /*follow_links=*/false, &status)) return;
   if (!S_ISDIR(status.st_mode)) return remove_file(path);
   for (const std::string& name : list_directory(path)) remove_tree(path + "/" + name);
-  check(retried("rmdir", path, [&] { return ::rmdir(path.c_str()); }), "rmdir", path);
+  check_call(retried("rmdir", path, [&] { return ::rmdir(path.c_str()); }), "rmdir", path);
 }
 
 void sync_directory(const std::string& path) {
   const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(retried(
       "open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); })));
-  check(fd.get(), "open", path);
+  check_call(fd.get(), "open", path);
   sync_descriptor(fd.get(), path);
 }
 
@@ -460,8 +349,8 @@ std::int64_t free_bytes(const std::string& path) {
     return (*hook)(path);
   }
   struct statvfs status;
-  check(retried("statvfs", path, [&] { return ::statvfs(path.c_str(), &status); }), "statvfs",
-        path);
+  check_call(retried("statvfs", path, [&] { return ::statvfs(path.c_str(), &status); }), "statvfs",
+             path);
   constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   if (status.f_blocks == 0 || status.f_frsize == 0) return static_cast<std::int64_t>(kMost);
   const auto blocks = std::min<std::uint64_t>(status.f_bavail, kMost / status.f_frsize);
@@ -483,7 +372,7 @@ std::string holder_of(const std::string& path) {
 FileLock::FileLock(const std::string& path, const std::string& what) {
   fd_.reset(static_cast<int>(retried(
       "open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); })));
-  check(fd_.get(), "open", path);
+  check_call(fd_.get(), "open", path);
   const auto try_lock = [&] {
     return retried("flock", path, [&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); });
   };
@@ -497,21 +386,22 @@ FileLock::FileLock(const std::string& path, const std::string& what) {
     fail(ExitCode::kUsage, "{} is in use by {} (lock '{}'): wait for it or stop it", what,
          holder_of(path), path);
   }
-  check(locked, "flock", path);
+  check_call(locked, "flock", path);
   char host[256] = "";
   ::gethostname(host, sizeof(host) - 1);
   const std::string holder = fmt::format("process {} on {}", ::getpid(), host);
-  check(retried("ftruncate", path, [&] { return ::ftruncate(fd_.get(), 0); }), "ftruncate", path);
+  check_call(retried("ftruncate", path, [&] { return ::ftruncate(fd_.get(), 0); }), "ftruncate",
+             path);
   const std::int64_t written =
       retried("pwrite", path, [&] { return ::pwrite(fd_.get(), holder.data(), holder.size(), 0); });
-  check(written, "pwrite", path);
+  check_call(written, "pwrite", path);
 }
 
 std::optional<std::string> lock_holder(const std::string& path) {
   if (!path_exists(path)) return std::nullopt;
   const UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
       retried("open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); })));
-  check(fd.get(), "open", path);
+  check_call(fd.get(), "open", path);
   const std::int64_t locked =
       retried("flock", path, [&] { return ::flock(fd.get(), LOCK_SH | LOCK_NB); });
   if (locked == 0) return std::nullopt;

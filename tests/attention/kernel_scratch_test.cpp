@@ -245,11 +245,13 @@ std::string prefix_bytes(const PrefixBalanceKernels& kernels, unsigned seed, int
                         .solved = reinterpret_cast<bool*>(solved.data()),
                         .d_p = nullptr,
                         .d_scores = nullptr};
-  const auto scratch = [&] { return filled_scratch(kernels.scratch_bytes(N, iterations), fill); };
-  kernels.forward(balance, scratch().get());
+  const auto scratch = [&](bool backward) {
+    return filled_scratch(kernels.scratch_bytes(N, iterations, backward), fill);
+  };
+  kernels.forward(balance, scratch(false).get());
   balance.d_p = d_p.data();
   balance.d_scores = d_scores.data();
-  kernels.backward(balance, scratch().get());
+  kernels.backward(balance, scratch(true).get());
   std::string bytes;
   for (const auto* result : {&p, &d_scores}) append(*result, bytes);
   append(solved, bytes);
