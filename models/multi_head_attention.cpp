@@ -4,6 +4,7 @@
 #include <ATen/ops/split_with_sizes.h>
 
 #include "cluster/base/error.h"
+#include "cluster/base/plural.h"
 #include "configs/config.pb.h"
 
 namespace birkhoff {
@@ -15,8 +16,8 @@ void check_heads(const configs::Attention& attention, std::int64_t heads,
   std::int64_t sum = 0;
   for (const configs::HeadGroup& group : attention.group()) sum += group.heads();
   if (sum != heads) {
-    fail(ExitCode::kConfig, "{}: its groups have {} heads together, model.heads is {}", field, sum,
-         heads);
+    fail(ExitCode::kConfig, "{}: its groups have {} together, model.heads is {}", field,
+         counted(sum, "head"), heads);
   }
   if (attention.group_size() > static_cast<int>(kMostHeadGroups)) {
     fail(ExitCode::kConfig, "{}: {} groups, at most {} are possible", field, attention.group_size(),

@@ -325,13 +325,13 @@ TEST(Factory, RefusesBadValuesByName) {
   using ::testing::HasSubstr;
   EXPECT_THAT(message({}), HasSubstr("no attention mechanism"));
   configs::Mechanism config = sinkhorn_config(0);
-  EXPECT_THAT(message(config), HasSubstr("sinkhorn.block is 0"));
+  EXPECT_THAT(message(config), HasSubstr("sinkhorn.block: must be in [1, 1048576], is 0"));
   config = sinkhorn_config();
   config.mutable_sinkhorn()->set_temperature(0);
-  EXPECT_THAT(message(config), HasSubstr("sinkhorn.temperature is 0"));
+  EXPECT_THAT(message(config), HasSubstr("sinkhorn.temperature: must be in (0, 1000000], is 0"));
   config = sinkhorn_config();
   config.mutable_sinkhorn()->set_top_m(-1);
-  EXPECT_THAT(message(config), HasSubstr("sinkhorn.top_m is -1"));
+  EXPECT_THAT(message(config), HasSubstr("sinkhorn.top_m: must be in [0, 1048576], is -1"));
   config = sinkhorn_config();
   config.mutable_sinkhorn()->set_max_blocks(7);
   EXPECT_THAT(message(config), HasSubstr("32 tokens in blocks of 4 are 8 blocks"));
@@ -342,10 +342,10 @@ TEST(Factory, RefusesBadValuesByName) {
   EXPECT_THAT(message(config), HasSubstr("paper_masked"));
   config = {};
   config.mutable_block_local()->set_look_back(2);
-  EXPECT_THAT(message(config), HasSubstr("block_local.look_back is 2"));
+  EXPECT_THAT(message(config), HasSubstr("block_local.look_back: must be in [0, 1], is 2"));
   config = {};
   config.mutable_dense()->set_dropout(1);
-  EXPECT_THAT(message(config), HasSubstr("dense.dropout is 1"));
+  EXPECT_THAT(message(config), HasSubstr("dense.dropout: must be in [0, 1), is 1"));
 }
 
 // The control has nothing to learn: a SortNet would get no gradient, only weight decay.

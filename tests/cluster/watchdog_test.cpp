@@ -81,7 +81,7 @@ TEST(Watchdog, NamesASilentRankItsStepAndOperation) {
   world.wait_in(0, "all_reduce 'counts'", 120);
   world.pass(110, {1}, 2);
   EXPECT_THAT(world.verdict(),
-              HasSubstr("rank 2 on node2, missed by ranks 0 in step 9, waiting in "
+              HasSubstr("rank 2 on node2, missed by rank 0 in step 9, waiting in "
                         "all_reduce 'counts' (operation 120), last heard in step 7"));
 }
 

@@ -92,7 +92,7 @@ std::vector<BadInput> inputs() {
       file("a FIFO", make_fifo, "model", tokenizer, kData, {"is a FIFO, not a regular file"}),
       file("a socket", make_socket, "model", tokenizer, kData, {"not a socket"}),
       file("a device", make_device, "model", tokenizer, kData, {"is a device, not a regular file"}),
-      file("a folder", make_folder, "model", tokenizer, kData, {"Is a directory"}),
+      file("a folder", make_folder, "model", tokenizer, kData, {"is a folder", "--like model"}),
       file("a FIFO", make_fifo, "input", text, kData, {"nobody wrote", "5 s"}),
       file("a socket", make_socket, "input", text, kData, {"not a socket"}),
       file("a device", make_device, "input", text, kData, {"is a device", "or a pipe"}),

@@ -297,7 +297,7 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
                     ->mutable_dense()
                     ->set_dropout(1);
               }),
-              HasSubstr("model.attention.0.group.0.mechanism: dense.dropout"));
+              HasSubstr("dense.dropout: must be in [0, 1), is 1"));
   EXPECT_THAT(refused([](auto& c) { c.mutable_task()->Clear(); }), HasSubstr("no task is set"));
   for (const char* name :
        {"translation", "classification", "pixel_model", "image_classification", "point_sets"}) {

@@ -40,8 +40,8 @@ TEST_F(MetricsReaderTest, ReadsWhatMetricsWrites) {
   report.step = 10;
   report.loss = 0.1 + 0.2;
   report.tokens = 1000;
-  report.tokens_per_second = 1e-7;
-  report.step_ms = 1e20;
+  report.tokens_per_second = 12345.5;
+  report.step_ms = 81.25;
   report.grad_norm = std::nan("");
   const MetricsRecords records =
       read(step_line(report, 1.5) + evaluation_line(10, "valid", {1.25, 1.8, 400, 1600}, 1.5));
@@ -49,8 +49,8 @@ TEST_F(MetricsReaderTest, ReadsWhatMetricsWrites) {
   EXPECT_EQ(records.steps[0].step, 10);
   EXPECT_EQ(records.steps[0].loss, 0.1 + 0.2) << "every bit";
   EXPECT_EQ(records.steps[0].tokens, 1000);
-  EXPECT_EQ(records.steps[0].tokens_per_second, 1e-7);
-  EXPECT_EQ(records.steps[0].step_ms, 1e20);
+  EXPECT_EQ(records.steps[0].tokens_per_second, 12345.5);
+  EXPECT_EQ(records.steps[0].step_ms, 81.25);
   ASSERT_EQ(records.evaluations.size(), 1u);
   EXPECT_EQ(records.evaluations[0].split, "valid");
   EXPECT_EQ(records.evaluations[0].loss, 1.25);
