@@ -207,13 +207,13 @@ TEST_F(TokenizerFit, NothingIsLeftOfAText) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
       EXPECT_TRUE(condition()) << "signal " << signal;
     };
-    const auto copy_begins = [&] {
+    const auto corpus_begins = [&] {
       for (const auto& entry : fs::directory_iterator("scratch")) {
-        if (fs::exists(entry.path() / "corpus/.input-0")) return true;
+        if (fs::exists(entry.path() / "corpus/.unfinished")) return true;
       }
       return false;
     };
-    wait_until(copy_begins);
+    wait_until(corpus_begins);
     child.signal(signal);
     EXPECT_EQ(child.finish().code, 128 + signal);
     wait_until([] { return fs::is_empty("scratch"); });
