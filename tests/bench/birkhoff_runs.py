@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import statistics
 import struct
 import subprocess
@@ -119,3 +120,35 @@ def shakespeare():
         WORK.mkdir(parents=True, exist_ok=True)
         text.write_bytes(gzip.decompress((pathlib.Path(source) / "tinyshakespeare.txt.gz").read_bytes()))
     return text
+
+
+def build(tree, *targets):
+    """Builds targets of a work tree with the LibTorch that this one is configured with; the log lies in build/."""
+    cache = ROOT / "build/cpu/CMakeCache.txt"
+    if not cache.exists():
+        raise SystemExit(f"{cache} is missing: run ./bootstrap.sh build first")
+    torch = re.search(r"^BIRKHOFF_TORCH:PATH=(.*)$", cache.read_text(), re.MULTILINE)[1]
+    log = ROOT / "build/build_commit.log"
+    with open(log, "w") as out:
+        for command in (["cmake", "--preset", "cpu", f"-DBIRKHOFF_TORCH:PATH={torch}"], ["cmake", "--build", "--preset", "cpu", "--target", *targets]):
+            if subprocess.run(command, cwd=tree, stdout=out, stderr=subprocess.STDOUT).returncode:
+                raise SystemExit(f"'{' '.join(command)}' failed in {tree}; see {log}")
+
+
+def build_commit(commit, *targets):
+    """Builds targets of another commit in a work tree below build/; returns the commit's short hash and the tree."""
+    sha = subprocess.run(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    if not sha:
+        raise SystemExit(f"no commit '{commit}' here; give a commit, branch or tag of this repository")
+    tree = ROOT / f"build/trees/{sha[:12]}"
+    if not tree.exists():
+        subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), sha], cwd=ROOT, check=True)
+    build(tree, *targets)
+    return sha[:12], tree
+
+
+def instruction_sets():
+    """Those of this machine that the kernels tell apart."""
+    flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "").split()
+    return ", ".join(name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags) or "none of AVX"
