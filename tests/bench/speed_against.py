@@ -13,6 +13,7 @@ import os
 import re
 import statistics
 import subprocess
+import sys
 
 import birkhoff_runs as runs
 
@@ -76,6 +77,7 @@ def main():
         measures.append(lambda tree: step_times(tree, corpus))
     times = {base: {}, runs.ROOT: {}}
     for number in range(a.rounds):
+        print(f"round {number + 1} of {a.rounds}", file=sys.stderr, flush=True)
         for tree in (base, runs.ROOT) if number % 2 == 0 else (runs.ROOT, base):
             for measure in measures:
                 for name, value in measure(tree).items():
