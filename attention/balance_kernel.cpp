@@ -179,7 +179,7 @@ struct WholeMatrix {
   }
 };
 
-// Row u needs rows up to u alone: column sums run over the destinations so far.
+// Row u needs only rows up to u: column sums run over the destinations so far.
 struct Cumulative {
   // c[i][u]: the column sums [N] of iteration i up to row u, a[i][u]: the row's scaling. Of all
   // iterations for gradients, else of the last.

@@ -19,7 +19,7 @@ struct TokenizerSource {
 struct KnownTokenizer {
   std::string kind;
   std::string content = {};     // of its file; empty for bytes
-  std::int64_t vocabulary = 0;  // of the content alone, or that of a source
+  std::int64_t vocabulary = 0;  // number of ids of the content, or of the source
   // For several documents: the id that ends each. None: one more id is added to the vocabulary,
   // unless that is a source's.
   std::optional<std::int64_t> end_of_document = {};

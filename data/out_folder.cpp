@@ -76,14 +76,14 @@ void OutFolder::end() {
   for (const std::string& name : list_directory(path_)) {
     if (is_ours(name) && name.starts_with(kSpoolPrefix)) remove_file(file(name));
   }
-  sync_directory(path_);  // the mark goes last: without it nobody looks for the rest
+  sync_directory(path_);  // the mark goes last: only it makes a later start look for the rest
   if (path_exists(file(kUnfinishedName))) remove_file(file(kUnfinishedName));
   sync_directory(path_);
 }
 
 bool OutFolder::has_manifest() const { return path_exists(file(kManifestName)); }
 
-// Before the lock, which writes: beside a file that prepare did not make, nothing is touched.
+// Runs before the lock, which writes: a folder with a file of somebody else stays as it is.
 void OutFolder::require_only_leftovers() const {
   for (const std::string& name : list_directory(path_)) {
     if (is_ours(name)) continue;

@@ -2,8 +2,8 @@
 //
 // A checkpoint is committed only of a state to go on from: its values are finite, and gradients
 // that were computed from it were, too. The second is known a step later, while the save is being
-// written; a save that it never becomes known of is dropped. So whatever a diverging run does, its
-// newest checkpoint is from before.
+// written. A save whose next gradients are not finite is dropped, so the newest checkpoint of a
+// diverging run is from before the divergence.
 #pragma once
 
 #include <chrono>

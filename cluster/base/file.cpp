@@ -69,7 +69,7 @@ File File::open_kinds(const std::string& path, ExitCode code, bool pipes) {
 }
 
 void File::wait_for_writer() const {
-  // tee() copies without reading: nothing to copy, and nobody who could write it, is 0.
+  // tee() copies without reading. It returns 0 if there is nothing to copy and no writer.
   int scratch[2];
   check_call(::pipe2(scratch, O_CLOEXEC | O_NONBLOCK), "pipe2", path_, code_);
   const UniqueHandle<FileDescriptorTraits> out(scratch[0]), in(scratch[1]);
@@ -108,7 +108,7 @@ File File::open_for_append(const std::string& path) {
   return file;
 }
 
-// Not opened anew: that would wait for another writer of a FIFO, and begin a file from its start.
+// Opening /dev/stdin again would wait for another writer of a FIFO, and read a file from its start.
 File File::standard_input() {
   const int flags = ::fcntl(STDIN_FILENO, F_GETFL);
   if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY) {

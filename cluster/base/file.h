@@ -129,9 +129,9 @@ class FileLock {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// Who holds that lock, as its file names it, or nullopt if nobody does or there is no file. Looks
-// by taking a shared lock for a moment, which works on network file systems too; FileLock waits
-// that long, so that no look keeps a process from its lock.
+// The holder of a FileLock, as the lock's file names it; nullopt if the lock is free or there is no
+// file. Takes a shared lock for a moment, which works on network file systems too; FileLock waits
+// that long, so a look never keeps a process from its lock.
 std::optional<std::string> lock_holder(const std::string& path);
 
 // For tests: called before each system call of this file with the call's name ("open", "write",
