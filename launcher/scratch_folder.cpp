@@ -37,17 +37,17 @@ void wait_for_end(int pipe_end) {
 }  // namespace
 
 ScratchFolder::ScratchFolder(const std::string& name) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    fail(ExitCode::kStorage, "pipe: {}; free resources", std::strerror(errno));
+  UniqueHandle<FileDescriptorTraits> waited_for(ends[0]);
+  alive_ = UniqueHandle<FileDescriptorTraits>(ends[1]);
   std::string path = (fs::temp_directory_path() / ("birkhoff_" + name + "_XXXXXX")).string();
   if (::mkdtemp(path.data()) == nullptr) {
     fail(ExitCode::kStorage, "mkdtemp of '{}': {}; set TMPDIR to a folder with free space", path,
          std::strerror(errno));
   }
   path_ = path;
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0)
-    fail(ExitCode::kStorage, "pipe: {}; free resources", std::strerror(errno));
-  UniqueHandle<FileDescriptorTraits> waited_for(ends[0]);
-  alive_ = UniqueHandle<FileDescriptorTraits>(ends[1]);
   remover_ = ::fork();
   if (remover_ < 0) {
     const int error = errno;
