@@ -66,19 +66,16 @@ struct HeadMix {
     }
   }
 
-  // Loads rows for a product that multiplies by 0, too: with 0 for NaN. Returns whether there was
-  // any.
-  bool load_without_nan(Rows<const T> rows_in, E* operands) const {
+  // Loads rows for a product that multiplies by 0, too: with 0 for NaN.
+  void load_without_nan(Rows<const T> rows_in, E* operands) const {
     const int N = shape.num_blocks, D = shape.head_dim;
     load_rows(rows_in, N, D, columns, operands);
-    if (!has_nan(operands, rows * columns / kN)) return false;
     auto* numbers = reinterpret_cast<std::conditional_t<(kN > 1), T, E>*>(operands);
     for (int r = 0; r < N; ++r) {
       for (int d = 0; d < D; ++d) {
         if (is_nan(rows_in.data[r * rows_in.stride + d])) numbers[r * columns + d] = {};
       }
     }
-    return true;
   }
 
   // NaN in the results of those rows of `from` that hold it and have a weight for them that is not
@@ -99,9 +96,10 @@ struct HeadMix {
   }
 
   // Results `row`.. of a panel from the rows [first, end) of `from`, stacked, of which all others
-  // have weight 0; and what is added to them, where `others` has data.
-  void mix_panel(int row, int first, int end, const E* from, Rows<const T> others,
-                 Rows<T> to) const {
+  // have weight 0; and what is added to them, where `others` has data. Returns whether result
+  // `suspect`, if it is of this panel, holds NaN.
+  bool mix_panel(int row, int first, int end, const E* from, Rows<const T> others, Rows<T> to,
+                 int suspect) const {
     const int D = shape.head_dim, num_rows = min_of(kPanel, shape.num_blocks - row);
     const int first_operand = first / kN, depth = round_up(end, kN) / kN - first_operand;
     S* out = panel;
@@ -122,11 +120,12 @@ struct HeadMix {
     }
     multiply_panel(w + (std::ptrdiff_t{row} * rows) / kN + first_operand, rows / kN, 1,
                    from + first_operand * columns, columns, depth, out, out_row, columns, adds);
-    if (direct) return;
-    for (int r = 0; r < num_rows; ++r) {
+    for (int r = 0; !direct && r < num_rows; ++r) {
       T* to_row = to.data + (row + r) * to.stride;
       for (int d = 0; d < D; ++d) to_row[d] = from_sum<T>(panel[r * columns + d]);
     }
+    return suspect >= row && suspect < row + num_rows &&
+           has_nan(out + (suspect - row) * out_row, columns);
   }
 
   // d_w += d_y x^T.
@@ -157,14 +156,24 @@ void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks
   mix.load_weights(w, /*transposed=*/false);
   for (int s = 0; s < shape.block; ++s) {
     for (int i = 0; i < count; ++i) {
-      const bool has_nan = mix.load_without_nan(x[i].at_offset(s), mix.x);
+      load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
       prefetch_next(shape, x, count, i, s);
       prefetch_rows<Use::kWrite>(y[i].at_offset(s), N, shape.head_dim);
-      const auto* stacked = stack_rows(mix.x, mix.rows, mix.columns, mix.stacked);
-      for (int u = 0; u < N; u += kPanel) {
-        mix.mix_panel(u, 0, mix.end_source(u + kPanel - 1), stacked, {}, y[i].at_offset(s));
+      // The last row has products with all sources that any row has products with.
+      const auto meets_nan = [&] {
+        const auto* stacked = stack_rows(mix.x, mix.rows, mix.columns, mix.stacked);
+        bool met = false;
+        for (int u = 0; u < N; u += kPanel) {
+          met = mix.mix_panel(u, 0, mix.end_source(u + kPanel - 1), stacked, {}, y[i].at_offset(s),
+                              /*suspect=*/N - 1);
+        }
+        return met;
+      };
+      if (meets_nan()) {
+        mix.load_without_nan(x[i].at_offset(s), mix.x);
+        meets_nan();
+        mix.spread_nan(w, /*transposed=*/false, x[i].at_offset(s), y[i].at_offset(s));
       }
-      if (has_nan) mix.spread_nan(w, /*transposed=*/false, x[i].at_offset(s), y[i].at_offset(s));
     }
   }
 }
@@ -179,17 +188,24 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
   __builtin_memset(mix.d_w, 0, sizeof(Sum<T>) * static_cast<std::size_t>(mix.rows) * mix.rows);
   for (int s = 0; s < shape.block; ++s) {
     for (int i = 0; i < count; ++i) {
-      const bool has_nan = mix.load_without_nan(d_y[i].at_offset(s), mix.d_y);
+      load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
       prefetch_rows<Use::kRead>(x[i].at_offset(s), N, shape.head_dim);
       prefetch_rows<Use::kRead>(others[i].at_offset(s), N, shape.head_dim);
       prefetch_rows<Use::kWrite>(d_x[i].at_offset(s), N, shape.head_dim);
-      const auto* stacked = stack_rows(mix.d_y, mix.rows, mix.columns, mix.stacked);
-      for (int v = 0; v < N; v += kPanel) {
-        const int first = clamp(v - shape.diagonal, 0, N);
-        mix.mix_panel(v, round_down(first, mix.kN), N, stacked, others[i].at_offset(s),
-                      d_x[i].at_offset(s));
-      }
-      if (has_nan) {
+      // The first source has products with all rows that any source has products with.
+      const auto meets_nan = [&] {
+        const auto* stacked = stack_rows(mix.d_y, mix.rows, mix.columns, mix.stacked);
+        bool met = false;
+        for (int v = 0; v < N; v += kPanel) {
+          const int first = clamp(v - shape.diagonal, 0, N);
+          met |= mix.mix_panel(v, round_down(first, mix.kN), N, stacked, others[i].at_offset(s),
+                               d_x[i].at_offset(s), /*suspect=*/0);
+        }
+        return met;
+      };
+      if (meets_nan()) {
+        mix.load_without_nan(d_y[i].at_offset(s), mix.d_y);
+        meets_nan();
         mix.spread_nan(w, /*transposed=*/true, d_y[i].at_offset(s), d_x[i].at_offset(s));
         load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
       }

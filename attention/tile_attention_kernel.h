@@ -272,12 +272,14 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
                         x.acc, tile > 0);
   }
 
-  // A sum is NaN where a logit is, and what is accumulated besides where a value is.
-  bool met_nan = num_key_tiles > 0 && has_nan(x.acc, queries.num_queries * columns);
+  // A sum is NaN where a logit is. Where a value is, the last row is, too: it has products with all
+  // values that any row has products with.
+  const bool met_nan =
+      has_nan(x.sum, kTile) ||
+      (num_key_tiles > 0 && has_nan(x.acc + (queries.num_queries - 1) * columns, columns));
   for (int i = 0; i < queries.num_queries; ++i) {
     const bool sees = x.sum[i] != 0;
     const S inverse = sees ? 1 / x.sum[i] : 0;
-    met_nan = met_nan || is_nan(inverse);
     queries.max[i] = x.sum[i] > 0 ? x.max[i] : 0;
     queries.inverse_sum[i] = inverse;
     const S factor = shape.dropout ? inverse * static_cast<S>(shape.dropout->scale) : inverse;
@@ -325,13 +327,12 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   const E* q_stacked = stack_rows(x.q, whole_queries, columns, x.q_stacked);
   const E* d_out_stacked = stack_rows(x.d_out, whole_queries, columns, x.d_out_stacked);
   S delta[kTile];
-  bool met_nan = false;
   for (int i = 0; i < kTile; ++i) {
     max[i] = i < num_queries ? queries.max[i] : 0;
     inverse_sum[i] = i < num_queries ? queries.inverse_sum[i] : 0;
     delta[i] = 0;
-    met_nan = met_nan || is_nan(inverse_sum[i]);
   }
+  bool met_nan = has_nan(inverse_sum, kTile);
   if (met_nan && on_nan == OnNaN::kStop) return false;
 
   // All p and d_p first: delta is their product's sum, which cancels in p (d_p - delta) as it
@@ -373,7 +374,7 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
     }
   }
 
-  for (int i = 0; i < num_queries; ++i) met_nan = met_nan || is_nan(delta[i]);
+  met_nan = met_nan || has_nan(delta, kTile);
   if (met_nan && on_nan == OnNaN::kStop) return false;
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {

@@ -167,18 +167,6 @@ inline bool has_nan(const S* x, int count) {
   for (int lane = 0; lane < kLanes<S>; ++lane) any |= found[lane];
   return any != 0;
 }
-#if defined(__AVX512BF16__)
-inline bool has_nan(const Bf16Pair* x, int count) {
-  using Words [[gnu::vector_size(kVectorBytes)]] = std::int16_t;
-  Words found{};
-  for (int i = 0; i < count; i += kLanes<Bf16Pair>) {
-    found |= (reinterpret_cast<Words>(load(x + i)) & 0x7fff) > 0x7f80;
-  }
-  std::int16_t any = 0;
-  for (int lane = 0; lane < kVectorBytes / 2; ++lane) any |= found[lane];
-  return any != 0;
-}
-#endif
 
 // Brings rows that are soon needed towards the caches, in parallel: a row is shorter than what the
 // processor would guess ahead for, and rows lie far apart. Rows without data are none.
