@@ -277,12 +277,19 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   const bool met_nan =
       has_nan(x.sum, kTile) ||
       (num_key_tiles > 0 && has_nan(x.acc + (queries.num_queries - 1) * columns, columns));
+  S inverse[kTile];
+  for (int i = 0; i < kTile; i += kN) {
+    const Vector<S> sum = load(x.sum + i);
+    store(inverse + i, sum != 0 ? 1 / sum : Vector<S>{});
+    store(x.max + i, sum > 0 ? load(x.max + i) : Vector<S>{});
+  }
+  const std::size_t bytes = sizeof(S) * static_cast<std::size_t>(queries.num_queries);
+  __builtin_memcpy(queries.max, x.max, bytes);
+  __builtin_memcpy(queries.inverse_sum, inverse, bytes);
+  const S kept_scale = shape.dropout ? static_cast<S>(shape.dropout->scale) : 1;
   for (int i = 0; i < queries.num_queries; ++i) {
-    const bool sees = x.sum[i] != 0;
-    const S inverse = sees ? 1 / x.sum[i] : 0;
-    queries.max[i] = x.sum[i] > 0 ? x.max[i] : 0;
-    queries.inverse_sum[i] = inverse;
-    const S factor = shape.dropout ? inverse * static_cast<S>(shape.dropout->scale) : inverse;
+    const bool sees = inverse[i] != 0;
+    const S factor = inverse[i] * kept_scale;
     T* out = queries.out.data + i * queries.out.stride;
     for (int d = 0; d < D; ++d) out[d] = from_sum<T>(sees ? x.acc[i * columns + d] * factor : 0);
   }
