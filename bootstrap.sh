@@ -36,6 +36,7 @@ done
 [ -n "$goal" ] || { usage >&2; exit 2; }
 [ -n "$preset" ] || { [ -n "$cuda" ] && preset=cuda || preset=cpu; }
 [ "$target" = all ] || [ "$goal" = build ] || stop "--target goes with build alone"
+[ "$goal" != demo ] || target=birkhoff  # no tests
 case $preset in
   cuda*) cuda=1 ;;
   *) [ -z "$cuda" ] || stop "--cuda and the preset $preset exclude each other" ;;
@@ -43,7 +44,7 @@ esac
 
 packages=(g++ cmake ninja-build pkg-config
   libopenmpi-dev openmpi-bin libhdf5-dev libprotobuf-dev protobuf-compiler libsentencepiece-dev
-  libspdlog-dev libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev
+  libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev
   libgtest-dev libgmock-dev librapidcheck-dev)
 
 # The folder for LibTorch: one's own where it is there already, else the machine's. Who is not root can make one's own only.

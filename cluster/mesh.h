@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 #include "cluster/world.h"
 
 namespace birkhoff::configs {

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <thread>
 
+#include "cluster/base/collectives/reduce.h"
 #include "cluster/base/error.h"
-#include "cluster/base/reduce.h"
 #include "cluster/mpi_check.h"
 
 namespace birkhoff {

@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 #include "cluster/operation_queue.h"
 
 namespace birkhoff {

@@ -9,10 +9,10 @@
 #include <exception>
 #include <utility>
 
-#include "cluster/base/cuda/check.h"
-#include "cluster/base/device.h"
+#include "cluster/base/collectives/gpu_reduce_params.h"
 #include "cluster/base/error.h"
-#include "cluster/base/reduce_params.h"
+#include "cluster/base/gpu/check.h"
+#include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {

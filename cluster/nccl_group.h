@@ -3,8 +3,8 @@
 //
 // A handle's wait() makes the caller's current stream wait and returns at once. NCCL moves bytes
 // and nothing else: what arrives is summed by our own kernel in rank order
-// (cluster/base/reduce.cu), so a result has the same bits as MpiGroup's and depends neither on
-// NCCL's choice of algorithm nor on which machines an allocation holds.
+// (cluster/base/collectives/gpu_reduce.cu), so a result has the same bits as MpiGroup's and depends
+// neither on NCCL's choice of algorithm nor on which machines an allocation holds.
 #pragma once
 
 #include <nccl.h>
@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "cluster/base/cuda/handles.h"
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
+#include "cluster/base/gpu/handles.h"
 
 namespace birkhoff {
 

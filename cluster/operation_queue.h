@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 
 namespace birkhoff {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 
 namespace birkhoff {
 

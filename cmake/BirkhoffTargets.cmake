@@ -12,12 +12,67 @@ if(BIRKHOFF_SANITIZE)
   target_link_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE})
 endif()
 
+# birkhoff_precompile(TARGET KIND HEADERS...): includes the headers before each source of the target, compiled once for all
+# targets of one KIND. These must have the flags of cluster_base; sources with options of their own are left out.
+function(birkhoff_precompile target kind)
+  if(NOT BIRKHOFF_PCH)
+    return()
+  endif()
+  if(NOT TARGET birkhoff_pch_${kind})
+    file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/pch_${kind}.cpp CONTENT "int main() {}\n")
+    if(kind STREQUAL tests)  # a program like those that take it: their flags differ from a library's
+      add_executable(birkhoff_pch_tests ${CMAKE_BINARY_DIR}/pch_tests.cpp)
+      target_link_libraries(birkhoff_pch_tests PRIVATE GTest::gtest GTest::gmock)
+    else()
+      add_library(birkhoff_pch_${kind} OBJECT ${CMAKE_BINARY_DIR}/pch_${kind}.cpp)
+    endif()
+    target_link_libraries(birkhoff_pch_${kind} PRIVATE cluster_base birkhoff_flags)
+    target_precompile_headers(birkhoff_pch_${kind} PRIVATE ${ARGN})
+  endif()
+  target_precompile_headers(${target} REUSE_FROM birkhoff_pch_${kind})
+  if(kind STREQUAL tests)  # of its own <string> g++ 12 warns, where a header was precompiled
+    target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
+  endif()
+endfunction()
+set(BIRKHOFF_STANDARD_HEADERS <algorithm> <chrono> <cmath> <cstdint> <filesystem> <functional> <map> <memory> <mutex> <optional>
+  <string> <string_view> <thread> <utility> <vector>)
+
+# birkhoff_options(SOURCES a.cpp ... OPTIONS -O3 ...): options of their own, so no precompiled headers.
+function(birkhoff_options)
+  cmake_parse_arguments(ARG "" "" "SOURCES;OPTIONS" ${ARGN})
+  set_source_files_properties(${ARG_SOURCES} PROPERTIES COMPILE_OPTIONS "${ARG_OPTIONS}" SKIP_PRECOMPILE_HEADERS ON)
+endfunction()
+
 # birkhoff_library(NAME SOURCES a.cpp ... LINKS other ...): one static library a folder. LINKS state the layers:
 # only what is linked can be used, and tests/layering_test greps the includes against the same table.
 function(birkhoff_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
   target_link_libraries(${name} PUBLIC ${ARG_LINKS} birkhoff_flags)
+  if(cluster_base IN_LIST ARG_LINKS)
+    birkhoff_precompile(${name} product ${BIRKHOFF_STANDARD_HEADERS} <ATen/core/Tensor.h> <fmt/format.h>)
+  endif()
+endfunction()
+
+# birkhoff_simd(LIBRARY SOURCES a.simd.cpp ...): CPU kernels of a folder's library, compiled once for each instruction set.
+# BIRKHOFF_SIMD is that set's name in cluster/base/instruction_set.h; which one runs is chosen at run time.
+function(birkhoff_simd library)
+  cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
+  set(sets kPortable)
+  if(CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
+    list(APPEND sets kAvx2 kAvx512 kAvx512Bf16)
+  endif()
+  set(kPortable)
+  set(kAvx2 -mavx2 -mfma)
+  set(kAvx512 -mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma -mprefer-vector-width=512)
+  set(kAvx512Bf16 ${kAvx512} -mavx512bf16)
+  foreach(set IN LISTS sets)
+    add_library(${library}_${set} OBJECT ${ARG_SOURCES})
+    target_link_libraries(${library}_${set} PRIVATE birkhoff_flags)
+    target_compile_definitions(${library}_${set} PRIVATE BIRKHOFF_SIMD=${set})
+    target_compile_options(${library}_${set} PRIVATE -O3 -ffp-contract=fast ${${set}})
+    target_sources(${library} PRIVATE $<TARGET_OBJECTS:${library}_${set}>)
+  endforeach()
 endfunction()
 
 # birkhoff_kernels(LIBRARY SOURCES a.cu ...): kernels of a folder's library, where CUDA is on. They are compiled without
@@ -38,7 +93,7 @@ function(birkhoff_kernels library)
   set_target_properties(${library}_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON)
   if(NOT TARGET birkhoff_gpu_kernels)
     # With what a launch calls. libfmt is compiled into it: libbirkhoff_ops.so needs it, and no libfmt.
-    add_library(birkhoff_gpu_kernels SHARED ${CMAKE_SOURCE_DIR}/cluster/base/cuda/check.cpp)
+    add_library(birkhoff_gpu_kernels SHARED ${CMAKE_SOURCE_DIR}/cluster/base/gpu/check.cpp)
     target_include_directories(birkhoff_gpu_kernels SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
     target_link_libraries(birkhoff_gpu_kernels PRIVATE fmt::fmt-header-only birkhoff_flags ${CUDA_RUNTIME_LIBRARY})
     set_target_properties(birkhoff_gpu_kernels PROPERTIES VISIBILITY_INLINES_HIDDEN ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
@@ -79,6 +134,7 @@ function(birkhoff_test name)
   target_link_libraries(${name} PRIVATE ${ARG_LINKS} birkhoff_flags GTest::gtest GTest::gmock)
   target_compile_definitions(${name} PRIVATE BIRKHOFF_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
     BIRKHOFF_PROGRAM="${CMAKE_BINARY_DIR}/birkhoff")
+  birkhoff_precompile(${name} tests ${BIRKHOFF_STANDARD_HEADERS} <ATen/ATen.h> <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h>)
   if(NOT ARG_LABEL)
     set(ARG_LABEL unit)
     if(ARG_RANKS)

@@ -6,7 +6,8 @@
 #include <cstdlib>
 #include <vector>
 
-#include "cluster/base/plural.h"
+#include "cluster/base/text/plural.h"
+#include "cluster/base/text/utf8.h"
 #include "configs/words.h"
 
 namespace birkhoff {
@@ -219,10 +220,11 @@ class ConsistencyCheck {
       refuse(places_, "train.precision",
              "fp64 needs device: cpu; on a GPU take fp32, or bf16 with its fp32 masters");
     }
-    if (train.zero() && train.optimizer().has_adafactor()) {
+    if (train.zero() && !optimizer_message().options().GetExtension(configs::slices)) {
       refuse(places_, "train.zero",
-             "must be false with train.optimizer.adafactor, whose row and column means cannot be "
-             "cut into slices (and are small); use train.optimizer.adamw, or leave zero out");
+             "must be false with train.optimizer.{}, whose state cannot be cut into slices; use "
+             "train.optimizer.adamw, or leave zero out",
+             optimizer_name());
     }
     if (train.cuda_graph()) check_cuda_graph();
     const auto& schedule = train.schedule();
@@ -247,16 +249,28 @@ class ConsistencyCheck {
     }
   }
 
+  // The chosen member of train.optimizer; a resolved configuration has one.
+  const FieldDescriptor& optimizer() const {
+    const auto& optimizer = config_.train().optimizer();
+    return *optimizer.GetReflection()->GetOneofFieldDescriptor(
+        optimizer, optimizer.GetDescriptor()->oneof_decl(0));
+  }
+  const google::protobuf::Descriptor& optimizer_message() const {
+    return *optimizer().message_type();
+  }
+  const std::string& optimizer_name() const { return optimizer().name(); }
+
   // What a graph replays must be launches that are the same in each step.
   void check_cuda_graph() const {
     const auto& train = config_.train();
     if (config_.device() != configs::Config::cuda) {
       refuse(places_, "train.cuda_graph", "needs device: cuda; leave it out on processors");
     }
-    if (train.optimizer().has_adafactor()) {
+    if (!optimizer_message().options().GetExtension(configs::device_scalars)) {
       refuse(places_, "train.cuda_graph",
-             "must be false with train.optimizer.adafactor, whose update takes its rates from the "
-             "host; use train.optimizer.adamw, or leave cuda_graph out");
+             "must be false with train.optimizer.{}, whose update takes its rates from the host; "
+             "use train.optimizer.adamw, or leave cuda_graph out",
+             optimizer_name());
     }
     if (train.invariant().shards() > 0) {
       refuse(places_, "train.cuda_graph",

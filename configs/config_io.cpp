@@ -4,10 +4,9 @@
 
 #include <algorithm>
 
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 #include "configs/check.h"
 #include "configs/places.h"
-#include "configs/resolve.h"
 #include "configs/settings.h"
 #include "configs/text_parser.h"
 #include "configs/words.h"

@@ -7,10 +7,15 @@
 
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
-#include "configs/schema_source.h"
 #include "configs/words.h"
 
 namespace birkhoff {
+
+// A serialized FileDescriptorSet of the .proto files with their comments, which the code that protoc
+// generates leaves out; made by configs/embed.cmake.
+extern const unsigned char kSchemaSource[];
+extern const std::size_t kSchemaSourceBytes;
+
 namespace {
 
 using google::protobuf::Descriptor;

@@ -1,4 +1,4 @@
-#include "configs/resolve.h"
+#include "configs/check.h"
 
 #include <google/protobuf/descriptor.h>
 

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
 
 namespace birkhoff {
 namespace {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "cluster/base/plural.h"
+#include "cluster/base/text/plural.h"
 #include "configs/text_parser.h"
 #include "configs/words.h"
 

@@ -10,6 +10,7 @@
 #include <cctype>
 #include <vector>
 
+#include "cluster/base/text/utf8.h"
 #include "configs/config_io.h"
 #include "configs/field_finder.h"
 #include "configs/words.h"

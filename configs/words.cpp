@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 
+#include "cluster/base/text/utf8.h"
 #include "configs/config_io.h"
 
 namespace birkhoff {
@@ -119,32 +120,6 @@ std::string printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
   return text;
-}
-
-std::size_t find_invalid_utf8(const std::string& text) {
-  const auto byte = [&](std::size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
-  };
-  for (std::size_t i = 0; i < text.size();) {
-    const unsigned first = byte(i);
-    const std::size_t length = first < 0x80                     ? 1
-                               : first >= 0xc2 && first <= 0xdf ? 2
-                               : first >= 0xe0 && first <= 0xef ? 3
-                               : first >= 0xf0 && first <= 0xf4 ? 4
-                                                                : 0;
-    if (length == 0) return i;
-    for (std::size_t j = 1; j < length; ++j) {
-      if ((byte(i + j) & 0xc0) != 0x80) return i;
-    }
-    // Overlong forms, surrogates, and beyond U+10FFFF.
-    const unsigned second = byte(i + 1);
-    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
-        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f)) {
-      return i;
-    }
-    i += length;
-  }
-  return std::string::npos;
 }
 
 }  // namespace birkhoff

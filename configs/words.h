@@ -32,7 +32,4 @@ std::vector<std::string> field_names(const google::protobuf::Descriptor& message
 std::vector<std::string> enum_names(const google::protobuf::EnumDescriptor& type);
 std::vector<std::string> oneof_names(const google::protobuf::OneofDescriptor& oneof);
 
-// Offset of the first byte that is not part of valid UTF-8, or npos.
-std::size_t find_invalid_utf8(const std::string& text);
-
 }  // namespace birkhoff

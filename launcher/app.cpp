@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cluster/base/error.h"
+#include "cluster/base/instruction_set.h"
 #include "configs/config_io.h"
 #include "launcher/command_line.h"
 #include "launcher/failure.h"
@@ -119,6 +120,7 @@ int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::o
     } catch (const CLI::ParseError& error) {
       return say(usage_line(line.app(), arguments, error), ExitCode::kUsage);
     }
+    instruction_set();  // before anything computes
     const int code = line.run(arguments, out, err);
     flush_output(out);
     return code;

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "cluster/base/error.h"
-#include "data/utf8.h"
+#include "cluster/base/text/utf8.h"
 
 namespace birkhoff {
 

@@ -16,8 +16,8 @@ std::string version_text() {
        << "HDF5 " << BIRKHOFF_HDF5 << '\n'
        << "Protobuf " << BIRKHOFF_PROTOBUF << '\n'
        << "SentencePiece " << BIRKHOFF_SENTENCEPIECE << '\n'
-       << "fmt " << BIRKHOFF_FMT << ", spdlog " << BIRKHOFF_SPDLOG << ", CLI11 " << BIRKHOFF_CLI11
-       << ", nlohmann-json " << BIRKHOFF_JSON << '\n';
+       << "fmt " << BIRKHOFF_FMT << ", CLI11 " << BIRKHOFF_CLI11 << ", nlohmann-json "
+       << BIRKHOFF_JSON << '\n';
   return text.str();
 }
 

@@ -12,9 +12,9 @@
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
-#include "models/objective.h"
-#include "models/recompute.h"
-#include "models/sinusoid.h"
+#include "models/losses/objective.h"
+#include "models/transformer/recompute.h"
+#include "models/transformer/sinusoid.h"
 
 namespace birkhoff {
 namespace {

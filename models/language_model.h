@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "models/block.h"
-#include "models/layers.h"
 #include "models/model.h"
+#include "models/transformer/block.h"
+#include "models/transformer/layers.h"
 
 namespace birkhoff {
 

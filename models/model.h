@@ -12,27 +12,17 @@
 #include <utility>
 #include <vector>
 
-#include "attention/parameters.h"
-#include "cluster/base/group.h"
-#include "cluster/base/philox.h"
+#include "cluster/base/collectives/group.h"
+#include "cluster/base/random/philox.h"
+#include "cluster/base/tensors/parameters.h"
 #include "data/batch/batch.h"
+#include "models/losses/objective.h"
 
 namespace birkhoff::configs {
 class Config;
 }
 
 namespace birkhoff {
-
-// Sums over a micro-batch, never means: they add up over micro-batches and ranks, and the trainer
-// divides once.
-struct ObjectiveSums {
-  // 0-dim, differentiable: sum of nats over counted targets, plus auxiliary losses.
-  at::Tensor loss;
-  at::Tensor nats;   // 0-dim fp64: sum of nats over counted targets, no gradient
-  at::Tensor count;  // 0-dim fp64: number of counted targets
-  // Further 0-dim fp64 sums by name, no gradient; the trainer neither reduces nor reports them yet.
-  std::vector<std::pair<std::string, at::Tensor>> metrics;
-};
 
 // Caches of one generation run.
 class DecodeCache {

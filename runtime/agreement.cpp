@@ -9,7 +9,7 @@
 #include <cstring>
 #include <span>
 
-#include "cluster/base/checksum.h"
+#include "cluster/base/files/checksum.h"
 
 namespace birkhoff {
 namespace {
@@ -72,9 +72,7 @@ std::string Agreement::find_difference(const TrainState& state) {
     const at::Tensor data = shard.data.cpu();
     *hash++ = std::bit_cast<std::int64_t>(xxh3_64(data.const_data_ptr(), data.nbytes()));
   }
-  const std::string position =
-      fmt::format("step {}, {} sequences and {} tokens read, {} steps skipped", state.step,
-                  state.consumed, state.tokens, state.skipped);
+  const std::string position = text_of(state);
   *hash = std::bit_cast<std::int64_t>(xxh3_64(position.data(), position.size()));
 
   const at::Tensor digest = int64_tensor(1), digests = int64_tensor(ranks_.size());

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "cluster/base/group.h"
-#include "runtime/named_shard.h"
-#include "runtime/run_checkpoints.h"
+#include "cluster/base/collectives/group.h"
+#include "runtime/checkpoint/named_shard.h"
+#include "runtime/train_state.h"
 
 namespace birkhoff {
 

@@ -11,9 +11,9 @@
 #include <array>
 #include <thread>
 
-#include "cluster/base/cuda/check.h"
-#include "cluster/base/cuda/handles.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/check.h"
+#include "cluster/base/gpu/handles.h"
 #endif
 
 namespace birkhoff {

@@ -9,7 +9,8 @@
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
-#include "data/corpus.h"
+#include "data/corpus/corpus.h"
+#include "data/loader/loader.h"
 
 namespace birkhoff {
 
@@ -25,7 +26,7 @@ EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& co
   plan.split = config.split();
   plan.micro_batch = config.micro_batch();
   plan.bytes = static_cast<double>(corpus.split(plan.split).counts().bytes());
-  plan.num_windows = num_windows;
+  plan.num_windows = plan.all_windows = num_windows;
   if (config.sequences() > 0 && config.sequences() < num_windows) {
     plan.num_windows = config.sequences();
     // All windows but the split's last are full, and the first token of the split is never a
@@ -72,6 +73,21 @@ Evaluation Evaluator::run(const std::function<void()>& tick) {
   result.loss = nats / count;
   result.bits_per_byte = nats / std::numbers::ln2 / plan_.bytes;
   return result;
+}
+
+std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
+                                          const configs::Evaluate& what, const Corpus& corpus,
+                                          Model& model, Group& group) {
+  LoaderOptions options;
+  options.split = what.split();
+  options.stream = config.task().language_model().stream();
+  options.sequence_length = config.data().sequence_length();
+  options.restart_at_documents = config.data().restart_at_documents();
+  const auto reader = std::make_shared<EvalReader>(corpus, options);
+  return std::make_unique<Evaluator>(
+      model, group,
+      plan_evaluation(corpus, what, options.stream, options.sequence_length, reader->num_windows()),
+      [reader](std::int64_t begin, std::int64_t end) { return reader->read(begin, end); });
 }
 
 }  // namespace birkhoff

@@ -8,15 +8,18 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 #include "data/batch/batch.h"
 #include "models/model.h"
+#include "runtime/reporting/reports.h"
 
 namespace birkhoff::configs {
+class Config;
 class Evaluate;
-}
+}  // namespace birkhoff::configs
 
 namespace birkhoff {
 
@@ -28,6 +31,7 @@ struct EvaluationPlan {
   std::int64_t num_windows = 0;  // sequences read, from the split's start
   std::int64_t micro_batch = 0;  // sequences of a forward pass
   double bytes = 0;              // raw bytes of text that the counted targets stand for
+  std::int64_t all_windows = 0;  // sequences that the split has
 };
 
 // num_windows: those the split has (EvalReader). bytes is the split's, or the windows' share of it
@@ -36,13 +40,6 @@ struct EvaluationPlan {
 EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& config,
                                const std::string& stream, std::int64_t sequence_length,
                                std::int64_t num_windows);
-
-struct Evaluation {
-  double loss = 0;           // nats per counted target
-  double bits_per_byte = 0;  // total nats / ln 2 / raw bytes
-  std::int64_t tokens = 0;   // counted targets
-  std::int64_t bytes = 0;
-};
 
 class Evaluator {
  public:
@@ -62,5 +59,11 @@ class Evaluator {
   const EvaluationPlan plan_;
   const std::function<Batch(std::int64_t, std::int64_t)> read_;
 };
+
+// Evaluates a model of `config` as `what` says (config.evaluate(), or what a user asks for
+// instead). Model and group must outlive the evaluator. Errors as plan_evaluation().
+std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
+                                          const configs::Evaluate& what, const Corpus& corpus,
+                                          Model& model, Group& group);
 
 }  // namespace birkhoff

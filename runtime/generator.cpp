@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "cluster/base/error.h"
-#include "cluster/base/philox.h"
+#include "cluster/base/random/philox.h"
 
 namespace birkhoff {
 namespace {

@@ -7,27 +7,17 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
-#include "cluster/base/log.h"
-#include "cluster/base/plural.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/plural.h"
 #include "models/model.h"
-#include "runtime/checkpoint_folder.h"
-#include "runtime/finite_state.h"
-#include "runtime/metrics.h"
-#include "runtime/optimizer.h"
-#include "runtime/run_folder.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/finite_state.h"
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/optimizers/optimizer.h"
+#include "runtime/reporting/metrics.h"
 
 namespace birkhoff {
-
-void restore_state(const CheckpointHeader& header, TrainState& state) {
-  state.step = header.step();
-  state.consumed = header.consumed();
-  state.tokens = header.tokens();
-  state.skipped = header.skipped();
-  state.evaluation_due = header.evaluation_due();
-  if (header.has_loss_scale()) state.loss_scale = {header.loss_scale(), header.loss_scale_steps()};
-  if (header.has_held_out_loss()) state.held_out_loss = header.held_out_loss();
-}
 
 std::vector<NamedShard> training_shards(Model& model, Optimizer& optimizer, int num_ranks) {
   std::vector<NamedShard> shards;
@@ -86,17 +76,7 @@ void RunCheckpoints::save(const TrainState& state) {
   save_start_ = Clock::now();
   check_finite(state);
   require_space();
-  header_.set_step(state.step);
-  header_.set_consumed(state.consumed);
-  header_.set_tokens(state.tokens);
-  header_.set_skipped(state.skipped);
-  header_.set_evaluation_due(state.evaluation_due);
-  header_.clear_held_out_loss();
-  if (state.held_out_loss && std::isfinite(*state.held_out_loss)) {
-    header_.set_held_out_loss(*state.held_out_loss);
-  }
-  header_.set_loss_scale(state.loss_scale.value);
-  header_.set_loss_scale_steps(state.loss_scale.steps_since);
+  write_state(state, header_);
   if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
   writer_.save(header_, shards_);
   confirmed_ = false;

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "cluster/base/group.h"
-#include "runtime/checkpoint.h"
-#include "runtime/loss_scale.h"
-#include "runtime/named_shard.h"
+#include "cluster/base/collectives/group.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/named_shard.h"
+#include "runtime/train_state.h"
 
 namespace birkhoff {
 
@@ -23,20 +23,6 @@ class Metrics;
 class Model;
 class Optimizer;
 class RunFolder;
-
-// Where a run stands; with parameters and optimizer state all there is to resume from.
-struct TrainState {
-  std::int64_t step = 0;        // optimizer steps done, skipped ones included
-  std::int64_t consumed = 0;    // sequences, over all epochs: the position in the data
-  std::int64_t tokens = 0;      // counted targets of the steps that were applied
-  std::int32_t skipped = 0;     // skipped steps in a row
-  bool evaluation_due = false;  // a signal stopped the run before the evaluation of this step
-  LossScale loss_scale;
-  std::optional<double> held_out_loss = {};  // of the evaluation at this step, if one was made
-};
-
-// What RunCheckpoints::save() put into a manifest. A loss scale that the manifest lacks stays.
-void restore_state(const CheckpointHeader& header, TrainState& state);
 
 // All parameters (each with one owner) and the optimizer's state, as views of live memory.
 std::vector<NamedShard> training_shards(Model& model, Optimizer& optimizer, int num_ranks);

@@ -8,93 +8,31 @@
 #include <optional>
 
 #include "cluster/base/activity.h"
-#include "cluster/base/device.h"
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
-#include "cluster/base/log.h"
-#include "cluster/base/number_text.h"
-#include "cluster/base/plural.h"
-#include "cluster/heartbeat.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/gpu/device.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/number_text.h"
+#include "cluster/base/text/plural.h"
+#include "cluster/health/heartbeat.h"
 #include "cluster/mesh.h"
 #include "configs/config.pb.h"
 #include "configs/config_io.h"
 #include "data/batch/share.h"
-#include "data/corpus.h"
-#include "data/loader.h"
+#include "data/corpus/corpus.h"
+#include "data/loader/loader.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
-#include "runtime/checkpoint.h"
-#include "runtime/checkpoint_folder.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/run_folder.h"
 #include "runtime/device_feed.h"
-#include "runtime/progress.h"
-#include "runtime/run_folder.h"
-#include "runtime/schedule.h"
+#include "runtime/optimizers/schedule.h"
+#include "runtime/reporting/progress.h"
+#include "runtime/run_checks.h"
 
 namespace birkhoff {
 namespace {
-
-// Lines of the differences; only those in fixed fields, or all.
-std::string differences_text(const configs::Config& before, const configs::Config& after,
-                             bool fixed_only) {
-  std::string text;
-  for (const ConfigDifference& difference : diff_configs(before, after)) {
-    if (fixed_only && !difference.fixed) continue;
-    text += fmt::format("{}{}: {} -> {}", text.empty() ? "" : ", ", difference.path,
-                        difference.before, difference.after);
-  }
-  return text;
-}
-
-// Throws on all ranks, with the first rank that has something to say. Collective.
-void fail_together(Group& world, ExitCode code, const std::string& what, const std::string& mine) {
-  const std::vector<std::string> all = world.all_gather_bytes(mine, "agreement on " + what);
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) {
-      fail(code, "rank {} has another {} than rank 0: {}; give all ranks the same", rank, what,
-           all[rank]);
-    }
-  }
-}
-
-void check_same_config(Group& world, const configs::Config& config) {
-  const std::string text = config_text(config);
-  const std::string rank_0_text = world.broadcast_bytes(text, 0, "configuration");
-  std::string difference;
-  if (text != rank_0_text) {
-    difference = differences_text(parse_config(rank_0_text, "rank 0", {}), config, false);
-  }
-  fail_together(world, ExitCode::kConfig, "configuration", difference);
-}
-
-void check_same_corpus(Group& world, const Corpus& corpus) {
-  const std::string& mine = corpus.manifest().fingerprint();
-  const std::string rank_0 = world.broadcast_bytes(mine, 0, "corpus");
-  std::string difference;
-  if (mine != rank_0) {
-    difference = fmt::format("fingerprint {} -> {} in {}", rank_0, mine, corpus.folder().string());
-  }
-  fail_together(world, ExitCode::kData, "corpus", difference);
-}
-
-void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& config,
-                     const Corpus& corpus) {
-  const configs::CheckpointManifest& manifest = checkpoint.manifest;
-  const std::string difference = differences_text(manifest.config(), config, true);
-  if (!difference.empty()) {
-    fail(ExitCode::kConfig,
-         "{}: this run cannot go on with other values of fixed fields: {}; restore them, or train "
-         "in another run folder",
-         checkpoint.path.string(), difference);
-  }
-  if (manifest.corpus() != corpus.manifest().fingerprint()) {
-    fail(
-        ExitCode::kData,
-        "{}: made with the corpus {}, but {} is {}; point data.corpus to the same corpus, or train "
-        "in another run folder",
-        checkpoint.path.string(), manifest.corpus(), corpus.folder().string(),
-        corpus.manifest().fingerprint());
-  }
-}
 
 CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus,
                              const std::string& stream, const std::string& run, int ranks) {
@@ -153,55 +91,17 @@ MetricsOptions make_metrics_options(const configs::Config& config, const RunPath
   return options;
 }
 
-// Evaluates on the configured split. Where the corpus has none of it: nullptr, said once.
-std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config, const Corpus& corpus,
-                                          const LoaderOptions& training, Model& model,
-                                          Group& group) {
+// Where the corpus lacks the configured split: nullptr, said once.
+std::unique_ptr<Evaluator> evaluator_of_run(const configs::Config& config, const Corpus& corpus,
+                                            Model& model, Group& group) {
   const std::string& split = config.evaluate().split();
-  if (!corpus.has_split(split)) {
-    if (group.rank() == 0) {
-      log_warning("{}: no split \"{}\": nothing is evaluated", corpus.folder().string(), split);
-    }
-    return nullptr;
+  if (corpus.has_split(split)) {
+    return make_evaluator(config, config.evaluate(), corpus, model, group);
   }
-  LoaderOptions options = training;
-  options.split = split;
-  const auto reader = std::make_shared<EvalReader>(corpus, options);
-  return std::make_unique<Evaluator>(
-      model, group,
-      plan_evaluation(corpus, config.evaluate(), options.stream, options.sequence_length,
-                      reader->num_windows()),
-      [reader](std::int64_t begin, std::int64_t end) { return reader->read(begin, end); });
-}
-
-// Ranks that compute no sequence of any batch, because there are more of them than there is work.
-void warn_of_idle_ranks(const configs::Config& config, int num_ranks) {
-  const configs::Train& train = config.train();
-  int idle = 0;
-  for (int rank = 0; rank < num_ranks; ++rank) {
-    idle +=
-        rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size() == 0;
+  if (group.rank() == 0) {
+    log_warning("{}: no split \"{}\": nothing is evaluated", corpus.folder().string(), split);
   }
-  if (idle == 0) return;
-  log_warning("{} of {} compute nothing: train.global_batch = {}{}; {} do the same work as fast",
-              idle, counted(num_ranks, "rank"), train.global_batch(),
-              train.invariant().shards() > 0
-                  ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
-                  : "",
-              num_ranks - idle);
-}
-
-// A schedule that changed where a run resumes, and with it the rate of its next step.
-void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
-                       std::int64_t next_step) {
-  const double expected = learning_rate(before.schedule(), next_step, before.steps());
-  const double rate = learning_rate(now.schedule(), next_step, now.steps());
-  constexpr double kSmallChange = 0.01;
-  if (std::abs(rate - expected) <= kSmallChange * std::max(rate, expected)) return;
-  log_warning(
-      "the learning rate jumps: step {} has {}, and had {} with the train.schedule and train.steps "
-      "of the checkpoint",
-      next_step, plain_text(static_cast<float>(rate)), plain_text(static_cast<float>(expected)));
+  return nullptr;
 }
 
 WatchdogLimits make_limits(const configs::Watchdog& config) {
@@ -262,7 +162,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     check_resumable(checkpoint, config, corpus);
     load_checkpoint(checkpoint, shards);
     const configs::CheckpointManifest& manifest = checkpoint.manifest;
-    restore_state(manifest, state);
+    read_state(manifest, state);
     metrics_bytes = manifest.metrics_bytes();
     before = manifest.config();
   }
@@ -304,8 +204,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   const LoaderOptions loader_options = make_loader_options(config, group.rank(), group.size());
   TrainLoader loader(corpus, loader_options, state.consumed);
   DeviceFeed feed([&] { return loader.next(); }, device);
-  const std::unique_ptr<Evaluator> evaluator =
-      make_evaluator(config, corpus, loader_options, *model, group);
+  const std::unique_ptr<Evaluator> evaluator = evaluator_of_run(config, corpus, *model, group);
 
   std::optional<Metrics> metrics;
   if (world.rank() == 0) metrics.emplace(make_metrics_options(config, paths, state));

@@ -5,9 +5,9 @@
 #include <filesystem>
 #include <functional>
 
-#include "cluster/watchdog.h"
+#include "cluster/health/watchdog.h"
 #include "cluster/world.h"
-#include "data/corpus.h"
+#include "data/corpus/corpus.h"
 #include "runtime/trainer.h"
 
 namespace birkhoff::configs {

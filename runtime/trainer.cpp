@@ -1,7 +1,5 @@
 #include "runtime/trainer.h"
 
-#include <ATen/ops/isfinite.h>
-#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,24 +7,12 @@
 #include <cmath>
 
 #include "cluster/base/error.h"
-#include "cluster/base/log.h"
-#include "cluster/base/number_text.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/number_text.h"
 #include "configs/config.pb.h"
-#include "runtime/grad_norm.h"
-#include "runtime/schedule.h"
-#include "runtime/shard_tree.h"
 
 namespace birkhoff {
 namespace {
-
-// Layout of the tail, the sums that are reduced together with the gradients: a row of these for
-// each virtual shard, one row where there are none.
-enum TailIndex : std::int64_t {
-  kTailCount,      // counted targets
-  kTailNats,       // their loss
-  kTailStop,       // ranks that received a signal
-  kTailNonFinite,  // from here on one element a rank: its losses that were not finite
-};
 
 bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % every == 0; }
 
@@ -34,17 +20,8 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 
 Trainer::Trainer(TrainerParts parts)
     : parts_(std::move(parts)),
-      scalars_(parts_.group.device()),
-      tail_(at::zeros({std::max(1, parts_.config.train().invariant().shards()),
-                       kTailNonFinite + parts_.group.size()},
-                      at::TensorOptions(at::kDouble).device(parts_.group.device()))),
-      gradients_graph_(parts_.config.train().cuda_graph(), parts_.group.device()),
-      // With slices ranks exchange their borders.
-      norm_graph_(parts_.config.train().cuda_graph() && !parts_.buckets.sliced(),
-                  parts_.group.device()),
-      update_graph_(parts_.config.train().cuda_graph(), parts_.group.device()) {}
-
-bool Trainer::GradientSums::finite() const { return losses_finite && std::isfinite(norm); }
+      step_(parts_.config.train(), parts_.model, parts_.group, parts_.buckets, parts_.optimizer,
+            parts_.activity) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
@@ -114,27 +91,13 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   batch_ = parts_.feed.next();
   if (train.cuda_graph()) batch_ = fixed_batch_.hold(*batch_);
   const GradientSums sums = sum_gradients(state.step, state.loss_scale);
-  const double* tail = sums.tail.const_data_ptr<double>();
-
-  // Clip: one factor divides by count and loss scale and bounds the norm of the mean gradient.
   const double scale = state.loss_scale.value;
-  const bool clipped = train.clip_norm() > 0 && sums.norm > train.clip_norm();
-  const double clip_factor = clipped ? train.clip_norm() / sums.norm : 1.0;
-
-  // Update: with kApply 0 parameters and optimizer state stay as they are.
-  const double rate = learning_rate(train.schedule(), state.step, train.steps());
-  scalars_.set(StepScalars::kLearningRate, rate);
-  scalars_.set(StepScalars::kGradientScale, clip_factor / sums.count / scale);
-  scalars_.set(StepScalars::kApply, sums.finite() ? 1 : 0);
-  scalars_.publish();
-  update_graph_.run([this] { parts_.optimizer.step(scalars_); });
-  parts_.buckets.publish_values();
+  const double rate = step_.update(sums, state.step, scale);
 
   // Report.
-  const auto num_tokens = std::llround(tail[kTailCount]);
   state.consumed += train.global_batch();
   if (sums.finite()) {
-    state.tokens += num_tokens;
+    state.tokens += sums.num_tokens;
     state.skipped = 0;
     if (train.precision() == configs::Train::fp16) state.loss_scale.keep();
   } else if (scale_overflows(sums, state.loss_scale)) {
@@ -149,10 +112,10 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   }
   StepResult result;
   result.applied = sums.finite();
-  result.stop_requested = tail[kTailStop] > 0;
-  result.tokens = num_tokens;
+  result.stop_requested = sums.stop_requested;
+  result.tokens = sums.num_tokens;
   result.report.step = state.step;
-  result.report.loss = tail[kTailNats] / sums.count;
+  result.report.loss = sums.nats / sums.count;
   result.report.tokens = state.tokens;
   result.report.learning_rate = rate;
   result.report.grad_norm = sums.norm;
@@ -162,93 +125,21 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   return result;
 }
 
-Trainer::GradientSums Trainer::sum_gradients(std::int64_t step, const LossScale& scale) {
-  // Forward, backward.
-  scalars_.set_noise_step(step);
-  scalars_.set(StepScalars::kLossScale, scale.value);
-  scalars_.publish();
-  gradients_graph_.run([this] { compute_gradients(*batch_); });
-  parts_.feed.prefetch();
-
-  // Reduce: sums of gradients and counts over all ranks, the same bits on each.
-  if (parts_.signals.received() != 0) tail_[0][kTailStop].fill_(1);
-  parts_.buckets.finish_reducing(tail_);
-  norm_graph_.run([this] { block_sums_ = gradient_block_sums(parts_.buckets); });
-  GradientSums sums;
-  sums.tail = tail_sums();
-  const double* tail = sums.tail.const_data_ptr<double>();
-  sums.count = std::max(tail[kTailCount], 1.0);
-  sums.norm = norm_of_block_sums(parts_.buckets, block_sums_) / sums.count / scale.value;
-  sums.losses_finite =
-      std::all_of(tail + kTailNonFinite, tail + sums.tail.size(0), [](double n) { return n == 0; });
-  return sums;
+GradientSums Trainer::sum_gradients(std::int64_t step, const LossScale& scale) {
+  return step_.sum_gradients(*batch_, step, scale.value,
+                             {.launched = [this] { parts_.feed.prefetch(); },
+                              .asks_to_stop = [this] { return parts_.signals.received() != 0; }});
 }
 
 bool Trainer::scale_overflows(const GradientSums& sums, const LossScale& scale) const {
-  return parts_.config.train().precision() == configs::Train::fp16 && sums.losses_finite &&
+  return parts_.config.train().precision() == configs::Train::fp16 && sums.losses_finite() &&
          scale.may_overflow();
-}
-
-void Trainer::compute_gradients(const Batch& batch) {
-  const configs::Train& train = parts_.config.train();
-  const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : batch.size();
-  parts_.buckets.zero();
-  tail_.zero_();
-  // This rank's sequences, cut into micro-batches.
-  for (const ShardRows& shard : shards_of_batch(batch.size())) {
-    if (shard.rows.begin > 0) {
-      parts_.buckets.next_shard(/*one_pass=*/shard.rows.size() <= micro_batch);
-    }
-    for (std::int64_t begin = shard.rows.begin; begin < shard.rows.end; begin += micro_batch) {
-      const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
-      const Batch micro = batch.narrow(begin, end);
-
-      // Forward: the loss is a sum, so that sums over micro-batches and ranks need no weights.
-      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
-      const ObjectiveSums sums = parts_.model.objective(micro, noise);
-      add_to_tail(shard.tail_row, sums);
-
-      // Backward: gradients add up in the buckets; in the last pass each full bucket leaves at
-      // once. From inside a graph nothing is sent: finish_reducing() does it.
-      if (end == batch.size() && !train.cuda_graph()) parts_.buckets.start_reducing();
-      sums.loss.backward(scalars_.loss_scale(sums.loss.scalar_type()));
-      if (parts_.activity != nullptr) parts_.activity->tick();
-    }
-  }
-}
-
-std::vector<Trainer::ShardRows> Trainer::shards_of_batch(std::int64_t batch_size) const {
-  const configs::Train& train = parts_.config.train();
-  const std::int64_t num_shards = train.invariant().shards();
-  if (num_shards == 0) return {{{0, batch_size}, 0}};
-  std::vector<ShardRows> shards;
-  const Interval mine = part_of(num_shards, parts_.group.rank(), parts_.group.size());
-  const std::int64_t first = part_of(train.global_batch(), mine.begin, num_shards).begin;
-  for (std::int64_t shard = mine.begin; shard < mine.end; ++shard) {
-    const Interval places = part_of(train.global_batch(), shard, num_shards);
-    shards.push_back({{places.begin - first, places.end - first}, shard});
-  }
-  return shards;
-}
-
-void Trainer::add_to_tail(std::int64_t row, const ObjectiveSums& sums) {
-  const at::Tensor tail = tail_[row];
-  tail[kTailCount] += sums.count;
-  tail[kTailNats] += sums.nats;
-  tail[kTailNonFinite + parts_.group.rank()] += at::isfinite(sums.loss.detach()).logical_not();
-}
-
-// Rows of virtual shards are added along the tree that their gradients are added along.
-at::Tensor Trainer::tail_sums() const {
-  ShardSum sum(tail_.size(0));
-  for (std::int64_t row = 0; row < tail_.size(0); ++row) sum.add({row, row + 1}, tail_[row]);
-  return sum.sums().front().cpu();
 }
 
 // Every rank sees the same sums, so every rank comes to the same decision.
 void Trainer::count_skipped(TrainState& state, const GradientSums& sums) const {
   ++state.skipped;
-  const std::string what = describe_non_finite(sums);
+  const std::string what = sums.describe_non_finite();
   const configs::Train& train = parts_.config.train();
   if (train.non_finite() == configs::Train::stop || state.skipped >= train.max_skipped()) {
     if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // the save that still runs
@@ -262,18 +153,6 @@ void Trainer::count_skipped(TrainState& state, const GradientSums& sums) const {
   if (parts_.group.rank() == 0) {
     log_warning("step {}: not finite: {}; skipped ({} in a row)", state.step, what, state.skipped);
   }
-}
-
-std::string Trainer::describe_non_finite(const GradientSums& sums) const {
-  const double* tail = sums.tail.const_data_ptr<double>();
-  std::string ranks;
-  for (int rank = 0; rank < parts_.group.size(); ++rank) {
-    if (tail[kTailNonFinite + rank] > 0) {
-      ranks += fmt::format("{}{}", ranks.empty() ? "loss of rank " : ", ", rank);
-    }
-  }
-  if (!ranks.empty()) return ranks;
-  return fmt::format("gradient norm ({}) while all losses are finite", fixed_text(sums.norm, 3));
 }
 
 std::string Trainer::find_divergence(const TrainState& state) {
@@ -290,7 +169,7 @@ std::string Trainer::find_divergence(const TrainState& state) {
   enter(Phase::kSave, state.step);
   const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale);
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
-  return fmt::format("what its parameters compute is not finite: {}", describe_non_finite(sums));
+  return fmt::format("what its parameters compute is not finite: {}", sums.describe_non_finite());
 }
 
 std::string Trainer::cure() const {

@@ -4,8 +4,8 @@
 
 #include <cstdio>
 
-#include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);

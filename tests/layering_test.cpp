@@ -1,13 +1,17 @@
-// The folders' arrows, the size of files, and the paths that the documents name: rules that hold
-// because a machine checks them.
+// The structure: which folder includes which, what files are called and how long they are, and that
+// documents name what exists. Each rule is a function of a tree, so that it is tried on trees that
+// break it, too.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,7 +19,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-const fs::path kRoot = BIRKHOFF_SOURCE_DIR;
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Findings = std::vector<std::string>;
 
 // Layer -> layers it may include. docs/architecture.md shows the picture.
 const std::map<std::string, std::set<std::string>> kMayInclude = {
@@ -24,10 +32,11 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
     {"data/batch", {"cluster/base"}},
     {"cluster", {"cluster/base", "configs"}},
     {"data", {"data/batch", "cluster/base", "configs"}},
-    {"attention", {"cluster/base", "configs"}},
-    {"models", {"attention", "data/batch", "cluster/base", "configs"}},
-    {"runtime",
-     {"models", "attention", "data", "data/batch", "cluster", "cluster/base", "configs"}},
+    {"attention/kernels", {"cluster/base"}},
+    {"attention/pytorch", {"attention/kernels", "cluster/base"}},
+    {"attention", {"attention/kernels", "cluster/base", "configs"}},
+    {"models", {"attention", "attention/kernels", "data/batch", "cluster/base", "configs"}},
+    {"runtime", {"models", "data", "data/batch", "cluster", "cluster/base", "configs"}},
     {"launcher",
      {"runtime", "models", "attention", "data", "data/batch", "cluster", "cluster/base",
       "configs"}},
@@ -35,23 +44,95 @@ const std::map<std::string, std::set<std::string>> kMayInclude = {
 
 // External header prefix -> the only files (by prefix) that may include it.
 const std::map<std::string, std::vector<std::string>> kDoors = {
-    {"hdf5", {"data/hdf5"}},
-    {"H5", {"data/hdf5"}},
+    {"hdf5", {"data/corpus/hdf5"}},
+    {"H5", {"data/corpus/hdf5"}},
     {"mpi.h",
      {"cluster/world", "cluster/mpi_group", "cluster/mpi_check", "launcher/bench/mpi_peer"}},
-    {"sentencepiece", {"data/"}},
+    {"sentencepiece", {"data/tokenizers/"}},
     {"torch/torch.h", {}},
     {"nccl.h", {"cluster/nccl_group", "launcher/bench/nccl_peer"}},
-    {"cuda", {"cluster/base/cuda/", "cluster/base/device"}},
+    {"cuda", {"cluster/base/gpu/"}},
     {"c10/cuda/",
-     {"cluster/nccl_group", "cluster/base/device", "runtime/device_feed", "runtime/step_graph"}},
+     {"cluster/nccl_group", "cluster/base/gpu/device", "runtime/device_feed",
+      "runtime/step_graph"}},
     {"ATen/cuda/", {"runtime/step_graph"}},
 };
 
-// Kernels, and the headers that they share with the .cpp beside them: no LibTorch.
-const std::regex kKernelFiles(
-    R"(.*\.cuh?$|.*_params\.h$|attention/block_attention_(tiles|body|forward|backward)\.h)"
-    R"(|cluster/base/(reduce_op|philox_rounds)\.h|cluster/base/cuda/.*)");
+// What cmake/Dependencies.cmake requires -> the start of an include that shows its use. Empty: a
+// tool or a library that others need.
+const std::map<std::string, std::string> kIncludedAs = {
+    {"Threads", "thread"},
+    {"Protobuf", "google/protobuf/"},
+    {"ZLIB", ""},
+    {"MPI", "mpi.h"},
+    {"HDF5", "hdf5.h"},
+    {"PkgConfig", ""},
+    {"sentencepiece", "sentencepiece"},
+    {"fmt", "fmt/"},
+    {"CLI11", "CLI/"},
+    {"nlohmann_json", "nlohmann/"},
+    {"XXHASH_INCLUDE_DIR", "xxhash.h"},
+    {"GTest", "gtest/"},
+    {"RAPIDCHECK_INCLUDE_DIR", "rapidcheck"},
+    {"CUDA_RUNTIME_INCLUDE_DIR", "cuda_runtime"},
+    {"NCCL_INCLUDE_DIR", "nccl.h"}};
+
+// Names of mechanisms, which only attention/ and configs/ know.
+const std::regex kMechanismNames(
+    "sinkhorn|block_local|BlockLocal|DenseAttention|routing|sinkformer|entmax|sparsemax|sort_net",
+    std::regex::icase);
+
+constexpr int kMostFiles = 25, kFewestLines = 15, kMostLines = 500;
+
+std::string text_of(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// A tree of sources.
+class Tree {
+ public:
+  explicit Tree(fs::path root) : root_(std::move(root)) {
+    for (const char* folder :
+         {"attention", "cluster", "configs", "data", "launcher", "models", "runtime", "tests"}) {
+      if (!fs::exists(root_ / folder)) continue;
+      for (const auto& entry : fs::recursive_directory_iterator(root_ / folder)) {
+        const std::string extension = entry.path().extension();
+        if (extension != ".h" && extension != ".cpp" && extension != ".cu" && extension != ".cuh")
+          continue;
+        texts_[fs::relative(entry.path(), root_).string()] = text_of(entry.path());
+      }
+    }
+  }
+
+  const fs::path& root() const { return root_; }
+  // Path from the root -> text.
+  const std::map<std::string, std::string>& texts() const { return texts_; }
+  std::map<std::string, std::string> product() const {
+    std::map<std::string, std::string> found;
+    for (const auto& [path, text] : texts_) {
+      if (path.rfind("tests/", 0) != 0) found.emplace(path, text);
+    }
+    return found;
+  }
+
+  // Includes in quotes, or in angles.
+  static std::vector<std::string> includes(const std::string& text, bool quoted) {
+    static const std::regex kQuoted("(?:^|\n)\\s*#include \"([^\"]+)\""),
+        kAngled("(?:^|\n)\\s*#include <([^>]+)>");
+    std::vector<std::string> found;
+    const std::regex& include = quoted ? kQuoted : kAngled;
+    for (auto m = std::sregex_iterator(text.begin(), text.end(), include);
+         m != std::sregex_iterator(); ++m) {
+      found.push_back((*m)[1]);
+    }
+    return found;
+  }
+
+ private:
+  fs::path root_;
+  std::map<std::string, std::string> texts_;
+};
 
 std::string layer_of(const std::string& path) {
   std::string best;
@@ -61,112 +142,314 @@ std::string layer_of(const std::string& path) {
   return best;
 }
 
-std::vector<fs::path> sources(const std::vector<std::string>& folders) {
-  std::vector<fs::path> files;
-  for (const std::string& folder : folders) {
-    for (const auto& entry : fs::recursive_directory_iterator(kRoot / folder)) {
-      const std::string extension = entry.path().extension();
-      if (extension == ".h" || extension == ".cpp" || extension == ".cu" || extension == ".cuh")
-        files.push_back(entry.path());
-    }
-  }
-  std::sort(files.begin(), files.end());
-  return files;
+std::string folder_of(const std::string& path) { return fs::path(path).parent_path().string(); }
+
+bool is_instantiation(const std::string& path) {
+  return path.find("/instantiations/") != std::string::npos ||
+         path.find(".simd.cpp") != std::string::npos;
 }
 
-const std::vector<std::string> kFolders = {"attention", "cluster", "configs", "data",
-                                           "launcher",  "models",  "runtime"};
+// ---- Rules.
 
-TEST(Layering, FoldersIncludeOnlyWhatTheyMay) {
-  const std::regex ours("^\\s*#include \"([^\"]+)\"");
-  int checked = 0;
-  for (const fs::path& file : sources(kFolders)) {
-    const std::string path = fs::relative(file, kRoot);
+Findings layers(const Tree& tree) {
+  Findings findings;
+  for (const auto& [path, text] : tree.product()) {
     const std::string layer = layer_of(path);
-    ASSERT_FALSE(layer.empty()) << path << " lies in no layer";
-    std::ifstream in(file);
-    std::string line;
-    while (std::getline(in, line)) {
-      std::smatch match;
-      if (!std::regex_search(line, match, ours)) continue;
-      const std::string target = layer_of(match[1]);
-      ASSERT_FALSE(target.empty()) << path << ": includes are written from the root: " << line;
-      EXPECT_TRUE(target == layer || kMayInclude.at(layer).count(target) == 1)
-          << path << " (" << layer << ") may not include " << match[1] << " (" << target << ")";
-      ++checked;
+    if (layer.empty()) findings.push_back(path + " lies in no layer");
+    if (layer.empty()) continue;
+    for (const std::string& include : Tree::includes(text, /*quoted=*/true)) {
+      const std::string target = layer_of(include);
+      if (target != layer && kMayInclude.at(layer).count(target) == 0)
+        findings.push_back(path + " may not include " + include);
     }
   }
-  EXPECT_GT(checked, 100);
+  return findings;
 }
 
-TEST(Layering, EveryExternalPackageHasOneDoor) {
-  const std::regex external("^\\s*#include <([^>]+)>");
-  for (const fs::path& file : sources(kFolders)) {
-    const std::string path = fs::relative(file, kRoot);
-    std::ifstream in(file);
-    std::string line;
-    while (std::getline(in, line)) {
-      std::smatch match;
-      if (!std::regex_search(line, match, external)) continue;
-      for (const auto& [prefix, doors] : kDoors) {
-        if (match[1].str().rfind(prefix, 0) != 0) continue;
-        EXPECT_TRUE(std::any_of(doors.begin(), doors.end(),
-                                [&](const std::string& door) { return path.rfind(door, 0) == 0; }))
-            << path << " may not include <" << match[1] << ">";
+// Folders that reach themselves, by the includes of the files that lie directly in them.
+Findings folder_cycles(const Tree& tree) {
+  std::map<std::string, std::map<std::string, std::string>> arrows;  // folder -> folder -> why
+  for (const auto& [path, text] : tree.product()) {
+    for (const std::string& include : Tree::includes(text, /*quoted=*/true)) {
+      const std::string from = folder_of(path), to = folder_of(include);
+      if (from != to) arrows[from].emplace(to, path + " includes " + include);
+    }
+  }
+  Findings findings;
+  for (const auto& [start, first] : arrows) {
+    std::set<std::string> seen;
+    std::string why;
+    const std::function<bool(const std::string&)> reaches_start = [&](const std::string& folder) {
+      if (!seen.insert(folder).second) return false;
+      for (const auto& [next, reason] : arrows[folder]) {
+        if (next == start || reaches_start(next)) {
+          why = reason + (why.empty() ? "" : "; ") + why;
+          return true;
+        }
+      }
+      return false;
+    };
+    if (reaches_start(start)) findings.push_back(start + " includes itself: " + why);
+  }
+  return findings;
+}
+
+Findings doors(const Tree& tree) {
+  Findings findings;
+  for (const auto& [path, text] : tree.product()) {
+    for (const std::string& include : Tree::includes(text, /*quoted=*/false)) {
+      for (const auto& [prefix, allowed] : kDoors) {
+        if (include.rfind(prefix, 0) != 0) continue;
+        const bool is_door = std::any_of(allowed.begin(), allowed.end(), [&](const auto& door) {
+          return path.rfind(door, 0) == 0;
+        });
+        if (!is_door) findings.push_back(path + " may not include <" + include + ">");
       }
     }
   }
+  return findings;
+}
+
+// Sources of kernels, and all headers that these include.
+Findings kernels_know_no_libtorch(const Tree& tree) {
+  std::set<std::string> reached;
+  const std::function<void(const std::string&)> reach = [&](const std::string& path) {
+    if (tree.texts().count(path) == 0 || !reached.insert(path).second) return;
+    for (const auto& include : Tree::includes(tree.texts().at(path), /*quoted=*/true)) {
+      reach(include);
+    }
+  };
+  for (const auto& [path, text] : tree.product()) {
+    const std::string extension = fs::path(path).extension();
+    if (extension == ".cu" || extension == ".cuh" || path.find(".simd.cpp") != std::string::npos)
+      reach(path);
+  }
+  Findings findings;
+  for (const std::string& path : reached) {
+    for (const auto& include : Tree::includes(tree.texts().at(path), /*quoted=*/false)) {
+      if (include.rfind("ATen/", 0) == 0 || include.rfind("c10/", 0) == 0 ||
+          include.rfind("torch/", 0) == 0) {
+        findings.push_back(path + ", which a kernel includes, includes <" + include + ">");
+      }
+    }
+  }
+  return findings;
+}
+
+// A kernel's file says for which device it is.
+Findings device_prefixes(const Tree& tree) {
+  Findings findings;
+  for (const auto& [path, text] : tree.product()) {
+    const std::string name = fs::path(path).filename(), extension = fs::path(path).extension();
+    const bool in_gpu = folder_of(path) == "cluster/base/gpu";
+    if ((extension == ".cu" || extension == ".cuh") && name.rfind("gpu_", 0) != 0 && !in_gpu)
+      findings.push_back(path + " is for GPUs: call it gpu_" + name);
+    if (path.find(".simd.cpp") != std::string::npos && name.rfind("cpu_", 0) != 0)
+      findings.push_back(path + " is for CPUs: call it cpu_" + name);
+  }
+  return findings;
+}
+
+Findings sizes(const Tree& tree) {
+  Findings findings;
+  std::map<std::string, int> files;
+  for (const auto& [path, text] : tree.texts()) {
+    const auto lines = std::count(text.begin(), text.end(), '\n');
+    const bool product = path.rfind("tests/", 0) != 0;
+    if (lines > kMostLines)
+      findings.push_back(path + ": " + std::to_string(lines) + " lines, more than one subject?");
+    if (product && lines < kFewestLines && !is_instantiation(path))
+      findings.push_back(path + ": " + std::to_string(lines) + " lines, a part of which file?");
+    if (product) ++files[folder_of(path)];
+  }
+  for (const auto& [folder, count] : files) {
+    if (count > kMostFiles)
+      findings.push_back(folder + ": " + std::to_string(count) + " files, more than one purpose?");
+  }
+  return findings;
+}
+
+Findings mechanisms_are_named_in_attention(const Tree& tree) {
+  Findings findings;
+  for (const auto& [path, text] : tree.product()) {
+    if (path.rfind("attention/", 0) == 0 || path.rfind("configs/", 0) == 0) continue;
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line);) {
+      // What a user reads and types may name them: strings and comments.
+      static const std::regex kWords("\"(?:[^\"\\\\]|\\\\.)*\"|//.*");
+      if (std::regex_search(std::regex_replace(line, kWords, ""), kMechanismNames))
+        findings.push_back(path + " names a mechanism: " + line);
+    }
+  }
+  return findings;
+}
+
+Findings dependencies_are_used(const Tree& tree) {
+  Findings findings;
+  const std::string cmake = text_of(tree.root() / "cmake/Dependencies.cmake");
+  const std::regex required(
+      "(?:find_package|find_path|pkg_check_modules)\\((\\w+)[^)]*REQUIRED[^)]*\\)");
+  for (auto m = std::sregex_iterator(cmake.begin(), cmake.end(), required);
+       m != std::sregex_iterator(); ++m) {
+    const auto known = kIncludedAs.find((*m)[1]);
+    if (known == kIncludedAs.end()) {
+      findings.push_back((*m)[1].str() + " is required: say in layering_test how it is included");
+      continue;
+    }
+    const bool used = std::any_of(tree.texts().begin(), tree.texts().end(), [&](const auto& file) {
+      const auto found = Tree::includes(file.second, /*quoted=*/false);
+      return std::any_of(found.begin(), found.end(), [&](const std::string& include) {
+        return include.rfind(known->second, 0) == 0;
+      });
+    });
+    if (!known->second.empty() && !used)
+      findings.push_back((*m)[1].str() + " is required and included nowhere");
+  }
+  return findings;
+}
+
+// In backquotes, from the root or, with a slash, from the document's folder.
+Findings paths_in_documents(const Tree& tree) {
+  static const std::regex kPath(
+      "`((?:attention|cluster|configs|data|docs|launcher|models|runtime|tests|cmake)/[A-Za-z0-9_./"
+      "-]+)`");
+  Findings findings;
+  std::vector<fs::path> documents;
+  for (auto entry = fs::recursive_directory_iterator(tree.root());
+       entry != fs::recursive_directory_iterator(); ++entry) {
+    const std::string name = entry->path().filename();
+    if (entry->is_directory() && (name == "build" || name[0] == '.')) {
+      entry.disable_recursion_pending();
+    } else if (entry->path().extension() == ".md") {
+      documents.push_back(entry->path());
+    }
+  }
+  for (const fs::path& document : documents) {
+    const std::string text = text_of(document);
+    for (auto m = std::sregex_iterator(text.begin(), text.end(), kPath);
+         m != std::sregex_iterator(); ++m) {
+      std::string path = (*m)[1];
+      while (!path.empty() && path.back() == '.') path.pop_back();
+      // `runtime/trainer` names the pair.
+      const bool exists = fs::exists(tree.root() / path) ||
+                          fs::exists(tree.root() / (path + ".h")) ||
+                          fs::exists(tree.root() / (path + ".cpp"));
+      if (!exists)
+        findings.push_back(fs::relative(document, tree.root()).string() + " names " + path);
+    }
+  }
+  return findings;
+}
+
+// ---- The tree, and trees that break a rule each.
+
+const Tree& our_tree() {
+  static const Tree tree(BIRKHOFF_SOURCE_DIR);
+  return tree;
+}
+
+class BrokenTree {
+ public:
+  using Files = std::map<std::string, std::string>;
+  explicit BrokenTree(const Files& files) {
+    for (const auto& [path, text] : files) {
+      fs::create_directories((root_ / path).parent_path());
+      std::ofstream(root_ / path) << text;
+    }
+  }
+  ~BrokenTree() { fs::remove_all(root_); }
+  BrokenTree(const BrokenTree&) = delete;
+  BrokenTree& operator=(const BrokenTree&) = delete;
+
+  Tree tree() const { return Tree(root_); }
+
+ private:
+  fs::path root_ = [] {
+    std::string name = testing::TempDir() + "/layering_XXXXXX";
+    return fs::path(mkdtemp(name.data()));
+  }();
+};
+
+std::string lines(int count) {
+  std::string text;
+  for (int i = 0; i < count; ++i) text += "//\n";
+  return text;
+}
+
+TEST(Layering, TheTreeIsNotEmpty) { EXPECT_GT(our_tree().product().size(), 200u); }
+
+TEST(Layering, FoldersIncludeOnlyWhatTheyMay) {
+  EXPECT_THAT(layers(our_tree()), IsEmpty());
+  const BrokenTree broken({{"models/x.h", "#include \"runtime/trainer.h\"\n"}, {"data/y.h", ""}});
+  EXPECT_THAT(layers(broken.tree()), Contains(HasSubstr("models/x.h may not include runtime/")));
+}
+
+TEST(Layering, NoFolderIncludesItselfByWayOfOthers) {
+  EXPECT_THAT(folder_cycles(our_tree()), IsEmpty());
+  const BrokenTree broken({{"runtime/a/x.h", "#include \"runtime/b/y.h\"\n"},
+                           {"runtime/b/y.h", "#include \"runtime/z.h\"\n"},
+                           {"runtime/z.h", "#include \"runtime/a/x.h\"\n"}});
+  EXPECT_THAT(folder_cycles(broken.tree()),
+              Contains(HasSubstr("runtime/b/y.h includes runtime/z.h")));
+}
+
+TEST(Layering, EveryExternalPackageHasOneDoor) {
+  EXPECT_THAT(doors(our_tree()), IsEmpty());
+  const BrokenTree broken(BrokenTree::Files{{"models/x.cpp", "#include <mpi.h>\n"}});
+  EXPECT_THAT(doors(broken.tree()), Contains("models/x.cpp may not include <mpi.h>"));
 }
 
 TEST(Layering, KernelsKnowNoLibTorch) {
-  const std::regex libtorch("^\\s*#include <(ATen|c10|torch)/");
-  int checked = 0;
-  for (const fs::path& file : sources(kFolders)) {
-    if (!std::regex_match(fs::relative(file, kRoot).string(), kKernelFiles)) continue;
-    std::ifstream in(file);
-    std::string line;
-    while (std::getline(in, line)) {
-      EXPECT_FALSE(std::regex_search(line, libtorch)) << fs::relative(file, kRoot) << ": " << line;
-    }
-    ++checked;
-  }
-  EXPECT_GT(checked, 10);
+  EXPECT_THAT(kernels_know_no_libtorch(our_tree()), IsEmpty());
+  const BrokenTree broken({{"attention/gpu_x.cu", "#include \"attention/x.h\"\n"},
+                           {"attention/x.h", "#include <ATen/ATen.h>\n"}});
+  EXPECT_THAT(kernels_know_no_libtorch(broken.tree()), Contains(HasSubstr("attention/x.h")));
 }
 
-TEST(Layering, NoFileIsLongerThan500Lines) {
-  for (const fs::path& file : sources(
-           {"attention", "cluster", "configs", "data", "launcher", "models", "runtime", "tests"})) {
-    std::ifstream in(file);
-    const auto lines =
-        std::count(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>(), '\n');
-    EXPECT_LE(lines, 500) << fs::relative(file, kRoot) << " has more than one subject?";
-  }
+TEST(Layering, KernelsAreCalledByTheirDevice) {
+  EXPECT_THAT(device_prefixes(our_tree()), IsEmpty());
+  const BrokenTree broken({{"attention/x.cu", ""}, {"attention/y.simd.cpp", ""}});
+  EXPECT_THAT(device_prefixes(broken.tree()), Contains(HasSubstr("gpu_x.cu")));
+  EXPECT_THAT(device_prefixes(broken.tree()), Contains(HasSubstr("cpu_y.simd.cpp")));
+}
+
+TEST(Layering, FilesAndFoldersHaveOneSubject) {
+  EXPECT_THAT(sizes(our_tree()), IsEmpty());
+  std::map<std::string, std::string> files = {{"models/short.h", lines(14)},
+                                              {"models/long.h", lines(501)},
+                                              {"attention/instantiations/x.cu", lines(3)}};
+  for (int i = 0; i < 26; ++i) files["data/" + std::to_string(i) + ".h"] = lines(20);
+  const BrokenTree broken(files);
+  EXPECT_THAT(sizes(broken.tree()), testing::UnorderedElementsAre(HasSubstr("models/short.h: 14"),
+                                                                  HasSubstr("models/long.h: 501"),
+                                                                  HasSubstr("data: 26 files")));
+}
+
+TEST(Layering, MechanismsAreNamedInAttentionOnly) {
+  EXPECT_THAT(mechanisms_are_named_in_attention(our_tree()), IsEmpty());
+  const BrokenTree broken({{"models/x.cpp", "if (config.has_sinkhorn()) return;\n"},
+                           {"launcher/y.cpp", "say(\"sinkhorn\");  // sinkhorn\n"}});
+  EXPECT_THAT(mechanisms_are_named_in_attention(broken.tree()),
+              testing::ElementsAre(HasSubstr("models/x.cpp")));
+}
+
+TEST(Layering, EveryRequiredDependencyIsIncluded) {
+  EXPECT_THAT(dependencies_are_used(our_tree()), IsEmpty());
+  const BrokenTree broken(
+      BrokenTree::Files{{"cmake/Dependencies.cmake",
+                         "find_package(fmt REQUIRED)\nfind_package(spdlog REQUIRED)\n"}});
+  EXPECT_THAT(dependencies_are_used(broken.tree()),
+              testing::UnorderedElementsAre(HasSubstr("fmt is required and included nowhere"),
+                                            HasSubstr("spdlog is required: say")));
 }
 
 TEST(Layering, PathsNamedInDocumentsExist) {
-  const std::regex name(
-      "`((?:attention|cluster|configs|data|docs|launcher|models|runtime|tests|cmake)/[A-Za-z0-9_./"
-      "-]+)`");
-  std::vector<fs::path> documents = {kRoot / "README.md"};
-  for (const auto& entry : fs::directory_iterator(kRoot / "docs")) {
-    if (entry.path().extension() == ".md") documents.push_back(entry.path());
-  }
-  int checked = 0;
-  for (const fs::path& document : documents) {
-    std::ifstream in(document);
-    const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    for (auto match = std::sregex_iterator(text.begin(), text.end(), name);
-         match != std::sregex_iterator(); ++match) {
-      std::string path = (*match)[1];
-      while (!path.empty() && path.back() == '.') path.pop_back();
-      const bool unit = fs::exists(kRoot / (path + ".h")) ||
-                        fs::exists(kRoot / (path + ".cpp"));  // `runtime/trainer` names the pair
-      EXPECT_TRUE(fs::exists(kRoot / path) || unit)
-          << fs::relative(document, kRoot) << " names " << path << ", which does not exist";
-      ++checked;
-    }
-  }
-  EXPECT_GT(checked, 20);
+  EXPECT_THAT(paths_in_documents(our_tree()), IsEmpty());
+  const BrokenTree broken({{"docs/deep/x.md", "see `runtime/y`, `runtime/z` and `runtime/w.h`."},
+                           {"runtime/y.cpp", ""}});
+  EXPECT_THAT(paths_in_documents(broken.tree()),
+              testing::UnorderedElementsAre("docs/deep/x.md names runtime/z",
+                                            "docs/deep/x.md names runtime/w.h"));
 }
 
 }  // namespace

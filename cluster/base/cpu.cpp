@@ -2,6 +2,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <thread>
 
 #include "cluster/base/instruction_set.h"
 #if defined(__GLIBC__)
@@ -53,6 +57,15 @@ void compute_on_cpu(int num_threads) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
 #endif
+}
+
+int machine_cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
+
+int usable_cores() {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return machine_cores();
+  return std::max(1, CPU_COUNT(&mine));
 }
 
 }  // namespace birkhoff

@@ -9,4 +9,9 @@ namespace birkhoff {
 // instruction set of this processor (instruction_set.h).
 void compute_on_cpu(int num_threads);
 
+// Cores in this process' affinity mask (what sbatch, taskset or a container allow), at least 1.
+int usable_cores();
+// Cores of the machine, at least 1.
+int machine_cores();
+
 }  // namespace birkhoff

@@ -1,6 +1,8 @@
 #include "cluster/base/instruction_set.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <string_view>
 
 #include "cluster/base/error.h"
@@ -11,19 +13,30 @@ namespace {
 struct NamedSet {
   InstructionSet set;
   std::string_view name;
+  const char *libtorch, *onednn, *mkl;  // what they call it
 };
 // From wide to narrow.
-constexpr NamedSet kSets[] = {{InstructionSet::kAvx512Bf16, "avx512_bf16"},
-                              {InstructionSet::kAvx512, "avx512"},
-                              {InstructionSet::kAvx2, "avx2"},
-                              {InstructionSet::kPortable, "portable"}};
+constexpr NamedSet kSets[] = {
+    {InstructionSet::kAvx512Bf16, "avx512_bf16", "avx512", "AVX512_CORE_BF16", "AVX512"},
+    {InstructionSet::kAvx512, "avx512", "avx512", "AVX512_CORE", "AVX512"},
+    {InstructionSet::kAvx2, "avx2", "avx2", "AVX2", "AVX2"},
+    {InstructionSet::kPortable, "portable", "default", "SSE41", "SSE4_2"}};
+
+void limit_libraries(const NamedSet& set) {
+  setenv("ATEN_CPU_CAPABILITY", set.libtorch, /*overwrite=*/0);
+  setenv("ONEDNN_MAX_CPU_ISA", set.onednn, /*overwrite=*/0);
+  setenv("MKL_ENABLE_INSTRUCTIONS", set.mkl, /*overwrite=*/0);
+}
 
 InstructionSet choose() {
   const char* asked = std::getenv("BIRKHOFF_CPU");
   if (asked != nullptr && *asked == '\0') asked = nullptr;
-  for (const auto& [set, name] : kSets) {
-    if (asked != nullptr && name != asked) continue;
-    if (is_supported(set)) return set;
+  for (const NamedSet& each : kSets) {
+    if (asked != nullptr && each.name != asked) continue;
+    if (is_supported(each.set)) {
+      if (asked != nullptr) limit_libraries(each);
+      return each.set;
+    }
     if (asked != nullptr) {
       fail(ExitCode::kUsage,
            "BIRKHOFF_CPU={}: this processor lacks the instructions; unset the variable, or set it "
@@ -60,6 +73,12 @@ bool is_supported(InstructionSet set) {
 InstructionSet instruction_set() {
   static const InstructionSet chosen = choose();
   return chosen;
+}
+
+std::string_view name_of(InstructionSet set) {
+  return std::find_if(std::begin(kSets), std::end(kSets),
+                      [set](const NamedSet& each) { return each.set == set; })
+      ->name;
 }
 
 }  // namespace birkhoff

@@ -2,6 +2,8 @@
 // chosen at run time, all by instruction_set(). No LibTorch.
 #pragma once
 
+#include <string_view>
+
 namespace birkhoff {
 
 // From narrow to wide; each includes those before it. The last is AVX-512 with products of bf16.
@@ -12,7 +14,12 @@ bool is_supported(InstructionSet set);
 
 // The set that loops use: the one that the environment variable BIRKHOFF_CPU names (portable, avx2,
 // avx512 or avx512_bf16), else the widest that the processor supports. The same for the life of the
-// process. Error(kUsage) if the variable names no set, or one that the processor lacks.
+// process. The first call limits LibTorch, oneDNN and MKL to the set that the variable names, by
+// environment variables of theirs that are not set yet; they read them when they first compute.
+// Error(kUsage) if BIRKHOFF_CPU names no set, or one that the processor lacks.
 InstructionSet instruction_set();
+
+// As BIRKHOFF_CPU spells it.
+std::string_view name_of(InstructionSet set);
 
 }  // namespace birkhoff

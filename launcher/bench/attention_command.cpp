@@ -20,17 +20,17 @@
 #include <ostream>
 
 #include "cluster/base/cpu.h"
-#include "cluster/base/device.h"
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/gpu/device.h"
 #include "configs/text_parser.h"
 #include "launcher/bench/attention_contest.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/peak_memory.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
-#include "launcher/ranks.h"
-#include "runtime/plot.h"
+#include "launcher/processes/ranks.h"
+#include "runtime/reporting/plot.h"
 #include "runtime/step_graph.h"
 
 namespace birkhoff {
@@ -56,10 +56,6 @@ configs::Mechanism mechanism_of(const std::string& text) {
          error->path.empty() ? "" : ": ", error->what);
   }
   return config;
-}
-
-bool is_dense(const configs::Mechanism& config) {
-  return config.has_dense() || config.has_sinkhorn_mixture();
 }
 
 // Seconds of `work` once the device has nothing else to do. On a GPU its L2 cache holds nothing of
@@ -169,7 +165,7 @@ class Contest {
       ours.push_back({"LibTorch, composed",
                       [&](const AttentionInput& in) { return mechanism->composed(in).out_BHLD; }});
     }
-    if (fits_eager(config, task)) {
+    if (fits_eager(*mechanism, task)) {
       ours.push_back({"LibTorch, eager",
                       [&](const AttentionInput& in) { return mechanism->reference(in).out_BHLD; }});
     }
@@ -199,11 +195,11 @@ class Contest {
 
  private:
   // Whether eager's scores of every query and key do, where it makes them.
-  bool fits_eager(const configs::Mechanism& config, const AttentionTask& task) {
+  bool fits_eager(const Mechanism& mechanism, const AttentionTask& task) {
     const std::int64_t length = task.in.q_BHLD.size(2);
     const double gigabytes = static_cast<double>(task.in.q_BHLD.nbytes()) / 1e9 *
                              static_cast<double>(length) / static_cast<double>(arguments_.head_dim);
-    if (!is_dense(config) || gigabytes < (device_.is_cuda() ? 8 : 1)) return true;
+    if (!mechanism.properties().quadratic || gigabytes < (device_.is_cuda() ? 8 : 1)) return true;
     note("LibTorch, eager", length, fmt::format("its scores take {:.3g} GB", gigabytes));
     return false;
   }
@@ -213,8 +209,8 @@ class Contest {
                    const configs::Mechanism& config, const BuiltMechanism& mechanism,
                    const AttentionTask& task, std::list<Entry>& entries) {
     const std::int64_t length = task.in.q_BHLD.size(2);
-    const AttentionTask part =
-        task.beginning(is_dense(config) ? std::min(length, kMostCheckedTokens) : length);
+    const AttentionTask part = task.beginning(
+        mechanism->properties().quadratic ? std::min(length, kMostCheckedTokens) : length);
     const AttentionTask exact_part = part.exact();
     BuiltMechanism exact_mechanism(
         config, {1, arguments_.heads, length, arguments_.head_dim, !arguments_.encoder},

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/attention.h"
+#include "attention/mechanism.h"
 #include "configs/attention.pb.h"
 
 namespace birkhoff {

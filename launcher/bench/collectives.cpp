@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
-#include "cluster/base/philox.h"
+#include "cluster/base/random/philox.h"
 
 namespace birkhoff {
 namespace {

@@ -15,7 +15,7 @@
 #include <functional>
 #include <string>
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 
 namespace birkhoff {
 

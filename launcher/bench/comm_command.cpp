@@ -11,16 +11,16 @@
 #include <string_view>
 #include <vector>
 
-#include "cluster/base/device.h"
+#include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "launcher/bench/collectives.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/peer.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
-#include "launcher/cores.h"
-#include "launcher/ranks.h"
-#include "launcher/supervisor.h"
+#include "launcher/processes/ranks.h"
+#include "launcher/processes/supervisor.h"
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"
 #endif

@@ -21,18 +21,18 @@
 #include <string>
 #include <vector>
 
-#include "cluster/base/checksum.h"
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
-#include "data/loader.h"
-#include "data/manifest.h"
-#include "data/order.h"
-#include "data/prepare.h"
-#include "data/shard_format.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
+#include "data/loader/loader.h"
+#include "data/loader/order.h"
+#include "data/prepare/prepare.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
-#include "launcher/scratch_folder.h"
+#include "launcher/processes/scratch_folder.h"
 
 namespace birkhoff {
 namespace {
@@ -308,7 +308,7 @@ void make_sparse_corpus(const fs::path& folder) {
     shard.set_page_crcs_bytes(static_cast<std::int64_t>(table.size()));
     shard.set_page_crcs_crc(crc32c(table.data(), table.size()));
   }
-  File file = File::create(folder / kManifestName);
+  File file = File::create(folder / kCorpusManifestName);
   file.write_all(manifest_json(manifest));
   file.close();
 }
@@ -319,7 +319,7 @@ void measure_start(const fs::path& folder, std::ostream& out) {
   std::vector<double> text, opening, ordering, first_batch;
   OtherLoad other_load;
   other_load.begin();
-  const std::string manifest = (folder / kManifestName).string();
+  const std::string manifest = (folder / kCorpusManifestName).string();
   for (int round = 0; round < kRounds; ++round) {
     const double start = wall_seconds();
     std::int64_t sum = 0;  // so that no read is left out

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "launcher/bench/peer.h"
 
 namespace birkhoff {

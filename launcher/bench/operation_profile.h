@@ -1,4 +1,5 @@
-// Where the time of a computation goes, by LibTorch's operations.
+// Where the time of a computation goes, by LibTorch's operations; kernels of ours that are no
+// operations of its dispatcher count to what calls them.
 #pragma once
 
 #include <functional>

@@ -8,7 +8,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "launcher/cores.h"
+#include "cluster/base/cpu.h"
 
 namespace birkhoff {
 namespace {

@@ -1,7 +1,7 @@
 // The peers of `bench comm`: the same operations by the library that a Group is built on.
 #pragma once
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 #include "launcher/bench/collectives.h"
 
 namespace birkhoff {

@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cluster/base/device.h"
+#include "cluster/base/gpu/device.h"
+#include "cluster/base/instruction_set.h"
 #include "launcher/commands.h"
 
 namespace birkhoff {
@@ -25,7 +26,8 @@ std::string report_title(const std::vector<std::string>& arguments, at::Device d
   const std::string versions = version_text();
   std::string title =
       versions.substr(0, versions.find('\n')) + "; " + device_name(at::kCPU) +
-      fmt::format(", {} thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s");
+      fmt::format(", {} thread{}", at::get_num_threads(), at::get_num_threads() == 1 ? "" : "s") +
+      fmt::format(", {}", name_of(instruction_set()));
   if (device != at::kCPU) title += ", " + device_name(device);
   title += "; ";
   if (ranks > 1) title += fmt::format("{} ranks of ", ranks);

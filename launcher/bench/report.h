@@ -15,8 +15,8 @@ double wall_seconds();
 // The upper one of two middle values; `values` is not empty.
 double median(std::vector<double> values);
 
-// First line of a report: version of the program, processor, threads, GPU where `device` is one,
-// ranks where there are several, and the command line that was given.
+// First line of a report: version of the program, processor, threads, instruction set, GPU where
+// `device` is one, ranks where there are several, and the command line that was given.
 std::string report_title(const std::vector<std::string>& arguments, at::Device device = at::kCPU,
                          int ranks = 1);
 

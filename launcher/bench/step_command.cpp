@@ -1,5 +1,5 @@
-// One process, synthetic tokens: the time of a training step without a loader. What a step does is
-// what runtime/trainer does, in its order.
+// One process, synthetic tokens: the time of a training step (runtime/training_step) without a
+// loader.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -7,7 +7,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
@@ -19,19 +18,18 @@
 #include <vector>
 
 #include "cluster/base/cpu.h"
-#include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "configs/config_io.h"
 #include "launcher/bench/operation_profile.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/report.h"
 #include "launcher/commands.h"
-#include "launcher/ranks.h"
+#include "launcher/processes/ranks.h"
 #include "models/model.h"
-#include "runtime/grad_norm.h"
-#include "runtime/optimizer.h"
-#include "runtime/schedule.h"
+#include "runtime/optimizers/optimizer.h"
 #include "runtime/step_graph.h"
+#include "runtime/training_step.h"
 
 namespace birkhoff {
 namespace {
@@ -42,14 +40,6 @@ constexpr double kMostCheckedFlops = 3e11;
 // Seconds of a step's parts, each waited for.
 struct PartTimes {
   double forward = 0, backward = 0, optimizer = 0;
-};
-
-// The three parts that a step is recorded in (train.cuda_graph).
-struct StepGraphs {
-  StepGraphs(bool recorded, at::Device device)
-      : gradients(recorded, device), norm(recorded, device), update(recorded, device) {}
-  StepGraph gradients, norm, update;
-  at::Tensor block_sums;  // what `norm` fills
 };
 
 // Tokens that depend on train.seed alone, laid out as the loader does: rows of B * (T + 1) tokens,
@@ -68,11 +58,17 @@ Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary) {
   return batch;
 }
 
+configs::Config without_graph(configs::Config config) {
+  config.mutable_train()->set_cuda_graph(false);
+  return config;
+}
+
 // A model, its optimizer, and the steps it takes on one batch.
 class SyntheticTraining {
  public:
   SyntheticTraining(const configs::Config& config, std::int64_t vocabulary, at::Device device)
       : config_(config),
+        plain_config_(without_graph(config)),
         device_(device),
         batch_(synthetic_batch(config, vocabulary).to(device)),
         loss_scale_(loss_scale(config)),
@@ -80,11 +76,8 @@ class SyntheticTraining {
         model_(make_model(config, vocabulary, {*group_, *group_, *group_})),
         buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
         optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
-        scalars_(device),
-        nats_(at::zeros({1}, at::TensorOptions(at::kDouble).device(device))) {
-    scalars_.set_noise_step(1);
-    scalars_.publish();
-  }
+        plain_(plain_config_.train(), *model_, *group_, buckets_, *optimizer_),
+        recorded_(config_.train(), *model_, *group_, buckets_, *optimizer_) {}
 
   Model& model() { return *model_; }
   at::Device device() const { return device_; }
@@ -93,37 +86,41 @@ class SyntheticTraining {
   // Sums over the first sequences of the batch: the loss in nats is returned, gradients, times
   // loss_scale(), stand in the parameters.
   double gradients_of_first(std::int64_t num_sequences) {
-    compute_gradients(num_sequences, nullptr);
-    buckets_.finish_reducing(nats_);
-    return nats_.item<double>();
+    return plain_.sum_gradients(batch_.narrow(0, num_sequences), kStep, loss_scale_).nats;
   }
 
   PartTimes timed_parts() {
     PartTimes times;
-    compute_gradients(batch_.size(), &times);
-    buckets_.finish_reducing(nats_);
-    const double computed = now();
-    clip(gradient_block_sums(buckets_));
-    optimizer_->step(scalars_);
-    buckets_.publish_values();
-    times.optimizer = now() - computed;
+    double before = now();
+    const auto add_to = [&](double& part) {
+      const double here = now();
+      part += here - before;
+      before = here;
+    };
+    const GradientSums sums =
+        plain_.sum_gradients(batch_, kStep, loss_scale_,
+                             {.launched = [&] { before = now(); },
+                              .forward_done = [&] { add_to(times.forward); },
+                              .backward_done = [&] { add_to(times.backward); }});
+    plain_.update(sums, kStep, loss_scale_);
+    add_to(times.optimizer);
     return times;
   }
 
-  // A whole step, in seconds. Nothing waits in it but the host for the gradient's norm.
-  double step_seconds(StepGraphs& graphs) {
+  // A whole step, in seconds; recorded with train.cuda_graph. Nothing waits in it but the host for
+  // the gradient's norm.
+  double step_seconds(bool recorded) {
+    TrainingStep& step = recorded ? recorded_ : plain_;
     const double start = now();
-    graphs.gradients.run([this] { compute_gradients(batch_.size(), nullptr); });
-    buckets_.finish_reducing(nats_);
-    graphs.norm.run([&] { graphs.block_sums = gradient_block_sums(buckets_); });
-    clip(graphs.block_sums);
-    graphs.update.run([this] { optimizer_->step(scalars_); });
-    buckets_.publish_values();
+    step.update(step.sum_gradients(batch_, kStep, loss_scale_), kStep, loss_scale_);
     return now() - start;
   }
 
  private:
-  // About what the dynamic scale of runtime/loss_scale.h comes to; 1 where precision needs none.
+  static constexpr std::int64_t kStep = 1;
+
+  // About what the dynamic scale of runtime/gradients/loss_scale.h comes to; 1 where precision
+  // needs none.
   static double loss_scale(const configs::Config& config) {
     if (config.train().precision() != configs::Train::fp16) return 1;
     const double tokens = 1.0 * config.train().global_batch() * config.data().sequence_length();
@@ -136,40 +133,7 @@ class SyntheticTraining {
     return wall_seconds();
   }
 
-  // `times`: if not null, the device is waited for between forward and backward passes.
-  void compute_gradients(std::int64_t num_sequences, PartTimes* times) {
-    const configs::Train& train = config_.train();
-    const std::int64_t micro_batch = train.micro_batch() > 0 ? train.micro_batch() : num_sequences;
-    const auto clock = [&] { return times != nullptr ? now() : 0; };
-    buckets_.zero();
-    nats_.zero_();
-    for (std::int64_t begin = 0; begin < num_sequences; begin += micro_batch) {
-      const Batch micro = batch_.narrow(begin, std::min(begin + micro_batch, num_sequences));
-      const NoiseKey noise{train.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
-      const double start = clock();
-      const ObjectiveSums sums = model_->objective(micro, noise);
-      const double middle = clock();
-      sums.loss.mul(loss_scale_).backward();
-      nats_ += sums.nats;
-      if (times == nullptr) continue;
-      times->forward += middle - start;
-      times->backward += clock() - middle;
-    }
-  }
-
-  void clip(const at::Tensor& block_sums) {
-    const configs::Train& train = config_.train();
-    const double count = static_cast<double>(batch_.at(field::kTargets).numel());
-    const double norm = norm_of_block_sums(buckets_, block_sums) / count / loss_scale_;
-    const bool clipped = train.clip_norm() > 0 && norm > train.clip_norm();
-    scalars_.set(StepScalars::kLearningRate, learning_rate(train.schedule(), 1, train.steps()));
-    scalars_.set(StepScalars::kGradientScale,
-                 (clipped ? train.clip_norm() / norm : 1.0) / count / loss_scale_);
-    scalars_.set(StepScalars::kApply, 1);
-    scalars_.publish();
-  }
-
-  const configs::Config config_;
+  const configs::Config config_, plain_config_;
   const at::Device device_;
   const Batch batch_;
   const double loss_scale_;
@@ -177,8 +141,7 @@ class SyntheticTraining {
   const std::unique_ptr<Model> model_;
   GradBuckets buckets_;
   const std::unique_ptr<Optimizer> optimizer_;
-  StepScalars scalars_;
-  at::Tensor nats_;
+  TrainingStep plain_, recorded_;
 };
 
 struct Gradients {
@@ -304,15 +267,14 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
   const auto options = at::TensorOptions(dtype).device(training.device());
   const at::Tensor a = at::randn({size, size}).to(options), b = a.t().contiguous();
   const bool graph = config.train().cuda_graph();
-  StepGraphs plain(false, training.device()), recorded(graph, training.device());
   constexpr int kWarmUp = StepGraph::kWarmUpRuns + 1;
   std::vector<double> forward, backward, optimizer, whole, replayed, product;
   OtherLoad other_load;
   other_load.begin();
   for (int i = -kWarmUp; i < steps; ++i) {
     const PartTimes times = training.timed_parts();
-    const double step = training.step_seconds(plain);
-    const double replay = graph ? training.step_seconds(recorded) : 0;
+    const double step = training.step_seconds(/*recorded=*/false);
+    const double replay = graph ? training.step_seconds(/*recorded=*/true) : 0;
     const double seconds = product_seconds(a, b);
     if (i < 0) continue;
     forward.push_back(times.forward);

@@ -1,8 +1,8 @@
 #include "tests/attention/avx512_emulated.h"
 
-#include "attention/block_mix_kernel.h"
-#include "attention/prefix_balance_kernel.h"
-#include "attention/tile_attention_kernel.h"
+#include "attention/kernels/block_mix/cpu_mix_body.h"
+#include "attention/kernels/sinkhorn/cpu_prefix_body.h"
+#include "attention/kernels/tile_attention/cpu_loop_body.h"
 
 namespace birkhoff::testing {
 

@@ -2,9 +2,9 @@
 // of smaller ones.
 #pragma once
 
-#include "attention/block_mix_tile.h"
-#include "attention/prefix_balance_tile.h"
-#include "attention/tile_attention.h"
+#include "attention/kernels/block_mix/cpu_mix.h"
+#include "attention/kernels/sinkhorn/cpu_prefix.h"
+#include "attention/kernels/tile_attention/cpu_loop.h"
 
 namespace birkhoff::testing {
 

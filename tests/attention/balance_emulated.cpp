@@ -5,8 +5,12 @@
 #define launch_balance_backward emulate_launch_balance_backward
 #define launch_prefix_balance emulate_launch_prefix_balance
 #define launch_prefix_balance_backward emulate_launch_prefix_balance_backward
-#include "attention/balance.cu"
-#include "attention/prefix_balance.cu"
+namespace birkhoff {
+void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
+void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
+}  // namespace birkhoff
+#include "attention/kernels/sinkhorn/gpu_launch.cu"
+#include "attention/kernels/sinkhorn/gpu_prefix.cu"
 
 namespace birkhoff {
 namespace {

@@ -1,7 +1,7 @@
 // The GPU kernels of the Sinkhorn operator, run by the processor: tests/emulated_cuda.
 #pragma once
 
-#include "attention/balance_params.h"
+#include "attention/kernels/sinkhorn/gpu_params.h"
 
 namespace birkhoff {
 

@@ -8,7 +8,7 @@
 
 #include <limits>
 
-#include "attention/balance.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "tests/attention/mechanism_cases.h"
 #include "tests/kernel_error.h"
 
@@ -30,9 +30,8 @@ struct Result {
 
 Result specified(const Case& c, at::ScalarType dtype, const at::Tensor& d_p) {
   const at::Tensor leaf = c.scores.to(dtype).detach().requires_grad_(true);
-  const at::Tensor p =
-      c.prefix ? prefix_balance(leaf, c.iterations, c.first_row, BalancePath::kReference)
-               : balance(leaf, c.iterations, BalancePath::kReference);
+  const at::Tensor p = c.prefix ? prefix_balance(leaf, c.iterations, c.first_row, Path::kReference)
+                                : balance(leaf, c.iterations, Path::kReference);
   p.backward(d_p.to(dtype));
   return {p.detach(), leaf.grad()};
 }

@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "attention/balance.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "tests/attention/mechanism_cases.h"
 #include "tests/kernel_error.h"
 
@@ -16,7 +16,7 @@ struct Result {
   at::Tensor p, d_scores;
 };
 
-Result solve(const at::Tensor& scores, bool prefix, std::int64_t first_row, BalancePath path) {
+Result solve(const at::Tensor& scores, bool prefix, std::int64_t first_row, Path path) {
   const at::Tensor leaf = scores.detach().clone().requires_grad_(true);
   const at::Tensor p = prefix ? prefix_balance(leaf, 5, first_row, path) : balance(leaf, 5, path);
   const at::Tensor d_p = testing::random_tensor(p.sizes(), at::kFloat, 5).to(p.options());
@@ -26,10 +26,10 @@ Result solve(const at::Tensor& scores, bool prefix, std::int64_t first_row, Bala
 
 void check(const std::string& what, const at::Tensor& scores, bool prefix,
            std::int64_t first_row = 0) {
-  const Result reference = solve(scores, prefix, first_row, BalancePath::kReference);
-  const Result exact = solve(scores.to(at::kDouble), prefix, first_row, BalancePath::kReference);
-  const Result kernel = solve(scores.cuda(), prefix, first_row, BalancePath::kFused);
-  const Result again = solve(scores.cuda(), prefix, first_row, BalancePath::kFused);
+  const Result reference = solve(scores, prefix, first_row, Path::kReference);
+  const Result exact = solve(scores.to(at::kDouble), prefix, first_row, Path::kReference);
+  const Result kernel = solve(scores.cuda(), prefix, first_row, Path::kFused);
+  const Result again = solve(scores.cuda(), prefix, first_row, Path::kFused);
   expect_as_exact(kernel.p, reference.p, exact.p, what + ", P");
   expect_as_exact(kernel.d_scores, reference.d_scores, exact.d_scores, what + ", gradient");
   expect_same_bits(kernel.p, again.p, what + ", a second time");
@@ -56,13 +56,13 @@ TEST(BalanceKernel, SmallIsAsExactAsTheSpecification) {
 TEST(BalanceKernel, SmallFutureScoresChangeNoBit) {
   for (const std::int64_t size : {40, 70, 140}) {
     const at::Tensor scores = random_scores(1, size);
-    const at::Tensor before = prefix_balance(scores.cuda(), 5, 0, BalancePath::kFused);
+    const at::Tensor before = prefix_balance(scores.cuda(), 5, 0, Path::kFused);
     for (const float later : {0.5f, 49.0f, -1e3f, -std::numeric_limits<float>::infinity()}) {
       for (const std::int64_t u : {std::int64_t{17}, size - 5}) {
         at::Tensor changed = scores.clone();
         changed.narrow(2, u + 1, size - u - 1).fill_(later);
         changed.narrow(3, u, size - u).fill_(later);
-        const at::Tensor after = prefix_balance(changed.cuda(), 5, 0, BalancePath::kFused);
+        const at::Tensor after = prefix_balance(changed.cuda(), 5, 0, Path::kFused);
         expect_same_bits(after.narrow(2, 0, u + 1), before.narrow(2, 0, u + 1),
                          fmt::format("N {} u {} later {}", size, u, later));
       }

@@ -1,6 +1,6 @@
 // The Sinkhorn operator and its causal forms.
 // Legend: S scores, P weights, N blocks.
-#include "attention/balance.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
@@ -24,7 +24,7 @@ namespace birkhoff::testing {
 namespace {
 
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
-constexpr BalancePath kPaths[] = {BalancePath::kReference, BalancePath::kFused};
+constexpr Path kPaths[] = {Path::kReference, Path::kFused};
 
 using Operator = std::function<at::Tensor(const at::Tensor&)>;
 
@@ -94,7 +94,7 @@ double peak_matrices(const Operator& op, const at::Tensor& scores) {
 
 TEST(Balance, LogDomainEqualsThePaperAtMildScores) {
   const at::Tensor s = random_scores(6, 1);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     for (const int iterations : {1, 2, 5}) {
       EXPECT_LE(max_difference(balance(s, iterations, path), naive_balance(s, iterations)), 1e-14);
     }
@@ -103,7 +103,7 @@ TEST(Balance, LogDomainEqualsThePaperAtMildScores) {
 
 TEST(Balance, RowsAreExactAndColumnsApproach) {
   const at::Tensor s = random_scores(7, 2, 2);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     double error = std::numeric_limits<double>::infinity();
     for (int iterations = 1; iterations <= 60; ++iterations) {
       const at::Tensor p = balance(s, iterations, path);
@@ -118,7 +118,7 @@ TEST(Balance, RowsAreExactAndColumnsApproach) {
 }
 
 TEST(Balance, ZeroScoresGiveTheMean) {
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const at::Tensor p = balance(at::zeros({1, 5, 5}, at::kDouble), 3, path);
     EXPECT_LE((p - 0.2).abs().max().item<double>(), 1e-15);
   }
@@ -127,7 +127,7 @@ TEST(Balance, ZeroScoresGiveTheMean) {
 TEST(Balance, PermutationsShiftsAndTransposition) {
   const at::Tensor s = random_scores(5, 3);
   const at::Tensor order = at::tensor({3, 0, 4, 1, 2}, at::kLong);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const at::Tensor p = balance(s, 4, path);
     const at::Tensor permuted = balance(s.index_select(1, order).index_select(2, order), 4, path);
     EXPECT_LE(max_difference(permuted, p.index_select(1, order).index_select(2, order)), 1e-14);
@@ -152,7 +152,7 @@ TEST(Balance, ColdScoresApproachTheBestAssignment) {
     for (std::int64_t i = 0; i < 5; ++i) value += s[i][order[i]].item<double>();
     if (value > best_value) best_value = value, best = order;
   } while (std::next_permutation(order.begin(), order.end()));
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const at::Tensor p = balance(s / 0.01, 2000, path);
     for (std::int64_t i = 0; i < 5; ++i) EXPECT_GT(p[i][best[i]].item<double>(), 0.99);
   }
@@ -163,7 +163,7 @@ TEST(Balance, GradientsEqualFiniteDifferences) {
   masked[0].masked_fill_(at::ones({5, 5}, at::kBool).triu(1), kBarred);  // triangle
   masked[1][2].fill_(kBarred);                                           // no row, no column
   masked[1].select(1, 4).fill_(kBarred);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     for (const int iterations : {1, 2, 3, 8}) {
       expect_gradient([&](const at::Tensor& s) { return balance(s, iterations, path); },
                       random_scores(4, 7));
@@ -182,7 +182,7 @@ TEST(Balance, GradientsEqualFiniteDifferences) {
 
 TEST(Balance, ConvergedGradientsIgnoreShifts) {
   const at::Tensor leaf = random_scores(5, 10).set_requires_grad(true);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const at::Tensor d = gradients(balance(leaf, 300, path), {leaf})[0];
     EXPECT_GT(d.abs().max().item<double>(), 1e-3);
     EXPECT_LE(d.sum(-1).abs().max().item<double>(), 1e-12);
@@ -194,7 +194,7 @@ TEST(Balance, EmptyRowsAndColumnsAreZero) {
   at::Tensor s = random_scores(4, 12);
   s.select(1, 1).fill_(kBarred);
   s.select(2, 3).fill_(kBarred);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const at::Tensor p = balance(s, 5, path);
     EXPECT_EQ(p.select(1, 1).abs().max().item<double>(), 0);
     EXPECT_EQ(p.select(2, 3).abs().max().item<double>(), 0);
@@ -214,11 +214,10 @@ TEST(Balance, KernelEqualsReferenceAtEveryScale) {
       const double tolerance =
           (dtype == at::kFloat ? 3e-7 : 1e-15) * std::max(8.0, 4 * scale);  // of S + f + g
       for (const bool prefix : {false, true}) {
-        const auto solve = [&](BalancePath path) {
+        const auto solve = [&](Path path) {
           return prefix ? prefix_balance(leaf, 5, 0, path) : balance(leaf, 5, path);
         };
-        const at::Tensor fused = solve(BalancePath::kFused),
-                         reference = solve(BalancePath::kReference);
+        const at::Tensor fused = solve(Path::kFused), reference = solve(Path::kReference);
         EXPECT_LE(max_difference(fused, reference), tolerance) << scale << " " << dtype;
         const at::Tensor d_fused = gradients(fused, {leaf})[0];
         const at::Tensor d_reference = gradients(reference, {leaf})[0];
@@ -234,7 +233,7 @@ TEST(Balance, KernelEqualsReferenceAtEveryScale) {
 TEST(Balance, KernelErrorIsAtMostTwiceTheReferences) {
   struct Solver {
     std::string name;
-    std::function<at::Tensor(const at::Tensor&, BalancePath)> solve;
+    std::function<at::Tensor(const at::Tensor&, Path)> solve;
     bool causal = false;
   };
   const std::vector<Solver> solvers = {
@@ -247,14 +246,14 @@ TEST(Balance, KernelErrorIsAtMostTwiceTheReferences) {
     at::Tensor scores = random_scores(size, seed, scale).to(at::kFloat);
     if (solver.causal) scores = strictly_past(scores);
     const at::Tensor d_p = random_tensor(scores.sizes(), at::kFloat, seed + 1);
-    const auto results = [&](at::ScalarType dtype, BalancePath path) {
+    const auto results = [&](at::ScalarType dtype, Path path) {
       const at::Tensor leaf = scores.to(dtype).detach().set_requires_grad(true);
       const at::Tensor p = solver.solve(leaf, path);
       return std::array{p.detach(), torch::autograd::grad({p}, {leaf}, {d_p.to(dtype)})[0]};
     };
-    const auto exact = results(at::kDouble, BalancePath::kReference),
-               reference = results(at::kFloat, BalancePath::kReference),
-               fused = results(at::kFloat, BalancePath::kFused);
+    const auto exact = results(at::kDouble, Path::kReference),
+               reference = results(at::kFloat, Path::kReference),
+               fused = results(at::kFloat, Path::kFused);
     for (std::size_t i = 0; i < 2; ++i) {
       // Gradients that are exactly 0 are roundings of fp64.
       const double bound = 2 * max_difference(reference[i], exact[i]) +
@@ -281,14 +280,14 @@ TEST(Balance, AMatrixOutOfRangeLeavesTheOthersAlone) {
   at::Tensor mixed = mild.clone();
   mixed[1][0][6].mul_(1e3);
   for (const bool prefix : {false, true}) {
-    const auto solve = [&](const at::Tensor& scores, BalancePath path) {
+    const auto solve = [&](const at::Tensor& scores, Path path) {
       const at::Tensor leaf = scores.clone().set_requires_grad(true);
       const at::Tensor p = prefix ? prefix_balance(leaf, 5, 0, path) : balance(leaf, 5, path);
       return std::pair(p.detach(), gradients(p, {leaf})[0]);
     };
-    const auto [p, d] = solve(mixed, BalancePath::kFused);
-    const auto [p_mild, d_mild] = solve(mild, BalancePath::kFused);
-    const auto [p_reference, d_reference] = solve(mixed, BalancePath::kReference);
+    const auto [p, d] = solve(mixed, Path::kFused);
+    const auto [p_mild, d_mild] = solve(mild, Path::kFused);
+    const auto [p_reference, d_reference] = solve(mixed, Path::kReference);
     EXPECT_LE(max_difference(p, p_reference), 1e-6);
     EXPECT_LE(max_difference(d, d_reference), 1e-5);
     EXPECT_GT(max_difference(p[1][0], p_mild[1][0]), 1e-2);
@@ -305,11 +304,9 @@ TEST(Balance, AMatrixOutOfRangeLeavesTheOthersAlone) {
 
 TEST(Balance, MemoryDoesNotGrowWithTheNumberOfPrefixes) {
   const auto out_of_range = [](std::int64_t size) { return random_scores(size, 22, 1e4)[0]; };
-  const Operator prefix = [](const at::Tensor& s) {
-    return prefix_balance(s, 2, 0, BalancePath::kFused);
-  };
+  const Operator prefix = [](const at::Tensor& s) { return prefix_balance(s, 2, 0, Path::kFused); };
   const Operator cumulative = [](const at::Tensor& s) {
-    return cumulative_balance(s, 2, BalancePath::kFused);
+    return cumulative_balance(s, 2, Path::kFused);
   };
   for (const std::int64_t size : {24, 72}) {
     EXPECT_LE(peak_matrices(prefix, out_of_range(size)), 16) << size;
@@ -319,7 +316,7 @@ TEST(Balance, MemoryDoesNotGrowWithTheNumberOfPrefixes) {
 
 TEST(PrefixBalance, RowsAreThoseOfStandaloneMatrices) {
   const at::Tensor s = random_scores(7, 14, 2);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const at::Tensor p = prefix_balance(s, 5, 0, path);
     EXPECT_EQ(p.select(1, 0).abs().max().item<double>(), 0);
     for (std::int64_t u = 1; u < 7; ++u) {
@@ -339,7 +336,7 @@ TEST(PrefixBalance, LaterScoresDoNotChangeABit) {
       at::Tensor changed = s.clone();
       changed.narrow(1, u + 1, 6 - u).mul_(-size);
       changed.narrow(2, u, 7 - u).mul_(-size);
-      for (const BalancePath path : kPaths) {
+      for (const Path path : kPaths) {
         EXPECT_TRUE(at::equal(prefix_balance(s, 5, 0, path).narrow(1, 0, u + 1),
                               prefix_balance(changed, 5, 0, path).narrow(1, 0, u + 1)));
       }
@@ -358,7 +355,7 @@ TEST(CumulativeBalance, EqualsItsDefinitionAndSoDoesItsGradient) {
     a = 1 / (1 + (e * b).sum(-1, true));
   }
   const at::Tensor definition = a * e * b;
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const at::Tensor p = cumulative_balance(s, 3, path);
     EXPECT_LE(max_difference(p, definition), 1e-14);
     EXPECT_LE(max_difference(gradients(p, {s})[0], gradients(definition, {s})[0]), 1e-13);
@@ -370,7 +367,7 @@ TEST(CumulativeBalance, LaterScoresDoNotChangeABit) {
   for (const double size : {3.0, 1e3}) {  // within the kernel's range, and beyond
     at::Tensor changed = s.clone();
     changed.narrow(1, 4, 2).mul_(-size);
-    for (const BalancePath path : kPaths) {
+    for (const Path path : kPaths) {
       EXPECT_TRUE(at::equal(cumulative_balance(s, 3, path).narrow(1, 0, 4),
                             cumulative_balance(changed, 3, path).narrow(1, 0, 4)));
     }
@@ -387,8 +384,8 @@ TEST(CumulativeBalance, KernelEqualsReferenceAtEveryScale) {
       const at::Tensor leaf = scores.to(dtype).detach().set_requires_grad(true);
       const double tolerance =
           (dtype == at::kFloat ? 3e-7 : 1e-15) * std::max(8.0, 4 * scale);  // of S + f + g
-      const at::Tensor fused = cumulative_balance(leaf, 5, BalancePath::kFused),
-                       reference = cumulative_balance(leaf, 5, BalancePath::kReference);
+      const at::Tensor fused = cumulative_balance(leaf, 5, Path::kFused),
+                       reference = cumulative_balance(leaf, 5, Path::kReference);
       EXPECT_LE(max_difference(fused, reference), tolerance) << scale << " " << dtype;
       const at::Tensor d_fused = gradients(fused, {leaf})[0];
       EXPECT_TRUE(d_fused.isfinite().all().item<bool>());
@@ -397,12 +394,12 @@ TEST(CumulativeBalance, KernelEqualsReferenceAtEveryScale) {
     }
   }
   const at::Tensor one = at::full({2, 1, 1}, kBarred, at::kDouble);
-  EXPECT_EQ(cumulative_balance(one, 5, BalancePath::kFused).abs().max().item<double>(), 0);
+  EXPECT_EQ(cumulative_balance(one, 5, Path::kFused).abs().max().item<double>(), 0);
 }
 
 // Column potentials take up shifts, even those whose exponential overflows.
 TEST(CumulativeBalance, ColumnShiftsChangeNothing) {
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     const auto solve = [&](double shift) {
       const at::Tensor shifts = at::tensor({shift, -shift, shift, shift, -shift, 0.0}, at::kDouble);
       const at::Tensor leaf =
@@ -427,8 +424,8 @@ TEST(PrefixBalance, ManyPrefixesEqualTheReference) {
         scores[1].select(1, 5).fill_(kBarred);
       }
       const at::Tensor leaf = scores.detach().set_requires_grad(true);
-      const at::Tensor fused = prefix_balance(leaf, 4, size / 3, BalancePath::kFused),
-                       reference = prefix_balance(leaf, 4, size / 3, BalancePath::kReference);
+      const at::Tensor fused = prefix_balance(leaf, 4, size / 3, Path::kFused),
+                       reference = prefix_balance(leaf, 4, size / 3, Path::kReference);
       const double tolerance = dtype == at::kFloat ? 3e-6 : 1e-14;
       EXPECT_LE(max_difference(fused, reference), tolerance) << size;
       EXPECT_LE(max_difference(gradients(fused, {leaf})[0], gradients(reference, {leaf})[0]),
@@ -448,7 +445,7 @@ TEST(SoftmaxWithNull, SharesMassWithNull) {
 TEST(Balance, TriangleWithDiagonalCollapsesToTheIdentity) {
   const at::Tensor s =
       random_scores(6, 18).masked_fill(at::ones({6, 6}, at::kBool).triu(1), kBarred);
-  for (const BalancePath path : kPaths) {
+  for (const Path path : kPaths) {
     double before = 0;
     for (const int iterations : {2, 5, 10, 20, 100}) {
       const double diagonal = balance(s, iterations, path).diagonal(0, 1, 2).mean().item<double>();

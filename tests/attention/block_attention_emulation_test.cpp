@@ -7,9 +7,9 @@
 #include <set>
 #include <tuple>
 
-#include "attention/block_attention.h"
-#include "attention/block_attention_backward.h"
-#include "attention/block_attention_forward.h"
+#include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/block_attention/gpu_backward.h"
+#include "attention/kernels/block_attention/gpu_forward.h"
 #include "tests/attention/block_attention_problem.h"
 #include "tests/cluster/base/emulated_gpu.h"
 
@@ -24,7 +24,7 @@ void run_kernel(const BlockAttentionParams& params, int shared_bytes, bool backw
   }
 }
 
-// As launch_forward() and launch_backward() in attention/block_attention_kernels.cuh.
+// As launch_forward() and launch_backward() in attention/kernels/block_attention/gpu_launch.cuh.
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_forward(const BlockAttentionParams& params, bool backwards) {
   using Thread = EmulatedThread<kNumber>;
@@ -66,16 +66,20 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
                                       NoiseColumns columns, bool backwards) {
   BlockOperands operands = operands_of(in, columns);
   operands.q_BHNbD = with_aligned_rows(operands.q_BHNbD);
-  for (at::Tensor& keys : operands.keys_BHNbD) keys = with_aligned_rows(keys);
+  for (KeyBlocks& keys : operands.keys) {
+    keys.k_BHNbD = with_aligned_rows(keys.k_BHNbD);
+    keys.v_BHNbD = with_aligned_rows(keys.v_BHNbD);
+  }
   const BlockResults results = new_results(operands);
   const BlockGradients gradients = new_gradients(operands, at::kFloat);
   // What a kernel forgets to write is no number.
   results.out_BHNbD.fill_(NAN);
   results.softmax_2BHNb.fill_(NAN);
   gradients.d_q_BHNbD.fill_(NAN);
-  for (const at::Tensor& x : gradients.d_keys_BHNbD) x.fill_(NAN);
-  for (const at::Tensor& x : gradients.d_biases) {
-    if (x.defined()) x.fill_(NAN);
+  for (const KeyGradients& keys : gradients.keys) {
+    for (const at::Tensor& x : {keys.d_k_BHNbD, keys.d_v_BHNbD, keys.d_bias}) {
+      if (x.defined()) x.fill_(NAN);
+    }
   }
   const BlockAttentionParams params = block_attention_params(operands, results);
   with_kernel(params, [&]<EmulatedNumber kNumber, int kHeadDim>() {
@@ -90,12 +94,13 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
   });
 
   std::vector<at::Tensor> result{results.out_BHNbD, gradients.d_q_BHNbD};
-  for (std::size_t s = 0; s < operands.num_sources(); ++s) {
-    result.push_back(gradients.d_keys_BHNbD[2 * s]);
-    result.push_back(gradients.d_keys_BHNbD[2 * s + 1]);
-    if (!operands.biases[s].defined()) continue;
-    result.push_back(
-        at::sum_to(gradients.d_biases[s], operands.biases[s].sizes()).to(d_out.scalar_type()));
+  for (std::size_t s = 0; s < operands.keys.size(); ++s) {
+    const KeyGradients& keys = gradients.keys[s];
+    result.push_back(keys.d_k_BHNbD);
+    result.push_back(keys.d_v_BHNbD);
+    if (!keys.d_bias.defined()) continue;
+    const at::Tensor& bias = operands.keys[s].bias_BHNbb;
+    result.push_back(at::sum_to(keys.d_bias, bias.sizes()).to(d_out.scalar_type()));
   }
   return result;
 }
@@ -103,7 +108,7 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
 // As attend_fused() and its gradient; `backwards`: the order in which threads run.
 std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwards = false) {
   const at::AutoGradMode no_gradients(false);
-  EXPECT_TRUE(fits_block_attention(problem.attention)) << problem.name;
+  EXPECT_TRUE(fits_gpu_kernels(problem.attention)) << problem.name;
   NoiseColumns columns;
   for (const KeyBlocks& keys : problem.attention.keys) columns.all += num_columns(keys);
   if (problem.attention.one_softmax) {

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "attention/fused_block_attention.h"
+#include "attention/kernels/block_attention/paths.h"
 #include "tests/attention/block_attention_problem.h"
 #include "tests/kernel_error.h"
 
@@ -14,9 +14,8 @@ constexpr at::ScalarType kDtypes[] = {at::kBFloat16, at::kHalf};
 
 std::vector<at::Tensor> solve_on_gpu(const BlockProblem& problem) {
   const BlockProblem there = problem.to(problem.d_out.scalar_type(), at::kCUDA);
-  EXPECT_TRUE(fits_fused(there.attention)) << problem.name;
-  EXPECT_EQ(fastest_path(there.attention), BlockPath::kFused) << problem.name;
-  return solve(there, BlockPath::kFused);
+  EXPECT_EQ(choose_path(there.attention, Path::kFused), Path::kFused) << problem.name;
+  return solve(there, Path::kFused);
 }
 
 void check(const BlockProblem& problem) {

@@ -55,10 +55,11 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
     KeyBlocks keys;
     keys.k_BHNbD = tensor(size);
     keys.v_BHNbD = tensor(1);
-    keys.first_offset = choice.first_offset;
-    keys.last_offset = choice.last_offset;
-    keys.causal = choice.causal;
-    for (std::int64_t offset = keys.first_offset; offset <= keys.last_offset; ++offset) {
+    keys.window.first_offset = choice.first_offset;
+    keys.window.last_offset = choice.last_offset;
+    keys.window.causal = choice.causal;
+    for (std::int64_t offset = keys.window.first_offset; offset <= keys.window.last_offset;
+         ++offset) {
       const auto mask = [&](at::IntArrayRef sizes) {
         return random_tensor(sizes, at::kFloat, ++next) > -0.5;
       };
@@ -105,8 +106,8 @@ BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t m
                          draw_at_most(most_head_dim, {8, 32, 64, 64, 96, 128, 128, 256})};
   std::vector<KeyChoice> keys(static_cast<std::size_t>(draw({1, 2})));
   for (KeyChoice& choice : keys) {
-    choice.first_offset = draw({0, 0, -1, -2});
-    choice.last_offset = std::max(choice.first_offset, draw({0, 0, 1, -1}));
+    choice.first_offset = static_cast<int>(draw({0, 0, -1, -2}));
+    choice.last_offset = std::max(choice.first_offset, static_cast<int>(draw({0, 0, 1, -1})));
     choice.causal = random() % 2;
     choice.mask = static_cast<KeyChoice::Mask>(random() % 4);
     choice.bias = choice.first_offset == 0 && choice.last_offset == 0 && random() % 2;
@@ -122,7 +123,7 @@ BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t m
   return problem;
 }
 
-std::vector<at::Tensor> solve(const BlockProblem& problem, BlockPath path) {
+std::vector<at::Tensor> solve(const BlockProblem& problem, Path path) {
   const at::Tensor out = attend_in_blocks(problem.attention, path);
   std::vector<at::Tensor> result =
       torch::autograd::grad({out}, problem.leaves, {problem.d_out}, false, false, true);
@@ -135,8 +136,8 @@ std::vector<at::Tensor> solve(const BlockProblem& problem, BlockPath path) {
 
 void expect_errors_of_reference(const std::vector<at::Tensor>& kernel,
                                 const BlockProblem& problem) {
-  const std::vector<at::Tensor> reference = solve(problem, BlockPath::kReference);
-  const std::vector<at::Tensor> exact = solve(problem.to(at::kDouble), BlockPath::kReference);
+  const std::vector<at::Tensor> reference = solve(problem, Path::kReference);
+  const std::vector<at::Tensor> exact = solve(problem.to(at::kDouble), Path::kReference);
   const double rounding = problem.d_out.scalar_type() == at::kHalf ? 0x1p-11 : 0x1p-8;
   ASSERT_EQ(kernel.size(), exact.size());
   for (std::size_t i = 0; i < exact.size(); ++i) {

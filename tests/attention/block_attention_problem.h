@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/blocks.h"
+#include "attention/kernels/block_attention/block_attention.h"
 
 namespace birkhoff::testing {
 
@@ -18,7 +18,7 @@ struct BlockShape {
 
 // What may be different about a problem's keys.
 struct KeyChoice {
-  std::int64_t first_offset = 0, last_offset = 0;
+  int first_offset = 0, last_offset = 0;
   bool causal = false;
   enum Mask { kNone, kPairs, kQueries, kBlocks } mask = kNone;  // kQueries: many see nothing
   bool bias = false;
@@ -43,7 +43,7 @@ BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t m
                                   std::int64_t most_head_dim);
 
 // out, then the gradient of each leaf.
-std::vector<at::Tensor> solve(const BlockProblem& problem, BlockPath path);
+std::vector<at::Tensor> solve(const BlockProblem& problem, Path path);
 
 // Errors of `kernel` (out and gradients) against fp64 are at most twice those of the reference in
 // the same type, plus two roundings of the largest number.

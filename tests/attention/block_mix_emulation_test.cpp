@@ -5,10 +5,10 @@
 
 #include <set>
 
-#include "attention/block_attention.h"
-#include "attention/block_mix_gpu.h"
-#include "attention/block_mix_products.h"
-#include "attention/blocks.h"
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/block_mix/gpu_mix.h"
+#include "attention/kernels/block_mix/gpu_products.h"
 #include "tests/attention/block_mix_problem.h"
 #include "tests/cluster/base/emulated_gpu.h"
 
@@ -31,7 +31,7 @@ using Forward = BlockMixRows<Thread, false>;
 template <typename Thread>
 using BackwardRows = BlockMixRows<Thread, true>;
 
-// As the launches in attention/block_mix.cu.
+// As the launches in attention/kernels/block_mix/gpu_launch.cu.
 template <EmulatedNumber kNumber>
 void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
   const int rows_bytes = BlockMixShape::rows_bytes(forward.blocks);

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "attention/block_mix.h"
-#include "attention/block_mix_gpu.h"
+#include "attention/kernels/block_mix/block_mix.h"
+#include "attention/kernels/block_mix/gpu_mix.h"
 #include "tests/attention/block_mix_problem.h"
 #include "tests/attention/mechanism_cases.h"
 #include "tests/kernel_error.h"
@@ -20,7 +20,7 @@ std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
     leaves.push_back(x.back());
   }
   EXPECT_TRUE(fits_block_mix(x)) << problem.name;
-  const auto [y, x_again] = mix_lower_blocks(leaves[0], x, problem.diagonal);
+  const auto [y, x_again] = mix_lower_blocks(leaves[0], x, problem.diagonal, Path::kFused);
   std::vector<at::Tensor> outputs = y, d_outputs = there.d_y_BHNbD;
   for (std::size_t i = 0; i < x.size(); ++i) {
     if (!there.others_BHNbD[i].defined()) continue;
@@ -79,7 +79,7 @@ TEST(BlockMixKernel, SmallUnusedResultsHaveNoGradients) {
   const at::Tensor w = problem.weights_BHNN.requires_grad_(true);
   std::vector<at::Tensor> x;
   for (const at::Tensor& each : problem.x_BHNbD) x.push_back(each.detach().requires_grad_(true));
-  const auto [y, x_again] = mix_lower_blocks(w, x, problem.diagonal);
+  const auto [y, x_again] = mix_lower_blocks(w, x, problem.diagonal, Path::kFused);
   const at::Tensor d = problem.d_y_BHNbD[0];
   // The first tensor's mix alone, and the second's other use alone.
   const auto of_mix = torch::autograd::grad({y[0]}, {x[0], x[1]}, {d}, true, false, true);

@@ -1,6 +1,6 @@
 // Block mixes with a triangle of weights, against the whole matrix product in fp64.
 // Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
-#include "attention/block_mix.h"
+#include "attention/kernels/block_mix/block_mix.h"
 
 #include <ATen/ATen.h>
 #include <fmt/core.h>
@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention/block_mix_tile.h"
-#include "attention/blocks.h"
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/block_mix/cpu_mix.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {
@@ -51,7 +51,7 @@ void check(const Sizes& s, std::int64_t diagonal, bool contiguous, bool others,
   const at::Tensor w = leaf(random_tensor({2, 2, s.N, s.N}, at::kDouble, 1).tril(diagonal));
   const at::Tensor k = leaf(blocks(s, contiguous, 2)), v = leaf(blocks(s, contiguous, 3));
   const at::Tensor exact_w = exact(w), exact_k = exact(k), exact_v = exact(v);
-  const auto [y, x] = mix_lower_blocks(w, {k, v}, diagonal);
+  const auto [y, x] = mix_lower_blocks(w, {k, v}, diagonal, Path::kFused);
   ASSERT_EQ(y.size(), 2u);
   ASSERT_EQ(x.size(), 2u);
   EXPECT_EQ(y[0].scalar_type(), dtype) << what;
@@ -97,7 +97,7 @@ TEST(MixLowerBlocks, UnusedResultsHaveNoGradients) {
     const at::Tensor w = leaf(random_tensor({2, 2, 5, 5}, at::kDouble, 1).tril(-1)),
                      k = leaf(blocks({5, 2, 3}, false, 2)), v = leaf(blocks({5, 2, 3}, true, 3));
     const auto mix = [&](const at::Tensor& x) { return mix_blocks(w.tril(-1), x).sum(); };
-    const auto [y, x] = mix_lower_blocks(w, {k, v}, -1);
+    const auto [y, x] = mix_lower_blocks(w, {k, v}, -1, Path::kFused);
     const std::pair<at::Tensor, at::Tensor> cases[] = {
         {y[0].sum(), mix(k)},
         {y[1].sum() + x[0].sum(), mix(v) + k.sum()},
@@ -122,7 +122,7 @@ TEST(MixLowerBlocks, WeightsMayBeShared) {
   const at::Tensor w =
       random_tensor({1, 1, 5, 5}, at::kDouble, 1).tril(-1).detach().requires_grad_(true);
   const at::Tensor x = blocks({5, 2, 3}, false, 2);
-  const at::Tensor out = mix_lower_blocks(w, {x}, -1).y_BHNbD[0],
+  const at::Tensor out = mix_lower_blocks(w, {x}, -1, Path::kFused).y_BHNbD[0],
                    expected = mix_blocks(w.tril(-1), x);
   EXPECT_LE(max_difference(out, expected), 1e-14);
   EXPECT_LE(max_difference(gradients(out, {w})[0], gradients(expected, {w})[0]), 1e-13);
@@ -135,8 +135,9 @@ TEST(MixLowerBlocks, LaterPanelsAreNotRead) {
     const at::Tensor x = blocks({70, 1, 8}, false, 2).to(dtype);
     at::Tensor broken = x.clone();
     broken.narrow(2, 40, 30).fill_(std::numeric_limits<double>::quiet_NaN());
-    EXPECT_TRUE(at::equal(mix_lower_blocks(w, {x}, -1).y_BHNbD[0].narrow(2, 0, 18),
-                          mix_lower_blocks(w, {broken}, -1).y_BHNbD[0].narrow(2, 0, 18)));
+    EXPECT_TRUE(
+        at::equal(mix_lower_blocks(w, {x}, -1, Path::kFused).y_BHNbD[0].narrow(2, 0, 18),
+                  mix_lower_blocks(w, {broken}, -1, Path::kFused).y_BHNbD[0].narrow(2, 0, 18)));
   }
 }
 

@@ -3,7 +3,7 @@
 
 #define launch_block_pool emulate_launch_block_pool
 #define launch_block_pool_backward emulate_launch_block_pool_backward
-#include "attention/block_pool.cu"
+#include "attention/kernels/block_pool/gpu_pool.cu"
 
 namespace birkhoff {
 

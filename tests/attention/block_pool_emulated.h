@@ -1,7 +1,7 @@
 // The GPU kernels of block pooling, run by the processor: tests/emulated_cuda.
 #pragma once
 
-#include "attention/block_pool_params.h"
+#include "attention/kernels/block_pool/gpu_params.h"
 
 namespace birkhoff {
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/block_pool.h"
+#include "attention/kernels/block_pool/block_pool.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {

@@ -1,6 +1,6 @@
 // Pooling of blocks in one pass, against LibTorch's operations, and its GPU kernels against it.
 // Legend: B batch, L tokens, N blocks, b tokens of a block, C channels.
-#include "attention/block_pool.h"
+#include "attention/kernels/block_pool/block_pool.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -9,7 +9,7 @@
 
 #include <array>
 
-#include "attention/sort_net.h"
+#include "attention/mechanisms/sinkhorn/sort_net.h"
 #include "configs/attention.pb.h"
 #include "tests/attention/block_pool_emulated.h"
 #include "tests/attention/block_pool_problem.h"
@@ -34,8 +34,8 @@ AttentionInput input_of(std::int64_t L, int masks) {
 }
 
 std::vector<at::Tensor> features(const AttentionInput& in, std::int64_t block, bool causal,
-                                 const at::Tensor& x_BLC, BlockPath path) {
-  const Blocks blocks(in, block, causal);
+                                 const at::Tensor& x_BLC, Path path) {
+  const Blocks blocks = token_blocks(in, block, causal);
   std::vector<at::Tensor> result{pool_sources(blocks, x_BLC, path)};
   SinkhornAttention config;
   for (const auto pooling :
@@ -69,8 +69,8 @@ TEST(BlockPool, EqualsLibTorchsOperationsAndSoDoGradients) {
                                     random_tensor({2, L, C + 3}, at::kDouble, 2).narrow(2, 1, C),
                                     random_tensor({2, C, L}, at::kDouble, 3).transpose(1, 2)}) {
       const at::Tensor leaf = x_BLC.detach().requires_grad_(true);
-      const auto fused = features(in, b, causal, leaf, BlockPath::kFused),
-                 expected = features(in, b, causal, leaf, BlockPath::kReference);
+      const auto fused = features(in, b, causal, leaf, Path::kFused),
+                 expected = features(in, b, causal, leaf, Path::kReference);
       for (std::size_t i = 0; i < fused.size(); ++i) {
         EXPECT_EQ(fused[i].scalar_type(), at::kDouble);
         EXPECT_LE(max_difference(fused[i], expected[i]), 1e-13) << what << " feature " << i;
@@ -101,9 +101,9 @@ TEST(BlockPool, SumsAreFp32) {
   for_each_case([](const AttentionInput& in, std::int64_t L, std::int64_t b, std::int64_t C,
                    bool causal, const std::string& what) {
     const at::Tensor x_BLC = random_tensor({2, L, C}, at::kFloat, 4);
-    const auto fused = features(in, b, causal, x_BLC, BlockPath::kFused),
-               exact = features(in, b, causal, x_BLC.to(at::kDouble), BlockPath::kReference),
-               sizes = features(in, b, causal, x_BLC.to(at::kDouble).abs(), BlockPath::kReference);
+    const auto fused = features(in, b, causal, x_BLC, Path::kFused),
+               exact = features(in, b, causal, x_BLC.to(at::kDouble), Path::kReference),
+               sizes = features(in, b, causal, x_BLC.to(at::kDouble).abs(), Path::kReference);
     for (std::size_t i = 0; i < fused.size(); ++i) {
       EXPECT_EQ(fused[i].scalar_type(), at::kFloat);
       const at::Tensor bound = sizes[i] * (static_cast<double>(b + L / b + 2) * 0x1p-24);
@@ -129,11 +129,11 @@ TEST(BlockPool, ALaterTokenChangesNoBit) {
   for (int masks = 0; masks < 4; ++masks) {
     const AttentionInput in = input_of(L, masks);
     const at::Tensor x_BLC = random_tensor({2, L, C}, at::kFloat, 5);
-    const auto whole = features(in, b, /*causal=*/true, x_BLC, BlockPath::kFused);
+    const auto whole = features(in, b, /*causal=*/true, x_BLC, Path::kFused);
     for (std::int64_t token = 1; token < L; token += 5) {
       at::Tensor changed_BLC = x_BLC.clone();
       changed_BLC.narrow(1, token, L - token).mul_(1e3).add_(1);
-      const auto parts = features(in, b, /*causal=*/true, changed_BLC, BlockPath::kFused);
+      const auto parts = features(in, b, /*causal=*/true, changed_BLC, Path::kFused);
       const std::int64_t blocks = (token - 1) / b + 1;  // whose first token has not changed
       for (std::size_t i = 1; i < whole.size(); ++i) {
         EXPECT_TRUE(at::equal(whole[i].narrow(1, 0, blocks), parts[i].narrow(1, 0, blocks)))

@@ -52,7 +52,7 @@ TEST_P(Masks, GradientsEqualFiniteDifferences) {
     if (masks & 1) in.key_lengths_B = lengths(masks == 3 ? 9 : 0, 7);
     if (masks & 2) set_segments(in, 6, 4);
     const auto all = leaves(in, built.parameters);
-    for (const Path path : {Path::kReference, Path::kForward}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
       const auto d = gradients(run(*built.mechanism, in, path), all, 7);
       at::NoGradGuard no_grad;
       const auto direction = [&](std::size_t i) {
@@ -88,7 +88,7 @@ TEST_P(Masks, ForwardEqualsReference) {
     if (masks & 1) in.key_lengths_B = lengths(14, 9);
     if (masks & 2) set_segments(in, 6, 8);
     const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
-    const at::Tensor forward = run(*built.mechanism, in, Path::kForward);
+    const at::Tensor forward = run(*built.mechanism, in, Path::kFused);
     EXPECT_LE(max_difference(forward, reference),
               1e-11 * std::max(1.0, reference.abs().max().item<double>()));
   }
@@ -102,7 +102,7 @@ TEST_P(Masks, PaddingIsInvisible) {
     const AttentionInput in = token_slice(padded, 0, valid);
     padded = replace_tokens(padded, valid, 21, 77);
     padded.key_lengths_B = lengths(valid, valid);
-    for (const Path path : {Path::kReference, Path::kForward}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
       const at::Tensor out = run(*built.mechanism, in, path);
       EXPECT_LE(max_difference(run(*built.mechanism, padded, path).narrow(2, 0, valid), out),
                 1e-11 * std::max(1.0, out.abs().max().item<double>()));
@@ -115,7 +115,7 @@ TEST_P(Masks, NoLegalKeyGivesZero) {
   const Built built = build(at::kFloat);
   AttentionInput in = input(built, kTokens, at::kFloat);
   in.key_lengths_B = lengths(0, 14);
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     const at::Tensor out = run(*built.mechanism, in, path);
     EXPECT_EQ(out[0].abs().max().item<float>(), 0);
     EXPECT_GT(out[1].abs().min().item<float>(), 0);
@@ -134,7 +134,7 @@ TEST_P(Masks, DocumentsAreIsolated) {
     set_segments(in, border, border);
     AttentionInput other_first = replace_tokens(in, 0, border, 5);
     AttentionInput other_second = replace_tokens(in, border, 21, 6);
-    for (const Path path : {Path::kReference, Path::kForward}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
       const at::Tensor out = run(*built.mechanism, in, path);
       const double tolerance = 1e-11 * std::max(1.0, out.abs().max().item<double>());
       const at::Tensor with_first = run(*built.mechanism, other_first, path);
@@ -154,7 +154,7 @@ TEST_P(CausalMasks, FutureTokensDoNotChangeABitOfPackedDocuments) {
   const Built built = build(at::kFloat);
   AttentionInput in = input(built, 21, at::kFloat);
   set_segments(in, 6, 8);
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     const at::Tensor out = run(*built.mechanism, in, path);
     for (const std::int64_t t : {5, 7, 8, 12, 13, 16, 18}) {
       const at::Tensor changed = run(*built.mechanism, replace_tokens(in, t, 21, 50), path);
@@ -191,7 +191,7 @@ TEST_P(Masks, NoiseFollowsSampleAndStep) {
   const Built built(noisy(GetParam().config), GetParam().causal, at::kDouble);
   const Built quiet = build(at::kDouble);
   AttentionInput in = input(built);
-  const Path path = Path::kForward;
+  const Path path = Path::kFused;
   const at::Tensor without = run(*built.mechanism, in, path);
   const auto* sinkhorn = sinkhorn_of(GetParam().config);
   const double scale = std::max(1.0, without.abs().max().item<double>());

@@ -55,7 +55,7 @@ TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
     const Built built = build(dtype);
     ASSERT_TRUE(built.properties.causal);
     const AttentionInput in = input(built, dtype);
-    for (const Path path : {Path::kReference, Path::kForward}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
       const at::Tensor out = run(*built.mechanism, in, path);
       for (const std::int64_t t : {1, 3, 4, 6, 7, 8, 12, 13}) {
         const AttentionInput changed = replace_tokens(in, t, kTokens, 50);
@@ -72,7 +72,7 @@ TEST_P(CausalConformance, AppendedTokensChangeNothing) {
   const Built built = build(at::kDouble);
   const AttentionInput longer = random_input(25, at::kDouble, 1, built.properties.ties_key_value);
   const AttentionInput in = token_slice(longer, 0, kTokens);
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     EXPECT_LE(max_difference(run(*built.mechanism, in, path),
                              run(*built.mechanism, longer, path).narrow(2, 0, kTokens)),
               1e-12);
@@ -110,10 +110,10 @@ TEST(LongSequence, FutureTokensDoNotChangeABit) {
                        .sequence_length = kLength,
                        .causal = true},
                       at::kFloat);
-    const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+    const at::Tensor out = run(*built.mechanism, in, Path::kFused);
     for (const std::int64_t t : {511, 512, 513}) {
       const at::Tensor changed =
-          run(*built.mechanism, replace_tokens(in, t, kLength, 50), Path::kForward);
+          run(*built.mechanism, replace_tokens(in, t, kLength, 50), Path::kFused);
       EXPECT_TRUE(at::equal(out.narrow(2, 0, t), changed.narrow(2, 0, t)))
           << mode.ShortDebugString() << " t " << t;
       EXPECT_GT(max_difference(out.select(2, t), changed.select(2, t)), 1e-3)
@@ -129,7 +129,7 @@ TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
   const AttentionInput in = input(built, at::kDouble);
   const at::Tensor visible_LS = built.mechanism->visible_keys(kTokens, kTokens);
   ASSERT_EQ(visible_LS.sizes(), at::IntArrayRef({kTokens, kTokens}));
-  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  const at::Tensor out = run(*built.mechanism, in, Path::kFused);
   const bool aligned_logits =
       GetParam().causal && config().has_sinkhorn() &&
       config().sinkhorn().combine() == configs::SinkhornAttention::add_logits;
@@ -157,7 +157,7 @@ TEST_P(DecodingConformance, DecodingEqualsForward) {
     const Built built = build(dtype);
     at::NoGradGuard no_grad;
     const AttentionInput in = input(built, dtype);
-    const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+    const at::Tensor out = run(*built.mechanism, in, Path::kFused);
     const auto state = built.mechanism->decode_state(2);
     double worst = 0;
     for (std::int64_t t = 0; t < kTokens; ++t) {
@@ -188,7 +188,7 @@ TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
     }
     if (config().has_sinkhorn_mixture()) expected_L += 1;
   }
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     const at::Tensor out = run(*built.mechanism, in, path);
     EXPECT_LE(max_difference(out, expected_L.unsqueeze(1).expand_as(out)), 1e-12);
   }
@@ -204,7 +204,7 @@ TEST_P(Conformance, ForwardAndComposedEqualReference) {
     const double scale = std::max(1.0, reference.abs().max().item<double>());
     const auto all = leaves(in, built.parameters);
     const auto d_reference = gradients(reference, all);
-    for (const Path path : {Path::kComposed, Path::kForward}) {
+    for (const Path path : {Path::kSdpa, Path::kFused}) {
       const at::Tensor out = run(*built.mechanism, in, path);
       EXPECT_LE(max_difference(out, reference), tolerance * scale);
       const auto d = gradients(out, all);
@@ -220,8 +220,8 @@ TEST_P(Conformance, ForwardAndComposedEqualReference) {
 TEST_P(Conformance, BatchRowsAreIndependent) {
   const Built built = build(at::kDouble);
   const AttentionInput in = input(built, at::kDouble);
-  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
-  const at::Tensor second = run(*built.mechanism, batch_slice(in, 1, 1), Path::kForward);
+  const at::Tensor out = run(*built.mechanism, in, Path::kFused);
+  const at::Tensor second = run(*built.mechanism, batch_slice(in, 1, 1), Path::kFused);
   EXPECT_LE(max_difference(second, out.narrow(0, 1, 1)), 1e-13);
 }
 
@@ -229,7 +229,7 @@ TEST_P(Conformance, BatchRowsAreIndependent) {
 TEST_P(Conformance, HeadsAreExchangeable) {
   const Built built = build(at::kDouble);
   AttentionInput in = input(built, at::kDouble);
-  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  const at::Tensor out = run(*built.mechanism, in, Path::kFused);
   {
     at::NoGradGuard no_grad;
     for (const Parameter& parameter : built.parameters.list()) {
@@ -240,14 +240,14 @@ TEST_P(Conformance, HeadsAreExchangeable) {
   in.q_BHLD = in.q_BHLD.flip(1);
   in.k_BHSD = in.k_BHSD.flip(1);
   in.v_BHSD = in.v_BHSD.flip(1);
-  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward), out.flip(1)), 1e-13);
+  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused), out.flip(1)), 1e-13);
 }
 
 // A second gradient is refused, not silently 0: kernels differentiate once.
 TEST_P(Conformance, ASecondGradientIsRefused) {
   const Built built = build(at::kFloat);
   const AttentionInput in = input(built, at::kFloat);
-  const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+  const at::Tensor out = run(*built.mechanism, in, Path::kFused);
   EXPECT_THROW(torch::autograd::grad({out.sum()}, {in.q_BHLD}, {}, /*retain_graph=*/true,
                                      /*create_graph=*/true),
                Error);
@@ -262,7 +262,7 @@ TEST_P(Conformance, LargeLogitsStayFinite) {
   in.q_BHLD.mul_(100);
   in.k_BHSD.mul_(100);
   if (!sinkhorn || sinkhorn->iterations() > 0) in.x_q_BLC.mul_(3000);  // exp(score) has no bound
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     at::AutoGradMode with_gradients(true);
     const at::Tensor out = run(*built.mechanism, in, path);
     EXPECT_TRUE(out.isfinite().all().item<bool>());
@@ -306,8 +306,8 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
     const at::Tensor exact = run(*wide.mechanism, wide_in, Path::kReference);
     const auto d_exact = gradients(exact, leaves(wide_in, wide.parameters));
     for (const auto& [path, errors] : {std::pair(Path::kReference, &reference_errors),
-                                       std::pair(Path::kComposed, &composed_errors),
-                                       std::pair(Path::kForward, &forward_errors)}) {
+                                       std::pair(Path::kSdpa, &composed_errors),
+                                       std::pair(Path::kFused, &forward_errors)}) {
       const at::Tensor out = run(*built.mechanism, in, path);
       EXPECT_EQ(out.scalar_type(), at::kBFloat16);
       const auto all = leaves(in, built.parameters);
@@ -341,7 +341,7 @@ TEST_P(Conformance, ShortSequences) {
     const AttentionInput in = random_input(tokens, at::kDouble, 4, built.properties.ties_key_value);
     const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
     ASSERT_EQ(reference.size(2), tokens);
-    EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward), reference),
+    EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused), reference),
               1e-12 * std::max(1.0, reference.abs().max().item<double>()));
   }
 }

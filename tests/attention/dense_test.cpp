@@ -1,6 +1,6 @@
 // Dense attention over several tiles of queries and keys; short sequences are the conformance
 // tests' own.
-#include "attention/dense.h"
+#include "attention/mechanisms/dense/dense.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -93,7 +93,7 @@ INSTANTIATE_TEST_SUITE_P(All, Dense, ::testing::ValuesIn(dense_cases()), [](cons
 
 TEST_P(Dense, Fp64EqualsTheReference) {
   const auto exact = solve(at::kDouble, Path::kReference),
-             ours = solve(at::kDouble, Path::kForward);
+             ours = solve(at::kDouble, Path::kFused);
   for (std::size_t i = 0; i < exact.size(); ++i) {
     EXPECT_LE(max_difference(ours[i], exact[i]), 1e-12 * exact[i].abs().max().item<double>())
         << "tensor " << i;
@@ -105,7 +105,7 @@ TEST_P(Dense, ErrorsAreThoseOfTheReference) {
   for (const auto& [dtype, eps] :
        {std::pair{at::kFloat, double{std::numeric_limits<float>::epsilon()}},
         std::pair{at::kBFloat16, 0x1p-7}}) {
-    const auto reference = solve(dtype, Path::kReference), ours = solve(dtype, Path::kForward);
+    const auto reference = solve(dtype, Path::kReference), ours = solve(dtype, Path::kFused);
     for (std::size_t i = 0; i < exact.size(); ++i) {
       EXPECT_EQ(ours[i].scalar_type(), dtype);
       EXPECT_LE(max_difference(ours[i], exact[i]),
@@ -120,10 +120,10 @@ TEST_P(Dense, ErrorsAreThoseOfTheReference) {
 TEST_P(Dense, SameBitsForAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const auto one = solve(at::kFloat, Path::kForward);
+  const auto one = solve(at::kFloat, Path::kFused);
   for (const int more : {2, 4}) {
     at::set_num_threads(more);
-    const auto other = solve(at::kFloat, Path::kForward);
+    const auto other = solve(at::kFloat, Path::kFused);
     for (std::size_t i = 0; i < one.size(); ++i) {
       EXPECT_TRUE(at::equal(one[i], other[i])) << "tensor " << i << ", threads " << more;
     }
@@ -168,7 +168,7 @@ TEST(DenseOfWideHeads, EqualsTheReference) {
       }
       for (const bool padded : {false, true}) {
         if (padded) in.key_lengths_B = at::tensor({kLong, std::int64_t{0}});
-        EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
+        EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused),
                                  run(*built.mechanism, in, Path::kReference)),
                   1e-5)  // both round sums of 530 terms of about 1 in fp32
             << causal << padded << dropout;
@@ -194,7 +194,7 @@ TEST(DenseOfOddRows, HasTheSameBits) {
     AttentionInput even = odd;
     for (at::Tensor* rows : {&even.q_BHLD, &even.k_BHSD, &even.v_BHSD}) *rows = side_by_side(*rows);
     const auto solve = [&](const AttentionInput& in) {
-      const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+      const at::Tensor out = run(*built.mechanism, in, Path::kFused);
       std::vector<at::Tensor> results = gradients(out, {in.q_BHLD, in.k_BHSD, in.v_BHSD});
       results.push_back(out.detach());
       return results;
@@ -212,7 +212,7 @@ TEST(DenseOfNothing, GivesNothing) {
       return random_tensor({tokens == 0 ? 2 : 0, 1, tokens, 4}, at::kFloat, seed)
           .set_requires_grad(true);
     });
-    const at::Tensor out = run(*dense(true, 4, at::kFloat).mechanism, in, Path::kForward);
+    const at::Tensor out = run(*dense(true, 4, at::kFloat).mechanism, in, Path::kFused);
     EXPECT_EQ(out.sizes(), in.q_BHLD.sizes());
     EXPECT_EQ(gradients(out, {in.q_BHLD})[0].sizes(), in.q_BHLD.sizes());
   }
@@ -228,7 +228,7 @@ TEST(DenseToOtherKeys, EqualsTheReference) {
   in.k_BHSD = keys.k_BHSD;
   in.v_BHSD = keys.v_BHSD;
   in.key_lengths_B = at::tensor({std::int64_t{150}, std::int64_t{90}});
-  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward),
+  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused),
                            run(*built.mechanism, in, Path::kReference)),
             1e-13);  // both round sums of 150 terms of about 1 in fp64
 }

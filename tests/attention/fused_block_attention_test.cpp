@@ -1,6 +1,6 @@
 // The kernels of attention in blocks, against fp64 and against themselves. Legend: B batch, H
 // heads, N blocks, b tokens of a block, D head dim.
-#include "attention/fused_block_attention.h"
+#include "attention/kernels/block_attention/paths.h"
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
@@ -14,7 +14,7 @@
 #include <limits>
 #include <random>
 
-#include "attention/tile_attention.h"
+#include "attention/kernels/tile_attention/cpu_loop.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {
@@ -73,10 +73,11 @@ Problem random_problem(int seed, int draw_index = 0) {
     KeyBlocks keys;
     keys.k_BHNbD = tensor(size);
     keys.v_BHNbD = tensor(1);
-    keys.first_offset = draw({0, 0, -1, -2});
-    keys.last_offset = draw({0, 0, 1, keys.first_offset});
-    keys.causal = random() % 2;
-    for (std::int64_t offset = keys.first_offset; offset <= keys.last_offset; ++offset) {
+    keys.window.first_offset = draw({0, 0, -1, -2});
+    keys.window.last_offset = draw({0, 0, 1, keys.window.first_offset});
+    keys.window.causal = random() % 2;
+    for (std::int64_t offset = keys.window.first_offset; offset <= keys.window.last_offset;
+         ++offset) {
       const auto mask = [&](at::IntArrayRef shape) {
         return random_tensor(shape, at::kFloat, ++tensor_seed) > -0.5;
       };
@@ -114,7 +115,7 @@ Problem random_problem(int seed, int draw_index = 0) {
 }
 
 // out, then the gradient of each leaf.
-std::vector<at::Tensor> solve(const Problem& problem, BlockPath path) {
+std::vector<at::Tensor> solve(const Problem& problem, Path path) {
   const at::Tensor out = attend_in_blocks(problem.attention, path);
   std::vector<at::Tensor> result =
       torch::autograd::grad({out}, problem.leaves, {problem.d_out}, false, false, true);
@@ -129,7 +130,9 @@ constexpr int kProblems = 120;
 
 // The reference takes entries of one width where each has a softmax of its own.
 bool reference_can(const BlockAttention& in) {
-  const auto width = [](const KeyBlocks& keys) { return keys.last_offset - keys.first_offset; };
+  const auto width = [](const KeyBlocks& keys) {
+    return keys.window.last_offset - keys.window.first_offset;
+  };
   return in.one_softmax || width(in.keys.front()) == width(in.keys.back());
 }
 
@@ -171,10 +174,10 @@ TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
     std::vector<double> error, reference_error, scale, rounding;
     for (int draw = 0; draw * queries < kQueries; ++draw) {
       const Problem problem = random_problem(seed, draw).to(GetParam());
-      ASSERT_TRUE(fits_fused(problem.attention));
-      const auto exact = solve(problem.to(at::kDouble), BlockPath::kReference);
-      const auto reference = solve(problem, BlockPath::kReference);
-      const auto fused = solve(problem, BlockPath::kFused);
+      ASSERT_EQ(choose_path(problem.attention, Path::kFused), Path::kFused);
+      const auto exact = solve(problem.to(at::kDouble), Path::kReference);
+      const auto reference = solve(problem, Path::kReference);
+      const auto fused = solve(problem, Path::kFused);
       for (auto* largest : {&error, &reference_error, &scale, &rounding}) {
         largest->resize(exact.size());
       }
@@ -202,8 +205,8 @@ TEST(FusedBlockAttention, Fp64EqualsTheReference) {
   for (int seed = 0; seed < kProblems; ++seed) {
     const Problem problem = random_problem(seed).to(at::kDouble);
     if (!reference_can(problem.attention)) continue;
-    const auto reference = solve(problem, BlockPath::kReference);
-    const auto fused = solve(problem, BlockPath::kFused);
+    const auto reference = solve(problem, Path::kReference);
+    const auto fused = solve(problem, Path::kFused);
     for (std::size_t i = 0; i < reference.size(); ++i) {
       const double scale = std::max(1.0, reference[i].abs().max().item<double>());
       EXPECT_LE(max_difference(fused[i], reference[i]), 1e-11 * scale)
@@ -217,10 +220,10 @@ TEST_P(FusedBlockAttentionIn, SameBitsForAnyNumberOfThreads) {
   for (int seed = 0; seed < kProblems; seed += 2) {
     const Problem problem = random_problem(seed).to(GetParam());
     at::set_num_threads(1);
-    const auto one = solve(problem, BlockPath::kFused);
+    const auto one = solve(problem, Path::kFused);
     for (const int more : {1, 2, 3}) {
       at::set_num_threads(more);
-      const auto other = solve(problem, BlockPath::kFused);
+      const auto other = solve(problem, Path::kFused);
       for (std::size_t i = 0; i < one.size(); ++i) {
         EXPECT_TRUE(at::equal(one[i], other[i])) << problem.name << " threads " << more;
       }
@@ -237,7 +240,7 @@ TEST(FusedBlockAttention, QueriesWithoutALegalKeyGiveZero) {
   for (KeyBlocks& keys : problem.attention.keys) {
     for (at::Tensor& mask : keys.legal_BHNbb) mask = legal;
   }
-  const auto result = solve(problem, BlockPath::kFused);
+  const auto result = solve(problem, Path::kFused);
   EXPECT_EQ(result[0].select(3, 0).abs().max().item<float>(), 0);
   EXPECT_EQ(result[1].select(3, 0).abs().max().item<float>(), 0);
   for (const at::Tensor& x : result) EXPECT_TRUE(x.isfinite().all().item<bool>());

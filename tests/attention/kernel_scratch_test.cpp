@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/block_mix_tile.h"
-#include "attention/prefix_balance_tile.h"
-#include "attention/scratch_memory.h"
-#include "attention/tile_attention.h"
+#include "attention/kernels/block_mix/cpu_mix.h"
+#include "attention/kernels/common/cpu_scratch.h"
+#include "attention/kernels/sinkhorn/cpu_prefix.h"
+#include "attention/kernels/tile_attention/cpu_loop.h"
 #include "tests/attention/avx512_emulated.h"
 
 namespace birkhoff::testing {

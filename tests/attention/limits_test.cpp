@@ -1,6 +1,6 @@
-// The limits of attention/limits.h are those of configurations, and a balance without gradients
-// needs as much memory for any number of iterations.
-#include "attention/limits.h"
+// The limits of attention/kernels/common/limits.h are those of configurations, and a balance
+// without gradients needs as much memory for any number of iterations.
+#include "attention/kernels/common/limits.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/balance.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "configs/attention.pb.h"
 #include "configs/check.h"
 
@@ -89,8 +89,8 @@ void for_each_balance(
     const std::function<void(const std::string&, const Work&, const at::Tensor&)>& run) {
   const at::Tensor scores = at::randn({2, 2, 24, 24}, at::kDouble);
   for (const double scale : {1.0, 1000.0}) {
-    for (const BalancePath path : {BalancePath::kReference, BalancePath::kFused}) {
-      const std::string name = std::string(path == BalancePath::kFused ? "fused" : "reference") +
+    for (const Path path : {Path::kReference, Path::kFused}) {
+      const std::string name = std::string(path == Path::kFused ? "fused" : "reference") +
                                (scale > 1 ? ", wide scores" : "");
       run(
           "balance, " + name,

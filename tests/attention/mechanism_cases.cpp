@@ -207,7 +207,7 @@ std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::T
 
 at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path) {
   if (path == Path::kReference) return mechanism.reference(in).out_BHLD;
-  return (path == Path::kComposed ? mechanism.composed(in) : mechanism.forward(in)).out_BHLD;
+  return (path == Path::kSdpa ? mechanism.composed(in) : mechanism.forward(in)).out_BHLD;
 }
 
 double max_difference(const at::Tensor& a, const at::Tensor& b) {

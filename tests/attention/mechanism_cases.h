@@ -10,7 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/attention.h"
+#include "attention/kernels/common/path.h"
+#include "attention/mechanism.h"
 #include "configs/attention.pb.h"
 
 namespace birkhoff::testing {
@@ -65,7 +66,6 @@ std::vector<at::Tensor> leaves(const AttentionInput& in, const Parameters& param
 std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::Tensor>& leaves,
                                   std::uint64_t seed = 7);
 
-enum class Path { kReference, kComposed, kForward };
 at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path);
 
 double max_difference(const at::Tensor& a, const at::Tensor& b);

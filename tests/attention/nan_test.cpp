@@ -8,9 +8,9 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/balance.h"
-#include "attention/block_mix.h"
-#include "attention/blocks.h"
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/block_mix/block_mix.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {
@@ -63,7 +63,7 @@ TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
     for (const Input input : {Input::kQ, Input::kK, Input::kV, Input::kX}) {
       for (const std::int64_t token : {1, 6}) {
         const at::Tensor must = reached(*exact.mechanism, exact_in, input, token);
-        for (const Path path : {Path::kReference, Path::kComposed, Path::kForward}) {
+        for (const Path path : {Path::kReference, Path::kSdpa, Path::kFused}) {
           const std::string what = std::string(c10::toString(dtype)) + " input " +
                                    std::to_string(static_cast<int>(input)) + " token " +
                                    std::to_string(token) + " path " +
@@ -80,7 +80,7 @@ TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
               nan_rows(gradients(out, leaves(nan_in, built.parameters))[0][0][0], 0);
           EXPECT_FALSE(at::logical_and(must, d_q.logical_not()).any().item<bool>()) << what << "\n"
                                                                                     << must << d_q;
-          if (path != Path::kForward || !keeps_causality(GetParam())) continue;
+          if (path != Path::kFused || !keeps_causality(GetParam())) continue;
           const at::Tensor finite =
               run(*built.mechanism, with_number(in, input, token, 0.5), path).narrow(2, 0, token);
           EXPECT_TRUE(at::equal(out.narrow(2, 0, token), finite)) << what;
@@ -107,7 +107,7 @@ struct BlockProblem {
     attention.q_BHNbD = leaf({1, 2, 1, kLength, D});
     KeyBlocks keys{.k_BHNbD = leaf({1, 2, 1, kLength, D}),
                    .v_BHNbD = leaf({1, 2, 1, kLength, D}),
-                   .causal = causal,
+                   .window = {.causal = causal},
                    .legal_BHNbb = {at::Tensor()},
                    .bias_BHNbb = leaf({1, 1, 1, kLength, kLength})};
     legal_LS = at::ones({kLength, kLength}, at::kBool);
@@ -143,7 +143,7 @@ struct BlockProblem {
     changed.keys[0].k_BHNbD = copies[1];
     changed.keys[0].v_BHNbD = copies[2];
     changed.keys[0].bias_BHNbb = copies[3];
-    const at::Tensor out = attend_in_blocks(changed, BlockPath::kFused);
+    const at::Tensor out = attend_in_blocks(changed, Path::kFused);
     std::vector<at::Tensor> results = torch::autograd::grad({out}, copies, {d});
     results.insert(results.begin(), out.detach());
     return results;
@@ -201,7 +201,7 @@ TEST(NaN, IsMixedIntoBlocksThatHaveAWeightForIt) {
       d[0][0][8][1][2] = in_d;
       w.set_requires_grad(true);
       changed.set_requires_grad(true);
-      const at::Tensor y = mix_lower_blocks(w, {changed}, -1).y_BHNbD[0];
+      const at::Tensor y = mix_lower_blocks(w, {changed}, -1, Path::kFused).y_BHNbD[0];
       const auto gradient = torch::autograd::grad({y}, {w, changed}, {d});
       return std::vector<at::Tensor>{y.detach(), gradient[0], gradient[1]};
     };
@@ -231,7 +231,7 @@ TEST(NaN, IsMixedIntoBlocksThatHaveAWeightForIt) {
 TEST(NaN, OfAScoreMakesItsBalanceNaN) {
   constexpr std::int64_t N = 9, kRow = 5;
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
-    for (const BalancePath path : {BalancePath::kReference, BalancePath::kFused}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
       at::Tensor scores = random_tensor({2, N, N}, dtype, 1);
       const auto barred = [](const at::Tensor& x) {
         return x.masked_fill(at::ones({N, N}, at::kBool).triu(), -HUGE_VAL);

@@ -1,4 +1,4 @@
-#include "attention/parameters.h"
+#include "cluster/base/tensors/parameters.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // What Sinkhorn attention computes, against explicit formulas, and how it and others degenerate.
 // Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, D head dim, C channels.
-#include "attention/sinkhorn_attention.h"
+#include "attention/mechanisms/sinkhorn/sinkhorn.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "attention/attention.h"
+#include "attention/mechanism.h"
 #include "cluster/base/error.h"
 #include "tests/attention/mechanism_cases.h"
 
@@ -85,7 +85,7 @@ TEST(SinkhornAttention, PermutationScoresGatherBlocks) {
   const at::Tensor permutation_NN =
       at::eye(4, at::kDouble).index_select(0, at::tensor({2, 0, 3, 1}, at::kLong));
   const TableSorted sorted(permutation_NN * 200);
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, path),
                              concat_attention(sorted.in, permutation_NN.expand({2, 2, 4, 4}))),
               1e-12);
@@ -94,7 +94,7 @@ TEST(SinkhornAttention, PermutationScoresGatherBlocks) {
 
 TEST(SinkhornAttention, ZeroScoresGiveTheMeanBlock) {
   const TableSorted sorted(at::zeros({4, 4}, at::kDouble));
-  EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, Path::kForward),
+  EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, Path::kFused),
                            concat_attention(sorted.in, at::full({2, 2, 4, 4}, 0.25, at::kDouble))),
             1e-12);
 }
@@ -102,7 +102,7 @@ TEST(SinkhornAttention, ZeroScoresGiveTheMeanBlock) {
 TEST(SinkhornAttention, NoIterationsMixWithExponentials) {
   const at::Tensor table_NN = random_tensor({4, 4}, at::kDouble, 3);
   const TableSorted sorted(table_NN, 0);
-  EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, Path::kForward),
+  EXPECT_LE(max_difference(run(*sorted.built.mechanism, sorted.in, Path::kFused),
                            concat_attention(sorted.in, table_NN.exp().expand({2, 2, 4, 4}))),
             1e-12);
 }
@@ -120,7 +120,7 @@ TEST(SinkhornAttention, TopMKeepsTheLargestWeightsAndReportsTheRest) {
   const at::Tensor all_NN = table_NN.exp();
   const at::Tensor second_N1 = std::get<0>(all_NN.sort(1, true)).narrow(1, 1, 1);
   const at::Tensor kept_NN = all_NN.masked_fill(all_NN < second_N1, 0);
-  for (const Path path : {Path::kReference, Path::kForward}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     const AttentionOutput out = path == Path::kReference ? cut.mechanism->reference(sorted.in)
                                                          : cut.mechanism->forward(sorted.in);
     EXPECT_LE(
@@ -144,7 +144,7 @@ TEST(SinkhornAttention, TopMOfEqualWeightsIsTheEarlierBlocks) {
   const auto reached = [&](int top_m) {
     config.mutable_sinkhorn()->set_top_m(top_m);
     const Built built(config, true, at::kDouble);
-    const at::Tensor out = run(*built.mechanism, in, Path::kForward);
+    const at::Tensor out = run(*built.mechanism, in, Path::kFused);
     const at::Tensor d = gradients(out.select(2, 23), {in.v_BHSD})[0];
     return d.abs().sum({0, 1, 3}).view({6, kBlock}).sum(1) > 0;
   };
@@ -160,7 +160,7 @@ TEST(SinkhornAttention, OneBlockIsDenseAttention) {
       run(*Built(dense_config(), false, at::kDouble).mechanism, in, Path::kReference);
   configs::Mechanism config = sinkhorn_config(8);
   const auto sinkhorn = [&](bool causal) {
-    return run(*Built(config, causal, at::kDouble, 8).mechanism, in, Path::kForward);
+    return run(*Built(config, causal, at::kDouble, 8).mechanism, in, Path::kFused);
   };
   EXPECT_LE(max_difference(sinkhorn(false), dense), 1e-13);
   config.mutable_sinkhorn()->set_combine(SinkhornAttention::add_outputs);
@@ -180,7 +180,7 @@ TEST(BlockLocal, OneBlockIsDenseAttention) {
   config.mutable_block_local()->set_block(8);
   for (const bool causal : {false, true}) {
     EXPECT_LE(max_difference(
-                  run(*Built(config, causal, at::kDouble).mechanism, in, Path::kForward),
+                  run(*Built(config, causal, at::kDouble).mechanism, in, Path::kFused),
                   run(*Built(dense_config(), causal, at::kDouble).mechanism, in, Path::kReference)),
               1e-13);
   }
@@ -193,7 +193,7 @@ TEST(BlockLocal, TwoBlocksWithLookBackAreDenseAttention) {
   config.mutable_block_local()->set_look_back(1);
   for (const bool causal : {false, true}) {
     EXPECT_LE(max_difference(
-                  run(*Built(config, causal, at::kDouble).mechanism, in, Path::kForward),
+                  run(*Built(config, causal, at::kDouble).mechanism, in, Path::kFused),
                   run(*Built(dense_config(), causal, at::kDouble).mechanism, in, Path::kReference)),
               1e-13);
   }
@@ -204,7 +204,7 @@ TEST(SinkhornMixture, IsTheSumOfItsParts) {
   configs::Mechanism mixture;
   *mixture.mutable_sinkhorn_mixture()->mutable_sinkhorn() = sinkhorn_config().sinkhorn();
   const auto out = [&](const configs::Mechanism& config) {
-    return run(*Built(config, true, at::kDouble).mechanism, in, Path::kForward);
+    return run(*Built(config, true, at::kDouble).mechanism, in, Path::kFused);
   };
   EXPECT_LE(max_difference(out(mixture), out(sinkhorn_config()) + out(dense_config())), 1e-13);
 }
@@ -225,7 +225,7 @@ TEST(SinkhornAttention, UniformIsTheMeanOfPastBlocks) {
   const at::Tensor q = in.q_BHLD.narrow(2, 11, 1);
   const at::Tensor expected =
       at::matmul((at::matmul(q, k.transpose(2, 3)) / std::sqrt(3.0)).softmax(-1), v);
-  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward).narrow(2, 11, 1), expected),
+  EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused).narrow(2, 11, 1), expected),
             1e-13);
 }
 
@@ -240,14 +240,14 @@ TEST(SinkhornAttention, PaperMaskedLeaks) {
     EXPECT_FALSE(built.properties.causal);
     EXPECT_FALSE(built.properties.exact_in_decoding);
     const AttentionInput in = random_input(16, at::kDouble, 1);
-    const at::Tensor out = run(*built.mechanism, in, Path::kForward);
-    const at::Tensor changed = run(*built.mechanism, replace_tokens(in, 12, 16, 9), Path::kForward);
+    const at::Tensor out = run(*built.mechanism, in, Path::kFused);
+    const at::Tensor changed = run(*built.mechanism, replace_tokens(in, 12, 16, 9), Path::kFused);
     EXPECT_GT(max_difference(out.narrow(2, 4, 8), changed.narrow(2, 4, 8)), 1e-3);
     // The leak is in block weights alone: with the layer's input unchanged there is none.
     AttentionInput keys_changed = replace_tokens(in, 12, 16, 9);
     keys_changed.x_q_BLC = keys_changed.x_kv_BSC = in.x_q_BLC;
     EXPECT_LE(max_difference(out.narrow(2, 0, 12),
-                             run(*built.mechanism, keys_changed, Path::kForward).narrow(2, 0, 12)),
+                             run(*built.mechanism, keys_changed, Path::kFused).narrow(2, 0, 12)),
               1e-14);
   }
 }
@@ -265,8 +265,8 @@ TEST(SinkhornAttention, PackedDocumentEqualsDocumentAlone) {
       const AttentionInput alone = token_slice(in, 8, 16);
       in.segments_q_BL = in.segments_kv_BS =
           (at::arange(24) >= 8).to(at::kInt).expand({2, 24}).contiguous();
-      EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kForward).narrow(2, 8, 16),
-                               run(*built.mechanism, alone, Path::kForward)),
+      EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused).narrow(2, 8, 16),
+                               run(*built.mechanism, alone, Path::kFused)),
                 1e-11);
     }
   }
@@ -282,7 +282,7 @@ TEST(SinkhornAttention, SourcesLieWhollyInTheDocument) {
       (at::arange(16) >= 6).to(at::kInt).expand({2, 16}).contiguous();
   const auto reached = [&](std::int64_t query) {
     const auto d =
-        gradients(run(*built.mechanism, in, Path::kForward).select(2, query), {in.v_BHSD});
+        gradients(run(*built.mechanism, in, Path::kFused).select(2, query), {in.v_BHSD});
     std::vector<std::int64_t> tokens;
     for (std::int64_t j = 0; j < 16; ++j) {
       if (d[0].select(2, j).abs().max().item<double>() > 0) tokens.push_back(j);
@@ -305,8 +305,8 @@ TEST(SinkhornAttention, TiedValuesAreKeys) {
   AttentionInput in = random_input(14, at::kDouble, 1, /*tied=*/true);
   AttentionInput copied = in;
   copied.v_BHSD = in.k_BHSD.detach().clone().set_requires_grad(true);
-  const at::Tensor tied_out = run(*tied.mechanism, in, Path::kForward);
-  const at::Tensor out = run(*untied.mechanism, copied, Path::kForward);
+  const at::Tensor tied_out = run(*tied.mechanism, in, Path::kFused);
+  const at::Tensor out = run(*untied.mechanism, copied, Path::kFused);
   EXPECT_LE(max_difference(tied_out, out), 1e-14);
   const auto d = gradients(out, {copied.k_BHSD, copied.v_BHSD});
   EXPECT_LE(max_difference(gradients(tied_out, {in.k_BHSD})[0], d[0] + d[1]), 1e-13);
@@ -415,9 +415,9 @@ TEST(SortNet, PoolingDoesNotReadPadding) {
   x_BLC[1].fill_(std::nan(""));
   x_BLC.requires_grad_(true);
   SinkhornAttention config;
-  for (const BlockPath path : {BlockPath::kReference, BlockPath::kFused}) {
+  for (const Path path : {Path::kReference, Path::kFused}) {
     for (const bool causal : {false, true}) {
-      const Blocks blocks(in, kBlock, causal);
+      const Blocks blocks = token_blocks(in, kBlock, causal);
       std::vector<at::Tensor> features{pool_sources(blocks, x_BLC, path)};
       for (const auto pooling : {SinkhornAttention::sum, SinkhornAttention::mean,
                                  SinkhornAttention::cumulative_mean, SinkhornAttention::first}) {
@@ -440,7 +440,7 @@ TEST(SortNet, PoolingDoesNotReadPadding) {
 
 TEST(SortNet, RefusesMoreBlocksThanItScores) {
   const Built built(sinkhorn_config(), true, at::kFloat, 16);
-  EXPECT_THROW(run(*built.mechanism, random_input(17, at::kFloat, 1), Path::kForward), Error);
+  EXPECT_THROW(run(*built.mechanism, random_input(17, at::kFloat, 1), Path::kFused), Error);
 }
 
 }  // namespace

@@ -22,9 +22,10 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/block_mix.h"
-#include "attention/blocks.h"
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/block_mix/block_mix.h"
 #include "cluster/base/cpu.h"
+#include "cluster/base/instruction_set.h"
 
 namespace birkhoff {
 namespace {
@@ -141,36 +142,31 @@ class BlockProblem {
     has_sorted_ = (at::arange(N_) > 0).view({1, 1, N_, 1, 1});
   }
 
-  BlockPath fastest() const { return fastest_path(attention(BlockPath::kReference)); }
-  Contender contender(const std::string& name, BlockPath path) const {
+  Path fastest() const { return choose_path(attention(Path::kReference), Path::kFused); }
+  Contender contender(const std::string& name, Path path) const {
     std::vector<at::Tensor> leaves{q_, k_, v_};
     if (case_.sorts) leaves.push_back(weights_BHNN_);
     return {name, [this, path] { return attend_in_blocks(attention(path), path); }, leaves};
   }
 
  private:
-  BlockAttention attention(BlockPath path) const {
+  BlockAttention attention(Path path) const {
     const auto fold = [&](const at::Tensor& x) { return x.unflatten(2, {N_, size_.b}); };
     BlockAttention attention;
     attention.q_BHNbD = fold(q_);
     KeyBlocks own;
     own.k_BHNbD = fold(k_);
     own.v_BHNbD = fold(v_);
-    own.first_offset = -case_.look_back;
-    own.causal = true;
+    own.window = {.first_offset = -static_cast<int>(case_.look_back), .causal = true};
     own.legal_BHNbb.resize(static_cast<std::size_t>(case_.look_back) + 1);
     if (case_.sorts) {
       KeyBlocks sorted;
-      if (path == BlockPath::kFused) {
-        const BlockMixes mixes = mix_lower_blocks(weights_BHNN_, {own.k_BHNbD, own.v_BHNbD}, -1);
-        sorted.k_BHNbD = mixes.y_BHNbD[0];
-        sorted.v_BHNbD = mixes.y_BHNbD[1];
-        own.k_BHNbD = mixes.x_BHNbD[0];
-        own.v_BHNbD = mixes.x_BHNbD[1];
-      } else {
-        sorted.k_BHNbD = mix_blocks(weights_BHNN_, own.k_BHNbD);
-        sorted.v_BHNbD = mix_blocks(weights_BHNN_, own.v_BHNbD);
-      }
+      const BlockMixes mixes =
+          mix_lower_blocks(weights_BHNN_, {own.k_BHNbD, own.v_BHNbD}, /*diagonal=*/-1, path);
+      sorted.k_BHNbD = mixes.y_BHNbD[0];
+      sorted.v_BHNbD = mixes.y_BHNbD[1];
+      own.k_BHNbD = mixes.x_BHNbD[0];
+      own.v_BHNbD = mixes.x_BHNbD[1];
       sorted.legal_BHNbb = {has_sorted_};
       attention.keys.push_back(sorted);
     }
@@ -194,11 +190,11 @@ const std::vector<BlockCase> kBlockCases{
 
 void compare_paths(const BlockCase& block_case, const Size& s) {
   const BlockProblem fp32(block_case, s, at::kFloat), bf16(block_case, s, at::kBFloat16);
-  const std::vector<Measured> measured = measure(
-      {fp32.contender("fused", BlockPath::kFused), bf16.contender("", BlockPath::kFused),
-       fp32.contender("composed", BlockPath::kComposed), bf16.contender("", BlockPath::kComposed),
-       fp32.contender("eager", BlockPath::kReference), bf16.contender("", BlockPath::kReference)},
-      s.rounds);
+  const std::vector<Measured> measured =
+      measure({fp32.contender("fused", Path::kFused), bf16.contender("", Path::kFused),
+               fp32.contender("composed", Path::kSdpa), bf16.contender("", Path::kSdpa),
+               fp32.contender("eager", Path::kReference), bf16.contender("", Path::kReference)},
+              s.rounds);
   fmt::print("{:<24}", block_case.name);
   for (std::size_t dtype = 0; dtype < 2; ++dtype) {
     const double ms = measured[dtype].ms;
@@ -216,8 +212,8 @@ void compare_dropout(const BlockCase& block_case, const Size& s) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const BlockProblem without(block_case, s, dtype), with(dropping, s, dtype);
     const std::vector<Measured> measured =
-        measure({with.contender("", BlockPath::kFused), without.contender("", BlockPath::kFused),
-                 with.contender("", BlockPath::kReference)},
+        measure({with.contender("", Path::kFused), without.contender("", Path::kFused),
+                 with.contender("", Path::kReference)},
                 s.rounds);
     fmt::print(" {:>9.2f} {:>11.2f} {:>8.2f}", measured[0].ms, measured[0].ms / measured[1].ms,
                measured[2].ms / measured[0].ms);
@@ -243,9 +239,9 @@ void sweep(std::int64_t num_shapes, std::int64_t rounds) {
     block_case.dropout = random() % 3 == 0 ? 0.1f : 0.0f;
     const at::ScalarType dtype = random() % 2 ? at::kFloat : at::kBFloat16;
     const BlockProblem problem(block_case, s, dtype);
-    const std::vector<Measured> measured = measure(
-        {problem.contender("", problem.fastest()), problem.contender("", BlockPath::kReference)},
-        rounds);
+    const std::vector<Measured> measured =
+        measure({problem.contender("", problem.fastest()), problem.contender("", Path::kReference)},
+                rounds);
     const double ratio = measured[1].ms / measured[0].ms;
     least = std::min(least, ratio);
     fmt::print("{:<24} {} B={} H={} T={:<4} D={:<3} b={:<3} dropout {}: {:8.3f} ms, x {:.2f}\n",
@@ -256,8 +252,8 @@ void sweep(std::int64_t num_shapes, std::int64_t rounds) {
 }
 
 void compare(const Size& s) {
-  fmt::print("forward + backward, medians of {}: B={} H={} T={} D={} b={}, {} thread(s)\n",
-             s.rounds, s.B, s.H, s.T, s.D, s.b, at::get_num_threads());
+  fmt::print("forward + backward, medians of {}: B={} H={} T={} D={} b={}, {} thread(s), {}\n",
+             s.rounds, s.B, s.H, s.T, s.D, s.b, at::get_num_threads(), name_of(instruction_set()));
   if (s.T % s.b != 0) return;
   fmt::print("\n{:<24}", "attention in blocks");
   for (const char* dtype : {"fp32", "bf16"}) {

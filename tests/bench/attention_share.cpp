@@ -12,8 +12,9 @@
 #include <functional>
 #include <vector>
 
-#include "attention/attention.h"
+#include "attention/mechanism.h"
 #include "cluster/base/cpu.h"
+#include "cluster/base/instruction_set.h"
 #include "configs/attention.pb.h"
 #include "configs/config.pb.h"
 #include "configs/config_io.h"
@@ -108,8 +109,10 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
   }
   const double share = static_cast<double>(kLayers) * median(attention) / median(step);
   fmt::print(
-      "{}, T={}, B={}, {} parameters: step {:.0f} ms, attention {} x {:.1f} ms, share {:.1f} %\n",
-      balance, T, B, num_weights, median(step), kLayers, median(attention), 100 * share);
+      "{}, T={}, B={}, {} parameters: step {:.0f} ms, attention {} x {:.1f} ms, share {:.1f} %, "
+      "{}\n",
+      balance, T, B, num_weights, median(step), kLayers, median(attention), 100 * share,
+      name_of(instruction_set()));
 }
 
 }  // namespace

@@ -32,11 +32,11 @@ def birkhoff(*arguments, threads=None, check=True):
 
 
 def title():
-    """First line of a report, as `birkhoff bench` prints it: version, processor, cores, command line."""
+    """First line of a report, as `birkhoff bench` prints it: version, processor, cores, instruction set, command line."""
     version = birkhoff("--version").splitlines()[0]
     names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     command = " ".join([str(pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
-    return f"{version}; {names[0] if names else 'unnamed processor'}, {os.cpu_count()} cores; `python {command}`"
+    return f"{version}; {names[0] if names else 'unnamed processor'}, {os.cpu_count()} cores, {instruction_set()}; `python {command}`"
 
 
 def prepare(folder, text, tokenizer="chars", valid=0.1):
@@ -148,7 +148,8 @@ def build_commit(commit, *targets):
     return sha[:12], tree
 
 
-def instruction_sets():
-    """Those of this machine that the kernels tell apart."""
+def instruction_set():
+    """The one that our loops use here, as BIRKHOFF_CPU names it: that variable, or the widest of the processor."""
     flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "").split()
-    return ", ".join(name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags) or "none of AVX"
+    names = {"avx512_bf16": "avx512_bf16", "avx512dq": "avx512", "avx2": "avx2"}
+    return os.environ.get("BIRKHOFF_CPU") or next((name for flag, name in names.items() if flag in flags), "portable")

@@ -82,7 +82,7 @@ def main():
             for measure in measures:
                 for name, value in measure(tree).items():
                     times[tree].setdefault(name, []).append(value)
-    print(f"{runs.title()}; against {sha}; instruction sets: {runs.instruction_sets()}\n")
+    print(f"{runs.title()}; against {sha}\n")
     print(f"| | ratio of speeds | 95 % interval | {sha}, ms | now, ms |\n|---|---:|---:|---:|---:|")
     for name, before in times[base].items():
         now = times[runs.ROOT][name]

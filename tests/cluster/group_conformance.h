@@ -2,7 +2,7 @@
 // in rank order. All functions are collective over the group.
 #pragma once
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 
 namespace birkhoff {
 

@@ -1,5 +1,5 @@
 // Heartbeats over real sockets; ranks are threads of this process.
-#include "cluster/heartbeat.h"
+#include "cluster/health/heartbeat.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cluster/base/thread_group.h"
+#include "cluster/base/collectives/thread_group.h"
 
 namespace birkhoff {
 namespace {

@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "cluster/base/device.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "tests/cluster/group_conformance.h"
 #include "tests/cluster/mpi_test_main.h"
 

@@ -1,4 +1,4 @@
-#include "cluster/watchdog.h"
+#include "cluster/health/watchdog.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <chrono>
 
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 #include "helpers.h"
 
 namespace birkhoff {

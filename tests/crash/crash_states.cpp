@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "cluster/base/checksum.h"
+#include "cluster/base/files/checksum.h"
 #include "tests/crash/file_versions.h"
 
 namespace birkhoff {

@@ -13,7 +13,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 #include "tests/runtime/checkpoint_fixture.h"
 
 namespace birkhoff {

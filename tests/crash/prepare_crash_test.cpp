@@ -6,9 +6,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "cluster/base/file.h"
-#include "data/corpus.h"
-#include "data/prepare.h"
+#include "cluster/base/files/file.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/verify.h"
+#include "data/prepare/prepare.h"
 #include "tests/crash/crash_trial.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"

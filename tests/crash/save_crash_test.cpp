@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <optional>
 
-#include "cluster/base/file.h"
-#include "cluster/base/thread_group.h"
-#include "runtime/checkpoint_folder.h"
+#include "cluster/base/collectives/thread_group.h"
+#include "cluster/base/files/file.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/run_folder.h"
 #include "runtime/run_checkpoints.h"
-#include "runtime/run_folder.h"
 #include "tests/crash/crash_trial.h"
 #include "tests/runtime/checkpoint_fixture.h"
 

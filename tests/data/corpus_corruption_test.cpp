@@ -12,10 +12,11 @@
 #include <new>
 #include <optional>
 
-#include "data/corpus.h"
-#include "data/loader.h"
-#include "data/manifest.h"
-#include "data/shard_reader.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_reader.h"
+#include "data/corpus/verify.h"
+#include "data/loader/loader.h"
 #include "tests/cluster/base/corruption.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/data/helpers.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
-#include "data/prepare.h"
+#include "cluster/base/files/file.h"
+#include "data/prepare/prepare.h"
 
 namespace birkhoff {
 

@@ -1,5 +1,5 @@
 // Legend: B batch, T tokens.
-#include "data/loader.h"
+#include "data/loader/loader.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <set>
 #include <thread>
 
-#include "data/manifest.h"
+#include "data/corpus/manifest.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {
@@ -288,7 +288,6 @@ TEST_F(LoaderTest, EndsWhileTheThreadWaitsForRoom) {
     if (trial % 2 == 0) loader.next();
     std::this_thread::sleep_for(
         std::chrono::milliseconds(5));  // the queue is full by now, most likely
-    EXPECT_GE(loader.last_wait_ms(), 0);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "data/manifest.h"
+#include "data/corpus/manifest.h"
 
 #include <gtest/gtest.h>
 

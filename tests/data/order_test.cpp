@@ -1,4 +1,4 @@
-#include "data/order.h"
+#include "data/loader/order.h"
 
 #include <gtest/gtest.h>
 

@@ -7,9 +7,10 @@
 
 #include <optional>
 
-#include "data/corpus.h"
-#include "data/hdf5.h"
-#include "data/prepare.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/hdf5.h"
+#include "data/corpus/verify.h"
+#include "data/prepare/prepare.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/data/helpers.h"

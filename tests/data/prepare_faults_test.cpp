@@ -1,5 +1,5 @@
 // prepare_corpus when things go wrong: bad input, kills, two at once; and its memory.
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -14,10 +14,11 @@
 #include <set>
 #include <thread>
 
-#include "data/corpus.h"
-#include "data/documents.h"
-#include "data/shard_reader.h"
-#include "data/text_counts.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/shard_reader.h"
+#include "data/corpus/verify.h"
+#include "data/prepare/documents.h"
+#include "data/prepare/text_counts.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
 

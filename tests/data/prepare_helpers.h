@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "data/corpus.h"
-#include "data/shard_reader.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/shard_reader.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {

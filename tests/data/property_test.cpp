@@ -10,8 +10,8 @@
 #include <random>
 #include <vector>
 
-#include "data/loader.h"
-#include "data/order.h"
+#include "data/loader/loader.h"
+#include "data/loader/order.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <fstream>
 
-#include "data/corpus.h"
-#include "data/hdf5.h"
-#include "data/limited_child.h"
-#include "data/shard_reader.h"
-#include "data/shard_writer.h"
-#include "data/verify.h"
+#include "cluster/base/files/limited_child.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/hdf5.h"
+#include "data/corpus/shard_reader.h"
+#include "data/corpus/shard_writer.h"
+#include "data/corpus/verify.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {

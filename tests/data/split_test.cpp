@@ -7,7 +7,8 @@
 #include <random>
 #include <set>
 
-#include "data/split_rule.h"
+#include "data/prepare/split_rule.h"
+#include "data/corpus/verify.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
 

@@ -1,12 +1,12 @@
-#include "data/text_decoder.h"
+#include "data/tokenizers/text_decoder.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "data/sentencepiece_tokenizer.h"
-#include "data/tokenizer_file.h"
-#include "data/utf8.h"
+#include "cluster/base/text/utf8.h"
+#include "data/tokenizers/sentencepiece_tokenizer.h"
+#include "data/tokenizers/tokenizer_file.h"
 
 namespace birkhoff {
 namespace {

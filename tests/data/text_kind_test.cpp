@@ -1,5 +1,6 @@
 // What prepare says of documents that are more than plain UTF-8, and what it makes of them.
-#include "data/text_kind.h"
+#include "data/prepare/text_kind.h"
+#include "data/corpus/verify.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,13 +3,13 @@
 #include <cstdlib>
 #include <random>
 
-#include "data/char_vocabulary.h"
-#include "data/corpus.h"
-#include "data/manifest.h"
-#include "data/sentencepiece_tokenizer.h"
-#include "data/tokenizer_file.h"
-#include "data/utf8.h"
-#include "data/word_vocabulary.h"
+#include "cluster/base/text/utf8.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/manifest.h"
+#include "data/tokenizers/char_vocabulary.h"
+#include "data/tokenizers/sentencepiece_tokenizer.h"
+#include "data/tokenizers/tokenizer_file.h"
+#include "data/tokenizers/word_vocabulary.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {

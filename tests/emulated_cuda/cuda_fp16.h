@@ -1,10 +1,10 @@
-// The type and conversions that cluster/base/cuda/elements.cuh takes from CUDA's header of this
+// The type and conversions that cluster/base/gpu/elements.cuh takes from CUDA's header of this
 // name.
 #pragma once
 
 #include <c10/util/Half.h>
 
-#include "cluster/base/cuda/launch.h"
+#include "cluster/base/gpu/launch.h"
 
 using __half = c10::Half;
 

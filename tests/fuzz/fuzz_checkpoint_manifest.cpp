@@ -1,5 +1,5 @@
-#include "cluster/base/checksum.h"
-#include "runtime/checkpoint_manifest.h"
+#include "cluster/base/files/checksum.h"
+#include "runtime/checkpoint/manifest.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_targets.h"
 

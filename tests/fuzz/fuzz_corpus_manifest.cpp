@@ -1,7 +1,7 @@
 #include <google/protobuf/util/json_util.h>
 
-#include "data/manifest.h"
-#include "data/shard_format.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_targets.h"
 

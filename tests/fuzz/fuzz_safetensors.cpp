@@ -1,4 +1,4 @@
-#include "runtime/safetensors.h"
+#include "runtime/checkpoint/safetensors.h"
 
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_targets.h"

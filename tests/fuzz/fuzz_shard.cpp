@@ -1,11 +1,11 @@
 #include <cmath>
 
-#include "cluster/base/checksum.h"
-#include "data/corpus.h"
-#include "data/loader.h"
-#include "data/manifest.h"
-#include "data/shard_format.h"
-#include "data/shard_reader.h"
+#include "cluster/base/files/checksum.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
+#include "data/corpus/shard_reader.h"
+#include "data/loader/loader.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_targets.h"
 
@@ -143,7 +143,7 @@ void fuzz_shard(std::string_view input) {
   stream.set_elements(static_cast<std::int64_t>(elements));
   stream.set_documents(static_cast<std::int64_t>(documents));
   split.mutable_counts()->set_documents(stream.documents());
-  write_input(folder, kManifestName, manifest_json(manifest));
+  write_input(folder, kCorpusManifestName, manifest_json(manifest));
   is_accepted(ExitCode::kData, [&] {
     const Corpus corpus(folder.path());
     read_stream(corpus, reader);

@@ -25,7 +25,8 @@ void fuzz_safetensors(std::string_view input);
 void fuzz_shard(std::string_view input);
 // A vocabulary file: the first byte chooses characters or words, the second a vocabulary near the
 // file's. SentencePiece's files are its own library's matter: the product loads them in a limited
-// child process first (data/limited_child.h), and tests/data/tokenizer_test.cpp damages them.
+// child process first (cluster/base/files/limited_child.h), and tests/data/tokenizer_test.cpp
+// damages them.
 void fuzz_tokenizer(std::string_view input);
 
 }  // namespace birkhoff

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "data/tokenizer_file.h"
-#include "data/utf8.h"
+#include "cluster/base/text/utf8.h"
+#include "data/tokenizers/tokenizer_file.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_targets.h"
 

@@ -53,7 +53,7 @@ def philox(key, counter):
 
 @functools.cache
 def dropout_factors(seed, p, shape):
-    """What probabilities [B, ...] are multiplied by: 0 or 1 / (1 - p), as cluster/base/philox.h draws them for attention dropout
+    """What probabilities [B, ...] are multiplied by: 0 or 1 / (1 - p), as cluster/base/random/philox.h draws them for attention dropout
     of seed 0, step `seed`, layer 0 and samples 0, 1, ..."""
     attention_dropout = 3
     words = philox(0, seed << 64 | attention_dropout)

@@ -3,7 +3,7 @@
 #include "damage.h"
 
 #include "configs/corpus_manifest.pb.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 namespace birkhoff {
 namespace {

@@ -1,7 +1,7 @@
 // Command lines that do not parse, or name what is not there.
 #include "bad_input.h"
 #include "damage.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 namespace birkhoff {
 namespace {

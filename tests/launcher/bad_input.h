@@ -8,7 +8,7 @@
 
 #include "child.h"
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 
 namespace birkhoff {
 

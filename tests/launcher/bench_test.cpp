@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "child.h"
-#include "cluster/base/thread_group.h"
+#include "cluster/base/collectives/thread_group.h"
 #include "damage.h"
 #include "good_input.h"
 #include "launcher/bench/attention_contest.h"

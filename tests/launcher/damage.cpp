@@ -6,11 +6,11 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "cluster/base/checksum.h"
+#include "cluster/base/files/checksum.h"
 #include "configs/checkpoint_manifest.pb.h"
 #include "configs/corpus_manifest.pb.h"
 #include "configs/sealed_json.h"
-#include "data/manifest.h"
+#include "data/corpus/manifest.h"
 
 namespace birkhoff {
 namespace {

@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "cluster/base/checksum.h"
+#include "cluster/base/files/checksum.h"
 #include "damage.h"
-#include "runtime/checkpoint_manifest.h"
+#include "runtime/checkpoint/manifest.h"
 
 namespace birkhoff {
 

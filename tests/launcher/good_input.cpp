@@ -5,7 +5,7 @@
 
 #include "child.h"
 #include "damage.h"
-#include "data/prepare.h"
+#include "data/prepare/prepare.h"
 
 namespace birkhoff {
 namespace {

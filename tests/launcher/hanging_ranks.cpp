@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "cluster/heartbeat.h"
+#include "cluster/health/heartbeat.h"
 
 int main(int argc, char** argv) {
   using namespace birkhoff;

@@ -8,11 +8,11 @@
 #include <sstream>
 
 #include "child.h"
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 #include "damage.h"
 #include "good_input.h"
 #include "launcher/app.h"
-#include "launcher/text_table.h"
+#include "launcher/commands/text_table.h"
 
 namespace birkhoff {
 namespace {

@@ -1,4 +1,4 @@
-#include "launcher/shared_memory_folder.h"
+#include "launcher/processes/shared_memory_folder.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,5 +1,5 @@
 // What the command line of prepare makes of PATH, --train, --valid and --test.
-#include "launcher/split_arguments.h"
+#include "launcher/commands/split_arguments.h"
 
 #include <gtest/gtest.h>
 

@@ -14,9 +14,10 @@
 #include <thread>
 
 #include "child.h"
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 #include "damage.h"
-#include "data/corpus.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/verify.h"
 #include "good_input.h"
 #include "launcher/app.h"
 

@@ -3,7 +3,7 @@
 
 #define launch_fused_cross_entropy emulate_launch_fused_cross_entropy
 #define launch_scale emulate_launch_scale
-#include "models/fused_cross_entropy.cu"
+#include "models/losses/gpu_cross_entropy.cu"
 
 namespace birkhoff {
 namespace {

@@ -1,7 +1,7 @@
 // The GPU kernels of the fused cross entropy, run by the processor: tests/emulated_cuda.
 #pragma once
 
-#include "models/fused_cross_entropy_params.h"
+#include "models/losses/gpu_cross_entropy_params.h"
 
 namespace birkhoff {
 

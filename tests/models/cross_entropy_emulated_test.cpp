@@ -6,7 +6,7 @@
 
 #include <limits>
 
-#include "models/fused_cross_entropy.h"
+#include "models/losses/fused_cross_entropy.h"
 #include "tests/kernel_error.h"
 #include "tests/models/cross_entropy_emulated.h"
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <optional>
 
-#include "models/fused_cross_entropy.h"
-#include "models/objective.h"
-#include "models/residual_norm.h"
+#include "models/losses/fused_cross_entropy.h"
+#include "models/losses/objective.h"
+#include "models/transformer/residual_norm.h"
 #include "tests/kernel_error.h"
 
 namespace birkhoff {

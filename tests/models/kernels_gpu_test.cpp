@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "models/fused_cross_entropy.h"
-#include "models/residual_norm.h"
+#include "models/losses/fused_cross_entropy.h"
+#include "models/transformer/residual_norm.h"
 #include "tests/kernel_error.h"
 
 namespace birkhoff {

@@ -9,7 +9,7 @@
 #include "configs/config.pb.h"
 #include "model_fixture.h"
 #include "models/describe.h"
-#include "models/sinusoid.h"
+#include "models/transformer/sinusoid.h"
 
 namespace birkhoff {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "cluster/base/group.h"
+#include "cluster/base/collectives/group.h"
 #include "configs/config_io.h"
 #include "models/model.h"
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "model_fixture.h"
-#include "models/layers.h"
+#include "models/transformer/layers.h"
 
 namespace birkhoff {
 namespace {

@@ -1,4 +1,4 @@
-#include "models/objective.h"
+#include "models/losses/objective.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

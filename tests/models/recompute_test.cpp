@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "model_fixture.h"
-#include "models/recompute.h"
+#include "models/transformer/recompute.h"
 
 namespace birkhoff {
 namespace {

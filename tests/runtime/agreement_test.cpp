@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "cluster/base/thread_group.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {
@@ -71,6 +71,10 @@ TEST(Agreement, FindsEveryKindOfState) {
               HasSubstr("layer.weight and 1 more"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.step; }), HasSubstr("step 21"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.consumed; }), HasSubstr("241 sequences"));
+  EXPECT_THAT(of_rank_1([](Replica& r) { r.state.loss_scale.shrink(); }),
+              HasSubstr("loss scale 0.5 for 0 steps"));
+  EXPECT_THAT(of_rank_1([](Replica& r) { r.state.evaluation_due = true; }),
+              HasSubstr("to be evaluated"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.tokens; }), HasSubstr("1001 tokens"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.skipped; }), HasSubstr("1 steps skipped"));
   // -0 and 0 are equal numbers and different bits.

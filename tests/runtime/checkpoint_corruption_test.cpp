@@ -9,13 +9,13 @@
 #include <map>
 #include <random>
 
+#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "cluster/base/thread_group.h"
-#include "runtime/checkpoint.h"
-#include "runtime/checkpoint_folder.h"
-#include "runtime/checkpoint_manifest.h"
-#include "runtime/run_folder.h"
-#include "runtime/safetensors.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/checkpoint/safetensors.h"
 #include "tests/cluster/base/corruption.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/runtime/checkpoint_fixture.h"
@@ -37,9 +37,9 @@ std::vector<NamedShard> state_of(int rank, std::int64_t rows) {
       whole_shard("centroids.count", StateKind::kStatistic, at::zeros({3}, at::kLong), 1)};
   for (const char* moment : {"adamw.m/embedding.weight", "adamw.v/embedding.weight"}) {
     NamedShard shard = whole_shard(moment, StateKind::kOptimizer, embedding, rank);
-    shard.flat_begin = embedding.numel() * rank / 2;
-    shard.flat_end = embedding.numel() * (rank + 1) / 2;
-    shard.data = at::zeros({shard.flat_end - shard.flat_begin});
+    shard.region.flat_begin = embedding.numel() * rank / 2;
+    shard.region.flat_end = embedding.numel() * (rank + 1) / 2;
+    shard.data = at::zeros({shard.region.flat_end - shard.region.flat_begin});
     shards.push_back(shard);
   }
   return shards;
@@ -188,8 +188,9 @@ TEST_F(CheckpointCorruption, FilesInOtherPlaces) {
     tally.attempt([&] {
       write_bytes(file, bad);
       // A manifest of another save is sound: the files beside it are not those that it lists.
-      EXPECT_THAT(refusal(newest),
-                  HasSubstr(file.filename() == kManifestName ? newest.string() : file.string()))
+      EXPECT_THAT(
+          refusal(newest),
+          HasSubstr(file.filename() == kCheckpointManifestName ? newest.string() : file.string()))
           << other;
       testing::internal::CaptureStderr();
       const auto found = find_newest_checkpoint(checkpoints_, /*set_aside=*/false);
@@ -263,7 +264,7 @@ TEST_F(CheckpointCorruption, ManifestsThatLieAreRefused) {
       [](Manifest& m) { m.mutable_file(0)->set_name(".."); },
       [](Manifest& m) { m.mutable_file(0)->set_name(""); },
       [](Manifest& m) { m.mutable_file(0)->set_name("/etc/passwd"); },
-      [](Manifest& m) { m.mutable_file(0)->set_name(kManifestName); },
+      [](Manifest& m) { m.mutable_file(0)->set_name(kCheckpointManifestName); },
       [](Manifest& m) { m.mutable_file(0)->set_bytes(-1); },
       [](Manifest& m) { m.mutable_file(0)->set_bytes(INT64_MAX); },
       [](Manifest& m) { m.mutable_file(0)->set_hash("0"); },
@@ -288,7 +289,7 @@ TEST_F(CheckpointCorruption, ManifestsThatLieAreRefused) {
       [](Manifest& m) { m.mutable_tensor(0)->set_crc32c(m.tensor(0).crc32c() ^ 1); },
       [](Manifest& m) { m.mutable_tensor()->RemoveLast(); },
   };
-  const std::string path = (checkpoint / kManifestName).string();
+  const std::string path = (checkpoint / kCheckpointManifestName).string();
   const std::string good = read_bytes(path);
   for (std::size_t i = 0; i < lies.size(); ++i) {
     Manifest manifest = parse_checkpoint_manifest(good, path);

@@ -14,11 +14,11 @@
 #include <random>
 #include <thread>
 
+#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
-#include "cluster/base/thread_group.h"
-#include "runtime/checkpoint.h"
-#include "runtime/checkpoint_folder.h"
+#include "cluster/base/files/file.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/commit.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/runtime/checkpoint_fixture.h"

@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "cluster/base/thread_group.h"
+#include "cluster/base/collectives/thread_group.h"
 
 namespace birkhoff {
 namespace {
@@ -43,11 +43,11 @@ NamedShard make_shard(const TensorSpec& spec, std::vector<std::int64_t> box_offs
   NamedShard shard;
   shard.name = spec.name;
   shard.kind = spec.kind;
-  shard.global_shape = spec.shape;
-  shard.box_offset = std::move(box_offset);
-  shard.box_size = std::move(box_size);
-  shard.flat_begin = begin;
-  shard.flat_end = end;
+  shard.region.global_shape = spec.shape;
+  shard.region.box_offset = std::move(box_offset);
+  shard.region.box_size = std::move(box_size);
+  shard.region.flat_begin = begin;
+  shard.region.flat_end = end;
   shard.owner = owner;
   shard.data = at::zeros({end - begin}, spec.dtype);
   return shard;
@@ -76,12 +76,12 @@ NamedShard column_shard(const TensorSpec& spec, int rank, int num_ranks) {
 // Global row-major position of each element of the shard's data.
 std::vector<std::int64_t> global_positions(const NamedShard& shard) {
   std::vector<std::int64_t> positions;
-  for (std::int64_t flat = shard.flat_begin; flat < shard.flat_end; ++flat) {
+  for (std::int64_t flat = shard.region.flat_begin; flat < shard.region.flat_end; ++flat) {
     std::int64_t rest = flat, position = 0, stride = 1;
-    for (std::size_t d = shard.global_shape.size(); d-- > 0;) {
-      position += (shard.box_offset[d] + rest % shard.box_size[d]) * stride;
-      rest /= shard.box_size[d];
-      stride *= shard.global_shape[d];
+    for (std::size_t d = shard.region.global_shape.size(); d-- > 0;) {
+      position += (shard.region.box_offset[d] + rest % shard.region.box_size[d]) * stride;
+      rest /= shard.region.box_size[d];
+      stride *= shard.region.global_shape[d];
     }
     positions.push_back(position);
   }

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "cluster/base/group.h"
-#include "runtime/checkpoint.h"
-#include "runtime/named_shard.h"
+#include "cluster/base/collectives/group.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/named_shard.h"
 
 namespace birkhoff {
 

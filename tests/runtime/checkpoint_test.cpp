@@ -1,6 +1,6 @@
 // Saving, finding and loading checkpoints: round trips between all layouts, retention, damage, and
 // refusals by name.
-#include "runtime/checkpoint.h"
+#include "runtime/checkpoint/checkpoint.h"
 
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "cluster/base/thread_group.h"
-#include "runtime/checkpoint_manifest.h"
+#include "runtime/checkpoint/manifest.h"
 #include "tests/runtime/checkpoint_fixture.h"
 
 namespace birkhoff {
@@ -233,8 +233,8 @@ TEST(Checkpoint, AllDamagedIsAnErrorNowAndLater) {
   const TestFolder folder;
   save_step(folder, 1);
   save_step(folder, 2);
-  fs::remove(folder.path() / "step-00000001" / kManifestName);
-  write_bytes(folder.path() / "step-00000002" / kManifestName, "{}");
+  fs::remove(folder.path() / "step-00000001" / kCheckpointManifestName);
+  write_bytes(folder.path() / "step-00000002" / kCheckpointManifestName, "{}");
   for (int i = 0; i < 2; ++i) {
     expect_error(ExitCode::kCheckpoint, {folder.path().string(), "no valid checkpoint", "--fresh"},
                  [&] { find_newest_checkpoint(folder, true); });
@@ -245,7 +245,7 @@ TEST(Checkpoint, AllDamagedIsAnErrorNowAndLater) {
 TEST(Checkpoint, AnotherVersionIsRefusedAndNotSetAside) {
   const TestFolder folder;
   save_step(folder, 1);
-  const fs::path path = folder.path() / "step-00000001" / kManifestName;
+  const fs::path path = folder.path() / "step-00000001" / kCheckpointManifestName;
   configs::CheckpointManifest manifest = parse_checkpoint_manifest(read_bytes(path), "");
   manifest.set_version(kCheckpointVersion + 1);
   write_bytes(path, manifest_text(manifest));
@@ -328,10 +328,10 @@ TEST(Checkpoint, StatesThatCannotBeLoadedAreNotCommitted) {
             NamedShard shard =
                 whole_shard("adamw.m/x", StateKind::kOptimizer, at::zeros({4}), world.rank());
             if (hole && world.rank() == 0) {
-              shard.flat_end = 2;
+              shard.region.flat_end = 2;
               shard.data = shard.data.narrow(0, 0, 2);
             } else if (hole) {
-              shard.flat_end = 0;
+              shard.region.flat_end = 0;
               shard.data = shard.data.narrow(0, 0, 0);
             }
             writer.save(make_header(2), {shard});
@@ -347,8 +347,8 @@ TEST(Checkpoint, DescriptionNamesWhatMatters) {
   save_step(folder, 42, 2, Layout::kFlatRanges);
   const std::string text = describe_checkpoint(open_checkpoint(folder.path() / "step-00000042"));
   for (const char* part :
-       {"step         42 (336 sequences, 2688 tokens)", "on 2 ranks\n", "embedding.weight", "[7, 6]",
-        "optimizer-00002-of-00002.safetensors", "60 parameters"}) {
+       {"step         42 (336 sequences, 2688 tokens)", "on 2 ranks\n", "embedding.weight",
+        "[7, 6]", "optimizer-00002-of-00002.safetensors", "60 parameters"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
 }

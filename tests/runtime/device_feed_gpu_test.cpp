@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "cluster/base/device.h"
+#include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {

@@ -11,11 +11,11 @@
 #include <optional>
 #include <random>
 
+#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "cluster/base/thread_group.h"
-#include "runtime/checkpoint_folder.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/run_folder.h"
 #include "runtime/run_checkpoints.h"
-#include "runtime/run_folder.h"
 #include "tests/runtime/checkpoint_fixture.h"
 #include "tests/runtime/toy_training.h"
 
@@ -55,7 +55,7 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
         training_shards(training.model, *training.optimizer, world.size());
     if (resume) {
       load_checkpoint(*resume, shards);
-      restore_state(resume->manifest, training.state);
+      read_state(resume->manifest, training.state);
     }
     CheckpointHeader header;
     header.set_run(run.id());

@@ -5,8 +5,8 @@
 
 #include <map>
 
-#include "cluster/base/thread_group.h"
-#include "runtime/checkpoint.h"
+#include "cluster/base/collectives/thread_group.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/run_checkpoints.h"
 #include "tests/runtime/checkpoint_fixture.h"
 #include "tests/runtime/gathered_state.h"

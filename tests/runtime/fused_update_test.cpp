@@ -7,9 +7,10 @@
 #include <limits>
 
 #include "configs/config.pb.h"
-#include "runtime/adamw.h"
-#include "runtime/fused_adamw.h"
+#include "runtime/optimizers/adamw.h"
+#include "runtime/optimizers/gpu_adamw.h"
 #include "tests/kernel_error.h"
+#include "tests/runtime/adamw_reference.h"
 
 namespace birkhoff {
 namespace {
@@ -31,7 +32,7 @@ at::Tensor scalars_of(double rate, double scale, double apply) {
   return scalars;
 }
 
-TEST(FusedAdamW, EqualsTheOptimizer) {
+TEST(AdamW, EqualsTheReferenceThatTheKernelIsComparedWith) {
   Parameters parameters(5, at::kDouble);
   parameters.add("matrix", {11, 13}, Init::normal(0.3), true);
   parameters.add("bias", {13}, Init::normal(0.2), false);
@@ -67,8 +68,8 @@ TEST(FusedAdamW, EqualsTheOptimizer) {
     scalars.set(StepScalars::kApply, apply ? 1 : 0);
     optimizer.step(scalars);
     num_updates.add_(apply ? 1 : 0);
-    fused_adamw(fused, {0.875, 0.96875, 0.0009765625, 0.125},
-                scalars_of(0.01 / step, 0.5, apply ? 1 : 0), num_updates);
+    testing::reference_adamw(fused, {0.875, 0.96875, 0.0009765625, 0.125},
+                             scalars_of(0.01 / step, 0.5, apply ? 1 : 0), num_updates);
     for (const GradBuckets::Slot& slot : bucket.slots) {
       const at::Tensor difference = fused.values_n.narrow(0, slot.offset, slot.elements) -
                                     bucket.values.narrow(0, slot.offset, slot.elements);

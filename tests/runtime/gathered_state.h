@@ -23,7 +23,7 @@ inline std::map<std::string, std::string> gathered_state(ToyTraining& training, 
   for (const NamedShard& shard :
        training_shards(training.model, *training.optimizer, group.size())) {
     append(mine, shard.name);
-    append(mine, std::to_string(shard.flat_begin));
+    append(mine, std::to_string(shard.region.flat_begin));
     append(mine, {static_cast<const char*>(shard.data.const_data_ptr()), shard.data.nbytes()});
   }
   std::map<std::string, std::map<std::int64_t, std::string>> parts;

@@ -1,8 +1,8 @@
-#include "runtime/grad_buckets.h"
+#include "runtime/gradients/grad_buckets.h"
 
 #include <gtest/gtest.h>
 
-#include "cluster/base/thread_group.h"
+#include "cluster/base/collectives/thread_group.h"
 #include "tests/runtime/toy_model.h"
 
 namespace birkhoff {

@@ -11,7 +11,7 @@
 #include <optional>
 #include <sstream>
 
-#include "runtime/metrics.h"
+#include "runtime/reporting/metrics.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/cluster/base/temporary_folder.h"

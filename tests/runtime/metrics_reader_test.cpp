@@ -1,4 +1,4 @@
-#include "runtime/metrics_reader.h"
+#include "runtime/reporting/metrics_reader.h"
 
 #include <gmock/gmock.h>
 
@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "cluster/base/error.h"
-#include "runtime/metrics.h"
+#include "runtime/reporting/metrics.h"
 #include "tests/cluster/base/temporary_folder.h"
 
 namespace birkhoff {

@@ -1,4 +1,4 @@
-#include "runtime/metrics.h"
+#include "runtime/reporting/metrics.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,8 @@
 #include <optional>
 #include <sstream>
 
-#include "cluster/base/log.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/utf8.h"
 #include "configs/words.h"
 
 namespace birkhoff {

@@ -1,5 +1,5 @@
 // Intersections of shards against brute force over every element.
-#include "runtime/named_shard.h"
+#include "runtime/checkpoint/named_shard.h"
 
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -134,7 +134,7 @@ TEST(NamedShard, DefectsAreNamed) {
 TEST(NamedShard, WholeShardIsAViewOfTheTensor) {
   const at::Tensor tensor = at::zeros({2, 3});
   const NamedShard shard = whole_shard("x", StateKind::kStatistic, tensor, 1);
-  EXPECT_TRUE(region_of(shard).is_whole());
+  EXPECT_TRUE(shard.region.is_whole());
   shard.data.fill_(4);
   EXPECT_EQ(tensor.sum().item<float>(), 24);
   EXPECT_EQ(shard.data.dim(), 1);

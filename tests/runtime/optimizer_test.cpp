@@ -1,4 +1,4 @@
-#include "runtime/optimizer.h"
+#include "runtime/optimizers/optimizer.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -7,10 +7,10 @@
 #include <cmath>
 #include <map>
 
-#include "cluster/base/thread_group.h"
+#include "cluster/base/collectives/thread_group.h"
 #include "configs/config.pb.h"
-#include "runtime/grad_norm.h"
-#include "runtime/schedule.h"
+#include "runtime/gradients/grad_norm.h"
+#include "runtime/optimizers/schedule.h"
 #include "tests/runtime/toy_model.h"
 
 namespace birkhoff {
@@ -264,16 +264,17 @@ TEST_P(EveryOptimizer, StateCoversEveryElementOnceAndResumesExactly) {
       ASSERT_EQ(shards.size(), others.size());
       for (std::size_t i = 0; i < shards.size(); ++i) {
         const NamedShard& shard = shards[i];
-        EXPECT_EQ(shard.flat_begin, covered[shard.name]) << shard.name;
-        EXPECT_EQ(shard.data.numel(), shard.flat_end - shard.flat_begin);
+        EXPECT_EQ(shard.region.flat_begin, covered[shard.name]) << shard.name;
+        EXPECT_EQ(shard.data.numel(), shard.region.flat_end - shard.region.flat_begin);
         EXPECT_TRUE(shard.data.is_contiguous());
         EXPECT_GE(shard.owner, 0);
         EXPECT_LT(shard.owner, size);
-        covered[shard.name] = shard.flat_end;
+        covered[shard.name] = shard.region.flat_end;
         others[i].data.copy_(shard.data);  // what loading a checkpoint does
       }
       for (const NamedShard& shard : shards) {
-        EXPECT_EQ(covered[shard.name], c10::multiply_integers(shard.global_shape)) << shard.name;
+        EXPECT_EQ(covered[shard.name], c10::multiply_integers(shard.region.global_shape))
+            << shard.name;
       }
       for (std::size_t p = 0; p < copy.list().size(); ++p) {
         copy.list()[p].value.detach().copy_(parameters.list()[p].value.detach());

@@ -1,4 +1,4 @@
-#include "runtime/plot.h"
+#include "runtime/reporting/plot.h"
 
 #include <gmock/gmock.h>
 
@@ -6,7 +6,7 @@
 #include <regex>
 #include <sstream>
 
-#include "runtime/display_text.h"
+#include "runtime/reporting/display_text.h"
 
 namespace birkhoff {
 namespace {

@@ -12,11 +12,11 @@
 #include <numeric>
 #include <set>
 
-#include "cluster/base/thread_group.h"
+#include "cluster/base/collectives/thread_group.h"
 #include "configs/config.pb.h"
-#include "runtime/grad_buckets.h"
-#include "runtime/named_shard.h"
-#include "runtime/schedule.h"
+#include "runtime/checkpoint/named_shard.h"
+#include "runtime/gradients/grad_buckets.h"
+#include "runtime/optimizers/schedule.h"
 
 namespace birkhoff {
 namespace {

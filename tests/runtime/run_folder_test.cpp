@@ -1,4 +1,4 @@
-#include "runtime/run_folder.h"
+#include "runtime/checkpoint/run_folder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <functional>
 #include <regex>
 
+#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "cluster/base/thread_group.h"
 #include "runtime/run_checkpoints.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"

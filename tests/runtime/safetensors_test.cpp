@@ -1,6 +1,6 @@
 // The safetensors reader against files that are damaged or made to harm, and against what the
 // writer wrote.
-#include "runtime/safetensors.h"
+#include "runtime/checkpoint/safetensors.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

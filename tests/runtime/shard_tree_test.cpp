@@ -1,10 +1,10 @@
-#include "runtime/shard_tree.h"
+#include "runtime/gradients/shard_tree.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "cluster/base/thread_group.h"
-#include "runtime/shard_reduction.h"
+#include "cluster/base/collectives/thread_group.h"
+#include "runtime/gradients/shard_reduction.h"
 
 namespace birkhoff {
 namespace {

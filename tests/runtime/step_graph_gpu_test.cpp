@@ -6,12 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cluster/base/device.h"
 #include "cluster/base/error.h"
-#include "cluster/base/philox.h"
-#include "runtime/grad_buckets.h"
-#include "runtime/grad_norm.h"
-#include "runtime/step_scalars.h"
+#include "cluster/base/gpu/device.h"
+#include "cluster/base/random/philox.h"
+#include "runtime/gradients/grad_buckets.h"
+#include "runtime/gradients/grad_norm.h"
+#include "runtime/optimizers/step_scalars.h"
 
 namespace birkhoff {
 namespace {

@@ -35,7 +35,7 @@ class ToyTraining {
                 config.train().invariant().shards(), config.train().zero()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
 
-  // This rank's part of the global batch at `consumed`, as data/loader.h divides it.
+  // This rank's part of the global batch at `consumed`, as data/loader/loader.h divides it.
   Batch next_batch() {
     const std::int64_t global = config_.train().global_batch();
     if (before_batch) before_batch(consumed_ / global + 1);

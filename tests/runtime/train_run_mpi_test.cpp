@@ -12,11 +12,11 @@
 #include <nlohmann/json.hpp>
 
 #include "cluster/base/error.h"
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 #include "configs/config_io.h"
-#include "data/corpus.h"
-#include "data/prepare.h"
-#include "runtime/checkpoint.h"
+#include "data/corpus/corpus.h"
+#include "data/prepare/prepare.h"
+#include "runtime/checkpoint/checkpoint.h"
 #include "runtime/train_run.h"
 #include "tests/cluster/mpi_test_main.h"
 

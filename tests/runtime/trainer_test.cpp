@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
-#include "cluster/base/thread_group.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {

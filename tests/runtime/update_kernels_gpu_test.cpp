@@ -7,12 +7,13 @@
 #include <limits>
 
 #include "configs/config.pb.h"
-#include "runtime/adafactor.h"
-#include "runtime/adamw.h"
-#include "runtime/block_sums.h"
-#include "runtime/fused_adamw.h"
-#include "runtime/grad_norm.h"
+#include "runtime/gradients/chunk_sums.h"
+#include "runtime/gradients/grad_norm.h"
+#include "runtime/optimizers/adafactor.h"
+#include "runtime/optimizers/adamw.h"
+#include "runtime/optimizers/gpu_adamw.h"
 #include "tests/kernel_error.h"
+#include "tests/runtime/adamw_reference.h"
 
 namespace birkhoff {
 namespace {
@@ -56,8 +57,8 @@ void check_update(std::int64_t elements, at::ScalarType gradient_dtype) {
   FusedAdamWBucket reference = converted(start, at::kFloat, gradient_dtype, at::kCPU);
   FusedAdamWBucket kernel = converted(start, at::kFloat, gradient_dtype, at::kCUDA);
   const at::Tensor scalars = scalars_of(1), num_updates = at::full({1}, 7.0, at::kDouble);
-  reference_adamw(exact, kConstants, scalars, num_updates);
-  reference_adamw(reference, kConstants, scalars, num_updates);
+  testing::reference_adamw(exact, kConstants, scalars, num_updates);
+  testing::reference_adamw(reference, kConstants, scalars, num_updates);
   fused_adamw(kernel, kConstants, scalars.cuda(), num_updates.cuda());
   expect_as_exact(kernel.values_n, reference.values_n, exact.values_n, "values");
   expect_as_exact(kernel.m_n, reference.m_n, exact.m_n, "m");

@@ -2,10 +2,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
+#include <cstdlib>
 #include <vector>
+
+#include "cluster/base/instruction_set.h"
 
 namespace birkhoff {
 namespace {
@@ -52,6 +56,21 @@ TEST(Cpu, TensorsFindTheMemoryOfEarlierOnes) {
   // Earlier tests may have left memory for the smaller tensors, and a page may be of 2 MiB.
   EXPECT_GE(first, (48 + 48) / 2);
   EXPECT_LE(new_pages(step), first / 50);
+}
+
+// In a process of its own, because each of them decides once.
+TEST(CpuDeathTest, OneVariableLimitsOurLoopsAndLibTorch) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto code_of = [](const char* set, InstructionSet expected, const char* libtorch) {
+    setenv("BIRKHOFF_CPU", set, 1);
+    if (instruction_set() != expected || name_of(expected) != set) return 1;
+    return at::get_cpu_capability() == libtorch ? 0 : 2;
+  };
+  EXPECT_EXIT(std::exit(code_of("portable", InstructionSet::kPortable, "DEFAULT")),
+              testing::ExitedWithCode(0), "");
+  if (!is_supported(InstructionSet::kAvx2)) return;
+  EXPECT_EXIT(std::exit(code_of("avx2", InstructionSet::kAvx2, "AVX2")), testing::ExitedWithCode(0),
+              "");
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 #include <cstring>
 #include <limits>
 
-#include "cluster/base/cuda/check.h"
-#include "cluster/base/cuda/handles.h"
-#include "cluster/base/device.h"
+#include "cluster/base/collectives/gpu_reduce_params.h"
+#include "cluster/base/collectives/reduce.h"
 #include "cluster/base/error.h"
-#include "cluster/base/philox.h"
-#include "cluster/base/reduce.h"
-#include "cluster/base/reduce_params.h"
+#include "cluster/base/gpu/check.h"
+#include "cluster/base/gpu/device.h"
+#include "cluster/base/gpu/handles.h"
+#include "cluster/base/random/philox.h"
 #include "tests/kernel_error.h"
 
 namespace birkhoff {

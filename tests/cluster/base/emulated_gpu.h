@@ -1,5 +1,5 @@
 // One block of a GPU's threads on the CPU, for tests of kernels whose source takes its thread as a
-// template parameter (cluster/base/cuda/gpu_thread.cuh): every thread is a fiber with a stack of
+// template parameter (cluster/base/gpu/gpu_thread.cuh): every thread is a fiber with a stack of
 // its own; what a warp does together happens when all of its lanes have come to it.
 //
 // It fails a test, by name, on what a GPU would do silently: shared memory out of bounds, read

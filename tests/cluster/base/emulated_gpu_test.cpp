@@ -6,7 +6,7 @@
 
 #include <stdexcept>
 
-#include "cluster/base/cuda/kernel_source.h"
+#include "cluster/base/gpu/kernel_source.h"
 
 namespace birkhoff::testing {
 namespace {

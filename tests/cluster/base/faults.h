@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 
 namespace birkhoff {
 

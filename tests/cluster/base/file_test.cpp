@@ -1,4 +1,4 @@
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-#include "cluster/base/log.h"
+#include "cluster/base/logging/log.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <regex>
 #include <sstream>
 
-#include "cluster/base/file.h"
+#include "cluster/base/files/file.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/cluster/base/temporary_folder.h"

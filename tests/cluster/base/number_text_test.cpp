@@ -1,4 +1,4 @@
-#include "cluster/base/number_text.h"
+#include "cluster/base/text/number_text.h"
 
 #include <gtest/gtest.h>
 

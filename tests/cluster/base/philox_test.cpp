@@ -1,4 +1,4 @@
-#include "cluster/base/philox.h"
+#include "cluster/base/random/philox.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-#include "cluster/base/plural.h"
+#include "cluster/base/text/plural.h"
 
 #include <gtest/gtest.h>
 

@@ -1,0 +1,212 @@
+// Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+#include "attention/kernels/block_attention/paths.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "attention/kernels/block_attention/cpu_tasks.h"
+#include "attention/kernels/block_attention/gpu_arguments.h"
+#include "cluster/base/gpu/device.h"
+#include "cluster/base/tensors/second_gradient.h"
+
+namespace birkhoff {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// x, or a copy of it that the kernels of its device can read.
+at::Tensor with_fitting_rows(const at::Tensor& x) {
+  if (x.is_cuda()) return with_aligned_rows(x);
+  return x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+BlockResults attend(const BlockOperands& operands) {
+  const BlockResults results = new_results(operands);
+  if (operands.q_BHNbD.is_cpu()) {
+    attend_in_tiles(operands, results);
+  } else if constexpr (kHasGpuKernels) {
+    launch_block_attention(block_attention_params(operands, results),
+                           current_stream(operands.q_BHNbD));
+  }
+  return results;
+}
+
+BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& results,
+                            const at::Tensor& d_out) {
+  if (d_out.is_cpu()) {
+    const BlockGradients gradients = new_gradients(operands, at::kDouble);
+    gradients_in_tiles(operands, results, d_out, gradients);
+    return gradients;
+  }
+  const BlockGradients gradients = new_gradients(operands, at::kFloat);
+  if constexpr (kHasGpuKernels) {
+    const at::Tensor delta_BHNb = at::empty_like(results.softmax_2BHNb[0]);
+    launch_block_attention_backward(
+        block_attention_params(operands, results, d_out, delta_BHNb, gradients),
+        current_stream(d_out));
+  }
+  return gradients;
+}
+
+// The gradient of a bias from sums that have a place for each block of each head. One dim after
+// another, because LibTorch's sum of all at once would depend on the number of threads.
+at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
+  for (std::int64_t dim = 0; dim < 3; ++dim) {
+    if (bias.size(dim) == 1) sums = sums.sum(dim, /*keepdim=*/true);
+  }
+  return sums.to(bias.scalar_type());
+}
+
+// Gradients of q, of all keys, and of the biases that there are.
+variable_list listed(const BlockOperands& operands, const BlockGradients& made) {
+  variable_list result{made.d_q_BHNbD};
+  for (const KeyGradients& keys : made.keys) {
+    result.insert(result.end(), {keys.d_k_BHNbD, keys.d_v_BHNbD});
+  }
+  for (std::size_t s = 0; s < made.keys.size(); ++s) {
+    if (!made.keys[s].d_bias.defined()) continue;
+    result.push_back(sum_to_bias(made.keys[s].d_bias, operands.keys[s].bias_BHNbb));
+  }
+  return result;
+}
+
+BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
+  BlockOperands operands = operands_of(in, columns);
+  operands.q_BHNbD = with_fitting_rows(operands.q_BHNbD);
+  for (KeyBlocks& keys : operands.keys) {
+    const bool tied = keys.v_BHNbD.is_same(keys.k_BHNbD);
+    keys.k_BHNbD = with_fitting_rows(keys.k_BHNbD);
+    keys.v_BHNbD = tied ? keys.k_BHNbD : with_fitting_rows(keys.v_BHNbD);
+  }
+  return operands;
+}
+
+struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
+  // Autograd sees q, keys and the biases that there are; `in` holds them too, and what else there
+  // is.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHNbD*/,
+                            at::TensorList /*keys_BHNbD*/, at::TensorList /*biases*/,
+                            const BlockAttention& in, NoiseColumns columns) {
+    const BlockOperands operands = fitting_operands(in, columns);
+    const BlockResults results = attend(operands);
+    save(context, operands, results);
+    return results.out_BHNbD;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const auto [operands, results] = restore(context);
+    const at::Tensor d_out = with_fitting_rows(gradients[0]);
+    variable_list result = listed(operands, gradients_of(operands, results, d_out));
+    result.resize(result.size() + 2);  // of `in` and `columns`
+    return result;
+  }
+
+ private:
+  static void save(AutogradContext* context, const BlockOperands& operands,
+                   const BlockResults& results) {
+    const NoiseKey noise = operands.noise.value_or(NoiseKey{});
+    // The loop on the CPU does without `out`.
+    const at::Tensor out = results.out_BHNbD.is_cpu() ? at::Tensor() : results.out_BHNbD;
+    variable_list saved{operands.q_BHNbD, out, results.softmax_2BHNb, noise.step,
+                        noise.sample_ids_B};
+    std::vector<std::int64_t> windows;
+    for (const KeyBlocks& keys : operands.keys) {
+      saved.insert(saved.end(), {keys.k_BHNbD, keys.v_BHNbD, keys.bias_BHNbb});
+      saved.insert(saved.end(), keys.legal_BHNbb.begin(), keys.legal_BHNbb.end());
+      windows.insert(windows.end(),
+                     {keys.window.first_offset, keys.window.last_offset, keys.window.causal});
+    }
+    context->save_for_backward(std::move(saved));
+    context->saved_data["windows"] = windows;
+    context->saved_data["dropout"] = static_cast<double>(operands.dropout);
+    context->saved_data["noise"] =
+        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer,
+                                  operands.columns.first, operands.columns.all};
+  }
+
+  static std::pair<BlockOperands, BlockResults> restore(AutogradContext* context) {
+    const variable_list saved = context->get_saved_variables();
+    const std::vector<std::int64_t> noise = context->saved_data["noise"].toIntVector();
+    const std::vector<std::int64_t> windows = context->saved_data["windows"].toIntVector();
+    BlockOperands operands;
+    operands.q_BHNbD = saved[0];
+    auto next = saved.begin() + 5;
+    for (std::size_t w = 0; w < windows.size(); w += 3) {
+      KeyBlocks& keys = operands.keys.emplace_back();
+      keys.window = {.first_offset = static_cast<int>(windows[w]),
+                     .last_offset = static_cast<int>(windows[w + 1]),
+                     .causal = windows[w + 2] != 0};
+      keys.k_BHNbD = *next++;
+      keys.v_BHNbD = *next++;
+      keys.bias_BHNbb = *next++;
+      keys.legal_BHNbb = {next, next + keys.window.num_offsets()};
+      next += keys.window.num_offsets();
+    }
+    operands.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
+    if (saved[3].defined()) {
+      operands.noise = NoiseKey{.seed = static_cast<std::uint64_t>(noise[0]),
+                                .step = saved[3],
+                                .layer = static_cast<std::uint32_t>(noise[1]),
+                                .sample_ids_B = saved[4]};
+    }
+    operands.columns = {.first = noise[2], .all = noise[3]};
+    return {operands, {saved[1], saved[2]}};
+  }
+};
+
+// One softmax over all of in.keys.
+at::Tensor attend_entries(BlockAttention in, NoiseColumns columns) {
+  std::vector<at::Tensor> keys_BHNbD, biases;
+  for (KeyBlocks& keys : in.keys) {
+    keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
+    if (!keys.bias_BHNbb.defined()) continue;
+    while (keys.bias_BHNbb.dim() < 5) keys.bias_BHNbb = keys.bias_BHNbb.unsqueeze(0);
+    biases.push_back(keys.bias_BHNbb);
+  }
+  return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), at::TensorList(biases),
+                                    in, columns);
+}
+
+NoiseColumns all_columns(const BlockAttention& in) {
+  NoiseColumns columns;
+  for (const KeyBlocks& keys : in.keys) columns.all += num_columns(keys);
+  return columns;
+}
+
+}  // namespace
+
+at::Tensor attend_fused(const BlockAttention& in) {
+  NoiseColumns columns = all_columns(in);
+  if (in.one_softmax) return attend_entries(in, columns);
+  at::Tensor out_BHNbD;
+  for (const KeyBlocks& keys : in.keys) {
+    BlockAttention one = in;
+    one.keys = {keys};
+    const at::Tensor part = attend_entries(one, columns);
+    out_BHNbD = out_BHNbD.defined() ? out_BHNbD + part : part;
+    columns.first += num_columns(keys);
+  }
+  return out_BHNbD;
+}
+
+BlockResults fused_forward(const BlockAttention& in) {
+  return attend(fitting_operands(in, all_columns(in)));
+}
+
+std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResults& results,
+                                       const at::Tensor& d_out_BHNbD) {
+  const BlockOperands operands = fitting_operands(in, all_columns(in));
+  return listed(
+      operands,
+      gradients_of(operands, {with_fitting_rows(results.out_BHNbD), results.softmax_2BHNb},
+                   with_fitting_rows(d_out_BHNbD)));
+}
+
+}  // namespace birkhoff

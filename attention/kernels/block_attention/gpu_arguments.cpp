@@ -1,0 +1,147 @@
+#include "attention/kernels/block_attention/gpu_arguments.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr std::int64_t kLeastBlock = 16;
+
+bool has_aligned_rows(const at::Tensor& x) {
+  bool aligned =
+      x.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  for (std::int64_t dim = 0; dim < x.dim() - 1; ++dim) {
+    aligned = aligned && (x.size(dim) == 1 || x.stride(dim) % 8 == 0);
+  }
+  return aligned;
+}
+
+// The kernels know 16-bit words. They write to results alone.
+std::uint16_t* words_of(const at::Tensor& x) {
+  return static_cast<std::uint16_t*>(const_cast<void*>(x.const_data_ptr()));
+}
+
+float* floats_of(const at::Tensor& x) {
+  require(x.is_contiguous(), "block attention: statistics must be contiguous");
+  return x.mutable_data_ptr<float>();
+}
+
+BlockDropoutParams dropout_of(const BlockOperands& operands) {
+  if (!operands.noise || operands.dropout == 0) return {};
+  const NoiseKey& noise = *operands.noise;
+  const at::Tensor& q = operands.q_BHNbD;
+  require(noise.step.device() == q.device() && noise.sample_ids_B.device() == q.device() &&
+              noise.sample_ids_B.is_contiguous() && noise.sample_ids_B.size(0) == q.size(0),
+          "block attention: noise needs a step and one sample id for each row, where q is");
+  return {.p = operands.dropout,
+          .scale = 1 / (1 - operands.dropout),
+          .seed = noise.seed,
+          .step = noise.step.const_data_ptr<std::int64_t>(),
+          .layer = noise.layer,
+          .purpose = static_cast<std::uint32_t>(NoisePurpose::kAttentionDropout),
+          .sample_ids = noise.sample_ids_B.const_data_ptr<std::int64_t>(),
+          .first_column = operands.columns.first,
+          .columns = operands.columns.all};
+}
+
+}  // namespace
+
+bool fits_gpu_kernels(const BlockAttention& in) {
+  const at::Tensor& q = in.q_BHNbD;
+  const at::ScalarType dtype = q.scalar_type();
+  const std::int64_t head_dim = q.size(4);
+  if ((dtype != at::kBFloat16 && dtype != at::kHalf) || head_dim % 8 != 0 ||
+      head_dim > BlockAttentionParams::kMostHeadDim || q.size(3) < kLeastBlock ||
+      in.keys.size() > BlockAttentionParams::kMostSources) {
+    return false;
+  }
+  std::int64_t num_masks = 0;
+  const bool keys_fit = std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
+    num_masks += keys.window.num_offsets();
+    const at::Tensor& bias = keys.bias_BHNbb;
+    return keys.k_BHNbD.scalar_type() == dtype && keys.v_BHNbD.scalar_type() == dtype &&
+           (!bias.defined() || (keys.window.is_own_block() && bias.scalar_type() == dtype &&
+                                bias.dim() == 5 && bias.size(3) == 1));
+  });
+  // Numbers of tasks and of rows.
+  const std::int64_t rows = q.numel() / head_dim * static_cast<std::int64_t>(in.keys.size());
+  return keys_fit && num_masks <= BlockAttentionParams::kMostMasks &&
+         rows <= std::numeric_limits<std::int32_t>::max();
+}
+
+at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD) {
+  return has_aligned_rows(x_BHNbD) ? x_BHNbD : x_BHNbD.clone(at::MemoryFormat::Contiguous);
+}
+
+BlockRowsParams block_rows(const at::Tensor& x_BHNbD) {
+  require(has_aligned_rows(x_BHNbD), "block attention: rows must be aligned to 16 bytes");
+  return {.data = words_of(x_BHNbD),
+          .strides = {x_BHNbD.stride(0), x_BHNbD.stride(1), x_BHNbD.stride(2), x_BHNbD.stride(3)}};
+}
+
+BlockAttentionParams block_attention_params(const BlockOperands& operands,
+                                            const BlockResults& results) {
+  const at::Tensor& q = operands.q_BHNbD;
+  const auto size = [&](std::int64_t dim) { return static_cast<int>(q.size(dim)); };
+  BlockAttentionParams params{};
+  params.dtype = q.scalar_type() == at::kHalf ? KernelDtype::kHalf : KernelDtype::kBFloat16;
+  params.batch = size(0);
+  params.heads = size(1);
+  params.blocks = size(2);
+  params.block = size(3);
+  params.head_dim = size(4);
+  params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(size(4))));
+  params.q = block_rows(q);
+  params.out = block_rows(results.out_BHNbD);
+  params.max = floats_of(results.softmax_2BHNb[0]);
+  params.inverse_sum = floats_of(results.softmax_2BHNb[1]);
+  params.dropout = dropout_of(operands);
+  params.num_sources = static_cast<int>(operands.keys.size());
+  for (std::size_t s = 0, m = 0; s < operands.keys.size(); ++s) {
+    const KeyBlocks& keys = operands.keys[s];
+    KeySourceParams& source = params.sources[s];
+    source.window = keys.window;
+    source.first_mask = static_cast<int>(m);
+    source.k = block_rows(keys.k_BHNbD);
+    source.v = block_rows(keys.v_BHNbD);
+    if (keys.bias_BHNbb.defined()) {
+      const at::Tensor bias = keys.bias_BHNbb.expand({size(0), size(1), size(2), 1, size(3)});
+      source.bias.data = words_of(bias);
+      const std::int64_t dims[] = {0, 1, 2, 4};
+      std::transform(dims, dims + 4, source.bias.strides,
+                     [&](std::int64_t dim) { return bias.stride(dim); });
+    }
+    for (const at::Tensor& legal : keys.legal_BHNbb) {
+      BlockMaskParams& mask = params.masks[m++];
+      if (!legal.defined()) continue;
+      mask.data = legal.const_data_ptr<bool>();
+      std::copy_n(legal.strides().begin(), 5, mask.strides);
+    }
+  }
+  return params;
+}
+
+BlockAttentionParams block_attention_params(const BlockOperands& operands,
+                                            const BlockResults& results,
+                                            const at::Tensor& d_out_BHNbD,
+                                            const at::Tensor& delta_BHNb,
+                                            const BlockGradients& gradients) {
+  BlockAttentionParams params = block_attention_params(operands, results);
+  params.d_out = block_rows(d_out_BHNbD);
+  params.d_q = block_rows(gradients.d_q_BHNbD);
+  params.delta = floats_of(delta_BHNb);
+  for (std::size_t s = 0; s < gradients.keys.size(); ++s) {
+    KeySourceParams& source = params.sources[s];
+    source.d_k = block_rows(gradients.keys[s].d_k_BHNbD);
+    source.d_v = block_rows(gradients.keys[s].d_v_BHNbD);
+    if (source.bias.data) source.bias.gradient = floats_of(gradients.keys[s].d_bias);
+  }
+  return params;
+}
+
+}  // namespace birkhoff

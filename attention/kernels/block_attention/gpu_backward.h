@@ -1,0 +1,403 @@
+// Gradients of gpu_forward.h, p made again from m and z. Legend as there.
+//
+//   delta_i = sum_d d_out_id out_id,  d_p_ij = M_ij sum_d d_out_id v_jd,
+//   d_s_ij = p_ij (d_p_ij - delta_i),  d_bias_j = sum_i d_s_ij,
+//   d_q_id = scale sum_j d_s_ij k_jd,  d_k_jd = scale sum_i d_s_ij q_id,
+//   d_v_jd = sum_i p_ij M_ij d_out_id.
+//
+// BlockAttentionBackwardQueries: a block of threads owns a tile of queries of one head and makes
+// their d_q. Where it alone sees its keys (BlockAttentionParams::owns_keys: blocks of at most 64,
+// as in Sinkhorn attention and block-local attention without neighbours) it makes d_k, d_v and
+// d_bias of each tile of keys too, with p and d_s in shared memory, where a warp owns 16 keys.
+// Else it leaves delta to
+// BlockAttentionBackwardKeys: a block of threads owns a tile of keys of one head and makes their
+// gradients from all tiles of queries that see them, p with keys as rows; a warp owns 16 keys.
+//
+// For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
+// and 256: 65, 113 and 145 KiB for queries, 50, 98 and 129 KiB for keys. 16-bit products with fp32
+// sums, p and d_s rounded to 16 bits between products, all else fp32. Each number has one owner,
+// who adds in a fixed order: no atomics, the same bits each time.
+#pragma once
+
+#include "attention/kernels/block_attention/gpu_body.h"
+
+namespace birkhoff {
+
+// Columns of p and d_s at once: more would not fit into registers beside the results.
+constexpr int kAtOnce = 32;
+
+template <typename Thread, int kHeadDim, bool kOwnsKeys>
+class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
+  using Body = BlockAttentionBody<Thread, kHeadDim>;
+  using typename Body::Columns;
+  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
+  using Shape = BlockAttentionShape<kHeadDim>;
+  using Body::first_column_;
+  using Body::first_row_;
+  using Body::lane_;
+  using Body::p_;
+  using Body::thread_;
+
+  static constexpr int kStages = Shape::kBackwardStages;
+  static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes, kKeys = 2 * Shape::kRowsBytes,
+                                 kP = kKeys + 2 * kStages * Shape::kRowsBytes,
+                                 kDS = kP + Shape::kPairsBytes, kBias = kDS + Shape::kPairsBytes,
+                                 kMaximum = kBias + Shape::kNumbersBytes,
+                                 kInverseSum = kMaximum + Shape::kNumbersBytes,
+                                 kDelta = kInverseSum + Shape::kNumbersBytes;
+
+ public:
+  using Body::Body;
+
+  // Blocks of threads.
+  static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
+
+  BIRKHOFF_DEVICE void run() {
+    int first_query;
+    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
+    const int num_queries = this->rows_from(first_query);
+    this->find_noise(place.batch);
+
+    this->load_rows(kQ, p_.q, place, first_query);
+    this->load_rows(kDOut, p_.d_out, place, first_query);
+    this->load_numbers(kMaximum, p_.max, place, first_query);
+    this->load_numbers(kInverseSum, p_.inverse_sum, place, first_query);
+    KeyTiles<KeySourceParams> keys(p_.sources, p_.num_sources, p_.blocks, p_.block, place.n,
+                                   first_query);
+    bool more = keys.next();
+    if (more) load_keys(keys, place, 0);
+    thread_.commit();
+
+    thread_.sync_warp();  // else the assembler lets the copies wait for what follows
+    make_delta(place, first_query);
+
+    Columns d_q = {};
+    for (int stage = 0; more; stage = (stage + 1) % kStages) {
+      const KeyTiles<KeySourceParams> now = keys;
+      more = keys.next();
+      if (more && kStages == 2) load_keys(keys, place, stage ^ 1);
+      thread_.commit();
+      // What needs no tile, while the tiles come.
+      this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
+      const TilePair pair = this->pair_of(place, first_query, now);
+      const std::uint32_t visible = this->template visible_pairs<false>(pair);
+      const std::uint32_t kept = this->template kept_pairs<false>(pair);
+      thread_.template wait<kStages - 1>();
+      thread_.sync();
+      BIRKHOFF_UNROLL_BY(1)
+      for (int first = 0; first < pair.num_keys; first += kAtOnce) {
+        Pairs p = {}, d_s = {};
+        const bool hidden = pair.diagonal && first_row_ + 15 < first;
+        if (first_row_ < num_queries && !hidden) {
+          this->multiply_rows(p, kQ, k_tile(stage), first);
+          this->template take_logits<false>(p, pair, kBias, first, visible);
+          this->multiply_rows(d_s, kDOut, v_tile(stage), first);
+          take_gradient(p, d_s, kept >> first / 2);
+          this->multiply_columns(d_q, d_s, k_tile(stage), first);
+        }
+        if (kOwnsKeys && first_column_ == 0) {
+          store_pairs(kP, p, first);
+          store_pairs(kDS, d_s, first);
+        }
+      }
+      if constexpr (kOwnsKeys) {
+        thread_.sync();
+        if (first_row_ < p_.block) store_key_gradients(p_.sources[now.source()], place, stage);
+      }
+      thread_.sync();  // the tiles have been read
+      if (more && kStages == 1) load_keys(keys, place, 0);
+    }
+    thread_.template wait<0>();
+    thread_.sync();
+    if (!kOwnsKeys && thread_.index() < num_queries) {
+      p_.delta[this->number_of(place, first_query) + thread_.index()] = delta_of(thread_.index());
+    }
+    if (first_row_ < num_queries) {
+      this->store_rows(d_q, p_.scale, kQ, p_.d_q, place, first_query);
+    }
+  }
+
+ private:
+  static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
+    return kKeys + 2 * stage * Shape::kRowsBytes;
+  }
+  static BIRKHOFF_DEVICE std::uint32_t v_tile(int stage) {
+    return kKeys + (2 * stage + 1) * Shape::kRowsBytes;
+  }
+
+  BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, BlockPlace place,
+                                 int stage) const {
+    const KeySourceParams& source = p_.sources[keys.source()];
+    place.n += keys.offset();
+    this->load_rows(k_tile(stage), source.k, place, keys.first_key());
+    this->load_rows(v_tile(stage), source.v, place, keys.first_key());
+  }
+
+  // Four lanes add up a row's columns that the warp owns. All loads are under way before the first
+  // is used: memory is waited for once.
+  BIRKHOFF_DEVICE void make_delta(const BlockPlace& place, int first_query) const {
+    constexpr int kSteps = Shape::kWarpColumns / 32;
+    const int row = first_row_ + lane_ / 4, column = first_column_ + lane_ % 4 * 8;
+    const std::uint16_t* from_out = Body::first_of(p_.out, place, first_query + row) + column;
+    const std::uint16_t* from_d_out = Body::first_of(p_.d_out, place, first_query + row) + column;
+    Words out[2 * kSteps], d_out[2 * kSteps];
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int count = row + 8 * half < this->rows_from(first_query) ? p_.head_dim : 0;
+      BIRKHOFF_UNROLL
+      for (int step = 0; step < kSteps; ++step) {
+        const int i = half * kSteps + step;
+        out[i] = d_out[i] = {};
+        if (column + 32 * step >= count) continue;
+        out[i] = *reinterpret_cast<const Words*>(from_out + 32 * step);
+        d_out[i] = *reinterpret_cast<const Words*>(from_d_out + 32 * step);
+      }
+      from_out += 8 * p_.out.strides[3];
+      from_d_out += 8 * p_.d_out.strides[3];
+    }
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float delta = 0;
+      BIRKHOFF_UNROLL
+      for (int i = half * kSteps; i < (half + 1) * kSteps; ++i) {
+        BIRKHOFF_UNROLL
+        for (int k = 0; k < 8; ++k) {
+          const int shift = k % 2 * 16;
+          delta += thread_.unpack(static_cast<std::uint16_t>(out[i].words[k / 2] >> shift)) *
+                   thread_.unpack(static_cast<std::uint16_t>(d_out[i].words[k / 2] >> shift));
+        }
+      }
+      delta += thread_.exchange(delta, 1);
+      delta += thread_.exchange(delta, 2);
+      if (lane_ % 4 != 0) continue;
+      thread_.store_shared(
+          delta_part(first_row_ + lane_ / 4 + 8 * half, first_column_ / Shape::kWarpColumns),
+          delta);
+    }
+  }
+
+  // Of a row, of the columns that one warp owns.
+  static BIRKHOFF_DEVICE std::uint32_t delta_part(int row, int part) {
+    return kDelta + part * Shape::kNumbersBytes + 4 * row;
+  }
+  BIRKHOFF_DEVICE float delta_of(int row) const {
+    float delta = thread_.template load_shared<float>(delta_part(row, 0));
+    BIRKHOFF_UNROLL
+    for (int part = 1; part < Shape::kWarpsOfRow; ++part) {
+      delta += thread_.template load_shared<float>(delta_part(row, part));
+    }
+    return delta;
+  }
+
+  // Logits become the factors of d_out in d_v, products d_out . v become d_s.
+  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept) const {
+    const bool drops = p_.dropout.p > 0;
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      const float maximum = thread_.template load_shared<float>(kMaximum + 4 * row);
+      const float inverse_sum = thread_.template load_shared<float>(kInverseSum + 4 * row);
+      const float delta = delta_of(row);
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kAtOnce / 8; ++j) {
+        BIRKHOFF_UNROLL
+        for (int r = 2 * half; r < 2 * half + 2; ++r) {
+          const float share = thread_.exp2(p[j][r] - maximum) * inverse_sum;
+          const float factor = drops ? this->kept(kept, 4 * j + r) : 1;
+          d_s[j][r] = share * (d_s[j][r] * factor - delta);
+          p[j][r] = share * factor;
+        }
+      }
+    }
+  }
+
+  BIRKHOFF_DEVICE void store_pairs(std::uint32_t tile, const Pairs& c, int first) const {
+    const Place place = place_in_c(lane_, 0);
+    tile += place_in_tile<kTileRows>(first_row_ + place.row, first + place.column);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kAtOnce / 8; ++j) {
+      thread_.store_shared(further_right(tile, 8 * j), thread_.pack(c[j][0], c[j][1]));
+      thread_.store_shared(further_right(tile, 8 * j) + 2 * 8 * kTileRows,
+                           thread_.pack(c[j][2], c[j][3]));
+    }
+  }
+
+  // Columns [first_row_, first_row_ + 16) of rows [first_i, first_i + 16) of a tile of pairs, as
+  // rows.
+  BIRKHOFF_DEVICE void load_transposed(std::uint32_t (&a)[4], std::uint32_t tile,
+                                       int first_i) const {
+    const Place right = rightwards(lane_);
+    tile += place_in_tile<kTileRows>(right.row, first_row_ + right.column);
+    thread_.template load_matrices<true>(a, tile + 2 * first_i * kTileRows);
+  }
+
+  // Of the warp's 16 keys, through the tiles they came in: all warps are done with those.
+  BIRKHOFF_DEVICE void store_key_gradients(const KeySourceParams& source, const BlockPlace& place,
+                                           int stage) const {
+    Columns gradient = {};
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < kTileRows; i += 16) {
+      std::uint32_t a[4];
+      load_transposed(a, kP, i);
+      this->multiply_columns(gradient, a, kDOut, i);
+    }
+    this->store_rows(gradient, 1, v_tile(stage), source.d_v, place, 0);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
+      BIRKHOFF_UNROLL
+      for (int r = 0; r < 4; ++r) gradient[j][r] = 0;
+    }
+    const std::uint32_t ones = thread_.pack(1, 1);
+    float d_bias[4] = {};
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < kTileRows; i += 16) {
+      std::uint32_t a[4];
+      load_transposed(a, kDS, i);
+      this->multiply_columns(gradient, a, kQ, i);
+      if (source.bias.data != nullptr) thread_.multiply(d_bias, a, ones, ones);
+    }
+    this->store_rows(gradient, p_.scale, k_tile(stage), source.d_k, place, 0);
+    if (source.bias.data == nullptr || first_column_ != 0 || lane_ % 4 != 0) return;
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      if (row < p_.block) source.bias.gradient[this->number_of(place, row)] = d_bias[2 * half];
+    }
+  }
+};
+
+template <typename Thread, int kHeadDim>
+class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
+  using Body = BlockAttentionBody<Thread, kHeadDim>;
+  using typename Body::Columns;
+  using Pairs = typename Body::template Pairs<kAtOnce / 8>;
+  using Shape = BlockAttentionShape<kHeadDim>;
+  using Body::first_column_;
+  using Body::first_row_;
+  using Body::lane_;
+  using Body::p_;
+  using Body::thread_;
+
+  static constexpr int kStages = Shape::kBackwardStages;
+  static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes, kQueries = 2 * Shape::kRowsBytes,
+                                 kStageBytes = 2 * Shape::kRowsBytes + 3 * Shape::kNumbersBytes,
+                                 kBias = kQueries + kStages * kStageBytes;
+
+ public:
+  using Body::Body;
+
+  // Blocks of threads.
+  static std::int64_t num_tasks(const BlockAttentionParams& p) {
+    return p.num_sources * Body::num_tiles(p);
+  }
+
+  BIRKHOFF_DEVICE void run() {
+    const unsigned tiles_of_source = static_cast<unsigned>(Body::num_tiles(p_)),
+                   task = static_cast<unsigned>(thread_.block());
+    const int source_index = static_cast<int>(task / tiles_of_source);
+    const KeySourceParams& source = p_.sources[source_index];
+    int first_key;
+    const BlockPlace place = this->place_of(task % tiles_of_source, first_key);  // of the keys
+    const int num_keys = this->rows_from(first_key);
+    this->find_noise(place.batch);
+
+    this->load_rows(kK, source.k, place, first_key);
+    this->load_rows(kV, source.v, place, first_key);
+    QueryTiles queries(source.window, p_.blocks, p_.block, place.n, first_key);
+    bool more = queries.next();
+    if (more) load_queries(queries, place, 0);
+    thread_.commit();
+    this->load_bias(kBias, source.bias, place, first_key);
+
+    Columns d_k = {}, d_v = {};
+    float d_bias[2] = {};  // of rows lane / 4 and 8 below, this lane's columns
+    for (int stage = 0; more; stage = (stage + 1) % kStages) {
+      const QueryTiles now = queries;
+      more = queries.next();
+      if (more && kStages == 2) load_queries(queries, place, stage ^ 1);
+      thread_.commit();
+      // What needs no tile, while the tiles come.
+      const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
+                                          source_index, now.offset(), first_key);
+      const std::uint32_t visible = this->template visible_pairs<true>(pair);
+      const std::uint32_t kept = this->template kept_pairs<true>(pair);
+      thread_.template wait<kStages - 1>();
+      thread_.sync();
+      if (first_row_ < num_keys) {
+        const std::uint32_t q_tile = kQueries + stage * kStageBytes,
+                            d_out_tile = q_tile + Shape::kRowsBytes;
+        BIRKHOFF_UNROLL_BY(1)
+        for (int first = 0; first < pair.num_queries; first += kAtOnce) {
+          if (pair.diagonal && first + kAtOnce - 1 < first_row_) continue;  // hidden
+          Pairs p = {}, d_s = {};
+          this->multiply_rows(p, kK, q_tile, first);
+          this->template take_logits<true>(p, pair, kBias, first, visible);
+          this->multiply_rows(d_s, kV, d_out_tile, first);
+          take_gradient(p, d_s, kept >> first / 2, d_out_tile + Shape::kRowsBytes + 4 * first);
+          if (source.bias.data != nullptr) {
+            BIRKHOFF_UNROLL
+            for (int i = 0; i < 4 * (kAtOnce / 8); ++i) d_bias[i % 4 / 2] += d_s[i / 4][i % 4];
+          }
+          this->multiply_columns(d_v, p, d_out_tile, first);
+          this->multiply_columns(d_k, d_s, q_tile, first);
+        }
+      }
+      thread_.sync();  // the tiles have been read
+      if (more && kStages == 1) load_queries(queries, place, 0);
+    }
+    thread_.template wait<0>();
+    thread_.sync();
+    if (first_row_ >= num_keys) return;
+    this->store_rows(d_k, p_.scale, kK, source.d_k, place, first_key);
+    this->store_rows(d_v, 1, kV, source.d_v, place, first_key);
+    if (source.bias.data == nullptr) return;
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      float total = d_bias[half];
+      total += thread_.exchange(total, 1);
+      total += thread_.exchange(total, 2);
+      if (first_column_ == 0 && lane_ % 4 == 0 && row < num_keys) {
+        source.bias.gradient[this->number_of(place, first_key) + row] = total;
+      }
+    }
+  }
+
+ private:
+  // q and d_out, then maximum, inverse sum and delta of each query; zeros for queries that do not
+  // exist.
+  BIRKHOFF_DEVICE void load_queries(const QueryTiles& queries, BlockPlace place, int stage) const {
+    const std::uint32_t tile = kQueries + stage * kStageBytes;
+    place.n = queries.n();
+    const int first_query = queries.first_query();
+    this->load_rows(tile, p_.q, place, first_query);
+    this->load_rows(tile + Shape::kRowsBytes, p_.d_out, place, first_query);
+    const std::uint32_t numbers = tile + 2 * Shape::kRowsBytes;
+    this->load_numbers(numbers, p_.max, place, first_query);
+    this->load_numbers(numbers + Shape::kNumbersBytes, p_.inverse_sum, place, first_query);
+    this->load_numbers(numbers + 2 * Shape::kNumbersBytes, p_.delta, place, first_query);
+  }
+
+  // As for queries, with the statistics of a column's query at `numbers`.
+  BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept,
+                                     std::uint32_t numbers) const {
+    const bool drops = p_.dropout.p > 0;
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kAtOnce / 8; ++j) {
+      BIRKHOFF_UNROLL
+      for (int c = 0; c < 2; ++c) {
+        const std::uint32_t at = numbers + 4 * (8 * j + place_in_c(lane_, c).column);
+        const float maximum = thread_.template load_shared<float>(at);
+        const float inverse_sum = thread_.template load_shared<float>(at + Shape::kNumbersBytes);
+        const float delta = thread_.template load_shared<float>(at + 2 * Shape::kNumbersBytes);
+        BIRKHOFF_UNROLL
+        for (int r = c; r < 4; r += 2) {
+          const float share = thread_.exp2(p[j][r] - maximum) * inverse_sum;
+          const float factor = drops ? this->kept(kept, 4 * j + r) : 1;
+          d_s[j][r] = share * (d_s[j][r] * factor - delta);
+          p[j][r] = share * factor;
+        }
+      }
+    }
+  }
+};
+
+}  // namespace birkhoff

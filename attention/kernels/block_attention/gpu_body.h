@@ -1,0 +1,379 @@
+// What the kernels of attention in blocks have in common: a thread's part of tiles in shared
+// memory, of their products, and of softmax. gpu_forward.h and
+// gpu_backward.h say what the kernels compute and who owns what.
+//
+// `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh), or its emulation on the CPU. A tile is
+// kTileRows rows of kHeadDim 16-bit numbers; rows that do not exist, and columns from head_dim on,
+// are zeros. A warp has 16 rows of one tile and, of a result, kWarpColumns columns.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "attention/kernels/block_attention/gpu_params.h"
+#include "cluster/base/random/philox_rounds.h"
+#include "cluster/base/gpu/kernel_source.h"
+
+namespace birkhoff {
+
+// A block of one head.
+struct BlockPlace {
+  int batch, head, n;
+
+  BIRKHOFF_DEVICE std::int64_t of(const std::int64_t* strides) const {
+    return batch * strides[0] + head * strides[1] + n * strides[2];
+  }
+};
+
+// A tile of queries beside a tile of keys.
+struct TilePair {
+  int num_queries, num_keys;
+  bool diagonal;      // query i sees keys j <= i
+  const bool* legal;  // of query 0 and key 0; null: all
+  std::int64_t legal_query_stride, legal_key_stride;
+  bool has_bias;
+  std::int64_t element;  // of the noise of query 0 and key 0
+};
+
+template <typename Thread, int kHeadDim>
+class BlockAttentionBody {
+  using Shape = BlockAttentionShape<kHeadDim>;
+
+ public:
+  BIRKHOFF_DEVICE BlockAttentionBody(const Thread& thread, const BlockAttentionParams& p)
+      : thread_(thread),
+        p_(p),
+        lane_(thread.index() % 32),
+        first_row_(thread.index() / 32 % (kTileRows / 16) * 16),
+        first_column_(thread.index() / 32 / (kTileRows / 16) * Shape::kWarpColumns) {}
+
+ protected:
+  // Numbers of a lane in a warp's 16 rows, by 8 columns: place_in_c() says which. Pairs are beside
+  // 8 kGroups rows of another tile, columns those of a result.
+  template <int kGroups>
+  using Pairs = float[kGroups][4];
+  using Columns = float[Shape::kWarpColumns / 8][4];
+
+  static constexpr float kLog2E = 1.4426950408889634f;
+  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  static constexpr std::uint32_t kAll = 0xffffffff;
+
+  Thread thread_;
+  const BlockAttentionParams& p_;
+  const int lane_, first_row_, first_column_;  // the warp's
+  std::uint64_t noise_key_ = 0, sample_ = 0;
+
+  // ---- Who does what: blocks of threads by head, then tile, block, and batch.
+
+  // Of queries, or of one source's keys.
+  BIRKHOFF_HOST_DEVICE static std::int64_t num_tiles(const BlockAttentionParams& p) {
+    return std::int64_t{p.batch} * p.heads * p.blocks * tiles_of_block(p);
+  }
+  BIRKHOFF_HOST_DEVICE static int tiles_of_block(const BlockAttentionParams& p) {
+    return (p.block + kTileRows - 1) / kTileRows;
+  }
+  // `first`: the tile's first row in its block. In 32 bits: a grid has fewer than 2^31 blocks of
+  // threads, and divisions of 64 bits would take longer than the first loads.
+  BIRKHOFF_DEVICE BlockPlace place_of(unsigned tile, int& first) const {
+    const auto next = [&](int count) {
+      const unsigned divisor = static_cast<unsigned>(count), quotient = tile / divisor;
+      const unsigned remainder = tile - quotient * divisor;
+      tile = quotient;
+      return static_cast<int>(remainder);
+    };
+    BlockPlace place;
+    place.head = next(p_.heads);
+    first = next(tiles_of_block(p_)) * kTileRows;
+    place.n = next(p_.blocks);
+    place.batch = static_cast<int>(tile);
+    return place;
+  }
+
+  BIRKHOFF_DEVICE int rows_from(int first) const {
+    return p_.block - first < kTileRows ? p_.block - first : kTileRows;
+  }
+  // Of row `first` of a block in [batch, heads, blocks, block].
+  BIRKHOFF_DEVICE std::int64_t number_of(const BlockPlace& place, int first) const {
+    return ((static_cast<std::int64_t>(place.batch) * p_.heads + place.head) * p_.blocks +
+            place.n) *
+               p_.block +
+           first;
+  }
+
+  // `place` is of the queries.
+  BIRKHOFF_DEVICE TilePair pair_of(const BlockPlace& place, int first_query, int source_index,
+                                   int offset, int first_key) const {
+    const KeySourceParams& source = p_.sources[source_index];
+    const int mask_index = source.first_mask + offset - source.window.first_offset;
+    const BlockMaskParams& mask = p_.masks[mask_index];
+    TilePair pair{};
+    pair.num_queries = rows_from(first_query);
+    pair.num_keys = rows_from(first_key);
+    pair.diagonal = source.window.causal && offset == 0 && first_key == first_query;
+    pair.legal_query_stride = mask.strides[3];
+    pair.legal_key_stride = mask.strides[4];
+    if (mask.data != nullptr) {
+      pair.legal = mask.data + place.of(mask.strides) + first_query * mask.strides[3] +
+                   first_key * mask.strides[4];
+      // One entry for the whole block, as Sinkhorn attention has, costs one look.
+      if (mask.strides[3] == 0 && mask.strides[4] == 0 && *pair.legal) pair.legal = nullptr;
+    }
+    pair.has_bias = source.bias.data != nullptr;
+    pair.element = number_of({0, place.head, place.n}, first_query) * p_.dropout.columns +
+                   p_.dropout.first_column + mask_index * p_.block + first_key;
+    return pair;
+  }
+
+  BIRKHOFF_DEVICE TilePair pair_of(const BlockPlace& place, int first_query,
+                                   const KeyTiles<KeySourceParams>& keys) const {
+    return pair_of(place, first_query, keys.source(), keys.offset(), keys.first_key());
+  }
+
+  BIRKHOFF_DEVICE void find_noise(int batch) {
+    const BlockDropoutParams& dropout = p_.dropout;
+    if (dropout.p == 0) return;
+    noise_key_ = mixed_noise_key(dropout.seed, static_cast<std::uint64_t>(*dropout.step),
+                                 dropout.layer, dropout.purpose);
+    sample_ = static_cast<std::uint64_t>(dropout.sample_ids[batch]);
+  }
+
+  // ---- Rows between global and shared memory, 16 bytes at a time.
+
+  static BIRKHOFF_DEVICE const std::uint16_t* first_of(const BlockRowsParams& rows,
+                                                       const BlockPlace& place, int first) {
+    return rows.data + place.of(rows.strides) + first * rows.strides[3];
+  }
+
+  // By all threads; there after wait() and a barrier.
+  BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const BlockRowsParams& rows,
+                                 const BlockPlace& place, int first) const {
+    constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
+    const int row = thread_.index() / kGroups, column = thread_.index() % kGroups * 8;
+    const int count = column < p_.head_dim ? rows_from(first) : 0;
+    const std::uint16_t* from = first_of(rows, place, first) + row * rows.strides[3] + column;
+    const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
+    static_assert(kRowsAtOnce % 8 == 0);
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = 0; i < kTileRows; i += kRowsAtOnce) {
+      thread_.template copy_async<16>(to + 2 * i * kHeadDim, from, i + row < count);
+      from += kRowsAtOnce * rows.strides[3];
+    }
+  }
+
+  // Likewise a number for each row, of [batch, heads, blocks, block]; 0 for rows that do not exist.
+  BIRKHOFF_DEVICE void load_numbers(std::uint32_t to, const float* numbers, const BlockPlace& place,
+                                    int first) const {
+    const int row = thread_.index();
+    if (row >= kTileRows) return;
+    const bool exists = row < rows_from(first);
+    thread_.template copy_async<4>(to + 4 * row,
+                                   numbers + (exists ? number_of(place, first) + row : 0), exists);
+  }
+
+  // What a source adds to the logits of a tile of keys, times log2(e); there after a barrier.
+  // Sources with a bias have the one offset 0: `place` is of the queries and of the keys.
+  BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
+                                 const BlockPlace& place, int first) const {
+    const int row = thread_.index();
+    if (bias.data == nullptr || row >= kTileRows) return;
+    const std::uint16_t* from =
+        bias.data + place.of(bias.strides) + (first + row) * bias.strides[3];
+    thread_.store_shared(to + 4 * row,
+                         row < rows_from(first) ? kLog2E * thread_.unpack(*from) : 0.0f);
+  }
+
+  // The warp's rows and columns of factor * c, through `tile`, where only the warp uses them.
+  BIRKHOFF_DEVICE void store_rows(const Columns& c, float factor, std::uint32_t tile,
+                                  const BlockRowsParams& rows, const BlockPlace& place,
+                                  int first) const {
+    constexpr int kGroups = Shape::kWarpColumns / 8;
+    const Place place_in = place_in_c(lane_, 0);
+    const std::uint32_t to =
+        tile + place_in_tile<kHeadDim>(first_row_ + place_in.row, first_column_ + place_in.column);
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups; ++j) {
+      const std::uint32_t place_j = further_right(to, 8 * j);
+      thread_.store_shared(place_j, thread_.pack(c[j][0] * factor, c[j][1] * factor));
+      thread_.store_shared(place_j + 2 * 8 * kHeadDim,
+                           thread_.pack(c[j][2] * factor, c[j][3] * factor));
+    }
+    thread_.sync_warp();
+    constexpr int kRowsAtOnce = 32 / kGroups;
+    const int row = first_row_ + lane_ / kGroups, column = first_column_ + lane_ % kGroups * 8;
+    const int count = column < p_.head_dim ? rows_from(first) : 0;
+    std::uint16_t* data =
+        const_cast<std::uint16_t*>(first_of(rows, place, first)) + row * rows.strides[3] + column;
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = 0; i < 16; i += kRowsAtOnce) {
+      if (row + i < count) {
+        *reinterpret_cast<Words*>(data) =
+            thread_.template load_shared<Words>(tile + place_in_tile<kHeadDim>(row + i, column));
+      }
+      data += kRowsAtOnce * rows.strides[3];
+    }
+  }
+
+  // ---- Products on tensor cores.
+
+  // c_ij += sum_d a_id b_jd for the warp's rows i of tile a and rows [first_j, first_j + 8 kGroups)
+  // of tile b.
+  template <int kGroups>
+  BIRKHOFF_DEVICE void multiply_rows(Pairs<kGroups>& c, std::uint32_t a_tile, std::uint32_t b_tile,
+                                     int first_j) const {
+    const Place down = downwards(lane_), right = rightwards(lane_);
+    a_tile += place_in_tile<kHeadDim>(first_row_ + down.row, down.column);
+    b_tile += place_in_tile<kHeadDim>(first_j + right.row, right.column);
+    BIRKHOFF_UNROLL
+    for (int d = 0; d < kHeadDim; d += 16) {
+      std::uint32_t a[4];
+      thread_.template load_matrices<false>(a, further_right(a_tile, d));
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kGroups; j += 2) {
+        std::uint32_t b[4];
+        thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * 8 * j * kHeadDim);
+        thread_.multiply(c[j], a, b[0], b[1]);
+        thread_.multiply(c[j + 1], a, b[2], b[3]);
+      }
+    }
+  }
+
+  // c_id += sum_j a_ij x_jd over 16 rows j of tile x, for the warp's columns d.
+  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const std::uint32_t (&a)[4],
+                                        std::uint32_t x_tile, int first_j) const {
+    const Place down = downwards(lane_);
+    x_tile += place_in_tile<kHeadDim>(down.row, first_column_ + down.column);
+    BIRKHOFF_UNROLL
+    for (int d = 0; d < Shape::kWarpColumns; d += 16) {
+      std::uint32_t b[4];
+      thread_.template load_matrices<true>(b, further_right(x_tile, d) + 2 * first_j * kHeadDim);
+      thread_.multiply(c[d / 8], a, b[0], b[1]);
+      thread_.multiply(c[d / 8 + 1], a, b[2], b[3]);
+    }
+  }
+  // The same over rows [first_j, first_j + 8 kGroups) of x, and a rounded. Lanes hold of a left
+  // operand what they hold of two results side by side.
+  template <int kGroups>
+  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const Pairs<kGroups>& a, std::uint32_t x_tile,
+                                        int first_j) const {
+    x_tile += 2 * first_j * kHeadDim;
+    std::uint32_t operands[kGroups / 2][4];
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups / 2; ++j) {
+      BIRKHOFF_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        const float* pair = &a[2 * j + r / 2][r % 2 * 2];
+        operands[j][r] = thread_.pack(pair[0], pair[1]);
+      }
+    }
+    BIRKHOFF_UNROLL
+    for (int j = 0; j < kGroups / 2; ++j) multiply_columns(c, operands[j], x_tile, 16 * j);
+  }
+
+  // ---- Elements. Bits for those of all 64 columns are made before the products, which need the
+  // registers.
+
+  // Of number i of a lane's pairs: its query and its key in their tiles.
+  template <bool kKeysAreRows>
+  BIRKHOFF_DEVICE void place_of_pair(int i, int& query, int& key) const {
+    const Place place = place_in_c(lane_, i % 4);
+    const int row = first_row_ + place.row, column = i / 4 * 8 + place.column;
+    query = kKeysAreRows ? column : row;
+    key = kKeysAreRows ? row : column;
+  }
+
+  // Bit i: may the query of number i see its key? The numbers of one remainder i % 4 share their
+  // row and go right by 8 columns at a time, so that the visible ones follow from where they begin
+  // and end; only a mask is looked at number by number.
+  template <bool kKeysAreRows>
+  BIRKHOFF_DEVICE std::uint32_t visible_pairs(const TilePair& pair) const {
+    if (!pair.diagonal && pair.legal == nullptr && pair.num_queries == kTileRows &&
+        pair.num_keys == kTileRows) {
+      return kAll;
+    }
+    std::uint32_t bits = 0;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const Place place = place_in_c(lane_, i);
+      const int row = first_row_ + place.row;
+      int begin = 0, end;
+      if constexpr (kKeysAreRows) {
+        end = row < pair.num_keys ? pair.num_queries : 0;
+        if (pair.diagonal) begin = row;
+      } else {
+        end = row < pair.num_queries ? pair.num_keys : 0;
+        if (pair.diagonal && end > row + 1) end = row + 1;
+      }
+      bits |= (numbers_left_of(end - place.column) & ~numbers_left_of(begin - place.column)) << i;
+    }
+    if (pair.legal == nullptr) return bits;
+    BIRKHOFF_UNROLL_BY(1)
+    for (int i = 0; i < 32; ++i) {
+      int query, key;
+      place_of_pair<kKeysAreRows>(i, query, key);
+      if ((bits >> i & 1) != 0 &&
+          !pair.legal[query * pair.legal_query_stride + key * pair.legal_key_stride]) {
+        bits &= ~(1u << i);
+      }
+    }
+    return bits;
+  }
+  // Bit 4j: is column 8j left of `end`?
+  static BIRKHOFF_DEVICE std::uint32_t numbers_left_of(int end) {
+    const int count = end <= 0 ? 0 : (end + 7) / 8;
+    return 0x11111111 & (count >= 8 ? kAll : (1u << 4 * count) - 1);
+  }
+
+  // Bit i: does dropout leave the probability of number i?
+  template <bool kKeysAreRows>
+  BIRKHOFF_DEVICE std::uint32_t kept_pairs(const TilePair& pair) const {
+    if (p_.dropout.p == 0) return kAll;
+    std::uint32_t bits = 0;
+    PhiloxBlock block{};
+    BIRKHOFF_UNROLL_BY(1)
+    for (int i = 0; i < 32; ++i) {
+      int query, key;
+      place_of_pair<kKeysAreRows>(i, query, key);
+      const auto element =
+          static_cast<std::uint64_t>(pair.element + query * p_.dropout.columns + key);
+      // Numbers come in pairs of neighbouring columns: of one query, they mostly share four words.
+      if (kKeysAreRows || i % 2 == 0 || element % 4 == 0) {
+        block = philox_block(noise_key_, sample_, element / 4);
+      }
+      const std::uint32_t low = element % 2 != 0 ? block.words[1] : block.words[0];
+      const std::uint32_t high = element % 2 != 0 ? block.words[3] : block.words[2];
+      const float u = uniform_of(element % 4 < 2 ? low : high);
+      bits |= static_cast<std::uint32_t>(u > p_.dropout.p) << i;
+    }
+    return bits;
+  }
+  // What the probability of number i is multiplied by.
+  BIRKHOFF_DEVICE float kept(std::uint32_t bits, int i) const {
+    return (bits >> i & 1) != 0 ? p_.dropout.scale : 0.0f;
+  }
+
+  // Products q . k become logits times log2(e), so that 2^x is taken of them; -infinity where not
+  // visible. The pairs are those from `first_column` on; `bias`: as of load_bias().
+  template <bool kKeysAreRows, int kGroups>
+  BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
+                                   int first_column, std::uint32_t visible) const {
+    const float factor = p_.scale * kLog2E;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 4 * kGroups; ++i) s[i / 4][i % 4] *= factor;
+    if (pair.has_bias) {
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < 4 * kGroups; ++i) {
+        int query, key;
+        place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
+        s[i / 4][i % 4] += thread_.template load_shared<float>(bias + 4 * key);
+      }
+    }
+    if (visible == kAll) return;
+    visible >>= first_column / 2;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < 4 * kGroups; ++i) {
+      if ((visible >> i & 1) == 0) s[i / 4][i % 4] = -kInfinity;
+    }
+  }
+};
+
+}  // namespace birkhoff

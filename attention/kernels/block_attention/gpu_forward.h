@@ -1,0 +1,162 @@
+// Softmax attention of blocks of queries to their lists of keys. Legend: i query of a block, j key
+// of its list (KeyTiles), d of D.
+//
+//   s_ij = scale sum_d q_id k_jd + bias_j,  m_i = max_j s_ij,  z_i = 1 / sum_j exp(s_ij - m_i),
+//   p_ij = exp(s_ij - m_i) z_i,             out_id = sum_j p_ij M_ij v_jd,
+//
+// over keys j that i may see; M_ij is 1, or under dropout 0 or 1 / (1 - p). A query that sees no
+// key has out = 0 and m = z = 0. m is kept times log2(e), and apart from z: their one, log-sum-exp,
+// would lose the digits of large logits to rounding.
+//
+// A block of threads owns a tile of queries of one head; a warp 16 of them, and for D > 128 half of
+// the columns of `out` (both halves then compute the same s). Shared memory: tiles of q, and of k
+// and v for the tile of keys in work and the next, and biases (BlockAttentionShape): 40, 80 and 160
+// KiB for D = 64, 128 and 256. s, p and out stay in registers; 16-bit products with fp32 sums, all
+// else fp32. Keys are taken in the order of the list and nothing is shared between blocks: the same
+// bits each time.
+#pragma once
+
+#include "attention/kernels/block_attention/gpu_body.h"
+
+namespace birkhoff {
+
+template <typename Thread, int kHeadDim>
+class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
+  using Body = BlockAttentionBody<Thread, kHeadDim>;
+  using typename Body::Columns;
+  using Pairs = typename Body::template Pairs<kTileRows / 8>;
+  using Shape = BlockAttentionShape<kHeadDim>;
+  using Body::first_column_;
+  using Body::first_row_;
+  using Body::kInfinity;
+  using Body::lane_;
+  using Body::p_;
+  using Body::thread_;
+
+ public:
+  using Body::Body;
+
+  // Blocks of threads.
+  static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
+
+  BIRKHOFF_DEVICE void run() {
+    constexpr std::uint32_t kQ = 0, kBias = (1 + 2 * Shape::kForwardStages) * Shape::kRowsBytes;
+    int first_query;
+    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
+    this->find_noise(place.batch);
+
+    this->load_rows(kQ, p_.q, place, first_query);
+    KeyTiles<KeySourceParams> keys(p_.sources, p_.num_sources, p_.blocks, p_.block, place.n,
+                                   first_query);
+    bool more = keys.next();
+    if (more) load_keys(keys, place, 0);
+    thread_.commit();
+
+    Columns out = {};
+    float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};  // of rows lane / 4 and 8 below
+    for (int stage = 0; more; stage ^= 1) {
+      const KeyTiles<KeySourceParams> now = keys;
+      more = keys.next();
+      if (more) load_keys(keys, place, stage ^ 1);
+      thread_.commit();
+      // What needs no tile, while the tiles come.
+      this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
+      const TilePair pair = this->pair_of(place, first_query, now);
+      const std::uint32_t visible = this->template visible_pairs<false>(pair);
+      const std::uint32_t kept = this->template kept_pairs<false>(pair);
+      thread_.template wait<1>();
+      thread_.sync();
+      if (first_row_ < pair.num_queries) {
+        Pairs s = {};
+        this->multiply_rows(s, kQ, k_tile(stage), 0);
+        this->template take_logits<false>(s, pair, kBias, 0, visible);
+        take_softmax(s, maximum, sum, out);
+        if (p_.dropout.p > 0) {
+          BIRKHOFF_UNROLL
+          for (int i = 0; i < 32; ++i) s[i / 4][i % 4] *= this->kept(kept, i);
+        }
+        this->multiply_columns(out, s, v_tile(stage), 0);
+      }
+      thread_.sync();  // the tiles have been read
+    }
+    thread_.template wait<0>();
+    thread_.sync();
+    finish(out, maximum, sum, place, first_query);
+  }
+
+ private:
+  static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
+    return (1 + 2 * stage) * Shape::kRowsBytes;
+  }
+  static BIRKHOFF_DEVICE std::uint32_t v_tile(int stage) {
+    return (2 + 2 * stage) * Shape::kRowsBytes;
+  }
+
+  BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, BlockPlace place,
+                                 int stage) const {
+    const KeySourceParams& source = p_.sources[keys.source()];
+    place.n += keys.offset();
+    this->load_rows(k_tile(stage), source.k, place, keys.first_key());
+    this->load_rows(v_tile(stage), source.v, place, keys.first_key());
+  }
+
+  // Logits become exp(s - maximum) of what has been seen so far; what was summed before is scaled
+  // to the new maximum. `sum` is of this lane's columns alone.
+  BIRKHOFF_DEVICE void take_softmax(Pairs& s, float (&maximum)[2], float (&sum)[2],
+                                    Columns& out) const {
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float largest = maximum[half];
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kTileRows / 8; ++j) {
+        largest = fmaxf(largest, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
+      }
+      largest = fmaxf(largest, thread_.exchange(largest, 1));
+      largest = fmaxf(largest, thread_.exchange(largest, 2));
+      const float shift = largest == -kInfinity ? 0 : largest;
+      const float correction = thread_.exp2(maximum[half] - shift);
+      maximum[half] = largest;
+      float total = 0;
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < kTileRows / 8; ++j) {
+        BIRKHOFF_UNROLL
+        for (int r = 2 * half; r < 2 * half + 2; ++r) {
+          s[j][r] = thread_.exp2(s[j][r] - shift);
+          total += s[j][r];
+        }
+      }
+      sum[half] = sum[half] * correction + total;
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
+        out[j][2 * half] *= correction;
+        out[j][2 * half + 1] *= correction;
+      }
+    }
+  }
+
+  BIRKHOFF_DEVICE void finish(Columns& out, const float (&maximum)[2], const float (&sum)[2],
+                              const BlockPlace& place, int first_query) const {
+    if (first_row_ >= this->rows_from(first_query)) return;
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      float total = sum[half];
+      total += thread_.exchange(total, 1);
+      total += thread_.exchange(total, 2);
+      const float inverse = total == 0 ? 0 : 1 / total;
+      BIRKHOFF_UNROLL
+      for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
+        out[j][2 * half] *= inverse;
+        out[j][2 * half + 1] *= inverse;
+      }
+      const int row = first_row_ + lane_ / 4 + 8 * half;
+      if (first_column_ == 0 && lane_ % 4 == 0 && row < this->rows_from(first_query)) {
+        const std::int64_t number = this->number_of(place, first_query) + row;
+        p_.max[number] = maximum[half] == -kInfinity ? 0 : maximum[half];
+        p_.inverse_sum[number] = inverse;
+      }
+    }
+    this->store_rows(out, 1, 0, p_.out, place, first_query);  // where q was
+  }
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,90 @@
+// Arguments of the kernels of attention in blocks. See
+// attention/kernels/block_attention/gpu_body.h.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/kernels/block_attention/gpu_tiles.h"
+#include "cluster/base/gpu/kernel_types.h"
+
+struct CUstream_st;
+
+namespace birkhoff {
+
+// Rows of D contiguous 16-bit numbers: row i of block n begins at data + batch strides[0] +
+// head strides[1] + n strides[2] + i strides[3]. Aligned to 16 bytes, strides multiples of 8.
+struct BlockRowsParams {
+  std::uint16_t* data;
+  std::int64_t strides[4];
+};
+
+// Which keys of a block queries see: data[batch strides[0] + head strides[1] + n strides[2] +
+// query strides[3] + key strides[4]], n the queries' block. Null: all.
+struct BlockMaskParams {
+  const bool* data;
+  std::int64_t strides[5];
+};
+
+// Added to the logits of a key: data[batch strides[0] + head strides[1] + n strides[2] + key
+// strides[3]]. Null: nothing. Its source has the one offset 0.
+struct KeyBiasParams {
+  const std::uint16_t* data;
+  std::int64_t strides[4];
+  float* gradient;  // backward: [batch, heads, blocks, block]; null where data is
+};
+
+// Keys in blocks, as KeyBlocks in attention/kernels/block_attention/block_attention.h.
+struct KeySourceParams {
+  KeyWindow window;
+  int first_mask;  // place in BlockAttentionParams::masks of the first offset's mask
+  BlockRowsParams k, v;
+  KeyBiasParams bias;
+  BlockRowsParams d_k, d_v;  // backward: all rows are written
+};
+
+// The noise of philox_dropout() on probabilities [batch, heads, blocks, block, columns], of which
+// this call has those from first_column on.
+struct BlockDropoutParams {
+  float p, scale;  // scale = 1 / (1 - p); p = 0: none
+  std::uint64_t seed;
+  const std::int64_t* step;  // device memory
+  std::uint32_t layer, purpose;
+  const std::int64_t* sample_ids;  // [batch], device memory
+  std::int64_t first_column, columns;
+};
+
+struct BlockAttentionParams {
+  static constexpr int kMostSources = 4;
+  static constexpr int kMostMasks = 16;  // offsets of all sources together
+  static constexpr int kMostHeadDim = 256;
+
+  KernelDtype dtype;                          // kBFloat16 or kHalf
+  int batch, heads, blocks, block, head_dim;  // head_dim: a multiple of 8
+  float scale;                                // of q . k
+  BlockRowsParams q, out;
+  float *max, *inverse_sum;  // [batch, heads, blocks, block]
+  int num_sources;
+  KeySourceParams sources[kMostSources];
+  BlockMaskParams masks[kMostMasks];
+  BlockDropoutParams dropout;
+
+  // Backward alone.
+  BlockRowsParams d_out, d_q;
+  float* delta;  // [batch, heads, blocks, block], scratch; unused if owns_keys()
+
+  // Each tile of keys is seen by one tile of queries: their gradients are made with those of the
+  // queries.
+  BIRKHOFF_HOST_DEVICE bool owns_keys() const {
+    bool owns = block <= kTileRows;
+    for (int s = 0; s < num_sources; ++s) {
+      owns = owns && sources[s].window.first_offset == 0 && sources[s].window.last_offset == 0;
+    }
+    return owns;
+  }
+};
+
+// Asynchronous on `stream`.
+void launch_block_attention(const BlockAttentionParams& params, CUstream_st* stream);
+void launch_block_attention_backward(const BlockAttentionParams& params, CUstream_st* stream);
+
+}  // namespace birkhoff

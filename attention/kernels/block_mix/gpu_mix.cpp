@@ -1,0 +1,168 @@
+#include "attention/kernels/block_mix/gpu_mix.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/block_mix/gpu_products.h"
+#include "attention/kernels/token_blocks/token_blocks.h"
+#include "cluster/base/gpu/device.h"
+#include "cluster/base/tensors/second_gradient.h"
+
+namespace birkhoff {
+namespace {
+
+// What all launches have in common.
+BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
+                             std::int64_t diagonal) {
+  const at::Tensor& first = x_BHNbD[0];
+  const auto size = [&](std::int64_t dim) { return static_cast<int>(first.size(dim)); };
+  BlockMixParams params{};
+  params.dtype = first.scalar_type() == at::kHalf ? KernelDtype::kHalf : KernelDtype::kBFloat16;
+  params.batch = size(0);
+  params.heads = size(1);
+  params.blocks = size(2);
+  params.block = size(3);
+  params.head_dim = size(4);
+  params.diagonal = static_cast<int>(diagonal);
+  params.weights = static_cast<const std::uint16_t*>(weights.const_data_ptr());
+  std::copy_n(weights.strides().begin(), 3, params.weight_strides);
+  params.num_tensors = static_cast<int>(x_BHNbD.size());
+  std::transform(x_BHNbD.begin(), x_BHNbD.end(), params.x, block_rows);
+  return params;
+}
+
+// Each part of d_w costs a write and a read of N x N numbers, so it gets at least kLeastSteps of
+// the kernel's steps; more of them than fill a GPU gain nothing.
+std::int64_t num_parts(const std::vector<at::Tensor>& x_BHNbD) {
+  constexpr std::int64_t kEnoughTasks = 512, kLeastSteps = 32;
+  const at::Tensor& x = x_BHNbD[0];
+  const std::int64_t width = x.size(3) * x.size(4),
+                     tiles = BlockMixShape::tiles(static_cast<int>(x.size(2)));
+  const std::int64_t steps = static_cast<std::int64_t>(x_BHNbD.size()) *
+                             ((width + BlockMixShape::kTile - 1) / BlockMixShape::kTile);
+  const std::int64_t tasks = std::max<std::int64_t>(1, x.size(0) * x.size(1) * tiles * tiles);
+  return std::clamp<std::int64_t>(kEnoughTasks / tasks, 1,
+                                  std::max<std::int64_t>(1, steps / kLeastSteps));
+}
+
+}  // namespace
+
+bool fits_block_mix(const std::vector<at::Tensor>& x_BHNbD) {
+  const at::Tensor& first = x_BHNbD.at(0);
+  const at::ScalarType dtype = first.scalar_type();
+  return (dtype == at::kBFloat16 || dtype == at::kHalf) && first.size(4) % 8 == 0 &&
+         first.size(2) >= 1 && first.size(2) <= BlockMixParams::kMostBlocks &&
+         first.size(3) * first.size(4) <= BlockMixParams::kMostColumns &&
+         x_BHNbD.size() <= BlockMixParams::kMostTensors;
+}
+
+at::Tensor block_mix_weights(const at::Tensor& weights_BHNN, at::ScalarType dtype) {
+  const at::Tensor rounded = weights_BHNN.to(dtype);
+  const std::int64_t missing = (8 - rounded.size(3) % 8) % 8;
+  return missing == 0 ? with_aligned_rows(rounded) : at::constant_pad_nd(rounded, {0, missing}, 0);
+}
+
+BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
+                                const std::vector<at::Tensor>& y_BHNbD, std::int64_t diagonal) {
+  BlockMixParams params = shared_params(weights, x_BHNbD, diagonal);
+  std::transform(y_BHNbD.begin(), y_BHNbD.end(), params.y, block_rows);
+  return params;
+}
+
+BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
+                                const std::vector<at::Tensor>& d_y_BHNbD,
+                                const std::vector<at::Tensor>& others_BHNbD,
+                                const std::vector<at::Tensor>& d_x_BHNbD,
+                                const at::Tensor& d_weights, std::int64_t diagonal) {
+  BlockMixParams params = shared_params(weights, x_BHNbD, diagonal);
+  std::transform(d_y_BHNbD.begin(), d_y_BHNbD.end(), params.d_y, block_rows);
+  std::transform(others_BHNbD.begin(), others_BHNbD.end(), params.others, [](const at::Tensor& x) {
+    return x.defined() ? block_rows(x) : BlockRowsParams{};
+  });
+  std::transform(d_x_BHNbD.begin(), d_x_BHNbD.end(), params.d_x, block_rows);
+  params.parts = static_cast<int>(d_weights.size(0));
+  params.d_weights = d_weights.mutable_data_ptr<float>();
+  return params;
+}
+
+at::Tensor new_block_mix_d_weights(const std::vector<at::Tensor>& x_BHNbD) {
+  const at::Tensor& x = x_BHNbD[0];
+  return at::empty({num_parts(x_BHNbD), x.size(0), x.size(1), x.size(2), x.size(2)},
+                   x.options().dtype(at::kFloat));
+}
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+variable_list with_aligned_rows(const variable_list& x_BHNbD) {
+  variable_list result;
+  for (const at::Tensor& x : x_BHNbD) result.push_back(birkhoff::with_aligned_rows(x));
+  return result;
+}
+variable_list new_blocks_like(const variable_list& x_BHNbD) {
+  variable_list result;
+  for (const at::Tensor& x : x_BHNbD) result.push_back(birkhoff::new_blocks_like(x));
+  return result;
+}
+
+struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
+  // Of y, and of x's other uses: y, and then x.
+  static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
+                               at::TensorList x_BHNbD, std::int64_t diagonal) {
+    const variable_list x = with_aligned_rows(x_BHNbD.vec());
+    variable_list y = new_blocks_like(x);
+    const at::Tensor weights = block_mix_weights(weights_BHNN, x[0].scalar_type());
+    const BlockMixParams params = block_mix_params(weights, x, y, diagonal);
+    if constexpr (kHasGpuKernels) launch_block_mix(params, current_stream(x[0]));
+    context->saved_data["diagonal"] = diagonal;
+    variable_list saved = x;
+    saved.push_back(weights);
+    context->save_for_backward(std::move(saved));
+    context->set_materialize_grads(false);
+    y.insert(y.end(), x_BHNbD.begin(), x_BHNbD.end());
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    variable_list x = context->get_saved_variables();
+    const at::Tensor weights = x.back();
+    x.pop_back();
+    variable_list d_y, others;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
+      d_y.push_back(of_y.defined() ? birkhoff::with_aligned_rows(of_y) : at::zeros_like(x[i]));
+      others.push_back(other.defined() ? birkhoff::with_aligned_rows(other) : other);
+    }
+    const variable_list d_x = new_blocks_like(x);
+    const at::Tensor d_weights = new_block_mix_d_weights(x);
+    const BlockMixParams params = block_mix_params(weights, x, d_y, others, d_x, d_weights,
+                                                   context->saved_data["diagonal"].toInt());
+    if constexpr (kHasGpuKernels) launch_block_mix_backward(params, current_stream(x[0]));
+    variable_list result{d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0)};
+    result.insert(result.end(), d_x.begin(), d_x.end());
+    result.emplace_back();  // of `diagonal`
+    return result;
+  }
+};
+
+}  // namespace
+
+BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
+                      std::int64_t diagonal) {
+  const at::Tensor& x = x_BHNbD[0];
+  const variable_list results =
+      MixOnGpu::apply(weights_BHNN.expand({x.size(0), x.size(1), x.size(2), x.size(2)}),
+                      at::TensorList(x_BHNbD), diagonal);
+  const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
+  return {{results.begin(), end_y}, {end_y, results.end()}};
+}
+
+}  // namespace birkhoff

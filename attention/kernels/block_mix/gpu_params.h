@@ -1,0 +1,40 @@
+// Arguments of the kernels of block mixing on a GPU. See
+// attention/kernels/block_mix/gpu_products.h.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/kernels/block_attention/gpu_params.h"
+#include "cluster/base/gpu/kernel_types.h"
+
+struct CUstream_st;
+
+namespace birkhoff {
+
+struct BlockMixParams {
+  static constexpr int kMostBlocks = 512;       // a slab of all rows stands in shared memory
+  static constexpr int kMostTensors = 2;        // keys and values
+  static constexpr int kMostColumns = 1 << 29;  // block x head_dim: all are counted in 32 bits
+
+  KernelDtype dtype;                          // kBFloat16 or kHalf, weights too
+  int batch, heads, blocks, block, head_dim;  // head_dim: a multiple of 8
+  int diagonal;                               // -blocks .. blocks - 1
+  // Row u of the weights begins at weights + batch strides[0] + head strides[1] + u strides[2]:
+  // aligned to 16 bytes, strides multiples of 8, zeros up to the next multiple of 8 columns.
+  const std::uint16_t* weights;
+  std::int64_t weight_strides[3];
+  int num_tensors;
+  BlockRowsParams x[kMostTensors], y[kMostTensors];
+
+  // Backward alone.
+  BlockRowsParams d_y[kMostTensors], d_x[kMostTensors];
+  BlockRowsParams others[kMostTensors];  // what is added to d_x; data null: nothing
+  int parts;                             // of the columns that d_w sums over
+  float* d_weights;  // [parts, batch, heads, blocks, blocks]: their sum is d_w; all is written
+};
+
+// Asynchronous on `stream`.
+void launch_block_mix(const BlockMixParams& params, CUstream_st* stream);
+void launch_block_mix_backward(const BlockMixParams& params, CUstream_st* stream);
+
+}  // namespace birkhoff

@@ -1,0 +1,29 @@
+// The number type of the tile kernels for a dtype.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include "attention/kernels/common/number_types.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+
+inline bool has_tile_type(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16;
+}
+
+// f(T{}), for a dtype that has one.
+template <typename F>
+void dispatch_tile_type(at::ScalarType dtype, F f) {
+  switch (dtype) {
+    case at::kFloat:
+      return f(float{});
+    case at::kDouble:
+      return f(double{});
+    default:
+      require(dtype == at::kBFloat16, "the tile kernels know no such dtype");
+      return f(Bf16{});
+  }
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,32 @@
+// Kernels that are compiled once for each instruction set (birkhoff_simd in
+// cmake/BirkhoffTargets.cmake), and the choice among them.
+#pragma once
+
+#include "cluster/base/instruction_set.h"
+
+namespace birkhoff {
+
+// select.operator()<kSet>() for `set`, where this program has code for it, else for kPortable.
+template <typename Select>
+decltype(auto) for_set([[maybe_unused]] InstructionSet set, Select select) {
+#if defined(__x86_64__)
+  switch (set) {
+    case InstructionSet::kAvx512Bf16:
+      return select.template operator()<InstructionSet::kAvx512Bf16>();
+    case InstructionSet::kAvx512:
+      return select.template operator()<InstructionSet::kAvx512>();
+    case InstructionSet::kAvx2:
+      return select.template operator()<InstructionSet::kAvx2>();
+    case InstructionSet::kPortable:
+      break;
+  }
+#endif
+  return select.template operator()<InstructionSet::kPortable>();
+}
+
+// The set whose code kernels of T run: products of bf16 pairs are of use for bf16 only.
+template <InstructionSet kSet, bool kIsBf16>
+constexpr InstructionSet kSetOf =
+    kSet == InstructionSet::kAvx512Bf16 && !kIsBf16 ? InstructionSet::kAvx512 : kSet;
+
+}  // namespace birkhoff

@@ -1,0 +1,65 @@
+#include "attention/kernels/common/masked_softmax.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/logical_and.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+namespace birkhoff {
+namespace {
+
+// Far below any logit, yet finite even after a maximum is subtracted.
+double hidden_logit(at::ScalarType dtype) { return dtype == at::kHalf ? -3e4 : -1e30; }
+
+}  // namespace
+
+at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined()) return b;
+  return b.defined() ? at::logical_and(a, b) : a;
+}
+
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal) {
+  const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (!legal.defined()) return at::softmax(scores, -1, dtype).to(scores.scalar_type());
+  const at::Tensor hidden = legal.logical_not();
+  return at::softmax(scores.masked_fill(hidden, hidden_logit(scores.scalar_type())), -1, dtype)
+      .masked_fill(hidden, 0)
+      .to(scores.scalar_type());
+}
+
+at::Tensor additive_mask(const at::Tensor& legal, at::ScalarType dtype) {
+  return at::zeros(legal.sizes(), legal.options().dtype(dtype))
+      .masked_fill_(legal.logical_not(), hidden_logit(dtype));
+}
+
+at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
+                             const at::Tensor& v_BHSD, const std::optional<at::Tensor>& mask,
+                             bool causal) {
+  // A sum of all numbers costs next to nothing compared with their products.
+  const auto has_nan = [](const at::Tensor& x) { return std::isnan(x.sum().item<double>()); };
+  if (!q_BHLD.is_cpu() || !(has_nan(q_BHLD.detach()) || has_nan(k_BHSD.detach()))) {
+    return at::scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, 0, causal);
+  }
+  at::Tensor scores_BHLS = at::matmul(q_BHLD, k_BHSD.transpose(-1, -2)) *
+                           (1 / std::sqrt(static_cast<double>(q_BHLD.size(3))));
+  if (mask) scores_BHLS = scores_BHLS + *mask;
+  at::Tensor legal;
+  if (causal) {
+    legal = at::ones({q_BHLD.size(2), k_BHSD.size(2)}, q_BHLD.options().dtype(at::kBool)).tril_();
+  }
+  return at::matmul(masked_softmax(scores_BHLS, legal), v_BHSD);
+}
+
+at::Tensor drop_probabilities(const at::Tensor& probabilities, float dropout,
+                              const std::optional<NoiseKey>& noise) {
+  if (!noise || dropout == 0) return probabilities;
+  return philox_dropout(probabilities, dropout, *noise, NoisePurpose::kAttentionDropout);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,478 @@
+// Legend: S scores, E = exp(S - shift), a row scalings, b column scalings, R rows, C columns, N
+// blocks.
+#include "attention/kernels/sinkhorn/cpu_sinkhorn.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "attention/kernels/common/cpu_scratch.h"
+#include "attention/kernels/common/cpu_sets.h"
+#include "attention/kernels/sinkhorn/cpu_prefix.h"
+#include "attention/kernels/sinkhorn/range.h"
+#include "attention/kernels/tile_attention/cpu_loop.h"
+#include "cluster/base/instruction_set.h"
+
+namespace birkhoff {
+namespace {
+
+// y += factor * x: sums over rows of a matrix are made of these, which vectorise without
+// reordering.
+[[gnu::always_inline]] inline void add_scaled(double factor, const double* __restrict x,
+                                              double* __restrict y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
+}
+
+// y = factors^double M for M [n, m] with rows `stride` apart.
+[[gnu::always_inline]] inline void multiply(const double* factors, const double* matrix,
+                                            std::int64_t stride, std::int64_t n, std::int64_t m,
+                                            double* y) {
+  std::fill_n(y, m, 0.0);
+  for (std::int64_t i = 0; i < n; ++i) add_scaled(factors[i], matrix + i * stride, y, m);
+}
+
+// x = 1 / x where x > 0. False if some x > 0 is out of range.
+[[gnu::always_inline]] inline bool invert(double* x, std::int64_t n) {
+  int num_bad = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    num_bad += x[i] > 0 && !(x[i] > BalanceRange::kLeast && x[i] < 1 / BalanceRange::kLeast);
+    x[i] = x[i] > 0 ? 1 / x[i] : 0;
+  }
+  return num_bad == 0;
+}
+
+// E and its transpose; the shift is the largest score.
+struct Exponentials {
+  std::int64_t rows, columns;
+  std::vector<double> e, transposed;
+  bool in_range = true;
+
+  Exponentials(const double* scores, std::int64_t num_rows, std::int64_t num_columns)
+      : rows(num_rows),
+        columns(num_columns),
+        e(scores, scores + rows * columns),
+        transposed(static_cast<std::size_t>(rows * columns)) {
+    constexpr double kBarred = -std::numeric_limits<double>::infinity();
+    const double largest = e.empty() ? kBarred : *std::max_element(e.begin(), e.end());
+    const double shift = largest == kBarred ? 0 : largest;
+    for (double& x : e) {
+      x -= shift;
+      if (x != kBarred && !(std::abs(x) <= BalanceRange::kSpread)) in_range = false;
+    }
+    if (!in_range) return;
+    tile_kernels<double>().exp(e.data(), e.data(), e.size());
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        transposed[static_cast<std::size_t>(c * rows + r)] =
+            e[static_cast<std::size_t>(r * columns + c)];
+      }
+    }
+  }
+};
+
+// The scalings of the steps of one problem: of all for gradients, else of the last.
+struct Scalings {
+  std::int64_t iterations, kept;
+  std::vector<double> a, b;  // [kept + 1, R], starting with ones; [kept, C]
+
+  Scalings(std::int64_t num_iterations, bool keeps_all, std::int64_t rows, std::int64_t columns)
+      : iterations(num_iterations),
+        kept(keeps_all ? iterations : 1),
+        a(static_cast<std::size_t>((kept + 1) * rows)),
+        b(static_cast<std::size_t>(kept * columns)) {}
+
+  // False if the problem leaves the number range.
+  [[gnu::always_inline]] bool solve(const Exponentials& exps, std::int64_t R, std::int64_t C) {
+    if (!exps.in_range) return false;
+    std::fill_n(a.data(), R, 1.0);
+    for (std::int64_t step = 0; step < iterations; ++step) {
+      // Where one is kept, the row step's result is the next column step's start.
+      const std::int64_t i = std::min(step, kept - 1);
+      double* b_i = b.data() + i * C;
+      multiply(a.data() + std::min(step, kept) * R, exps.e.data(), exps.columns, R, C, b_i);
+      if (!invert(b_i, C)) return false;
+      double* a_i = a.data() + (i + 1) * R;
+      multiply(b_i, exps.transposed.data(), exps.rows, C, R, a_i);
+      if (!invert(a_i, R)) return false;
+    }
+    return true;
+  }
+};
+
+[[gnu::always_inline]] inline void write_p(const Exponentials& exps, const Scalings& s,
+                                           std::int64_t R, std::int64_t C, double* p) {
+  const double* a = s.a.data() + s.kept * R;
+  const double* b = s.b.data() + (s.kept - 1) * C;
+  for (std::int64_t r = 0; r < R; ++r) {
+    const double* e = exps.e.data() + r * exps.columns;
+    double* row = p + r * exps.columns;
+    for (std::int64_t c = 0; c < C; ++c) row[c] = a[r] * (e[c] * b[c]);
+  }
+}
+
+// Adds to d_scores the gradient of P, given d_p.
+[[gnu::always_inline]] inline void add_gradient(const Exponentials& exps, const Scalings& s,
+                                                std::int64_t R, std::int64_t C, const double* d_p,
+                                                double* d_scores) {
+  const std::int64_t stride = exps.columns;
+  std::vector<double> d_f(static_cast<std::size_t>(R)), x(d_f), d_g(static_cast<std::size_t>(C)),
+      y(d_g), sum(d_g), flow(static_cast<std::size_t>(R * C));
+  const double* a = s.a.data() + s.iterations * R;
+  const double* b = s.b.data() + (s.iterations - 1) * C;
+  for (std::int64_t r = 0; r < R; ++r) {
+    const double* e = exps.e.data() + r * stride;
+    for (std::int64_t c = 0; c < C; ++c) {
+      const double d = a[r] * (e[c] * b[c]) * d_p[r * stride + c];
+      d_scores[r * stride + c] += d;
+      d_f[static_cast<std::size_t>(r)] += d;
+      d_g[static_cast<std::size_t>(c)] += d;
+    }
+  }
+  // Each step's share of d_scores is E times an outer product; `flow` is the sum of those products.
+  for (std::int64_t i = s.iterations - 1; i >= 0; --i) {
+    const double* a_after = s.a.data() + (i + 1) * R;
+    const double* a_before = s.a.data() + i * R;
+    const double* b_i = s.b.data() + i * C;
+    for (std::int64_t r = 0; r < R; ++r) x[r] = d_f[r] * a_after[r];
+    multiply(x.data(), exps.e.data(), stride, R, C, sum.data());
+    for (std::int64_t c = 0; c < C; ++c) y[c] = (d_g[c] - b_i[c] * sum[c]) * b_i[c];
+    for (std::int64_t r = 0; r < R; ++r) {
+      add_scaled(x[r], b_i, flow.data() + r * C, C);
+      add_scaled(a_before[r], y.data(), flow.data() + r * C, C);
+    }
+    multiply(y.data(), exps.transposed.data(), exps.rows, C, R, d_f.data());
+    for (std::int64_t r = 0; r < R; ++r) d_f[r] *= -a_before[r];
+    std::fill_n(d_g.data(), C, 0.0);
+  }
+  for (std::int64_t r = 0; r < R; ++r) {
+    const double* e = exps.e.data() + r * stride;
+    for (std::int64_t c = 0; c < C; ++c) d_scores[r * stride + c] -= e[c] * flow[r * C + c];
+  }
+}
+
+// One call's arrays; null where the pass has none.
+struct Call {
+  const double* scores;
+  std::int64_t rows, columns, iterations;
+  double* p;
+  bool* solved;
+  const double* d_p;
+  double* d_scores;
+};
+
+struct WholeMatrix {
+  [[gnu::always_inline]] static inline void run(const Call& call, std::int64_t index) {
+    const std::int64_t R = call.rows, C = call.columns, offset = index * R * C;
+    const double* scores = call.scores + offset;
+    const Exponentials exps(scores, R, C);
+    Scalings scalings(call.iterations, /*keeps_all=*/call.d_scores != nullptr, R, C);
+    const bool solved = scalings.solve(exps, R, C);
+    if (call.p) {
+      call.solved[index] = solved;
+      if (solved) write_p(exps, scalings, R, C, call.p + offset);
+    } else if (solved) {
+      add_gradient(exps, scalings, R, C, call.d_p + offset, call.d_scores + offset);
+    }
+  }
+};
+
+// Row u needs only rows up to u: column sums run over the destinations so far.
+struct Cumulative {
+  // c[i][u]: the column sums [N] of iteration i up to row u, a[i][u]: the row's scaling. Of all
+  // iterations for gradients, else of the last.
+  struct Rows {
+    std::int64_t N, iterations, kept;
+    std::vector<double> e, c, a;
+
+    Rows(std::int64_t size, std::int64_t num_iterations, bool keeps_all)
+        : N(size),
+          iterations(num_iterations),
+          kept(keeps_all ? iterations : 1),
+          e(static_cast<std::size_t>(N * N)),
+          c(static_cast<std::size_t>(kept * N * N)),
+          a(static_cast<std::size_t>((kept + 1) * N), 1.0) {}
+    double* sums(std::int64_t i, std::int64_t u) {
+      return c.data() + (std::min(i, kept - 1) * N + u) * N;
+    }
+    // Before iteration i; of `iterations`: after the last.
+    double& scaling(std::int64_t i, std::int64_t u) {
+      return a[static_cast<std::size_t>(std::min(i, kept) * N + u)];
+    }
+  };
+
+  // E of row u, each column shifted by its first finite score. False if a score is out of range.
+  [[gnu::always_inline]] static inline bool fill_row(const double* scores, std::int64_t u,
+                                                     std::vector<double>& shift, Rows& rows) {
+    constexpr double kBarred = -std::numeric_limits<double>::infinity();
+    int num_bad = 0;
+    double* e = rows.e.data() + u * rows.N;
+    for (std::int64_t v = 0; v < u; ++v) {
+      const double s = scores[u * rows.N + v];
+      if (shift[static_cast<std::size_t>(v)] == kBarred) shift[static_cast<std::size_t>(v)] = s;
+      e[v] = s == kBarred ? kBarred : s - shift[static_cast<std::size_t>(v)];
+      num_bad += s != kBarred && !(std::abs(e[v]) <= BalanceRange::kSpread);
+    }
+    tile_kernels<double>().exp(e, e, static_cast<std::size_t>(u));
+    return num_bad == 0;
+  }
+
+  // The first row that leaves the number range, and N if none does: no row knows of later ones.
+  [[gnu::always_inline]] static inline std::int64_t solve(const double* scores, Rows& rows) {
+    const std::int64_t N = rows.N;
+    std::vector<double> shift(static_cast<std::size_t>(N),
+                              -std::numeric_limits<double>::infinity());
+    std::int64_t end = 0;
+    while (end < N && fill_row(scores, end, shift, rows)) ++end;
+    for (std::int64_t i = 0; i < rows.iterations; ++i) {
+      for (std::int64_t u = 0; u < end; ++u) {
+        const double* e = rows.e.data() + u * N;
+        const double* before = u > 0 ? rows.sums(i, u - 1) : e;
+        double* c = rows.sums(i, u);
+        const double a = rows.scaling(i, u);
+        double total = 0;
+#pragma omp simd reduction(+ : total)
+        for (std::int64_t v = 0; v < u; ++v) {
+          c[v] = (v + 1 < u ? before[v] : 0) + e[v] * a;
+          total += c[v] > 0 ? e[v] / c[v] : 0;
+        }
+        double least = 1;
+        for (std::int64_t v = 0; v < u; ++v) {
+          if (c[v] > 0 && c[v] < least) least = c[v];
+        }
+        const double after = 1 / (1 + total);
+        if (!(least > BalanceRange::kLeast && after > BalanceRange::kLeast)) end = u;
+        rows.scaling(i + 1, u) = after;
+      }
+    }
+    return end;
+  }
+
+  [[gnu::always_inline]] static inline void write(Rows& rows, std::int64_t end_row, double* p) {
+    const std::int64_t N = rows.N;
+    for (std::int64_t u = 0; u < end_row; ++u) {
+      const double a = rows.scaling(rows.iterations, u);
+      const double *e = rows.e.data() + u * N, *c = rows.sums(rows.iterations - 1, u);
+      for (std::int64_t v = 0; v < u; ++v) p[u * N + v] = c[v] > 0 ? a * (e[v] / c[v]) : 0;
+    }
+  }
+
+  // From row end_row - 1 up. r[i]: the gradient that column sums of later rows and this one have
+  // received, which are sums over this row too.
+  [[gnu::always_inline]] static inline void add_gradient(Rows& rows, std::int64_t end_row,
+                                                         const double* d_p, double* d_scores) {
+    const std::int64_t N = rows.N, I = rows.iterations;
+    std::vector<double> r(static_cast<std::size_t>(I * N)), d_e(static_cast<std::size_t>(N)),
+        d_b(static_cast<std::size_t>(N));
+    for (std::int64_t u = end_row - 1; u > 0; --u) {
+      const double* e = rows.e.data() + u * N;
+      std::fill(d_e.begin(), d_e.end(), 0.0);
+      // What P gives to a and b of the last iteration.
+      const double a_last = rows.scaling(I, u);
+      const double* c_last = rows.sums(I - 1, u);
+      double d_a = 0;
+#pragma omp simd reduction(+ : d_a)
+      for (std::int64_t v = 0; v < u; ++v) {
+        const double b = c_last[v] > 0 ? 1 / c_last[v] : 0, d = d_p[u * N + v];
+        d_a += e[v] * b * d;
+        d_e[v] = a_last * b * d;
+        d_b[v] = a_last * e[v] * d;
+      }
+      for (std::int64_t i = I - 1; i >= 0; --i) {
+        const double a = rows.scaling(i + 1, u), a_before = rows.scaling(i, u);
+        const double d_total = -a * a * d_a;
+        const double* c = rows.sums(i, u);
+        double* r_i = r.data() + i * N;
+        d_a = 0;
+#pragma omp simd reduction(+ : d_a)
+        for (std::int64_t v = 0; v < u; ++v) {
+          const double b = c[v] > 0 ? 1 / c[v] : 0;
+          r_i[v] -= b * (b * (d_b[v] + e[v] * d_total));
+          d_e[v] += b * d_total + r_i[v] * a_before;
+          d_a += e[v] * r_i[v];
+          d_b[v] = 0;
+        }
+      }
+      for (std::int64_t v = 0; v < u; ++v) d_scores[u * N + v] += e[v] * d_e[v];
+    }
+  }
+
+  [[gnu::always_inline]] static inline void run(const Call& call, std::int64_t index) {
+    const std::int64_t N = call.rows, offset = index * N * N;
+    Rows rows(N, call.iterations, /*keeps_all=*/call.d_scores != nullptr);
+    const std::int64_t end_row = solve(call.scores + offset, rows);
+    if (call.p) {
+      for (std::int64_t u = 0; u < N; ++u) call.solved[index * N + u] = u < end_row;
+      write(rows, end_row, call.p + offset);
+    } else {
+      add_gradient(rows, end_row, call.d_p + offset, call.d_scores + offset);
+    }
+  }
+};
+
+// The same code for the instruction sets of the day.
+template <typename Work>
+void run_portable(const Call& call, std::int64_t index) {
+  Work::run(call, index);
+}
+#if defined(__x86_64__)
+template <typename Work>
+[[gnu::target("avx2,fma")]] void run_avx2(const Call& call, std::int64_t index) {
+  Work::run(call, index);
+}
+template <typename Work>
+[[gnu::target("avx512f,avx512dq,avx512vl")]] void run_avx512(const Call& call, std::int64_t index) {
+  Work::run(call, index);
+}
+#endif
+
+template <typename Work>
+void run_all(const Call& call, std::int64_t num_problems) {
+  auto* run = &run_portable<Work>;
+#if defined(__x86_64__)
+  if (instruction_set() >= InstructionSet::kAvx512) {
+    run = &run_avx512<Work>;
+  } else if (instruction_set() == InstructionSet::kAvx2) {
+    run = &run_avx2<Work>;
+  }
+#endif
+  // A thread is worth its start for some ten microseconds of work.
+  const std::int64_t work = call.iterations * call.rows * call.rows * call.columns + 1;
+  const std::int64_t problems_per_thread = std::max<std::int64_t>(1, 100000 / work);
+  at::parallel_for(0, num_problems, problems_per_thread, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t index = begin; index < end; ++index) run(call, index);
+  });
+}
+
+std::int64_t num_problems(const at::Tensor& scores) {
+  const std::int64_t size = scores.size(-1) * scores.size(-2);
+  return size == 0 ? 0 : scores.numel() / size;
+}
+
+// P and `solved` of problems whose results have `solved_rows` flags each.
+template <typename Work>
+std::pair<at::Tensor, at::Tensor> run_forward(const at::Tensor& scores, std::int64_t iterations,
+                                              std::int64_t solved_rows) {
+  at::Tensor p = at::zeros_like(scores);
+  at::Tensor solved =
+      at::zeros_like(scores.narrow(-1, 0, 1).narrow(-2, 0, solved_rows),
+                     scores.options().dtype(at::kBool), at::MemoryFormat::Contiguous);
+  run_all<Work>({.scores = scores.const_data_ptr<double>(),
+                 .rows = scores.size(-2),
+                 .columns = scores.size(-1),
+                 .iterations = iterations,
+                 .p = p.mutable_data_ptr<double>(),
+                 .solved = solved.mutable_data_ptr<bool>(),
+                 .d_p = nullptr,
+                 .d_scores = nullptr},
+                num_problems(scores));
+  return {p, solved};
+}
+
+template <typename Work>
+at::Tensor run_backward(const at::Tensor& scores, const at::Tensor& d_p, std::int64_t iterations) {
+  at::Tensor d_scores = at::zeros_like(scores);
+  run_all<Work>({.scores = scores.const_data_ptr<double>(),
+                 .rows = scores.size(-2),
+                 .columns = scores.size(-1),
+                 .iterations = iterations,
+                 .p = nullptr,
+                 .solved = nullptr,
+                 .d_p = d_p.const_data_ptr<double>(),
+                 .d_scores = d_scores.mutable_data_ptr<double>()},
+                num_problems(scores));
+  return d_scores;
+}
+
+// Calls run(problem, scratch) for each matrix of `scores`, with its parts of the others.
+template <typename Run>
+void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
+                             std::int64_t first_row, const PrefixBalance& all, const Run& run) {
+  const std::int64_t N = scores.size(-1), num_results = N - first_row;
+  const std::int64_t grain = std::max<std::int64_t>(1, 1'000'000 / (iterations * N * N * N + 1));
+  const PrefixBalanceKernels& kernels = prefix_balance_kernels(instruction_set());
+  at::parallel_for(0, num_problems(scores), grain, [&](std::int64_t begin, std::int64_t end) {
+    const ScratchMemory scratch = scratch_memory(kernels.scratch_bytes(
+        static_cast<int>(N), static_cast<int>(iterations), /*backward=*/all.d_scores != nullptr));
+    for (std::int64_t index = begin; index < end; ++index) {
+      PrefixBalance one = all;
+      one.size = static_cast<int>(N);
+      one.iterations = static_cast<int>(iterations);
+      one.first_row = static_cast<int>(first_row);
+      one.scores = scores.const_data_ptr<double>() + index * N * N;
+      if (one.p) one.p += index * num_results * N;
+      if (one.solved) one.solved += index * num_results;
+      if (one.d_p) one.d_p += index * num_results * N;
+      if (one.d_scores) one.d_scores += index * N * N;
+      run(kernels, one, scratch.get());
+    }
+  });
+}
+
+}  // namespace
+
+const PrefixBalanceKernels& prefix_balance_kernels(InstructionSet set) {
+  return for_set(set, []<InstructionSet kSet>() -> const PrefixBalanceKernels& {
+    return compiled_prefix_balance_kernels<kSet>();
+  });
+}
+
+std::pair<at::Tensor, at::Tensor> balance_kernel(const at::Tensor& scores,
+                                                 std::int64_t iterations) {
+  const auto [p, solved] = run_forward<WholeMatrix>(scores.to(at::kDouble), iterations, 1);
+  return {p.to(scores.scalar_type()), solved};
+}
+
+at::Tensor balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
+                                   std::int64_t iterations) {
+  return run_backward<WholeMatrix>(scores.to(at::kDouble), d_p.to(at::kDouble), iterations)
+      .to(scores.scalar_type());
+}
+
+std::pair<at::Tensor, at::Tensor> cumulative_balance_kernel(const at::Tensor& scores,
+                                                            std::int64_t iterations) {
+  const auto [p, solved] =
+      run_forward<Cumulative>(scores.to(at::kDouble), iterations, scores.size(-2));
+  return {p.to(scores.scalar_type()), solved};
+}
+
+at::Tensor cumulative_balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
+                                              std::int64_t iterations) {
+  return run_backward<Cumulative>(scores.to(at::kDouble), d_p.to(at::kDouble), iterations)
+      .to(scores.scalar_type());
+}
+
+std::pair<at::Tensor, at::Tensor> prefix_balance_kernel(const at::Tensor& scores,
+                                                        std::int64_t iterations,
+                                                        std::int64_t first_row) {
+  const at::Tensor in = scores.to(at::kDouble);
+  at::Tensor p = at::zeros_like(in.narrow(-2, first_row, in.size(-2) - first_row), in.options(),
+                                at::MemoryFormat::Contiguous);
+  at::Tensor solved = at::zeros_like(p.narrow(-1, 0, 1), in.options().dtype(at::kBool),
+                                     at::MemoryFormat::Contiguous);
+  PrefixBalance all{};
+  all.p = p.mutable_data_ptr<double>();
+  all.solved = solved.mutable_data_ptr<bool>();
+  for_each_prefix_problem(
+      in, iterations, first_row, all,
+      [](const auto& kernels, const auto& one, void* scratch) { kernels.forward(one, scratch); });
+  return {p.to(scores.scalar_type()), solved};
+}
+
+at::Tensor prefix_balance_kernel_backward(const at::Tensor& scores, const at::Tensor& d_p,
+                                          std::int64_t iterations, std::int64_t first_row) {
+  const at::Tensor in = scores.to(at::kDouble), d_out = d_p.to(at::kDouble);
+  at::Tensor d_scores = at::zeros_like(in);
+  PrefixBalance all{};
+  all.d_p = d_out.const_data_ptr<double>();
+  all.d_scores = d_scores.mutable_data_ptr<double>();
+  for_each_prefix_problem(
+      in, iterations, first_row, all,
+      [](const auto& kernels, const auto& one, void* scratch) { kernels.backward(one, scratch); });
+  return d_scores.to(scores.scalar_type());
+}
+
+}  // namespace birkhoff

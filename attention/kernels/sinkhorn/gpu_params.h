@@ -1,0 +1,68 @@
+// Arguments of the kernels of the Sinkhorn operator. See attention/kernels/sinkhorn/gpu_launch.cu
+// and gpu_prefix.cu.
+#pragma once
+
+#include <cstdint>
+
+#include "cluster/base/gpu/kernel_types.h"
+
+struct CUstream_st;
+
+namespace birkhoff {
+
+// Problems of one size, contiguous fp32: matrices [matrices, rows, columns], each balanced as a
+// whole or, with `prefix` (rows = columns = N), once for each destination u from first_row on: rows
+// 1 to u and the leading u columns, of which row u alone is the result.
+struct BalanceParams {
+  std::int64_t matrices;
+  int rows, columns;  // at most kMostBlocks
+  int iterations;
+  bool prefix;
+  int first_row;        // 0 without `prefix`
+  int results;          // problems of a matrix: rows - first_row with `prefix`, else 1
+  const float* scores;  // [matrices, rows, columns]
+  float* p;             // forward: [matrices, rows - first_row, columns]
+  float* scratch;       // scratch_per_matrix() numbers for each matrix, aligned to 16 bytes
+
+  static constexpr int kMostBlocks = 256;
+  static constexpr int kTile = 32;  // of a matrix, with a limit of its own: gpu_prefix.cu
+
+  // To whole float4.
+  BIRKHOFF_HOST_DEVICE static constexpr int padded(int size) { return (size + 3) / 4 * 4; }
+
+  BIRKHOFF_HOST_DEVICE int num_tiles() const {
+    const int side = (rows + kTile - 1) / kTile;
+    return side * side;
+  }
+  // Without `prefix` none; else struct Scratch of gpu_prefix.cu.
+  std::int64_t scratch_per_matrix() const {
+    if (!prefix) return 0;
+    const std::int64_t width = padded(rows);
+    return 2 * width * width + num_tiles() + results;
+  }
+};
+
+struct BalanceBackwardParams {
+  BalanceParams problems;  // its p: not used
+  const float* d_p;        // as p
+  float* vectors;          // scratch, vectors_per_matrix() numbers for each matrix, aligned so too
+  float* d_scores;         // as scores
+
+  // Two vectors of rows and two of columns for each iteration.
+  static std::int64_t vectors_per_problem(const BalanceParams& problems) {
+    return std::int64_t{problems.iterations} * 2 *
+           (BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns));
+  }
+  static std::int64_t vectors_per_matrix(const BalanceParams& problems) {
+    return problems.results * vectors_per_problem(problems);
+  }
+};
+
+// Asynchronous on `stream`.
+void launch_balance(const BalanceParams& params, CUstream_st* stream);
+void launch_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
+// The part of both for prefixes of at least one matrix (gpu_prefix.cu).
+void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
+void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
+
+}  // namespace birkhoff

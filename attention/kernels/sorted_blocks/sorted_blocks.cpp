@@ -1,0 +1,145 @@
+// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, D head dim.
+#include "attention/kernels/sorted_blocks/sorted_blocks.h"
+
+#include <ATen/ATen.h>
+
+#include <vector>
+
+#include "attention/kernels/block_mix/block_mix.h"
+#include "attention/kernels/common/masked_softmax.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr double kLeastShare = 1e-20;  // of a sorted key's weight on tokens that exist
+
+// The sorted blocks that each block's queries attend to.
+struct SortedKeys {
+  at::Tensor k_BHNbD, v_BHNbD;
+  at::Tensor own_k_BHNbD, own_v_BHNbD;  // what was sorted: to be read in its place
+  at::Tensor queries_BHNb1;             // bool: queries that see their block's sorted keys at all
+  at::Tensor legal_BHNbb;               // bool: queries that see each sorted key
+  at::Tensor bias_BHN1b;                // log share of existing tokens; undefined: all exist
+};
+
+// queries_BHNb1 but for documents. Without padding order decides: the first block has no earlier
+// one.
+at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
+  if (in.visible_BNN.defined()) {
+    return in.visible_BNN.any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
+  }
+  const at::Tensor sees = at::ones({1, 1, blocks.num_blocks(), 1, 1}, blocks.mask_options());
+  if (in.causal && !in.leaky) sees.select(2, 0).fill_(false);
+  return sees;
+}
+
+BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD, Path limit) {
+  const std::int64_t all = x_BHNbD.front().size(2) - 1;
+  return mix_lower_blocks(sorted.weights_BHNN, x_BHNbD,
+                          !sorted.causal ? all
+                          : sorted.leaky ? 0
+                                         : -1,
+                          limit);
+}
+
+// v_BHNbD may be k_BHNbD itself; so are the mixes then.
+SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Tensor& k_BHNbD,
+                     const at::Tensor& v_BHNbD, Path limit) {
+  const bool tied = v_BHNbD.is_same(k_BHNbD);
+  std::vector<at::Tensor> keys_BHNbD{k_BHNbD};
+  if (!tied) keys_BHNbD.push_back(v_BHNbD);
+  const BlockMixes mixes = mix(in, keys_BHNbD, limit);
+  SortedKeys sorted;
+  sorted.k_BHNbD = mixes.y_BHNbD.front();
+  sorted.v_BHNbD = mixes.y_BHNbD.back();
+  sorted.own_k_BHNbD = mixes.x_BHNbD.front();
+  sorted.own_v_BHNbD = mixes.x_BHNbD.back();
+
+  const std::int64_t block = k_BHNbD.size(3);
+  sorted.queries_BHNb1 = seeing_blocks(blocks, in);
+  if (blocks.segments_BNb().defined()) {
+    const at::Tensor in_document_BNb =
+        blocks.segments_BNb() == blocks.segments_BNb().narrow(2, 0, 1);
+    sorted.queries_BHNb1 =
+        at::logical_and(sorted.queries_BHNb1, in_document_BNb.unsqueeze(1).unsqueeze(4));
+  }
+  sorted.legal_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
+  // Queries see sorted keys of offsets up to their own.
+  if (in.leaky) sorted.legal_BHNbb = sorted.legal_BHNbb.tril();
+
+  if (blocks.valid_BNb().defined()) {
+    const at::Tensor& weights_BHNN = in.weights_BHNN;
+    const at::Tensor valid_B1Nb = blocks.valid_BNb().unsqueeze(1).to(weights_BHNN.scalar_type());
+    const at::Tensor total_BHN1 = weights_BHNN.sum(3, /*keepdim=*/true);
+    const at::Tensor share_BHNb =
+        at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
+    const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
+    const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
+    const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a share of NaN is seen
+    sorted.k_BHNbD = sorted.k_BHNbD / divisor;
+    sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
+    sorted.legal_BHNbb =
+        at::logical_and(sorted.legal_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
+    sorted.bias_BHN1b = divisor_BHNb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
+  }
+  return sorted;
+}
+
+}  // namespace
+
+at::Tensor open_pairs(const Blocks& blocks) {
+  at::Tensor open_BNN;
+  if (blocks.valid_BNb().defined()) {
+    const at::Tensor exists_BN = blocks.valid_BNb().select(2, 0);  // padding comes last
+    open_BNN = at::logical_and(exists_BN.unsqueeze(2), exists_BN.unsqueeze(1));
+  }
+  if (blocks.segments_BNb().defined()) {
+    const at::Tensor& segments_BNb = blocks.segments_BNb();
+    const at::Tensor first_BN1 = segments_BNb.narrow(2, 0, 1);
+    at::Tensor same_BNb = segments_BNb == first_BN1;
+    if (blocks.valid_BNb().defined()) {
+      same_BNb = at::logical_or(same_BNb, blocks.valid_BNb().logical_not());
+    }
+    const at::Tensor whole_B1N = same_BNb.all(2).unsqueeze(1);
+    open_BNN =
+        and_defined(open_BNN, at::logical_and(whole_B1N, first_BN1 == first_BN1.transpose(1, 2)));
+  }
+  return open_BNN;
+}
+
+BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks& in,
+                                        const at::Tensor& q_BHLD, const at::Tensor& k_BHLD,
+                                        const at::Tensor& v_BHLD, Path limit) {
+  const bool tied = v_BHLD.is_same(k_BHLD);
+  at::Tensor k_BHNbD = blocks.fold(k_BHLD, 2);
+  at::Tensor v_BHNbD = tied ? k_BHNbD : blocks.fold(v_BHLD, 2);
+  if (blocks.valid_BNb().defined()) {
+    const at::Tensor padding = blocks.valid_BNb().logical_not().unsqueeze(1).unsqueeze(4);
+    k_BHNbD = k_BHNbD.masked_fill(padding, 0);
+    v_BHNbD = tied ? k_BHNbD : v_BHNbD.masked_fill(padding, 0);
+  }
+  const SortedKeys sorted = sort_keys(blocks, in, k_BHNbD, v_BHNbD, limit);
+
+  KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
+                        .v_BHNbD = sorted.v_BHNbD,
+                        .legal_BHNbb = {sorted.legal_BHNbb},
+                        .bias_BHNbb = sorted.bias_BHN1b};
+  KeyBlocks own_keys{.k_BHNbD = sorted.own_k_BHNbD,
+                     .v_BHNbD = sorted.own_v_BHNbD,
+                     .window = {.causal = in.causal},
+                     .legal_BHNbb = {blocks.legal(0)},
+                     .bias_BHNbb = {}};
+  if (in.combine == Combine::kAddLogits) {
+    sorted_keys.k_BHNbD =
+        sorted.k_BHNbD + sorted.own_k_BHNbD;  // q (k_s + k) is the sum of both logits
+    sorted_keys.window.causal = in.causal;
+    sorted_keys.legal_BHNbb = {and_defined(sorted.legal_BHNbb, blocks.legal(0))};
+    own_keys.legal_BHNbb = {and_defined(blocks.legal(0), sorted.queries_BHNb1.logical_not())};
+  }
+  return {.q_BHNbD = blocks.fold(q_BHLD, 2),
+          .keys = {sorted_keys, own_keys},
+          .one_softmax = in.combine != Combine::kAddOutputs,
+          .noise = {}};
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,83 @@
+#include "attention/kernels/token_blocks/token_blocks.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/kernels/common/masked_softmax.h"
+
+namespace birkhoff {
+namespace {
+
+at::Tensor pad(const at::Tensor& x, std::int64_t dim, std::int64_t before, std::int64_t after,
+               const at::Scalar& fill) {
+  if (before == 0 && after == 0) return x;
+  // (before, after) pairs, from the last dim to `dim`.
+  std::vector<std::int64_t> pads(static_cast<std::size_t>(2 * (x.dim() - dim)), 0);
+  pads[pads.size() - 2] = before;
+  pads[pads.size() - 1] = after;
+  return at::constant_pad_nd(x, pads, fill);
+}
+
+}  // namespace
+
+Blocks::Blocks(const at::Tensor& q_BHLD, const TokenMasks& masks, std::int64_t block, bool causal)
+    : block_(block),
+      num_tokens_(q_BHLD.size(2)),
+      num_blocks_((num_tokens_ + block - 1) / block),
+      device_(q_BHLD.device()) {
+  const std::int64_t padded = num_blocks_ * block;
+  // Causal queries never see what lies after them, so missing tokens need no mask there.
+  if (masks.key_lengths_B.defined() || (!causal && padded > num_tokens_)) {
+    const auto options = q_BHLD.options().dtype(at::kLong);
+    const at::Tensor lengths_B1 = masks.key_lengths_B.defined()
+                                      ? masks.key_lengths_B.clamp_max(num_tokens_).unsqueeze(1)
+                                      : at::full({1, 1}, num_tokens_, options);
+    valid_BNb_ = (at::arange(padded, options) < lengths_B1).unflatten(1, {num_blocks_, block});
+  }
+  if (masks.segments_BL.defined()) {
+    // Missing tokens join the last document.
+    const at::Tensor last_B1 = masks.segments_BL.narrow(1, num_tokens_ - 1, 1);
+    segments_BNb_ = at::cat({masks.segments_BL, last_B1.expand({-1, padded - num_tokens_})}, 1)
+                        .unflatten(1, {num_blocks_, block});
+  }
+}
+
+at::Tensor Blocks::fold(const at::Tensor& x, std::int64_t dim) const {
+  return pad(x, dim, 0, num_blocks_ * block_ - num_tokens_, 0)
+      .unflatten(dim, {num_blocks_, block_});
+}
+
+at::Tensor Blocks::unfold(const at::Tensor& x, std::int64_t dim) const {
+  return x.flatten(dim, dim + 1).narrow(dim, 0, num_tokens_);
+}
+
+at::Tensor Blocks::legal(std::int64_t offset) const {
+  at::Tensor legal_BNbb;
+  if (valid_BNb_.defined()) {
+    legal_BNbb = shift_blocks(valid_BNb_, 1, offset, false).unsqueeze(2);
+  }
+  if (segments_BNb_.defined()) {
+    const at::Tensor keys_BNb = shift_blocks(segments_BNb_, 1, offset, -1);
+    legal_BNbb = and_defined(legal_BNbb, segments_BNb_.unsqueeze(3) == keys_BNb.unsqueeze(2));
+  }
+  return legal_BNbb.defined() ? legal_BNbb.unsqueeze(1) : legal_BNbb;
+}
+
+at::Tensor new_blocks_like(const at::Tensor& x) {
+  if (x.is_contiguous()) return at::empty(x.sizes(), x.options());
+  return at::empty({x.size(0), x.size(2), x.size(3), x.size(1), x.size(4)}, x.options())
+      .permute({0, 3, 1, 2, 4});
+}
+
+at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,
+                        const at::Scalar& fill) {
+  if (offset == 0) return x;
+  const std::int64_t distance = std::min(std::abs(offset), x.size(dim));
+  const std::int64_t kept = x.size(dim) - distance;
+  return offset > 0 ? pad(x.narrow(dim, distance, kept), dim, 0, distance, fill)
+                    : pad(x.narrow(dim, 0, kept), dim, distance, 0, fill);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,36 @@
+// Softmax attention inside contiguous blocks of tokens, optionally with the neighbouring ones
+// ("Local Attention" of Tay et al. 2020).
+#pragma once
+
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/mechanism.h"
+
+namespace birkhoff::configs {
+class BlockLocalAttention;
+}
+
+namespace birkhoff {
+
+class BlockLocalMechanism : public Mechanism {
+ public:
+  BlockLocalMechanism(const configs::BlockLocalAttention& config, const MechanismShape& shape);
+
+  AttentionOutput reference(const AttentionInput& in) const override;
+  AttentionOutput forward(const AttentionInput& in) const override;
+  AttentionOutput composed(const AttentionInput& in) const override;
+  MechanismProperties properties() const override;
+  at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
+  double forward_flops(std::int64_t num_tokens) const override;
+  std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
+  at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
+
+ private:
+  AttentionOutput run(const AttentionInput& in, Path limit) const;
+
+  MechanismShape shape_;
+  std::int64_t block_;
+  std::int64_t look_back_;  // previous blocks seen, and next ones where not causal
+  float dropout_;
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,128 @@
+// Legend: B batch, H heads, L queries, S keys, D head dim.
+#include "attention/mechanisms/dense/dense.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/common/masked_softmax.h"
+#include "attention/key_value_cache.h"
+#include "cluster/base/error.h"
+#include "configs/attention.pb.h"
+
+namespace birkhoff {
+namespace {
+
+struct DenseDecodeState : DecodeState {
+  KeyValueCache cache;
+};
+
+// Whether LibTorch's own kernel is the faster one on the CPU: several tiles of wide rows do not fit
+// a core's caches, and its larger products wait for memory less (docs/benchmarks/attention_cpu.md).
+bool library_is_faster(const at::Tensor& q_BHLD, bool causal) {
+  constexpr std::int64_t kHeadDim = 192, kTokens = 512;
+  return !causal && q_BHLD.scalar_type() == at::kFloat && q_BHLD.size(3) > kHeadDim &&
+         q_BHLD.size(2) > kTokens;
+}
+
+// bool [L, L], made where the input is: a copy from the host would wait for the device.
+at::Tensor earlier_keys(const AttentionInput& in) {
+  const std::int64_t num_tokens = in.q_BHLD.size(2);
+  require(num_tokens == in.k_BHSD.size(2), "causal attention needs as many keys as queries");
+  return at::ones({num_tokens, num_tokens}, in.q_BHLD.options().dtype(at::kBool)).tril_();
+}
+
+}  // namespace
+
+DenseAttentionMechanism::DenseAttentionMechanism(const configs::DenseAttention& config,
+                                                 const MechanismShape& shape)
+    : shape_(shape), dropout_(config.dropout()) {}
+
+at::Tensor DenseAttentionMechanism::legal_keys(const AttentionInput& in) const {
+  at::Tensor legal;
+  if (in.key_lengths_B.defined()) {
+    const at::Tensor index_S = at::arange(in.k_BHSD.size(2), in.key_lengths_B.options());
+    legal = index_S < in.key_lengths_B.view({-1, 1, 1, 1});
+  }
+  if (in.segments_q_BL.defined()) {
+    const at::Tensor same_B1LS = (in.segments_q_BL.unsqueeze(-1) == in.segments_kv_BS.unsqueeze(1));
+    legal = and_defined(legal, same_B1LS.unsqueeze(1));
+  }
+  return legal;
+}
+
+AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) const {
+  const at::Tensor scores_BHLS = at::matmul(in.q_BHLD, in.k_BHSD.transpose(-1, -2)) *
+                                 (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
+  at::Tensor legal = legal_keys(in);
+  if (shape_.causal) legal = and_defined(legal, earlier_keys(in));
+  const at::Tensor p_BHLS =
+      drop_probabilities(masked_softmax(scores_BHLS, legal), dropout_, in.noise);
+  return {at::matmul(p_BHLS, in.v_BHSD), {}};
+}
+
+AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const {
+  const bool drops = in.noise && dropout_ > 0;
+  if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2) ||
+      (library_is_faster(in.q_BHLD, shape_.causal) && !drops)) {
+    return composed(in);
+  }
+  BlockAttention attention{.q_BHNbD = in.q_BHLD.unsqueeze(2),
+                           .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
+                                     .v_BHNbD = in.v_BHSD.unsqueeze(2),
+                                     .window = {.causal = shape_.causal},
+                                     .legal_BHNbb = {at::Tensor()},
+                                     .bias_BHNbb = {}}},
+                           .dropout = dropout_,
+                           .noise = in.noise};
+  if (choose_path(attention, Path::kFused) != Path::kFused) return composed(in);
+  const at::Tensor legal = legal_keys(in);
+  if (legal.defined()) attention.keys[0].legal_BHNbb = {legal.unsqueeze(2)};
+  return {attend_in_blocks(attention, Path::kFused).squeeze(2), {}};
+}
+
+AttentionOutput DenseAttentionMechanism::composed(const AttentionInput& in) const {
+  // LibTorch's fused kernels know no noise of ours.
+  if (in.noise && dropout_ > 0) return reference(in);
+  at::Tensor legal = legal_keys(in);
+  if (!legal.defined()) {
+    return {library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, shape_.causal), {}};
+  }
+  if (shape_.causal) legal = at::logical_and(legal, earlier_keys(in));
+  const at::Tensor mask = additive_mask(legal, in.q_BHLD.scalar_type());
+  const at::Tensor out_BHLD = library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, mask);
+  return {out_BHLD.masked_fill(legal.any(-1, /*keepdim=*/true).logical_not(), 0), {}};
+}
+
+MechanismProperties DenseAttentionMechanism::properties() const {
+  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal, .quadratic = true};
+}
+
+at::Tensor DenseAttentionMechanism::visible_keys(std::int64_t num_queries,
+                                                 std::int64_t num_keys) const {
+  require(!shape_.causal || num_queries == num_keys,
+          "causal attention needs as many keys as queries");
+  const at::Tensor all = at::ones({num_queries, num_keys}, at::kBool);
+  return shape_.causal ? at::tril(all) : all;
+}
+
+double DenseAttentionMechanism::forward_flops(std::int64_t num_tokens) const {
+  const double n = static_cast<double>(num_tokens);
+  const double pairs = shape_.causal ? n * (n + 1) / 2 : n * n;
+  return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
+}
+
+std::unique_ptr<DecodeState> DenseAttentionMechanism::decode_state(std::int64_t batch) const {
+  if (!shape_.causal) return Mechanism::decode_state(batch);
+  return std::make_unique<DenseDecodeState>();
+}
+
+at::Tensor DenseAttentionMechanism::decode_step(DecodeState& state,
+                                                const AttentionInput& in) const {
+  KeyValueCache& cache = static_cast<DenseDecodeState&>(state).cache;
+  cache.append(in.k_BHSD, in.v_BHSD);
+  return library_attention(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()));
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,211 @@
+// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, C channels, D head dim.
+#include "attention/mechanisms/sinkhorn/sinkhorn.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attention/kernels/sorted_blocks/sorted_blocks.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::SinkhornAttention;
+
+constexpr double kBarred = -std::numeric_limits<double>::infinity();
+
+Combine combine_of(SinkhornAttention::Combine combine) {
+  switch (combine) {
+    case SinkhornAttention::concat:
+      return Combine::kConcat;
+    case SinkhornAttention::add_outputs:
+      return Combine::kAddOutputs;
+    case SinkhornAttention::add_logits:
+      return Combine::kAddLogits;
+  }
+  require(false, "unknown combine");
+  return {};
+}
+
+}  // namespace
+
+SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const MechanismShape& shape,
+                                     const std::string& prefix, Parameters& parameters)
+    : config_(config), shape_(shape) {
+  const bool uniform = shape.causal && config.causal_balance() == SinkhornAttention::uniform;
+  if (!uniform) sort_net_.emplace(config, shape, prefix + ".sort_net", parameters);
+  if (leaky() && sort_net_->reads_sources()) {
+    fail(ExitCode::kConfig,
+         "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): blocks would "
+         "be scored by their own later tokens; use another sort_net",
+         prefix);
+  }
+}
+
+bool SinkhornMechanism::leaky() const {
+  return shape_.causal && config_.causal_balance() == SinkhornAttention::paper_masked;
+}
+
+bool SinkhornMechanism::balances() const {
+  return !shape_.causal || (config_.causal_balance() != SinkhornAttention::none &&
+                            config_.causal_balance() != SinkhornAttention::uniform);
+}
+
+at::Tensor SinkhornMechanism::visible_pairs(const at::Tensor& open_BNN) const {
+  if (!shape_.causal) return open_BNN;
+  return open_BNN.tril(leaky() ? 0 : -1);
+}
+
+at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
+                                      std::int64_t first_row, Path limit) const {
+  const std::int64_t num_rows = scores_BHNN.size(2) - first_row;
+  const auto barred = [&](const at::Tensor& allowed_BNN) {
+    return scores_BHNN.masked_fill(allowed_BNN.logical_not().unsqueeze(1), kBarred);
+  };
+  const auto last_rows = [&](const at::Tensor& x) { return x.narrow(2, first_row, num_rows); };
+  const std::int64_t iterations = config_.iterations();
+  const bool prefix = shape_.causal && config_.causal_balance() == SinkhornAttention::prefix;
+  // A mask costs launches on a GPU: where order alone decides, these balances need none.
+  if (!open_BNN.defined() && iterations > 0) {
+    if (!shape_.causal) return last_rows(balance(scores_BHNN, iterations, limit));
+    if (prefix) return prefix_balance(scores_BHNN, iterations, first_row, limit);
+  }
+  const std::int64_t N = scores_BHNN.size(2);
+  const at::Tensor visible_BNN = visible_pairs(
+      open_BNN.defined() ? open_BNN : at::ones({1, N, N}, scores_BHNN.options().dtype(at::kBool)));
+  if (balances() && iterations == 0) return last_rows(barred(visible_BNN).exp());
+  if (!shape_.causal) return last_rows(balance(barred(visible_BNN), iterations, limit));
+  switch (config_.causal_balance()) {
+    case SinkhornAttention::prefix: {
+      // A destination without a source of its own takes no part in others' balance either.
+      const at::Tensor taking_part = visible_BNN.any(2, /*keepdim=*/true);
+      return prefix_balance(barred(at::logical_and(open_BNN, taking_part)), iterations, first_row,
+                            limit);
+    }
+    case SinkhornAttention::cumulative:
+      return last_rows(cumulative_balance(barred(visible_BNN), iterations, limit));
+    case SinkhornAttention::none:
+      return last_rows(softmax_with_null(barred(visible_BNN)));
+    case SinkhornAttention::uniform: {
+      const at::Tensor equal_BNN = visible_BNN.to(scores_BHNN.scalar_type());
+      const at::Tensor mean_BNN = equal_BNN / equal_BNN.sum(2, /*keepdim=*/true).clamp_min(1);
+      return last_rows(mean_BNN.unsqueeze(1));
+    }
+    case SinkhornAttention::paper_masked:
+      return last_rows(balance(barred(visible_BNN), iterations, limit));
+  }
+  require(false, "unknown causal_balance");
+  return {};
+}
+
+at::Tensor SinkhornMechanism::keep_largest(const at::Tensor& weights_BHUN) const {
+  const std::int64_t num_sources = weights_BHUN.size(3);
+  if (config_.top_m() == 0 || config_.top_m() >= num_sources) return weights_BHUN;
+  const at::Tensor order_BHUN =
+      at::argsort(weights_BHUN.detach(), /*stable=*/true, /*dim=*/3, /*descending=*/true);
+  const at::Tensor cut_BHUN =
+      at::ones(weights_BHUN.sizes(), weights_BHUN.options().dtype(at::kBool))
+          .scatter_(3, order_BHUN.narrow(3, 0, config_.top_m()), 0);
+  return weights_BHUN.masked_fill(cut_BHUN, 0);
+}
+
+AttentionOutput SinkhornMechanism::run(const AttentionInput& in, Path limit) const {
+  const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
+  const std::int64_t N = blocks.num_blocks();
+  at::Tensor scores_BHNN;
+  if (sort_net_) {
+    const at::Tensor psi_BNC = pool_destinations(config_, shape_.causal, blocks, in.x_q_BLC, limit);
+    const at::Tensor source_BNC =
+        sort_net_->reads_sources() ? pool_sources(blocks, in.x_kv_BSC, limit) : at::Tensor();
+    scores_BHNN = sort_net_->scores(psi_BNC, source_BNC, in.noise);
+  } else {
+    scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
+  }
+  const at::Tensor open_BNN = open_pairs(blocks);
+  const at::Tensor all_weights_BHNN = weights(scores_BHNN, open_BNN, /*first_row=*/0, limit);
+  const at::Tensor weights_BHNN = keep_largest(all_weights_BHNN);
+  AttentionOutput output;
+  if (config_.top_m() > 0) {
+    const at::Tensor all =
+        all_weights_BHNN.detach().expand({in.q_BHLD.size(0), shape_.heads, N, N});
+    output.sums = {{"block_weight", all.sum()},
+                   {"block_weight_dropped", (all - weights_BHNN.detach()).sum()}};
+  }
+
+  BlockAttention attention = sorted_and_own_attention(
+      blocks,
+      {.weights_BHNN = weights_BHNN,
+       .visible_BNN = open_BNN.defined() ? visible_pairs(open_BNN) : at::Tensor(),
+       .causal = shape_.causal,
+       .leaky = leaky(),
+       .combine = combine_of(config_.combine())},
+      in.q_BHLD, in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD, limit);
+  attention.dropout = config_.dropout();
+  attention.noise = in.noise;
+  output.out_BHLD = blocks.unfold(attend_in_blocks(attention, limit), 2);
+  return output;
+}
+
+AttentionOutput SinkhornMechanism::reference(const AttentionInput& in) const {
+  return run(in, Path::kReference);
+}
+
+AttentionOutput SinkhornMechanism::forward(const AttentionInput& in) const {
+  return run(in, Path::kFused);
+}
+
+AttentionOutput SinkhornMechanism::composed(const AttentionInput& in) const {
+  return run(in, Path::kSdpa);
+}
+
+MechanismProperties SinkhornMechanism::properties() const {
+  return {.causal = shape_.causal && !leaky(),
+          .leaky = leaky(),
+          .exact_in_decoding = shape_.causal && !leaky(),
+          .ties_key_value = config_.tie_key_value()};
+}
+
+at::Tensor SinkhornMechanism::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {
+  const std::int64_t b = config_.block();
+  const at::Tensor query_L1 = at::arange(num_queries).unsqueeze(1), key_S = at::arange(num_keys);
+  const bool aligned = config_.combine() == SinkhornAttention::add_logits;
+  if (!shape_.causal) {
+    // Logits of aligned positions end where the query's own block does.
+    const at::Tensor own_block_L1 = at::div(query_L1, b, "floor") * b;
+    return aligned ? own_block_L1 + key_S % b < num_keys
+                   : at::ones({num_queries, num_keys}, at::kBool);
+  }
+  const at::Tensor earlier_block = at::div(key_S, b, "floor") < at::div(query_L1, b, "floor");
+  const at::Tensor own = at::logical_and(key_S <= query_L1, earlier_block.logical_not());
+  // Logits of aligned positions, or sorted keys masked token by token, reach offsets up to the own.
+  if (leaky() || aligned) {
+    return at::logical_or(own, at::logical_and(earlier_block, key_S % b <= query_L1 % b));
+  }
+  return at::logical_or(own, earlier_block);
+}
+
+double SinkhornMechanism::forward_flops(std::int64_t num_tokens) const {
+  const double b = static_cast<double>(config_.block());
+  const double N = std::ceil(static_cast<double>(num_tokens) / b), L = N * b;
+  const double width = static_cast<double>(shape_.heads * shape_.head_dim);
+  const bool causal = shape_.causal;
+  const double own_pairs = L * (causal ? (b + 1) / 2 : b);
+  const double sorted_pairs =
+      config_.combine() == SinkhornAttention::add_logits ? 0 : (causal ? L - b : L) * b;
+  const double mixed_pairs = causal ? N * (N - 1) / 2 : N * N;
+  const double mixes = config_.tie_key_value() ? 1 : 2;
+  double balance_pairs = 0;
+  if (balances()) {
+    const bool prefix = causal && config_.causal_balance() == SinkhornAttention::prefix;
+    balance_pairs = prefix ? N * N * N / 3 : mixed_pairs;
+  }
+  // A step of the balance touches each pair about five times; an iteration is two steps.
+  const double balance = 10 * static_cast<double>(config_.iterations()) * balance_pairs;
+  return 4 * (own_pairs + sorted_pairs) * width + 2 * mixes * mixed_pairs * b * width +
+         (sort_net_ ? sort_net_->flops(static_cast<std::int64_t>(N)) : 0) +
+         balance * static_cast<double>(shape_.heads);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,69 @@
+// Sparse Sinkhorn attention (Tay et al. 2020): a SortNet scores blocks, the scores are balanced,
+// keys and values are mixed block by block with the balanced weights ("sorted"), and every query
+// attends to its sorted block and to its own.
+//
+// Where the paper is silent or leaks the future this code does the following.
+// - Row = destination, column = source, in encoders and decoders.
+// - Causal use: sources are complete earlier blocks, a block's weights depend on tokens up to its
+//   first one, and its own tokens reach it by the local part alone. Block 0, and every query whose
+//   block has nothing to sort, sees its own block only (add_logits: plain local attention).
+// - `none` and `cumulative` let a row give mass to a null source of score 0 and value 0, so that a
+//   block may decline: its sorted keys and values are then scaled down, not renormalised.
+// - `paper_masked` balances the lower triangle with its diagonal, as published: column sums run
+//   over later destinations and leak. Its sorted block, which contains the own block, is masked
+//   token by token.
+// - top_m cuts a finished row to its largest weights, of equal ones the earlier blocks'; what is
+//   cut is lost, not given to the others, and told in AttentionOutput::sums:
+//   "block_weight_dropped" of "block_weight", added up over samples, heads and destinations.
+// - Padding: keys, values and features of padding are 0. Where a share w < 1 of a sorted key's
+//   weight lies on tokens that exist, key and value are divided by w and log w is added to the
+//   logit.
+// - Documents: a source is visible only if it lies wholly in one document, and to queries of that
+//   document whose block's first token belongs to it as well.
+#pragma once
+
+#include <optional>
+
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
+#include "attention/mechanism.h"
+#include "attention/mechanisms/sinkhorn/sort_net.h"
+#include "configs/attention.pb.h"
+
+namespace birkhoff {
+
+class SinkhornMechanism : public Mechanism {
+ public:
+  // The SortNet's parameters are added under prefix + ".sort_net"; causal `uniform` has none.
+  SinkhornMechanism(const configs::SinkhornAttention& config, const MechanismShape& shape,
+                    const std::string& prefix, Parameters& parameters);
+
+  AttentionOutput reference(const AttentionInput& in) const override;
+  AttentionOutput forward(const AttentionInput& in) const override;
+  AttentionOutput composed(const AttentionInput& in) const override;
+  MechanismProperties properties() const override;
+  at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
+  double forward_flops(std::int64_t num_tokens) const override;
+  std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
+  at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
+
+ private:
+  bool leaky() const;
+  // Weights come from Sinkhorn iterations: neither of the causal modes `none` and `uniform`.
+  bool balances() const;
+  AttentionOutput run(const AttentionInput& in, Path limit) const;
+  // bool [B, N, N]: pairs of open_pairs() whose weight may be above 0.
+  at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
+  // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. Dims B
+  // and H of the scores may be 1. open_BNN: of open_pairs(); undefined where all pairs are.
+  at::Tensor weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
+                     std::int64_t first_row, Path limit) const;
+  // The weights with all but each row's top_m largest 0.
+  at::Tensor keep_largest(const at::Tensor& weights_BHUN) const;
+
+  configs::SinkhornAttention config_;
+  MechanismShape shape_;
+  std::optional<SortNet> sort_net_;  // none: all scores are 0
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,33 @@
+// Sinkhorn Mixture (Tay et al. 2020, section 3.2.3): Sinkhorn attention plus
+// dense attention on the same projections, outputs added without a gate.
+#pragma once
+
+#include "attention/mechanism.h"
+#include "attention/mechanisms/dense/dense.h"
+#include "attention/mechanisms/sinkhorn/sinkhorn.h"
+
+namespace birkhoff {
+
+class SinkhornMixtureMechanism : public Mechanism {
+ public:
+  SinkhornMixtureMechanism(const configs::SinkhornMixture& config, const MechanismShape& shape,
+                           const std::string& prefix, Parameters& parameters);
+
+  AttentionOutput reference(const AttentionInput& in) const override;
+  AttentionOutput forward(const AttentionInput& in) const override;
+  AttentionOutput composed(const AttentionInput& in) const override;
+  MechanismProperties properties() const override;
+  at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
+  double forward_flops(std::int64_t num_tokens) const override;
+  std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
+  at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
+
+ private:
+  // The input as the dense part sees it: tied values, noise of its own.
+  AttentionInput dense_input(const AttentionInput& in) const;
+
+  SinkhornMechanism sinkhorn_;
+  DenseAttentionMechanism dense_;
+};
+
+}  // namespace birkhoff

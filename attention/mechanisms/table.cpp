@@ -1,0 +1,74 @@
+// The table of mechanisms: one entry for each message of the oneof in configs/attention.proto.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "attention/mechanism.h"
+#include "attention/mechanisms/block_local/block_local.h"
+#include "attention/mechanisms/dense/dense.h"
+#include "attention/mechanisms/sinkhorn/sinkhorn.h"
+#include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
+#include "cluster/base/error.h"
+#include "configs/attention.pb.h"
+#include "configs/check.h"
+#include "configs/words.h"
+
+namespace birkhoff {
+namespace {
+
+using Config = configs::Mechanism;
+
+// What a mechanism is made of.
+struct Making {
+  const Config& config;
+  const MechanismShape& shape;
+  const std::string& prefix;
+  Parameters& parameters;
+};
+
+struct Entry {
+  Config::KindCase kind;
+  std::unique_ptr<Mechanism> (*make)(const Making&);
+};
+
+const Entry kMechanisms[] = {
+    {Config::kDense,
+     [](const Making& m) -> std::unique_ptr<Mechanism> {
+       return std::make_unique<DenseAttentionMechanism>(m.config.dense(), m.shape);
+     }},
+    {Config::kBlockLocal,
+     [](const Making& m) -> std::unique_ptr<Mechanism> {
+       return std::make_unique<BlockLocalMechanism>(m.config.block_local(), m.shape);
+     }},
+    {Config::kSinkhorn,
+     [](const Making& m) -> std::unique_ptr<Mechanism> {
+       return std::make_unique<SinkhornMechanism>(m.config.sinkhorn(), m.shape, m.prefix,
+                                                  m.parameters);
+     }},
+    {Config::kSinkhornMixture,
+     [](const Making& m) -> std::unique_ptr<Mechanism> {
+       return std::make_unique<SinkhornMixtureMechanism>(m.config.sinkhorn_mixture(), m.shape,
+                                                         m.prefix, m.parameters);
+     }},
+};
+
+}  // namespace
+
+std::unique_ptr<Mechanism> make_mechanism(const Config& config, const MechanismShape& shape,
+                                          const std::string& prefix, Parameters& parameters,
+                                          const ParallelGroups&) {
+  check_values(config, Places(prefix));
+  const auto entry = std::find_if(std::begin(kMechanisms), std::end(kMechanisms),
+                                  [&](const Entry& e) { return e.kind == config.kind_case(); });
+  if (entry == std::end(kMechanisms)) {
+    const std::vector<std::string> names = oneof_names(*Config::descriptor()->oneof_decl(0));
+    fail(ExitCode::kConfig, "{}: no attention mechanism is chosen; set one of {}", prefix,
+         fmt::join(names, ", "));
+  }
+  return entry->make({config, shape, prefix, parameters});
+}
+
+}  // namespace birkhoff

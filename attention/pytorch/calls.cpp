@@ -1,0 +1,300 @@
+#include "attention/pytorch/calls.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/block_attention/paths.h"
+#include "attention/kernels/sinkhorn/sinkhorn.h"
+#include "attention/kernels/sorted_blocks/sorted_blocks.h"
+#include "attention/pytorch/arguments.h"
+
+namespace birkhoff::ops {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+constexpr double kBarred = -std::numeric_limits<double>::infinity();
+
+// Tensors, and the loss's gradients of them.
+struct Differentiated {
+  Tensors values, gradients;
+};
+
+// The loss's gradients of `inputs`, by running what makes values of them under autograd, which an
+// operator's kernel lies below.
+Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
+                      at::TensorList inputs) {
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  const c10::impl::ForceDispatchKeyGuard with_autograd(keys);
+  const c10::AutoGradMode with_gradients(true);
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
+  const Differentiated made = run(leaves);
+  return torch::autograd::grad(made.values, leaves, made.gradients);
+}
+
+// x in the layout that autograd, compiled graphs and a kernel's meta function all expect.
+at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
+  const at::Tensor result = at::empty_like(model);
+  return result.strides() == x.strides() ? x : result.copy_(x);
+}
+
+// What a backward pass gets of the forward pass, or of its user.
+void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
+                 at::IntArrayRef sizes) {
+  TORCH_CHECK_VALUE(x.scalar_type() == dtype && x.sizes() == sizes, "birkhoff: ", name, " must be ",
+                    dtype, " ", sizes, ", not ", x.scalar_type(), " ", x.sizes());
+}
+
+// Tokens of a block of q [B, H, L, D]: a sequence that is shorter than its block is a block as long
+// as itself.
+std::int64_t block_within(const at::Tensor& q, std::int64_t block) {
+  return block == kWholeSequence ? q.size(2) : std::min(block, q.size(2));
+}
+
+Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
+                 const std::optional<at::Tensor>& key_lengths,
+                 const std::optional<at::Tensor>& segments) {
+  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0,
+                    "birkhoff: q must be [B, H, L, D], none of them 0, not ", q.sizes());
+  check_masks(q, key_lengths, segments);
+  return Blocks(q,
+                {.key_lengths_B = key_lengths.value_or(at::Tensor()),
+                 .segments_BL = segments.value_or(at::Tensor())},
+                block_within(q, block), causal);
+}
+
+// A call of attention_in_blocks, checked: its options by check_options() before.
+class Call {
+ public:
+  Call(at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+       bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+       const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments)
+      : blocks_(blocks_of(inputs[0], block, causal, key_lengths, segments)),
+        // Of blocks that exist.
+        look_back_(std::min(look_back, blocks_.num_blocks() - 1)),
+        look_ahead_(std::min(look_ahead, blocks_.num_blocks() - 1)),
+        causal_(causal),
+        combine_(combine_named(combine)),
+        dropout_(static_cast<float>(dropout)) {
+    const at::Tensor& q = inputs[0];
+    for (const at::Tensor& x : {inputs[1], inputs[2]}) {
+      TORCH_CHECK_VALUE(x.sizes() == q.sizes(), "birkhoff: k and v must be like q, which is ",
+                        q.sizes(), ", not ", x.sizes());
+    }
+    if (inputs.size() == 4) {
+      const std::int64_t N = blocks_.num_blocks();
+      const at::Tensor& weights = inputs[3];
+      TORCH_CHECK_VALUE(weights.sizes() == at::IntArrayRef({q.size(0), q.size(1), N, N}),
+                        "birkhoff: block weights (or their scores) must be ",
+                        at::IntArrayRef({q.size(0), q.size(1), N, N}), ", not ", weights.sizes());
+    }
+    if (dropout_ == 0) return;
+    noise_ = NoiseKey{.step = *seed, .sample_ids_B = at::arange(q.size(0), seed->options())};
+  }
+
+  const Blocks& blocks() const { return blocks_; }
+
+  // Differentiable in what attention_in_blocks calls inputs.
+  BlockAttention attention(at::TensorList inputs) const {
+    BlockAttention attention = inputs.size() == 4 ? sorted(inputs) : local(inputs);
+    attention.dropout = dropout_;
+    attention.noise = noise_;
+    return attention;
+  }
+
+ private:
+  BlockAttention local(at::TensorList inputs) const {
+    return {.q_BHNbD = blocks_.fold(inputs[0], 2),
+            .keys = {neighbouring_keys(blocks_, inputs[1], inputs[2], look_back_, look_ahead_,
+                                       causal_)},
+            .noise = {}};
+  }
+
+  BlockAttention sorted(at::TensorList inputs) const {
+    at::Tensor weights_BHNN = causal_ ? inputs[3].tril(-1) : inputs[3];
+    at::Tensor visible_BNN = open_pairs(blocks_);
+    if (visible_BNN.defined()) {
+      if (causal_) visible_BNN = visible_BNN.tril(-1);
+      weights_BHNN = weights_BHNN.masked_fill(visible_BNN.logical_not().unsqueeze(1), 0);
+    }
+    return sorted_and_own_attention(blocks_,
+                                    {.weights_BHNN = weights_BHNN,
+                                     .visible_BNN = visible_BNN,
+                                     .causal = causal_,
+                                     .combine = combine_},
+                                    inputs[0], inputs[1], inputs[2], Path::kFused);
+  }
+
+  Blocks blocks_;
+  std::int64_t look_back_, look_ahead_;
+  bool causal_;
+  Combine combine_;
+  float dropout_;
+  std::optional<NoiseKey> noise_;
+};
+
+// Whether the backward pass starts from the forward pass's results.
+bool has_two_passes(const BlockAttention& attention) {
+  return choose_path(attention, Path::kFused) == Path::kFused && attention.one_softmax;
+}
+
+// Scores with -inf where a form reads none: prefix bars a destination without a source of its own,
+// which takes no part in others' balance either, the other causal ones all but earlier sources.
+at::Tensor barred(const at::Tensor& scores, Form form) {
+  if (form == Form::kFull) return scores;
+  const std::int64_t N = scores.size(-1);
+  at::Tensor read = at::ones({N, N}, scores.options().dtype(at::kBool)).tril(-1);
+  if (form == Form::kPrefix) {
+    read = at::logical_and(scores != kBarred, read).any(-1, /*keepdim=*/true);
+  }
+  return scores.masked_fill(read.logical_not(), kBarred);
+}
+
+// Whether the fused kernel does this.
+bool fits_kernel(const at::Tensor& scores, Form form) {
+  return scores.device().is_cpu() && (form == Form::kFull || form == Form::kPrefix);
+}
+
+std::vector<std::int64_t> solved_sizes(const at::Tensor& scores, Form form) {
+  return {scores.size(0), scores.size(1), form == Form::kPrefix ? scores.size(2) : 1, 1};
+}
+
+at::Tensor balanced(const at::Tensor& scores, std::int64_t iterations, Form form) {
+  const at::Tensor read = barred(scores, form);
+  switch (form) {
+    case Form::kFull:
+      return balance(read, iterations, Path::kFused);
+    case Form::kPrefix:
+      return prefix_balance(read, iterations, /*first_row=*/0, Path::kFused);
+    case Form::kCumulative:
+      return cumulative_balance(read, iterations, Path::kFused);
+    case Form::kNone:
+      return softmax_with_null(read);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
+    at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  check_options(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                segments);
+  const c10::OptionalDeviceGuard guard(inputs[0].device());
+  const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                  segments);
+  const BlockAttention attention = call.attention(inputs);
+  const at::Tensor& q = inputs[0];
+  if (has_two_passes(attention)) {
+    const BlockResults result = fused_forward(attention);
+    return {laid_out_as(q, call.blocks().unfold(result.out_BHNbD, 2)), result.softmax_2BHNb};
+  }
+  const at::Tensor out_BHNbD = attend_in_blocks(attention, Path::kFused);
+  return {laid_out_as(q, call.blocks().unfold(out_BHNbD, 2)),
+          at::zeros({2, q.size(0), q.size(1), call.blocks().num_blocks(), call.blocks().block()},
+                    q.options().dtype(at::toOpMathType(q.scalar_type())))};
+}
+
+std::vector<at::Tensor> attention_in_blocks_backward(
+    const at::Tensor& d_out, at::TensorList inputs, const at::Tensor& out,
+    const at::Tensor& softmax, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
+    bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
+    const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments) {
+  check_options(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                segments);
+  const c10::OptionalDeviceGuard guard(inputs[0].device());
+  const Call call(inputs, block, look_back, look_ahead, causal, combine, dropout, seed, key_lengths,
+                  segments);
+  const Blocks& blocks = call.blocks();
+  const at::Tensor& q = inputs[0];
+  check_saved("d_out", d_out, q.scalar_type(), q.sizes());
+  check_saved("out", out, q.scalar_type(), q.sizes());
+  check_saved("softmax", softmax, at::toOpMathType(q.scalar_type()),
+              {2, q.size(0), q.size(1), blocks.num_blocks(), blocks.block()});
+  Tensors gradients = differentiate(
+      [&](const Tensors& x) -> Differentiated {
+        const BlockAttention attention = call.attention(x);
+        if (!has_two_passes(attention)) {
+          return {{blocks.unfold(attend_in_blocks(attention, Path::kFused), 2)}, {d_out}};
+        }
+        // Autograd does what lies before the attention in blocks, its kernel the rest.
+        Tensors values{attention.q_BHNbD}, biases;
+        for (const KeyBlocks& keys : attention.keys) {
+          values.insert(values.end(), {keys.k_BHNbD, keys.v_BHNbD});
+          if (keys.bias_BHNbb.defined()) biases.push_back(keys.bias_BHNbb);
+        }
+        values.insert(values.end(), biases.begin(), biases.end());
+        const c10::AutoGradMode without_gradients(false);
+        return {values,
+                fused_backward(attention, {blocks.fold(out, 2), softmax}, blocks.fold(d_out, 2))};
+      },
+      inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    gradients[i] = laid_out_as(inputs[i], gradients[i]);
+  }
+  return gradients;
+}
+
+at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
+                            const std::optional<at::Tensor>& key_lengths,
+                            const std::optional<at::Tensor>& segments) {
+  check_block(block);
+  check_mask_types(q, key_lengths, segments);
+  const c10::OptionalDeviceGuard guard(q.device());
+  const Blocks blocks = blocks_of(q, block, /*causal=*/true, key_lengths, segments);
+  const std::int64_t N = blocks.num_blocks();
+  const at::Tensor open_BNN = open_pairs(blocks);
+  if (!open_BNN.defined()) return at::ones({q.size(0), 1, N, N}, blocks.mask_options());
+  return open_BNN.unsqueeze(1).expand({q.size(0), 1, N, N}).contiguous();
+}
+
+std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
+                                                    std::int64_t iterations,
+                                                    std::string_view name) {
+  const c10::OptionalDeviceGuard guard(scores.device());
+  const Form form = form_named(name);
+  check_balance(scores, iterations, form);
+  if (!fits_kernel(scores, form)) {
+    return {laid_out_as(scores, balanced(scores, iterations, form)),
+            at::ones(solved_sizes(scores, form), scores.options().dtype(at::kBool))};
+  }
+  const auto [weights, solved] =
+      fused_balance_forward(barred(scores, form), iterations, form == Form::kPrefix, 0);
+  return {laid_out_as(scores, weights), solved};
+}
+
+at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tensor& scores,
+                                     const at::Tensor& solved, std::int64_t iterations,
+                                     std::string_view name) {
+  const c10::OptionalDeviceGuard guard(scores.device());
+  const Form form = form_named(name);
+  check_balance(scores, iterations, form);
+  check_saved("d_weights", d_weights, scores.scalar_type(), scores.sizes());
+  check_saved("solved", solved, at::kBool, solved_sizes(scores, form));
+  if (fits_kernel(scores, form)) {
+    return laid_out_as(scores, fused_balance_backward(d_weights, barred(scores, form), solved,
+                                                      iterations, form == Form::kPrefix, 0));
+  }
+  const Tensors gradients = differentiate(
+      [&](const Tensors& x) -> Differentiated {
+        return {{balanced(x[0], iterations, form)}, {d_weights}};
+      },
+      {scores});
+  return laid_out_as(scores, gradients[0]);
+}
+
+}  // namespace birkhoff::ops

@@ -1,0 +1,305 @@
+#include "cluster/base/collectives/group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+
+namespace birkhoff {
+namespace {
+
+// Keeps the ring's record of an operation up to date while the caller waits.
+class RecordedWork : public Work {
+ public:
+  RecordedWork(std::unique_ptr<Work> work, OperationRing& ring, std::int64_t sequence)
+      : work_(std::move(work)), ring_(ring), sequence_(sequence) {}
+  void wait() override {
+    ring_.begin_waiting(sequence_);
+    work_->wait();
+    ring_.finish(sequence_);
+  }
+
+ private:
+  std::unique_ptr<Work> work_;
+  OperationRing& ring_;
+  std::int64_t sequence_;
+};
+
+// A misuse is a defect of the caller: all checks name the operation and what it was for.
+void check(bool condition, std::string_view operation, std::string_view name, const char* what) {
+  if (!condition) fail(ExitCode::kInternal, "internal error: {} '{}': {}", operation, name, what);
+}
+
+void check_tensor(const at::Tensor& tensor, std::string_view operation, std::string_view name) {
+  check(tensor.defined(), operation, name, "undefined tensor");
+  check(tensor.is_contiguous(), operation, name, "the tensor is not contiguous");
+  const at::ScalarType dtype = tensor.scalar_type();
+  check(dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16 || dtype == at::kLong,
+        operation, name, "dtype must be fp32, fp64, bf16 or int64");
+}
+
+void check_pair(const at::Tensor& output, const at::Tensor& input, std::string_view operation,
+                std::string_view name) {
+  check_tensor(output, operation, name);
+  check_tensor(input, operation, name);
+  check(output.scalar_type() == input.scalar_type(), operation, name,
+        "input and output differ in dtype");
+  check(output.device() == input.device(), operation, name, "input and output differ in device");
+}
+
+void check_counts(const at::Tensor& tensor, std::span<const std::int64_t> counts, int size,
+                  std::string_view name) {
+  check(tensor.dim() == 1, "all_to_all", name, "tensors must be 1-D");
+  check(static_cast<int>(counts.size()) == size, "all_to_all", name,
+        "one count per rank is needed");
+  check(std::ranges::all_of(counts, [](std::int64_t count) { return count >= 0; }), "all_to_all",
+        name, "a count is negative");
+  check(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) == tensor.numel(),
+        "all_to_all", name, "the counts do not add up to the tensor's length");
+}
+
+// int64 [words] holding the bytes, zero-padded.
+at::Tensor pack(const std::string& bytes, std::int64_t num_words) {
+  at::Tensor words = at::zeros({num_words}, at::TensorOptions().dtype(at::kLong));
+  if (!bytes.empty()) std::memcpy(words.mutable_data_ptr(), bytes.data(), bytes.size());
+  return words;
+}
+
+std::int64_t num_words(std::int64_t num_bytes) { return (num_bytes + 7) / 8; }
+
+at::Tensor scalar(std::int64_t value) {
+  at::Tensor tensor = at::empty({1}, at::TensorOptions().dtype(at::kLong));
+  *tensor.mutable_data_ptr<std::int64_t>() = value;
+  return tensor;
+}
+
+class DoneWork : public Work {
+ public:
+  void wait() override {}
+};
+
+class SingleGroup : public Group {
+ public:
+  explicit SingleGroup(at::Device device) : device_(device) {}
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  at::Device device() const override { return device_; }
+
+ protected:
+  std::unique_ptr<Work> do_all_reduce(at::Tensor, ReduceOp) override { return done(); }
+  std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp) override {
+    return copy(output, input);
+  }
+  std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) override {
+    return copy(output, input);
+  }
+  std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t>,
+                                      at::Tensor input, std::vector<std::int64_t>) override {
+    return copy(output, input);
+  }
+  std::unique_ptr<Work> do_broadcast(at::Tensor, int) override { return done(); }
+  std::unique_ptr<Work> do_barrier() override { return done(); }
+
+ private:
+  static std::unique_ptr<Work> done() { return std::make_unique<DoneWork>(); }
+  static std::unique_ptr<Work> copy(at::Tensor& output, const at::Tensor& input) {
+    if (output.data_ptr() != input.data_ptr()) {
+      output.detach().view({-1}).copy_(input.detach().view({-1}));
+    }
+    return done();
+  }
+
+  const at::Device device_;
+};
+
+}  // namespace
+
+// ---- OperationRing
+// -------------------------------------------------------------------------------
+
+std::int64_t OperationRing::start(std::string_view operation, std::string_view name,
+                                  const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  const std::int64_t sequence = next_++;
+  Entry& entry = ring_[static_cast<std::size_t>(sequence) % kCapacity];
+  entry.sequence = sequence;
+  entry.operation = operation;
+  entry.name = name;
+  entry.shape.clear();
+  entry.bytes = 0;
+  if (tensor.defined()) {
+    entry.shape = tensor.sizes().vec();
+    entry.bytes = static_cast<std::int64_t>(tensor.nbytes());
+  }
+  entry.waiting = entry.done = false;
+  return sequence;
+}
+
+void OperationRing::begin_waiting(std::int64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  Entry& entry = ring_[static_cast<std::size_t>(sequence) % kCapacity];
+  if (entry.sequence == sequence) entry.waiting = true;
+  waiting_ = sequence;
+}
+
+void OperationRing::finish(std::int64_t sequence) {
+  const std::lock_guard lock(mutex_);
+  Entry& entry = ring_[static_cast<std::size_t>(sequence) % kCapacity];
+  if (entry.sequence == sequence) {
+    entry.waiting = false;
+    entry.done = true;
+  }
+  waiting_ = -1;
+}
+
+std::vector<OperationRing::Entry> OperationRing::entries() const {
+  const std::lock_guard lock(mutex_);
+  const auto capacity = static_cast<std::int64_t>(kCapacity);
+  std::vector<Entry> result;
+  for (std::int64_t s = std::max<std::int64_t>(0, next_ - capacity); s < next_; ++s) {
+    result.push_back(ring_[static_cast<std::size_t>(s) % kCapacity]);
+  }
+  return result;
+}
+
+OperationRing::Entry OperationRing::current() const {
+  const std::lock_guard lock(mutex_);
+  const std::int64_t sequence = waiting_ >= 0 ? waiting_ : next_ - 1;
+  return sequence < 0 ? Entry() : ring_[static_cast<std::size_t>(sequence) % kCapacity];
+}
+
+std::int64_t OperationRing::total_operations() const {
+  const std::lock_guard lock(mutex_);
+  return next_;
+}
+
+// ---- Group
+// ---------------------------------------------------------------------------------------
+
+std::int64_t Group::start(std::string_view operation, std::string_view name,
+                          const at::Tensor& tensor) {
+  const std::int64_t sequence = ring_.start(operation, name, tensor);
+  std::uint32_t crc = crc32c(&sequence, sizeof(sequence));
+  crc = crc32c(operation.data(), operation.size(), crc);
+  crc = crc32c(name.data(), name.size(), crc);
+  operation_tag_ = static_cast<int>(crc % 32768);
+  return sequence;
+}
+
+std::unique_ptr<Work> Group::recorded(std::unique_ptr<Work> work, std::int64_t sequence) {
+  return std::make_unique<RecordedWork>(std::move(work), ring_, sequence);
+}
+
+std::unique_ptr<Work> Group::all_reduce_async(at::Tensor tensor, ReduceOp op,
+                                              std::string_view name) {
+  check_tensor(tensor, "all_reduce", name);
+  const std::int64_t sequence = start("all_reduce", name, tensor);
+  return recorded(do_all_reduce(std::move(tensor), op), sequence);
+}
+
+void Group::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name) {
+  all_reduce_async(std::move(tensor), op, name)->wait();
+}
+
+std::unique_ptr<Work> Group::reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op,
+                                                  std::string_view name) {
+  check_pair(output, input, "reduce_scatter", name);
+  check(input.numel() == size() * output.numel(), "reduce_scatter", name,
+        "the input must have size() times the output's elements");
+  const std::int64_t sequence = start("reduce_scatter", name, input);
+  return recorded(do_reduce_scatter(std::move(output), std::move(input), op), sequence);
+}
+
+void Group::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
+                           std::string_view name) {
+  reduce_scatter_async(std::move(output), std::move(input), op, name)->wait();
+}
+
+std::unique_ptr<Work> Group::all_gather_async(at::Tensor output, at::Tensor input,
+                                              std::string_view name) {
+  check_pair(output, input, "all_gather", name);
+  check(output.numel() == size() * input.numel(), "all_gather", name,
+        "the output must have size() times the input's elements");
+  const std::int64_t sequence = start("all_gather", name, input);
+  return recorded(do_all_gather(std::move(output), std::move(input)), sequence);
+}
+
+void Group::all_gather(at::Tensor output, at::Tensor input, std::string_view name) {
+  all_gather_async(std::move(output), std::move(input), name)->wait();
+}
+
+std::unique_ptr<Work> Group::all_to_all_async(at::Tensor output,
+                                              std::span<const std::int64_t> receive_counts,
+                                              at::Tensor input,
+                                              std::span<const std::int64_t> send_counts,
+                                              std::string_view name) {
+  check_pair(output, input, "all_to_all", name);
+  check_counts(output, receive_counts, size(), name);
+  check_counts(input, send_counts, size(), name);
+  const auto self = static_cast<std::size_t>(rank());
+  check(receive_counts[self] == send_counts[self], "all_to_all", name,
+        "a rank must receive from itself what it sends to itself");
+  const std::int64_t sequence = start("all_to_all", name, input);
+  return recorded(do_all_to_all(std::move(output), {receive_counts.begin(), receive_counts.end()},
+                                std::move(input), {send_counts.begin(), send_counts.end()}),
+                  sequence);
+}
+
+void Group::all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts,
+                       at::Tensor input, std::span<const std::int64_t> send_counts,
+                       std::string_view name) {
+  all_to_all_async(std::move(output), receive_counts, std::move(input), send_counts, name)->wait();
+}
+
+void Group::broadcast(at::Tensor tensor, int root, std::string_view name) {
+  check_tensor(tensor, "broadcast", name);
+  check(root >= 0 && root < size(), "broadcast", name, "no such root");
+  const std::int64_t sequence = start("broadcast", name, tensor);
+  recorded(do_broadcast(std::move(tensor), root), sequence)->wait();
+}
+
+void Group::barrier(std::string_view name) {
+  const std::int64_t sequence = start("barrier", name, at::Tensor());
+  recorded(do_barrier(), sequence)->wait();
+}
+
+std::vector<std::string> Group::all_gather_bytes(const std::string& mine, std::string_view name) {
+  const auto num_ranks = static_cast<std::size_t>(size());
+  const auto options = at::TensorOptions().dtype(at::kLong).device(device());
+  at::Tensor lengths = at::empty({size()}, options);
+  all_gather(lengths, scalar(static_cast<std::int64_t>(mine.size())).to(device()), name);
+  lengths = lengths.cpu();
+  const std::int64_t* length = lengths.const_data_ptr<std::int64_t>();
+  const std::int64_t most_words = num_words(*std::max_element(length, length + num_ranks));
+  at::Tensor gathered = at::empty({size() * most_words}, options);
+  all_gather(gathered, pack(mine, most_words).to(device()), name);
+  gathered = gathered.cpu();
+  const char* bytes = static_cast<const char*>(gathered.const_data_ptr());
+  std::vector<std::string> result;
+  for (std::size_t r = 0; r < num_ranks; ++r) {
+    result.emplace_back(bytes + r * 8 * static_cast<std::size_t>(most_words),
+                        static_cast<std::size_t>(length[r]));
+  }
+  return result;
+}
+
+std::string Group::broadcast_bytes(const std::string& mine, int root, std::string_view name) {
+  at::Tensor length = scalar(static_cast<std::int64_t>(mine.size())).to(device());
+  broadcast(length, root, name);
+  const std::int64_t num_bytes = *length.cpu().const_data_ptr<std::int64_t>();
+  at::Tensor words = pack(rank() == root ? mine : std::string(), num_words(num_bytes)).to(device());
+  broadcast(words, root, name);
+  words = words.cpu();
+  return {static_cast<const char*>(words.const_data_ptr()), static_cast<std::size_t>(num_bytes)};
+}
+
+std::unique_ptr<Group> make_single_group(at::Device device) {
+  return std::make_unique<SingleGroup>(device);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,149 @@
+// Collective communication over a fixed set of ranks, whatever carries it. Implementations:
+// MpiGroup (cluster/mpi_group.h) for host tensors, NcclGroup (cluster/nccl_group.h) for tensors on
+// GPUs, ThreadGroup (cluster/base/collectives/thread_group.h) for tests with ranks as threads.
+//
+// Every operation is collective over the group: all ranks must call it, in the same order, with
+// matching shapes and dtypes. Tensors are contiguous and of dtype fp32, fp64, bf16 or int64 on the
+// group's device. Sums are taken in rank order 0, 1, 2, ... (bf16 accumulates in fp32), so a result
+// depends on the number of ranks but never on timing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cluster/base/gpu/kernel_types.h"
+
+namespace birkhoff {
+
+// A running operation. The tensors given to it must not be touched until wait() returns.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // Host tensors: blocks (sleeping, never spinning) until the operation is done. Tensors on a GPU:
+  // what the caller puts into its current stream from now on runs after the operation. Rethrows the
+  // operation's error. May be called once.
+  virtual void wait() = 0;
+};
+
+// The last operations of a group, for the watchdog, the byte counters and the tests. Thread-safe.
+class OperationRing {
+ public:
+  struct Entry {
+    std::int64_t sequence = -1;  // 0, 1, 2, ... in the group's order
+    std::string operation;       // "all_reduce", ...
+    std::string name;            // given by the caller: what the operation is for
+    std::vector<std::int64_t> shape;
+    std::int64_t bytes = 0;  // of this rank's input
+    bool waiting = false;    // the rank has called wait() and it has not returned
+    bool done = false;
+  };
+  static constexpr std::size_t kCapacity = 256;
+
+  std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
+  void begin_waiting(std::int64_t sequence);
+  void finish(std::int64_t sequence);
+  // Oldest first, at most kCapacity.
+  std::vector<Entry> entries() const;
+  // The operation that is waited for, else the one started last; sequence -1 if there was none.
+  Entry current() const;
+  std::int64_t total_operations() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::array<Entry, kCapacity> ring_;
+  std::int64_t next_ = 0;
+  std::int64_t waiting_ = -1;  // sequence of the operation that is waited for
+};
+
+class Group {
+ public:
+  virtual ~Group() = default;
+  Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // Where the tensors of operations live.
+  virtual at::Device device() const { return at::kCPU; }
+
+  // In place: tensor = op over all ranks' tensors. The same bits on every rank. Equal to
+  // reduce_scatter of equal slices followed by all_gather: each owner reduces its slice in rank
+  // order.
+  void all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name);
+  std::unique_ptr<Work> all_reduce_async(at::Tensor tensor, ReduceOp op, std::string_view name);
+  // output [n] = op over all ranks' input [size * n], slice `rank`, and may be that slice of input.
+  std::unique_ptr<Work> reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op,
+                                             std::string_view name);
+  void reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, std::string_view name);
+  // output [size * n] = all ranks' input [n], in rank order. input may be the slice `rank` of
+  // output.
+  std::unique_ptr<Work> all_gather_async(at::Tensor output, at::Tensor input,
+                                         std::string_view name);
+  void all_gather(at::Tensor output, at::Tensor input, std::string_view name);
+  // input is cut into send_counts[p] elements for each peer p, output receives receive_counts[p]
+  // from each p. 1-D.
+  std::unique_ptr<Work> all_to_all_async(at::Tensor output,
+                                         std::span<const std::int64_t> receive_counts,
+                                         at::Tensor input,
+                                         std::span<const std::int64_t> send_counts,
+                                         std::string_view name);
+  void all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts, at::Tensor input,
+                  std::span<const std::int64_t> send_counts, std::string_view name);
+  // In place: every rank's tensor becomes root's.
+  void broadcast(at::Tensor tensor, int root, std::string_view name);
+  // Returns when every rank has called it.
+  void barrier(std::string_view name);
+
+  // Bytes of any length from every rank, in rank order. For small control messages, not for the hot
+  // path.
+  std::vector<std::string> all_gather_bytes(const std::string& mine, std::string_view name);
+  // Root's bytes on every rank.
+  std::string broadcast_bytes(const std::string& mine, int root, std::string_view name);
+
+  const OperationRing& ring() const { return ring_; }
+
+ protected:
+  // A number in [0, 32768) that says which operation is being started: its kind, name and place in
+  // the order. Messages that carry it are never taken for those of another operation where a rank
+  // has skipped one. For use inside do_*().
+  int operation_tag() const { return operation_tag_; }
+  // Implementations start the operation and return a handle. Arguments are already checked.
+  virtual std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) = 0;
+  virtual std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
+                                                  ReduceOp op) = 0;
+  virtual std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) = 0;
+  virtual std::unique_ptr<Work> do_all_to_all(at::Tensor output,
+                                              std::vector<std::int64_t> receive_counts,
+                                              at::Tensor input,
+                                              std::vector<std::int64_t> send_counts) = 0;
+  virtual std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int root) = 0;
+  virtual std::unique_ptr<Work> do_barrier() = 0;
+
+ private:
+  std::int64_t start(std::string_view operation, std::string_view name, const at::Tensor& tensor);
+  std::unique_ptr<Work> recorded(std::unique_ptr<Work> work, std::int64_t sequence);
+
+  OperationRing ring_;
+  int operation_tag_ = 0;
+};
+
+// A group of one: every operation is the identity. For commands and models that use no parallelism.
+std::unique_ptr<Group> make_single_group(at::Device device = at::kCPU);
+
+// The groups that models and mechanisms may communicate over; size 1 where an axis is unused.
+struct ParallelGroups {
+  Group& data;
+  Group& tensor;
+  Group& sequence;
+};
+
+}  // namespace birkhoff

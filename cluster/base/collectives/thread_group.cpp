@@ -1,0 +1,214 @@
+#include "cluster/base/collectives/thread_group.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "cluster/base/collectives/reduce.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+// What a rank shows the others during an operation.
+struct Offer {
+  const char* operation = "";
+  void* data = nullptr;
+  std::int64_t count = 0;  // must be equal on all ranks, except for all_to_all
+  at::ScalarType dtype = at::kFloat;
+  std::vector<std::int64_t> send_counts = {}, receive_counts = {};  // of all_to_all
+};
+
+// The meeting place of all ranks.
+class Meeting {
+ public:
+  explicit Meeting(int size) : offers(static_cast<std::size_t>(size)), size_(size) {}
+
+  // Returns when all ranks have arrived. Throws if one has failed or left.
+  void arrive() {
+    std::unique_lock lock(mutex_);
+    if (first_failure_ == nullptr && ++num_arrived_ == size_) {
+      num_arrived_ = 0;
+      ++round_;
+      changed_.notify_all();
+      return;
+    }
+    const std::int64_t round = round_;
+    changed_.wait(lock,
+                  [&] { return round_ != round || first_failure_ != nullptr || num_left_ > 0; });
+    if (round_ != round) return;
+    if (first_failure_ != nullptr) fail(ExitCode::kPeer, "another rank of the group failed");
+    fail(ExitCode::kInternal, "internal error: a rank returned while others wait for it");
+  }
+
+  void leave(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex_);
+    if (failure == nullptr) ++num_left_;
+    if (first_failure_ == nullptr) first_failure_ = failure;
+    changed_.notify_all();
+  }
+
+  std::exception_ptr first_failure() const { return first_failure_; }
+
+  std::vector<Offer> offers;  // written by its rank before arrive(), read by all after
+
+ private:
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int num_arrived_ = 0;
+  int num_left_ = 0;
+  std::int64_t round_ = 0;
+  std::exception_ptr first_failure_;
+};
+
+class DoneWork : public Work {
+ public:
+  void wait() override {}
+};
+
+class ThreadGroup : public Group {
+ public:
+  ThreadGroup(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank) {}
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(meeting_.offers.size()); }
+
+ protected:
+  std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) override {
+    const std::int64_t count = tensor.numel();
+    offer({"all_reduce", tensor.mutable_data_ptr(), count, tensor.scalar_type()});
+    // Each rank reduces its slice and writes it to everybody.
+    const std::int64_t begin = count * rank_ / size(), end = count * (rank_ + 1) / size();
+    const std::size_t begin_byte = static_cast<std::size_t>(begin) * tensor.itemsize();
+    const std::size_t num_bytes = static_cast<std::size_t>(end - begin) * tensor.itemsize();
+    reduce_offers(op, begin_byte, mine(begin_byte), end - begin);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank_ && num_bytes > 0) {
+        std::memcpy(bytes_of(peer) + begin_byte, mine(begin_byte), num_bytes);
+      }
+    }
+    return done();
+  }
+
+  std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
+                                          ReduceOp op) override {
+    offer({"reduce_scatter", input.mutable_data_ptr(), input.numel(), input.scalar_type()});
+    // Through a buffer: the output may be a part of the input that another rank still reads.
+    std::vector<char> buffer(output.nbytes());
+    reduce_offers(op, static_cast<std::size_t>(rank_) * output.nbytes(), buffer.data(),
+                  output.numel());
+    meeting_.arrive();
+    if (!buffer.empty()) std::memcpy(output.mutable_data_ptr(), buffer.data(), buffer.size());
+    return done();
+  }
+
+  std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor input) override {
+    offer({"all_gather", input.mutable_data_ptr(), input.numel(), input.scalar_type()});
+    char* out = static_cast<char*>(output.mutable_data_ptr());
+    for (int peer = 0; peer < size(); ++peer) {
+      char* slice = out + static_cast<std::size_t>(peer) * input.nbytes();
+      if (slice != bytes_of(peer) && input.nbytes() > 0) {
+        std::memcpy(slice, bytes_of(peer), input.nbytes());
+      }
+    }
+    return done();
+  }
+
+  std::unique_ptr<Work> do_all_to_all(at::Tensor output, std::vector<std::int64_t> receive_counts,
+                                      at::Tensor input,
+                                      std::vector<std::int64_t> send_counts) override {
+    offer({"all_to_all", input.mutable_data_ptr(), 0, input.scalar_type(), std::move(send_counts),
+           std::move(receive_counts)});
+    char* out = static_cast<char*>(output.mutable_data_ptr());
+    for (int peer = 0; peer < size(); ++peer) {
+      const std::vector<std::int64_t>& sent = offer_of(peer).send_counts;
+      const std::int64_t start =
+          std::accumulate(sent.begin(), sent.begin() + rank_, std::int64_t{0});
+      const std::size_t num_bytes =
+          static_cast<std::size_t>(sent[static_cast<std::size_t>(rank_)]) * input.itemsize();
+      if (num_bytes == 0) continue;
+      std::memcpy(out, bytes_of(peer) + static_cast<std::size_t>(start) * input.itemsize(),
+                  num_bytes);
+      out += num_bytes;
+    }
+    return done();
+  }
+
+  std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int root) override {
+    offer({"broadcast", tensor.mutable_data_ptr(), tensor.numel(), tensor.scalar_type()});
+    if (rank_ != root && tensor.nbytes() > 0) {
+      std::memcpy(tensor.mutable_data_ptr(), bytes_of(root), tensor.nbytes());
+    }
+    return done();
+  }
+
+  std::unique_ptr<Work> do_barrier() override {
+    offer({"barrier"});
+    return done();
+  }
+
+ private:
+  // Shows my part and waits for everybody's. All ranks make the same checks, so all throw or none
+  // does, and nobody reads the memory of a rank that has left.
+  void offer(Offer my_offer) {
+    meeting_.offers[static_cast<std::size_t>(rank_)] = std::move(my_offer);
+    meeting_.arrive();
+    const Offer& first = offer_of(0);
+    for (int r = 0; r < size(); ++r) {
+      const Offer& other = offer_of(r);
+      if (std::strcmp(other.operation, first.operation) != 0 || other.count != first.count ||
+          other.dtype != first.dtype) {
+        fail(ExitCode::kInternal,
+             "internal error: rank 0 is in {} of {} elements, rank {} in {} of {}", first.operation,
+             first.count, r, other.operation, other.count);
+      }
+      for (std::size_t peer = 0; peer < other.send_counts.size(); ++peer) {
+        require(other.send_counts[peer] ==
+                    meeting_.offers[peer].receive_counts[static_cast<std::size_t>(r)],
+                "all_to_all: a rank's receive count differs from its peer's send count");
+      }
+    }
+  }
+  // Until all are done, nobody may touch what was offered.
+  std::unique_ptr<Work> done() {
+    meeting_.arrive();
+    return std::make_unique<DoneWork>();
+  }
+  const Offer& offer_of(int peer) const { return meeting_.offers[static_cast<std::size_t>(peer)]; }
+  char* bytes_of(int peer) const { return static_cast<char*>(offer_of(peer).data); }
+  char* mine(std::size_t byte) const { return bytes_of(rank_) + byte; }
+  void reduce_offers(ReduceOp op, std::size_t first_byte, void* output, std::int64_t count) const {
+    std::vector<const void*> inputs;
+    for (int peer = 0; peer < size(); ++peer) inputs.push_back(bytes_of(peer) + first_byte);
+    reduce_in_order(op, meeting_.offers[0].dtype, inputs, output, count);
+  }
+
+  Meeting& meeting_;
+  const int rank_;
+};
+
+}  // namespace
+
+void run_ranks(int size, const std::function<void(Group&)>& function) {
+  require(size >= 1, "run_ranks: at least one rank");
+  Meeting meeting(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&meeting, &function, rank] {
+      try {
+        ThreadGroup group(meeting, rank);
+        function(group);
+        meeting.leave(nullptr);
+      } catch (...) {
+        meeting.leave(std::current_exception());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (meeting.first_failure() != nullptr) std::rethrow_exception(meeting.first_failure());
+}
+
+}  // namespace birkhoff

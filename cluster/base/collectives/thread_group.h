@@ -1,0 +1,18 @@
+// Ranks as threads of one process, for unit tests of collective code without MPI. Results have the
+// same bits as MpiGroup's: both reduce in rank order with reduce_in_order. An operation runs when
+// it is started, and throws there.
+#pragma once
+
+#include <functional>
+
+#include "cluster/base/collectives/group.h"
+
+namespace birkhoff {
+
+// Calls function(group) on `size` threads, each with its rank's group, and returns when all have
+// ended. If one throws, the operations of the others throw Error(kPeer), and the first exception is
+// rethrown here. A rank that returns while others wait in an operation is an error too, so a test
+// with mismatched collectives fails instead of hanging.
+void run_ranks(int size, const std::function<void(Group&)>& function);
+
+}  // namespace birkhoff

@@ -1,0 +1,18 @@
+// What kernels and the code that launches them both say. For g++ and nvcc alike: no LibTorch here.
+#pragma once
+
+#ifdef __CUDACC__
+#define BIRKHOFF_HOST_DEVICE __host__ __device__
+#else
+#define BIRKHOFF_HOST_DEVICE
+#endif
+
+namespace birkhoff {
+
+// Element types.
+enum class KernelDtype { kFloat, kDouble, kBFloat16, kHalf, kLong };
+
+// How the elements of several ranks become one.
+enum class ReduceOp { kSum, kMax, kMin };
+
+}  // namespace birkhoff

@@ -1,0 +1,76 @@
+#include "cluster/base/text/utf8.h"
+
+#include <array>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+// Bytes of the character that a first byte announces; 0 for a byte that cannot be first.
+int announced_bytes(unsigned char first) {
+  if (first < 0x80) return 1;
+  if (first >= 0xc2 && first <= 0xdf) return 2;
+  if (first >= 0xe0 && first <= 0xef) return 3;
+  if (first >= 0xf0 && first <= 0xf4) return 4;
+  return 0;
+}
+
+}  // namespace
+
+Utf8Character utf8_at(std::string_view text, std::size_t position) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[position + i]); };
+  const int bytes = announced_bytes(byte(0));
+  if (bytes == 1) return {byte(0), 1};
+  if (bytes == 0 || text.size() - position < static_cast<std::size_t>(bytes)) return {};
+  std::uint32_t code_point = byte(0) & (0x7fu >> bytes);
+  for (int i = 1; i < bytes; ++i) {
+    if ((byte(static_cast<std::size_t>(i)) & 0xc0) != 0x80) return {};
+    code_point = code_point << 6 | (byte(static_cast<std::size_t>(i)) & 0x3f);
+  }
+  constexpr std::array<std::uint32_t, 5> kSmallest = {0, 0, 0x80, 0x800, 0x10000};
+  const bool surrogate = code_point >= 0xd800 && code_point <= 0xdfff;
+  if (code_point < kSmallest[static_cast<std::size_t>(bytes)] || code_point > 0x10ffff || surrogate)
+    return {};
+  return {code_point, bytes};
+}
+
+std::size_t find_invalid_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const int bytes = utf8_at(text, i).bytes;
+    if (bytes == 0) return i;
+    i += static_cast<std::size_t>(bytes);
+  }
+  return std::string_view::npos;
+}
+
+std::size_t complete_utf8(std::string_view text) {
+  for (std::size_t back = 1; back <= 3 && back <= text.size(); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if ((byte & 0xc0) == 0x80) continue;  // a continuation: look for its first byte
+    return announced_bytes(byte) > static_cast<int>(back) ? text.size() - back : text.size();
+  }
+  return text.size();
+}
+
+void append_utf8(std::uint32_t code_point, std::string& text) {
+  require(code_point <= 0x10ffff, "code point");
+  const auto add = [&text](std::uint32_t byte) { text += static_cast<char>(byte); };
+  if (code_point < 0x80) {
+    add(code_point);
+  } else if (code_point < 0x800) {
+    add(0xc0 | code_point >> 6);
+    add(0x80 | (code_point & 0x3f));
+  } else if (code_point < 0x10000) {
+    add(0xe0 | code_point >> 12);
+    add(0x80 | (code_point >> 6 & 0x3f));
+    add(0x80 | (code_point & 0x3f));
+  } else {
+    add(0xf0 | code_point >> 18);
+    add(0x80 | (code_point >> 12 & 0x3f));
+    add(0x80 | (code_point >> 6 & 0x3f));
+    add(0x80 | (code_point & 0x3f));
+  }
+}
+
+}  // namespace birkhoff

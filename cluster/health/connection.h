@@ -1,0 +1,80 @@
+// TCP between the ranks of a job, for the heartbeat: fixed-size packets over sockets that never
+// block.
+#pragma once
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cluster/base/files/file.h"
+
+namespace birkhoff {
+
+using Socket = UniqueHandle<FileDescriptorTraits>;
+
+// A connected socket: packets out, packets in. Packet: plain data, as it lies in memory.
+template <typename Packet>
+class Connection {
+ public:
+  explicit Connection(Socket socket) : socket_(std::move(socket)) {
+    const int on = 1;
+    ::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  }
+
+  int fd() const { return socket_.get(); }
+  bool open() const { return open_; }
+
+  // A packet that does not fit into the socket's buffer means a peer that does not read: it is
+  // dropped, and the silence is noticed by the peer.
+  void send(const Packet& packet) {
+    const ssize_t sent = ::send(socket_.get(), &packet, sizeof packet, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const bool partly = sent >= 0 && sent < static_cast<ssize_t>(sizeof packet);
+    if (partly || (sent < 0 && errno != EAGAIN && errno != EINTR)) open_ = false;
+  }
+
+  // Reads what is there; calls `handle` for each whole packet. At the end of the stream: not open.
+  template <typename Handle>
+  void receive(Handle handle) {
+    for (;;) {
+      char* into = reinterpret_cast<char*>(&incoming_) + num_received_;
+      const ssize_t received =
+          ::recv(socket_.get(), into, sizeof incoming_ - num_received_, MSG_DONTWAIT);
+      if (received == 0 || (received < 0 && errno != EAGAIN && errno != EINTR)) open_ = false;
+      if (received <= 0) return;
+      num_received_ += static_cast<std::size_t>(received);
+      if (num_received_ == sizeof incoming_) {
+        num_received_ = 0;
+        handle(incoming_);
+      }
+    }
+  }
+
+  void end_sending() { ::shutdown(socket_.get(), SHUT_WR); }
+
+ private:
+  Socket socket_;
+  bool open_ = true;
+  Packet incoming_;
+  std::size_t num_received_ = 0;
+};
+
+// Waits until one of the descriptors can be read, or for `ms`.
+void wait_readable(const std::vector<int>& descriptors, int ms);
+
+// Listens on a free port of all interfaces; no socket where that is impossible.
+Socket listen_anywhere(std::uint16_t& port);
+
+// Numeric addresses of this machine, those that others may reach first.
+std::vector<std::string> own_addresses();
+
+// Connects within `ms`; no socket if that fails.
+Socket connect_to(const std::string& address, const std::string& port, int ms);
+
+}  // namespace birkhoff

@@ -1,0 +1,120 @@
+#include "data/corpus/corpus.h"
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
+#include "data/tokenizers/tokenizer_file.h"
+
+namespace birkhoff {
+namespace {
+
+configs::CorpusManifest read_manifest(const std::filesystem::path& folder) {
+  const std::string path = (folder / kCorpusManifestName).string();
+  if (!path_exists(folder.string())) {
+    std::error_code ignored;
+    const std::string start = folder.is_relative()
+                                  ? fmt::format(" (relative paths start at {})",
+                                                std::filesystem::current_path(ignored).string())
+                                  : "";
+    fail(ExitCode::kData,
+         "{}: no such folder{}; give the path of a corpus, or make one with birkhoff prepare --out "
+         "{}",
+         folder.string(), start, folder.string());
+  }
+  if (!path_exists(path)) {
+    fail(ExitCode::kData,
+         "{}: no {} in it, so it is not a (finished) corpus; make one with birkhoff prepare --out "
+         "{}",
+         folder.string(), kCorpusManifestName, folder.string());
+  }
+  return parse_corpus_manifest(read_file(path, shard_format::kManifestMaxBytes, ExitCode::kData),
+                               path);
+}
+
+template <typename Entry>
+const Entry* find(const google::protobuf::RepeatedPtrField<Entry>& entries, std::string_view name) {
+  for (const Entry& entry : entries) {
+    if (entry.name() == name) return &entry;
+  }
+  return nullptr;
+}
+
+template <typename Entry>
+std::string names_of(const google::protobuf::RepeatedPtrField<Entry>& entries) {
+  std::string names;
+  for (const Entry& entry : entries) names += (names.empty() ? "" : ", ") + entry.name();
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+Corpus::Corpus(std::filesystem::path folder)
+    : folder_(std::move(folder)), manifest_(read_manifest(folder_)) {
+  const auto check_sizes = [this](const auto& arrays) {
+    for (const auto& array : arrays) {
+      for (const auto& shard : array.shard()) {
+        const std::string path = (folder_ / shard.file()).string();
+        const std::int64_t bytes = file_size(path, ExitCode::kData);
+        if (bytes == shard.bytes()) continue;
+        fail(ExitCode::kData,
+             "{}: the file has {} bytes, the manifest says {}; prepare the corpus again or restore "
+             "the file",
+             path, bytes, shard.bytes());
+      }
+    }
+  };
+  for (const auto& entry : manifest_.split()) {
+    check_sizes(entry.stream());
+    check_sizes(entry.record());
+  }
+  check_tokenizer_file();
+}
+
+void Corpus::check_tokenizer_file() const {
+  const std::string path = tokenizer_file().string();
+  if (path.empty()) return;
+  const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
+  if (xxh3_hex(content.data(), content.size()) == manifest_.tokenizer().hash()) return;
+  fail(ExitCode::kData,
+       "{}: the file's hash is not the manifest's; prepare the corpus again or restore the file",
+       path);
+}
+
+bool Corpus::has_split(std::string_view name) const {
+  return find(manifest_.split(), name) != nullptr;
+}
+
+const configs::CorpusManifest::Split& Corpus::split(std::string_view name) const {
+  const auto* found = find(manifest_.split(), name);
+  if (found == nullptr) {
+    fail(ExitCode::kData, "{}: the corpus has no split '{}'; it has: {}", folder_.string(), name,
+         names_of(manifest_.split()));
+  }
+  return *found;
+}
+
+const configs::CorpusManifest::Stream& Corpus::stream(std::string_view split_name,
+                                                      std::string_view name) const {
+  const auto& entry = split(split_name);
+  const auto* found = find(entry.stream(), name);
+  if (found == nullptr) {
+    fail(ExitCode::kData, "{}: split '{}' has no stream '{}'; it has: {}", folder_.string(),
+         split_name, name, names_of(entry.stream()));
+  }
+  return *found;
+}
+
+std::filesystem::path Corpus::tokenizer_file() const {
+  const std::string& file = manifest_.tokenizer().file();
+  return file.empty() ? std::filesystem::path() : folder_ / file;
+}
+
+std::unique_ptr<Tokenizer> Corpus::tokenizer() const {
+  check_tokenizer_file();  // again: it may have changed since
+  const auto& entry = manifest_.tokenizer();
+  return load_tokenizer(entry.kind(), tokenizer_file(), entry.vocabulary());
+}
+
+}  // namespace birkhoff

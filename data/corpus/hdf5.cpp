@@ -1,0 +1,201 @@
+#include "data/corpus/hdf5.h"
+
+#include <hdf5.h>
+
+#include <bit>
+#include <cstdlib>
+#include <cstring>
+
+#include "cluster/base/error.h"
+#include "cluster/base/unique_handle.h"
+
+namespace birkhoff {
+namespace {
+
+// Values are written, and read by pread, as they lie in memory.
+static_assert(std::endian::native == std::endian::little);
+
+template <herr_t (*Close)(hid_t)>
+struct IdTraits {
+  using Handle = hid_t;
+  static Handle null() { return H5I_INVALID_HID; }
+  static void close(Handle id) noexcept { Close(id); }
+};
+using FileId = UniqueHandle<IdTraits<H5Fclose>>;
+using SpaceId = UniqueHandle<IdTraits<H5Sclose>>;
+using SetId = UniqueHandle<IdTraits<H5Dclose>>;
+using ListId = UniqueHandle<IdTraits<H5Pclose>>;
+using TypeId = UniqueHandle<IdTraits<H5Tclose>>;
+
+// The innermost message of the library's error stack.
+std::string reason() {
+  std::string text = "unknown reason";
+  const auto visit = [](unsigned, const H5E_error2_t* error, void* out) -> herr_t {
+    *static_cast<std::string*>(out) = fmt::format("{}: {}", error->func_name, error->desc);
+    return 1;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, visit, &text);
+  return text;
+}
+
+// Results below zero are errors, for ids, herr_t, htri_t and sizes alike.
+template <typename Result>
+Result checked(Result result, const char* call) {
+  if (result < 0) fail(ExitCode::kInternal, "internal error: HDF5 {} failed: {}", call, reason());
+  return result;
+}
+
+hid_t file_type(Hdf5Type type) {
+  switch (type) {
+    case Hdf5Type::kU16:
+      return H5T_STD_U16LE;
+    case Hdf5Type::kI32:
+      return H5T_STD_I32LE;
+    case Hdf5Type::kU32:
+      return H5T_STD_U32LE;
+    case Hdf5Type::kU64:
+      return H5T_STD_U64LE;
+  }
+  require(false, "HDF5 type");
+  return H5I_INVALID_HID;
+}
+
+std::int64_t data_offset(hid_t set, std::int64_t elements) {
+  if (elements == 0) return 0;
+  const haddr_t address = H5Dget_offset(set);
+  if (address == HADDR_UNDEF)
+    fail(ExitCode::kInternal, "internal error: HDF5 H5Dget_offset failed: {}", reason());
+  return static_cast<std::int64_t>(address);
+}
+
+ListId file_access() {
+  ListId access(checked(H5Pcreate(H5P_FILE_ACCESS), "H5Pcreate"));
+  // The latest format keeps checksums of all metadata.
+  checked(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST),
+          "H5Pset_libver_bounds");
+  return access;
+}
+
+// The library keeps a file image in this memory while the file is open, and hands it over when the
+// file is closed: only then is it whole (H5Fget_file_image of HDF5 1.10 gives superblocks with a
+// wrong checksum). Zeroed, because gaps that the library leaves unwritten must neither leak memory
+// nor make equal files differ.
+struct ImageMemory {
+  char* data = nullptr;
+  std::size_t bytes = 0;
+  ~ImageMemory() { std::free(data); }
+};
+
+void* image_malloc(std::size_t bytes, H5FD_file_image_op_t, void* memory) {
+  static_cast<ImageMemory*>(memory)->bytes = bytes;
+  return std::calloc(bytes, 1);
+}
+
+void* image_realloc(void* image, std::size_t bytes, H5FD_file_image_op_t, void* memory) {
+  std::size_t& old_bytes = static_cast<ImageMemory*>(memory)->bytes;
+  auto* moved = static_cast<char*>(std::realloc(image, bytes));
+  if (moved == nullptr) return nullptr;
+  if (bytes > old_bytes) std::memset(moved + old_bytes, 0, bytes - old_bytes);
+  old_bytes = bytes;
+  return moved;
+}
+
+herr_t image_free(void* image, H5FD_file_image_op_t operation, void* memory) {
+  if (operation == H5FD_FILE_IMAGE_OP_FILE_CLOSE) {
+    static_cast<ImageMemory*>(memory)->data = static_cast<char*>(image);
+  } else {
+    std::free(image);
+  }
+  return 0;
+}
+
+ListId memory_access(ImageMemory& memory) {
+  ListId access = file_access();
+  constexpr std::size_t kGrowthBytes = 4 << 20;
+  checked(H5Pset_fapl_core(access.get(), kGrowthBytes, /*backing_store=*/0), "H5Pset_fapl_core");
+  checked(H5Pset_alignment(access.get(), 4096, 4096), "H5Pset_alignment");
+  H5FD_file_image_callbacks_t callbacks = {};
+  callbacks.image_malloc = image_malloc;
+  callbacks.image_realloc = image_realloc;
+  callbacks.image_free = image_free;
+  callbacks.udata_copy = [](void* same) { return same; };
+  callbacks.udata_free = [](void*) -> herr_t { return 0; };
+  callbacks.udata = &memory;
+  checked(H5Pset_file_image_callbacks(access.get(), &callbacks), "H5Pset_file_image_callbacks");
+  return access;
+}
+
+// Memory grows in steps; how much of it is file stands in the superblock (versions 2 and 3: byte
+// 28).
+std::string used_part(const ImageMemory& memory) {
+  std::uint64_t end_of_file = 0;
+  require(memory.data != nullptr && memory.bytes >= 48, "HDF5 hands the file image over");
+  std::memcpy(&end_of_file, memory.data + 28, 8);
+  require(end_of_file <= memory.bytes, "the end of an HDF5 file lies in its image");
+  return std::string(memory.data, end_of_file);
+}
+
+}  // namespace
+
+std::string hdf5_image(std::vector<Hdf5DataSet>& data_sets) {
+  checked(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr), "H5Eset_auto2");
+  ImageMemory memory;
+  const ListId access = memory_access(memory);
+  const ListId file_creation(checked(H5Pcreate(H5P_FILE_CREATE), "H5Pcreate"));
+  checked(H5Pset_obj_track_times(file_creation.get(), false), "H5Pset_obj_track_times");
+  FileId file(
+      checked(H5Fcreate("image", H5F_ACC_TRUNC, file_creation.get(), access.get()), "H5Fcreate"));
+  ListId creation(checked(H5Pcreate(H5P_DATASET_CREATE), "H5Pcreate"));
+  checked(H5Pset_layout(creation.get(), H5D_CONTIGUOUS), "H5Pset_layout");
+  checked(H5Pset_obj_track_times(creation.get(), false), "H5Pset_obj_track_times");
+  checked(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
+  for (Hdf5DataSet& data_set : data_sets) {
+    const hsize_t size = static_cast<hsize_t>(data_set.elements);
+    SpaceId space(checked(H5Screate_simple(1, &size, nullptr), "H5Screate_simple"));
+    SetId set(checked(H5Dcreate2(file.get(), data_set.name.c_str(), file_type(data_set.type),
+                                 space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
+                      "H5Dcreate2"));
+    if (size > 0) {
+      checked(H5Dwrite(set.get(), file_type(data_set.type), H5S_ALL, H5S_ALL, H5P_DEFAULT,
+                       data_set.data),
+              "H5Dwrite");
+    }
+    data_set.offset = data_offset(set.get(), data_set.elements);
+    checked(H5Dclose(set.release()), "H5Dclose");
+  }
+  checked(H5Fclose(file.release()), "H5Fclose");
+  return used_part(memory);
+}
+
+void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expected) {
+  const auto differs = [&](const std::string& name, const char* what) {
+    fail(ExitCode::kData, "{}: HDF5 data set /{}: {}; prepare the corpus again", path, name, what);
+  };
+  checked(H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr), "H5Eset_auto2");
+  const ListId access = file_access();
+  const FileId file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()));
+  if (!file)
+    fail(ExitCode::kData, "{}: not an HDF5 file ({}); prepare the corpus again", path, reason());
+  for (const Hdf5DataSet& data_set : expected) {
+    const SetId set(H5Dopen2(file.get(), data_set.name.c_str(), H5P_DEFAULT));
+    if (!set) differs(data_set.name, "missing or damaged");
+    const TypeId type(checked(H5Dget_type(set.get()), "H5Dget_type"));
+    if (H5Tequal(type.get(), file_type(data_set.type)) <= 0)
+      differs(data_set.name, "has another type");
+    const SpaceId space(checked(H5Dget_space(set.get()), "H5Dget_space"));
+    if (H5Sget_simple_extent_ndims(space.get()) != 1 ||
+        H5Sget_simple_extent_npoints(space.get()) != data_set.elements) {
+      differs(data_set.name, "has another size than the manifest says");
+    }
+    const ListId creation(checked(H5Dget_create_plist(set.get()), "H5Dget_create_plist"));
+    if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS ||
+        H5Pget_external_count(creation.get()) != 0) {
+      differs(data_set.name, "is not contiguous in this file");
+    }
+    if (data_offset(set.get(), data_set.elements) != data_set.offset) {
+      differs(data_set.name, "lies at another offset than the manifest says");
+    }
+  }
+}
+
+}  // namespace birkhoff

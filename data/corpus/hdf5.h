@@ -1,0 +1,34 @@
+// The only door to the HDF5 library. HDF5 reports a full disk late or never, so it never touches a
+// disk here: a file is laid out in memory and its bytes are written by checked calls. Readers take
+// rows by validated offsets, without HDF5.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace birkhoff {
+
+enum class Hdf5Type { kU16, kI32, kU32, kU64 };
+
+// A one-dimensional data set, contiguous and uncompressed, little-endian.
+struct Hdf5DataSet {
+  std::string name;
+  Hdf5Type type;
+  std::int64_t elements = 0;
+  const void* data = nullptr;  // what is written; unused by check_hdf5
+  std::int64_t offset = 0;     // byte offset of the values in the file; 0 if there are none
+};
+
+// The bytes of an HDF5 file that holds these data sets, whose offsets it sets. Format bounds are
+// the latest, and there are no time stamps: equal content gives equal bytes. Error(kInternal) with
+// the library's reason if a call fails.
+std::string hdf5_image(std::vector<Hdf5DataSet>& data_sets);
+
+// Opens a file with the library and compares names, types, sizes, layouts and offsets. Error(kData)
+// names the file and the first difference. Run it only in a child process
+// (cluster/base/files/limited_child.h): the library may crash on damaged files.
+void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expected);
+
+}  // namespace birkhoff

@@ -1,0 +1,267 @@
+#include "data/corpus/manifest.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "configs/sealed_json.h"
+#include "configs/words.h"
+#include "data/corpus/shard_format.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+using shard_format::num_pages;
+
+constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 30;
+
+// Collects the path of the field being looked at, and fails with it.
+class Checker {
+ public:
+  explicit Checker(std::string name) : name_(std::move(name)) {}
+
+  template <typename... Args>
+  void check(bool good, fmt::format_string<Args...> format, Args&&... args) const {
+    if (good) return;
+    fail(ExitCode::kData, "{}: {}: {}; prepare the corpus again", name_,
+         path_.empty() ? "manifest" : path_,
+         printable(fmt::format(format, std::forward<Args>(args)...)));
+  }
+
+  template <typename Body>
+  void inside(const std::string& step, Body body) {
+    const std::string outer = path_;
+    path_ += (outer.empty() ? "" : ".") + step;
+    body();
+    path_ = outer;
+  }
+
+  // Each shard has a file of its own.
+  void check_new_file(const std::string& file) {
+    check(files_.insert(file).second, "file '{}' is listed twice", file);
+  }
+
+ private:
+  std::string name_, path_;
+  std::set<std::string> files_;
+};
+
+bool is_hash(const std::string& text) {
+  return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+// A name in the corpus folder: no path leads out of it.
+bool is_plain_name(const std::string& text) {
+  return !text.empty() && text.size() <= 200 && text[0] != '.' &&
+         text.find('/') == std::string::npos &&
+         std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return c > 0x20 && c != 0x7f; });
+}
+
+// a * b for counts, or -1 if it does not fit.
+std::int64_t product(std::int64_t a, std::int64_t b) {
+  std::int64_t result = 0;
+  return __builtin_mul_overflow(a, b, &result) ? -1 : result;
+}
+
+struct Region {
+  const char* what;
+  std::int64_t offset, bytes;
+};
+
+void check_regions(const CorpusManifest::Shard& shard, Checker& checker) {
+  std::vector<Region> regions = {{"values", shard.values_offset(), shard.values_bytes()},
+                                 {"documents", shard.documents_offset(), shard.documents_bytes()},
+                                 {"page_crcs", shard.page_crcs_offset(), shard.page_crcs_bytes()}};
+  for (const Region& region : regions) {
+    checker.check(region.offset >= 0 && region.offset <= shard.bytes() - region.bytes,
+                  "{} bytes of {} at {} do not lie in a file of {} bytes", region.bytes,
+                  region.what, region.offset, shard.bytes());
+  }
+  std::sort(regions.begin(), regions.end(),
+            [](const Region& a, const Region& b) { return a.offset < b.offset; });
+  for (std::size_t i = 1; i < regions.size(); ++i) {
+    checker.check(regions[i - 1].offset + regions[i - 1].bytes <= regions[i].offset ||
+                      regions[i - 1].bytes == 0,
+                  "{} and {} overlap", regions[i - 1].what, regions[i].what);
+  }
+}
+
+// row_bytes: of an element (streams) or row (records).
+void check_shard(const CorpusManifest::Shard& shard, std::int64_t row_bytes, bool has_documents,
+                 Checker& checker) {
+  checker.check(is_plain_name(shard.file()), "file '{}' is not a plain name", shard.file());
+  checker.check_new_file(shard.file());
+  checker.check(is_hash(shard.hash()), "hash is not 32 hexadecimal digits");
+  checker.check(shard.bytes() > 0, "bytes is {}", shard.bytes());
+  checker.check(shard.elements() > 0, "elements is {}", shard.elements());
+  checker.check(shard.documents() >= 0 && shard.documents() <= shard.elements(),
+                "documents is {} of {} elements", shard.documents(), shard.elements());
+  checker.check(has_documents || shard.documents() == 0, "documents is {} in a record",
+                shard.documents());
+  checker.check(shard.values_bytes() >= 0 && shard.documents_bytes() >= 0,
+                "values_bytes is {}, documents_bytes is {}", shard.values_bytes(),
+                shard.documents_bytes());
+  checker.check(shard.values_bytes() == product(shard.elements(), row_bytes),
+                "values_bytes is {} for {} elements of {} bytes", shard.values_bytes(),
+                shard.elements(), row_bytes);
+  checker.check(shard.documents_bytes() == product(shard.documents(), 8),
+                "documents_bytes is {} for {} documents", shard.documents_bytes(),
+                shard.documents());
+  checker.check(shard.values_bytes() <= shard.bytes() && shard.documents_bytes() <= shard.bytes(),
+                "more bytes of values or documents than the {} of the file", shard.bytes());
+  const std::int64_t pages = num_pages(shard.values_bytes()) + num_pages(shard.documents_bytes());
+  checker.check(shard.page_crcs_bytes() == 4 * pages, "page_crcs_bytes is {} for {} pages",
+                shard.page_crcs_bytes(), pages);
+  checker.check(shard.has_page_crcs_crc(), "page_crcs_crc is missing");
+  check_regions(shard, checker);
+}
+
+template <typename Array>  // Stream or Record
+void check_array(const Array& array, std::int64_t total, std::int64_t documents, bool has_documents,
+                 Checker& checker) {
+  checker.check(array.has_dtype(), "dtype is missing");
+  checker.check(array.shape_size() <= 8, "shape has {} dimensions (at most 8)", array.shape_size());
+  std::int64_t row_bytes = shard_format::dtype_bytes(array.dtype());
+  for (const std::int64_t size : array.shape()) {
+    checker.check(size > 0, "shape holds {}", size);
+    row_bytes = product(row_bytes, size);
+    checker.check(row_bytes > 0, "shape is too large");
+  }
+  std::int64_t elements = 0, ends = 0;
+  for (int i = 0; i < array.shard_size(); ++i) {
+    checker.inside(fmt::format("shard[{}]", i), [&] {
+      check_shard(array.shard(i), row_bytes, has_documents, checker);
+      checker.check(!__builtin_add_overflow(elements, array.shard(i).elements(), &elements),
+                    "too many elements");
+      ends += array.shard(i).documents();
+    });
+  }
+  checker.check(elements == total, "{} elements are declared, its shards hold {}", total, elements);
+  checker.check(!has_documents || ends == documents,
+                "{} documents are declared, its shards hold {}", documents, ends);
+}
+
+void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checker) {
+  const std::set<std::string> kinds = {"bytes", "chars", "words", "sentencepiece"};
+  checker.check(kinds.count(tokenizer.kind()) > 0,
+                "kind is '{}', not bytes, chars, words or sentencepiece", tokenizer.kind());
+  checker.check(tokenizer.vocabulary() > 0 && tokenizer.vocabulary() <= kMaxVocabulary,
+                "vocabulary is {}", tokenizer.vocabulary());
+  checker.check(
+      !tokenizer.has_end_of_document() || (tokenizer.end_of_document() >= 0 &&
+                                           tokenizer.end_of_document() < tokenizer.vocabulary()),
+      "end_of_document is {}, not below the vocabulary of {}", tokenizer.end_of_document(),
+      tokenizer.vocabulary());
+  if (tokenizer.kind() == "bytes") {
+    checker.check(tokenizer.file().empty(), "file is '{}', but bytes need none", tokenizer.file());
+  } else {
+    checker.check(is_plain_name(tokenizer.file()), "file '{}' is not a plain name",
+                  tokenizer.file());
+    checker.check_new_file(tokenizer.file());
+    checker.check(is_hash(tokenizer.hash()), "hash is not 32 hexadecimal digits");
+  }
+}
+
+void check_split(const CorpusManifest::Split& split, Checker& checker) {
+  checker.check(is_plain_name(split.name()), "name '{}' is not a plain name", split.name());
+  const auto& counts = split.counts();
+  checker.check(split.has_counts(), "counts are missing");
+  checker.check(counts.documents() >= 0 && counts.sentences() >= 0 && counts.words() >= 0 &&
+                    counts.characters() >= 0 && counts.bytes() >= 0,
+                "counts holds a negative number");
+  std::set<std::string> names;
+  for (int i = 0; i < split.stream_size(); ++i) {
+    const auto& stream = split.stream(i);
+    checker.inside(fmt::format("stream[{}]", i), [&] {
+      checker.check(is_plain_name(stream.name()), "name '{}' is not a plain name", stream.name());
+      checker.check(names.insert(stream.name()).second, "name '{}' is used twice", stream.name());
+      check_array(stream, stream.elements(), stream.documents(), true, checker);
+      checker.check(stream.documents() == counts.documents(),
+                    "documents is {}, counts.documents of the split is {}", stream.documents(),
+                    counts.documents());
+    });
+  }
+  for (int i = 0; i < split.record_size(); ++i) {
+    const auto& record = split.record(i);
+    checker.inside(fmt::format("record[{}]", i), [&] {
+      checker.check(is_plain_name(record.name()), "name '{}' is not a plain name", record.name());
+      checker.check(names.insert(record.name()).second, "name '{}' is used twice", record.name());
+      check_array(record, record.rows(), 0, false, checker);
+      checker.check(record.rows() == counts.documents(),
+                    "rows is {}, counts.documents of the split is {}", record.rows(),
+                    counts.documents());
+    });
+  }
+}
+
+}  // namespace
+
+configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name) {
+  CorpusManifest manifest;
+  try {
+    parse_sealed_json(json, Checksum::kOptional, manifest);
+  } catch (const std::invalid_argument& error) {
+    fail(ExitCode::kData,
+         "{}: not a corpus manifest ({}); prepare the corpus again or restore the file", name,
+         printable(error.what()));
+  }
+  Checker checker(name);
+  checker.check(manifest.has_format(), "format is missing, it says '{}'",
+                shard_format::kManifestFormat);
+  checker.check(manifest.format() == shard_format::kManifestFormat, "format is '{}', not '{}'",
+                manifest.format(), shard_format::kManifestFormat);
+  checker.check(manifest.version() == shard_format::kManifestVersion,
+                "version is {}; this program reads {}", manifest.version(),
+                shard_format::kManifestVersion);
+  checker.inside("tokenizer", [&] { check_tokenizer(manifest.tokenizer(), checker); });
+  checker.check(manifest.split_size() > 0, "there is no split");
+  std::set<std::string> names;
+  for (int i = 0; i < manifest.split_size(); ++i) {
+    checker.inside(fmt::format("split[{}]", i), [&] {
+      check_split(manifest.split(i), checker);
+      checker.check(names.insert(manifest.split(i).name()).second, "name '{}' is used twice",
+                    manifest.split(i).name());
+    });
+  }
+  const std::string fingerprint = manifest_fingerprint(manifest);
+  checker.check(manifest.fingerprint() == fingerprint, "fingerprint is '{}', its content gives {}",
+                manifest.fingerprint(), fingerprint);
+  return manifest;
+}
+
+std::string manifest_json(configs::CorpusManifest manifest) {
+  manifest.set_fingerprint(manifest_fingerprint(manifest));
+  return sealed_json(manifest);
+}
+
+std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {
+  std::string text;
+  const auto& tokenizer = manifest.tokenizer();
+  text += fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
+                      tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
+                      tokenizer.hash());
+  const auto list = [&text](const char* kind, const auto& arrays) {
+    for (const auto& array : arrays) {
+      text += fmt::format("{} {}\n", kind, array.name());
+      for (const auto& shard : array.shard())
+        text += fmt::format("{} {}\n", shard.file(), shard.hash());
+    }
+  };
+  for (const auto& split : manifest.split()) {
+    const auto& counts = split.counts();
+    text += fmt::format("split {} {} {} {} {} {}\n", split.name(), counts.documents(),
+                        counts.sentences(), counts.words(), counts.characters(), counts.bytes());
+    list("stream", split.stream());
+    list("record", split.record());
+  }
+  return xxh3_hex(text.data(), text.size());
+}
+
+}  // namespace birkhoff

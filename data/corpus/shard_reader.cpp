@@ -1,0 +1,212 @@
+#include "data/corpus/shard_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/instruction_set.h"
+#include "data/corpus/shard_format.h"
+
+namespace birkhoff {
+namespace {
+
+using shard_format::kPageBytes;
+using shard_format::num_pages;
+
+// Below the usual limit of 1024 open files, which other parts of the process share.
+constexpr std::int64_t kMaxOpenShards = 256;
+
+// Returns the largest id; a negative one counts as a large one.
+template <typename Id>
+[[gnu::always_inline]] inline std::uint64_t widen_loop(const Id* ids, std::int64_t count,
+                                                       std::int64_t* out) {
+  using Unsigned = std::make_unsigned_t<Id>;
+  Unsigned largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    out[i] = ids[i];
+    largest = std::max(largest, static_cast<Unsigned>(ids[i]));
+  }
+  return largest;
+}
+
+// The same loop for the instruction sets of the day: it takes as long as reading from memory.
+#if defined(__x86_64__)
+template <typename Id>
+[[gnu::target("avx2")]] std::uint64_t widen_avx2(const Id* ids, std::int64_t count,
+                                                 std::int64_t* out) {
+  return widen_loop(ids, count, out);
+}
+#endif
+template <typename Id>
+std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int64_t* out) {
+  const auto* ids = reinterpret_cast<const Id*>(bytes.data());
+#if defined(__x86_64__)
+  if (instruction_set() >= InstructionSet::kAvx2) return widen_avx2(ids, count, out);
+#endif
+  return widen_loop(ids, count, out);
+}
+
+}  // namespace
+
+ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
+                         configs::CorpusManifest::Dtype dtype, std::int64_t begin)
+    : path_(std::move(path)),
+      shard_(shard),
+      element_bytes_(shard_format::dtype_bytes(dtype)),
+      begin_(begin),
+      values_{shard_format::kValues, shard.values_offset(), shard.values_bytes(), 0},
+      documents_{shard_format::kDocumentEnds, shard.documents_offset(), shard.documents_bytes(),
+                 num_pages(shard.values_bytes())} {}
+
+void ShardReader::open() {
+  if (file_) return;
+  File file = File::open_for_read(path_, ExitCode::kData);
+  if (file.size() != shard_.bytes()) {
+    fail(ExitCode::kData,
+         "{}: the file has {} bytes, the manifest says {}; prepare the corpus again", path_,
+         file.size(), shard_.bytes());
+  }
+  if (page_crcs_.empty()) {
+    std::vector<std::uint32_t> table(static_cast<std::size_t>(shard_.page_crcs_bytes() / 4));
+    file.pread_exact(table.data(), table.size() * 4, shard_.page_crcs_offset());
+    if (crc32c(table.data(), table.size() * 4) != shard_.page_crcs_crc()) {
+      fail(ExitCode::kData,
+           "{}: the page table at byte {} is damaged; prepare the corpus again or restore the file",
+           path_, shard_.page_crcs_offset());
+    }
+    page_crcs_ = std::move(table);
+    checked_.resize(page_crcs_.size());
+  }
+  file_ = std::move(file);
+}
+
+void ShardReader::close() { file_.reset(); }
+
+void ShardReader::check_page(const Region& region, std::int64_t page) {
+  const auto slot = static_cast<std::size_t>(region.first_page + page);
+  if (checked_[slot]) return;
+  const std::int64_t from = page * kPageBytes;
+  std::vector<char> bytes(static_cast<std::size_t>(std::min(kPageBytes, region.bytes - from)));
+  file_->pread_exact(bytes.data(), bytes.size(), region.offset + from);
+  if (crc32c(bytes.data(), bytes.size()) != page_crcs_[slot]) {
+    fail(ExitCode::kData,
+         "{}: page {} of /{} (64 KiB at byte {}) is damaged; prepare the corpus again or restore "
+         "the file",
+         path_, page, region.name, region.offset + from);
+  }
+  checked_[slot] = true;
+}
+
+void ShardReader::read_bytes(const Region& region, std::int64_t from, std::int64_t bytes,
+                             char* out) {
+  require(0 <= from && 0 < bytes && bytes <= region.bytes && from <= region.bytes - bytes,
+          "bytes outside a shard");
+  open();
+  for (std::int64_t page = from / kPageBytes; page <= (from + bytes - 1) / kPageBytes; ++page) {
+    check_page(region, page);
+  }
+  file_->pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
+}
+
+std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
+  buffer_.resize(static_cast<std::size_t>(count * element_bytes_));
+  read_bytes(values_, (from - begin_) * element_bytes_, count * element_bytes_, buffer_.data());
+  switch (element_bytes_) {
+    case 1:
+      return widen<std::uint8_t>(buffer_, count, out);
+    case 2:
+      return widen<std::uint16_t>(buffer_, count, out);
+    default:
+      return widen<std::int32_t>(buffer_, count, out);
+  }
+}
+
+std::uint64_t ShardReader::document_end(std::int64_t index) {
+  std::uint64_t end = 0;
+  read_bytes(documents_, index * 8, 8, reinterpret_cast<char*>(&end));
+  return end;
+}
+
+void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
+                                       std::vector<std::int64_t>& out) {
+  std::int64_t low = 0, high = shard_.documents();  // the first end beyond `from` is in [low, high]
+  while (low < high) {
+    const std::int64_t middle = low + (high - low) / 2;
+    if (document_end(middle) <= static_cast<std::uint64_t>(from)) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  for (; low < shard_.documents(); ++low) {
+    const std::uint64_t end = document_end(low);
+    if (end > static_cast<std::uint64_t>(to)) return;
+    out.push_back(static_cast<std::int64_t>(end));
+  }
+}
+
+StreamReader::StreamReader(const Corpus& corpus, const std::string& split,
+                           const std::string& stream)
+    : vocabulary_(corpus.vocabulary()) {
+  const auto& entry = corpus.stream(split, stream);
+  if (entry.dtype() == configs::CorpusManifest::f32 || entry.shape_size() > 0) {
+    fail(ExitCode::kData,
+         "{}: stream '{}' of split '{}' holds no token ids; name one that does in task",
+         corpus.folder().string(), stream, split);
+  }
+  elements_ = 0;
+  for (const auto& shard : entry.shard()) {
+    shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, entry.dtype(),
+                         elements_);
+    elements_ += shard.elements();
+  }
+}
+
+std::size_t StreamReader::shard_of(std::int64_t element) {
+  const auto next =
+      std::upper_bound(shards_.begin(), shards_.end(), element,
+                       [](std::int64_t e, const ShardReader& shard) { return e < shard.begin(); });
+  const auto index = static_cast<std::size_t>(next - shards_.begin()) - 1;
+  if (!shards_[index].is_open() && ++num_open_ > kMaxOpenShards) {
+    for (ShardReader& shard : shards_) shard.close();
+    num_open_ = 1;
+  }
+  return index;
+}
+
+void StreamReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
+  require(from >= 0 && count >= 0 && from <= elements_ - count, "tokens outside the stream");
+  std::uint64_t largest = 0;
+  for (std::int64_t done = 0; done < count;) {
+    ShardReader& shard = shards_[shard_of(from + done)];
+    const std::int64_t part = std::min(count - done, shard.end() - (from + done));
+    largest = std::max(largest, shard.read(from + done, part, out + done));
+    done += part;
+  }
+  if (largest < static_cast<std::uint64_t>(vocabulary_)) return;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (out[i] < 0 || out[i] >= vocabulary_) {
+      fail(ExitCode::kData,
+           "{}: token {} of the stream is id {}, not below the vocabulary of {}; prepare the "
+           "corpus again",
+           shards_[shard_of(from + i)].path(), from + i, out[i], vocabulary_);
+    }
+  }
+}
+
+std::vector<std::int64_t> StreamReader::document_ends(std::int64_t from, std::int64_t to) {
+  std::vector<std::int64_t> ends;
+  if (from >= to) return ends;
+  // A document ends in the shard that holds its last token: e belongs to the shard of element e
+  // - 1.
+  const std::size_t last = shard_of(std::min(to, elements_) - 1);
+  for (std::size_t index = shard_of(from); index <= last; ++index) {
+    shard_of(shards_[index].begin());
+    shards_[index].append_document_ends(from, to, ends);
+  }
+  return ends;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,215 @@
+#include "data/corpus/verify.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/files/limited_child.h"
+#include "cluster/base/text/plural.h"
+#include "data/corpus/hdf5.h"
+#include "data/corpus/shard_format.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+using shard_format::kPageBytes;
+
+// One array's shards, in order.
+class ArrayVerifier {
+ public:
+  ArrayVerifier(CorpusManifest::Dtype dtype, bool holds_ids, std::int64_t vocabulary)
+      : dtype_(dtype), holds_ids_(holds_ids), vocabulary_(vocabulary) {}
+
+  void verify(const std::string& path, const CorpusManifest::Shard& shard) {
+    const File file = File::open_for_read(path, ExitCode::kData);
+    const std::vector<std::uint32_t> crcs = read_page_crcs(file, shard);
+    auto crc = crcs.begin();
+    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, shard_format::kValues,
+                  [&](const std::vector<char>& page) { check_ids(path, page); });
+    const std::int64_t end_of_shard = end_ + shard.elements();
+    for_each_page(file, shard.documents_offset(), shard.documents_bytes(), crc,
+                  shard_format::kDocumentEnds,
+                  [&](const std::vector<char>& page) { check_ends(path, page, end_of_shard); });
+    end_ = end_of_shard;
+    check_hash(file, shard);  // last: a page that differs has been named
+  }
+
+  // After the last shard.
+  void finish(const std::string& what, bool has_documents) const {
+    if (has_documents && end_ > 0 && last_document_end_ != end_) {
+      fail(ExitCode::kData,
+           "{}: the last document ends at {}, the tokens at {}; prepare the corpus again", what,
+           last_document_end_, end_);
+    }
+  }
+
+ private:
+  static void check_hash(const File& file, const CorpusManifest::Shard& shard) {
+    Xxh3Hasher hasher;
+    const std::int64_t size = file.size();
+    std::vector<char> part(static_cast<std::size_t>(std::min<std::int64_t>(size, 1 << 20)));
+    for (std::int64_t at = 0; at < size; at += static_cast<std::int64_t>(part.size())) {
+      const auto count = static_cast<std::size_t>(
+          std::min<std::int64_t>(static_cast<std::int64_t>(part.size()), size - at));
+      file.pread_exact(part.data(), count, at);
+      hasher.update(part.data(), count);
+    }
+    if (hasher.hex_digest() != shard.hash()) {
+      fail(ExitCode::kData,
+           "{}: the file's hash is {}, the manifest says {}; prepare the corpus again or restore "
+           "the file",
+           file.path(), hasher.hex_digest(), shard.hash());
+    }
+  }
+
+  static std::vector<std::uint32_t> read_page_crcs(const File& file,
+                                                   const CorpusManifest::Shard& shard) {
+    std::vector<std::uint32_t> crcs(static_cast<std::size_t>(shard.page_crcs_bytes() / 4));
+    file.pread_exact(crcs.data(), crcs.size() * 4, shard.page_crcs_offset());
+    if (crc32c(crcs.data(), crcs.size() * 4) != shard.page_crcs_crc()) {
+      fail(ExitCode::kData,
+           "{}: the page table at byte {} differs from its checksum; prepare the corpus again or "
+           "restore the file",
+           file.path(), shard.page_crcs_offset());
+    }
+    return crcs;
+  }
+
+  template <typename Visit>
+  static void for_each_page(const File& file, std::int64_t offset, std::int64_t bytes,
+                            std::vector<std::uint32_t>::const_iterator& crc, const char* what,
+                            Visit visit) {
+    std::vector<char> page;
+    for (std::int64_t at = 0; at < bytes; at += kPageBytes) {
+      page.resize(static_cast<std::size_t>(std::min(kPageBytes, bytes - at)));
+      file.pread_exact(page.data(), page.size(), offset + at);
+      if (crc32c(page.data(), page.size()) != *crc++) {
+        fail(ExitCode::kData,
+             "{}: page {} of /{} (64 KiB at byte {}) differs from its checksum; prepare the corpus "
+             "again or restore the file",
+             file.path(), at / kPageBytes, what, offset + at);
+      }
+      visit(page);
+    }
+  }
+
+  template <typename Id>
+  void check_ids_as(const std::string& path, const std::vector<char>& page) const {
+    const auto* ids = reinterpret_cast<const Id*>(page.data());
+    const auto* end = ids + page.size() / sizeof(Id);
+    const auto* bad = std::find_if(ids, end, [this](Id id) {
+      return id < Id{0} || static_cast<std::int64_t>(id) >= vocabulary_;
+    });
+    if (bad == end) return;
+    fail(ExitCode::kData,
+         "{}: holds id {}, not below the vocabulary of {}; prepare the corpus again", path, *bad,
+         vocabulary_);
+  }
+
+  void check_ids(const std::string& path, const std::vector<char>& page) const {
+    if (!holds_ids_) return;
+    switch (dtype_) {
+      case CorpusManifest::u8:
+        return check_ids_as<std::uint8_t>(path, page);
+      case CorpusManifest::u16:
+        return check_ids_as<std::uint16_t>(path, page);
+      case CorpusManifest::i32:
+        return check_ids_as<std::int32_t>(path, page);
+      case CorpusManifest::f32:
+        return;
+    }
+  }
+
+  void check_ends(const std::string& path, const std::vector<char>& page,
+                  std::int64_t end_of_shard) {
+    for (std::size_t at = 0; at < page.size(); at += 8) {
+      std::uint64_t end = 0;
+      std::memcpy(&end, page.data() + at, 8);
+      const bool good = end > static_cast<std::uint64_t>(std::max(end_, last_document_end_)) &&
+                        end <= static_cast<std::uint64_t>(end_of_shard);
+      if (!good) {
+        fail(ExitCode::kData,
+             "{}: document end {} is not between {} and {}; prepare the corpus again", path, end,
+             std::max(end_, last_document_end_), end_of_shard);
+      }
+      last_document_end_ = static_cast<std::int64_t>(end);
+    }
+  }
+
+  CorpusManifest::Dtype dtype_;
+  bool holds_ids_;
+  std::int64_t vocabulary_;
+  std::int64_t end_ = 0;  // of the shards so far
+  std::int64_t last_document_end_ = 0;
+};
+
+void check_structure(const std::string& path, const CorpusManifest::Stream& stream,
+                     const CorpusManifest::Shard& shard) {
+  const bool is_token_type =
+      stream.dtype() == CorpusManifest::u16 || stream.dtype() == CorpusManifest::i32;
+  if (!is_token_type || stream.shape_size() > 0)
+    fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
+  const Hdf5Type type = stream.dtype() == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
+  check_hdf5(path, {{shard_format::kValues, type, shard.elements(), nullptr, shard.values_offset()},
+                    {shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
+                     shard.documents_offset()},
+                    {shard_format::kPageCrcs, Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
+                     shard.page_crcs_offset()}});
+}
+
+}  // namespace
+
+void verify_corpus(const Corpus& corpus) {
+  corpus.tokenizer();
+  for (const auto& split : corpus.manifest().split()) {
+    for (const auto& stream : split.stream()) {
+      ArrayVerifier verifier(stream.dtype(), stream.shape_size() == 0, corpus.vocabulary());
+      for (const auto& shard : stream.shard())
+        verifier.verify((corpus.folder() / shard.file()).string(), shard);
+      verifier.finish(fmt::format("{}: split '{}', stream '{}'", corpus.folder().string(),
+                                  split.name(), stream.name()),
+                      true);
+    }
+  }
+  // The parser sees no file of a corpus before every byte of all of them has been checked.
+  for (const auto& split : corpus.manifest().split()) {
+    for (const auto& stream : split.stream()) {
+      for (const auto& shard : stream.shard()) {
+        const std::string path = (corpus.folder() / shard.file()).string();
+        run_limited(path, [&] { check_structure(path, stream, shard); });
+      }
+    }
+  }
+}
+
+std::string describe_corpus(const Corpus& corpus) {
+  const auto& manifest = corpus.manifest();
+  const auto& tokenizer = manifest.tokenizer();
+  std::string text = fmt::format(
+      "corpus       {}\nfingerprint  {}\ntokenizer    {}, {}{}\n", corpus.folder().string(),
+      manifest.fingerprint(), tokenizer.kind(), counted(tokenizer.vocabulary(), "id"),
+      tokenizer.has_end_of_document()
+          ? fmt::format(", {} ends a document", tokenizer.end_of_document())
+          : std::string());
+  for (const auto& split : manifest.split()) {
+    const auto& counts = split.counts();
+    text += fmt::format("split {:6} {}, {}, {}, {}, {}\n", split.name(),
+                        counted(counts.documents(), "document"),
+                        counted(counts.sentences(), "sentence"), counted(counts.words(), "word"),
+                        counted(counts.characters(), "character"), counted(counts.bytes(), "byte"));
+    for (const auto& stream : split.stream()) {
+      text += fmt::format("  stream {}: {} {} in {} ({:.3f} tokens a byte)\n", stream.name(),
+                          stream.elements(), CorpusManifest::Dtype_Name(stream.dtype()),
+                          counted(stream.shard_size(), "shard"),
+                          static_cast<double>(stream.elements()) /
+                              static_cast<double>(std::max<std::int64_t>(1, counts.bytes())));
+    }
+  }
+  return text;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,66 @@
+#include "data/loader/bigram.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "data/loader/loader.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr std::int64_t kMostIds = 8192;  // 8192^2 counts of 4 bytes are 256 MiB
+
+// Calls visit(previous, next) for every neighbouring pair of a split.
+template <typename Visit>
+void for_each_pair(const Corpus& corpus, const std::string& split, Visit visit) {
+  LoaderOptions options;
+  options.split = split;
+  options.sequence_length = 4096;
+  EvalReader reader(corpus, options);
+  for (std::int64_t window = 0; window < reader.num_windows(); ++window) {
+    const Batch batch = reader.read(window, window + 1);
+    const auto* inputs = batch.at(field::kInputs).const_data_ptr<std::int64_t>();
+    const auto* targets = batch.at(field::kTargets).const_data_ptr<std::int64_t>();
+    const auto* mask = batch.at(field::kMask).const_data_ptr<std::uint8_t>();
+    for (std::int64_t t = 0; t < options.sequence_length; ++t) {
+      if (mask[t] != 0) visit(inputs[t], targets[t]);
+    }
+  }
+}
+
+}  // namespace
+
+BigramFigures bigram_figures(const Corpus& corpus, const std::string& split) {
+  const std::int64_t v = corpus.vocabulary();
+  if (v > kMostIds)
+    fail(ExitCode::kUsage,
+         "--bigram: a vocabulary of {} ids is too large for a table of pairs (at most {})", v,
+         kMostIds);
+  std::vector<std::uint32_t> pairs(static_cast<std::size_t>(v * v));
+  std::vector<double> firsts(static_cast<std::size_t>(v)), seconds(static_cast<std::size_t>(v));
+  double tokens = 0;
+  for_each_pair(corpus, "train", [&](std::int64_t a, std::int64_t b) {
+    ++pairs[static_cast<std::size_t>(a * v + b)];
+    ++firsts[static_cast<std::size_t>(a)];
+    ++seconds[static_cast<std::size_t>(b)];
+    ++tokens;
+  });
+  BigramFigures figures;
+  double nats = 0;
+  for_each_pair(corpus, split, [&](std::int64_t a, std::int64_t b) {
+    const double unigram =
+        (seconds[static_cast<std::size_t>(b)] + 1) / (tokens + static_cast<double>(v));
+    nats -= std::log((pairs[static_cast<std::size_t>(a * v + b)] + unigram) /
+                     (firsts[static_cast<std::size_t>(a)] + 1));
+    ++figures.tokens;
+  });
+  figures.bytes = corpus.split(split).counts().bytes();
+  figures.loss = nats / static_cast<double>(std::max<std::int64_t>(1, figures.tokens));
+  figures.bits_per_byte =
+      nats / std::log(2.0) / static_cast<double>(std::max<std::int64_t>(1, figures.bytes));
+  return figures;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,22 @@
+// The simplest model worth beating: a smoothed bigram over a corpus' tokens.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "data/corpus/corpus.h"
+
+namespace birkhoff {
+
+struct BigramFigures {
+  double loss = 0;           // nats per token of the held-out split
+  double bits_per_byte = 0;  // total nats / ln 2 / raw bytes of that split
+  std::int64_t tokens = 0, bytes = 0;
+};
+
+// Counts pairs over the train split and scores `split` with p(b | a) = (count(a, b) + p(b)) /
+// (count(a) + 1), where p(b) = (count(b) + 1) / (tokens + V). Reads both splits once; memory V^2. V
+// above 8192: Error(kUsage).
+BigramFigures bigram_figures(const Corpus& corpus, const std::string& split);
+
+}  // namespace birkhoff

@@ -1,0 +1,189 @@
+#include "data/prepare/documents.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/text/utf8.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
+
+namespace birkhoff {
+namespace {
+
+// Whether a file is the manifest of a corpus, sound or not: its first field tells.
+bool is_corpus_manifest(const std::string& path) {
+  const File file = File::open_for_read(path, ExitCode::kData);
+  std::string start(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 4096)), '\0');
+  file.pread_exact(start.data(), start.size(), 0);
+  return start.find(fmt::format("\"{}\"", shard_format::kManifestFormat)) != std::string::npos;
+}
+
+std::string modification_time(const struct stat& info) {
+  return fmt::format("{}.{:09}", info.st_mtim.tv_sec, info.st_mtim.tv_nsec);
+}
+
+std::string base_name(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  return slash == std::string::npos ? path : path.substr(slash + 1);
+}
+
+class Walk {
+ public:
+  Walk(const std::vector<InputPath>& paths, const std::string& except,
+       const std::function<void(const Document&)>& visit)
+      : visit_(visit) {
+    has_except_ = find_status(except, /*follow_links=*/true, &except_);
+    scan_.input_bytes.resize(paths.size() > kMaxInputs ? 1 : paths.size());
+    for (const InputPath& input : paths) note_given(input);
+    for (std::size_t i = 0; i < paths.size(); ++i) {
+      input_ = scan_.input_bytes.size() == 1 ? 0 : i;
+      argument(paths[i]);
+    }
+    scan_.hash = hasher_.hex_digest();
+  }
+
+  const InputScan& scan() const { return scan_; }
+
+ private:
+  using FileId = std::pair<dev_t, ino_t>;
+
+  void note_given(const InputPath& input) {
+    if (!input.content_hash.empty()) return;
+    struct stat info;
+    if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage)) {
+      fail(ExitCode::kUsage, "{}: {}; give a file or folder that is there", input.path,
+           std::strerror(errno));
+    }
+    const auto [other, is_new] = given_.emplace(FileId{info.st_dev, info.st_ino}, input.path);
+    if (!is_new) fail_twice(input.path, other->second);
+  }
+
+  [[noreturn]] static void fail_twice(const std::string& path, const std::string& other) {
+    fail(ExitCode::kUsage, "{}: is given twice{}; give each text once", path,
+         path == other ? "" : ", also as " + other);
+  }
+
+  // Met in a folder: what was given by a name of its own is here a second time.
+  void require_not_given(const std::string& path, const struct stat& info) const {
+    const auto found = given_.find({info.st_dev, info.st_ino});
+    if (found != given_.end()) fail_twice(path, found->second);
+  }
+
+  void argument(const InputPath& input) {
+    split_ = input.split;
+    if (split_ != kTrain) {  // no entry of a file begins with a letter
+      const std::string entry = fmt::format("{}\n", kSplitNames[split_]);
+      hasher_.update(entry.data(), entry.size());
+    }
+    if (!input.content_hash.empty()) {
+      return file(input.copy, input.path == "-" ? kStandardInput : input.path, input.name,
+                  input.content_bytes, input.content_hash);
+    }
+    struct stat info;
+    if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage))
+      fail(ExitCode::kData, "{}: has gone meanwhile; start the command again", input.path);
+    if (S_ISDIR(info.st_mode)) {
+      folder(input.path, "");
+    } else {
+      file(input.path, input.path, base_name(input.path), info.st_size, modification_time(info));
+    }
+  }
+
+  void folder(const std::string& path, const std::string& prefix) {
+    for (const std::string& name : list_directory(path, ExitCode::kData)) {
+      const std::string inner = path + "/" + name;
+      struct stat info;
+      if (!find_status(inner, /*follow_links=*/false, &info, ExitCode::kData)) {
+        fail(ExitCode::kData, "{}: has gone while the folder was read; start the command again",
+             inner);
+      }
+      if (S_ISREG(info.st_mode)) {
+        if (name == kCorpusManifestName && is_corpus_manifest(inner)) {
+          fail(ExitCode::kUsage,
+               "{}: is a corpus, not text; give the text that it was made from, or move it out of "
+               "the input",
+               path);
+        }
+        require_not_given(inner, info);
+        file(inner, inner, prefix + name, info.st_size, modification_time(info));
+      } else if (S_ISDIR(info.st_mode)) {
+        const bool is_except =
+            has_except_ && info.st_dev == except_.st_dev && info.st_ino == except_.st_ino;
+        if (is_except) continue;
+        require_not_given(inner, info);
+        folder(inner, prefix + name + "/");
+      } else {
+        ++scan_.not_regular;
+      }
+    }
+  }
+
+  // stamp: what tells that the content has changed.
+  void file(const std::string& path, const std::string& shown_path, const std::string& name,
+            std::int64_t bytes, const std::string& stamp) {
+    // Lengths first, so that no two lists of names give the same text.
+    const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
+    hasher_.update(entry.data(), entry.size());
+    if (bytes == 0) {
+      ++scan_.empty_files;
+      return;
+    }
+    ++scan_.documents;
+    ++scan_.documents_of[split_];
+    scan_.bytes += bytes;
+    scan_.input_bytes[input_] += bytes;
+    visit_({path, shown_path, name, bytes, split_, static_cast<std::int64_t>(input_)});
+  }
+
+  const std::function<void(const Document&)>& visit_;
+  std::map<FileId, std::string> given_;  // paths by what they name
+  struct stat except_;
+  bool has_except_;
+  Xxh3Hasher hasher_;
+  InputScan scan_;
+  // Of the path that is walked.
+  SplitIndex split_ = kTrain;
+  std::size_t input_ = 0;
+};
+
+std::size_t cut_of(std::string_view text) {
+  const std::size_t newline = text.rfind('\n');
+  if (newline != std::string_view::npos) return newline + 1;
+  const std::size_t space = text.rfind(' ');
+  if (space != std::string_view::npos && space > 0) return space;
+  const std::size_t whole = complete_utf8(text);
+  return whole > 0 ? whole : text.size();
+}
+
+}  // namespace
+
+InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
+                            const std::function<void(const Document&)>& visit) {
+  return Walk(paths, except, visit).scan();
+}
+
+void for_each_chunk(const Document& document, std::int64_t begin, std::int64_t end,
+                    std::int64_t chunk_bytes,
+                    const std::function<void(std::string_view, std::int64_t)>& visit) {
+  const File file = File::open_for_read(document.path, ExitCode::kData);
+  std::vector<char> buffer;
+  for (std::int64_t offset = begin; offset < end;) {
+    const std::int64_t rest = end - offset;
+    buffer.resize(static_cast<std::size_t>(std::min(rest, chunk_bytes)));
+    file.pread_exact(buffer.data(), buffer.size(), offset);
+    std::string_view text(buffer.data(), buffer.size());
+    if (rest > chunk_bytes) text = text.substr(0, cut_of(text));
+    visit(text, offset);
+    offset += static_cast<std::int64_t>(text.size());
+  }
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,334 @@
+#include "data/prepare/prepare.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/manifest.h"
+#include "data/corpus/shard_format.h"
+#include "data/corpus/shard_writer.h"
+#include "data/prepare/documents.h"
+#include "data/prepare/out_folder.h"
+#include "data/prepare/prepare_options.h"
+#include "data/prepare/prepare_progress.h"
+#include "data/prepare/split_rule.h"
+#include "data/prepare/text_counts.h"
+#include "data/prepare/text_kind.h"
+#include "data/tokenizers/char_vocabulary.h"
+#include "data/tokenizers/sentencepiece_tokenizer.h"
+#include "data/tokenizers/tokenizer_file.h"
+#include "data/tokenizers/word_vocabulary.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+
+constexpr char kStream[] = "tokens";
+
+// Several documents in a split end in the end mark each.
+bool has_several_documents(const InputScan& scan) {
+  return *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
+}
+
+// One command, from scanned input to manifest.
+class Preparation {
+ public:
+  Preparation(const PrepareOptions& options, TokenizerKind kind, const OutFolder& folder,
+              const std::vector<InputPath>& inputs, const InputScan& scan,
+              ProgressReports& progress)
+      : options_(options),
+        kind_(kind),
+        folder_(folder),
+        inputs_(inputs),
+        scan_(scan),
+        rule_(scan_, options.valid_fraction, options.test_fraction),
+        progress_(progress) {}
+
+  // known: the tokenizer, unless it is to be learnt.
+  CorpusManifest run(const std::optional<KnownTokenizer>& known) {
+    set_tokenizer(known ? *known : learn_tokenizer());
+    manifest_.set_format(shard_format::kManifestFormat);
+    manifest_.set_version(shard_format::kManifestVersion);
+    encode();
+    return std::move(manifest_);
+  }
+
+  // Of the text that was encoded.
+  const std::vector<std::string>& notes() const { return notes_; }
+
+ private:
+  using Visit =
+      std::function<void(const Document&, const Piece&, std::string_view, std::int64_t offset)>;
+
+  // All text, piece by piece; end(piece) after each piece. The input must still be what was
+  // scanned, and give text to every split.
+  void pass(const char* phase, const std::string& tokenizer, const Visit& visit,
+            const std::function<void(const Piece&)>& end) {
+    progress_.begin(phase, scan_.bytes);
+    TextChecker checker(tokenizer, tokenizer == "bytes");
+    std::array<std::int64_t, 3> bytes = {};
+    rule_.reset();
+    const InputScan now = for_each_document(inputs_, folder_.path(), [&](const Document& document) {
+      for (const Piece& piece : rule_.pieces(document)) {
+        std::int64_t piece_bytes = 0;
+        for_each_chunk(document, piece.begin, piece.end, options_.chunk_bytes,
+                       [&](std::string_view part, std::int64_t offset) {
+                         const std::string_view text = checker.check(document, part, offset);
+                         if (!text.empty()) visit(document, piece, text, offset);
+                         piece_bytes += static_cast<std::int64_t>(text.size());
+                         progress_.add(static_cast<std::int64_t>(part.size()));
+                       });
+        if (piece_bytes > 0) end(piece);
+        bytes[piece.split] += piece_bytes;
+      }
+    });
+    if (now.hash != scan_.hash) {
+      fail(ExitCode::kData,
+           "the input changed while it was read ({}, {}; then {}, {}); start the command again",
+           counted(scan_.documents, "document"), counted(scan_.bytes, "byte"),
+           counted(now.documents, "document"), counted(now.bytes, "byte"));
+    }
+    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+      if (bytes[split] > 0 || !rule_.has(split)) continue;
+      fail(ExitCode::kUsage,
+           "{}: the {} split gets nothing of {} of text in {} (--valid {} --test {}); give more "
+           "text "
+           "or other fractions",
+           inputs_.front().path, kSplitNames[split], counted(scan_.bytes, "byte"),
+           counted(scan_.documents, "document"), options_.valid_fraction, options_.test_fraction);
+    }
+    progress_.end(true);
+    notes_ = checker.notes();
+  }
+
+  KnownTokenizer learn_tokenizer() {
+    CharVocabulary chars;
+    WordVocabulary words;
+    LineSampler lines(options_.sample_bytes);
+    const auto visit = [&](const Document&, const Piece& piece, std::string_view text,
+                           std::int64_t) {
+      if (kind_ == TokenizerKind::kChars) return chars.add(text, piece.split == kTrain);
+      if (piece.split != kTrain) return;
+      if (kind_ == TokenizerKind::kWords) return words.add(text);
+      lines.add(text);
+    };
+    pass("build vocabulary", options_.tokenizer, visit, [](const Piece&) {});
+    KnownTokenizer learnt{.kind = options_.tokenizer};
+    switch (kind_) {
+      case TokenizerKind::kChars:
+        learnt.content = chars.file_content();
+        learnt.vocabulary = chars.num_ids();
+        return learnt;
+      case TokenizerKind::kWords:
+        learnt.content =
+            words.file_content(options_.vocab_size - 1 - (has_several_documents(scan_) ? 1 : 0));
+        learnt.vocabulary = std::count(learnt.content.begin(), learnt.content.end(),
+                                       '\n');  // header line and <unk> cancel
+        return learnt;
+      default:
+        progress_.begin("train SentencePiece", 0);
+        progress_.end(false);
+        return sentencepiece_tokenizer(train_sentencepiece(lines.lines(), options_.vocab_size),
+                                       "the trained model");
+    }
+  }
+
+  void set_tokenizer(const KnownTokenizer& tokenizer) {
+    auto& entry = *manifest_.mutable_tokenizer();
+    if (tokenizer.kind != "bytes") {
+      entry.set_file(tokenizer_file_name(tokenizer.kind));
+      entry.set_hash(xxh3_hex(tokenizer.content.data(), tokenizer.content.size()));
+      write_file_durably(folder_.file(entry.file()), tokenizer.content);
+    }
+    entry.set_kind(tokenizer.kind);
+    entry.set_vocabulary(tokenizer.vocabulary);
+    if (!has_several_documents(scan_)) return;
+    if (tokenizer.end_of_document) {
+      entry.set_end_of_document(*tokenizer.end_of_document);
+    } else if (!tokenizer.is_source) {
+      entry.set_end_of_document(tokenizer.vocabulary);
+      entry.set_vocabulary(tokenizer.vocabulary + 1);
+    }
+  }
+
+  void encode() {
+    const auto& entry = manifest_.tokenizer();
+    const std::unique_ptr<Tokenizer> tokenizer =
+        load_tokenizer(entry.kind(), folder_.file(entry.file()), entry.vocabulary());
+    const auto dtype = entry.vocabulary() <= 65536 ? CorpusManifest::u16 : CorpusManifest::i32;
+    struct Output {
+      std::optional<StreamWriter> writer;
+      TextCounter counter;
+    };
+    std::array<Output, 3> outputs;
+    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+      if (rule_.has(split)) {
+        outputs[split].writer.emplace(folder_.path(), kSplitNames[split], kStream, dtype,
+                                      options_.shard_tokens);
+      }
+    }
+    const auto visit = [&](const Document& document, const Piece& piece, std::string_view text,
+                           std::int64_t offset) {
+      outputs[piece.split].counter.add(text);
+      outputs[piece.split].writer->append(encoded(*tokenizer, document, text, offset));
+    };
+    const auto end = [&](const Piece& piece) {
+      Output& output = outputs[piece.split];
+      if (entry.has_end_of_document())
+        output.writer->append({static_cast<std::int32_t>(entry.end_of_document())});
+      output.writer->end_document();
+      output.counter.end_document();
+    };
+    pass("encode", entry.kind(), visit, end);
+    for (const SplitIndex split : {kTrain, kValid, kTest}) {
+      if (!rule_.has(split)) continue;
+      auto& written = *manifest_.add_split();
+      written.set_name(kSplitNames[split]);
+      *written.add_stream() = outputs[split].writer->finish();
+      *written.mutable_counts() = outputs[split].counter.counts();
+    }
+  }
+
+  // Characters that were not learnt from this text may be none of the vocabulary's.
+  static std::vector<std::int32_t> encoded(const Tokenizer& tokenizer, const Document& document,
+                                           std::string_view text, std::int64_t offset) {
+    try {
+      return tokenizer.encode(text);
+    } catch (const Error& error) {
+      const std::string part = offset == 0 ? "" : fmt::format(", from byte {} on", offset);
+      fail(error.code(), "{}{}: {}", document.shown_path, part, error.what());
+    }
+  }
+
+  const PrepareOptions& options_;
+  const TokenizerKind kind_;
+  const OutFolder& folder_;
+  const std::vector<InputPath>& inputs_;
+  const InputScan& scan_;
+  SplitRule rule_;
+  ProgressReports& progress_;
+  std::vector<std::string> notes_;
+  CorpusManifest manifest_;
+};
+
+// Same text, same corpus. Paths are part of the input's hash.
+CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind kind,
+                                 const std::optional<KnownTokenizer>& known,
+                                 const InputScan& scan) {
+  CorpusManifest::Source source;
+  std::string tokenizer = options.tokenizer;
+  if (kind == TokenizerKind::kFile || kind == TokenizerKind::kLike) {
+    const std::string hash = xxh3_hex(known->content.data(), known->content.size());
+    tokenizer = fmt::format("{} {}", known->kind == "sentencepiece" ? "model" : known->kind, hash);
+  }
+  if (kind == TokenizerKind::kLike) {
+    tokenizer += fmt::format(" of {}", counted(known->vocabulary, "id"));
+    if (known->end_of_document) tokenizer += fmt::format(", end {}", *known->end_of_document);
+  }
+  const auto share = [](const std::vector<std::string>& paths, double fraction) {
+    return paths.empty() ? fmt::format("{}", fraction) : std::string("given");
+  };
+  std::string text = fmt::format(
+      "tokenizer {}, vocab size {}, valid {}, test {}, shard tokens {}, chunk bytes {}", tokenizer,
+      options.vocab_size, share(options.valid_paths, options.valid_fraction),
+      share(options.test_paths, options.test_fraction), options.shard_tokens, options.chunk_bytes);
+  if (kind == TokenizerKind::kSentencePiece)
+    text += fmt::format(", sample bytes {}", options.sample_bytes);
+  // Earlier programs held out a fraction of several documents, not of their bytes.
+  const bool holds_out = options.valid_fraction > 0 || options.test_fraction > 0;
+  if (holds_out && scan.documents_of[kTrain] > 1) text += ", shares of bytes";
+  source.set_options(text);
+  source.set_input_hash(scan.hash);
+  return source;
+}
+
+// An Error if the folder holds the corpus of another source.
+void require_same(const OutFolder& folder, const CorpusManifest::Source& source) {
+  const Corpus corpus(folder.path());
+  const auto& there = corpus.manifest().source();
+  if (there.options() != source.options()) {
+    fail(ExitCode::kUsage,
+         "--out {}: holds a corpus made with other options ({}); name another folder or delete "
+         "this one",
+         folder.path(), there.options());
+  }
+  if (there.input_hash() != source.input_hash()) {
+    fail(ExitCode::kUsage,
+         "--out {}: holds a corpus made from other text, or the text has changed since; name "
+         "another folder or delete this one",
+         folder.path());
+  }
+}
+
+std::vector<InputPath> inputs_of(const PrepareOptions& options) {
+  std::vector<InputPath> inputs;
+  const auto add = [&](const std::vector<std::string>& paths, SplitIndex split) {
+    for (const std::string& path : paths) inputs.push_back({path, split});
+  };
+  add(options.paths, kTrain);
+  add(options.valid_paths, kValid);
+  add(options.test_paths, kTest);
+  return inputs;
+}
+
+// Text for train, and for a split that has paths of its own.
+void require_documents(const InputScan& scan, const PrepareOptions& options) {
+  const auto require_some = [&](SplitIndex split, const std::vector<std::string>& paths) {
+    if (paths.empty() || scan.documents_of[split] > 0) return;
+    fail(
+        ExitCode::kUsage,
+        "no text in the input of the {} split, from {} on ({}, {} that are no regular files); give "
+        "other paths",
+        kSplitNames[split], paths.front(), counted(scan.empty_files, "empty file"),
+        scan.not_regular);
+  };
+  require_some(kTrain, options.paths);
+  require_some(kValid, options.valid_paths);
+  require_some(kTest, options.test_paths);
+}
+
+}  // namespace
+
+PrepareResult prepare_corpus(const PrepareOptions& given,
+                             const std::function<void(const PrepareProgress&)>& callback) {
+  const TokenizerKind kind = tokenizer_kind(given);
+  const PrepareOptions options = checked_options(given, kind);
+  std::vector<InputPath> inputs = inputs_of(options);
+  OutFolder folder(options.out);
+  for (const InputPath& input : inputs) folder.require_outside(input.path);
+  if (kind == TokenizerKind::kFile) folder.require_outside(options.tokenizer);
+  std::optional<KnownTokenizer> known;
+  if (kind == TokenizerKind::kBytes) known = KnownTokenizer{.kind = "bytes", .vocabulary = 256};
+  if (kind == TokenizerKind::kFile) known = read_tokenizer(options.tokenizer);
+  if (kind == TokenizerKind::kLike) known = read_tokenizer(*options.like);
+  ProgressReports progress(callback, known ? 1 : 2);
+  folder.begin();
+  folder.spool(inputs, progress);
+  const InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
+  require_documents(scan, options);
+  PrepareResult result;
+  result.empty_files = scan.empty_files;
+  result.not_regular = scan.not_regular;
+  const CorpusManifest::Source source = source_of(options, kind, known, scan);
+  if (folder.finished()) {
+    require_same(folder, source);
+    result.already_prepared = true;
+  } else {
+    Preparation preparation(options, kind, folder, inputs, scan, progress);
+    CorpusManifest manifest = preparation.run(known);
+    result.notes = preparation.notes();
+    *manifest.mutable_source() = source;
+    write_file_durably(folder.file(kCorpusManifestName), manifest_json(manifest));
+  }
+  folder.end();
+  return result;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,88 @@
+#include "data/prepare/prepare_options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+
+namespace birkhoff {
+namespace {
+
+// SentencePiece puts every pair of symbols of a text into one queue, so its time for a byte grows
+// with the text. Models trained here give the same ids in any parts (docs/corpus_format.md); those
+// of users may not, so they get longer ones.
+std::int64_t default_chunk_bytes(TokenizerKind kind) {
+  switch (kind) {
+    case TokenizerKind::kSentencePiece:
+      return 16 << 10;
+    case TokenizerKind::kFile:
+    case TokenizerKind::kLike:
+      return 64 << 10;
+    default:
+      return 1 << 20;
+  }
+}
+
+}  // namespace
+
+TokenizerKind tokenizer_kind(const PrepareOptions& options) {
+  if (options.like) return TokenizerKind::kLike;
+  const std::string& tokenizer = options.tokenizer;
+  if (tokenizer == "bytes") return TokenizerKind::kBytes;
+  if (tokenizer == "chars") return TokenizerKind::kChars;
+  if (tokenizer == "words") return TokenizerKind::kWords;
+  if (tokenizer == "sentencepiece") return TokenizerKind::kSentencePiece;
+  if (!path_exists(tokenizer)) {
+    fail(
+        ExitCode::kUsage,
+        "--tokenizer {}: neither bytes, chars, words or sentencepiece nor the file of a vocabulary "
+        "or model",
+        tokenizer);
+  }
+  return TokenizerKind::kFile;
+}
+
+PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
+  if (!options.valid_paths.empty()) options.valid_fraction = 0;
+  if (!options.test_paths.empty()) options.test_fraction = 0;
+  const auto is_fraction = [](double f) { return std::isfinite(f) && f >= 0 && f < 1; };
+  if (!is_fraction(options.valid_fraction) || !is_fraction(options.test_fraction) ||
+      options.valid_fraction + options.test_fraction >= 1) {
+    fail(ExitCode::kUsage,
+         "--valid {} --test {}: fractions from 0 to below 1 that leave something for training are "
+         "needed",
+         options.valid_fraction, options.test_fraction);
+  }
+  if (options.out.empty()) fail(ExitCode::kUsage, "--out: the name of a folder is needed");
+  if (options.paths.empty())
+    fail(ExitCode::kUsage, "PATH is required: files, folders, or - for standard input");
+  std::int64_t standard_inputs = 0;
+  for (const auto* paths : {&options.paths, &options.valid_paths, &options.test_paths})
+    standard_inputs += std::count(paths->begin(), paths->end(), "-");
+  if (standard_inputs > 1)
+    fail(ExitCode::kUsage, "-: standard input is given twice; it can be read once");
+  const bool learns = kind == TokenizerKind::kWords || kind == TokenizerKind::kSentencePiece;
+  if (learns && options.vocab_size == 0)
+    options.vocab_size = kind == TokenizerKind::kWords ? 32000 : 8000;
+  const std::int64_t fewest = kind == TokenizerKind::kWords
+                                  ? 3
+                                  : 300;  // marks and a word; marks, 256 bytes and some pieces
+  if (learns ? options.vocab_size < fewest || options.vocab_size > 1 << 20
+             : options.vocab_size != 0) {
+    fail(ExitCode::kUsage, "--vocab-size {}: {}", options.vocab_size,
+         learns ? fmt::format("from {} to {} ids for {}", fewest, 1 << 20, options.tokenizer)
+                : fmt::format("only words and sentencepiece choose it, not {}",
+                              options.like ? "--like" : options.tokenizer));
+  }
+  if (options.chunk_bytes == 0) options.chunk_bytes = default_chunk_bytes(kind);
+  // More text does not make a better vocabulary, but training slower.
+  if (options.sample_bytes == 0)
+    options.sample_bytes = std::clamp<std::int64_t>(512 * options.vocab_size, 4 << 20, 16 << 20);
+  require(options.shard_tokens > 0 && options.chunk_bytes > 0 && options.sample_bytes > 0,
+          "sizes of shards, chunks and sample");
+  return options;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,115 @@
+#include "data/prepare/text_kind.h"
+
+#include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
+#include "cluster/base/text/utf8.h"
+
+namespace birkhoff {
+namespace {
+
+struct Compression {
+  std::string_view start;  // of a file
+  const char* name;
+  const char* reader;  // prints the text of such a file
+};
+constexpr Compression kCompressions[] = {
+    {"\x1f\x8b", "gzip", "zcat"},
+    {"\x28\xb5\x2f\xfd", "zstd", "zstdcat"},
+    {"BZh91AY&SY", "bzip2", "bzcat"},
+    {"\xfd"
+     "7zXZ",
+     "xz", "xzcat"},
+    {"PK\x03\x04", "zip", "unzip -p"},
+};
+constexpr std::size_t kUtf16 = std::size(kCompressions), kByteOrderMark = kUtf16 + 1,
+                      kBinary = kUtf16 + 2;
+
+constexpr std::string_view kUtf8Mark = "\xef\xbb\xbf";
+
+// Index in kCompressions, kUtf16, or kBinary for neither.
+std::size_t kind_of(std::string_view start) {
+  for (std::size_t kind = 0; kind < std::size(kCompressions); ++kind) {
+    if (start.starts_with(kCompressions[kind].start)) return kind;
+  }
+  const bool is_utf16 = start.starts_with("\xff\xfe") || start.starts_with("\xfe\xff");
+  return is_utf16 ? kUtf16 : kBinary;
+}
+
+std::string pipe_of(std::size_t kind, const std::string& path) {
+  const std::string reader =
+      kind == kUtf16 ? "iconv -f UTF-16 -t UTF-8" : kCompressions[kind].reader;
+  return fmt::format("{} {}| birkhoff prepare ... -", reader,
+                     path == kStandardInput ? "" : path + " ");
+}
+
+std::string name_of(std::size_t kind) {
+  return kind == kUtf16 ? "UTF-16" : fmt::format("{} data", kCompressions[kind].name);
+}
+
+}  // namespace
+
+void TextChecker::note(std::size_t kind, const Document& document) {
+  Seen& seen = seen_[kind];
+  if (seen.documents++ == 0) seen.first = document.shown_path;
+}
+
+std::string_view TextChecker::check(const Document& document, std::string_view part,
+                                    std::int64_t offset) {
+  if (offset == 0) {
+    binary_ = false;
+    const std::size_t kind = kind_of(part);
+    if (kind != kBinary && !takes_bytes_) {
+      fail(ExitCode::kData, "{}: byte 0 begins {}, not UTF-8 text; give its text: {}",
+           document.shown_path, name_of(kind), pipe_of(kind, document.shown_path));
+    }
+    if (kind != kBinary) {
+      note(kind, document);
+      binary_ = true;
+    }
+    if (part.starts_with(kUtf8Mark)) {
+      note(kByteOrderMark, document);
+      if (!takes_bytes_) {
+        part.remove_prefix(kUtf8Mark.size());
+        offset = kUtf8Mark.size();
+      }
+    }
+  }
+  if (!binary_ && part.find('\0') != std::string_view::npos) {
+    note(kBinary, document);
+    binary_ = true;
+  }
+  if (takes_bytes_) return part;
+  const std::size_t invalid = find_invalid_utf8(part);
+  if (invalid != std::string_view::npos) {
+    fail(ExitCode::kData,
+         "{}: byte {} is not UTF-8, which --tokenizer {} needs; convert or leave out the file, or "
+         "use bytes",
+         document.shown_path, offset + static_cast<std::int64_t>(invalid), tokenizer_);
+  }
+  return part;
+}
+
+std::vector<std::string> TextChecker::notes() const {
+  std::vector<std::string> lines;
+  for (std::size_t kind = 0; kind < seen_.size(); ++kind) {
+    const Seen& seen = seen_[kind];
+    if (seen.documents == 0) continue;
+    const std::string count = counted(seen.documents, "document");
+    const std::string first =
+        seen.documents == 1 ? seen.first : fmt::format("the first: {}", seen.first);
+    if (kind == kByteOrderMark) {
+      lines.push_back(fmt::format("{} the byte order mark that begins {} ({})",
+                                  takes_bytes_ ? "kept" : "dropped", count, first));
+    } else if (kind == kBinary) {
+      lines.push_back(
+          fmt::format("warning: {} with NUL bytes, which text does not have ({})", count, first));
+    } else {
+      lines.push_back(fmt::format("warning: {} of {}, taken as {} ({}); to take the text: {}",
+                                  count, name_of(kind), seen.documents == 1 ? "it is" : "they are",
+                                  first, pipe_of(kind, seen.first)));
+    }
+  }
+  return lines;
+}
+
+}  // namespace birkhoff

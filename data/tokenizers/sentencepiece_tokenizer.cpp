@@ -1,0 +1,167 @@
+#include "data/tokenizers/sentencepiece_tokenizer.h"
+
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include <algorithm>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/limited_child.h"
+#include "cluster/base/random/philox.h"
+#include "cluster/base/text/utf8.h"
+#include "configs/words.h"
+#include "data/tokenizers/tokenizer_file.h"
+
+namespace birkhoff {
+namespace {
+
+// Longer lines are cut: the trainer's time grows with the square of a line's length.
+constexpr std::size_t kMaxLineBytes = 2048;
+
+void load(sentencepiece::SentencePieceProcessor& processor, const std::string& content,
+          const std::string& file) {
+  const auto status = processor.LoadFromSerializedProto(content);
+  if (!status.ok()) {
+    fail(ExitCode::kData, "{}: not a SentencePiece model ({}); give an undamaged one", file,
+         printable(status.ToString()));
+  }
+}
+
+std::int64_t num_pieces_of(const std::string& content, const std::string& file) {
+  sentencepiece::SentencePieceProcessor processor;
+  load(processor, content, file);
+  return processor.GetPieceSize();
+}
+
+class SubwordTokenizer final : public PieceTokenizer {
+ public:
+  SubwordTokenizer(const std::string& content, const std::string& file, std::int64_t vocabulary)
+      : PieceTokenizer(file, num_pieces_of(content, file), vocabulary) {
+    load(processor_, content, file);
+  }
+
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    std::vector<int> ids;
+    const auto status = processor_.Encode({text.data(), text.size()}, &ids);
+    require(status.ok(), "SentencePiece encodes any text");
+    return {ids.begin(), ids.end()};
+  }
+
+  std::optional<char> byte_of(std::int32_t id) const override {
+    if (id >= processor_.GetPieceSize() || !processor_.IsByte(id)) return std::nullopt;
+    const std::string& piece = processor_.IdToPiece(id);  // "<0xE4>"
+    return static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));
+  }
+
+ protected:
+  std::string decode_pieces(const std::vector<std::int32_t>& ids) const override {
+    std::string text;
+    const auto status = processor_.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
+    require(status.ok(), "SentencePiece decodes ids below its vocabulary");
+    return text;
+  }
+
+ private:
+  sentencepiece::SentencePieceProcessor processor_;
+};
+
+class LineIterator final : public sentencepiece::SentenceIterator {
+ public:
+  explicit LineIterator(const std::vector<std::string>& lines) : lines_(lines) {}
+  bool done() const override { return next_ == lines_.size(); }
+  void Next() override { ++next_; }
+  const std::string& value() const override { return lines_[next_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  const std::vector<std::string>& lines_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& content,
+                                                        const std::string& file,
+                                                        std::int64_t vocabulary) {
+  return std::make_unique<SubwordTokenizer>(content, file, vocabulary);
+}
+
+SentencePieceModel check_sentencepiece_model(const std::string& content, const std::string& file) {
+  run_limited(file, [&] {
+    sentencepiece::SentencePieceProcessor processor;
+    load(processor, content, file);
+    std::vector<int> ids;
+    std::string text;
+    const bool works =
+        processor.Encode("A line of text.", &ids).ok() && processor.Decode(ids, &text).ok();
+    if (!works)
+      fail(ExitCode::kData,
+           "{}: the SentencePiece model cannot encode a line; give an undamaged one", file);
+  });
+  sentencepiece::SentencePieceProcessor processor;
+  load(processor, content, file);
+  return {processor.GetPieceSize(), processor.eos_id()};
+}
+
+void LineSampler::add(std::string_view text) {
+  constexpr std::uint64_t kKey = 0;
+  const auto kept = [this](std::uint64_t hash) {
+    return (hash & ((std::uint64_t{1} << level_) - 1)) == 0;
+  };
+  const auto bytes_of = [](const Line& entry) {
+    return static_cast<std::int64_t>(sizeof(Line) + entry.text.size());
+  };
+  while (!text.empty()) {
+    const std::size_t line = std::min(text.find('\n'), text.size());
+    const std::size_t length =
+        line <= kMaxLineBytes ? line : complete_utf8(text.substr(0, kMaxLineBytes));
+    const auto words = philox(kKey, 0, num_seen_++);
+    const std::uint64_t hash = std::uint64_t{words[0]} << 32 | words[1];
+    if (length > 0 && kept(hash)) {
+      lines_.push_back({hash, std::string(text.substr(0, length))});
+      bytes_ += bytes_of(lines_.back());
+    }
+    text.remove_prefix(std::min(text.size(), length == line ? line + 1 : length));
+    while (bytes_ > max_bytes_ && level_ < 63) {
+      ++level_;
+      std::erase_if(lines_, [&](const Line& entry) { return !kept(entry.hash); });
+      bytes_ = 0;
+      for (const Line& entry : lines_) bytes_ += bytes_of(entry);
+    }
+  }
+}
+
+std::vector<std::string> LineSampler::lines() const {
+  std::vector<std::string> texts;
+  for (const Line& entry : lines_) texts.push_back(entry.text);
+  return texts;
+}
+
+std::string train_sentencepiece(const std::vector<std::string>& lines, std::int64_t vocab_size) {
+  LineIterator iterator(lines);
+  std::string model;
+  const auto status =
+      sentencepiece::SentencePieceTrainer::Train({{"model_type", "bpe"},
+                                                  {"vocab_size", std::to_string(vocab_size)},
+                                                  {"byte_fallback", "true"},
+                                                  {"character_coverage", "0.9995"},
+                                                  {"normalization_rule_name", "identity"},
+                                                  {"remove_extra_whitespaces", "false"},
+                                                  {"add_dummy_prefix", "false"},
+                                                  {"unk_id", "0"},
+                                                  {"eos_id", "1"},
+                                                  {"bos_id", "-1"},
+                                                  {"pad_id", "-1"},
+                                                  {"num_threads", "1"},
+                                                  {"minloglevel", "3"}},
+                                                 &iterator, &model);
+  if (!status.ok()) {
+    fail(ExitCode::kUsage,
+         "--vocab-size {}: SentencePiece cannot learn that many pieces from this text ({}); choose "
+         "another",
+         vocab_size, printable(status.ToString()));
+  }
+  return model;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,79 @@
+#include "data/tokenizers/tokenizer.h"
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "data/tokenizers/sentencepiece_tokenizer.h"
+#include "data/tokenizers/tokenizer_file.h"
+
+namespace birkhoff {
+namespace {
+
+class ByteTokenizer final : public PieceTokenizer {
+ public:
+  explicit ByteTokenizer(std::int64_t vocabulary)
+      : PieceTokenizer("bytes tokenizer", 256, vocabulary) {}
+
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    std::vector<std::int32_t> ids(text.size());
+    for (std::size_t i = 0; i < text.size(); ++i) ids[i] = static_cast<unsigned char>(text[i]);
+    return ids;
+  }
+
+  std::optional<char> byte_of(std::int32_t id) const override {
+    return id < 256 ? std::optional(static_cast<char>(id)) : std::nullopt;
+  }
+
+ protected:
+  std::string decode_pieces(const std::vector<std::int32_t>& ids) const override {
+    std::string text;
+    for (const std::int32_t id : ids) text += static_cast<char>(id);
+    return text;
+  }
+};
+
+}  // namespace
+
+PieceTokenizer::PieceTokenizer(const std::string& file, std::int64_t num_pieces,
+                               std::int64_t vocabulary)
+    : num_pieces_(num_pieces), vocabulary_(vocabulary) {
+  if (vocabulary != num_pieces && vocabulary != num_pieces + 1) {
+    fail(ExitCode::kData,
+         "{}: holds {} ids, the corpus has a vocabulary of {}; use the file of that corpus", file,
+         num_pieces, vocabulary);
+  }
+}
+
+std::string PieceTokenizer::decode(const std::vector<std::int32_t>& ids) const {
+  std::vector<std::int32_t> pieces;
+  pieces.reserve(ids.size());
+  for (const std::int32_t id : ids) {
+    if (id < 0 || id >= vocabulary_) {
+      fail(ExitCode::kData,
+           "id {} to decode is outside the vocabulary of {}; use the tokenizer that made the ids",
+           id, vocabulary_);
+    }
+    if (id < num_pieces_) pieces.push_back(id);
+  }
+  return decode_pieces(pieces);
+}
+
+std::unique_ptr<Tokenizer> make_byte_tokenizer(std::int64_t vocabulary) {
+  return std::make_unique<ByteTokenizer>(vocabulary);
+}
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
+                                          const std::filesystem::path& file,
+                                          std::int64_t vocabulary) {
+  if (kind == "bytes") return make_byte_tokenizer(vocabulary);
+  const std::string path = file.string();
+  const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
+  if (kind == "chars") return make_char_tokenizer(content, path, vocabulary);
+  if (kind == "words") return make_word_tokenizer(content, path, vocabulary);
+  if (kind == "sentencepiece") {
+    check_sentencepiece_model(content, path);  // a forged folder's hashes fit
+    return make_sentencepiece_tokenizer(content, path, vocabulary);
+  }
+  fail(ExitCode::kData, "{}: tokenizer kind '{}' is not bytes, chars, words or sentencepiece", path,
+       kind);
+}
+
+}  // namespace birkhoff

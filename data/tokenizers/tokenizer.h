@@ -1,0 +1,37 @@
+// Text to ids and back.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace birkhoff {
+
+// Thread-safe after construction.
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+  // Ids of a text, without an end-of-document mark. Characters or words outside the vocabulary
+  // become the unknown id.
+  virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  // Text of ids; marks and unknown ids give a visible replacement or nothing, never an error. Ids
+  // outside [0, vocabulary): Error(kData).
+  virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
+  // The byte that an id stands for, if it stands for a single byte of text whatever that is: a
+  // character may then take several ids. (SentencePiece has such ids for characters that it has no
+  // piece for.)
+  virtual std::optional<char> byte_of(std::int32_t) const { return std::nullopt; }
+  virtual std::int64_t vocabulary() const = 0;
+};
+
+// kind: bytes, chars, words, sentencepiece; file: its vocabulary or model (unused for bytes). A
+// damaged file: Error(kData).
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
+                                          const std::filesystem::path& file,
+                                          std::int64_t vocabulary);
+
+}  // namespace birkhoff

@@ -1,0 +1,37 @@
+// What the tokenizers share: limits of their files, and decoding piece by piece.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/tokenizers/tokenizer.h"
+
+namespace birkhoff {
+
+inline constexpr std::int64_t kTokenizerMaxBytes = 64 << 20;
+
+// Ids [0, num_pieces) have pieces of text; an id behind them, if the vocabulary has one, is the
+// corpus' end-of-document mark and has no text.
+class PieceTokenizer : public Tokenizer {
+ public:
+  // vocabulary: num_pieces or one more; anything else is an Error(kData) that names `file`.
+  PieceTokenizer(const std::string& file, std::int64_t num_pieces, std::int64_t vocabulary);
+  std::int64_t vocabulary() const override { return vocabulary_; }
+  std::string decode(const std::vector<std::int32_t>& ids) const override;
+
+ protected:
+  virtual std::string decode_pieces(const std::vector<std::int32_t>& ids) const = 0;
+
+ private:
+  std::int64_t num_pieces_, vocabulary_;
+};
+
+// The kinds; content is a file's, `file` its name in messages.
+std::unique_ptr<Tokenizer> make_byte_tokenizer(std::int64_t vocabulary);
+std::unique_ptr<Tokenizer> make_char_tokenizer(const std::string& content, const std::string& file,
+                                               std::int64_t vocabulary);
+std::unique_ptr<Tokenizer> make_word_tokenizer(const std::string& content, const std::string& file,
+                                               std::int64_t vocabulary);
+
+}  // namespace birkhoff

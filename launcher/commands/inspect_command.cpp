@@ -1,0 +1,104 @@
+#include <fmt/format.h>
+
+#include <cmath>
+#include <ostream>
+
+#include "cluster/base/error.h"
+#include "configs/summary.h"
+#include "data/corpus/corpus.h"
+#include "data/corpus/verify.h"
+#include "data/loader/bigram.h"
+#include "launcher/commands.h"
+#include "launcher/commands/run_paths.h"
+#include "launcher/commands/run_summary.h"
+#include "models/describe.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/reporting/display_text.h"
+
+namespace birkhoff {
+
+namespace {
+
+// "1.2345 at step 100".
+template <typename Record>
+std::string loss_at_step(const Record& record) {
+  return record.step == 0 ? "-" : fmt::format("{} at step {}", loss_text(record.loss), record.step);
+}
+
+std::string describe_run(const RunSummary& run) {
+  const configs::Config& config = run.config;
+  const RunFigures figures = figures_of(run.records);
+  std::string text;
+  const auto line = [&text](const char* name, const std::string& what) {
+    text += fmt::format("{:<12} {}\n", name, display_text(what));
+  };
+  line("run", run.folder.string());
+  line("state",
+       fmt::format("{}{}, step {} of {}", state_name(run.state),
+                   run.holder ? " (" + *run.holder + ")" : "", run.step, config.train().steps()));
+  line("mechanism", attention_text(config.model()));
+  line("data", fmt::format("{}, sequences of {} tokens, {} a step", config.data().corpus(),
+                           config.data().sequence_length(), config.train().global_batch()));
+  line("train loss", fmt::format("last {}, best {}", loss_at_step(figures.last_step),
+                                 loss_at_step(figures.best_step)));
+  const std::string& split = config.evaluate().split();
+  line((split + " loss").c_str(),
+       fmt::format("last {}, best {}", loss_at_step(figures.last_evaluation),
+                   loss_at_step(figures.best_evaluation)));
+  line("bits a byte", loss_text(figures.last_evaluation.bits_per_byte));
+  line("time", time_text(figures.seconds) +
+                   (figures.seconds_of_steps ? ", evaluations and saves left out" : ""));
+  line("speed", std::isnan(figures.step_ms)
+                    ? "-"
+                    : fmt::format("{} tokens/s, {:.1f} ms a step",
+                                  whole_text(figures.tokens_per_second), figures.step_ms));
+  std::vector<std::string> names;
+  for (const std::int64_t step : run.checkpoints) names.push_back(step_name(step));
+  line("checkpoints", names.empty() ? "none yet" : fmt::format("{}", fmt::join(names, ", ")));
+  return text;
+}
+
+}  // namespace
+
+int inspect_command(const InspectArguments& arguments, std::ostream& out, std::ostream&) {
+  const PathKind kind = kind_of(arguments.path);
+  if (kind != PathKind::kCorpus) {
+    if (arguments.bigram)
+      fail(ExitCode::kUsage, "--bigram is for a corpus, and {} is not one", arguments.path);
+    if (kind == PathKind::kRun) {
+      const RunSummary run = read_run(arguments.path);
+      out << describe_run(run);
+      if (run.checkpoints.empty()) return 0;
+      out << '\n';
+    }
+    const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
+    const LoadedModel loaded = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
+    out << describe_checkpoint(checkpoint) << describe_model(*loaded.model);
+    return 0;
+  }
+  const Corpus corpus(arguments.path);
+  out << describe_corpus(corpus);
+  if (arguments.bigram) {
+    const BigramFigures figures = bigram_figures(corpus, "valid");
+    out << fmt::format(
+        "bigram model on valid: loss {:.4f} nats per token, {:.4f} bits per byte, {} tokens, {} "
+        "bytes\n",
+        figures.loss, figures.bits_per_byte, figures.tokens, figures.bytes);
+  }
+  return 0;
+}
+
+int verify_command(const std::string& path, std::ostream& out, std::ostream&) {
+  if (kind_of(path) == PathKind::kCorpus) {
+    verify_corpus(Corpus(path));
+    out << path << ": corpus verified, every byte matches its hash\n";
+    return 0;
+  }
+  for (const std::filesystem::path& folder : checkpoints_of(path)) {
+    verify_checkpoint(open_checkpoint(folder));
+    out << folder.string() << ": checkpoint verified, every byte matches its hash\n";
+  }
+  return 0;
+}
+
+}  // namespace birkhoff

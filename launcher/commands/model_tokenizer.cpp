@@ -1,0 +1,66 @@
+#include "launcher/commands/model_tokenizer.h"
+
+#include "cluster/base/error.h"
+#include "launcher/commands/run_paths.h"
+
+namespace birkhoff {
+namespace {
+
+std::string tokenizer_hash(const configs::CheckpointManifest& checkpoint) {
+  for (const auto& file : checkpoint.file()) {
+    if (!checkpoint.tokenizer_file().empty() && file.name() == checkpoint.tokenizer_file())
+      return file.hash();
+  }
+  return "";
+}
+
+}  // namespace
+
+TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint) {
+  const configs::CheckpointManifest& manifest = checkpoint.manifest;
+  TokenizerSource source{.kind = manifest.tokenizer(), .vocabulary = manifest.vocabulary()};
+  if (!manifest.tokenizer_file().empty())
+    source.file = (checkpoint.path / manifest.tokenizer_file()).string();
+  if (manifest.has_end_of_document()) source.end_of_document = manifest.end_of_document();
+  return source;
+}
+
+TokenizerSource tokenizer_source(const std::string& run_or_corpus) {
+  if (kind_of(run_or_corpus) != PathKind::kCorpus)
+    return tokenizer_source(checkpoint_of(run_or_corpus));
+  const Corpus corpus(run_or_corpus);
+  const auto& entry = corpus.manifest().tokenizer();
+  TokenizerSource source{.kind = entry.kind(),
+                         .file = corpus.tokenizer_file().string(),
+                         .vocabulary = entry.vocabulary()};
+  if (entry.has_end_of_document()) source.end_of_document = entry.end_of_document();
+  return source;
+}
+
+void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
+                            const Corpus& corpus) {
+  const configs::CheckpointManifest& model = checkpoint.manifest;
+  const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
+  const std::string cure = fmt::format(
+      "prepare its text as the model's: birkhoff prepare --out NEW --like {} TEXT; or evaluate the "
+      "text: birkhoff eval {} --text TEXT",
+      path, path);
+  const bool is_same_file =
+      tokenizer.kind() == model.tokenizer() && tokenizer.hash() == tokenizer_hash(model);
+  const bool lacks_the_mark =
+      !tokenizer.has_end_of_document() && tokenizer.vocabulary() + 1 == model.vocabulary();
+  if (is_same_file && (tokenizer.vocabulary() == model.vocabulary() || lacks_the_mark)) return;
+  if (is_same_file && tokenizer.vocabulary() == model.vocabulary() + 1) {
+    fail(
+        ExitCode::kData,
+        "{}: its documents end in id {}, but the model has only {} ids, from text of one document; "
+        "{}",
+        corpus.folder().string(), model.vocabulary(), model.vocabulary(), cure);
+  }
+  fail(ExitCode::kData, "{}: its tokenizer ({}, {} ids{}) is not the model's ({}, {} ids); {}",
+       corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(),
+       is_same_file || tokenizer.kind() != model.tokenizer() ? "" : ", learnt from other text",
+       model.tokenizer(), model.vocabulary(), cure);
+}
+
+}  // namespace birkhoff

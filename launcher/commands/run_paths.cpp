@@ -1,0 +1,120 @@
+#include "launcher/commands/run_paths.h"
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/gpu/device.h"
+#include "configs/config_io.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/finite_state.h"
+#include "runtime/checkpoint/run_folder.h"
+
+namespace birkhoff {
+namespace {
+
+// The first bytes of a manifest, enough to see its format line; empty if there is none.
+std::string start_of(const std::filesystem::path& file) {
+  if (!path_exists(file.string())) return "";
+  std::string text(256, '\0');
+  text.resize(
+      File::open_for_read(file.string(), ExitCode::kData).read_some(text.data(), text.size()));
+  return text;
+}
+
+// A corpus whose manifest does not say so is one all the same.
+bool holds_shards(const std::filesystem::path& folder) {
+  const std::filesystem::directory_iterator files(folder);
+  return std::any_of(begin(files), end(files),
+                     [](const auto& entry) { return entry.path().extension() == ".h5"; });
+}
+
+}  // namespace
+
+PathKind kind_of(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error))
+    fail(ExitCode::kUsage, "{}: no such folder", path.string());
+  const std::string start = start_of(path / "manifest.json");
+  if (start.find("birkhoff corpus") != std::string::npos) return PathKind::kCorpus;
+  if (!start.empty()) {
+    const bool is_checkpoint = start.find("birkhoff checkpoint") != std::string::npos;
+    return !is_checkpoint && holds_shards(path) ? PathKind::kCorpus : PathKind::kCheckpoint;
+  }
+  const RunPaths run{path};
+  for (const auto& part : {run.identity(), run.checkpoints()}) {
+    if (std::filesystem::exists(part, error)) return PathKind::kRun;
+  }
+  fail(ExitCode::kUsage,
+       "{}: neither a corpus (manifest.json), nor a run folder (run.json, checkpoints/), nor a "
+       "checkpoint (manifest.json)",
+       path.string());
+}
+
+CheckpointFolder checkpoint_of(const std::filesystem::path& path) {
+  switch (kind_of(path)) {
+    case PathKind::kCheckpoint: {
+      CheckpointFolder checkpoint = open_checkpoint(path);
+      verify_checkpoint(checkpoint);
+      return checkpoint;
+    }
+    case PathKind::kRun: {
+      auto newest = find_newest_checkpoint(path / "checkpoints", /*set_aside=*/false);
+      if (!newest)
+        fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
+      return *newest;
+    }
+    case PathKind::kCorpus:
+      break;
+  }
+  fail(ExitCode::kUsage, "{}: is a corpus; name a run folder or a checkpoint", path.string());
+}
+
+std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path) {
+  if (kind_of(path) == PathKind::kCheckpoint) return {path};
+  std::vector<std::filesystem::path> folders;
+  for (const auto& [step, folder] : list_checkpoints(RunPaths{path}.checkpoints())) {
+    folders.push_back(folder);
+  }
+  if (folders.empty())
+    fail(ExitCode::kCheckpoint, "{}: holds no checkpoint yet; train first", path.string());
+  return folders;
+}
+
+at::Device device_named(const std::string& name) {
+  return name == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
+}
+
+LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
+                       ParameterValues values) {
+  LoadedModel loaded;
+  loaded.single = make_single_group(device);
+  Group& one = *loaded.single;
+  // Its values are checked like those of a text: a forged manifest has a checksum that fits.
+  const configs::Config config =
+      parse_config(config_text(checkpoint.manifest.config()),
+                   (checkpoint.path / "manifest.json").string() + ", config", {});
+  loaded.model =
+      make_model(config, checkpoint.manifest.vocabulary(), ParallelGroups{one, one, one});
+  std::vector<NamedShard> shards;
+  for (const Parameter& parameter : loaded.model->parameters().list()) {
+    shards.push_back(
+        whole_shard(parameter.name, StateKind::kParameter, parameter.value, /*owner=*/0));
+  }
+  load_parameters(checkpoint, shards);
+  if (values == ParameterValues::kAny) return loaded;
+  if (const std::string name = find_non_finite(shards); !name.empty()) {
+    fail(ExitCode::kNumerical,
+         "{}: parameter '{}' holds values that are not finite: the run had diverged; use a "
+         "checkpoint from before",
+         checkpoint.path.string(), name);
+  }
+  return loaded;
+}
+
+std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint) {
+  const configs::CheckpointManifest& manifest = checkpoint.manifest;
+  std::filesystem::path file;
+  if (!manifest.tokenizer_file().empty()) file = checkpoint.path / manifest.tokenizer_file();
+  return load_tokenizer(manifest.tokenizer(), file, manifest.vocabulary());
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,144 @@
+#include "launcher/commands/run_summary.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cluster/base/files/file.h"
+#include "configs/config_io.h"
+#include "launcher/bench/report.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/progress.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr std::size_t kLastLines = 20;  // that the speed is taken from
+
+bool has_diverged(const MetricsRecords& records) {
+  return (!records.steps.empty() && std::isnan(records.steps.back().loss)) ||
+         (!records.evaluations.empty() && std::isnan(records.evaluations.back().loss));
+}
+
+RunState state_of(const RunSummary& run) {
+  if (run.holder) return RunState::kRunning;
+  if (has_diverged(run.records)) return RunState::kDiverged;
+  if (!run.checkpoints.empty() && run.checkpoints.back() >= run.config.train().steps())
+    return RunState::kFinished;
+  return run.step == 0 ? RunState::kNew : RunState::kStopped;
+}
+
+std::int64_t time_changed(const RunPaths& paths) {
+  for (const auto& file : {paths.metrics(), paths.identity()}) {
+    struct stat status {};
+    if (find_status(file.string(), /*follow_links=*/true, &status)) return status.st_mtime;
+  }
+  return 0;
+}
+
+template <typename Record>
+Record least_loss(const std::vector<Record>& records) {
+  Record best;
+  for (const Record& record : records) {
+    if (std::isfinite(record.loss) && !(record.loss >= best.loss)) best = record;
+  }
+  return best;
+}
+
+// Of the last lines that have the figure.
+double recent_median(const std::vector<StepRecord>& steps, double StepRecord::*figure) {
+  std::vector<double> values;
+  for (auto record = steps.rbegin(); record != steps.rend() && values.size() < kLastLines;
+       ++record) {
+    if (std::isfinite((*record).*figure)) values.push_back((*record).*figure);
+  }
+  return values.empty() ? kUnknown : median(values);
+}
+
+}  // namespace
+
+bool is_run(const std::filesystem::path& folder) {
+  std::error_code unreadable;  // a folder that cannot be looked into is none that is known
+  return std::filesystem::exists(RunPaths{folder}.identity(), unreadable);
+}
+
+RunSummary read_run(const std::filesystem::path& folder) {
+  const RunPaths paths{folder};
+  RunSummary run;
+  run.folder = folder;
+  // Before what it writes: a run that ends meanwhile must not be taken for one that has stopped
+  // short.
+  run.holder = lock_holder(paths.lock().string());
+  run.config = load_config(paths.config(), {});
+  run.records = read_metrics(paths.metrics());
+  for (const auto& [step, path] : list_checkpoints(paths.checkpoints())) {
+    run.checkpoints.push_back(step);
+  }
+  auto& evaluations = run.records.evaluations;
+  if (!evaluations.empty()) {
+    const std::string split = evaluations.back().split;
+    std::erase_if(evaluations, [&](const auto& record) { return record.split != split; });
+    run.step = evaluations.back().step;
+  }
+  if (!run.records.steps.empty()) run.step = std::max(run.step, run.records.steps.back().step);
+  if (!run.checkpoints.empty()) run.step = std::max(run.step, run.checkpoints.back());
+  run.changed = time_changed(paths);
+  run.state = state_of(run);
+  return run;
+}
+
+const char* state_name(RunState state) {
+  switch (state) {
+    case RunState::kNew:
+      return "new";
+    case RunState::kRunning:
+      return "running";
+    case RunState::kStopped:
+      return "stopped";
+    case RunState::kDiverged:
+      return "diverged";
+    case RunState::kFinished:
+      return "finished";
+  }
+  return "";
+}
+
+RunFigures figures_of(const MetricsRecords& records) {
+  RunFigures figures;
+  figures.best_step = least_loss(records.steps);
+  figures.best_evaluation = least_loss(records.evaluations);
+  figures.tokens_per_second = recent_median(records.steps, &StepRecord::tokens_per_second);
+  figures.step_ms = recent_median(records.steps, &StepRecord::step_ms);
+  if (!records.evaluations.empty()) figures.last_evaluation = records.evaluations.back();
+  if (records.steps.empty()) return figures;
+  figures.last_step = records.steps.back();
+  figures.seconds =
+      std::fmax(figures.last_step.elapsed_seconds, figures.last_evaluation.elapsed_seconds);
+  if (std::isnan(figures.seconds)) {
+    figures.seconds = 0;
+    figures.seconds_of_steps = true;
+    std::int64_t before = 0;
+    for (const StepRecord& record : records.steps) {
+      figures.seconds += static_cast<double>(record.step - before) * record.step_ms / 1000;
+      before = record.step;
+    }
+  }
+  return figures;
+}
+
+std::string loss_text(double loss) {
+  return std::isfinite(loss) ? fmt::format("{:.4f}", loss) : "-";
+}
+
+std::string whole_text(double value) {
+  return std::isfinite(value) ? fmt::format("{:.0f}", value) : "-";
+}
+
+std::string time_text(double seconds) {
+  return std::isfinite(seconds) ? duration_text(seconds) : "-";
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,111 @@
+#include <ATen/Parallel.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <ostream>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "configs/checkpoint_manifest.pb.h"
+#include "data/tokenizers/text_decoder.h"
+#include "launcher/commands.h"
+#include "launcher/commands/run_paths.h"
+#include "launcher/output.h"
+#include "launcher/processes/ranks.h"
+#include "runtime/generator.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr std::int64_t kPromptMaxBytes = 64 << 20;
+constexpr char kBetweenTexts[] = "---------------\n";
+
+// For its life a Ctrl-C ends the line that is being printed, and then the program, as it does
+// without this. What was drawn is out already.
+class LineEndOnInterrupt {
+ public:
+  LineEndOnInterrupt() {
+    sigaction(SIGINT, nullptr, &before_);
+    if (before_.sa_handler == SIG_IGN) return;  // nohup, a background job
+    struct sigaction action {};
+    action.sa_handler = [](int signal) {
+      [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, "\n", 1);
+      raise(signal);
+    };
+    // A second one, or the raised one, meets no handler.
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+    sigaction(SIGINT, &action, nullptr);
+  }
+  ~LineEndOnInterrupt() { sigaction(SIGINT, &before_, nullptr); }
+  LineEndOnInterrupt(const LineEndOnInterrupt&) = delete;
+  LineEndOnInterrupt& operator=(const LineEndOnInterrupt&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
+std::string prompt_of(const SampleArguments& arguments) {
+  if (arguments.prompt_file.empty()) return arguments.prompt;
+  if (arguments.prompt_file == "-") return read_standard_input(kPromptMaxBytes);
+  return read_stream(arguments.prompt_file, kPromptMaxBytes, ExitCode::kUsage);
+}
+
+GenerateOptions options_of(const SampleArguments& arguments,
+                           const configs::CheckpointManifest& manifest) {
+  GenerateOptions options;
+  options.tokens = arguments.tokens;
+  options.temperature = arguments.temperature;
+  options.top_k = arguments.top_k;
+  options.top_p = arguments.top_p;
+  options.seed = static_cast<std::uint64_t>(arguments.seed);
+  if (manifest.has_end_of_document()) {
+    options.first = static_cast<std::int32_t>(manifest.end_of_document());
+    if (manifest.config().data().restart_at_documents()) options.restart_after = options.first;
+  }
+  check_options(options);
+  return options;
+}
+
+}  // namespace
+
+int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
+  signal(SIGPIPE, SIG_DFL);  // a reader that has left wants no more, and no message
+  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
+  const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
+  GenerateOptions options = options_of(arguments, checkpoint.manifest);
+  const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
+  const std::string prompt = prompt_of(arguments);
+  const std::vector<std::int32_t> prompt_ids = tokenizer->encode(prompt);
+  if (prompt_ids.empty() && !checkpoint.manifest.has_end_of_document()) {
+    fail(ExitCode::kUsage,
+         "the prompt is empty, and a model that was trained on a single document has no mark to "
+         "begin one from: give a prompt, for instance a line end");
+  }
+  LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
+  for (const std::string& warning : loaded.model->warnings())
+    err << "birkhoff: warning: " << warning << '\n';
+  if (const std::int64_t unread = unread_prompt_ids(*loaded.model, prompt_ids); unread > 0) {
+    err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt_ids.size()
+        << " tokens are not read: the model sees data.sequence_length = "
+        << loaded.model->max_tokens() << " at most\n";
+  }
+
+  const bool terminal = isatty(STDOUT_FILENO) != 0;
+  const auto print = [&](const std::string& text) {
+    if (text.empty()) return;
+    out << (terminal ? terminal_text(text) : text);
+    flush_output(out);
+  };
+  const LineEndOnInterrupt line_end;
+  for (std::int64_t n = 0; n < arguments.samples; ++n) {
+    if (n > 0) print(kBetweenTexts);
+    print(prompt);
+    options.text = static_cast<std::uint64_t>(n);
+    TextDecoder decoder(*tokenizer, prompt_ids);
+    generate(*loaded.model, prompt_ids, options, [&](std::int32_t id) { print(decoder.add(id)); });
+    print(decoder.finish() + '\n');
+  }
+  return 0;
+}
+
+}  // namespace birkhoff

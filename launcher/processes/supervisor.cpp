@@ -1,0 +1,212 @@
+#include "launcher/processes/supervisor.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+#include <random>
+#include <thread>
+
+#include "cluster/base/cpu.h"
+#include "cluster/base/error.h"
+#include "launcher/processes/marked_processes.h"
+#include "launcher/processes/shared_memory_folder.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr int kNotStarted = 127;  // as a shell says it
+
+// By this environment variable the processes that a supervisor started are known: a number that no
+// other supervisor has, in no container either.
+constexpr char kMark[] = "BIRKHOFF_SUPERVISOR";
+
+// How often a running mpirun is looked at, and how often a request to stop is repeated: mpirun
+// loses a signal for ranks that it has not started yet.
+constexpr std::chrono::milliseconds kLook{20};
+constexpr std::chrono::seconds kRepeat{1};
+
+std::string find_in_path(const char* name) {
+  const char* path = std::getenv("PATH");
+  std::string folders = path != nullptr ? path : "";
+  for (std::size_t begin = 0; begin <= folders.size();) {
+    const std::size_t end = std::min(folders.find(':', begin), folders.size());
+    const std::string candidate = folders.substr(begin, end - begin) + "/" + name;
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+    begin = end + 1;
+  }
+  return "";
+}
+
+std::string own_path() {
+  char buffer[4096];
+  const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
+  if (length <= 0) fail(ExitCode::kInternal, "readlink /proc/self/exe: {}", std::strerror(errno));
+  return std::string(buffer, static_cast<std::size_t>(length));
+}
+
+// With fewer descriptors than it needs, mpirun waits for ever for what it could not open. Open MPI
+// 4.1 takes some twenty for itself and up to seven for a rank while it starts it.
+void check_open_files(int ranks) {
+  const rlim_t needed = 32 + rlim_t{8} * static_cast<rlim_t>(ranks);
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  fail(ExitCode::kUsage,
+       "--ranks {} needs {} open files for mpirun, the limit is {}: raise it with `ulimit -n {}`",
+       ranks, needed, limit.rlim_cur, needed);
+}
+
+std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
+                                          const std::string& shared_folder,
+                                          const std::vector<std::string>& arguments) {
+  const int cores = usable_cores();
+  // Binding off and threads shared out: mpirun's default gives each of two ranks one core and
+  // LibTorch one thread.
+  std::vector<std::string> line = {
+      mpirun, "-n", std::to_string(ranks), "--bind-to", "none", "--oversubscribe", "-q"};
+  if (geteuid() == 0) line.push_back("--allow-run-as-root");
+  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+    line.insert(line.end(),
+                {"-x", "OMP_NUM_THREADS=" + std::to_string(std::max(1, cores / ranks))});
+  } else {
+    line.insert(line.end(), {"-x", "OMP_NUM_THREADS"});
+  }
+  const char* terminal = std::getenv("TERM");
+  if (isatty(STDERR_FILENO) != 0 && terminal != nullptr && std::strcmp(terminal, "dumb") != 0) {
+    line.emplace_back("-x");
+    line.push_back(fmt::format("{}=bar", kProgressVariable));
+  }
+  for (const char* place : {"btl_vader_backing_directory", "orte_tmpdir_base"}) {
+    const bool users = std::getenv((std::string("OMPI_MCA_") + place).c_str()) != nullptr;
+    if (!users && !shared_folder.empty()) line.insert(line.end(), {"--mca", place, shared_folder});
+  }
+  line.push_back(own_path());
+  line.insert(line.end(), arguments.begin(), arguments.end());
+  return line;
+}
+
+}  // namespace
+
+int map_mpirun_status(int status, bool stop_requested, std::string& why) {
+  if (WIFSIGNALED(status)) {
+    why = "mpirun was ended by signal " + std::to_string(WTERMSIG(status)) +
+          "; run the same command again to resume";
+    return static_cast<int>(ExitCode::kPeer);
+  }
+  const int code = WEXITSTATUS(status);
+  if (code == kNotStarted) {
+    why = "mpirun could not be started: the first mpirun in PATH is not a program that runs here";
+    return static_cast<int>(ExitCode::kPeer);
+  }
+  if (code == 128 + SIGUSR1 && stop_requested) {
+    why = "stopped on request while its ranks were starting; run the same command again to go on";
+    return static_cast<int>(ExitCode::kRequeue);
+  }
+  if (code > 128) {
+    why = "a rank was ended by signal " + std::to_string(code - 128) +
+          "; run the same command again to resume";
+    if (code == 128 + SIGKILL) {
+      why +=
+          "; if nobody killed it, memory ran out (dmesg says so): set train.micro_batch or "
+          "--ranks lower";
+    }
+    return static_cast<int>(ExitCode::kPeer);
+  }
+  if (code == static_cast<int>(ExitCode::kInternal)) {
+    why =
+        "mpirun ended with 1; if no line of birkhoff stands above, mpirun itself failed: try "
+        "`mpirun -n 2 hostname`";
+  }
+  return code;
+}
+
+namespace {
+
+// In the forked child: becomes mpirun.
+[[noreturn]] void become_mpirun(std::vector<std::string>& line, pid_t supervisor) {
+  std::vector<char*> argv;
+  for (std::string& part : line) argv.push_back(part.data());
+  argv.push_back(nullptr);
+  setpgid(0, 0);  // a Ctrl-C of the terminal reaches the supervisor alone
+  std::signal(SIGTERM, SIG_DFL);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);  // if the supervisor is killed, so is mpirun with its ranks
+  if (getppid() != supervisor) _exit(static_cast<int>(ExitCode::kPeer));
+  std::signal(SIGUSR1, SIG_IGN);  // until mpirun has its own handler
+  const int null = open("/dev/null", O_RDONLY);
+  if (null >= 0) dup2(null, STDIN_FILENO);
+  execv(argv[0], argv.data());
+  _exit(kNotStarted);
+}
+
+// Passes requests to stop on until mpirun has ended; its status of waitpid. nullopt: it was
+// interrupted twice, and still runs.
+std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals) {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point next_request = Clock::now();
+  while (!signals.interrupted_twice()) {
+    int status = 0;
+    const pid_t ended = waitpid(mpirun, &status, WNOHANG);
+    if (ended == mpirun) return status;
+    if (ended < 0 && errno != EINTR) {
+      fail(ExitCode::kInternal, "waitpid for mpirun: {}", std::strerror(errno));
+    }
+    if (signals.received() != 0 && Clock::now() >= next_request) {
+      kill(mpirun, SIGUSR1);  // which mpirun hands to its ranks
+      next_request = Clock::now() + kRepeat;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+int supervise(int ranks, const std::vector<std::string>& arguments, StopSignals& signals,
+              std::ostream& err) {
+  const std::string mpirun = find_in_path("mpirun");
+  if (mpirun.empty()) {
+    fail(ExitCode::kUsage,
+         "--ranks {} needs mpirun, which is not in PATH: install Open MPI (openmpi-bin) or load "
+         "its module",
+         ranks);
+  }
+  check_open_files(ranks);
+  const SharedMemoryFolder shared_folder;
+  std::vector<std::string> line = mpirun_arguments(mpirun, ranks, shared_folder.path(), arguments);
+  signals.note_second_interrupt();
+  const pid_t parent = getpid();
+  std::random_device random;
+  const std::string number = fmt::format("{}-{:08x}{:08x}", parent, random(), random());
+  setenv(kMark, number.c_str(), /*overwrite=*/1);
+  const pid_t child = fork();
+  if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
+  if (child == 0) become_mpirun(line, parent);
+  const std::optional<int> status = wait_for(child, signals);
+  if (!status) kill(child, SIGKILL);  // it may not be mpirun yet, nor carry the mark
+  const std::vector<pid_t> left = end_marked_processes(kMark + ("=" + number));
+  if (!left.empty()) {
+    err << "birkhoff: warning: process " << left.front()
+        << " does not end: it waits for a file system or a device\n";
+  }
+  if (!status) {
+    err << "birkhoff: interrupted twice: ended at once, without a save; run the same command "
+           "again\n";
+    return 128 + SIGINT;
+  }
+  std::string why;
+  const int code = map_mpirun_status(*status, signals.received() != 0, why);
+  if (!why.empty()) err << "birkhoff: " << why << '\n';
+  return code;
+}
+
+}  // namespace birkhoff

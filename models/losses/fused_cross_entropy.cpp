@@ -1,0 +1,84 @@
+#include "models/losses/fused_cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/ones_like.h>
+
+#include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
+#include "models/losses/gpu_cross_entropy_params.h"
+
+namespace birkhoff {
+namespace {
+
+at::Tensor launch(at::Tensor& logits_NV, const at::Tensor& targets_N, const at::Tensor& mask_N) {
+  const at::Tensor losses_N = at::empty({logits_NV.size(0)}, logits_NV.options().dtype(at::kFloat));
+  const std::int64_t row_bytes =
+      logits_NV.size(1) * static_cast<std::int64_t>(logits_NV.itemsize());
+  if constexpr (kHasGpuKernels) {
+    launch_fused_cross_entropy({.logits = logits_NV.mutable_data_ptr(),
+                                .dtype = kernel_dtype(logits_NV),
+                                .targets = targets_N.const_data_ptr<std::int64_t>(),
+                                .mask = mask_N.const_data_ptr<std::uint8_t>(),
+                                .losses = losses_N.mutable_data_ptr<float>(),
+                                .rows = logits_NV.size(0),
+                                .vocabulary = logits_NV.size(1),
+                                .vectors = fits_vectors(logits_NV, row_bytes)},
+                               current_stream(logits_NV));
+  }
+  return losses_N;
+}
+
+}  // namespace
+
+at::Tensor fused_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_N,
+                                const at::Tensor& mask_N) {
+  require(logits_NV.dim() == 2 && logits_NV.is_contiguous() && logits_NV.size(1) > 0,
+          "fused_cross_entropy: logits must be [N, V] and contiguous");
+  require(targets_N.scalar_type() == at::kLong && targets_N.is_contiguous() &&
+              targets_N.numel() == logits_NV.size(0) && mask_N.scalar_type() == at::kByte &&
+              mask_N.is_contiguous() && mask_N.numel() == logits_NV.size(0),
+          "fused_cross_entropy: targets must be int64 [N], the mask u8 [N]");
+  require(targets_N.device() == logits_NV.device() && mask_N.device() == logits_NV.device(),
+          "fused_cross_entropy: tensors of several devices");
+  if (logits_NV.is_cuda() && logits_NV.scalar_type() != at::kDouble) {
+    return launch(logits_NV, targets_N, mask_N);
+  }
+  return reference_cross_entropy_(logits_NV, targets_N, mask_N);
+}
+
+void scale_gradients_(at::Tensor d_NV, const at::Tensor& factor) {
+  require(factor.numel() == 1 && factor.device() == d_NV.device() && d_NV.is_contiguous(),
+          "scale_gradients: the factor must be a scalar where contiguous gradients are");
+  if (d_NV.is_cuda() && d_NV.scalar_type() != at::kDouble) {
+    require(factor.scalar_type() == at::kFloat, "scale_gradients: the factor must be fp32");
+    if constexpr (kHasGpuKernels) {
+      launch_scale({.x = d_NV.mutable_data_ptr(),
+                    .dtype = kernel_dtype(d_NV),
+                    .factor = factor.const_data_ptr<float>(),
+                    .count = d_NV.numel(),
+                    .vectors = fits_vectors(d_NV, static_cast<std::int64_t>(d_NV.nbytes()))},
+                   current_stream(d_NV));
+    }
+    return;
+  }
+  d_NV.mul_(factor);
+}
+
+at::Tensor reference_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_N,
+                                    const at::Tensor& mask_N) {
+  const at::ScalarType precision =
+      logits_NV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor ignored_N = mask_N.eq(0);
+  const at::Tensor targets_N1 = targets_N.masked_fill(ignored_N, 0).unsqueeze(1);
+  const at::Tensor log_probabilities_NV = at::log_softmax(logits_NV, /*dim=*/-1, precision);
+  const at::Tensor losses_N = -log_probabilities_NV.gather(1, targets_N1).squeeze(1);
+  at::Tensor gradients_NV = at::exp(log_probabilities_NV);
+  gradients_NV.scatter_add_(1, targets_N1, -at::ones_like(losses_N).unsqueeze(1));
+  logits_NV.copy_(gradients_NV.masked_fill(ignored_N.unsqueeze(1), 0));
+  return losses_N.masked_fill(ignored_N, 0);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,235 @@
+// Cross entropy and its gradient in one kernel (legend: N rows, V vocabulary):
+//
+//   z[n]    = log sum over v of exp(x[n, v])
+//   loss[n] = z[n] - x[n, t[n]]                       0 where mask[n] is 0
+//   x[n, v] <- exp(x[n, v] - z[n]) - [v = t[n]]       0 where mask[n] is 0
+//
+// x: [N, V] contiguous fp32, bf16 or fp16, overwritten; t: [N] int64; mask: [N] u8; loss: [N] fp32.
+// Arithmetic in fp32. A target outside [0, V) of a row that counts gives the loss NaN.
+//
+// A team of threads owns a row: one warp up to V = 1,024 (four rows a block), else a block of 512
+// threads. A thread owns every team-size-th vector of 16 bytes of its row (elements where rows are
+// not aligned). First pass: running maximum and sum of exponentials, each thread its own, then
+// combined along a fixed tree. Second pass: the gradient is written over the row. A block keeps the
+// row in shared memory from the first to the second where it fits (V T and 128 bytes; V <= 116,000
+// in bf16 on sm_90, 83,000 on sm_80); else, and for a warp, caches mostly answer. Memory: one read
+// and one write of x, N V of each. Deterministic.
+//
+// The loss's own gradient, a scalar, is multiplied into x by a second kernel, which leaves x alone
+// where that is 1, as it is but for fp16's loss scale.
+#include <limits>
+
+#include "cluster/base/gpu/elements.cuh"
+#include "cluster/base/gpu/launch.h"
+#include "models/losses/gpu_cross_entropy_params.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr unsigned kWholeWarp = 0xffffffff;
+constexpr int kWarp = 32;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr std::int64_t kWarpVocabulary = 1024;  // up to here a warp has at most 32 values a lane
+constexpr int kRowThreads = 512;                // beyond
+constexpr int kPartialBytes = 8 * kRowThreads / kWarp;
+constexpr int kScaleBlocks = 1024, kScaleThreads = 256;
+
+// max and sum of exp(x - max) of some of a row's elements.
+struct Partial {
+  float max, sum;
+};
+
+// What exponents are taken relative to: no -inf, because -inf - -inf is not a number.
+__device__ inline float base_of(float max) { return max == -kInfinity ? 0.0f : max; }
+
+__device__ inline Partial merge(Partial a, Partial b) {
+  const float max = fmaxf(a.max, b.max);
+  const float base = base_of(max);
+  return {max, a.sum * expf(a.max - base) + b.sum * expf(b.max - base)};
+}
+
+// The partials of all threads of a block, then its row.
+extern __shared__ Vector<float, 4> cross_entropy_memory[];
+
+// The partial of all members, the same bits in each.
+template <int kTeam>
+__device__ inline Partial merge_team(Partial p) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    p = merge(p, {__shfl_xor_sync(kWholeWarp, p.max, distance),
+                  __shfl_xor_sync(kWholeWarp, p.sum, distance)});
+  }
+  if constexpr (kTeam > kWarp) {
+    auto* warps = reinterpret_cast<Partial*>(cross_entropy_memory);
+    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = p;
+    __syncthreads();
+    p = warps[0];
+    for (int w = 1; w < kTeam / kWarp; ++w) p = merge(p, warps[w]);
+  }
+  return p;
+}
+
+template <typename T, int kTeam, int kCount, bool kKept>
+__global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
+    fused_cross_entropy_kernel(const FusedCrossEntropyParams p) {
+  const int row_of_block = static_cast<int>(threadIdx.x) / kTeam;
+  const std::int64_t row = std::int64_t{blockIdx.x} * (kTeam == kWarp ? 4 : 1) + row_of_block;
+  if (row >= p.rows) return;  // whole warps, and whole blocks where a block is a team
+  const int member = static_cast<int>(threadIdx.x) % kTeam;
+  T* x_V = static_cast<T*>(p.logits) + row * p.vocabulary;
+  constexpr std::int64_t kStride = std::int64_t{kTeam} * kCount;
+
+  if (p.mask[row] == 0) {
+    Vector<T, kCount> zeros;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) zeros.elements[k] = from_float<T>(0);
+    for (std::int64_t v = member * kCount; v < p.vocabulary; v += kStride) {
+      store_vector(x_V + v, zeros);
+    }
+    if (member == 0) p.losses[row] = 0;
+    return;
+  }
+
+  // Several vectors are asked for before one is used. Four of a row that is read twice would spill.
+  constexpr int kAhead = kKept || kTeam == kWarp ? 4 : 2;
+  T* kept_V = reinterpret_cast<T*>(cross_entropy_memory + kPartialBytes / sizeof(Vector<float, 4>));
+  Partial partial{-kInfinity, 0};
+  for (std::int64_t first = member * kCount; first < p.vocabulary; first += kAhead * kStride) {
+    Vector<T, kCount> x[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const std::int64_t v = first + i * kStride;
+      if (v < p.vocabulary) x[i] = load_vector<T, kCount>(x_V + v);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const std::int64_t v = first + i * kStride;
+      if (v >= p.vocabulary) continue;
+      if constexpr (kKept) store_vector(kept_V + v, x[i]);
+      float max = partial.max;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) max = fmaxf(max, to_float(x[i].elements[k]));
+      const float base = base_of(max);
+      float sum = partial.sum * expf(partial.max - base);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) sum += expf(to_float(x[i].elements[k]) - base);
+      partial = {max, sum};
+    }
+  }
+  partial = merge_team<kTeam>(partial);
+
+  const std::int64_t target = p.targets[row];
+  if (member == 0 && (target < 0 || target >= p.vocabulary)) {
+    p.losses[row] = kNaN;
+  }
+  const float base = base_of(partial.max), inverse_sum = 1 / partial.sum;
+  for (std::int64_t v = member * kCount; v < p.vocabulary; v += kStride) {
+    const auto x = load_vector<T, kCount>((kKept ? kept_V : x_V) + v);  // what this thread stored
+    Vector<T, kCount> gradient;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float logit = to_float(x.elements[k]);
+      float d = expf(logit - base) * inverse_sum;
+      if (v + k == target) {
+        d -= 1;
+        p.losses[row] = (base - logit) + logf(partial.sum);
+      }
+      gradient.elements[k] = from_float<T>(d);
+    }
+    store_vector(x_V + v, gradient);
+  }
+}
+
+template <typename T, int kCount>
+__global__ void __launch_bounds__(kScaleThreads) scale_kernel(const ScaleParams p) {
+  const float factor = *p.factor;
+  if (factor == 1) return;
+  T* x = static_cast<T*>(p.x);
+  for (std::int64_t i = (std::int64_t{blockIdx.x} * kScaleThreads + threadIdx.x) * kCount;
+       i < p.count; i += std::int64_t{kScaleBlocks} * kScaleThreads * kCount) {
+    auto part = load_vector<T, kCount>(x + i);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      part.elements[k] = from_float<T>(to_float(part.elements[k]) * factor);
+    }
+    store_vector(x + i, part);
+  }
+}
+
+template <typename T, int kCount>
+void launch_row_blocks(const FusedCrossEntropyParams& p, cudaStream_t stream) {
+  int device = 0, most_shared = 0;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda_check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+             "cudaDeviceGetAttribute");
+  const std::int64_t kept = kPartialBytes + p.vocabulary * static_cast<std::int64_t>(sizeof(T));
+  const bool fits = kept <= most_shared;
+  void (*kernel)(FusedCrossEntropyParams) =
+      fits ? &fused_cross_entropy_kernel<T, kRowThreads, kCount, true>
+           : &fused_cross_entropy_kernel<T, kRowThreads, kCount, false>;
+  const auto bytes = static_cast<std::size_t>(fits ? kept : kPartialBytes);
+  cuda_check(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+      "cudaFuncSetAttribute");
+  launch({.grid = dim3(static_cast<unsigned>(p.rows)),
+          .block = dim3(kRowThreads),
+          .stream = stream,
+          .shared_bytes = bytes},
+         kernel, p);
+}
+
+template <typename T, int kCount>
+void launch_shaped(const FusedCrossEntropyParams& p, cudaStream_t stream) {
+  if (p.vocabulary > kWarpVocabulary) return launch_row_blocks<T, kCount>(p, stream);
+  launch({.grid = dim3(static_cast<unsigned>((p.rows + 3) / 4)),
+          .block = dim3(4 * kWarp),
+          .stream = stream},
+         &fused_cross_entropy_kernel<T, kWarp, kCount, false>, p);
+}
+
+template <typename T>
+void launch_typed(const FusedCrossEntropyParams& p, cudaStream_t stream) {
+  if (p.vectors) return launch_shaped<T, 16 / sizeof(T)>(p, stream);
+  launch_shaped<T, 1>(p, stream);
+}
+
+template <typename T>
+void launch_typed_scale(const ScaleParams& p, cudaStream_t stream) {
+  const LaunchShape shape{
+      .grid = dim3(kScaleBlocks), .block = dim3(kScaleThreads), .stream = stream};
+  if (p.vectors) return launch(shape, &scale_kernel<T, 16 / sizeof(T)>, p);
+  launch(shape, &scale_kernel<T, 1>, p);
+}
+
+// f(T{}) for the element type.
+template <typename F>
+void with_type(KernelDtype dtype, F f) {
+  switch (dtype) {
+    case KernelDtype::kFloat:
+      return f(float{});
+    case KernelDtype::kBFloat16:
+      return f(__nv_bfloat16{});
+    case KernelDtype::kHalf:
+      return f(__half{});
+    case KernelDtype::kDouble:
+    case KernelDtype::kLong:
+      break;  // the caller takes the reference
+  }
+  cuda_check(cudaErrorInvalidValue, "fused cross entropy: dtype");
+}
+
+}  // namespace
+
+void launch_fused_cross_entropy(const FusedCrossEntropyParams& params, cudaStream_t stream) {
+  if (params.rows == 0) return;
+  with_type(params.dtype, [&]<typename T>(T) { launch_typed<T>(params, stream); });
+}
+
+void launch_scale(const ScaleParams& params, cudaStream_t stream) {
+  if (params.count == 0) return;
+  with_type(params.dtype, [&]<typename T>(T) { launch_typed_scale<T>(params, stream); });
+}
+
+}  // namespace birkhoff

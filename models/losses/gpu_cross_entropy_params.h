@@ -1,0 +1,35 @@
+// Arguments of the kernels of the fused cross entropy. See models/losses/gpu_cross_entropy.cu.
+#pragma once
+
+#include <cstdint>
+
+#include "cluster/base/gpu/kernel_types.h"
+
+struct CUstream_st;
+
+namespace birkhoff {
+
+struct FusedCrossEntropyParams {
+  void* logits;                 // [rows, vocabulary]: logits in, gradients out
+  KernelDtype dtype;            // fp32, bf16 or fp16
+  const std::int64_t* targets;  // [rows]
+  const std::uint8_t* mask;     // [rows]
+  float* losses;                // [rows]
+  std::int64_t rows, vocabulary;
+  bool vectors;  // every row begins at a multiple of 16 bytes
+};
+
+// x *= *factor; nothing is read or written where that is 1.
+struct ScaleParams {
+  void* x;              // [count], contiguous
+  KernelDtype dtype;    // fp32, bf16 or fp16
+  const float* factor;  // device memory
+  std::int64_t count;
+  bool vectors;  // x begins at a multiple of 16 bytes and is whole vectors of them
+};
+
+// Asynchronous on `stream`.
+void launch_scale(const ScaleParams& params, CUstream_st* stream);
+void launch_fused_cross_entropy(const FusedCrossEntropyParams& params, CUstream_st* stream);
+
+}  // namespace birkhoff

@@ -1,0 +1,65 @@
+#include "models/losses/objective.h"
+
+#include <ATen/core/Reduction.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/nll_loss.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "cluster/base/tensors/second_gradient.h"
+#include "models/losses/fused_cross_entropy.h"
+
+namespace birkhoff {
+namespace {
+
+// The logits' memory becomes that of their gradient: nobody reads them afterwards, the linear layer
+// that made them keeps its inputs alone.
+struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
+  // The sum of the losses, and the losses [N] in nats, which have no gradient.
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const at::Tensor& logits_NV,
+                                                const at::Tensor& targets_N,
+                                                const at::Tensor& mask_N) {
+    const at::Tensor memory_NV = logits_NV.detach();
+    const at::Tensor losses_N = fused_cross_entropy_(memory_NV, targets_N, mask_N);
+    context->saved_data["gradients"] = memory_NV;
+    context->mark_non_differentiable({losses_N});
+    return {losses_N.sum(), losses_N};
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    refuse_second_gradient();
+    const at::Tensor d_logits_NV = context->saved_data["gradients"].toTensor();
+    scale_gradients_(d_logits_NV, gradients[0]);
+    return {d_logits_NV, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+ObjectiveSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
+                                 const at::Tensor& mask_BT) {
+  constexpr std::int64_t kIgnored = -100;  // no token id is negative
+  const at::ScalarType precision =
+      logits_BTV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor ignored_N = mask_BT.reshape(-1).eq(0);
+  ObjectiveSums sums;
+  sums.count = ignored_N.logical_not().sum(at::kDouble);
+  if (logits_BTV.is_cuda()) {
+    const auto sum_and_losses = FusedCrossEntropy::apply(logits_BTV.flatten(0, 1).contiguous(),
+                                                         targets_BT.reshape(-1).contiguous(),
+                                                         mask_BT.reshape(-1).contiguous());
+    sums.loss = sum_and_losses[0];
+    sums.nats = sum_and_losses[1].sum(at::kDouble);
+    return sums;
+  }
+  const at::Tensor targets_N = targets_BT.reshape(-1).masked_fill(ignored_N, kIgnored);
+  const at::Tensor log_probabilities_NV =
+      at::log_softmax(logits_BTV.flatten(0, 1), /*dim=*/-1, precision);
+  const at::Tensor nats_N =
+      at::nll_loss(log_probabilities_NV, targets_N, /*weight=*/{}, at::Reduction::None, kIgnored);
+  sums.loss = nats_N.sum();
+  sums.nats = nats_N.detach().sum(at::kDouble);
+  return sums;
+}
+
+}  // namespace birkhoff

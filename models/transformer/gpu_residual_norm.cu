@@ -1,0 +1,261 @@
+// Residual addition and layer norm in one kernel, and their gradient (Ba et al. 2016). Legend: n
+// row of N, c channel of C; all sums over c unless said otherwise.
+//
+//   s[n, c] = x[n, c] + y[n, c]
+//   mu[n]   = sum s[n, c] / C      r[n] = 1 / sqrt(sum (s[n, c] - mu[n])^2 / C + epsilon)
+//   o[n, c] = (s[n, c] - mu[n]) r[n] w[c] + b[c]
+//
+// Backward, with h[n, c] = (s[n, c] - mu[n]) r[n] and g[n, c] = do[n, c] w[c]:
+//
+//   dx[n, c] = ds[n, c] + r[n] (g[n, c] - sum g[n, .] / C - h[n, c] sum (g h)[n, .] / C)
+//   dy[n, c] = dx[n, c]
+//   dw[c]    = sum over n of do[n, c] h[n, c]              db[c] = sum over n of do[n, c]
+//
+// The residual stream x, s, ds, dx: [N, C] contiguous fp32; the branch that ends in y and the one
+// that begins with o, and so do and dy: [N, C] fp32, bf16 or fp16, rounded once; w, b, dw, db: [C]
+// and mu, r: [N] fp32. Arithmetic in fp32.
+//
+// A block of 32, 128 or 256 threads has a row at a time; a thread owns G groups of 4 neighbouring
+// channels and keeps them in registers, so each tensor is read or written once. Forward: a block
+// for each row. Backward: block k of K = min(N, 256) has rows kN/K .. (k+1)N/K, adds dw and db in
+// registers, in row order, and writes them to partials[k]; a last kernel adds the partials in the
+// order of k, in fp64, a thread for each channel. Shared memory: at most 64 bytes. No atomics:
+// deterministic, the same bits on every device.
+#include "cluster/base/gpu/elements.cuh"
+#include "cluster/base/gpu/launch.h"
+#include "models/transformer/gpu_residual_norm_params.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr unsigned kWholeWarp = 0xffffffff;
+constexpr int kWarp = 32;
+constexpr int kCount = 4;  // neighbours: 16 bytes of fp32, 8 of the others
+constexpr int kSumThreads = 128;
+
+// The block's sums of a and b, the same bits in all threads. Called by all threads of the block.
+template <int kThreads>
+__device__ inline float2 block_sums(float a, float b) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    a += __shfl_xor_sync(kWholeWarp, a, distance);
+    b += __shfl_xor_sync(kWholeWarp, b, distance);
+  }
+  if constexpr (kThreads > kWarp) {
+    __shared__ float2 warps[kThreads / kWarp];
+    __syncthreads();  // the sums before these have been read
+    if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = make_float2(a, b);
+    __syncthreads();
+    a = b = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / kWarp; ++w) {
+      a += warps[w].x;
+      b += warps[w].y;
+    }
+  }
+  return make_float2(a, b);
+}
+
+// First channel of this thread's group g.
+template <int kThreads>
+__device__ inline int channel_of(int g) {
+  return (g * kThreads + static_cast<int>(threadIdx.x)) * kCount;
+}
+
+template <typename Branch, int kThreads, int kGroups>
+__global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormParams p) {
+  const std::int64_t row = blockIdx.x;
+  const int channels = static_cast<int>(p.channels);
+  const float* x_C = p.x + row * channels;
+  const Branch* y_C = static_cast<const Branch*>(p.y) + row * channels;
+  float* sum_C = p.sum + row * channels;
+  Branch* normed_C = static_cast<Branch*>(p.normed) + row * channels;
+
+  float s[kGroups][kCount];
+  float total = 0;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int c = channel_of<kThreads>(g);
+    if (c >= channels) continue;
+    const auto x = load_vector<float, kCount>(x_C + c);
+    const auto y = load_vector<Branch, kCount>(y_C + c);
+    Vector<float, kCount> sum;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      sum.elements[k] = s[g][k] = x.elements[k] + to_float(y.elements[k]);
+      total += s[g][k];
+    }
+    store_vector(sum_C + c, sum);
+  }
+  const float mean = block_sums<kThreads>(total, 0).x / p.channels;
+  float squares = 0;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    if (channel_of<kThreads>(g) >= channels) continue;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) squares += (s[g][k] - mean) * (s[g][k] - mean);
+  }
+  const float variance = block_sums<kThreads>(squares, 0).x / p.channels;
+  const float rstd = 1 / sqrtf(variance + p.epsilon);
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int c = channel_of<kThreads>(g);
+    if (c >= channels) continue;
+    const auto weight = load_vector<float, kCount>(p.weight + c);
+    Vector<float, kCount> bias{};
+    if (p.bias != nullptr) bias = load_vector<float, kCount>(p.bias + c);
+    Vector<Branch, kCount> normed;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const float h = (s[g][k] - mean) * rstd;
+      normed.elements[k] = from_float<Branch>(h * weight.elements[k] + bias.elements[k]);
+    }
+    store_vector(normed_C + c, normed);
+  }
+  if (threadIdx.x == 0) {
+    p.mean[row] = mean;
+    p.rstd[row] = rstd;
+  }
+}
+
+template <typename Branch, int kThreads, int kGroups>
+__global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBackwardParams p) {
+  const int channels = static_cast<int>(p.channels);
+  const std::int64_t first_row = blockIdx.x * p.rows / gridDim.x;
+  const std::int64_t last_row = (blockIdx.x + std::int64_t{1}) * p.rows / gridDim.x;
+
+  float d_weight[kGroups][kCount] = {}, d_bias[kGroups][kCount] = {};
+  for (std::int64_t row = first_row; row < last_row; ++row) {
+    const Branch* d_normed_C = static_cast<const Branch*>(p.d_normed) + row * channels;
+    const float* d_sum_C = p.d_sum + row * channels;
+    const float* sum_C = p.sum + row * channels;
+    float* d_x_C = p.d_x + row * channels;
+    const float mean = p.mean[row], rstd = p.rstd[row];
+
+    float h[kGroups][kCount], gradient[kGroups][kCount];
+    Vector<float, kCount> d_sum[kGroups];  // on its way while the block adds up
+    float sum_g = 0, sum_gh = 0;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int c = channel_of<kThreads>(g);
+      if (c >= channels) continue;
+      const auto d_normed = load_vector<Branch, kCount>(d_normed_C + c);
+      const auto s = load_vector<float, kCount>(sum_C + c);
+      const auto weight = load_vector<float, kCount>(p.weight + c);
+      d_sum[g] = load_vector<float, kCount>(d_sum_C + c);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const float d = to_float(d_normed.elements[k]);
+        h[g][k] = (s.elements[k] - mean) * rstd;
+        gradient[g][k] = d * weight.elements[k];
+        d_weight[g][k] += d * h[g][k];
+        d_bias[g][k] += d;
+        sum_g += gradient[g][k];
+        sum_gh += gradient[g][k] * h[g][k];
+      }
+    }
+    const float2 sums = block_sums<kThreads>(sum_g, sum_gh);
+    const float mean_g = sums.x / channels, mean_gh = sums.y / channels;
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const int c = channel_of<kThreads>(g);
+      if (c >= channels) continue;
+      Vector<float, kCount> d_x;
+      Vector<Branch, kCount> d_y;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        d_x.elements[k] =
+            d_sum[g].elements[k] + rstd * (gradient[g][k] - mean_g - h[g][k] * mean_gh);
+        d_y.elements[k] = from_float<Branch>(d_x.elements[k]);
+      }
+      store_vector(d_x_C + c, d_x);
+      if (p.d_y != nullptr) store_vector(static_cast<Branch*>(p.d_y) + row * channels + c, d_y);
+    }
+  }
+
+  float* partial_2C = p.partials + std::int64_t{blockIdx.x} * 2 * channels;
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+    const int c = channel_of<kThreads>(g);
+    if (c >= channels) continue;
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      partial_2C[c + k] = d_weight[g][k];
+      partial_2C[channels + c + k] = d_bias[g][k];
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kSumThreads)
+    sum_partials_kernel(const float* partials_K2C, int parts, int channels, float* d_weight_C,
+                        float* d_bias_C) {
+  const int column = static_cast<int>(blockIdx.x) * kSumThreads + static_cast<int>(threadIdx.x);
+  float* out = column < channels ? d_weight_C : d_bias_C;
+  if (column >= 2 * channels || out == nullptr) return;
+  double sum = 0;
+#pragma unroll 8
+  for (int k = 0; k < parts; ++k) sum += partials_K2C[std::int64_t{k} * 2 * channels + column];
+  out[column % channels] = static_cast<float>(sum);
+}
+
+// Calls f with the compile-time number of threads and of groups of 4 channels a thread.
+template <typename Function>
+void with_shape(std::int64_t channels, Function f) {
+  if (channels <= 128) return f.template operator()<32, 1>();
+  if (channels <= 512) return f.template operator()<128, 1>();
+  if (channels <= 1024) return f.template operator()<256, 1>();
+  if (channels <= 2048) return f.template operator()<256, 2>();
+  if (channels <= 4096) return f.template operator()<256, 4>();
+  f.template operator()<256, 8>();
+}
+
+template <typename Function>
+void with_dtype(KernelDtype dtype, Function f) {
+  switch (dtype) {
+    case KernelDtype::kFloat:
+      return f.template operator()<float>();
+    case KernelDtype::kBFloat16:
+      return f.template operator()<__nv_bfloat16>();
+    case KernelDtype::kHalf:
+      return f.template operator()<__half>();
+    case KernelDtype::kDouble:
+    case KernelDtype::kLong:
+      break;  // the caller takes the reference
+  }
+  cuda_check(cudaErrorInvalidValue, "launch_residual_norm");
+}
+
+template <typename Branch>
+void launch_forward(const ResidualNormParams& p, cudaStream_t stream) {
+  with_shape(p.channels, [&]<int kThreads, int kGroups>() {
+    launch({.grid = dim3(static_cast<unsigned>(p.rows)), .block = dim3(kThreads), .stream = stream},
+           forward_kernel<Branch, kThreads, kGroups>, p);
+  });
+}
+
+template <typename Branch>
+void launch_backward(const ResidualNormBackwardParams& p, cudaStream_t stream) {
+  const auto parts = static_cast<unsigned>(ResidualNormBackwardParams::parts(p.rows));
+  with_shape(p.channels, [&]<int kThreads, int kGroups>() {
+    launch({.grid = dim3(parts), .block = dim3(kThreads), .stream = stream},
+           backward_kernel<Branch, kThreads, kGroups>, p);
+  });
+  const auto blocks = static_cast<unsigned>((2 * p.channels + kSumThreads - 1) / kSumThreads);
+  launch({.grid = dim3(blocks), .block = dim3(kSumThreads), .stream = stream}, sum_partials_kernel,
+         p.partials, static_cast<int>(parts), static_cast<int>(p.channels), p.d_weight, p.d_bias);
+}
+
+}  // namespace
+
+void launch_residual_norm(const ResidualNormParams& params, cudaStream_t stream) {
+  if (params.rows == 0) return;
+  with_dtype(params.branch_dtype,
+             [&]<typename Branch>() { launch_forward<Branch>(params, stream); });
+}
+
+void launch_residual_norm_backward(const ResidualNormBackwardParams& params, cudaStream_t stream) {
+  with_dtype(params.branch_dtype,
+             [&]<typename Branch>() { launch_backward<Branch>(params, stream); });
+}
+
+}  // namespace birkhoff

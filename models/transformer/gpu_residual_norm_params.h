@@ -1,0 +1,55 @@
+// Arguments of the kernels of residual addition and layer norm. See
+// models/transformer/gpu_residual_norm.cu.
+#pragma once
+
+#include <cstdint>
+
+#include "cluster/base/gpu/kernel_types.h"
+
+struct CUstream_st;
+
+namespace birkhoff {
+
+// Contiguous, aligned to 16 bytes: fp32, but for what enters and leaves the branch, which is of
+// `branch_dtype` (fp32, bf16 or fp16).
+struct ResidualNormParams {
+  KernelDtype branch_dtype;
+  std::int64_t rows, channels;  // channels a multiple of 4, at most kMostChannels
+  const float* x;               // [rows, channels]
+  const void* y;                // [rows, channels], branch
+  const float* weight;          // [channels]
+  const float* bias;            // [channels], or null: none
+  float epsilon;
+  float* sum;    // [rows, channels]: x + y
+  void* normed;  // [rows, channels], branch
+  float* mean;   // [rows]
+  float* rstd;   // [rows]: 1 / standard deviation
+
+  static constexpr std::int64_t kMostChannels = 8192;
+};
+
+struct ResidualNormBackwardParams {
+  KernelDtype branch_dtype;
+  std::int64_t rows, channels;
+  const float* d_sum;    // [rows, channels]: what reaches x + y by the residual path
+  const void* d_normed;  // [rows, channels], branch
+  const float* sum;      // [rows, channels], as are the next two of the forward pass
+  const float* mean;     // [rows]
+  const float* rstd;     // [rows]
+  const float* weight;   // [channels]
+  float* d_x;            // [rows, channels]
+  void* d_y;             // [rows, channels], branch: d_x rounded, or null: not wanted
+  float* partials;       // [parts(rows), 2, channels], scratch
+  float* d_weight;       // [channels]
+  float* d_bias;         // [channels], or null: none
+
+  // Parts of the rows whose sums over rows are made apart. Depends on the rows alone, so that the
+  // bits do not depend on the device.
+  static constexpr std::int64_t parts(std::int64_t rows) { return rows < 256 ? rows : 256; }
+};
+
+// Asynchronous on `stream`.
+void launch_residual_norm(const ResidualNormParams& params, CUstream_st* stream);
+void launch_residual_norm_backward(const ResidualNormBackwardParams& params, CUstream_st* stream);
+
+}  // namespace birkhoff

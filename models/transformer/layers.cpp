@@ -1,0 +1,91 @@
+#include "models/transformer/layers.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/relu.h>
+
+#include <cmath>
+
+#include "cluster/base/error.h"
+#include "configs/config.pb.h"
+#include "models/transformer/residual_norm.h"
+
+namespace birkhoff {
+
+Init weight_init(const configs::Model& config, WeightRole role, std::int64_t fan_in) {
+  switch (config.init()) {
+    case configs::Model::normal: {
+      // GPT-2: 2 * layers outputs add up in the residual stream, whose variance should not grow
+      // with them.
+      const double outputs = role == WeightRole::kResidual ? 2.0 * config.layers() : 1.0;
+      return Init::normal(0.02 / std::sqrt(outputs));
+    }
+    case configs::Model::uniform_unit_scaling:
+      // T2T: embeddings N(0, 1 / channels), so that scale_embeddings brings them to unit variance.
+      if (role == WeightRole::kEmbedding) {
+        return Init::normal(1.0 / std::sqrt(static_cast<double>(config.channels())));
+      }
+      return Init::uniform(std::sqrt(3.0 / static_cast<double>(fan_in)));
+  }
+  require(false, "model.init has a value outside its enum");
+  return {};
+}
+
+Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t inputs,
+               std::int64_t outputs, const std::string& name, Parameters& parameters)
+    : weight_OI(parameters.add(name + ".weight", {outputs, inputs},
+                               weight_init(config, role, inputs), /*decay=*/true)),
+      compute_dtype_(parameters.compute_dtype()) {
+  if (config.bias()) {
+    bias_O = parameters.add(name + ".bias", {outputs}, Init::zeros(), /*decay=*/false);
+  }
+}
+
+at::Tensor Linear::operator()(const at::Tensor& x) const {
+  const auto rounded = [&](const at::Tensor& tensor) { return tensor.to(compute_dtype_); };
+  return bias_O.defined() ? at::linear(rounded(x), rounded(weight_OI), rounded(bias_O))
+                          : at::linear(rounded(x), rounded(weight_OI));
+}
+
+LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters)
+    : weight_C(
+          parameters.add(name + ".weight", {config.channels()}, Init::ones(), /*decay=*/false)),
+      epsilon_(config.norm_epsilon()) {
+  if (config.bias()) {
+    bias_C = parameters.add(name + ".bias", {config.channels()}, Init::zeros(), /*decay=*/false);
+  }
+}
+
+LayerNorm::Output LayerNorm::operator()(const ResidualStream& stream) const {
+  const auto& [x_BTC, branch_BTC] = stream;
+  if (branch_BTC.defined() && x_BTC.is_cuda()) {
+    const auto [sum_BTC, normed_BTC] = add_and_norm(x_BTC, branch_BTC, weight_C, bias_C, epsilon_);
+    return {sum_BTC, normed_BTC};
+  }
+  const at::Tensor sum_BTC = branch_BTC.defined() ? x_BTC + branch_BTC : x_BTC;
+  const auto bias = bias_C.defined() ? std::optional<at::Tensor>(bias_C) : std::nullopt;
+  return {sum_BTC, at::layer_norm(sum_BTC, weight_C.sizes(), weight_C, bias, epsilon_)};
+}
+
+FeedForward::FeedForward(const configs::Model& config, const std::string& name,
+                         Parameters& parameters)
+    : up_(config, WeightRole::kInner, config.channels(), config.feed_forward(), name + ".up",
+          parameters),
+      down_(config, WeightRole::kResidual, config.feed_forward(), config.channels(), name + ".down",
+            parameters),
+      relu_(config.activation() == configs::Model::relu),
+      dropout_(config.dropout().activation()) {}
+
+at::Tensor FeedForward::operator()(const at::Tensor& x_BTC,
+                                   const std::optional<NoiseKey>& noise) const {
+  at::Tensor hidden_BTF = up_(x_BTC);
+  hidden_BTF = relu_ ? at::relu(hidden_BTF) : at::gelu(hidden_BTF);
+  if (noise) {
+    hidden_BTF = philox_dropout(hidden_BTF, dropout_, *noise, NoisePurpose::kActivationDropout);
+  }
+  return down_(hidden_BTF);
+}
+
+}  // namespace birkhoff

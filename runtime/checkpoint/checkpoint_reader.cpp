@@ -1,0 +1,291 @@
+#include <ATen/ops/from_blob.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/plural.h"
+#include "configs/summary.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/verify.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using configs::CheckpointManifest;
+using ManifestTensor = CheckpointManifest::Tensor;
+
+// Renames a checkpoint to PREFIXstep-N, or PREFIXstep-N-K for the first K >= 2 that is free.
+fs::path set_checkpoint_aside(const fs::path& checkpoint, std::string_view prefix,
+                              std::int64_t step) {
+  const fs::path folder = checkpoint.parent_path();
+  const std::string base = fmt::format("{}{}", prefix, step_name(step));
+  fs::path name = folder / base;
+  for (int k = 2; path_exists(name.string()); ++k) {
+    name = folder / fmt::format("{}-{}", base, k);
+  }
+  rename_path(checkpoint.string(), name.string());
+  return name;
+}
+
+bool has_any_aside(const fs::path& folder) {
+  if (!path_exists(folder.string())) {
+    return false;
+  }
+  const auto names = list_directory(folder.string(), ExitCode::kCheckpoint);
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name.starts_with(kDamagedPrefix) || name.starts_with(kDivergedPrefix);
+  });
+}
+
+// A checkpoint that was read as a whole. diverged: why training does not go on from it, or empty.
+struct VerifiedCheckpoint {
+  CheckpointFolder checkpoint;
+  std::string diverged;
+};
+
+VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step) {
+  CheckpointFolder checkpoint = open_checkpoint(path);
+  if (checkpoint.manifest.step() != step) {
+    fail(ExitCode::kCheckpoint, "{}: holds step {}; rename the folder to {}", path.string(),
+         checkpoint.manifest.step(), step_name(checkpoint.manifest.step()));
+  }
+  const std::string non_finite = verify_files(checkpoint);
+  std::string diverged;
+  if (!non_finite.empty()) {
+    diverged = fmt::format("{} is not finite", non_finite);
+  } else if (checkpoint.manifest.skipped() > 0) {
+    diverged = fmt::format("{} before it", counted(checkpoint.manifest.skipped(), "skipped step"));
+  }
+  return {std::move(checkpoint), std::move(diverged)};
+}
+
+[[noreturn]] void fail_tensor(const CheckpointFolder& checkpoint, const std::string& name,
+                              const std::string& why) {
+  fail(ExitCode::kCheckpoint,
+       "{}: tensor '{}' {}; check that model and optimizer are those of the checkpoint",
+       checkpoint.path.string(), name, why);
+}
+
+void check_fit(const CheckpointFolder& checkpoint, const ManifestTensor& saved,
+               const NamedShard& wanted) {
+  const ShardRegion region = region_of(saved);
+  const std::string dtype = safetensors_dtype(wanted.data.scalar_type());
+  if (region.global_shape != wanted.region.global_shape || saved.dtype() != dtype ||
+      saved.kind() != kind_name(wanted.kind)) {
+    fail_tensor(
+        checkpoint, saved.name(),
+        fmt::format("is a {} {} [{}] there, a {} {} [{}] is needed", saved.kind(), saved.dtype(),
+                    fmt::join(region.global_shape, ", "), kind_name(wanted.kind), dtype,
+                    fmt::join(wanted.region.global_shape, ", ")));
+  }
+}
+
+// Copies what `saved` and the wanted shards share; reads the file only if they share something.
+// Adds up what was copied.
+void load_tensor(const SafetensorsReader& reader, const ManifestTensor& saved,
+                 const std::string& path, std::vector<NamedShard>& shards,
+                 const std::vector<std::size_t>& wanted, std::vector<std::int64_t>& copied) {
+  std::vector<std::pair<std::size_t, CommonRun>> runs;  // position in `shards`, what to copy
+  const ShardRegion region = region_of(saved);
+  for (const std::size_t i : wanted) {
+    for_each_common_run(region, shards[i].region,
+                        [&](const CommonRun& run) { runs.emplace_back(i, run); });
+  }
+  if (runs.empty()) {
+    return;
+  }
+  const SafetensorsEntry& entry = find_entry(reader, saved, path);
+  const auto num_bytes = static_cast<std::size_t>(entry.num_bytes());
+  const auto bytes = std::make_unique_for_overwrite<std::byte[]>(num_bytes);
+  reader.read(bytes.get(), num_bytes, entry.begin);
+  check_crc(crc32c(bytes.get(), num_bytes), saved, path);
+  const at::Tensor source =
+      at::from_blob(bytes.get(), {region.num_elements()},
+                    at::TensorOptions(shards[runs.front().first].data.scalar_type()));
+  for (const auto& [i, run] : runs) {
+    shards[i]
+        .data.narrow(0, run.begin_b, run.length)
+        .copy_(source.narrow(0, run.begin_a, run.length));
+    copied[i] += run.length;
+  }
+}
+
+void load(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards, bool allow_surplus) {
+  std::map<std::string, std::vector<std::size_t>> wanted;  // positions in `shards`
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    require(region_defect(shards[i].region).empty() &&
+                shards[i].data.numel() == shards[i].region.num_elements(),
+            "a shard's data must be as long as its range");
+    wanted[shards[i].name].push_back(i);
+  }
+  std::set<std::string> saved_names;
+  for (const auto& tensor : checkpoint.manifest.tensor()) {
+    saved_names.insert(tensor.name());
+    const auto found = wanted.find(tensor.name());
+    if (found == wanted.end()) {
+      if (!allow_surplus) {
+        fail_tensor(checkpoint, tensor.name(), "is in the checkpoint and not in this run");
+      }
+      continue;
+    }
+    for (const std::size_t i : found->second) {
+      check_fit(checkpoint, tensor, shards[i]);
+    }
+  }
+  for (const auto& [name, positions] : wanted) {
+    if (!saved_names.contains(name)) {
+      fail_tensor(checkpoint, name, "is missing");
+    }
+  }
+  std::vector<std::int64_t> copied(shards.size(), 0);
+  for (const auto& [file, tensors] : tensors_by_file(checkpoint.manifest)) {
+    const std::string path = (checkpoint.path / file).string();
+    std::optional<SafetensorsReader> reader;
+    for (const ManifestTensor* tensor : tensors) {
+      if (const auto found = wanted.find(tensor->name()); found != wanted.end()) {
+        if (!reader) {
+          reader.emplace(path);
+        }
+        load_tensor(*reader, *tensor, path, shards, found->second, copied);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    require(copied[i] == shards[i].data.numel(), "a checkpoint's shards make up each tensor");
+  }
+}
+
+}  // namespace
+
+CheckpointFolder open_checkpoint(const fs::path& path) {
+  const std::string manifest_path = (path / kCheckpointManifestName).string();
+  if (!path_exists(manifest_path)) {
+    fail(ExitCode::kCheckpoint, "{}: no {} there, so it is no finished checkpoint; use another",
+         path.string(), kCheckpointManifestName);
+  }
+  CheckpointFolder checkpoint;
+  checkpoint.path = path;
+  checkpoint.manifest = parse_checkpoint_manifest(
+      read_file(manifest_path, kMaxManifestBytes, ExitCode::kCheckpoint), manifest_path);
+  for (const auto& file : checkpoint.manifest.file()) {
+    check_size((path / file.name()).string(), file);
+  }
+  return checkpoint;
+}
+
+std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, bool set_aside) {
+  if (set_aside) {
+    restore_replaced(folder);
+  }
+  const auto candidates = list_checkpoints(folder);
+  std::vector<std::string> diverged;
+  const auto warn_of_diverged = [&](const std::string& consequence) {
+    if (diverged.empty()) return;
+    log_warning("{}: saved while the run diverged: {}; set aside as {}step-*, {}", folder.string(),
+                fmt::join(diverged, ", "), kDivergedPrefix, consequence);
+  };
+  for (auto newest = candidates.rbegin(); newest != candidates.rend(); ++newest) {
+    try {
+      VerifiedCheckpoint verified = open_and_verify(newest->second, newest->first);
+      if (!set_aside || verified.diverged.empty()) {
+        warn_of_diverged(fmt::format("goes on from step {}", newest->first));
+        return std::move(verified.checkpoint);
+      }
+      set_checkpoint_aside(newest->second, kDivergedPrefix, newest->first);
+      diverged.push_back(fmt::format("step {} ({})", newest->first, verified.diverged));
+    } catch (const CheckpointVersionError&) {
+      throw;
+    } catch (const Error& error) {
+      if (error.code() == ExitCode::kStorage) {
+        fail(ExitCode::kStorage,
+             "{}; if it stays unreadable, move {} away, and the checkpoint before it is used",
+             error.what(), newest->second.string());
+      }
+      if (error.code() != ExitCode::kCheckpoint) {
+        throw;
+      }
+      std::string consequence = "trying the one before";
+      if (set_aside) {
+        const fs::path aside = set_checkpoint_aside(newest->second, kDamagedPrefix, newest->first);
+        consequence = fmt::format("set aside as {}, {}", aside.string(), consequence);
+      }
+      log_warning("damaged checkpoint: {}; {}", error.what(), consequence);
+    }
+  }
+  warn_of_diverged("none is from before");
+  if (!candidates.empty() || has_any_aside(folder)) {
+    fail(
+        ExitCode::kCheckpoint,
+        "{}: no valid checkpoint is left there (damaged ones were renamed to damaged-step-*, those "
+        "of a diverged run to diverged-step-*); put a copy back, or start afresh with another "
+        "--run or with --fresh",
+        folder.string());
+  }
+  return std::nullopt;
+}
+
+void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards) {
+  load(checkpoint, shards, /*allow_surplus=*/false);
+}
+
+void load_parameters(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards) {
+  load(checkpoint, shards, /*allow_surplus=*/true);
+}
+
+void verify_checkpoint(const CheckpointFolder& checkpoint) { verify_files(checkpoint); }
+
+std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
+  const CheckpointManifest& manifest = checkpoint.manifest;
+  const configs::Config& config = manifest.config();
+  std::string text;
+  const auto line = [&text]<typename... Args>(fmt::format_string<Args...> format, Args&&... args) {
+    text += fmt::format(format, std::forward<Args>(args)...) + "\n";
+  };
+  line("checkpoint   {}", checkpoint.path.string());
+  line("format       {} {}, written by {} on {}", manifest.format(), manifest.version(),
+       manifest.program().empty() ? "an unknown program" : manifest.program(),
+       counted(manifest.ranks(), "rank"));
+  line("run          {}", manifest.run());
+  line("step         {} ({}, {})", manifest.step(), counted(manifest.consumed(), "sequence"),
+       counted(manifest.tokens(), "token"));
+  line("corpus       {} ({}, {})", manifest.corpus(), manifest.tokenizer(),
+       counted(manifest.vocabulary(), "id"));
+  line("model        {}, {}, {}, sequences of {}", counted(config.model().layers(), "layer"),
+       counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),
+       counted(config.data().sequence_length(), "token"));
+  line("mechanism    {}", attention_text(config.model()));
+  // Names come last: nothing stands after them that long ones could push away.
+  line("\n{:>16}  {:<32}  {}", "bytes", "xxh3-128", "file");
+  for (const auto& file : manifest.file()) {
+    line("{:>16}  {:<32}  {}", file.bytes(), file.hash(), file.name());
+  }
+  line("\n{:<5} {:>14}  {:<20}  {}", "dtype", "elements", "shape", "parameter");
+  std::int64_t parameters = 0, other_elements = 0;
+  for (const auto& tensor : manifest.tensor()) {
+    const ShardRegion region = region_of(tensor);
+    if (tensor.kind() != "parameter") {
+      other_elements += region.num_elements();
+      continue;
+    }
+    parameters += region.num_elements();
+    line("{:<5} {:>14}  {:<20}  {}", tensor.dtype(), region.num_elements(),
+         fmt::format("[{}]", fmt::join(region.global_shape, ", ")), tensor.key());
+  }
+  line("\n{}; {} of optimizer state and statistics", counted(parameters, "parameter"),
+       counted(other_elements, "element"));
+  return text;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,339 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <thread>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "data/tokenizers/tokenizer_file.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/safetensors.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using configs::CheckpointManifest;
+
+constexpr std::int64_t kStagingAlignment = 64;
+
+// The key in the safetensors file: the plain name for a whole tensor, else the name with its box
+// and range.
+std::string shard_key(const NamedShard& shard) {
+  if (shard.region.is_whole()) {
+    return shard.name;
+  }
+  return fmt::format("{}@{}+{}[{}:{}]", shard.name, fmt::join(shard.region.box_offset, ","),
+                     fmt::join(shard.region.box_size, ","), shard.region.flat_begin,
+                     shard.region.flat_end);
+}
+
+CheckpointManifest::Tensor manifest_entry(const NamedShard& shard) {
+  CheckpointManifest::Tensor entry;
+  entry.set_name(shard.name);
+  entry.set_kind(kind_name(shard.kind));
+  entry.set_dtype(safetensors_dtype(shard.data.scalar_type()));
+  entry.mutable_global_shape()->Assign(shard.region.global_shape.begin(),
+                                       shard.region.global_shape.end());
+  entry.mutable_box_offset()->Assign(shard.region.box_offset.begin(),
+                                     shard.region.box_offset.end());
+  entry.mutable_box_size()->Assign(shard.region.box_size.begin(), shard.region.box_size.end());
+  entry.set_flat_begin(shard.region.flat_begin);
+  entry.set_flat_end(shard.region.flat_end);
+  entry.set_key(shard_key(shard));
+  return entry;
+}
+
+// Whole parameters lie in the model files, which other programs read; all else in the rank's own
+// file.
+bool belongs_to_model(const NamedShard& shard) {
+  return shard.kind == StateKind::kParameter && shard.region.is_whole();
+}
+
+}  // namespace
+
+class CheckpointWriter::Impl {
+ public:
+  Impl(fs::path folder, Retention retention, const std::vector<fs::path>& extra_files, Group& world)
+      : folder_(std::move(folder)), retention_(retention), world_(world) {
+    require(retention.newest >= 1, "a run keeps at least one checkpoint");
+    if (world_.rank() == 0) {
+      for (const fs::path& file : extra_files) {
+        extra_files_[file.filename().string()] =
+            read_file(file.string(), kTokenizerMaxBytes, ExitCode::kData);
+      }
+      make_directory(folder_.string());
+      remove_leftovers(folder_);
+    }
+  }
+
+  ~Impl() {
+    abandon_ = true;
+    if (thread_.joinable()) {
+      thread_.join();
+    }
+  }
+
+  void save(const CheckpointHeader& header, const std::vector<NamedShard>& shards) {
+    finish();
+    stage(shards);
+    announce(header);
+    const std::string model_name = model_file_name();
+    const std::string state_name =
+        fmt::format("optimizer-{:05d}-of-{:05d}.safetensors", world_.rank() + 1, world_.size());
+    phase_ = Phase::kWriting;
+    start_thread([this, model_name, state_name] {
+      make_directory(aside_.string());  // where folders appear on other machines late
+      written_.Clear();
+      write(model_name, model_tensors_);
+      write(state_name, state_tensors_);
+      sync_directory(aside_.string());
+    });
+  }
+
+  std::optional<fs::path> poll() {
+    if (phase_ == Phase::kIdle) {
+      return std::nullopt;
+    }
+    const bool running = !thread_done_;
+    if (!running && thread_.joinable()) {
+      thread_.join();  // what the thread wrote is visible from here on
+    }
+    at::Tensor vote = at::zeros({2}, at::kLong);  // [still running, exit code of a failure]
+    vote.data_ptr<std::int64_t>()[0] = running;
+    vote.data_ptr<std::int64_t>()[1] = running ? 0 : static_cast<std::int64_t>(failure_code_);
+    world_.all_reduce(vote, ReduceOp::kMax, "checkpoint vote");
+    if (vote.data_ptr<std::int64_t>()[0] != 0) {
+      return std::nullopt;
+    }
+    if (vote.data_ptr<std::int64_t>()[1] != 0) {
+      give_up(static_cast<ExitCode>(vote.data_ptr<std::int64_t>()[1]));
+    }
+    if (phase_ == Phase::kCommitting) {
+      phase_ = Phase::kIdle;
+      return folder_ / step_name(step_);
+    }
+    start_commit();
+    return std::nullopt;
+  }
+
+  std::optional<fs::path> finish() {
+    std::optional<fs::path> committed;
+    while (phase_ != Phase::kIdle) {
+      if (thread_.joinable()) {
+        thread_.join();
+      }
+      committed = poll();
+    }
+    return committed;
+  }
+
+ private:
+  enum class Phase { kIdle, kWriting, kCommitting };  // the same on all ranks
+
+  // Copies this rank's shards into one host buffer, which only grows when the state does.
+  void stage(const std::vector<NamedShard>& shards) {
+    model_tensors_.clear();
+    state_tensors_.clear();
+    std::vector<const NamedShard*> owned;
+    std::int64_t total_bytes = 0;
+    const auto aligned = [](std::int64_t bytes) {
+      return (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
+    };
+    for (const NamedShard& shard : shards) {
+      require(
+          region_defect(shard.region).empty() && shard.owner >= 0 && shard.owner < world_.size(),
+          "a shard with an impossible region or owner");
+      require(shard.data.numel() == shard.region.flat_end - shard.region.flat_begin &&
+                  shard.data.is_contiguous(),
+              "a shard's data must be contiguous and as long as its range");
+      // Empty shards only name a tensor; but a tensor without elements is written, as its one
+      // shard.
+      if (shard.owner == world_.rank() && (shard.data.numel() > 0 || shard.region.is_whole())) {
+        owned.push_back(&shard);
+        total_bytes += aligned(static_cast<std::int64_t>(shard.data.nbytes()));
+      }
+    }
+    // Tensors in a file are aligned to their element size if the larger elements come first.
+    std::stable_sort(owned.begin(), owned.end(), [](const NamedShard* a, const NamedShard* b) {
+      return a->data.element_size() > b->data.element_size();
+    });
+    if (!staging_.defined() || staging_.numel() < total_bytes) {
+      staging_ = at::empty({total_bytes}, at::kByte);
+    }
+    std::int64_t offset = 0;
+    for (const NamedShard* shard : owned) {
+      const auto num_bytes = static_cast<std::int64_t>(shard->data.nbytes());
+      const at::Tensor slot = staging_.narrow(0, offset, num_bytes);
+      slot.view(shard->data.scalar_type()).copy_(shard->data);
+      auto& list = belongs_to_model(*shard) ? model_tensors_ : state_tensors_;
+      list.push_back(
+          {manifest_entry(*shard), static_cast<const std::byte*>(slot.data_ptr()), num_bytes});
+      offset += aligned(num_bytes);
+    }
+  }
+
+  // Rank 0 says which step is saved and makes its folder; all ranks learn whether that worked.
+  void announce(const CheckpointHeader& header) {
+    std::string problem;
+    if (world_.rank() == 0) {
+      manifest_ = header;
+      manifest_.set_format(kCheckpointFormat);
+      manifest_.set_version(kCheckpointVersion);
+      manifest_.set_ranks(world_.size());
+      manifest_.clear_file();
+      manifest_.clear_tensor();
+      step_ = header.step();
+      try {
+        remove_tree(aside_folder().string());
+        make_directory(aside_folder().string());
+      } catch (const Error& error) {
+        problem = error.what();
+      }
+    }
+    step_ = std::stoll(world_.broadcast_bytes(std::to_string(step_), 0, "checkpoint step"));
+    aside_ = aside_folder();
+    problem = world_.broadcast_bytes(problem, 0, "checkpoint folder");
+    if (!problem.empty()) {
+      fail_save(ExitCode::kStorage, 0, problem);
+    }
+  }
+
+  // model-0000i-of-0000n: n ranks own whole parameters, this one is the i-th of them.
+  std::string model_file_name() {
+    at::Tensor mine = at::zeros({1}, at::kLong);
+    at::Tensor all = at::zeros({world_.size()}, at::kLong);
+    mine.data_ptr<std::int64_t>()[0] = !model_tensors_.empty();
+    world_.all_gather(all, mine, "checkpoint model files");
+    const std::int64_t* owns = all.data_ptr<std::int64_t>();
+    return fmt::format("model-{:05d}-of-{:05d}.safetensors",
+                       std::count(owns, owns + world_.rank() + 1, 1),
+                       std::count(owns, owns + world_.size(), 1));
+  }
+
+  // On the thread: one file, and what the manifest will say of it.
+  void write(const std::string& name, std::vector<StagedTensor>& tensors) {
+    if (tensors.empty()) {
+      return;
+    }
+    *written_.add_file() = write_shard_file(aside_, name, tensors, abandon_);
+    for (const StagedTensor& tensor : tensors) {
+      *written_.add_tensor() = tensor.entry;
+    }
+  }
+
+  // All ranks have written: rank 0 gets their lists, and its thread commits.
+  void start_commit() {
+    const std::vector<std::string> lists =
+        world_.all_gather_bytes(written_.SerializeAsString(), "checkpoint files");
+    phase_ = Phase::kCommitting;
+    if (world_.rank() != 0) {
+      return;
+    }
+    for (const std::string& list : lists) {
+      CheckpointManifest of_rank;
+      require(of_rank.ParseFromString(list), "a rank's list of checkpoint files");
+      manifest_.MergeFrom(of_rank);
+    }
+    start_thread(
+        [this] { commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_); });
+  }
+
+  // Some rank failed and no thread runs: the same error on all ranks.
+  [[noreturn]] void give_up(ExitCode code) {
+    phase_ = Phase::kIdle;
+    const std::vector<std::string> failures =
+        world_.all_gather_bytes(failure_, "checkpoint failure");
+    const auto first = std::find_if(failures.begin(), failures.end(),
+                                    [](const std::string& text) { return !text.empty(); });
+    fail_save(code, static_cast<int>(first - failures.begin()), *first);
+  }
+
+  // Removes what rank 0 can of the save, and throws.
+  [[noreturn]] void fail_save(ExitCode code, int rank, const std::string& why) const {
+    if (world_.rank() == 0) {
+      try {
+        remove_leftovers(folder_);
+      } catch (const Error&) {
+        // The failure above is the one to report; the next start removes them.
+      }
+    }
+    fail(code, "saving checkpoint {} failed on rank {}: {}; earlier checkpoints are untouched: {}",
+         (folder_ / step_name(step_)).string(), rank, why,
+         code == ExitCode::kStorage
+             ? "free space on that file system or repair it, then start the same command again"
+         : code == ExitCode::kMemory
+             ? "free memory there or raise its limit, then start the same command again"
+             : "report this defect");
+  }
+
+  template <typename Task>
+  void start_thread(Task task) {
+    failure_.clear();
+    failure_code_ = ExitCode::kOk;
+    thread_done_ = false;
+    thread_ = std::thread([this, task] {
+      try {
+        task();
+      } catch (const Error& error) {
+        failure_ = error.what();
+        // Whatever a failed call says it is, what failed here is storing; only defects of ours are
+        // told apart.
+        failure_code_ =
+            error.code() == ExitCode::kInternal ? ExitCode::kInternal : ExitCode::kStorage;
+      } catch (const std::bad_alloc&) {
+        failure_ = "out of memory";
+        failure_code_ = ExitCode::kMemory;
+      } catch (const std::exception& error) {
+        failure_ = error.what();
+        failure_code_ = ExitCode::kInternal;
+      }
+      thread_done_ = true;
+    });
+  }
+
+  fs::path aside_folder() const {
+    return folder_ / fmt::format("{}{}", kAsidePrefix, step_name(step_));
+  }
+
+  const fs::path folder_;
+  const Retention retention_;
+  std::map<std::string, std::string> extra_files_;  // rank 0: content by name
+  Group& world_;
+
+  Phase phase_ = Phase::kIdle;
+  std::int64_t step_ = 0;
+  fs::path aside_;
+  CheckpointManifest manifest_;  // rank 0: of the save that runs
+
+  // Written by the main thread before the thread starts and by the thread while it runs, never by
+  // both.
+  at::Tensor staging_;
+  std::vector<StagedTensor> model_tensors_, state_tensors_;
+  CheckpointManifest written_;  // files and tensors of this rank
+  std::string failure_;
+  ExitCode failure_code_ = ExitCode::kOk;
+
+  std::atomic<bool> abandon_ = false;
+  std::atomic<bool> thread_done_ = true;
+  std::thread thread_;
+};
+
+CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
+                                   std::vector<fs::path> extra_files, Group& world)
+    : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world)) {}
+CheckpointWriter::~CheckpointWriter() = default;
+void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<NamedShard>& shards) {
+  impl_->save(header, shards);
+}
+std::optional<fs::path> CheckpointWriter::poll() { return impl_->poll(); }
+std::optional<fs::path> CheckpointWriter::finish() { return impl_->finish(); }
+
+}  // namespace birkhoff

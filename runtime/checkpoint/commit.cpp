@@ -1,0 +1,225 @@
+#include "runtime/checkpoint/commit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/safetensors.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using configs::CheckpointManifest;
+
+constexpr std::int64_t kPieceBytes = 8 << 20;
+constexpr char kIndexName[] = "model.safetensors.index.json";
+
+// N of prefix + N, where N is all digits.
+std::optional<std::int64_t> parse_step(std::string_view name, std::string_view prefix) {
+  if (!name.starts_with(prefix)) {
+    return std::nullopt;
+  }
+  const std::string_view digits = name.substr(prefix.size());
+  std::int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || end != digits.data() + digits.size() || step < 0) {
+    return std::nullopt;
+  }
+  return step;
+}
+
+CheckpointManifest::File describe_file(const fs::path& path) {
+  const File file = File::open_for_read(path.string());
+  const std::int64_t num_bytes = file.size();
+  Xxh3Hasher hasher;
+  std::vector<std::byte> piece(static_cast<std::size_t>(std::min(num_bytes, kPieceBytes)));
+  for (std::int64_t at = 0; at < num_bytes; at += kPieceBytes) {
+    const auto length = static_cast<std::size_t>(std::min(kPieceBytes, num_bytes - at));
+    file.pread_exact(piece.data(), length, at);
+    hasher.update(piece.data(), length);
+  }
+  CheckpointManifest::File description;
+  description.set_name(path.filename().string());
+  description.set_bytes(num_bytes);
+  description.set_hash(hasher.hex_digest());
+  return description;
+}
+
+// What Python's loaders look for: which file holds which parameter.
+std::string index_text(const CheckpointManifest& manifest) {
+  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+  std::int64_t elements_bytes = 0;
+  for (const auto& tensor : manifest.tensor()) {
+    if (tensor.kind() == "parameter" && region_of(tensor).is_whole()) {
+      weight_map[tensor.key()] = tensor.file();
+      elements_bytes +=
+          region_of(tensor).num_elements() * safetensors_element_bytes(tensor.dtype());
+    }
+  }
+  const nlohmann::ordered_json index = {{"metadata", {{"total_size", elements_bytes}}},
+                                        {"weight_map", weight_map}};
+  return index.dump(1) + "\n";
+}
+
+// Renamed before it is deleted: a half-deleted folder must never look like a checkpoint.
+void remove_checkpoint(const fs::path& folder) {
+  const std::string doomed =
+      (folder.parent_path() / fmt::format("{}old-{}", kAsidePrefix, folder.filename().string()))
+          .string();
+  remove_tree(doomed);
+  rename_path(folder.string(), doomed);
+  remove_tree(doomed);
+}
+
+// The step whose checkpoint has the least loss, as far as manifests can be read. What decides is on
+// disk, so that a crash forgets nothing.
+std::optional<std::int64_t> best_step(const std::map<std::int64_t, fs::path>& folders) {
+  std::optional<std::int64_t> best;
+  double least = 0;
+  for (const auto& [step, path] : folders) {
+    CheckpointManifest manifest;
+    try {
+      manifest = open_checkpoint(path).manifest;
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::kCheckpoint) throw;
+      continue;  // damaged: whoever resumes from it says so
+    }
+    if (manifest.has_held_out_loss() && (!best || manifest.held_out_loss() < least)) {
+      best = step;
+      least = manifest.held_out_loss();
+    }
+  }
+  return best;
+}
+
+void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Retention retention) {
+  const auto folders = list_checkpoints(checkpoints);
+  const std::optional<std::int64_t> best = retention.best ? best_step(folders) : std::nullopt;
+  auto oldest = folders.begin();
+  for (auto excess = static_cast<int>(folders.size()) - retention.newest; excess > 0;
+       --excess, ++oldest) {
+    if (oldest->first != committed_step && oldest->first != best) {
+      remove_checkpoint(oldest->second);
+    }
+  }
+}
+
+}  // namespace
+
+std::string step_name(std::int64_t step) { return fmt::format("{}{:08d}", kStepPrefix, step); }
+
+std::map<std::int64_t, fs::path> list_checkpoints(const fs::path& checkpoints) {
+  std::map<std::int64_t, fs::path> folders;
+  if (!path_exists(checkpoints.string())) {
+    return folders;
+  }
+  const std::vector<std::string> names =
+      list_directory(checkpoints.string(), ExitCode::kCheckpoint);
+  for (const std::string_view prefix : {kStepPrefix, kReplacedPrefix}) {
+    for (const std::string& name : names) {
+      if (const auto step = parse_step(name, prefix)) {
+        folders.emplace(*step, checkpoints / name);  // keeps step-N where both are there
+      }
+    }
+  }
+  return folders;
+}
+
+CheckpointManifest::File write_shard_file(const fs::path& folder, const std::string& name,
+                                          std::vector<StagedTensor>& tensors,
+                                          const std::atomic<bool>& abandon) {
+  const std::string path = (folder / name).string();
+  std::vector<SafetensorsEntry> entries;
+  for (const StagedTensor& tensor : tensors) {
+    const ShardRegion region = region_of(tensor.entry);
+    SafetensorsEntry& entry = entries.emplace_back();
+    entry.name = tensor.entry.key();
+    entry.dtype = tensor.entry.dtype();
+    entry.shape =
+        region.is_whole() ? region.global_shape : std::vector<std::int64_t>{region.num_elements()};
+  }
+  // Transformers refuses files that do not say which framework's layout they have.
+  SafetensorsWriter writer(path, entries, {{"format", "pt"}});
+  for (StagedTensor& tensor : tensors) {
+    std::uint32_t crc = 0;
+    for (std::int64_t at = 0; at < tensor.num_bytes; at += kPieceBytes) {
+      if (abandon) {
+        fail(ExitCode::kStorage, "'{}': the save was abandoned", path);
+      }
+      const auto length = static_cast<std::size_t>(std::min(kPieceBytes, tensor.num_bytes - at));
+      writer.write(tensor.data + at, length);
+      crc = crc32c(tensor.data + at, length, crc);
+    }
+    tensor.entry.set_file(name);
+    tensor.entry.set_crc32c(crc);
+  }
+  writer.finish();
+  const CheckpointManifest::File read_back = describe_file(path);
+  if (read_back.bytes() != writer.num_bytes() || read_back.hash() != writer.hash()) {
+    fail(ExitCode::kStorage, "'{}' reads back {} bytes that differ from the {} written", path,
+         read_back.bytes(), writer.num_bytes());
+  }
+  return read_back;
+}
+
+fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
+                           CheckpointManifest manifest,
+                           const std::map<std::string, std::string>& extra_files,
+                           Retention retention) {
+  // A state that could not be loaded is a defect of the caller and is never committed.
+  if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
+    fail(ExitCode::kInternal, "internal error: the ranks' shards do not make up the state: {}",
+         defect);
+  }
+  for (const auto& [name, content] : extra_files) {
+    write_file_durably((aside / name).string(), content);
+    *manifest.add_file() = describe_file(aside / name);
+  }
+  write_file_durably((aside / kIndexName).string(), index_text(manifest));
+  *manifest.add_file() = describe_file(aside / kIndexName);
+  write_file_durably((aside / kCheckpointManifestName).string(), manifest_text(manifest));
+  open_checkpoint(
+      aside);  // what cannot be read back, or is not seen from this rank, is not committed
+  sync_directory(aside.string());
+
+  const fs::path folder = checkpoints / step_name(manifest.step());
+  const fs::path replaced = checkpoints / fmt::format("{}{:08d}", kReplacedPrefix, manifest.step());
+  if (path_exists(folder.string())) {
+    rename_path(folder.string(), replaced.string());
+  }
+  rename_path(aside.string(), folder.string());
+  remove_leftovers(checkpoints);
+  remove_oldest(checkpoints, manifest.step(), retention);
+  return folder;
+}
+
+void restore_replaced(const fs::path& checkpoints) {
+  for (const auto& [step, path] : list_checkpoints(checkpoints)) {
+    if (path.filename().string().starts_with(kReplacedPrefix)) {
+      rename_path(path.string(), (checkpoints / step_name(step)).string());
+    }
+  }
+}
+
+void remove_leftovers(const fs::path& checkpoints) {
+  if (!path_exists(checkpoints.string())) {
+    return;
+  }
+  restore_replaced(checkpoints);
+  for (const std::string& name : list_directory(checkpoints.string())) {
+    if (name.starts_with(kAsidePrefix)) {
+      remove_tree((checkpoints / name).string());
+    } else if (name.starts_with(kReplacedPrefix)) {  // its successor step-N is there
+      remove_checkpoint(checkpoints / name);
+    }
+  }
+}
+
+}  // namespace birkhoff

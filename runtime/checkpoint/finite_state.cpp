@@ -1,0 +1,48 @@
+#include "runtime/checkpoint/finite_state.h"
+
+#include <ATen/ops/aminmax.h>
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/stack.h>
+
+#include <iterator>
+
+namespace birkhoff {
+namespace {
+
+// True if all are finite, as an element on the tensor's device. Extremes of what holds a NaN are
+// NaN, and need no memory.
+at::Tensor all_finite(const at::Tensor& data) {
+  const auto [low, high] = at::aminmax(data);
+  return at::isfinite(low).logical_and(at::isfinite(high));
+}
+
+}  // namespace
+
+std::string find_non_finite(const std::vector<NamedShard>& shards) {
+  std::vector<const NamedShard*> checked;
+  std::vector<at::Tensor> finite;
+  for (const NamedShard& shard : shards) {
+    if (!shard.data.is_floating_point() || shard.data.numel() == 0) continue;
+    checked.push_back(&shard);
+    finite.push_back(all_finite(shard.data));
+  }
+  if (finite.empty()) return "";
+  const at::Tensor flags = at::stack(finite).cpu();  // one wait for the device
+  for (std::size_t i = 0; i < checked.size(); ++i) {
+    if (!flags.const_data_ptr<bool>()[i]) return checked[i]->name;
+  }
+  return "";
+}
+
+std::string find_non_finite(const std::vector<NamedShard>& shards, Group& world) {
+  std::vector<NamedShard> mine;
+  std::copy_if(shards.begin(), shards.end(), std::back_inserter(mine),
+               [&](const NamedShard& shard) { return shard.owner == world.rank(); });
+  const std::string found = find_non_finite(mine);
+  for (std::string& name : world.all_gather_bytes(found, "state that is not finite")) {
+    if (!name.empty()) return std::move(name);
+  }
+  return "";
+}
+
+}  // namespace birkhoff

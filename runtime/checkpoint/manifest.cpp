@@ -1,0 +1,196 @@
+#include "runtime/checkpoint/manifest.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "configs/sealed_json.h"
+#include "configs/words.h"
+#include "runtime/gradients/loss_scale.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CheckpointManifest;
+
+constexpr std::size_t kHashDigits = 32;
+
+void check_range(std::int64_t value, std::int64_t least, const char* field) {
+  if (value < least) {
+    throw std::invalid_argument(fmt::format("{} is {}, below {}", field, value, least));
+  }
+}
+
+void check_header(const CheckpointManifest& manifest) {
+  check_range(manifest.ranks(), 1, "ranks");
+  check_range(manifest.step(), 0, "step");
+  check_range(manifest.consumed(), 0, "consumed");
+  check_range(manifest.tokens(), 0, "tokens");
+  check_range(manifest.skipped(), 0, "skipped");
+  check_range(manifest.loss_scale_steps(), 0, "loss_scale_steps");
+  if (manifest.has_loss_scale() &&
+      !(manifest.loss_scale() >= LossScale::kLeast && manifest.loss_scale() <= LossScale::kMost)) {
+    throw std::invalid_argument(fmt::format("loss_scale is {}, not in [{}, {}]",
+                                            manifest.loss_scale(), LossScale::kLeast,
+                                            LossScale::kMost));
+  }
+  if (manifest.has_held_out_loss() && !std::isfinite(manifest.held_out_loss())) {
+    throw std::invalid_argument(
+        fmt::format("held_out_loss is {}, not finite", manifest.held_out_loss()));
+  }
+  check_range(manifest.vocabulary(), 0, "vocabulary");
+  check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
+  if (manifest.has_end_of_document() &&
+      (manifest.end_of_document() < 0 || manifest.end_of_document() >= manifest.vocabulary())) {
+    throw std::invalid_argument(fmt::format("end_of_document is {}, not below the vocabulary of {}",
+                                            manifest.end_of_document(), manifest.vocabulary()));
+  }
+}
+
+std::set<std::string> check_files(const CheckpointManifest& manifest) {
+  std::set<std::string> names;
+  for (const auto& file : manifest.file()) {
+    const std::string& name = file.name();
+    if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos ||
+        name.find('\0') != std::string::npos || name == kCheckpointManifestName) {
+      throw std::invalid_argument(fmt::format("'{}' is no plain file name", name));
+    }
+    if (!names.insert(name).second) {
+      throw std::invalid_argument(fmt::format("file '{}' is listed twice", name));
+    }
+    check_range(file.bytes(), 0, "a file's bytes");
+    if (file.hash().size() != kHashDigits) {
+      throw std::invalid_argument(fmt::format("file '{}' has no XXH3-128 hash", name));
+    }
+  }
+  return names;
+}
+
+// The shards of one tensor: the same tensor in all, and each element exactly once.
+void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) {
+  const auto& first = *pieces.front();
+  std::vector<ShardRegion> regions;
+  std::int64_t elements = 0;
+  for (const auto* piece : pieces) {
+    const ShardRegion region = region_of(*piece);
+    if (const std::string defect = region_defect(region); !defect.empty()) {
+      throw std::invalid_argument(defect);
+    }
+    if (region.global_shape != region_of(first).global_shape || piece->dtype() != first.dtype() ||
+        piece->kind() != first.kind()) {
+      throw std::invalid_argument("its shards differ in shape, dtype or kind");
+    }
+    for (const ShardRegion& other : regions) {
+      for_each_common_run(region, other, [](const CommonRun&) {
+        throw std::invalid_argument("two of its shards overlap");
+      });
+    }
+    elements += region.num_elements();
+    regions.push_back(region);
+  }
+  std::int64_t expected = 1;
+  for (const std::int64_t size : regions.front().global_shape) {
+    expected *= size;
+  }
+  if (elements != expected) {
+    throw std::invalid_argument(
+        fmt::format("its shards hold {} of {} elements", elements, expected));
+  }
+}
+
+void check_tensors(const CheckpointManifest& manifest, const std::set<std::string>& files) {
+  static constexpr std::string_view kDtypes[] = {"F64", "F32", "BF16", "I64", "U8"};
+  static constexpr std::string_view kKinds[] = {"parameter", "optimizer", "statistic"};
+  const auto among = [](const auto& list, std::string_view value) {
+    return std::find(std::begin(list), std::end(list), value) != std::end(list);
+  };
+  std::map<std::string, std::vector<const CheckpointManifest::Tensor*>> pieces;
+  std::set<std::pair<std::string, std::string>> keys;
+  for (const auto& tensor : manifest.tensor()) {
+    if (tensor.name().empty() || !among(kDtypes, tensor.dtype()) || !among(kKinds, tensor.kind()) ||
+        !files.contains(tensor.file()) || !keys.emplace(tensor.file(), tensor.key()).second) {
+      throw std::invalid_argument(fmt::format(
+          "tensor '{}': unknown dtype '{}', kind '{}' or file '{}', or its key '{}' is used twice",
+          tensor.name(), tensor.dtype(), tensor.kind(), tensor.file(), tensor.key()));
+    }
+    pieces[tensor.name()].push_back(&tensor);
+  }
+  for (const auto& [name, shards] : pieces) {
+    try {
+      check_tiling(shards);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(fmt::format("tensor '{}': {}", name, error.what()));
+    }
+  }
+}
+
+}  // namespace
+
+std::string manifest_defect(const CheckpointManifest& manifest) {
+  try {
+    check_header(manifest);
+    check_tensors(manifest, check_files(manifest));
+    return "";
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+}
+
+std::string manifest_text(const CheckpointManifest& manifest) {
+  CheckpointManifest without_checksum = manifest;
+  without_checksum.clear_checksum();
+  return sealed_json(without_checksum);
+}
+
+CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std::string& path) {
+  try {
+    CheckpointManifest manifest;
+    parse_sealed_json(text, Checksum::kRequired, manifest);
+    if (manifest.format() != kCheckpointFormat) {
+      throw std::invalid_argument(
+          fmt::format("format '{}' is not '{}'", manifest.format(), kCheckpointFormat));
+    }
+    if (manifest.version() != kCheckpointVersion) {
+      throw CheckpointVersionError(
+          fmt::format("{}: format version {}, this program reads version {}: use the program that "
+                      "wrote it ({})",
+                      path, manifest.version(), kCheckpointVersion, printable(manifest.program())));
+    }
+    if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
+      throw std::invalid_argument(defect);
+    }
+    return manifest;
+  } catch (const std::invalid_argument& error) {
+    fail(ExitCode::kCheckpoint, "{}: damaged manifest: {}; use another checkpoint", path,
+         printable(error.what()));
+  }
+}
+
+ShardRegion region_of(const CheckpointManifest::Tensor& tensor) {
+  ShardRegion region;
+  region.global_shape.assign(tensor.global_shape().begin(), tensor.global_shape().end());
+  region.box_offset.assign(tensor.box_offset().begin(), tensor.box_offset().end());
+  region.box_size.assign(tensor.box_size().begin(), tensor.box_size().end());
+  region.flat_begin = tensor.flat_begin();
+  region.flat_end = tensor.flat_end();
+  return region;
+}
+
+std::string kind_name(StateKind kind) {
+  switch (kind) {
+    case StateKind::kParameter:
+      return "parameter";
+    case StateKind::kOptimizer:
+      return "optimizer";
+    case StateKind::kStatistic:
+      return "statistic";
+  }
+  fail(ExitCode::kInternal, "internal error: unknown kind of state {}", static_cast<int>(kind));
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,41 @@
+// manifest.json: the list of everything in a checkpoint folder, written last. Text and back, with
+// every check that needs no other file. docs/checkpoint_format.md describes it.
+#pragma once
+
+#include <string>
+
+#include "cluster/base/error.h"
+#include "configs/checkpoint_manifest.pb.h"
+#include "runtime/checkpoint/named_shard.h"
+
+namespace birkhoff {
+
+inline constexpr char kCheckpointManifestName[] = "manifest.json";
+inline constexpr char kCheckpointFormat[] = "birkhoff checkpoint";
+inline constexpr int kCheckpointVersion = 1;
+inline constexpr std::int64_t kMaxManifestBytes = std::int64_t{256} << 20;
+
+// A sound checkpoint of another version of the format: unusable, but not damaged.
+class CheckpointVersionError : public Error {
+ public:
+  explicit CheckpointVersionError(const std::string& what) : Error(ExitCode::kCheckpoint, what) {}
+};
+
+// The content of manifest.json, its checksum first.
+std::string manifest_text(const configs::CheckpointManifest& manifest);
+
+// What is wrong with the values of a manifest, or empty: ranges of all numbers, plain file names,
+// and that the listed shards make up each tensor exactly once.
+std::string manifest_defect(const configs::CheckpointManifest& manifest);
+
+// Reads a manifest back: checksum, format, version, manifest_defect(). `path` stands in messages.
+// Error(kCheckpoint); CheckpointVersionError.
+configs::CheckpointManifest parse_checkpoint_manifest(const std::string& text,
+                                                      const std::string& path);
+
+ShardRegion region_of(const configs::CheckpointManifest::Tensor& tensor);
+
+// "parameter", "optimizer", "statistic"
+std::string kind_name(StateKind kind);
+
+}  // namespace birkhoff

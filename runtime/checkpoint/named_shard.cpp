@@ -1,0 +1,155 @@
+#include "runtime/checkpoint/named_shard.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+std::int64_t product(const std::vector<std::int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sizes) {
+  std::vector<std::int64_t> strides(sizes.size(), 1);
+  for (std::size_t d = sizes.size(); d-- > 1;) {
+    strides[d - 1] = strides[d] * sizes[d];
+  }
+  return strides;
+}
+
+}  // namespace
+
+NamedShard whole_shard(std::string name, StateKind kind, const at::Tensor& tensor, int owner) {
+  require(tensor.is_contiguous(), "a whole shard needs a contiguous tensor");
+  NamedShard shard;
+  shard.name = std::move(name);
+  shard.kind = kind;
+  shard.region.global_shape = tensor.sizes().vec();
+  shard.region.box_offset.assign(shard.region.global_shape.size(), 0);
+  shard.region.box_size = shard.region.global_shape;
+  shard.region.flat_end = tensor.numel();
+  shard.owner = owner;
+  shard.data = tensor.detach().view({-1});
+  return shard;
+}
+
+void balance_owners(std::vector<NamedShard>& shards, int num_ranks) {
+  std::vector<std::size_t> largest_first(shards.size());
+  std::iota(largest_first.begin(), largest_first.end(), std::size_t{0});
+  std::stable_sort(largest_first.begin(), largest_first.end(), [&](std::size_t a, std::size_t b) {
+    return shards[a].data.nbytes() > shards[b].data.nbytes();
+  });
+  std::vector<std::size_t> load_bytes(static_cast<std::size_t>(num_ranks), 0);
+  for (std::size_t i : largest_first) {
+    const auto least = std::min_element(load_bytes.begin(), load_bytes.end());
+    shards[i].owner = static_cast<int>(least - load_bytes.begin());
+    *least += shards[i].data.nbytes();
+  }
+}
+
+bool ShardRegion::is_whole() const {
+  return box_size == global_shape && flat_begin == 0 && flat_end == product(box_size);
+}
+
+std::string region_defect(const ShardRegion& region) {
+  const std::size_t dims = region.global_shape.size();
+  if (region.box_offset.size() != dims || region.box_size.size() != dims) {
+    return fmt::format("its box has {} offsets and {} sizes for {} dimensions",
+                       region.box_offset.size(), region.box_size.size(), dims);
+  }
+  std::int64_t box_elements = 1, global_elements = 1;
+  for (std::size_t d = 0; d < dims; ++d) {
+    const std::int64_t global = region.global_shape[d], offset = region.box_offset[d],
+                       size = region.box_size[d];
+    if (global < 0 || offset < 0 || size < 0 || offset > global || size > global - offset) {
+      return fmt::format(
+          "its box leaves the tensor: dimension {} has size {}, box offset {}, box size {}", d,
+          global, offset, size);
+    }
+    if (__builtin_mul_overflow(box_elements, size, &box_elements) ||
+        __builtin_mul_overflow(global_elements, global, &global_elements)) {
+      return fmt::format("its shape [{}] overflows 64 bits", fmt::join(region.global_shape, ", "));
+    }
+  }
+  if (region.flat_begin < 0 || region.flat_end < region.flat_begin ||
+      region.flat_end > box_elements) {
+    return fmt::format("its range [{}, {}) leaves its box of {} elements", region.flat_begin,
+                       region.flat_end, box_elements);
+  }
+  return "";
+}
+
+void for_each_common_run(const ShardRegion& a, const ShardRegion& b,
+                         const std::function<void(const CommonRun&)>& visit) {
+  require(a.global_shape == b.global_shape, "regions of tensors of different shapes");
+  const std::size_t dims = a.global_shape.size();
+  std::vector<std::int64_t> begin(dims), end(dims);  // the common box
+  for (std::size_t d = 0; d < dims; ++d) {
+    begin[d] = std::max(a.box_offset[d], b.box_offset[d]);
+    end[d] = std::min(a.box_offset[d] + a.box_size[d], b.box_offset[d] + b.box_size[d]);
+    if (begin[d] >= end[d]) {
+      return;
+    }
+  }
+  // A run spans the dimensions [outer, dims): inner dimensions that both boxes hold in full, and
+  // one more.
+  std::size_t outer = dims;
+  std::int64_t run_length = 1;
+  while (outer > 0) {
+    --outer;
+    const std::int64_t size = end[outer] - begin[outer];
+    run_length *= size;
+    if (size != a.box_size[outer] || size != b.box_size[outer]) {
+      break;
+    }
+  }
+  std::int64_t num_runs = 1;
+  for (std::size_t d = 0; d < outer; ++d) num_runs *= end[d] - begin[d];
+  const std::vector<std::int64_t> strides_a = row_major_strides(a.box_size);
+  const std::vector<std::int64_t> strides_b = row_major_strides(b.box_size);
+  // Row-major positions in the boxes of a run's first element; both rise with the run's number.
+  const auto position_of = [&](std::int64_t run) {
+    std::pair<std::int64_t, std::int64_t> position{0, 0};
+    for (std::size_t d = dims; d-- > 0;) {
+      std::int64_t at = begin[d];
+      if (d < outer) {
+        at += run % (end[d] - begin[d]);
+        run /= end[d] - begin[d];
+      }
+      position.first += (at - a.box_offset[d]) * strides_a[d];
+      position.second += (at - b.box_offset[d]) * strides_b[d];
+    }
+    return position;
+  };
+  // The first run that does not lie before either flat range: a forged manifest has boxes of 2^62
+  // runs, of which the ranges hold a few.
+  std::int64_t first_run = 0, past = num_runs;
+  while (first_run < past) {
+    const std::int64_t middle = first_run + (past - first_run) / 2;
+    const auto [run_a, run_b] = position_of(middle);
+    if (run_a + run_length <= a.flat_begin || run_b + run_length <= b.flat_begin) {
+      first_run = middle + 1;
+    } else {
+      past = middle;
+    }
+  }
+  for (std::int64_t run = first_run; run < num_runs; ++run) {
+    const auto [run_a, run_b] = position_of(run);
+    if (run_a >= a.flat_end || run_b >= b.flat_end) return;
+    const std::int64_t first =
+        std::max({std::int64_t{0}, a.flat_begin - run_a, b.flat_begin - run_b});
+    const std::int64_t last = std::min({run_length, a.flat_end - run_a, b.flat_end - run_b});
+    if (first < last) {
+      visit({run_a + first - a.flat_begin, run_b + first - b.flat_begin, last - first});
+    }
+  }
+}
+
+}  // namespace birkhoff

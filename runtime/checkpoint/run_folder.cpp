@@ -1,0 +1,176 @@
+#include "runtime/checkpoint/run_folder.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kRunFormat[] = "birkhoff run";
+constexpr int kRunVersion = 1;
+constexpr char kBeforeFresh[] = "before-fresh-";
+constexpr std::int64_t kMaxIdentityBytes = 65536;
+constexpr std::int64_t kMaxMetricsBytes = std::int64_t{4} << 30;
+
+// Differs between any two runs, on whatever machines they start.
+std::string make_run_id(std::uint64_t seed) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const std::string text = fmt::format("{} {} {} {}", seed, std::chrono::nanoseconds(now).count(),
+                                       host.data(), ::getpid());
+  return xxh3_hex(text.data(), text.size());
+}
+
+// A folder may become a run if it is empty, or holds what a crash at a run's very start leaves, or
+// one between moving an earlier run aside and writing the new one's identity.
+bool can_become_run(const std::vector<std::string>& names) {
+  return std::all_of(names.begin(), names.end(), [](const std::string& name) {
+    return name == "lock" || name.starts_with("run.json") || name.starts_with(kBeforeFresh);
+  });
+}
+
+// Temporary files of write_file_durably() that killed processes left in `root`.
+void remove_temporary_files(const fs::path& root) {
+  for (const std::string& name : list_directory(root.string())) {
+    for (const char* file : {"run.json", "config.txtpb", "metrics.jsonl", "loss.svg"}) {
+      if (name.starts_with(std::string(file) + ".tmp-")) remove_file((root / name).string());
+    }
+  }
+}
+
+// Moves all but the lock into before-fresh-K, for the first free K.
+void move_aside(const fs::path& root) {
+  fs::path target;
+  for (int k = 1; target.empty() || path_exists(target.string()); ++k) {
+    target = root / fmt::format("{}{}", kBeforeFresh, k);
+  }
+  std::vector<std::string> names = list_directory(root.string());
+  make_directory(target.string());
+  // The identity goes last: until then a crash leaves a run, never a folder that nobody knows.
+  std::stable_partition(names.begin(), names.end(),
+                        [](const std::string& name) { return name != "run.json"; });
+  for (const std::string& name : names) {
+    if (name != "lock" && !name.starts_with(kBeforeFresh)) {
+      rename_path((root / name).string(), (target / name).string());
+    }
+  }
+}
+
+}  // namespace
+
+fs::path RunPaths::log(int rank) const { return log_folder() / fmt::format("rank-{}.log", rank); }
+
+void RunFolder::check_usable(const fs::path& folder) {
+  if (!path_exists(folder.string())) return;
+  if (!is_directory(folder.string())) {
+    fail(ExitCode::kUsage, "{}: not a folder; choose another --run", folder.string());
+  }
+  const bool is_run = path_exists(RunPaths{folder}.identity().string());
+  if (!is_run && !can_become_run(list_directory(folder.string()))) {
+    fail(ExitCode::kUsage,
+         "{}: not empty, and not the folder of a run (no run.json there); choose an empty or new "
+         "folder for --run",
+         folder.string());
+  }
+}
+
+RunFolder::RunFolder(const fs::path& folder, std::uint64_t seed, bool fresh) : paths_{folder} {
+  check_usable(folder);
+  make_directory(folder.string());
+  lock_.emplace(paths_.lock().string(), fmt::format("the run folder {}", folder.string()));
+  remove_temporary_files(folder);
+  if (path_exists(paths_.identity().string())) {
+    read_identity();
+    if (!fresh) {
+      return;
+    }
+    move_aside(folder);
+  }
+  id_ = make_run_id(seed);
+  has_checkpoint_ = false;
+  write_identity();
+}
+
+void RunFolder::read_identity() {
+  const std::string path = paths_.identity().string();
+  const nlohmann::json json =
+      nlohmann::json::parse(read_file(path, kMaxIdentityBytes, ExitCode::kCheckpoint), nullptr,
+                            /*allow_exceptions=*/false);
+  const auto field = [&json](const char* name) {
+    return json.is_object() && json.contains(name) ? json[name] : nlohmann::json();
+  };
+  if (field("format") != kRunFormat || field("version") != kRunVersion ||
+      !field("id").is_string() || !field("has_checkpoint").is_boolean()) {
+    fail(ExitCode::kCheckpoint,
+         "{}: damaged, or of another version; it must hold format '{}', version {}, id and "
+         "has_checkpoint: restore it, or "
+         "choose another --run",
+         path, kRunFormat, kRunVersion);
+  }
+  id_ = field("id").get<std::string>();
+  has_checkpoint_ = field("has_checkpoint").get<bool>();
+}
+
+void RunFolder::write_identity() const {
+  const nlohmann::ordered_json json = {{"format", kRunFormat},
+                                       {"version", kRunVersion},
+                                       {"id", id_},
+                                       {"has_checkpoint", has_checkpoint_}};
+  write_file_durably(paths_.identity().string(), json.dump() + "\n");
+}
+
+std::optional<CheckpointFolder> RunFolder::find_resume_point() {
+  auto newest = find_newest_checkpoint(paths_.checkpoints(), /*set_aside=*/true);
+  if (!newest && has_checkpoint_) {
+    fail(ExitCode::kCheckpoint,
+         "{}: this run had checkpoints and none is left; put a copy back, or start afresh with "
+         "another --run or with "
+         "--fresh",
+         paths_.checkpoints().string());
+  }
+  if (newest && newest->manifest.run() != id_) {
+    fail(ExitCode::kCheckpoint,
+         "{}: belongs to run {}, this folder is run {}; move it to its own run's folder, or start "
+         "afresh with another "
+         "--run",
+         newest->path.string(), newest->manifest.run(), id_);
+  }
+  if (newest) note_checkpoint();  // a kill may have come between its commit and the note
+  return newest;
+}
+
+void RunFolder::note_checkpoint() {
+  if (!has_checkpoint_) {
+    has_checkpoint_ = true;
+    write_identity();
+  }
+}
+
+void RunFolder::cut_metrics(std::int64_t bytes) const {
+  const std::string path = paths_.metrics().string();
+  if (!path_exists(path)) {
+    return;
+  }
+  const std::string text = read_file(path, kMaxMetricsBytes);
+  const std::string_view kept = std::string_view(text).substr(0, static_cast<std::size_t>(bytes));
+  // Less may be there than the checkpoint saw: metrics are not synced, and a machine may have lost
+  // power.
+  const std::size_t last_line_end = kept.rfind('\n');
+  const std::size_t size = last_line_end == std::string_view::npos ? 0 : last_line_end + 1;
+  if (size != text.size()) {
+    write_file_durably(path, kept.substr(0, size));
+  }
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,74 @@
+// The folder of one training run: where its files lie, who may write it, and which run it is.
+//
+//   RUN/run.json       identity of the run, and whether it ever had a checkpoint
+//   RUN/lock           locked (flock) while a job trains here; names the holder
+//   RUN/config.txtpb   the resolved configuration
+//   RUN/metrics.jsonl, RUN/loss.svg, RUN/log/rank-*.log, RUN/checkpoints/step-*/
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "cluster/base/files/file.h"
+#include "runtime/checkpoint/checkpoint.h"
+
+namespace birkhoff {
+
+// Names of the files below a run's folder. Touches nothing; for every rank and every command.
+struct RunPaths {
+  std::filesystem::path root;
+
+  std::filesystem::path identity() const { return root / "run.json"; }
+  std::filesystem::path lock() const { return root / "lock"; }
+  std::filesystem::path config() const { return root / "config.txtpb"; }
+  std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
+  std::filesystem::path loss_plot() const { return root / "loss.svg"; }
+  std::filesystem::path log_folder() const { return root / "log"; }
+  std::filesystem::path log(int rank) const;
+  std::filesystem::path checkpoints() const { return root / "checkpoints"; }
+};
+
+// The right to train in a folder, held by rank 0 while it lives. Local.
+class RunFolder {
+ public:
+  // Creates the folder, or opens the run that is there, and locks it. With `fresh`, what an earlier
+  // run left is first moved to RUN/before-fresh-K, so that nothing is lost. Error(kUsage): not a
+  // run's folder and not empty; locked by another job (names its host and process).
+  // Error(kStorage): cannot be created or written.
+  RunFolder(const std::filesystem::path& folder, std::uint64_t seed, bool fresh);
+
+  // Error(kUsage) if `folder` exists and can neither be nor become a run's. Changes nothing.
+  static void check_usable(const std::filesystem::path& folder);
+
+  const RunPaths& paths() const { return paths_; }
+  // XXH3-128 (hex), made when the folder was created; CheckpointManifest.run of all its
+  // checkpoints.
+  const std::string& id() const { return id_; }
+
+  // The checkpoint to go on from: the newest valid one (damaged ones are named on stderr and set
+  // aside), or nullopt where the run starts at step 0: it never had a checkpoint.
+  // Error(kCheckpoint), with the cure, if there were checkpoints and none is left that is valid, or
+  // if it belongs to another run.
+  std::optional<CheckpointFolder> find_resume_point();
+
+  // Remembers that the run has a checkpoint, so that losing it is never taken for a new run. Call
+  // after each commit; only the first writes.
+  void note_checkpoint();
+
+  // Cuts metrics.jsonl to its first `bytes` bytes (CheckpointManifest.metrics_bytes, 0 at the
+  // start), and back to a whole line where less is there.
+  void cut_metrics(std::int64_t bytes) const;
+
+ private:
+  void read_identity();
+  void write_identity() const;
+
+  RunPaths paths_;
+  std::string id_;
+  bool has_checkpoint_ = false;
+  std::optional<FileLock> lock_;
+};
+
+}  // namespace birkhoff

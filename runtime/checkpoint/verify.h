@@ -1,0 +1,34 @@
+// Checks of a checkpoint's files against its manifest. All errors are Error(kCheckpoint), name the
+// file and say what differs.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/manifest.h"
+#include "runtime/checkpoint/safetensors.h"
+
+namespace birkhoff {
+
+// The manifest's tensors by the names of their files.
+using TensorsOfFile =
+    std::map<std::string, std::vector<const configs::CheckpointManifest::Tensor*>>;
+TensorsOfFile tensors_by_file(const configs::CheckpointManifest& manifest);
+
+// Where a tensor's bytes lie, after checking that the file's own header agrees with the manifest.
+const SafetensorsEntry& find_entry(const SafetensorsReader& reader,
+                                   const configs::CheckpointManifest::Tensor& tensor,
+                                   const std::string& path);
+
+void check_size(const std::string& path, const configs::CheckpointManifest::File& file);
+void check_crc(std::uint32_t crc, const configs::CheckpointManifest::Tensor& tensor,
+               const std::string& path);
+
+// Reads every file: sizes, hashes, checksums. Returns the name of the first tensor that holds a
+// value that is not finite; empty if none does.
+std::string verify_files(const CheckpointFolder& checkpoint);
+
+}  // namespace birkhoff

@@ -1,0 +1,102 @@
+#include "runtime/gradients/shard_reduction.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+
+ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients,
+                               bool slice_only)
+    : group_(group),
+      num_shards_(num_shards),
+      gradients_(std::move(gradients)),
+      slice_only_(slice_only),
+      mine_(num_shards),
+      slice_(num_shards) {
+  hold_first_shard();
+  const std::int64_t slice = gradients_.size(0) / group.size();
+  const auto num_mine = static_cast<std::int64_t>(nodes_of_rank(group.rank()).size());
+  for (int rank = 0; rank < group.size(); ++rank) {
+    send_counts_.push_back(num_mine * slice);
+    receive_counts_.push_back(static_cast<std::int64_t>(nodes_of_rank(rank).size()) * slice);
+  }
+  const auto buffer = [this](const std::vector<std::int64_t>& counts) {
+    const auto elements = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+    return at::empty({elements}, gradients_.options());
+  };
+  if (group.size() > 1) {
+    sent_ = buffer(send_counts_);
+    received_ = buffer(receive_counts_);
+  }
+}
+
+std::vector<Interval> ShardReduction::nodes_of_rank(int rank) const {
+  return nodes_of(shards_of_rank(rank), num_shards_);
+}
+
+void ShardReduction::hold_first_shard() {
+  const Interval mine = shards_of_rank(group_.rank());
+  in_gradients_ = {mine.begin, std::min(mine.begin + 1, mine.end)};
+}
+
+void ShardReduction::next_shard(bool one_pass) {
+  const Interval next{in_gradients_.end, in_gradients_.end + 1};
+  if (one_pass && are_halves(in_gradients_, next, num_shards_)) {
+    in_gradients_.end = next.end;
+    return;
+  }
+  mine_.add(in_gradients_, gradients_);
+  gradients_.zero_();
+  in_gradients_ = next;
+}
+
+void ShardReduction::start(const std::string& name) {
+  require(in_gradients_.end == shards_of_rank(group_.rank()).end,
+          "a rank has computed all of its shards");
+  if (in_gradients_.size() > 0) mine_.add(in_gradients_, gradients_);
+  hold_first_shard();
+  if (group_.size() == 1) return;
+  // For each owner its slice of all partial sums.
+  const std::int64_t slice = gradients_.size(0) / group_.size();
+  std::int64_t offset = 0;
+  for (int owner = 0; owner < group_.size(); ++owner) {
+    for (const at::Tensor& sum : mine_.sums()) {
+      sent_.narrow(0, offset, slice).copy_(sum.narrow(0, owner * slice, slice));
+      offset += slice;
+    }
+  }
+  mine_.clear();
+  work_ = group_.all_to_all_async(received_, receive_counts_, sent_, send_counts_, name);
+}
+
+void ShardReduction::combine(const std::string& name) {
+  if (group_.size() == 1) {
+    gradients_.copy_(mine_.sums().front());
+    mine_.clear();
+    return;
+  }
+  work_->wait();
+  const std::int64_t slice = gradients_.size(0) / group_.size();
+  std::int64_t offset = 0;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    for (const Interval node : nodes_of_rank(rank)) {
+      slice_.add(node, received_.narrow(0, offset, slice));
+      offset += slice;
+    }
+  }
+  const at::Tensor mine = gradients_.narrow(0, group_.rank() * slice, slice);
+  mine.copy_(slice_.sums().front());
+  slice_.clear();
+  work_ = slice_only_ ? nullptr : group_.all_gather_async(gradients_, mine, name);
+}
+
+void ShardReduction::finish() {
+  if (work_ != nullptr) work_->wait();
+  work_ = nullptr;
+}
+
+}  // namespace birkhoff

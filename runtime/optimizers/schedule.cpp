@@ -1,0 +1,38 @@
+#include "runtime/optimizers/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "cluster/base/error.h"
+#include "configs/config.pb.h"
+
+namespace birkhoff {
+
+double learning_rate(const configs::Schedule& schedule, std::int64_t step, std::int64_t num_steps) {
+  const double peak = schedule.learning_rate();
+  const double warmup = static_cast<double>(schedule.warmup_steps());
+  const double s = static_cast<double>(step);
+  const double rise = s < warmup ? s / warmup : 1.0;
+  switch (schedule.shape()) {
+    case configs::Schedule::constant:
+      return peak * rise;
+    case configs::Schedule::cosine: {
+      if (s <= warmup) return peak * rise;
+      const double final_rate = schedule.final_learning_rate();
+      const double progress =
+          std::min(1.0, (s - warmup) / (static_cast<double>(num_steps) - warmup));
+      return final_rate + (peak - final_rate) * 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+    }
+    case configs::Schedule::rsqrt:
+      return s <= warmup ? peak * rise : peak * std::sqrt(std::max(warmup, 1.0) / s);
+    case configs::Schedule::rsqrt_decay: {
+      const double held = std::max(warmup, 1.0);
+      return peak * std::sqrt(held / std::max(s, held));
+    }
+  }
+  require(false, "a schedule of the schema");
+  return 0;
+}
+
+}  // namespace birkhoff

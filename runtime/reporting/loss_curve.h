@@ -1,0 +1,44 @@
+// The loss curve of a run: points thinned to a bounded number, and their picture.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/reporting/plot.h"
+
+namespace birkhoff {
+
+// Points of one curve. Memory is bounded: a full curve drops every other point and from then on
+// keeps half as many.
+class Curve {
+ public:
+  struct Point {
+    double step = 0, loss = 0;
+  };
+  static constexpr std::size_t kMaxPoints = 2048;
+
+  // Steps must not go down. Losses that are not finite are left out.
+  void add(std::int64_t step, double loss);
+  // In order; the newest point is always among them.
+  std::vector<Point> points() const;
+
+ private:
+  std::vector<Point> kept_;
+  Point newest_;
+  std::int64_t num_added_ = 0;
+  std::int64_t stride_ = 1;  // every stride_-th point is kept
+};
+
+// Line plots of curves: train curves are faint, evaluations are marked.
+PlotLine train_line(const Curve& curve, std::string name, int colour);
+PlotLine held_out_line(const Curve& curve, std::string name, int colour);
+// Of losses in nats per token by step; the axis of losses is logarithmic where they span a factor
+// of ten.
+Plot loss_plot(std::string title, std::vector<PlotLine> lines);
+
+// The picture of one run.
+std::string loss_curve_svg(const std::string& run_name, const Curve& train, const Curve& held_out,
+                           const std::string& held_out_name);
+
+}  // namespace birkhoff

@@ -1,0 +1,160 @@
+#include "runtime/reporting/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/number_text.h"
+#include "runtime/reporting/metrics_reader.h"
+
+namespace birkhoff {
+
+namespace {
+
+// JSON has no other name for a figure that is not finite.
+template <typename Float>
+std::string json_number(Float value) {
+  return std::isfinite(value) ? plain_text(value) : "null";
+}
+
+// A figure of the clock: more digits mean nothing.
+std::string json_rounded(double value) { return json_number(std::round(value * 1000) / 1000); }
+
+}  // namespace
+
+std::string step_line(const StepReport& report, double elapsed_seconds) {
+  return fmt::format(
+      "{{\"step\":{},\"loss\":{},\"tokens\":{},\"tokens_per_second\":{},\"step_ms\":{},"
+      "\"loader_wait_ms\":{},\"learning_rate\":{},\"grad_norm\":{},\"elapsed_seconds\":{}}}\n",
+      report.step, json_number(report.loss), report.tokens, json_rounded(report.tokens_per_second),
+      json_rounded(report.step_ms), json_rounded(report.loader_wait_ms),
+      // The configuration's are floats.
+      json_number(static_cast<float>(report.learning_rate)), json_number(report.grad_norm),
+      json_rounded(elapsed_seconds));
+}
+
+std::string evaluation_line(std::int64_t step, const std::string& split,
+                            const Evaluation& evaluation, double elapsed_seconds) {
+  return fmt::format(
+      "{{\"step\":{},\"split\":{},\"loss\":{},\"bits_per_byte\":{},\"tokens\":{},\"bytes\":{},"
+      "\"elapsed_seconds\":{}}}\n",
+      step, nlohmann::json(split).dump(), json_number(evaluation.loss),
+      json_number(evaluation.bits_per_byte), evaluation.tokens, evaluation.bytes,
+      json_rounded(elapsed_seconds));
+}
+
+double clock_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+Metrics::Metrics(MetricsOptions options)
+    : options_(std::move(options)),
+      bar_(stderr, options_.num_steps),
+      lines_(File::open_for_append(options_.lines_path.string()),
+             [this](const std::string& text) { warn(text); }),
+      began_(options_.clock()) {
+  read_lines();
+  if (!options_.event_folder.empty()) {
+    events_.emplace(options_.event_folder, options_.first_step,
+                    [this](const std::string& text) { warn(text); });
+  }
+}
+
+void Metrics::warn(const std::string& text) {
+  clear_bar();
+  log_warning("{}", text);
+}
+
+// Lines of earlier versions have no elapsed seconds: not a number.
+void Metrics::read_lines() {
+  const MetricsRecords records = read_metrics(options_.lines_path);
+  for (const StepRecord& record : records.steps) {
+    train_.add(record.step, record.loss);
+    elapsed_before_ = std::fmax(elapsed_before_, record.elapsed_seconds);
+  }
+  for (const EvaluationRecord& record : records.evaluations) {
+    held_out_.add(record.step, record.loss);
+    elapsed_before_ = std::fmax(elapsed_before_, record.elapsed_seconds);
+  }
+}
+
+void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
+  const StepReport report = means_.add(step, step_tokens);
+  num_tokens_ += step_tokens;
+  last_loss_ = step.loss;
+  if (options_.terminal) bar_.draw(report);
+  if (!is_line_due(step.step, options_.every, options_.num_steps)) return;
+
+  lines_.append(step_line(report, elapsed_seconds()));
+  train_.add(report.step, report.loss);
+  if (events_) {
+    events_->scalar("train/loss", report.step, report.loss);
+    events_->scalar("train/tokens_per_second", report.step, report.tokens_per_second);
+    events_->scalar("train/loader_wait_ms", report.step, report.loader_wait_ms);
+    events_->scalar("train/learning_rate", report.step, report.learning_rate);
+    events_->scalar("train/grad_norm", report.step, report.grad_norm);
+  }
+  const std::string line = progress_line(report, options_.num_steps);
+  if (options_.terminal) {
+    log_to_file(LogLevel::kInfo, line);
+  } else {
+    log_info("{}", line);
+  }
+  means_.restart();
+}
+
+void Metrics::evaluation(std::int64_t step, const std::string& split,
+                         const Evaluation& evaluation) {
+  lines_.append(evaluation_line(step, split, evaluation, elapsed_seconds()));
+  last_held_out_loss_ = evaluation.loss;
+  held_out_.add(step, evaluation.loss);
+  if (events_) {
+    events_->scalar(split + "/loss", step, evaluation.loss);
+    events_->scalar(split + "/bits_per_byte", step, evaluation.bits_per_byte);
+  }
+  write_svg();
+  clear_bar();
+  log_info("step {}: {} loss {}, {} bits per byte", step, split, fixed_text(evaluation.loss, 4),
+           fixed_text(evaluation.bits_per_byte, 4));
+}
+
+std::string Metrics::summary() const {
+  const double seconds = options_.clock() - began_;
+  std::string text;
+  if (last_loss_) text += fmt::format("train loss {}, ", fixed_text(*last_loss_, 4));
+  if (last_held_out_loss_) {
+    text += fmt::format("{} loss {}, ", options_.split, fixed_text(*last_held_out_loss_, 4));
+  }
+  text += duration_text(elapsed_before_ + seconds);
+  if (num_tokens_ > 0) {
+    text += fmt::format(", {:.0f} tokens/s", static_cast<double>(num_tokens_) / seconds);
+  }
+  return text;
+}
+
+void Metrics::clear_bar() { bar_.clear(); }
+
+void Metrics::write_svg() {
+  try {
+    write_file_durably(options_.svg_path.string(),
+                       loss_curve_svg(options_.run_name, train_, held_out_, options_.split));
+  } catch (const Error& error) {
+    warn(
+        fmt::format("{}; training goes on, and the picture is tried again after the next "
+                    "evaluation",
+                    error.what()));
+  }
+}
+
+void Metrics::close() {
+  clear_bar();
+  write_svg();
+  lines_.close();
+  if (events_) events_->close();
+}
+
+}  // namespace birkhoff

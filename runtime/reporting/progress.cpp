@@ -1,0 +1,116 @@
+#include "runtime/reporting/progress.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <string_view>
+
+#include "cluster/base/files/file.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/number_text.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr int kBarCells = 16;
+constexpr std::size_t kColumnsOfBar = 60;  // a narrower terminal shows figures only
+constexpr double kRedraw_s = 0.1;
+
+double now_s() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// 0: it is no terminal, or one that does not tell.
+std::size_t columns_of(int fd) {
+  winsize size{};
+  return ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
+}
+
+// Of the terminal that `out` leads to: it itself, or, where mpirun's pipes lie between, the one
+// that the job was started from.
+std::size_t terminal_columns(std::FILE* out) {
+  constexpr std::size_t kUsual = 80;
+  std::size_t columns = columns_of(fileno(out));
+  if (columns == 0) {
+    const UniqueHandle<FileDescriptorTraits> terminal(
+        open("/dev/tty", O_RDONLY | O_NOCTTY | O_CLOEXEC));
+    if (terminal.get() >= 0) columns = columns_of(terminal.get());
+  }
+  return columns > 1 ? columns : kUsual;
+}
+
+}  // namespace
+
+StepReport StepMeans::add(const StepReport& step, std::int64_t step_tokens) {
+  ++steps_;
+  tokens_ += step_tokens;
+  ms_ += step.step_ms;
+  wait_ms_ += step.loader_wait_ms;
+  StepReport report = step;
+  report.step_ms = ms_ / static_cast<double>(steps_);
+  report.loader_wait_ms = wait_ms_ / static_cast<double>(steps_);
+  report.tokens_per_second = 1000 * static_cast<double>(tokens_) / ms_;
+  return report;
+}
+
+bool is_line_due(std::int64_t step, std::int64_t every, std::int64_t num_steps) {
+  return step % every == 0 || step == num_steps;
+}
+
+void StepLog::step(const StepReport& step, std::int64_t step_tokens) {
+  const StepReport report = means_.add(step, step_tokens);
+  if (!is_line_due(step.step, every_, num_steps_)) return;
+  log_to_file(LogLevel::kInfo, progress_line(report, num_steps_));
+  means_.restart();
+}
+
+std::string duration_text(double seconds) {
+  const auto s = std::llround(std::max(seconds, 0.0));
+  return s < 3600 ? fmt::format("{}:{:02}", s / 60, s % 60)
+                  : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+}
+
+std::string progress_line(const StepReport& report, std::int64_t num_steps) {
+  const double left_s = static_cast<double>(num_steps - report.step) * report.step_ms / 1000;
+  // The most wanted first: a narrow terminal cuts the end.
+  return fmt::format("step {}/{}  loss {}  left {}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {}",
+                     report.step, num_steps, fixed_text(report.loss, 4), duration_text(left_s),
+                     report.tokens_per_second, report.step_ms, report.learning_rate,
+                     fixed_text(report.grad_norm, 3));
+}
+
+bool terminal_shows_bar() {
+  const char* said = std::getenv("BIRKHOFF_PROGRESS");
+  return isatty(STDERR_FILENO) == 1 || (said != nullptr && std::string_view(said) == "bar");
+}
+
+void ProgressBar::draw(const StepReport& report) {
+  const double now = now_s();
+  if (visible_ && now - last_drawn_s_ < kRedraw_s && report.step < num_steps_) return;
+  last_drawn_s_ = now;
+  visible_ = true;
+  const std::size_t columns = terminal_columns(out_);
+  std::string line = progress_line(report, num_steps_);
+  if (columns >= kColumnsOfBar) {
+    const auto filled = static_cast<std::size_t>(kBarCells * report.step / num_steps_);
+    line = fmt::format("[{:=<{}}{: <{}}] {}", "", filled, "", kBarCells - filled, line);
+  }
+  line.resize(std::min(line.size(), columns - 1));
+  fmt::print(out_, "\r{}\x1b[K", line);  // \x1b[K: erase to the end of the line
+  std::fflush(out_);
+}
+
+void ProgressBar::clear() {
+  if (!visible_) return;
+  std::fputs("\r\x1b[K", out_);
+  std::fflush(out_);
+  visible_ = false;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,114 @@
+#include "runtime/run_checks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/logging/log.h"
+#include "cluster/base/text/number_text.h"
+#include "cluster/base/text/plural.h"
+#include "configs/config_io.h"
+#include "data/batch/share.h"
+#include "runtime/optimizers/schedule.h"
+
+namespace birkhoff {
+namespace {
+
+// Lines of the differences; only those in fixed fields, or all.
+std::string differences_text(const configs::Config& before, const configs::Config& after,
+                             bool fixed_only) {
+  std::string text;
+  for (const ConfigDifference& difference : diff_configs(before, after)) {
+    if (fixed_only && !difference.fixed) continue;
+    text += fmt::format("{}{}: {} -> {}", text.empty() ? "" : ", ", difference.path,
+                        difference.before, difference.after);
+  }
+  return text;
+}
+
+// Throws on all ranks, with the first rank that has something to say. Collective.
+void fail_together(Group& world, ExitCode code, const std::string& what, const std::string& mine) {
+  const std::vector<std::string> all = world.all_gather_bytes(mine, "agreement on " + what);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) {
+      fail(code, "rank {} has another {} than rank 0: {}; give all ranks the same", rank, what,
+           all[rank]);
+    }
+  }
+}
+
+}  // namespace
+
+void check_same_config(Group& world, const configs::Config& config) {
+  const std::string text = config_text(config);
+  const std::string rank_0_text = world.broadcast_bytes(text, 0, "configuration");
+  std::string difference;
+  if (text != rank_0_text) {
+    difference = differences_text(parse_config(rank_0_text, "rank 0", {}), config, false);
+  }
+  fail_together(world, ExitCode::kConfig, "configuration", difference);
+}
+
+void check_same_corpus(Group& world, const Corpus& corpus) {
+  const std::string& mine = corpus.manifest().fingerprint();
+  const std::string rank_0 = world.broadcast_bytes(mine, 0, "corpus");
+  std::string difference;
+  if (mine != rank_0) {
+    difference = fmt::format("fingerprint {} -> {} in {}", rank_0, mine, corpus.folder().string());
+  }
+  fail_together(world, ExitCode::kData, "corpus", difference);
+}
+
+void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& config,
+                     const Corpus& corpus) {
+  const configs::CheckpointManifest& manifest = checkpoint.manifest;
+  const std::string difference = differences_text(manifest.config(), config, true);
+  if (!difference.empty()) {
+    fail(ExitCode::kConfig,
+         "{}: this run cannot go on with other values of fixed fields: {}; restore them, or train "
+         "in another run folder",
+         checkpoint.path.string(), difference);
+  }
+  if (manifest.corpus() != corpus.manifest().fingerprint()) {
+    fail(
+        ExitCode::kData,
+        "{}: made with the corpus {}, but {} is {}; point data.corpus to the same corpus, or train "
+        "in another run folder",
+        checkpoint.path.string(), manifest.corpus(), corpus.folder().string(),
+        corpus.manifest().fingerprint());
+  }
+}
+
+void warn_of_idle_ranks(const configs::Config& config, int num_ranks) {
+  const configs::Train& train = config.train();
+  int idle = 0;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    idle +=
+        rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size() == 0;
+  }
+  if (idle == 0) return;
+  log_warning("{} of {} compute nothing: train.global_batch = {}{}; {} do the same work as fast",
+              idle, counted(num_ranks, "rank"), train.global_batch(),
+              train.invariant().shards() > 0
+                  ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
+                  : "",
+              num_ranks - idle);
+}
+
+void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
+                       std::int64_t next_step) {
+  const double expected = learning_rate(before.schedule(), next_step, before.steps());
+  const double rate = learning_rate(now.schedule(), next_step, now.steps());
+  constexpr double kSmallChange = 0.01;
+  if (std::abs(rate - expected) <= kSmallChange * std::max(rate, expected)) return;
+  log_warning(
+      "the learning rate jumps: step {} has {}, and had {} with the train.schedule and train.steps "
+      "of the checkpoint",
+      next_step, plain_text(static_cast<float>(rate)), plain_text(static_cast<float>(expected)));
+}
+
+}  // namespace birkhoff

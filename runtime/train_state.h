@@ -1,0 +1,32 @@
+// The numbers of a run that change with its steps, and their form in a checkpoint's manifest.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/gradients/loss_scale.h"
+
+namespace birkhoff {
+
+// Where a run stands; with parameters and optimizer state all there is to resume from.
+struct TrainState {
+  std::int64_t step = 0;        // optimizer steps done, skipped ones included
+  std::int64_t consumed = 0;    // sequences, over all epochs: the position in the data
+  std::int64_t tokens = 0;      // counted targets of the steps that were applied
+  std::int32_t skipped = 0;     // skipped steps in a row
+  bool evaluation_due = false;  // a signal stopped the run before the evaluation of this step
+  LossScale loss_scale;
+  std::optional<double> held_out_loss = {};  // of the evaluation at this step, if one was made
+};
+
+// To and from a manifest. A loss that is not finite is left out; a loss scale that the manifest
+// lacks stays.
+void write_state(const TrainState& state, CheckpointHeader& header);
+void read_state(const CheckpointHeader& header, TrainState& state);
+
+// All of it in one line, equal for equal states: what ranks compare.
+std::string text_of(const TrainState& state);
+
+}  // namespace birkhoff

@@ -1,0 +1,13 @@
+// AdamW's update in LibTorch operations: what the CPU's loop and the GPU's kernel are compared
+// with.
+#pragma once
+
+#include "runtime/optimizers/gpu_adamw.h"
+
+namespace birkhoff::testing {
+
+// As fused_adamw(), on any device and in any floating dtype.
+void reference_adamw(FusedAdamWBucket& bucket, const AdamWConstants& constants,
+                     const at::Tensor& scalars_K, const at::Tensor& num_updates_1);
+
+}  // namespace birkhoff::testing
