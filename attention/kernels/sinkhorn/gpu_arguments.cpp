@@ -1,0 +1,112 @@
+#include "attention/kernels/sinkhorn/gpu_arguments.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+
+#include "attention/kernels/sinkhorn/gpu_params.h"
+#include "cluster/base/gpu/device.h"
+#include "cluster/base/tensors/second_gradient.h"
+
+namespace birkhoff {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The kernels of gpu_launch.cu.
+struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
+  // Memory for what the backward pass keeps of each problem, at one time.
+  static constexpr std::int64_t kMostVectors = (128 << 20) / sizeof(float);
+
+  // Problems [.., R, C] as the kernels take them.
+  static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                              std::int64_t first_row) {
+    const std::int64_t R = scores.size(-2), C = scores.size(-1);
+    return {.matrices = R * C == 0 ? 0 : scores.numel() / (R * C),
+            .rows = static_cast<int>(R),
+            .columns = static_cast<int>(C),
+            .iterations = static_cast<int>(iterations),
+            .prefix = prefix,
+            .first_row = static_cast<int>(first_row),
+            .results = prefix ? static_cast<int>(R - first_row) : 1,
+            .scores = scores.const_data_ptr<float>(),
+            .p = nullptr,
+            .scratch = nullptr};
+  }
+
+  // Puts memory for `matrices` of the problems in place; who calls keeps it.
+  static at::Tensor give_scratch(const at::Tensor& scores, std::int64_t matrices,
+                                 BalanceParams& problems) {
+    const at::Tensor scratch =
+        at::empty({matrices * problems.scratch_per_matrix()}, scores.options());
+    problems.scratch = scratch.mutable_data_ptr<float>();
+    return scratch;
+  }
+
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            std::int64_t iterations, bool prefix, std::int64_t first_row) {
+    const at::Tensor dense = scores.contiguous();
+    const at::Tensor p = at::empty_like(dense.narrow(-2, first_row, dense.size(-2) - first_row),
+                                        at::MemoryFormat::Contiguous);
+    BalanceParams problems = params(dense, iterations, prefix, first_row);
+    problems.p = p.mutable_data_ptr<float>();
+    const at::Tensor scratch = give_scratch(dense, problems.matrices, problems);
+    if constexpr (kHasGpuKernels) launch_balance(problems, current_stream(dense));
+    context->saved_data["iterations"] = iterations;
+    context->saved_data["prefix"] = prefix;
+    context->saved_data["first_row"] = first_row;
+    context->save_for_backward({dense});
+    return p;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const at::Tensor scores = context->get_saved_variables()[0], d_p = gradients[0].contiguous();
+    const at::Tensor d_scores = at::empty_like(scores);
+    BalanceParams problems =
+        params(scores, context->saved_data["iterations"].toInt(),
+               context->saved_data["prefix"].toBool(), context->saved_data["first_row"].toInt());
+    const std::int64_t of_matrix = BalanceBackwardParams::vectors_per_matrix(problems);
+    const std::int64_t all = problems.matrices;
+    if (all == 0) return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
+    // Parts of one size, so that each fills the device.
+    const std::int64_t most =
+        std::max<std::int64_t>(1, kMostVectors / std::max<std::int64_t>(1, of_matrix));
+    const std::int64_t parts = (all + most - 1) / most, at_once = (all + parts - 1) / parts;
+    const at::Tensor vectors = at::empty({at_once * of_matrix}, scores.options());
+    const at::Tensor scratch = give_scratch(scores, at_once, problems);
+    const std::int64_t size = scores.size(-2) * scores.size(-1);
+    const std::int64_t result_size = d_p.size(-2) * d_p.size(-1);
+    for (std::int64_t first = 0; first < all; first += at_once) {
+      problems.matrices = std::min(at_once, all - first);
+      problems.scores = scores.const_data_ptr<float>() + first * size;
+      const BalanceBackwardParams params{
+          .problems = problems,
+          .d_p = d_p.const_data_ptr<float>() + first * result_size,
+          .vectors = vectors.mutable_data_ptr<float>(),
+          .d_scores = d_scores.mutable_data_ptr<float>() + first * size};
+      if constexpr (kHasGpuKernels) launch_balance_backward(params, current_stream(scores));
+    }
+    return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                      std::int64_t first_row) {
+  return scores.is_cuda() && scores.scalar_type() == at::kFloat &&
+         std::max(scores.size(-2), scores.size(-1)) <= BalanceParams::kMostBlocks &&
+         BalanceBackwardParams::vectors_per_matrix(BalanceOnGpu::params(
+             scores, iterations, prefix, first_row)) <= 2 * BalanceOnGpu::kMostVectors;
+}
+
+at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                          std::int64_t first_row) {
+  return BalanceOnGpu::apply(scores, iterations, prefix, first_row);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,184 @@
+// Legend: S scores, f row potentials, g column potentials, P weights; R rows, C columns, N blocks.
+#include "attention/kernels/sinkhorn/log_domain.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+#include "cluster/base/tensors/second_gradient.h"
+
+namespace birkhoff {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// -log sum exp(x) over `dim`, kept; 0 where every entry is -inf, so that no potential is infinite.
+at::Tensor potential(const at::Tensor& x, std::int64_t dim) {
+  const at::Tensor max = x.amax(dim, /*keepdim=*/true);
+  const at::Tensor shift = max.masked_fill(max == kBarred, 0);
+  const at::Tensor log_sum = (x - shift).exp_().sum(dim, /*keepdim=*/true).log_().add_(shift);
+  return log_sum.neg_().masked_fill_(max == kBarred, 0);
+}
+
+Keep kept_for(const at::Tensor& scores) {
+  return at::GradMode::is_enabled() && scores.requires_grad() ? Keep::kPotentials : Keep::kNothing;
+}
+
+void save_solution(AutogradContext* context, const at::Tensor& scores, const Solution& solution) {
+  variable_list saved = solution.potentials;
+  saved.push_back(scores);
+  saved.push_back(solution.p);
+  context->save_for_backward(saved);
+}
+
+std::pair<at::Tensor, Solution> saved_solution(AutogradContext* context) {
+  variable_list saved = context->get_saved_variables();
+  Solution solution{.p = saved.back(), .potentials = {}};
+  saved.pop_back();
+  const at::Tensor scores = saved.back();
+  saved.pop_back();
+  solution.potentials = std::move(saved);
+  return {scores, solution};
+}
+
+struct Balance : torch::autograd::Function<Balance> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            std::int64_t iterations) {
+    const Solution solution = solve(scores, iterations, Keep::kPotentials);
+    save_solution(context, scores, solution);
+    return solution.p;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const auto [scores, solution] = saved_solution(context);
+    return {solution_gradient(scores, solution, gradients[0]), at::Tensor()};
+  }
+};
+
+struct CumulativeBalance : torch::autograd::Function<CumulativeBalance> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            std::int64_t iterations) {
+    const Solution solution = solve_cumulative(scores, iterations, Keep::kPotentials);
+    save_solution(context, scores, solution);
+    return solution.p;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const auto [scores, solution] = saved_solution(context);
+    return {cumulative_gradient(scores, solution, gradients[0]), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Solution solve(const at::Tensor& scores, std::int64_t iterations, Keep keep) {
+  Solution solution;
+  at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g;
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    g = potential(scores + f, -2);
+    f = potential(scores + g, -1);
+    if (keep == Keep::kPotentials) solution.potentials.insert(solution.potentials.end(), {g, f});
+  }
+  solution.p = (scores + f).add_(g).exp_();
+  return solution;
+}
+
+// dLoss/dS given d_p = dLoss/dP. Reverse of the steps: each flow below is d times the matrix that a
+// step left normalised.
+at::Tensor solution_gradient(const at::Tensor& scores, const Solution& solution,
+                             const at::Tensor& d_p) {
+  const variable_list& potentials = solution.potentials;
+  at::Tensor d_scores = d_p * solution.p;
+  at::Tensor d_f = d_scores.sum(-1, /*keepdim=*/true);
+  at::Tensor d_g = d_scores.sum(-2, /*keepdim=*/true);
+  for (std::size_t i = potentials.size(); i >= 2; i -= 2) {
+    const at::Tensor &g = potentials[i - 2], &f = potentials[i - 1];
+    const at::Tensor row_flow = (scores + f + g).exp_().mul_(d_f);
+    d_scores.sub_(row_flow);
+    d_g.sub_(row_flow.sum(-2, /*keepdim=*/true));
+    const at::Tensor f_before = i > 2 ? potentials[i - 3] : at::zeros_like(f);
+    const at::Tensor column_flow = (scores + f_before + g).exp_().mul_(d_g);
+    d_scores.sub_(column_flow);
+    d_f = column_flow.sum(-1, /*keepdim=*/true).neg_();
+    d_g = at::zeros_like(d_g);
+  }
+  return d_scores;
+}
+
+Solution solve_cumulative(const at::Tensor& scores, std::int64_t iterations, Keep keep) {
+  Solution solution;
+  at::Tensor f = at::zeros_like(scores.narrow(-1, 0, 1)), g;
+  const at::Tensor null = at::zeros_like(f);
+  for (std::int64_t i = 0; i < iterations; ++i) {
+    const at::Tensor log_sum = (scores + f).logcumsumexp(-2);
+    g = log_sum.neg().masked_fill_(log_sum == kBarred, 0);
+    f = potential(at::cat({scores + g, null}, -1), -1);
+    if (keep == Keep::kPotentials) solution.potentials.insert(solution.potentials.end(), {g, f});
+  }
+  solution.p = (scores + f).add_(g).exp_();
+  return solution;
+}
+
+at::Tensor cumulative_gradient(const at::Tensor& scores, const Solution& solution,
+                               const at::Tensor& d_p) {
+  const variable_list& potentials = solution.potentials;
+  const std::int64_t N = scores.size(-1);
+  at::Tensor d_scores = d_p * solution.p;
+  at::Tensor d_f = d_scores.sum(-1, /*keepdim=*/true);
+  at::Tensor d_g = d_scores.clone();
+  for (std::size_t i = potentials.size(); i >= 2; i -= 2) {
+    const at::Tensor &g = potentials[i - 2], &f = potentials[i - 1];
+    const at::Tensor row_flow = (scores + f + g).exp_().mul_(d_f);
+    d_scores.sub_(row_flow);
+    d_g.sub_(row_flow);
+    const at::Tensor f_before = i > 2 ? potentials[i - 3] : at::zeros_like(f);
+    // Destination u' has a share of exp(S_u'v + f_u' + g_uv) in g_uv for each u >= u', so its
+    // flow is exp(S_u'v + f_u' + g_u'v) r_u'v with r_u'v = sum over u >= u' of exp(g_uv - g_u'v)
+    // d_g_uv. g falls with u: from the last row up, r_u' = d_g_u' + exp(g_u'+1 - g_u') r_u'+1
+    // never overflows. Rows above a column's first source have g = 0 by convention, maybe below
+    // the next; the clamp keeps their r finite, and their flow is 0.
+    const at::Tensor decay = (g.narrow(-2, 1, N - 1) - g.narrow(-2, 0, N - 1)).clamp_max_(0).exp_();
+    at::Tensor r = d_g;
+    for (std::int64_t u = N - 2; u >= 0; --u) {
+      r.select(-2, u).addcmul_(decay.select(-2, u), r.select(-2, u + 1));
+    }
+    const at::Tensor column_flow = (scores + f_before + g).exp_().mul_(r);
+    d_scores.sub_(column_flow);
+    d_f = column_flow.sum(-1, /*keepdim=*/true).neg_();
+    d_g = at::zeros_like(d_g);
+  }
+  return d_scores;
+}
+
+at::Tensor reference_balance(const at::Tensor& scores, std::int64_t iterations) {
+  const Keep keep = kept_for(scores);
+  return keep == Keep::kNothing ? solve(scores, iterations, keep).p
+                                : Balance::apply(scores, iterations);
+}
+
+at::Tensor reference_prefix_balance(const at::Tensor& scores, std::int64_t iterations,
+                                    std::int64_t first_row) {
+  // All prefixes at once: [.., U, N, N], barred outside destinations 1..u and sources 0..u-1.
+  const std::int64_t N = scores.size(-1), U = N - first_row;
+  const auto indices = scores.options().dtype(at::kLong);
+  const at::Tensor u_U = at::arange(first_row, N, indices), index_N = at::arange(N, indices);
+  const at::Tensor outside_UNN =
+      at::logical_or(index_N.unsqueeze(1) > u_U.view({U, 1, 1}), index_N >= u_U.view({U, 1, 1}))
+          .logical_or_(index_N.unsqueeze(1) == 0);
+  const at::Tensor prefixes = scores.unsqueeze(-3).masked_fill(outside_UNN, kBarred);
+  const at::Tensor p = reference_balance(prefixes, iterations);
+  return p.narrow(-2, first_row, U).diagonal(0, -3, -2).transpose(-1, -2);
+}
+
+at::Tensor reference_cumulative_balance(const at::Tensor& scores, std::int64_t iterations) {
+  const Keep keep = kept_for(scores);
+  return keep == Keep::kNothing ? solve_cumulative(scores, iterations, keep).p
+                                : CumulativeBalance::apply(scores, iterations);
+}
+
+}  // namespace birkhoff
