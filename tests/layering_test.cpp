@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <stdlib.h>  // mkdtemp
+
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -435,9 +437,8 @@ TEST(Layering, MechanismsAreNamedInAttentionOnly) {
 
 TEST(Layering, EveryRequiredDependencyIsIncluded) {
   EXPECT_THAT(dependencies_are_used(our_tree()), IsEmpty());
-  const BrokenTree broken(
-      BrokenTree::Files{{"cmake/Dependencies.cmake",
-                         "find_package(fmt REQUIRED)\nfind_package(spdlog REQUIRED)\n"}});
+  const BrokenTree broken(BrokenTree::Files{
+      {"cmake/Dependencies.cmake", "find_package(fmt REQUIRED)\nfind_package(spdlog REQUIRED)\n"}});
   EXPECT_THAT(dependencies_are_used(broken.tree()),
               testing::UnorderedElementsAre(HasSubstr("fmt is required and included nowhere"),
                                             HasSubstr("spdlog is required: say")));
