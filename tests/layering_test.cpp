@@ -3,7 +3,6 @@
 // break it, too.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <stdlib.h>  // mkdtemp
 
 #include <algorithm>
