@@ -26,6 +26,8 @@ void limit_libraries(const NamedSet& set) {
   setenv("ATEN_CPU_CAPABILITY", set.libtorch, /*overwrite=*/0);
   setenv("ONEDNN_MAX_CPU_ISA", set.onednn, /*overwrite=*/0);
   setenv("MKL_ENABLE_INSTRUCTIONS", set.mkl, /*overwrite=*/0);
+  // On processors of other makers MKL heeds this one only.
+  if (set.set == InstructionSet::kPortable) setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/0);
 }
 
 InstructionSet choose() {
