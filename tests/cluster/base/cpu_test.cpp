@@ -62,6 +62,8 @@ TEST(Cpu, TensorsFindTheMemoryOfEarlierOnes) {
 TEST(CpuDeathTest, OneVariableLimitsOurLoopsAndLibTorch) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto code_of = [](const char* set, InstructionSet expected, const char* libtorch) {
+    for (const char* own : {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS"})
+      unsetenv(own);
     setenv("BIRKHOFF_CPU", set, 1);
     if (instruction_set() != expected || name_of(expected) != set) return 1;
     return at::get_cpu_capability() == libtorch ? 0 : 2;
