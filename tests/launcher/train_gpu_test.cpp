@@ -34,8 +34,8 @@ class TrainOnGpu : public TrainProcess {
                                   double tolerance) {
     train_on("cpu", name + "_cpu", settings);
     train_on("cuda", name + "_cuda", settings);
-    const MetricsLines cpu = read_metrics(run(name + "_cpu"));
-    const MetricsLines cuda = read_metrics(run(name + "_cuda"));
+    const MetricsLines cpu = lines_of_metrics(run(name + "_cpu"));
+    const MetricsLines cuda = lines_of_metrics(run(name + "_cuda"));
     ASSERT_EQ(cuda.losses.size(), cpu.losses.size());
     ASSERT_EQ(cpu.losses.size(), 40u);
     for (std::size_t i = 0; i < cpu.losses.size(); ++i) {
@@ -57,7 +57,7 @@ TEST_F(TrainOnGpu, LossesAreTheCpus) {
 TEST_F(TrainOnGpu, RepeatsAndResumesWithTheSameBits) {
   train_on("cuda", "first");
   train_on("cuda", "second");
-  EXPECT_EQ(read_metrics(run("second")).figures, read_metrics(run("first")).figures);
+  EXPECT_EQ(lines_of_metrics(run("second")).figures, lines_of_metrics(run("first")).figures);
   EXPECT_TRUE(final_tensors(run("second")) == final_tensors(run("first")));
 
   Child child(train("stopped", arguments("cuda", {})));
@@ -65,7 +65,7 @@ TEST_F(TrainOnGpu, RepeatsAndResumesWithTheSameBits) {
   child.signal(SIGTERM);
   EXPECT_THAT(child.finish().code, testing::AnyOf(75, 0));
   train_on("cuda", "stopped");
-  EXPECT_EQ(read_metrics(run("stopped")).figures, read_metrics(run("first")).figures);
+  EXPECT_EQ(lines_of_metrics(run("stopped")).figures, lines_of_metrics(run("first")).figures);
   EXPECT_TRUE(final_tensors(run("stopped")) == final_tensors(run("first")));
 }
 
@@ -89,7 +89,8 @@ TEST_F(TrainOnGpu, RecordedStepsHaveTheSameBits) {
       EXPECT_THAT(child.finish().code, testing::AnyOf(75, 0));
     }
     train_on("cuda", recorded, settings);
-    EXPECT_EQ(read_metrics(run(recorded)).figures, read_metrics(run(plain)).figures) << recorded;
+    EXPECT_EQ(lines_of_metrics(run(recorded)).figures, lines_of_metrics(run(plain)).figures)
+        << recorded;
     EXPECT_TRUE(final_tensors(run(recorded)) == final_tensors(run(plain))) << recorded;
   }
 }
@@ -131,7 +132,7 @@ class RanksOnGpu : public TrainOnGpu {
     ASSERT_EQ(finished.code, 0) << finished.err;
   }
   static void expect_same(const std::string& a, const std::string& b) {
-    EXPECT_EQ(read_metrics(run(a)).figures, read_metrics(run(b)).figures) << a << ", " << b;
+    EXPECT_EQ(lines_of_metrics(run(a)).figures, lines_of_metrics(run(b)).figures) << a << ", " << b;
     EXPECT_TRUE(final_tensors(run(a)) == final_tensors(run(b))) << a << ", " << b;
   }
   // Two ranks that do not end by themselves.

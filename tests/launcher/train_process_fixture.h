@@ -71,7 +71,8 @@ class TrainProcess : public testing::Test {
     ASSERT_EQ(state.size(), reference.size());
     for (const auto& [file, bytes] : reference)
       EXPECT_TRUE(state.at(file) == bytes) << file << " differs";
-    const MetricsLines metrics = read_metrics(run(name)), expected = read_metrics(reference_run);
+    const MetricsLines metrics = lines_of_metrics(run(name)),
+                       expected = lines_of_metrics(reference_run);
     EXPECT_EQ(metrics.figures, expected.figures)
         << "each step once, in order, with the same figures";
     EXPECT_EQ(metrics.evaluated, expected.evaluated);

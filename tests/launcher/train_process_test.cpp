@@ -44,7 +44,7 @@ class TrainProcessTest : public TrainProcess {
 
 TEST_F(TrainProcessTest, FromTextToSample) {
   const fs::path reference = run("reference");
-  const MetricsLines metrics = read_metrics(reference);
+  const MetricsLines metrics = lines_of_metrics(reference);
   std::vector<int> all_steps(kSteps);
   std::iota(all_steps.begin(), all_steps.end(), 1);
   EXPECT_EQ(metrics.steps, all_steps);
@@ -178,7 +178,7 @@ TEST_F(TrainProcessTest, ARequestInEveryPhaseIsObeyed) {
       const Finished resumed = run_child(train(name, options));
       EXPECT_EQ(resumed.code, 0) << resumed.err;
       EXPECT_THAT(resumed.err, HasSubstr("resumes at step " + std::to_string(step)));
-      const MetricsLines metrics = read_metrics(run(name));
+      const MetricsLines metrics = lines_of_metrics(run(name));
       std::vector<int> all_steps(static_cast<std::size_t>(step) + 2);
       std::iota(all_steps.begin(), all_steps.end(), 1);
       EXPECT_EQ(metrics.steps, all_steps) << "each step once";
@@ -330,7 +330,8 @@ TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
   train_on(3, 0);
   const Finished reference = run_child(train("fp64", {"--set", "train.precision=fp64"}));
   ASSERT_EQ(reference.code, 0) << reference.err;
-  const MetricsLines metrics = read_metrics(run(name)), expected = read_metrics(run("fp64"));
+  const MetricsLines metrics = lines_of_metrics(run(name)),
+                     expected = lines_of_metrics(run("fp64"));
   EXPECT_EQ(metrics.steps, expected.steps);
   EXPECT_EQ(metrics.evaluated, expected.evaluated);
   ASSERT_EQ(metrics.losses.size(), expected.losses.size());

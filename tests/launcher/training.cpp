@@ -206,7 +206,7 @@ std::map<std::string, std::string> final_tensors(const fs::path& run) {
   return tensors;
 }
 
-MetricsLines read_metrics(const fs::path& run) {
+MetricsLines lines_of_metrics(const fs::path& run) {
   MetricsLines metrics;
   double elapsed_seconds = 0;
   std::ifstream lines(run / "metrics.jsonl");

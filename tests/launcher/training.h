@@ -53,7 +53,7 @@ struct MetricsLines {
   std::vector<double> losses;
 };
 // Fails the test on a line that has other keys than documented.
-MetricsLines read_metrics(const std::filesystem::path& run);
+MetricsLines lines_of_metrics(const std::filesystem::path& run);
 
 // What keeps a text from being well-formed XML, or empty. No comments, no CDATA.
 std::string xml_defect(const std::string& text);

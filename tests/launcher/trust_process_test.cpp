@@ -41,14 +41,14 @@ TEST_F(TrustProcessTest, InvariantRunsHaveTheSameBitsOnAnyNumberOfRanks) {
     train_on("invariant" + std::to_string(ranks), ranks, 12);
     train_on("plain" + std::to_string(ranks), ranks, 0);
   }
-  const MetricsLines expected = read_metrics(run("invariant1"));
+  const MetricsLines expected = lines_of_metrics(run("invariant1"));
   const auto tensors = final_tensors(run("invariant1"));
   ASSERT_GT(tensors.size(), 10u);
   bool plain_differs = false;
   for (const int ranks : {2, 3, 4}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
     const fs::path other = run("invariant" + std::to_string(ranks));
-    EXPECT_EQ(read_metrics(other).figures, expected.figures);
+    EXPECT_EQ(lines_of_metrics(other).figures, expected.figures);
     EXPECT_TRUE(final_tensors(other) == tensors);
     plain_differs |=
         final_tensors(run("plain" + std::to_string(ranks))) != final_tensors(run("plain1"));
@@ -62,7 +62,7 @@ TEST_F(TrustProcessTest, InvariantRunsHaveTheSameBitsOnAnyNumberOfRanks) {
   EXPECT_EQ(child.finish().code, 75);
   ASSERT_LT(last_step(run("invariant_moved")), 40);
   train_on("invariant_moved", 3, 12);
-  EXPECT_EQ(read_metrics(run("invariant_moved")).figures, expected.figures);
+  EXPECT_EQ(lines_of_metrics(run("invariant_moved")).figures, expected.figures);
   EXPECT_TRUE(final_tensors(run("invariant_moved")) == tensors);
 }
 
