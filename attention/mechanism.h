@@ -47,7 +47,8 @@ struct AttentionOutput {
   std::vector<std::pair<std::string, at::Tensor>> sums;
 };
 
-// How a self-attention input falls into blocks.
+// How a self-attention input falls into blocks of `block` tokens. Error(kInternal) unless it has as
+// many keys as queries.
 Blocks token_blocks(const AttentionInput& in, std::int64_t block, bool causal);
 
 // What a mechanism keeps of the past while decoding one sequence after another token.

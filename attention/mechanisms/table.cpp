@@ -21,8 +21,7 @@ namespace {
 
 using Config = configs::Mechanism;
 
-// What a mechanism is made of.
-struct Making {
+struct MakeArguments {
   const Config& config;
   const MechanismShape& shape;
   const std::string& prefix;
@@ -31,25 +30,25 @@ struct Making {
 
 struct Entry {
   Config::KindCase kind;
-  std::unique_ptr<Mechanism> (*make)(const Making&);
+  std::unique_ptr<Mechanism> (*make)(const MakeArguments&);
 };
 
 const Entry kMechanisms[] = {
     {Config::kDense,
-     [](const Making& m) -> std::unique_ptr<Mechanism> {
+     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<DenseAttentionMechanism>(m.config.dense(), m.shape);
      }},
     {Config::kBlockLocal,
-     [](const Making& m) -> std::unique_ptr<Mechanism> {
+     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<BlockLocalMechanism>(m.config.block_local(), m.shape);
      }},
     {Config::kSinkhorn,
-     [](const Making& m) -> std::unique_ptr<Mechanism> {
+     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SinkhornMechanism>(m.config.sinkhorn(), m.shape, m.prefix,
                                                   m.parameters);
      }},
     {Config::kSinkhornMixture,
-     [](const Making& m) -> std::unique_ptr<Mechanism> {
+     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SinkhornMixtureMechanism>(m.config.sinkhorn_mixture(), m.shape,
                                                          m.prefix, m.parameters);
      }},

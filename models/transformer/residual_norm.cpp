@@ -31,7 +31,7 @@ void check_alike(const at::Tensor& tensor, const at::Tensor& stream_NC, bool of_
 bool has_kernel(std::initializer_list<at::Tensor> tensors) {
   const at::Tensor& stream_NC = *tensors.begin();
   const std::int64_t channels = stream_NC.size(1);
-  bool fits = stream_NC.is_cuda() && stream_NC.scalar_type() == at::kFloat &&
+  bool fits = kHasGpuKernels && stream_NC.is_cuda() && stream_NC.scalar_type() == at::kFloat &&
               channels <= ResidualNormParams::kMostChannels;
   for (const at::Tensor& tensor : tensors) {
     fits = fits && (!tensor.defined() ||

@@ -19,7 +19,7 @@ at::Tensor block_sums_of_squares(const at::Tensor& x_n) {
   require(x_n.is_contiguous(), "block_sums_of_squares: x must be contiguous");
   const std::int64_t n = x_n.numel(), num_blocks = num_sum_blocks(n);
   const at::Tensor sums = at::empty({num_blocks}, x_n.options().dtype(at::kDouble));
-  if (x_n.is_cuda()) {
+  if (kHasGpuKernels && x_n.is_cuda()) {
     require(x_n.scalar_type() == at::kFloat || x_n.scalar_type() == at::kBFloat16,
             "block_sums_of_squares: on a GPU x must be fp32 or bf16");
     if constexpr (kHasGpuKernels) {

@@ -39,7 +39,8 @@ void check_bucket(const FusedAdamWBucket& b, const at::Tensor& scalars_K,
 void fused_adamw(FusedAdamWBucket& b, const AdamWConstants& constants, const at::Tensor& scalars_K,
                  const at::Tensor& num_updates_1) {
   check_bucket(b, scalars_K, num_updates_1);
-  require(b.values_n.scalar_type() == at::kFloat, "fused_adamw: values must be fp32");
+  require(kHasGpuKernels && b.values_n.is_cuda() && b.values_n.scalar_type() == at::kFloat,
+          "fused_adamw: values must be fp32 on a GPU");
   for (const at::Tensor& tensor : {b.values_n, b.gradients_n, b.m_n, b.v_n}) {
     require(fits_vectors(tensor, /*num_bytes=*/0), "fused_adamw: data must be aligned to 16 bytes");
   }

@@ -438,7 +438,7 @@ void gradients_in_tiles(const BlockOperands& operands, const BlockResults& resul
       source.d_v = BlockRows<T>(made.d_v_BHNbD);
       source.summed = !source.is_owned(call.block);
       if (source.window.first_offset > 0 || source.window.last_offset < 0) {
-        made.d_k_BHNbD.zero_();  // some keys are seen by nobody
+        made.d_k_BHNbD.zero_();  // no query sees some of the keys
         made.d_v_BHNbD.zero_();
       }
       if (made.d_bias.defined()) {

@@ -5,6 +5,7 @@
 #include "attention/kernels/block_attention/paths.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
+#include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {
@@ -37,7 +38,7 @@ KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
 
 Path choose_path(const BlockAttention& in, Path limit) {
   if (limit == Path::kReference) return limit;
-  if (limit == Path::kFused && (in.q_BHNbD.is_cuda()  ? fits_gpu_kernels(in)
+  if (limit == Path::kFused && (in.q_BHNbD.is_cuda()  ? kHasGpuKernels && fits_gpu_kernels(in)
                                 : in.q_BHNbD.is_cpu() ? fits_cpu_loop(in)
                                                       : false)) {
     return Path::kFused;

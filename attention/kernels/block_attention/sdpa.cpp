@@ -35,7 +35,7 @@ at::Tensor attend_with_one_softmax(const BlockAttention& in) {
                         blocks_to_batch(keys.v_BHNWD), mask, own_past_alone)
           .unflatten(0, {B, N})
           .transpose(1, 2);
-  // Looking is cheap on the CPU alone: elsewhere it would wait for the device.
+  // Only on the CPU is it cheap to look: elsewhere the host would wait for the device.
   if (!seeing.defined() || (seeing.is_cpu() && seeing.all().item<bool>())) return out_BHNbD;
   return out_BHNbD.masked_fill(seeing.logical_not(), 0);
 }

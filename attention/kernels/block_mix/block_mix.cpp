@@ -19,6 +19,7 @@
 #include "attention/kernels/common/cpu_sets.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "cluster/base/instruction_set.h"
 #include "cluster/base/tensors/second_gradient.h"
 
@@ -248,7 +249,7 @@ BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at
   require(weights_BHNN.size(2) == N && weights_BHNN.size(3) == N,
           "mix_lower_blocks: weights must be square");
   diagonal = std::clamp(diagonal, -N, N - 1);
-  if (first.is_cuda() && fits_block_mix(x_BHNbD)) {
+  if (kHasGpuKernels && first.is_cuda() && fits_block_mix(x_BHNbD)) {
     return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal);
   }
   const at::Tensor weights =

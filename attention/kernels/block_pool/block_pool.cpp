@@ -255,10 +255,10 @@ struct PoolBlocks : torch::autograd::Function<PoolBlocks> {
 Path choose_path(const at::Tensor& x_BLC, Path limit) {
   if (limit != Path::kFused) return Path::kReference;
   const at::ScalarType dtype = x_BLC.scalar_type();
-  const bool fits = dtype == at::kFloat || dtype == at::kBFloat16
-                        ? x_BLC.is_cpu() || x_BLC.is_cuda()
-                    : dtype == at::kDouble ? x_BLC.is_cpu()
-                                           : dtype == at::kHalf && x_BLC.is_cuda();
+  const bool on_cpu = x_BLC.is_cpu(), on_gpu = kHasGpuKernels && x_BLC.is_cuda();
+  const bool fits = dtype == at::kFloat || dtype == at::kBFloat16 ? on_cpu || on_gpu
+                    : dtype == at::kDouble                        ? on_cpu
+                                                                  : dtype == at::kHalf && on_gpu;
   return fits ? Path::kFused : Path::kReference;
 }
 

@@ -98,7 +98,7 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
 
 bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                       std::int64_t first_row) {
-  return scores.is_cuda() && scores.scalar_type() == at::kFloat &&
+  return kHasGpuKernels && scores.is_cuda() && scores.scalar_type() == at::kFloat &&
          std::max(scores.size(-2), scores.size(-1)) <= BalanceParams::kMostBlocks &&
          BalanceBackwardParams::vectors_per_matrix(BalanceOnGpu::params(
              scores, iterations, prefix, first_row)) <= 2 * BalanceOnGpu::kMostVectors;

@@ -7,8 +7,8 @@
 
 namespace birkhoff {
 
-// Whether the kernels can do this: fp32 on a GPU, up to 256 rows and columns, and a backward pass
-// that finds memory.
+// Whether this program has kernels that can do this: fp32 on a GPU, up to 256 rows and columns, and
+// a backward pass that finds memory.
 bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                       std::int64_t first_row);
 

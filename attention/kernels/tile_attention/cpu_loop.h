@@ -1,7 +1,7 @@
 // The one loop under all attention that reads a bounded number of keys: softmax of a tile of
 // queries over a list of key tiles, forward and backward, on the CPU. A mechanism says which keys
 // by making that list (its key source); the loop knows nothing else of it. Raw pointers, no
-// LibTorch: README.md beside this file explains the seam, cpu_tasks.cpp is its user.
+// LibTorch: attention/kernels/README.md explains the seam, block_attention/cpu_tasks.cpp uses it.
 //
 // For query i with the legal keys j of its list, s_ij = scale sum_d q_id k_jd + bias_ij, and c_ij
 // the factor that dropout gives a probability (0 or 1 / (1 - p); 1 without dropout):

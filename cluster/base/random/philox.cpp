@@ -161,7 +161,8 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
   shape.insert(shape.end(), inner_shape.begin(), inner_shape.end());
   at::Tensor out = at::empty(shape, ids_B.options().dtype(at::kFloat));
   if (out.numel() == 0) return out;
-  if (out.is_cuda()) {
+  if (!out.is_cpu()) {
+    require(kHasGpuKernels && out.is_cuda(), "noise: this program has no kernel for the device");
     launch(key, purpose, offset, map, out);
     return out;
   }
