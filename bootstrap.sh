@@ -5,13 +5,13 @@
 #   ./bootstrap.sh demo    the same, then corpus -> training on two ranks -> evaluation -> checkpoint -> curve -> sample
 # Options:
 #   --cuda           for GPUs: the preset cuda; takes a CUDA 13 toolkit from CUDA_HOME or /usr/local/cuda, or installs one
-#   --no-install     install nothing: say what is missing and stop
+#   --no-install     install nothing: report what is missing and stop
 #   --preset NAME    CMake preset (cpu, cpu-asan, cpu-tsan, cuda, cuda-debug); default cpu
 #   --jobs N         compile jobs; default: number of cores
-#   --target NAME    with build: this target alone
-# Environment: BIRKHOFF_TORCH (a LibTorch of your own: the folder with include/ and lib/), BIRKHOFF_DEPS (where the pinned
-# LibTorch is kept; default ~/.cache/birkhoff, or /var/cache/birkhoff: root installs it there, so that what root builds runs
-# for all users), CUDA_HOME (a CUDA 13 toolkit).
+#   --target NAME    with build: only this target
+# Environment: BIRKHOFF_TORCH (your own LibTorch: the folder with include/ and lib/), BIRKHOFF_DEPS (the folder for the pinned
+# LibTorch; default ~/.cache/birkhoff, or /var/cache/birkhoff for root, so that all users can run what root builds), and
+# CUDA_HOME (a CUDA 13 toolkit).
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -35,7 +35,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$goal" ] || { usage >&2; exit 2; }
 [ -n "$preset" ] || { [ -n "$cuda" ] && preset=cuda || preset=cpu; }
-[ "$target" = all ] || [ "$goal" = build ] || stop "--target goes with build alone"
+[ "$target" = all ] || [ "$goal" = build ] || stop "--target works only with build"
 [ "$goal" != demo ] || target=birkhoff  # no tests
 case $preset in
   cuda*) cuda=1 ;;
@@ -47,7 +47,7 @@ packages=(g++ cmake ninja-build pkg-config
   libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev
   libgtest-dev libgmock-dev librapidcheck-dev)
 
-# The folder for LibTorch: one's own where it is there already, else the machine's. Who is not root can make one's own only.
+# The folder for LibTorch: the user's own if LibTorch is already there, else the machine's. Only root can create the latter.
 shared=/var/cache/birkhoff
 deps_folder() { # NAME of the LibTorch in it
   local own=${HOME:+$HOME/.cache/birkhoff}
@@ -67,7 +67,7 @@ others_can_read() { # PATH
   done
 }
 
-# For GPUs in a folder of its own: a build without CUDA stays as it is.
+# LibTorch for GPUs has its own folder, so that a build without CUDA stays as it is.
 name=torch-2.11.0${cuda:+-cuda}
 deps=$(deps_folder "$name")
 pinned=$deps/$name
@@ -78,7 +78,7 @@ have_torch || { [ -n "${BIRKHOFF_TORCH:-}" ] && stop "BIRKHOFF_TORCH=$BIRKHOFF_T
 have_torch || packages+=(python3-pip)
 
 install_packages() {
-  command -v dpkg-query >/dev/null || stop "this is no Debian or Ubuntu; load modules for MPI, HDF5 and LibTorch and see README, 'On a cluster'"
+  command -v dpkg-query >/dev/null || stop "this is not Debian or Ubuntu; load modules for MPI, HDF5 and LibTorch and see docs/install.md"
   local missing=() package
   for package in "${packages[@]}"; do
     dpkg-query -W -f '${Status}\n' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
@@ -93,7 +93,7 @@ install_packages() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# Does the machine have all that cmake/cuda_libraries.txt would bring, where loader and compiler find it?
+# Whether loader and compiler find all libraries of cmake/cuda_libraries.txt on this machine.
 have_cuda_libraries() {
   local known name
   [ -e "${CUDA_HOME:-/usr/local/cuda}/include/nccl.h" ] || [ -e /usr/include/nccl.h ] || return 1
@@ -125,7 +125,7 @@ install_torch() {
   say "Installing LibTorch 2.11.0 into $pinned ($megabytes MB to fetch)"
   mkdir -p "$deps"
   rm -rf "$pinned.part"
-  # Aside and renamed: an interrupted download leaves nothing that looks whole.
+  # Installed under another name, then renamed: an interrupted download leaves nothing that looks complete.
   python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --python-version 3.11 \
     --target "$pinned.part" "${lists[@]}" 2> >(grep -v 'Running pip as' >&2)
   # nvcc looks for its libraries in lib64; the wheels have lib.
@@ -136,10 +136,10 @@ install_torch() {
   mv "$pinned.part" "$pinned"
 }
 
-# What root builds is often for others.
+# Other users often run what root builds.
 warn_if_root_only() {
   [ "$(id -u)" = 0 ] && ! others_can_read "$torch/lib" || return 0
-  printf 'bootstrap: LibTorch lies in %s, which other users cannot read, so what is built here runs for root only; move %s to %s and build again to share it\n' \
+  printf 'bootstrap: LibTorch is in %s, which other users cannot read, so only root can run this build; move %s to %s and build again to share it\n' \
     "$torch" "$name" "$shared" >&2
 }
 
@@ -163,7 +163,7 @@ run_tests() {
 demo() {
   [ "$preset" = cpu ] || stop "the demo runs the preset cpu"
   local birkhoff=build/cpu/birkhoff out=build/demo corpus=build/demo/corpus run=build/demo/run stamp
-  # An earlier demo goes on only from the same headers and the same configuration.
+  # An earlier demo continues only with the same headers and the same configuration.
   stamp=$({ find /usr/include -type f -printf '%p %s %T@\n' | sort; "$birkhoff" config print configs/quickstart.txtpb; } | sha256sum)
   [ "$(cat "$out/stamp" 2>/dev/null)" = "$stamp" ] || rm -rf "$out"
   mkdir -p "$out"
@@ -172,7 +172,7 @@ demo() {
   "$birkhoff" prepare --out "$corpus" --tokenizer bytes --valid 0.01 /usr/include
   say "2/6 Training a causal Sinkhorn Transformer on two MPI ranks"
   "$birkhoff" train configs/quickstart.txtpb --run "$run" --ranks 2 --set data.corpus="$corpus"
-  say "3/6 Held-out bits per byte, beside a byte-bigram model of the same corpus"
+  say "3/6 Held-out bits per byte, compared with a byte-bigram model of the same corpus"
   "$birkhoff" eval "$run"
   "$birkhoff" inspect "$corpus" --bigram
   say "4/6 Verifying the corpus and the checkpoint"

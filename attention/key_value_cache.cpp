@@ -9,7 +9,8 @@ namespace {
 
 constexpr std::int64_t kFirstCapacity = 64;
 
-// `cache` with room for `capacity` tokens, the first `size` kept; rows like those of `token`.
+// Returns a cache with room for `capacity` tokens like `token`, and with the first `size` tokens of
+// `cache`.
 at::Tensor grown(const at::Tensor& cache, std::int64_t size, std::int64_t capacity,
                  const at::Tensor& token) {
   at::Tensor larger =

@@ -5,8 +5,7 @@
 namespace birkhoff {
 
 Blocks token_blocks(const AttentionInput& in, std::int64_t block, bool causal) {
-  require(in.k_BHSD.size(2) == in.q_BHLD.size(2),
-          "attention in blocks needs as many keys as queries");
+  require(in.k_BHSD.size(2) == in.q_BHLD.size(2), "block attention needs as many keys as queries");
   return Blocks(in.q_BHLD, {.key_lengths_B = in.key_lengths_B, .segments_BL = in.segments_q_BL},
                 block, causal);
 }

@@ -12,9 +12,9 @@ namespace {
 
 // The group of the ranks that share `color`. An axis of size 1 needs no communicator; every rank of
 // the world takes the same branch.
-std::unique_ptr<Group> make_axis(World& world, int axis_size, int color, at::Device device) {
+std::unique_ptr<ProcessGroup> make_axis(World& world, int axis_size, int color, at::Device device) {
   if (axis_size == 1) return make_single_group(device);
-  std::unique_ptr<Group> group = world.split(color, world.rank());
+  std::unique_ptr<ProcessGroup> group = world.split(color, world.rank());
 #ifdef BIRKHOFF_CUDA
   if (device.is_cuda()) return std::make_unique<NcclGroup>(*group, device);
 #endif
@@ -35,14 +35,14 @@ Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
   const std::int64_t data_size = config.data() == 0 ? world.size() / others : config.data();
   if (data_size * others != world.size()) {
     fail(ExitCode::kConfig,
-         "mesh: data {} x sequence {} x tensor {} do not multiply to the {} ranks of this run; "
-         "start another number of ranks or set mesh.data to 0 (all that the others leave)",
+         "mesh: data {} x sequence {} x tensor {} does not equal the {} ranks of this run; start "
+         "a different number of ranks or set mesh.data to 0 (all ranks that the other axes leave)",
          config.data(), sequence_size, tensor_size, world.size());
   }
   const int tensor_index = world.rank() % tensor_size;
   const int sequence_index = world.rank() / tensor_size % sequence_size;
   const int data_index = world.rank() / (tensor_size * sequence_size);
-  // Ranks of one group differ in the axis' own index alone.
+  // The ranks of a group differ only in the index on its axis.
   data_ = make_axis(world, static_cast<int>(data_size), sequence_index * tensor_size + tensor_index,
                     device);
   sequence_ = make_axis(world, sequence_size, data_index * tensor_size + tensor_index, device);

@@ -1,10 +1,10 @@
 // Named axes over the world: rank = (data * sequence_size + sequence) * tensor_size + tensor, so
-// neighbours in the tensor axis are neighbours in rank.
+// neighbours on the tensor axis have adjacent ranks.
 #pragma once
 
 #include <memory>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "cluster/world.h"
 
 namespace birkhoff::configs {
@@ -15,15 +15,16 @@ namespace birkhoff {
 
 class Mesh {
  public:
-  // mesh.data = 0 takes the ranks the other axes leave. Sizes that do not multiply to the world's:
-  // Error(kConfig). `device`: where the tensors of all groups live; for a GPU, this rank's own and
-  // the current one, groups are NCCL's. Collective over the world.
+  // If mesh.data is 0, the data axis takes all ranks that the other axes leave. Error(kConfig) if a
+  // size is out of range or the product of the sizes is not the size of the world. `device` holds
+  // the tensors of all groups; if it is a GPU (this rank's own, and the current device), the groups
+  // use NCCL. Collective over the world.
   Mesh(World& world, const configs::Mesh& config, at::Device device);
   ParallelGroups groups();
-  Group& data() { return *data_; }
+  ProcessGroup& data() { return *data_; }
 
  private:
-  std::unique_ptr<Group> data_, tensor_, sequence_;
+  std::unique_ptr<ProcessGroup> data_, tensor_, sequence_;
 };
 
 }  // namespace birkhoff

@@ -1,4 +1,4 @@
-// Status check of MPI calls.
+// Status checks for MPI calls.
 #pragma once
 
 #include <mpi.h>
@@ -7,8 +7,8 @@
 
 namespace birkhoff {
 
-// Error(kPeer) with MPI's text, the call and the place, unless status is MPI_SUCCESS. Communicators
-// must have the error handler MPI_ERRORS_RETURN.
+// Throws Error(kPeer) with MPI's text, the call and the source location unless status is
+// MPI_SUCCESS. Communicators must have the error handler MPI_ERRORS_RETURN.
 void mpi_check(int status, const char* call,
                std::source_location where = std::source_location::current());
 

@@ -14,10 +14,10 @@
 namespace birkhoff {
 namespace {
 
-// MPI counts are int, and the completion of a piece tells the waiting thread that data is flowing.
+// MPI counts are int. Each completed piece also shows the waiting thread that data is flowing.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 20;
-// Up to this much received in all, an all_reduce sends everything to everybody: one exchange
-// instead of two.
+// If a rank receives at most this many bytes in total, all_reduce sends every tensor to every rank:
+// one exchange instead of two.
 constexpr std::size_t kSmallBytes = 16384;
 
 std::byte* bytes_of(const at::Tensor& tensor) {
@@ -28,9 +28,9 @@ void copy_bytes(std::byte* to, const std::byte* from, std::size_t num_bytes) {
   if (to != from && num_bytes > 0) std::memcpy(to, from, num_bytes);
 }
 
-// What a poll without news does: gives the core away for the first microseconds, then sleeps a
-// sixteenth of the time waited so far, so that a long wait costs next to nothing and no wait is
-// lengthened by more than a sixteenth.
+// Pauses after a poll that found nothing: yields the core during the first microseconds, then
+// sleeps for a sixteenth of the time waited so far. A long wait thus costs almost nothing, and no
+// wait grows by more than a sixteenth.
 class PollPause {
  public:
   void restart() { start_ = Clock::now(); }
@@ -69,7 +69,6 @@ MpiGroup::~MpiGroup() {
 }
 
 // ---- Operations
-// ----------------------------------------------------------------------------------
 
 template <typename Operation>
 std::unique_ptr<Work> MpiGroup::submit(Operation operation) {
@@ -109,7 +108,7 @@ void MpiGroup::all_reduce_small(const at::Tensor& tensor, ReduceOp op) {
 
 void MpiGroup::all_reduce_slices(const at::Tensor& tensor, ReduceOp op) {
   const std::size_t item_bytes = tensor.itemsize();
-  // Slice p is elements [first(p), first(p + 1)): owned, and reduced, by rank p.
+  // Rank p owns and reduces slice p: elements [first(p), first(p + 1)).
   const auto first = [&](int p) { return tensor.numel() * p / size_; };
   const auto slice = [&](int p) {
     return bytes_of(tensor) + static_cast<std::size_t>(first(p)) * item_bytes;
@@ -223,10 +222,9 @@ std::unique_ptr<Work> MpiGroup::do_barrier() {
 }
 
 // ---- Transfers
-// -----------------------------------------------------------------------------------
 
-// MPI keeps the order of messages of one tag between two ranks; the tag says which operation they
-// belong to.
+// MPI keeps messages with the same tag between two ranks in order. The tag identifies their
+// operation.
 void MpiGroup::send(const std::byte* data, std::size_t num_bytes, int peer) {
   for (std::size_t start = 0; start < num_bytes; start += kPieceBytes) {
     const int count = static_cast<int>(std::min(kPieceBytes, num_bytes - start));

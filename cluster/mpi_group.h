@@ -1,6 +1,7 @@
-// A Group over MPI, for tensors in host memory. Each has a communicator and a communication thread
-// of its own: operations run in the order they were started, beside the computation. While it waits
-// for other ranks the thread sleeps, so as many ranks as cores can share the cores.
+// A ProcessGroup over MPI for tensors in host memory. Each group has its own communicator and
+// communication thread: operations run in the order they were started, concurrently with the
+// computation. The thread sleeps while it waits for other ranks, so a machine can run as many ranks
+// as it has cores.
 #pragma once
 
 #include <mpi.h>
@@ -10,18 +11,18 @@
 #include <memory>
 #include <vector>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "cluster/operation_queue.h"
 
 namespace birkhoff {
 
-class MpiGroup : public Group {
+class MpiGroup : public ProcessGroup {
  public:
   // Duplicates `parent`. Collective over it. MPI must have been started with MPI_THREAD_MULTIPLE
   // and must outlive the group.
   explicit MpiGroup(MPI_Comm parent);
-  // Not collective: does not wait for other ranks. Operations still running (an exception is in
-  // flight) are abandoned, and then MPI cannot be finalized in order.
+  // Not collective: does not wait for other ranks. Abandons operations that are still running (an
+  // exception is in flight); MPI cannot be finalized properly after that.
   ~MpiGroup() override;
 
   int rank() const override { return rank_; }
@@ -39,15 +40,15 @@ class MpiGroup : public Group {
   std::unique_ptr<Work> do_barrier() override;
 
  private:
-  // Gives the operation to the communication thread.
+  // Hands the operation to the communication thread.
   template <typename Operation>
   std::unique_ptr<Work> submit(Operation operation);
   // Everything below runs on the communication thread.
   void send(const std::byte* data, std::size_t num_bytes, int peer);
   void receive(std::byte* data, std::size_t num_bytes, int peer);
-  // Until all requests_ are complete.
+  // Returns when all requests_ are complete.
   void wait_for_requests();
-  // Room for num_bytes, reused by the next operation.
+  // A buffer of num_bytes; the next operation reuses it.
   std::byte* scratch(std::size_t num_bytes);
   void all_reduce_small(const at::Tensor& tensor, ReduceOp op);
   void all_reduce_slices(const at::Tensor& tensor, ReduceOp op);
@@ -55,7 +56,7 @@ class MpiGroup : public Group {
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0;
   int size_ = 1;
-  int tag_ = 0;  // of the operation that runs
+  int tag_ = 0;  // of the running operation
   std::vector<MPI_Request> requests_;
   std::unique_ptr<std::byte[]> scratch_;
   std::size_t scratch_bytes_ = 0;

@@ -21,13 +21,13 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// Up to this much received in all, an all_reduce sends everything to everybody: one exchange
-// instead of two.
+// If a rank receives at most this many bytes in total, all_reduce sends every tensor to every rank:
+// one exchange instead of two.
 constexpr std::size_t kSmallBytes = std::size_t{1} << 20;
-constexpr microseconds kPoll(50);          // what a poll without news sleeps
-constexpr milliseconds kWatchPeriod(250);  // between two looks at asynchronous errors
-constexpr double kConnectSeconds = 300;    // until all ranks have connected
-constexpr double kLeaveSeconds = 10;       // for the others to leave too
+constexpr microseconds kPoll(50);          // between two polls
+constexpr milliseconds kWatchPeriod(250);  // between two checks for asynchronous errors
+constexpr double kConnectSeconds = 300;    // limit until all ranks have connected
+constexpr double kLeaveSeconds = 10;       // limit until the other ranks leave too
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -37,13 +37,13 @@ std::byte* bytes_of(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.mutable_data_ptr());
 }
 
-// Bytes on the device, of the current stream.
+// Uninitialized bytes on `device`, allocated on the current stream.
 at::Tensor make_scratch(std::size_t num_bytes, at::Device device) {
   return at::empty({static_cast<std::int64_t>(num_bytes)},
                    at::TensorOptions().dtype(at::kByte).device(device));
 }
 
-// The stream and the communicator are made on the device that is current.
+// The stream and the communicator are created on the current device.
 at::Device current(at::Device device) {
   require(device.is_cuda() && device.index() == c10::cuda::current_device(),
           "NcclGroup: the device is not the current one");
@@ -53,10 +53,10 @@ at::Device current(at::Device device) {
 }  // namespace
 
 // ---- Handles
-// -------------------------------------------------------------------------------------
 
-// wait() holds back the caller's current stream. The tensors are kept until then: freed earlier,
-// their memory could be given to another operation of the caller's stream while this one runs.
+// wait() makes the caller's current stream wait. The handle keeps the tensors until then: if they
+// were freed earlier, another operation on the caller's stream could reuse their memory while this
+// one runs.
 class NcclGroup::StreamWork : public Work {
  public:
   StreamWork(NcclGroup& group, CudaEvent done, std::vector<at::Tensor> tensors)
@@ -98,9 +98,8 @@ class NcclGroup::HostWork : public Work {
 };
 
 // ---- Life
-// ----------------------------------------------------------------------------------------
 
-NcclGroup::NcclGroup(Group& control, at::Device device)
+NcclGroup::NcclGroup(ProcessGroup& control, at::Device device)
     : device_(current(device)),
       rank_(control.rank()),
       size_(control.size()),
@@ -119,7 +118,7 @@ NcclGroup::NcclGroup(Group& control, at::Device device)
   std::memcpy(&id, bytes.data(), sizeof(id));
 
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // only then may a call that waits for dead peers be given up
+  config.blocking = 0;  // otherwise a call that waits for dead peers could not be aborted
   {
     const std::lock_guard lock(mutex_);
     settle(ncclCommInitRankConfig(&comm_, size_, id, rank_, &config), "ncclCommInitRankConfig",
@@ -144,7 +143,7 @@ NcclGroup::~NcclGroup() {
   try {
     settle(ncclCommFinalize(comm_), "ncclCommFinalize", kLeaveSeconds);
     (void)ncclCommDestroy(comm_);
-  } catch (const Error&) {  // another rank is gone: settle() has cut the communicator off
+  } catch (const Error&) {  // another rank is gone: settle() has aborted the communicator
   }
 }
 
@@ -174,9 +173,8 @@ void NcclGroup::abort_locked(const std::string& reason) {
 void NcclGroup::throw_if_failed() const {
   if (failure_.empty()) return;
   fail(ExitCode::kPeer,
-       "the NCCL communicator of rank {} was cut off ({}): a rank, a GPU or the network is lost; "
-       "see "
-       "the logs of the other ranks, and NCCL_DEBUG=WARN",
+       "the NCCL communicator of rank {} was aborted ({}): a rank, a GPU or the network is lost; "
+       "see the logs of the other ranks, and set NCCL_DEBUG=WARN",
        rank_, failure_);
 }
 
@@ -188,7 +186,7 @@ void NcclGroup::settle(ncclResult_t result, const char* call, double seconds) {
       throw_if_failed();
     }
     if (seconds > 0 && seconds_since(start) > seconds) {
-      abort_locked(fmt::format("{} was not through after {:.0f} s", call, seconds));
+      abort_locked(fmt::format("{} did not finish within {:.0f} s", call, seconds));
       throw_if_failed();
     }
     std::this_thread::sleep_for(kPoll);
@@ -213,7 +211,6 @@ void NcclGroup::wait_on_host(const CudaEvent& event) {
 }
 
 // ---- Transfers
-// -----------------------------------------------------------------------------------
 
 void NcclGroup::exchange(const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
   const auto self = static_cast<std::size_t>(rank_);
@@ -247,13 +244,12 @@ void NcclGroup::gather(const std::byte* in, std::byte* out, std::size_t num_byte
 }
 
 // ---- Operations
-// ----------------------------------------------------------------------------------
 
 template <typename Operation>
 CudaEvent NcclGroup::submit(Operation operation) {
   const std::lock_guard lock(mutex_);
   throw_if_failed();
-  const c10::cuda::CUDAGuard on_device(device_);  // backward passes have threads of their own
+  const c10::cuda::CUDAGuard on_device(device_);  // backward passes run on threads of their own
   CudaEvent ready, done;
   ready.record(c10::cuda::getCurrentCUDAStream(device_.index()).stream());
   ready.hold_back(stream_.get());
@@ -285,7 +281,7 @@ std::unique_ptr<Work> NcclGroup::do_all_reduce(at::Tensor tensor, ReduceOp op) {
       gather(bytes_of(tensor), bytes_of(rows), tensor.nbytes());
       return reduce(bytes_of(rows), bytes_of(tensor), tensor.numel());
     }
-    // Slice p is elements [first(p), first(p + 1)): owned, and reduced, by rank p.
+    // Rank p owns and reduces slice p: elements [first(p), first(p + 1)).
     const auto first = [&](int p) { return tensor.numel() * p / size_; };
     const auto slice = [&](int p) {
       return Piece{bytes_of(tensor) + static_cast<std::size_t>(first(p)) * tensor.itemsize(),

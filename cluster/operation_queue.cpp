@@ -45,8 +45,7 @@ bool OperationQueue::busy() const {
 }
 
 void OperationQueue::run() {
-  // The kernel lengthens this thread's sleeps by 50 us unless told otherwise; operations poll every
-  // 20 us.
+  // By default the kernel lengthens this thread's sleeps by 50 us, but operations poll every 20 us.
   ::prctl(PR_SET_TIMERSLACK, 1000 /* ns */, 0, 0, 0);
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -65,7 +64,7 @@ void OperationQueue::run() {
         new std::function<void()>(std::move(item.operation));
       }
     }
-    item.operation = nullptr;  // lets go of the tensors before the waiter goes on
+    item.operation = nullptr;  // releases the tensors before the waiter continues
     lock.lock();
     executing_ = false;
     lock.unlock();

@@ -1,5 +1,5 @@
-// One thread that executes a group's operations in the order they were given, so that communication
-// overlaps computation and every rank's order is the same. It sleeps when there is nothing to do.
+// A thread that runs a group's operations in the order they were submitted, so that communication
+// overlaps computation and all ranks keep the same order. It sleeps when it is idle.
 #pragma once
 
 #include <condition_variable>
@@ -11,22 +11,22 @@
 #include <mutex>
 #include <thread>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 
 namespace birkhoff {
 
 class OperationQueue {
  public:
   OperationQueue() = default;
-  // Finishes what was submitted, then ends the thread.
+  // Finishes the submitted operations, then ends the thread.
   ~OperationQueue();
   OperationQueue(const OperationQueue&) = delete;
   OperationQueue& operator=(const OperationQueue&) = delete;
 
-  // The thread starts at the first call. After an operation has thrown, all later ones fail with
-  // its exception: ranks would no longer agree on the order.
+  // The first call starts the thread. After an operation throws, all later ones fail with the same
+  // exception, because the ranks no longer agree on the order.
   std::unique_ptr<Work> submit(std::function<void()> operation);
-  // Operations given and not yet finished.
+  // True while a submitted operation is not finished.
   bool busy() const;
 
  private:
@@ -41,7 +41,7 @@ class OperationQueue {
   std::deque<Item> items_;
   bool executing_ = false;
   bool stopping_ = false;
-  std::exception_ptr failure_;  // only the thread touches it
+  std::exception_ptr failure_;  // used only by the thread
   std::thread thread_;
 };
 

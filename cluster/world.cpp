@@ -18,7 +18,7 @@
 namespace birkhoff {
 namespace {
 
-// The first of these environment variables that holds a number.
+// The value of the first of these environment variables that holds a number.
 std::optional<int> environment_number(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     const char* value = std::getenv(name);
@@ -38,7 +38,7 @@ class World::Impl {
   Impl() {
     int initialized = 0;
     MPI_Initialized(&initialized);
-    require(!initialized, "World: at most one in a process");
+    require(!initialized, "World: at most one per process");
     const int announced = announced_ranks();
     // A process started by hand needs none of Open MPI's helper processes.
     if (announced == 1 && !environment_number({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})) {
@@ -49,7 +49,7 @@ class World::Impl {
     try {
       if (provided < MPI_THREAD_MULTIPLE) {
         fail(ExitCode::kUsage,
-             "the MPI library supports no MPI_THREAD_MULTIPLE (level {} of {}): use one that does",
+             "the MPI library lacks MPI_THREAD_MULTIPLE (level {} of {}): use one that has it",
              provided, MPI_THREAD_MULTIPLE);
       }
       mpi_check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN),
@@ -95,14 +95,14 @@ class World::Impl {
 World::World() : impl_(std::make_unique<Impl>()) {}
 World::~World() = default;
 
-Group& World::group() { return *impl_->group_; }
+ProcessGroup& World::group() { return *impl_->group_; }
 int World::rank() const { return impl_->group_->rank(); }
 int World::size() const { return impl_->group_->size(); }
 int World::local_rank() const { return impl_->local_rank_; }
 int World::local_size() const { return impl_->local_size_; }
 const std::string& World::host() const { return impl_->host_; }
 
-std::unique_ptr<Group> World::split(int color, int key) {
+std::unique_ptr<ProcessGroup> World::split(int color, int key) {
   MPI_Comm part = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split(MPI_COMM_WORLD, color, key, &part), "MPI_Comm_split");
   auto group = std::make_unique<MpiGroup>(part);
@@ -111,8 +111,8 @@ std::unique_ptr<Group> World::split(int color, int key) {
 }
 
 void World::abort(int exit_code) {
-  // MPI_Abort talks to mpirun; where that hangs too, this process at least ends, and mpirun with
-  // it.
+  // MPI_Abort talks to mpirun. If that hangs too, this thread still ends the process, and mpirun
+  // ends with it.
   std::thread([exit_code] {
     std::this_thread::sleep_for(std::chrono::seconds(3));
     std::_Exit(exit_code);
@@ -135,7 +135,7 @@ void check_world_size(int mpi_size, int announced) {
   if (mpi_size > 1 || announced <= 1) return;
   fail(ExitCode::kUsage,
        "the launcher announces {} ranks but MPI sees 1: every process would train alone; under "
-       "Slurm start with srun --mpi=pmix, or with mpirun of the MPI this program is linked with",
+       "Slurm start with srun --mpi=pmix, or with the mpirun of this program's MPI library",
        announced);
 }
 

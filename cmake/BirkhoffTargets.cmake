@@ -12,15 +12,15 @@ if(BIRKHOFF_SANITIZE)
   target_link_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE})
 endif()
 
-# birkhoff_precompile(TARGET KIND HEADERS...): includes the headers before each source of the target, compiled once for all
-# targets of one KIND. These must have the flags of cluster_base; sources with options of their own are left out.
+# birkhoff_precompile(TARGET KIND HEADERS...): includes the headers before each source of the target. They are compiled once
+# for all targets of one KIND, which must have the flags of cluster_base. Sources with their own options are left out.
 function(birkhoff_precompile target kind)
   if(NOT BIRKHOFF_PCH)
     return()
   endif()
   if(NOT TARGET birkhoff_pch_${kind})
     file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/pch_${kind}.cpp CONTENT "int main() {}\n")
-    if(kind STREQUAL tests)  # a program like those that take it: their flags differ from a library's
+    if(kind STREQUAL tests)  # a program, like the targets that reuse it: their flags differ from a library's
       add_executable(birkhoff_pch_tests ${CMAKE_BINARY_DIR}/pch_tests.cpp)
       target_link_libraries(birkhoff_pch_tests PRIVATE GTest::gtest GTest::gmock)
     else()
@@ -30,21 +30,21 @@ function(birkhoff_precompile target kind)
     target_precompile_headers(birkhoff_pch_${kind} PRIVATE ${ARGN})
   endif()
   target_precompile_headers(${target} REUSE_FROM birkhoff_pch_${kind})
-  if(kind STREQUAL tests)  # of its own <string> g++ 12 warns, where a header was precompiled
+  if(kind STREQUAL tests)  # g++ 12 warns about its own <string> in precompiled headers
     target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
   endif()
 endfunction()
 set(BIRKHOFF_STANDARD_HEADERS <algorithm> <chrono> <cmath> <cstdint> <filesystem> <functional> <map> <memory> <mutex> <optional>
   <string> <string_view> <thread> <utility> <vector>)
 
-# birkhoff_options(SOURCES a.cpp ... OPTIONS -O3 ...): options of their own, so no precompiled headers.
+# birkhoff_options(SOURCES a.cpp ... OPTIONS -O3 ...): gives sources their own options; they use no precompiled headers.
 function(birkhoff_options)
   cmake_parse_arguments(ARG "" "" "SOURCES;OPTIONS" ${ARGN})
   set_source_files_properties(${ARG_SOURCES} PROPERTIES COMPILE_OPTIONS "${ARG_OPTIONS}" SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
-# birkhoff_library(NAME SOURCES a.cpp ... LINKS other ...): one static library a folder. LINKS state the layers:
-# only what is linked can be used, and tests/layering_test greps the includes against the same table.
+# birkhoff_library(NAME SOURCES a.cpp ... LINKS other ...): one static library per folder. LINKS define the layers: a library
+# can use only what it links, and tests/layering_test checks the includes against the same table.
 function(birkhoff_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
   add_library(${name} STATIC ${ARG_SOURCES})
@@ -55,7 +55,7 @@ function(birkhoff_library name)
 endfunction()
 
 # birkhoff_simd(LIBRARY SOURCES a.simd.cpp ...): CPU kernels of a folder's library, compiled once for each instruction set.
-# BIRKHOFF_SIMD is that set's name in cluster/base/instruction_set.h; which one runs is chosen at run time.
+# BIRKHOFF_SIMD is the set's name in cluster/base/instruction_set.h. The program chooses one at run time.
 function(birkhoff_simd library)
   cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
   set(sets kPortable)
@@ -75,10 +75,10 @@ function(birkhoff_simd library)
   endforeach()
 endfunction()
 
-# birkhoff_kernels(LIBRARY SOURCES a.cu ...): kernels of a folder's library, where CUDA is on. They are compiled without
-# LibTorch's headers and options: tensors stop in the .cpp beside them. Machine code for A100 (sm_80) and H100/H200
-# (sm_90a), PTX for what comes later; all of it compressed and in one shared library, for the size of packages: else each
-# program and test would carry its own.
+# birkhoff_kernels(LIBRARY SOURCES a.cu ...): GPU kernels of a folder's library, if CUDA is on. They are compiled without
+# LibTorch's headers and options: only the .cpp next to a kernel handles tensors. There is machine code for A100 (sm_80) and
+# H100/H200 (sm_90a), and PTX for later GPUs. All of it is compressed and in one shared library to keep packages small:
+# otherwise each program and test would carry its own copy.
 set(BIRKHOFF_KERNEL_FLAGS -O3 -lineinfo --compress-mode=size --Werror all-warnings -Xcompiler=-Wall,-Wextra
   -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
 function(birkhoff_kernels library)
@@ -92,7 +92,7 @@ function(birkhoff_kernels library)
   target_compile_options(${library}_kernels PRIVATE "SHELL:${flags}")
   set_target_properties(${library}_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON)
   if(NOT TARGET birkhoff_gpu_kernels)
-    # With what a launch calls. libfmt is compiled into it: libbirkhoff_ops.so needs it, and no libfmt.
+    # Includes the code that a launch calls. libfmt is compiled in, so that libbirkhoff_ops.so does not need libfmt.
     add_library(birkhoff_gpu_kernels SHARED ${CMAKE_SOURCE_DIR}/cluster/base/gpu/check.cpp)
     target_include_directories(birkhoff_gpu_kernels SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
     target_link_libraries(birkhoff_gpu_kernels PRIVATE fmt::fmt-header-only birkhoff_flags ${CUDA_RUNTIME_LIBRARY})
@@ -109,7 +109,7 @@ endfunction()
 
 # birkhoff_test(NAME SOURCES ... LINKS ... [LABEL unit] [RANKS 1 2 4] [TIMEOUT seconds]): one GoogleTest program.
 # With RANKS ctest starts it under mpiexec once for each count (label mpi); otherwise as a plain process (label unit).
-# LABEL gpu: fails where there is no GPU; those without RANKS become one program, birkhoff_gpu_test, for the size of packages.
+# LABEL gpu: fails without a GPU. GPU tests without RANKS become one program, birkhoff_gpu_test, to keep packages small.
 # tests/gpu_suite.sh and the target package find such programs by the end of their name, _gpu_test.
 function(birkhoff_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LINKS;RANKS" ${ARGN})
@@ -117,7 +117,7 @@ function(birkhoff_test name)
     set(ARG_TIMEOUT 300)
   endif()
   if(BIRKHOFF_SANITIZE)
-    math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")  # sanitized code takes that much longer
+    math(EXPR ARG_TIMEOUT "4 * ${ARG_TIMEOUT}")  # sanitized code takes about that much longer
   endif()
   if(ARG_LABEL STREQUAL gpu AND NOT ARG_RANKS AND NOT name STREQUAL birkhoff_gpu_test)
     if(NOT TARGET birkhoff_gpu_test)
@@ -165,7 +165,7 @@ function(birkhoff_test name)
   endif()
 endfunction()
 
-# What every test process sees: Open MPI accepts root (CI, containers), and sanitizers know Open MPI's own leaks.
+# The environment of every test process: Open MPI accepts root (CI, containers), and sanitizers ignore Open MPI's own leaks.
 set(BIRKHOFF_TEST_ENVIRONMENT
   "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_btl_vader_single_copy_mechanism=none"
   "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
@@ -174,7 +174,7 @@ set(BIRKHOFF_TEST_ENVIRONMENT
 if(BIRKHOFF_SANITIZE STREQUAL "thread")
   list(APPEND BIRKHOFF_TEST_ENVIRONMENT "OMP_NUM_THREADS=1")
 endif()
-# For what starts MPI: whole stacks, slower, so that a leak inside Open MPI's plugins, which are gone by then, is
-# known by its callers; and no search in what plugins keep for each thread, whose place the leak checker of GCC 12 guesses
-# wrongly: now and then it crashed after a run that was well.
+# For tests that start MPI. Full stack unwinding is slower, but it identifies a leak inside Open MPI's plugins, which are
+# unloaded by then, by its callers. The leak checker does not search the plugins' thread-local storage: GCC 12 guesses its
+# address wrongly and sometimes crashed after a successful run.
 set(BIRKHOFF_MPI_TEST_ENVIRONMENT ${BIRKHOFF_TEST_ENVIRONMENT} "ASAN_OPTIONS=fast_unwind_on_malloc=0:intercept_tls_get_addr=0")

@@ -1,8 +1,8 @@
-# Every external package enters here, as one imported target each. What is missing is said by name, with the cure.
+# All external packages, as one imported target each. Errors name the missing package and how to get it.
 
 find_package(Threads REQUIRED)
 
-# --- LibTorch: targets of our own. find_package(Torch) of the wheel enables CUDA even for a CPU build and breaks
+# --- LibTorch: our own targets. The wheel's find_package(Torch) enables CUDA even for a CPU build and breaks
 # C++20 with CMake 3.25 (docs/architecture.md, "LibTorch").
 set(BIRKHOFF_TORCH "$ENV{BIRKHOFF_TORCH}" CACHE PATH "LibTorch: the folder that holds include/ and lib/")
 if(NOT BIRKHOFF_TORCH)
@@ -29,10 +29,10 @@ endforeach()
 target_link_libraries(birkhoff_torch INTERFACE "${BIRKHOFF_TORCH}/lib/libtorch_cpu.so" "${BIRKHOFF_TORCH}/lib/libc10.so")
 target_link_options(birkhoff_torch INTERFACE "-Wl,-rpath,${BIRKHOFF_TORCH}/lib" "-Wl,--allow-shlib-undefined")
 
-# --- CUDA 13.0: toolkit, LibTorch's GPU part, NCCL. Kernels know the toolkit alone (birkhoff_kernels in
-# BirkhoffTargets.cmake); everything else that uses LibTorch sees its headers and links all three.
+# --- CUDA 13.0: toolkit, LibTorch's GPU part, NCCL. Kernels use only the toolkit (birkhoff_kernels in
+# BirkhoffTargets.cmake). Everything else that uses LibTorch sees the headers of all three and links them.
 if(BIRKHOFF_CUDA)
-  # Wheels that ./bootstrap.sh --cuda has put beside LibTorch come first: they are what LibTorch was built with.
+  # Wheels that ./bootstrap.sh --cuda installed next to LibTorch come first: LibTorch was built with them.
   cmake_path(GET BIRKHOFF_TORCH PARENT_PATH _beside)
   set(_wheels "${_beside}/nvidia")
   set(_toolkits "$ENV{CUDA_HOME}" "${_wheels}/cu13" /usr/local/cuda)
@@ -41,15 +41,15 @@ if(BIRKHOFF_CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     message(FATAL_ERROR "nvcc not found. Run ./bootstrap.sh build --cuda, or set CUDA_HOME to a CUDA 13.0 toolkit.")
   endif()
-  # Architectures are named in birkhoff_kernels: CMake 3.25 does not know 90a, nor how nvcc 13 is asked for C++20.
+  # birkhoff_kernels names the architectures: CMake 3.25 does not know 90a, nor nvcc 13's option for C++20.
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   enable_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER_VERSION MATCHES "^13\\.")
-    message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}, LibTorch's GPU part of CUDA 13: "
+    message(FATAL_ERROR "${CMAKE_CUDA_COMPILER} is from CUDA ${CMAKE_CUDA_COMPILER_VERSION}, but LibTorch's GPU part needs CUDA 13: "
       "set CUDA_HOME to a CUDA 13 toolkit, or run ./bootstrap.sh build --cuda.")
   endif()
   set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
-  set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "")  # birkhoff_kernels says all
+  set(CMAKE_CUDA_FLAGS_RELWITHDEBINFO "")  # birkhoff_kernels sets all flags
   cmake_path(GET CMAKE_CUDA_COMPILER PARENT_PATH _bin)
   cmake_path(GET _bin PARENT_PATH BIRKHOFF_CUDA_HOME)
   set(_cuda_libraries "${_wheels}/cu13/lib" "${_wheels}/nccl/lib" "${BIRKHOFF_CUDA_HOME}/lib64" "${BIRKHOFF_CUDA_HOME}/lib")
@@ -64,14 +64,14 @@ if(BIRKHOFF_CUDA)
   add_library(birkhoff_cuda INTERFACE)
   target_include_directories(birkhoff_cuda SYSTEM INTERFACE ${CUDA_RUNTIME_INCLUDE_DIR} ${NCCL_INCLUDE_DIR})
   target_compile_definitions(birkhoff_cuda INTERFACE BIRKHOFF_CUDA)
-  # libtorch_cuda registers its operations when it is loaded: it must stay although no symbol of it is used.
+  # libtorch_cuda registers its operations when it is loaded, so it must stay linked although no symbol of it is used.
   target_link_libraries(birkhoff_cuda INTERFACE
     "-Wl,--no-as-needed,${BIRKHOFF_TORCH}/lib/libtorch_cuda.so,${BIRKHOFF_TORCH}/lib/libc10_cuda.so,--as-needed"
     ${CUDA_RUNTIME_LIBRARY} ${NCCL_LIBRARY})
   target_link_libraries(birkhoff_torch INTERFACE birkhoff_cuda)
 endif()
 
-# --- Protobuf: static, its symbols hidden. Debian's libsentencepiece exports a Protobuf of its own; two visible
+# --- Protobuf: static, with hidden symbols. Debian's libsentencepiece exports its own Protobuf; two visible
 # copies in one process abort at the first model load.
 set(Protobuf_USE_STATIC_LIBS ON)
 find_package(Protobuf 3.21 REQUIRED)

@@ -1,6 +1,6 @@
-# What each kernel takes of a multiprocessor, from the assembler itself. Included by tests/CMakeLists.txt it adds
+# The multiprocessor resources of each kernel, as the assembler reports them. Included by tests/CMakeLists.txt it adds
 #   target kernel_resources   writes docs/benchmarks/kernel_resources.md
-#   test   kernel_spills      (label build) fails if a kernel keeps registers in memory; needs nvcc, no GPU
+#   test   kernel_spills      (label build) fails if a kernel spills registers to memory; needs nvcc, no GPU
 # Both run this file as a script, for each kernel source and architecture:
 #   cmake -DNVCC=... -DSOURCES="a.cu|b.cu" -DFLAGS="...|..." -DROOT=... [-DREPORT=file.md] -P KernelResources.cmake
 
@@ -12,13 +12,13 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
     -DROOT=${CMAKE_SOURCE_DIR})
   add_custom_target(kernel_resources
     COMMAND ${_command} -DREPORT=${CMAKE_SOURCE_DIR}/docs/benchmarks/kernel_resources.md -P ${CMAKE_CURRENT_LIST_FILE}
-    COMMENT "Asking the assembler what kernels take" VERBATIM)
+    COMMENT "Reading kernel resources from the assembler" VERBATIM)
   add_test(NAME kernel_spills COMMAND ${_command} -P ${CMAKE_CURRENT_LIST_FILE})
   set_tests_properties(kernel_spills PROPERTIES LABELS build TIMEOUT 600)
   return()
 endif()
 
-# As birkhoff_kernels compiles them, but one architecture at a time and to machine code alone.
+# As birkhoff_kernels compiles them, but one architecture at a time and only to machine code.
 string(REPLACE "|" ";" SOURCES "${SOURCES}")
 string(REPLACE "|" ";" FLAGS "${FLAGS}")
 list(FILTER FLAGS EXCLUDE REGEX "gencode|arch=")
@@ -34,7 +34,7 @@ foreach(source IN LISTS SOURCES)
     if(NOT result EQUAL 0)
       message(FATAL_ERROR "${output}")
     endif()
-    # Lines of a kernel: its mangled name, what it spills, what it uses.
+    # The lines of a kernel: its mangled name, its spills, its resources.
     string(REPLACE ";" "," output "${output}")
     string(REPLACE "\n" ";" lines "${output}")
     set(kernel "")
@@ -42,7 +42,7 @@ foreach(source IN LISTS SOURCES)
       if(line MATCHES "Compiling entry function '([^']+)'")
         set(kernel ${CMAKE_MATCH_1})
       elseif(kernel AND line MATCHES "Function properties for (.*)" AND NOT CMAKE_MATCH_1 STREQUAL kernel)
-        set(kernel "")  # a function that a kernel calls: counted in the kernel
+        set(kernel "")  # a function that a kernel calls: already counted in the kernel
       elseif(kernel AND line MATCHES "([0-9]+) bytes stack frame, ([0-9]+) bytes spill stores, ([0-9]+) bytes spill loads")
         set(stack ${CMAKE_MATCH_1})
         math(EXPR spilled "${CMAKE_MATCH_2} + ${CMAKE_MATCH_3}")
@@ -59,7 +59,7 @@ foreach(source IN LISTS SOURCES)
         list(APPEND rows "| `${source_name}` | `${name}` | ${architecture} | ${registers} | ${spilled} | ${stack} | ${shared} |")
         math(EXPR num_kernels "${num_kernels} + 1")
         if(spilled GREATER 0 OR stack GREATER 0)
-          list(APPEND spilling "${name} on ${architecture}: ${spilled} bytes of registers in memory, ${stack} bytes of stack")
+          list(APPEND spilling "${name} on ${architecture}: ${spilled} bytes of spilled registers, ${stack} bytes of stack")
         endif()
       endif()
     endforeach()
@@ -74,13 +74,14 @@ if(REPORT)
   list(JOIN rows "\n" table)
   execute_process(COMMAND ${NVCC} --version OUTPUT_VARIABLE version)
   string(REGEX MATCH "V[0-9.]+" version "${version}")
-  file(WRITE ${REPORT} "# What kernels take of a multiprocessor
+  file(WRITE ${REPORT} "# Multiprocessor resources of the kernels
 
-Made by `cmake --build --preset cuda --target kernel_resources` from what nvcc ${version} says (`-Xptxas -v`). A multiprocessor has
-65,536 registers and 164 KiB (sm_80) or 228 KiB (sm_90a) of shared memory. Spilled: bytes of registers kept in memory, written and read;
-the test `kernel_spills` fails on any.
+Made by `cmake --build --preset cuda --target kernel_resources` from the output of nvcc ${version}
+(`-Xptxas -v`). A multiprocessor has 65,536 registers and 164 KiB (sm_80) or 228 KiB (sm_90a) of
+shared memory. Spilled bytes are registers that the kernel writes to and reads from memory; the test
+`kernel_spills` fails on any.
 
-| source | kernel | architecture | registers a thread | spilled, bytes | stack, bytes | shared memory a block, bytes |
+| source | kernel | architecture | registers per thread | spilled, bytes | stack, bytes | shared memory per block, bytes |
 |---|---|---|---|---|---|---|
 ${table}
 ")

@@ -8,7 +8,7 @@
 
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 
 namespace birkhoff {
 namespace {
@@ -17,23 +17,24 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
 void check_number(const FieldDescriptor& field, double value, const std::string& printed,
-                  const std::string& path, const Places& places) {
+                  const std::string& path, const SourceLocations& places) {
   if (!field.options().HasExtension(configs::range)) return;  // seeds
   const std::string& range = field.options().GetExtension(configs::range);
   if (Range(range).contains(value)) return;
-  refuse(places, path, "must be in {}, is {}", range_text(field), printed);
+  config_error(places, path, "must be in {}, is {}", range_text(field), printed);
 }
 
-void check_string(const std::string& value, const std::string& path, const Places& places) {
-  if (find_invalid_utf8(value) != std::string::npos) refuse(places, path, "is not UTF-8");
+void check_string(const std::string& value, const std::string& path,
+                  const SourceLocations& places) {
+  if (find_invalid_utf8(value) != std::string::npos) config_error(places, path, "is not UTF-8");
   for (const char c : value) {
     if (static_cast<unsigned char>(c) < 0x20) {
-      refuse(places, path, "{} holds a control character", shown(value));
+      config_error(places, path, "{} contains a control character", quoted(value));
     }
   }
 }
 
-void check_message(const Message& message, const std::string& path, const Places& places) {
+void check_message(const Message& message, const std::string& path, const SourceLocations& places) {
   const auto& reflection = *message.GetReflection();
   std::vector<const FieldDescriptor*> fields;
   reflection.ListFields(message, &fields);
@@ -82,10 +83,10 @@ void check_message(const Message& message, const std::string& path, const Places
   }
 }
 
-// Checks one config; a class, so that the checks share config and places.
+// Checks one config. This is a class so that all checks share the config and the places.
 class ConsistencyCheck {
  public:
-  ConsistencyCheck(const configs::Config& config, const Places& places)
+  ConsistencyCheck(const configs::Config& config, const SourceLocations& places)
       : config_(config), places_(places) {}
 
   void run() const {
@@ -95,29 +96,32 @@ class ConsistencyCheck {
     check_mesh();
     const std::string& split = config_.evaluate().split();
     if (split != "valid" && split != "test") {
-      refuse(places_, "evaluate.split", "must be \"valid\" or \"test\", is {}", shown(split));
+      config_error(places_, "evaluate.split", "must be \"valid\" or \"test\", is {}",
+                   quoted(split));
     }
   }
 
  private:
   void check_task() const {
     if (config_.task().kind_case() != configs::Task::KIND_NOT_SET) return;
-    refuse(places_, "task",
-           "nothing is chosen; say what is learned, for instance task {{ language_model {{}} }} "
-           "(or {})",
-           fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
+    config_error(
+        places_, "task",
+        "no task is chosen; choose what to learn, for instance task {{ language_model {{}} }} "
+        "(or {})",
+        fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
   }
 
   void check_model() const {
     const auto& model = config_.model();
     if (model.channels() % model.heads() != 0) {
-      refuse(places_, "model.channels",
-             "{} cannot be split among {}; make model.channels a multiple of model.heads",
-             counted(model.channels(), "channel"), counted(model.heads(), "head"));
+      config_error(places_, "model.channels",
+                   "{} cannot be split among {}; make model.channels a multiple of model.heads",
+                   counted(model.channels(), "channel"), counted(model.heads(), "head"));
     }
     if (model.positions() == configs::Model::sinusoidal && model.channels() % 2 != 0) {
-      refuse(places_, "model.channels",
-             "sinusoidal positions need an even number of channels, not {}", model.channels());
+      config_error(places_, "model.channels",
+                   "sinusoidal positions need an even number of channels, not {}",
+                   model.channels());
     }
     for (int i = 0; i < model.attention_size(); ++i) {
       check_attention(model.attention(i), fmt::format("model.attention.{}", i));
@@ -130,17 +134,18 @@ class ConsistencyCheck {
       const auto& group = attention.group(i);
       const std::string group_path = fmt::format("{}.group.{}", path, i);
       if (group.heads() == 0) {
-        refuse(places_, group_path + ".heads",
-               "no heads are left for this group: the other groups take all {} of model.heads, or "
-               "several groups leave heads out",
-               config_.model().heads());
+        config_error(
+            places_, group_path + ".heads",
+            "no heads are left for this group: the other groups take all {} of model.heads, or "
+            "several groups omit heads",
+            config_.model().heads());
       }
       sum += group.heads();
       check_mechanism(group.mechanism(), group_path + ".mechanism");
     }
     if (sum != config_.model().heads()) {
-      refuse(places_, path, "its groups have {} together, model.heads is {}", counted(sum, "head"),
-             config_.model().heads());
+      config_error(places_, path, "its groups have {} together, model.heads is {}",
+                   counted(sum, "head"), config_.model().heads());
     }
   }
 
@@ -162,10 +167,11 @@ class ConsistencyCheck {
   void check_block(int block, const std::string& path) const {
     const int length = config_.data().sequence_length();
     if (length % block != 0) {
-      refuse(places_, path + ".block",
-             "data.sequence_length {} is not a multiple of the block length {}; only whole blocks "
-             "are accepted",
-             length, block);
+      config_error(
+          places_, path + ".block",
+          "data.sequence_length {} is not a multiple of the block length {}; only whole blocks "
+          "are accepted",
+          length, block);
     }
   }
 
@@ -173,20 +179,23 @@ class ConsistencyCheck {
     check_block(sinkhorn.block(), path);
     const int num_blocks = config_.data().sequence_length() / sinkhorn.block();
     if (sinkhorn.max_blocks() < num_blocks) {
-      refuse(places_, path + ".max_blocks",
-             "{} is less than the {} of a sequence (data.sequence_length {} / block {}); 0 takes "
-             "that number",
-             sinkhorn.max_blocks(), counted(num_blocks, "block"), config_.data().sequence_length(),
-             sinkhorn.block());
+      config_error(
+          places_, path + ".max_blocks",
+          "{} is less than the {} of a sequence (data.sequence_length {} / block {}); 0 selects "
+          "that number",
+          sinkhorn.max_blocks(), counted(num_blocks, "block"), config_.data().sequence_length(),
+          sinkhorn.block());
     }
-    // Its cost grows with the cube of the number of blocks: a balance of u x u for each block u.
+    // The cost grows with the cube of the number of blocks: one u x u normalization for each block
+    // u.
     constexpr int kMostPrefixBlocks = 256;
     if (is_causal() && sinkhorn.causal_balance() == configs::SinkhornAttention::prefix &&
         num_blocks > kMostPrefixBlocks) {
-      refuse(places_, path + ".causal_balance",
-             "prefix balances at most {} blocks, a sequence has {}; take longer blocks or another "
-             "causal_balance",
-             kMostPrefixBlocks, num_blocks);
+      config_error(
+          places_, path + ".causal_balance",
+          "prefix supports at most {} blocks, but a sequence has {}; use longer blocks or another "
+          "causal_balance",
+          kMostPrefixBlocks, num_blocks);
     }
   }
 
@@ -208,23 +217,23 @@ class ConsistencyCheck {
   void check_train() const {
     const auto& train = config_.train();
     if (train.micro_batch() > train.global_batch()) {
-      refuse(places_, "train.micro_batch", "{} sequences are more than train.global_batch {}",
-             train.micro_batch(), train.global_batch());
+      config_error(places_, "train.micro_batch", "{} sequences are more than train.global_batch {}",
+                   train.micro_batch(), train.global_batch());
     }
     if (train.invariant().shards() > train.global_batch()) {
-      refuse(places_, "train.invariant.shards",
-             "{} are more than the sequences of a step, train.global_batch {}",
-             counted(train.invariant().shards(), "shard"), train.global_batch());
+      config_error(places_, "train.invariant.shards",
+                   "{} are more than the sequences per step, train.global_batch {}",
+                   counted(train.invariant().shards(), "shard"), train.global_batch());
     }
     if (train.precision() == configs::Train::fp64 && config_.device() == configs::Config::cuda) {
-      refuse(places_, "train.precision",
-             "fp64 needs device: cpu; on a GPU take fp32, or bf16 with its fp32 masters");
+      config_error(places_, "train.precision",
+                   "fp64 needs device: cpu; on a GPU use fp32, or bf16 with fp32 parameters");
     }
-    if (train.zero() && !optimizer_message().options().GetExtension(configs::slices)) {
-      refuse(places_, "train.zero",
-             "must be false with train.optimizer.{}, whose state cannot be cut into slices; use "
-             "train.optimizer.adamw, or leave zero out",
-             optimizer_name());
+    if (train.zero_stage() > 0 && !optimizer_message().options().GetExtension(configs::slices)) {
+      config_error(places_, "train.zero_stage",
+                   "must be 0 with train.optimizer.{}, whose state cannot be split into slices; "
+                   "use train.optimizer.adamw, or leave zero_stage out",
+                   optimizer_name());
     }
     if (train.cuda_graph()) check_cuda_graph();
     const auto& schedule = train.schedule();
@@ -233,23 +242,24 @@ class ConsistencyCheck {
         break;
       case configs::Schedule::cosine:
         if (schedule.final_learning_rate() > schedule.learning_rate()) {
-          refuse(places_, "train.schedule.final_learning_rate",
-                 "{} is above the peak, train.schedule.learning_rate {}",
-                 schedule.final_learning_rate(), schedule.learning_rate());
+          config_error(places_, "train.schedule.final_learning_rate",
+                       "{} is above the peak, train.schedule.learning_rate {}",
+                       schedule.final_learning_rate(), schedule.learning_rate());
         }
         break;
       case configs::Schedule::rsqrt:
       case configs::Schedule::rsqrt_decay:
         if (schedule.warmup_steps() == 0) {
-          refuse(places_, "train.schedule.warmup_steps",
-                 "must be at least 1 with shape {}: the rate is measured from its end",
-                 configs::Schedule::Shape_Name(schedule.shape()));
+          config_error(places_, "train.schedule.warmup_steps",
+                       "must be at least 1 with shape {}: the rate decays from the end of the "
+                       "warm-up",
+                       configs::Schedule::Shape_Name(schedule.shape()));
         }
         break;
     }
   }
 
-  // The chosen member of train.optimizer; a resolved configuration has one.
+  // The chosen member of train.optimizer; a resolved config always has one.
   const FieldDescriptor& optimizer() const {
     const auto& optimizer = config_.train().optimizer();
     return *optimizer.GetReflection()->GetOneofFieldDescriptor(
@@ -260,39 +270,42 @@ class ConsistencyCheck {
   }
   const std::string& optimizer_name() const { return optimizer().name(); }
 
-  // What a graph replays must be launches that are the same in each step.
+  // A graph replays the same launches in every step.
   void check_cuda_graph() const {
     const auto& train = config_.train();
     if (config_.device() != configs::Config::cuda) {
-      refuse(places_, "train.cuda_graph", "needs device: cuda; leave it out on processors");
+      config_error(places_, "train.cuda_graph", "needs device: cuda; leave it out on CPUs");
     }
     if (!optimizer_message().options().GetExtension(configs::device_scalars)) {
-      refuse(places_, "train.cuda_graph",
-             "must be false with train.optimizer.{}, whose update takes its rates from the host; "
-             "use train.optimizer.adamw, or leave cuda_graph out",
-             optimizer_name());
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with train.optimizer.{}, whose update reads its rates from the host; "
+          "use train.optimizer.adamw, or leave cuda_graph out",
+          optimizer_name());
     }
     if (train.invariant().shards() > 0) {
-      refuse(places_, "train.cuda_graph",
-             "must be false with train.invariant.shards, whose sums are reduced between the passes "
-             "of a step; leave one of them out");
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with train.invariant.shards, whose sums are reduced between the passes "
+          "of a step; leave one of them out");
     }
   }
 
   void check_mesh() const {
     if (config_.mesh().tensor() != 1) {
-      refuse(places_, "mesh.tensor", "tensor parallelism is not supported yet; must be 1, is {}",
-             config_.mesh().tensor());
+      config_error(places_, "mesh.tensor",
+                   "tensor parallelism is not supported yet; must be 1, is {}",
+                   config_.mesh().tensor());
     }
     if (config_.mesh().sequence() != 1) {
-      refuse(places_, "mesh.sequence",
-             "sequence parallelism is not supported yet; must be 1, is {}",
-             config_.mesh().sequence());
+      config_error(places_, "mesh.sequence",
+                   "sequence parallelism is not supported yet; must be 1, is {}",
+                   config_.mesh().sequence());
     }
   }
 
   const configs::Config& config_;
-  const Places& places_;
+  const SourceLocations& places_;
 };
 
 }  // namespace
@@ -313,11 +326,11 @@ bool Range::contains(double value) const {
          (high_open_ ? value < high_ : value <= high_);
 }
 
-void check_values(const Message& config, const Places& places) {
+void check_values(const Message& config, const SourceLocations& places) {
   check_message(config, "", places);
 }
 
-void check_consistency(const configs::Config& config, const Places& places) {
+void check_consistency(const configs::Config& config, const SourceLocations& places) {
   ConsistencyCheck(config, places).run();
 }
 

@@ -1,4 +1,4 @@
-// What a value must be beyond its type, and what it is where a user sets none.
+// Checks values beyond their types, and fills in values that a user does not set.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -6,7 +6,7 @@
 #include <string>
 
 #include "configs/config.pb.h"
-#include "configs/places.h"
+#include "configs/source_locations.h"
 
 namespace birkhoff {
 
@@ -21,17 +21,17 @@ class Range {
   bool low_open_, high_open_;
 };
 
-// Every value alone: numbers in their ranges, strings that are text. Errors: Error(kConfig) with
-// place, field, value and what is allowed, as in the next.
-void check_values(const google::protobuf::Message& config, const Places& places);
+// Checks each value by itself: numbers are in their ranges, strings are text. Here and in
+// check_consistency(), Error(kConfig) names place, field, value and what is allowed.
+void check_values(const google::protobuf::Message& config, const SourceLocations& places);
 
-// Sets every field that is not set: numbers, strings and enums to their defaults, messages
-// recursively (of a oneof only the chosen one; optimizer: adamw, mechanism: dense), 0s that stand
-// for "derived" to what they are derived to where the config alone decides it. Resolving twice
+// Sets every unset field: numbers, strings and enums to their defaults, messages recursively (in a
+// oneof only the chosen one; by default optimizer: adamw, mechanism: dense). Replaces zeros that
+// mean "derived" with the derived value if the config by itself determines it. Resolving twice
 // changes nothing. Expects numbers in their ranges.
 void resolve(configs::Config& config);
 
-// Values of a resolved config against each other.
-void check_consistency(const configs::Config& config, const Places& places);
+// Checks the values of a resolved config against each other.
+void check_consistency(const configs::Config& config, const SourceLocations& places);
 
 }  // namespace birkhoff

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "configs/config_io.h"
-#include "configs/places.h"
+#include "configs/source_locations.h"
 
 namespace birkhoff {
 namespace {
@@ -13,7 +13,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::TextFormat;
 
-// A value as text; index -1 for fields that are not lists.
+// A value as text; index is -1 for fields that are not lists.
 std::string value_text(const Message& message, const FieldDescriptor* field, int index) {
   if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
     std::string text;
@@ -29,7 +29,7 @@ std::string value_text(const Message& message, const FieldDescriptor* field, int
 
 class Differ {
  public:
-  // choice_fixed: of the members of one-ofs in this message.
+  // choice_fixed: the chosen members of this message's oneofs are fixed.
   void compare(const Message& before, const Message& after, const std::string& path, bool fixed,
                bool choice_fixed = false) {
     for (int i = 0; i < before.GetDescriptor()->field_count(); ++i) {

@@ -6,10 +6,10 @@
 
 #include "cluster/base/files/file.h"
 #include "configs/check.h"
-#include "configs/places.h"
+#include "configs/message_text.h"
 #include "configs/settings.h"
+#include "configs/source_locations.h"
 #include "configs/text_parser.h"
-#include "configs/words.h"
 
 namespace birkhoff {
 namespace {
@@ -17,29 +17,44 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t kMaxIncludeDepth = 32;
-constexpr int kMaxFiles = 256;  // two includes a file, 32 deep, would be four billion
+constexpr int kMaxFiles = 256;  // two includes per file, 32 deep, would be four billion
 
 struct Source {
   configs::Config config;
-  Places places;
+  SourceLocations places;
 };
 
+// Configs of earlier versions say `zero: true` for `zero_stage: 1`.
+void rename_former_fields(configs::Config& config, SourceLocations& places) {
+  if (!config.train().has_zero()) return;
+  auto& train = *config.mutable_train();
+  train.set_zero_stage(train.zero() ? 1 : 0);
+  train.clear_zero();
+  places.set("train.zero_stage", places.of("train.zero"));
+}
+
 Source parse_source(const std::string& text, const std::string& name) {
-  Source source{{}, Places(name)};
+  Source source{{}, SourceLocations(name)};
   if (const auto error = parse_text(text, source.config, name, &source.places)) {
     fail(ExitCode::kConfig, "{}:{}:{}: {}{}{}", name, error->line, error->column, error->path,
          error->path.empty() ? "" : ": ", error->what);
   }
+  if (source.config.train().has_zero() && source.config.train().has_zero_stage()) {
+    config_error(source.places, "train.zero",
+                 "is the former name of zero_stage; set only one of them");
+  }
+  rename_former_fields(source.config, source.places);
   return source;
 }
 
-// Reads a file and what it includes. Files are known by their real paths: links and ".." resolved.
+// Reads a file and its includes. Identifies files by their real paths, with links and ".."
+// resolved.
 class Loader {
  public:
   Source load(const fs::path& file) { return load(file, file.string() + ": "); }
 
  private:
-  // `blame` starts messages about the file itself.
+  // Messages about the file itself start with `blame`.
   Source load(const fs::path& file, const std::string& blame) {
     const fs::path real = real_path(file, blame);
     if (open_.empty()) root_ = real.parent_path();
@@ -47,7 +62,7 @@ class Loader {
     open_.push_back(real);
     Source source =
         parse_source(read_file(real.string(), kMaxTextBytes, ExitCode::kConfig), file.string());
-    Source merged{{}, Places(file.string())};
+    Source merged{{}, SourceLocations(file.string())};
     for (int i = 0; i < source.config.include_size(); ++i) {
       const std::string path = fmt::format("include.{}", i);
       const std::string& include = source.config.include(i);
@@ -57,7 +72,7 @@ class Loader {
       if (include.empty() || fs::path(include).is_absolute() || !is_one_line) {
         fail(ExitCode::kConfig,
              "{}{} must be a path relative to this file, without control characters", at,
-             shown(include));
+             quoted(include));
       }
       const Source included = load(file.parent_path() / include, at);
       override_config(merged.config, merged.places, included.config, included.places);
@@ -90,7 +105,7 @@ class Loader {
     if (const auto it = std::find(open_.begin(), open_.end(), real); it != open_.end()) {
       std::string cycle;
       for (auto file = it; file != open_.end(); ++file) cycle += file->filename().string() + " -> ";
-      fail(ExitCode::kConfig, "{}includes go round in a cycle: {}{}", blame, cycle,
+      fail(ExitCode::kConfig, "{}includes form a cycle: {}{}", blame, cycle,
            real.filename().string());
     }
     if (open_.size() > kMaxIncludeDepth) {
@@ -106,7 +121,7 @@ class Loader {
   int num_files_ = 0;
 };
 
-// A pipe, or memory of a process: what a path like /dev/fd/63 leads to.
+// True for a pipe or a file in memory, which a path like /dev/fd/63 can name.
 bool has_no_folder(const fs::path& file) {
   std::error_code error;
   const fs::file_status status = fs::status(file, error);
@@ -118,6 +133,7 @@ bool has_no_folder(const fs::path& file) {
 configs::Config finish(Source source, const std::vector<std::string>& settings) {
   for (const std::string& setting : settings) {
     apply_setting(setting, source.config, source.places);
+    rename_former_fields(source.config, source.places);
   }
   check_values(source.config, source.places);
   resolve(source.config);
@@ -141,7 +157,7 @@ configs::Config parse_config(const std::string& text, const std::string& name,
                              const std::vector<std::string>& settings) {
   Source source = parse_source(text, name);
   if (source.config.include_size() > 0) {
-    refuse(source.places, "include.0", "a text that is not a file cannot include files");
+    config_error(source.places, "include.0", "a text that is not a file cannot include files");
   }
   return finish(std::move(source), settings);
 }

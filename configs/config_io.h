@@ -1,5 +1,5 @@
-// Configuration texts to messages: Protobuf text with limits, `include`, `--set`, and errors that
-// name file, line, column and field.
+// Reads configuration texts into messages: Protobuf text format with limits, `include`, `--set`,
+// and errors that name file, line, column and field.
 #pragma once
 
 #include <filesystem>
@@ -11,23 +11,23 @@
 namespace birkhoff {
 
 // Reads a .txtpb with its includes, applies `path=value` settings in order, and checks every value.
-// What is returned is resolved: every field is set, defaults included (messages of a oneof only
-// where chosen). Limits: 4 MiB a file, nesting 100, includes 32 deep and below the first file's
-// folder. A pipe is read to its end (File::kPipeSeconds) and includes nothing. Errors:
-// Error(kConfig), "file:line:column: field.path: what, allowed values, nearest name".
+// The result is resolved: every field is set, including defaults (in a oneof only the chosen
+// message). Limits: 4 MiB per file, nesting 100, includes 32 deep and inside the first file's
+// folder. A pipe is read to its end (File::kPipeSeconds) and cannot include files. Error(kConfig):
+// "file:line:column: field.path: what, allowed values, nearest name".
 configs::Config load_config(const std::filesystem::path& file,
                             const std::vector<std::string>& settings);
-// The same from a text; `name` stands for the file in messages. Used for checkpoints' own configs
-// and tests.
+// The same for a text; messages use `name` as the file name. Used for the configs in checkpoints
+// and in tests.
 configs::Config parse_config(const std::string& text, const std::string& name,
                              const std::vector<std::string>& settings);
 
-// The resolved config as text, in the order of the schema; parse_config reads it back to the same
+// Returns the resolved config as text, in schema order; parse_config() turns it back into the same
 // message.
 std::string config_text(const configs::Config& config);
 
-// Fields that differ, as "path: a -> b" lines in schema order; `fixed` tells whether the schema
-// forbids changing it on resume.
+// Fields that differ, in schema order, with their values as text. `fixed` says whether the schema
+// forbids changing the field on resume.
 struct ConfigDifference {
   std::string path, before, after;
   bool fixed = false;
@@ -35,11 +35,12 @@ struct ConfigDifference {
 std::vector<ConfigDifference> diff_configs(const configs::Config& before,
                                            const configs::Config& after);
 
-// Markdown reference of every field: type, default, fixed or free, and the comment of the .proto.
-// docs/configuration.md is this text.
+// Returns a Markdown reference of every field: type, default, fixed or free, and the comment of the
+// .proto. docs/configuration.md is this text.
 std::string config_reference();
 
-// "did you mean ...": the candidate nearest to `name` by edit distance, empty if none is near.
+// For "did you mean ...": returns the candidate nearest to `name` by edit distance, or "" if none
+// is near.
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates);
 
 }  // namespace birkhoff

@@ -7,12 +7,12 @@
 
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 
 namespace birkhoff {
 
-// A serialized FileDescriptorSet of the .proto files with their comments, which the code that protoc
-// generates leaves out; made by configs/embed.cmake.
+// A serialized FileDescriptorSet of the .proto files with their comments, which the code that
+// protoc generates omits. configs/embed.cmake writes it.
 extern const unsigned char kSchemaSource[];
 extern const std::size_t kSchemaSourceBytes;
 
@@ -30,27 +30,29 @@ constexpr const char* kIntroduction = R"(# Configuration reference
 
 Generated from the comments of `configs/*.proto` by `birkhoff config reference`; edit those.
 
-A configuration is a text file (`.txtpb`, Protobuf text format): `name: value` for values,
-`name { ... }` for messages, a name repeated for each entry of a list, `#` for comments. All fields
-are optional but the task; `birkhoff config print FILE` shows every value that a run would use.
+A configuration is a text file (`.txtpb`, Protobuf text format). It uses `name: value` for values,
+`name { ... }` for messages, a repeated name for the entries of a list, and `#` for comments. All
+fields except the task are optional; `birkhoff config print FILE` shows every value that a run
+would use.
 
-- `include: "other.txtpb"` starts from another file, relative to this one and below the first file's
-  folder. What this file sets wins: values and the choice in a "one of" are replaced, messages are
-  merged, lists are replaced as a whole.
-- Integers are decimal and without leading zeros; `--set` takes them with an exponent too, `1e6`.
-- `--set path=value` changes a field from the command line, after the files: `--set train.steps=100`,
-  `--set model.attention.0.group.0.mechanism.sinkhorn.block=32` (entries of lists by index, the next
-  free index adds one), `--set 'model.attention.0={group{mechanism{dense{}}}}'` (a message or list is
-  replaced). Naming a member of a "one of" chooses it.
-- *fixed* fields cannot change when a run is resumed; *free* ones can. *choice fixed*: which one of a
-  "one of" is chosen cannot.
+- `include: "other.txtpb"` starts from another file, relative to this one and inside the first
+  file's folder. This file overrides it: values, lists and the choice in a "one of" are replaced,
+  messages are merged.
+- Integers are decimal, without leading zeros; `--set` also accepts an exponent, `1e6`.
+- `--set path=value` changes a field from the command line, after the files are read:
+  `--set train.steps=100`, `--set model.attention.0.group.0.mechanism.sinkhorn.block=32` (list
+  entries by index; the next free index adds one), and
+  `--set 'model.attention.0={group{mechanism{dense{}}}}'` (replaces a message or list). Naming a
+  member of a "one of" chooses it.
+- *fixed* fields cannot change when a run is resumed; *free* ones can. *choice fixed*: the chosen
+  member of a "one of" cannot change.
 )";
 
 // The schema's descriptors, with comments.
 class SchemaSource {
  public:
   SchemaSource() {
-    FileDescriptorProto options;  // not in the set: every Protobuf program has it
+    FileDescriptorProto options;  // not in the set, because every Protobuf program has it
     FileDescriptorProto::descriptor()->file()->CopyTo(&options);
     pool_.BuildFile(options);
     FileDescriptorSet files;
@@ -69,7 +71,7 @@ class SchemaSource {
   DescriptorPool pool_;
 };
 
-// The comment above or behind a declaration, on one line.
+// The comment above or after a declaration, on one line.
 template <typename T>
 std::string comment(const T& declaration) {
   SourceLocation location;
@@ -79,11 +81,25 @@ std::string comment(const T& declaration) {
   for (const char c : text) {
     const bool space = c == ' ' || c == '\n';
     if (space && (line.empty() || line.back() == ' ')) continue;
-    if (c == '|') line += '\\';  // would end the table's cell
+    if (c == '|') line += '\\';  // it would end the table cell
     line += space ? ' ' : c;
   }
   while (!line.empty() && line.back() == ' ') line.pop_back();
   return line;
+}
+
+// A paragraph in lines of at most 100 columns.
+std::string wrapped(const std::string& line) {
+  constexpr std::size_t kColumns = 100;
+  std::string text;
+  std::size_t begin = 0;
+  while (line.size() - begin > kColumns) {
+    const std::size_t space = line.rfind(' ', begin + kColumns);
+    if (space == std::string::npos || space <= begin) break;
+    text += line.substr(begin, space - begin) + "\n";
+    begin = space + 1;
+  }
+  return text + line.substr(begin);
 }
 
 std::string link(const Descriptor& message) {
@@ -107,7 +123,7 @@ std::string type_text(const FieldDescriptor& field) {
 
 std::string default_text(const FieldDescriptor& field) {
   if (field.is_repeated() || field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) return "";
-  // The program's own descriptor of the same field: values print from messages of its type only.
+  // The program's own descriptor of the same field: only messages of its type can print the value.
   const FieldDescriptor& own =
       *DescriptorPool::generated_pool()->FindFieldByName(field.full_name());
   const auto* empty =
@@ -144,11 +160,14 @@ class Writer {
   void section(const Descriptor& message, bool fixed) {
     if (!written_.insert(message.full_name()).second) return;
     text_ += fmt::format("\n## {}\n\n", message.name());
-    if (const std::string about = comment(message); !about.empty()) text_ += about + "\n\n";
+    if (const std::string about = comment(message); !about.empty()) text_ += wrapped(about) + "\n\n";
     if (message.oneof_decl_count() > 0) text_ += "One of:\n\n";
     text_ += "| field | type | default | range | on resume | meaning |\n";
     text_ += "|---|---|---|---|---|---|\n";
-    for (int i = 0; i < message.field_count(); ++i) row(*message.field(i), fixed);
+    for (int i = 0; i < message.field_count(); ++i) {
+      if (!message.field(i)->options().GetExtension(configs::replaced))
+        row(*message.field(i), fixed);
+    }
     for (int i = 0; i < message.field_count(); ++i) {
       const FieldDescriptor& field = *message.field(i);
       if (field.message_type() == nullptr) continue;

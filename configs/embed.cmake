@@ -1,4 +1,4 @@
-# cmake -DINPUT=schema.bin -DOUTPUT=schema_source.cpp -P embed.cmake: a file as a C++ array.
+# cmake -DINPUT=schema.bin -DOUTPUT=schema_source.cpp -P embed.cmake: writes a file as a C++ array.
 file(READ ${INPUT} hex HEX)
 string(REGEX REPLACE "(..)" "0x\\1," bytes "${hex}")
 file(WRITE ${OUTPUT} "#include <cstddef>

@@ -2,7 +2,7 @@
 
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 
-#include "configs/places.h"
+#include "configs/source_locations.h"
 
 namespace birkhoff {
 namespace {
@@ -59,7 +59,7 @@ void FieldFinder::take(const Tokenizer::Token& token) {
       token.type == Tokenizer::TYPE_IDENTIFIER && !in_value_ && !frames_.back().in_list;
   if (is_name) frames_.back().field = token.text;
   before_ = here_;
-  here_ = spot(token);
+  here_ = position(token);
   if (is_name) return;
   Frame& frame = frames_.back();
   if (token.text == ":") {
@@ -91,7 +91,7 @@ void FieldFinder::enter_message() {
   frames_.push_back({field == nullptr ? nullptr : field->message_type(), path});
 }
 
-Spot FieldFinder::spot(const Tokenizer::Token& token) const {
+TokenPosition FieldFinder::position(const Tokenizer::Token& token) const {
   const Frame& frame = frames_.back();
   return {token.line,
           token.column,

@@ -1,4 +1,4 @@
-// Which field a position of a configuration text is in.
+// Finds the field at a position of a configuration text.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -10,23 +10,24 @@
 
 namespace birkhoff {
 
-// Sets a tokenizer up as the parser of Protobuf's text format does.
+// Sets up a tokenizer as Protobuf's text-format parser does.
 void set_up_as_text_format(google::protobuf::io::Tokenizer& tokenizer);
 
-// A token and the field it stands in. Line and column count from 0, a tab ends at the next multiple
-// of 8.
-struct Spot {
+// A token and the field that contains it. Lines and columns count from 0; a tab advances to the
+// next multiple of 8.
+struct TokenPosition {
   int line = 0, column = 0;
   std::string token;  // empty at the end of the text
-  const google::protobuf::Descriptor* message =
-      nullptr;  // innermost message; null inside an unknown field
-  const google::protobuf::FieldDescriptor* field =
-      nullptr;       // its field; null between fields or if unknown
+  // The innermost message; null inside an unknown field.
+  const google::protobuf::Descriptor* message = nullptr;
+  // The field of that message; null between fields or if unknown.
+  const google::protobuf::FieldDescriptor* field = nullptr;
   std::string path;  // of the field or message, from the root
 };
 
-// Protobuf's parser reports errors without the field, and some of them one token late. This follows
-// names and braces up to a position. It never fails: in nonsense it gives the last sensible field.
+// Protobuf's parser reports errors without the field, and some of them one token late. This class
+// follows names and braces up to a position. It never fails: in malformed text it returns the last
+// field that it recognised.
 class FieldFinder {
  public:
   explicit FieldFinder(const google::protobuf::Descriptor& root);
@@ -34,8 +35,8 @@ class FieldFinder {
   void run(const std::string& text, int line, int column);
 
   // The last token that starts at or before the position, and the token before that.
-  const Spot& here() const { return here_; }
-  const Spot& before() const { return before_; }
+  const TokenPosition& here() const { return here_; }
+  const TokenPosition& before() const { return before_; }
 
  private:
   struct Frame {
@@ -47,12 +48,12 @@ class FieldFinder {
 
   void take(const google::protobuf::io::Tokenizer::Token& token);
   void enter_message();
-  Spot spot(const google::protobuf::io::Tokenizer::Token& token) const;
+  TokenPosition position(const google::protobuf::io::Tokenizer::Token& token) const;
 
   std::vector<Frame> frames_;
-  bool in_value_ = false;     // behind a colon
+  bool in_value_ = false;     // after a colon
   bool value_ended_ = false;  // the next token starts something new
-  Spot here_, before_;
+  TokenPosition here_, before_;
 };
 
 }  // namespace birkhoff

@@ -9,8 +9,8 @@
 namespace birkhoff {
 namespace {
 
-// Insertions, deletions, substitutions and swaps of neighbours that turn a into b, ignoring case
-// (optimal string alignment).
+// The number of insertions, deletions, substitutions and swaps of neighbours that turn a into b,
+// ignoring case (optimal string alignment).
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   const auto lower = [](char c) { return std::tolower(static_cast<unsigned char>(c)); };
   std::vector<std::size_t> before, previous, row(b.size() + 1);
@@ -31,7 +31,7 @@ std::size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-// Words of other programs for ours.
+// Other programs' names for our values.
 constexpr std::array<std::pair<const char*, const char*>, 7> kOtherWords = {{{"gpu", "cuda"},
                                                                              {"half", "fp16"},
                                                                              {"float16", "fp16"},
@@ -43,8 +43,8 @@ constexpr std::array<std::pair<const char*, const char*>, 7> kOtherWords = {{{"g
 }  // namespace
 
 std::string nearest_name(const std::string& name, const std::vector<std::string>& candidates) {
-  // A third of the name may be wrong: more is a different word. Long names are nobody's typing
-  // error.
+  // Up to a third of the name may be wrong; more is a different word. Long names are not typing
+  // errors.
   constexpr std::size_t kLongestName = 64;
   if (name.empty() || name.size() > kLongestName) return "";
   for (const auto& [word, ours] : kOtherWords) {

@@ -48,7 +48,9 @@ void set_defaults(Message& message) {
       continue;
     }
     const bool set = reflection.HasField(message, field);
-    if (!set && field->real_containing_oneof() == nullptr) set_default(message, field);
+    if (!set && !field->options().GetExtension(configs::replaced) &&
+        field->real_containing_oneof() == nullptr)
+      set_default(message, field);
     if (is_message && reflection.HasField(message, field)) {
       set_defaults(*reflection.MutableMessage(&message, field));
     }
@@ -69,7 +71,7 @@ void choose_unchosen(configs::Config& config) {
   }
 }
 
-// The only group without heads gets those that are left.
+// If exactly one group has no number of heads, it gets the remaining heads.
 void share_heads(configs::Attention& attention, int heads) {
   configs::HeadGroup* rest = nullptr;
   int num_without = 0;

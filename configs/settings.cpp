@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cluster/base/text/plural.h"
+#include "configs/message_text.h"
 #include "configs/text_parser.h"
-#include "configs/words.h"
 
 namespace birkhoff {
 namespace {
@@ -37,7 +37,7 @@ class Setting {
     value_ = setting.substr(equals + 1);
   }
 
-  void apply(Message& config, Places& places) {
+  void apply(Message& config, SourceLocations& places) {
     assign(config);
     places.forget(path_);
     places.set(path_, place_);
@@ -45,15 +45,15 @@ class Setting {
 
  private:
   static std::string shorten(const std::string& setting) {
-    const std::string quoted = shown(setting);
-    return quoted.substr(1, quoted.size() - 2);
+    const std::string text = quoted(setting);
+    return text.substr(1, text.size() - 2);
   }
 
   [[noreturn]] void error(const std::string& what) const {
     throw Error(ExitCode::kConfig, place_ + ": " + what);
   }
 
-  // Walks the path, making messages and one new list element where needed.
+  // Walks the path and creates messages and one new list element where needed.
   void assign(Message& config) {
     const std::vector<std::string> parts = split_path(path_);
     Message* message = &config;
@@ -63,7 +63,7 @@ class Setting {
       const FieldDescriptor* field = message->GetDescriptor()->FindFieldByName(parts[i]);
       if (field == nullptr) error(unknown_field(parts[i], where, *message->GetDescriptor()));
       if (message == &config && field->name() == "include") {
-        error("include belongs into a file; give that file as the configuration");
+        error("include belongs in a file; pass that file as the configuration");
       }
       const bool last = i + 1 == parts.size();
       const bool is_message = field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE;
@@ -83,7 +83,7 @@ class Setting {
         message = reflection.MutableMessage(message, field);
       } else {
         error(fmt::format("'{}' is a value and has no field {}", join_path(walked, parts[i]),
-                          shown(parts[i + 1])));
+                          quoted(parts[i + 1])));
       }
     }
   }
@@ -96,8 +96,8 @@ class Setting {
     const char* end = index.data() + index.size();
     const auto [parsed, status] = std::from_chars(index.data(), end, i);
     if (status != std::errc() || parsed != end || i < 0 || i > size) {
-      error(fmt::format("{} is no index of {}: it has {}, so 0 to {} are possible ({} adds one)",
-                        shown(index), list, counted(size, "entry", "entries"), size, size));
+      error(fmt::format("{} is not an index of {}: it has {}, so 0 to {} are valid ({} adds one)",
+                        quoted(index), list, counted(size, "entry", "entries"), size, size));
     }
     return i == size ? *reflection.AddMessage(&message, &field)
                      : *reflection.MutableRepeatedMessage(&message, &field, i);
@@ -149,7 +149,7 @@ class Setting {
 
 }  // namespace
 
-void apply_setting(const std::string& setting, configs::Config& config, Places& places) {
+void apply_setting(const std::string& setting, configs::Config& config, SourceLocations& places) {
   Setting(setting).apply(config, places);
 }
 

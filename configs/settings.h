@@ -4,15 +4,15 @@
 #include <string>
 
 #include "configs/config.pb.h"
-#include "configs/places.h"
+#include "configs/source_locations.h"
 
 namespace birkhoff {
 
-// The path is dotted; elements of lists are named by index, the next free index appends
-// (model.attention.0.group.1.heads=2). Values: a number (integers also as 1e3), true or false, an
-// enum value, a string (quotes are optional), {text format} for a message, [{...}, {...}] for a
-// list. A message or list is replaced, not merged. Naming a member of a oneof chooses it. Errors:
-// Error(kConfig), "--set path=value: ...".
-void apply_setting(const std::string& setting, configs::Config& config, Places& places);
+// Applies one setting. The path is dotted; list elements are named by index, and the next free
+// index appends one (model.attention.0.group.1.heads=2). Values: a number (integers also as 1e3),
+// true or false, an enum value, a string (quotes are optional), {text format} for a message,
+// [{...}, {...}] for a list. A message or list is replaced, not merged. Naming a member of a oneof
+// chooses it. Error(kConfig): "--set path=value: ...".
+void apply_setting(const std::string& setting, configs::Config& config, SourceLocations& places);
 
 }  // namespace birkhoff

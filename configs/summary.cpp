@@ -7,7 +7,7 @@
 #include <map>
 #include <memory>
 
-#include "configs/places.h"
+#include "configs/source_locations.h"
 
 namespace birkhoff {
 namespace {
@@ -22,7 +22,7 @@ std::string value_text(const Message& message, const FieldDescriptor* field) {
   return text;
 }
 
-// Clears what has its default, and messages that are empty then.
+// Clears fields that have their default value, and messages that become empty.
 void clear_defaults(Message& message) {
   const auto& reflection = *message.GetReflection();
   const std::unique_ptr<Message> fresh(message.New());
@@ -39,7 +39,7 @@ void clear_defaults(Message& message) {
   }
 }
 
-// The member of its oneof that is set, with what is not its default.
+// The chosen mechanism, with the fields that differ from their defaults.
 std::string mechanism_text(const configs::Mechanism& mechanism) {
   const auto& reflection = *mechanism.GetReflection();
   const FieldDescriptor* kind =
@@ -62,7 +62,7 @@ std::string groups_text(const configs::Attention& attention) {
   return text;
 }
 
-// Values by their place in the schema: numbers of fields and of entries of lists.
+// Values, keyed by their place in the schema: indices of fields and of list entries.
 class FieldTable {
  public:
   explicit FieldTable(std::size_t num_configs) : num_configs_(num_configs) {}

@@ -13,7 +13,7 @@
 #include "cluster/base/text/utf8.h"
 #include "configs/config_io.h"
 #include "configs/field_finder.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 
 namespace birkhoff {
 namespace {
@@ -24,7 +24,7 @@ using google::protobuf::Message;
 using google::protobuf::TextFormat;
 using google::protobuf::io::Tokenizer;
 
-// Protobuf's own words for the first error, at its position (from 0).
+// Protobuf's message about the first error, and its position (from 0).
 struct FirstError : google::protobuf::io::ErrorCollector {
   void AddError(int l, google::protobuf::io::ColumnNumber c, const std::string& m) override {
     if (message.empty()) {
@@ -37,8 +37,8 @@ struct FirstError : google::protobuf::io::ErrorCollector {
   std::string message;
 };
 
-std::string got(const Spot& spot) {
-  return spot.token.empty() ? "the end of the text" : shown(spot.token);
+std::string got(const TokenPosition& position) {
+  return position.token.empty() ? "the end of the text" : quoted(position.token);
 }
 
 bool is_unsigned(const FieldDescriptor* field) {
@@ -46,13 +46,14 @@ bool is_unsigned(const FieldDescriptor* field) {
                               field->cpp_type() == FieldDescriptor::CPPTYPE_UINT64);
 }
 
-// Our words for Protobuf's, and the spot to blame.
+// Turns Protobuf's message into ours and chooses the position to report.
 TextError explain(const std::string& message, const FirstError& error, const FieldFinder& finder) {
-  const Spot& here = finder.here();
-  const Spot& before = finder.before();
+  const TokenPosition& here = finder.here();
+  const TokenPosition& before = finder.before();
   const auto is = [&](const char* text) { return message.starts_with(text); };
-  const auto at = [](const Spot& spot, std::string what) {
-    return TextError{spot.line + 1, spot.column + 1, printable(spot.path), std::move(what)};
+  const auto at = [](const TokenPosition& position, std::string what) {
+    return TextError{position.line + 1, position.column + 1, printable(position.path),
+                     std::move(what)};
   };
   if (is("Message type \"") && before.message != nullptr) {
     return at(before, unknown_field(before.token, before.message->full_name(), *before.message));
@@ -66,7 +67,7 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
       before.field->enum_type() != nullptr) {
     const std::vector<std::string> names = enum_names(*before.field->enum_type());
     const std::string nearest = nearest_name(before.token, names);
-    return at(before, fmt::format("unknown value {}; allowed: {}{}", shown(before.token),
+    return at(before, fmt::format("unknown value {}; allowed: {}{}", quoted(before.token),
                                   fmt::join(names, ", "),
                                   nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
   }
@@ -110,7 +111,7 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
   return TextError{error.line + 1, error.column + 1, printable(here.path), what};
 }
 
-// The first number that Protobuf would read as octal: 010 as 8.
+// Finds the first number that Protobuf would read as octal: 010 as 8.
 std::optional<TextError> find_leading_zero(const std::string& text, const Descriptor& root) {
   google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
   FirstError ignored;
@@ -127,13 +128,13 @@ std::optional<TextError> find_leading_zero(const std::string& text, const Descri
     return TextError{token.line + 1, token.column + 1, printable(finder.here().path),
                      fmt::format("{} starts with a zero, which would make it octal; leave the zero "
                                  "out",
-                                 shown(token.text))};
+                                 quoted(token.text))};
   }
   return std::nullopt;
 }
 
 void record_places(const Message& message, const TextFormat::ParseInfoTree& tree,
-                   const std::string& name, const std::string& path, Places& places) {
+                   const std::string& name, const std::string& path, SourceLocations& places) {
   std::vector<const FieldDescriptor*> fields;
   message.GetReflection()->ListFields(message, &fields);
   for (const FieldDescriptor* field : fields) {
@@ -155,7 +156,7 @@ void record_places(const Message& message, const TextFormat::ParseInfoTree& tree
   }
 }
 
-// The place of a byte, as line and column.
+// An error at a byte offset, as line and column.
 TextError error_at(const std::string& text, std::size_t offset, const std::string& what) {
   TextError error{1, 1, "", what};
   for (std::size_t i = 0; i < offset; ++i) {
@@ -171,8 +172,8 @@ TextError error_at(const std::string& text, std::size_t offset, const std::strin
 }  // namespace
 
 std::optional<TextError> parse_text(const std::string& given, Message& message,
-                                    const std::string& name, Places* places) {
-  // Editors of some systems start a file with a byte order mark.
+                                    const std::string& name, SourceLocations* places) {
+  // Some editors start a file with a byte order mark.
   const std::string text = given.starts_with("\xef\xbb\xbf") ? given.substr(3) : given;
   if (static_cast<std::int64_t>(text.size()) > kMaxTextBytes) {
     return TextError{

@@ -1,4 +1,4 @@
-// Protobuf text format to a message, with limits, and errors a user can act on.
+// Parses Protobuf text format into a message, with limits, and errors that a user can act on.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "configs/places.h"
+#include "configs/source_locations.h"
 
 namespace birkhoff {
 
@@ -15,13 +15,15 @@ constexpr std::int64_t kMaxTextBytes = 4 << 20;
 constexpr int kMaxTextNesting = 100;
 
 struct TextError {
-  int line = 0, column = 0;  // from 1; a tab ends at the next multiple of 8
-  std::string path;          // the field, relative to the message; empty if outside of any
+  int line = 0, column = 0;  // from 1; a tab advances to the next multiple of 8
+  std::string path;          // the field, relative to the message; empty outside any field
   std::string what;
 };
 
-// Merges `text` into `message`, which should be empty. Errors: the first one.
+// Merges `text` into `message`, which should be empty. Returns the first error. Records where each
+// field was set in `places`, as name:line:column.
 std::optional<TextError> parse_text(const std::string& text, google::protobuf::Message& message,
-                                    const std::string& name = "", Places* places = nullptr);
+                                    const std::string& name = "",
+                                    SourceLocations* places = nullptr);
 
 }  // namespace birkhoff

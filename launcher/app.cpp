@@ -26,8 +26,8 @@ const CLI::App* find_verb(const CLI::App& app, const std::string& name) {
   return nullptr;
 }
 
-// The deepest verb that the arguments name, for its list of options.
-const CLI::App& chosen_verb(const CLI::App& app, const std::vector<std::string>& arguments) {
+// The innermost subcommand that the arguments name, for its list of options.
+const CLI::App& chosen_subcommand(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* chosen = &app;
   for (const std::string& argument : arguments) {
     if (const CLI::App* next = find_verb(*chosen, argument)) chosen = next;
@@ -41,14 +41,14 @@ std::string join(const std::vector<std::string>& parts) {
   return text;
 }
 
-// One line for a command line that does not parse, with the nearest option or verb.
+// One line for a command line that does not parse, with the nearest option.
 std::string usage_line(const CLI::App& app, const std::vector<std::string>& arguments,
                        const CLI::ParseError& error) {
-  const CLI::App& verb = chosen_verb(app, arguments);
+  const CLI::App& subcommand = chosen_subcommand(app, arguments);
   const std::string what = error.what();
   std::string hint;
   std::vector<std::string> options;
-  for (const CLI::Option* option : verb.get_options()) {
+  for (const CLI::Option* option : subcommand.get_options()) {
     if (!option->get_lnames().empty()) options.push_back("--" + option->get_lnames().front());
   }
   for (const std::string& argument : arguments) {
@@ -56,7 +56,7 @@ std::string usage_line(const CLI::App& app, const std::vector<std::string>& argu
     const std::string name = argument.substr(0, argument.find('='));
     if (std::find(options.begin(), options.end(), name) != options.end()) continue;
     if (std::string near = nearest_name(name, options); !near.empty())
-      hint = " ('" + name + "' is no option; did you mean '" + near + "'?)";
+      hint = " ('" + name + "' is not an option; did you mean '" + near + "'?)";
   }
   const auto set = std::find(arguments.begin(), arguments.end(), "--set");
   if (hint.empty() && set != arguments.end() && set + 1 != arguments.end() &&
@@ -64,14 +64,14 @@ std::string usage_line(const CLI::App& app, const std::vector<std::string>& argu
     hint = " (--set takes one word: PATH=VALUE)";
   }
   std::string name;
-  for (const CLI::App* part = &verb; part != nullptr; part = part->get_parent()) {
+  for (const CLI::App* part = &subcommand; part != nullptr; part = part->get_parent()) {
     name = part->get_name() + (name.empty() ? "" : " ") + name;
   }
   return what + hint + "; see '" + name + " --help'";
 }
 
-// A line about the first word that should name a verb and does not; empty if there is none. CLI11
-// would only say that one is missing.
+// A line about the first word that should name a subcommand but does not; empty if there is none.
+// CLI11 would only say that a subcommand is missing.
 std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* parent = &app;
   for (const std::string& argument : arguments) {

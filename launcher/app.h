@@ -10,7 +10,7 @@ namespace birkhoff {
 
 // Runs one command line (without the program's name). Data goes to `out`, messages to `err`; every
 // error becomes one line on `err` and its documented exit code (docs/runbook.md). `train` may start
-// MPI, which a process can do once.
+// MPI, which a process can do only once.
 int run_app(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
 
 }  // namespace birkhoff

@@ -9,7 +9,7 @@ constexpr const char* kFooter =
     "Exit codes: 0 done, 2 usage, 3 configuration, 4 data, 5 checkpoint, 6 storage, 7 a rank was "
     "lost,\n"
     "8 hang, 9 non-finite numbers, 10 memory, 75 saved: run the same command again. "
-    "docs/runbook.md says more.";
+    "See docs/runbook.md.";
 
 }  // namespace
 
@@ -29,8 +29,8 @@ CommandLine::CommandLine() {
   add_bench();
 }
 
-CLI::App* CommandLine::verb(CLI::App& parent, const char* name, const char* what,
-                            const char* examples) {
+CLI::App* CommandLine::subcommand(CLI::App& parent, const char* name, const char* what,
+                                  const char* examples) {
   CLI::App* command = parent.add_subcommand(name, what);
   command->footer(std::string("Examples:\n") + examples);
   return command;
@@ -45,26 +45,26 @@ void CommandLine::add_settings(CLI::App* command, std::vector<std::string>& sett
 }
 
 void CommandLine::add_prepare() {
-  CLI::App* c =
-      verb(app_, "prepare", "Make a corpus folder from text",
-           "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
-           "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
-           "--vocab-size 8000 -\n"
-           "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
-           "wiki.valid --test wiki.test\n"
-           "  birkhoff prepare --out corpus/more --like run/first more/");
-  c->add_option("--out", prepare_.out, "corpus folder to make")->required()->type_name("DIR");
+  CLI::App* c = subcommand(
+      app_, "prepare", "Make a corpus folder from text",
+      "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
+      "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
+      "--vocab-size 8000 -\n"
+      "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
+      "wiki.valid --test wiki.test\n"
+      "  birkhoff prepare --out corpus/more --like run/first more/");
+  c->add_option("--out", prepare_.out, "corpus folder to create")->required()->type_name("DIR");
   CLI::Option* tokenizer =
       c->add_option("--tokenizer", prepare_.tokenizer,
                     "bytes, chars, words, sentencepiece (trains a model), or the file of a "
                     "vocabulary or SentencePiece model")
           ->capture_default_str();
-  c->add_option("--like", prepare_.like, "take the tokenizer of this run, checkpoint or corpus")
+  c->add_option("--like", prepare_.like, "use the tokenizer of this run, checkpoint or corpus")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
-  // run() reads these values, in the order they came.
+  // run() reads these values in the order of the command line.
   const auto texts = [c](const char* name, const char* what, const char* type) {
     c->add_option(name)
         ->description(what)
@@ -72,15 +72,16 @@ void CommandLine::add_prepare() {
         ->allow_extra_args()
         ->type_name(type);
   };
-  texts("--valid", "fraction of the bytes held out for validation (default 0.1), or its texts",
+  texts("--valid", "fraction of the bytes to hold out for validation (default 0.1), or its texts",
         "FRACTION or PATH ...");
-  texts("--test", "fraction of the bytes held out for the test split (default 0), or its texts",
+  texts("--test", "fraction of the bytes to hold out for the test split (default 0), or its texts",
         "FRACTION or PATH ...");
-  texts("--train", "texts to train on, as PATH, where --valid or --test name texts", "PATH ...");
+  texts("--train", "texts to train on; use it instead of PATH if --valid or --test name texts",
+        "PATH ...");
   texts("PATH", "files, folders, or - for standard input", "");
 }
 
-// CLI11 gives the values of each option; only parse_order() has the order among them.
+// CLI11 returns values per option; only parse_order() knows the order across options.
 std::vector<PrepareArguments::Text> CommandLine::prepare_texts() const {
   std::vector<PrepareArguments::Text> texts;
   std::map<const CLI::Option*, std::size_t> num_taken;
@@ -95,30 +96,31 @@ std::vector<PrepareArguments::Text> CommandLine::prepare_texts() const {
 
 void CommandLine::add_train() {
   CLI::App* c =
-      verb(app_, "train", "Train a model; the same command again resumes",
-           "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2\n"
-           "  srun --mpi=pmix birkhoff train my.txtpb --run run/big --set train.steps=20000");
+      subcommand(app_, "train", "Train a model; run the same command again to resume",
+                 "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2\n"
+                 "  srun --mpi=pmix birkhoff train my.txtpb --run run/big --set train.steps=20000");
   c->add_option("CONFIG", train_.config, "configuration (.txtpb)")->required();
-  c->add_option("--run", train_.run, "run folder: made if new, resumed if not")
+  c->add_option("--run", train_.run, "run folder: created if new, resumed otherwise")
       ->required()
       ->type_name("DIR");
   c->add_option("--ranks", train_.ranks, "start this many MPI ranks here and supervise them")
       ->check(CLI::Range(1, 4096));
   add_settings(c, train_.settings);
-  c->add_flag("--fresh", train_.fresh, "set aside what the run folder holds and start anew");
+  c->add_flag("--fresh", train_.fresh, "move the contents of the run folder aside and start again");
 }
 
 void CommandLine::add_device(CLI::App* c, std::string& device) {
-  c->add_option("--device", device, "cpu or cuda, whatever the run trained on")
+  c->add_option("--device", device, "cpu or cuda, regardless of the device that trained the model")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
 }
 
 void CommandLine::add_eval() {
-  CLI::App* c = verb(app_, "eval", "Loss, bits per byte and perplexity of a checkpoint",
-                     "  birkhoff eval run/first\n"
-                     "  birkhoff eval run/first --text letter.txt\n"
-                     "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
+  CLI::App* c =
+      subcommand(app_, "eval", "Compute loss, bits per byte and perplexity of a checkpoint",
+                 "  birkhoff eval run/first\n"
+                 "  birkhoff eval run/first --text letter.txt\n"
+                 "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
   c->add_option("PATH", eval_.path, "run folder (its newest checkpoint) or checkpoint")->required();
   CLI::Option* corpus =
       c->add_option("--corpus", eval_.corpus, "corpus folder; default: the run's own")
@@ -126,23 +128,23 @@ void CommandLine::add_eval() {
   CLI::Option* split = c->add_option("--split", eval_.split, "valid or test")
                            ->check(CLI::IsMember({"valid", "test"}))
                            ->capture_default_str();
-  c->add_option("--text", eval_.text, "evaluate on this text, all of it; - for standard input")
+  c->add_option("--text", eval_.text, "evaluate on this whole text; - for standard input")
       ->type_name("FILE")
       ->excludes(corpus)
       ->excludes(split);
   c->add_option("--sequences", eval_.sequences,
-                "read only so many, from the start of the split or text; 0 = all")
+                "number of sequences to read, from the start of the split or text; 0 = all")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1'000'000'000'000}))
       ->capture_default_str();
   add_device(c, eval_.device);
-  c->add_flag("--json", eval_.json, "print one JSON object: docs/evaluation.md");
+  c->add_flag("--json", eval_.json, "print one JSON object (see docs/evaluation.md)");
 }
 
 void CommandLine::add_sample() {
-  CLI::App* c = verb(app_, "sample", "Generate text from a checkpoint",
-                     "  birkhoff sample run/first --prompt 'ROMEO:'\n"
-                     "  birkhoff sample run/first --prompt-file start.txt --tokens 500 "
-                     "--temperature 0.8 --top-k 40 --top-p 0.95 --samples 3 --seed 7");
+  CLI::App* c = subcommand(app_, "sample", "Generate text from a checkpoint",
+                           "  birkhoff sample run/first --prompt 'ROMEO:'\n"
+                           "  birkhoff sample run/first --prompt-file start.txt --tokens 500 "
+                           "--temperature 0.8 --top-k 40 --top-p 0.95 --samples 3 --seed 7");
   c->add_option("PATH", sample_.path, "run folder (its newest checkpoint) or checkpoint")
       ->required();
   CLI::Option* prompt =
@@ -150,7 +152,7 @@ void CommandLine::add_sample() {
                     "text to continue; empty: a new document, if the model knows where one ends")
           ->type_name("TEXT");
   c->add_option("--prompt-file", sample_.prompt_file,
-                "file with that text, taken as it is; - for standard input")
+                "file that contains the text, used as it is; - for standard input")
       ->type_name("FILE")
       ->excludes(prompt);
   c->callback([this, prompt] {
@@ -161,10 +163,11 @@ void CommandLine::add_sample() {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
       ->capture_default_str();
   c->add_option("--samples", sample_.samples,
-                "texts to generate, each with noise of its own; a line of 15 hyphens between them")
+                "texts to generate, each with its own noise, separated by a line of 15 hyphens")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000}))
       ->capture_default_str();
-  c->add_option("--temperature", sample_.temperature, "0 takes the likeliest token")
+  c->add_option("--temperature", sample_.temperature,
+                "sampling temperature; 0 takes the likeliest token")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
   c->add_option("--top-k", sample_.top_k, "choose among the k likeliest tokens; 0 = all")
@@ -174,66 +177,68 @@ void CommandLine::add_sample() {
                 "of those, choose among the fewest whose probabilities add up to p; 1 = all")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  c->add_option("--seed", sample_.seed, "same seed, same texts: the first N of any --samples")
+  c->add_option("--seed", sample_.seed, "same seed, same texts: a larger --samples only adds texts")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
       ->capture_default_str();
   add_device(c, sample_.device);
 }
 
 void CommandLine::add_inspect() {
-  CLI::App* c = verb(app_, "inspect", "Say what a corpus, run or checkpoint holds",
-                     "  birkhoff inspect corpus/shakespeare --bigram\n"
-                     "  birkhoff inspect run/first");
+  CLI::App* c = subcommand(app_, "inspect", "Describe a corpus, run or checkpoint",
+                           "  birkhoff inspect corpus/shakespeare --bigram\n"
+                           "  birkhoff inspect run/first");
   c->add_option("PATH", inspect_.path, "corpus folder, run folder or checkpoint")->required();
   c->add_flag("--bigram", inspect_.bigram,
-              "of a corpus: also the held-out bits per byte of a bigram model");
+              "for a corpus: also print the held-out bits per byte of a bigram model");
 }
 
 void CommandLine::add_runs() {
-  CLI::App* c = verb(app_, "runs", "List the runs in a folder: state, step, loss, speed",
-                     "  birkhoff runs run\n"
-                     "  birkhoff runs /scratch/sweep --json");
-  c->add_option("DIR", runs_.folder, "folder; run folders in it and below it are listed")
+  CLI::App* c = subcommand(app_, "runs", "List the runs in a folder: state, step, loss, speed",
+                           "  birkhoff runs run\n"
+                           "  birkhoff runs /scratch/sweep --json");
+  c->add_option("DIR", runs_.folder, "folder to search for run folders, with its subfolders")
       ->required();
-  c->add_flag("--json", runs_.json, "print one JSON object a run");
+  c->add_flag("--json", runs_.json, "print one JSON object per run");
 }
 
 void CommandLine::add_compare() {
-  CLI::App* c = verb(app_, "compare", "Draw the loss curves of runs, and say how they differ",
-                     "  birkhoff compare run/dense run/sinkhorn\n"
-                     "  birkhoff compare run/a run/b run/c --svg abc.svg");
+  CLI::App* c =
+      subcommand(app_, "compare", "Plot the loss curves of runs and list their differences",
+                 "  birkhoff compare run/dense run/sinkhorn\n"
+                 "  birkhoff compare run/a run/b run/c --svg abc.svg");
   c->add_option("RUN", compare_.runs, "run folders, at least two")->required();
-  c->add_option("--svg", compare_.svg, "file to draw into; an old one is overwritten")
+  c->add_option("--svg", compare_.svg, "file for the plot; an existing file is overwritten")
       ->capture_default_str()
       ->type_name("FILE");
 }
 
 void CommandLine::add_verify() {
-  CLI::App* c =
-      verb(app_, "verify", "Re-read every byte of a corpus, run or checkpoint against its hashes",
-           "  birkhoff verify run/first\n"
-           "  birkhoff verify corpus/shakespeare");
+  CLI::App* c = subcommand(app_, "verify",
+                           "Check every byte of a corpus, run or checkpoint against its hashes",
+                           "  birkhoff verify run/first\n"
+                           "  birkhoff verify corpus/shakespeare");
   c->add_option("PATH", verify_path_, "corpus folder, run folder or checkpoint")->required();
 }
 
 void CommandLine::add_config() {
-  CLI::App* c = verb(app_, "config", "Print, compare and document configurations",
-                     "  birkhoff config print configs/quickstart.txtpb --set train.steps=50\n"
-                     "  birkhoff config diff a.txtpb b.txtpb");
+  CLI::App* c = subcommand(app_, "config", "Print, compare and document configurations",
+                           "  birkhoff config print configs/quickstart.txtpb --set train.steps=50\n"
+                           "  birkhoff config diff a.txtpb b.txtpb");
   c->require_subcommand(1);
-  CLI::App* print = verb(*c, "print", "The resolved configuration, every field set",
-                         "  birkhoff config print configs/quickstart.txtpb\n"
-                         "  birkhoff config print my.txtpb --set model.layers=8");
+  CLI::App* print =
+      subcommand(*c, "print", "Print the resolved configuration, with every field set",
+                 "  birkhoff config print configs/quickstart.txtpb\n"
+                 "  birkhoff config print my.txtpb --set model.layers=8");
   print->add_option("CONFIG", config_file_, "configuration (.txtpb)")->required();
   add_settings(print, config_settings_);
-  CLI::App* diff = verb(*c, "diff", "Fields in which two configurations differ",
-                        "  birkhoff config diff a.txtpb b.txtpb\n"
-                        "  birkhoff config diff run/first/config.txtpb my.txtpb");
+  CLI::App* diff = subcommand(*c, "diff", "List the fields in which two configurations differ",
+                              "  birkhoff config diff a.txtpb b.txtpb\n"
+                              "  birkhoff config diff run/first/config.txtpb my.txtpb");
   diff->add_option("BEFORE", config_before_, "configuration (.txtpb)")->required();
   diff->add_option("AFTER", config_after_, "configuration (.txtpb)")->required();
-  verb(*c, "reference", "Every field with type, default and meaning, as Markdown",
-       "  birkhoff config reference\n"
-       "  birkhoff config reference > docs/configuration.md");
+  subcommand(*c, "reference", "Print every field with type, default and meaning, as Markdown",
+             "  birkhoff config reference\n"
+             "  birkhoff config reference > docs/configuration.md");
 }
 
 int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& out,

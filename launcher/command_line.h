@@ -1,5 +1,5 @@
-// The command line: every verb with its options, and what the arguments said. One function
-// declares a verb; run() passes its arguments to the function in commands.h.
+// The command line: every subcommand with its options and their parsed values. One function
+// declares a subcommand; run() passes the values to its function in commands.h.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,15 +13,15 @@ namespace birkhoff {
 
 class CommandLine {
  public:
-  CommandLine();  // declares all verbs
+  CommandLine();  // declares all subcommands
 
-  // Runs the verb that app() has parsed. arguments: all of them, as they were given.
+  // Runs the subcommand that app() has parsed. arguments: the whole command line, as it was given.
   int run(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
 
   CLI::App& app() { return app_; }
 
  private:
-  CLI::App* verb(CLI::App& parent, const char* name, const char* what, const char* examples);
+  CLI::App* subcommand(CLI::App& parent, const char* name, const char* what, const char* examples);
   void add_settings(CLI::App* command, std::vector<std::string>& settings);
   void add_device(CLI::App* command, std::string& device);
   void add_rounds(CLI::App* command, int& rounds);

@@ -1,5 +1,6 @@
-// One function a verb: each gets its parsed arguments, writes data to `out` and messages to `err`,
-// and returns an exit code. Errors are thrown; app.cpp turns them into lines and codes.
+// One function per subcommand. Each takes its parsed arguments, writes data to `out` and messages
+// to `err`, and returns an exit code. Errors are thrown; app.cpp turns them into lines and exit
+// codes.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,9 @@ namespace birkhoff {
 struct PrepareArguments {
   std::string out;
   std::string tokenizer = "bytes";
-  std::string like;             // run, checkpoint or corpus whose tokenizer to take; empty: none
+  std::string like;             // run, checkpoint or corpus whose tokenizer to use; empty: none
   std::int64_t vocabulary = 0;  // 0: the tokenizer's own default
-  // What PATH, --train, --valid and --test were given, in the order of the command line.
+  // The values of PATH, --train, --valid and --test, in the order of the command line.
   struct Text {
     std::string option;  // "PATH", "--train", ...
     std::string value;
@@ -26,15 +27,15 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
 
 struct TrainArguments {
   std::string config, run;
-  std::optional<int> ranks;  // start mpirun with this many ranks and stay as supervisor
+  std::optional<int> ranks;  // start mpirun with this many ranks and supervise it
   std::vector<std::string> settings;
-  bool fresh = false;  // set aside what the run folder holds and start anew
+  bool fresh = false;  // move the contents of the run folder aside and start again
 };
 int train_command(const TrainArguments& arguments, std::ostream& out, std::ostream& err);
 
 struct EvalArguments {
   std::string path, corpus, split = "valid", device = "cpu";
-  std::int64_t sequences = 0;  // from the split's start; 0: all
+  std::int64_t sequences = 0;  // from the start of the split; 0: all
   std::string text;  // file to evaluate on, "-": standard input; empty: a split of a corpus
   bool json = false;
 };
@@ -71,11 +72,12 @@ int compare_command(const CompareArguments& arguments, std::ostream& out);
 
 int verify_command(const std::string& path, std::ostream& out, std::ostream& err);
 
-// Verbs of `bench`: what is measured is checked first (a wrong result: Error(kInternal)), then
-// reported as a table in Markdown. `line` holds all arguments as they were given, for its title.
+// Subcommands of `bench`. Each first checks the results of what it measures (Error(kInternal) if
+// one is wrong), then reports a Markdown table. `line`: the whole command line as it was given, for
+// the report's title.
 struct BenchLoaderArguments {
   std::vector<std::string> line;
-  std::string corpus;  // empty: one of random bytes is made in a temporary folder
+  std::string corpus;  // empty: makes one of random bytes in a temporary folder
   int rounds = 20;
 };
 int bench_loader_command(const BenchLoaderArguments& arguments, std::ostream& out);
@@ -84,7 +86,7 @@ struct BenchCommArguments {
   std::vector<std::string> line;
   std::optional<int> ranks;  // as TrainArguments::ranks
   std::string device = "cpu";
-  std::string bytes = "4K-64M";  // sizes from the first to the second
+  std::string bytes = "4K-64M";  // smallest and largest size
   int rounds = 11;
 };
 int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, std::ostream& err);
@@ -95,22 +97,22 @@ struct BenchStepArguments {
   std::vector<std::string> settings;
   std::int64_t vocabulary = 256;
   int steps = 20;
-  bool profile = false;  // also where the time goes by operation
+  bool profile = false;  // also report the time of each operation
 };
 int bench_step_command(const BenchStepArguments& arguments, std::ostream& out);
 
 struct BenchAttentionArguments {
   std::vector<std::string> line;
-  // Of configs/attention.proto: a mechanism's name, or text with its fields.
+  // Mechanisms of configs/attention.proto: a name, or text with its fields.
   std::vector<std::string> mechanisms = {"block_local { block: 64 }", "sinkhorn { block: 64 }"};
   std::vector<std::int64_t> lengths = {1024};
   std::int64_t batch = 4, heads = 4, head_dim = 64;
   std::string dtype = "fp32", device = "cpu";
   bool encoder = false;           // not causal
-  bool library_defaults = false;  // not what compute_on_cpu() sets
-  bool recorded = false;          // as CUDA graphs
+  bool library_defaults = false;  // do not call compute_on_cpu()
+  bool recorded = false;          // launch CUDA graphs
   int rounds = 11;
-  std::string svg, table;  // files that are written; empty: none
+  std::string svg, table;  // files to write; empty: none
 };
 int bench_attention_command(const BenchAttentionArguments& arguments, std::ostream& out);
 
@@ -119,7 +121,7 @@ int config_print_command(const std::string& file, const std::vector<std::string>
 int config_diff_command(const std::string& before, const std::string& after, std::ostream& out);
 int config_reference_command(std::ostream& out);
 
-// Version of the program and of everything it is linked with.
+// Versions of the program and of everything that it links.
 std::string version_text();
 
 }  // namespace birkhoff

@@ -25,7 +25,7 @@ Failure classify(const std::exception_ptr& exception) {
                 error.what_without_backtrace()};
   } catch (const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
-    // LibTorch's CPU allocator has no type of its own for this.
+    // LibTorch's CPU allocator has no exception type for this.
     if (what.find("not enough memory") != std::string::npos ||
         what.find("can't allocate memory") != std::string::npos) {
       return {ExitCode::kMemory,
@@ -35,7 +35,7 @@ Failure classify(const std::exception_ptr& exception) {
   } catch (const std::filesystem::filesystem_error& error) {
     return {ExitCode::kStorage, error.what()};
   } catch (const std::system_error& error) {
-    // Of std::thread: as for memory, the system has no more to give.
+    // From std::thread: as with memory, the system has no more to give.
     if (error.code() == std::errc::resource_unavailable_try_again) {
       return {ExitCode::kMemory,
               "out of memory: a thread cannot be started; raise the limits of memory and processes "

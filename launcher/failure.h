@@ -1,4 +1,4 @@
-// From an exception to what a user sees: one line and an exit code.
+// Turns an exception into what a user sees: one line and an exit code.
 #pragma once
 
 #include <exception>
@@ -13,7 +13,8 @@ struct Failure {
   std::string what;  // without newlines or stack traces
 };
 
-// Names that users give may hold line ends and escape sequences: spaces in their place.
+// Replaces control characters with spaces, because names from users may contain newlines and escape
+// sequences.
 std::string one_line(std::string text);
 
 Failure describe_failure(const std::exception_ptr& exception);

@@ -1,11 +1,11 @@
-// How OpenMP's threads wait for their next work: they sleep. By default they spin, and next to any
-// other load one of them loses its core for a time slice while the others spin for it on theirs: a
-// step takes many times as long.
+// Makes OpenMP's threads sleep while they wait for work. By default they spin. While any other load
+// runs, one of them loses its core for a time slice and the others spin on theirs until it
+// continues: a step takes many times as long.
 //
 // OpenMP reads its environment when it is loaded, which is before main and before any constructor
-// here. So the first thing this program does is to execute itself again, in the same process, with
-// OMP_WAIT_POLICY=passive, unless the user has said how threads wait. The second time the variable
-// is there. A program that cannot be executed again goes on as it is.
+// here. So this program first executes itself again, in the same process, with
+// OMP_WAIT_POLICY=passive, unless the user has set how threads wait. The second time, the variable
+// is set. If the program cannot be executed again, it continues without the variable.
 #include <alloca.h>
 #include <unistd.h>
 
@@ -20,8 +20,8 @@ bool sets(const char* entry, const char* variable) {
   return std::strncmp(entry, variable, length) == 0 && entry[length] == '=';
 }
 
-// Runs before the libraries' constructors: what needs them, memory and the C library's `environ`
-// too, is not there yet.
+// Runs before the libraries' constructors. Everything that needs them, including malloc and the C
+// library's `environ`, is not available yet.
 void wait_passively(int /*argc*/, char** argv, char** environment) {
   std::size_t count = 0;
   for (; environment[count] != nullptr; ++count) {
@@ -34,7 +34,7 @@ void wait_passively(int /*argc*/, char** argv, char** environment) {
   std::memcpy(with_policy, environment, count * sizeof(char*));
   with_policy[count] = passive;
   with_policy[count + 1] = nullptr;
-  // By its path: executed as /proc/self/exe it would be "exe" in a list of processes.
+  // Use the program's path: lists of processes would show /proc/self/exe as "exe".
   char path[4096];
   const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
   if (length <= 0) return;

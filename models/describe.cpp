@@ -5,7 +5,7 @@
 namespace birkhoff {
 namespace {
 
-// "blocks.<i>.<part>" inside blocks, else the first component.
+// "blocks.<i>.<part>" for the parameters of a layer, else the first component of the name.
 std::string part_of(const std::string& parameter) {
   std::size_t end = parameter.find('.');
   if (parameter.starts_with("blocks.")) {

@@ -10,15 +10,17 @@
 namespace birkhoff {
 
 struct ModelPart {
-  std::string
-      name;  // "embedding", "blocks.0.attention", "blocks.0.feed_forward", ..., "final_norm"
+  // For example "embedding", "blocks.0.attention", "blocks.0.feed_forward" or "final_norm".
+  std::string name;
   std::int64_t num_parameters = 0;
 };
 
-// Parameters by part, in creation order; a tied output layer counts once, under "embedding".
+// The number of parameters of each part, in creation order. A tied output layer is counted once,
+// under "embedding".
 std::vector<ModelPart> model_parts(Model& model);
 
-// The parts as a table, their sum, and FLOPs of a sequence and of a training step's token.
+// A table of the parts and their total, then the forward FLOPs of one sequence and the training
+// FLOPs of one token.
 std::string describe_model(Model& model);
 
 }  // namespace birkhoff

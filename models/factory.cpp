@@ -6,17 +6,17 @@
 namespace birkhoff {
 
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
-                                  const ParallelGroups& groups) {
+                                  const ParallelGroups& parallel) {
   const auto not_trainable = [](const char* task) {
     fail(ExitCode::kConfig,
-         "task.{0}: {0} is described by the schema but cannot be trained yet; tasks that can: "
+         "task.{0}: {0} is part of the schema but cannot be trained yet; tasks that can: "
          "language_model",
          task);
   };
   using configs::Task;
   switch (config.task().kind_case()) {
     case Task::kLanguageModel:
-      return std::make_unique<LanguageModel>(config, vocabulary, groups);
+      return std::make_unique<LanguageModel>(config, vocabulary, parallel);
     case Task::kTranslation:
       not_trainable("translation");
       break;

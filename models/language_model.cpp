@@ -12,15 +12,15 @@
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
-#include "models/losses/objective.h"
+#include "models/losses/loss_sums.h"
 #include "models/transformer/recompute.h"
 #include "models/transformer/sinusoid.h"
 
 namespace birkhoff {
 namespace {
 
-// Ranges of single fields are checked where the configuration is read. Before any parameter is
-// made.
+// Checks how fields fit together, before any parameter is made. The ranges of single fields are
+// checked when the configuration is read.
 const configs::Config& checked(const configs::Config& config, std::int64_t vocabulary) {
   const configs::Model& model = config.model();
   if (model.channels() % model.heads() != 0) {
@@ -32,7 +32,7 @@ const configs::Config& checked(const configs::Config& config, std::int64_t vocab
   return config;
 }
 
-// Parameters' own dtype, in which they are updated and kept, and the one that layers compute in.
+// The dtype that parameters are stored and updated in, and the dtype that layers compute in.
 std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
   switch (train.precision()) {
     case configs::Train::fp32:
@@ -50,15 +50,15 @@ std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
 
 struct Cache final : DecodeCache {
   std::int64_t length = 0;                                        // tokens decoded so far
-  std::vector<std::vector<std::unique_ptr<DecodeState>>> blocks;  // of each block, of each group
+  std::vector<std::vector<std::unique_ptr<DecodeState>>> layers;  // by layer, then by head group
 };
 
 }  // namespace
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                             const ParallelGroups& groups)
+                             const ParallelGroups& parallel)
     : parameters_(checked(config, vocabulary).train().seed(), dtypes(config.train()).first,
-                  dtypes(config.train()).second, groups.data.device()),
+                  dtypes(config.train()).second, parallel.data.device()),
       sequence_length_(config.data().sequence_length()),
       vocabulary_(vocabulary),
       embedding_scale_(config.model().scale_embeddings()
@@ -68,7 +68,7 @@ LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabul
       recompute_(config.train().recompute()) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels();
-  const Init init = weight_init(model, WeightRole::kEmbedding, channels);
+  const Initializer init = weight_init(model, WeightRole::kEmbedding, channels);
   embedding_VC = parameters_.add("embedding.weight", {vocabulary, channels}, init, /*decay=*/true);
   switch (model.positions()) {
     case configs::Model::learned:
@@ -82,9 +82,9 @@ LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabul
     case configs::Model::no_positions:
       break;
   }
-  blocks_.reserve(static_cast<std::size_t>(model.layers()));
+  layers_.reserve(static_cast<std::size_t>(model.layers()));
   for (std::int64_t i = 0; i < model.layers(); ++i) {
-    blocks_.emplace_back(model, i, sequence_length_, parameters_, groups);
+    layers_.emplace_back(model, i, sequence_length_, parameters_, parallel);
   }
   final_norm_.emplace(model, "final_norm", parameters_);
   output_VC = model.tie_embeddings()
@@ -128,32 +128,34 @@ at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseK
     x_BTC = philox_dropout(x_BTC, embedding_dropout_, *noise, NoisePurpose::kEmbeddingDropout);
   }
   ResidualStream stream{x_BTC, {}};
-  for (const Block& block : blocks_) {
-    stream = recompute_ ? forward_recomputed(block, stream, context, noise, sums)
-                        : block.forward(stream, context, noise, sums);
+  for (const TransformerLayer& layer : layers_) {
+    stream = recompute_ ? forward_recomputed(layer, stream, context, noise, sums)
+                        : layer.forward(stream, context, noise, sums);
   }
   return output_logits(stream);
 }
 
-ResidualStream LanguageModel::forward_recomputed(const Block& block, const ResidualStream& stream,
+ResidualStream LanguageModel::forward_recomputed(const TransformerLayer& layer,
+                                                 const ResidualStream& stream,
                                                  const SequenceContext& context,
                                                  const std::optional<NoiseKey>& noise,
                                                  NamedSums& sums) const {
-  // Where the addition is a pass of its own anyway, one tensor is kept and not two.
+  // Off the GPU the addition is a separate pass anyway: adding first keeps one tensor, not two.
   ResidualStream input = stream;
   if (input.branch_BTC.defined() && !input.x_BTC.is_cuda()) {
     input = {input.x_BTC + input.branch_BTC, {}};
   }
-  // The block's stream, then its sums, whose names the call tells aside.
+  // The outputs are the layer's stream, then its sums. A part returns only tensors, so the names of
+  // the sums are passed through `names`.
   const auto names = std::make_shared<std::vector<std::string>>();
   const std::vector<at::Tensor> outputs = recomputed(
-      [&block, context, noise, names](const std::vector<at::Tensor>& inputs) {
-        NamedSums block_sums;
+      [&layer, context, noise, names](const std::vector<at::Tensor>& inputs) {
+        NamedSums layer_sums;
         const ResidualStream output =
-            block.forward({inputs[0], inputs[1]}, context, noise, block_sums);
+            layer.forward({inputs[0], inputs[1]}, context, noise, layer_sums);
         std::vector<at::Tensor> all{output.x_BTC, output.branch_BTC};
         names->clear();
-        for (auto& [name, value] : block_sums) {
+        for (auto& [name, value] : layer_sums) {
           names->push_back(std::move(name));
           all.push_back(std::move(value));
         }
@@ -164,16 +166,16 @@ ResidualStream LanguageModel::forward_recomputed(const Block& block, const Resid
   return {outputs[0], outputs[1]};
 }
 
-ObjectiveSums LanguageModel::objective(const Batch& batch, const std::optional<NoiseKey>& noise) {
+LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
   const at::Tensor logits_BTV = forward(batch, noise, sums);
-  ObjectiveSums objective =
+  LossSums loss_sums =
       cross_entropy_sums(logits_BTV, batch.at(field::kTargets), batch.at(field::kMask));
   for (const auto& [name, value] : sums) {
-    if (name.ends_with(".auxiliary_loss")) objective.loss = objective.loss + value;
-    objective.metrics.emplace_back(name, value.detach().to(at::kDouble));
+    if (name.ends_with(".auxiliary_loss")) loss_sums.loss = loss_sums.loss + value;
+    loss_sums.metrics.emplace_back(name, value.detach().to(at::kDouble));
   }
-  return objective;
+  return loss_sums;
 }
 
 at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
@@ -183,7 +185,7 @@ at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKe
 
 std::unique_ptr<DecodeCache> LanguageModel::decode_cache(std::int64_t batch) {
   auto cache = std::make_unique<Cache>();
-  for (const Block& block : blocks_) cache->blocks.push_back(block.decode_state(batch));
+  for (const TransformerLayer& layer : layers_) cache->layers.push_back(layer.decode_state(batch));
   return cache;
 }
 
@@ -195,8 +197,8 @@ at::Tensor LanguageModel::decode_step(DecodeCache& decode_cache, const at::Tenso
   const at::Tensor positions_BT = at::full(tokens_BT.sizes(), cache.length, tokens_BT.options());
   const SequenceContext context{.segments_BT = {}, .positions_BTP = positions_BT.unsqueeze(-1)};
   ResidualStream stream{embed(tokens_BT, positions_BT), {}};
-  for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    stream = blocks_[i].decode_step(cache.blocks[i], stream, context);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    stream = layers_[i].decode_step(cache.layers[i], stream, context);
   }
   ++cache.length;
   return output_logits(stream).squeeze(1).to(parameters_.dtype());
@@ -205,14 +207,14 @@ at::Tensor LanguageModel::decode_step(DecodeCache& decode_cache, const at::Tenso
 double LanguageModel::forward_flops_per_sequence() const {
   double flops =
       2.0 * static_cast<double>(sequence_length_) * static_cast<double>(output_VC.numel());
-  for (const Block& block : blocks_) flops += block.forward_flops(sequence_length_);
+  for (const TransformerLayer& layer : layers_) flops += layer.forward_flops(sequence_length_);
   return flops;
 }
 
 std::vector<std::string> LanguageModel::warnings() const {
   std::vector<std::string> result;
-  for (const Block& block : blocks_) {
-    for (std::string& warning : block.warnings()) result.push_back(std::move(warning));
+  for (const TransformerLayer& layer : layers_) {
+    for (std::string& warning : layer.warnings()) result.push_back(std::move(warning));
   }
   return result;
 }

@@ -1,4 +1,4 @@
-// Decoder-only language model after T2T's lmx: embeddings and positions, pre-norm blocks, final
+// A decoder-only language model after T2T's lmx: embeddings and positions, pre-norm layers, final
 // norm, output layer.
 //
 // Legend: B batch, T tokens, C channels, V vocabulary.
@@ -13,19 +13,19 @@
 #include <vector>
 
 #include "models/model.h"
-#include "models/transformer/block.h"
 #include "models/transformer/layers.h"
+#include "models/transformer/transformer_layer.h"
 
 namespace birkhoff {
 
 class LanguageModel final : public Model {
  public:
-  // config is resolved; its values are checked here: Error(kConfig).
+  // config must be resolved. Its values are checked here: Error(kConfig).
   LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                const ParallelGroups& groups);
+                const ParallelGroups& parallel);
 
   Parameters& parameters() override { return parameters_; }
-  ObjectiveSums objective(const Batch& batch, const std::optional<NoiseKey>& noise) override;
+  LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
   at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) override;
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override;
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) override;
@@ -36,13 +36,13 @@ class LanguageModel final : public Model {
  private:
   at::Tensor forward(const Batch& batch, const std::optional<NoiseKey>& noise,
                      NamedSums& sums) const;
-  ResidualStream forward_recomputed(const Block& block, const ResidualStream& stream,
+  ResidualStream forward_recomputed(const TransformerLayer& layer, const ResidualStream& stream,
                                     const SequenceContext& context,
                                     const std::optional<NoiseKey>& noise, NamedSums& sums) const;
-  // Rows of the embedding, plus their position's where the model has positions. positions_BT
-  // undefined: 0, 1, 2, ...
+  // Token embeddings, plus position embeddings if the model has any. Undefined positions_BT means
+  // 0, 1, 2, ...
   at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const;
-  // In the compute dtype.
+  // The logits, in the compute dtype.
   at::Tensor output_logits(const ResidualStream& stream) const;
 
   Parameters parameters_;
@@ -50,10 +50,10 @@ class LanguageModel final : public Model {
   double embedding_scale_;
   float embedding_dropout_;
   bool recompute_;
-  at::Tensor embedding_VC, positions_TC;  // positions undefined: none
-  std::vector<Block> blocks_;
+  at::Tensor embedding_VC, positions_TC;  // positions_TC is undefined without positions
+  std::vector<TransformerLayer> layers_;
   std::optional<LayerNorm> final_norm_;
-  at::Tensor output_VC;  // the embedding itself where tied
+  at::Tensor output_VC;  // embedding_VC itself if embeddings are tied
 };
 
 }  // namespace birkhoff

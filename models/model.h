@@ -1,4 +1,4 @@
-// What the runtime knows of a model: its parameters, the loss of a batch, and how to generate.
+// The model interface that the runtime uses: parameters, the loss of a batch, and generation.
 //
 // Legend: B batch, T tokens, V vocabulary.
 #pragma once
@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "cluster/base/random/philox.h"
 #include "cluster/base/tensors/parameters.h"
 #include "data/batch/batch.h"
-#include "models/losses/objective.h"
+#include "models/losses/loss_sums.h"
 
 namespace birkhoff::configs {
 class Config;
@@ -24,7 +24,7 @@ class Config;
 
 namespace birkhoff {
 
-// Caches of one generation run.
+// The caches of one generation run.
 class DecodeCache {
  public:
   virtual ~DecodeCache() = default;
@@ -36,28 +36,28 @@ class Model {
 
   virtual Parameters& parameters() = 0;
 
-  // One micro-batch. noise absent: evaluation.
-  virtual ObjectiveSums objective(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
+  // The loss of one micro-batch. Without `noise`: evaluation.
+  virtual LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
 
-  // Language models: logits [B, T, V] of all positions.
+  // Language models only: the logits [B, T, V] of all positions.
   virtual at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
 
-  // Incremental decoding: caches for `batch` sequences, then one token [B] (int64) a call gives the
-  // next logits [B, V].
+  // Incremental decoding. decode_cache() makes the caches for `batch` sequences; each decode_step()
+  // takes one token per sequence, [B] (int64), and returns the next logits [B, V].
   virtual std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) = 0;
   virtual at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) = 0;
-  // Most tokens that can be decoded into one cache.
+  // The maximum number of tokens that can be decoded into one cache.
   virtual std::int64_t max_tokens() const = 0;
 
-  // Forward FLOPs of one sequence (multiply-add = 2); a training step costs three times that.
+  // Forward FLOPs of one sequence (a multiply-add is 2). A training step costs three times that.
   virtual double forward_flops_per_sequence() const = 0;
-  // Warnings a user must see at start, for instance that a mechanism leaks.
+  // Warnings that the user must see at start-up, for example that a mechanism leaks.
   virtual std::vector<std::string> warnings() const = 0;
 };
 
-// Builds the model of a resolved configuration, on the device of the data group. vocabulary: ids of
-// the corpus' tokenizer. Bad values: Error(kConfig).
+// Builds the model of a resolved configuration on the device of the data group. vocabulary: the
+// number of ids of the corpus tokenizer. Invalid values: Error(kConfig).
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
-                                  const ParallelGroups& groups);
+                                  const ParallelGroups& parallel);
 
 }  // namespace birkhoff

@@ -18,12 +18,12 @@ at::Tensor int64_tensor(std::int64_t elements) {
   return at::empty({elements}, at::TensorOptions(at::kLong));
 }
 
-std::vector<NamedShard> replicated_of(std::vector<NamedShard> shards) {
-  std::erase_if(shards, [](const NamedShard& shard) { return !shard.replicated; });
+std::vector<TensorPart> replicated_of(std::vector<TensorPart> shards) {
+  std::erase_if(shards, [](const TensorPart& shard) { return !shard.replicated; });
   return shards;
 }
 
-// Ranks that hold what rank r holds, for the rank r of which there are most (the lowest of
+// The ranks that hold what rank r holds, for the rank r with the most such ranks (the lowest of
 // equals).
 std::vector<int> largest_party(std::span<const std::int64_t> hashes, int num_ranks) {
   const std::size_t length = hashes.size() / static_cast<std::size_t>(num_ranks);
@@ -41,7 +41,7 @@ std::vector<int> largest_party(std::span<const std::int64_t> hashes, int num_ran
   return largest;
 }
 
-// How `mine` differs from `theirs` in its bits; empty if it does not.
+// How the bits of `mine` differ from those of `theirs`; empty if they do not.
 std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) {
   const auto* a = static_cast<const char*>(mine.const_data_ptr());
   const auto* b = static_cast<const char*>(theirs.const_data_ptr());
@@ -60,15 +60,15 @@ std::string describe_elements(const at::Tensor& mine, const at::Tensor& theirs) 
 
 }  // namespace
 
-Agreement::Agreement(Group& ranks, std::vector<NamedShard> shards, std::string host)
+Agreement::Agreement(ProcessGroup& ranks, std::vector<TensorPart> shards, std::string host)
     : ranks_(ranks), replicated_(replicated_of(std::move(shards))), host_(std::move(host)) {}
 
 std::string Agreement::find_difference(const TrainState& state) {
   if (ranks_.size() == 1) return "";
-  // One hash for each shard, then one of the positions.
+  // One hash per shard, then one of the position.
   const at::Tensor hashes = int64_tensor(static_cast<std::int64_t>(replicated_.size()) + 1);
   std::int64_t* hash = hashes.mutable_data_ptr<std::int64_t>();
-  for (const NamedShard& shard : replicated_) {
+  for (const TensorPart& shard : replicated_) {
     const at::Tensor data = shard.data.cpu();
     *hash++ = std::bit_cast<std::int64_t>(xxh3_64(data.const_data_ptr(), data.nbytes()));
   }
@@ -107,11 +107,11 @@ std::string Agreement::describe(const at::Tensor& hashes, const std::string& pos
     }
   }
 
-  // An example of each rank, from the first thing that differs.
+  // Each rank gives an example of the first thing that differs.
   const std::int64_t first = differing.front();
   std::string what, mine;
   if (first < static_cast<std::int64_t>(replicated_.size())) {
-    const NamedShard& shard = replicated_[static_cast<std::size_t>(first)];
+    const TensorPart& shard = replicated_[static_cast<std::size_t>(first)];
     what = shard.name;
     const at::Tensor ours = shard.data.cpu(), theirs = ours.clone();
     ranks_.broadcast(theirs, reference, "tensor that differs");
@@ -127,13 +127,11 @@ std::string Agreement::describe(const at::Tensor& hashes, const std::string& pos
 
   const std::string who =
       majority
-          ? fmt::format("{} not hold what the other ranks hold",
+          ? fmt::format("{} not match the other ranks",
                         others.size() == 1 ? fmt::format("rank {} does", others[0])
                                            : fmt::format("ranks {} do", fmt::join(others, ", ")))
-          : fmt::format(
-                "ranks {} and {} hold different bits, and no majority says who is "
-                "right",
-                fmt::join(party, ", "), fmt::join(others, ", "));
+          : fmt::format("ranks {} and {} hold different bits, and no majority says which are right",
+                        fmt::join(party, ", "), fmt::join(others, ", "));
   const std::string more =
       differing.size() == 1 ? "" : fmt::format(" and {} more", differing.size() - 1);
   return fmt::format("{}: {}{} (compared with rank {}: {})", who, what, more, reference,

@@ -37,7 +37,7 @@ EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& co
   return plan;
 }
 
-Evaluator::Evaluator(Model& model, Group& group, EvaluationPlan plan,
+Evaluator::Evaluator(Model& model, ProcessGroup& group, EvaluationPlan plan,
                      std::function<Batch(std::int64_t, std::int64_t)> read)
     : model_(model), group_(group), plan_(std::move(plan)), read_(std::move(read)) {
   require(plan_.micro_batch > 0 && plan_.num_windows > 0, "an evaluation reads something");
@@ -46,16 +46,16 @@ Evaluator::Evaluator(Model& model, Group& group, EvaluationPlan plan,
 Evaluation Evaluator::run(const std::function<void()>& tick) {
   const at::NoGradGuard no_grad;
   const std::int64_t num_batches = (plan_.num_windows + plan_.micro_batch - 1) / plan_.micro_batch;
-  // Each row is filled by one rank and zero elsewhere: the sum over ranks is exact.
+  // One rank fills each row and the others leave it zero: the sum over ranks is exact.
   at::Tensor sums = at::zeros({num_batches, 2}, at::kDouble);
   double* nats_and_count = sums.mutable_data_ptr<double>();
   for (std::int64_t j = group_.rank(); j < num_batches; j += group_.size()) {
     const std::int64_t begin = j * plan_.micro_batch;
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_windows);
-    const ObjectiveSums objective =
-        model_.objective(read_(begin, end).to(group_.device()), std::nullopt);
-    nats_and_count[2 * j] = objective.nats.item<double>();
-    nats_and_count[2 * j + 1] = objective.count.item<double>();
+    const LossSums loss_sums =
+        model_.loss_sums(read_(begin, end).to(group_.device()), std::nullopt);
+    nats_and_count[2 * j] = loss_sums.nats.item<double>();
+    nats_and_count[2 * j + 1] = loss_sums.count.item<double>();
     tick();
   }
   const at::Tensor reduced = sums.to(group_.device());
@@ -77,7 +77,7 @@ Evaluation Evaluator::run(const std::function<void()>& tick) {
 
 std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
                                           const configs::Evaluate& what, const Corpus& corpus,
-                                          Model& model, Group& group) {
+                                          Model& model, ProcessGroup& group) {
   LoaderOptions options;
   options.split = what.split();
   options.stream = config.task().language_model().stream();

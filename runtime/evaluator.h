@@ -1,9 +1,9 @@
-// Loss over a held-out split, with the same bits for every number of ranks: the split is cut into
-// micro-batches of fixed size whatever the ranks, each is computed whole on one rank, and their
-// fp64 sums are added in the split's order.
+// Loss over a held-out split, with the same bits for any number of ranks: the split is cut into
+// micro-batches of a size that does not depend on the ranks, one rank computes each micro-batch
+// whole, and the fp64 sums are added in the split's order.
 //
-// One thing stays outside: within a micro-batch the matrix products of a BLAS may round differently
-// with another number of threads. Compare bits at equal threads a rank.
+// One exception: within a micro-batch, BLAS matrix products may round differently with a different
+// number of threads. Compare bits only at equal threads per rank.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "data/batch/batch.h"
 #include "models/model.h"
 #include "runtime/reporting/reports.h"
@@ -29,41 +29,41 @@ class Corpus;
 struct EvaluationPlan {
   std::string split;
   std::int64_t num_windows = 0;  // sequences read, from the split's start
-  std::int64_t micro_batch = 0;  // sequences of a forward pass
-  double bytes = 0;              // raw bytes of text that the counted targets stand for
-  std::int64_t all_windows = 0;  // sequences that the split has
+  std::int64_t micro_batch = 0;  // sequences per forward pass
+  double bytes = 0;              // raw text bytes that the counted targets represent
+  std::int64_t all_windows = 0;  // sequences in the split
 };
 
-// num_windows: those the split has (EvalReader). bytes is the split's, or the windows' share of it
-// where config.sequences stops before the split's end. Error(kData) if the corpus lacks the split
-// or stream.
+// num_windows: windows in the split (EvalReader). The plan's bytes are those of the whole split, or
+// the share of the windows read if config.sequences stops before the split's end. Error(kData) if
+// the corpus lacks the split or stream.
 EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& config,
                                const std::string& stream, std::int64_t sequence_length,
                                std::int64_t num_windows);
 
 class Evaluator {
  public:
-  // read(begin, end) gives windows of the split as a batch. Model and group must outlive the
-  // evaluator.
-  Evaluator(Model& model, Group& group, EvaluationPlan plan,
+  // read(begin, end) returns windows [begin, end) of the split as a batch. Model and group must
+  // outlive the evaluator.
+  Evaluator(Model& model, ProcessGroup& group, EvaluationPlan plan,
             std::function<Batch(std::int64_t, std::int64_t)> read);
 
-  // Collective over the group: micro-batch j is computed by rank j modulo size. Calls `tick` after
-  // each of this rank's.
+  // Collective over the group: rank j modulo size computes micro-batch j. Calls `tick` after each
+  // micro-batch of this rank.
   Evaluation run(const std::function<void()>& tick = [] {});
   const EvaluationPlan& plan() const { return plan_; }
 
  private:
   Model& model_;
-  Group& group_;
+  ProcessGroup& group_;
   const EvaluationPlan plan_;
   const std::function<Batch(std::int64_t, std::int64_t)> read_;
 };
 
-// Evaluates a model of `config` as `what` says (config.evaluate(), or what a user asks for
-// instead). Model and group must outlive the evaluator. Errors as plan_evaluation().
+// Evaluates a model of `config` as `what` says (config.evaluate(), or the settings that a user
+// passes instead). Model and group must outlive the evaluator. Errors as plan_evaluation().
 std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
                                           const configs::Evaluate& what, const Corpus& corpus,
-                                          Model& model, Group& group);
+                                          Model& model, ProcessGroup& group);
 
 }  // namespace birkhoff

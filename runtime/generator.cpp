@@ -13,7 +13,7 @@
 namespace birkhoff {
 namespace {
 
-// The cache of one sequence that never overflows.
+// The cache of one sequence; it never overflows.
 class Window {
  public:
   Window(Model& model, std::optional<std::int32_t> restart_after)
@@ -21,7 +21,7 @@ class Window {
     clear();
   }
 
-  // Appends a token; fp64 logits [V] of the next one.
+  // Appends a token and returns the fp64 logits [V] of the next one.
   at::Tensor append(std::int32_t token) {
     if (!tokens_.empty() && tokens_.back() == restart_after_) {
       clear();
@@ -56,7 +56,7 @@ class Window {
   std::vector<std::int32_t> tokens_;  // since the last restart
 };
 
-// Ids from the likeliest to the least likely; equals by id. Only the first `count` are in order.
+// The `count` likeliest ids, the likeliest first; equals by id.
 std::vector<std::int32_t> likeliest(const at::Tensor& logits_V, std::int64_t count) {
   const double* logits = logits_V.const_data_ptr<double>();
   std::vector<std::int32_t> ids(static_cast<std::size_t>(logits_V.numel()));

@@ -1,4 +1,4 @@
-// Generation of token ids from a language model, one at a time.
+// Generates token ids from a language model, one at a time.
 #pragma once
 
 #include <cstdint>
@@ -12,34 +12,34 @@ namespace birkhoff {
 
 struct GenerateOptions {
   std::int64_t tokens = 200;  // ids to generate
-  double temperature =
-      1.0;  // logits are divided by it; 0: always the likeliest id (the smallest of equals)
-  std::int64_t top_k = 0;  // sample among the k likeliest ids only; 0: among all
-  // Of those, sample among the fewest likeliest ids whose probabilities, at this temperature, add
-  // up to top_p or more (Holtzman et al. 2020); in (0, 1], 1: among all.
+  // Logits are divided by it. 0: always the likeliest id (the smallest of equals).
+  double temperature = 1.0;
+  std::int64_t top_k = 0;  // sample only among the k likeliest ids; 0: among all
+  // Of those, sample only among the fewest likeliest ids whose probabilities, at this temperature,
+  // add up to top_p or more (Holtzman et al. 2020); in (0, 1], 1: among all.
   double top_p = 1.0;
-  // Of the sampling noise: id n depends on (seed, text, n) and the logits alone.
+  // Keys the sampling noise: id n depends only on (seed, text, n) and the logits.
   std::uint64_t seed = 1;
-  std::uint64_t text = 0;  // number of the text, where several continue one prompt
-  std::int32_t first = 0;  // what an empty prompt starts with: an end-of-document id
-  // A model trained with data.restart_at_documents: what follows this end-of-document id begins in
-  // an empty cache, at position 0, as in training. Absent: documents flow into one another.
+  std::uint64_t text = 0;  // number of the text, when one prompt gets several continuations
+  std::int32_t first = 0;  // first id of an empty prompt: an end-of-document id
+  // For a model trained with data.restart_at_documents: text after this end-of-document id begins
+  // with an empty cache at position 0, as in training. Absent: documents run on into one another.
   std::optional<std::int32_t> restart_after = std::nullopt;
 };
 
-// Bad options: Error(kUsage), which names the one.
+// Invalid options: Error(kUsage), which names the option.
 void check_options(const GenerateOptions& options);
 
-// The generated ids, without the prompt; calls `take` with each as soon as it is drawn. A full
-// cache (Model::max_tokens) is rebuilt from the last half window, so that each further id sees
-// between half a window and a whole one. Of a longer prompt the last window is read
-// (unread_prompt_ids). Prompt ids are the tokenizer's. Bad options: Error(kUsage).
+// Returns the generated ids, without the prompt; calls `take` with each id as soon as it is drawn.
+// A full cache (Model::max_tokens) is rebuilt from the last half window, so each further id sees
+// between half a window and a whole one. Of a longer prompt only the last window is read
+// (unread_prompt_ids). Prompt ids are the tokenizer's. Invalid options: Error(kUsage).
 std::vector<std::int32_t> generate(
     Model& model, const std::vector<std::int32_t>& prompt_ids, const GenerateOptions& options,
     const std::function<void(std::int32_t)>& take = [](std::int32_t) {});
 
-// How many ids at the start of a prompt generate() drops, because the model decodes no more than
-// Model::max_tokens() in one go. The caller tells the user if any.
+// Number of ids that generate() drops from the start of a prompt, because the model decodes at most
+// Model::max_tokens() in one go. The caller warns the user if there are any.
 std::int64_t unread_prompt_ids(const Model& model, const std::vector<std::int32_t>& prompt_ids);
 
 }  // namespace birkhoff

@@ -19,21 +19,21 @@
 
 namespace birkhoff {
 
-std::vector<NamedShard> training_shards(Model& model, Optimizer& optimizer, int num_ranks) {
-  std::vector<NamedShard> shards;
+std::vector<TensorPart> training_shards(Model& model, Optimizer& optimizer, int num_ranks) {
+  std::vector<TensorPart> shards;
   for (const Parameter& parameter : model.parameters().list()) {
     shards.push_back(whole_shard(parameter.name, StateKind::kParameter, parameter.value, 0));
   }
   balance_owners(shards, num_ranks);
-  for (NamedShard& shard : optimizer.state()) shards.push_back(std::move(shard));
+  for (TensorPart& shard : optimizer.state()) shards.push_back(std::move(shard));
   return shards;
 }
 
 namespace {
 
-std::int64_t bytes_of_all_ranks(const std::vector<NamedShard>& shards, Group& world) {
+std::int64_t bytes_of_all_ranks(const std::vector<TensorPart>& shards, ProcessGroup& world) {
   const at::Tensor bytes = at::zeros({1}, at::kLong);
-  for (const NamedShard& shard : shards) {
+  for (const TensorPart& shard : shards) {
     if (shard.owner == world.rank()) {
       *bytes.mutable_data_ptr<std::int64_t>() += static_cast<std::int64_t>(shard.data.nbytes());
     }
@@ -51,16 +51,16 @@ std::string size_text(std::int64_t bytes) {
 
 std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint) {
   constexpr const char* kCure = "lower train.schedule.learning_rate and start again";
-  return newest_checkpoint ? fmt::format(
-                                 "The checkpoint of step {} is from before: {} to go on "
-                                 "from there",
-                                 *newest_checkpoint, kCure)
-                           : fmt::format("No checkpoint is from before: {}", kCure);
+  return newest_checkpoint
+             ? fmt::format("The checkpoint of step {} predates the divergence: {} to resume there",
+                           *newest_checkpoint, kCure)
+             : fmt::format("No checkpoint predates the divergence: {}", kCure);
 }
 
-RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, Group& world, CheckpointHeader header,
-                               std::vector<NamedShard> shards, std::optional<std::int64_t> newest,
-                               RunFolder* folder, Metrics* metrics)
+RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world,
+                               CheckpointHeader header, std::vector<TensorPart> shards,
+                               std::optional<std::int64_t> newest, RunFolder* folder,
+                               Metrics* metrics)
     : writer_(writer),
       world_(world),
       header_(std::move(header)),
@@ -71,8 +71,8 @@ RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, Group& world, Checkpoin
       metrics_(metrics) {}
 
 void RunCheckpoints::save(const TrainState& state) {
-  confirm();  // this state came from the one that was saved before
-  finish();   // notes the commit of the save before, which the writer would only wait for
+  confirm();  // this state was computed from the last one saved
+  finish();   // records the previous save's commit; writer_.save() would only wait for it
   save_start_ = Clock::now();
   check_finite(state);
   require_space();
@@ -109,7 +109,8 @@ std::int64_t RunCheckpoints::require_space() const {
 void RunCheckpoints::check_space() const {
   const std::int64_t left = require_space();
   if (folder_ == nullptr) return;
-  // The oldest goes only when the next is committed: for a moment there is one more than is kept.
+  // The oldest is removed only after the next is committed: for a moment there is one more than is
+  // kept.
   const configs::Checkpoint& config = header_.config().checkpoint();
   const std::int64_t most = std::int64_t{config.keep()} + config.keep_best() + 1;
   const auto present =
@@ -119,8 +120,8 @@ void RunCheckpoints::check_space() const {
   const std::int64_t further = std::min(most - present, saves) - 1;
   if (further <= 0 || left / std::max<std::int64_t>(bytes_, 1) >= further) return;
   log_warning(
-      "{}: the next save fits, but all that are kept do not: {} of {} each (checkpoint.keep = {}, "
-      "and the one being written), and {} are free",
+      "{}: the next save fits, but the checkpoints to keep do not: {} of {} each "
+      "(checkpoint.keep = {}, and the one being written), and {} are free",
       folder_->paths().checkpoints().string(), counted(most, "checkpoint"), size_text(bytes_),
       config.keep(), size_text(left + bytes_));
 }

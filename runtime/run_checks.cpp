@@ -12,13 +12,13 @@
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
 #include "configs/config_io.h"
-#include "data/batch/share.h"
+#include "data/batch/partition.h"
 #include "runtime/optimizers/schedule.h"
 
 namespace birkhoff {
 namespace {
 
-// Lines of the differences; only those in fixed fields, or all.
+// The differences on one line; with fixed_only, only those in fixed fields.
 std::string differences_text(const configs::Config& before, const configs::Config& after,
                              bool fixed_only) {
   std::string text;
@@ -30,12 +30,14 @@ std::string differences_text(const configs::Config& before, const configs::Confi
   return text;
 }
 
-// Throws on all ranks, with the first rank that has something to say. Collective.
-void fail_together(Group& world, ExitCode code, const std::string& what, const std::string& mine) {
+// If `mine` is not empty on some rank, throws on all ranks and names the first such rank.
+// Collective.
+void fail_together(ProcessGroup& world, ExitCode code, const std::string& what,
+                   const std::string& mine) {
   const std::vector<std::string> all = world.all_gather_bytes(mine, "agreement on " + what);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (!all[rank].empty()) {
-      fail(code, "rank {} has another {} than rank 0: {}; give all ranks the same", rank, what,
+      fail(code, "rank {} has a different {} than rank 0: {}; give all ranks the same", rank, what,
            all[rank]);
     }
   }
@@ -43,7 +45,7 @@ void fail_together(Group& world, ExitCode code, const std::string& what, const s
 
 }  // namespace
 
-void check_same_config(Group& world, const configs::Config& config) {
+void check_same_config(ProcessGroup& world, const configs::Config& config) {
   const std::string text = config_text(config);
   const std::string rank_0_text = world.broadcast_bytes(text, 0, "configuration");
   std::string difference;
@@ -53,7 +55,7 @@ void check_same_config(Group& world, const configs::Config& config) {
   fail_together(world, ExitCode::kConfig, "configuration", difference);
 }
 
-void check_same_corpus(Group& world, const Corpus& corpus) {
+void check_same_corpus(ProcessGroup& world, const Corpus& corpus) {
   const std::string& mine = corpus.manifest().fingerprint();
   const std::string rank_0 = world.broadcast_bytes(mine, 0, "corpus");
   std::string difference;
@@ -69,8 +71,8 @@ void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& 
   const std::string difference = differences_text(manifest.config(), config, true);
   if (!difference.empty()) {
     fail(ExitCode::kConfig,
-         "{}: this run cannot go on with other values of fixed fields: {}; restore them, or train "
-         "in another run folder",
+         "{}: this run cannot resume with changed fixed fields: {}; restore them, or train in "
+         "another run folder",
          checkpoint.path.string(), difference);
   }
   if (manifest.corpus() != corpus.manifest().fingerprint()) {
@@ -91,8 +93,8 @@ void warn_of_idle_ranks(const configs::Config& config, int num_ranks) {
         rank_share(train.global_batch(), train.invariant().shards(), rank, num_ranks).size() == 0;
   }
   if (idle == 0) return;
-  log_warning("{} of {} compute nothing: train.global_batch = {}{}; {} do the same work as fast",
-              idle, counted(num_ranks, "rank"), train.global_batch(),
+  log_warning("{} of {} compute nothing: train.global_batch = {}{}; {} would be as fast", idle,
+              counted(num_ranks, "rank"), train.global_batch(),
               train.invariant().shards() > 0
                   ? fmt::format(" in train.invariant.shards = {}", train.invariant().shards())
                   : "",

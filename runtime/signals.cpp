@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<int, 4> kSignals{SIGTERM, SIGUSR1, SIGINT, SIGHUP};
 
-// All a signal handler may touch: lock-free atomics.
+// The only state that a signal handler may touch: lock-free atomics.
 std::atomic<int> received_signal{0}, num_interrupts{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 std::array<struct sigaction, kSignals.size()> previous_actions;

@@ -15,9 +15,9 @@ namespace {
 
 #ifdef BIRKHOFF_CUDA
 void record(at::cuda::CUDAGraph& graph, const std::function<void()>& part) {
-  // A recording has memory of its own, for good: it may have what the warm-up needed.
+  // A recording keeps memory of its own for good: let it have what the warm-up needed.
   c10::cuda::CUDACachingAllocator::emptyCache();
-  // Other threads, of a checkpoint or of NCCL, may use the device meanwhile.
+  // Other threads, of checkpoints or NCCL, may use the device meanwhile.
   graph.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
   std::string failure;
   ExitCode code = ExitCode::kInternal;
@@ -31,7 +31,7 @@ void record(at::cuda::CUDAGraph& graph, const std::function<void()>& part) {
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  // Also ends the recording that failed: the stream would stay closed to everything else.
+  // Also ends a failed recording: otherwise the stream stays closed to everything else.
   try {
     graph.capture_end();
   } catch (const c10::Error& error) {
@@ -39,7 +39,8 @@ void record(at::cuda::CUDAGraph& graph, const std::function<void()>& part) {
   }
   if (!failure.empty()) {
     fail(code,
-         "train.cuda_graph: a step could not be recorded: {}; train.cuda_graph=false goes without",
+         "train.cuda_graph: a step could not be recorded: {}; set train.cuda_graph=false to train "
+         "without it",
          failure);
   }
 }
@@ -47,7 +48,7 @@ void record(at::cuda::CUDAGraph& graph, const std::function<void()>& part) {
 
 void require_alike(const at::Tensor& a, const at::Tensor& b) {
   require(a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.device() == b.device(),
-          "train.cuda_graph: a batch is not of the first one's shape");
+          "train.cuda_graph: a batch differs from the first in shape, type or device");
 }
 
 }  // namespace
@@ -62,7 +63,7 @@ void StepGraph::run(const std::function<void()>& part) {
 #ifdef BIRKHOFF_CUDA
     if (device_.is_cuda()) {
       const auto graph = std::make_shared<at::cuda::CUDAGraph>();
-      // Held from here on: the allocator asks even a graph whose recording failed.
+      // Kept alive from here on: the allocator queries even a graph whose recording failed.
       replay_ = [graph] { graph->replay(); };
       record(*graph, part);
     }
@@ -71,7 +72,7 @@ void StepGraph::run(const std::function<void()>& part) {
   replay_();
 }
 
-const Batch& FixedBatch::hold(const Batch& batch) {
+const Batch& StaticBatch::hold(const Batch& batch) {
   if (!held_.sample_ids_B.defined()) {
     for (const auto& [name, tensor] : batch.fields) {
       held_.fields[name] = tensor.clone(at::MemoryFormat::Contiguous);
@@ -80,7 +81,7 @@ const Batch& FixedBatch::hold(const Batch& batch) {
     return held_;
   }
   require(batch.fields.size() == held_.fields.size(),
-          "train.cuda_graph: a batch has not the first one's fields");
+          "train.cuda_graph: a batch does not have the fields of the first");
   const auto copy = [](const at::Tensor& to, const at::Tensor& from) {
     require_alike(to, from);
     to.copy_(from, /*non_blocking=*/true);

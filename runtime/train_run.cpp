@@ -18,7 +18,7 @@
 #include "cluster/mesh.h"
 #include "configs/config.pb.h"
 #include "configs/config_io.h"
-#include "data/batch/share.h"
+#include "data/batch/partition.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/loader.h"
 #include "models/model.h"
@@ -26,7 +26,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
-#include "runtime/device_feed.h"
+#include "runtime/device_prefetcher.h"
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"
 #include "runtime/run_checks.h"
@@ -67,9 +67,9 @@ LoaderOptions make_loader_options(const configs::Config& config, int rank, int s
   return options;
 }
 
-std::int64_t optimizer_bytes(const std::vector<NamedShard>& shards) {
+std::int64_t optimizer_bytes(const std::vector<TensorPart>& shards) {
   std::int64_t bytes = 0;
-  for (const NamedShard& shard : shards) {
+  for (const TensorPart& shard : shards) {
     if (shard.kind == StateKind::kOptimizer)
       bytes += static_cast<std::int64_t>(shard.data.nbytes());
   }
@@ -91,9 +91,9 @@ MetricsOptions make_metrics_options(const configs::Config& config, const RunPath
   return options;
 }
 
-// Where the corpus lacks the configured split: nullptr, said once.
+// If the corpus lacks the configured split: nullptr, with one warning.
 std::unique_ptr<Evaluator> evaluator_of_run(const configs::Config& config, const Corpus& corpus,
-                                            Model& model, Group& group) {
+                                            Model& model, ProcessGroup& group) {
   const std::string& split = config.evaluate().split();
   if (corpus.has_split(split)) {
     return make_evaluator(config, config.evaluate(), corpus, model, group);
@@ -108,7 +108,7 @@ WatchdogLimits make_limits(const configs::Watchdog& config) {
   return {config.seconds(), config.steps(), config.patient_seconds()};
 }
 
-// resumed_from: the step that the run went on from.
+// resumed_from: set to the step that the run resumed from.
 Outcome run_logged(const configs::Config& config, const std::filesystem::path& run_folder,
                    bool fresh, World& world, const RunHooks& hooks, Log& log,
                    std::int64_t& resumed_from) {
@@ -117,22 +117,22 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
                                 ? cuda_device(world.local_rank())
                                 : at::Device(at::kCPU);
   Mesh mesh(world, config.mesh(), device);
-  Group& group = mesh.data();
+  ProcessGroup& group = mesh.data();
   Activity activity;
   const Heartbeat heartbeat(
       world.group(), make_limits(config.watchdog()),
       [&] {
-        return make_sign(world, activity, {&world.group(), &group});
+        return make_status(world, activity, {&world.group(), &group});
       },
-      [&](const Verdict& verdict) {
-        log.write_to_file(LogLevel::kError, verdict.text);
-        hooks.on_hang(verdict);
+      [&](const Diagnosis& diagnosis) {
+        log.write_to_file(LogLevel::kError, diagnosis.text);
+        hooks.on_hang(diagnosis);
       });
   const Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
 
-  // Rank 0 holds the folder and decides where to start; the broadcast tells the others when the
-  // folder is there.
+  // Rank 0 holds the folder and decides where to start; the broadcast also tells the other ranks
+  // that the folder exists.
   std::optional<RunFolder> folder;
   std::string resume_path, run_id;
   if (world.rank() == 0) {
@@ -147,15 +147,15 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   const std::unique_ptr<Model> model = make_model(config, corpus.vocabulary(), mesh.groups());
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
-                      config.train().invariant().shards(), config.train().zero());
+                      config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
-  std::vector<NamedShard> shards = training_shards(*model, *optimizer, world.size());
+  std::vector<TensorPart> shards = training_shards(*model, *optimizer, world.size());
 
   TrainState state;
   if (config.train().precision() == configs::Train::fp16) {
-    state.loss_scale.value = LossScale::kFirst;
+    state.loss_scale.value = LossScale::kInitial;
   }
-  std::optional<configs::Config> before;  // that of the checkpoint
+  std::optional<configs::Config> before;  // the checkpoint's
   std::int64_t metrics_bytes = 0;
   if (!resume_path.empty()) {
     const CheckpointFolder checkpoint = open_checkpoint(resume_path);
@@ -170,11 +170,11 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   activity.enter(Phase::kStart, state.step);
   if (state.step >= config.train().steps() && !state.evaluation_due) {
     if (world.rank() == 0) {
-      // A kill may have come before the picture.
+      // The run may have been killed before it wrote the picture.
       if (!path_exists(paths.loss_plot().string())) {
         Metrics(make_metrics_options(config, paths, state)).close();
       }
-      log_info("{}: is at step {}, and train.steps = {}: nothing to do; set it higher to go on",
+      log_info("{}: is at step {}, and train.steps = {}: nothing to do; raise it to continue",
                run_folder.string(), state.step, config.train().steps());
     }
     return Outcome::kDone;
@@ -185,7 +185,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
              counted(model->parameters().num_elements(), "parameter"),
              counted(world.size(), "rank"));
     log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(shards), "byte"),
-             buckets.sliced() ? fmt::format("one of {} slices (train.zero)", world.size())
+             buckets.sliced() ? fmt::format("one of {} slices (train.zero_stage)", world.size())
                               : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
@@ -193,9 +193,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
     if (config.train().precision() == configs::Train::fp16 && device.is_cpu()) {
       log_warning(
-          "train.precision: fp16 is many times slower than fp32 on processors, which multiply it "
-          "in "
-          "software; bf16 is the fast one");
+          "train.precision: fp16 is many times slower than fp32 on CPUs, which multiply it in "
+          "software; bf16 is the fast choice");
     }
     write_file_durably(paths.config().string(), config_text(config));
     folder->cut_metrics(metrics_bytes);
@@ -203,7 +202,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   const LoaderOptions loader_options = make_loader_options(config, group.rank(), group.size());
   TrainLoader loader(corpus, loader_options, state.consumed);
-  DeviceFeed feed([&] { return loader.next(); }, device);
+  DevicePrefetcher feed([&] { return loader.next(); }, device);
   const std::unique_ptr<Evaluator> evaluator = evaluator_of_run(config, corpus, *model, group);
 
   std::optional<Metrics> metrics;
@@ -214,8 +213,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   CheckpointWriter writer(paths.checkpoints(),
                           {config.checkpoint().keep(), config.checkpoint().keep_best()},
                           tokenizer_files, world.group());
-  // Over the world: hashes are taken and compared on hosts, and all ranks hold the same while the
-  // other axes of the mesh are 1.
+  // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
+  // while the other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
   RunCheckpoints checkpoints(
       writer, world.group(),
@@ -252,7 +251,7 @@ void check_run(const configs::Config& config, const Corpus& corpus,
   try {
     newest = open_checkpoint(checkpoints.rbegin()->second);
   } catch (const Error&) {
-    return;  // the run names it and sets it aside
+    return;  // the run reports it and sets it aside
   }
   check_resumable(newest, config, corpus);
 }
@@ -270,10 +269,11 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
       fresh = false;
       num_restores = resumed_from == before ? num_restores + 1 : 1;
       if (num_restores > config.agreement().max_restores()) {
-        fail(ExitCode::kNumerical,
-             "ranks disagreed {} after step {}: agreement.max_restores = {} says stop; the "
-             "warnings above name them",
-             counted(num_restores, "time"), resumed_from, config.agreement().max_restores());
+        fail(
+            ExitCode::kNumerical,
+            "ranks disagreed {} after step {}, more often than agreement.max_restores = {} allows; "
+            "the warnings above name them",
+            counted(num_restores, "time"), resumed_from, config.agreement().max_restores());
       }
     }
   } catch (const std::exception& error) {

@@ -1,5 +1,5 @@
 // A whole training run: from a resolved configuration, a run folder and the world to checkpoints
-// and figures.
+// and metrics.
 #pragma once
 
 #include <filesystem>
@@ -16,31 +16,32 @@ class Config;
 
 namespace birkhoff {
 
-// What can be found wrong before MPI is started: a folder that is no run's, fixed fields or a
-// corpus that changed since its newest checkpoint, a split that is too short. Errors as
-// run_training's. Changes nothing, reads manifests only (a damaged one is left to run_training).
+// Finds problems that show before MPI starts: a folder that is not a run's, fixed fields or a
+// corpus that changed since the newest checkpoint, a split that is too short. Errors as
+// run_training's. Changes nothing and reads only manifests (run_training handles a damaged one).
 // Local.
 void check_run(const configs::Config& config, const Corpus& corpus,
                const std::filesystem::path& run_folder, bool fresh);
 
-// What a run takes from its process.
+// What a run needs from its process.
 struct RunHooks {
-  const StopSignals& signals;  // outlives MPI's end, so that a late one kills nobody
-  // Called by the heartbeat's thread, at most once: the job hangs, and should be ended
-  // (World::abort) with the verdict's code. May not return.
-  std::function<void(const Verdict&)> on_hang;
+  const StopSignals& signals;  // must outlive MPI_Finalize, or a late signal would kill the process
+  // The heartbeat's thread calls it at most once: the job hangs and should be ended (World::abort)
+  // with the diagnosis's code. It need not return.
+  std::function<void(const Diagnosis&)> on_hang;
 };
 
-// Trains in `run_folder` from its newest valid checkpoint, or from the start where it has none.
-// With `fresh` what an earlier run left there is moved aside first. Writes RUN/config.txtpb,
-// RUN/log/rank-*.log, metrics, picture and checkpoints. A run that has all its steps is left as it
-// is. Opens the process' Log: no other may be open; an error is written to its file before it is
-// thrown. Where ranks disagree and agreement.on_difference is restore, it begins anew from the last
-// checkpoint. Collective over the world.
+// Trains in `run_folder` from its newest valid checkpoint, or from the start if it has none. With
+// `fresh`, the files of an earlier run are moved aside first. Writes RUN/config.txtpb,
+// RUN/log/rank-*.log, metrics, the loss curve and checkpoints. A run that has done all its steps is
+// left as it is. Opens the process's Log: no other may be open; an error is written to its file
+// before it is thrown. If ranks disagree and agreement.on_difference is restore, training starts
+// again from the last checkpoint. Collective over the world.
 //
 // Errors: Error(kConfig) if ranks have different configurations or a fixed field changed since the
 // checkpoint (with the difference); Error(kData) if ranks see different corpora or the corpus
-// changed; those of the parts. An error on one rank alone must end the others too (World::abort).
+// changed; the errors of the parts. An error on only one rank must end the other ranks too
+// (World::abort).
 Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
                      bool fresh, World& world, const RunHooks& hooks);
 

@@ -10,23 +10,23 @@
 
 namespace birkhoff {
 
-// Where a run stands; with parameters and optimizer state all there is to resume from.
+// Where a run stands: with parameters and optimizer state, all that resuming needs.
 struct TrainState {
   std::int64_t step = 0;        // optimizer steps done, skipped ones included
   std::int64_t consumed = 0;    // sequences, over all epochs: the position in the data
-  std::int64_t tokens = 0;      // counted targets of the steps that were applied
+  std::int64_t tokens = 0;      // counted targets of the applied steps
   std::int32_t skipped = 0;     // skipped steps in a row
   bool evaluation_due = false;  // a signal stopped the run before the evaluation of this step
   LossScale loss_scale;
-  std::optional<double> held_out_loss = {};  // of the evaluation at this step, if one was made
+  std::optional<double> held_out_loss = {};  // of the evaluation at this step, if there was one
 };
 
-// To and from a manifest. A loss that is not finite is left out; a loss scale that the manifest
-// lacks stays.
+// To and from a manifest. A loss that is not finite is omitted; a loss scale that is missing from
+// the manifest keeps its value in `state`.
 void write_state(const TrainState& state, CheckpointHeader& header);
 void read_state(const CheckpointHeader& header, TrainState& state);
 
-// All of it in one line, equal for equal states: what ranks compare.
+// The whole state in one line, equal for equal states: ranks compare it.
 std::string text_of(const TrainState& state);
 
 }  // namespace birkhoff

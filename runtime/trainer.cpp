@@ -36,18 +36,18 @@ Outcome Trainer::run(TrainState& state) {
       parts_.step_log->step(result.report, result.tokens);
     }
 
-    // A step's border: all ranks are here, at the same step.
+    // Between steps: all ranks are here, at the same step.
     const bool last = state.step == config.train().steps();
     const bool stop = result.stop_requested && !last;
     if (parts_.checkpoints != nullptr) {
       if (result.applied) parts_.checkpoints->confirm();
       parts_.checkpoints->poll();
     }
-    // Whoever asks to stop gives little time: an evaluation is left to the resumed run.
+    // A request to stop leaves little time: the resumed run makes the evaluation.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
     if (!stop && state.evaluation_due) evaluate(state);
     const std::string divergence = last || stop ? find_divergence(state) : "";
-    // A save whose step is skipped waits for the next step that is not.
+    // A save that is due at a skipped step waits for the next applied step.
     save_due |= is_due(state.step, config.checkpoint().every());
     const bool save = parts_.checkpoints != nullptr &&
                       (last || stop ? divergence.empty() : save_due && result.applied);
@@ -89,7 +89,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   state.held_out_loss.reset();
   const double waited_ms = parts_.feed.waited_ms();
   batch_ = parts_.feed.next();
-  if (train.cuda_graph()) batch_ = fixed_batch_.hold(*batch_);
+  if (train.cuda_graph()) batch_ = static_batch_.hold(*batch_);
   const GradientSums sums = sum_gradients(state.step, state.loss_scale);
   const double scale = state.loss_scale.value;
   const double rate = step_.update(sums, state.step, scale);
@@ -142,7 +142,7 @@ void Trainer::count_skipped(TrainState& state, const GradientSums& sums) const {
   const std::string what = sums.describe_non_finite();
   const configs::Train& train = parts_.config.train();
   if (train.non_finite() == configs::Train::stop || state.skipped >= train.max_skipped()) {
-    if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // the save that still runs
+    if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // a running save
     fail(ExitCode::kNumerical,
          "step {}: not finite: {}; {} in a row, and train.non_finite = {}, train.max_skipped = {} "
          "say stop. {}",
@@ -165,11 +165,12 @@ std::string Trainer::find_divergence(const TrainState& state) {
     return fmt::format("the loss of its evaluation is {}", fixed_text(*state.held_out_loss, 4));
   }
   if (parts_.checkpoints == nullptr || !batch_) return "";
-  // The same sequences once more: a batch that cannot be read must not keep the run from saving.
+  // Uses the same sequences again: a batch that cannot be read must not keep the run from saving.
   enter(Phase::kSave, state.step);
   const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale);
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
-  return fmt::format("what its parameters compute is not finite: {}", sums.describe_non_finite());
+  return fmt::format("its parameters give values that are not finite: {}",
+                     sums.describe_non_finite());
 }
 
 std::string Trainer::cure() const {
@@ -195,18 +196,18 @@ bool Trainer::ranks_agree(const TrainState& state) {
   const std::string difference = parts_.agreement->find_difference(state);
   if (difference.empty()) return true;
   if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
-  if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // the save that still runs
+  if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // a running save
   constexpr const char* kCure =
-      "memory, processor or network of a machine is unsound: test the machines, leave the unsound "
-      "one out";
+      "faulty memory, CPU or network: test the hosts and exclude the faulty one";
   if (parts_.config.agreement().on_difference() == configs::Agreement::stop) {
     fail(ExitCode::kNumerical,
-         "step {}: {}; {}, and start the same command again: the last checkpoint is from before "
-         "(agreement.on_difference = restore would go on from it)",
+         "step {}: {}; {}, then start the same command again: the last checkpoint predates the "
+         "difference (agreement.on_difference = restore would resume from it)",
          state.step, difference, kCure);
   }
   if (parts_.group.rank() == 0) {
-    log_warning("step {}: {}; {}; goes back to the last checkpoint", state.step, difference, kCure);
+    log_warning("step {}: {}; {}; going back to the last checkpoint", state.step, difference,
+                kCure);
   }
   return false;
 }

@@ -1,4 +1,4 @@
-// Training, step by step. Read Trainer::step() and what it calls in trainer.cpp and
+// Training, step by step. Read Trainer::step() and the functions it calls in trainer.cpp and
 // training_step.cpp from top to bottom: batch, forward, backward, reduce, clip, update, report.
 #pragma once
 
@@ -7,11 +7,11 @@
 #include <string>
 
 #include "cluster/base/activity.h"
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "data/batch/batch.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
-#include "runtime/device_feed.h"
+#include "runtime/device_prefetcher.h"
 #include "runtime/evaluator.h"
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/optimizer.h"
@@ -29,26 +29,26 @@ namespace birkhoff {
 
 enum class Outcome {
   kDone,     // all steps are done and saved
-  kRequeue,  // a signal came: the state is saved, or is none to go on from; the same command goes
-             // on from the last checkpoint (exit code 75)
-  kRestore,  // ranks disagree and the policy says restore: go on from the last checkpoint
+  kRequeue,  // a signal came: the state is saved if training can resume from it; the same command
+             // resumes from the last checkpoint (exit code 75)
+  kRestore,  // ranks disagree and the policy is restore: resume from the last checkpoint
 };
 
-// What a trainer works with. Everything is owned by the caller and outlives the trainer.
+// The objects a trainer uses. The caller owns them, and they must outlive the trainer.
 struct TrainerParts {
   const configs::Config& config;
   Model& model;
-  DeviceFeed& feed;  // this rank's part of each global batch; may be empty
-  Group& group;      // the data-parallel ranks, the same group as the buckets'
+  DevicePrefetcher& feed;  // this rank's part of each global batch; may be empty
+  ProcessGroup& group;     // the data-parallel ranks, the same group as the buckets'
   GradBuckets& buckets;
   Optimizer& optimizer;
   const StopSignals& signals;
-  Evaluator* evaluator = nullptr;         // null: nothing to evaluate on
+  Evaluator* evaluator = nullptr;         // null: no evaluation
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Metrics* metrics = nullptr;             // rank 0's; null: nothing is reported
   StepLog* step_log = nullptr;            // for ranks without metrics; null: they report nothing
   Agreement* agreement = nullptr;         // null: ranks are not compared
-  Activity* activity = nullptr;           // null: nobody watches
+  Activity* activity = nullptr;           // null: no watchdog
 };
 
 class Trainer {
@@ -56,38 +56,38 @@ class Trainer {
   explicit Trainer(TrainerParts parts);
 
   // Trains from `state` to the configured number of steps, or until a signal. Collective over the
-  // group. Error(kNumerical), on all ranks, when values are not finite and the policy says stop,
-  // when training ends with such values, or when ranks do not agree and the policy says stop.
+  // group. Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if
+  // training ends with such values, or if ranks disagree and the policy is stop.
   Outcome run(TrainState& state);
 
  private:
   struct StepResult {
     StepReport report;
     std::int64_t tokens = 0;      // counted targets of the step
-    bool applied = false;         // or skipped
+    bool applied = false;         // false: skipped
     bool stop_requested = false;  // on any rank
   };
 
   StepResult step(TrainState& state);
-  // Those of batch_ as step `step`.
+  // Gradients of batch_ as step `step`.
   GradientSums sum_gradients(std::int64_t step, const LossScale& scale);
-  // Whether gradients that are not finite are the loss scale's doing, which the next step halves.
+  // Whether non-finite gradients are attributed to the loss scale, which is then halved.
   bool scale_overflows(const GradientSums& sums, const LossScale& scale) const;
   void count_skipped(TrainState& state, const GradientSums& sums) const;
   void evaluate(TrainState& state);
-  // At the end: why the state is none to go on from; empty if it is one. Where it is to be saved
-  // its gradients are tried, which no step will do.
+  // At the end: why training cannot resume from the state; empty if it can. If the state is to be
+  // saved, its gradients are computed as a check, because no later step will do so.
   std::string find_divergence(const TrainState& state);
-  std::string cure() const;  // of a divergence, for messages
-  // The process has no more steps to do. `divergence` as find_divergence()'s.
+  std::string cure() const;  // for a divergence; the end of messages
+  // Call when this process has no more steps to do. `divergence`: from find_divergence().
   Outcome end(const TrainState& state, bool stop, const std::string& divergence);
-  // False: they differ, and the run goes back to its last checkpoint.
+  // Returns false if the ranks differ and the run must go back to its last checkpoint.
   bool ranks_agree(const TrainState& state);
   void enter(Phase phase, std::int64_t step);
 
   TrainerParts parts_;
   std::optional<Batch> batch_;  // of the last step
-  FixedBatch fixed_batch_;      // with train.cuda_graph: what a recorded step reads
+  StaticBatch static_batch_;    // with train.cuda_graph: the batch that a recorded step reads
   TrainingStep step_;
 };
 

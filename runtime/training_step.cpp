@@ -17,13 +17,13 @@
 namespace birkhoff {
 namespace {
 
-// Layout of the tail, the sums that are reduced together with the gradients: a row of these for
-// each virtual shard, one row where there are none.
-enum TailIndex : std::int64_t {
-  kTailCount,      // counted targets
-  kTailNats,       // their loss
-  kTailStop,       // ranks that are asked to stop
-  kTailNonFinite,  // from here on one element a rank: its losses that were not finite
+// Columns of the step's statistics, sums that are reduced together with the gradients: one row per
+// virtual shard, or one row if there are none.
+enum Statistic : std::int64_t {
+  kCount,      // counted targets
+  kNats,       // their loss
+  kStop,       // ranks that were asked to stop
+  kNonFinite,  // from here on one element per rank: how many of its losses were not finite
 };
 
 }  // namespace
@@ -36,7 +36,7 @@ std::string GradientSums::describe_non_finite() const {
   return fmt::format("loss of rank {}", fmt::join(ranks_not_finite, ", "));
 }
 
-TrainingStep::TrainingStep(const configs::Train& train, Model& model, Group& group,
+TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group,
                            GradBuckets& buckets, Optimizer& optimizer, Activity* activity)
     : train_(train),
       model_(model),
@@ -45,10 +45,10 @@ TrainingStep::TrainingStep(const configs::Train& train, Model& model, Group& gro
       optimizer_(optimizer),
       activity_(activity),
       scalars_(group.device()),
-      tail_(at::zeros({std::max(1, train.invariant().shards()), kTailNonFinite + group.size()},
-                      at::TensorOptions(at::kDouble).device(group.device()))),
+      statistics_(at::zeros({std::max(1, train.invariant().shards()), kNonFinite + group.size()},
+                            at::TensorOptions(at::kDouble).device(group.device()))),
       gradients_graph_(train.cuda_graph(), group.device()),
-      // With slices ranks exchange their borders.
+      // With slices the norm needs communication, which is not recorded.
       norm_graph_(train.cuda_graph() && !buckets.sliced(), group.device()),
       update_graph_(train.cuda_graph(), group.device()) {}
 
@@ -64,20 +64,20 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   if (hooks.launched) hooks.launched();
 
   // Reduce: sums of gradients and counts over all ranks, the same bits on each.
-  if (hooks.asks_to_stop && hooks.asks_to_stop()) tail_[0][kTailStop].fill_(1);
-  buckets_.finish_reducing(tail_);
-  norm_graph_.run([this] { block_sums_ = gradient_block_sums(buckets_); });
-  const at::Tensor sums_on_host = tail_sums();
-  const double* tail = sums_on_host.const_data_ptr<double>();
+  if (hooks.asks_to_stop && hooks.asks_to_stop()) statistics_[0][kStop].fill_(1);
+  buckets_.finish_reducing(statistics_);
+  norm_graph_.run([this] { chunk_sums_ = gradient_chunk_sums(buckets_); });
+  const at::Tensor sums_on_host = reduced_statistics();
+  const double* statistics = sums_on_host.const_data_ptr<double>();
   GradientSums sums;
-  sums.num_tokens = std::llround(tail[kTailCount]);
-  sums.count = std::max(tail[kTailCount], 1.0);
-  sums.nats = tail[kTailNats];
-  sums.stop_requested = tail[kTailStop] > 0;
-  sums.norm = norm_of_block_sums(buckets_, block_sums_) / sums.count / loss_scale;
+  sums.num_tokens = std::llround(statistics[kCount]);
+  sums.count = std::max(statistics[kCount], 1.0);
+  sums.nats = statistics[kNats];
+  sums.stop_requested = statistics[kStop] > 0;
+  sums.norm = norm_of_chunk_sums(buckets_, chunk_sums_) / sums.count / loss_scale;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    // Sums that are NaN are not 0.
-    if (tail[kTailNonFinite + rank] != 0) sums.ranks_not_finite.push_back(rank);
+    // A NaN sum counts too: it is not 0.
+    if (statistics[kNonFinite + rank] != 0) sums.ranks_not_finite.push_back(rank);
   }
   return sums;
 }
@@ -94,15 +94,15 @@ double TrainingStep::update(const GradientSums& sums, std::int64_t step, double 
   scalars_.set(StepScalars::kApply, sums.finite() ? 1 : 0);
   scalars_.publish();
   update_graph_.run([this] { optimizer_.step(scalars_); });
-  buckets_.publish_values();
+  buckets_.all_gather_parameters();
   return rate;
 }
 
 void TrainingStep::compute_gradients() {
   const Batch& batch = *batch_;
   const std::int64_t micro_batch = train_.micro_batch() > 0 ? train_.micro_batch() : batch.size();
-  buckets_.zero();
-  tail_.zero_();
+  buckets_.zero_gradients();
+  statistics_.zero_();
   // This rank's sequences, cut into micro-batches.
   for (const ShardRows& shard : shards_of_batch(batch.size())) {
     if (shard.rows.begin > 0) {
@@ -112,14 +112,14 @@ void TrainingStep::compute_gradients() {
       const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
       const Batch micro = batch.narrow(begin, end);
 
-      // Forward: the loss is a sum, so that sums over micro-batches and ranks need no weights.
+      // Forward: the loss is a sum, so sums over micro-batches and ranks need no weights.
       const NoiseKey noise{train_.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
-      const ObjectiveSums sums = model_.objective(micro, noise);
-      add_to_tail(shard.tail_row, sums);
+      const LossSums sums = model_.loss_sums(micro, noise);
+      add_to_statistics(shard.statistics_row, sums);
       if (hooks_->forward_done) hooks_->forward_done();
 
-      // Backward: gradients add up in the buckets; in the last pass each full bucket leaves at
-      // once. From inside a graph nothing is sent: finish_reducing() does it.
+      // Backward: gradients add up in the buckets; in the last pass each full bucket is reduced at
+      // once. A graph sends nothing: finish_reducing() does it.
       if (end == batch.size() && !train_.cuda_graph()) buckets_.start_reducing();
       sums.loss.backward(scalars_.loss_scale(sums.loss.scalar_type()));
       if (activity_ != nullptr) activity_->tick();
@@ -132,26 +132,27 @@ std::vector<TrainingStep::ShardRows> TrainingStep::shards_of_batch(std::int64_t 
   const std::int64_t num_shards = train_.invariant().shards();
   if (num_shards == 0) return {{{0, batch_size}, 0}};
   std::vector<ShardRows> shards;
-  const Interval mine = part_of(num_shards, group_.rank(), group_.size());
-  const std::int64_t first = part_of(train_.global_batch(), mine.begin, num_shards).begin;
+  const Interval mine = partition(num_shards, group_.rank(), group_.size());
+  const std::int64_t first = partition(train_.global_batch(), mine.begin, num_shards).begin;
   for (std::int64_t shard = mine.begin; shard < mine.end; ++shard) {
-    const Interval places = part_of(train_.global_batch(), shard, num_shards);
+    const Interval places = partition(train_.global_batch(), shard, num_shards);
     shards.push_back({{places.begin - first, places.end - first}, shard});
   }
   return shards;
 }
 
-void TrainingStep::add_to_tail(std::int64_t row, const ObjectiveSums& sums) {
-  const at::Tensor tail = tail_[row];
-  tail[kTailCount] += sums.count;
-  tail[kTailNats] += sums.nats;
-  tail[kTailNonFinite + group_.rank()] += at::isfinite(sums.loss.detach()).logical_not();
+void TrainingStep::add_to_statistics(std::int64_t number, const LossSums& sums) {
+  const at::Tensor row = statistics_[number];
+  row[kCount] += sums.count;
+  row[kNats] += sums.nats;
+  row[kNonFinite + group_.rank()] += at::isfinite(sums.loss.detach()).logical_not();
 }
 
-// Rows of virtual shards are added along the tree that their gradients are added along.
-at::Tensor TrainingStep::tail_sums() const {
-  ShardSum sum(tail_.size(0));
-  for (std::int64_t row = 0; row < tail_.size(0); ++row) sum.add({row, row + 1}, tail_[row]);
+// Adds the rows of virtual shards along the same tree as their gradients.
+at::Tensor TrainingStep::reduced_statistics() const {
+  ShardSum sum(statistics_.size(0));
+  for (std::int64_t row = 0; row < statistics_.size(0); ++row)
+    sum.add({row, row + 1}, statistics_[row]);
   return sum.sums().front().cpu();
 }
 

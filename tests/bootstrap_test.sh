@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Where bootstrap.sh looks for LibTorch, and where it would put it: as root and as others, in folders made up here.
+# Tests where bootstrap.sh looks for LibTorch and where it would put it, as root and as other users, in
+# temporary folders.
 #   tests/bootstrap_test.sh
 set -euo pipefail
 script=$(dirname "$(readlink -f "$0")")/../bootstrap.sh

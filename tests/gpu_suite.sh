@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# All tests that need a GPU, the same kernels on small shapes under compute-sanitizer, and `birkhoff bench`. Builds nothing.
+# Runs all tests that need a GPU, the same kernels on small shapes under compute-sanitizer, and
+# `birkhoff bench`. Builds nothing.
 #   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md] [--part tests|sanitizer|bench]
-# FOLDER: a build of the preset cuda (default build/cuda), or a package of one, whose bin/gpu_suite gives it. FILE.md: one table
-# with GPU, driver, versions and commands, then those of the benchmarks (default FOLDER/gpu_suite.md). --part: that part alone.
-# compute-sanitizer: from CUDA_HOME, the wheels beside LibTorch, /usr/local/cuda or PATH. Tests and sanitizers run side by side,
-# the benchmarks behind them. Under 9 minutes: what is not through by then is ended and counts as failed. Exit code 0 if
-# everything passed. Figures beside their bars, PyTorch and the operators: tests/bench/gpu_figures.py.
+# FOLDER: a build of the preset cuda (default build/cuda), or a package, whose bin/gpu_suite passes it.
+# FILE.md: a table with GPU, driver, versions and commands, then the tables of the benchmarks
+# (default FOLDER/gpu_suite.md). --part: only that part. compute-sanitizer is taken from CUDA_HOME,
+# the wheels next to LibTorch, /usr/local/cuda or PATH. Tests and sanitizers run in parallel, the
+# benchmarks after them. Takes at most 9 minutes: unfinished programs are ended and count as failed.
+# Exit code 0 if everything passed. Figures with their bars, PyTorch and the operators:
+# tests/bench/gpu_figures.py.
 set -uo pipefail
 
 stop() { printf 'gpu_suite: %s\n' "$*" >&2; exit 1; }
-usage() { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
 build="" report="" part=all
 while [ $# -gt 0 ]; do
   case $1 in

@@ -1,5 +1,5 @@
-// main() of GoogleTest programs with the label gpu: without a GPU they fail, in one line, and never
-// skip.
+// main() of GoogleTest programs with the label gpu. Without a GPU they fail with one line; they
+// never skip.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   try {
     birkhoff::cuda_device(0);
   } catch (const birkhoff::Error& error) {
-    std::fprintf(stderr, "tests with the label gpu need one: %s\n", error.what());
+    std::fprintf(stderr, "tests with the label gpu need a GPU: %s\n", error.what());
     return 1;
   }
   return RUN_ALL_TESTS();

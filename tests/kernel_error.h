@@ -1,5 +1,5 @@
-// How far a kernel may be from the truth: as far as the reference in the same precision, twice, and
-// no further. Tests whose name begins with Small are run under compute-sanitizer too.
+// Error bound for kernels: at most twice the error of the reference in the same precision. Tests
+// whose names begin with Small also run under compute-sanitizer.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,7 +9,7 @@
 
 namespace birkhoff {
 
-// Values of about unit size over several orders of magnitude, the same everywhere; fp64 on the CPU.
+// Values up to about 1 over several orders of magnitude, the same on all machines; fp64 on the CPU.
 inline at::Tensor test_values(at::IntArrayRef shape, double phase) {
   std::int64_t count = 1;
   for (const std::int64_t size : shape) count *= size;
@@ -17,8 +17,8 @@ inline at::Tensor test_values(at::IntArrayRef shape, double phase) {
   return (at::sin(i * 0.7 + phase) * at::exp2(-(i + phase).remainder(7))).view(shape);
 }
 
-// `exact` is the reference in fp64. atol is what one rounding of the largest value costs in the
-// arithmetic of `reference`: where the reference happens to be exact, a kernel need not be.
+// `exact` is the reference in fp64. atol is one rounding error of the largest value in the
+// precision of `reference`, because a kernel need not be exact where the reference happens to be.
 inline void expect_as_exact(const at::Tensor& kernel, const at::Tensor& reference,
                             const at::Tensor& exact, const std::string& what) {
   ASSERT_EQ(kernel.scalar_type(), reference.scalar_type()) << what;

@@ -1,6 +1,6 @@
-// The structure: which folder includes which, what files are called and how long they are, and that
-// documents name what exists. Each rule is a function of a tree, so that it is tried on trees that
-// break it, too.
+// Tests the structure of the sources: which folders include which, file names and lengths, and that
+// paths in documents exist. Each rule is a function of a tree, so that it can also be tested on
+// trees that break it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>  // mkdtemp
@@ -54,13 +54,13 @@ const std::map<std::string, std::vector<std::string>> kDoors = {
     {"nccl.h", {"cluster/nccl_group", "launcher/bench/nccl_peer"}},
     {"cuda", {"cluster/base/gpu/"}},
     {"c10/cuda/",
-     {"cluster/nccl_group", "cluster/base/gpu/device", "runtime/device_feed",
+     {"cluster/nccl_group", "cluster/base/gpu/device", "runtime/device_prefetcher",
       "runtime/step_graph"}},
     {"ATen/cuda/", {"runtime/step_graph"}},
 };
 
-// What cmake/Dependencies.cmake requires -> the start of an include that shows its use. Empty: a
-// tool or a library that others need.
+// Package required by cmake/Dependencies.cmake -> the start of an include that shows its use.
+// Empty: a tool, or a library that other packages need.
 const std::map<std::string, std::string> kIncludedAs = {
     {"Threads", "thread"},
     {"Protobuf", "google/protobuf/"},
@@ -78,7 +78,7 @@ const std::map<std::string, std::string> kIncludedAs = {
     {"CUDA_RUNTIME_INCLUDE_DIR", "cuda_runtime"},
     {"NCCL_INCLUDE_DIR", "nccl.h"}};
 
-// Names of mechanisms, which only attention/ and configs/ know.
+// Names of mechanisms, which only attention/ and configs/ may use.
 const std::regex kMechanismNames(
     "sinkhorn|block_local|BlockLocal|DenseAttention|routing|sinkformer|entmax|sparsemax|sort_net",
     std::regex::icase);
@@ -117,7 +117,7 @@ class Tree {
     return found;
   }
 
-  // Includes in quotes, or in angles.
+  // Includes in quotes, or in angle brackets.
   static std::vector<std::string> includes(const std::string& text, bool quoted) {
     static const std::regex kQuoted("(?:^|\n)\\s*#include \"([^\"]+)\""),
         kAngled("(?:^|\n)\\s*#include <([^>]+)>");
@@ -156,7 +156,7 @@ Findings layers(const Tree& tree) {
   Findings findings;
   for (const auto& [path, text] : tree.product()) {
     const std::string layer = layer_of(path);
-    if (layer.empty()) findings.push_back(path + " lies in no layer");
+    if (layer.empty()) findings.push_back(path + " is in no layer");
     if (layer.empty()) continue;
     for (const std::string& include : Tree::includes(text, /*quoted=*/true)) {
       const std::string target = layer_of(include);
@@ -167,7 +167,7 @@ Findings layers(const Tree& tree) {
   return findings;
 }
 
-// Folders that reach themselves, by the includes of the files that lie directly in them.
+// Folders that reach themselves through the includes of the files directly in them.
 Findings folder_cycles(const Tree& tree) {
   std::map<std::string, std::map<std::string, std::string>> arrows;  // folder -> folder -> why
   for (const auto& [path, text] : tree.product()) {
@@ -211,7 +211,7 @@ Findings doors(const Tree& tree) {
   return findings;
 }
 
-// Sources of kernels, and all headers that these include.
+// Kernel sources, and all headers that they include.
 Findings kernels_know_no_libtorch(const Tree& tree) {
   std::set<std::string> reached;
   const std::function<void(const std::string&)> reach = [&](const std::string& path) {
@@ -237,7 +237,7 @@ Findings kernels_know_no_libtorch(const Tree& tree) {
   return findings;
 }
 
-// A kernel's file says for which device it is.
+// The name of a kernel's file shows its device.
 Findings device_prefixes(const Tree& tree) {
   Findings findings;
   for (const auto& [path, text] : tree.product()) {
@@ -258,14 +258,14 @@ Findings sizes(const Tree& tree) {
     const auto lines = std::count(text.begin(), text.end(), '\n');
     const bool product = path.rfind("tests/", 0) != 0;
     if (lines > kMostLines)
-      findings.push_back(path + ": " + std::to_string(lines) + " lines, more than one subject?");
+      findings.push_back(path + ": " + std::to_string(lines) + " lines: more than one subject?");
     if (product && lines < kFewestLines && !is_instantiation(path))
-      findings.push_back(path + ": " + std::to_string(lines) + " lines, a part of which file?");
+      findings.push_back(path + ": " + std::to_string(lines) + " lines: part of which file?");
     if (product) ++files[folder_of(path)];
   }
   for (const auto& [folder, count] : files) {
     if (count > kMostFiles)
-      findings.push_back(folder + ": " + std::to_string(count) + " files, more than one purpose?");
+      findings.push_back(folder + ": " + std::to_string(count) + " files: more than one purpose?");
   }
   return findings;
 }
@@ -276,7 +276,7 @@ Findings mechanisms_are_named_in_attention(const Tree& tree) {
     if (path.rfind("attention/", 0) == 0 || path.rfind("configs/", 0) == 0) continue;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
-      // What a user reads and types may name them: strings and comments.
+      // Strings and comments may name mechanisms, because users read and type them.
       static const std::regex kWords("\"(?:[^\"\\\\]|\\\\.)*\"|//.*");
       if (std::regex_search(std::regex_replace(line, kWords, ""), kMechanismNames))
         findings.push_back(path + " names a mechanism: " + line);
@@ -294,7 +294,7 @@ Findings dependencies_are_used(const Tree& tree) {
        m != std::sregex_iterator(); ++m) {
     const auto known = kIncludedAs.find((*m)[1]);
     if (known == kIncludedAs.end()) {
-      findings.push_back((*m)[1].str() + " is required: say in layering_test how it is included");
+      findings.push_back((*m)[1].str() + " is required: add to layering_test how it is included");
       continue;
     }
     const bool used = std::any_of(tree.texts().begin(), tree.texts().end(), [&](const auto& file) {
@@ -304,12 +304,12 @@ Findings dependencies_are_used(const Tree& tree) {
       });
     });
     if (!known->second.empty() && !used)
-      findings.push_back((*m)[1].str() + " is required and included nowhere");
+      findings.push_back((*m)[1].str() + " is required but included nowhere");
   }
   return findings;
 }
 
-// In backquotes, from the root or, with a slash, from the document's folder.
+// Paths in backquotes, relative to the root.
 Findings paths_in_documents(const Tree& tree) {
   static const std::regex kPath(
       "`((?:attention|cluster|configs|data|docs|launcher|models|runtime|tests|cmake)/[A-Za-z0-9_./"
@@ -331,7 +331,7 @@ Findings paths_in_documents(const Tree& tree) {
          m != std::sregex_iterator(); ++m) {
       std::string path = (*m)[1];
       while (!path.empty() && path.back() == '.') path.pop_back();
-      // `runtime/trainer` names the pair.
+      // `runtime/trainer` means the .h and the .cpp.
       const bool exists = fs::exists(tree.root() / path) ||
                           fs::exists(tree.root() / (path + ".h")) ||
                           fs::exists(tree.root() / (path + ".cpp"));
@@ -342,7 +342,7 @@ Findings paths_in_documents(const Tree& tree) {
   return findings;
 }
 
-// ---- The tree, and trees that break a rule each.
+// ---- The real tree, and trees that each break one rule.
 
 const Tree& our_tree() {
   static const Tree tree(BIRKHOFF_SOURCE_DIR);
@@ -439,8 +439,8 @@ TEST(Layering, EveryRequiredDependencyIsIncluded) {
   const BrokenTree broken(BrokenTree::Files{
       {"cmake/Dependencies.cmake", "find_package(fmt REQUIRED)\nfind_package(spdlog REQUIRED)\n"}});
   EXPECT_THAT(dependencies_are_used(broken.tree()),
-              testing::UnorderedElementsAre(HasSubstr("fmt is required and included nowhere"),
-                                            HasSubstr("spdlog is required: say")));
+              testing::UnorderedElementsAre(HasSubstr("fmt is required but included nowhere"),
+                                            HasSubstr("spdlog is required: add")));
 }
 
 TEST(Layering, PathsNamedInDocumentsExist) {

@@ -1,8 +1,8 @@
-// Preloaded into a program, sets every byte of memory that it gets from the heap, and that it gives
-// back, to 0xFF: each float, double, half and bfloat16 there is NaN, each index -1, each pointer
-// wild. What is read before it is written shows. tests/nightly nan_memory runs the tests so. Not
-// for sanitizer builds, which have allocators of their own. Open MPI's launcher reads such memory
-// itself (4.1: orte_rml_oob_send_buffer_nb) and is left alone.
+// When preloaded into a program, sets every byte of heap memory to 0xFF when it is allocated and
+// when it is freed. Each float, double, half and bfloat16 there is NaN, each index -1, each pointer
+// wild, so reads of uninitialised memory become visible. `tests/nightly nan_memory` runs the tests
+// this way. Not for sanitizer builds, which have their own allocators. Open MPI's launcher itself
+// reads such memory (4.1: orte_rml_oob_send_buffer_nb), so it is excluded.
 #include <malloc.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 extern "C" {
 
-// glibc's own.
+// glibc's functions.
 void* __libc_malloc(std::size_t size);
 void* __libc_realloc(void* memory, std::size_t size);
 void* __libc_memalign(std::size_t alignment, std::size_t size);
@@ -26,7 +26,7 @@ static bool is_launcher() {
 
 static void* filled(void* memory) {
   if (is_launcher()) return memory;
-  // All that the block holds, so that realloc() finds what it adds filled.
+  // Fills the whole usable block, so that the part that realloc() may add is filled, too.
   if (memory != nullptr) std::memset(memory, 0xff, malloc_usable_size(memory));
   return memory;
 }

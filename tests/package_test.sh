@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes a package of a finished build (cmake/package.sh), moves it, and runs it in an empty environment: its version, a corpus,
-# training on two ranks, evaluation. Fails if a command does, or if a process loads a library that a bare machine lacks.
+# Makes a package of a finished build (cmake/package.sh), moves it, and runs it in an empty
+# environment: version, a corpus, training on two ranks, evaluation. Fails if a command fails, or if a
+# process loads a library that a bare machine lacks.
 #   tests/package_test.sh [BUILD]     BUILD: default build/cpu
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -22,10 +23,11 @@ clean() {
 }
 birkhoff="$package/bin/birkhoff"
 clean "$birkhoff" --version
+grep -q '^bin/birkhoff train' "$package/README.md" || stop "README.md does not say how to train"
 cp "$package"/share/openmpi/*.txt .
 clean "$birkhoff" prepare --out corpus --tokenizer bytes --valid 0.2 ./*.txt
 clean "$birkhoff" train "$package/configs/quickstart.txtpb" --run run --ranks 2 --set data.corpus=corpus --set train.steps=4
-grep -q '2 ranks' run/log/rank-0.log || stop "run/log/rank-0.log does not speak of 2 ranks"
+grep -q '2 ranks' run/log/rank-0.log || stop "run/log/rank-0.log does not mention 2 ranks"
 clean "$birkhoff" eval run
 
 # Of programs of the package (bash, which starts them, is none): what is neither in it nor LibTorch's, CUDA's, glibc's or gcc's.

@@ -1,4 +1,4 @@
-// How long one input may take: processor time of this thread, so that a busy machine fails no test.
+// Time limit for one input, in CPU time of this thread, so that a busy machine fails no test.
 #pragma once
 
 #include <time.h>

@@ -14,7 +14,7 @@
 #include "cluster/base/error.h"
 #include "configs/attention.pb.h"
 #include "configs/check.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 
 namespace birkhoff {
 namespace {
@@ -36,15 +36,15 @@ struct Entry {
 const Entry kMechanisms[] = {
     {Config::kDense,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<DenseAttentionMechanism>(m.config.dense(), m.shape);
+       return std::make_unique<DenseAttention>(m.config.dense(), m.shape);
      }},
     {Config::kBlockLocal,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<BlockLocalMechanism>(m.config.block_local(), m.shape);
+       return std::make_unique<BlockLocalAttention>(m.config.block_local(), m.shape);
      }},
     {Config::kSinkhorn,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<SinkhornMechanism>(m.config.sinkhorn(), m.shape, m.prefix,
+       return std::make_unique<SinkhornAttention>(m.config.sinkhorn(), m.shape, m.prefix,
                                                   m.parameters);
      }},
     {Config::kSinkhornMixture,
@@ -59,7 +59,7 @@ const Entry kMechanisms[] = {
 std::unique_ptr<Mechanism> make_mechanism(const Config& config, const MechanismShape& shape,
                                           const std::string& prefix, Parameters& parameters,
                                           const ParallelGroups&) {
-  check_values(config, Places(prefix));
+  check_values(config, SourceLocations(prefix));
   const auto entry = std::find_if(std::begin(kMechanisms), std::end(kMechanisms),
                                   [&](const Entry& e) { return e.kind == config.kind_case(); });
   if (entry == std::end(kMechanisms)) {

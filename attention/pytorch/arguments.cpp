@@ -61,7 +61,7 @@ void check_segments(const at::Tensor& segments_BL) {
 
 void check_inputs(at::TensorList inputs) {
   TORCH_CHECK_VALUE(inputs.size() == 3 || inputs.size() == 4,
-                    "birkhoff: inputs must be q, k and v, and block weights or none, not ",
+                    "birkhoff: inputs must be q, k, v and optionally block weights, not ",
                     inputs.size(), " tensors");
   const at::Tensor& q = inputs[0];
   constexpr std::array kNames = {"q", "k", "v", "block weights (or their scores)"};
@@ -87,7 +87,7 @@ void check_window(std::int64_t block, std::int64_t look_back, std::int64_t look_
 }
 
 void check_dropout(double dropout, const std::optional<at::Tensor>& seed, const at::Tensor& q) {
-  // As a float, which it becomes: what rounds to 1 would divide by 0.
+  // Checked as a float, because it becomes one: a value that rounds to 1 would divide by 0.
   const auto rounded = static_cast<float>(dropout);
   TORCH_CHECK_VALUE(rounded >= 0 && rounded < 1, "birkhoff: dropout must be in [0, 1), not ",
                     dropout);
@@ -159,7 +159,7 @@ void check_balance(const at::Tensor& scores, std::int64_t iterations, Form form)
                     "birkhoff: scores must be float32 or float64, not ", scores.scalar_type());
   TORCH_CHECK_VALUE(form != Form::kPrefix || scores.size(2) <= kMostPrefixBlocks,
                     "birkhoff: balance 'prefix' takes at most ", kMostPrefixBlocks, " blocks, not ",
-                    scores.size(2), ": take longer blocks or another balance");
+                    scores.size(2), ": use longer blocks or another balance");
   check_iterations(iterations);
 }
 

@@ -25,13 +25,13 @@ using Tensors = std::vector<at::Tensor>;
 
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
 
-// Tensors, and the loss's gradients of them.
+// Tensors, and the gradients of the loss with respect to them.
 struct Differentiated {
   Tensors values, gradients;
 };
 
-// The loss's gradients of `inputs`, by running what makes values of them under autograd, which an
-// operator's kernel lies below.
+// Returns the gradients of the loss with respect to `inputs`. `run` computes values from the
+// inputs; it runs under autograd here, because the kernel of an operator runs below autograd.
 Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
                       at::TensorList inputs) {
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
@@ -44,21 +44,21 @@ Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
   return torch::autograd::grad(made.values, leaves, made.gradients);
 }
 
-// x in the layout that autograd, compiled graphs and a kernel's meta function all expect.
+// Returns x in the layout that autograd, compiled graphs and the kernel's meta function all expect.
 at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
   const at::Tensor result = at::empty_like(model);
   return result.strides() == x.strides() ? x : result.copy_(x);
 }
 
-// What a backward pass gets of the forward pass, or of its user.
+// Checks what a backward pass gets from the forward pass or from the caller.
 void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
                  at::IntArrayRef sizes) {
   TORCH_CHECK_VALUE(x.scalar_type() == dtype && x.sizes() == sizes, "birkhoff: ", name, " must be ",
                     dtype, " ", sizes, ", not ", x.scalar_type(), " ", x.sizes());
 }
 
-// Tokens of a block of q [B, H, L, D]: a sequence that is shorter than its block is a block as long
-// as itself.
+// The number of tokens in a block of q [B, H, L, D]. A sequence that is shorter than the block is
+// one block of its own length.
 std::int64_t block_within(const at::Tensor& q, std::int64_t block) {
   return block == kWholeSequence ? q.size(2) : std::min(block, q.size(2));
 }
@@ -75,14 +75,14 @@ Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
                 block_within(q, block), causal);
 }
 
-// A call of attention_in_blocks, checked: its options by check_options() before.
+// A checked call of attention_in_blocks. The caller has checked its options by check_options().
 class Call {
  public:
   Call(at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
        bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
        const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments)
       : blocks_(blocks_of(inputs[0], block, causal, key_lengths, segments)),
-        // Of blocks that exist.
+        // At most as many blocks as exist.
         look_back_(std::min(look_back, blocks_.num_blocks() - 1)),
         look_ahead_(std::min(look_ahead, blocks_.num_blocks() - 1)),
         causal_(causal),
@@ -106,7 +106,7 @@ class Call {
 
   const Blocks& blocks() const { return blocks_; }
 
-  // Differentiable in what attention_in_blocks calls inputs.
+  // Differentiable in the `inputs` of attention_in_blocks.
   BlockAttention attention(at::TensorList inputs) const {
     BlockAttention attention = inputs.size() == 4 ? sorted(inputs) : local(inputs);
     attention.dropout = dropout_;
@@ -116,7 +116,7 @@ class Call {
 
  private:
   BlockAttention local(at::TensorList inputs) const {
-    return {.q_BHNbD = blocks_.fold(inputs[0], 2),
+    return {.q_BHNbD = blocks_.to_blocks(inputs[0], 2),
             .keys = {neighbouring_keys(blocks_, inputs[1], inputs[2], look_back_, look_ahead_,
                                        causal_)},
             .noise = {}};
@@ -145,14 +145,15 @@ class Call {
   std::optional<NoiseKey> noise_;
 };
 
-// Whether the backward pass starts from the forward pass's results.
+// Whether the backward pass starts from the results of the forward pass.
 bool has_two_passes(const BlockAttention& attention) {
   return choose_path(attention, Path::kFused) == Path::kFused && attention.one_softmax;
 }
 
-// Scores with -inf where a form reads none: prefix bars a destination without a source of its own,
-// which takes no part in others' balance either, the other causal ones all but earlier sources.
-at::Tensor barred(const at::Tensor& scores, Form form) {
+// Returns the scores with -inf where a form reads none. Prefix masks destinations without a source,
+// which do not take part in the other rows' balance either; the other causal forms mask all but
+// earlier sources.
+at::Tensor masked(const at::Tensor& scores, Form form) {
   if (form == Form::kFull) return scores;
   const std::int64_t N = scores.size(-1);
   at::Tensor read = at::ones({N, N}, scores.options().dtype(at::kBool)).tril(-1);
@@ -162,7 +163,7 @@ at::Tensor barred(const at::Tensor& scores, Form form) {
   return scores.masked_fill(read.logical_not(), kBarred);
 }
 
-// Whether the fused kernel does this.
+// Whether the fused kernel can compute this balance.
 bool fits_kernel(const at::Tensor& scores, Form form) {
   return scores.device().is_cpu() && (form == Form::kFull || form == Form::kPrefix);
 }
@@ -172,7 +173,7 @@ std::vector<std::int64_t> solved_sizes(const at::Tensor& scores, Form form) {
 }
 
 at::Tensor balanced(const at::Tensor& scores, std::int64_t iterations, Form form) {
-  const at::Tensor read = barred(scores, form);
+  const at::Tensor read = masked(scores, form);
   switch (form) {
     case Form::kFull:
       return balance(read, iterations, Path::kFused);
@@ -201,10 +202,10 @@ std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
   const at::Tensor& q = inputs[0];
   if (has_two_passes(attention)) {
     const BlockResults result = fused_forward(attention);
-    return {laid_out_as(q, call.blocks().unfold(result.out_BHNbD, 2)), result.softmax_2BHNb};
+    return {laid_out_as(q, call.blocks().from_blocks(result.out_BHNbD, 2)), result.softmax_2BHNb};
   }
   const at::Tensor out_BHNbD = attend_in_blocks(attention, Path::kFused);
-  return {laid_out_as(q, call.blocks().unfold(out_BHNbD, 2)),
+  return {laid_out_as(q, call.blocks().from_blocks(out_BHNbD, 2)),
           at::zeros({2, q.size(0), q.size(1), call.blocks().num_blocks(), call.blocks().block()},
                     q.options().dtype(at::toOpMathType(q.scalar_type())))};
 }
@@ -229,9 +230,9 @@ std::vector<at::Tensor> attention_in_blocks_backward(
       [&](const Tensors& x) -> Differentiated {
         const BlockAttention attention = call.attention(x);
         if (!has_two_passes(attention)) {
-          return {{blocks.unfold(attend_in_blocks(attention, Path::kFused), 2)}, {d_out}};
+          return {{blocks.from_blocks(attend_in_blocks(attention, Path::kFused), 2)}, {d_out}};
         }
-        // Autograd does what lies before the attention in blocks, its kernel the rest.
+        // Autograd handles everything before the block attention; the kernel handles the rest.
         Tensors values{attention.q_BHNbD}, biases;
         for (const KeyBlocks& keys : attention.keys) {
           values.insert(values.end(), {keys.k_BHNbD, keys.v_BHNbD});
@@ -239,8 +240,8 @@ std::vector<at::Tensor> attention_in_blocks_backward(
         }
         values.insert(values.end(), biases.begin(), biases.end());
         const c10::AutoGradMode without_gradients(false);
-        return {values,
-                fused_backward(attention, {blocks.fold(out, 2), softmax}, blocks.fold(d_out, 2))};
+        return {values, fused_backward(attention, {blocks.to_blocks(out, 2), softmax},
+                                       blocks.to_blocks(d_out, 2))};
       },
       inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -273,7 +274,7 @@ std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
             at::ones(solved_sizes(scores, form), scores.options().dtype(at::kBool))};
   }
   const auto [weights, solved] =
-      fused_balance_forward(barred(scores, form), iterations, form == Form::kPrefix, 0);
+      fused_balance_forward(masked(scores, form), iterations, form == Form::kPrefix, 0);
   return {laid_out_as(scores, weights), solved};
 }
 
@@ -286,7 +287,7 @@ at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tens
   check_saved("d_weights", d_weights, scores.scalar_type(), scores.sizes());
   check_saved("solved", solved, at::kBool, solved_sizes(scores, form));
   if (fits_kernel(scores, form)) {
-    return laid_out_as(scores, fused_balance_backward(d_weights, barred(scores, form), solved,
+    return laid_out_as(scores, fused_balance_backward(d_weights, masked(scores, form), solved,
                                                       iterations, form == Form::kPrefix, 0));
   }
   const Tensors gradients = differentiate(

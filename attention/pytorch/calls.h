@@ -1,10 +1,11 @@
-// What the operators for PyTorch compute, without autograd and without the dispatcher: attention in
-// blocks and block weights as functions of tensors. The fused kernels where they fit, else
-// LibTorch's operations, whose backward pass runs the forward pass again.
+// What the operators for PyTorch compute, without autograd and without the dispatcher: block
+// attention and block weights as functions of tensors. They use the fused kernels where these fit,
+// otherwise LibTorch operations, whose backward pass runs the forward pass again.
 //
 // Legend: B batch, H heads, L tokens, N = ceil(L / b) blocks of b tokens, D head dim. q, k, v,
 // d_out and gradients [B, H, L, D], of one dtype on one device; weights and scores [B, H, N, N],
-// row = destination, column = source. Wrong shapes or values: c10::Error, of Python's ValueError.
+// row = destination, column = source. Throws c10::ValueError (in Python: ValueError) on wrong
+// shapes or values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,24 +18,24 @@
 
 namespace birkhoff::ops {
 
-// As a block: a sequence is one block, however long it is.
+// As the block size: the whole sequence is one block, however long it is.
 constexpr std::int64_t kWholeSequence = 0;
 
-// Attention of queries to keys of their own block, up to themselves if causal. `inputs`: q, k and
-// v, and of sorted attention the block weights.
-// - q, k, v: queries see `look_back` blocks before their own and `look_ahead` after it besides; if
-//   causal, look_ahead is 0.
-// - With weights: they see the sorted block besides (sorted_blocks.h); look_back and look_ahead are
-//   not read. Pairs of blocks that causality, padding or documents bar count as weight 0.
+// Attention of queries to the keys of their own block; if causal, up to the query itself. `inputs`
+// are q, k and v and, for sorted attention, the block weights.
+// - q, k, v: queries also see `look_back` blocks before their own and `look_ahead` blocks after it;
+//   if causal, look_ahead is 0.
+// - With weights: queries also see the sorted block (sorted_blocks.h); look_back and look_ahead are
+//   not read. Weights of block pairs that causality, padding or documents mask count as 0.
 // block: at least 1, or kWholeSequence. combine: "concat", "add_outputs" or "add_logits" (Combine).
-// seed: int64, one element; attention dropout is then that of NoiseKey{.seed = 0, .step = seed,
+// seed: int64, one element; attention dropout then uses NoiseKey{.seed = 0, .step = seed,
 // .layer = 0} and samples 0, 1, .. key_lengths: int64 [B], segments: int64 [B, L], as in
 // AttentionInput.
 //
-// Results are laid out as at::empty_like(q) is, gradients, one for each of `inputs`, as empty_like
-// of what they belong to. The second result is what the backward pass needs of the softmax:
-// [2, B, H, N, b], at least fp32; where the kernels do not take the call, or it has two softmaxes,
-// zeros, and the backward pass runs the forward pass again.
+// Results have the layout of at::empty_like(q). There is one gradient for each of `inputs`, with
+// the layout of at::empty_like of that input. The second result is what the backward pass needs of
+// the softmax: [2, B, H, N, b], at least fp32. If the kernels do not take the call, or if it has
+// two softmaxes, it is zeros and the backward pass runs the forward pass again.
 std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
     at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
     bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
@@ -45,14 +46,15 @@ std::vector<at::Tensor> attention_in_blocks_backward(
     bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
     const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments);
 
-// bool [B, 1, N, N]: pairs of blocks that padding and documents allow, causality apart.
+// bool [B, 1, N, N]: block pairs that padding and documents leave visible, regardless of causality.
 at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
                             const std::optional<at::Tensor>& key_lengths,
                             const std::optional<at::Tensor>& segments);
 
-// Weights from scores in fp32 or fp64. `form`: "full", the ordinary balance, for encoders; and the
-// exactly causal "prefix", "cumulative" and "none" of configs/attention.proto. A score of -inf bars
-// its pair. The second result is what the kernel could solve, bool [B, H, N or 1, 1].
+// Computes weights from scores in fp32 or fp64. `form` is "full", the ordinary balance for
+// encoders, or one of the exactly causal "prefix", "cumulative" and "none" of
+// configs/attention.proto. A score of -inf masks its pair. The second result, bool [B, H, N or 1,
+// 1], is true where the kernel could solve the problem.
 std::tuple<at::Tensor, at::Tensor> sinkhorn_balance(const at::Tensor& scores,
                                                     std::int64_t iterations, std::string_view form);
 at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tensor& scores,

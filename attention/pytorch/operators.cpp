@@ -1,7 +1,8 @@
-// The operators that docs/pytorch.md documents, registered with PyTorch's dispatcher when this
-// library is loaded. Those without an underscore are for users; they are compositions of the
-// others, which have a kernel (kernels.h), a meta function for tracing and torch.compile, and a
-// gradient that is an operator too, so that compiled graphs hold both passes.
+// The operators that docs/pytorch.md documents. They are registered with PyTorch's dispatcher when
+// this library is loaded. Operators without an underscore are for users; all of these but
+// open_block_pairs are composed of the others. The others have a kernel (calls.h), a meta function
+// for tracing and torch.compile, and a gradient that is an operator too, so compiled graphs hold
+// both passes.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -28,13 +29,13 @@ using torch::autograd::variable_list;
 using OptionalTensor = std::optional<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
 
-// A registered operator, by the type of the kernel that implements it.
+// Finds a registered operator, given the type of the kernel that implements it.
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
-// ---- Two passes of each operator through the dispatcher.
+// ---- Both passes of each operator, called through the dispatcher.
 
 const auto& attention_forward_op() {
   static const auto op = find<decltype(attention_in_blocks)>("birkhoff::_attention_in_blocks");
@@ -103,7 +104,7 @@ struct AttentionInBlocks : torch::autograd::Function<AttentionInBlocks> {
 
  private:
   static constexpr std::size_t kNumOthers = 5;   // saved before the inputs
-  static constexpr std::size_t kNumOptions = 9;  // arguments behind the inputs
+  static constexpr std::size_t kNumOptions = 9;  // arguments after the inputs
 };
 
 struct SinkhornBalance : torch::autograd::Function<SinkhornBalance> {
@@ -128,7 +129,7 @@ struct SinkhornBalance : torch::autograd::Function<SinkhornBalance> {
   }
 };
 
-// The kernel with the gradient that Function gives it.
+// The kernel with the gradient that Function defines.
 template <typename Function, typename... Arguments>
 auto with_gradient(Two (*)(Arguments...)) {
   return +[](Arguments... arguments) -> Two {
@@ -152,7 +153,7 @@ Two attention_meta(at::TensorList inputs, std::int64_t block, std::int64_t look_
   const Tensor& q = inputs[0];
   const bool whole = block == kWholeSequence;
   const c10::SymInt N = whole ? c10::SymInt(1) : num_blocks(q, block);
-  // As in kernels.cpp, block_within.
+  // As block_within in calls.cpp.
   const c10::SymInt tokens = whole ? q.sym_size(2) : q.sym_size(2).min(block);
   return {at::empty_like(q),
           at::empty_symint({2, q.sym_size(0), q.sym_size(1), N, tokens},
@@ -190,7 +191,7 @@ Tensor balance_backward_meta(const Tensor&, const Tensor& scores, const Tensor&,
   return at::empty_like(scores);
 }
 
-// ---- What users call.
+// ---- The operators for users.
 
 Tensor user_block_local(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t block,
                         std::int64_t look_back, std::int64_t look_ahead, bool causal,
@@ -235,7 +236,7 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
                      /*causal=*/form != "full", combine, dropout, seed, key_lengths, segments);
 }
 
-// Whether the CPU's kernels do dense attention of these.
+// Whether the CPU kernels can compute dense attention of these tensors.
 bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   const at::ScalarType dtype = q.scalar_type();
   return q.is_cpu() && q.dim() == 4 && q.sym_numel() > 0 && q.sym_size(3) <= kMostTileHeadDim &&
@@ -243,7 +244,8 @@ bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
          k.sym_sizes() == q.sym_sizes() && v.sym_sizes() == q.sym_sizes();
 }
 
-// What the kernels do not take, and on a GPU whatever PyTorch can do, is PyTorch's.
+// Without dropout and masks, PyTorch's own attention serves what the CPU kernels do not take, and
+// all calls on a GPU.
 Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout,
                   const OptionalTensor& seed, const OptionalTensor& key_lengths,
                   const OptionalTensor& segments) {
@@ -326,7 +328,7 @@ TORCH_LIBRARY_IMPL(birkhoff, Autograd, library) {
   library.impl("_attention_in_blocks", with_gradient<AttentionInBlocks>(&attention_in_blocks));
   library.impl("_sinkhorn_balance", with_gradient<SinkhornBalance>(&sinkhorn_balance));
   library.impl("open_block_pairs", torch::CppFunction::makeFallthrough());
-  // No gradients of gradients: who asks for them is told so.
+  // There are no second gradients: asking for one is an error that says so.
   for (const char* name : {"_attention_in_blocks_backward", "_sinkhorn_balance_backward"}) {
     library.impl(name, torch::autograd::autogradNotImplementedFallback());
   }

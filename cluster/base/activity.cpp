@@ -5,8 +5,8 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::size_t kRemembered = 15;  // steps whose median counts
-constexpr std::size_t kFewest = 3;       // before that the median says nothing
+constexpr std::size_t kRemembered = 15;  // steps in the median
+constexpr std::size_t kFewest = 3;       // fewer steps have no meaningful median
 
 double seconds_between(std::chrono::steady_clock::time_point a,
                        std::chrono::steady_clock::time_point b) {

@@ -1,5 +1,4 @@
-// What a rank is doing and since when, for the watchdog: written by the thread that trains, read by
-// any.
+// What a rank is doing, for the watchdog. The training thread writes it; any thread may read it.
 #pragma once
 
 #include <chrono>
@@ -14,7 +13,7 @@ enum class Phase : std::int32_t {
   kStep,      // a training step
   kEvaluate,  // an evaluation
   kSave,      // waiting for a checkpoint
-  kEnd,       // nothing more is to come
+  kEnd,       // no more work follows
 };
 
 class Activity {
@@ -23,14 +22,14 @@ class Activity {
     Phase phase = Phase::kStart;
     std::int64_t step = 0;
     std::int64_t ticks = 0;  // signs of progress so far
-    // Seconds that a sign of progress of this phase usually takes to come: the median step, the
-    // longest micro-batch of an evaluation; 0 where that is not known yet.
+    // Usual seconds between two signs of progress in this phase: the median step, or the longest
+    // micro-batch of an evaluation; 0 if not known yet.
     double usual_seconds = 0;
   };
 
-  // A phase begins (a step: each step anew). A sign of progress.
+  // Begins a phase; every training step begins one. Counts as a sign of progress.
   void enter(Phase phase, std::int64_t step);
-  // A sign of progress inside a phase: a micro-batch is done.
+  // Counts a sign of progress inside a phase: a micro-batch is done.
   void tick();
   Snapshot snapshot() const;
 
@@ -39,8 +38,8 @@ class Activity {
 
   mutable std::mutex mutex_;
   Snapshot now_;
-  Clock::time_point last_ = Clock::now();        // sign of progress
-  Clock::time_point step_begin_ = Clock::now();  // of the step that runs
+  Clock::time_point last_ = Clock::now();        // last sign of progress
+  Clock::time_point step_begin_ = Clock::now();  // of the running step
   std::vector<double> step_seconds_;             // of the last steps, a ring
   std::size_t num_steps_ = 0;
   double longest_evaluation_tick_ = 0;

@@ -18,8 +18,8 @@
 namespace birkhoff {
 namespace {
 
-// MKL takes its AVX2 kernels on processors of another maker than its own; oneDNN, LibTorch's other
-// library, takes what the processor has: twice as fast where that is AVX-512.
+// MKL uses its AVX2 kernels on CPUs of other vendors. oneDNN, LibTorch's other library, uses what
+// the CPU has, which is twice as fast with AVX-512.
 bool onednn_is_faster() {
 #if defined(__x86_64__)
   return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx512f") &&
@@ -30,7 +30,7 @@ bool onednn_is_faster() {
 #endif
 }
 
-// Tiles of bf16 in hardware (AMX).
+// bf16 tiles in hardware (AMX).
 bool has_bf16_tiles() {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -45,15 +45,15 @@ bool has_bf16_tiles() {
 void compute_on_cpu(int num_threads) {
   instruction_set();
   at::set_num_threads(num_threads);
-  // LibTorch asks oneDNN for fp32 products only where these may be rounded to bf16. oneDNN makes
-  // use of that with tiles alone; without them it computes in fp32.
+  // LibTorch uses oneDNN for fp32 products only if their factors may be rounded to bf16. oneDNN
+  // rounds them only on CPUs with tiles; on others it computes in fp32.
   if (onednn_is_faster() && !has_bf16_tiles()) {
     at::globalContext().setFloat32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL,
                                             at::Float32Precision::BF16);
   }
 #if defined(__GLIBC__)
-  // A step makes the tensors of the step before again. Freed memory that goes back to the system
-  // costs a page fault for every 4 KiB of them: a tenth of a step of ten million parameters.
+  // Every step creates the same tensors again. If freed memory went back to the system, each 4 KiB
+  // of these tensors would cost a page fault: a tenth of a step with ten million parameters.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
 #endif

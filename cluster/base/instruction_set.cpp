@@ -13,7 +13,7 @@ namespace {
 struct NamedSet {
   InstructionSet set;
   std::string_view name;
-  const char *libtorch, *onednn, *mkl;  // what they call it
+  const char *libtorch, *onednn, *mkl;  // their names for it
 };
 // From wide to narrow.
 constexpr NamedSet kSets[] = {
@@ -26,7 +26,7 @@ void limit_libraries(const NamedSet& set) {
   setenv("ATEN_CPU_CAPABILITY", set.libtorch, /*overwrite=*/0);
   setenv("ONEDNN_MAX_CPU_ISA", set.onednn, /*overwrite=*/0);
   setenv("MKL_ENABLE_INSTRUCTIONS", set.mkl, /*overwrite=*/0);
-  // On processors of other makers MKL heeds this one only.
+  // On CPUs of other vendors MKL obeys only this variable.
   if (set.set == InstructionSet::kPortable) setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/0);
 }
 
@@ -41,13 +41,13 @@ InstructionSet choose() {
     }
     if (asked != nullptr) {
       fail(ExitCode::kUsage,
-           "BIRKHOFF_CPU={}: this processor lacks the instructions; unset the variable, or set it "
+           "BIRKHOFF_CPU={}: this CPU lacks the instructions; unset the variable, or set it "
            "to a narrower set (portable, avx2, avx512)",
            asked);
     }
   }
   fail(ExitCode::kUsage,
-       "BIRKHOFF_CPU={}: no instruction set; unset the variable, or set it to portable, avx2, "
+       "BIRKHOFF_CPU={}: unknown instruction set; unset the variable, or set it to portable, avx2, "
        "avx512 or avx512_bf16",
        asked);
 }

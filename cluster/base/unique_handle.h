@@ -6,8 +6,8 @@
 namespace birkhoff {
 
 // Traits: `using Handle = ...; static Handle null(); static void close(Handle) noexcept;`
-// The destructor closes and ignores errors: where closing can lose data, close explicitly, checked,
-// on release().
+// The destructor closes the handle and ignores errors. Where closing can lose data, call release(),
+// close the handle and check the result.
 template <typename Traits>
 class UniqueHandle {
  public:
@@ -24,7 +24,7 @@ class UniqueHandle {
 
   Handle get() const { return handle_; }
   explicit operator bool() const { return handle_ != Traits::null(); }
-  // Gives the handle away; the caller closes it.
+  // Gives up the handle; the caller closes it.
   Handle release() { return std::exchange(handle_, Traits::null()); }
   void reset(Handle handle = Traits::null()) {
     const Handle old = std::exchange(handle_, handle);

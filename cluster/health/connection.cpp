@@ -53,7 +53,7 @@ std::vector<std::string> own_addresses() {
         0) {
       continue;
     }
-    if (std::strchr(name, '%') != nullptr) continue;  // link-local: means nothing elsewhere
+    if (std::strchr(name, '%') != nullptr) continue;  // link-local: useless elsewhere
     ((entry->ifa_flags & IFF_LOOPBACK) != 0 ? loopback : outside).emplace_back(name);
   }
   ::freeifaddrs(list);

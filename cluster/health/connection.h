@@ -19,7 +19,8 @@ namespace birkhoff {
 
 using Socket = UniqueHandle<FileDescriptorTraits>;
 
-// A connected socket: packets out, packets in. Packet: plain data, as it lies in memory.
+// A connected socket that sends and receives packets. Packet is plain data, sent as its bytes in
+// memory.
 template <typename Packet>
 class Connection {
  public:
@@ -31,15 +32,16 @@ class Connection {
   int fd() const { return socket_.get(); }
   bool open() const { return open_; }
 
-  // A packet that does not fit into the socket's buffer means a peer that does not read: it is
-  // dropped, and the silence is noticed by the peer.
+  // If the packet does not fit into the socket's buffer, the peer is not reading: the packet is
+  // dropped, and the peer will notice the silence.
   void send(const Packet& packet) {
     const ssize_t sent = ::send(socket_.get(), &packet, sizeof packet, MSG_NOSIGNAL | MSG_DONTWAIT);
     const bool partly = sent >= 0 && sent < static_cast<ssize_t>(sizeof packet);
     if (partly || (sent < 0 && errno != EAGAIN && errno != EINTR)) open_ = false;
   }
 
-  // Reads what is there; calls `handle` for each whole packet. At the end of the stream: not open.
+  // Reads the bytes that have arrived and calls `handle` for each whole packet. At the end of the
+  // stream open() becomes false.
   template <typename Handle>
   void receive(Handle handle) {
     for (;;) {
@@ -65,16 +67,16 @@ class Connection {
   std::size_t num_received_ = 0;
 };
 
-// Waits until one of the descriptors can be read, or for `ms`.
+// Waits until one of the descriptors is readable, but at most `ms` milliseconds.
 void wait_readable(const std::vector<int>& descriptors, int ms);
 
-// Listens on a free port of all interfaces; no socket where that is impossible.
+// Listens on a free port of all interfaces and sets `port`. Returns an empty Socket on failure.
 Socket listen_anywhere(std::uint16_t& port);
 
-// Numeric addresses of this machine, those that others may reach first.
+// Numeric addresses of this machine: first those that other machines may reach, then loopback.
 std::vector<std::string> own_addresses();
 
-// Connects within `ms`; no socket if that fails.
+// Connects within `ms` milliseconds. Returns an empty Socket on failure.
 Socket connect_to(const std::string& address, const std::string& port, int ms);
 
 }  // namespace birkhoff

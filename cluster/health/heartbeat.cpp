@@ -22,11 +22,11 @@ namespace birkhoff {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Token = std::array<std::uint64_t, 2>;  // of one job: strangers on its port are not heard
+using Token = std::array<std::uint64_t, 2>;  // of the job: other packets are ignored
 
-constexpr double kInterval = 0.25;  // seconds between two signs of a rank
-constexpr int kPollMs = 100;        // how often a thread looks up
-constexpr double kLongestNap = 2;   // a thread that slept longer was itself stopped
+constexpr double kInterval = 0.25;  // seconds between two statuses of a rank
+constexpr int kPollMs = 100;        // longest wait for packets
+constexpr double kLongestNap = 2;   // a thread that slept longer was stopped itself
 constexpr int kConnectMs = 2000;    // for each address of rank 0
 constexpr int kGoodbyeMs = 1000;
 
@@ -36,43 +36,43 @@ double seconds_now() {
 
 struct Packet {
   Token token = {};
-  Sign sign;
+  RankStatus status;
 };
 
 using PeerConnection = Connection<Packet>;
 
 }  // namespace
 
-Sign make_sign(const World& world, const Activity& activity,
-               const std::vector<const Group*>& groups) {
+RankStatus make_status(const World& world, const Activity& activity,
+                       const std::vector<const ProcessGroup*>& groups) {
   const Activity::Snapshot now = activity.snapshot();
-  Sign sign;
-  sign.rank = world.rank();
-  sign.set_host(world.host());
-  sign.phase = now.phase;
-  sign.step = now.step;
-  sign.usual_seconds = now.usual_seconds;
-  sign.progress = now.ticks;
-  for (const Group* group : groups) {
-    sign.progress += group->ring().total_operations();
+  RankStatus status;
+  status.rank = world.rank();
+  status.set_host(world.host());
+  status.phase = now.phase;
+  status.step = now.step;
+  status.usual_seconds = now.usual_seconds;
+  status.progress = now.ticks;
+  for (const ProcessGroup* group : groups) {
+    status.progress += group->ring().total_operations();
     const OperationRing::Entry operation = group->ring().current();
-    if (operation.sequence < 0 || (sign.waiting != 0 && !operation.waiting)) continue;
-    sign.operation_number = operation.sequence;
-    sign.waiting = operation.waiting ? 1 : 0;
-    sign.set_operation(operation.operation + " '" + operation.name + "'");
+    if (operation.sequence < 0 || (status.waiting != 0 && !operation.waiting)) continue;
+    status.operation_number = operation.sequence;
+    status.waiting = operation.waiting ? 1 : 0;
+    status.set_operation(operation.operation + " '" + operation.name + "'");
   }
-  return sign;
+  return status;
 }
 
 class Heartbeat::Impl {
  public:
-  Impl(Group& world, const WatchdogLimits& limits, std::function<Sign()> sign,
-       std::function<void(const Verdict&)> alarm)
+  Impl(ProcessGroup& world, const WatchdogLimits& limits, std::function<RankStatus()> status,
+       std::function<void(const Diagnosis&)> alarm)
       : rank_(world.rank()),
-        sign_(std::move(sign)),
+        sign_(std::move(status)),
         alarm_(std::move(alarm)),
         watchdog_(world.size(), limits) {
-    // "token token port address address ...", from rank 0.
+    // Rank 0 broadcasts "token token port address address ...".
     std::ostringstream offer;
     if (rank_ == 0) {
       std::uint16_t port = 0;
@@ -93,7 +93,7 @@ class Heartbeat::Impl {
   }
 
  private:
-  // Rank 0: hears all ranks, answers each, and judges.
+  // Rank 0: receives the statuses of all ranks, replies to each, and diagnoses.
   void watch() {
     std::vector<Peer> peers;
     double last_look = seconds_now();
@@ -103,7 +103,7 @@ class Heartbeat::Impl {
       for (const Peer& peer : peers) descriptors.push_back(peer.connection.fd());
       wait_readable(descriptors, kPollMs);
       const double now = seconds_now();
-      if (now - last_look > kLongestNap) watchdog_.forgive(now);
+      if (now - last_look > kLongestNap) watchdog_.reset(now);
       last_look = now;
       while (Socket accepted{
           listener_ ? ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)
@@ -112,16 +112,16 @@ class Heartbeat::Impl {
       }
       for (Peer& peer : peers) hear(peer, now);
       std::erase_if(peers, [](const Peer& peer) { return !peer.connection.open(); });
-      watchdog_.hear(packet().sign, now);
+      watchdog_.on_heartbeat(packet().status, now);
       if (alarmed || !judge(now)) continue;
       alarmed = true;
-      alarm_(*watchdog_.verdict(now));
+      alarm_(*watchdog_.diagnosis(now));
     }
     for (Peer& peer : peers) {
       peer.connection.send(goodbye());
       peer.connection.end_sending();
     }
-    // A socket that is closed before the others have read would take the goodbye with it.
+    // The goodbye would be lost if a socket were closed before its peer has read it.
     const double deadline = seconds_now() + kGoodbyeMs / 1000.0;
     while (!peers.empty() && seconds_now() < deadline) {
       std::vector<int> descriptors;
@@ -139,22 +139,22 @@ class Heartbeat::Impl {
 
   void hear(Peer& peer, double now) {
     peer.connection.receive([&](const Packet& packet) {
-      const bool ours = packet.token == token_ && packet.sign.rank > 0;
+      const bool ours = packet.token == token_ && packet.status.rank > 0;
       if (!ours) return;
-      peer.rank = packet.sign.rank;
-      watchdog_.hear(packet.sign, now);
+      peer.rank = packet.status.rank;
+      watchdog_.on_heartbeat(packet.status, now);
       peer.connection.send(this->packet());
     });
-    if (!peer.connection.open() && peer.rank >= 0) watchdog_.lose(peer.rank, now);
+    if (!peer.connection.open() && peer.rank >= 0) watchdog_.on_disconnect(peer.rank, now);
   }
 
   // True if the job should end.
   bool judge(double now) {
-    for (const std::string& line : watchdog_.news(now)) log_warning("{}", line);
-    return watchdog_.verdict(now).has_value();
+    for (const std::string& line : watchdog_.warnings(now)) log_warning("{}", line);
+    return watchdog_.diagnosis(now).has_value();
   }
 
-  // Other ranks: tell rank 0, and watch it.
+  // Other ranks: report to rank 0, and watch it.
   void report() {
     std::optional<PeerConnection> connection = connect();
     if (!connection) {
@@ -167,7 +167,7 @@ class Heartbeat::Impl {
       return;
     }
     double last_sent = 0, last_look = seconds_now();
-    watchdog_.hear(answer_, last_look);
+    watchdog_.on_heartbeat(answer_, last_look);
     bool alarmed = false;
     while (!stopping_) {
       if (seconds_now() - last_sent >= kInterval && connection->open()) {
@@ -180,22 +180,22 @@ class Heartbeat::Impl {
         std::this_thread::sleep_for(std::chrono::milliseconds(kPollMs));
       }
       const double now = seconds_now();
-      if (now - last_look > kLongestNap) watchdog_.forgive(now);
+      if (now - last_look > kLongestNap) watchdog_.reset(now);
       last_look = now;
       connection->receive([&](const Packet& packet) {
-        // Its progress is its own watchdog's business; that it answers is ours.
-        answer_ = packet.sign;
+        // Rank 0 watches its own progress. Here only its replies count as progress.
+        answer_ = packet.status;
         ++num_answers_;
         answer_.progress = num_answers_;
-        watchdog_.hear(answer_, now);
+        watchdog_.on_heartbeat(answer_, now);
       });
-      if (!connection->open()) watchdog_.lose(0, now);
-      watchdog_.hear(packet().sign, now);
+      if (!connection->open()) watchdog_.on_disconnect(0, now);
+      watchdog_.on_heartbeat(packet().status, now);
       if (alarmed || !judge(now)) continue;
       alarmed = true;
-      // One of the survivors is enough to end the job; who comes later may be ended before.
+      // One survivor is enough to end the job; later ranks may be ended before their turn.
       std::this_thread::sleep_for(std::chrono::milliseconds(50 * (rank_ - 1)));
-      if (!stopping_) alarm_(*watchdog_.verdict(now));
+      if (!stopping_) alarm_(*watchdog_.diagnosis(now));
     }
     connection->send(goodbye());
     connection->end_sending();
@@ -206,7 +206,7 @@ class Heartbeat::Impl {
     }
   }
 
-  // The first address at which rank 0 answers with the job's token.
+  // Connects to the first address at which rank 0 replies with the job's token.
   std::optional<PeerConnection> connect() {
     for (const std::string& address : addresses_) {
       if (stopping_) return std::nullopt;
@@ -220,7 +220,7 @@ class Heartbeat::Impl {
         wait_readable({connection.fd()}, kPollMs);
         connection.receive([&](const Packet& packet) {
           answered = answered || packet.token == token_;
-          answer_ = packet.sign;
+          answer_ = packet.status;
         });
       }
       if (answered) return connection;
@@ -231,34 +231,35 @@ class Heartbeat::Impl {
   Packet packet() const {
     Packet packet;
     packet.token = token_;
-    packet.sign = sign_();
-    packet.sign.rank = rank_;
+    packet.status = sign_();
+    packet.status.rank = rank_;
     return packet;
   }
   Packet goodbye() const {
     Packet last = packet();
-    last.sign.phase = Phase::kEnd;
+    last.status.phase = Phase::kEnd;
     return last;
   }
 
   const int rank_;
-  const std::function<Sign()> sign_;
-  const std::function<void(const Verdict&)> alarm_;
+  const std::function<RankStatus()> sign_;
+  const std::function<void(const Diagnosis&)> alarm_;
   Watchdog watchdog_;
   Token token_ = {};
   std::uint16_t port_ = 0;
   std::vector<std::string> addresses_;
   Socket listener_;
-  Sign answer_;  // rank 0's last
+  RankStatus answer_;  // rank 0's last reply
   std::int64_t num_answers_ = 0;
   std::atomic<bool> stopping_ = false;
   std::thread thread_;
 };
 
-Heartbeat::Heartbeat(Group& world, const WatchdogLimits& limits, std::function<Sign()> sign,
-                     std::function<void(const Verdict&)> alarm) {
+Heartbeat::Heartbeat(ProcessGroup& world, const WatchdogLimits& limits,
+                     std::function<RankStatus()> status,
+                     std::function<void(const Diagnosis&)> alarm) {
   if (limits.seconds > 0) {
-    impl_ = std::make_unique<Impl>(world, limits, std::move(sign), std::move(alarm));
+    impl_ = std::make_unique<Impl>(world, limits, std::move(status), std::move(alarm));
   }
 }
 

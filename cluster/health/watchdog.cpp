@@ -11,43 +11,43 @@
 namespace birkhoff {
 namespace {
 
-static_assert(std::is_trivially_copyable_v<Sign>);
+static_assert(std::is_trivially_copyable_v<RankStatus>);
 
 constexpr const char* kCure =
-    "; run the same command again to resume, without that machine if it comes again";
+    "; run the same command again to resume; if it happens again, leave that machine out";
 
-// Cut to the room there is; the last byte stays 0.
+// Truncates the text to the array's size; the last byte stays 0.
 template <std::size_t N>
 void copy_text(std::array<char, N>& to, std::string_view text) {
   to.fill('\0');
   std::copy_n(text.begin(), std::min(text.size(), N - 1), to.begin());
 }
 
-std::string describe_place(const Sign& sign) {
-  switch (sign.phase) {
+std::string describe_place(const RankStatus& status) {
+  switch (status.phase) {
     case Phase::kStart:
-      return sign.step == 0 ? "before the first step"
-                            : fmt::format("resuming at step {}", sign.step);
+      return status.step == 0 ? "before the first step"
+                              : fmt::format("resuming at step {}", status.step);
     case Phase::kStep:
-      return fmt::format("in step {}", sign.step);
+      return fmt::format("in step {}", status.step);
     case Phase::kEvaluate:
-      return fmt::format("in the evaluation after step {}", sign.step);
+      return fmt::format("in the evaluation after step {}", status.step);
     case Phase::kSave:
-      return fmt::format("in the save after step {}", sign.step);
+      return fmt::format("in the save after step {}", status.step);
     case Phase::kEnd:
       return "at the end";
   }
   return "";
 }
 
-std::string describe_operation(const Sign& sign) {
-  if (sign.operation_number < 0) return "before any operation";
-  return fmt::format("{} {} (operation {})", sign.waiting != 0 ? "waiting in" : "after",
-                     sign.operation.data(), sign.operation_number);
+std::string describe_operation(const RankStatus& status) {
+  if (status.operation_number < 0) return "before any operation";
+  return fmt::format("{} {} (operation {})", status.waiting != 0 ? "inside" : "after",
+                     status.operation.data(), status.operation_number);
 }
 
-std::string describe_rank(int rank, const Sign& sign) {
-  return fmt::format("rank {} on {}", rank, sign.host.data());
+std::string describe_rank(int rank, const RankStatus& status) {
+  return fmt::format("rank {} on {}", rank, status.host.data());
 }
 
 std::string named_ranks(const std::vector<int>& ranks) {
@@ -56,56 +56,60 @@ std::string named_ranks(const std::vector<int>& ranks) {
 
 }  // namespace
 
-void Sign::set_host(std::string_view text) { copy_text(host, text); }
-void Sign::set_operation(std::string_view text) { copy_text(operation, text); }
+void RankStatus::set_host(std::string_view text) { copy_text(host, text); }
+void RankStatus::set_operation(std::string_view text) { copy_text(operation, text); }
 
 Watchdog::Watchdog(int num_ranks, WatchdogLimits limits)
     : limits_(limits), ranks_(static_cast<std::size_t>(num_ranks)) {}
 
-void Watchdog::hear(const Sign& sign, double now) {
-  require(sign.rank >= 0 && sign.rank < static_cast<int>(ranks_.size()), "a rank of the world");
-  Rank& rank = ranks_[static_cast<std::size_t>(sign.rank)];
-  if (!rank.sign || rank.sign->progress != sign.progress || rank.sign->phase != sign.phase) {
+void Watchdog::on_heartbeat(const RankStatus& status, double now) {
+  require(status.rank >= 0 && status.rank < static_cast<int>(ranks_.size()),
+          "a status from a rank outside the world");
+  Rank& rank = ranks_[static_cast<std::size_t>(status.rank)];
+  if (!rank.status || rank.status->progress != status.progress ||
+      rank.status->phase != status.phase) {
     rank.progressed = now;
   }
-  rank.sign = sign;
+  rank.status = status;
   rank.heard = now;
 }
 
-void Watchdog::lose(int rank, double now) {
+void Watchdog::on_disconnect(int rank, double now) {
   Rank& lost = ranks_[static_cast<std::size_t>(rank)];
   if (lost.lost || !is_missed(lost)) return;
   lost.lost = true;
   lost.heard = now;
 }
 
-std::vector<std::string> Watchdog::news(double now) {
+std::vector<std::string> Watchdog::warnings(double now) {
   std::vector<std::string> lines;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     Rank& rank = ranks_[r];
-    if (!rank.lost || rank.told || now - rank.heard < kNewsDelay) continue;
-    rank.told = true;
-    lines.push_back(last_seen(static_cast<int>(r)) + ": ended without a word");
+    if (!rank.lost || rank.reported || now - rank.heard < kWarningDelay) continue;
+    rank.reported = true;
+    lines.push_back(fmt::format("{} exited without an error message{}",
+                                describe_rank(static_cast<int>(r), *rank.status),
+                                last_seen(static_cast<int>(r))));
   }
   return lines;
 }
 
-void Watchdog::forgive(double now) {
+void Watchdog::reset(double now) {
   for (Rank& rank : ranks_) rank.heard = rank.progressed = now;
 }
 
-double Watchdog::limit(const Sign& sign) const {
-  if (sign.usual_seconds <= 0) return limits_.patient_seconds;
-  return std::max(limits_.seconds, limits_.steps * sign.usual_seconds);
+double Watchdog::limit(const RankStatus& status) const {
+  if (status.usual_seconds <= 0) return limits_.patient_seconds;
+  return std::max(limits_.seconds, limits_.steps * status.usual_seconds);
 }
 
-// Who has not been heard yet cannot be told from one that a firewall hides; who has said goodbye is
-// not missed.
+// A rank is missed only between its first status and its goodbye: one that never reports may be
+// hidden by a firewall.
 bool Watchdog::is_missed(const Rank& rank) const {
-  return rank.sign && rank.sign->phase != Phase::kEnd;
+  return rank.status && rank.status->phase != Phase::kEnd;
 }
 
-std::optional<Verdict> Watchdog::verdict(double now) const {
+std::optional<Diagnosis> Watchdog::diagnosis(double now) const {
   double shortest_idle = -1, longest_limit = 0;
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
@@ -113,21 +117,25 @@ std::optional<Verdict> Watchdog::verdict(double now) const {
     const double silence = now - rank.heard;
     if (rank.lost) {
       if (silence < kLossGrace) continue;
-      return Verdict{ExitCode::kPeer, fmt::format("{}: ended without a word{}",
-                                                  last_seen(static_cast<int>(r)), kCure)};
+      return Diagnosis{ExitCode::kPeer,
+                       fmt::format("{} exited without an error message{}{}",
+                                   describe_rank(static_cast<int>(r), *rank.status),
+                                   last_seen(static_cast<int>(r)), kCure)};
     }
-    if (silence > std::max(limits_.seconds, limits_.steps * rank.sign->usual_seconds)) {
-      return Verdict{ExitCode::kHang,
-                     fmt::format("{}: silent for {:.1f} s; its process is stopped, or its machine "
-                                 "or network is gone{}",
-                                 last_seen(static_cast<int>(r)), silence, kCure)};
+    if (silence > std::max(limits_.seconds, limits_.steps * rank.status->usual_seconds)) {
+      return Diagnosis{
+          ExitCode::kHang,
+          fmt::format("{} has been silent for {:.1f} s: its process is stopped, or its machine "
+                      "or network is down{}{}",
+                      describe_rank(static_cast<int>(r), *rank.status), silence,
+                      last_seen(static_cast<int>(r)), kCure)};
     }
     const double idle = now - rank.progressed;
     shortest_idle = shortest_idle < 0 ? idle : std::min(shortest_idle, idle);
-    longest_limit = std::max(longest_limit, limit(*rank.sign));
+    longest_limit = std::max(longest_limit, limit(*rank.status));
   }
-  // Nobody moves: the job moves again as soon as anybody does, so the most patient limit counts.
-  if (shortest_idle > longest_limit) return Verdict{ExitCode::kHang, stall(now)};
+  // No rank makes progress. The job goes on as soon as one rank does, so the longest limit counts.
+  if (shortest_idle > longest_limit) return Diagnosis{ExitCode::kHang, stall(now)};
   return std::nullopt;
 }
 
@@ -135,9 +143,10 @@ Watchdog::Wait Watchdog::most_wait(int except) const {
   std::map<std::pair<std::int64_t, std::string>, std::vector<int>> waits;  // by step and place
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
-    if (!is_missed(rank) || rank.sign->waiting == 0 || static_cast<int>(r) == except) continue;
-    const std::string place = describe_place(*rank.sign) + ", " + describe_operation(*rank.sign);
-    waits[{rank.sign->step, place}].push_back(static_cast<int>(r));
+    if (!is_missed(rank) || rank.status->waiting == 0 || static_cast<int>(r) == except) continue;
+    const std::string place =
+        describe_place(*rank.status) + ", " + describe_operation(*rank.status);
+    waits[{rank.status->step, place}].push_back(static_cast<int>(r));
   }
   Wait most;
   for (const auto& [step_and_place, ranks] : waits) {
@@ -146,18 +155,21 @@ Watchdog::Wait Watchdog::most_wait(int except) const {
   return most;
 }
 
-// A sign is up to a quarter of a second old; where the others wait is where the rank is missed.
+// Where the other ranks wait for this rank, and its last status, which may be a quarter of a second
+// old.
 std::string Watchdog::last_seen(int rank) const {
-  const Sign& sign = *ranks_[static_cast<std::size_t>(rank)].sign;
+  const RankStatus& status = *ranks_[static_cast<std::size_t>(rank)].status;
   const Wait wait = most_wait(rank);
-  std::string text = describe_rank(rank, sign);
+  std::string text;
   if (!wait.ranks.empty()) {
-    text += fmt::format(", missed by {} {}", named_ranks(wait.ranks), wait.place);
+    text += fmt::format("; {} {} for it {}", named_ranks(wait.ranks),
+                        wait.ranks.size() == 1 ? "waits" : "wait", wait.place);
   }
-  return text + fmt::format(", last heard {}, {}", describe_place(sign), describe_operation(sign));
+  return text + fmt::format("; its last status: {}, {}", describe_place(status),
+                            describe_operation(status));
 }
 
-// Who waits in the operation that most wait in is a victim; the others are to blame.
+// Ranks that wait in the operation that most ranks wait in are victims; the others are to blame.
 std::string Watchdog::stall(double now) const {
   const Wait wait = most_wait();
   std::vector<std::string> blamed;
@@ -167,19 +179,19 @@ std::string Watchdog::stall(double now) const {
     if (!is_missed(rank)) continue;
     since = std::min(since, rank.progressed);
     if (std::ranges::find(wait.ranks, static_cast<int>(r)) == wait.ranks.end()) {
-      blamed.push_back(fmt::format("{}, {}, {}", describe_rank(static_cast<int>(r), *rank.sign),
-                                   describe_place(*rank.sign), describe_operation(*rank.sign)));
+      blamed.push_back(fmt::format("{}, {}, {}", describe_rank(static_cast<int>(r), *rank.status),
+                                   describe_place(*rank.status), describe_operation(*rank.status)));
     }
   }
   std::string text = fmt::format("no progress for {:.1f} s: ", now - since);
   if (blamed.empty()) {
-    text += fmt::format("all ranks are {}: the network does not deliver", wait.place);
+    text += fmt::format("all ranks wait {}: the network delivers no data", wait.place);
   } else {
     text += fmt::format("{}", fmt::join(blamed, "; "));
     if (!wait.ranks.empty()) {
       text += wait.ranks.size() == 1
-                  ? fmt::format("; the other ({}) is {}", named_ranks(wait.ranks), wait.place)
-                  : fmt::format("; the others ({}) are {}", named_ranks(wait.ranks), wait.place);
+                  ? fmt::format("; the other ({}) waits {}", named_ranks(wait.ranks), wait.place)
+                  : fmt::format("; the others ({}) wait {}", named_ranks(wait.ranks), wait.place);
     }
   }
   return text + kCure;

@@ -1,5 +1,5 @@
-// Decides from what ranks tell of themselves whether a job hangs, and who is to blame. Knows
-// neither sockets nor clocks: cluster/health/heartbeat.h carries the signs.
+// Decides from the statuses that ranks report whether a job hangs, and which rank is to blame. Uses
+// neither sockets nor clocks: cluster/health/heartbeat.h delivers the statuses.
 #pragma once
 
 #include <array>
@@ -14,24 +14,24 @@
 
 namespace birkhoff {
 
-// How long is too long, in seconds: the larger of `seconds` and `steps` times what a sign of
-// progress usually takes; `patient_seconds` where that is not known.
+// How long a rank may make no progress, in seconds: the larger of `seconds` and `steps` times the
+// usual time between two signs of progress, or `patient_seconds` if the usual time is not known.
 struct WatchdogLimits {
   double seconds = 8;
   double steps = 4;
   double patient_seconds = 900;
 };
 
-// What a rank tells of itself. Trivially copyable: it travels as it is between processes of one
-// program on machines of one kind.
-struct Sign {
+// What a rank reports about itself. Trivially copyable: it is sent as raw bytes between processes
+// of the same program on machines of the same kind.
+struct RankStatus {
   std::int32_t rank = 0;
   Phase phase = Phase::kStart;
   std::int64_t step = 0;
   std::int64_t progress = 0;  // grows with every sign of progress
   double usual_seconds = 0;   // as in Activity::Snapshot
   std::int64_t operation_number = -1;
-  std::int32_t waiting = 0;  // 1: in this operation, for the other ranks
+  std::int32_t waiting = 0;  // 1: waits in this operation for the other ranks
   std::array<char, 64> host = {};
   std::array<char, 100> operation = {};  // of the group; empty: none yet
 
@@ -39,7 +39,7 @@ struct Sign {
   void set_operation(std::string_view text);
 };
 
-struct Verdict {
+struct Diagnosis {
   ExitCode code;     // kHang, or kPeer for a rank that has died
   std::string text;  // one line that names rank, machine, step and operation
 };
@@ -49,38 +49,37 @@ class Watchdog {
   Watchdog(int num_ranks, WatchdogLimits limits);
 
   // `now` is in seconds and never decreases.
-  void hear(const Sign& sign, double now);
-  // The connection to a rank has ended.
-  void lose(int rank, double now);
-  // The watcher itself did not run for a while: waits start anew.
-  void forgive(double now);
+  void on_heartbeat(const RankStatus& status, double now);
+  // Call when the connection to `rank` has ended.
+  void on_disconnect(int rank, double now);
+  // Call when the watching process itself was stopped for a while: all waiting times start again.
+  void reset(double now);
 
-  // What became known of lost ranks since the last call, a line for each. It comes a moment after
-  // the loss, when the others wait for the lost one: where they wait tells where it was, more
-  // exactly than its last sign. Then mpirun or srun ends the job; if not, the verdict does,
-  // kLossGrace after the loss.
-  std::vector<std::string> news(double now);
+  // Warnings about lost ranks since the last call, one line per rank. A warning comes kWarningDelay
+  // after the loss, when the other ranks wait for the lost one: where they wait shows where it was
+  // more precisely than its last status. Then mpirun or srun ends the job; if not, diagnosis()
+  // reports the loss kLossGrace after it.
+  std::vector<std::string> warnings(double now);
   // Empty while all is well.
-  std::optional<Verdict> verdict(double now) const;
+  std::optional<Diagnosis> diagnosis(double now) const;
 
-  static constexpr double kNewsDelay = 0.4, kLossGrace = 3;  // seconds
+  static constexpr double kWarningDelay = 0.4, kLossGrace = 3;  // seconds
 
  private:
   struct Rank {
-    std::optional<Sign> sign;  // the last one heard
-    double heard = 0;          // when
-    double progressed = 0;     // when its progress last grew
-    bool lost = false, told = false;
+    std::optional<RankStatus> status;  // the last one received
+    double heard = 0;                  // when it was received, or when the rank was lost
+    double progressed = 0;             // when its progress last grew
+    bool lost = false, reported = false;
   };
-  // What most ranks but `except` wait in (of equals: what was told of the latest step), and who
-  // they are.
+  // Where most ranks other than `except` wait (ties: the latest step), and which ranks these are.
   struct Wait {
     std::string place;
     std::vector<int> ranks;
   };
 
   bool is_missed(const Rank& rank) const;
-  double limit(const Sign& sign) const;
+  double limit(const RankStatus& status) const;
   Wait most_wait(int except = -1) const;
   std::string last_seen(int rank) const;
   std::string stall(double now) const;

@@ -11,7 +11,7 @@ const at::Tensor& Batch::at(std::string_view name) const {
   if (found != fields.end()) return found->second;
   std::string names;
   for (const auto& entry : fields) names += (names.empty() ? "" : ", ") + entry.first;
-  fail(ExitCode::kData, "batch has no field '{}'; it has: {}; choose a corpus and a task that fit",
+  fail(ExitCode::kData, "batch has no field '{}'; it has: {}; choose a corpus that fits the task",
        name, names.empty() ? "none" : names);
 }
 

@@ -1,9 +1,11 @@
-// A batch: named fields, as the corpus manifest declares them, plus which samples they are.
+// A batch: named fields, as the corpus manifest declares them, and the ids of its samples.
 //
 // Legend: B batch, T tokens of a sequence.
-// Language model: inputs_BT, targets_BT (int64 token ids; rows of the same memory, one token apart,
-// so not contiguous), mask_BT (u8, 1 where the target counts), and with data.restart_at_documents
-// segments_BT (int32, increasing by one at each document's border) and positions_BT (int64).
+//
+// Language models have inputs_BT and targets_BT (int64 token ids; rows of the same memory, one
+// token apart, so not contiguous), mask_BT (u8, 1 where the target counts) and, with
+// data.restart_at_documents, segments_BT (int32, which increases by one at each document boundary)
+// and positions_BT (int64).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,15 +19,15 @@ namespace birkhoff {
 
 struct Batch {
   std::map<std::string, at::Tensor, std::less<>> fields;
-  at::Tensor sample_ids_B;  // int64 [B]: epoch * samples per epoch + place in the epoch's order;
+  at::Tensor sample_ids_B;  // int64 [B]: epoch * samples per epoch + position in the epoch's order;
                             // keys the noise
 
-  // The field; an Error(kData) that names the missing field and those there are.
+  // Returns the field. If there is none, Error(kData) names it and the fields that exist.
   const at::Tensor& at(std::string_view name) const;
   bool has(std::string_view name) const { return fields.find(name) != fields.end(); }
   std::int64_t size() const { return sample_ids_B.size(0); }
 
-  // All fields on this device: the same batch if they are there.
+  // The batch with all fields on this device. Fields that are already there are not copied.
   Batch to(at::Device device) const;
 
   // Rows [begin, end) of every field, as views.

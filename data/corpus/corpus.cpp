@@ -112,7 +112,7 @@ std::filesystem::path Corpus::tokenizer_file() const {
 }
 
 std::unique_ptr<Tokenizer> Corpus::tokenizer() const {
-  check_tokenizer_file();  // again: it may have changed since
+  check_tokenizer_file();  // again: the file may have changed since
   const auto& entry = manifest_.tokenizer();
   return load_tokenizer(entry.kind(), tokenizer_file(), entry.vocabulary());
 }

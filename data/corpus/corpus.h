@@ -1,4 +1,4 @@
-// A corpus folder that `birkhoff prepare` made: its manifest, checked, and its tokenizer.
+// A corpus folder made by `birkhoff prepare`: its manifest, validated, and its tokenizer. See
 // docs/corpus_format.md.
 #pragma once
 
@@ -16,21 +16,21 @@ namespace birkhoff {
 
 class Corpus {
  public:
-  // Reads and validates manifest.json, that every shard is there with its size, and the hash of the
-  // tokenizer's file, which runs copy; opens no HDF5. Error(kData) says what is wrong. Its time
-  // depends on the number of shards alone.
+  // Reads and validates manifest.json, and checks that every shard exists with its size and that
+  // the tokenizer file, which runs copy, has its hash. Opens no HDF5 file; the time depends only on
+  // the number of shards. Error(kData) says what is wrong.
   explicit Corpus(std::filesystem::path folder);
 
   const std::filesystem::path& folder() const { return folder_; }
   const configs::CorpusManifest& manifest() const { return manifest_; }
   std::int64_t vocabulary() const { return manifest_.tokenizer().vocabulary(); }
-  // The split or the stream of it; an Error(kData) names those there are.
+  // The split, or a stream of a split. If there is none, Error(kData) names those that exist.
   const configs::CorpusManifest::Split& split(std::string_view name) const;
   const configs::CorpusManifest::Stream& stream(std::string_view split,
                                                 std::string_view name) const;
   bool has_split(std::string_view name) const;
   std::unique_ptr<Tokenizer> tokenizer() const;
-  // Vocabulary or model file of the tokenizer, empty path for bytes.
+  // The vocabulary or model file of the tokenizer; an empty path for bytes.
   std::filesystem::path tokenizer_file() const;
 
  private:

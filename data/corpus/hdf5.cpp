@@ -12,7 +12,7 @@
 namespace birkhoff {
 namespace {
 
-// Values are written, and read by pread, as they lie in memory.
+// Values are written, and read with pread, in the byte order of memory.
 static_assert(std::endian::native == std::endian::little);
 
 template <herr_t (*Close)(hid_t)>
@@ -38,7 +38,7 @@ std::string reason() {
   return text;
 }
 
-// Results below zero are errors, for ids, herr_t, htri_t and sizes alike.
+// Negative results are errors, for ids, herr_t, htri_t and sizes alike.
 template <typename Result>
 Result checked(Result result, const char* call) {
   if (result < 0) fail(ExitCode::kInternal, "internal error: HDF5 {} failed: {}", call, reason());
@@ -70,16 +70,16 @@ std::int64_t data_offset(hid_t set, std::int64_t elements) {
 
 ListId file_access() {
   ListId access(checked(H5Pcreate(H5P_FILE_ACCESS), "H5Pcreate"));
-  // The latest format keeps checksums of all metadata.
+  // The latest format has checksums for all metadata.
   checked(H5Pset_libver_bounds(access.get(), H5F_LIBVER_LATEST, H5F_LIBVER_LATEST),
           "H5Pset_libver_bounds");
   return access;
 }
 
 // The library keeps a file image in this memory while the file is open, and hands it over when the
-// file is closed: only then is it whole (H5Fget_file_image of HDF5 1.10 gives superblocks with a
-// wrong checksum). Zeroed, because gaps that the library leaves unwritten must neither leak memory
-// nor make equal files differ.
+// file is closed. Only then is the image complete (H5Fget_file_image of HDF5 1.10 returns
+// superblocks with a wrong checksum). The memory is zeroed, because gaps that the library leaves
+// unwritten must neither leak memory contents nor make equal files differ.
 struct ImageMemory {
   char* data = nullptr;
   std::size_t bytes = 0;
@@ -125,13 +125,12 @@ ListId memory_access(ImageMemory& memory) {
   return access;
 }
 
-// Memory grows in steps; how much of it is file stands in the superblock (versions 2 and 3: byte
-// 28).
+// The memory grows in steps; the superblock (versions 2 and 3: byte 28) says where the file ends.
 std::string used_part(const ImageMemory& memory) {
   std::uint64_t end_of_file = 0;
-  require(memory.data != nullptr && memory.bytes >= 48, "HDF5 hands the file image over");
+  require(memory.data != nullptr && memory.bytes >= 48, "HDF5 hands over the file image");
   std::memcpy(&end_of_file, memory.data + 28, 8);
-  require(end_of_file <= memory.bytes, "the end of an HDF5 file lies in its image");
+  require(end_of_file <= memory.bytes, "the end of an HDF5 file is within its image");
   return std::string(memory.data, end_of_file);
 }
 
@@ -181,11 +180,11 @@ void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expecte
     if (!set) differs(data_set.name, "missing or damaged");
     const TypeId type(checked(H5Dget_type(set.get()), "H5Dget_type"));
     if (H5Tequal(type.get(), file_type(data_set.type)) <= 0)
-      differs(data_set.name, "has another type");
+      differs(data_set.name, "has a different type");
     const SpaceId space(checked(H5Dget_space(set.get()), "H5Dget_space"));
     if (H5Sget_simple_extent_ndims(space.get()) != 1 ||
         H5Sget_simple_extent_npoints(space.get()) != data_set.elements) {
-      differs(data_set.name, "has another size than the manifest says");
+      differs(data_set.name, "has a different size than the manifest says");
     }
     const ListId creation(checked(H5Dget_create_plist(set.get()), "H5Dget_create_plist"));
     if (H5Pget_layout(creation.get()) != H5D_CONTIGUOUS ||
@@ -193,7 +192,7 @@ void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expecte
       differs(data_set.name, "is not contiguous in this file");
     }
     if (data_offset(set.get(), data_set.elements) != data_set.offset) {
-      differs(data_set.name, "lies at another offset than the manifest says");
+      differs(data_set.name, "is at a different offset than the manifest says");
     }
   }
 }

@@ -1,6 +1,6 @@
-// The only door to the HDF5 library. HDF5 reports a full disk late or never, so it never touches a
-// disk here: a file is laid out in memory and its bytes are written by checked calls. Readers take
-// rows by validated offsets, without HDF5.
+// The only interface to the HDF5 library. HDF5 reports a full disk late or never, so it never
+// writes to a disk here: it lays a file out in memory, and checked calls write the bytes. Readers
+// read rows at validated offsets, without HDF5.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ struct Hdf5DataSet {
   std::string name;
   Hdf5Type type;
   std::int64_t elements = 0;
-  const void* data = nullptr;  // what is written; unused by check_hdf5
+  const void* data = nullptr;  // the values to write; unused by check_hdf5
   std::int64_t offset = 0;     // byte offset of the values in the file; 0 if there are none
 };
 
-// The bytes of an HDF5 file that holds these data sets, whose offsets it sets. Format bounds are
-// the latest, and there are no time stamps: equal content gives equal bytes. Error(kInternal) with
+// Returns the bytes of an HDF5 file that holds these data sets, and sets their offsets. The file
+// has the latest format and no time stamps: equal content yields equal bytes. Error(kInternal) with
 // the library's reason if a call fails.
 std::string hdf5_image(std::vector<Hdf5DataSet>& data_sets);
 
 // Opens a file with the library and compares names, types, sizes, layouts and offsets. Error(kData)
-// names the file and the first difference. Run it only in a child process
-// (cluster/base/files/limited_child.h): the library may crash on damaged files.
+// names the file and the first difference. Call it only in a child process
+// (cluster/base/files/sandboxed_child.h): the library may crash on damaged files.
 void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expected);
 
 }  // namespace birkhoff

@@ -9,8 +9,8 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
-#include "configs/sealed_json.h"
-#include "configs/words.h"
+#include "configs/checksummed_json.h"
+#include "configs/message_text.h"
 #include "data/corpus/shard_format.h"
 
 namespace birkhoff {
@@ -21,7 +21,7 @@ using shard_format::num_pages;
 
 constexpr std::int64_t kMaxVocabulary = std::int64_t{1} << 30;
 
-// Collects the path of the field being looked at, and fails with it.
+// Tracks the path of the field that is being checked, and names it in errors.
 class Checker {
  public:
   explicit Checker(std::string name) : name_(std::move(name)) {}
@@ -42,7 +42,7 @@ class Checker {
     path_ = outer;
   }
 
-  // Each shard has a file of its own.
+  // Each shard must have its own file.
   void check_new_file(const std::string& file) {
     check(files_.insert(file).second, "file '{}' is listed twice", file);
   }
@@ -56,7 +56,7 @@ bool is_hash(const std::string& text) {
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-// A name in the corpus folder: no path leads out of it.
+// Whether the text is the name of a file in the corpus folder, not a path that leads out of it.
 bool is_plain_name(const std::string& text) {
   return !text.empty() && text.size() <= 200 && text[0] != '.' &&
          text.find('/') == std::string::npos &&
@@ -64,7 +64,7 @@ bool is_plain_name(const std::string& text) {
                      [](unsigned char c) { return c > 0x20 && c != 0x7f; });
 }
 
-// a * b for counts, or -1 if it does not fit.
+// a * b for counts, or -1 on overflow.
 std::int64_t product(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   return __builtin_mul_overflow(a, b, &result) ? -1 : result;
@@ -81,7 +81,7 @@ void check_regions(const CorpusManifest::Shard& shard, Checker& checker) {
                                  {"page_crcs", shard.page_crcs_offset(), shard.page_crcs_bytes()}};
   for (const Region& region : regions) {
     checker.check(region.offset >= 0 && region.offset <= shard.bytes() - region.bytes,
-                  "{} bytes of {} at {} do not lie in a file of {} bytes", region.bytes,
+                  "{} bytes of {} at {} do not fit in a file of {} bytes", region.bytes,
                   region.what, region.offset, shard.bytes());
   }
   std::sort(regions.begin(), regions.end(),
@@ -93,7 +93,7 @@ void check_regions(const CorpusManifest::Shard& shard, Checker& checker) {
   }
 }
 
-// row_bytes: of an element (streams) or row (records).
+// row_bytes: the size of an element (streams) or of a row (records).
 void check_shard(const CorpusManifest::Shard& shard, std::int64_t row_bytes, bool has_documents,
                  Checker& checker) {
   checker.check(is_plain_name(shard.file()), "file '{}' is not a plain name", shard.file());
@@ -206,14 +206,14 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name) {
   CorpusManifest manifest;
   try {
-    parse_sealed_json(json, Checksum::kOptional, manifest);
+    parse_checksummed_json(json, Checksum::kOptional, manifest);
   } catch (const std::invalid_argument& error) {
     fail(ExitCode::kData,
          "{}: not a corpus manifest ({}); prepare the corpus again or restore the file", name,
          printable(error.what()));
   }
   Checker checker(name);
-  checker.check(manifest.has_format(), "format is missing, it says '{}'",
+  checker.check(manifest.has_format(), "format is missing; it must be '{}'",
                 shard_format::kManifestFormat);
   checker.check(manifest.format() == shard_format::kManifestFormat, "format is '{}', not '{}'",
                 manifest.format(), shard_format::kManifestFormat);
@@ -238,7 +238,7 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
 
 std::string manifest_json(configs::CorpusManifest manifest) {
   manifest.set_fingerprint(manifest_fingerprint(manifest));
-  return sealed_json(manifest);
+  return checksummed_json(manifest);
 }
 
 std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {

@@ -1,5 +1,5 @@
-// manifest.json of a corpus: configs/corpus_manifest.proto as configs/sealed_json.h writes it,
-// checked as a whole before anything is allocated or opened by its numbers.
+// manifest.json of a corpus: configs/corpus_manifest.proto as configs/checksummed_json.h writes it.
+// It is checked as a whole before its numbers are used to allocate or open anything.
 #pragma once
 
 #include <filesystem>
@@ -11,15 +11,15 @@ namespace birkhoff {
 
 inline constexpr char kCorpusManifestName[] = "manifest.json";
 
-// Parses and validates, except for the files it names. `name` stands for the file in messages.
-// Error(kData) names the first field that is wrong.
+// Parses and validates a manifest, but not the files that it names. `name` is the name of the file
+// in messages. Error(kData) names the first invalid field.
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name);
 
-// The text of the file, its checksum first; parse_corpus_manifest reads it back. Sets the
-// fingerprint.
+// Sets the fingerprint and returns the text of the file, checksum first. parse_corpus_manifest
+// reads it back.
 std::string manifest_json(configs::CorpusManifest manifest);
 
-// The identity of a corpus, from everything but the source. docs/corpus_format.md.
+// The identity of a corpus, computed from everything but its source. See docs/corpus_format.md.
 std::string manifest_fingerprint(const configs::CorpusManifest& manifest);
 
 }  // namespace birkhoff

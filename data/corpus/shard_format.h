@@ -1,4 +1,4 @@
-// Constants of the shard format that reader and writer share. docs/corpus_format.md.
+// Constants of the shard format, shared by reader and writer. See docs/corpus_format.md.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ inline constexpr char kValues[] = "tokens";
 inline constexpr char kDocumentEnds[] = "document_ends";
 inline constexpr char kPageCrcs[] = "page_crcs";
 
-// Values and document ends are checked page by page. Small enough that the first row of a page
-// costs little more than the row, large enough that the table is 1/16384 of the data.
+// Values and document ends are checked page by page. A page is small enough that reading its first
+// row costs little more than the row, and large enough that the table is 1/16384 of the data.
 inline constexpr std::int64_t kPageBytes = 64 << 10;
 
-// For any count of bytes up to 2^63 - 1.
+// Valid for any number of bytes up to 2^63 - 1.
 constexpr std::int64_t num_pages(std::int64_t bytes) {
   return bytes / kPageBytes + (bytes % kPageBytes > 0 ? 1 : 0);
 }

@@ -18,7 +18,7 @@ using shard_format::num_pages;
 // Below the usual limit of 1024 open files, which other parts of the process share.
 constexpr std::int64_t kMaxOpenShards = 256;
 
-// Returns the largest id; a negative one counts as a large one.
+// Returns the largest id; a negative id counts as a large one.
 template <typename Id>
 [[gnu::always_inline]] inline std::uint64_t widen_loop(const Id* ids, std::int64_t count,
                                                        std::int64_t* out) {
@@ -31,7 +31,7 @@ template <typename Id>
   return largest;
 }
 
-// The same loop for the instruction sets of the day: it takes as long as reading from memory.
+// The same loop for current instruction sets: it is as fast as reading from memory.
 #if defined(__x86_64__)
 template <typename Id>
 [[gnu::target("avx2")]] std::uint64_t widen_avx2(const Id* ids, std::int64_t count,
@@ -131,7 +131,7 @@ std::uint64_t ShardReader::document_end(std::int64_t index) {
 
 void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
                                        std::vector<std::int64_t>& out) {
-  std::int64_t low = 0, high = shard_.documents();  // the first end beyond `from` is in [low, high]
+  std::int64_t low = 0, high = shard_.documents();  // the first end after `from` is in [low, high]
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;
     if (document_end(middle) <= static_cast<std::uint64_t>(from)) {
@@ -153,7 +153,7 @@ StreamReader::StreamReader(const Corpus& corpus, const std::string& split,
   const auto& entry = corpus.stream(split, stream);
   if (entry.dtype() == configs::CorpusManifest::f32 || entry.shape_size() > 0) {
     fail(ExitCode::kData,
-         "{}: stream '{}' of split '{}' holds no token ids; name one that does in task",
+         "{}: stream '{}' of split '{}' holds no token ids; name a stream that does in task",
          corpus.folder().string(), stream, split);
   }
   elements_ = 0;
@@ -199,8 +199,8 @@ void StreamReader::read(std::int64_t from, std::int64_t count, std::int64_t* out
 std::vector<std::int64_t> StreamReader::document_ends(std::int64_t from, std::int64_t to) {
   std::vector<std::int64_t> ends;
   if (from >= to) return ends;
-  // A document ends in the shard that holds its last token: e belongs to the shard of element e
-  // - 1.
+  // A document ends in the shard that holds its last token, so the end e is in the shard of element
+  // e - 1.
   const std::size_t last = shard_of(std::min(to, elements_) - 1);
   for (std::size_t index = shard_of(from); index <= last; ++index) {
     shard_of(shards_[index].begin());

@@ -1,5 +1,5 @@
-// Rows of a stream by byte offset: pread, outside the HDF5 library. Each 64 KiB page is checked
-// against its CRC32C the first time it is touched. One thread at a time.
+// Reads rows of a stream by byte offset, with pread instead of the HDF5 library. Each 64 KiB page
+// is checked against its CRC32C the first time it is read. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace birkhoff {
 
-// One shard file. The manifest's offsets are validated before (data/corpus/manifest.h).
+// One shard file. The manifest's offsets must already be validated (data/corpus/manifest.h).
 class ShardReader {
  public:
   // `begin`: the shard's first element within the stream.
@@ -22,12 +22,12 @@ class ShardReader {
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
-  // Ids of elements [from, from + count) of the stream, all within this shard. Returns the largest
-  // of them, a negative one as a number above 2^31. Error(kData) for damaged pages.
+  // Reads the ids of elements [from, from + count) of the stream, all within this shard. Returns
+  // the largest of them; a negative id counts as 2^31 or more. Damaged pages: Error(kData).
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
-  // Appends the document ends e with from < e <= to that lie in this shard.
+  // Appends the document ends e in this shard with from < e <= to.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
-  // Gives the file back to the system; the next read opens it again. Checked pages stay checked.
+  // Closes the file; the next read opens it again. Checked pages stay checked.
   void close();
   const std::string& path() const { return path_; }
   bool is_open() const { return file_.has_value(); }
@@ -58,13 +58,16 @@ class StreamReader {
  public:
   StreamReader(const Corpus& corpus, const std::string& split, const std::string& stream);
   std::int64_t elements() const { return elements_; }
-  // Ids [from, from + count), across shards. Error(kData) if an id is not below the vocabulary.
+  // Reads ids [from, from + count), across shards. Error(kData) if an id is not below the
+  // vocabulary.
   void read(std::int64_t from, std::int64_t count, std::int64_t* out);
-  // Document ends e (the position behind a document's last token) with from < e <= to, ascending.
+  // The document ends e (the position after a document's last token) with from < e <= to,
+  // ascending.
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);
 
  private:
-  // The shard that holds an element, open.
+  // The shard that holds an element, which the caller then reads. Closes the open shards if this
+  // one would be one too many.
   std::size_t shard_of(std::int64_t element);
 
   std::vector<ShardReader> shards_;

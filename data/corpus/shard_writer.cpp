@@ -15,7 +15,7 @@ namespace {
 using configs::CorpusManifest;
 using shard_format::kPageBytes;
 
-// With a bound on documents, a shard of tiny documents is no larger than one of long ones.
+// This limit keeps a shard of tiny documents from being larger than a shard of long ones.
 constexpr std::size_t kMaxShardDocuments = 1 << 20;
 
 void append_page_crcs(const void* data, std::int64_t bytes, std::vector<std::uint32_t>& crcs) {
@@ -25,7 +25,7 @@ void append_page_crcs(const void* data, std::int64_t bytes, std::vector<std::uin
   }
 }
 
-// Aside, synced, read back and compared, renamed.
+// Writes to a temporary file, syncs it, reads it back, compares its hash, and renames it.
 void write_shard_file(const std::string& path, const std::string& bytes, const std::string& hash) {
   const std::string aside = path + ".tmp";
   remove_tree(aside);
@@ -45,7 +45,7 @@ void write_shard_file(const std::string& path, const std::string& bytes, const s
   }
   if (hasher.hex_digest() != hash) {
     fail(ExitCode::kStorage,
-         "{}: what was written does not read back the same; check the disk and start the command "
+         "{}: the bytes read back differ from those written; check the disk and start the command "
          "again",
          aside);
   }
@@ -75,8 +75,8 @@ StreamWriter::StreamWriter(std::string folder, std::string split, std::string st
 void StreamWriter::append(const std::vector<std::int32_t>& ids) {
   const auto total = static_cast<std::int64_t>(ids.size());
   for (std::int64_t done = 0; done < total;) {
-    // A full shard waits for the next token, so that the end of a document is in the shard of its
-    // last token.
+    // A full shard is written only when the next token arrives, so that the end of a document is in
+    // the shard of its last token.
     if (buffered() == shard_tokens_ || ends_.size() >= kMaxShardDocuments) write_shard();
     const std::int64_t count = std::min(total - done, shard_tokens_ - buffered());
     const std::size_t at = values_.size();
@@ -122,7 +122,7 @@ void StreamWriter::write_shard() {
   shard.set_page_crcs_bytes(pages * 4);
   shard.set_page_crcs_crc(crc32c(page_crcs.data(), page_crcs.size() * 4));
   require(std::memcmp(image.data() + shard.values_offset(), values_.data(), values_.size()) == 0,
-          "HDF5 lays contiguous values at the offset it tells");
+          "HDF5 puts contiguous values at the offset it reports");
   write_shard_file(folder_ + "/" + shard.file(), image, shard.hash());
 
   entry_.set_elements(entry_.elements() + elements);

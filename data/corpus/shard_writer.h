@@ -1,4 +1,4 @@
-// Token ids to shards of a stream. What is not yet a whole shard is in memory.
+// Writes token ids to the shards of a stream. The incomplete last shard is kept in memory.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@ namespace birkhoff {
 
 class StreamWriter {
  public:
-  // Files are folder/<split>-<stream>-<number>.h5; dtype u16 or i32. An existing file is replaced.
+  // Files are folder/<split>-<stream>-<number>.h5; dtype u16 or i32. Existing files are replaced.
   StreamWriter(std::string folder, std::string split, std::string stream,
                configs::CorpusManifest::Dtype dtype, std::int64_t shard_tokens);
-  // Ids of the current document; they fit the dtype.
+  // Appends ids of the current document. They must fit the dtype.
   void append(const std::vector<std::int32_t>& ids);
-  // The document is complete and not empty.
+  // Ends the current document, which must not be empty.
   void end_document();
-  // Writes the last shard; the stream's entry for the manifest.
+  // Writes the last shard and returns the stream's entry for the manifest.
   configs::CorpusManifest::Stream finish();
 
  private:

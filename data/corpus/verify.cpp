@@ -7,7 +7,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
-#include "cluster/base/files/limited_child.h"
+#include "cluster/base/files/sandboxed_child.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/hdf5.h"
 #include "data/corpus/shard_format.h"
@@ -18,7 +18,7 @@ namespace {
 using configs::CorpusManifest;
 using shard_format::kPageBytes;
 
-// One array's shards, in order.
+// Verifies the shards of one array, in order.
 class ArrayVerifier {
  public:
   ArrayVerifier(CorpusManifest::Dtype dtype, bool holds_ids, std::int64_t vocabulary)
@@ -35,10 +35,10 @@ class ArrayVerifier {
                   shard_format::kDocumentEnds,
                   [&](const std::vector<char>& page) { check_ends(path, page, end_of_shard); });
     end_ = end_of_shard;
-    check_hash(file, shard);  // last: a page that differs has been named
+    check_hash(file, shard);  // last, so that an error names the page that differs
   }
 
-  // After the last shard.
+  // Call after the last shard.
   void finish(const std::string& what, bool has_documents) const {
     if (has_documents && end_ > 0 && last_document_end_ != end_) {
       fail(ExitCode::kData,
@@ -143,7 +143,7 @@ class ArrayVerifier {
   CorpusManifest::Dtype dtype_;
   bool holds_ids_;
   std::int64_t vocabulary_;
-  std::int64_t end_ = 0;  // of the shards so far
+  std::int64_t end_ = 0;  // the end of the shards so far
   std::int64_t last_document_end_ = 0;
 };
 
@@ -175,7 +175,7 @@ void verify_corpus(const Corpus& corpus) {
                       true);
     }
   }
-  // The parser sees no file of a corpus before every byte of all of them has been checked.
+  // The HDF5 parser opens no file of a corpus before every byte of all files has been checked.
   for (const auto& split : corpus.manifest().split()) {
     for (const auto& stream : split.stream()) {
       for (const auto& shard : stream.shard()) {

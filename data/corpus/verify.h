@@ -1,4 +1,4 @@
-// What `birkhoff inspect` says of a corpus.
+// Description and verification of a corpus, for `birkhoff inspect` and `birkhoff verify`.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace birkhoff {
 
-// Several lines: tokenizer, and for each split its documents, tokens, bytes, words and shards.
+// Several lines: the tokenizer, and for each split its documents, tokens, bytes, words and shards.
 std::string describe_corpus(const Corpus& corpus);
 
-// Re-reads every shard: page CRCs, ids below the vocabulary, document ends, file hash; and once all
-// that is right everywhere, HDF5 structure in a limited child process. Error(kData) names the first
-// difference: file and page, where it lies in one.
+// Reads every shard again and checks page CRCs, ids against the vocabulary, document ends and file
+// hash. If all of that is right in every shard, checks the HDF5 structure in a sandboxed child
+// process. Error(kData) names the first difference: the file, and the page if it is in one.
 void verify_corpus(const Corpus& corpus);
 
 }  // namespace birkhoff

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kMostIds = 8192;  // 8192^2 counts of 4 bytes are 256 MiB
 
-// Calls visit(previous, next) for every neighbouring pair of a split.
+// Calls visit(previous, next) for every pair of adjacent tokens of a split.
 template <typename Visit>
 void for_each_pair(const Corpus& corpus, const std::string& split, Visit visit) {
   LoaderOptions options;

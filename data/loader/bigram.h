@@ -1,4 +1,4 @@
-// The simplest model worth beating: a smoothed bigram over a corpus' tokens.
+// The simplest model worth beating: a smoothed bigram model of the tokens of a corpus.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct BigramFigures {
 };
 
 // Counts pairs over the train split and scores `split` with p(b | a) = (count(a, b) + p(b)) /
-// (count(a) + 1), where p(b) = (count(b) + 1) / (tokens + V). Reads both splits once; memory V^2. V
-// above 8192: Error(kUsage).
+// (count(a) + 1), where p(b) = (count(b) + 1) / (tokens + V). Reads both splits once. Memory: V^2
+// counts. V above 8192: Error(kUsage).
 BigramFigures bigram_figures(const Corpus& corpus, const std::string& split);
 
 }  // namespace birkhoff

@@ -14,14 +14,14 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
-#include "data/batch/share.h"
+#include "data/batch/partition.h"
 #include "data/corpus/shard_reader.h"
-#include "data/loader/order.h"
+#include "data/loader/sampler.h"
 
 namespace birkhoff {
 namespace {
 
-// Cuts samples out of the stream and lays them out as rows of a batch.
+// Cuts samples out of the stream and writes them to the rows of a batch.
 class SampleReader {
  public:
   SampleReader(const Corpus& corpus, const LoaderOptions& options)
@@ -34,14 +34,14 @@ class SampleReader {
 
   std::int64_t elements() const { return reader_.elements(); }
 
-  // Without values: fill() gives them.
+  // Allocates a batch; fill() sets its values.
   Batch make_batch(std::int64_t rows) const {
     Batch batch;
     const auto add = [&](std::string_view name, at::ScalarType type) {
       batch.fields.emplace(name, at::empty({rows, length_}, at::TensorOptions(type)));
     };
-    // A row's tokens are stored once. Not views of a tensor but tensors of one storage: a view
-    // would hold its base, and BatchPool take it for a user's.
+    // Inputs and targets share one storage, so that a row's tokens are stored once. They are not
+    // views of one tensor: a view would hold its base, which BatchPool would take for a user's.
     const at::Tensor tokens_BT1 = at::empty({rows, length_ + 1}, at::TensorOptions(at::kLong));
     const auto add_tokens = [&](std::string_view name, std::int64_t offset) {
       batch.fields.emplace(
@@ -60,13 +60,13 @@ class SampleReader {
   }
 
   struct Row {
-    std::int64_t first, sample_id;  // `first`: place in the stream
+    std::int64_t first, sample_id;  // `first`: position in the stream
   };
-  // Fills all rows, each with the tokens from `first` on; what lies behind the stream's end is
-  // padding. Mask 0 where there is no target.
+  // Fills all rows, each with the tokens from `first` on, and pads them after the end of the
+  // stream. The mask is 0 where there is no target.
   void fill(Batch& batch, const std::vector<Row>& rows) {
-    require(static_cast<std::int64_t>(rows.size()) == batch.size(), "a row for each of the batch");
-    auto* tokens = data_of<std::int64_t>(batch, field::kInputs);  // and the targets
+    require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
+    auto* tokens = data_of<std::int64_t>(batch, field::kInputs);  // and targets
     auto* mask = data_of<std::uint8_t>(batch, field::kMask);
     auto* segments = restart_ ? data_of<std::int32_t>(batch, field::kSegments) : nullptr;
     auto* positions = restart_ ? data_of<std::int64_t>(batch, field::kPositions) : nullptr;
@@ -108,7 +108,7 @@ class SampleReader {
       }
       segments[t] = segment;
       positions[t] = first + t - start;
-      // Without an end mark nothing in this document foretells that the next one begins.
+      // Without an end mark, nothing in this document predicts that the next one begins.
       if (!has_end_mark_ && end != ends.end() && *end == first + t + 1) mask[t] = 0;
     }
   }
@@ -118,13 +118,13 @@ class SampleReader {
   std::int64_t length_;
 };
 
-// Memory of batches that their users have let go of. Fresh memory costs more time than filling it:
-// the system zeroes each of its pages.
+// Reuses the memory of batches that their users have released. Fresh memory costs more time than
+// filling it, because the system zeroes each of its pages.
 class BatchPool {
  public:
   explicit BatchPool(std::size_t most) : most_(most) {}
 
-  // A batch that nobody else holds, or the one that `make` makes.
+  // Returns a batch that has no other user, or else a new one from `make`.
   template <typename Make>
   Batch get(Make make) {
     for (const Batch& batch : batches_) {
@@ -136,9 +136,9 @@ class BatchPool {
   }
 
  private:
-  // Copies hold the tensor; views hold its storage, which `sharing` tensors of the batch are in.
-  // use_count() reads without order; dropping a reference of ours orders what follows behind what
-  // the last user did before dropping theirs.
+  // Copies hold the tensor; views hold its storage, which `sharing` tensors of the batch share.
+  // use_count() is a relaxed read. Dropping a reference of our own orders what follows after
+  // everything that the last user did before dropping theirs.
   static bool is_free(const at::Tensor& tensor, std::size_t sharing) {
     if (tensor.use_count() > 1 || tensor.storage().use_count() > sharing) return false;
     { const at::Tensor dropped = tensor; }
@@ -201,15 +201,15 @@ class TrainLoader::Impl {
 
   Batch next() {
     std::unique_lock lock(mutex_);
-    // Looks now and then instead of being woken: that would cost the reading thread more time than
-    // a row does.
+    // Polls instead of waiting to be notified: notifying would cost the reading thread more time
+    // than a row does.
     while (queue_.empty() && error_ == nullptr) {
       lock.unlock();
       std::this_thread::sleep_for(std::chrono::microseconds(20));
       lock.lock();
     }
     if (queue_.empty())
-      std::rethrow_exception(error_);  // batches made before the error are still good
+      std::rethrow_exception(error_);  // only now: batches made before the error are valid
     Batch batch = std::move(queue_.front());
     queue_.pop_front();
     lock.unlock();
@@ -259,8 +259,8 @@ class TrainLoader::Impl {
       for (std::int64_t i = 0; i < count; ++i) {
         const std::int64_t first =
             places_[static_cast<std::size_t>(i)] * options_.sequence_length + shift_;
-        // Shifted, the last sample is cut where the stream ends and shares tokens with its
-        // neighbour.
+        // If the shifted last sample would pass the end of the stream, it starts earlier and shares
+        // tokens with its neighbour.
         rows_.push_back({std::min(first, last_first), sample_id++});
       }
     }
@@ -270,20 +270,19 @@ class TrainLoader::Impl {
   }
 
   const LoaderOptions options_;
-  // The thread's own.
+  // Used only by the thread.
   SampleReader samples_;
-  BatchPool pool_;  // of those in the queue, in the making, and with the consumer
+  BatchPool pool_;  // batches in the queue, being filled, and held by the consumer
   std::int64_t consumed_;
   std::int64_t per_epoch_ = 0;
-  std::optional<SampleOrder> order_;
+  std::optional<Sampler> order_;
   std::int64_t order_epoch_ = 0;
   std::int64_t shift_ = 0;               // of that epoch, in tokens
-  std::vector<SampleReader::Row> rows_;  // of the batch in the making
-  std::vector<std::int64_t> places_;     // of its samples in the stream, in samples
-  // The consumer's own.
-  // Shared, under the mutex.
+  std::vector<SampleReader::Row> rows_;  // of the batch being filled
+  std::vector<std::int64_t> places_;     // positions of its samples in the stream, in samples
+  // Shared; guarded by mutex_.
   std::mutex mutex_;
-  std::condition_variable taken_;  // a batch, or stop_ is set
+  std::condition_variable taken_;  // a batch was taken, or stop_ was set
   std::deque<Batch> queue_;
   std::exception_ptr error_;
   bool stop_ = false;

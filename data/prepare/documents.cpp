@@ -18,7 +18,7 @@
 namespace birkhoff {
 namespace {
 
-// Whether a file is the manifest of a corpus, sound or not: its first field tells.
+// Whether a file is the manifest of a corpus, valid or not, judging by its first field.
 bool is_corpus_manifest(const std::string& path) {
   const File file = File::open_for_read(path, ExitCode::kData);
   std::string start(static_cast<std::size_t>(std::min<std::int64_t>(file.size(), 4096)), '\0');
@@ -59,7 +59,7 @@ class Walk {
     if (!input.content_hash.empty()) return;
     struct stat info;
     if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage)) {
-      fail(ExitCode::kUsage, "{}: {}; give a file or folder that is there", input.path,
+      fail(ExitCode::kUsage, "{}: {}; give an existing file or folder", input.path,
            std::strerror(errno));
     }
     const auto [other, is_new] = given_.emplace(FileId{info.st_dev, info.st_ino}, input.path);
@@ -71,7 +71,7 @@ class Walk {
          path == other ? "" : ", also as " + other);
   }
 
-  // Met in a folder: what was given by a name of its own is here a second time.
+  // For an entry of a folder: if its path was also given by itself, it is read a second time here.
   void require_not_given(const std::string& path, const struct stat& info) const {
     const auto found = given_.find({info.st_dev, info.st_ino});
     if (found != given_.end()) fail_twice(path, found->second);
@@ -79,7 +79,7 @@ class Walk {
 
   void argument(const InputPath& input) {
     split_ = input.split;
-    if (split_ != kTrain) {  // no entry of a file begins with a letter
+    if (split_ != kTrain) {  // the entry of a file never begins with a letter
       const std::string entry = fmt::format("{}\n", kSplitNames[split_]);
       hasher_.update(entry.data(), entry.size());
     }
@@ -89,7 +89,7 @@ class Walk {
     }
     struct stat info;
     if (!find_status(input.path, /*follow_links=*/true, &info, ExitCode::kUsage))
-      fail(ExitCode::kData, "{}: has gone meanwhile; start the command again", input.path);
+      fail(ExitCode::kData, "{}: has disappeared; start the command again", input.path);
     if (S_ISDIR(info.st_mode)) {
       folder(input.path, "");
     } else {
@@ -102,7 +102,7 @@ class Walk {
       const std::string inner = path + "/" + name;
       struct stat info;
       if (!find_status(inner, /*follow_links=*/false, &info, ExitCode::kData)) {
-        fail(ExitCode::kData, "{}: has gone while the folder was read; start the command again",
+        fail(ExitCode::kData, "{}: disappeared while the folder was read; start the command again",
              inner);
       }
       if (S_ISREG(info.st_mode)) {
@@ -126,10 +126,10 @@ class Walk {
     }
   }
 
-  // stamp: what tells that the content has changed.
+  // stamp: changes when the content does.
   void file(const std::string& path, const std::string& shown_path, const std::string& name,
             std::int64_t bytes, const std::string& stamp) {
-    // Lengths first, so that no two lists of names give the same text.
+    // Lengths come first, so that no two lists of names yield the same text.
     const std::string entry = fmt::format("{}:{} {} {}\n", name.size(), name, bytes, stamp);
     hasher_.update(entry.data(), entry.size());
     if (bytes == 0) {
@@ -144,12 +144,12 @@ class Walk {
   }
 
   const std::function<void(const Document&)>& visit_;
-  std::map<FileId, std::string> given_;  // paths by what they name
+  std::map<FileId, std::string> given_;  // given paths by the file they name
   struct stat except_;
   bool has_except_;
   Xxh3Hasher hasher_;
   InputScan scan_;
-  // Of the path that is walked.
+  // Of the path that is being walked.
   SplitIndex split_ = kTrain;
   std::size_t input_ = 0;
 };

@@ -1,4 +1,4 @@
-// The input of `birkhoff prepare`: which documents there are, and their text piece by piece.
+// The input of `birkhoff prepare`: finds its documents and reads their text in parts.
 #pragma once
 
 #include <array>
@@ -13,13 +13,13 @@ namespace birkhoff {
 enum SplitIndex { kTrain = 0, kValid = 1, kTest = 2 };
 inline constexpr const char* kSplitNames[] = {"train", "valid", "test"};
 
-inline constexpr char kStandardInput[] = "standard input";  // as messages name "-"
+inline constexpr char kStandardInput[] = "standard input";  // the name of "-" in messages
 
 struct InputPath {
-  std::string path;           // file or folder, as it was given; "-": standard input
-  SplitIndex split = kTrain;  // kTrain: fractions of it may be held out for the others
-  // Of a stream that was read already: the path of its copy, if there is one, the name that stands
-  // for it in hashes, and what was read. Else empty and 0.
+  std::string path;           // file or folder, as given; "-": standard input
+  SplitIndex split = kTrain;  // kTrain: fractions of it may be held out for the other splits
+  // For a stream that has been read: the path of its copy, if there is one; its name in hashes; and
+  // the hash and size of what was read. Else empty and 0.
   std::string copy = {}, name = {}, content_hash = {};
   std::int64_t content_bytes = 0;
 };
@@ -27,18 +27,18 @@ struct InputPath {
 struct Document {
   std::string path;        // to open
   std::string shown_path;  // for messages
-  std::string name;        // relative to the folder that was given; decides the split
+  std::string name;        // relative to the given folder; decides the split
   std::int64_t bytes = 0;
   SplitIndex split = kTrain;  // of its InputPath
   std::int64_t input = 0;     // index in InputScan::input_bytes
 };
 
-// What walking the input tells. Memory does not depend on the number of files, apart from the names
-// of one folder, which are sorted in memory (with those of the folders above it).
+// The result of a walk over the input. Memory does not depend on the number of files, except for
+// the names in one folder (and in the folders above it), which are sorted in memory.
 struct InputScan {
   std::int64_t documents = 0, bytes = 0;
   std::array<std::int64_t, 3> documents_of = {};  // by InputPath::split
-  // Of each path; of all together where they are more than kMaxInputs: then a shell has named the
+  // By path, or a single total if there are more than kMaxInputs paths: then a shell has listed the
   // files of a folder.
   std::vector<std::int64_t> input_bytes;
   std::int64_t empty_files = 0;  // skipped
@@ -48,8 +48,8 @@ struct InputScan {
 inline constexpr std::size_t kMaxInputs = 100;
 
 // Visits the non-empty regular files in order: paths as given, folders depth first with their names
-// sorted by bytes, links in folders not followed, the folder `except` left out. Error(kUsage) names
-// a path that is missing or given twice (as a file of a folder that is given, too), or a folder
+// sorted by bytes. Does not follow links in folders, and skips the folder `except`. Error(kUsage)
+// names a path that is missing or given twice (also if it is a file in a given folder), or a folder
 // that is a corpus.
 InputScan for_each_document(const std::vector<InputPath>& paths, const std::string& except,
                             const std::function<void(const Document&)>& visit);

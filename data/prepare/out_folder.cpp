@@ -11,11 +11,11 @@
 namespace birkhoff {
 namespace {
 
-// A folder with this file and no manifest was left by a prepare that did not end; also the lock
-// against a second one.
+// A folder with this file and no manifest was left by an unfinished prepare. The file is also the
+// lock against a second prepare.
 constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
-// Every name that prepare gives in the folder, with those of temporary files.
+// Every name that prepare uses in the folder, including the names of temporary files.
 constexpr char kOurNames[] = R"((train|valid|test)-tokens-\d{5,}\.h5(\.tmp)?)"
                              R"(|(tokenizer\.(chars|words|model)|manifest\.json)(\.tmp-\d+)?)"
                              R"(|\.input-\d+|\.unfinished)";
@@ -55,8 +55,8 @@ void OutFolder::begin() {
   }
   if (!finished_) require_only_leftovers();
   lock_.emplace(file(kUnfinishedName), "the corpus folder " + path_);
-  sync_directory(path_);       // no other name may outlive the mark in a crash of the machine
-  finished_ = has_manifest();  // another command may have ended before it gave us the lock
+  sync_directory(path_);       // the mark must survive a crash if any other name does
+  finished_ = has_manifest();  // another command may have finished before it released the lock
   if (!finished_) remove_leftovers();
 }
 
@@ -76,19 +76,19 @@ void OutFolder::end() {
   for (const std::string& name : list_directory(path_)) {
     if (is_ours(name) && name.starts_with(kSpoolPrefix)) remove_file(file(name));
   }
-  sync_directory(path_);  // the mark goes last: only it makes a later start look for the rest
+  sync_directory(path_);  // the mark goes last: without it, a later command ignores the rest
   if (path_exists(file(kUnfinishedName))) remove_file(file(kUnfinishedName));
   sync_directory(path_);
 }
 
 bool OutFolder::has_manifest() const { return path_exists(file(kCorpusManifestName)); }
 
-// Runs before the lock, which writes: a folder with a file of somebody else stays as it is.
+// Runs before the lock is taken, which writes a file: a folder with a foreign file stays as it is.
 void OutFolder::require_only_leftovers() const {
   for (const std::string& name : list_directory(path_)) {
     if (is_ours(name)) continue;
     fail(ExitCode::kUsage,
-         "--out {}: holds '{}' beside what an unfinished prepare left; move it away, or name "
+         "--out {}: holds '{}', which prepare did not make; move it away, or name "
          "another folder",
          path_, name);
   }

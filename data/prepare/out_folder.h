@@ -1,5 +1,5 @@
-// The folder that prepare makes: its lock, what an earlier command left in it, and copies of input
-// that can be read only once.
+// The folder that prepare makes: its lock, the files that an earlier command left in it, and copies
+// of input that can be read only once.
 #pragma once
 
 #include <optional>
@@ -12,31 +12,31 @@
 
 namespace birkhoff {
 
-// What the folder holds already decides what happens.
+// What prepare does depends on what the folder already holds.
 class OutFolder {
  public:
-  // Made if it is missing.
+  // Makes the folder if it is missing.
   explicit OutFolder(std::string path);
 
   const std::string& path() const { return path_; }
   std::string file(const std::string& name) const { return path_ + "/" + name; }
-  // The folder was a corpus already when the command began.
+  // Whether the folder was already a corpus when the command began.
   bool finished() const { return finished_; }
 
-  // The folder itself, and what lies directly in it, is no input: it might be removed.
+  // Rejects an input that is the folder itself or lies directly in it, because it might be removed.
   // Error(kUsage).
   void require_outside(const std::string& input) const;
 
-  // Takes the lock and removes what an unfinished command left, if the folder is not a finished
-  // corpus.
+  // Unless the folder is a finished corpus, takes the lock and removes what an unfinished command
+  // left.
   void begin();
 
-  // Inputs that cannot be read twice (standard input, pipes) are copied into the folder, or only
-  // hashed if the corpus is finished; the others stay where they are. The copies have no names, so
-  // that nothing is left of them when this object or the process ends.
+  // Copies inputs that cannot be read twice (standard input, pipes) into the folder, or only hashes
+  // them if the corpus is finished. Other inputs stay where they are. The copies have no names, so
+  // they disappear when this object or the process ends.
   void spool(std::vector<InputPath>& inputs, ProgressReports& progress);
 
-  // There is a manifest now: removes what only an unfinished folder has.
+  // Call once the manifest exists. Removes the files that only an unfinished folder has.
   void end();
 
  private:

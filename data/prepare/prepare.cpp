@@ -32,7 +32,7 @@ using configs::CorpusManifest;
 
 constexpr char kStream[] = "tokens";
 
-// Several documents in a split end in the end mark each.
+// If a split has several documents, each of them ends in the end mark.
 bool has_several_documents(const InputScan& scan) {
   return *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
 }
@@ -60,15 +60,15 @@ class Preparation {
     return std::move(manifest_);
   }
 
-  // Of the text that was encoded.
+  // Notes on the text that was encoded.
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   using Visit =
       std::function<void(const Document&, const Piece&, std::string_view, std::int64_t offset)>;
 
-  // All text, piece by piece; end(piece) after each piece. The input must still be what was
-  // scanned, and give text to every split.
+  // Visits all text piece by piece and calls end(piece) after each piece. Fails if the input is no
+  // longer what was scanned, or leaves a split without text.
   void pass(const char* phase, const std::string& tokenizer, const Visit& visit,
             const std::function<void(const Piece&)>& end) {
     progress_.begin(phase, scan_.bytes);
@@ -99,8 +99,7 @@ class Preparation {
       if (bytes[split] > 0 || !rule_.has(split)) continue;
       fail(ExitCode::kUsage,
            "{}: the {} split gets nothing of {} of text in {} (--valid {} --test {}); give more "
-           "text "
-           "or other fractions",
+           "text or other fractions",
            inputs_.front().path, kSplitNames[split], counted(scan_.bytes, "byte"),
            counted(scan_.documents, "document"), options_.valid_fraction, options_.test_fraction);
     }
@@ -130,7 +129,7 @@ class Preparation {
         learnt.content =
             words.file_content(options_.vocab_size - 1 - (has_several_documents(scan_) ? 1 : 0));
         learnt.vocabulary = std::count(learnt.content.begin(), learnt.content.end(),
-                                       '\n');  // header line and <unk> cancel
+                                       '\n');  // the header line and <unk> cancel out
         return learnt;
       default:
         progress_.begin("train SentencePiece", 0);
@@ -196,7 +195,7 @@ class Preparation {
     }
   }
 
-  // Characters that were not learnt from this text may be none of the vocabulary's.
+  // Adds the place to errors: a vocabulary that was not learnt from this text may lack a character.
   static std::vector<std::int32_t> encoded(const Tokenizer& tokenizer, const Document& document,
                                            std::string_view text, std::int64_t offset) {
     try {
@@ -218,7 +217,8 @@ class Preparation {
   CorpusManifest manifest_;
 };
 
-// Same text, same corpus. Paths are part of the input's hash.
+// What a corpus is made from: the same source yields the same corpus. Paths are part of the hash of
+// the input.
 CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind kind,
                                  const std::optional<KnownTokenizer>& known,
                                  const InputScan& scan) {
@@ -241,7 +241,7 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
       share(options.test_paths, options.test_fraction), options.shard_tokens, options.chunk_bytes);
   if (kind == TokenizerKind::kSentencePiece)
     text += fmt::format(", sample bytes {}", options.sample_bytes);
-  // Earlier programs held out a fraction of several documents, not of their bytes.
+  // Earlier versions held out a fraction of the documents, not of their bytes.
   const bool holds_out = options.valid_fraction > 0 || options.test_fraction > 0;
   if (holds_out && scan.documents_of[kTrain] > 1) text += ", shares of bytes";
   source.set_options(text);
@@ -249,7 +249,7 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
   return source;
 }
 
-// An Error if the folder holds the corpus of another source.
+// Error(kUsage) if the folder holds a corpus made from another source.
 void require_same(const OutFolder& folder, const CorpusManifest::Source& source) {
   const Corpus corpus(folder.path());
   const auto& there = corpus.manifest().source();
@@ -278,16 +278,15 @@ std::vector<InputPath> inputs_of(const PrepareOptions& options) {
   return inputs;
 }
 
-// Text for train, and for a split that has paths of its own.
+// Requires text for train, and for each split that has its own paths.
 void require_documents(const InputScan& scan, const PrepareOptions& options) {
   const auto require_some = [&](SplitIndex split, const std::vector<std::string>& paths) {
     if (paths.empty() || scan.documents_of[split] > 0) return;
-    fail(
-        ExitCode::kUsage,
-        "no text in the input of the {} split, from {} on ({}, {} that are no regular files); give "
-        "other paths",
-        kSplitNames[split], paths.front(), counted(scan.empty_files, "empty file"),
-        scan.not_regular);
+    fail(ExitCode::kUsage,
+         "no text in the input of the {} split, from {} on ({}, {} that are not regular files); "
+         "give other paths",
+         kSplitNames[split], paths.front(), counted(scan.empty_files, "empty file"),
+         scan.not_regular);
   };
   require_some(kTrain, options.paths);
   require_some(kValid, options.valid_paths);

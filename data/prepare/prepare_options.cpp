@@ -10,9 +10,9 @@
 namespace birkhoff {
 namespace {
 
-// SentencePiece puts every pair of symbols of a text into one queue, so its time for a byte grows
-// with the text. Models trained here give the same ids in any parts (docs/corpus_format.md); those
-// of users may not, so they get longer ones.
+// SentencePiece puts every pair of symbols of a text into one queue, so its time per byte grows
+// with the text. Models trained here yield the same ids however the text is cut
+// (docs/corpus_format.md). Models from users may not, so they get longer parts.
 std::int64_t default_chunk_bytes(TokenizerKind kind) {
   switch (kind) {
     case TokenizerKind::kSentencePiece:
@@ -51,8 +51,8 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
   if (!is_fraction(options.valid_fraction) || !is_fraction(options.test_fraction) ||
       options.valid_fraction + options.test_fraction >= 1) {
     fail(ExitCode::kUsage,
-         "--valid {} --test {}: fractions from 0 to below 1 that leave something for training are "
-         "needed",
+         "--valid {} --test {}: must be fractions from 0 to below 1 that leave something for "
+         "training",
          options.valid_fraction, options.test_fraction);
   }
   if (options.out.empty()) fail(ExitCode::kUsage, "--out: the name of a folder is needed");
@@ -66,18 +66,17 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
   const bool learns = kind == TokenizerKind::kWords || kind == TokenizerKind::kSentencePiece;
   if (learns && options.vocab_size == 0)
     options.vocab_size = kind == TokenizerKind::kWords ? 32000 : 8000;
-  const std::int64_t fewest = kind == TokenizerKind::kWords
-                                  ? 3
-                                  : 300;  // marks and a word; marks, 256 bytes and some pieces
+  // words: marks and a word; sentencepiece: marks, 256 bytes and some pieces.
+  const std::int64_t fewest = kind == TokenizerKind::kWords ? 3 : 300;
   if (learns ? options.vocab_size < fewest || options.vocab_size > 1 << 20
              : options.vocab_size != 0) {
     fail(ExitCode::kUsage, "--vocab-size {}: {}", options.vocab_size,
          learns ? fmt::format("from {} to {} ids for {}", fewest, 1 << 20, options.tokenizer)
-                : fmt::format("only words and sentencepiece choose it, not {}",
+                : fmt::format("only words and sentencepiece take it, not {}",
                               options.like ? "--like" : options.tokenizer));
   }
   if (options.chunk_bytes == 0) options.chunk_bytes = default_chunk_bytes(kind);
-  // More text does not make a better vocabulary, but training slower.
+  // More text does not make a better vocabulary; it only makes training slower.
   if (options.sample_bytes == 0)
     options.sample_bytes = std::clamp<std::int64_t>(512 * options.vocab_size, 4 << 20, 16 << 20);
   require(options.shard_tokens > 0 && options.chunk_bytes > 0 && options.sample_bytes > 0,

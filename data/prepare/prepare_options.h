@@ -1,4 +1,4 @@
-// What the options of `prepare` mean: the tokenizer's kind, and defaults that depend on it.
+// Resolves the options of `prepare`: the kind of tokenizer, and the defaults that depend on it.
 #pragma once
 
 #include <string>
@@ -7,13 +7,14 @@
 
 namespace birkhoff {
 
-// kFile, kLike: known before.
+// kFile and kLike are known beforehand; they are not learnt from the text.
 enum class TokenizerKind { kBytes, kChars, kWords, kSentencePiece, kFile, kLike };
 
-// `like`, or by the name of a built-in tokenizer, or the path of a file. None: Error(kUsage).
+// kLike if `like` is set; else the kind that `tokenizer` names; else kFile if it is the path of a
+// file. Anything else: Error(kUsage).
 TokenizerKind tokenizer_kind(const PrepareOptions& options);
 
-// Checks the options; returns them with the defaults filled in. Bad ones: Error(kUsage).
+// Checks the options; returns them with the defaults filled in. Invalid options: Error(kUsage).
 PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind);
 
 }  // namespace birkhoff

@@ -1,4 +1,4 @@
-// Times the phases of prepare and calls the user's function now and then.
+// Times the phases of prepare and calls the user's function at intervals.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class ProgressReports {
     now_.done_bytes += bytes;
     if (Clock::now() - last_ >= std::chrono::milliseconds(100)) report();
   }
-  // Of a pass over the input, as opposed to spooling.
+  // pass: the phase was a pass over the input, as opposed to spooling.
   void end(bool pass) {
     report();
     if (pass) ++passes_done_;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array<SplitIndex, 3> kSplits = {kTrain, kValid, kTest};
 
-// Moved to the beginning of a character, if one begins within three bytes.
+// Moves the position to the beginning of a character, if one begins within three bytes.
 std::int64_t character_begin(const Document& document, std::int64_t position) {
   if (position == 0 || position >= document.bytes) return position;
   const File file = File::open_for_read(document.path, ExitCode::kData);
@@ -39,8 +39,8 @@ SplitRule::SplitRule(const InputScan& scan, double valid_fraction, double test_f
   for (const double fraction : fractions_) {
     if (fraction > 0) smallest = std::min(smallest, fraction);
   }
-  // No split gets more than a small document too much, so none is owed more than two: at most 1/128
-  // of the input, and less than any split's share, so that none stays empty.
+  // No split gets more than one small document too much, so none is owed more than two. That is at
+  // most 1/128 of the input, and less than any split's share, so that no split stays empty.
   small_ = std::min(1.0 / 256, smallest / 4);
   has_ = {true, valid_fraction > 0 || scan.documents_of[kValid] > 0,
           test_fraction > 0 || scan.documents_of[kTest] > 0};
@@ -53,7 +53,8 @@ void SplitRule::reset() {
 
 bool SplitRule::has(SplitIndex split) const { return has_[split]; }
 
-// One multiplication and no sum, which some machines would round together: the same everywhere.
+// One multiplication without an addition, which some machines would fuse: the result is the same
+// everywhere.
 std::int64_t SplitRule::due(SplitIndex last, std::int64_t seen) const {
   return static_cast<std::int64_t>(std::floor(ends_[last] * static_cast<double>(seen)));
 }

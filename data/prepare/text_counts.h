@@ -1,5 +1,5 @@
-// Bytes, characters, words and sentences of text that comes in parts, for per-byte, per-character
-// and per-word figures.
+// Counts the bytes, characters, words and sentences of text that comes in parts, for figures per
+// byte, character and word.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace birkhoff {
 
-// Characters: bytes that begin one in UTF-8. Words: runs of anything but ASCII white space.
-// Sentences: lines that hold a word. Borders of documents end both.
+// Characters: bytes that begin a character in UTF-8. Words: runs of anything but ASCII white space.
+// Sentences: lines that hold a word. The end of a document ends its last word and sentence.
 class TextCounter {
  public:
   void add(std::string_view text);

@@ -8,9 +8,9 @@ namespace birkhoff {
 namespace {
 
 struct Compression {
-  std::string_view start;  // of a file
+  std::string_view start;  // the first bytes of a file
   const char* name;
-  const char* reader;  // prints the text of such a file
+  const char* reader;  // the command that prints the text of such a file
 };
 constexpr Compression kCompressions[] = {
     {"\x1f\x8b", "gzip", "zcat"},
@@ -59,7 +59,7 @@ std::string_view TextChecker::check(const Document& document, std::string_view p
     binary_ = false;
     const std::size_t kind = kind_of(part);
     if (kind != kBinary && !takes_bytes_) {
-      fail(ExitCode::kData, "{}: byte 0 begins {}, not UTF-8 text; give its text: {}",
+      fail(ExitCode::kData, "{}: holds {}, not UTF-8 text, from byte 0 on; give its text: {}",
            document.shown_path, name_of(kind), pipe_of(kind, document.shown_path));
     }
     if (kind != kBinary) {
@@ -98,15 +98,15 @@ std::vector<std::string> TextChecker::notes() const {
     const std::string first =
         seen.documents == 1 ? seen.first : fmt::format("the first: {}", seen.first);
     if (kind == kByteOrderMark) {
-      lines.push_back(fmt::format("{} the byte order mark that begins {} ({})",
+      lines.push_back(fmt::format("{} the byte order mark at the start of {} ({})",
                                   takes_bytes_ ? "kept" : "dropped", count, first));
     } else if (kind == kBinary) {
       lines.push_back(
           fmt::format("warning: {} with NUL bytes, which text does not have ({})", count, first));
     } else {
-      lines.push_back(fmt::format("warning: {} of {}, taken as {} ({}); to take the text: {}",
-                                  count, name_of(kind), seen.documents == 1 ? "it is" : "they are",
-                                  first, pipe_of(kind, seen.first)));
+      lines.push_back(fmt::format("warning: {} of {}, used as {} ({}); to use the text: {}", count,
+                                  name_of(kind), seen.documents == 1 ? "it is" : "they are", first,
+                                  pipe_of(kind, seen.first)));
     }
   }
   return lines;

@@ -1,4 +1,4 @@
-// What a document's bytes say that it is: text, or something that its user did not mean.
+// Recognises by its bytes what a document is: text, or something that the user did not intend.
 #pragma once
 
 #include <array>
@@ -11,21 +11,22 @@
 
 namespace birkhoff {
 
-// Looks at the text of every document on its way to the tokenizer. One for each pass.
+// Checks the text of every document on its way to the tokenizer. Use one object for each pass.
 class TextChecker {
  public:
-  // tokenizer: as messages name it. takes_bytes: any, as those of the tokenizer bytes; others need
-  // UTF-8.
+  // tokenizer: its name in messages. takes_bytes: it accepts any bytes, as the tokenizer `bytes`
+  // does; the others need UTF-8.
   TextChecker(std::string tokenizer, bool takes_bytes)
       : tokenizer_(std::move(tokenizer)), takes_bytes_(takes_bytes) {}
 
-  // The next part of a document's text, from byte `offset` on, each document from its first byte
-  // on; returns what is to be encoded: without the byte order mark that UTF-8 may begin with,
-  // unless bytes are taken. Error(kData) names file, byte and cure where the text is no UTF-8.
+  // Checks the next part of a document, which begins at byte `offset`. Each document must be passed
+  // from its first byte on. Returns the text to encode: without the byte order mark that UTF-8 may
+  // begin with, unless any bytes are accepted. If the text is not UTF-8, Error(kData) names the
+  // file, the byte and the remedy.
   std::string_view check(const Document& document, std::string_view part, std::int64_t offset);
 
-  // A line for each kind of oddity that was let through: how many documents, the first of them, and
-  // what to do.
+  // A line for each kind of oddity that was accepted: the number of documents, the first of them,
+  // and what to do.
   std::vector<std::string> notes() const;
 
  private:
@@ -37,8 +38,8 @@ class TextChecker {
 
   std::string tokenizer_;
   bool takes_bytes_;
-  bool binary_ = false;       // the current document is noted as such, or as compressed
-  std::array<Seen, 8> seen_;  // by kind, as text_kind.cpp numbers them
+  bool binary_ = false;       // the current document has been noted as binary or compressed
+  std::array<Seen, 8> seen_;  // by kind, as numbered in text_kind.cpp
 };
 
 }  // namespace birkhoff

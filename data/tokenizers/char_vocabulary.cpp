@@ -5,7 +5,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 #include "data/tokenizers/tokenizer_file.h"
 
 namespace birkhoff {
@@ -38,7 +38,7 @@ class CharTokenizer final : public PieceTokenizer {
         fail(ExitCode::kData,
              "character {} (U+{:04X}) at byte {} is not among the {} characters of the corpus; "
              "leave it out",
-             shown(std::string(text.substr(i, static_cast<std::size_t>(character.bytes)))),
+             quoted(std::string(text.substr(i, static_cast<std::size_t>(character.bytes)))),
              character.code_point, i, code_points_.size());
       }
       ids.push_back(id);

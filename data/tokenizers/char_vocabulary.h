@@ -1,4 +1,4 @@
-// Characters (Unicode code points) as tokens: collecting them, their file, and (in the .cpp) the
+// Characters (Unicode code points) as tokens: their collection, their file, and (in the .cpp) the
 // tokenizer.
 #pragma once
 
@@ -9,15 +9,15 @@
 
 namespace birkhoff {
 
-// The code points of the training split, ascending, are ids 0, 1, ...; the unknown id behind them
-// exists only if other splits have characters that the training split lacks. Memory: two bits a
+// The code points of the training split, ascending, are ids 0, 1, ... The unknown id after them
+// exists only if other splits have characters that the training split lacks. Memory: two bits per
 // code point, whatever the text.
 class CharVocabulary {
  public:
   // text: valid UTF-8.
   void add(std::string_view text, bool training);
-  // The vocabulary file: "birkhoff chars 1", "unknown yes|no", then one code point a line in
-  // hexadecimal.
+  // The vocabulary file: "birkhoff chars 1", "unknown yes|no", then one hexadecimal code point per
+  // line.
   std::string file_content() const;
   std::int64_t num_ids() const;
 

@@ -20,19 +20,19 @@ KnownTokenizer sentencepiece_tokenizer(std::string content, const std::string& f
 KnownTokenizer read_tokenizer(const std::string& file) {
   if (is_directory(file)) {
     fail(ExitCode::kData,
-         "--tokenizer {}: is a folder; the tokenizer of a corpus or run is taken by --like {}",
+         "--tokenizer {}: is a folder; to use the tokenizer of a corpus or run, give --like {}",
          file, file);
   }
   std::string content = read_file(file, kTokenizerMaxBytes, ExitCode::kData);
   const std::int64_t lines = std::count(content.begin(), content.end(), '\n');
   if (content.starts_with("birkhoff chars ")) {
     const bool has_unknown = content.find("\nunknown yes\n") != std::string::npos;
-    const std::int64_t num_ids = lines - 2 + (has_unknown ? 1 : 0);  // two lines of header
+    const std::int64_t num_ids = lines - 2 + (has_unknown ? 1 : 0);  // two header lines
     make_char_tokenizer(content, file, num_ids);
     return {.kind = "chars", .content = std::move(content), .vocabulary = num_ids};
   }
   if (content.starts_with("birkhoff words ")) {
-    make_word_tokenizer(content, file, lines);  // a line of header, and the unknown word has none
+    make_word_tokenizer(content, file, lines);  // one header line; the unknown word has none
     return {.kind = "words", .content = std::move(content), .vocabulary = lines};
   }
   try {
@@ -50,7 +50,7 @@ KnownTokenizer read_tokenizer(const TokenizerSource& source) {
                            .is_source = true};
   if (!source.file.empty())
     tokenizer.content = read_file(source.file, kTokenizerMaxBytes, ExitCode::kData);
-  load_tokenizer(source.kind, source.file, source.vocabulary);  // fails where they do not fit
+  load_tokenizer(source.kind, source.file, source.vocabulary);  // fails if they do not match
   return tokenizer;
 }
 

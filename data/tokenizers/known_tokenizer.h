@@ -1,4 +1,4 @@
-// Tokenizers that prepare does not learn from its text: a file's, or that of a corpus or a model.
+// Tokenizers that prepare does not learn from its text: from a file, a corpus or a model.
 #pragma once
 
 #include <cstdint>
@@ -15,25 +15,25 @@ struct TokenizerSource {
   std::optional<std::int64_t> end_of_document = {};
 };
 
-// What a corpus needs of a tokenizer.
+// What a corpus needs to know about a tokenizer.
 struct KnownTokenizer {
   std::string kind;
   std::string content = {};     // of its file; empty for bytes
-  std::int64_t vocabulary = 0;  // number of ids of the content, or of the source
-  // For several documents: the id that ends each. None: one more id is added to the vocabulary,
-  // unless that is a source's.
+  std::int64_t vocabulary = 0;  // number of ids in the content, or in the source
+  // The id that ends each of several documents. If unset, one id is added to the vocabulary, unless
+  // the vocabulary is that of a source.
   std::optional<std::int64_t> end_of_document = {};
   bool is_source = false;
 };
 
-// A vocabulary of chars or words, or a SentencePiece model, as its first bytes tell. Anything else:
-// Error(kData).
+// Reads a vocabulary of chars or words, or a SentencePiece model; its first bytes decide which.
+// Anything else: Error(kData).
 KnownTokenizer read_tokenizer(const std::string& file);
 KnownTokenizer read_tokenizer(const TokenizerSource& source);
 
 KnownTokenizer sentencepiece_tokenizer(std::string content, const std::string& file);
 
-// The file of a tokenizer in a corpus folder: "tokenizer.chars" and so on; not for bytes.
+// The file name of a tokenizer in a corpus folder: "tokenizer.chars" and so on. Not for bytes.
 std::string tokenizer_file_name(const std::string& kind);
 
 }  // namespace birkhoff

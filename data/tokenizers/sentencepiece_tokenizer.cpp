@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "cluster/base/error.h"
-#include "cluster/base/files/limited_child.h"
+#include "cluster/base/files/sandboxed_child.h"
 #include "cluster/base/random/philox.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 #include "data/tokenizers/tokenizer_file.h"
 
 namespace birkhoff {

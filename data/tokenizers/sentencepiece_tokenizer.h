@@ -1,5 +1,5 @@
-// Subwords by the SentencePiece library (Kudo & Richardson 2018). Its headers and its own Protobuf
-// stay in the .cpp.
+// Subwords as tokens, by the SentencePiece library (Kudo & Richardson 2018). The library's headers
+// and its own Protobuf stay in the .cpp.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace birkhoff {
 
-// content: a SentencePiece model. Error(kData) names `file` if the library refuses it.
+// content: a SentencePiece model. Error(kData) names `file` if the library rejects it.
 std::unique_ptr<Tokenizer> make_sentencepiece_tokenizer(const std::string& content,
                                                         const std::string& file,
                                                         std::int64_t vocabulary);
@@ -21,15 +21,16 @@ struct SentencePieceModel {
   std::int64_t num_pieces = 0;
   std::int64_t end_of_document = -1;  // the model's </s>; -1 = it has none
 };
-// The library has crashed on damaged models: they are first loaded in a limited child process.
+// Loads the model in a sandboxed child process first, because the library has crashed on damaged
+// models.
 SentencePieceModel check_sentencepiece_model(const std::string& content, const std::string& file);
 
-// A sample of lines, bounded in memory and the same for the same text: a line is kept if the hash
-// of its number ends in `level` zero bits, and the level rises whenever the sample is full. Longer
-// lines than 2048 bytes are cut; the parts count as lines.
+// A sample of lines. Its memory is bounded, and the same text yields the same sample. A line is
+// kept if the hash of its number ends in `level` zero bits, and the level rises whenever the sample
+// is full. Lines longer than 2048 bytes are cut; the parts count as lines.
 class LineSampler {
  public:
-  // max_bytes: of the lines and of what holds them.
+  // max_bytes: memory for the lines and their containers.
   explicit LineSampler(std::int64_t max_bytes) : max_bytes_(max_bytes) {}
   // text: whole lines, or parts of very long ones.
   void add(std::string_view text);
@@ -47,9 +48,9 @@ class LineSampler {
 };
 
 // Trains byte-pair merges (Sennrich et al. 2016) with a byte fallback and no normalisation, so that
-// any UTF-8 text comes back from decoding as it was (but U+2581, SentencePiece's mark of a space,
-// comes back as a space). Ids: 0 unknown, 1 </s>. Deterministic. Error(kUsage) if the text does not
-// yield vocab_size pieces.
+// decoding restores any UTF-8 text (except that U+2581, SentencePiece's mark for a space, becomes a
+// space). Ids: 0 unknown, 1 </s>. Deterministic. Error(kUsage) if the text does not yield
+// vocab_size pieces.
 std::string train_sentencepiece(const std::vector<std::string>& lines, std::int64_t vocab_size);
 
 }  // namespace birkhoff

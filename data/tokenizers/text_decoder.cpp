@@ -18,7 +18,7 @@ std::string TextDecoder::add(std::int32_t id) {
 
 std::string TextDecoder::finish() { return take(pending_.size()); }
 
-// Ids at the end that are the first bytes of a character.
+// The number of ids at the end that are the first bytes of an incomplete character.
 std::size_t TextDecoder::num_unfinished() const {
   constexpr std::size_t kMostBytes = 4;  // of a character
   std::string bytes;

@@ -1,4 +1,4 @@
-// Text of ids that come one at a time.
+// Decodes ids that come one at a time.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@
 
 namespace birkhoff {
 
-// Put together, what add() and finish() return is the text of all ids as Tokenizer::decode() gives
-// it. Characters come whole: ids that are bytes of a character wait until it is complete.
+// Concatenated, the results of add() and finish() are the text that Tokenizer::decode() returns for
+// all ids. Characters are never split: ids that are bytes of a character wait until it is complete.
 class TextDecoder {
  public:
-  // before: ids that the new ones follow; their text is not repeated. The tokenizer must outlive
-  // the decoder.
+  // before: the ids before the new ones; their text is not repeated. The tokenizer must outlive the
+  // decoder.
   TextDecoder(const Tokenizer& tokenizer, const std::vector<std::int32_t>& before);
 
-  // Text that is complete with this id; may be empty.
+  // Returns the text that this id completes; it may be empty.
   std::string add(std::int32_t id);
-  // What waits for bytes that no longer come.
+  // Returns the text of ids that are still waiting for bytes.
   std::string finish();
 
  private:
@@ -27,8 +27,8 @@ class TextDecoder {
   std::string take(std::size_t num_ids);
 
   const Tokenizer& tokenizer_;
-  std::vector<std::int32_t> last_;     // the id before, if any: a text's first space may be dropped
-  std::vector<std::int32_t> pending_;  // ids whose text was not returned yet
+  std::vector<std::int32_t> last_;     // the previous id, if any: decoding may drop a first space
+  std::vector<std::int32_t> pending_;  // ids whose text has not been returned yet
 };
 
 }  // namespace birkhoff

@@ -69,7 +69,7 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
   if (kind == "chars") return make_char_tokenizer(content, path, vocabulary);
   if (kind == "words") return make_word_tokenizer(content, path, vocabulary);
   if (kind == "sentencepiece") {
-    check_sentencepiece_model(content, path);  // a forged folder's hashes fit
+    check_sentencepiece_model(content, path);  // the hashes of a forged folder match
     return make_sentencepiece_tokenizer(content, path, vocabulary);
   }
   fail(ExitCode::kData, "{}: tokenizer kind '{}' is not bytes, chars, words or sentencepiece", path,

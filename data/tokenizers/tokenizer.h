@@ -1,4 +1,4 @@
-// Text to ids and back.
+// Converts text to ids and back.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,14 @@ namespace birkhoff {
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
-  // Ids of a text, without an end-of-document mark. Characters or words outside the vocabulary
-  // become the unknown id.
+  // The ids of a text, without an end-of-document mark. Characters or words outside the vocabulary
+  // become the unknown id. Text that the vocabulary cannot encode: Error(kData).
   virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
-  // Text of ids; marks and unknown ids give a visible replacement or nothing, never an error. Ids
-  // outside [0, vocabulary): Error(kData).
+  // The text of ids. Marks and unknown ids become a visible replacement or nothing, never an error.
+  // Ids outside [0, vocabulary): Error(kData).
   virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
-  // The byte that an id stands for, if it stands for a single byte of text whatever that is: a
-  // character may then take several ids. (SentencePiece has such ids for characters that it has no
-  // piece for.)
+  // The byte that an id stands for, if it stands for a single arbitrary byte. A character may then
+  // take several ids. (SentencePiece has such ids for characters that it has no piece for.)
   virtual std::optional<char> byte_of(std::int32_t) const { return std::nullopt; }
   virtual std::int64_t vocabulary() const = 0;
 };

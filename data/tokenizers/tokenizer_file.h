@@ -1,4 +1,4 @@
-// What the tokenizers share: limits of their files, and decoding piece by piece.
+// What the tokenizers share: the size limit of their files, and decoding piece by piece.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@ namespace birkhoff {
 
 inline constexpr std::int64_t kTokenizerMaxBytes = 64 << 20;
 
-// Ids [0, num_pieces) have pieces of text; an id behind them, if the vocabulary has one, is the
-// corpus' end-of-document mark and has no text.
+// Ids [0, num_pieces) have pieces of text. An id after them, if the vocabulary has one, is the
+// end-of-document mark of the corpus and has no text.
 class PieceTokenizer : public Tokenizer {
  public:
   // vocabulary: num_pieces or one more; anything else is an Error(kData) that names `file`.
@@ -27,7 +27,7 @@ class PieceTokenizer : public Tokenizer {
   std::int64_t num_pieces_, vocabulary_;
 };
 
-// The kinds; content is a file's, `file` its name in messages.
+// One function per kind. content: the content of the file. file: its name in messages.
 std::unique_ptr<Tokenizer> make_byte_tokenizer(std::int64_t vocabulary);
 std::unique_ptr<Tokenizer> make_char_tokenizer(const std::string& content, const std::string& file,
                                                std::int64_t vocabulary);

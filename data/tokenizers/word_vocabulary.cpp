@@ -41,7 +41,7 @@ std::string escape(std::string_view word) {
   return line;
 }
 
-// The word of a line; empty if an escape is wrong.
+// The word of a line; empty if an escape is invalid.
 std::string unescape(std::string_view line) {
   std::string word;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -108,7 +108,7 @@ std::size_t word_length(std::string_view text) {
   std::size_t end = begin;
   while (end < text.size() && end - begin < kMaxWordBytes && is_word_character(text[end])) ++end;
   const std::size_t whole = complete_utf8(text.substr(begin, end - begin));
-  return whole > 0 ? begin + whole : end;  // bytes that are no UTF-8 are words too
+  return whole > 0 ? begin + whole : end;  // bytes that are not UTF-8 are words too
 }
 
 void WordVocabulary::add(std::string_view text) {

@@ -1,5 +1,5 @@
-// Attention alone, one process: each mechanism beside LibTorch's operations for the same, and dense
-// attention by LibTorch's own kernels.
+// Only attention, in one process: compares each mechanism with LibTorch's operations for the same
+// mechanism and with dense attention by LibTorch's own kernels.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -24,7 +24,7 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
 #include "configs/text_parser.h"
-#include "launcher/bench/attention_contest.h"
+#include "launcher/bench/attention_comparison.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/peak_memory.h"
 #include "launcher/bench/report.h"
@@ -36,9 +36,10 @@
 namespace birkhoff {
 namespace {
 
-// Where every query meets every key, what is checked is the beginning: fp64 keeps all their scores.
+// If every query attends to every key, only the beginning is checked, because fp64 keeps all their
+// scores.
 constexpr std::int64_t kMostCheckedTokens = 2048;
-// With --recorded the last of them records.
+// With --recorded, the last of these runs records.
 constexpr int kWarmUp = StepGraph::kWarmUpRuns + 1;
 
 at::ScalarType dtype_named(const std::string& name) {
@@ -47,7 +48,7 @@ at::ScalarType dtype_named(const std::string& name) {
   return name == "bf16" ? at::kBFloat16 : at::kHalf;
 }
 
-// A field of the oneof in configs/attention.proto, with or without a body.
+// Parses a field of the oneof in configs/attention.proto, with or without a body.
 configs::Mechanism mechanism_of(const std::string& text) {
   const bool bare = text.find('{') == std::string::npos;
   configs::Mechanism config;
@@ -58,8 +59,8 @@ configs::Mechanism mechanism_of(const std::string& text) {
   return config;
 }
 
-// Seconds of `work` once the device has nothing else to do. On a GPU its L2 cache holds nothing of
-// the work's tensors before, and the host is ahead of it.
+// Measures the seconds of `work` on an otherwise idle device. On a GPU, the L2 cache holds none of
+// the work's tensors at the start, and the host runs ahead of the device.
 class Stopwatch {
  public:
   explicit Stopwatch(at::Device device) : device_(device) {
@@ -76,7 +77,7 @@ class Stopwatch {
     c10::Event before(device_.type(), c10::EventFlag::BACKEND_DEFAULT),
         after(device_.type(), c10::EventFlag::BACKEND_DEFAULT);
     synchronize(device_);
-    // By reading: what is written would go to memory while the work is timed.
+    // Flush by reading: written data would go to memory while the work is timed.
     flushed_.sum();
     before.record(stream);
     work();
@@ -90,12 +91,13 @@ class Stopwatch {
   at::Tensor flushed_;
 };
 
-// What the machine does at most, measured in turns with what is compared to it.
+// The limits of the machine, measured in turns with the candidates that are compared with them.
 class Limits {
  public:
   Limits(at::ScalarType dtype, at::Device device)
       : size_(device.is_cuda() ? 8192 : 1024),
-        // Without instructions for it, LibTorch's products in fp16 are far from what a CPU can do.
+        // On a CPU without fp16 instructions, LibTorch's fp16 products are far from what the CPU
+        // can do.
         a_(at::randn({size_, size_}, at::device(device))
                .to(device.is_cpu() && dtype == at::kHalf ? at::kFloat : dtype)),
         from_(
@@ -127,10 +129,10 @@ class Limits {
   std::vector<double> products_, copies_;
 };
 
-// One contender at one length: what it is measured on, and what came of it.
+// One candidate at one length: its inputs and its results.
 struct Entry {
-  Contender contender;
-  const AttentionTask* task;
+  Candidate candidate;
+  const AttentionProblem* task;
   std::vector<at::Tensor> leaves;
   double forward_flops, error;
   bool library_dense;  // LibTorch's dense attention
@@ -139,9 +141,9 @@ struct Entry {
   std::size_t extra_bytes = 0;
 };
 
-class Contest {
+class Comparison {
  public:
-  Contest(const BenchAttentionArguments& arguments, at::Device device)
+  Comparison(const BenchAttentionArguments& arguments, at::Device device)
       : arguments_(arguments),
         dtype_(dtype_named(arguments.dtype)),
         device_(device),
@@ -149,19 +151,19 @@ class Contest {
         limits_(dtype_, device),
         memory_(device) {}
 
-  // Checks and measures one mechanism at one length; its rows.
+  // Checks and measures one mechanism at one length; returns its rows.
   std::string run(const std::string& text, std::int64_t length) {
     const AttentionShape shape{arguments_.batch, arguments_.heads, length, arguments_.head_dim,
                                !arguments_.encoder};
     const configs::Mechanism config = mechanism_of(text);
     BuiltMechanism mechanism(config, shape, dtype_, device_);
-    const AttentionTask task =
-        AttentionTask::random(shape, mechanism->properties().ties_key_value, dtype_, device_);
+    const AttentionProblem task =
+        AttentionProblem::random(shape, mechanism->properties().ties_key_value, dtype_, device_);
 
     std::list<Entry> entries;
-    std::vector<Contender> ours{
+    std::vector<Candidate> ours{
         {"birkhoff", [&](const AttentionInput& in) { return mechanism->forward(in).out_BHLD; }}};
-    if (!config.has_dense()) {  // which is composed of LibTorch's dense attention alone
+    if (!config.has_dense()) {  // whose composition is just LibTorch's dense attention
       ours.push_back({"LibTorch, composed",
                       [&](const AttentionInput& in) { return mechanism->composed(in).out_BHLD; }});
     }
@@ -174,15 +176,15 @@ class Contest {
     configs::Mechanism dense_config;
     dense_config.mutable_dense();
     BuiltMechanism dense(dense_config, shape, dtype_, device_);
-    const AttentionTask dense_task = AttentionTask::random(shape, false, dtype_, device_);
-    add_checked(dense_contenders(shape.causal, device_), /*library_dense=*/true, dense_config,
+    const AttentionProblem dense_task = AttentionProblem::random(shape, false, dtype_, device_);
+    add_checked(dense_candidates(shape.causal, device_), /*library_dense=*/true, dense_config,
                 dense, dense_task, entries);
     measure(entries);
     return rows(text, length, entries);
   }
 
   const Limits& limits() const { return limits_; }
-  // What was left out, and whether the machine was quiet.
+  // Which candidates were left out, and whether the machine was quiet.
   std::string notes() const { return (notes_.empty() ? "" : "\n" + notes_) + other_load_.note(); }
   std::vector<PlotLine> plot_lines() const {
     std::vector<PlotLine> result;
@@ -194,8 +196,8 @@ class Contest {
   }
 
  private:
-  // Whether eager's scores of every query and key do, where it makes them.
-  bool fits_eager(const Mechanism& mechanism, const AttentionTask& task) {
+  // Whether the scores of every query and key fit in memory, if the eager candidate computes them.
+  bool fits_eager(const Mechanism& mechanism, const AttentionProblem& task) {
     const std::int64_t length = task.in.q_BHLD.size(2);
     const double gigabytes = static_cast<double>(task.in.q_BHLD.nbytes()) / 1e9 *
                              static_cast<double>(length) / static_cast<double>(arguments_.head_dim);
@@ -204,14 +206,15 @@ class Contest {
     return false;
   }
 
-  // All of `contenders` but those kernels of LibTorch that do not take this dtype or shape.
-  void add_checked(const std::vector<Contender>& contenders, bool library_dense,
+  // Checks and adds `candidates`, except LibTorch's kernels that do not take this dtype or shape or
+  // are too inexact.
+  void add_checked(const std::vector<Candidate>& candidates, bool library_dense,
                    const configs::Mechanism& config, const BuiltMechanism& mechanism,
-                   const AttentionTask& task, std::list<Entry>& entries) {
+                   const AttentionProblem& task, std::list<Entry>& entries) {
     const std::int64_t length = task.in.q_BHLD.size(2);
-    const AttentionTask part = task.beginning(
+    const AttentionProblem part = task.beginning(
         mechanism->properties().quadratic ? std::min(length, kMostCheckedTokens) : length);
-    const AttentionTask exact_part = part.exact();
+    const AttentionProblem exact_part = part.exact();
     BuiltMechanism exact_mechanism(
         config, {1, arguments_.heads, length, arguments_.head_dim, !arguments_.encoder},
         at::kDouble, at::kCPU);
@@ -223,23 +226,23 @@ class Contest {
     const std::vector<at::Tensor> exact = solve(
         {"", [&](const AttentionInput& in) { return exact_mechanism->reference(in).out_BHLD; }},
         exact_part, with_parameters(exact_part.leaves(), exact_mechanism));
-    for (const Contender& contender : contenders) {
+    for (const Candidate& candidate : candidates) {
       double error = 0;
       try {
-        error = error_of(solve(contender, part, with_parameters(part.leaves(), mechanism)), exact);
+        error = error_of(solve(candidate, part, with_parameters(part.leaves(), mechanism)), exact);
       } catch (const c10::Error& problem) {
-        if (contender.is_ours()) throw;
-        note(contender.name, length, problem.what_without_backtrace());
+        if (candidate.is_ours()) throw;
+        note(candidate.name, length, problem.what_without_backtrace());
         continue;
       }
       if (!(error <= error_bound(dtype_))) {
         const std::string what = fmt::format("relative error {:.2e} against fp64, more than {:.2e}",
                                              error, error_bound(dtype_));
-        if (contender.is_ours()) fail(ExitCode::kInternal, "L = {}: {}", length, what);
-        note(contender.name, length, what);
+        if (candidate.is_ours()) fail(ExitCode::kInternal, "L = {}: {}", length, what);
+        note(candidate.name, length, what);
         continue;
       }
-      entries.push_back({contender,
+      entries.push_back({candidate,
                          &task,
                          with_parameters(task.leaves(), mechanism),
                          mechanism->forward_flops(length) * static_cast<double>(arguments_.batch),
@@ -261,30 +264,31 @@ class Contest {
     other_load_.end();
   }
 
-  // False: it cannot be recorded.
+  // Returns false if the candidate cannot be recorded.
   bool measure(Entry& entry, int round) {
     try {
       const double forward = watch_.seconds(
-          [&] { entry.forward_graph.run([&] { attend(entry.contender, *entry.task); }); });
+          [&] { entry.forward_graph.run([&] { attend(entry.candidate, *entry.task); }); });
       memory_.restart();
       const double both = watch_.seconds([&] {
-        entry.both_graph.run([&] { solve(entry.contender, *entry.task, entry.leaves); });
+        entry.both_graph.run([&] { solve(entry.candidate, *entry.task, entry.leaves); });
       });
-      // What is recorded has its memory already.
+      // A recording already has its memory.
       if (round < -1 || !arguments_.recorded) entry.extra_bytes = memory_.extra_bytes();
       if (round < 0) return true;
       entry.forward.push_back(forward);
       entry.both.push_back(both);
       return true;
     } catch (const Error& problem) {
-      if (entry.contender.is_ours() || round != -1) throw;
-      note(entry.contender.name, entry.task->in.q_BHLD.size(2), problem.what());
+      if (entry.candidate.is_ours() || round != -1) throw;
+      note(entry.candidate.name, entry.task->in.q_BHLD.size(2), problem.what());
       return false;
     }
   }
 
   // Bytes: q, k, v and the output once each; backward reads those and the output's gradient and
-  // writes three. FLOPs: backward computes scores and probabilities again and four products more.
+  // writes three. FLOPs: backward recomputes scores and probabilities and computes four more
+  // products.
   std::string rows(const std::string& text, std::int64_t length, const std::list<Entry>& entries) {
     double dense_seconds = INFINITY;
     for (const Entry& entry : entries) {
@@ -297,14 +301,14 @@ class Contest {
       const double forward_floor = limits_.floor_seconds(entry.forward_flops, bytes);
       const double both_floor = limits_.floor_seconds(3.5 * entry.forward_flops, 3 * bytes);
       result +=
-          table_row({text, fmt::format("{}", length), entry.contender.name, figure(forward * 1e3),
+          table_row({text, fmt::format("{}", length), entry.candidate.name, figure(forward * 1e3),
                      figure(forward_floor * 1e3), figure(forward_floor / forward),
                      figure(both * 1e3), figure(both_floor * 1e3), figure(both_floor / both),
                      std::isfinite(dense_seconds) ? figure(dense_seconds / both) : "",
                      figure(static_cast<double>(entry.extra_bytes) / (1 << 20)),
                      fmt::format("{:.1e}", entry.error)});
-      add_point(text + ": " + entry.contender.name, length, both, false);
-      if (entry.contender.is_ours()) add_point(text + ": floor", length, both_floor, true);
+      add_point(text + ": " + entry.candidate.name, length, both, false);
+      if (entry.candidate.is_ours()) add_point(text + ": floor", length, both_floor, true);
     }
     return result;
   }
@@ -349,14 +353,14 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
   }
   const at::Device device =
       arguments.device == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
-  // A file that cannot be written is better known before.
+  // Find out before the measurement whether a file can be written.
   for (const std::string& file : {arguments.svg, arguments.table}) {
     if (!file.empty() && !std::filesystem::exists(file)) write_file_durably(file, "");
   }
-  Contest contest(arguments, device);
+  Comparison comparison(arguments, device);
   std::string rows;
   for (const std::string& text : arguments.mechanisms) {
-    for (const std::int64_t length : arguments.lengths) rows += contest.run(text, length);
+    for (const std::int64_t length : arguments.lengths) rows += comparison.run(text, length);
   }
   const std::string sizes =
       fmt::format("B = {}, H = {}, D = {}, {}, {}", arguments.batch, arguments.heads,
@@ -365,24 +369,24 @@ int bench_attention_command(const BenchAttentionArguments& arguments, std::ostre
       "{}\n{}: medians of {} rounds, {}. Floor: q, k, v and the output moved once, backward twice "
       "that, and the mechanism's FLOPs, backward 2.5 times those, at the speed of {}, measured "
       "between the rounds. Error: the largest of the output and all gradients against fp64 (bound "
-      "{:.0e}). Dense: the fastest of LibTorch's. Extra MiB: the most that tensors of forward and "
-      "backward take besides their inputs, our threads' scratch not among them.\n\n{}{}{}",
+      "{:.0e}). Dense: LibTorch's fastest. Extra MiB: peak memory of the tensors of forward and "
+      "backward in addition to their inputs, without our threads' scratch.\n\n{}{}{}",
       report_title(arguments.line, device), sizes, arguments.rounds,
       !device.is_cuda()    ? "caches warm"
       : arguments.recorded ? "each after the L2 cache was flushed, launched as CUDA graphs"
                            : "each after the L2 cache was flushed",
-      contest.limits().text(), error_bound(dtype_named(arguments.dtype)),
+      comparison.limits().text(), error_bound(dtype_named(arguments.dtype)),
       table_head({"mechanism", "L", "by", "forward, ms", "floor, ms", "floor / time",
                   "forward + backward, ms", "floor, ms", "floor / time", "dense / time",
                   "extra MiB", "error"}),
-      rows, contest.notes());
+      rows, comparison.notes());
   out << report;
   if (!arguments.table.empty()) write_file_durably(arguments.table, report);
   if (!arguments.svg.empty()) {
     write_file_durably(arguments.svg, plot_svg({"Attention, forward + backward: " + sizes,
                                                 {"L", AxisScale::kLog2},
                                                 {"ms", AxisScale::kLog10},
-                                                contest.plot_lines()}));
+                                                comparison.plot_lines()}));
   }
   return 0;
 }

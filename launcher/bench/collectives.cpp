@@ -14,8 +14,9 @@
 namespace birkhoff {
 namespace {
 
-// Below 1/8, of either sign and many magnitudes, so that the rounding of their sums depends on the
-// order; by exact operations and single products alone, so that all machines make the same bits.
+// Values below 1/8, of either sign and many magnitudes, so that the rounding of their sums depends
+// on the order. Only exact operations and single products compute them, so that all machines
+// produce the same bits.
 at::Tensor values_of_rank(int rank, std::int64_t count) {
   const NoiseKey key{.seed = 1,
                      .step = at::full({1}, 0, at::kLong),
@@ -66,7 +67,7 @@ double bus_factor(Collective what, int ranks) {
   return 0;
 }
 
-RunCollective group_collectives(Group& group) {
+RunCollective group_collectives(ProcessGroup& group) {
   return [&group](Collective what, const at::Tensor& output, const at::Tensor& input) {
     switch (what) {
       case Collective::kAllReduce:

@@ -1,5 +1,5 @@
-// The operations of a Group that `bench comm` measures, with the sizes, bandwidths and names of
-// nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), and what they must give.
+// The operations of a ProcessGroup that `bench comm` measures, with the sizes, bandwidths and names
+// of nccl-tests (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md), and their expected results.
 //
 // Tensors are fp32. An operation of size `count` (elements, a multiple of the number of ranks n):
 //   all_reduce       output [count], in place: input is not read
@@ -15,7 +15,7 @@
 #include <functional>
 #include <string>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 
 namespace birkhoff {
 
@@ -24,34 +24,34 @@ inline constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective
                                               Collective::kAllGather, Collective::kAllToAll,
                                               Collective::kBroadcast};
 
-// As the method of Group is called.
+// The name of the method of ProcessGroup.
 const char* collective_name(Collective what);
 
-// busbw = algbw * bus_factor, where algbw = 4 * count bytes / time: the share of `count` that has
-// to cross the link of a rank, whatever the algorithm. So busbw can be compared with the hardware's
-// speed, and between numbers of ranks.
+// busbw = algbw * bus_factor, where algbw = 4 * count bytes / time. The factor is the share of
+// `count` that must cross a rank's link, whatever the algorithm. So busbw can be compared with the
+// hardware's speed and between numbers of ranks.
 double bus_factor(Collective what, int ranks);
 
-// Runs an operation on this rank. Host tensors are complete when it returns, those on a GPU once
-// the current stream is there. Collective over the ranks.
+// Runs an operation on this rank. Host tensors are complete when it returns, GPU tensors once the
+// current stream reaches that point. Collective over the ranks.
 using RunCollective =
     std::function<void(Collective, const at::Tensor& output, const at::Tensor& input)>;
 
 // The operations of a group, which must outlive the result.
-RunCollective group_collectives(Group& group);
+RunCollective group_collectives(ProcessGroup& group);
 
-// The tensors of one operation on one rank, on the CPU. All values are known to all ranks.
+// The tensors of one operation on one rank, on the CPU. Every rank can compute all values.
 struct CollectiveTensors {
   at::Tensor output, input;
 };
 CollectiveTensors make_tensors(Collective what, std::int64_t count, int rank, int ranks);
 
-// What make_tensors()' output must hold after the operation, sums taken in rank order. Takes room
-// for a few tensors of `count`, however many ranks there are.
+// What the output of make_tensors() must hold after the operation, with sums taken in rank order.
+// Uses memory for a few tensors of `count` elements, whatever the number of ranks.
 at::Tensor expected_output(Collective what, std::int64_t count, int rank, int ranks);
 
-// Where two tensors of one shape first have different bits, as a line for the user; empty if
-// nowhere. On the CPU, contiguous.
+// A line for the user about the first element whose bits differ between two tensors of one shape;
+// empty if there is none. The tensors are contiguous and on the CPU.
 std::string first_difference(const at::Tensor& output, const at::Tensor& expected);
 
 }  // namespace birkhoff

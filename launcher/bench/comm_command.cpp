@@ -31,7 +31,7 @@ namespace {
 constexpr std::int64_t kElementBytes = 4;
 constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
 
-// A number of bytes, 4096 or 4K or 64M; -1 if it is none.
+// Parses a number of bytes: 4096, 4K or 64M; -1 if malformed.
 std::int64_t parse_bytes(std::string_view text) {
   std::int64_t bytes = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), bytes);
@@ -57,57 +57,59 @@ std::vector<std::int64_t> sizes_of(const std::string& range) {
   return sizes;
 }
 
-// The group that is measured, and who does the same.
-struct Contest {
+// The measured group and its reference implementation.
+struct Comparison {
   at::Device device = at::kCPU;
-  std::unique_ptr<Group> on_gpu;
+  std::unique_ptr<ProcessGroup> on_gpu;
   RunCollective ours, peer;
   std::string peer_name;
 };
 
-Contest make_contest(World& world, [[maybe_unused]] bool cuda) {
-  Contest contest;
+Comparison make_comparison(World& world, [[maybe_unused]] bool cuda) {
+  Comparison comparison;
 #ifdef BIRKHOFF_CUDA
   if (cuda) {
-    contest.device = cuda_device(world.local_rank());
-    contest.on_gpu = std::make_unique<NcclGroup>(world.group(), contest.device);
-    contest.ours = group_collectives(*contest.on_gpu);
-    contest.peer = nccl_collectives(world.group(), contest.device);
-    contest.peer_name = "NCCL";
-    return contest;
+    comparison.device = cuda_device(world.local_rank());
+    comparison.on_gpu = std::make_unique<NcclGroup>(world.group(), comparison.device);
+    comparison.ours = group_collectives(*comparison.on_gpu);
+    comparison.peer = nccl_collectives(world.group(), comparison.device);
+    comparison.peer_name = "NCCL";
+    return comparison;
   }
 #endif
-  contest.ours = group_collectives(world.group());
-  contest.peer = mpi_collectives();
-  contest.peer_name = "MPI";
-  return contest;
+  comparison.ours = group_collectives(world.group());
+  comparison.peer = mpi_collectives();
+  comparison.peer_name = "MPI";
+  return comparison;
 }
 
-// Ours must have the bits of the sum in rank order. The peer chooses an order of its own.
-void check_results(const Contest& contest, World& world, Collective what, std::int64_t count) {
+// Ours must have the bits of the sum in rank order. The peer chooses its own order.
+void check_results(const Comparison& comparison, World& world, Collective what,
+                   std::int64_t count) {
   const at::Tensor expected = expected_output(what, count, world.rank(), world.size());
   const auto result = [&](const RunCollective& run) {
     const CollectiveTensors host = make_tensors(what, count, world.rank(), world.size());
-    const at::Tensor output = host.output.to(contest.device);
-    run(what, output, host.input.defined() ? host.input.to(contest.device) : at::Tensor());
+    const at::Tensor output = host.output.to(comparison.device);
+    run(what, output, host.input.defined() ? host.input.to(comparison.device) : at::Tensor());
     return output.cpu();
   };
-  if (const std::string wrong = first_difference(result(contest.ours), expected); !wrong.empty()) {
+  if (const std::string wrong = first_difference(result(comparison.ours), expected);
+      !wrong.empty()) {
     fail(ExitCode::kInternal, "{} of {} bytes on rank {} of {} is wrong: {}", collective_name(what),
          count * kElementBytes, world.rank(), world.size(), wrong);
   }
-  if (!at::allclose(result(contest.peer), expected, 1e-5, 1e-5)) {
-    fail(ExitCode::kInternal, "{} of {} bytes by {} is wrong: it cannot be the peer",
-         collective_name(what), count * kElementBytes, contest.peer_name);
+  if (!at::allclose(result(comparison.peer), expected, 1e-5, 1e-5)) {
+    fail(ExitCode::kInternal, "{} of {} bytes by {} is wrong: it cannot serve as the reference",
+         collective_name(what), count * kElementBytes, comparison.peer_name);
   }
 }
 
 struct Lane {
   std::function<void()> run;
-  std::vector<double> seconds;  // of the slowest rank, one a round
+  std::vector<double> seconds;  // of the slowest rank, one per round
 };
 
-// Rounds in which the lanes take turns. Collective.
+// Measures rounds in which the lanes take turns. Collective.
 void measure(World& world, at::Device device, int rounds, std::int64_t repetitions,
              std::vector<Lane>& lanes, OtherLoad& other_load) {
   other_load.begin();
@@ -132,7 +134,7 @@ void measure(World& world, at::Device device, int rounds, std::int64_t repetitio
   }
 }
 
-// Of all machines, less what all ranks took. Collective.
+// The note on other load for all machines, without the load of the ranks. Collective.
 std::string load_beside_all_ranks(World& world, const OtherLoad& other_load) {
   const ProcessorSeconds& here = other_load.counted();
   const at::Tensor sums = at::empty({5}, at::kDouble);
@@ -157,25 +159,25 @@ double ratio(const Lane& other, const Lane& ours) {
   return median(ratios);
 }
 
-std::string measured_row(const Contest& contest, World& world, Collective what, std::int64_t count,
-                         int rounds, OtherLoad& other_load) {
+std::string measured_row(const Comparison& comparison, World& world, Collective what,
+                         std::int64_t count, int rounds, OtherLoad& other_load) {
   constexpr std::int64_t kBytesOfASample = 1 << 20, kMostRepetitions = 20;
   const std::int64_t bytes = count * kElementBytes;
   const double factor = bus_factor(what, world.size());
   const CollectiveTensors host = make_tensors(what, count, world.rank(), world.size());
-  const at::Tensor output = host.output.to(contest.device).zero_();  // sums of zeros stay finite
-  const at::Tensor input = host.input.defined() ? host.input.to(contest.device) : at::Tensor();
+  const at::Tensor output = host.output.to(comparison.device).zero_();  // sums of zeros stay finite
+  const at::Tensor input = host.input.defined() ? host.input.to(comparison.device) : at::Tensor();
 
   std::vector<Lane> lanes;
-  lanes.push_back({[&] { contest.ours(what, output, input); }, {}});
-  lanes.push_back({[&] { contest.peer(what, output, input); }, {}});
+  lanes.push_back({[&] { comparison.ours(what, output, input); }, {}});
+  lanes.push_back({[&] { comparison.peer(what, output, input); }, {}});
   std::vector<char> from, to;
-  if (!contest.device.is_cuda()) {
+  if (!comparison.device.is_cuda()) {
     from.resize(static_cast<std::size_t>(factor * static_cast<double>(bytes)));
     to.resize(from.size());
     lanes.push_back({[&] { std::memcpy(to.data(), from.data(), from.size()); }, {}});
   }
-  measure(world, contest.device, rounds,
+  measure(world, comparison.device, rounds,
           std::clamp(kBytesOfASample / bytes, std::int64_t{1}, kMostRepetitions), lanes,
           other_load);
 
@@ -190,19 +192,18 @@ std::string measured_row(const Contest& contest, World& world, Collective what, 
   return table_row(cells);
 }
 
-std::string heading(const Contest& contest, const BenchCommArguments& arguments, int ranks) {
-  const std::string& peer = contest.peer_name;
-  const bool host = !contest.device.is_cuda();
+std::string heading(const Comparison& comparison, const BenchCommArguments& arguments, int ranks) {
+  const std::string& peer = comparison.peer_name;
+  const bool host = !comparison.device.is_cuda();
   std::vector<std::string> columns = {"operation", "bytes", "time, us", "algbw, GB/s",
                                       "busbw, GB/s"};
   if (host) columns.insert(columns.end(), {"floor, us", "floor / time"});
   columns.insert(columns.end(), {peer + ", us", peer + " / time"});
-  return report_title(arguments.line, contest.device, ranks) +
+  return report_title(arguments.line, comparison.device, ranks) +
          fmt::format(
-             "\nEach result is first checked for the bits of the sum in rank order. fp32; medians "
-             "of {} interleaved rounds (of ratios, too), of the slowest rank; bytes, algbw and "
-             "busbw as nccl-tests "
-             "defines them, GB = 10^9 bytes.{}\n\n",
+             "\nEach result is first checked bit by bit against the sum in rank order. fp32; "
+             "medians of {} interleaved rounds (also of ratios), of the slowest rank; bytes, algbw "
+             "and busbw as nccl-tests defines them, GB = 10^9 bytes.{}\n\n",
              arguments.rounds,
              host ? " Floor: a memcpy on each rank of the bytes that busbw counts." : "") +
          table_head(columns);
@@ -211,18 +212,18 @@ std::string heading(const Contest& contest, const BenchCommArguments& arguments,
 int measure_in_world(World& world, const BenchCommArguments& arguments, const StopSignals& signals,
                      std::ostream& out, std::ostream& err) {
   at::set_num_threads(threads_of_rank(world.local_size()));
-  const Contest contest = make_contest(world, arguments.device == "cuda");
+  const Comparison comparison = make_comparison(world, arguments.device == "cuda");
   const auto print = [&](const std::string& text) {
     if (world.rank() == 0) out << text << std::flush;
   };
-  print(heading(contest, arguments, world.size()));
+  print(heading(comparison, arguments, world.size()));
   OtherLoad other_load;
   for (const Collective what : kCollectives) {
     for (const std::int64_t bytes : sizes_of(arguments.bytes)) {
       const std::int64_t unit = kElementBytes * world.size();
       const std::int64_t count = (bytes + unit - 1) / unit * world.size();
-      check_results(contest, world, what, count);
-      print(measured_row(contest, world, what, count, arguments.rounds, other_load));
+      check_results(comparison, world, what, count);
+      print(measured_row(comparison, world, what, count, arguments.rounds, other_load));
       const at::Tensor stop = at::empty({1}, at::kLong).fill_(signals.received());
       world.group().all_reduce(stop, ReduceOp::kMax, "bench");
       if (stop.item<std::int64_t>() == 0) continue;
@@ -244,7 +245,7 @@ int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, s
     if (arguments.device == "cuda") count_cuda_devices();
     if (ranks < 2) {
       fail(ExitCode::kUsage,
-           "bench comm on 1 rank: nothing moves; add --ranks 2, or start it with mpirun or srun");
+           "bench comm needs at least 2 ranks: add --ranks 2, or start it with mpirun or srun");
     }
   });
   if (arguments.ranks) {

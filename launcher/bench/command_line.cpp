@@ -1,56 +1,58 @@
-// The verbs of `birkhoff bench`.
+// The subcommands of `birkhoff bench`.
 #include "launcher/command_line.h"
 
 namespace birkhoff {
 
 void CommandLine::add_bench() {
-  CLI::App* c = verb(app_, "bench", "Measure a part, beside its floor and its peer",
-                     "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
-                     "  birkhoff bench attention sinkhorn --lengths 1024,4096\n"
-                     "  birkhoff bench comm --ranks 2");
+  CLI::App* c = subcommand(
+      app_, "bench", "Benchmark a component against its lower bound and a reference implementation",
+      "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
+      "  birkhoff bench attention sinkhorn --lengths 1024,4096\n"
+      "  birkhoff bench comm --ranks 2");
   c->require_subcommand(1);
-  CLI::App* step =
-      verb(*c, "step",
-           "A training step on synthetic tokens, one process: first its loss and gradients against "
-           "fp64, then\nits time beside the model's FLOPs at the speed of at::mm. Its peer, "
-           "PyTorch's eager GPT, is measured\nin turns with it by tests/bench/step_speed.py.",
-           "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
-           "  birkhoff bench step my.txtpb --set train.precision=bf16 --vocabulary 32000");
+  CLI::App* step = subcommand(
+      *c, "step",
+      "A training step on synthetic tokens, in one process. Checks its loss and gradients "
+      "against fp64, then\ncompares its time with the model's FLOPs at the speed of at::mm. "
+      "tests/bench/step_speed.py alternates\nit with its reference, PyTorch's eager GPT.",
+      "  birkhoff bench step configs/baby_gpt_dense.txtpb\n"
+      "  birkhoff bench step my.txtpb --set train.precision=bf16 --vocabulary 32000");
   step->add_option("CONFIG", bench_step_.config, "configuration (.txtpb)")->required();
   add_settings(step, bench_step_.settings);
-  step->add_option("--steps", bench_step_.steps, "steps that are measured")
+  step->add_option("--steps", bench_step_.steps, "number of steps to measure")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  step->add_option("--vocabulary", bench_step_.vocabulary, "ids that tokens are drawn from")
+  step->add_option("--vocabulary", bench_step_.vocabulary,
+                   "number of ids that tokens are drawn from")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}))
       ->capture_default_str();
-  step->add_flag("--profile", bench_step_.profile, "also where the time goes by operation");
+  step->add_flag("--profile", bench_step_.profile, "also report the time of each operation");
 
   add_bench_attention(*c);
 
-  CLI::App* comm =
-      verb(*c, "comm",
-           "Collective operations between ranks: first their results, then time, nccl-tests' algbw "
-           "and busbw,\nbeside a memcpy of the same bytes (CPU) and the same operations by MPI "
-           "(CPU) or NCCL (GPU).",
-           "  birkhoff bench comm --ranks 2\n"
-           "  srun --mpi=pmix -n 8 birkhoff bench comm --device cuda --bytes 1M-1G");
+  CLI::App* comm = subcommand(
+      *c, "comm",
+      "Collective operations between ranks. Checks their results, then measures their time and "
+      "nccl-tests'\nalgbw and busbw, and compares them with a memcpy of the same bytes (CPU) "
+      "and the same operations\nby MPI (CPU) or NCCL (GPU).",
+      "  birkhoff bench comm --ranks 2\n"
+      "  srun --mpi=pmix -n 8 birkhoff bench comm --device cuda --bytes 1M-1G");
   comm->add_option("--ranks", bench_comm_.ranks, "start this many MPI ranks here")
       ->check(CLI::Range(2, 4096));
-  comm->add_option("--device", bench_comm_.device, "cpu, or cuda: a GPU for each rank")
+  comm->add_option("--device", bench_comm_.device, "cpu, or cuda: one GPU per rank")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  comm->add_option("--bytes", bench_comm_.bytes, "sizes, each four times the one before")
+  comm->add_option("--bytes", bench_comm_.bytes, "sizes, each four times the previous one")
       ->type_name("MIN-MAX")
       ->capture_default_str();
   add_rounds(comm, bench_comm_.rounds);
 
-  CLI::App* loader =
-      verb(*c, "loader",
-           "The training loader: first its tokens, then speed beside a plain pread loop, and its "
-           "start-up on\n10^12 tokens. The corpus is read once before.",
-           "  birkhoff bench loader\n"
-           "  birkhoff bench loader corpus/mine --rounds 50");
+  CLI::App* loader = subcommand(
+      *c, "loader",
+      "The training loader. Checks its tokens, compares its speed with a plain pread loop, and "
+      "measures its\nstart-up on 10^12 tokens. The corpus is read once before.",
+      "  birkhoff bench loader\n"
+      "  birkhoff bench loader corpus/mine --rounds 50");
   loader->add_option("CORPUS", bench_loader_.corpus,
                      "corpus folder; default: 64 MB of random bytes in a temporary folder");
   add_rounds(loader, bench_loader_.rounds);
@@ -58,18 +60,18 @@ void CommandLine::add_bench() {
 
 void CommandLine::add_bench_attention(CLI::App& bench) {
   BenchAttentionArguments& a = bench_attention_;
-  CLI::App* c = verb(
+  CLI::App* c = subcommand(
       bench, "attention",
-      "Attention alone, synthetic inputs, one process: first its output and gradients against "
-      "fp64, then time\nand memory beside the machine's limits, LibTorch's operations for the "
-      "same mechanism (composed of its\nfused ones, and eager), and its dense attention. Peers "
-      "in Python: tests/bench/attention_peers.py.",
+      "Only attention, on synthetic inputs, in one process. Checks its output and gradients "
+      "against fp64, then\ncompares time and memory with the machine's limits, with LibTorch's "
+      "operations for the same mechanism\n(composed of its fused ones, and eager), and with its "
+      "dense attention. References in Python:\ntests/bench/attention_peers.py.",
       "  birkhoff bench attention\n"
       "  birkhoff bench attention dense 'sinkhorn { block: 128 iterations: 8 }' --lengths "
       "1024,4096\n"
       "  birkhoff bench attention sinkhorn --device cuda --dtype bf16 --heads 16 --svg time.svg");
   c->add_option("MECHANISM", a.mechanisms,
-                "names of mechanisms of docs/configuration.md, or their text")
+                "mechanisms of docs/configuration.md: names, or text with their fields")
       ->capture_default_str();
   const auto size = [&](const char* name, std::int64_t& value, std::int64_t most,
                         const char* what) {
@@ -77,32 +79,32 @@ void CommandLine::add_bench_attention(CLI::App& bench) {
         ->check(CLI::Range(std::int64_t{1}, most))
         ->capture_default_str();
   };
-  c->add_option("--lengths", a.lengths, "tokens of a sequence, one or several: 1024,4096")
+  c->add_option("--lengths", a.lengths, "tokens per sequence, one or several: 1024,4096")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
       ->capture_default_str();
   size("--batch", a.batch, 1 << 20, "sequences");
   size("--heads", a.heads, 65536, "heads");
-  size("--head-dim", a.head_dim, 65536, "numbers of a head's queries, keys and values");
-  c->add_option("--dtype", a.dtype, "of queries, keys and values: fp32, fp64, bf16 or fp16")
+  size("--head-dim", a.head_dim, 65536, "dimension of a head's queries, keys and values");
+  c->add_option("--dtype", a.dtype, "type of queries, keys and values: fp32, fp64, bf16 or fp16")
       ->check(CLI::IsMember({"fp32", "fp64", "bf16", "fp16"}))
       ->capture_default_str();
-  c->add_flag("--encoder", a.encoder, "queries see later keys too");
+  c->add_flag("--encoder", a.encoder, "queries also see later keys");
   c->add_flag("--library-defaults", a.library_defaults,
-              "on a CPU: LibTorch and the allocator as they come, not as training sets them");
+              "on a CPU: use the defaults of LibTorch and the allocator, not those of training");
   c->add_option("--device", a.device, "cpu or cuda")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   c->add_flag("--recorded", a.recorded,
-              "on a GPU: all contenders launched as CUDA graphs, as train.cuda_graph does");
+              "on a GPU: launch all candidates as CUDA graphs, like train.cuda_graph");
   add_rounds(c, a.rounds);
   c->add_option("--svg", a.svg, "file for a plot of time against length");
-  c->add_option("--table", a.table, "file for what is printed");
+  c->add_option("--table", a.table, "file for the printed report");
 }
 
 void CommandLine::add_rounds(CLI::App* command, int& rounds) {
-  command->add_option("--rounds", rounds, "interleaved rounds, of which medians are taken")
+  command->add_option("--rounds", rounds, "number of interleaved rounds; medians are reported")
       ->check(CLI::Range(1, 100'000))
       ->capture_default_str();
 }

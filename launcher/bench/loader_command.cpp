@@ -1,9 +1,9 @@
-// Rows: T = 1024, 64 a batch, one rank, page checksums checked before. The floor is a loop that for
-// each row calls pread at the row's offset and widens its tokens to int64 into its place in a
-// batch's memory, in the same order, from the page cache as the loader does. Rounds of both
+// Rows: T = 1024, 64 per batch, one rank, page checksums checked beforehand. The floor is a loop
+// that calls pread at each row's offset and widens the tokens to int64 into the row's place in a
+// batch's memory, in the same order and from the page cache, like the loader. Rounds of both
 // alternate.
 //
-// Start-up: sparse shards, hard links of one file, whose manifest says 10^12 tokens.
+// Start-up: sparse shards, which are hard links to one file; their manifest declares 10^12 tokens.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@
 #include "data/corpus/manifest.h"
 #include "data/corpus/shard_format.h"
 #include "data/loader/loader.h"
-#include "data/loader/order.h"
+#include "data/loader/sampler.h"
 #include "data/prepare/prepare.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/report.h"
@@ -52,7 +52,7 @@ double processor_seconds(clockid_t clock) {
 }
 
 struct Seconds {
-  double wall = 0, here = 0, elsewhere = 0;  // processor time of this thread, of the others
+  double wall = 0, here = 0, elsewhere = 0;  // CPU time of this thread, of the others
 };
 
 Seconds timed(const std::function<void()>& work) {
@@ -74,7 +74,7 @@ LoaderOptions loader_options() {
   return options;
 }
 
-// Files and offsets of a stream, and nothing else: no checksum, no range of ids, no batch.
+// Files and offsets of a stream, and nothing else: no checksum, no range check of ids, no batch.
 class PlainReader {
  public:
   explicit PlainReader(const Corpus& corpus) {
@@ -96,7 +96,7 @@ class PlainReader {
   PlainReader(const PlainReader&) = delete;
   PlainReader& operator=(const PlainReader&) = delete;
 
-  // Tokens [first, first + kLength] widened into out.
+  // Reads the tokens [first, first + kLength] and widens them into out.
   void read(std::int64_t first, std::int64_t* out) {
     for (std::int64_t done = 0; done <= kLength;) {
       while (first + done >= shards_[at_].end) ++at_;
@@ -106,8 +106,8 @@ class PlainReader {
       const ssize_t got = ::pread(shard.fd, bytes_.data(), static_cast<std::size_t>(count * width_),
                                   shard.offset + (first + done - shard.begin) * width_);
       if (got != count * width_) {
-        fail(ExitCode::kStorage, "pread of a shard gave {} of {} bytes: {}", got, count * width_,
-             got < 0 ? std::strerror(errno) : "the file has become shorter");
+        fail(ExitCode::kStorage, "pread of a shard returned {} of {} bytes: {}", got,
+             count * width_, got < 0 ? std::strerror(errno) : "the file has become shorter");
       }
       if (width_ == 2) {
         const auto* ids = reinterpret_cast<const std::uint16_t*>(bytes_.data());
@@ -131,7 +131,7 @@ class PlainReader {
   std::vector<char> bytes_;
 };
 
-// 64 MB of random bytes.
+// Prepares a corpus of 64 MB of random bytes.
 fs::path prepare_corpus_in(const fs::path& folder) {
   const fs::path text = folder / "text";
   {
@@ -161,8 +161,8 @@ class RowReaders {
         plain_(corpus),
         batch_(kBatch * (kLength + 1)) {}
 
-  // Every row of an epoch by both, token by token, which also checks the pages' checksums.
-  // Error(kInternal) names the first that differs.
+  // Compares every row of an epoch, token by token, which also checks the page checksums.
+  // Error(kInternal) names the first token that differs.
   void check_epoch() {
     for (; consumed_ <= per_epoch_; consumed_ += kBatch) {
       const Batch batch = loader_.next();
@@ -192,7 +192,7 @@ class RowReaders {
     const auto load = [&] {
       for (std::int64_t i = 0; i < kRoundBatches; ++i) loader_.next();
     };
-    // The second one finds rows in the processor's cache: take turns.
+    // The second reader finds rows in the CPU's cache, so the readers take turns at being second.
     Round round;
     if (plain_first) round.plain = timed(read_plainly);
     round.loader = timed(load);
@@ -213,12 +213,13 @@ class RowReaders {
     const auto* end = tokens + kLength;
     const auto [token, other] = std::mismatch(tokens, end, expected);
     if (token == end) return;
-    fail(ExitCode::kInternal, "the loader gives token {} at place {} of sample {}, the files {}",
-         *token, token - tokens, position, *other);
+    fail(ExitCode::kInternal,
+         "the loader returned token {} at position {} of sample {}, the files have {}", *token,
+         token - tokens, position, *other);
   }
 
   std::int64_t per_epoch_, consumed_ = 0;
-  std::optional<SampleOrder> order_;
+  std::optional<Sampler> order_;
   std::int64_t order_epoch_ = 0;
   TrainLoader loader_;
   PlainReader plain_;
@@ -244,11 +245,11 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
   }
   other_load.end();
   out << fmt::format(
-             "\nEvery row of an epoch had the plain loop's tokens. Rows of {} tokens, batches of "
-             "{}; medians of {} interleaved rounds of {} batches; ratio: speed of the loader over "
-             "the loop's.\n\n",
+             "\nEvery row of an epoch matched the plain loop's tokens. Rows of {} tokens, batches "
+             "of {}; medians of {} interleaved rounds of {} batches; ratio: speed of the loader "
+             "over the loop's.\n\n",
              kLength, kBatch, rounds, kRoundBatches)
-      << table_head({"", "million tokens/s", "ns of processor a token"})
+      << table_head({"", "million tokens/s", "ns of CPU per token"})
       << table_row({"floor: plain pread loop", figure(median(plain_wall)),
                     figure(median(plain_processor))})
       << table_row({"TrainLoader", figure(median(loader_wall)), figure(median(loader_processor))})
@@ -256,7 +257,7 @@ void measure_rows(const Corpus& corpus, int rounds, std::ostream& out) {
       << other_load.note();
 }
 
-// A corpus of zeros that takes no room.
+// Makes a corpus of zeros that takes no disk space.
 void make_sparse_corpus(const fs::path& folder) {
   const std::int64_t elements = kManyTokens / kManyShards, bytes = 2 * elements;
   const std::int64_t pages = shard_format::num_pages(bytes);
@@ -322,12 +323,12 @@ void measure_start(const fs::path& folder, std::ostream& out) {
   const std::string manifest = (folder / kCorpusManifestName).string();
   for (int round = 0; round < kRounds; ++round) {
     const double start = wall_seconds();
-    std::int64_t sum = 0;  // so that no read is left out
+    std::int64_t sum = 0;  // so that no read is optimised away
     for (const char c : read_file(manifest, shard_format::kManifestMaxBytes)) sum += c == '{';
     const double read = wall_seconds();
     const Corpus corpus(folder);
     const double opened = wall_seconds();
-    const SampleOrder order(kSeed, 0, samples_per_epoch(corpus, loader_options()));
+    const Sampler order(kSeed, 0, samples_per_epoch(corpus, loader_options()));
     sum += order.at(0);
     const double ordered = wall_seconds();
     TrainLoader loader(corpus, loader_options(), 0);

@@ -5,7 +5,7 @@
 
 namespace birkhoff {
 
-// A count of MPI is an int: `bench comm` takes no size that does not fit.
+// MPI counts are ints; `bench comm` accepts only sizes that fit.
 RunCollective mpi_collectives() {
   return [](Collective what, const at::Tensor& output, const at::Tensor& input) {
     void* const to = output.mutable_data_ptr();

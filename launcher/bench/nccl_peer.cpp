@@ -18,7 +18,7 @@ void nccl_check(ncclResult_t result, const char* call) {
 }
 
 struct Communicator {
-  explicit Communicator(Group& control) {
+  explicit Communicator(ProcessGroup& control) {
     ncclUniqueId id{};
     if (control.rank() == 0) nccl_check(ncclGetUniqueId(&id), "ncclGetUniqueId");
     const std::string bytes = control.broadcast_bytes(
@@ -26,7 +26,7 @@ struct Communicator {
     std::memcpy(&id, bytes.data(), sizeof id);
     nccl_check(ncclCommInitRank(&comm, control.size(), id, control.rank()), "ncclCommInitRank");
   }
-  // Unlike ncclCommDestroy it does not wait for ranks that may have failed.
+  // Unlike ncclCommDestroy, ncclCommAbort does not wait for ranks that may have failed.
   ~Communicator() { (void)ncclCommAbort(comm); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -34,7 +34,7 @@ struct Communicator {
   ncclComm_t comm = nullptr;
 };
 
-// NCCL has no such call: one send and one receive for each rank, as in nccl-tests.
+// NCCL has no such call, so use one send and one receive per rank, as in nccl-tests.
 void all_to_all(ncclComm_t comm, int ranks, const at::Tensor& output, const at::Tensor& input,
                 cudaStream_t stream) {
   const std::size_t part =
@@ -51,7 +51,7 @@ void all_to_all(ncclComm_t comm, int ranks, const at::Tensor& output, const at::
 
 }  // namespace
 
-RunCollective nccl_collectives(Group& control, at::Device device) {
+RunCollective nccl_collectives(ProcessGroup& control, at::Device device) {
   require(device.is_cuda(), "NCCL's peer without a GPU");
   const auto communicator = std::make_shared<Communicator>(control);
   const int ranks = control.size();

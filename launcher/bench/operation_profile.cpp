@@ -22,7 +22,7 @@ struct SelfTime {
   int calls = 0;
 };
 
-// LibTorch's callbacks are plain functions, so what they collect cannot be an object's.
+// LibTorch's callbacks are plain functions, so an object cannot hold what they collect.
 thread_local std::vector<OpenOperation*> open_operations;
 thread_local std::map<std::string, SelfTime> self_times;
 

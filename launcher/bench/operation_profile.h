@@ -1,5 +1,5 @@
-// Where the time of a computation goes, by LibTorch's operations; kernels of ours that are no
-// operations of its dispatcher count to what calls them.
+// The time that each LibTorch operation takes in a computation. Our kernels that are not operations
+// of its dispatcher count towards their caller.
 #pragma once
 
 #include <functional>
@@ -7,9 +7,9 @@
 
 namespace birkhoff {
 
-// Runs `work` a few times and returns a table in Markdown: self time (without the operations that
-// an operation calls) and calls of one run, the most expensive operations first. Sees the calling
-// thread alone, so no operations on a GPU. Local.
+// Runs `work` a few times and returns a Markdown table: self time (without the operations that an
+// operation calls) and calls per run, the most expensive operations first. Sees only the calling
+// thread, so no operations on a GPU. Local.
 std::string operation_profile(const std::function<void()>& work);
 
 }  // namespace birkhoff

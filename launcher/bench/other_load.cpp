@@ -45,10 +45,10 @@ ProcessorSeconds processor_seconds_so_far() {
   while (std::getline(stat, line)) {
     std::istringstream words(line);
     std::string name;
-    // proc(5). Guests' time is a part of user's and nice's.
+    // See proc(5). Guest time is part of user and nice time.
     double user = 0, nice = 0, system = 0, idle = 0, wait = 0, irq = 0, softirq = 0, steal = 0;
     words >> name >> user >> nice >> system >> idle >> wait >> irq >> softirq >> steal;
-    if (name != "cpu") continue;  // all processors
+    if (name != "cpu") continue;  // "cpu" sums all CPUs
     sum.busy = tick * (user + nice + system + irq + softirq);
     sum.stolen = tick * steal;
     sum.all = sum.busy + sum.stolen + tick * (idle + wait);
@@ -70,7 +70,7 @@ void OtherLoad::end() {
 std::string OtherLoad::note() const { return other_load_note(counted_, machine_cores()); }
 
 std::string other_load_note(const ProcessorSeconds& counted, int processors) {
-  // The system counts in ticks of 10 ms: less than some of them is no measurement.
+  // The system counts in ticks of 10 ms: a few of them are not a measurement.
   constexpr double kFewTicks = 0.1, kQuietShare = 0.05, kQuietProcessors = 0.5;
   const double others = std::max(0.0, counted.busy - counted.own) + counted.stolen;
   if (others < kFewTicks) return "";
@@ -78,8 +78,8 @@ std::string other_load_note(const ProcessorSeconds& counted, int processors) {
   const double taken = in_processors(others);
   if (taken < std::min(kQuietShare * processors, kQuietProcessors)) return "";
   return fmt::format(
-      "\nThe machine was not quiet: while this was measured, others took the time of {:.1f} of {} "
-      "processors{}.\n",
+      "\nThe machine was not quiet: during the measurement, other processes used {:.1f} of {} "
+      "CPUs{}.\n",
       taken, processors,
       counted.stolen < kFewTicks
           ? ""

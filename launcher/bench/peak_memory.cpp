@@ -12,8 +12,8 @@
 namespace birkhoff {
 namespace {
 
-// LibTorch's own allocation, counting the bytes that live. Their number stands before them, because
-// oneDNN wants allocations that are freed by their address alone.
+// LibTorch's own allocation, which also counts the bytes in use. The size of a block is stored
+// before it, because oneDNN requires allocations that can be freed by their address.
 class CountingAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {

@@ -1,4 +1,4 @@
-// How much more memory LibTorch's tensors took than before, at most. Local.
+// The peak of the additional memory that LibTorch's tensors use. Local.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,8 +11,8 @@ struct Allocator;
 
 namespace birkhoff {
 
-// While one lives, tensors on the CPU are counted as they are allocated; at most one at a time.
-// On a GPU LibTorch counts by itself.
+// While an object exists, it counts tensors on the CPU as they are allocated; there must be at most
+// one object at a time. On a GPU, LibTorch counts by itself.
 class PeakMemory {
  public:
   explicit PeakMemory(c10::Device device);
@@ -21,7 +21,7 @@ class PeakMemory {
   PeakMemory& operator=(const PeakMemory&) = delete;
 
   void restart();
-  // Bytes since restart().
+  // The peak since restart(), in bytes above what was in use then.
   std::size_t extra_bytes() const;
 
  private:

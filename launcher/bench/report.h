@@ -1,4 +1,4 @@
-// What the verbs of `bench` share: clocks, medians, and a report in Markdown that can be pasted
+// Shared by the subcommands of `bench`: clocks, medians, and a Markdown report that can be pasted
 // into docs/benchmarks. Local.
 #pragma once
 
@@ -12,15 +12,15 @@ namespace birkhoff {
 // Seconds of a steady clock.
 double wall_seconds();
 
-// The upper one of two middle values; `values` is not empty.
+// Returns the upper one if there are two middle values; `values` must not be empty.
 double median(std::vector<double> values);
 
-// First line of a report: version of the program, processor, threads, instruction set, GPU where
-// `device` is one, ranks where there are several, and the command line that was given.
+// First line of a report: version of the program, CPU, threads, instruction set, GPU if `device` is
+// one, ranks if there are several, and the command line as it was given.
 std::string report_title(const std::vector<std::string>& arguments, at::Device device = at::kCPU,
                          int ranks = 1);
 
-// Four significant digits, without an exponent where there are more.
+// Four significant digits; values with more integer digits have no exponent.
 std::string figure(double value);
 
 // "| a | b |\n".

@@ -34,16 +34,16 @@
 namespace birkhoff {
 namespace {
 
-// Of the check of the first step in fp64, which a CPU takes: a second or some.
+// Limits the fp64 check of the first step, which runs on the CPU, to a second or so.
 constexpr double kMostCheckedFlops = 3e11;
 
-// Seconds of a step's parts, each waited for.
+// Seconds of a step's parts, with a wait for the device after each.
 struct PartTimes {
   double forward = 0, backward = 0, optimizer = 0;
 };
 
-// Tokens that depend on train.seed alone, laid out as the loader does: rows of B * (T + 1) tokens,
-// of which inputs and targets are views.
+// Tokens that depend only on train.seed, laid out like the loader's: rows of B * (T + 1) tokens, of
+// which inputs and targets are views.
 Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary) {
   const std::int64_t batch_size = config.train().global_batch();
   const std::int64_t length = config.data().sequence_length();
@@ -83,8 +83,8 @@ class SyntheticTraining {
   at::Device device() const { return device_; }
   double loss_scale() const { return loss_scale_; }
 
-  // Sums over the first sequences of the batch: the loss in nats is returned, gradients, times
-  // loss_scale(), stand in the parameters.
+  // Sums over the first sequences of the batch. Returns the loss in nats, and leaves the gradients,
+  // times loss_scale(), in the parameters.
   double gradients_of_first(std::int64_t num_sequences) {
     return plain_.sum_gradients(batch_.narrow(0, num_sequences), kStep, loss_scale_).nats;
   }
@@ -107,8 +107,8 @@ class SyntheticTraining {
     return times;
   }
 
-  // A whole step, in seconds; recorded with train.cuda_graph. Nothing waits in it but the host for
-  // the gradient's norm.
+  // Seconds of a whole step, recorded (with train.cuda_graph) or not. In it, only the host waits,
+  // for the gradient norm.
   double step_seconds(bool recorded) {
     TrainingStep& step = recorded ? recorded_ : plain_;
     const double start = now();
@@ -119,15 +119,15 @@ class SyntheticTraining {
  private:
   static constexpr std::int64_t kStep = 1;
 
-  // About what the dynamic scale of runtime/gradients/loss_scale.h comes to; 1 where precision
-  // needs none.
+  // About the value that the dynamic scale of runtime/gradients/loss_scale.h reaches; 1 if the
+  // precision needs none.
   static double loss_scale(const configs::Config& config) {
     if (config.train().precision() != configs::Train::fp16) return 1;
     const double tokens = 1.0 * config.train().global_batch() * config.data().sequence_length();
     return std::exp2(17 - std::ceil(std::log2(tokens)));
   }
 
-  // Once the device is there.
+  // The time once the device has finished its work.
   double now() const {
     synchronize(device_);
     return wall_seconds();
@@ -137,7 +137,7 @@ class SyntheticTraining {
   const at::Device device_;
   const Batch batch_;
   const double loss_scale_;
-  const std::unique_ptr<Group> group_;
+  const std::unique_ptr<ProcessGroup> group_;
   const std::unique_ptr<Model> model_;
   GradBuckets buckets_;
   const std::unique_ptr<Optimizer> optimizer_;
@@ -177,9 +177,9 @@ struct Errors {
   double loss = 0, gradients = 0;
 };
 
-// Relative: of the loss, and the greatest of all gradients. A gradient's is the norm of what
-// differs over its norm, or over a thousandth of the norm of all where that is more: what is next
-// to nothing need not be exact.
+// Relative errors of the loss and of the worst gradient. A gradient's error is the norm of the
+// difference over its norm, or over a thousandth of the norm of all gradients if that is larger: a
+// negligible gradient need not be exact.
 Errors errors_of(const Gradients& gradients, const Gradients& exact) {
   const auto norm = [](const at::Tensor& tensor) { return tensor.norm().item<double>(); };
   double squares = 0;
@@ -209,7 +209,8 @@ Errors bounds_of(configs::Train::Precision precision) {
   return {};
 }
 
-// A line about the first step, which must keep its bounds and give the same bits again.
+// Checks that the first step is within its error bounds and repeats bit by bit; returns a line
+// about it.
 std::string check_first_step(const configs::Config& config, std::int64_t vocabulary,
                              SyntheticTraining& training) {
   const double most = kMostCheckedFlops / (3 * training.model().forward_flops_per_sequence());
@@ -221,7 +222,7 @@ std::string check_first_step(const configs::Config& config, std::int64_t vocabul
                     std::equal(first.values.begin(), first.values.end(), again.values.begin(),
                                [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
   if (!same) {
-    fail(ExitCode::kInternal, "the first step gives other bits when it is repeated: loss {} and {}",
+    fail(ExitCode::kInternal, "the first step has different bits when repeated: loss {} and {}",
          first.nats, again.nats);
   }
   const Errors errors =
@@ -248,8 +249,8 @@ double product_seconds(const at::Tensor& a, const at::Tensor& b) {
   return wall_seconds() - start;
 }
 
-// Products in 16 bits a second, dense, that NVIDIA's data sheets promise of a GPU whose name has
-// this in it; 0: not known here.
+// FLOP/s of dense 16-bit products that NVIDIA's data sheets promise, by a part of the GPU's name; 0
+// if unknown.
 double data_sheet_flops(at::Device device, at::ScalarType dtype) {
   if (!device.is_cuda() || (dtype != at::kBFloat16 && dtype != at::kHalf)) return 0;
   const std::string name = device_name(device);
@@ -297,9 +298,9 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
                       promised > 0 ? figure(flops / promised / time) : ""});
   };
   return fmt::format(
-             "Medians of {} steps of {} sequences of {} tokens; the device is waited for behind "
-             "each part, in a step it is not. Floor: the model's FLOPs (backward: twice the "
-             "forward pass; none for looking up embeddings) at the {:.1f} GFLOP/s of at::mm on "
+             "Medians of {} steps of {} sequences of {} tokens; the host waits for the device "
+             "after each part, but not inside a step. Floor: the model's FLOPs (backward: twice "
+             "the forward pass; none for embedding lookups) at the {:.1f} GFLOP/s of at::mm on "
              "{}x{} matrices of {}, measured between the steps{}.\n\n",
              steps, config.train().global_batch(), config.data().sequence_length(), speed / 1e9,
              size, size, c10::toString(dtype),

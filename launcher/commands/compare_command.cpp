@@ -15,9 +15,9 @@
 namespace birkhoff {
 namespace {
 
-// Runs are known by their numbers in tables and picture: names may be long.
+// Tables and plot show runs by number, because names may be long.
 std::string picture_of(const std::vector<RunSummary>& runs) {
-  constexpr std::size_t kColours = 7;  // then dashes tell lines apart
+  constexpr std::size_t kColours = 7;  // beyond that, dashes distinguish lines
   std::vector<PlotLine> lines;
   for (std::size_t i = 0; i < runs.size(); ++i) {
     Curve train, held_out;
@@ -33,7 +33,7 @@ std::string picture_of(const std::vector<RunSummary>& runs) {
       lines[line].dashed = i / kColours % 2 == 1;
     }
   }
-  return plot_svg(loss_plot("Loss: dots of evaluations, thin lines of training", lines));
+  return plot_svg(loss_plot("Loss: dots are evaluations, thin lines are training", lines));
 }
 
 std::string figures_table(const std::vector<RunSummary>& runs) {
@@ -81,7 +81,7 @@ std::string settings_table(const std::vector<RunSummary>& runs) {
 int compare_command(const CompareArguments& arguments, std::ostream& out) {
   if (arguments.runs.size() < 2) {
     fail(ExitCode::kUsage,
-         "compare needs at least two runs, {} is one; `birkhoff inspect` describes it",
+         "compare needs at least two runs, {} is only one; `birkhoff inspect` describes it",
          arguments.runs[0]);
   }
   if (arguments.svg.empty()) fail(ExitCode::kUsage, "--svg '' names no file");
@@ -89,7 +89,7 @@ int compare_command(const CompareArguments& arguments, std::ostream& out) {
   std::vector<RunSummary> runs;
   for (const std::string& folder : arguments.runs) {
     if (kind_of(folder) != PathKind::kRun) {
-      fail(ExitCode::kUsage, "{}: is no run folder; compare takes the folders of runs", folder);
+      fail(ExitCode::kUsage, "{}: is not a run folder; compare takes run folders", folder);
     }
     if (!seen.insert(std::filesystem::canonical(folder)).second)
       fail(ExitCode::kUsage, "{}: is given twice; name each run once", folder);

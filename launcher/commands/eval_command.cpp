@@ -21,7 +21,7 @@
 namespace birkhoff {
 namespace {
 
-// Runs with a line of progress.
+// Runs the evaluator and shows a line of progress.
 Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated, std::ostream& err) {
   using Clock = std::chrono::steady_clock;
   const EvaluationPlan& plan = evaluator.plan();
@@ -38,8 +38,8 @@ Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated, st
   });
 }
 
-// Words of text that the counted targets stand for, as EvaluationPlan::bytes; 0 where the corpus
-// counts none.
+// The words of text that the counted targets stand for, like EvaluationPlan::bytes; 0 if the corpus
+// does not count words.
 double words_of(const EvaluationPlan& plan, const Corpus& corpus) {
   const configs::CorpusManifest::Counts& counts = corpus.split(plan.split).counts();
   return static_cast<double>(counts.words()) * plan.bytes / static_cast<double>(counts.bytes());
@@ -72,10 +72,9 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   const std::string& evaluated = text ? arguments.text : split;
   const Evaluation result = evaluate_shown(*evaluator, evaluated, err);
   if (!std::isfinite(result.loss)) {
-    fail(
-        ExitCode::kNumerical,
-        "{}: the loss on {} is not finite: the run had diverged; evaluate a checkpoint from before",
-        checkpoint.path.string(), evaluated);
+    fail(ExitCode::kNumerical,
+         "{}: the loss on {} is not finite: the run had diverged; evaluate an earlier checkpoint",
+         checkpoint.path.string(), evaluated);
   }
   const double words = words_of(plan, corpus);
   const double perplexity = std::exp(result.loss);

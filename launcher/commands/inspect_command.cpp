@@ -37,7 +37,7 @@ std::string describe_run(const RunSummary& run) {
        fmt::format("{}{}, step {} of {}", state_name(run.state),
                    run.holder ? " (" + *run.holder + ")" : "", run.step, config.train().steps()));
   line("mechanism", attention_text(config.model()));
-  line("data", fmt::format("{}, sequences of {} tokens, {} a step", config.data().corpus(),
+  line("data", fmt::format("{}, sequences of {} tokens, {} per step", config.data().corpus(),
                            config.data().sequence_length(), config.train().global_batch()));
   line("train loss", fmt::format("last {}, best {}", loss_at_step(figures.last_step),
                                  loss_at_step(figures.best_step)));
@@ -45,12 +45,12 @@ std::string describe_run(const RunSummary& run) {
   line((split + " loss").c_str(),
        fmt::format("last {}, best {}", loss_at_step(figures.last_evaluation),
                    loss_at_step(figures.best_evaluation)));
-  line("bits a byte", loss_text(figures.last_evaluation.bits_per_byte));
+  line("bits/byte", loss_text(figures.last_evaluation.bits_per_byte));
   line("time", time_text(figures.seconds) +
-                   (figures.seconds_of_steps ? ", evaluations and saves left out" : ""));
+                   (figures.seconds_of_steps ? ", without evaluations and saves" : ""));
   line("speed", std::isnan(figures.step_ms)
                     ? "-"
-                    : fmt::format("{} tokens/s, {:.1f} ms a step",
+                    : fmt::format("{} tokens/s, {:.1f} ms per step",
                                   whole_text(figures.tokens_per_second), figures.step_ms));
   std::vector<std::string> names;
   for (const std::int64_t step : run.checkpoints) names.push_back(step_name(step));

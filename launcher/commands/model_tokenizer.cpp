@@ -42,8 +42,8 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
   const configs::CheckpointManifest& model = checkpoint.manifest;
   const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
   const std::string cure = fmt::format(
-      "prepare its text as the model's: birkhoff prepare --out NEW --like {} TEXT; or evaluate the "
-      "text: birkhoff eval {} --text TEXT",
+      "prepare its text like the model's: birkhoff prepare --out NEW --like {} TEXT; or evaluate "
+      "the text: birkhoff eval {} --text TEXT",
       path, path);
   const bool is_same_file =
       tokenizer.kind() == model.tokenizer() && tokenizer.hash() == tokenizer_hash(model);
@@ -51,15 +51,14 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
       !tokenizer.has_end_of_document() && tokenizer.vocabulary() + 1 == model.vocabulary();
   if (is_same_file && (tokenizer.vocabulary() == model.vocabulary() || lacks_the_mark)) return;
   if (is_same_file && tokenizer.vocabulary() == model.vocabulary() + 1) {
-    fail(
-        ExitCode::kData,
-        "{}: its documents end in id {}, but the model has only {} ids, from text of one document; "
-        "{}",
-        corpus.folder().string(), model.vocabulary(), model.vocabulary(), cure);
+    fail(ExitCode::kData,
+         "{}: its documents end in id {}, but the model has only {} ids, from a single document; "
+         "{}",
+         corpus.folder().string(), model.vocabulary(), model.vocabulary(), cure);
   }
   fail(ExitCode::kData, "{}: its tokenizer ({}, {} ids{}) is not the model's ({}, {} ids); {}",
        corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(),
-       is_same_file || tokenizer.kind() != model.tokenizer() ? "" : ", learnt from other text",
+       is_same_file || tokenizer.kind() != model.tokenizer() ? "" : ", learned from other text",
        model.tokenizer(), model.vocabulary(), cure);
 }
 

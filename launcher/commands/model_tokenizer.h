@@ -1,4 +1,4 @@
-// The tokenizer of a model or corpus, for text that is to be like its own.
+// The tokenizer of a model or corpus, for preparing other text in the same way.
 #pragma once
 
 #include <string>
@@ -11,13 +11,14 @@ namespace birkhoff {
 
 TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint);
 
-// Of a corpus folder, a run folder (its newest checkpoint) or a checkpoint. Anything else:
-// Error(kUsage).
+// The tokenizer of a corpus folder, a run folder (its newest checkpoint) or a checkpoint.
+// Error(kUsage) for anything else.
 TokenizerSource tokenizer_source(const std::string& run_or_corpus);
 
-// Ids must mean the same in the corpus and in the model, and the model must have all that the
-// corpus may hold: it may lack the model's end of a document, not the other way round. Error(kData)
-// names the command that makes a corpus that fits; path: the run's, as the user gave it.
+// Checks that ids mean the same in the corpus and in the model, and that the model has all ids that
+// the corpus may hold: the corpus may lack the model's end-of-document id, but not vice versa.
+// Error(kData) names the command that makes a matching corpus. path: the run's path, as the user
+// gave it.
 void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
                             const Corpus& corpus);
 

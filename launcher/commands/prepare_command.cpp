@@ -24,7 +24,7 @@ std::string progress_line(const PrepareProgress& progress) {
   return line;
 }
 
-// Shows progress for as long as it works.
+// Prepares the corpus and shows progress.
 PrepareResult prepare_shown(const PrepareOptions& options, std::ostream& err) {
   ProgressLines lines(err);
   return prepare_corpus(

@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kRedraw{100}, kNextLine{5000};
 
-// Of a terminal (VT100).
+// Control sequences of a terminal (VT100).
 constexpr char kEraseLine[] = "\r\x1b[K";
 constexpr char kCutLines[] = "\x1b[?7l", kWrapLines[] = "\x1b[?7h";
 

@@ -1,4 +1,4 @@
-// How far a verb has come.
+// The progress of a subcommand.
 #pragma once
 
 #include <chrono>
@@ -7,18 +7,18 @@
 
 namespace birkhoff {
 
-// On a terminal one line that rewrites itself, cut to its width; elsewhere a line every five
-// seconds.
+// On a terminal, one line that is rewritten in place and cut to the terminal's width. Elsewhere, a
+// line every five seconds.
 class ProgressLines {
  public:
-  // err: leads to standard error, which decides.
+  // err: writes to standard error, which may or may not be a terminal.
   explicit ProgressLines(std::ostream& err);
-  // Leaves nothing on a terminal.
+  // Erases the line on a terminal.
   ~ProgressLines();
   ProgressLines(const ProgressLines&) = delete;
   ProgressLines& operator=(const ProgressLines&) = delete;
 
-  // May be called as often as there is news: what comes too soon is not shown.
+  // May be called at any rate: lines that come too soon are not shown.
   void show(const std::string& line);
 
  private:

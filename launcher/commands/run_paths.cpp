@@ -20,7 +20,7 @@ std::string start_of(const std::filesystem::path& file) {
   return text;
 }
 
-// A corpus whose manifest does not say so is one all the same.
+// A folder with shards is a corpus even if its manifest does not say so.
 bool holds_shards(const std::filesystem::path& folder) {
   const std::filesystem::directory_iterator files(folder);
   return std::any_of(begin(files), end(files),
@@ -87,14 +87,14 @@ LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
                        ParameterValues values) {
   LoadedModel loaded;
   loaded.single = make_single_group(device);
-  Group& one = *loaded.single;
-  // Its values are checked like those of a text: a forged manifest has a checksum that fits.
+  ProcessGroup& one = *loaded.single;
+  // Checks the values like those of a text, because a forged manifest can have a matching checksum.
   const configs::Config config =
       parse_config(config_text(checkpoint.manifest.config()),
                    (checkpoint.path / "manifest.json").string() + ", config", {});
   loaded.model =
       make_model(config, checkpoint.manifest.vocabulary(), ParallelGroups{one, one, one});
-  std::vector<NamedShard> shards;
+  std::vector<TensorPart> shards;
   for (const Parameter& parameter : loaded.model->parameters().list()) {
     shards.push_back(
         whole_shard(parameter.name, StateKind::kParameter, parameter.value, /*owner=*/0));
@@ -103,8 +103,8 @@ LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
   if (values == ParameterValues::kAny) return loaded;
   if (const std::string name = find_non_finite(shards); !name.empty()) {
     fail(ExitCode::kNumerical,
-         "{}: parameter '{}' holds values that are not finite: the run had diverged; use a "
-         "checkpoint from before",
+         "{}: parameter '{}' holds values that are not finite: the run had diverged; use an "
+         "earlier checkpoint",
          checkpoint.path.string(), name);
   }
   return loaded;

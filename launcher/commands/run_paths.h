@@ -1,5 +1,5 @@
-// From what a user names (a run folder or a checkpoint) to the checkpoint and the objects that
-// commands need.
+// Turns a path from the user (a run folder or a checkpoint) into the checkpoint and the objects
+// that commands need.
 #pragma once
 
 #include <filesystem>
@@ -15,31 +15,32 @@ namespace birkhoff {
 
 enum class PathKind { kCorpus, kRun, kCheckpoint };
 
-// What a path holds, by its manifest or its layout. Nothing of ours: Error(kUsage).
+// What a path holds, according to its manifest or its layout. Error(kUsage) if it holds none of
+// these.
 PathKind kind_of(const std::filesystem::path& path);
 
 // The checkpoint itself, or the newest valid one of a run folder. Changes nothing on disk.
 CheckpointFolder checkpoint_of(const std::filesystem::path& path);
 
-// The checkpoint itself, or all of a run folder's, oldest first; unverified. None:
-// Error(kCheckpoint).
+// The checkpoint itself, or all checkpoints of a run folder, oldest first; unverified.
+// Error(kCheckpoint) if there are none.
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path);
 
-// The model of a checkpoint with its parameters on a device, in this process alone.
+// The model of a checkpoint with its parameters on a device, in this process only.
 struct LoadedModel {
-  std::unique_ptr<Group> single;  // outlives the model
+  std::unique_ptr<ProcessGroup> single;  // outlives the model
   std::unique_ptr<Model> model;
 };
-// Which values the parameters may have. A model that holds infinities or NaN computes nothing.
+// Which values the parameters may have. A model with infinities or NaN cannot compute anything.
 enum class ParameterValues { kFinite, kAny };
-// Error(kNumerical) where a parameter has other values.
+// Error(kNumerical) if a parameter has other values.
 LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
                        ParameterValues values = ParameterValues::kFinite);
 
-// The device that a command's --device names: "cpu" or "cuda". No GPU: Error(kUsage).
+// The device that a command's --device names: "cpu" or "cuda". Error(kUsage) if there is no GPU.
 at::Device device_named(const std::string& name);
 
-// The tokenizer a checkpoint carries.
+// The tokenizer in a checkpoint.
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint);
 
 }  // namespace birkhoff

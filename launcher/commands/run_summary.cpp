@@ -16,7 +16,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::size_t kLastLines = 20;  // that the speed is taken from
+constexpr std::size_t kLastLines = 20;  // the lines that the speed is computed from
 
 bool has_diverged(const MetricsRecords& records) {
   return (!records.steps.empty() && std::isnan(records.steps.back().loss)) ||
@@ -48,7 +48,7 @@ Record least_loss(const std::vector<Record>& records) {
   return best;
 }
 
-// Of the last lines that have the figure.
+// The median of the last lines that have the figure.
 double recent_median(const std::vector<StepRecord>& steps, double StepRecord::*figure) {
   std::vector<double> values;
   for (auto record = steps.rbegin(); record != steps.rend() && values.size() < kLastLines;
@@ -61,7 +61,7 @@ double recent_median(const std::vector<StepRecord>& steps, double StepRecord::*f
 }  // namespace
 
 bool is_run(const std::filesystem::path& folder) {
-  std::error_code unreadable;  // a folder that cannot be looked into is none that is known
+  std::error_code unreadable;  // a folder that cannot be read is not a known run
   return std::filesystem::exists(RunPaths{folder}.identity(), unreadable);
 }
 
@@ -69,8 +69,8 @@ RunSummary read_run(const std::filesystem::path& folder) {
   const RunPaths paths{folder};
   RunSummary run;
   run.folder = folder;
-  // Before what it writes: a run that ends meanwhile must not be taken for one that has stopped
-  // short.
+  // Read the lock before the run's files: a run that ends in between must not look like one that
+  // stopped early.
   run.holder = lock_holder(paths.lock().string());
   run.config = load_config(paths.config(), {});
   run.records = read_metrics(paths.metrics());

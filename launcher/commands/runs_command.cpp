@@ -18,10 +18,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kDeepest = 8;  // folders below the one that is named
+constexpr int kDeepest = 8;  // levels below the folder that the user names
 
-// The run folders in a folder and below it. Does not look into runs, into folders whose names start
-// with a dot, or through links, except where a link leads to a run that is not found otherwise.
+// Finds the run folders in a folder and below it. Does not search runs or folders whose names start
+// with a dot, and does not follow links, except a link to a run that is not found otherwise.
 class RunFinder {
  public:
   explicit RunFinder(std::ostream& err) : err_(err) {}
@@ -39,7 +39,7 @@ class RunFinder {
     std::error_code error;
     for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
          entry.increment(error)) {
-      std::error_code ignored;  // what cannot be looked at is no folder of ours
+      std::error_code ignored;  // an entry that cannot be read is not a run folder
       if (entry->path().filename().string().starts_with('.')) continue;
       if (!entry->is_directory(ignored)) continue;
       if (!entry->is_symlink(ignored)) {
@@ -68,7 +68,7 @@ class RunFinder {
 
 struct Row {
   fs::path folder;
-  std::optional<RunSummary> run;  // or what is wrong with it
+  std::optional<RunSummary> run;  // absent if it is damaged: see `defect`
   std::string defect = {};
 };
 
@@ -118,7 +118,7 @@ std::string json_of(const Row& row) {
                    {"seconds", figures.seconds},
                    {"changed", row.run->changed}});
   }
-  // Names may hold any bytes.
+  // Names may contain any bytes.
   return object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
@@ -134,10 +134,10 @@ int runs_command(const RunsArguments& arguments, std::ostream& out, std::ostream
     if (!rows.back().run) err << "birkhoff: warning: " << rows.back().defect << '\n';
   }
   if (rows.empty()) {
-    fail(ExitCode::kUsage, "{}: no run folder there or below (a folder with run.json)",
+    fail(ExitCode::kUsage, "{}: no run folder (a folder with run.json) in it or below",
          arguments.folder);
   }
-  // Newest first; what is damaged has no time and comes last.
+  // Newest first; damaged runs have no time and come last.
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
     const std::int64_t time_a = a.run ? a.run->changed : -1, time_b = b.run ? b.run->changed : -1;
     return time_a != time_b ? time_a > time_b : a.folder < b.folder;

@@ -20,8 +20,8 @@ namespace {
 constexpr std::int64_t kPromptMaxBytes = 64 << 20;
 constexpr char kBetweenTexts[] = "---------------\n";
 
-// For its life a Ctrl-C ends the line that is being printed, and then the program, as it does
-// without this. What was drawn is out already.
+// While this object exists, Ctrl-C ends the line that is being printed and then the program, as it
+// would without this object. The text that was generated is already printed.
 class LineEndOnInterrupt {
  public:
   LineEndOnInterrupt() {
@@ -32,7 +32,7 @@ class LineEndOnInterrupt {
       [[maybe_unused]] const ssize_t written = write(STDOUT_FILENO, "\n", 1);
       raise(signal);
     };
-    // A second one, or the raised one, meets no handler.
+    // A second signal, or the raised one, finds no handler.
     action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
     sigaction(SIGINT, &action, nullptr);
   }
@@ -69,7 +69,7 @@ GenerateOptions options_of(const SampleArguments& arguments,
 }  // namespace
 
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
-  signal(SIGPIPE, SIG_DFL);  // a reader that has left wants no more, and no message
+  signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
   at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   GenerateOptions options = options_of(arguments, checkpoint.manifest);
@@ -78,8 +78,8 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   const std::vector<std::int32_t> prompt_ids = tokenizer->encode(prompt);
   if (prompt_ids.empty() && !checkpoint.manifest.has_end_of_document()) {
     fail(ExitCode::kUsage,
-         "the prompt is empty, and a model that was trained on a single document has no mark to "
-         "begin one from: give a prompt, for instance a line end");
+         "the prompt is empty, and a model that was trained on a single document has no end mark "
+         "to start from: give a prompt, for instance a newline");
   }
   LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
   for (const std::string& warning : loaded.model->warnings())

@@ -24,7 +24,7 @@ bool names_something(const std::string& path) {
   return path == "-" || std::filesystem::exists(path, ignored);
 }
 
-// Of --valid or --test: one fraction, or paths.
+// The values of --valid or --test: one fraction, or paths.
 class HeldOut {
  public:
   HeldOut(std::string option, double& fraction, std::vector<std::string>& paths)
@@ -33,14 +33,14 @@ class HeldOut {
   const std::string& option() const { return option_; }
   bool has_paths() const { return !paths_.empty(); }
 
-  // False: what follows a fraction is none of the option's.
+  // Returns false for a value after a fraction, which does not belong to the option.
   bool take(const std::string& value, std::vector<std::string>& notes) {
     const std::optional<double> number = number_in(value);
     if (!number) {
       if (is_given_) return false;
       if (!names_something(value)) {
         fail(ExitCode::kUsage,
-             "{} {}: neither a fraction from 0 to {} nor a file or folder that is there", option_,
+             "{} {}: neither a fraction from 0 to {} nor an existing file or folder", option_,
              value, kMostHeldOut);
       }
       paths_.push_back(value);
@@ -48,12 +48,12 @@ class HeldOut {
     }
     if (is_given_ || has_paths()) {
       fail(ExitCode::kUsage,
-           "{} {}: one fraction or several paths are needed, not both; a file of that name is ./{}",
+           "{} {}: give one fraction or several paths, not both; a file of that name is ./{}",
            option_, value, value);
     }
     if (!(*number >= 0 && *number <= kMostHeldOut)) {
-      fail(ExitCode::kUsage, "{} {}: a fraction from 0 to {} is needed, or files and folders",
-           option_, value, kMostHeldOut);
+      fail(ExitCode::kUsage, "{} {}: give a fraction from 0 to {}, or files and folders", option_,
+           value, kMostHeldOut);
     }
     if (names_something(value)) {
       notes.push_back(fmt::format("{} {} is read as a fraction; the file of that name is ./{}",
@@ -89,12 +89,13 @@ std::vector<std::string> set_texts(const std::vector<PrepareArguments::Text>& te
   }
   if (positional.empty()) {
     if (options.paths.empty() && (valid.has_paths() || test.has_paths()))
-      fail(ExitCode::kUsage, "--train is required where --valid or --test name texts");
+      fail(ExitCode::kUsage, "--train is required if --valid or --test name texts");
     return notes;
   }
   if (!options.paths.empty() || valid.has_paths() || test.has_paths()) {
     fail(ExitCode::kUsage,
-         "{}: where --train, --valid or --test name texts, all do; put it after one of them",
+         "{}: if --train, --valid or --test name texts, each text needs one of these options; put "
+         "it after one",
          positional.front());
   }
   options.paths = std::move(positional);

@@ -9,9 +9,9 @@
 
 namespace birkhoff {
 
-// Sets paths and fractions of the options. A value of --valid or --test that reads as a number is a
-// fraction, and what follows it is a PATH again. Error(kUsage) where values do not fit together.
-// Returns lines about what might have been meant otherwise.
+// Sets the paths and fractions in `options`. A value of --valid or --test that reads as a number is
+// a fraction, and the values after it are PATHs again. Error(kUsage) if values do not fit together.
+// Returns notes about values that the user may have meant differently.
 std::vector<std::string> set_texts(const std::vector<PrepareArguments::Text>& texts,
                                    PrepareOptions& options);
 

@@ -1,4 +1,4 @@
-// Raw text as a corpus for a model that is there.
+// Raw text as a corpus for an existing model.
 #pragma once
 
 #include <filesystem>
@@ -10,14 +10,14 @@
 
 namespace birkhoff {
 
-// A corpus of all of a text in one split, in a folder that goes with this object and with the
-// process.
+// A corpus that holds a whole text in one split. Its folder is removed with this object, or when
+// the process ends.
 class TextCorpus {
  public:
   static constexpr char kSplit[] = "train";
 
   // text: a file, a folder, or "-": standard input. Notes on the text go to err. Error(kData) if it
-  // is too short to predict a token of it; other errors as prepare_corpus().
+  // is too short to predict a token; other errors as in prepare_corpus().
   TextCorpus(const TokenizerSource& tokenizer, const std::string& text, std::ostream& err);
   std::filesystem::path folder() const { return scratch_.path() / "corpus"; }
 

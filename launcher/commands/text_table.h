@@ -1,4 +1,4 @@
-// A table for terminals: columns as wide as their widest cell, whatever the cells hold. Local.
+// A table for terminals: columns are as wide as their widest cell, whatever the cells hold. Local.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@ namespace birkhoff {
 
 struct TableColumn {
   std::string name;
-  bool right = false;  // its cells end in one line, as numbers do
+  bool right = false;  // right-aligned, like numbers
 };
 
-// Rows have a cell for each column. Names that are long belong into the last column: nothing stands
-// after it that they could push away.
+// Each row has one cell per column. Put long names in the last column, where they push nothing
+// aside.
 std::string text_table(const std::vector<TableColumn>& columns,
                        const std::vector<std::vector<std::string>>& rows);
 

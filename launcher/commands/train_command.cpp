@@ -25,7 +25,8 @@
 namespace birkhoff {
 namespace {
 
-// Everything that can be wrong is found here, before MPI is started: once, and in one line.
+// Finds all errors that can be found before MPI starts, so that they are reported once and in one
+// line.
 configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   configs::Config config = load_config(arguments.config, arguments.settings);
   if (config.device() == configs::Config::cuda) count_cuda_devices();
@@ -41,19 +42,18 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   }
   const Corpus corpus(config.data().corpus());
   check_run(config, corpus, arguments.run, arguments.fresh);
-  // A model without values: each rank makes its parameters once, later.
-  const std::unique_ptr<Group> one = make_single_group(at::kMeta);
+  // Build the model without values; each rank makes its parameters later, once.
+  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
   make_model(config, corpus.vocabulary(), ParallelGroups{*one, *one, *one});
   if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
-    fail(
-        ExitCode::kConfig,
-        "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 for all there are",
-        config.mesh().data(), counted(ranks, "rank"));
+    fail(ExitCode::kConfig,
+         "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 to use all",
+         config.mesh().data(), counted(ranks, "rank"));
   }
   return config;
 }
 
-// A text in memory, as a file that processes of this machine can open while this lives.
+// A text in memory, as a file that processes on this machine can open while this object exists.
 class FileInMemory {
  public:
   explicit FileInMemory(const std::string& text) : fd_(memfd_create("text", MFD_CLOEXEC)) {
@@ -68,8 +68,8 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// Runs this command line on ranks. They read the same configuration: of a pipe, which can be read
-// once, what it came to.
+// Runs this command line on ranks, which read the same configuration. A pipe can be read only once,
+// so its ranks read the resolved configuration instead.
 int train_on_ranks(const TrainArguments& arguments, const configs::Config& config, int ranks,
                    StopSignals& signals, std::ostream& err) {
   std::optional<FileInMemory> resolved;
@@ -85,7 +85,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   return supervise(ranks, line, signals, err);
 }
 
-// Threads that a rank computes with.
+// The number of threads that a rank computes with.
 int rank_threads(const configs::Config& config, const World& world) {
   const configs::Invariant& invariant = config.train().invariant();
   return invariant.shards() > 0 ? invariant.threads() : threads_of_rank(world.local_size());
@@ -94,9 +94,9 @@ int rank_threads(const configs::Config& config, const World& world) {
 int train_in_world(const configs::Config& config, const TrainArguments& arguments, World& world,
                    const StopSignals& signals, std::ostream& err) {
   compute_on_cpu(rank_threads(config, world));
-  const auto end_hanging_job = [&](const Verdict& verdict) {
-    err << "birkhoff: " << verdict.text << std::endl;
-    world.abort(static_cast<int>(verdict.code));
+  const auto end_hanging_job = [&](const Diagnosis& diagnosis) {
+    err << "birkhoff: " << diagnosis.text << std::endl;
+    world.abort(static_cast<int>(diagnosis.code));
   };
   const Outcome outcome =
       run_training(config, arguments.run, arguments.fresh, world, {signals, end_hanging_job});
@@ -106,8 +106,8 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
 }  // namespace
 
 int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& err) {
-  // First of all and until MPI has ended: a request to stop must never find the default handler,
-  // which would end a rank without a word.
+  // Exists from the start until MPI has ended: a request to stop must never reach the default
+  // handler, which would end a rank without a message.
   StopSignals signals;
   const int ranks = ranks_to_run_on(arguments.ranks);
   configs::Config config;

@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of a process that has ended, reaped or not, no variable can be read, nor of another user's.
+// False for a process that has ended, reaped or not, or that belongs to another user: its variables
+// cannot be read.
 bool was_started_with(pid_t process, const std::string& variable) {
   std::ifstream environment("/proc/" + std::to_string(process) + "/environ", std::ios::binary);
   for (std::string entry; std::getline(environment, entry, '\0');) {

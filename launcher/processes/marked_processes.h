@@ -1,5 +1,5 @@
-// Processes by an environment variable that they were started with, and that those they start
-// inherit: who their parents are by now does not matter.
+// Finds processes by an environment variable that they were started with and that their children
+// inherit, whatever their current parents are.
 #pragma once
 
 #include <sys/types.h>
@@ -9,8 +9,8 @@
 
 namespace birkhoff {
 
-// Kills all other processes of this machine that were started with the variable ("NAME=VALUE"), and
-// waits until they are gone. Returns those that have not gone in ten seconds: killed, but waiting
+// Kills all other processes on this machine that were started with the variable ("NAME=VALUE"), and
+// waits until they are gone. Returns those that remain after ten seconds: they are killed but wait
 // for a file system or a device.
 std::vector<pid_t> end_marked_processes(const std::string& variable);
 

@@ -21,8 +21,8 @@
 namespace birkhoff {
 namespace {
 
-// OpenMP's reading: a number, or a list with one for each level of nesting. What OpenMP would
-// ignore is an error.
+// Reads the variable as OpenMP does: a number, or a list with one number per nesting level. Values
+// that OpenMP would ignore are errors.
 std::optional<int> threads_asked_for() {
   const char* set = std::getenv("OMP_NUM_THREADS");
   if (set == nullptr || *set == '\0') return std::nullopt;
@@ -35,12 +35,12 @@ std::optional<int> threads_asked_for() {
     return threads;
   }
   fail(ExitCode::kUsage,
-       "OMP_NUM_THREADS is '{}': set it to a number of threads of at least 1, or unset it", text);
+       "OMP_NUM_THREADS is '{}': set it to a number of threads, at least 1, or unset it", text);
 }
 
-// An error inside a world of ranks: the others may sit in a collective that this one will never
-// join, so all are ended with its code. Often all ranks find the same error; rank 0 says it at once
-// and the others give it the time to end them.
+// Ends all ranks with the code of this rank's error, because the others may wait in a collective
+// that this rank will never join. Often all ranks find the same error: rank 0 reports it at once,
+// and the others give it time to end them.
 [[noreturn]] void end_world(World& world, const Failure& failure, std::ostream& err) {
   if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
   err << "birkhoff: " << (world.rank() == 0 ? "" : "rank " + std::to_string(world.rank()) + ": ")
@@ -48,7 +48,7 @@ std::optional<int> threads_asked_for() {
   world.abort(static_cast<int>(failure.code));
 }
 
-// Hash of the file this process runs.
+// Hash of the executable of this process.
 std::string program_hash() {
   File file = File::open_for_read("/proc/self/exe");
   Xxh3Hasher hasher;
@@ -59,7 +59,8 @@ std::string program_hash() {
   return hasher.hex_digest();
 }
 
-// Ranks of different builds would compute apart, or not understand each other. Collective.
+// Ranks of different builds would compute different results or misread each other's data.
+// Collective.
 void check_same_program(World& world) {
   const std::string mine = program_hash() + '\n' + version_text();
   const std::vector<std::string> all = world.group().all_gather_bytes(mine, "program");
@@ -73,8 +74,8 @@ void check_same_program(World& world) {
       difference += (difference.empty() ? "" : "; ") + line + " instead of " + line_0;
     }
     fail(ExitCode::kUsage,
-         "rank {} runs another program than rank 0 (hash of its file, versions it was built with): "
-         "{}; install one build of birkhoff on all machines",
+         "rank {} runs a different program than rank 0 (hash of its file, versions it was built "
+         "with): {}; install the same build of birkhoff on all machines",
          rank, difference);
   }
 }
@@ -110,8 +111,8 @@ void check_before_ranks(const std::function<void()>& check) {
     threads_asked_for();
     check();
   } catch (const Error&) {
-    // Every rank finds the same error. Rank 0 says it; the others wait a moment for mpirun to end
-    // them, and speak only if they are alone with it (a file missing on their machine).
+    // Every rank finds the same error. Rank 0 reports it; the others wait a moment for mpirun to
+    // end them, and report it only if rank 0 did not find it (a file is missing on their machine).
     if (announced_rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
     throw;
   }

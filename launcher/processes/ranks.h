@@ -1,6 +1,7 @@
-// Where verbs that compute run: with how many threads, on which ranks. A verb that runs on ranks
-// (`train`, `bench comm`) checks all it can with check_before_ranks(), then either starts ranks
-// that run the same verb (supervise()), or is one and joins the others (run_in_world()).
+// Where subcommands compute: with how many threads and on which ranks. A subcommand that runs on
+// ranks (`train`, `bench comm`) first checks all it can with check_before_ranks(). Then it either
+// starts ranks that run the same subcommand (supervise()), or is a rank itself and joins the others
+// (run_in_world()).
 #pragma once
 
 #include <functional>
@@ -13,24 +14,26 @@
 
 namespace birkhoff {
 
-// Threads of a process that shares its machine with local_ranks - 1 others: what OMP_NUM_THREADS
-// says, else the cores this process may run on, shared with the ranks beside it unless the launcher
-// has already given each its own. Error(kUsage) if OMP_NUM_THREADS is no number or too many. Local.
+// Threads of a process that shares its machine with local_ranks - 1 others: OMP_NUM_THREADS if set,
+// else the cores that this process may run on, divided among the local ranks unless the launcher
+// has already given each rank its own cores. Error(kUsage) if OMP_NUM_THREADS is not a number or is
+// too large. Local.
 int threads_of_rank(int local_ranks);
-// Error(code) about `what` if a step of so many threads would not end: more than 64 for each core
-// of this machine. Local.
+// Error(code) about `what` if a step with this many threads would not end: if there are more than
+// 64 per core of this machine. Local.
 void check_threads(const char* what, int threads, ExitCode code);
 
-// Ranks that a verb with `--ranks asked` will run on: those, else the ones that mpirun or srun
-// announces. Error(kUsage) if both say so. Local.
+// The number of ranks that a subcommand with `--ranks asked` will run on: `asked` if set, else the
+// number that mpirun or srun announces. Error(kUsage) if both give one. Local.
 int ranks_to_run_on(std::optional<int> asked);
 
-// Calls `check`, which finds everything that can be wrong before MPI is started, so that it is said
-// once and in one line; its Error is rethrown, later on ranks other than the first. Local.
+// Calls `check`, which finds all errors that can be found before MPI starts, so that an error is
+// reported once and in one line. Rethrows its Error, later on ranks other than the first. Local.
 void check_before_ranks(const std::function<void()>& check);
 
-// Joins the world of ranks and returns what `run` returns. An error inside a world of several ends
-// them all with its code. Ranks of different builds: Error(kUsage). Collective over all processes.
+// Joins the world of ranks and returns the result of `run`. If there are several ranks, an error
+// ends all of them with its code. Error(kUsage) if ranks run different builds. Collective over all
+// processes.
 int run_in_world(const std::function<int(World&)>& run, std::ostream& err);
 
 }  // namespace birkhoff

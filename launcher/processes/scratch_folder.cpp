@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Returns when nobody holds the other end.
+// Returns when no process holds the other end.
 void wait_for_end(int pipe_end) {
   char byte = 0;
   while (::read(pipe_end, &byte, 1) < 0 && errno == EINTR) {
@@ -24,7 +24,7 @@ void wait_for_end(int pipe_end) {
 }
 
 [[noreturn]] void be_remover(int pipe_end, const fs::path& folder) {
-  ::setsid();  // a Ctrl-C is not for this process
+  ::setsid();  // so that Ctrl-C does not reach this process
   for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) std::signal(number, SIG_IGN);
   const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(null, stream);

@@ -1,4 +1,4 @@
-// A folder for files that live as long as the command.
+// A folder for files that exist as long as the command runs.
 #pragma once
 
 #include <sys/types.h>
@@ -10,11 +10,13 @@
 
 namespace birkhoff {
 
-// In TMPDIR, else /tmp. A process of its own waits for the end of this one and removes the folder
-// with all it holds, however the end comes: destruction, an error, Ctrl-C, SIGKILL.
+// A folder in TMPDIR, else /tmp. A separate process waits for the end of this object or process and
+// then removes the folder with its contents, however the end comes: destruction, an error, Ctrl-C,
+// SIGKILL.
 class ScratchFolder {
  public:
-  // name: the folder is birkhoff_<name>_<random>. Error(kStorage).
+  // name: the folder is birkhoff_<name>_<random>. Error(kStorage), or Error(kMemory) if the process
+  // cannot start.
   explicit ScratchFolder(const std::string& name);
   ~ScratchFolder();  // returns when the folder is gone
   ScratchFolder(const ScratchFolder&) = delete;
@@ -23,7 +25,7 @@ class ScratchFolder {
 
  private:
   std::filesystem::path path_;
-  UniqueHandle<FileDescriptorTraits> alive_;  // a pipe's end that closes with this process
+  UniqueHandle<FileDescriptorTraits> alive_;  // the end of a pipe, which closes with this process
   pid_t remover_ = -1;
 };
 

@@ -16,13 +16,13 @@ using Descriptor = UniqueHandle<FileDescriptorTraits>;
 
 bool lock(int descriptor) { return flock(descriptor, LOCK_EX | LOCK_NB) == 0; }
 
-// What cannot be removed stays: it must not keep a run from starting or ending.
+// A failure is ignored, because it must not keep a run from starting or ending.
 void remove_if_possible(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);
 }
 
-// Removes the folders of this user whose names begin so and that nobody holds.
+// Removes this user's folders whose names begin with `start` and that no process has locked.
 void remove_abandoned(const std::string& parent, const std::string& start) {
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(parent, error)) {
@@ -40,7 +40,7 @@ void remove_abandoned(const std::string& parent, const std::string& start) {
 SharedMemoryFolder::SharedMemoryFolder(std::string parent) {
   const std::string start = fmt::format("{}/birkhoff-{}-", parent, geteuid());
   remove_abandoned(parent, start);
-  constexpr int kTries = 10;  // until it is locked, another start may take it for abandoned
+  constexpr int kTries = 10;  // until it is locked, another start may consider it abandoned
   for (int i = 0; i < kTries && !make(start); ++i) path_.clear();
 }
 

@@ -1,4 +1,4 @@
-// Where the ranks that this machine's supervisor starts put the memory they share.
+// The folder for the shared memory of the ranks that a supervisor starts on this machine.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 
 namespace birkhoff {
 
-// A folder birkhoff-UID-* in /dev/shm, for one run. The destructor removes it; where that does not
-// happen because the supervisor was killed, the next object made by this user does: a lock on the
-// folder tells whether its supervisor or mpirun lives.
+// A folder birkhoff-UID-* in /dev/shm, for one run. The destructor removes it. If the supervisor
+// was killed, the next object of this user removes it: a lock on the folder shows whether its
+// supervisor or mpirun still runs.
 class SharedMemoryFolder {
  public:
   // parent: another folder for tests.
@@ -18,14 +18,14 @@ class SharedMemoryFolder {
   SharedMemoryFolder(const SharedMemoryFolder&) = delete;
   SharedMemoryFolder& operator=(const SharedMemoryFolder&) = delete;
 
-  // Empty where none could be made: Open MPI then has places of its own.
+  // Empty if no folder could be created; Open MPI then uses its own places.
   const std::string& path() const { return path_; }
 
  private:
   bool make(const std::string& start);
 
   std::string path_;
-  // Inherited by mpirun, which holds the lock for as long as it lives.
+  // mpirun inherits it and holds the lock as long as it runs.
   UniqueHandle<FileDescriptorTraits> lock_;
 };
 

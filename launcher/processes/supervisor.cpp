@@ -25,14 +25,14 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kNotStarted = 127;  // as a shell says it
+constexpr int kNotStarted = 127;  // as shells report it
 
-// By this environment variable the processes that a supervisor started are known: a number that no
-// other supervisor has, in no container either.
+// This environment variable marks the processes that a supervisor started. Its value is a number
+// that no other supervisor has, not even in another container.
 constexpr char kMark[] = "BIRKHOFF_SUPERVISOR";
 
-// How often a running mpirun is looked at, and how often a request to stop is repeated: mpirun
-// loses a signal for ranks that it has not started yet.
+// How often to check a running mpirun, and how often to repeat a request to stop: mpirun loses a
+// signal for ranks that it has not started yet.
 constexpr std::chrono::milliseconds kLook{20};
 constexpr std::chrono::seconds kRepeat{1};
 
@@ -55,14 +55,15 @@ std::string own_path() {
   return std::string(buffer, static_cast<std::size_t>(length));
 }
 
-// With fewer descriptors than it needs, mpirun waits for ever for what it could not open. Open MPI
-// 4.1 takes some twenty for itself and up to seven for a rank while it starts it.
+// With too few descriptors, mpirun waits forever for files that it could not open. Open MPI 4.1
+// uses about twenty for itself and up to seven per rank while it starts the rank.
 void check_open_files(int ranks) {
   const rlim_t needed = 32 + rlim_t{8} * static_cast<rlim_t>(ranks);
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
   fail(ExitCode::kUsage,
-       "--ranks {} needs {} open files for mpirun, the limit is {}: raise it with `ulimit -n {}`",
+       "--ranks {} needs {} open files for mpirun, but the limit is {}: raise it with `ulimit "
+       "-n {}`",
        ranks, needed, limit.rlim_cur, needed);
 }
 
@@ -70,8 +71,8 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
                                           const std::string& shared_folder,
                                           const std::vector<std::string>& arguments) {
   const int cores = usable_cores();
-  // Binding off and threads shared out: mpirun's default gives each of two ranks one core and
-  // LibTorch one thread.
+  // Turn binding off and divide the threads: by default, mpirun gives each of two ranks one core
+  // and LibTorch one thread.
   std::vector<std::string> line = {
       mpirun, "-n", std::to_string(ranks), "--bind-to", "none", "--oversubscribe", "-q"};
   if (geteuid() == 0) line.push_back("--allow-run-as-root");
@@ -109,7 +110,7 @@ int map_mpirun_status(int status, bool stop_requested, std::string& why) {
     return static_cast<int>(ExitCode::kPeer);
   }
   if (code == 128 + SIGUSR1 && stop_requested) {
-    why = "stopped on request while its ranks were starting; run the same command again to go on";
+    why = "stopped on request while its ranks were starting; run the same command to continue";
     return static_cast<int>(ExitCode::kRequeue);
   }
   if (code > 128) {
@@ -117,14 +118,14 @@ int map_mpirun_status(int status, bool stop_requested, std::string& why) {
           "; run the same command again to resume";
     if (code == 128 + SIGKILL) {
       why +=
-          "; if nobody killed it, memory ran out (dmesg says so): set train.micro_batch or "
-          "--ranks lower";
+          "; if no user killed it, memory ran out (see dmesg): lower train.micro_batch or "
+          "--ranks";
     }
     return static_cast<int>(ExitCode::kPeer);
   }
   if (code == static_cast<int>(ExitCode::kInternal)) {
     why =
-        "mpirun ended with 1; if no line of birkhoff stands above, mpirun itself failed: try "
+        "mpirun ended with 1; if birkhoff printed no line above, mpirun itself failed: try "
         "`mpirun -n 2 hostname`";
   }
   return code;
@@ -137,7 +138,7 @@ namespace {
   std::vector<char*> argv;
   for (std::string& part : line) argv.push_back(part.data());
   argv.push_back(nullptr);
-  setpgid(0, 0);  // a Ctrl-C of the terminal reaches the supervisor alone
+  setpgid(0, 0);  // Ctrl-C in the terminal reaches only the supervisor
   std::signal(SIGTERM, SIG_DFL);
   prctl(PR_SET_PDEATHSIG, SIGTERM);  // if the supervisor is killed, so is mpirun with its ranks
   if (getppid() != supervisor) _exit(static_cast<int>(ExitCode::kPeer));
@@ -148,8 +149,8 @@ namespace {
   _exit(kNotStarted);
 }
 
-// Passes requests to stop on until mpirun has ended; its status of waitpid. nullopt: it was
-// interrupted twice, and still runs.
+// Passes on requests to stop until mpirun has ended, and returns its waitpid status. Returns
+// nullopt after two interrupts, while mpirun still runs.
 std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals) {
   using Clock = std::chrono::steady_clock;
   Clock::time_point next_request = Clock::now();
@@ -161,7 +162,7 @@ std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals) {
       fail(ExitCode::kInternal, "waitpid for mpirun: {}", std::strerror(errno));
     }
     if (signals.received() != 0 && Clock::now() >= next_request) {
-      kill(mpirun, SIGUSR1);  // which mpirun hands to its ranks
+      kill(mpirun, SIGUSR1);  // mpirun passes it to its ranks
       next_request = Clock::now() + kRepeat;
     }
     std::this_thread::sleep_for(kLook);
@@ -192,14 +193,14 @@ int supervise(int ranks, const std::vector<std::string>& arguments, StopSignals&
   if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
   if (child == 0) become_mpirun(line, parent);
   const std::optional<int> status = wait_for(child, signals);
-  if (!status) kill(child, SIGKILL);  // it may not be mpirun yet, nor carry the mark
+  if (!status) kill(child, SIGKILL);  // it may not be mpirun yet, and then lacks the mark
   const std::vector<pid_t> left = end_marked_processes(kMark + ("=" + number));
   if (!left.empty()) {
     err << "birkhoff: warning: process " << left.front()
         << " does not end: it waits for a file system or a device\n";
   }
   if (!status) {
-    err << "birkhoff: interrupted twice: ended at once, without a save; run the same command "
+    err << "birkhoff: interrupted twice: ended at once, without saving; run the same command "
            "again\n";
     return 128 + SIGINT;
   }

@@ -42,7 +42,7 @@ at::Tensor fused_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_
               mask_N.is_contiguous() && mask_N.numel() == logits_NV.size(0),
           "fused_cross_entropy: targets must be int64 [N], the mask u8 [N]");
   require(targets_N.device() == logits_NV.device() && mask_N.device() == logits_NV.device(),
-          "fused_cross_entropy: tensors of several devices");
+          "fused_cross_entropy: tensors must be on one device");
   if (kHasGpuKernels && logits_NV.is_cuda() && logits_NV.scalar_type() != at::kDouble) {
     return launch(logits_NV, targets_N, mask_N);
   }
@@ -51,7 +51,7 @@ at::Tensor fused_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_
 
 void scale_gradients_(at::Tensor d_NV, const at::Tensor& factor) {
   require(factor.numel() == 1 && factor.device() == d_NV.device() && d_NV.is_contiguous(),
-          "scale_gradients: the factor must be a scalar where contiguous gradients are");
+          "scale_gradients: the factor must be a scalar on the device of contiguous gradients");
   if (kHasGpuKernels && d_NV.is_cuda() && d_NV.scalar_type() != at::kDouble) {
     require(factor.scalar_type() == at::kFloat, "scale_gradients: the factor must be fp32");
     if constexpr (kHasGpuKernels) {

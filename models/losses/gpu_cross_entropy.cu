@@ -5,18 +5,18 @@
 //   x[n, v] <- exp(x[n, v] - z[n]) - [v = t[n]]       0 where mask[n] is 0
 //
 // x: [N, V] contiguous fp32, bf16 or fp16, overwritten; t: [N] int64; mask: [N] u8; loss: [N] fp32.
-// Arithmetic in fp32. A target outside [0, V) of a row that counts gives the loss NaN.
+// Arithmetic in fp32. If the target of a row that counts is outside [0, V), its loss is NaN.
 //
-// A team of threads owns a row: one warp up to V = 1,024 (four rows a block), else a block of 512
-// threads. A thread owns every team-size-th vector of 16 bytes of its row (elements where rows are
-// not aligned). First pass: running maximum and sum of exponentials, each thread its own, then
-// combined along a fixed tree. Second pass: the gradient is written over the row. A block keeps the
-// row in shared memory from the first to the second where it fits (V T and 128 bytes; V <= 116,000
-// in bf16 on sm_90, 83,000 on sm_80); else, and for a warp, caches mostly answer. Memory: one read
-// and one write of x, N V of each. Deterministic.
+// A team of threads owns a row: one warp up to V = 1,024 (four rows per block), else a block of 512
+// threads. A thread owns every team-size-th 16-byte vector of its row (single elements if rows are
+// not aligned). In the first pass each thread computes a running maximum and a sum of exponentials,
+// which are then combined along a fixed tree. The second pass overwrites the row with the gradient.
+// A block keeps the row in shared memory between the passes if it fits (V elements of type T plus
+// 128 bytes; V <= 116,000 in bf16 on sm_90, 83,000 on sm_80); otherwise, and for a warp, the second
+// read mostly hits the caches. Memory: one read and one write of x, N V of each. Deterministic.
 //
-// The loss's own gradient, a scalar, is multiplied into x by a second kernel, which leaves x alone
-// where that is 1, as it is but for fp16's loss scale.
+// A second kernel multiplies x by the gradient of the loss, a scalar. It leaves x untouched if the
+// scalar is 1, which it always is except with fp16's loss scale.
 #include <limits>
 
 #include "cluster/base/gpu/elements.cuh"
@@ -30,17 +30,17 @@ constexpr unsigned kWholeWarp = 0xffffffff;
 constexpr int kWarp = 32;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-constexpr std::int64_t kWarpVocabulary = 1024;  // up to here a warp has at most 32 values a lane
-constexpr int kRowThreads = 512;                // beyond
+constexpr std::int64_t kWarpVocabulary = 1024;  // up to here a warp has at most 32 values per lane
+constexpr int kRowThreads = 512;                // for larger vocabularies
 constexpr int kPartialBytes = 8 * kRowThreads / kWarp;
 constexpr int kScaleBlocks = 1024, kScaleThreads = 256;
 
-// max and sum of exp(x - max) of some of a row's elements.
+// The max of some of a row's elements, and the sum of exp(x - max) over them.
 struct Partial {
   float max, sum;
 };
 
-// What exponents are taken relative to: no -inf, because -inf - -inf is not a number.
+// The value subtracted from exponents: never -inf, because -inf - -inf is NaN.
 __device__ inline float base_of(float max) { return max == -kInfinity ? 0.0f : max; }
 
 __device__ inline Partial merge(Partial a, Partial b) {
@@ -49,10 +49,10 @@ __device__ inline Partial merge(Partial a, Partial b) {
   return {max, a.sum * expf(a.max - base) + b.sum * expf(b.max - base)};
 }
 
-// The partials of all threads of a block, then its row.
+// The partials of all warps of a block, then its row.
 extern __shared__ Vector<float, 4> cross_entropy_memory[];
 
-// The partial of all members, the same bits in each.
+// Merges the partials of all members of a team; every member gets the same bits.
 template <int kTeam>
 __device__ inline Partial merge_team(Partial p) {
 #pragma unroll
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
     fused_cross_entropy_kernel(const FusedCrossEntropyParams p) {
   const int row_of_block = static_cast<int>(threadIdx.x) / kTeam;
   const std::int64_t row = std::int64_t{blockIdx.x} * (kTeam == kWarp ? 4 : 1) + row_of_block;
-  if (row >= p.rows) return;  // whole warps, and whole blocks where a block is a team
+  if (row >= p.rows) return;  // whole warps, or whole blocks if a block is a team
   const int member = static_cast<int>(threadIdx.x) % kTeam;
   T* x_V = static_cast<T*>(p.logits) + row * p.vocabulary;
   constexpr std::int64_t kStride = std::int64_t{kTeam} * kCount;
@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
     return;
   }
 
-  // Several vectors are asked for before one is used. Four of a row that is read twice would spill.
+  // Loads several vectors before it uses the first. Four would spill registers in a block that does
+  // not keep its row.
   constexpr int kAhead = kKept || kTeam == kWarp ? 4 : 2;
   T* kept_V = reinterpret_cast<T*>(cross_entropy_memory + kPartialBytes / sizeof(Vector<float, 4>));
   Partial partial{-kInfinity, 0};
@@ -125,7 +126,8 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
   }
   const float base = base_of(partial.max), inverse_sum = 1 / partial.sum;
   for (std::int64_t v = member * kCount; v < p.vocabulary; v += kStride) {
-    const auto x = load_vector<T, kCount>((kKept ? kept_V : x_V) + v);  // what this thread stored
+    // In kept_V each thread reads only what it stored itself.
+    const auto x = load_vector<T, kCount>((kKept ? kept_V : x_V) + v);
     Vector<T, kCount> gradient;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
@@ -203,7 +205,7 @@ void launch_typed_scale(const ScaleParams& p, cudaStream_t stream) {
   launch(shape, &scale_kernel<T, 1>, p);
 }
 
-// f(T{}) for the element type.
+// Calls f(T{}) with the element type T.
 template <typename F>
 void with_type(KernelDtype dtype, F f) {
   switch (dtype) {
@@ -215,7 +217,7 @@ void with_type(KernelDtype dtype, F f) {
       return f(__half{});
     case KernelDtype::kDouble:
     case KernelDtype::kLong:
-      break;  // the caller takes the reference
+      break;  // callers use the reference
   }
   cuda_check(cudaErrorInvalidValue, "fused cross entropy: dtype");
 }

@@ -1,4 +1,4 @@
-// Arguments of the kernels of the fused cross entropy. See models/losses/gpu_cross_entropy.cu.
+// Arguments of the fused cross-entropy kernels. See models/losses/gpu_cross_entropy.cu.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ struct FusedCrossEntropyParams {
   const std::uint8_t* mask;     // [rows]
   float* losses;                // [rows]
   std::int64_t rows, vocabulary;
-  bool vectors;  // every row begins at a multiple of 16 bytes
+  bool vectors;  // every row starts at a multiple of 16 bytes
 };
 
-// x *= *factor; nothing is read or written where that is 1.
+// x *= *factor. If the factor is 1, x is neither read nor written.
 struct ScaleParams {
   void* x;              // [count], contiguous
   KernelDtype dtype;    // fp32, bf16 or fp16
   const float* factor;  // device memory
   std::int64_t count;
-  bool vectors;  // x begins at a multiple of 16 bytes and is whole vectors of them
+  bool vectors;  // x starts at a multiple of 16 bytes and consists of whole 16-byte vectors
 };
 
 // Asynchronous on `stream`.

@@ -1,5 +1,5 @@
 // Residual addition and layer norm in one kernel, and their gradient (Ba et al. 2016). Legend: n
-// row of N, c channel of C; all sums over c unless said otherwise.
+// row of N, c channel of C; all sums are over c unless stated otherwise.
 //
 //   s[n, c] = x[n, c] + y[n, c]
 //   mu[n]   = sum s[n, c] / C      r[n] = 1 / sqrt(sum (s[n, c] - mu[n])^2 / C + epsilon)
@@ -11,16 +11,16 @@
 //   dy[n, c] = dx[n, c]
 //   dw[c]    = sum over n of do[n, c] h[n, c]              db[c] = sum over n of do[n, c]
 //
-// The residual stream x, s, ds, dx: [N, C] contiguous fp32; the branch that ends in y and the one
-// that begins with o, and so do and dy: [N, C] fp32, bf16 or fp16, rounded once; w, b, dw, db: [C]
-// and mu, r: [N] fp32. Arithmetic in fp32.
+// Residual stream x, s, ds, dx: [N, C], contiguous, fp32. Output y of the previous branch, input o
+// of the next, and their gradients dy, do: [N, C], fp32, bf16 or fp16, rounded once. w, b, dw, db:
+// [C], and mu, r: [N], all fp32. Arithmetic in fp32.
 //
-// A block of 32, 128 or 256 threads has a row at a time; a thread owns G groups of 4 neighbouring
-// channels and keeps them in registers, so each tensor is read or written once. Forward: a block
-// for each row. Backward: block k of K = min(N, 256) has rows kN/K .. (k+1)N/K, adds dw and db in
-// registers, in row order, and writes them to partials[k]; a last kernel adds the partials in the
-// order of k, in fp64, a thread for each channel. Shared memory: at most 64 bytes. No atomics:
-// deterministic, the same bits on every device.
+// A block of 32, 128 or 256 threads processes one row at a time. A thread owns G groups of 4
+// adjacent channels and keeps them in registers, so each tensor is read or written once. Forward:
+// one block per row. Backward: block k of K = min(N, 256) processes rows kN/K .. (k+1)N/K, adds up
+// dw and db in registers, in row order, and writes them to partials[k]; a final kernel adds the
+// partials in order of k, in fp64, with one thread per element of dw and db. Shared memory: at most
+// 64 bytes. No atomics: deterministic, the same bits on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
 #include "models/transformer/gpu_residual_norm_params.h"
@@ -30,10 +30,11 @@ namespace {
 
 constexpr unsigned kWholeWarp = 0xffffffff;
 constexpr int kWarp = 32;
-constexpr int kCount = 4;  // neighbours: 16 bytes of fp32, 8 of the others
+constexpr int kCount = 4;  // adjacent channels: 16 bytes in fp32, 8 in the other types
 constexpr int kSumThreads = 128;
 
-// The block's sums of a and b, the same bits in all threads. Called by all threads of the block.
+// The sums of a and b over the block; all threads get the same bits. All threads of the block must
+// call it.
 template <int kThreads>
 __device__ inline float2 block_sums(float a, float b) {
 #pragma unroll
@@ -43,7 +44,7 @@ __device__ inline float2 block_sums(float a, float b) {
   }
   if constexpr (kThreads > kWarp) {
     __shared__ float2 warps[kThreads / kWarp];
-    __syncthreads();  // the sums before these have been read
+    __syncthreads();  // all threads have read the previous sums
     if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = make_float2(a, b);
     __syncthreads();
     a = b = 0;
@@ -56,7 +57,7 @@ __device__ inline float2 block_sums(float a, float b) {
   return make_float2(a, b);
 }
 
-// First channel of this thread's group g.
+// The first channel of this thread's group g.
 template <int kThreads>
 __device__ inline int channel_of(int g) {
   return (g * kThreads + static_cast<int>(threadIdx.x)) * kCount;
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
     const float mean = p.mean[row], rstd = p.rstd[row];
 
     float h[kGroups][kCount], gradient[kGroups][kCount];
-    Vector<float, kCount> d_sum[kGroups];  // on its way while the block adds up
+    Vector<float, kCount> d_sum[kGroups];  // loaded while the block adds up
     float sum_g = 0, sum_gh = 0;
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
@@ -198,7 +199,8 @@ __global__ void __launch_bounds__(kSumThreads)
   out[column % channels] = static_cast<float>(sum);
 }
 
-// Calls f with the compile-time number of threads and of groups of 4 channels a thread.
+// Calls f with two template arguments: the threads of a block, and the groups of 4 channels per
+// thread.
 template <typename Function>
 void with_shape(std::int64_t channels, Function f) {
   if (channels <= 128) return f.template operator()<32, 1>();
@@ -220,7 +222,7 @@ void with_dtype(KernelDtype dtype, Function f) {
       return f.template operator()<__half>();
     case KernelDtype::kDouble:
     case KernelDtype::kLong:
-      break;  // the caller takes the reference
+      break;  // callers use the reference
   }
   cuda_check(cudaErrorInvalidValue, "launch_residual_norm");
 }

@@ -1,4 +1,4 @@
-// Arguments of the kernels of residual addition and layer norm. See
+// Arguments of the kernels for residual addition and layer norm. See
 // models/transformer/gpu_residual_norm.cu.
 #pragma once
 
@@ -10,15 +10,15 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// Contiguous, aligned to 16 bytes: fp32, but for what enters and leaves the branch, which is of
+// All arrays are contiguous, aligned to 16 bytes and fp32, except those marked "branch", which have
 // `branch_dtype` (fp32, bf16 or fp16).
 struct ResidualNormParams {
   KernelDtype branch_dtype;
-  std::int64_t rows, channels;  // channels a multiple of 4, at most kMostChannels
+  std::int64_t rows, channels;  // channels: a multiple of 4, at most kMostChannels
   const float* x;               // [rows, channels]
   const void* y;                // [rows, channels], branch
   const float* weight;          // [channels]
-  const float* bias;            // [channels], or null: none
+  const float* bias;            // [channels], or null for none
   float epsilon;
   float* sum;    // [rows, channels]: x + y
   void* normed;  // [rows, channels], branch
@@ -31,20 +31,20 @@ struct ResidualNormParams {
 struct ResidualNormBackwardParams {
   KernelDtype branch_dtype;
   std::int64_t rows, channels;
-  const float* d_sum;    // [rows, channels]: what reaches x + y by the residual path
+  const float* d_sum;    // [rows, channels]: gradient of x + y through the residual path
   const void* d_normed;  // [rows, channels], branch
-  const float* sum;      // [rows, channels], as are the next two of the forward pass
+  const float* sum;      // [rows, channels]; this and the next two are from the forward pass
   const float* mean;     // [rows]
   const float* rstd;     // [rows]
   const float* weight;   // [channels]
   float* d_x;            // [rows, channels]
-  void* d_y;             // [rows, channels], branch: d_x rounded, or null: not wanted
+  void* d_y;             // [rows, channels], branch: d_x rounded, or null if not wanted
   float* partials;       // [parts(rows), 2, channels], scratch
   float* d_weight;       // [channels]
-  float* d_bias;         // [channels], or null: none
+  float* d_bias;         // [channels], or null for none
 
-  // Parts of the rows whose sums over rows are made apart. Depends on the rows alone, so that the
-  // bits do not depend on the device.
+  // The number of parts of the rows that are summed separately. It depends only on the number of
+  // rows, so that the bits do not depend on the device.
   static constexpr std::int64_t parts(std::int64_t rows) { return rows < 256 ? rows : 256; }
 };
 

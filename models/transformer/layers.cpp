@@ -14,20 +14,20 @@
 
 namespace birkhoff {
 
-Init weight_init(const configs::Model& config, WeightRole role, std::int64_t fan_in) {
+Initializer weight_init(const configs::Model& config, WeightRole role, std::int64_t fan_in) {
   switch (config.init()) {
     case configs::Model::normal: {
-      // GPT-2: 2 * layers outputs add up in the residual stream, whose variance should not grow
-      // with them.
+      // GPT-2: the residual stream is the sum of 2 * layers outputs; its variance should not grow
+      // with their number.
       const double outputs = role == WeightRole::kResidual ? 2.0 * config.layers() : 1.0;
-      return Init::normal(0.02 / std::sqrt(outputs));
+      return Initializer::normal(0.02 / std::sqrt(outputs));
     }
     case configs::Model::uniform_unit_scaling:
-      // T2T: embeddings N(0, 1 / channels), so that scale_embeddings brings them to unit variance.
+      // T2T: embeddings are N(0, 1 / channels), so that scale_embeddings gives them unit variance.
       if (role == WeightRole::kEmbedding) {
-        return Init::normal(1.0 / std::sqrt(static_cast<double>(config.channels())));
+        return Initializer::normal(1.0 / std::sqrt(static_cast<double>(config.channels())));
       }
-      return Init::uniform(std::sqrt(3.0 / static_cast<double>(fan_in)));
+      return Initializer::uniform(std::sqrt(3.0 / static_cast<double>(fan_in)));
   }
   require(false, "model.init has a value outside its enum");
   return {};
@@ -39,7 +39,7 @@ Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t input
                                weight_init(config, role, inputs), /*decay=*/true)),
       compute_dtype_(parameters.compute_dtype()) {
   if (config.bias()) {
-    bias_O = parameters.add(name + ".bias", {outputs}, Init::zeros(), /*decay=*/false);
+    bias_O = parameters.add(name + ".bias", {outputs}, Initializer::zeros(), /*decay=*/false);
   }
 }
 
@@ -50,11 +50,12 @@ at::Tensor Linear::operator()(const at::Tensor& x) const {
 }
 
 LayerNorm::LayerNorm(const configs::Model& config, const std::string& name, Parameters& parameters)
-    : weight_C(
-          parameters.add(name + ".weight", {config.channels()}, Init::ones(), /*decay=*/false)),
+    : weight_C(parameters.add(name + ".weight", {config.channels()}, Initializer::ones(),
+                              /*decay=*/false)),
       epsilon_(config.norm_epsilon()) {
   if (config.bias()) {
-    bias_C = parameters.add(name + ".bias", {config.channels()}, Init::zeros(), /*decay=*/false);
+    bias_C =
+        parameters.add(name + ".bias", {config.channels()}, Initializer::zeros(), /*decay=*/false);
   }
 }
 

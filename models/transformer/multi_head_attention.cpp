@@ -10,7 +10,7 @@
 namespace birkhoff {
 namespace {
 
-// Everything else is split and joined by these numbers.
+// Heads are split and joined by these numbers everywhere else.
 void check_heads(const configs::Attention& attention, std::int64_t heads,
                  const std::string& field) {
   std::int64_t sum = 0;
@@ -20,20 +20,20 @@ void check_heads(const configs::Attention& attention, std::int64_t heads,
          counted(sum, "head"), heads);
   }
   if (attention.group_size() > static_cast<int>(kMostHeadGroups)) {
-    fail(ExitCode::kConfig, "{}: {} groups, at most {} are possible", field, attention.group_size(),
+    fail(ExitCode::kConfig, "{}: {} groups; at most {} are allowed", field, attention.group_size(),
          kMostHeadGroups);
   }
 }
 
-// Messages of a mechanism name its own fields; the user needs the path from the configuration's
-// root.
+// The messages of a mechanism name its own fields. The user needs the path from the root of the
+// configuration.
 std::unique_ptr<Mechanism> make_group_mechanism(const configs::Mechanism& config,
                                                 const MechanismShape& shape,
                                                 const std::string& field, const std::string& name,
                                                 Parameters& parameters,
-                                                const ParallelGroups& groups) {
+                                                const ParallelGroups& parallel) {
   try {
-    return make_mechanism(config, shape, name, parameters, groups);
+    return make_mechanism(config, shape, name, parameters, parallel);
   } catch (const Error& error) {
     throw Error(error.code(), field + ".mechanism: " + error.what());
   }
@@ -45,7 +45,7 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        const configs::Attention& attention,
                                        const std::string& field, std::int64_t block,
                                        std::int64_t sequence_length, const std::string& name,
-                                       Parameters& parameters, const ParallelGroups& groups)
+                                       Parameters& parameters, const ParallelGroups& parallel)
     : block_(block), head_dim_(config.channels() / config.heads()) {
   check_heads(attention, config.heads(), field);
   std::int64_t value_heads = 0;
@@ -58,9 +58,9 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                .head_dim = head_dim_,
                                .sequence_length = sequence_length,
                                .causal = true};
-    group.mechanism =
-        make_group_mechanism(attention.group(g).mechanism(), shape,
-                             field + ".group." + std::to_string(g), group.name, parameters, groups);
+    group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape,
+                                           field + ".group." + std::to_string(g), group.name,
+                                           parameters, parallel);
     group.has_value = !group.mechanism->properties().ties_key_value;
     value_heads += group.has_value ? group.heads : 0;
     head_groups_.push_back(std::move(group));
@@ -75,8 +75,8 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
                                                         const SequenceContext& context) const {
   const std::int64_t batch = x_BTC.size(0), tokens = x_BTC.size(1);
-  // One split: its gradient is one concatenation, where a slice each would fill and add whole
-  // tensors.
+  // A single split: its gradient is one concatenation, whereas the gradients of separate slices
+  // would fill and add whole tensors.
   std::vector<std::int64_t> widths;
   for (const HeadGroup& group : head_groups_) widths.push_back(group.heads * head_dim_);
   for (const HeadGroup& group : head_groups_) widths.push_back(group.heads * head_dim_);
@@ -121,7 +121,7 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     const HeadGroup& group = head_groups_[g];
     if (noise) {
-      inputs[g].noise = noise->at_layer(noise_layer(block_, NoiseConsumer::kHeadGroup, g));
+      inputs[g].noise = noise->at_layer(noise_layer(block_, RandomStream::kHeadGroup, g));
     }
     AttentionOutput output = group.mechanism->forward(inputs[g]);
     out_BHTD.push_back(std::move(output.out_BHLD));
@@ -164,7 +164,7 @@ std::vector<std::string> MultiHeadAttention::warnings() const {
     if (group.mechanism->properties().leaky) {
       result.push_back(group.name +
                        ": paper_masked leaks: its block weights depend on later tokens, so losses "
-                       "are too low and sampling differs from training; label every figure made "
+                       "are too low and sampling differs from training; label every result made "
                        "with it as leaky");
     }
   }

@@ -1,4 +1,5 @@
-// Self-attention of one block: projections, head groups with a mechanism each, output projection.
+// The self-attention of one Transformer layer: projections, head groups with one mechanism each,
+// output projection.
 //
 // Legend: B batch, T tokens, C channels, H heads of a group, D head dim, P position coordinates.
 #pragma once
@@ -22,7 +23,7 @@ class Model;
 
 namespace birkhoff {
 
-// What every block of one forward pass sees beside the residual stream.
+// What every layer of a forward pass reads in addition to the residual stream.
 struct SequenceContext {
   at::Tensor segments_BT;    // int32 document ids; undefined: one document
   at::Tensor positions_BTP;  // int64
@@ -32,17 +33,19 @@ using NamedSums = std::vector<std::pair<std::string, at::Tensor>>;
 
 class MultiHeadAttention {
  public:
-  // `field` is the path of `attention` in the configuration, for errors: Error(kConfig).
+  // `field` is the path of `attention` in the configuration, for messages; `block` is the index of
+  // the Transformer layer. Error(kConfig).
   MultiHeadAttention(const configs::Model& config, const configs::Attention& attention,
                      const std::string& field, std::int64_t block, std::int64_t sequence_length,
-                     const std::string& name, Parameters& parameters, const ParallelGroups& groups);
+                     const std::string& name, Parameters& parameters,
+                     const ParallelGroups& parallel);
 
-  // x: [B, T, C] after the block's norm. The mechanisms' sums are appended to `sums`, as
+  // x: [B, T, C], after the layer's norm. Appends the mechanisms' sums to `sums`, named
   // "<parameter prefix>.<name>".
   at::Tensor forward(const at::Tensor& x_BTC, const SequenceContext& context,
                      const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
-  // Decoding: one state a head group; x is the new token's [B, 1, C].
+  // Incremental decoding, with one state per head group. x: [B, 1, C], of the new token.
   std::vector<std::unique_ptr<DecodeState>> decode_state(std::int64_t batch) const;
   at::Tensor decode_step(std::vector<std::unique_ptr<DecodeState>>& states, const at::Tensor& x_BTC,
                          const SequenceContext& context) const;
@@ -55,17 +58,18 @@ class MultiHeadAttention {
     std::string name;  // parameter prefix
     std::int64_t heads = 0;
     std::unique_ptr<Mechanism> mechanism;
-    bool has_value = true;  // false: values are the keys
+    bool has_value = true;  // false: the keys are also the values
   };
 
-  // One input for each group.
+  // One input for each head group.
   std::vector<AttentionInput> project(const at::Tensor& x_BTC,
                                       const SequenceContext& context) const;
   at::Tensor join(const std::vector<at::Tensor>& out_BHTD) const;
 
   std::int64_t block_, head_dim_;
   std::vector<HeadGroup> head_groups_;
-  // Outputs: queries of all groups, then keys, then values of the groups that have them.
+  // query_key_value_ outputs the queries of all groups, then their keys, then the values of the
+  // groups that have values.
   std::optional<Linear> query_key_value_, output_;
 };
 

@@ -13,7 +13,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// The same values without their history, as the leaves of a graph of their own.
+// The same values without their history, as the leaves of a new graph.
 variable_list leaves_of(const variable_list& inputs) {
   variable_list leaves;
   for (const at::Tensor& input : inputs) {
@@ -22,7 +22,7 @@ variable_list leaves_of(const variable_list& inputs) {
   return leaves;
 }
 
-// Stands in the outer graph for all that a part's backward pass needs.
+// The node that replaces a part in the outer graph: its backward pass computes the part again.
 class Recomputation : public torch::autograd::Node {
  public:
   Recomputation(NetworkPart part, const variable_list& inputs)
@@ -64,8 +64,8 @@ class Recomputation : public torch::autograd::Node {
 
 std::vector<at::Tensor> recomputed(NetworkPart part, const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled() || !inputs.front().requires_grad()) return part(inputs);
-  // With a graph, which is dropped at once: LibTorch's operations choose algorithms by what needs
-  // gradients (matmul does), and both passes must choose the same.
+  // Records a graph and drops it at once: some LibTorch operations (matmul is one) choose their
+  // algorithm by which inputs need gradients, and both passes must choose the same.
   std::vector<at::Tensor> outputs = part(leaves_of(inputs));
   for (at::Tensor& output : outputs) output = output.detach();
   torch::autograd::set_history(

@@ -1,6 +1,6 @@
 // Activation recomputation (Chen et al. 2016, "Training deep nets with sublinear memory cost"): a
-// part of the network keeps its inputs instead of all that its backward pass reads, and is computed
-// a second time when that pass comes.
+// part of the network keeps only its inputs instead of everything that its backward pass reads, and
+// is computed a second time in that pass.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +10,16 @@
 
 namespace birkhoff {
 
-// A part of the network: from its inputs to its outputs, which are floating-point tensors and
-// depend on nothing but the inputs and on parameters. It must give the same bits each time (noise
-// is keyed, never drawn) and own whatever else it reads: it is kept until the backward pass.
+// A part of the network, as a function from its inputs to its outputs. The outputs are
+// floating-point tensors that depend only on the inputs and on parameters. A part must return the
+// same bits each time (noise is keyed, never drawn). It must own everything else that it reads,
+// because it is kept until the backward pass.
 using NetworkPart = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
-// part(inputs), with the outputs and gradients that the call itself would give, and the memory of
-// `inputs` alone between the passes. Inputs that are defined require gradients, or none does. The
-// backward pass adds parameters' gradients to the parameters while it recomputes, so the hooks of
-// their accumulators run once, as ever.
+// Returns part(inputs), with the same outputs and gradients as a plain call, but keeps only
+// `inputs` in memory between the passes. Either all defined inputs require gradients or none does.
+// The backward pass adds the gradients of parameters to the parameters while it recomputes, so each
+// gradient hook still runs exactly once.
 std::vector<at::Tensor> recomputed(NetworkPart part, const std::vector<at::Tensor>& inputs);
 
 }  // namespace birkhoff

@@ -14,7 +14,8 @@
 namespace birkhoff {
 namespace {
 
-// `stream`: of the residual stream; its dtype, or for a branch's tensor any that is no wider.
+// `stream`: a tensor of the residual stream. `tensor` must have its dtype; a tensor of a branch may
+// also be bf16 or fp16.
 void check_alike(const at::Tensor& tensor, const at::Tensor& stream_NC, bool of_branch) {
   const at::ScalarType dtype = tensor.scalar_type();
   require(tensor.is_contiguous() && tensor.device() == stream_NC.device() &&
@@ -22,12 +23,12 @@ void check_alike(const at::Tensor& tensor, const at::Tensor& stream_NC, bool of_
               (tensor.dim() == 1 || tensor.sizes() == stream_NC.sizes()) &&
               (dtype == stream_NC.scalar_type() ||
                (of_branch && (dtype == at::kBFloat16 || dtype == at::kHalf))),
-          "residual_norm: tensors must be contiguous, [N, C] or [C], of one device and fitting "
+          "residual_norm: tensors must be contiguous, [N, C] or [C], on one device and of matching "
           "dtypes");
 }
 
-// Shapes and places of memory that the kernels take; LibTorch's operations take the others. The
-// first tensor is of the residual stream.
+// Whether the kernels can take tensors of these shapes and addresses; LibTorch operations take the
+// others. The first tensor belongs to the residual stream.
 bool has_kernel(std::initializer_list<at::Tensor> tensors) {
   const at::Tensor& stream_NC = *tensors.begin();
   const std::int64_t channels = stream_NC.size(1);

@@ -1,8 +1,8 @@
-// Residual addition and the layer norm after it (Ba et al. 2016) as one operation, and its
-// gradient: what stands between two sublayers of a pre-norm block.
+// Residual addition and the layer norm that follows it (Ba et al. 2016) as one operation, and its
+// gradient. It connects two sublayers of a pre-norm Transformer.
 //
-// Legend: N rows (tokens), C channels. The residual stream is fp32 (or fp64); what a branch adds to
-// it, and what the next branch takes, may be bf16 or fp16 (train.precision).
+// Legend: N rows (tokens), C channels. The residual stream is fp32 (or fp64). The output of a
+// branch and the input of the next branch may be bf16 or fp16 (train.precision).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,31 +12,31 @@
 namespace birkhoff {
 
 struct ResidualNorm {
-  at::Tensor sum_NC;          // x + y: the residual stream, of x's dtype
-  at::Tensor normed_NC;       // layer norm of it, of y's dtype
-  at::Tensor mean_N, rstd_N;  // of x's dtype: what the gradient needs
+  at::Tensor sum_NC;          // x + y: the residual stream, in x's dtype
+  at::Tensor normed_NC;       // layer norm of sum_NC, in y's dtype
+  at::Tensor mean_N, rstd_N;  // in x's dtype; the gradient needs them
 };
 
 struct ResidualNormGradients {
-  at::Tensor d_x_NC;  // of x's dtype
-  at::Tensor d_y_NC;  // the same, of y's dtype
+  at::Tensor d_x_NC;  // in x's dtype
+  at::Tensor d_y_NC;  // the same values in y's dtype
   at::Tensor d_weight_C, d_bias_C;
 };
 
-// x: [N, C] fp32 (fp64 on the CPU), y: [N, C] of that dtype, bf16 or fp16; weight: [C], bias: [C]
-// or undefined, of x's dtype; all contiguous, of one device. Arithmetic in x's dtype. Local; on a
-// CUDA device asynchronous on the current stream. Deterministic.
+// x: [N, C], fp32 (fp64 on the CPU). y: [N, C], in x's dtype, bf16 or fp16. weight: [C], and bias:
+// [C] or undefined, in x's dtype. All are contiguous and on one device. Arithmetic in x's dtype.
+// Local; on a CUDA device asynchronous on the current stream. Deterministic.
 ResidualNorm residual_norm(const at::Tensor& x_NC, const at::Tensor& y_NC,
                            const at::Tensor& weight_C, const at::Tensor& bias_C, double epsilon);
 
-// d_sum: the gradient that reaches the sum by the residual path alone, of x's dtype; d_normed: of
-// y's. N at least 1; d_bias is undefined unless has_bias.
+// d_sum: the gradient of the sum through the residual path only, in x's dtype. d_normed: in y's
+// dtype. N must be at least 1. d_bias is undefined unless has_bias.
 ResidualNormGradients residual_norm_backward(const at::Tensor& d_sum_NC,
                                              const at::Tensor& d_normed_NC,
                                              const ResidualNorm& forward,
                                              const at::Tensor& weight_C, bool has_bias);
 
-// The same in LibTorch operations, on any device: the specification.
+// The specification: the same functions in LibTorch operations, on any device.
 ResidualNorm reference_residual_norm(const at::Tensor& x_NC, const at::Tensor& y_NC,
                                      const at::Tensor& weight_C, const at::Tensor& bias_C,
                                      double epsilon);
@@ -45,8 +45,8 @@ ResidualNormGradients reference_residual_norm_backward(const at::Tensor& d_sum_N
                                                        const ResidualNorm& forward,
                                                        const at::Tensor& weight_C, bool has_bias);
 
-// Differentiable: x + y and its layer norm, for x and y [.., C] as residual_norm() takes them but
-// of any layout; bias may be undefined.
+// Returns x + y and its layer norm, both differentiable. x and y: [.., C], as for residual_norm()
+// but in any memory layout. bias may be undefined.
 std::pair<at::Tensor, at::Tensor> add_and_norm(const at::Tensor& x, const at::Tensor& y,
                                                const at::Tensor& weight_C, const at::Tensor& bias_C,
                                                double epsilon);

@@ -49,7 +49,7 @@ bool has_any_aside(const fs::path& folder) {
   });
 }
 
-// A checkpoint that was read as a whole. diverged: why training does not go on from it, or empty.
+// A checkpoint that was read as a whole. diverged: why training must not resume from it, or empty.
 struct VerifiedCheckpoint {
   CheckpointFolder checkpoint;
   std::string diverged;
@@ -79,26 +79,26 @@ VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step) {
 }
 
 void check_fit(const CheckpointFolder& checkpoint, const ManifestTensor& saved,
-               const NamedShard& wanted) {
-  const ShardRegion region = region_of(saved);
+               const TensorPart& wanted) {
+  const TensorRegion region = region_of(saved);
   const std::string dtype = safetensors_dtype(wanted.data.scalar_type());
   if (region.global_shape != wanted.region.global_shape || saved.dtype() != dtype ||
       saved.kind() != kind_name(wanted.kind)) {
     fail_tensor(
         checkpoint, saved.name(),
-        fmt::format("is a {} {} [{}] there, a {} {} [{}] is needed", saved.kind(), saved.dtype(),
-                    fmt::join(region.global_shape, ", "), kind_name(wanted.kind), dtype,
-                    fmt::join(wanted.region.global_shape, ", ")));
+        fmt::format("is a {} {} [{}] in the checkpoint, but a {} {} [{}] is needed", saved.kind(),
+                    saved.dtype(), fmt::join(region.global_shape, ", "), kind_name(wanted.kind),
+                    dtype, fmt::join(wanted.region.global_shape, ", ")));
   }
 }
 
-// Copies what `saved` and the wanted shards share; reads the file only if they share something.
-// Adds up what was copied.
+// Copies what `saved` and the wanted shards share and adds its length to `copied`. Reads the file
+// only if they share something.
 void load_tensor(const SafetensorsReader& reader, const ManifestTensor& saved,
-                 const std::string& path, std::vector<NamedShard>& shards,
+                 const std::string& path, std::vector<TensorPart>& shards,
                  const std::vector<std::size_t>& wanted, std::vector<std::int64_t>& copied) {
   std::vector<std::pair<std::size_t, CommonRun>> runs;  // position in `shards`, what to copy
-  const ShardRegion region = region_of(saved);
+  const TensorRegion region = region_of(saved);
   for (const std::size_t i : wanted) {
     for_each_common_run(region, shards[i].region,
                         [&](const CommonRun& run) { runs.emplace_back(i, run); });
@@ -122,7 +122,7 @@ void load_tensor(const SafetensorsReader& reader, const ManifestTensor& saved,
   }
 }
 
-void load(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards, bool allow_surplus) {
+void load(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards, bool allow_surplus) {
   std::map<std::string, std::vector<std::size_t>> wanted;  // positions in `shards`
   for (std::size_t i = 0; i < shards.size(); ++i) {
     require(region_defect(shards[i].region).empty() &&
@@ -136,7 +136,7 @@ void load(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards, b
     const auto found = wanted.find(tensor.name());
     if (found == wanted.end()) {
       if (!allow_surplus) {
-        fail_tensor(checkpoint, tensor.name(), "is in the checkpoint and not in this run");
+        fail_tensor(checkpoint, tensor.name(), "is in the checkpoint but not in this run");
       }
       continue;
     }
@@ -172,7 +172,7 @@ void load(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards, b
 CheckpointFolder open_checkpoint(const fs::path& path) {
   const std::string manifest_path = (path / kCheckpointManifestName).string();
   if (!path_exists(manifest_path)) {
-    fail(ExitCode::kCheckpoint, "{}: no {} there, so it is no finished checkpoint; use another",
+    fail(ExitCode::kCheckpoint, "{}: no {} there, so it is not a finished checkpoint; use another",
          path.string(), kCheckpointManifestName);
   }
   CheckpointFolder checkpoint;
@@ -200,7 +200,7 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
     try {
       VerifiedCheckpoint verified = open_and_verify(newest->second, newest->first);
       if (!set_aside || verified.diverged.empty()) {
-        warn_of_diverged(fmt::format("goes on from step {}", newest->first));
+        warn_of_diverged(fmt::format("resuming from step {}", newest->first));
         return std::move(verified.checkpoint);
       }
       set_checkpoint_aside(newest->second, kDivergedPrefix, newest->first);
@@ -210,7 +210,7 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
     } catch (const Error& error) {
       if (error.code() == ExitCode::kStorage) {
         fail(ExitCode::kStorage,
-             "{}; if it stays unreadable, move {} away, and the checkpoint before it is used",
+             "{}; if it stays unreadable, move {} away to use the checkpoint before it",
              error.what(), newest->second.string());
       }
       if (error.code() != ExitCode::kCheckpoint) {
@@ -224,7 +224,7 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
       log_warning("damaged checkpoint: {}; {}", error.what(), consequence);
     }
   }
-  warn_of_diverged("none is from before");
+  warn_of_diverged("none predates the divergence");
   if (!candidates.empty() || has_any_aside(folder)) {
     fail(
         ExitCode::kCheckpoint,
@@ -236,11 +236,11 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
   return std::nullopt;
 }
 
-void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards) {
+void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
   load(checkpoint, shards, /*allow_surplus=*/false);
 }
 
-void load_parameters(const CheckpointFolder& checkpoint, std::vector<NamedShard>& shards) {
+void load_parameters(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
   load(checkpoint, shards, /*allow_surplus=*/true);
 }
 
@@ -266,7 +266,7 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
        counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),
        counted(config.data().sequence_length(), "token"));
   line("mechanism    {}", attention_text(config.model()));
-  // Names come last: nothing stands after them that long ones could push away.
+  // Names come last, so that long ones push nothing out of line.
   line("\n{:>16}  {:<32}  {}", "bytes", "xxh3-128", "file");
   for (const auto& file : manifest.file()) {
     line("{:>16}  {:<32}  {}", file.bytes(), file.hash(), file.name());
@@ -274,7 +274,7 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
   line("\n{:<5} {:>14}  {:<20}  {}", "dtype", "elements", "shape", "parameter");
   std::int64_t parameters = 0, other_elements = 0;
   for (const auto& tensor : manifest.tensor()) {
-    const ShardRegion region = region_of(tensor);
+    const TensorRegion region = region_of(tensor);
     if (tensor.kind() != "parameter") {
       other_elements += region.num_elements();
       continue;

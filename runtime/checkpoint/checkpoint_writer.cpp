@@ -24,9 +24,9 @@ using configs::CheckpointManifest;
 
 constexpr std::int64_t kStagingAlignment = 64;
 
-// The key in the safetensors file: the plain name for a whole tensor, else the name with its box
-// and range.
-std::string shard_key(const NamedShard& shard) {
+// The key in the safetensors file: the plain name of a whole tensor, else the name with box and
+// range.
+std::string shard_key(const TensorPart& shard) {
   if (shard.region.is_whole()) {
     return shard.name;
   }
@@ -35,7 +35,7 @@ std::string shard_key(const NamedShard& shard) {
                      shard.region.flat_end);
 }
 
-CheckpointManifest::Tensor manifest_entry(const NamedShard& shard) {
+CheckpointManifest::Tensor manifest_entry(const TensorPart& shard) {
   CheckpointManifest::Tensor entry;
   entry.set_name(shard.name);
   entry.set_kind(kind_name(shard.kind));
@@ -51,9 +51,9 @@ CheckpointManifest::Tensor manifest_entry(const NamedShard& shard) {
   return entry;
 }
 
-// Whole parameters lie in the model files, which other programs read; all else in the rank's own
-// file.
-bool belongs_to_model(const NamedShard& shard) {
+// Whole parameters are in the model files, which other programs read; everything else is in the
+// rank's own file.
+bool belongs_to_model(const TensorPart& shard) {
   return shard.kind == StateKind::kParameter && shard.region.is_whole();
 }
 
@@ -61,7 +61,8 @@ bool belongs_to_model(const NamedShard& shard) {
 
 class CheckpointWriter::Impl {
  public:
-  Impl(fs::path folder, Retention retention, const std::vector<fs::path>& extra_files, Group& world)
+  Impl(fs::path folder, Retention retention, const std::vector<fs::path>& extra_files,
+       ProcessGroup& world)
       : folder_(std::move(folder)), retention_(retention), world_(world) {
     require(retention.newest >= 1, "a run keeps at least one checkpoint");
     if (world_.rank() == 0) {
@@ -81,7 +82,7 @@ class CheckpointWriter::Impl {
     }
   }
 
-  void save(const CheckpointHeader& header, const std::vector<NamedShard>& shards) {
+  void save(const CheckpointHeader& header, const std::vector<TensorPart>& shards) {
     finish();
     stage(shards);
     announce(header);
@@ -90,7 +91,7 @@ class CheckpointWriter::Impl {
         fmt::format("optimizer-{:05d}-of-{:05d}.safetensors", world_.rank() + 1, world_.size());
     phase_ = Phase::kWriting;
     start_thread([this, model_name, state_name] {
-      make_directory(aside_.string());  // where folders appear on other machines late
+      make_directory(aside_.string());  // folders may appear late on other machines
       written_.Clear();
       write(model_name, model_tensors_);
       write(state_name, state_tensors_);
@@ -138,23 +139,23 @@ class CheckpointWriter::Impl {
  private:
   enum class Phase { kIdle, kWriting, kCommitting };  // the same on all ranks
 
-  // Copies this rank's shards into one host buffer, which only grows when the state does.
-  void stage(const std::vector<NamedShard>& shards) {
+  // Copies this rank's shards into one host buffer, which grows only when the state does.
+  void stage(const std::vector<TensorPart>& shards) {
     model_tensors_.clear();
     state_tensors_.clear();
-    std::vector<const NamedShard*> owned;
+    std::vector<const TensorPart*> owned;
     std::int64_t total_bytes = 0;
     const auto aligned = [](std::int64_t bytes) {
       return (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
     };
-    for (const NamedShard& shard : shards) {
+    for (const TensorPart& shard : shards) {
       require(
           region_defect(shard.region).empty() && shard.owner >= 0 && shard.owner < world_.size(),
           "a shard with an impossible region or owner");
       require(shard.data.numel() == shard.region.flat_end - shard.region.flat_begin &&
                   shard.data.is_contiguous(),
               "a shard's data must be contiguous and as long as its range");
-      // Empty shards only name a tensor; but a tensor without elements is written, as its one
+      // An empty shard only names a tensor, but a tensor without elements is written as its only
       // shard.
       if (shard.owner == world_.rank() && (shard.data.numel() > 0 || shard.region.is_whole())) {
         owned.push_back(&shard);
@@ -162,14 +163,14 @@ class CheckpointWriter::Impl {
       }
     }
     // Tensors in a file are aligned to their element size if the larger elements come first.
-    std::stable_sort(owned.begin(), owned.end(), [](const NamedShard* a, const NamedShard* b) {
+    std::stable_sort(owned.begin(), owned.end(), [](const TensorPart* a, const TensorPart* b) {
       return a->data.element_size() > b->data.element_size();
     });
     if (!staging_.defined() || staging_.numel() < total_bytes) {
       staging_ = at::empty({total_bytes}, at::kByte);
     }
     std::int64_t offset = 0;
-    for (const NamedShard* shard : owned) {
+    for (const TensorPart* shard : owned) {
       const auto num_bytes = static_cast<std::int64_t>(shard->data.nbytes());
       const at::Tensor slot = staging_.narrow(0, offset, num_bytes);
       slot.view(shard->data.scalar_type()).copy_(shard->data);
@@ -180,7 +181,7 @@ class CheckpointWriter::Impl {
     }
   }
 
-  // Rank 0 says which step is saved and makes its folder; all ranks learn whether that worked.
+  // Rank 0 announces the step and makes its folder; all ranks learn whether that worked.
   void announce(const CheckpointHeader& header) {
     std::string problem;
     if (world_.rank() == 0) {
@@ -206,7 +207,7 @@ class CheckpointWriter::Impl {
     }
   }
 
-  // model-0000i-of-0000n: n ranks own whole parameters, this one is the i-th of them.
+  // model-0000i-of-0000n: n ranks own whole parameters, and this one is the i-th of them.
   std::string model_file_name() {
     at::Tensor mine = at::zeros({1}, at::kLong);
     at::Tensor all = at::zeros({world_.size()}, at::kLong);
@@ -218,7 +219,7 @@ class CheckpointWriter::Impl {
                        std::count(owns, owns + world_.size(), 1));
   }
 
-  // On the thread: one file, and what the manifest will say of it.
+  // On the thread: writes one file and its entries for the manifest.
   void write(const std::string& name, std::vector<StagedTensor>& tensors) {
     if (tensors.empty()) {
       return;
@@ -229,7 +230,7 @@ class CheckpointWriter::Impl {
     }
   }
 
-  // All ranks have written: rank 0 gets their lists, and its thread commits.
+  // Call once all ranks have written: rank 0 gets their lists, and its thread commits.
   void start_commit() {
     const std::vector<std::string> lists =
         world_.all_gather_bytes(written_.SerializeAsString(), "checkpoint files");
@@ -246,7 +247,7 @@ class CheckpointWriter::Impl {
         [this] { commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_); });
   }
 
-  // Some rank failed and no thread runs: the same error on all ranks.
+  // Call if some rank failed and no thread runs: throws the same error on all ranks.
   [[noreturn]] void give_up(ExitCode code) {
     phase_ = Phase::kIdle;
     const std::vector<std::string> failures =
@@ -256,7 +257,7 @@ class CheckpointWriter::Impl {
     fail_save(code, static_cast<int>(first - failures.begin()), *first);
   }
 
-  // Removes what rank 0 can of the save, and throws.
+  // Removes what rank 0 can remove of the save, and throws.
   [[noreturn]] void fail_save(ExitCode code, int rank, const std::string& why) const {
     if (world_.rank() == 0) {
       try {
@@ -284,8 +285,8 @@ class CheckpointWriter::Impl {
         task();
       } catch (const Error& error) {
         failure_ = error.what();
-        // Whatever a failed call says it is, what failed here is storing; only defects of ours are
-        // told apart.
+        // Every failure here is a failure to store, whatever code the failed call gave; only our
+        // own defects keep a code of their own.
         failure_code_ =
             error.code() == ExitCode::kInternal ? ExitCode::kInternal : ExitCode::kStorage;
       } catch (const std::bad_alloc&) {
@@ -306,15 +307,15 @@ class CheckpointWriter::Impl {
   const fs::path folder_;
   const Retention retention_;
   std::map<std::string, std::string> extra_files_;  // rank 0: content by name
-  Group& world_;
+  ProcessGroup& world_;
 
   Phase phase_ = Phase::kIdle;
   std::int64_t step_ = 0;
   fs::path aside_;
-  CheckpointManifest manifest_;  // rank 0: of the save that runs
+  CheckpointManifest manifest_;  // rank 0: of the running save
 
   // Written by the main thread before the thread starts and by the thread while it runs, never by
-  // both.
+  // both at once.
   at::Tensor staging_;
   std::vector<StagedTensor> model_tensors_, state_tensors_;
   CheckpointManifest written_;  // files and tensors of this rank
@@ -327,10 +328,10 @@ class CheckpointWriter::Impl {
 };
 
 CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
-                                   std::vector<fs::path> extra_files, Group& world)
+                                   std::vector<fs::path> extra_files, ProcessGroup& world)
     : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world)) {}
 CheckpointWriter::~CheckpointWriter() = default;
-void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<NamedShard>& shards) {
+void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& shards) {
   impl_->save(header, shards);
 }
 std::optional<fs::path> CheckpointWriter::poll() { return impl_->poll(); }

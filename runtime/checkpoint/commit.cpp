@@ -52,7 +52,7 @@ CheckpointManifest::File describe_file(const fs::path& path) {
   return description;
 }
 
-// What Python's loaders look for: which file holds which parameter.
+// The index that Python's loaders look for: which file holds which parameter.
 std::string index_text(const CheckpointManifest& manifest) {
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::int64_t elements_bytes = 0;
@@ -68,7 +68,7 @@ std::string index_text(const CheckpointManifest& manifest) {
   return index.dump(1) + "\n";
 }
 
-// Renamed before it is deleted: a half-deleted folder must never look like a checkpoint.
+// Renames before deleting: a half-deleted folder must never look like a checkpoint.
 void remove_checkpoint(const fs::path& folder) {
   const std::string doomed =
       (folder.parent_path() / fmt::format("{}old-{}", kAsidePrefix, folder.filename().string()))
@@ -78,8 +78,8 @@ void remove_checkpoint(const fs::path& folder) {
   remove_tree(doomed);
 }
 
-// The step whose checkpoint has the least loss, as far as manifests can be read. What decides is on
-// disk, so that a crash forgets nothing.
+// The step whose checkpoint has the lowest loss, as far as manifests can be read. Decides only by
+// what is on disk, so a crash forgets nothing.
 std::optional<std::int64_t> best_step(const std::map<std::int64_t, fs::path>& folders) {
   std::optional<std::int64_t> best;
   double least = 0;
@@ -89,7 +89,7 @@ std::optional<std::int64_t> best_step(const std::map<std::int64_t, fs::path>& fo
       manifest = open_checkpoint(path).manifest;
     } catch (const Error& error) {
       if (error.code() != ExitCode::kCheckpoint) throw;
-      continue;  // damaged: whoever resumes from it says so
+      continue;  // damaged: a run that resumes from it reports it
     }
     if (manifest.has_held_out_loss() && (!best || manifest.held_out_loss() < least)) {
       best = step;
@@ -125,7 +125,7 @@ std::map<std::int64_t, fs::path> list_checkpoints(const fs::path& checkpoints) {
   for (const std::string_view prefix : {kStepPrefix, kReplacedPrefix}) {
     for (const std::string& name : names) {
       if (const auto step = parse_step(name, prefix)) {
-        folders.emplace(*step, checkpoints / name);  // keeps step-N where both are there
+        folders.emplace(*step, checkpoints / name);  // keeps step-N if both exist
       }
     }
   }
@@ -138,14 +138,14 @@ CheckpointManifest::File write_shard_file(const fs::path& folder, const std::str
   const std::string path = (folder / name).string();
   std::vector<SafetensorsEntry> entries;
   for (const StagedTensor& tensor : tensors) {
-    const ShardRegion region = region_of(tensor.entry);
+    const TensorRegion region = region_of(tensor.entry);
     SafetensorsEntry& entry = entries.emplace_back();
     entry.name = tensor.entry.key();
     entry.dtype = tensor.entry.dtype();
     entry.shape =
         region.is_whole() ? region.global_shape : std::vector<std::int64_t>{region.num_elements()};
   }
-  // Transformers refuses files that do not say which framework's layout they have.
+  // Hugging Face's Transformers rejects files that do not say which framework's layout they have.
   SafetensorsWriter writer(path, entries, {{"format", "pt"}});
   for (StagedTensor& tensor : tensors) {
     std::uint32_t crc = 0;
@@ -173,7 +173,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
                            CheckpointManifest manifest,
                            const std::map<std::string, std::string>& extra_files,
                            Retention retention) {
-  // A state that could not be loaded is a defect of the caller and is never committed.
+  // A state that could not be loaded is a defect of the caller, and it is never committed.
   if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
     fail(ExitCode::kInternal, "internal error: the ranks' shards do not make up the state: {}",
          defect);
@@ -185,8 +185,8 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   write_file_durably((aside / kIndexName).string(), index_text(manifest));
   *manifest.add_file() = describe_file(aside / kIndexName);
   write_file_durably((aside / kCheckpointManifestName).string(), manifest_text(manifest));
-  open_checkpoint(
-      aside);  // what cannot be read back, or is not seen from this rank, is not committed
+  // Do not commit what cannot be read back, or is not visible from this rank.
+  open_checkpoint(aside);
   sync_directory(aside.string());
 
   const fs::path folder = checkpoints / step_name(manifest.step());
@@ -216,7 +216,7 @@ void remove_leftovers(const fs::path& checkpoints) {
   for (const std::string& name : list_directory(checkpoints.string())) {
     if (name.starts_with(kAsidePrefix)) {
       remove_tree((checkpoints / name).string());
-    } else if (name.starts_with(kReplacedPrefix)) {  // its successor step-N is there
+    } else if (name.starts_with(kReplacedPrefix)) {  // its successor step-N exists
       remove_checkpoint(checkpoints / name);
     }
   }

@@ -2,7 +2,7 @@
 // calls is the protocol of docs/checkpoint_format.md:
 //   all ranks  write_shard_file() into .tmp-step-N
 //   rank 0     commit_checkpoint(): index, manifest.json last, rename to step-N, then retention
-// Names beside checkpoints: .tmp-* is unfinished or being deleted, .replaced-step-N the old one
+// Names next to checkpoints: .tmp-* is unfinished or being deleted, .replaced-step-N is the old one
 // while a step is saved again, damaged-step-N[-K] and diverged-step-N[-K] were set aside.
 #pragma once
 
@@ -29,40 +29,41 @@ inline constexpr std::string_view kDivergedPrefix = "diverged-";
 
 // "step-00000042"; at least 8 digits, so that names sort like steps.
 std::string step_name(std::int64_t step);
-// Path by step of every folder that may be a checkpoint: step-N, and .replaced-step-N where a crash
+// Path by step of every folder that may be a checkpoint: step-N, and .replaced-step-N if a crash
 // came before the new step-N got its name. Empty if `checkpoints` does not exist.
 std::map<std::int64_t, std::filesystem::path> list_checkpoints(
     const std::filesystem::path& checkpoints);
 
-// A shard to be written: its entry of the manifest, all but file and crc32c filled, and its bytes.
+// A shard to be written: its manifest entry, complete except for file and crc32c, and its bytes.
 struct StagedTensor {
   configs::CheckpointManifest::Tensor entry;
   const std::byte* data = nullptr;
   std::int64_t num_bytes = 0;
 };
 
-// Writes one safetensors file of `tensors` in their order, syncs it, reads it back and compares.
-// Fills file and crc32c of the entries. `abandon` is looked at between pieces: once true,
-// Error(kStorage). Errors name the file and the call.
+// Writes one safetensors file of `tensors` in order, syncs it, reads it back and compares. Fills in
+// file and crc32c of the entries. Checks `abandon` between pieces: once true, Error(kStorage).
+// Errors name the file and the call.
 configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& folder,
                                                    const std::string& name,
                                                    std::vector<StagedTensor>& tensors,
                                                    const std::atomic<bool>& abandon);
 
 // Makes the files in `aside` the checkpoint `checkpoints`/step-N: writes `extra_files` (content by
-// name), the index and the manifest (which lists the ranks' files already), reads it all back,
+// name), the index and the manifest (which already lists the ranks' files), reads it all back,
 // renames, and removes the oldest checkpoints that `retention` does not keep. Returns the new
-// folder. A crash or an error at any call leaves the earlier checkpoints or the new one, whole.
+// folder. A crash or an error at any call leaves either the earlier checkpoints or the new one,
+// intact.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,
                                         const std::map<std::string, std::string>& extra_files,
                                         Retention retention);
 
-// Removes what unfinished saves left, and gives .replaced-step-N its name back where it has no
-// successor.
+// Removes what unfinished saves left, and renames .replaced-step-N back to step-N if there is no
+// new step-N.
 void remove_leftovers(const std::filesystem::path& checkpoints);
-// Only the second half: for readers that go on from what is there.
+// Does only the renaming, for readers that resume from what is there.
 void restore_replaced(const std::filesystem::path& checkpoints);
 
 }  // namespace birkhoff

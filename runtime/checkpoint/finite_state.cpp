@@ -9,8 +9,8 @@
 namespace birkhoff {
 namespace {
 
-// True if all are finite, as an element on the tensor's device. Extremes of what holds a NaN are
-// NaN, and need no memory.
+// Whether all values are finite, as a tensor on their device. The extremes are NaN if any value is,
+// and need no memory.
 at::Tensor all_finite(const at::Tensor& data) {
   const auto [low, high] = at::aminmax(data);
   return at::isfinite(low).logical_and(at::isfinite(high));
@@ -18,10 +18,10 @@ at::Tensor all_finite(const at::Tensor& data) {
 
 }  // namespace
 
-std::string find_non_finite(const std::vector<NamedShard>& shards) {
-  std::vector<const NamedShard*> checked;
+std::string find_non_finite(const std::vector<TensorPart>& shards) {
+  std::vector<const TensorPart*> checked;
   std::vector<at::Tensor> finite;
-  for (const NamedShard& shard : shards) {
+  for (const TensorPart& shard : shards) {
     if (!shard.data.is_floating_point() || shard.data.numel() == 0) continue;
     checked.push_back(&shard);
     finite.push_back(all_finite(shard.data));
@@ -34,10 +34,10 @@ std::string find_non_finite(const std::vector<NamedShard>& shards) {
   return "";
 }
 
-std::string find_non_finite(const std::vector<NamedShard>& shards, Group& world) {
-  std::vector<NamedShard> mine;
+std::string find_non_finite(const std::vector<TensorPart>& shards, ProcessGroup& world) {
+  std::vector<TensorPart> mine;
   std::copy_if(shards.begin(), shards.end(), std::back_inserter(mine),
-               [&](const NamedShard& shard) { return shard.owner == world.rank(); });
+               [&](const TensorPart& shard) { return shard.owner == world.rank(); });
   const std::string found = find_non_finite(mine);
   for (std::string& name : world.all_gather_bytes(found, "state that is not finite")) {
     if (!name.empty()) return std::move(name);

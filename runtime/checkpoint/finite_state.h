@@ -1,21 +1,21 @@
-// Whether a state is one to go on from: a parameter or a moment that is not finite stays so in all
-// later steps.
+// Whether training can resume from a state: a parameter or a moment that is not finite stays so in
+// all later steps.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "cluster/base/collectives/group.h"
-#include "runtime/checkpoint/named_shard.h"
+#include "cluster/base/collectives/process_group.h"
+#include "runtime/checkpoint/tensor_part.h"
 
 namespace birkhoff {
 
-// The name of the first tensor, in the order of ranks, of which a shard that its rank owns holds a
-// value that is not finite; empty if there is none. Reads all of the state once. Collective over
-// `world`; the same on all ranks.
-std::string find_non_finite(const std::vector<NamedShard>& shards, Group& world);
+// The name of the first tensor, in the order of ranks, with a non-finite value in a shard that its
+// rank owns; empty if there is none. Reads all of the state once. Collective over `world`; the same
+// on all ranks.
+std::string find_non_finite(const std::vector<TensorPart>& shards, ProcessGroup& world);
 
-// The same for what one process holds, whoever owns it. Local.
-std::string find_non_finite(const std::vector<NamedShard>& shards);
+// The same for all shards that one process holds, whatever their owner. Local.
+std::string find_non_finite(const std::vector<TensorPart>& shards);
 
 }  // namespace birkhoff

@@ -9,8 +9,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "configs/sealed_json.h"
-#include "configs/words.h"
+#include "configs/checksummed_json.h"
+#include "configs/message_text.h"
 #include "runtime/gradients/loss_scale.h"
 
 namespace birkhoff {
@@ -34,10 +34,10 @@ void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.skipped(), 0, "skipped");
   check_range(manifest.loss_scale_steps(), 0, "loss_scale_steps");
   if (manifest.has_loss_scale() &&
-      !(manifest.loss_scale() >= LossScale::kLeast && manifest.loss_scale() <= LossScale::kMost)) {
+      !(manifest.loss_scale() >= LossScale::kMin && manifest.loss_scale() <= LossScale::kMax)) {
     throw std::invalid_argument(fmt::format("loss_scale is {}, not in [{}, {}]",
-                                            manifest.loss_scale(), LossScale::kLeast,
-                                            LossScale::kMost));
+                                            manifest.loss_scale(), LossScale::kMin,
+                                            LossScale::kMax));
   }
   if (manifest.has_held_out_loss() && !std::isfinite(manifest.held_out_loss())) {
     throw std::invalid_argument(
@@ -58,7 +58,7 @@ std::set<std::string> check_files(const CheckpointManifest& manifest) {
     const std::string& name = file.name();
     if (name.empty() || name.front() == '.' || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos || name == kCheckpointManifestName) {
-      throw std::invalid_argument(fmt::format("'{}' is no plain file name", name));
+      throw std::invalid_argument(fmt::format("'{}' is not a plain file name", name));
     }
     if (!names.insert(name).second) {
       throw std::invalid_argument(fmt::format("file '{}' is listed twice", name));
@@ -71,13 +71,14 @@ std::set<std::string> check_files(const CheckpointManifest& manifest) {
   return names;
 }
 
-// The shards of one tensor: the same tensor in all, and each element exactly once.
+// Checks the shards of one tensor: all describe the same tensor, and hold each element exactly
+// once.
 void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) {
   const auto& first = *pieces.front();
-  std::vector<ShardRegion> regions;
+  std::vector<TensorRegion> regions;
   std::int64_t elements = 0;
   for (const auto* piece : pieces) {
-    const ShardRegion region = region_of(*piece);
+    const TensorRegion region = region_of(*piece);
     if (const std::string defect = region_defect(region); !defect.empty()) {
       throw std::invalid_argument(defect);
     }
@@ -85,7 +86,7 @@ void check_tiling(const std::vector<const CheckpointManifest::Tensor*>& pieces) 
         piece->kind() != first.kind()) {
       throw std::invalid_argument("its shards differ in shape, dtype or kind");
     }
-    for (const ShardRegion& other : regions) {
+    for (const TensorRegion& other : regions) {
       for_each_common_run(region, other, [](const CommonRun&) {
         throw std::invalid_argument("two of its shards overlap");
       });
@@ -144,13 +145,13 @@ std::string manifest_defect(const CheckpointManifest& manifest) {
 std::string manifest_text(const CheckpointManifest& manifest) {
   CheckpointManifest without_checksum = manifest;
   without_checksum.clear_checksum();
-  return sealed_json(without_checksum);
+  return checksummed_json(without_checksum);
 }
 
 CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std::string& path) {
   try {
     CheckpointManifest manifest;
-    parse_sealed_json(text, Checksum::kRequired, manifest);
+    parse_checksummed_json(text, Checksum::kRequired, manifest);
     if (manifest.format() != kCheckpointFormat) {
       throw std::invalid_argument(
           fmt::format("format '{}' is not '{}'", manifest.format(), kCheckpointFormat));
@@ -171,8 +172,8 @@ CheckpointManifest parse_checkpoint_manifest(const std::string& text, const std:
   }
 }
 
-ShardRegion region_of(const CheckpointManifest::Tensor& tensor) {
-  ShardRegion region;
+TensorRegion region_of(const CheckpointManifest::Tensor& tensor) {
+  TensorRegion region;
   region.global_shape.assign(tensor.global_shape().begin(), tensor.global_shape().end());
   region.box_offset.assign(tensor.box_offset().begin(), tensor.box_offset().end());
   region.box_size.assign(tensor.box_size().begin(), tensor.box_size().end());

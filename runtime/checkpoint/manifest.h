@@ -1,12 +1,12 @@
-// manifest.json: the list of everything in a checkpoint folder, written last. Text and back, with
-// every check that needs no other file. docs/checkpoint_format.md describes it.
+// manifest.json: the list of everything in a checkpoint folder, written last. Conversion to and
+// from text, with every check that needs no other file. docs/checkpoint_format.md describes it.
 #pragma once
 
 #include <string>
 
 #include "cluster/base/error.h"
 #include "configs/checkpoint_manifest.pb.h"
-#include "runtime/checkpoint/named_shard.h"
+#include "runtime/checkpoint/tensor_part.h"
 
 namespace birkhoff {
 
@@ -15,7 +15,7 @@ inline constexpr char kCheckpointFormat[] = "birkhoff checkpoint";
 inline constexpr int kCheckpointVersion = 1;
 inline constexpr std::int64_t kMaxManifestBytes = std::int64_t{256} << 20;
 
-// A sound checkpoint of another version of the format: unusable, but not damaged.
+// An intact checkpoint in another version of the format: unusable, but not damaged.
 class CheckpointVersionError : public Error {
  public:
   explicit CheckpointVersionError(const std::string& what) : Error(ExitCode::kCheckpoint, what) {}
@@ -24,16 +24,16 @@ class CheckpointVersionError : public Error {
 // The content of manifest.json, its checksum first.
 std::string manifest_text(const configs::CheckpointManifest& manifest);
 
-// What is wrong with the values of a manifest, or empty: ranges of all numbers, plain file names,
-// and that the listed shards make up each tensor exactly once.
+// What is wrong with the values of a manifest, or empty. Checks the ranges of all numbers, that
+// file names are plain, and that the listed shards make up each tensor exactly once.
 std::string manifest_defect(const configs::CheckpointManifest& manifest);
 
-// Reads a manifest back: checksum, format, version, manifest_defect(). `path` stands in messages.
-// Error(kCheckpoint); CheckpointVersionError.
+// Reads a manifest back and checks checksum, format, version and manifest_defect(). `path` is for
+// messages. Error(kCheckpoint); CheckpointVersionError.
 configs::CheckpointManifest parse_checkpoint_manifest(const std::string& text,
                                                       const std::string& path);
 
-ShardRegion region_of(const configs::CheckpointManifest::Tensor& tensor);
+TensorRegion region_of(const configs::CheckpointManifest::Tensor& tensor);
 
 // "parameter", "optimizer", "statistic"
 std::string kind_name(StateKind kind);

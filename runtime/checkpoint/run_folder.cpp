@@ -32,8 +32,8 @@ std::string make_run_id(std::uint64_t seed) {
   return xxh3_hex(text.data(), text.size());
 }
 
-// A folder may become a run if it is empty, or holds what a crash at a run's very start leaves, or
-// one between moving an earlier run aside and writing the new one's identity.
+// A folder may become a run if it is empty, or holds only what a crash leaves: at the very start of
+// a run, or between moving an earlier run aside and writing the new one's identity.
 bool can_become_run(const std::vector<std::string>& names) {
   return std::all_of(names.begin(), names.end(), [](const std::string& name) {
     return name == "lock" || name.starts_with("run.json") || name.starts_with(kBeforeFresh);
@@ -49,7 +49,8 @@ void remove_temporary_files(const fs::path& root) {
   }
 }
 
-// Moves all but the lock into before-fresh-K, for the first free K.
+// Moves everything except the lock and earlier before-fresh folders into before-fresh-K, for the
+// first free K.
 void move_aside(const fs::path& root) {
   fs::path target;
   for (int k = 1; target.empty() || path_exists(target.string()); ++k) {
@@ -57,7 +58,7 @@ void move_aside(const fs::path& root) {
   }
   std::vector<std::string> names = list_directory(root.string());
   make_directory(target.string());
-  // The identity goes last: until then a crash leaves a run, never a folder that nobody knows.
+  // The identity moves last: until then a crash leaves a run, never an unknown folder.
   std::stable_partition(names.begin(), names.end(),
                         [](const std::string& name) { return name != "run.json"; });
   for (const std::string& name : names) {
@@ -114,8 +115,7 @@ void RunFolder::read_identity() {
       !field("id").is_string() || !field("has_checkpoint").is_boolean()) {
     fail(ExitCode::kCheckpoint,
          "{}: damaged, or of another version; it must hold format '{}', version {}, id and "
-         "has_checkpoint: restore it, or "
-         "choose another --run",
+         "has_checkpoint: restore it, or choose another --run",
          path, kRunFormat, kRunVersion);
   }
   id_ = field("id").get<std::string>();
@@ -135,18 +135,16 @@ std::optional<CheckpointFolder> RunFolder::find_resume_point() {
   if (!newest && has_checkpoint_) {
     fail(ExitCode::kCheckpoint,
          "{}: this run had checkpoints and none is left; put a copy back, or start afresh with "
-         "another --run or with "
-         "--fresh",
+         "another --run or with --fresh",
          paths_.checkpoints().string());
   }
   if (newest && newest->manifest.run() != id_) {
     fail(ExitCode::kCheckpoint,
          "{}: belongs to run {}, this folder is run {}; move it to its own run's folder, or start "
-         "afresh with another "
-         "--run",
+         "afresh with another --run",
          newest->path.string(), newest->manifest.run(), id_);
   }
-  if (newest) note_checkpoint();  // a kill may have come between its commit and the note
+  if (newest) note_checkpoint();  // the run may have been killed before it noted this
   return newest;
 }
 
@@ -164,8 +162,8 @@ void RunFolder::cut_metrics(std::int64_t bytes) const {
   }
   const std::string text = read_file(path, kMaxMetricsBytes);
   const std::string_view kept = std::string_view(text).substr(0, static_cast<std::size_t>(bytes));
-  // Less may be there than the checkpoint saw: metrics are not synced, and a machine may have lost
-  // power.
+  // The file may be shorter than when the checkpoint was saved: metrics are not synced, and the
+  // machine may have lost power.
   const std::size_t last_line_end = kept.rfind('\n');
   const std::size_t size = last_line_end == std::string_view::npos ? 0 : last_line_end + 1;
   if (size != text.size()) {

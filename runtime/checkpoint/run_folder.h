@@ -1,4 +1,4 @@
-// The folder of one training run: where its files lie, who may write it, and which run it is.
+// The folder of one training run: where its files are, which job may write it, and which run it is.
 //
 //   RUN/run.json       identity of the run, and whether it ever had a checkpoint
 //   RUN/lock           locked (flock) while a job trains here; names the holder
@@ -16,7 +16,7 @@
 
 namespace birkhoff {
 
-// Names of the files below a run's folder. Touches nothing; for every rank and every command.
+// Names of the files in a run's folder. Touches nothing; for every rank and every command.
 struct RunPaths {
   std::filesystem::path root;
 
@@ -30,16 +30,16 @@ struct RunPaths {
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 };
 
-// The right to train in a folder, held by rank 0 while it lives. Local.
+// The right to train in a folder, held by rank 0 as long as this object exists. Local.
 class RunFolder {
  public:
-  // Creates the folder, or opens the run that is there, and locks it. With `fresh`, what an earlier
-  // run left is first moved to RUN/before-fresh-K, so that nothing is lost. Error(kUsage): not a
-  // run's folder and not empty; locked by another job (names its host and process).
-  // Error(kStorage): cannot be created or written.
+  // Creates the folder, or opens the run in it, and locks it. With `fresh`, the files of an earlier
+  // run are first moved to RUN/before-fresh-K, so that nothing is lost. Error(kUsage): not a run's
+  // folder and not empty; locked by another job (names its host and process). Error(kStorage):
+  // cannot be created or written.
   RunFolder(const std::filesystem::path& folder, std::uint64_t seed, bool fresh);
 
-  // Error(kUsage) if `folder` exists and can neither be nor become a run's. Changes nothing.
+  // Error(kUsage) if `folder` exists and neither is nor can become a run's. Changes nothing.
   static void check_usable(const std::filesystem::path& folder);
 
   const RunPaths& paths() const { return paths_; }
@@ -47,18 +47,18 @@ class RunFolder {
   // checkpoints.
   const std::string& id() const { return id_; }
 
-  // The checkpoint to go on from: the newest valid one (damaged ones are named on stderr and set
-  // aside), or nullopt where the run starts at step 0: it never had a checkpoint.
-  // Error(kCheckpoint), with the cure, if there were checkpoints and none is left that is valid, or
-  // if it belongs to another run.
+  // The checkpoint to resume from: the newest valid one (damaged ones are reported on stderr and
+  // set aside), or nullopt if the run starts at step 0 because it never had a checkpoint.
+  // Error(kCheckpoint), with the cure, if there were checkpoints and none is valid, or if the
+  // newest belongs to another run.
   std::optional<CheckpointFolder> find_resume_point();
 
-  // Remembers that the run has a checkpoint, so that losing it is never taken for a new run. Call
-  // after each commit; only the first writes.
+  // Records that the run has a checkpoint, so that losing it is never mistaken for a new run. Call
+  // after each commit; only the first call writes.
   void note_checkpoint();
 
   // Cuts metrics.jsonl to its first `bytes` bytes (CheckpointManifest.metrics_bytes, 0 at the
-  // start), and back to a whole line where less is there.
+  // start), and to whole lines if less is there.
   void cut_metrics(std::int64_t bytes) const;
 
  private:

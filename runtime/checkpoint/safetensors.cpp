@@ -8,7 +8,7 @@
 #include <set>
 
 #include "cluster/base/error.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 
 namespace birkhoff {
 namespace {
@@ -31,8 +31,8 @@ std::int64_t tensor_bytes(const SafetensorsEntry& entry) {
   return bytes;
 }
 
-// nlohmann's parser accepts any depth and keeps the last of duplicate keys; both hide a hostile or
-// damaged header.
+// nlohmann's parser accepts any depth and keeps the last of duplicate keys; both would hide a
+// hostile or damaged header.
 nlohmann::json parse_strict_json(const std::string& text) {
   std::vector<std::set<std::string>> keys;  // of the open objects
   return nlohmann::json::parse(
@@ -56,7 +56,7 @@ nlohmann::json parse_strict_json(const std::string& text) {
 }
 
 std::int64_t non_negative_integer(const nlohmann::json& value, const char* what) {
-  // A number beyond 64 bits becomes a float, one beyond int64 stays unsigned: both are refused
+  // A number beyond 64 bits becomes a float, and one beyond int64 stays unsigned: both are rejected
   // here.
   if (!value.is_number_unsigned() ||
       value.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) {
@@ -224,7 +224,7 @@ void SafetensorsReader::parse_header(const std::string& json_text) {
       throw std::invalid_argument(fmt::format("'{}': {}", name, error.what()));
     }
   }
-  // An empty tensor lies before the one that begins at the same place.
+  // An empty tensor comes before the one that begins at the same place.
   std::sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
   });
@@ -252,7 +252,7 @@ const SafetensorsEntry* SafetensorsReader::find(const std::string& name) const {
 void SafetensorsReader::read(void* out, std::size_t num_bytes, std::int64_t offset) const {
   require(offset >= 0 && offset <= data_bytes_ &&
               static_cast<std::int64_t>(num_bytes) <= data_bytes_ - offset,
-          "reading behind the data of a safetensors file");
+          "reading past the data of a safetensors file");
   file_.pread_exact(out, num_bytes, data_offset_ + offset);
 }
 

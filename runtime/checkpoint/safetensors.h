@@ -1,7 +1,7 @@
-// The safetensors file format (github.com/huggingface/safetensors): 8 bytes little-endian header
-// length, a JSON header, tensors' bytes one after another. What Python's tools load. The header is
-// padded with spaces so that the data starts at a multiple of 64 bytes. Integers and floats are
-// little-endian, as on every machine we run on.
+// The safetensors file format (github.com/huggingface/safetensors), which Python's tools load: 8
+// bytes of little-endian header length, a JSON header, and the tensors' bytes one after another.
+// The header is padded with spaces so that the data starts at a multiple of 64 bytes. Integers and
+// floats are little-endian, as on every machine we run on.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -17,18 +17,18 @@
 
 namespace birkhoff {
 
-// "F64", "F32", "BF16", "I64" or "U8"; other types are a broken invariant.
+// "F64", "F32", "BF16", "I64" or "U8"; other types: Error(kInternal).
 std::string safetensors_dtype(c10::ScalarType type);
 
-// Bytes of an element; 0 for a dtype that is none of them.
+// Bytes of an element; 0 for any other dtype.
 std::int64_t safetensors_element_bytes(const std::string& dtype);
 
 struct SafetensorsEntry {
   std::string name;
   std::string dtype;
   std::vector<std::int64_t> shape;  // [] is a scalar
-  std::int64_t begin = 0,
-               end = 0;  // bytes from the start of the data section; set by writer and reader
+  // Bytes from the start of the data section; set by writer and reader.
+  std::int64_t begin = 0, end = 0;
 
   std::int64_t num_bytes() const { return end - begin; }
 };
@@ -38,13 +38,13 @@ using SafetensorsMetadata = std::map<std::string, std::string>;
 // Writes a new file front to back. Local. Errors: Error(kStorage).
 class SafetensorsWriter {
  public:
-  // Creates the file and writes the header. Readers want tensors aligned to their element size:
-  // give `entries` by element size, largest first. Names must differ.
+  // Creates the file and writes the header. Readers want tensors aligned to their element size, so
+  // order `entries` by element size, largest first. Names must differ.
   SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,
                     const SafetensorsMetadata& metadata);
-  // The next bytes of the data: tensors in the order of `entries`, in pieces of any size.
+  // Writes the next bytes of the data: tensors in the order of `entries`, in pieces of any size.
   void write(const void* data, std::size_t num_bytes);
-  // All data was written: syncs and closes the file.
+  // Call when all data is written: syncs and closes the file.
   void finish();
   // Of the whole file, after finish().
   std::int64_t num_bytes() const { return written_bytes_; }
@@ -58,7 +58,7 @@ class SafetensorsWriter {
 
 // Reads a file that may be damaged or hostile: every size is checked against the file's before
 // anything is allocated. Accepted: a header of at most 100 MB, one JSON object without duplicate
-// keys, known dtypes, and data offsets that cover the rest of the file without hole or overlap.
+// keys, known dtypes, and data offsets that cover the rest of the file without holes or overlaps.
 // Errors: Error(kCheckpoint) with the file and the tensor. Local.
 class SafetensorsReader {
  public:
@@ -67,10 +67,10 @@ class SafetensorsReader {
   // In the order of their data.
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   const SafetensorsMetadata& metadata() const { return metadata_; }
-  // nullptr if there is none of that name.
+  // nullptr if no tensor has that name.
   const SafetensorsEntry* find(const std::string& name) const;
 
-  // `num_bytes` bytes of the data section from `offset` on.
+  // Reads `num_bytes` bytes of the data section, starting at `offset`.
   void read(void* out, std::size_t num_bytes, std::int64_t offset) const;
   // Everything before the data: length, JSON and padding.
   std::string header_bytes() const;

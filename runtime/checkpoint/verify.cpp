@@ -25,7 +25,7 @@ TensorsOfFile tensors_by_file(const CheckpointManifest& manifest) {
 const SafetensorsEntry& find_entry(const SafetensorsReader& reader, const ManifestTensor& tensor,
                                    const std::string& path) {
   const SafetensorsEntry* entry = reader.find(tensor.key());
-  const ShardRegion region = region_of(tensor);
+  const TensorRegion region = region_of(tensor);
   if (entry == nullptr || entry->dtype != tensor.dtype() ||
       entry->num_bytes() != region.num_elements() * safetensors_element_bytes(tensor.dtype())) {
     fail(ExitCode::kCheckpoint,
@@ -75,8 +75,8 @@ void verify_plain_file(const std::string& path, const CheckpointManifest::File& 
   }
 }
 
-// Whether any of the numbers in a whole number of elements is infinite or not a number: its
-// exponent is all ones.
+// Whether any of the numbers in a whole number of elements is infinite or NaN: its exponent is all
+// ones.
 template <typename Bits>
 bool has_full_exponent(const std::byte* data, std::size_t num_bytes, Bits exponent) {
   bool found = false;
@@ -96,7 +96,7 @@ bool holds_non_finite(const std::byte* data, std::size_t num_bytes, const std::s
 }
 
 // One pass over header and tensors, which together are the whole file. Returns the first tensor
-// that holds a value that is not finite; empty if none does.
+// that holds a non-finite value; empty if none does.
 std::string verify_tensor_file(const std::string& path, const CheckpointManifest::File& file,
                                const std::vector<const ManifestTensor*>& tensors) {
   const SafetensorsReader reader(path);

@@ -1,4 +1,4 @@
-// Checks of a checkpoint's files against its manifest. All errors are Error(kCheckpoint), name the
+// Checks a checkpoint's files against its manifest. All errors are Error(kCheckpoint), name the
 // file and say what differs.
 #pragma once
 
@@ -13,12 +13,13 @@
 
 namespace birkhoff {
 
-// The manifest's tensors by the names of their files.
+// The manifest's tensors, by file name.
 using TensorsOfFile =
     std::map<std::string, std::vector<const configs::CheckpointManifest::Tensor*>>;
 TensorsOfFile tensors_by_file(const configs::CheckpointManifest& manifest);
 
-// Where a tensor's bytes lie, after checking that the file's own header agrees with the manifest.
+// The location of a tensor's bytes. First checks that the file's own header agrees with the
+// manifest.
 const SafetensorsEntry& find_entry(const SafetensorsReader& reader,
                                    const configs::CheckpointManifest::Tensor& tensor,
                                    const std::string& path);
@@ -27,8 +28,8 @@ void check_size(const std::string& path, const configs::CheckpointManifest::File
 void check_crc(std::uint32_t crc, const configs::CheckpointManifest::Tensor& tensor,
                const std::string& path);
 
-// Reads every file: sizes, hashes, checksums. Returns the name of the first tensor that holds a
-// value that is not finite; empty if none does.
+// Reads every file and checks sizes, hashes and checksums. Returns the name of the first tensor
+// that holds a non-finite value; empty if none does.
 std::string verify_files(const CheckpointFolder& checkpoint);
 
 }  // namespace birkhoff

@@ -1,5 +1,5 @@
-// Sums in an order that does not depend on the number of threads: what every rank computes for
-// itself must come to the same bits on all, whatever cores each has.
+// Sums in an order that does not depend on the number of threads: a value that every rank computes
+// for itself must have the same bits on all ranks, however many cores each has.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -11,15 +11,15 @@
 
 namespace birkhoff {
 
-// Sums are taken over blocks of this many elements, which are then added in order: 16 KiB of fp32
-// stay in the L1 cache.
-inline constexpr std::int64_t kSumBlock = 4096;
-inline std::int64_t num_sum_blocks(std::int64_t n) { return (n + kSumBlock - 1) / kSumBlock; }
+// Each chunk of this many elements is summed by itself, then the chunk sums are added in order: 16
+// KiB of fp32 stay in the L1 cache.
+inline constexpr std::int64_t kSumChunk = 4096;
+inline std::int64_t num_sum_chunks(std::int64_t n) { return (n + kSumChunk - 1) / kSumChunk; }
 
-// Sum of x[i]^2 over one block of n <= kSumBlock elements, in fp64. Local.
+// Sum of x[i]^2 over one chunk of n <= kSumChunk elements, in fp64. Local.
 template <typename T>
-double block_sum_of_squares(const T* x, std::int64_t n) {
-  constexpr std::int64_t kLanes = 16;  // independent sums, so that the compiler may use vectors
+double chunk_sum_of_squares(const T* x, std::int64_t n) {
+  constexpr std::int64_t kLanes = 16;  // independent sums, so that the compiler can vectorise
   std::array<double, kLanes> lanes{};
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
@@ -37,18 +37,18 @@ double block_sum_of_squares(const T* x, std::int64_t n) {
   return sum;
 }
 
-// Sum of x[i]^2 over n elements: those of its blocks, in order. Local.
+// Sum of x[i]^2 over n elements: the sums of its chunks, added in order. Local.
 template <typename T>
 double sum_of_squares(const T* x, std::int64_t n) {
-  std::vector<double> block_sums(static_cast<std::size_t>(num_sum_blocks(n)));
-  at::parallel_for(0, num_sum_blocks(n), 8, [&](std::int64_t first_block, std::int64_t last_block) {
-    for (std::int64_t block = first_block; block < last_block; ++block) {
-      const std::int64_t begin = block * kSumBlock;
-      block_sums[block] = block_sum_of_squares(x + begin, std::min(kSumBlock, n - begin));
+  std::vector<double> chunk_sums(static_cast<std::size_t>(num_sum_chunks(n)));
+  at::parallel_for(0, num_sum_chunks(n), 8, [&](std::int64_t first_chunk, std::int64_t last_chunk) {
+    for (std::int64_t chunk = first_chunk; chunk < last_chunk; ++chunk) {
+      const std::int64_t begin = chunk * kSumChunk;
+      chunk_sums[chunk] = chunk_sum_of_squares(x + begin, std::min(kSumChunk, n - begin));
     }
   });
   double sum = 0;
-  for (const double block_sum : block_sums) sum += block_sum;
+  for (const double chunk_sum : chunk_sums) sum += chunk_sum;
   return sum;
 }
 

@@ -1,15 +1,15 @@
-// Sum of squares along the fixed tree of runtime/gradients/fixed_order.h, so that device and host
-// come to the same bits (legend: k block of 4,096 elements, l lane of 16):
+// Sums of squares in the fixed order of runtime/gradients/fixed_order.h, so that device and host
+// get the same bits (legend: k chunk of 4,096 elements, l lane of 16):
 //
 //   lane[k, l] = sum over j = 0 .. 255 of x[4096 k + 16 j + l]^2         in this order
-//   lane[k, 0] += what a last block has beyond a multiple of 16           in this order
-//   block[k]   = lane[k, 0] + lane[k, 1] + ... + lane[k, 15]
+//   lane[k, 0] += squares that a last chunk has beyond a multiple of 16   in this order
+//   chunk[k]   = lane[k, 0] + lane[k, 1] + ... + lane[k, 15]
 //
 // x: [n] fp32 or bf16; sums in fp64. A product of two fp32 is exact in fp64, so it does not matter
 // whether the compiler fuses it with the addition.
 //
-// Half a warp owns a block of elements, a thread a lane; 8 blocks for 128 threads. It reads x once.
-// No shared memory, no atomics: deterministic on every device.
+// Half a warp owns a chunk of elements, a thread owns a lane: 8 chunks for 128 threads. The kernel
+// reads x once. No shared memory, no atomics: deterministic on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
@@ -23,18 +23,18 @@ constexpr unsigned kWholeWarp = 0xffffffff;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    block_sums_kernel(const T* x_n, std::int64_t elements, double* sums) {
-  const std::int64_t block = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
+    chunk_sums_kernel(const T* x_n, std::int64_t elements, double* sums) {
+  const std::int64_t chunk = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const std::int64_t first = block * BlockSumsParams::kBlock;
-  // Threads past the end take part in the exchange below with a sum of nothing.
+  const std::int64_t first = chunk * ChunkSumsParams::kChunk;
+  // Threads past the end join the exchange below with a sum of 0.
   const std::int64_t left = elements - first;
   const int size = static_cast<int>(left < 0                         ? 0
-                                    : left < BlockSumsParams::kBlock ? left
-                                                                     : BlockSumsParams::kBlock);
+                                    : left < ChunkSumsParams::kChunk ? left
+                                                                     : ChunkSumsParams::kChunk);
   double sum = 0;
   int i = 0;
-  // 16 loads are under way before the first is waited for: enough to keep the memory busy.
+  // 16 loads are in flight before the first is waited for: enough to keep the memory busy.
 #pragma unroll 16
   for (; i + kLanes <= size; i += kLanes) {
     const double value = to_float(x_n[first + i + lane]);
@@ -48,27 +48,27 @@ __global__ void __launch_bounds__(kThreads)
   }
   double total = 0;
   for (int l = 0; l < kLanes; ++l) total += __shfl_sync(kWholeWarp, sum, l, kLanes);
-  if (lane == 0 && size > 0) sums[block] = total;
+  if (lane == 0 && size > 0) sums[chunk] = total;
 }
 
 template <typename T>
-void launch_typed(const BlockSumsParams& p, std::int64_t num_blocks, cudaStream_t stream) {
-  constexpr std::int64_t kBlocksOfLaunch = kThreads / kLanes;
-  const auto grid = static_cast<unsigned>((num_blocks + kBlocksOfLaunch - 1) / kBlocksOfLaunch);
-  launch({.grid = dim3(grid), .block = dim3(kThreads), .stream = stream}, block_sums_kernel<T>,
+void launch_typed(const ChunkSumsParams& p, std::int64_t num_chunks, cudaStream_t stream) {
+  constexpr std::int64_t kChunksOfBlock = kThreads / kLanes;
+  const auto grid = static_cast<unsigned>((num_chunks + kChunksOfBlock - 1) / kChunksOfBlock);
+  launch({.grid = dim3(grid), .block = dim3(kThreads), .stream = stream}, chunk_sums_kernel<T>,
          static_cast<const T*>(p.x), p.elements, p.sums);
 }
 
 }  // namespace
 
-void launch_block_sums(const BlockSumsParams& params, cudaStream_t stream) {
+void launch_chunk_sums(const ChunkSumsParams& params, cudaStream_t stream) {
   if (params.elements == 0) return;
-  const std::int64_t num_blocks =
-      (params.elements + BlockSumsParams::kBlock - 1) / BlockSumsParams::kBlock;
+  const std::int64_t num_chunks =
+      (params.elements + ChunkSumsParams::kChunk - 1) / ChunkSumsParams::kChunk;
   if (params.dtype == KernelDtype::kBFloat16) {
-    launch_typed<__nv_bfloat16>(params, num_blocks, stream);
+    launch_typed<__nv_bfloat16>(params, num_chunks, stream);
   } else {
-    launch_typed<float>(params, num_blocks, stream);
+    launch_typed<float>(params, num_chunks, stream);
   }
 }
 

@@ -17,7 +17,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 
 }  // namespace
 
-// Runs once a parameter's gradient of a backward pass is in its slot.
+// Runs when a backward pass has put a parameter's gradient into its slot.
 class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
  public:
   ReadyHook(GradBuckets& buckets, std::size_t bucket) : buckets_(buckets), bucket_(bucket) {}
@@ -32,9 +32,9 @@ class GradBuckets::ReadyHook : public torch::autograd::FunctionPostHook {
   const std::size_t bucket_;
 };
 
-GradBuckets::GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
-                         std::int64_t num_shards, bool zero)
-    : group_(group), sliced_(zero && group.size() > 1) {
+GradBuckets::GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64_t bucket_elements,
+                         std::int64_t num_shards, int zero_stage)
+    : group_(group), sliced_(zero_stage > 0 && group.size() > 1) {
   require(bucket_elements > 0, "the bucket size is positive");
   std::vector<const Parameter*> members;
   std::int64_t elements = 0;
@@ -79,8 +79,8 @@ void GradBuckets::add_bucket(const std::vector<const Parameter*>& members) {
   bucket.gradients = at::zeros_like(bucket.values);
   for (std::size_t i = 0; i < members.size(); ++i) {
     const Slot& slot = bucket.slots[i];
-    at::Tensor value =
-        members[i]->value;  // shares the parameter: setting its data moves it everywhere
+    // The same tensor as the parameter: setting its data moves the parameter everywhere.
+    at::Tensor value = members[i]->value;
     const at::Tensor place = bucket.values.narrow(0, slot.offset, slot.elements).view(slot.shape);
     place.copy_(value.detach());
     value.set_data(place);
@@ -97,13 +97,13 @@ int GradBuckets::owner(const Bucket& bucket, std::int64_t offset) const {
   return static_cast<int>(offset / (bucket.elements() / group_.size()));
 }
 
-Interval GradBuckets::held(const Bucket& bucket) const {
+Interval GradBuckets::owned(const Bucket& bucket) const {
   if (!sliced_) return {0, bucket.elements()};
   const std::int64_t slice = bucket.elements() / group_.size();
   return {group_.rank() * slice, (group_.rank() + 1) * slice};
 }
 
-void GradBuckets::zero() {
+void GradBuckets::zero_gradients() {
   for (Bucket& bucket : buckets_) bucket.gradients.zero_();
 }
 
@@ -120,8 +120,7 @@ void GradBuckets::mark_ready(std::size_t bucket) {
   if (!reducing_) return;
   require(missing_[bucket] > 0, "a parameter's gradient is complete only once in a step");
   --missing_[bucket];
-  // Buckets fill almost in order; one that is early waits, so that the order is the same on all
-  // ranks.
+  // Buckets fill almost in order; an early one waits, so that the order is the same on all ranks.
   while (num_launched_ < buckets_.size() && missing_[num_launched_] == 0) launch_next();
 }
 
@@ -132,7 +131,7 @@ void GradBuckets::launch_next() {
     shard_reductions_[i].start(name);
   } else if (sliced_) {
     const at::Tensor& gradients = buckets_[i].gradients;
-    const Interval mine = held(buckets_[i]);
+    const Interval mine = owned(buckets_[i]);
     running_[i] = group_.reduce_scatter_async(gradients.narrow(0, mine.begin, mine.size()),
                                               gradients, ReduceOp::kSum, name);
   } else if (group_.size() > 1) {
@@ -140,13 +139,13 @@ void GradBuckets::launch_next() {
   }
 }
 
-void GradBuckets::finish_reducing(at::Tensor tail) {
+void GradBuckets::finish_reducing(at::Tensor statistics) {
   reducing_ = false;
   while (num_launched_ < buckets_.size()) launch_next();
   num_launched_ = 0;
   std::unique_ptr<Work> counts;
   if (group_.size() > 1) {
-    counts = group_.all_reduce_async(std::move(tail), ReduceOp::kSum, "counts");
+    counts = group_.all_reduce_async(std::move(statistics), ReduceOp::kSum, "counts");
   }
   for (std::size_t i = 0; i < shard_reductions_.size(); ++i) {
     shard_reductions_[i].combine(fmt::format("gradient sums of bucket {}", i));
@@ -159,12 +158,12 @@ void GradBuckets::finish_reducing(at::Tensor tail) {
   if (counts != nullptr) counts->wait();
 }
 
-void GradBuckets::publish_values() {
+void GradBuckets::all_gather_parameters() {
   if (!sliced_) return;
   std::vector<std::unique_ptr<Work>> gathers;
   for (std::size_t i = 0; i < buckets_.size(); ++i) {
     const at::Tensor& values = buckets_[i].values;
-    const Interval mine = held(buckets_[i]);
+    const Interval mine = owned(buckets_[i]);
     gathers.push_back(group_.all_gather_async(values, values.narrow(0, mine.begin, mine.size()),
                                               fmt::format("values of bucket {}", i)));
   }

@@ -1,9 +1,9 @@
-// Flat gradient buckets: parameters and their gradients are views, at equal offsets, of a few long
-// buffers, so that a reduction, a norm or an optimizer step is one pass over contiguous memory and
+// Flat gradient buckets. Parameters and their gradients are views, at equal offsets, of a few long
+// buffers, so a reduction, a norm or an optimizer step is one pass over contiguous memory and
 // nothing is ever copied. Buckets are filled in reverse creation order, the order in which the
-// backward pass finishes, and each is reduced over the data group as soon as it and all before it
-// are full, while the backward pass goes on (Li et al. 2020, "PyTorch Distributed", section 3.2.3).
-// The order of reductions is fixed: it never depends on timing.
+// backward pass finishes. Each bucket is reduced over the data group as soon as it and all earlier
+// ones are full, while the backward pass continues (Li et al. 2020, "PyTorch Distributed", section
+// 3.2.3). The order of reductions is fixed: it never depends on timing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "cluster/base/tensors/parameters.h"
-#include "data/batch/share.h"
+#include "data/batch/partition.h"
 #include "runtime/gradients/shard_reduction.h"
 
 namespace birkhoff {
@@ -29,8 +29,8 @@ class GradBuckets {
     std::vector<std::int64_t> shape;
     std::int64_t offset = 0, elements = 0;  // in the bucket
   };
-  // values and gradients: 1-D, equal length, a multiple of kAlignment * ranks; padding between
-  // slots is zero.
+  // values and gradients: 1-D, of equal length, a multiple of kAlignment * ranks; the padding
+  // between slots is zero.
   struct Bucket {
     at::Tensor values, gradients;
     std::vector<Slot> slots;
@@ -39,43 +39,44 @@ class GradBuckets {
   // Slots start at multiples of this many elements: at least a cache line and the widest vector.
   static constexpr std::int64_t kAlignment = 64;
 
-  // Moves the parameters' values into buckets of about `bucket_elements` (a larger parameter gets a
-  // bucket of its own) and gives them gradients. With num_shards > 0 gradients are summed over that
-  // many virtual shards (configs.Invariant). With `zero` (ZeRO stage 1, Rajbhandari et al. 2020) a
-  // rank gets the sums of its own slices only, updates those, and publish_values() gathers the
-  // values. `parameters` and `group` must outlive the buckets. Local.
-  GradBuckets(Parameters& parameters, Group& group, std::int64_t bucket_elements,
-              std::int64_t num_shards = 0, bool zero = false);
+  // Moves the parameters' values into buckets of about `bucket_elements` (a larger parameter gets
+  // its own bucket) and gives the parameters gradients. With num_shards > 0 gradients are summed
+  // over that many virtual shards (configs.Invariant). With `zero_stage` 1 (ZeRO, Rajbhandari et
+  // al. 2020) a rank gets the sums of only its own slices and updates only those;
+  // all_gather_parameters() gathers the values. `parameters` and `group` must outlive the buckets.
+  // Local.
+  GradBuckets(Parameters& parameters, ProcessGroup& group, std::int64_t bucket_elements,
+              std::int64_t num_shards = 0, int zero_stage = 0);
   ~GradBuckets();
   GradBuckets(const GradBuckets&) = delete;
   GradBuckets& operator=(const GradBuckets&) = delete;
 
   std::vector<Bucket>& buckets() { return buckets_; }
   const std::vector<Bucket>& buckets() const { return buckets_; }
-  Group& group() const { return group_; }
-  // Rank of the group that owns an element of a bucket: each owns one of size() equal slices.
+  ProcessGroup& group() const { return group_; }
+  // Rank of the group that owns an element of a bucket: each rank owns one of size() equal slices.
   int owner(const Bucket& bucket, std::int64_t offset) const;
-  // Whether each rank updates its own slices only: ZeRO, on more than one rank.
+  // Whether each rank updates only its own slices: ZeRO, on more than one rank.
   bool sliced() const { return sliced_; }
-  // Elements of a bucket whose reduced gradients this rank holds and whose values it updates: its
+  // Elements of a bucket whose reduced gradients this rank has and whose values it updates: its
   // slice if sliced(), else all.
-  Interval held(const Bucket& bucket) const;
+  Interval owned(const Bucket& bucket) const;
 
-  // Gradients become zero.
-  void zero();
-  // With virtual shards: one shard's backward passes are done, and those of this rank's next shard
-  // begin; `one_pass`: it has only one. Local.
+  void zero_gradients();
+  // With virtual shards: ends this rank's current shard and begins its next; `one_pass`: the next
+  // one has only one backward pass. Local.
   void next_shard(bool one_pass);
-  // Call before the last backward pass of a step: from here on a full bucket is reduced at once.
+  // Call before the last backward pass of a step: from here on a bucket is reduced as soon as it is
+  // full.
   void start_reducing();
-  // Reduces what is left (a parameter without a gradient counts as zero) and then `tail`, a
-  // contiguous tensor of sums that travels with the gradients, and waits for all: the held
-  // gradients and tail are the sums over the group; other gradients are undefined. Collective over
-  // the group, as are the reductions that start_reducing() permits.
-  void finish_reducing(at::Tensor tail);
-  // Call after the held values were updated: all ranks get all values. Collective over the group if
-  // sliced(), else local.
-  void publish_values();
+  // Reduces the remaining buckets (a parameter without a gradient counts as zero) and then
+  // `statistics`, a contiguous tensor of sums that travels with the gradients, and waits for all.
+  // Afterwards the owned gradients and `statistics` are the sums over the group; other gradients
+  // are undefined. Collective over the group, as are the reductions that start_reducing() permits.
+  void finish_reducing(at::Tensor statistics);
+  // Call after the owned values were updated: all ranks get all values. Collective over the group
+  // if sliced(), else local.
+  void all_gather_parameters();
 
  private:
   class ReadyHook;
@@ -83,12 +84,12 @@ class GradBuckets {
   void mark_ready(std::size_t bucket);
   void launch_next();
 
-  Group& group_;
+  ProcessGroup& group_;
   std::vector<Bucket> buckets_;
   std::vector<std::shared_ptr<void>> accumulators_;  // autograd nodes that hold our hooks
   std::vector<std::size_t> missing_;  // slots of each bucket whose gradient is not complete
-  std::size_t num_launched_ = 0;      // buckets whose reduction has begun: the first so many
-  std::vector<std::unique_ptr<Work>> running_;  // their reductions; with shards instead:
+  std::size_t num_launched_ = 0;      // the first num_launched_ buckets are being reduced
+  std::vector<std::unique_ptr<Work>> running_;  // their reductions, without virtual shards
   std::vector<ShardReduction> shard_reductions_;
   bool sliced_ = false;
   bool reducing_ = false;

@@ -14,15 +14,15 @@
 namespace birkhoff {
 namespace {
 
-// The sums of the same blocks where each rank holds one slice: a block is summed by the rank in
-// whose slice it begins, the others leave a zero. Its last elements may lie in the slices behind,
-// so ranks first exchange the heads of their slices, as much of each as a block may need.
-std::vector<at::Tensor> block_sums_of_slices(const GradBuckets& buckets) {
-  Group& group = buckets.group();
-  const auto head_length = [](Interval slice) { return std::min(slice.size(), kSumBlock); };
+// The same chunk sums if each rank holds one slice. The rank in whose slice a chunk begins sums it;
+// the others leave a zero. The chunk's last elements may lie in the slices after it, so ranks first
+// exchange the heads of their slices, as much of each as a chunk may need.
+std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
+  ProcessGroup& group = buckets.group();
+  const auto head_length = [](Interval slice) { return std::min(slice.size(), kSumChunk); };
   std::vector<at::Tensor> heads;
   for (const auto& bucket : buckets.buckets()) {
-    const Interval slice = buckets.held(bucket);
+    const Interval slice = buckets.owned(bucket);
     heads.push_back(bucket.gradients.narrow(0, slice.begin, head_length(slice)));
   }
   const at::Tensor my_heads = at::cat(heads);
@@ -30,28 +30,28 @@ std::vector<at::Tensor> block_sums_of_slices(const GradBuckets& buckets) {
   group.all_gather(all_heads, my_heads, "heads of gradient slices");
 
   std::vector<at::Tensor> sums;
-  std::int64_t head = 0;  // place of the bucket's heads among those of a rank
+  std::int64_t head = 0;  // offset of the bucket's head among a rank's heads
   for (const auto& bucket : buckets.buckets()) {
-    const Interval slice = buckets.held(bucket);
+    const Interval slice = buckets.owned(bucket);
     const std::int64_t length = bucket.elements();
-    const auto end_of = [&](std::int64_t block) {
-      return std::min((block + 1) * kSumBlock, length);
+    const auto end_of = [&](std::int64_t chunk) {
+      return std::min((chunk + 1) * kSumChunk, length);
     };
     sums.push_back(
-        at::zeros({num_sum_blocks(length)}, bucket.gradients.options().dtype(at::kDouble)));
-    const auto set = [&](std::int64_t block, const at::Tensor& elements) {
-      const at::Tensor values = block_sums_of_squares(elements);
-      sums.back().narrow(0, block, values.numel()).copy_(values);
+        at::zeros({num_sum_chunks(length)}, bucket.gradients.options().dtype(at::kDouble)));
+    const auto set = [&](std::int64_t chunk, const at::Tensor& elements) {
+      const at::Tensor values = chunk_sums_of_squares(elements);
+      sums.back().narrow(0, chunk, values.numel()).copy_(values);
     };
-    const std::int64_t first = num_sum_blocks(slice.begin), last = num_sum_blocks(slice.end);
+    const std::int64_t first = num_sum_chunks(slice.begin), last = num_sum_chunks(slice.end);
     const bool ends_behind = first < last && end_of(last - 1) > slice.end;
     const std::int64_t last_inside = ends_behind ? last - 1 : last;
     if (first < last_inside) {
-      const std::int64_t begin = first * kSumBlock;
+      const std::int64_t begin = first * kSumChunk;
       set(first, bucket.gradients.narrow(0, begin, end_of(last_inside - 1) - begin));
     }
     if (ends_behind) {
-      const std::int64_t begin = (last - 1) * kSumBlock, end = end_of(last - 1);
+      const std::int64_t begin = (last - 1) * kSumChunk, end = end_of(last - 1);
       std::vector<at::Tensor> parts{bucket.gradients.narrow(0, begin, slice.end - begin)};
       for (int rank = group.rank() + 1; rank * slice.size() < end; ++rank) {
         parts.push_back(all_heads.narrow(0, rank * my_heads.numel() + head,
@@ -66,30 +66,30 @@ std::vector<at::Tensor> block_sums_of_slices(const GradBuckets& buckets) {
 
 }  // namespace
 
-at::Tensor gradient_block_sums(const GradBuckets& buckets) {
+at::Tensor gradient_chunk_sums(const GradBuckets& buckets) {
   if (buckets.buckets().empty()) return at::zeros({0}, at::kDouble);
   std::vector<at::Tensor> of_buckets;
   if (buckets.sliced()) {
-    of_buckets = block_sums_of_slices(buckets);
+    of_buckets = chunk_sums_of_slices(buckets);
   } else {
     for (const auto& bucket : buckets.buckets()) {
-      of_buckets.push_back(block_sums_of_squares(bucket.gradients));
+      of_buckets.push_back(chunk_sums_of_squares(bucket.gradients));
     }
   }
-  const at::Tensor block_sums = at::cat(of_buckets);
-  // One rank has summed each block, so adding zeros over the ranks is exact.
-  if (buckets.sliced()) buckets.group().all_reduce(block_sums, ReduceOp::kSum, "gradient norm");
-  return block_sums;
+  const at::Tensor chunk_sums = at::cat(of_buckets);
+  // One rank summed each chunk, so adding zeros over the ranks is exact.
+  if (buckets.sliced()) buckets.group().all_reduce(chunk_sums, ReduceOp::kSum, "gradient norm");
+  return chunk_sums;
 }
 
-double norm_of_block_sums(const GradBuckets& buckets, const at::Tensor& block_sums) {
-  const at::Tensor on_host = block_sums.cpu();
-  const double* block_sum = on_host.const_data_ptr<double>();
+double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_sums) {
+  const at::Tensor on_host = chunk_sums.cpu();
+  const double* chunk_sum = on_host.const_data_ptr<double>();
   double sum = 0;
   for (const auto& bucket : buckets.buckets()) {
     double bucket_sum = 0;
-    for (std::int64_t block = 0; block < num_sum_blocks(bucket.elements()); ++block) {
-      bucket_sum += *block_sum++;
+    for (std::int64_t chunk = 0; chunk < num_sum_chunks(bucket.elements()); ++chunk) {
+      bucket_sum += *chunk_sum++;
     }
     sum += bucket_sum;
   }
@@ -97,7 +97,7 @@ double norm_of_block_sums(const GradBuckets& buckets, const at::Tensor& block_su
 }
 
 double gradient_norm(const GradBuckets& buckets) {
-  return norm_of_block_sums(buckets, gradient_block_sums(buckets));
+  return norm_of_chunk_sums(buckets, gradient_chunk_sums(buckets));
 }
 
 }  // namespace birkhoff

@@ -5,17 +5,17 @@
 
 namespace birkhoff {
 
-// fp64, on the gradients' device: sums of squares of blocks of fixed size of all reduced gradients.
+// fp64, on the gradients' device: sums of squares over fixed-size chunks of all reduced gradients.
 // Collective over the buckets' group if they are sliced, else local; asynchronous.
-at::Tensor gradient_block_sums(const GradBuckets& buckets);
+at::Tensor gradient_chunk_sums(const GradBuckets& buckets);
 
-// The norm that they make: waits for the device.
-double norm_of_block_sums(const GradBuckets& buckets, const at::Tensor& block_sums);
+// The norm computed from these sums. Waits for the device.
+double norm_of_chunk_sums(const GradBuckets& buckets, const at::Tensor& chunk_sums);
 
-// Both. Euclidean norm of all reduced gradients in the buckets, accumulated in fp64 over blocks of
-// fixed size that are added in order: the same bits for every number of threads, with and without
-// slices, and, for equal gradients, of ranks and on every device. Not finite if any gradient is
-// not.
+// Both: the Euclidean norm of all reduced gradients in the buckets, accumulated in fp64 over
+// fixed-size chunks that are added in order. The same bits for any number of threads, with and
+// without slices, and, for equal gradients, for any number of ranks and on every device. Not finite
+// if any gradient is not.
 double gradient_norm(const GradBuckets& buckets);
 
 }  // namespace birkhoff

@@ -9,7 +9,7 @@
 
 namespace birkhoff {
 
-ShardReduction::ShardReduction(Group& group, std::int64_t num_shards, at::Tensor gradients,
+ShardReduction::ShardReduction(ProcessGroup& group, std::int64_t num_shards, at::Tensor gradients,
                                bool slice_only)
     : group_(group),
       num_shards_(num_shards),
@@ -60,7 +60,7 @@ void ShardReduction::start(const std::string& name) {
   if (in_gradients_.size() > 0) mine_.add(in_gradients_, gradients_);
   hold_first_shard();
   if (group_.size() == 1) return;
-  // For each owner its slice of all partial sums.
+  // For each owner: its slice of all partial sums.
   const std::int64_t slice = gradients_.size(0) / group_.size();
   std::int64_t offset = 0;
   for (int owner = 0; owner < group_.size(); ++owner) {

@@ -20,19 +20,19 @@ namespace birkhoff {
 namespace {
 
 constexpr std::int64_t kRowsOfBlock = 32;  // fixed, so that sums over rows have one order
-constexpr std::int64_t kGrain = 16384;     // elements that one thread takes at least
+constexpr std::int64_t kGrain = 16384;     // fewest elements per thread
 
 struct Matrix {
   std::int64_t num_rows, num_columns;
 };
 
-// What one update needs besides tensors, in the precision of the parameters.
+// The scalars of one update, in the parameters' precision.
 template <typename T>
 struct Factors {
   T gradient_scale, beta, epsilon1;
 };
 
-// One matrix: moves the means of squares of its rows R and columns C, and writes u.
+// One matrix: updates the mean squares of its rows R and columns C, and writes u.
 template <typename T>
 void factored_change(const T* g, T* rows, T* columns, T* u, Matrix matrix, const Factors<T>& f) {
   const auto [num_rows, num_columns] = matrix;
@@ -79,7 +79,7 @@ void factored_change(const T* g, T* rows, T* columns, T* u, Matrix matrix, const
   });
 }
 
-// A vector: moves the mean of squares of each element, and writes u.
+// A vector: updates the mean square of each element, and writes u.
 template <typename T>
 void plain_change(const T* g, T* full, T* u, std::int64_t n, const Factors<T>& f) {
   at::parallel_for(0, n, kGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -128,7 +128,7 @@ Adafactor::Adafactor(const configs::Adafactor& config, GradBuckets& buckets)
 }
 
 void Adafactor::step(const StepScalars& scalars) {
-  if (scalars.get(StepScalars::kApply) == 0) return;  // the select of a whole step
+  if (scalars.get(StepScalars::kApply) == 0) return;  // skips the whole step
   const double t = num_updates_.mutable_data_ptr<double>()[0] += 1;
   const double beta = 1 - std::pow(t, -decay_exponent_);
   for (Entry& entry : entries_) update(entry, scalars, beta);
@@ -163,7 +163,7 @@ void Adafactor::update(Entry& entry, const StepScalars& scalars, double beta) {
   });
 }
 
-// The same in LibTorch's operations.
+// The same with LibTorch operations.
 void Adafactor::update_on_gpu(Entry& entry, const StepScalars& scalars, double beta) {
   const at::Tensor gradient = entry.gradient * scalars.get(StepScalars::kGradientScale);
   const at::Tensor square = gradient * gradient + epsilon1_;
@@ -187,8 +187,8 @@ void Adafactor::update_on_gpu(Entry& entry, const StepScalars& scalars, double b
   entry.value.sub_(change * rate.to(change.scalar_type()));
 }
 
-std::vector<NamedShard> Adafactor::state() {
-  std::vector<NamedShard> shards;
+std::vector<TensorPart> Adafactor::state() {
+  std::vector<TensorPart> shards;
   const auto add = [&](const char* prefix, const Entry& entry, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
     shards.push_back(whole_shard(prefix + entry.name, StateKind::kOptimizer, tensor, entry.owner));

@@ -8,8 +8,8 @@
 //   u <- u / max(1, rms(u) / clip_update)
 //   p <- p - lr max(e2, rms(p)) u                           (without scale_by_parameter: p - lr u)
 //
-// Sums have a fixed order: the same bits for every number of threads.
-// In a tensor of more than two dimensions the last two are the matrix, as in Tensor2Tensor.
+// Sums have a fixed order: the same bits for any number of threads. In a tensor of more than two
+// dimensions the last two form the matrix, as in Tensor2Tensor.
 #pragma once
 
 #include "runtime/optimizers/optimizer.h"
@@ -24,7 +24,7 @@ class Adafactor : public Optimizer {
  public:
   Adafactor(const configs::Adafactor& config, GradBuckets& buckets);
   void step(const StepScalars& scalars) override;
-  std::vector<NamedShard> state() override;
+  std::vector<TensorPart> state() override;
 
  private:
   // A parameter: views of its slot, and its second moments.
@@ -41,7 +41,7 @@ class Adafactor : public Optimizer {
   const double decay_exponent_, clip_update_, epsilon1_, epsilon2_;
   const bool scale_by_parameter_;
   std::vector<Entry> entries_;
-  at::Tensor change_;       // u of the entry that is updated
+  at::Tensor change_;       // u of the entry being updated
   at::Tensor num_updates_;  // fp64 [1]: t
 };
 

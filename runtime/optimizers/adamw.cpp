@@ -14,7 +14,7 @@
 namespace birkhoff {
 namespace {
 
-// Elements that one thread takes at least: below, starting it costs more than it saves.
+// Fewest elements per thread: with fewer, starting a thread costs more than it saves.
 constexpr std::int64_t kGrain = 16384;
 
 // Compiled with -O3 -fno-math-errno: the loop becomes vector instructions.
@@ -25,16 +25,16 @@ void update(T* __restrict p, const T* __restrict g, T* __restrict m, T* __restri
   for (std::int64_t i = 0; i < n; ++i) adamw_update(p[i], g[i], m[i], v[i], keep, factors);
 }
 
-// For each 64 elements of a rank's part of a bucket: does weight decay touch them? Slots begin at
-// multiples of 64, so no 64 elements belong to two parameters.
-at::Tensor decay_flags(const GradBuckets::Bucket& bucket, Interval held) {
+// One flag per 64 elements of a rank's part of a bucket: does weight decay apply to them? Slots
+// begin at multiples of 64, so no 64 elements belong to two parameters.
+at::Tensor decay_flags(const GradBuckets::Bucket& bucket, Interval owned) {
   constexpr std::int64_t kGroup = GradBuckets::kAlignment;
   const at::Tensor flags = at::zeros({bucket.elements() / kGroup}, at::kByte);
   for (const GradBuckets::Slot& slot : bucket.slots) {
     if (!slot.decay) continue;
     flags.narrow(0, slot.offset / kGroup, (slot.elements + kGroup - 1) / kGroup).fill_(1);
   }
-  return flags.narrow(0, held.begin / kGroup, held.size() / kGroup).contiguous();
+  return flags.narrow(0, owned.begin / kGroup, owned.size() / kGroup).contiguous();
 }
 
 }  // namespace
@@ -49,12 +49,12 @@ AdamW::AdamW(const configs::AdamW& config, GradBuckets& buckets)
           at::zeros({1}, at::TensorOptions(at::kDouble).device(buckets.group().device()))) {
   for (const auto& bucket : buckets_.buckets()) {
     const auto moment = [&] {
-      return at::zeros({buckets_.held(bucket).size()}, bucket.values.options());
+      return at::zeros({buckets_.owned(bucket).size()}, bucket.values.options());
     };
     moments_.push_back({moment(), moment(), {}});
     if (bucket.values.is_cuda()) {
       moments_.back().decayed_G =
-          decay_flags(bucket, buckets_.held(bucket)).to(bucket.values.device());
+          decay_flags(bucket, buckets_.owned(bucket)).to(bucket.values.device());
     }
   }
 }
@@ -71,9 +71,9 @@ void AdamW::step_on_gpu(const StepScalars& scalars) {
   num_updates_.add_(scalars.on_device().select(0, StepScalars::kApply));
   for (std::size_t b = 0; b < moments_.size(); ++b) {
     const GradBuckets::Bucket& bucket = buckets_.buckets()[b];
-    const Interval held = buckets_.held(bucket);
-    FusedAdamWBucket part{.values_n = bucket.values.narrow(0, held.begin, held.size()),
-                          .gradients_n = bucket.gradients.narrow(0, held.begin, held.size()),
+    const Interval owned = buckets_.owned(bucket);
+    FusedAdamWBucket part{.values_n = bucket.values.narrow(0, owned.begin, owned.size()),
+                          .gradients_n = bucket.gradients.narrow(0, owned.begin, owned.size()),
                           .m_n = moments_[b].m,
                           .v_n = moments_[b].v,
                           .decayed_G = moments_[b].decayed_G};
@@ -82,12 +82,12 @@ void AdamW::step_on_gpu(const StepScalars& scalars) {
 }
 
 void AdamW::step_on_host(const StepScalars& scalars) {
-  if (scalars.get(StepScalars::kApply) == 0) return;  // the select of a whole step
+  if (scalars.get(StepScalars::kApply) == 0) return;  // skips the whole step
   const double t = num_updates_.mutable_data_ptr<double>()[0] += 1;
   const double rate = scalars.get(StepScalars::kLearningRate);
   for (std::size_t b = 0; b < moments_.size(); ++b) {
     GradBuckets::Bucket& bucket = buckets_.buckets()[b];
-    const Interval held = buckets_.held(bucket);
+    const Interval owned = buckets_.owned(bucket);
     AT_DISPATCH_FLOATING_TYPES(bucket.values.scalar_type(), "adamw", [&] {
       const AdamWFactors<scalar_t> factors = adamw_factors<scalar_t>(
           scalars.get(StepScalars::kGradientScale), beta1_, beta2_, epsilon_, rate, t);
@@ -96,30 +96,31 @@ void AdamW::step_on_host(const StepScalars& scalars) {
       const scalar_t* g = bucket.gradients.const_data_ptr<scalar_t>();
       scalar_t* m = moments_[b].m.mutable_data_ptr<scalar_t>();
       scalar_t* v = moments_[b].v.mutable_data_ptr<scalar_t>();
-      at::parallel_for(held.begin, held.end, kGrain, [&](std::int64_t begin, std::int64_t end) {
+      at::parallel_for(owned.begin, owned.end, kGrain, [&](std::int64_t begin, std::int64_t end) {
         for (const GradBuckets::Slot& slot : bucket.slots) {
           const std::int64_t first = std::max(begin, slot.offset);
           const std::int64_t last = std::min(end, slot.offset + slot.elements);
           if (first >= last) continue;
-          update<scalar_t>(p + first, g + first, m + (first - held.begin), v + (first - held.begin),
-                           last - first, slot.decay ? keep_decayed : scalar_t{1}, factors);
+          update<scalar_t>(p + first, g + first, m + (first - owned.begin),
+                           v + (first - owned.begin), last - first,
+                           slot.decay ? keep_decayed : scalar_t{1}, factors);
         }
       });
     });
   }
 }
 
-std::vector<NamedShard> AdamW::state() {
-  std::vector<NamedShard> shards;
+std::vector<TensorPart> AdamW::state() {
+  std::vector<TensorPart> shards;
   for (std::size_t b = 0; b < moments_.size(); ++b) {
     const GradBuckets::Bucket& bucket = buckets_.buckets()[b];
     const std::int64_t slice = bucket.elements() / buckets_.group().size();
-    const Interval held = buckets_.held(bucket);
+    const Interval owned = buckets_.owned(bucket);
     for (const GradBuckets::Slot& slot : bucket.slots) {
       const auto add = [&](std::int64_t begin, std::int64_t end, int owner) {
         for (const auto& [prefix, moment] :
              {std::pair("adamw.m/", &moments_[b].m), std::pair("adamw.v/", &moments_[b].v)}) {
-          NamedShard shard;
+          TensorPart shard;
           shard.name = prefix + slot.name;
           shard.kind = StateKind::kOptimizer;
           shard.region.global_shape = shard.region.box_size = slot.shape;
@@ -128,12 +129,12 @@ std::vector<NamedShard> AdamW::state() {
           shard.region.flat_end = end - slot.offset;
           shard.owner = owner;
           shard.replicated = !buckets_.sliced();
-          shard.data = moment->narrow(0, begin < end ? begin - held.begin : 0, end - begin);
+          shard.data = moment->narrow(0, begin < end ? begin - owned.begin : 0, end - begin);
           shards.push_back(std::move(shard));
         }
       };
-      const std::int64_t first = std::max(held.begin, slot.offset);
-      const std::int64_t last = std::min(held.end, slot.offset + slot.elements);
+      const std::int64_t first = std::max(owned.begin, slot.offset);
+      const std::int64_t last = std::min(owned.end, slot.offset + slot.elements);
       // The parts that lie in different ranks' slices.
       for (std::int64_t begin = first; begin < last;) {
         const int owner = buckets_.owner(bucket, begin);
@@ -141,7 +142,7 @@ std::vector<NamedShard> AdamW::state() {
         add(begin, end, owner);
         begin = end;
       }
-      // A tensor of which this rank holds nothing is named all the same (load_checkpoint).
+      // Names a tensor even if this rank holds nothing of it (load_checkpoint).
       if (first >= last) add(slot.offset, slot.offset, 0);
     }
   }

@@ -1,5 +1,5 @@
-// AdamW (Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2), in the
-// arithmetic of PyTorch:
+// AdamW (Loshchilov & Hutter 2019, "Decoupled weight decay regularization", algorithm 2), in
+// PyTorch's arithmetic:
 //
 //   p <- p - lr wd p                       (only parameters with decay)
 //   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2
@@ -20,21 +20,21 @@ namespace birkhoff {
 class AdamW : public Optimizer {
  public:
   AdamW(const configs::AdamW& config, GradBuckets& buckets);
-  // On a GPU asynchronous on the current stream.
+  // On a GPU: asynchronous on the current stream.
   void step(const StepScalars& scalars) override;
-  std::vector<NamedShard> state() override;
+  std::vector<TensorPart> state() override;
 
  private:
   struct Moments {
-    at::Tensor m, v;  // [elements of the bucket that this rank holds], of the parameters' dtype
-    at::Tensor decayed_G;  // u8, on a GPU alone: see FusedAdamWBucket
+    at::Tensor m, v;       // [elements of the bucket that this rank owns], of the parameters' dtype
+    at::Tensor decayed_G;  // u8, only on a GPU: see FusedAdamWBucket
   };
   void step_on_host(const StepScalars& scalars);
   void step_on_gpu(const StepScalars& scalars);
 
   const double beta1_, beta2_, epsilon_, weight_decay_;
   GradBuckets& buckets_;
-  std::vector<Moments> moments_;  // one a bucket
+  std::vector<Moments> moments_;  // one per bucket
   at::Tensor num_updates_;        // fp64 [1]: t, on the parameters' device
 };
 

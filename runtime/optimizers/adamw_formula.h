@@ -1,5 +1,5 @@
-// One AdamW update of one parameter (Loshchilov & Hutter 2019, algorithm 2), for the CPU's loop and
-// the GPU's kernel. For g++ and nvcc alike: no LibTorch here.
+// One AdamW update of one parameter (Loshchilov & Hutter 2019, algorithm 2), shared by the CPU loop
+// and the GPU kernel. Compiled by g++ and nvcc: no LibTorch here.
 #pragma once
 
 #include <cmath>
@@ -8,13 +8,13 @@
 
 namespace birkhoff {
 
-// Factors that all parameters share, in the precision of the parameters.
+// Factors that all parameters share, in the parameters' precision.
 template <typename T>
 struct AdamWFactors {
   T gradient_scale, beta1, beta2, step_size, inverse_sqrt_correction2, epsilon;
 };
 
-// s: gradient_scale; t: the update's number, from 1. Powers are taken in fp64.
+// s: gradient_scale; t: the update's number, from 1. Powers are computed in fp64.
 template <typename T>
 BIRKHOFF_HOST_DEVICE inline AdamWFactors<T> adamw_factors(double gradient_scale, double beta1,
                                                           double beta2, double epsilon,
@@ -30,7 +30,7 @@ BIRKHOFF_HOST_DEVICE inline AdamWFactors<T> adamw_factors(double gradient_scale,
 //   g' = s g,   m <- b1 m + (1 - b1) g',   v <- b2 v + (1 - b2) g'^2
 //   p <- keep p - lr / (1 - b1^t) m / (sqrt(v) / sqrt(1 - b2^t) + epsilon)
 //
-// keep: 1 - lr wd where weight decay touches the parameter, else 1.
+// keep: 1 - lr wd where weight decay applies to the parameter, else 1.
 template <typename T>
 BIRKHOFF_HOST_DEVICE inline void adamw_update(T& p, T g, T& m, T& v, T keep,
                                               const AdamWFactors<T>& f) {

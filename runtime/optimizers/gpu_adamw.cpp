@@ -12,25 +12,25 @@ constexpr std::int64_t kGroup = FusedAdamWParams::kGroup;
 void check_bucket(const FusedAdamWBucket& b, const at::Tensor& scalars_K,
                   const at::Tensor& num_updates_1) {
   const std::int64_t n = b.values_n.numel();
-  require(n % kGroup == 0, "fused_adamw: the elements are no multiple of 64");
+  require(n % kGroup == 0, "fused_adamw: the element count must be a multiple of 64");
   for (const at::Tensor& tensor : {b.values_n, b.gradients_n, b.m_n, b.v_n}) {
     require(tensor.is_contiguous() && tensor.numel() == n,
             "fused_adamw: tensors must be contiguous and equally long");
   }
   require(b.m_n.scalar_type() == b.values_n.scalar_type() &&
               b.v_n.scalar_type() == b.values_n.scalar_type(),
-          "fused_adamw: moments must be of the values' dtype");
+          "fused_adamw: moments must have the values' dtype");
   require(b.gradients_n.scalar_type() == b.values_n.scalar_type() ||
               b.gradients_n.scalar_type() == at::kBFloat16,
-          "fused_adamw: gradients must be of the values' dtype or bf16");
+          "fused_adamw: gradients must have the values' dtype or be bf16");
   require(b.decayed_G.scalar_type() == at::kByte && b.decayed_G.is_contiguous() &&
               b.decayed_G.numel() == n / kGroup,
-          "fused_adamw: decay flags must be u8, one for 64 elements");
+          "fused_adamw: decay flags must be u8, one per 64 elements");
   require(scalars_K.scalar_type() == at::kDouble && num_updates_1.scalar_type() == at::kDouble,
           "fused_adamw: scalars must be fp64");
   for (const at::Tensor& tensor :
        {b.gradients_n, b.m_n, b.v_n, b.decayed_G, scalars_K, num_updates_1}) {
-    require(tensor.device() == b.values_n.device(), "fused_adamw: tensors of several devices");
+    require(tensor.device() == b.values_n.device(), "fused_adamw: tensors must be on one device");
   }
 }
 

@@ -1,14 +1,14 @@
-// One AdamW update of a flat bucket in one pass: adamw_formula.h for each of its elements, with
+// One AdamW update of a flat bucket in one pass: adamw_formula.h applied to each element, with
 // weight decay where d[i / 64] is not 0.
 //
-// p, m, v fp32 [n]; g fp32 or bf16 [n]; d u8 [n / 64]; lr, s, apply, t fp64 scalars in
-// device memory, so that a captured step replays with new values. apply = 0 writes nothing: the
-// same bits stay whatever g holds.
+// p, m, v fp32 [n]; g fp32 or bf16 [n]; d u8 [n / 64]; lr, s, apply, t fp64 scalars in device
+// memory, so that a captured step replays with new values. With apply = 0 nothing is written: the
+// bits stay the same whatever g holds.
 //
-// Blocks of 256 threads; a thread owns 4 neighbours at a time, at multiples of 4 times the grid's
-// threads. Memory: 16 bytes read (12 + 2 with bf16 gradients) and 12 written for each element.
-// Shared memory: 24 bytes of factors, made in fp64 by one thread of each block.
-// Deterministic: an element depends on nothing but itself and the scalars.
+// Blocks of 256 threads; a thread owns 4 adjacent elements at a time, at multiples of 4 times the
+// grid's threads. Memory: 16 bytes read (12 + 2 with bf16 gradients) and 12 written per element.
+// Shared memory: 24 bytes of factors, computed in fp64 by one thread of each block. Deterministic:
+// an element depends only on itself and the scalars.
 #include <algorithm>
 
 #include "cluster/base/gpu/elements.cuh"
@@ -22,7 +22,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPerThread = 4;  // 16 bytes of fp32: one instruction
 // Each block first waits for two powers in fp64, about a microsecond: a few blocks for each of 132
-// multiprocessors fill the machine and pay it once.
+// multiprocessors fill the GPU and pay for them once.
 constexpr std::int64_t kMostBlocks = 1056;
 
 template <typename Gradient>

@@ -1,10 +1,10 @@
-// Optimizers: from reduced gradients in buckets to new parameter values.
+// Optimizers: turn the reduced gradients in buckets into new parameter values.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "runtime/checkpoint/named_shard.h"
+#include "runtime/checkpoint/tensor_part.h"
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/step_scalars.h"
 
@@ -18,20 +18,21 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
 
-  // Updates the values that the buckets hold (GradBuckets::held) from their gradients times
-  // scalars' kGradientScale. With kApply 0 nothing changes. Local: ranks that hold an element do
-  // the same arithmetic on the same sums, so all stay equal; GradBuckets::publish_values() comes
+  // Updates the values that this rank owns (GradBuckets::owned) from their gradients times scalars'
+  // kGradientScale. With kApply 0 nothing changes. Local: ranks that own the same element do the
+  // same arithmetic on the same sums, so they stay equal. Call GradBuckets::all_gather_parameters()
   // next.
   virtual void step(const StepScalars& scalars) = 0;
 
-  // All that the optimizer remembers on this rank, as views of live memory: everything, or with
-  // ZeRO what belongs to the values it holds. The owner of a shard is the rank (of the buckets'
-  // group, which is the world while the other axes are 1) whose slice of the bucket it lies in, so
-  // that ranks share the writing.
-  virtual std::vector<NamedShard> state() = 0;
+  // The optimizer's state on this rank, as views of live memory: all of it, or with ZeRO only that
+  // of the values the rank owns. A shard's owner is the rank (of the buckets' group, which is the
+  // world while the other axes are 1) whose slice of the bucket contains it, so ranks share the
+  // writing.
+  virtual std::vector<TensorPart> state() = 0;
 };
 
-// The optimizer the configuration chooses; AdamW where it chooses none. `buckets` must outlive it.
+// The optimizer that the configuration chooses; AdamW if it chooses none. `buckets` must outlive
+// it.
 std::unique_ptr<Optimizer> make_optimizer(const configs::Optimizer& config, GradBuckets& buckets);
 
 }  // namespace birkhoff

@@ -13,7 +13,8 @@ namespace {
 
 using Range = std::pair<std::uint32_t, std::uint32_t>;  // first and last code point
 
-// C0 and C1 controls, zero-width and line marks, marks that reorder text, and what XML forbids.
+// C0 and C1 controls, zero-width and line marks, marks that reorder text, and characters that XML
+// forbids.
 constexpr std::array kUnshown = {
     Range{0x00, 0x1f},     Range{0x7f, 0x9f},     Range{0x200b, 0x200f}, Range{0x2028, 0x202e},
     Range{0x2060, 0x206f}, Range{0xfeff, 0xfeff}, Range{0xfff9, 0xfffb}, Range{0xfffe, 0xffff}};

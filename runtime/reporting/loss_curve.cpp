@@ -15,7 +15,7 @@ PlotLine line_of(const Curve& curve, std::string name, int colour) {
   return line;
 }
 
-// For the legend: with the newest loss, where there is one.
+// For the legend: the name with the newest loss, if there is one.
 std::string name_and_loss(const std::string& name, const Curve& curve) {
   const auto points = curve.points();
   return points.empty() ? name : fmt::format("{} {:.4f}", name, points.back().loss);

@@ -9,8 +9,8 @@
 
 namespace birkhoff {
 
-// Points of one curve. Memory is bounded: a full curve drops every other point and from then on
-// keeps half as many.
+// Points of one curve. Memory is bounded: a full curve drops every other point and keeps half as
+// many from then on.
 class Curve {
  public:
   struct Point {
@@ -18,7 +18,7 @@ class Curve {
   };
   static constexpr std::size_t kMaxPoints = 2048;
 
-  // Steps must not go down. Losses that are not finite are left out.
+  // Steps must not decrease. Losses that are not finite are left out.
   void add(std::int64_t step, double loss);
   // In order; the newest point is always among them.
   std::vector<Point> points() const;
@@ -30,11 +30,11 @@ class Curve {
   std::int64_t stride_ = 1;  // every stride_-th point is kept
 };
 
-// Line plots of curves: train curves are faint, evaluations are marked.
+// Plot lines of curves: train curves are faint, evaluations are marked.
 PlotLine train_line(const Curve& curve, std::string name, int colour);
 PlotLine held_out_line(const Curve& curve, std::string name, int colour);
-// Of losses in nats per token by step; the axis of losses is logarithmic where they span a factor
-// of ten.
+// A plot of losses in nats per token by step; the loss axis is logarithmic if the losses span a
+// factor of ten.
 Plot loss_plot(std::string title, std::vector<PlotLine> lines);
 
 // The picture of one run.

@@ -15,13 +15,13 @@ namespace birkhoff {
 
 namespace {
 
-// JSON has no other name for a figure that is not finite.
+// JSON has no non-finite numbers: they become null.
 template <typename Float>
 std::string json_number(Float value) {
   return std::isfinite(value) ? plain_text(value) : "null";
 }
 
-// A figure of the clock: more digits mean nothing.
+// Times and rates: more digits mean nothing.
 std::string json_rounded(double value) { return json_number(std::round(value * 1000) / 1000); }
 
 }  // namespace
@@ -32,7 +32,7 @@ std::string step_line(const StepReport& report, double elapsed_seconds) {
       "\"loader_wait_ms\":{},\"learning_rate\":{},\"grad_norm\":{},\"elapsed_seconds\":{}}}\n",
       report.step, json_number(report.loss), report.tokens, json_rounded(report.tokens_per_second),
       json_rounded(report.step_ms), json_rounded(report.loader_wait_ms),
-      // The configuration's are floats.
+      // Learning rates are floats in the configuration.
       json_number(static_cast<float>(report.learning_rate)), json_number(report.grad_norm),
       json_rounded(elapsed_seconds));
 }
@@ -69,7 +69,7 @@ void Metrics::warn(const std::string& text) {
   log_warning("{}", text);
 }
 
-// Lines of earlier versions have no elapsed seconds: not a number.
+// Lines of earlier versions have no elapsed seconds: NaN, which fmax ignores.
 void Metrics::read_lines() {
   const MetricsRecords records = read_metrics(options_.lines_path);
   for (const StepRecord& record : records.steps) {
@@ -144,7 +144,7 @@ void Metrics::write_svg() {
                        loss_curve_svg(options_.run_name, train_, held_out_, options_.split));
   } catch (const Error& error) {
     warn(
-        fmt::format("{}; training goes on, and the picture is tried again after the next "
+        fmt::format("{}; training goes on, and the picture is written again after the next "
                     "evaluation",
                     error.what()));
   }

@@ -1,7 +1,7 @@
-// The figures of a run, reported in four ways: the terminal or plain lines, RUN/metrics.jsonl (one
-// object a line; docs/metrics.md describes its keys), TensorBoard events, and RUN/loss.svg. Used on
-// rank 0 only. Files that cannot be written are errors at the start of a run; later they are
-// warnings, and training goes on.
+// A run's metrics, reported in four ways: the terminal or plain lines, RUN/metrics.jsonl (one
+// object per line; docs/metrics.md describes its keys), TensorBoard events, and RUN/loss.svg. Used
+// only on rank 0. At the start of a run, a file that cannot be written is an error; later it is a
+// warning, and training goes on.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,7 @@
 
 namespace birkhoff {
 
-// Lines of metrics.jsonl. elapsed_seconds: that the run has trained so far.
+// Lines of metrics.jsonl. elapsed_seconds: training time of the run so far.
 std::string step_line(const StepReport& report, double elapsed_seconds);
 std::string evaluation_line(std::int64_t step, const std::string& split,
                             const Evaluation& evaluation, double elapsed_seconds);
@@ -25,14 +25,14 @@ std::string evaluation_line(std::int64_t step, const std::string& split,
 double clock_seconds();
 
 struct MetricsOptions {
-  std::filesystem::path lines_path;    // metrics.jsonl; what is there is kept and drawn
+  std::filesystem::path lines_path;    // metrics.jsonl; existing lines are kept and drawn
   std::filesystem::path svg_path;      // rewritten at each evaluation and at the end
   std::filesystem::path event_folder;  // empty: no TensorBoard events
-  std::string split = "valid";         // that is evaluated, for the picture's legend
+  std::string split = "valid";         // the evaluated split, for the picture's legend
   std::int64_t first_step = 1;         // of this process
   std::int64_t num_steps = 0;
   std::int64_t every = 10;
-  bool terminal = false;  // stderr is one
+  bool terminal = false;  // stderr is a terminal
   std::string run_name;   // for the picture
   std::function<double()> clock = clock_seconds;
 };
@@ -44,19 +44,19 @@ class Metrics {
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
-  // After each step. `step`: figures of the step; step_tokens: tokens of this step.
+  // Call after each step. `step`: the step's figures; step_tokens: the step's tokens.
   void step(const StepReport& step, std::int64_t step_tokens);
   void evaluation(std::int64_t step, const std::string& split, const Evaluation& evaluation);
   // Call before writing other lines to stderr.
   void clear_bar();
-  // Training time of the run so far: what the last line of metrics.jsonl had when this began, and
-  // the time since.
+  // Training time of the run so far: that of the last line of metrics.jsonl when this object was
+  // made, plus the time since.
   double elapsed_seconds() const { return elapsed_before_ + options_.clock() - began_; }
-  // What the run came to: losses of its last step and evaluation, its time, and the mean speed
-  // since this began.
+  // The run's results: losses of its last step and evaluation, its time, and the mean speed since
+  // this object was made.
   std::string summary() const;
-  // Size of metrics.jsonl, lines that wait to be written included, for the checkpoint: a resumed
-  // run cuts what is behind it.
+  // Size of metrics.jsonl, including lines that wait to be written, for the checkpoint: a resumed
+  // run cuts off what follows.
   std::int64_t lines_bytes() const { return lines_.num_bytes(); }
   // Writes the picture and closes the files. Must be called at the end.
   void close();
@@ -74,7 +74,7 @@ class Metrics {
   StepMeans means_;
   const double began_;
   double elapsed_before_ = 0;
-  std::int64_t num_tokens_ = 0;  // since this began
+  std::int64_t num_tokens_ = 0;  // since this object was made
   std::optional<double> last_loss_, last_held_out_loss_;
 };
 

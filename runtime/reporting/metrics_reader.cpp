@@ -23,13 +23,13 @@ struct Line {
   double bits_per_byte = kUnknown;
 };
 
-// Reads a line of metrics: an object of JSON whose values are numbers, strings without escapes, and
+// Reads a line of metrics: a JSON object whose values are numbers, strings without escapes, and
 // null. A parser for all of JSON takes several times as long, and a long run has a million lines.
 class LineParser {
  public:
   explicit LineParser(std::string_view text) : rest_(text) {}
 
-  // False: not such an object.
+  // Returns false if the text is not such an object.
   bool parse(Line& line) {
     if (!take('{')) return false;
     if (take('}')) return at_end();
@@ -121,7 +121,7 @@ void cut_from(std::int64_t step, std::vector<Record>& records) {
   while (!records.empty() && records.back().step >= step) records.pop_back();
 }
 
-// False: the line is no record.
+// Returns false if the line is not a record.
 bool add_line(std::string_view text, MetricsRecords& records) {
   Line line;
   if (!LineParser(text).parse(line) || !line.step) return false;
@@ -146,7 +146,7 @@ MetricsRecords read_metrics(const std::filesystem::path& path) {
   MetricsRecords records;
   if (!path_exists(path.string())) return records;
   File file = File::open_for_read(path.string());
-  std::string piece(kPieceBytes, '\0'), text;  // text: what was read and is not yet a whole line
+  std::string piece(kPieceBytes, '\0'), text;  // text: read, but not yet a whole line
   std::int64_t number = 1;                     // of the line that text begins with
   const auto refuse = [&] {
     fail(ExitCode::kStorage, "{}:{}: not a line of metrics; repair or remove the file",

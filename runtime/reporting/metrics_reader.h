@@ -1,4 +1,4 @@
-// What metrics.jsonl tells of a run, for whoever looks at it from outside. docs/runs.md.
+// Reads a run's metrics.jsonl, for programs that look at the run from outside. docs/runs.md.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,12 @@ namespace birkhoff {
 
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 
-// A figure that the line does not have, or that was not finite, is NaN.
+// A figure that is missing from the line, or was not finite, is NaN.
 struct StepRecord {
   std::int64_t step = 0;
   double loss = kUnknown;  // nats per token
   double tokens = kUnknown;
-  double tokens_per_second = kUnknown, step_ms = kUnknown;  // means since the line before
+  double tokens_per_second = kUnknown, step_ms = kUnknown;  // means since the previous line
   double elapsed_seconds = kUnknown;
 };
 
@@ -28,14 +28,14 @@ struct EvaluationRecord {
 };
 
 struct MetricsRecords {
-  std::vector<StepRecord> steps;              // steps go up
-  std::vector<EvaluationRecord> evaluations;  // and here
+  std::vector<StepRecord> steps;              // steps increase
+  std::vector<EvaluationRecord> evaluations;  // here, too
 };
 
-// Reads the file in pieces. A record takes the place of all with its step or a later one: a run
-// that was resumed from an earlier step wrote them again. The start of a last line that is not
-// complete is left out: the run is being written, or was ended there. Unknown keys are ignored. No
-// file: no records. A line that is no record: Error(kStorage) with its number.
+// Reads the file in pieces. A record replaces all records of its step or a later one: a run that
+// resumed from an earlier step wrote them again. An incomplete last line is left out: the run is
+// still writing it, or ended there. Unknown keys are ignored. No file: no records. A line that is
+// not a record: Error(kStorage) with its number.
 MetricsRecords read_metrics(const std::filesystem::path& file);
 
 }  // namespace birkhoff

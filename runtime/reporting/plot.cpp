@@ -17,11 +17,11 @@ namespace {
 constexpr double kWidth = 760, kHeight = 440, kLeft = 70, kRight = 40, kTop = 56, kBottom = 52;
 constexpr double kRow = 20;            // of the legend
 constexpr double kSample = 30;         // of a line in the legend
-constexpr double kCharacter = 6.9;     // at most, on average, in this font
+constexpr double kCharacter = 6.9;     // mean width in this font, at most
 constexpr int kLongestName = 90;       // characters of a name in the legend
 constexpr std::size_t kMostTicks = 9;  // of a logarithmic axis
 
-// Okabe and Ito 2008, grey for their black: seen on white and on black pages.
+// Okabe and Ito 2008, with grey instead of black: visible on white and on black pages.
 constexpr std::array kColours{"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                               "#e69f00", "#56b4e9", "#808080"};
 
@@ -40,7 +40,8 @@ constexpr const char* kStyle = R"(<style>
 </style>
 )";
 
-// Values to pixels, and where the ticks are. Ends at round values around all that it includes.
+// Maps values to pixels and places the ticks. The axis ends at round values around all that it
+// includes.
 class Axis {
  public:
   Axis(const PlotAxis& axis, double pixel_low, double pixel_high)
@@ -51,7 +52,7 @@ class Axis {
     high_ = std::max(high_, value);
   }
 
-  // Call after the last include(). about: how many are wanted on a linear axis.
+  // Call after the last include(). about: how many ticks a linear axis should have.
   void choose_ticks(int about) {
     const bool linear = scale_ == AxisScale::kLinear;
     if (low_ > high_) low_ = linear ? 0 : 1, high_ = low_ + 1;  // nothing was included
@@ -92,7 +93,7 @@ class Axis {
     }
   }
 
-  // Powers of two, or 1, 2 and 5 times powers of ten; where these are many, powers of ten alone.
+  // Powers of two; or 1, 2 and 5 times powers of ten, but only powers of ten where these are many.
   void choose_logarithmic() {
     const bool decades = scale_ == AxisScale::kLog10;
     const double base = decades ? 10 : 2;
@@ -196,7 +197,7 @@ void append_curve(std::string& svg, const PlotLine& line, const Axis& x, const A
   }
 }
 
-// Entries of equal width, as many in a row as fit, below the axes. Returns the legend's height.
+// Entries of equal width below the axes, as many in a row as fit. Returns the legend's height.
 double append_legend(std::string& svg, const std::vector<PlotLine>& lines) {
   double entry_width = 1;
   std::vector<std::pair<const PlotLine*, std::string>> entries;

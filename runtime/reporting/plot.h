@@ -1,4 +1,4 @@
-// Line plots as self-contained SVG text, for pages light and dark. Local.
+// Line plots as self-contained SVG text, for light and dark pages. Local.
 #pragma once
 
 #include <string>
@@ -15,10 +15,10 @@ struct PlotAxis {
 };
 
 struct PlotLine {
-  std::string name;                               // in the legend; empty: not there
+  std::string name;                               // in the legend; empty: no entry
   std::vector<std::pair<double, double>> points;  // x, y: finite, above 0 on a logarithmic axis
-  int colour = 0;                                 // lines of one number have one colour
-  bool faint = false;                             // thin, so that others stand out before it
+  int colour = 0;                                 // lines with equal numbers have one colour
+  bool faint = false;                             // thin, so that other lines stand out
   bool marked = false;                            // a dot at each point
   bool dashed = false;
 };
@@ -29,8 +29,8 @@ struct Plot {
   std::vector<PlotLine> lines;
 };
 
-// Axes that hold all points, with ticks at round values, the lines in their order, and a legend
-// below. The first 7 colours are told apart with and without colour vision, later ones repeat them.
+// Axes that hold all points, with ticks at round values, the lines in order, and a legend below.
+// The first 7 colours can be told apart with and without colour vision; later ones repeat them.
 // Names may hold any bytes.
 std::string plot_svg(const Plot& plot);
 

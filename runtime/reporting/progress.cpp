@@ -19,21 +19,21 @@ namespace birkhoff {
 namespace {
 
 constexpr int kBarCells = 16;
-constexpr std::size_t kColumnsOfBar = 60;  // a narrower terminal shows figures only
+constexpr std::size_t kColumnsOfBar = 60;  // a narrower terminal shows only figures
 constexpr double kRedraw_s = 0.1;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// 0: it is no terminal, or one that does not tell.
+// 0: not a terminal, or one that does not report its width.
 std::size_t columns_of(int fd) {
   winsize size{};
   return ioctl(fd, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
 }
 
-// Of the terminal that `out` leads to: it itself, or, where mpirun's pipes lie between, the one
-// that the job was started from.
+// The width of the terminal that `out` leads to: `out` itself or, if mpirun's pipes lie between,
+// the terminal that the job was started from.
 std::size_t terminal_columns(std::FILE* out) {
   constexpr std::size_t kUsual = 80;
   std::size_t columns = columns_of(fileno(out));
@@ -78,7 +78,7 @@ std::string duration_text(double seconds) {
 
 std::string progress_line(const StepReport& report, std::int64_t num_steps) {
   const double left_s = static_cast<double>(num_steps - report.step) * report.step_ms / 1000;
-  // The most wanted first: a narrow terminal cuts the end.
+  // The most important figures first: a narrow terminal cuts off the end.
   return fmt::format("step {}/{}  loss {}  left {}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {}",
                      report.step, num_steps, fixed_text(report.loss, 4), duration_text(left_s),
                      report.tokens_per_second, report.step_ms, report.learning_rate,

@@ -1,4 +1,4 @@
-// The figures of a run that are reported.
+// The figures that a run reports.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@ namespace birkhoff {
 // Figures of a step or of the steps since the last report.
 struct StepReport {
   std::int64_t step = 0;
-  double loss = 0;          // nats per token, of this step, applied or not; may be not finite
+  double loss = 0;          // nats per token, of this step, applied or not; may be non-finite
   std::int64_t tokens = 0;  // trained on so far in the run
   double tokens_per_second = 0;
   double step_ms = 0;
-  double loader_wait_ms = 0;  // of step_ms, at most: on a GPU the wait is beside the computation
+  double loader_wait_ms = 0;  // of step_ms, at most: on a GPU the wait may overlap the computation
   double learning_rate = 0;
   double grad_norm = 0;  // of the mean gradient, before clipping
 };
 
-// Of a split.
+// Figures of a split.
 struct Evaluation {
   double loss = 0;           // nats per counted target
   double bits_per_byte = 0;  // total nats / ln 2 / raw bytes

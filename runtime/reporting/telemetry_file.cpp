@@ -25,8 +25,8 @@ void TelemetryFile::append(std::string_view record) {
 void TelemetryFile::flush() {
   try {
     if (failing_) {
-      // A network file system may have forgotten the old descriptor. What the failed write has left
-      // in the file, up to the middle of a record, is not written again.
+      // A network file system may have forgotten the old descriptor. Bytes that the failed write
+      // left in the file, up to the middle of a record, are not written again.
       file_ = File::open_for_append(file_.path());
       const std::int64_t waiting_bytes = static_cast<std::int64_t>(waiting_.size());
       const std::int64_t left =
@@ -38,14 +38,14 @@ void TelemetryFile::flush() {
     written_bytes_ = num_bytes();
     waiting_.clear();
     if (failing_) {
-      warn_(fmt::format("{}: is written again, without {}", file_.path(),
+      warn_(fmt::format("{}: can be written again; {} lost", file_.path(),
                         counted(num_lost_, "record")));
     }
     failing_ = false;
     num_lost_ = 0;
   } catch (const Error& error) {
     if (!failing_) {
-      warn_(fmt::format("{}; training goes on, and what is missing is written when that works",
+      warn_(fmt::format("{}; training goes on, and the missing records are written once that works",
                         error.what()));
     }
     failing_ = true;
@@ -55,7 +55,7 @@ void TelemetryFile::flush() {
 void TelemetryFile::close() {
   flush();
   if (failing_) {
-    warn_(fmt::format("{}: its last {} could not be written, and {} before that", file_.path(),
+    warn_(fmt::format("{}: its last {} could not be written, nor {} before that", file_.path(),
                       counted(static_cast<std::int64_t>(waiting_.size()), "byte"),
                       counted(num_lost_, "record")));
     return;

@@ -1,5 +1,5 @@
-// A file that tells of a run and that training can do without: metrics, events. Writing it never
-// ends a run: what cannot be written waits in memory, and is tried again with each later record.
+// A file about a run that training does not need: metrics, events. A failed write never ends a run:
+// the records wait in memory and are tried again with each later record.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@
 
 namespace birkhoff {
 
-// What is to be said when a file stops being written and when it is written again; one line.
+// Gets one line when a file can no longer be written, and when it can be written again.
 using TelemetryWarning = std::function<void(const std::string&)>;
 
 class TelemetryFile {
  public:
-  // Records waiting take at most this many bytes; further ones are lost, and counted.
+  // Waiting records take at most this many bytes; further ones are lost, and counted.
   static constexpr std::size_t kMaxWaitingBytes = 16 << 20;
 
   // Takes over a file that only this object appends to. Error(kStorage).
   TelemetryFile(File file, TelemetryWarning warn);
-  // Appends a whole record. Does not throw for the file system.
+  // Appends a whole record. File-system errors do not throw.
   void append(std::string_view record);
-  // Size of the file once all that waits is in it.
+  // Size of the file once all waiting records are in it.
   std::int64_t num_bytes() const {
     return written_bytes_ + static_cast<std::int64_t>(waiting_.size());
   }
-  // Tries a last time; says what is missing then. Must be called at the end.
+  // Tries a last time, and warns of what is missing. Must be called at the end.
   void close();
 
  private:
@@ -38,7 +38,7 @@ class TelemetryFile {
   std::int64_t written_bytes_;
   std::string waiting_;
   bool failing_ = false;
-  std::int64_t num_lost_ = 0;  // records, since the writing failed
+  std::int64_t num_lost_ = 0;  // records, since writing failed
 };
 
 }  // namespace birkhoff

@@ -61,7 +61,8 @@ double wall_time_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// The file with the events that every one begins with. An error here is one of the run's start.
+// Makes a file with the events that every file begins with. An error here is one of the run's
+// start.
 File start_event_file(const std::string& path, std::int64_t first_step) {
   File file = File::create(path);
   const double now = wall_time_now();

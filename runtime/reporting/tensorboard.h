@@ -1,5 +1,5 @@
 // TensorBoard event files: records of length, masked CRC32C, and an Event message
-// (tensorboard/compat/proto/event.proto), whose few fields are encoded by hand: TensorBoard's own
+// (tensorboard/compat/proto/event.proto). Its few fields are encoded by hand: TensorBoard's own
 // schema under its own names would clash with other libraries that register it.
 #pragma once
 
@@ -14,17 +14,17 @@ namespace birkhoff {
 
 // wall_time: seconds since 1970.
 std::string version_event(double wall_time);
-// Tells TensorBoard to forget what earlier files hold of `step` and later: the run went back to a
-// checkpoint.
+// Tells TensorBoard to forget the values of `step` and later in earlier files: the run went back to
+// a checkpoint.
 std::string start_event(double wall_time, std::int64_t step);
 std::string scalar_event(double wall_time, std::int64_t step, std::string_view tag, float value);
-// An event as it stands in a file.
+// An event in the form of a file's record.
 std::string event_record(std::string_view event);
 
 class EventWriter {
  public:
-  // A new file in `folder`. first_step: the first step it will tell of. Error(kStorage) here; later
-  // calls warn where the file cannot be written, and do not throw.
+  // Creates a new file in `folder`. first_step: the first step it will hold. Error(kStorage) here;
+  // later calls warn if the file cannot be written, and do not throw.
   EventWriter(const std::filesystem::path& folder, std::int64_t first_step, TelemetryWarning warn);
   void scalar(std::string_view tag, std::int64_t step, double value);
   // Must be called at the end.

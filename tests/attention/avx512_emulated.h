@@ -1,4 +1,4 @@
-// The kernels of AVX-512 as any processor can run them: their own sources, vectors of 64 bytes out
+// The AVX-512 kernels in a form that any CPU can run: their own sources, with 64-byte vectors made
 // of smaller ones.
 #pragma once
 

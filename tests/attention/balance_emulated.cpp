@@ -1,4 +1,4 @@
-// The GPU kernels of the Sinkhorn operator, run by the processor: tests/emulated_cuda.
+// The GPU kernels of the Sinkhorn operator, run on the CPU by tests/emulated_cuda.
 #include "tests/attention/balance_emulated.h"
 
 #define launch_balance emulate_launch_balance

@@ -1,11 +1,11 @@
-// The GPU kernels of the Sinkhorn operator, run by the processor: tests/emulated_cuda.
+// The GPU kernels of the Sinkhorn operator, run on the CPU by tests/emulated_cuda.
 #pragma once
 
 #include "attention/kernels/sinkhorn/gpu_params.h"
 
 namespace birkhoff {
 
-// `shared_limit`: bytes of shared memory that a block of the emulated device may have.
+// `shared_limit`: the bytes of shared memory that a block of the emulated device may use.
 void emulate_balance(const BalanceParams& params, int shared_limit);
 void emulate_balance_backward(const BalanceBackwardParams& params, int shared_limit);
 

@@ -1,5 +1,5 @@
-// What the GPU kernels of the Sinkhorn operator compute, without a GPU: against the specification
-// in fp64, as exact as the specification in fp32. Legend: N blocks, R rows, C columns.
+// The GPU kernels of the Sinkhorn operator, tested without a GPU: against the specification in
+// fp64, they must be as exact as the specification in fp32. Legend: N blocks, R rows, C columns.
 #include "tests/attention/balance_emulated.h"
 
 #include <ATen/ATen.h>
@@ -107,7 +107,7 @@ TEST_F(EmulatedBalanceKernel, EachNumberOfColumnsAndPlaceOfTheScores) {
   check({"256 columns, scores in memory", scores({1, 17, 250}), false, 0, 2, 20000});
 }
 
-// Around each border between shapes of blocks and tiles.
+// Around each border between block and tile shapes.
 TEST_F(EmulatedBalanceKernel, PrefixesOfEachShape) {
   for (const std::int64_t N : {1, 2, 15, 16, 17, 31, 32, 63, 64, 65}) {
     check({fmt::format("N {}", N), scores({2, N, N}), true});
@@ -122,7 +122,7 @@ TEST_F(EmulatedBalanceKernel, PrefixesOfEachShape) {
   }
 }
 
-// NaN of a score makes its matrix NaN, or the prefixes that hold it, and no other.
+// A NaN score makes its matrix NaN, or the prefixes that hold it, and no other.
 TEST_F(EmulatedBalanceKernel, NaNIsNotHidden) {
   for (const bool prefix : {false, true}) {
     Case c{"NaN", scores({2, 9, 9}), prefix};
@@ -141,7 +141,7 @@ TEST_F(EmulatedBalanceKernel, NaNIsNotHidden) {
   }
 }
 
-// Of any size: what leaves the number range is solved in the log domain.
+// Scores of any size: problems that leave the number range are solved in the log domain.
 TEST_F(EmulatedBalanceKernel, LargeScores) {
   for (const double scale : {30.0, 200.0, 1e4}) {
     for (const bool prefix : {false, true}) {
@@ -154,13 +154,14 @@ TEST_F(EmulatedBalanceKernel, LargeScores) {
   }
 }
 
-// One score beyond the range: the prefixes that hold it are in the log domain, the others not.
+// One score out of range: the prefixes that hold it are solved in the log domain, the others are
+// not.
 TEST_F(EmulatedBalanceKernel, AScoreOutOfRange) {
   for (const std::int64_t N : {20, 70}) {
     const Case without{"all in range", scores({1, N, N}), true, 0, 2};
     const Result ordinary = emulated(without, d_p_of(without));
     for (const float large : {60.0f, -60.0f, 1e5f}) {
-      if (N > 20 && large != 60) continue;  // time
+      if (N > 20 && large != 60) continue;  // to save time
       Case c = without;
       c.name = fmt::format("N {}, {} in row 7, column 11", N, large);
       c.scores = c.scores.clone();
@@ -174,7 +175,7 @@ TEST_F(EmulatedBalanceKernel, AScoreOutOfRange) {
   check(offset);
 }
 
-// Sums out of range although each score is within it.
+// Sums out of range although each score is in range.
 TEST_F(EmulatedBalanceKernel, SumsOutOfRange) {
   at::Tensor far = scores({1, 24, 24});
   far.narrow(2, 0, 12) += 45;
@@ -192,7 +193,7 @@ TEST_F(EmulatedBalanceKernel, FutureScoresChangeNoBit) {
     const Result before = emulated(c, d_p);
     for (const float later : {0.5f, 49.0f, -1e3f, -INFINITY}) {
       for (const std::int64_t u : {std::int64_t{17}, N - 5}) {
-        if (later == -1e3f && u < N - 5) continue;  // the log domain takes its time here
+        if (later == -1e3f && u < N - 5) continue;  // the log domain is slow here
         Case changed = c;
         changed.scores = c.scores.clone();
         changed.scores.narrow(1, u + 1, N - u - 1).fill_(later);
@@ -206,7 +207,7 @@ TEST_F(EmulatedBalanceKernel, FutureScoresChangeNoBit) {
   }
 }
 
-// Where a call begins changes no bit of the prefixes that it has.
+// The first row of a call does not change a bit of the prefixes that the call has.
 TEST_F(EmulatedBalanceKernel, TheFirstRowChangesNoBit) {
   Case c{"from 0", scores({2, 70, 70}), true, 0, 3};
   const at::Tensor all = emulated(c, d_p_of(c)).p;
@@ -229,7 +230,7 @@ TEST_F(EmulatedBalanceKernel, EmptyRowsAndColumnsAndTriangles) {
     check({"triangle", triangle, prefix});
     check({"nothing", at::full({1, 3, 3}, kBarred), prefix});
   }
-  // Documents: blocks see those of their own alone.
+  // Documents: blocks see only those of their own document.
   at::Tensor documents = at::full({1, 70, 70}, kBarred);
   for (const std::int64_t begin : {0, 20, 21, 50}) {
     const std::int64_t size = begin == 20 ? 1 : std::min<std::int64_t>(70 - begin, 29);

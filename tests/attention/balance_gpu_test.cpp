@@ -77,7 +77,7 @@ TEST(BalanceKernel, SmallEmptyRowsAndColumns) {
   for (const bool prefix : {false, true}) check("empty row and column", scores, prefix);
 }
 
-// Both places of the scores: shared memory, and L2 beyond what it holds.
+// Both places of the scores: shared memory, and L2 for scores that do not fit there.
 TEST(BalanceKernel, LargeIsAsExactAsTheSpecification) {
   for (const std::int64_t size : {128, 200, 256}) {
     check(fmt::format("N {}", size), random_scores(2, size), false);
@@ -85,7 +85,7 @@ TEST(BalanceKernel, LargeIsAsExactAsTheSpecification) {
   }
 }
 
-// More scratch than is taken at one time.
+// More scratch memory than is allocated at one time.
 TEST(BalanceKernel, LargeInParts) { check("in parts", random_scores(7000, 16), true, 0); }
 
 }  // namespace

@@ -32,13 +32,13 @@ at::Tensor random_scores(std::int64_t size, std::uint64_t seed, double scale = 1
   return random_tensor({2, size, size}, at::kDouble, seed) * scale;
 }
 
-// Scores barred on and above the diagonal, as causal use has them.
+// Scores masked on and above the diagonal, as in causal use.
 at::Tensor strictly_past(const at::Tensor& scores) {
   const std::int64_t N = scores.size(-1);
   return scores.masked_fill(at::ones({N, N}, at::kBool).triu(), kBarred);
 }
 
-// Normalisation as the paper writes it, without logarithms.
+// Normalisation as in the paper, without logarithms.
 at::Tensor naive_balance(const at::Tensor& scores, int iterations) {
   at::Tensor p = scores.exp();
   for (int i = 0; i < iterations; ++i) {
@@ -48,7 +48,7 @@ at::Tensor naive_balance(const at::Tensor& scores, int iterations) {
   return p;
 }
 
-// Every entry's derivative against a central difference; barred entries must get 0.
+// Checks every entry's derivative against a central difference; masked entries must get 0.
 void expect_gradient(const Operator& op, const at::Tensor& scores) {
   const at::Tensor leaf = scores.clone().set_requires_grad(true);
   const at::Tensor out = op(leaf);
@@ -80,8 +80,8 @@ struct MemoryGauge final : c10::MemoryReportingInfoBase {
   std::int64_t now = 0, peak = 0;
 };
 
-// The most that tensors made by an operator and by its gradient hold at one time, in matrices of
-// the size of `scores` [N, N].
+// The peak memory of the tensors that an operator and its gradient create, in units of the size of
+// `scores` [N, N].
 double peak_matrices(const Operator& op, const at::Tensor& scores) {
   const at::Tensor leaf = scores.clone().set_requires_grad(true);
   const auto gauge = std::make_shared<MemoryGauge>();
@@ -131,7 +131,8 @@ TEST(Balance, PermutationsShiftsAndTransposition) {
     const at::Tensor p = balance(s, 4, path);
     const at::Tensor permuted = balance(s.index_select(1, order).index_select(2, order), 4, path);
     EXPECT_LE(max_difference(permuted, p.index_select(1, order).index_select(2, order)), 1e-14);
-    // A column shift is taken up by the first column step; converged, rows and columns may shift.
+    // The first column step absorbs a column shift. After convergence, rows and columns may be
+    // shifted.
     const at::Tensor shift = random_tensor({2, 1, 5}, at::kDouble, 4);
     EXPECT_LE(max_difference(balance(s + shift, 4, path), p), 1e-14);
     const at::Tensor converged = balance(s, 400, path);
@@ -204,8 +205,8 @@ TEST(Balance, EmptyRowsAndColumnsAreZero) {
   }
 }
 
-// Scores of any size: what leaves the kernel's number range is solved in the log domain, each
-// prefix on its own, and the results agree where both can.
+// Scores of any size: prefixes that leave the kernel's number range are solved in the log domain,
+// each on its own. The results agree where both methods apply.
 TEST(Balance, KernelEqualsReferenceAtEveryScale) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     for (const double scale : {0.1, 1.0, 8.0, 30.0, 200.0, 1e4}) {
@@ -228,8 +229,8 @@ TEST(Balance, KernelEqualsReferenceAtEveryScale) {
   }
 }
 
-// fp32 against fp64: at most twice the error of the reference and two roundings of the largest
-// value; of weights and of gradients, over random sizes and scales.
+// fp32 against fp64, over random sizes and scales: the error of weights and of gradients is at most
+// twice that of the reference plus two roundings of the largest value.
 TEST(Balance, KernelErrorIsAtMostTwiceTheReferences) {
   struct Solver {
     std::string name;
@@ -255,7 +256,7 @@ TEST(Balance, KernelErrorIsAtMostTwiceTheReferences) {
                reference = results(at::kFloat, Path::kReference),
                fused = results(at::kFloat, Path::kFused);
     for (std::size_t i = 0; i < 2; ++i) {
-      // Gradients that are exactly 0 are roundings of fp64.
+      // Gradients that should be exactly 0 are rounding errors in fp64.
       const double bound = 2 * max_difference(reference[i], exact[i]) +
                            0x1p-22 * exact[i].abs().max().item<double>() + 0x1p-50;
       EXPECT_LE(max_difference(fused[i], exact[i]), bound)
@@ -273,8 +274,8 @@ TEST(Balance, KernelErrorIsAtMostTwiceTheReferences) {
   }
 }
 
-// A matrix beyond the kernel's range is solved in the log domain; the others of its call keep their
-// bits, and so do prefixes that end before what is out of range.
+// A matrix out of the kernel's range is solved in the log domain. The other matrices of its call
+// keep their bits, and so do prefixes that end before the out-of-range scores.
 TEST(Balance, AMatrixOutOfRangeLeavesTheOthersAlone) {
   const at::Tensor mild = random_tensor({2, 3, 7, 7}, at::kFloat, 21);
   at::Tensor mixed = mild.clone();
@@ -328,7 +329,7 @@ TEST(PrefixBalance, RowsAreThoseOfStandaloneMatrices) {
   }
 }
 
-// Row u does not change by a bit when later rows, and columns from u on, do.
+// Row u does not change by a bit when later rows, or columns from u on, change.
 TEST(PrefixBalance, LaterScoresDoNotChangeABit) {
   const at::Tensor s = random_scores(7, 15).to(at::kFloat);
   for (const double size : {1.0, 1e3}) {  // within the kernel's range, and beyond
@@ -374,7 +375,7 @@ TEST(CumulativeBalance, LaterScoresDoNotChangeABit) {
   }
 }
 
-// Whatever the range, with a destination and a source that nobody may take, and one block alone.
+// Scores of any range, with a masked destination and a masked source; and a single block.
 TEST(CumulativeBalance, KernelEqualsReferenceAtEveryScale) {
   for (const double scale : {0.1, 1.0, 8.0, 30.0, 200.0, 1e4}) {
     at::Tensor scores = strictly_past(random_scores(21, 13, scale));
@@ -397,7 +398,7 @@ TEST(CumulativeBalance, KernelEqualsReferenceAtEveryScale) {
   EXPECT_EQ(cumulative_balance(one, 5, Path::kFused).abs().max().item<double>(), 0);
 }
 
-// Column potentials take up shifts, even those whose exponential overflows.
+// Column potentials absorb shifts, even those whose exponential overflows.
 TEST(CumulativeBalance, ColumnShiftsChangeNothing) {
   for (const Path path : kPaths) {
     const auto solve = [&](double shift) {
@@ -414,7 +415,7 @@ TEST(CumulativeBalance, ColumnShiftsChangeNothing) {
   }
 }
 
-// More prefixes than one register block has, and a number that fills none.
+// More prefixes than one register block holds, and a number that does not fill the last one.
 TEST(PrefixBalance, ManyPrefixesEqualTheReference) {
   for (const std::int64_t size : {1, 8, 9, 23}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
@@ -441,7 +442,7 @@ TEST(SoftmaxWithNull, SharesMassWithNull) {
   EXPECT_LE(max_difference(softmax_with_null(s), e / (1 + e.sum(-1, true))), 1e-15);
 }
 
-// The published balance tends to the identity: the only triangular doubly stochastic matrix.
+// The published balance converges to the identity: the only triangular doubly stochastic matrix.
 TEST(Balance, TriangleWithDiagonalCollapsesToTheIdentity) {
   const at::Tensor s =
       random_scores(6, 18).masked_fill(at::ones({6, 6}, at::kBool).triu(1), kBarred);

@@ -1,5 +1,5 @@
-// The very source of the GPU's kernels of attention in blocks, run on the CPU by an emulation of a
-// block of threads, against fp64. And their index arithmetic.
+// The source code of the GPU block-attention kernels, run on the CPU by an emulated block of
+// threads, against fp64. Also tests their index arithmetic.
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ void with_kernel(const BlockAttentionParams& params, Function f) {
   with_number.template operator()<256>();
 }
 
-// out, d_q, then d_k, d_v and, where there is one, d_bias of each entry, for one softmax.
+// Returns out, d_q, and then for each entry d_k, d_v and, if there is one, d_bias, for one softmax.
 std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor& d_out,
                                       NoiseColumns columns, bool backwards) {
   BlockOperands operands = operands_of(in, columns);
@@ -72,7 +72,7 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
   }
   const BlockResults results = new_results(operands);
   const BlockGradients gradients = new_gradients(operands, at::kFloat);
-  // What a kernel forgets to write is no number.
+  // Numbers that a kernel forgets to write stay NaN.
   results.out_BHNbD.fill_(NAN);
   results.softmax_2BHNb.fill_(NAN);
   gradients.d_q_BHNbD.fill_(NAN);
@@ -105,7 +105,7 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
   return result;
 }
 
-// As attend_fused() and its gradient; `backwards`: the order in which threads run.
+// As attend_fused() and its gradient. `backwards` reverses the order in which threads run.
 std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwards = false) {
   const at::AutoGradMode no_gradients(false);
   EXPECT_TRUE(fits_gpu_kernels(problem.attention)) << problem.name;
@@ -168,12 +168,12 @@ TEST(BlockAttentionEmulation, Dropout) {
                            0.3f, 9));
 }
 
-TEST(BlockAttentionEmulation, QueriesWithoutALegalKeyGiveZero) {
+TEST(BlockAttentionEmulation, QueriesWithoutAVisibleKeyGiveZero) {
   const BlockProblem problem = make_block_problem(
       {.heads = 2, .blocks = 2, .block = 24}, {{.mask = KeyChoice::kQueries}}, at::kHalf, 1, 0, 15);
   check(problem);
   const at::Tensor blind =
-      problem.attention.keys[0].legal_BHNbb[0].expand({1, 2, 2, 24, 24}).any(4).logical_not();
+      problem.attention.keys[0].mask_BHNbb[0].expand({1, 2, 2, 24, 24}).any(4).logical_not();
   EXPECT_TRUE(blind.any().item<bool>());
   const auto results = solve_emulated(problem);
   for (const std::size_t i : {0, 1}) {  // out, d_q
@@ -234,7 +234,7 @@ TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
 struct Source {
   KeyWindow window;
 };
-// Source, block and first token of the queries, offset, first token of the keys.
+// Source, block and first token of the queries; offset and first token of the keys.
 using Pair = std::tuple<int, int, int, int, int>;
 
 TEST(BlockAttentionTiles, EachVisiblePairOfTilesIsListedOnce) {
@@ -298,7 +298,7 @@ void check_places() {
           place);
     }
   }
-  // A warp that stores its part of a result, two numbers a lane, hits each bank once.
+  // A warp that stores its part of a result, two numbers per lane, hits each bank once.
   for (int j = 0; j < kColumns; j += 8) {
     std::set<std::uint32_t> banks;
     for (int lane = 0; lane < 32; ++lane) {

@@ -1,4 +1,4 @@
-// The kernels of attention in blocks on a GPU, against fp64 on the CPU and against themselves.
+// The GPU block-attention kernels, against fp64 on the CPU and against themselves.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ TEST(BlockAttentionKernel, SmallShapes) {
   }
 }
 
-TEST(BlockAttentionKernel, SmallQueriesWithoutALegalKey) {
+TEST(BlockAttentionKernel, SmallQueriesWithoutAVisibleKey) {
   check(make_block_problem({.heads = 2, .blocks = 2, .block = 24}, {{.mask = KeyChoice::kQueries}},
                            at::kHalf, 1, 0, 7));
 }
@@ -57,7 +57,7 @@ TEST(BlockAttentionKernel, RandomProblemsAreAsExactAsTheReference) {
   }
 }
 
-// Enough blocks of threads for all multiprocessors several times over.
+// Enough thread blocks to fill all multiprocessors several times.
 TEST(BlockAttentionKernel, ManyBlocks) {
   check(make_block_problem({.batch = 2, .heads = 8, .blocks = 64, .block = 64}, {kSorted, kOwn},
                            at::kBFloat16, 1, 0, 4));

@@ -23,7 +23,7 @@ BlockProblem BlockProblem::to(at::ScalarType dtype, at::Device device) const {
     keys.k_BHNbD = leaf(keys.k_BHNbD);
     keys.v_BHNbD = leaf(keys.v_BHNbD);
     if (keys.bias_BHNbb.defined()) keys.bias_BHNbb = leaf(keys.bias_BHNbb);
-    for (at::Tensor& mask : keys.legal_BHNbb) {
+    for (at::Tensor& mask : keys.mask_BHNbb) {
       if (mask.defined()) mask = mask.to(device);
     }
   }
@@ -41,7 +41,8 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
                                 std::uint64_t seed) {
   const auto [B, H, N, b, D] = shape;
   std::uint64_t next = 100 * seed;
-  // Contiguous, or in the layers' order inside a wider tensor, as q, k and v come of one product.
+  // Contiguous, or in the layout of the layers inside a wider tensor, where q, k and v come from
+  // one product.
   const auto tensor = [&](double factor) {
     ++next;
     if (next % 3 == 0) return (random_tensor({B, H, N, b, D}, at::kFloat, next) * factor).to(dtype);
@@ -60,15 +61,15 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
     keys.window.causal = choice.causal;
     for (std::int64_t offset = keys.window.first_offset; offset <= keys.window.last_offset;
          ++offset) {
-      const auto mask = [&](at::IntArrayRef sizes) {
+      const auto draw = [&](at::IntArrayRef sizes) {
         return random_tensor(sizes, at::kFloat, ++next) > -0.5;
       };
-      at::Tensor legal;
-      if (choice.mask == KeyChoice::kPairs) legal = mask({B, 1, N, b, b});
-      if (choice.mask == KeyChoice::kQueries) legal = mask({1, H, N, b, 1});
+      at::Tensor mask;
+      if (choice.mask == KeyChoice::kPairs) mask = draw({B, 1, N, b, b});
+      if (choice.mask == KeyChoice::kQueries) mask = draw({1, H, N, b, 1});
       if (choice.mask == KeyChoice::kBlocks)
-        legal = mask({B, 1, N, 1, 1}).expand({-1, -1, -1, b, b});
-      keys.legal_BHNbb.push_back(legal);
+        mask = draw({B, 1, N, 1, 1}).expand({-1, -1, -1, b, b});
+      keys.mask_BHNbb.push_back(mask);
     }
     if (choice.bias) {
       keys.bias_BHNbb = random_tensor({B, next % 2 ? H : 1, N, 1, b}, at::kFloat, ++next).to(dtype);
@@ -115,7 +116,7 @@ BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t m
   BlockProblem problem =
       make_block_problem(shape, keys, dtype, static_cast<double>(draw({1, 1, 3})),
                          random() % 3 == 0 ? 0.2f : 0.0f, static_cast<std::uint64_t>(seed));
-  // The reference wants entries of one width where each has a softmax of its own.
+  // The reference needs entries of equal width if each has its own softmax.
   const auto width = [](const KeyChoice& choice) {
     return choice.last_offset - choice.first_offset;
   };

@@ -1,5 +1,5 @@
-// Random problems for the kernels of attention in blocks on GPUs, and what the reference makes of
-// them. Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+// Random problems for the GPU block-attention kernels, and the reference's results for them.
+// Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,11 +16,11 @@ struct BlockShape {
   std::int64_t batch = 1, heads = 1, blocks = 1, block = 16, head_dim = 64;
 };
 
-// What may be different about a problem's keys.
+// The options of a problem's keys.
 struct KeyChoice {
   int first_offset = 0, last_offset = 0;
   bool causal = false;
-  enum Mask { kNone, kPairs, kQueries, kBlocks } mask = kNone;  // kQueries: many see nothing
+  enum Mask { kNone, kPairs, kQueries, kBlocks } mask = kNone;  // kQueries: many see no key
   bool bias = false;
 };
 
@@ -30,23 +30,25 @@ struct BlockProblem {
   at::Tensor d_out;
   std::string name;
 
-  // The same numbers in another type or elsewhere; masks and noise move along.
+  // The same numbers in another type or on another device. Masks and noise move along.
   BlockProblem to(at::ScalarType dtype, at::Device device = at::kCPU) const;
 };
 
-// `size` scales queries and keys: logits are of about its square. Numbers are those of `dtype`.
+// `size` scales queries and keys: logits are about its square. Numbers are representable in
+// `dtype`.
 BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyChoice>& keys,
                                 at::ScalarType dtype, double size, float dropout,
                                 std::uint64_t seed);
-// All of that drawn by `seed`; blocks of at most `most_tokens`, D of at most `most_head_dim`.
+// Draws all of these options by `seed`: blocks of at most `most_tokens`, D of at most
+// `most_head_dim`.
 BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t most_tokens,
                                   std::int64_t most_head_dim);
 
-// out, then the gradient of each leaf.
+// Returns out, then the gradient of each leaf.
 std::vector<at::Tensor> solve(const BlockProblem& problem, Path path);
 
-// Errors of `kernel` (out and gradients) against fp64 are at most twice those of the reference in
-// the same type, plus two roundings of the largest number.
+// Checks that the errors of `kernel` (out and gradients) against fp64 are at most twice those of
+// the reference in the same type, plus two roundings of the largest number.
 void expect_errors_of_reference(const std::vector<at::Tensor>& kernel, const BlockProblem& problem);
 
 }  // namespace birkhoff::testing

@@ -1,5 +1,5 @@
-// The very source of the GPU's kernels of block mixing, run on the CPU by an emulation of a block
-// of threads, against fp64.
+// The source code of the GPU block-mixing kernels, run on the CPU by an emulated block of threads,
+// against fp64.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, 
                                        BlockMixShape::kWeightsBytes, backwards);
 }
 
-// d_w, then y and d_x of each tensor. `backwards`: the order in which threads run.
+// Returns d_w, then y and d_x of each tensor. `backwards` reverses the order in which threads run.
 std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false) {
   EXPECT_TRUE(fits_block_mix(problem.x_BHNbD)) << problem.name;
   std::vector<at::Tensor> x, d_y, others, y, d_x;
@@ -51,7 +51,7 @@ std::vector<at::Tensor> solve(const MixProblem& problem, bool backwards = false)
     d_y.push_back(with_aligned_rows(problem.d_y_BHNbD[i]));
     const at::Tensor& other = problem.others_BHNbD[i];
     others.push_back(other.defined() ? with_aligned_rows(other) : other);
-    // What a kernel forgets to write is no number.
+    // Numbers that a kernel forgets to write stay NaN.
     y.push_back(new_blocks_like(x[i]).fill_(NAN));
     d_x.push_back(new_blocks_like(x[i]).fill_(NAN));
   }
@@ -98,7 +98,7 @@ TEST(BlockMixEmulation, KeysAndValuesOfManyHeads) {
                          at::kHalf, false, 2, 61));
 }
 
-// Enough columns for d_w to be made in parts.
+// Enough columns for d_w to be computed in parts.
 TEST(BlockMixEmulation, PartsOfColumns) {
   const MixProblem problem =
       make_mix_problem({.blocks = 10, .block = 37, .head_dim = 64}, -1, at::kHalf, true, 2, 62);
@@ -122,8 +122,8 @@ TEST(BlockMixEmulation, SameBitsInAnyOrderOfThreads) {
   }
 }
 
-// One head's weights for all, and products above the diagonal are not made: not even of what is no
-// number.
+// All heads share the weights of one. Products above the diagonal are not computed, not even where
+// an operand is NaN.
 TEST(BlockMixEmulation, LaterBlocksAreNotRead) {
   MixProblem problem =
       make_mix_problem({.batch = 2, .heads = 2, .blocks = 70}, -1, at::kBFloat16, false, 1, 66);
@@ -156,7 +156,7 @@ void check_tiles(int blocks, int diagonal) {
       EXPECT_TRUE(is_listed || !needed) << blocks << ", " << diagonal << ": " << u << ", " << v;
     }
   }
-  // Tiles wholly above the diagonal are skipped, but where a tile of results would have none.
+  // Tiles wholly above the diagonal are skipped, unless a result tile would have none left.
   if (diagonal == -1) {
     EXPECT_EQ(listed.size(), static_cast<std::size_t>(tiles * (tiles + 1) / 2));
   }

@@ -1,4 +1,4 @@
-// The kernels of block mixing on a GPU, against fp64 on the CPU and against themselves.
+// The GPU block-mixing kernels, against fp64 on the CPU and against themselves.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -64,7 +64,7 @@ TEST(BlockMixKernel, MostBlocks) {
   }
 }
 
-// Enough blocks of threads for all multiprocessors several times over.
+// Enough thread blocks to fill all multiprocessors several times.
 TEST(BlockMixKernel, ManyBlocks) {
   check(make_mix_problem({.batch = 4, .heads = 8, .blocks = 64, .block = 64}, -1, at::kBFloat16,
                          true, 2, 101));
@@ -72,7 +72,7 @@ TEST(BlockMixKernel, ManyBlocks) {
                          at::kHalf, true, 2, 102));
 }
 
-// Any of the results may have no use.
+// Any of the results may be unused.
 TEST(BlockMixKernel, SmallUnusedResultsHaveNoGradients) {
   const MixProblem problem =
       make_mix_problem({.blocks = 5}, -1, at::kBFloat16, false, 2, 103).to(at::kCUDA);
@@ -81,7 +81,7 @@ TEST(BlockMixKernel, SmallUnusedResultsHaveNoGradients) {
   for (const at::Tensor& each : problem.x_BHNbD) x.push_back(each.detach().requires_grad_(true));
   const auto [y, x_again] = mix_lower_blocks(w, x, problem.diagonal, Path::kFused);
   const at::Tensor d = problem.d_y_BHNbD[0];
-  // The first tensor's mix alone, and the second's other use alone.
+  // Only the first tensor's mix, and only the second tensor's other use.
   const auto of_mix = torch::autograd::grad({y[0]}, {x[0], x[1]}, {d}, true, false, true);
   EXPECT_GT(of_mix[0].abs().max().item<float>(), 0);
   if (of_mix[1].defined()) {

@@ -13,17 +13,17 @@ at::Tensor product(const at::Tensor& w_BHNN, const at::Tensor& x_BHNbD) {
   return at::matmul(w_BHNN, x_BHNbD.flatten(3)).view(x_BHNbD.sizes());
 }
 
-// `sums`: of the absolute values of what `terms` products added up to `exact`.
+// `sums`: the sums of the absolute values of the `terms` products that add up to `exact`.
 void expect_close(const at::Tensor& result, const at::Tensor& exact, const at::Tensor& sums,
                   std::int64_t terms, const std::string& what) {
   ASSERT_EQ(result.sizes(), exact.sizes()) << what;
   const bool half = result.scalar_type() == at::kHalf;
-  // A tensor core cuts sums of 16 products rather than round them.
+  // A tensor core truncates sums of 16 products instead of rounding them.
   const double sum_error = static_cast<double>(terms / 8 + 8) * 0x1p-23;
   const double rounding = result.scalar_type() == at::kFloat ? 0 : half ? 0x1p-11 : 0x1p-8;
   const at::Tensor bound = exact.abs() * rounding + sums * sum_error + (half ? 0x1p-24 : 0);
   const at::Tensor error = (result.cpu().to(at::kDouble) - exact).abs();
-  // No number is no smaller than the bound either.
+  // NaN fails here too: it is not <= the bound.
   EXPECT_TRUE((error <= bound).all().item<bool>())
       << what << ": " << (error > bound).sum().item<std::int64_t>() << " of " << error.numel()
       << " numbers, worst " << (error / bound).max().item<double>() << " of the bound";

@@ -1,4 +1,4 @@
-// Random problems for the kernels of block mixing on GPUs, and bounds of their errors against fp64.
+// Random problems for the GPU block-mixing kernels, and bounds of their errors against fp64.
 // Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
 #pragma once
 
@@ -14,24 +14,26 @@ struct MixSizes {
   std::int64_t batch = 1, heads = 1, blocks = 1, block = 2, head_dim = 64;
 };
 
-// Numbers are those of `dtype`, except the weights: fp32, zeros above the diagonal.
+// Numbers are representable in `dtype`, except the weights, which are fp32 with zeros above the
+// diagonal.
 struct MixProblem {
   at::Tensor weights_BHNN;
   std::vector<at::Tensor> x_BHNbD, d_y_BHNbD;
-  std::vector<at::Tensor> others_BHNbD;  // what is added to d_x; may be undefined
+  std::vector<at::Tensor> others_BHNbD;  // added to d_x; may be undefined
   std::int64_t diagonal;
   std::string name;
 
   MixProblem to(at::Device device) const;
 };
 
-// `layers`: x and d_y in the layers' order inside wider tensors, as keys and values come of one
-// product; else contiguous. `tensors`: how many are mixed; two of three tensors have other uses.
+// `layers`: x and d_y have the layout of the layers inside wider tensors, where keys and values
+// come from one product; otherwise they are contiguous. `tensors`: how many are mixed. Two of three
+// tensors have other uses.
 MixProblem make_mix_problem(const MixSizes& sizes, std::int64_t diagonal, at::ScalarType dtype,
                             bool layers, int tensors, std::uint64_t seed);
 
 // `results`: d_w, then y and d_x of each tensor. Each number may be wrong by one rounding to its
-// dtype and by what fp32 sums lose.
+// dtype plus the error of fp32 sums.
 void expect_mixes(const std::vector<at::Tensor>& results, const MixProblem& problem);
 
 }  // namespace birkhoff::testing

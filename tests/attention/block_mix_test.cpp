@@ -1,5 +1,5 @@
-// Block mixes with a triangle of weights, against the whole matrix product in fp64.
-// Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+// Block mixing with a triangle of weights, against the whole matrix product in fp64. Legend: B
+// batch, H heads, N blocks, b tokens of a block, D head dim.
 #include "attention/kernels/block_mix/block_mix.h"
 
 #include <ATen/ATen.h>
@@ -23,7 +23,7 @@ struct Sizes {
 constexpr Sizes kSizes[] = {{1, 2, 3},   {2, 1, 16}, {3, 4, 5},  {8, 2, 64},
                             {17, 1, 33}, {70, 1, 8}, {33, 2, 16}};
 
-// [B, H, N, b, D] with B = H = 2: contiguous, or as the layers make it.
+// [B, H, N, b, D] with B = H = 2: contiguous, or laid out as the layers do.
 at::Tensor blocks(const Sizes& s, bool contiguous, std::uint64_t seed) {
   if (contiguous) return random_tensor({2, 2, s.N, s.b, s.D}, at::kDouble, seed);
   return random_tensor({2, s.N, s.b, 2, s.D}, at::kDouble, seed).permute({0, 3, 1, 2, 4});
@@ -88,7 +88,7 @@ TEST(MixLowerBlocks, EqualsTheWholeProductAndSoDoGradients) {
   }
 }
 
-// Any of the results may have no use, and gradients may be views.
+// Any of the results may be unused, and gradients may be views.
 TEST(MixLowerBlocks, UnusedResultsHaveNoGradients) {
   for (const at::ScalarType dtype : {at::kDouble, at::kHalf}) {
     const auto leaf = [&](const at::Tensor& x) {
@@ -117,7 +117,7 @@ TEST(MixLowerBlocks, UnusedResultsHaveNoGradients) {
   }
 }
 
-// One head's weights for all: their gradient is the sum over heads.
+// All heads share the weights of one: their gradient is the sum over heads.
 TEST(MixLowerBlocks, WeightsMayBeShared) {
   const at::Tensor w =
       random_tensor({1, 1, 5, 5}, at::kDouble, 1).tril(-1).detach().requires_grad_(true);
@@ -128,7 +128,7 @@ TEST(MixLowerBlocks, WeightsMayBeShared) {
   EXPECT_LE(max_difference(gradients(out, {w})[0], gradients(expected, {w})[0]), 1e-13);
 }
 
-// Later blocks are not read: not even where they are no numbers.
+// Later blocks are not read, not even where they are NaN.
 TEST(MixLowerBlocks, LaterPanelsAreNotRead) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor w = random_tensor({2, 2, 70, 70}, at::kDouble, 1).tril(-1).to(dtype);
@@ -174,7 +174,7 @@ void check_set(InstructionSet set, const Sizes& s, int diagonal) {
     return HeadBlocks<const T>{blocks.data, blocks.block_stride, blocks.token_stride};
   };
   const MixWeights<T> weights{static_cast<const T*>(w.const_data_ptr()), w.stride(0), w.stride(1)};
-  // Twice the same tensor: twice the gradient of the weights.
+  // The same tensor twice: twice the gradient of the weights.
   const HeadBlocks<const T> xs[] = {const_head(x), const_head(x)},
                             d_ys[] = {const_head(d_y), const_head(d_y)};
   const HeadBlocks<T> ys[] = {head(y), head(y)}, d_xs[] = {head(d_x), head(d_x_and_other)};

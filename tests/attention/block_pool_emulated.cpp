@@ -1,4 +1,4 @@
-// The GPU kernels of block pooling, run by the processor: tests/emulated_cuda.
+// The GPU kernels of block pooling, run on the CPU by tests/emulated_cuda.
 #include "tests/attention/block_pool_emulated.h"
 
 #define launch_block_pool emulate_launch_block_pool

@@ -1,4 +1,4 @@
-// The GPU kernels of block pooling, run by the processor: tests/emulated_cuda.
+// The GPU kernels of block pooling, run on the CPU by tests/emulated_cuda.
 #pragma once
 
 #include "attention/kernels/block_pool/gpu_params.h"

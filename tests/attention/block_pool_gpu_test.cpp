@@ -1,4 +1,4 @@
-// The kernels of block pooling on a GPU have the bits of the CPU's loops.
+// The GPU block-pooling kernels give the bits of the CPU loops.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// Random poolings of blocks. Legend: B batch, L tokens, N blocks, b tokens of a block, C channels.
+// Random block-pooling problems. Legend: B batch, L tokens, N blocks, b tokens of a block, C
+// channels.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,12 +15,12 @@
 namespace birkhoff::testing {
 
 struct PoolProblem {
-  at::Tensor x_BLC;  // of fp32
+  at::Tensor x_BLC;  // fp32
   BlockPooling pooling;
   at::Tensor d_psi_BNC;
 };
 
-// Whole and ragged blocks, channels that fit vectors and some that do not, with and without masks,
+// Whole and ragged blocks; channels that fit vectors and some that do not; with and without masks,
 // divisors and links.
 inline std::vector<PoolProblem> pool_problems() {
   std::vector<PoolProblem> problems;
@@ -45,7 +46,7 @@ inline std::vector<PoolProblem> pool_problems() {
   return problems;
 }
 
-// psi and d_x.
+// Returns psi and d_x.
 inline std::vector<at::Tensor> solve(const PoolProblem& problem, const at::Tensor& x_BLC) {
   const at::Tensor leaf = x_BLC.detach().requires_grad_(true);
   const at::Tensor psi = pool_blocks(leaf, problem.pooling);

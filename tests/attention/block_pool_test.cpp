@@ -1,5 +1,5 @@
-// Pooling of blocks in one pass, against LibTorch's operations, and its GPU kernels against it.
-// Legend: B batch, L tokens, N blocks, b tokens of a block, C channels.
+// Block pooling in one pass, against LibTorch operations, and its GPU kernels against it. Legend: B
+// batch, L tokens, N blocks, b tokens of a block, C channels.
 #include "attention/kernels/block_pool/block_pool.h"
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@ namespace {
 
 using configs::SinkhornAttention;
 
-// What blocks are made of; masks & 1: padding, & 2: documents.
+// The input that determines the blocks. masks & 1: padding, masks & 2: documents.
 AttentionInput input_of(std::int64_t L, int masks) {
   AttentionInput in;
   in.q_BHLD = in.k_BHSD = at::zeros({2, 1, L, 1});
@@ -64,7 +64,7 @@ void for_each_case(const Check& check) {
 TEST(BlockPool, EqualsLibTorchsOperationsAndSoDoGradients) {
   for_each_case([](const AttentionInput& in, std::int64_t L, std::int64_t b, std::int64_t C,
                    bool causal, const std::string& what) {
-    // Channels of a wider tensor, as well as a whole one; channels that are not neighbours.
+    // A whole tensor, channels of a wider tensor, and channels that are not adjacent in memory.
     for (const at::Tensor& x_BLC : {random_tensor({2, L, C}, at::kDouble, 1),
                                     random_tensor({2, L, C + 3}, at::kDouble, 2).narrow(2, 1, C),
                                     random_tensor({2, C, L}, at::kDouble, 3).transpose(1, 2)}) {
@@ -96,7 +96,7 @@ TEST(BlockPool, GradientIsTheTranspose) {
   }
 }
 
-// In fp32 each sum may lose a rounding an addend.
+// In fp32 each sum may lose one rounding per term.
 TEST(BlockPool, SumsAreFp32) {
   for_each_case([](const AttentionInput& in, std::int64_t L, std::int64_t b, std::int64_t C,
                    bool causal, const std::string& what) {
@@ -113,7 +113,7 @@ TEST(BlockPool, SumsAreFp32) {
   });
 }
 
-// bf16 is widened exactly, and its gradient rounded once.
+// bf16 is widened exactly, and its gradient is rounded once.
 TEST(BlockPool, NarrowTypesHaveTheBitsOfFp32) {
   for (const PoolProblem& problem : pool_problems()) {
     const at::Tensor narrow_BLC = problem.x_BLC.to(at::kBFloat16);
@@ -134,7 +134,7 @@ TEST(BlockPool, ALaterTokenChangesNoBit) {
       at::Tensor changed_BLC = x_BLC.clone();
       changed_BLC.narrow(1, token, L - token).mul_(1e3).add_(1);
       const auto parts = features(in, b, /*causal=*/true, changed_BLC, Path::kFused);
-      const std::int64_t blocks = (token - 1) / b + 1;  // whose first token has not changed
+      const std::int64_t blocks = (token - 1) / b + 1;  // blocks whose first token is unchanged
       for (std::size_t i = 1; i < whole.size(); ++i) {
         EXPECT_TRUE(at::equal(whole[i].narrow(1, 0, blocks), parts[i].narrow(1, 0, blocks)))
             << "masks " << masks << " token " << token << " feature " << i;
@@ -162,7 +162,7 @@ TEST(BlockPool, SameBitsForAnyNumberOfThreads) {
   at::set_num_threads(threads);
 }
 
-// The source of the GPU's kernels, run by the processor, has the bits of the CPU's loops.
+// The source code of the GPU kernels, run on the CPU, gives the bits of the CPU loops.
 TEST(BlockPool, KernelsHaveTheBitsOfTheCpu) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const PoolProblem& problem : pool_problems()) {

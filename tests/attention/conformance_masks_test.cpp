@@ -1,4 +1,4 @@
-// What every mechanism must hold with padding, documents and noise.
+// Requirements on every mechanism with padding, documents and noise.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -35,14 +35,14 @@ at::Tensor lengths(std::int64_t first, std::int64_t second) {
   return at::tensor({first, second}, at::kLong);
 }
 
-// Two documents a row, with borders inside a block and at one.
+// Two documents per row, with borders inside a block and at a block's border.
 void set_segments(AttentionInput& in, std::int64_t first_border, std::int64_t second_border) {
   const at::Tensor index_L = at::arange(in.q_BHLD.size(2));
   in.segments_q_BL = in.segments_kv_BS =
       at::stack({index_L >= first_border, index_L >= second_border}).to(at::kInt);
 }
 
-// The gradient of everything together against a finite difference along a random direction, with
+// The gradient of everything together, against a finite difference along a random direction, with
 // every mask there is: an empty row, padding, documents, an odd length.
 TEST_P(Masks, GradientsEqualFiniteDifferences) {
   const Built built = build(at::kDouble);
@@ -94,7 +94,7 @@ TEST_P(Masks, ForwardEqualsReference) {
   }
 }
 
-// Padding, whatever it holds, changes nothing: as if it were not there.
+// Padding changes nothing, whatever it holds: as if it were not there.
 TEST_P(Masks, PaddingIsInvisible) {
   const Built built = build(at::kDouble);
   for (const std::int64_t valid : {9, 12}) {
@@ -110,7 +110,7 @@ TEST_P(Masks, PaddingIsInvisible) {
   }
 }
 
-// Rows without a legal key: 0, and no gradient, rather than NaN.
+// Rows without a visible key give 0 and no gradient, not NaN.
 TEST_P(Masks, NoLegalKeyGivesZero) {
   const Built built = build(at::kFloat);
   AttentionInput in = input(built, kTokens, at::kFloat);
@@ -125,8 +125,8 @@ TEST_P(Masks, NoLegalKeyGivesZero) {
   }
 }
 
-// A document does not see its neighbours, not even through pooling, balance or a block's other
-// tokens.
+// A document does not see its neighbours, not even through pooling, balance or the other tokens of
+// a block.
 TEST_P(Masks, DocumentsAreIsolated) {
   const Built built = build(at::kDouble);
   for (const std::int64_t border : {6, 8}) {
@@ -149,7 +149,7 @@ TEST_P(Masks, DocumentsAreIsolated) {
   }
 }
 
-// Documents do not open the future.
+// Documents do not make the future visible.
 TEST_P(CausalMasks, FutureTokensDoNotChangeABitOfPackedDocuments) {
   const Built built = build(at::kFloat);
   AttentionInput in = input(built, 21, at::kFloat);
@@ -170,7 +170,7 @@ NoiseKey noise(std::int64_t step) {
           .sample_ids_B = at::tensor({41, 97}, at::kLong)};
 }
 
-// The mechanism's config with noise of each kind it knows.
+// The mechanism's config with every kind of noise that it supports.
 configs::Mechanism noisy(configs::Mechanism config) {
   const auto sinkhorn = [](configs::SinkhornAttention* s) {
     s->set_dropout(0.3f);
@@ -186,7 +186,7 @@ configs::Mechanism noisy(configs::Mechanism config) {
   return config;
 }
 
-// Noise belongs to a sample and a step, however the batch is cut; without a key there is none.
+// Noise belongs to a sample and a step, however the batch is cut. Without a key there is no noise.
 TEST_P(Masks, NoiseFollowsSampleAndStep) {
   const Built built(noisy(GetParam().config), GetParam().causal, at::kDouble);
   const Built quiet = build(at::kDouble);

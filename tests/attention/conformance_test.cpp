@@ -1,4 +1,4 @@
-// What every mechanism must hold, on one document without padding. Legend: B batch, H heads, L
+// Requirements on every mechanism, for one document without padding. Legend: B batch, H heads, L
 // queries, S keys, D head dim, C channels.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -23,11 +23,11 @@ class Conformance : public ::testing::TestWithParam<MechanismCase> {
 
 std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) { return test.param.name; }
 
-// Mechanisms whose outputs at t depend on inputs at <= t only.
+// Mechanisms whose outputs at t depend only on inputs at <= t.
 class CausalConformance : public Conformance {};
 // Mechanisms that decode, exactly or not.
 class DecodingConformance : public Conformance {};
-// Mechanisms with values of their own, in mixes whose rows sum to 1.
+// Mechanisms with separate values, which they mix with weights whose rows sum to 1.
 class ConvexConformance : public Conformance {};
 
 bool is_convex(const MechanismCase& mechanism_case) {
@@ -49,7 +49,8 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(All, ConvexConformance, ::testing::ValuesIn(cases_where(is_convex)),
                          name_of);
 
-// Outputs before a change are equal bit for bit, at first and last tokens, borders and middles.
+// Outputs before a change are equal bit for bit: at first and last tokens, at block borders and
+// between them.
 TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const Built built = build(dtype);
@@ -67,7 +68,7 @@ TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
   }
 }
 
-// Nor do appended blocks change them.
+// Appended blocks do not change earlier outputs either.
 TEST_P(CausalConformance, AppendedTokensChangeNothing) {
   const Built built = build(at::kDouble);
   const AttentionInput longer = random_input(25, at::kDouble, 1, built.properties.ties_key_value);
@@ -79,8 +80,8 @@ TEST_P(CausalConformance, AppendedTokensChangeNothing) {
   }
 }
 
-// At the size of a real run, where GEMMs are tiled and threads share them, at a block's border
-// and beside it.
+// At the size of a real run, where GEMMs are tiled and threads share them: at a block's border and
+// next to it.
 TEST(LongSequence, FutureTokensDoNotChangeABit) {
   constexpr std::int64_t kLength = 1024, kLongBlock = 64, kChannels = 32;
   std::vector<configs::Mechanism> modes(3);
@@ -122,8 +123,8 @@ TEST(LongSequence, FutureTokensDoNotChangeABit) {
   }
 }
 
-// Keys and values reach exactly the queries that visible_keys names, and layer inputs no earlier
-// one.
+// Keys and values reach exactly the queries that visible_keys names, and a layer input reaches no
+// earlier query.
 TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
   const Built built = build(at::kDouble);
   const AttentionInput in = input(built, at::kDouble);
@@ -136,7 +137,8 @@ TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
   for (std::int64_t i = 0; i < kTokens; ++i) {
     const auto d = gradients(out.select(2, i), {in.k_BHSD, in.v_BHSD, in.x_q_BLC});
     at::Tensor reached_S = (d[0].abs() + d[1].abs()).sum({0, 1, 3}) > 0;
-    // One aligned position is a softmax of one logit: its own key matters to rounding at most.
+    // With one aligned position the softmax has one logit, so the query's own key matters only by
+    // rounding.
     if (aligned_logits && i % kBlock == 0 && i > 0) reached_S[i] = visible_LS[i][i];
     const auto* sinkhorn = sinkhorn_of(config());
     if (config().has_sinkhorn() && sinkhorn->top_m() > 0) {  // other inputs reach the others
@@ -150,7 +152,7 @@ TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
   }
 }
 
-// Token by token gives what the whole sequence gives.
+// Decoding token by token gives the same as the whole sequence.
 TEST_P(DecodingConformance, DecodingEqualsForward) {
   for (const auto& [dtype, tolerance] :
        {std::pair(at::kDouble, 1e-12), std::pair(at::kFloat, 1e-5)}) {
@@ -174,7 +176,7 @@ TEST_P(DecodingConformance, DecodingEqualsForward) {
   }
 }
 
-// Rows of attention sum to 1: a constant value comes out constant (once for each added softmax).
+// Rows of attention sum to 1, so a constant value comes out constant (once for each added softmax).
 TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
   const Built built = build(at::kDouble);
   AttentionInput in = input(built, at::kDouble);
@@ -194,7 +196,7 @@ TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
   }
 }
 
-// Kernel, and composition of LibTorch's own, against reference, outputs and all gradients.
+// The kernels and LibTorch's own operations, against the reference: outputs and all gradients.
 TEST_P(Conformance, ForwardAndComposedEqualReference) {
   for (const auto& [dtype, tolerance] :
        {std::pair(at::kDouble, 1e-11), std::pair(at::kFloat, 1e-4)}) {
@@ -225,7 +227,7 @@ TEST_P(Conformance, BatchRowsAreIndependent) {
   EXPECT_LE(max_difference(second, out.narrow(0, 1, 1)), 1e-13);
 }
 
-// Heads do not see each other either: exchanging them exchanges outputs.
+// Heads do not see each other either: swapping heads swaps outputs.
 TEST_P(Conformance, HeadsAreExchangeable) {
   const Built built = build(at::kDouble);
   AttentionInput in = input(built, at::kDouble);
@@ -272,10 +274,10 @@ TEST_P(Conformance, LargeLogitsStayFinite) {
   }
 }
 
-// Queries, keys and values in bf16 beside layer inputs and parameters in fp32, as in a bf16 model:
-// both paths against fp64 on the same numbers. The largest errors over some inputs: block weights
-// that nothing bounds give large logits, where rounding the sorted keys, which all paths do, is
-// most of the error, and luck decides whose is smaller.
+// Queries, keys and values in bf16, layer inputs and parameters in fp32, as in a bf16 model. Both
+// paths are compared with fp64 on the same numbers, by the largest errors over several inputs.
+// Unbounded block weights give large logits. Most of the error is then that of rounding the sorted
+// keys, which happens on all paths, so which path has the smaller error is random.
 TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
   constexpr std::uint64_t kInputs = 8;
   const Built built = build(at::kFloat), wide = build(at::kDouble);
@@ -289,13 +291,13 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
     to.v_BHSD = tied ? to.k_BHSD : converted(from.v_BHSD, dtype);
   };
   constexpr double kUnit = 0x1p-8;  // half the distance of bf16 numbers, relative
-  // Block weights of no iterations are exp(score), which nothing bounds.
+  // Block weights without iterations are exp(score), which is unbounded.
   const auto* sinkhorn = sinkhorn_of(config());
   const double growth = sinkhorn && sinkhorn->iterations() == 0 ? 2 : 1;
   const auto error = [](const at::Tensor& x, const at::Tensor& from) {
     return max_difference(x, from) / std::max(1e-3, from.abs().max().item<double>());
   };
-  // Of the output, then of each leaf's gradient.
+  // Errors of the output, then of each leaf's gradient.
   std::vector<double> reference_errors, composed_errors, forward_errors;
   for (std::uint64_t seed = 1; seed <= kInputs; ++seed) {
     AttentionInput in = input(built, at::kFloat, seed);
@@ -305,9 +307,9 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
     wide_in.x_q_BLC = wide_in.x_kv_BSC = converted(in.x_q_BLC, at::kDouble);
     const at::Tensor exact = run(*wide.mechanism, wide_in, Path::kReference);
     const auto d_exact = gradients(exact, leaves(wide_in, wide.parameters));
-    for (const auto& [path, errors] : {std::pair(Path::kReference, &reference_errors),
-                                       std::pair(Path::kSdpa, &composed_errors),
-                                       std::pair(Path::kFused, &forward_errors)}) {
+    for (const auto& [path, errors] :
+         {std::pair(Path::kReference, &reference_errors), std::pair(Path::kSdpa, &composed_errors),
+          std::pair(Path::kFused, &forward_errors)}) {
       const at::Tensor out = run(*built.mechanism, in, path);
       EXPECT_EQ(out.scalar_type(), at::kBFloat16);
       const auto all = leaves(in, built.parameters);
@@ -320,7 +322,7 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
         largest[i + 1] = std::max(largest[i + 1], error(d[i], d_exact[i]));
       }
     }
-    if (seed > 1) continue;  // what one input may cost at all
+    if (seed > 1) continue;  // absolute bounds, for one input
     EXPECT_LE(reference_errors[0], 8 * kUnit);
     for (std::size_t i = 1; i < reference_errors.size(); ++i) {
       EXPECT_LE(reference_errors[i], 16 * growth * kUnit) << "leaf " << i - 1;
@@ -334,7 +336,7 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
   }
 }
 
-// L shorter than a block and L of one token.
+// L shorter than a block, and L of one token.
 TEST_P(Conformance, ShortSequences) {
   const Built built = build(at::kDouble);
   for (const std::int64_t tokens : {1, 3, 4, 5}) {

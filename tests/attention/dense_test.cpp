@@ -1,5 +1,5 @@
-// Dense attention over several tiles of queries and keys; short sequences are the conformance
-// tests' own.
+// Dense attention over several tiles of queries and keys. The conformance tests cover short
+// sequences.
 #include "attention/mechanisms/dense/dense.h"
 
 #include <ATen/ATen.h>
@@ -47,8 +47,8 @@ class Dense : public ::testing::TestWithParam<DenseCase> {
             dtype};
   }
 
-  // Rounded to bf16, so that every dtype has the same. As a layer makes them: views of one tensor
-  // [B, L, 3, H, D].
+  // Rounded to bf16, so that every dtype has the same numbers. Laid out as a layer does: views of
+  // one tensor [B, L, 3, H, D].
   static AttentionInput input(at::ScalarType dtype) {
     const at::Tensor qkv =
         (2 * random_tensor({kBatch, kTokens, 3, kHeads, kHeadDim}, at::kFloat, 1))
@@ -75,7 +75,7 @@ class Dense : public ::testing::TestWithParam<DenseCase> {
     return in;
   }
 
-  // out, then gradients of q, k and v.
+  // Returns out, then the gradients of q, k and v.
   static std::vector<at::Tensor> solve(at::ScalarType dtype, Path path) {
     const Built built = build(dtype);
     const AttentionInput in = input(dtype);
@@ -92,8 +92,7 @@ INSTANTIATE_TEST_SUITE_P(All, Dense, ::testing::ValuesIn(dense_cases()), [](cons
 });
 
 TEST_P(Dense, Fp64EqualsTheReference) {
-  const auto exact = solve(at::kDouble, Path::kReference),
-             ours = solve(at::kDouble, Path::kFused);
+  const auto exact = solve(at::kDouble, Path::kReference), ours = solve(at::kDouble, Path::kFused);
   for (std::size_t i = 0; i < exact.size(); ++i) {
     EXPECT_LE(max_difference(ours[i], exact[i]), 1e-12 * exact[i].abs().max().item<double>())
         << "tensor " << i;
@@ -151,7 +150,7 @@ AttentionInput input_of(const std::function<at::Tensor(std::uint64_t)>& heads) {
   return in;
 }
 
-// Wide rows of long sequences, some of which are LibTorch's.
+// Wide rows of long sequences; LibTorch computes some of them.
 TEST(DenseOfWideHeads, EqualsTheReference) {
   constexpr std::int64_t kLong = 530, kWide = 200;
   for (const float dropout : {0.0f, 0.1f}) {
@@ -177,8 +176,8 @@ TEST(DenseOfWideHeads, EqualsTheReference) {
   }
 }
 
-// Rows that lie an odd number of numbers apart and begin at an odd place, so that pairs of bf16
-// cannot be read where they lie: the same bits as of rows side by side.
+// Rows that begin at an odd place and are an odd number of elements apart, so that pairs of bf16
+// cannot be read in place. The bits are the same as for adjacent rows.
 TEST(DenseOfOddRows, HasTheSameBits) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
     const Built built = dense(/*causal=*/true, kHeadDim, dtype);
@@ -218,7 +217,7 @@ TEST(DenseOfNothing, GivesNothing) {
   }
 }
 
-// Keys of another sequence are LibTorch's to attend to.
+// LibTorch computes attention to the keys of another sequence.
 TEST(DenseToOtherKeys, EqualsTheReference) {
   configs::Mechanism config;
   config.mutable_dense();

@@ -1,5 +1,5 @@
-// The kernels of attention in blocks, against fp64 and against themselves. Legend: B batch, H
-// heads, N blocks, b tokens of a block, D head dim.
+// The block-attention kernels, against fp64 and against themselves. Legend: B batch, H heads, N
+// blocks, b tokens of a block, D head dim.
 #include "attention/kernels/block_attention/paths.h"
 
 #include <ATen/ATen.h>
@@ -45,7 +45,7 @@ struct Problem {
   }
 };
 
-// `seed` decides all but the numbers, which `draw` decides too.
+// `seed` determines everything except the numbers, which also depend on `draw_index`.
 Problem random_problem(int seed, int draw_index = 0) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const auto draw = [&](const std::vector<std::int64_t>& from) {
@@ -54,11 +54,11 @@ Problem random_problem(int seed, int draw_index = 0) {
   const std::int64_t B = draw({1, 2}), H = draw({1, 3}), N = draw({1, 2, 5});
   const std::int64_t b = draw({1, 3, 8, 16, 37, 64, 65, 100, 192});
   const std::int64_t D = draw({3, 8, 20, 32, 64, 96});
-  // At most 8: logits of some hundreds, far beyond exp's range.
+  // At most 8: logits of several hundred, far beyond the range of exp.
   const double size = static_cast<double>(draw({1, 1, 5, 8}));
   std::uint64_t tensor_seed =
       100'000 * static_cast<std::uint64_t>(draw_index) + 100 * static_cast<std::uint64_t>(seed);
-  // In the layers' order or contiguous.
+  // In the layout of the layers, or contiguous.
   const auto tensor = [&](double factor) {
     const at::Tensor x =
         random() % 2
@@ -83,13 +83,13 @@ Problem random_problem(int seed, int draw_index = 0) {
       };
       switch (random() % 4) {
         case 0:
-          keys.legal_BHNbb.push_back(mask({B, 1, N, b, b}));
+          keys.mask_BHNbb.push_back(mask({B, 1, N, b, b}));
           break;
         case 1:
-          keys.legal_BHNbb.push_back(mask({1, H, N, b, 1}));  // many rows without a legal key
+          keys.mask_BHNbb.push_back(mask({1, H, N, b, 1}));  // many rows without a visible key
           break;
         default:
-          keys.legal_BHNbb.emplace_back();
+          keys.mask_BHNbb.emplace_back();
       }
     }
     if (random() % 2) {
@@ -114,7 +114,7 @@ Problem random_problem(int seed, int draw_index = 0) {
   return problem.to(at::kFloat);
 }
 
-// out, then the gradient of each leaf.
+// Returns out, then the gradient of each leaf.
 std::vector<at::Tensor> solve(const Problem& problem, Path path) {
   const at::Tensor out = attend_in_blocks(problem.attention, path);
   std::vector<at::Tensor> result =
@@ -128,7 +128,7 @@ std::vector<at::Tensor> solve(const Problem& problem, Path path) {
 
 constexpr int kProblems = 120;
 
-// The reference takes entries of one width where each has a softmax of its own.
+// The reference takes entries of equal width if each has its own softmax.
 bool reference_can(const BlockAttention& in) {
   const auto width = [](const KeyBlocks& keys) {
     return keys.window.last_offset - keys.window.first_offset;
@@ -145,8 +145,8 @@ class FusedBlockAttentionIn : public ::testing::TestWithParam<at::ScalarType> {
 INSTANTIATE_TEST_SUITE_P(Dtypes, FusedBlockAttentionIn,
                          ::testing::Values(at::kFloat, at::kBFloat16));
 
-// The gradient of a bias that all keys of a query share is 0: differences of products d_out . v
-// that cancel. Of a bias, two roundings of such a product as fp32; of other leaves 0.
+// The gradient of a bias that all keys of a query share is 0: the differences of products d_out . v
+// cancel. Returns two fp32 roundings of such a product for a bias, 0 for other leaves.
 double bias_rounding(const Problem& problem, const at::Tensor& leaf) {
   double largest = 0;
   for (const KeyBlocks& keys : problem.attention.keys) {
@@ -160,11 +160,12 @@ double bias_rounding(const Problem& problem, const at::Tensor& leaf) {
   return largest;
 }
 
-// Largest errors over two thousand queries of one shape: in a small problem with large logits the
-// error is that of rounding one logit, and luck decides whose is smaller.
+// The largest errors over two thousand queries of one shape. In a small problem with large logits
+// the error is that of rounding one logit, so which path has the smaller error is random.
 TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
   constexpr std::int64_t kQueries = 2000;
-  // Probabilities below fp32's least normal number are 0, times k, v and d_out.
+  // Probabilities below the smallest normal fp32 number are 0; they are multiplied by k, v and
+  // d_out.
   constexpr double kUnderflow = 1e-32;
   int checked = 0;
   for (int seed = 0; seed < kProblems; seed += 2) {
@@ -232,13 +233,13 @@ TEST_P(FusedBlockAttentionIn, SameBitsForAnyNumberOfThreads) {
   at::set_num_threads(threads);
 }
 
-TEST(FusedBlockAttention, QueriesWithoutALegalKeyGiveZero) {
+TEST(FusedBlockAttention, QueriesWithoutAVisibleKeyGiveZero) {
   Problem problem = random_problem(1);
   const at::Tensor q = problem.attention.q_BHNbD;
-  at::Tensor legal = at::ones({1, 1, 1, q.size(3), q.size(3)}, at::kBool);
-  legal.select(3, 0).fill_(false);
+  at::Tensor mask = at::ones({1, 1, 1, q.size(3), q.size(3)}, at::kBool);
+  mask.select(3, 0).fill_(false);
   for (KeyBlocks& keys : problem.attention.keys) {
-    for (at::Tensor& mask : keys.legal_BHNbb) mask = legal;
+    for (at::Tensor& each : keys.mask_BHNbb) each = mask;
   }
   const auto result = solve(problem, Path::kFused);
   EXPECT_EQ(result[0].select(3, 0).abs().max().item<float>(), 0);
@@ -266,8 +267,8 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
     return random_tensor({rows, D}, dtype, seed).set_requires_grad(true);
   };
   const at::Tensor q = leaf(kQueries, 1), d_out = random_tensor({kQueries, D}, dtype, 2);
-  const at::Tensor legal = random_tensor({kQueries, 64}, at::kFloat, 3) > 0;
-  std::vector<at::Tensor> leaves{q}, visible{at::ones({kQueries, 5}, at::kBool), legal,
+  const at::Tensor mask = random_tensor({kQueries, 64}, at::kFloat, 3) > 0;
+  std::vector<at::Tensor> leaves{q}, visible{at::ones({kQueries, 5}, at::kBool), mask,
                                              at::ones({kQueries, kQueries}, at::kBool).tril()};
   std::vector<at::Tensor> k, v, results{at::empty_like(q)}, sums{q};
   std::vector<KeyTile<T>> tiles;
@@ -292,9 +293,9 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
       *written = rows(results.back());
     }
   }
-  tiles[1].legal = legal.const_data_ptr<bool>();
-  tiles[1].legal_query_stride = 64;
-  tiles[1].legal_key_stride = 1;
+  tiles[1].mask = mask.const_data_ptr<bool>();
+  tiles[1].mask_query_stride = 64;
+  tiles[1].mask_key_stride = 1;
   tiles[2].causal = true;
 
   const at::Tensor out = at::empty_like(q), statistics = at::empty({2, kQueries}, sum_dtype);

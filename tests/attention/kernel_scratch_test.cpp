@@ -1,5 +1,6 @@
-// Kernels read no scratch that they have not written: whatever it holds, results are the same bits.
-// Of each instruction set that this machine has, and of the sources of AVX-512, emulated.
+// Kernels do not read scratch memory that they have not written: whatever it holds, results have
+// the same bits. Tests each instruction set that this machine has, and the AVX-512 sources,
+// emulated.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,9 +21,9 @@ namespace {
 
 constexpr InstructionSet kSets[] = {InstructionSet::kPortable, InstructionSet::kAvx2,
                                     InstructionSet::kAvx512, InstructionSet::kAvx512Bf16};
-constexpr int kFills[] = {0x00, 0xff};  // of scratch; the second is NaN in every type
+constexpr int kFills[] = {0x00, 0xff};  // bytes of scratch memory; the second is NaN in every type
 
-// f(kernels, name) for each set, where of(set) makes its kernels.
+// Calls f(kernels, name) for each set; of(set) returns its kernels.
 template <typename Of, typename Kernels, typename F>
 void for_each_set(const Of& of, const Kernels& emulated, const F& f) {
   for (const InstructionSet set : kSets) {
@@ -72,7 +73,7 @@ template <typename T>
 struct TileProblem {
   struct Keys {
     std::vector<T> k, v, bias;
-    std::vector<char> legal;
+    std::vector<char> mask;
     KeyTile<T> tile;
   };
   TileShape shape;
@@ -104,11 +105,11 @@ struct TileProblem {
       tile.k = {each.k.data(), shape.head_dim};
       tile.v = {each.v.data(), shape.head_dim};
       if (random.below(2)) {
-        for (int i = 0; i < num_queries * tile.num_keys; ++i) each.legal.push_back(random.below(3));
-        tile.legal = reinterpret_cast<const bool*>(each.legal.data());
-        for (char& legal : each.legal) legal = legal != 0;
-        tile.legal_query_stride = tile.num_keys;
-        tile.legal_key_stride = 1;
+        for (int i = 0; i < num_queries * tile.num_keys; ++i) each.mask.push_back(random.below(3));
+        tile.mask = reinterpret_cast<const bool*>(each.mask.data());
+        for (char& mask : each.mask) mask = mask != 0;
+        tile.mask_query_stride = tile.num_keys;
+        tile.mask_key_stride = 1;
       }
       if (random.below(2)) {
         each.bias = random.numbers<T>(tile.num_keys);
@@ -119,7 +120,7 @@ struct TileProblem {
     }
   }
 
-  // All results of both passes, as bytes.
+  // Returns all results of both passes, as bytes.
   std::string solve(const TileKernels<T>& kernels, int fill) const {
     const int count = num_queries * shape.head_dim, num_tiles = static_cast<int>(keys.size());
     std::vector<T> out(static_cast<std::size_t>(count)), d_q(out);

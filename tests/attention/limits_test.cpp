@@ -1,5 +1,5 @@
-// The limits of attention/kernels/common/limits.h are those of configurations, and a balance
-// without gradients needs as much memory for any number of iterations.
+// The limits of attention/kernels/common/limits.h are those of configurations. A balance without
+// gradients needs the same memory for any number of iterations.
 #include "attention/kernels/common/limits.h"
 
 #include <ATen/ATen.h>
@@ -25,7 +25,7 @@
 namespace birkhoff {
 namespace {
 
-// Bytes that live now and lived at most, of tensors and of operator new.
+// Bytes of tensors and of operator new: allocated now, and at the peak.
 std::atomic<std::int64_t> live_bytes{0}, peak_bytes{0};
 
 void count(std::int64_t bytes) {
@@ -57,7 +57,7 @@ struct TensorCount : c10::MemoryReportingInfoBase {
 }  // namespace
 }  // namespace birkhoff
 
-// The other forms call these.
+// The other forms of operator new and delete call these.
 void* operator new(std::size_t bytes) { return birkhoff::counted(std::malloc(bytes)); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
   const auto unit = static_cast<std::size_t>(alignment);
@@ -84,7 +84,7 @@ std::int64_t peak_of(const std::function<void()>& work) {
 
 using Work = std::function<at::Tensor(const at::Tensor&, std::int64_t)>;
 
-// Each balance on each path, of scores that the kernels solve and of scores that they do not.
+// Each balance on each path, with scores that the kernels solve and with scores that they do not.
 void for_each_balance(
     const std::function<void(const std::string&, const Work&, const at::Tensor&)>& run) {
   const at::Tensor scores = at::randn({2, 2, 24, 24}, at::kDouble);
@@ -111,13 +111,13 @@ void for_each_balance(
 }
 
 TEST(BalanceMemory, DoesNotGrowWithIterationsWhereNoGradientIsAskedFor) {
-  // malloc rounds sizes. One vector of one matrix for each iteration would be nine times as much.
+  // malloc rounds sizes. One vector per matrix for each iteration would be nine times as much.
   constexpr std::int64_t kRounding = 1024;
   at::set_num_threads(1);
   for_each_balance([](const std::string& name, const Work& work, const at::Tensor& scores) {
     SCOPED_TRACE(name);
     const auto peak = [&](std::int64_t iterations, const at::Tensor& s) {
-      work(s, iterations);  // what LibTorch allocates once
+      work(s, iterations);  // LibTorch's one-time allocations
       return peak_of([&] { work(s, iterations); });
     };
     const std::int64_t few = peak(2, scores);
@@ -135,7 +135,7 @@ TEST(BalanceMemory, IsCounted) {
   EXPECT_GE(peak_of([&] { std::vector<char>(bytes).front() = 1; }), bytes);
 }
 
-// The same bits, whether gradients are asked for or not.
+// The bits are the same with and without gradients.
 TEST(BalanceMemory, KeepingLessChangesNoBit) {
   for_each_balance([](const std::string& name, const Work& work, const at::Tensor& scores) {
     SCOPED_TRACE(name);

@@ -11,7 +11,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Integer fields and the values besides the default that matter.
+// Integer fields, and the values that matter besides the default.
 const std::vector<std::pair<std::string, std::vector<int>>> kIntegers = {
     {"look_back", {1}}, {"iterations", {0, 1, 12}}, {"top_m", {2}}};
 
@@ -24,7 +24,7 @@ void set_blocks(Message* message) {
   }
 }
 
-// Calls `visit(name)` once for each variant, with `message` changed for the time of the call.
+// Calls `visit(name)` once for each variant; `message` has the variant's value during the call.
 void visit_variants(Message* message, const std::string& name,
                     const std::function<void(const std::string&)>& visit) {
   const auto* reflection = message->GetReflection();
@@ -99,7 +99,7 @@ const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config) 
 
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint64_t seed) {
   Parameters parameters(seed, dtype);
-  return parameters.add("x", shape, Init::normal(1), false).detach();
+  return parameters.add("x", shape, Initializer::normal(1), false).detach();
 }
 
 Built::Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype,
@@ -140,8 +140,8 @@ AttentionInput random_input(std::int64_t num_tokens, at::ScalarType dtype, std::
 
 namespace {
 
-// Applies `change(tensor, token dim)` to every tensor with a token dim, keeping what is shared
-// shared.
+// Applies `change(tensor, token dim)` to every tensor with a token dim. Tensors that are shared
+// stay shared.
 AttentionInput map_tokens(
     const AttentionInput& in,
     const std::function<at::Tensor(const at::Tensor&, std::int64_t)>& change) {

@@ -1,4 +1,4 @@
-// Every mechanism in every variant, found by walking the schema, and inputs to try them on.
+// Every mechanism in every variant, found by walking the schema, and inputs for them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,44 +25,44 @@ struct MechanismCase {
 };
 std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case);
 
-// Each member of Mechanism's oneof: with its defaults, and with each other value of each of its
-// enums, bools and more telling integers; causal and not. Blocks are kBlock tokens.
+// Each member of Mechanism's oneof, causal and not: with its defaults, and with each other value of
+// its enums, its bools and its more important integers. Blocks have kBlock tokens.
 std::vector<MechanismCase> all_cases();
 std::vector<MechanismCase> cases_where(const std::function<bool(const MechanismCase&)>& chosen);
 
-// Causal use that keeps its word: not paper_masked.
+// Whether the case is truly causal: not paper_masked.
 bool keeps_causality(const MechanismCase& mechanism_case);
 
 // The SinkhornAttention inside a config, if it has one.
 const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config);
 
-// A mechanism with parameters of its own, all drawn from N(0, 1/4): block weights far from
+// A mechanism and its parameters, all drawn from N(0, 1/4), so that block weights are far from
 // equal.
 struct Built {
   Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype,
         std::int64_t sequence_length = 32);
   Built(const configs::Mechanism& config, const MechanismShape& shape, at::ScalarType dtype);
-  std::unique_ptr<Group> group;
+  std::unique_ptr<ProcessGroup> group;
   Parameters parameters;
   std::unique_ptr<Mechanism> mechanism;
   MechanismProperties properties;
 };
 
-// B = 2, H = 2, D = 3, C = 5; tied values where asked. Gradients are required of q, k, v and x.
+// B = 2, H = 2, D = 3, C = 5; `tied`: values are the keys. q, k, v and x require gradients.
 AttentionInput random_input(std::int64_t num_tokens, at::ScalarType dtype, std::uint64_t seed,
                             bool tied = false);
-// The same with rows [first, first + count) of dim B only.
+// The same with only rows [first, first + count) of dim B.
 AttentionInput batch_slice(const AttentionInput& in, std::int64_t first, std::int64_t count);
-// The same with tokens [first, first + count) only; values are copies that require gradients.
+// The same with only tokens [first, first + count); values are copies that require gradients.
 AttentionInput token_slice(const AttentionInput& in, std::int64_t first, std::int64_t count);
-// The same with random tokens from `first` to before `last`.
+// The same with random tokens in [first, last).
 AttentionInput replace_tokens(const AttentionInput& in, std::int64_t first, std::int64_t last,
                               std::uint64_t seed);
 
-// Tensors whose gradients are defined by a mechanism: q, k, v, x and its parameters.
+// The tensors for which a mechanism defines gradients: q, k, v, x and its parameters.
 std::vector<at::Tensor> leaves(const AttentionInput& in, const Parameters& parameters);
-// d (out . weights) / d leaf for each; zeros where a leaf is unused. Weights are random, fixed by
-// seed.
+// d (out . weights) / d leaf for each leaf; zeros if a leaf is unused. Weights are random,
+// determined by `seed`.
 std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::Tensor>& leaves,
                                   std::uint64_t seed = 7);
 

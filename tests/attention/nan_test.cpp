@@ -1,4 +1,4 @@
-// Where NaN goes: to all that sees it, on every path, and on the CPU's fused path nowhere else.
+// Where NaN goes: on every path to all that sees it, and on the CPU's fused path nowhere else.
 // Legend: B batch, H heads, L queries, S keys, N blocks, b tokens of a block, D head dim.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ at::Tensor nan_rows(const at::Tensor& x, std::int64_t dim) {
 
 enum class Input { kQ, kK, kV, kX };
 
-// The same with another number in one place of sample 0, of the first head.
+// The same with another number in one place of sample 0, in the first head.
 AttentionInput with_number(const AttentionInput& in, Input input, std::int64_t token,
                            double number) {
   AttentionInput changed = token_slice(in, 0, kTokens);
@@ -38,7 +38,7 @@ AttentionInput with_number(const AttentionInput& in, Input input, std::int64_t t
   return changed;
 }
 
-// bool [L]: queries of sample 0 and head 0 whose outputs a number of the input changes.
+// bool [L]: the queries of sample 0 and head 0 whose outputs depend on a number of the input.
 at::Tensor reached(const Mechanism& mechanism, const AttentionInput& in, Input input,
                    std::int64_t token) {
   const at::NoGradGuard no_grad;
@@ -75,7 +75,7 @@ TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
               << what << "\n"
               << must << is_nan;
           EXPECT_FALSE(out[1].isnan().any().item<bool>()) << what;
-          // A query that sees a NaN has a gradient that is.
+          // The gradient of a query that sees a NaN is NaN.
           const at::Tensor d_q =
               nan_rows(gradients(out, leaves(nan_in, built.parameters))[0][0][0], 0);
           EXPECT_FALSE(at::logical_and(must, d_q.logical_not()).any().item<bool>()) << what << "\n"
@@ -90,11 +90,11 @@ TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
   }
 }
 
-// One problem of attention in blocks of several tiles, with masks, a bias and dropout. NaN as of
-// memory that nobody wrote: of any payload.
+// A block-attention problem of several tiles, with masks, a bias and dropout. NaN is what unwritten
+// memory may hold: any payload.
 struct BlockProblem {
   BlockAttention attention;
-  at::Tensor d_out, legal_LS;
+  at::Tensor d_out, mask_LS;
   std::vector<at::Tensor> leaves;  // q, k, v, bias
 
   BlockProblem(at::ScalarType dtype, bool causal, bool drops, bool masks) {
@@ -108,16 +108,16 @@ struct BlockProblem {
     KeyBlocks keys{.k_BHNbD = leaf({1, 2, 1, kLength, D}),
                    .v_BHNbD = leaf({1, 2, 1, kLength, D}),
                    .window = {.causal = causal},
-                   .legal_BHNbb = {at::Tensor()},
+                   .mask_BHNbb = {at::Tensor()},
                    .bias_BHNbb = leaf({1, 1, 1, kLength, kLength})};
-    legal_LS = at::ones({kLength, kLength}, at::kBool);
+    mask_LS = at::ones({kLength, kLength}, at::kBool);
     if (masks) {
-      legal_LS = random_tensor({kLength, kLength}, at::kFloat, ++seed) > -1;
-      legal_LS.select(1, 17).fill_(false);  // a key that nobody sees
-      legal_LS.select(0, 23).fill_(false);  // a query that sees nothing
-      keys.legal_BHNbb = {legal_LS.view({1, 1, 1, kLength, kLength})};
+      mask_LS = random_tensor({kLength, kLength}, at::kFloat, ++seed) > -1;
+      mask_LS.select(1, 17).fill_(false);  // a key that no query sees
+      mask_LS.select(0, 23).fill_(false);  // a query that sees no key
+      keys.mask_BHNbb = {mask_LS.view({1, 1, 1, kLength, kLength})};
     }
-    if (causal) legal_LS = legal_LS.tril();
+    if (causal) mask_LS = mask_LS.tril();
     attention.keys = {keys};
     if (drops) {
       attention.dropout = 0.4f;
@@ -129,8 +129,8 @@ struct BlockProblem {
     d_out = random_tensor({1, 2, 1, kLength, D}, at::kDouble, ++seed).to(dtype);
   }
 
-  // out, then the gradients of the leaves, with bytes `fill` in place of number 3 of `row` of
-  // tensor `which` (4: d_out), in head 0.
+  // Returns out, then the gradients of the leaves, with bytes `fill` in place of number 3 of `row`
+  // of tensor `which` (4: d_out), in head 0.
   std::vector<at::Tensor> solve(std::size_t which, std::int64_t row, int fill) const {
     BlockAttention changed = attention;
     std::vector<at::Tensor> copies;
@@ -154,20 +154,20 @@ TEST(NaN, StaysWithQueriesThatSeeIt) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
     for (const int variant : {0, 1, 2, 3, 4, 5, 6, 7}) {
       const BlockProblem problem(dtype, variant & 1, variant & 2, variant & 4);
-      const at::Tensor& legal = problem.legal_LS;
+      const at::Tensor& mask = problem.mask_LS;
       for (std::size_t which = 0; which < 5; ++which) {
         for (const std::int64_t row : {0, 17, 23, 70, 99}) {
           const std::string what = std::string(c10::toString(dtype)) + " variant " +
                                    std::to_string(variant) + " tensor " + std::to_string(which) +
                                    " row " + std::to_string(row);
           const auto nan = problem.solve(which, row, 0xff), finite = problem.solve(which, row, 0);
-          // Queries that see it; of a bias of row `row`: key 3.
-          at::Tensor sees = at::zeros({legal.size(0)}, at::kBool);
-          if (which == 0 || which == 4) sees[row] = legal[row].any();
-          if (which == 1 || which == 2) sees = legal.select(1, row);
-          if (which == 3) sees[row] = legal[row][3];
+          // The queries that see it. For a bias of row `row`: key 3.
+          at::Tensor sees = at::zeros({mask.size(0)}, at::kBool);
+          if (which == 0 || which == 4) sees[row] = mask[row].any();
+          if (which == 1 || which == 2) sees = mask.select(1, row);
+          if (which == 3) sees[row] = mask[row][3];
           const at::Tensor out_sees = which == 4 ? at::zeros_like(sees) : sees;
-          const at::Tensor keys = at::logical_and(legal, sees.unsqueeze(1)).any(0);
+          const at::Tensor keys = at::logical_and(mask, sees.unsqueeze(1)).any(0);
           const std::vector<at::Tensor> expected{out_sees, sees, keys,
                                                  which == 2 ? at::zeros_like(keys) : keys};
           for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -186,7 +186,7 @@ TEST(NaN, StaysWithQueriesThatSeeIt) {
   }
 }
 
-// Block mixing: NaN of a source or of a gradient does not go where its weight is 0.
+// Block mixing: NaN of a source or of a gradient does not go to blocks whose weight for it is 0.
 TEST(NaN, IsMixedIntoBlocksThatHaveAWeightForIt) {
   constexpr std::int64_t N = 11;
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -226,14 +226,14 @@ TEST(NaN, IsMixedIntoBlocksThatHaveAWeightForIt) {
   }
 }
 
-// A score that is NaN makes all weights of its matrix NaN; a prefix that does not hold it keeps its
-// bits, and so do rows before it in the cumulative balance.
+// A NaN score makes all weights of its matrix NaN. Prefixes that do not hold it keep their bits,
+// and so do earlier rows in the cumulative balance.
 TEST(NaN, OfAScoreMakesItsBalanceNaN) {
   constexpr std::int64_t N = 9, kRow = 5;
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     for (const Path path : {Path::kReference, Path::kFused}) {
       at::Tensor scores = random_tensor({2, N, N}, dtype, 1);
-      const auto barred = [](const at::Tensor& x) {
+      const auto masked = [](const at::Tensor& x) {
         return x.masked_fill(at::ones({N, N}, at::kBool).triu(), -HUGE_VAL);
       };
       at::Tensor with_nan = scores.clone();
@@ -243,8 +243,8 @@ TEST(NaN, OfAScoreMakesItsBalanceNaN) {
       EXPECT_TRUE(at::equal(whole[1], balance(scores, 3, path)[1]));
       for (const bool cumulative : {false, true}) {
         const auto solve = [&](const at::Tensor& x) {
-          return cumulative ? cumulative_balance(barred(x), 3, path)
-                            : prefix_balance(barred(x), 3, 0, path);
+          return cumulative ? cumulative_balance(masked(x), 3, path)
+                            : prefix_balance(masked(x), 3, 0, path);
         };
         const at::Tensor p = solve(with_nan), finite = solve(scores);
         EXPECT_TRUE(at::equal(p[0].narrow(0, 0, kRow), finite[0].narrow(0, 0, kRow)))

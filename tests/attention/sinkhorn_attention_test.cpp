@@ -1,5 +1,6 @@
-// What Sinkhorn attention computes, against explicit formulas, and how it and others degenerate.
-// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, D head dim, C channels.
+// Sinkhorn attention against explicit formulas, and the special cases of it and of other
+// mechanisms. Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, D head dim, C
+// channels.
 #include "attention/mechanisms/sinkhorn/sinkhorn.h"
 
 #include <ATen/ATen.h>
@@ -45,16 +46,16 @@ void set_all_parameters(const Built& built, double value) {
   for (Parameter parameter : built.parameters.list()) parameter.value.fill_(value);
 }
 
-// softmax(Q [K_s; K]^T / sqrt(D)) [V_s; V] of an encoder, for given block weights [B, H, N, N].
+// softmax(Q [K_s; K]^T / sqrt(D)) [V_s; V] of an encoder, for the given block weights [B, H, N, N].
 at::Tensor concat_attention(const AttentionInput& in, const at::Tensor& weights_BHNN) {
   const std::int64_t N = weights_BHNN.size(2);
-  const auto fold = [&](const at::Tensor& x) { return x.unflatten(2, {N, -1}); };
+  const auto to_blocks = [&](const at::Tensor& x) { return x.unflatten(2, {N, -1}); };
   const auto sorted = [&](const at::Tensor& x) {
-    return at::einsum("bhuv,bhvsd->bhusd", {weights_BHNN, fold(x)});
+    return at::einsum("bhuv,bhvsd->bhusd", {weights_BHNN, to_blocks(x)});
   };
-  const at::Tensor k = at::cat({sorted(in.k_BHSD), fold(in.k_BHSD)}, 3);
-  const at::Tensor v = at::cat({sorted(in.v_BHSD), fold(in.v_BHSD)}, 3);
-  const at::Tensor scores = at::matmul(fold(in.q_BHLD), k.transpose(-1, -2)) / std::sqrt(3.0);
+  const at::Tensor k = at::cat({sorted(in.k_BHSD), to_blocks(in.k_BHSD)}, 3);
+  const at::Tensor v = at::cat({sorted(in.v_BHSD), to_blocks(in.v_BHSD)}, 3);
+  const at::Tensor scores = at::matmul(to_blocks(in.q_BHLD), k.transpose(-1, -2)) / std::sqrt(3.0);
   return at::matmul(scores.softmax(-1), v).flatten(2, 3);
 }
 
@@ -64,7 +65,7 @@ struct TableSorted {
       : built(config(iterations), false, at::kDouble, 16), in(random_input(16, at::kDouble, 1)) {
     at::NoGradGuard no_grad;
     set_all_parameters(built, 0);
-    // Block u starts with the unit vector e_u, pooled as it is.
+    // Block u starts with the unit vector e_u, which pooling leaves unchanged.
     for (std::int64_t u = 0; u < 4; ++u) {
       in.x_q_BLC.select(1, u * kBlock).copy_(at::eye(5, at::kDouble)[u]);
     }
@@ -107,7 +108,7 @@ TEST(SinkhornAttention, NoIterationsMixWithExponentials) {
             1e-12);
 }
 
-// Each row keeps its two largest weights as they are, and what is dropped is told.
+// Each row keeps its two largest weights unchanged; the sums report the dropped ones.
 TEST(SinkhornAttention, TopMKeepsTheLargestWeightsAndReportsTheRest) {
   const at::Tensor table_NN = random_tensor({4, 4}, at::kDouble, 3);
   TableSorted sorted(table_NN, 0);
@@ -136,7 +137,8 @@ TEST(SinkhornAttention, TopMKeepsTheLargestWeightsAndReportsTheRest) {
   }
 }
 
-// Of equal weights the earlier blocks stay, token by token too; as many as there are is all.
+// Among equal weights those of the earlier blocks stay, also token by token. A top_m of all blocks
+// keeps all.
 TEST(SinkhornAttention, TopMOfEqualWeightsIsTheEarlierBlocks) {
   configs::Mechanism config = sinkhorn_config();
   config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::uniform);
@@ -153,7 +155,6 @@ TEST(SinkhornAttention, TopMOfEqualWeightsIsTheEarlierBlocks) {
   EXPECT_TRUE(reached(6).all().item<bool>());
 }
 
-// Item 9: one block.
 TEST(SinkhornAttention, OneBlockIsDenseAttention) {
   const AttentionInput in = random_input(8, at::kDouble, 1);
   const at::Tensor dense =
@@ -229,7 +230,7 @@ TEST(SinkhornAttention, UniformIsTheMeanOfPastBlocks) {
             1e-13);
 }
 
-// Item 12: the published balance leaks from the future, and says so.
+// The published balance leaks from the future, and properties() says so.
 TEST(SinkhornAttention, PaperMaskedLeaks) {
   for (const int iterations : {1, 2, 5}) {
     configs::Mechanism config = sinkhorn_config();
@@ -243,7 +244,7 @@ TEST(SinkhornAttention, PaperMaskedLeaks) {
     const at::Tensor out = run(*built.mechanism, in, Path::kFused);
     const at::Tensor changed = run(*built.mechanism, replace_tokens(in, 12, 16, 9), Path::kFused);
     EXPECT_GT(max_difference(out.narrow(2, 4, 8), changed.narrow(2, 4, 8)), 1e-3);
-    // The leak is in block weights alone: with the layer's input unchanged there is none.
+    // Only the block weights leak: with the layer's input unchanged there is no leak.
     AttentionInput keys_changed = replace_tokens(in, 12, 16, 9);
     keys_changed.x_q_BLC = keys_changed.x_kv_BSC = in.x_q_BLC;
     EXPECT_LE(max_difference(out.narrow(2, 0, 12),
@@ -252,13 +253,13 @@ TEST(SinkhornAttention, PaperMaskedLeaks) {
   }
 }
 
-// Documents packed at block borders come out as they do alone.
+// Documents packed at block borders give the same results as on their own.
 TEST(SinkhornAttention, PackedDocumentEqualsDocumentAlone) {
   for (const bool causal : {false, true}) {
     for (const auto pooling : {SinkhornAttention::sum, SinkhornAttention::mean,
                                SinkhornAttention::cumulative_mean, SinkhornAttention::first}) {
       configs::Mechanism config = sinkhorn_config();
-      config.mutable_sinkhorn()->set_sort_net(SinkhornAttention::attention);  // knows no positions
+      config.mutable_sinkhorn()->set_sort_net(SinkhornAttention::attention);  // no positions
       config.mutable_sinkhorn()->set_pooling(pooling);
       const Built built(config, causal, at::kDouble);
       AttentionInput in = random_input(24, at::kDouble, 1);
@@ -281,8 +282,7 @@ TEST(SinkhornAttention, SourcesLieWhollyInTheDocument) {
   in.segments_q_BL = in.segments_kv_BS =
       (at::arange(16) >= 6).to(at::kInt).expand({2, 16}).contiguous();
   const auto reached = [&](std::int64_t query) {
-    const auto d =
-        gradients(run(*built.mechanism, in, Path::kFused).select(2, query), {in.v_BHSD});
+    const auto d = gradients(run(*built.mechanism, in, Path::kFused).select(2, query), {in.v_BHSD});
     std::vector<std::int64_t> tokens;
     for (std::int64_t j = 0; j < 16; ++j) {
       if (d[0].select(2, j).abs().max().item<double>() > 0) tokens.push_back(j);
@@ -292,7 +292,7 @@ TEST(SinkhornAttention, SourcesLieWhollyInTheDocument) {
   using ::testing::ElementsAre;
   EXPECT_THAT(reached(5), ElementsAre(0, 1, 2, 3, 4, 5));  // its block began in its document
   EXPECT_THAT(reached(7), ElementsAre(6, 7));              // block 1 began in the other document
-  EXPECT_THAT(reached(9), ElementsAre(8, 9));              // block 1 is not wholly in its document
+  EXPECT_THAT(reached(9), ElementsAre(8, 9));              // block 1 spans two documents
   EXPECT_THAT(reached(13), ElementsAre(8, 9, 10, 11, 12, 13));
 }
 
@@ -348,7 +348,7 @@ TEST(Factory, RefusesBadValuesByName) {
   EXPECT_THAT(message(config), HasSubstr("dense.dropout: must be in [0, 1), is 1"));
 }
 
-// The control has nothing to learn: a SortNet would get no gradient, only weight decay.
+// The control has nothing to learn: a SortNet would get only weight decay, no gradient.
 TEST(SinkhornAttention, UniformHasNoSortNetUnlessItIsAnEncoder) {
   configs::Mechanism config = sinkhorn_config();
   config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::uniform);
@@ -364,7 +364,7 @@ TEST(SinkhornAttention, FlopsCountIterationsWhereThereAreAny) {
     return Built(config, true, at::kFloat).mechanism->forward_flops(32);
   };
   constexpr double kBlocks = 8, kHeads = 2, kChannels = 5;
-  // Two steps an iteration, each five for a pair.
+  // Two steps per iteration, and five operations per pair in each step.
   EXPECT_DOUBLE_EQ(flops(SinkhornAttention::prefix, 3) - flops(SinkhornAttention::prefix, 0),
                    3 * 2 * 5 * kHeads * kBlocks * kBlocks * kBlocks / 3);
   for (const auto balance : {SinkhornAttention::cumulative, SinkhornAttention::paper_masked}) {
@@ -373,13 +373,13 @@ TEST(SinkhornAttention, FlopsCountIterationsWhereThereAreAny) {
   }
   EXPECT_EQ(flops(SinkhornAttention::none, 3), flops(SinkhornAttention::none, 0));
   EXPECT_EQ(flops(SinkhornAttention::uniform, 3), flops(SinkhornAttention::uniform, 0));
-  // Without iterations the modes differ by the SortNet alone.
+  // Without iterations the modes differ only by the SortNet.
   EXPECT_EQ(flops(SinkhornAttention::none, 3), flops(SinkhornAttention::prefix, 0));
   EXPECT_EQ(flops(SinkhornAttention::none, 3) - flops(SinkhornAttention::uniform, 3),
             2 * kHeads * kBlocks * kBlocks * kChannels);
 }
 
-// The noise of a pair of blocks and a head does not depend on how many blocks the sequence has.
+// The noise of a pair of blocks and a head does not depend on the number of blocks.
 TEST(SortNet, NoiseOfAnEntryDoesNotDependOnTheLength) {
   for (const auto variant : {SinkhornAttention::linear, SinkhornAttention::attention}) {
     SinkhornAttention config = sinkhorn_config().sinkhorn();
@@ -406,7 +406,7 @@ TEST(SortNet, NoiseOfAnEntryDoesNotDependOnTheLength) {
   }
 }
 
-// Whatever padding holds, features are sums of what exists, and gradients are numbers.
+// Whatever padding holds, features are sums of existing tokens, and gradients are finite.
 TEST(SortNet, PoolingDoesNotReadPadding) {
   AttentionInput in = random_input(14, at::kDouble, 1);
   in.key_lengths_B = at::tensor({9, 0}, at::kLong);
@@ -424,7 +424,7 @@ TEST(SortNet, PoolingDoesNotReadPadding) {
         config.set_pooling(pooling);
         features.push_back(pool_destinations(config, causal, blocks, x_BLC, path));
       }
-      // The third block has one token: alone, or behind eight others where sums are cumulative.
+      // The third block has one token: on its own, or after eight others if sums are cumulative.
       EXPECT_LE(max_difference(features[0][0][2], x_BLC[0][8]), 1e-15);
       EXPECT_LE(
           max_difference(features[1][0][2], causal ? x_BLC[0].narrow(0, 0, 9).sum(0) : x_BLC[0][8]),

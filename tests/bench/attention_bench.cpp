@@ -1,9 +1,10 @@
-// Milliseconds of forward + backward of attention in blocks, causal, by each of its paths, in fp32
-// and bf16, with and without dropout. Interleaved rounds, medians; with one thread processor time,
-// so that a busy machine disturbs less, else time. Whole mechanisms: `birkhoff bench attention`.
+// Milliseconds of forward + backward of causal block attention by each of its paths, in fp32 and
+// bf16, with and without dropout. Medians of interleaved rounds. With one thread this is CPU time,
+// which other load disturbs less; otherwise it is wall time. Whole mechanisms: `birkhoff bench
+// attention`.
 // Usage: attention_bench paths [B H T D b threads rounds], by default 4 4 1024 32 64 1 15
 //        attention_bench sweep [shapes threads rounds], by default 40 1 15: random shapes, and the
-//        least of the reference's time over ours.
+//        lowest ratio of the reference's time to ours.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
@@ -36,14 +37,14 @@ struct Size {
   std::int64_t rounds = 15;
 };
 
-// LibTorch's own allocator, counting the bytes that live.
+// LibTorch's own allocator, with a count of the allocated bytes.
 class CountingAllocator : public at::Allocator {
  public:
   at::DataPtr allocate(std::size_t bytes) override {
     void* data = c10::alloc_cpu(bytes);
     live_ += malloc_usable_size(data);
     peak_ = std::max(peak_.load(), live_.load());
-    // LibTorch's kernels want the context to be the data.
+    // LibTorch's kernels require that the context is the data pointer.
     return {data, data, &release, c10::DeviceType::CPU};
   }
   at::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -51,7 +52,7 @@ class CountingAllocator : public at::Allocator {
     default_copy_data(to, from, bytes);
   }
   std::size_t live() const { return live_; }
-  // The most that lived since the last call.
+  // The largest live() since the last call.
   std::size_t take_peak() { return peak_.exchange(live_); }
 
  private:
@@ -69,20 +70,20 @@ void CountingAllocator::release(void* data) {
   c10::free_cpu(data);
 }
 
-// As a layer makes them: heads are views of [B, T, H, D].
+// Random heads in the layout of a layer: views of [B, T, H, D].
 at::Tensor heads(const Size& s, at::ScalarType dtype = at::kFloat) {
   return at::randn({s.B, s.T, s.H, s.D}).to(dtype).transpose(1, 2).set_requires_grad(true);
 }
 
-// Of the process where it has one thread.
+// CPU time of the process if it has one thread, else wall time.
 double seconds() {
   timespec time{};
   clock_gettime(at::get_num_threads() == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// One way to compute something, and what its gradient is taken of.
-struct Contender {
+// One way to compute a result, and the tensors that the gradient is taken for.
+struct Candidate {
   std::string name;
   std::function<at::Tensor()> out;
   std::vector<at::Tensor> leaves;
@@ -92,35 +93,35 @@ struct Measured {
   double ms = 0, mib = 0;
 };
 
-// Medians over rounds in which each contender has one turn.
-std::vector<Measured> measure(const std::vector<Contender>& contenders, std::int64_t rounds) {
+// Medians over rounds in which each candidate has one turn.
+std::vector<Measured> measure(const std::vector<Candidate>& candidates, std::int64_t rounds) {
   constexpr int kWarmUp = 3;
-  std::vector<std::vector<double>> times(contenders.size());
-  std::vector<Measured> result(contenders.size());
-  // What the layer's next product gives back: none of attention's work.
+  std::vector<std::vector<double>> times(candidates.size());
+  std::vector<Measured> result(candidates.size());
+  // The gradient that the layer's next product would return. It is not part of attention's work.
   std::vector<at::Tensor> d_out;
-  for (const Contender& contender : contenders) d_out.push_back(at::ones_like(contender.out()));
+  for (const Candidate& candidate : candidates) d_out.push_back(at::ones_like(candidate.out()));
   for (std::int64_t round = 0; round < kWarmUp + rounds; ++round) {
-    for (std::size_t c = 0; c < contenders.size(); ++c) {
+    for (std::size_t c = 0; c < candidates.size(); ++c) {
       const std::size_t live_before = allocator().live();
       allocator().take_peak();
       const double start = seconds();
       {
-        torch::autograd::grad({contenders[c].out()}, contenders[c].leaves, {d_out[c]}, false, false,
+        torch::autograd::grad({candidates[c].out()}, candidates[c].leaves, {d_out[c]}, false, false,
                               true);
       }
       if (round >= kWarmUp) times[c].push_back(1e3 * (seconds() - start));
       result[c].mib = static_cast<double>(allocator().take_peak() - live_before) / (1 << 20);
     }
   }
-  for (std::size_t c = 0; c < contenders.size(); ++c) {
+  for (std::size_t c = 0; c < candidates.size(); ++c) {
     std::nth_element(times[c].begin(), times[c].begin() + rounds / 2, times[c].end());
     result[c].ms = times[c][static_cast<std::size_t>(rounds / 2)];
   }
   return result;
 }
 
-// q, k, v of a layer in blocks, and for Sinkhorn attention block weights to sort k and v by.
+// A case of block attention. With `sorts`, block weights sort k and v as in Sinkhorn attention.
 struct BlockCase {
   std::string name;
   bool sorts = false;
@@ -128,7 +129,7 @@ struct BlockCase {
   float dropout = 0;
 };
 
-// The tensors of a BlockCase of one dtype, and its ways.
+// The tensors of a BlockCase in one dtype, and its candidates.
 class BlockProblem {
  public:
   BlockProblem(const BlockCase& block_case, const Size& s, at::ScalarType dtype)
@@ -143,7 +144,7 @@ class BlockProblem {
   }
 
   Path fastest() const { return choose_path(attention(Path::kReference), Path::kFused); }
-  Contender contender(const std::string& name, Path path) const {
+  Candidate candidate(const std::string& name, Path path) const {
     std::vector<at::Tensor> leaves{q_, k_, v_};
     if (case_.sorts) leaves.push_back(weights_BHNN_);
     return {name, [this, path] { return attend_in_blocks(attention(path), path); }, leaves};
@@ -151,14 +152,14 @@ class BlockProblem {
 
  private:
   BlockAttention attention(Path path) const {
-    const auto fold = [&](const at::Tensor& x) { return x.unflatten(2, {N_, size_.b}); };
+    const auto to_blocks = [&](const at::Tensor& x) { return x.unflatten(2, {N_, size_.b}); };
     BlockAttention attention;
-    attention.q_BHNbD = fold(q_);
+    attention.q_BHNbD = to_blocks(q_);
     KeyBlocks own;
-    own.k_BHNbD = fold(k_);
-    own.v_BHNbD = fold(v_);
+    own.k_BHNbD = to_blocks(k_);
+    own.v_BHNbD = to_blocks(v_);
     own.window = {.first_offset = -static_cast<int>(case_.look_back), .causal = true};
-    own.legal_BHNbb.resize(static_cast<std::size_t>(case_.look_back) + 1);
+    own.mask_BHNbb.resize(static_cast<std::size_t>(case_.look_back) + 1);
     if (case_.sorts) {
       KeyBlocks sorted;
       const BlockMixes mixes =
@@ -167,7 +168,7 @@ class BlockProblem {
       sorted.v_BHNbD = mixes.y_BHNbD[1];
       own.k_BHNbD = mixes.x_BHNbD[0];
       own.v_BHNbD = mixes.x_BHNbD[1];
-      sorted.legal_BHNbb = {has_sorted_};
+      sorted.mask_BHNbb = {has_sorted_};
       attention.keys.push_back(sorted);
     }
     attention.keys.push_back(own);
@@ -191,9 +192,9 @@ const std::vector<BlockCase> kBlockCases{
 void compare_paths(const BlockCase& block_case, const Size& s) {
   const BlockProblem fp32(block_case, s, at::kFloat), bf16(block_case, s, at::kBFloat16);
   const std::vector<Measured> measured =
-      measure({fp32.contender("fused", Path::kFused), bf16.contender("", Path::kFused),
-               fp32.contender("composed", Path::kSdpa), bf16.contender("", Path::kSdpa),
-               fp32.contender("eager", Path::kReference), bf16.contender("", Path::kReference)},
+      measure({fp32.candidate("fused", Path::kFused), bf16.candidate("", Path::kFused),
+               fp32.candidate("composed", Path::kSdpa), bf16.candidate("", Path::kSdpa),
+               fp32.candidate("eager", Path::kReference), bf16.candidate("", Path::kReference)},
               s.rounds);
   fmt::print("{:<24}", block_case.name);
   for (std::size_t dtype = 0; dtype < 2; ++dtype) {
@@ -212,8 +213,8 @@ void compare_dropout(const BlockCase& block_case, const Size& s) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const BlockProblem without(block_case, s, dtype), with(dropping, s, dtype);
     const std::vector<Measured> measured =
-        measure({with.contender("", Path::kFused), without.contender("", Path::kFused),
-                 with.contender("", Path::kReference)},
+        measure({with.candidate("", Path::kFused), without.candidate("", Path::kFused),
+                 with.candidate("", Path::kReference)},
                 s.rounds);
     fmt::print(" {:>9.2f} {:>11.2f} {:>8.2f}", measured[0].ms, measured[0].ms / measured[1].ms,
                measured[2].ms / measured[0].ms);
@@ -221,7 +222,7 @@ void compare_dropout(const BlockCase& block_case, const Size& s) {
   fmt::print("\n");
 }
 
-// Random shapes: our path's speed over the reference's.
+// Random shapes: the ratio of the reference's time to that of the chosen path.
 void sweep(std::int64_t num_shapes, std::int64_t rounds) {
   std::mt19937 random(1);
   const auto draw = [&](const std::vector<std::int64_t>& from) {
@@ -240,7 +241,7 @@ void sweep(std::int64_t num_shapes, std::int64_t rounds) {
     const at::ScalarType dtype = random() % 2 ? at::kFloat : at::kBFloat16;
     const BlockProblem problem(block_case, s, dtype);
     const std::vector<Measured> measured =
-        measure({problem.contender("", problem.fastest()), problem.contender("", Path::kReference)},
+        measure({problem.candidate("", problem.fastest()), problem.candidate("", Path::kReference)},
                 rounds);
     const double ratio = measured[1].ms / measured[0].ms;
     least = std::min(least, ratio);
@@ -276,7 +277,7 @@ void compare(const Size& s) {
 int main(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "";
   if (mode != "paths" && mode != "sweep") {
-    fmt::print(stderr, "usage: attention_bench paths|sweep ...: see attention_bench.cpp\n");
+    fmt::print(stderr, "usage: attention_bench paths|sweep ...; see attention_bench.cpp\n");
     return 2;
   }
   const auto argument = [&](int i, std::int64_t otherwise) {

@@ -1,13 +1,13 @@
-"""Birkhoff's operators (libbirkhoff_ops.so, docs/pytorch.md) beside what a user of PyTorch would otherwise run, in one process on the same tensors:
+"""Compares Birkhoff's operators (libbirkhoff_ops.so, docs/pytorch.md) with what a user of PyTorch would otherwise run, in one process on the same tensors:
 
 - block-local attention, causal: FlexAttention compiled with a block mask, scaled_dot_product_attention with the same mask, and dense causal;
-- Sinkhorn attention without order: the same formula in eager PyTorch, that formula compiled (inductor), the attention of PyPI's
-  sinkhorn_transformer with its own Sinkhorn iterations, and dense attention. Keys are values, because that package sorts keys
+- Sinkhorn attention, not causal: the same formula in eager PyTorch, that formula compiled (inductor), the attention of PyPI's
+  sinkhorn_transformer with its own Sinkhorn iterations, and dense attention. Keys equal values, because that package sorts keys
   where it should sort values (0.11.4, SinkhornAttention.forward); its causal path is another function and is measured in
   tests/bench/sinkhorn_speed.py.
 
-Each result and its gradients are checked against one reference in fp64 before anything is timed (dense attention, another function, is
-not). Interleaved rounds, medians; on a GPU the L2 cache is flushed before each. Prints a table in Markdown.
+Each result and its gradients are checked against one reference in fp64 before anything is timed (except dense attention, which is another
+function). Interleaved rounds, medians; on a GPU the L2 cache is flushed before each. Prints a table in Markdown.
 
     python tests/bench/attention_peers.py --library build/cpu/libbirkhoff_ops.so
 """
@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
-# Of the reference's largest number; PyTorch's own kernels keep it too.
+# Relative to the reference's largest number. PyTorch's own kernels keep these bounds, too.
 BOUNDS = {"fp32": 2e-4, "bf16": 0.05, "fp64": 1e-10}
 
 
@@ -44,14 +44,14 @@ def sinkhorn_attention(q, k, scores, block, iterations):
 
 
 def pypi_attention(a):
-    """sinkhorn_transformer's, with scores from outside instead of its sort net's."""
+    """The attention of sinkhorn_transformer, with given scores instead of those of its sort net."""
     from sinkhorn_transformer import sinkhorn_transformer as package
 
     module = package.SinkhornAttention(a.block, a.heads * a.head_dim, a.head_dim, a.heads, max(a.lengths))
 
     class Scores(torch.nn.Module):
         def forward(self, q, k, topk):
-            # It balances rows, then columns; ours end on rows.
+            # The package normalizes rows, then columns; ours ends with rows.
             return package.sinkhorn_sorting_operator(self.scores.flatten(0, 1).transpose(1, 2), a.iterations).transpose(1, 2)
 
     module.sort_net = Scores()
@@ -113,7 +113,7 @@ def solve(function, inputs, d_out, backward=True):
 
 
 def error(results, exact):
-    """The largest, each relative to its tensor's largest number."""
+    """The largest error, each relative to its tensor's largest number."""
     worst = 0.0
     for result, true in zip(results, exact):
         worst = max(worst, ((result.detach().double().cpu() - true).abs().max() / true.abs().max()).nan_to_num(math.inf).item())
@@ -142,13 +142,13 @@ class Watch:
 def compare(a, watch, name, inputs, reference, peers):
     d_out = torch.randn(inputs[0].shape[0], inputs[0].shape[2], inputs[0].shape[1], inputs[0].shape[3], device=a.device)
     d_out = d_out.to(inputs[0].dtype).transpose(1, 2)
-    # Sequences are independent: one is enough to be sure.
+    # Sequences are independent, so checking one is enough.
     first = lambda x: x[:1].detach()
     exact = solve(reference, [first(x).double().cpu() for x in inputs], first(d_out).double().cpu())
     errors, left = {}, {}
     for peer, (function, comparable, backward) in peers.items():
         try:
-            # As it will be timed, so that what is compiled is compiled once.
+            # The call is the one that will be timed, so that graphs are compiled only once.
             results = solve(function, inputs, d_out, backward)
         except Exception as problem:
             if peer == "birkhoff":
@@ -188,10 +188,10 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--no-compile", action="store_true", help="leave out what needs torch.compile")
+    parser.add_argument("--no-compile", action="store_true", help="leave out the candidates that need torch.compile")
     a = parser.parse_args()
     if any(length % a.block for length in a.lengths):
-        parser.error("--lengths must be multiples of --block: the peers know no others")
+        parser.error("--lengths must be multiples of --block: the peers support no others")
     torch.ops.load_library(a.library.resolve())
     torch.manual_seed(1)
     watch = Watch(a.device)

@@ -1,6 +1,6 @@
-// What part of a training step Sinkhorn attention is: processor time of forward + backward of a
-// causal language model (6 layers, 384 channels, 6 heads, b = 64, n_it = 5, fp32), and of its
-// mechanism alone on inputs of the same sizes, in turns; medians. One thread.
+// Sinkhorn attention's share of a training step: CPU time of forward + backward of a causal
+// language model (6 layers, 384 channels, 6 heads, b = 64, n_it = 5, fp32), and of only its
+// mechanism on inputs of the same sizes. Medians of alternating rounds. One thread.
 // Usage: attention_share [T B causal_balance rounds], by default 1024 4 prefix 3.
 #include <ATen/ATen.h>
 #include <fmt/core.h>
@@ -26,7 +26,7 @@ namespace {
 constexpr std::int64_t kLayers = 6, kHeads = 6, kHeadDim = 64, kChannels = kHeads * kHeadDim;
 constexpr std::int64_t kVocabulary = 65;
 
-// Milliseconds of this thread on a processor: other programs are not counted.
+// CPU milliseconds of this thread; other programs do not count.
 double processor_ms(const std::function<void()>& work) {
   const auto now = [] {
     timespec time;
@@ -62,8 +62,8 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
                   T, kLayers, kChannels, kHeads, balance),
       "attention_share", {});
   const auto group = make_single_group();
-  const ParallelGroups groups{*group, *group, *group};
-  const std::unique_ptr<Model> model = make_model(config, kVocabulary, groups);
+  const ParallelGroups parallel{*group, *group, *group};
+  const std::unique_ptr<Model> model = make_model(config, kVocabulary, parallel);
   const std::vector<at::Tensor> weights = values_of(model->parameters());
   std::int64_t num_weights = 0;
   for (const at::Tensor& weight : weights) num_weights += weight.numel();
@@ -82,8 +82,8 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
                       .head_dim = kHeadDim,
                       .sequence_length = T,
                       .causal = true},
-                     "attention", parameters, groups);
-  const auto heads = [&] {  // views of [B, T, H, D], as a layer makes them
+                     "attention", parameters, parallel);
+  const auto heads = [&] {  // views of [B, T, H, D], as in a layer
     return at::randn({B, T, kHeads, kHeadDim}).transpose(1, 2).set_requires_grad(true);
   };
   AttentionInput in;
@@ -94,13 +94,13 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
   std::vector<at::Tensor> leaves = values_of(parameters);
   leaves.insert(leaves.end(), {in.q_BHLD, in.k_BHSD, in.v_BHSD, in.x_q_BLC});
 
-  // What the layer's next product gives back: none of attention's work.
+  // The gradient that the layer's next product would return. It is not part of attention's work.
   const at::Tensor d_out = at::ones_like(mechanism->forward(in).out_BHLD), d_loss = at::ones({});
 
   std::vector<double> step, attention;
   for (std::int64_t round = -1; round < rounds; ++round) {  // the first is warm-up
     const double of_step =
-        processor_ms([&] { backward(model->objective(batch, {}).loss, d_loss, weights); });
+        processor_ms([&] { backward(model->loss_sums(batch, {}).loss, d_loss, weights); });
     const double of_attention =
         processor_ms([&] { backward(mechanism->forward(in).out_BHLD, d_out, leaves); });
     if (round < 0) continue;

@@ -1,6 +1,6 @@
 """Validation loss of the baby GPT (T=64, batch 12, 2,000 steps, dense, characters) over the whole validation split, ours and
-PyTorch's, under one protocol (initialisation, schedule, AdamW, clip as in configs/baby_gpt_dense.txtpb). The batches differ: PyTorch
-draws random windows, we go through a permutation of non-overlapping ones.
+PyTorch's, under one protocol (initialisation, schedule, AdamW and clipping as in configs/baby_gpt_dense.txtpb). The batches differ: PyTorch
+draws random windows, ours are a permutation of non-overlapping windows.
 """
 
 import argparse

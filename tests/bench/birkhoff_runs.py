@@ -1,4 +1,4 @@
-"""Helpers of the benchmark scripts: they drive the real program and read the files it writes."""
+"""Helpers of the benchmark scripts. They run the real program and read the files it writes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ WORK = pathlib.Path(os.environ.get("BIRKHOFF_BENCH", str(ROOT / "build/bench")))
 
 
 def clean_environment(threads=None):
-    """The environment without what a Python installation of torch may have added."""
+    """The environment without variables that a Python installation of torch may have added."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")}
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
@@ -32,15 +32,15 @@ def birkhoff(*arguments, threads=None, check=True):
 
 
 def title():
-    """First line of a report, as `birkhoff bench` prints it: version, processor, cores, instruction set, command line."""
+    """First line of a report, as `birkhoff bench` prints it: version, CPU, cores, instruction set, command line."""
     version = birkhoff("--version").splitlines()[0]
     names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     command = " ".join([str(pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
-    return f"{version}; {names[0] if names else 'unnamed processor'}, {os.cpu_count()} cores, {instruction_set()}; `python {command}`"
+    return f"{version}; {names[0] if names else 'unnamed CPU'}, {os.cpu_count()} cores, {instruction_set()}; `python {command}`"
 
 
 def prepare(folder, text, tokenizer="chars", valid=0.1):
-    """A corpus of one text, made once."""
+    """A corpus of one text, made only if it is missing."""
     folder = pathlib.Path(folder)
     if not (folder / "manifest.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def training_speed(rows, skip=2):
 
 
 def read_safetensors(path):
-    """Name -> (dtype, shape, bytes) of one safetensors file, with the standard library alone."""
+    """Name -> (dtype, shape, bytes) of one safetensors file, using only the standard library."""
     data = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8:8 + length])
@@ -91,13 +91,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .\n"
 
 
 def random_text(symbols, separator, count):
-    """So many symbols, each of them at least once."""
+    """A text of `count` symbols, each of them at least once."""
     draw = random.Random(1)
     return separator.join([*symbols, *draw.choices(symbols, k=count - len(symbols))])
 
 
 def random_corpus(words=None):
-    """A corpus of random tokens, made once: of so many words, or of letters. Its text lies beside it."""
+    """A corpus of random tokens, made only if it is missing: of `words` different words, or of letters. Its text is in the same folder."""
     folder = WORK / f"random_{words or 'letters'}"
     if not (folder / "corpus/manifest.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def shakespeare():
 
 
 def build(tree, *targets):
-    """Builds targets of a work tree with the LibTorch that this one is configured with; the log lies in build/."""
+    """Builds targets of a work tree with the LibTorch that this one is configured with; the log is in build/."""
     cache = ROOT / "build/cpu/CMakeCache.txt"
     if not cache.exists():
         raise SystemExit(f"{cache} is missing: run ./bootstrap.sh build first")
@@ -149,7 +149,7 @@ def build_commit(commit, *targets):
 
 
 def instruction_set():
-    """The one that our loops use here, as BIRKHOFF_CPU names it: that variable, or the widest of the processor."""
+    """The instruction set that our loops use here, as BIRKHOFF_CPU names it: that variable, or the widest set of the CPU."""
     flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "").split()
     names = {"avx512_bf16": "avx512_bf16", "avx512dq": "avx512", "avx2": "avx2"}
     return os.environ.get("BIRKHOFF_CPU") or next((name for flag, name in names.items() if flag in flags), "portable")

@@ -1,8 +1,8 @@
-"""How long a checkpoint holds up training: the demo's model (configs/quickstart.txtpb), saved often, against its own step.
+"""How long a checkpoint holds up training: the demo's model (configs/quickstart.txtpb), saved often, compared with its own step.
 
-The floor is a step without a save (the median of the same run); the figure is the stall that rank 0 logs at each commit: the
-copy of the state, the votes, and waiting where there is any. The last save is left out: training is over then and waits for
-it. Printed: medians, and the stall as a share of a step, which should be at most 0.1.
+The floor is a step without a save (the median of the same run). The figure is the stall that rank 0 logs at each commit: the
+copy of the state, the votes, and any waiting. The last save is left out, because training has ended by then and waits for it.
+The script prints medians, and the stall as a fraction of a step, which should be at most 0.1.
 """
 
 import argparse
@@ -19,8 +19,8 @@ def main():
     parser.add_argument("--config", default="configs/quickstart.txtpb")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--every", type=int, default=10, help="steps from save to save")
-    parser.add_argument("--words", type=int, help="ids of the corpus of random tokens; without it, letters")
+    parser.add_argument("--every", type=int, default=10, help="steps between saves")
+    parser.add_argument("--words", type=int, help="vocabulary of the corpus of random words; default: random letters")
     parser.add_argument("--set", action="append", default=[], help="settings for the run")
     a = parser.parse_args()
     corpus = runs.random_corpus(a.words)
@@ -32,7 +32,7 @@ def main():
     saves = [tuple(map(float, found)) for found in SAVED.findall((run / "log/rank-0.log").read_text())]
     saves = [save for save in saves if save[0] < a.steps]
     if not saves:
-        raise SystemExit("no save but the last one: take more steps or a smaller --every")
+        raise SystemExit("no save except the last one: use more steps or a smaller --every")
     stalls = [stall for _, stall, _ in saves]
     stall, written = statistics.median(stalls), statistics.median(seconds for _, _, seconds in saves)
     print(f"{a.config}, {a.ranks} rank(s), {len(saves)} saves")

@@ -1,14 +1,14 @@
-"""The figures that a GPU is judged by, each beside its bar: runs `birkhoff bench`, step_speed.py, checkpoint_stall.py and a training on both devices,
-writes what they print into one page in Markdown, and a table of the bars in front of it. Exit code 1 if a bar is missed or a command fails.
+"""Measures the GPU figures and compares each with its target. Runs `birkhoff bench`, step_speed.py, checkpoint_stall.py and a training on both
+devices, and writes one Markdown page: a table of the targets, then the output of the commands. Exit code 1 if a target is missed or a command fails.
 
-- operators: tests/interop/pytorch_operators.py and tests/bench/attention_peers.py, what PyTorch makes of our operators.
-- kernels: bf16, B H = 64, D = 64, 128 and 256, causal and not, launched as CUDA graphs: share of the floor (the larger of bytes at the copy's speed and
-  FLOPs at at::mm's), and time against the fastest of LibTorch's dense kernels, cuDNN's among them.
-- step: configs/lmx_base_*.txtpb, 64k tokens a step: share of the matrix speed of the same run, PyTorch compiled, the loader's wait, a save's stall.
+- operators: our operators in PyTorch, by tests/interop/pytorch_operators.py and tests/bench/attention_peers.py.
+- kernels: bf16, B H = 64, D = 64, 128 and 256, causal and not, launched as CUDA graphs: share of the floor (the larger of bytes at copy speed and
+  FLOPs at the speed of at::mm), and time against the fastest of LibTorch's dense kernels, including cuDNN's.
+- step: configs/lmx_base_*.txtpb, 64k tokens a step: share of the matrix speed of the same run, PyTorch compiled, loader wait, stall of a save.
 - loss: the demo's configuration on the CPU and on the GPU, mean of the last 50 of 500 steps.
 
     python tests/bench/gpu_figures.py --build build/cuda --report docs/benchmarks/gpu.md
-    python tests/bench/gpu_figures.py --build build/cpu --device cpu --report /tmp/try.md      # the same on small shapes: that it runs
+    python tests/bench/gpu_figures.py --build build/cpu --device cpu --report /tmp/try.md      # small shapes: tests that the script runs
 """
 
 import argparse
@@ -42,18 +42,18 @@ class Report:
         print(f"{name}: FAILED: {why}", flush=True)
 
     def run(self, name, line):
-        """Output of a command, None where it fails; kept for the page."""
+        """Runs a command and adds its output to the page. Returns the output, or None if the command fails."""
         line = [str(x) for x in line]
         shown = " ".join(f"'{x}'" if " " in x else x for x in line).replace(sys.executable, "python").replace(str(runs.ROOT) + "/", "")
         done = subprocess.run(line, capture_output=True, text=True, env=dict(os.environ, BIRKHOFF=runs.BIRKHOFF))
         self.pages.append(f"## {name}\n\n`{shown}`\n\n{done.stdout.strip()}\n")
         if done.returncode == 0:
             return done.stdout
-        self.failed(name, f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
+        self.failed(name, f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
         return None
 
     def text(self):
-        head = "# Figures on a GPU\n\n| what | figure | bar | held |\n|---|---:|---:|---|\n"
+        head = "# Figures on a GPU\n\n| what | figure | target | met |\n|---|---:|---:|---|\n"
         return head + "".join(f"| {' | '.join(row)} |\n" for row in self.bars) + "\n" + "\n".join(self.pages)
 
 
@@ -103,7 +103,7 @@ def kernels(a, report):
                     report.bar(f"{label}: floor / time, forward + backward", both, least_both)
                 else:
                     for which, share, of_64 in zip(("forward", "forward + backward"), (forward, both), shares[name, encoder, length, 64]):
-                        report.bar(f"{label}: share of D = 64 over this one's, {which}", of_64 / share, most=1.3)
+                        report.bar(f"{label}: share at D = 64 / share here, {which}", of_64 / share, most=1.3)
                 if least_dense and length == lengths[0] and head_dim <= 128:
                     report.bar(f"{label}: dense / time", dense, least_dense[0 if encoder else 1])
 
@@ -118,24 +118,24 @@ def step(a, report):
             report.bar(f"{model}: share of the matrix speed", max(float(row[5]) for row in table(text) if row[0].startswith("step")), least)
     batch, steps, rounds = (64, 60, 2) if a.device == "cuda" else (1, 30, 1)
     for model in ("lmx_base_dense", "lmx_base_sinkhorn"):
-        text = report.run(f"Step beside PyTorch, {model}", [
+        text = report.run(f"Step compared with PyTorch, {model}", [
             sys.executable, HERE / "step_speed.py", "--model", model, "--context", 1024, "--batch", batch, "--steps", steps, "--rounds", rounds,
             "--device", a.device, "--precision", "bf16", *([] if a.no_compile else ["--compile"])])
         ours = [row for row in table(text or "") if len(row) == 7 and re.fullmatch(r"[\d.]+", row[6])]
         if ours and model == "lmx_base_sinkhorn":
-            report.bar(f"{model}: tokens/s, of PyTorch compiled", max(float(row[5]) for row in ours), 1.15)
+            report.bar(f"{model}: tokens/s / PyTorch compiled", max(float(row[5]) for row in ours), 1.15)
         for row in ours:
-            report.bar(f"{model}, {row[0]}: loader's wait, of a step", float(row[6]), most=0.005)
-    # Saves far enough apart that none waits for the one before.
+            report.bar(f"{model}, {row[0]}: loader wait / step time", float(row[6]), most=0.005)
+    # Saves are far enough apart that none waits for the previous one.
     saved = ["--steps", 400, "--every", 100] if a.device == "cuda" else ["--steps", steps]
     text = report.run("Stall of a save", [sys.executable, HERE / "checkpoint_stall.py", "--config", "configs/lmx_base_sinkhorn.txtpb", *saved,
                                           "--words", 32000, "--set", f"device={a.device}", "--set", f"train.global_batch={batch}"])
     if text:
-        report.bar("lmx_base_sinkhorn: stall of a save, of a step", float(re.search(r"([\d.]+) of a step", text)[1]), most=0.02)
+        report.bar("lmx_base_sinkhorn: stall of a save / step time", float(re.search(r"([\d.]+) of a step", text)[1]), most=0.02)
 
 
 def loss(a, report):
-    """500 steps of the demo on this repository's own sources."""
+    """500 steps of the demo's configuration on this repository's own sources."""
     steps = 500 if a.device == "cuda" else 60
     corpus = runs.WORK / "own_sources"
     if not (corpus / "manifest.json").exists():
@@ -150,7 +150,7 @@ def loss(a, report):
         means[device] = statistics.mean(row["loss"] for row in rows if "grad_norm" in row and row["step"] > steps - 50)
     report.pages.append(f"## Loss of the demo's configuration\n\nMean of the last 50 of {steps} steps on the bytes of this repository's sources: "
                         + ", ".join(f"{device} {mean:.4f}" for device, mean in means.items()) + "\n")
-    report.bar(f"demo's loss, {a.device} and CPU, nats apart", abs(means[a.device] - means["cpu"]), most=0.02)
+    report.bar(f"demo's loss, difference between {a.device} and CPU in nats", abs(means[a.device] - means["cpu"]), most=0.02)
 
 
 def main():
@@ -177,7 +177,7 @@ def main():
         except SystemExit as problem:
             report.failed(part, str(problem).replace("\n", " "))
         if len(report.bars) == before:
-            report.failed(part, "no figure in what its commands printed")
+            report.failed(part, "its commands printed no figure")
         a.report.write_text(report.text())
     print(f"\n{a.report}")
     sys.exit(any(row[3] != "yes" for row in report.bars))

@@ -1,6 +1,6 @@
 """The table of docs/results.md: validation loss after 2,000 steps at context 256, b = 16,
 tinyshakespeare by character, mean and spread of three seeds for each mechanism. Runs of one rank
-and one thread go side by side, one a core; finished ones are kept in build/bench/table and not
+and one thread run in parallel, one per core. Finished runs are kept in build/bench/table and not
 repeated.
 """
 
@@ -44,12 +44,12 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="runs side by side")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="parallel runs")
     parser.add_argument("--only", default="", help="substring of the arms to run")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
     names = [name for name in ARMS if a.only in name]
-    # Seed by seed, so that an interrupted table has every arm.
+    # Seed by seed, so that an interrupted run has results for every arm.
     with concurrent.futures.ThreadPoolExecutor(a.workers) as pool:
         losses = {(name, seed): pool.submit(validation_loss, corpus, name, seed, a.steps)
                   for seed in a.seeds for name in names}

@@ -1,6 +1,7 @@
 """bf16 computation against fp32 on a model of 10 million parameters: tokens/s, interleaved, and the loss at the end of a run.
 
-Tokens a processor second, without the start, are printed beside tokens a second: they hardly depend on what else runs. The floor is the step's multiply-adds at the machine's matrix speed in each type, if PyTorch is there to tell it.
+The script prints tokens per second and tokens per CPU second (without start-up); the latter hardly depend on other load. The floor is the step's
+multiply-adds at the machine's matrix speed in each type, if PyTorch is installed to measure it.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def processor_seconds():
 
 
 def speeds_of(config, corpus, precision, a):
-    """(tokens a second, tokens a processor second) of one run."""
+    """(tokens per second, tokens per CPU second) of one run."""
     def used(steps):
         start = processor_seconds()
         rows = train(config, corpus, precision, a.context, a.batch, steps, a.attention, a.threads)
@@ -44,7 +45,7 @@ def speeds_of(config, corpus, precision, a):
 
 
 def matrix_speed(precision):
-    """Multiply-adds a second of this machine in a type, times two; None without PyTorch."""
+    """FLOP/s (multiply-adds times two) of this machine in a type; None without PyTorch."""
     try:
         import torch
     except ImportError:
@@ -54,7 +55,7 @@ def matrix_speed(precision):
     dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     processor = open("/proc/cpuinfo").read()
     if "AuthenticAMD" in processor and "avx512bw" in processor and "amx_bf16" not in processor:
-        torch.set_float32_matmul_precision("medium")  # oneDNN, which computes in fp32 here: what our program chooses too
+        torch.set_float32_matmul_precision("medium")  # oneDNN, which computes in fp32 here; our program chooses it, too
     a, b = torch.randn(1024, 1024).to(dtype), torch.randn(1024, 1024).to(dtype)
     times = []
     for _ in range(21):
@@ -68,13 +69,13 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=12, help="of each round of the speed")
+    parser.add_argument("--steps", type=int, default=12, help="steps of each round of the speed measurement")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, help="of the rank; default: all cores")
+    parser.add_argument("--threads", type=int, help="threads of the rank; default: all cores")
     parser.add_argument("--loss-steps", type=int, default=500)
     parser.add_argument("--loss-context", type=int, default=64)
     parser.add_argument("--loss-batch", type=int, default=8)
-    parser.add_argument("--attention", default="", help="mechanism in the configuration's text, such as 'sinkhorn { block: 16 }'")
+    parser.add_argument("--attention", default="", help="mechanism as configuration text, such as 'sinkhorn { block: 16 }'")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
     config = runs.WORK / "precision.txtpb"
@@ -84,16 +85,16 @@ def main():
     for _ in range(a.rounds):
         for precision, figures in speeds.items():
             figures.append(speeds_of(config, corpus, precision, a))
-    print(f"{PARAMETERS:,} parameters in blocks, T={a.context}, batch {a.batch}, {a.threads or 'all'} threads")
-    for i, unit in enumerate(("second", "processor second")):
-        print(f"  tokens a {unit}")
+    print(f"{PARAMETERS:,} parameters in layers, T={a.context}, batch {a.batch}, {a.threads or 'all'} threads")
+    for i, unit in enumerate(("second", "CPU second")):
+        print(f"  tokens per {unit}")
         for precision, figures in speeds.items():
             values = [figure[i] for figure in figures]
             peak = matrix_speed(precision) if i == 0 else None
             floor = f"; floor {peak / (6 * PARAMETERS):,.0f} at {peak / 1e9:.0f} GFLOP/s" if peak else ""
             print(f"    {precision}: {statistics.median(values):8,.0f} (min {min(values):,.0f}, max {max(values):,.0f}){floor}")
         ratios = [bf16[i] / fp32[i] for fp32, bf16 in zip(speeds["fp32"], speeds["bf16"])]
-        print(f"    ratio bf16 / fp32: {statistics.median(ratios):.2f} (of each round: {', '.join(f'{ratio:.2f}' for ratio in ratios)})")
+        print(f"    ratio bf16 / fp32: {statistics.median(ratios):.2f} (per round: {', '.join(f'{ratio:.2f}' for ratio in ratios)})")
 
     if a.loss_steps:
         means = {}

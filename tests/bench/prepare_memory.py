@@ -1,8 +1,8 @@
-"""Peak memory of `birkhoff prepare` on a large text: bytes, characters and words must stay within 300 MB, whatever the
-text's size; SentencePiece may take its own trainer's memory on top.
+"""Peak memory of `birkhoff prepare` on a large text. bytes, chars and words must stay within 300 MB, whatever the size of
+the text; SentencePiece may also use its own trainer's memory.
 
-The text is a smaller one's lines (tinyshakespeare's, or --text) in new orders, many times over, and is removed afterwards.
-The peak is that of the process' resident memory, as the kernel counts it; exit code 1 if it is above the limit.
+The text repeats the lines of a smaller text (tinyshakespeare, or --text) many times in new orders, and is removed afterwards.
+The peak is the process's resident memory as the kernel reports it. Exit code 1 if it is above the limit.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def write_text(path, lines, megabytes):
 
 
 def measure(tokenizer, text, folder):
-    """Tokens, seconds and peak MB of one prepare; in a process of its own, because the kernel keeps one peak for all children."""
+    """Tokens, seconds and peak MB of one prepare, in a separate process, because the kernel keeps one peak for all children."""
     script = ("import json, resource, subprocess, sys, time\n"
               "start = time.perf_counter()\n"
               "done = subprocess.run(sys.argv[1:], capture_output=True, text=True)\n"
@@ -50,7 +50,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--mb", type=int, default=1000, help="size of the text")
     parser.add_argument("--limit", type=float, default=300, help="MB")
-    parser.add_argument("--text", type=pathlib.Path, help="where the lines come from; default: tinyshakespeare")
+    parser.add_argument("--text", type=pathlib.Path, help="source of the lines; default: tinyshakespeare")
     parser.add_argument("--tokenizers", nargs="+", default=["bytes", "chars", "words"])
     a = parser.parse_args()
     lines = (a.text or runs.shakespeare()).read_bytes().splitlines(keepends=True)

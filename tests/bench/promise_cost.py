@@ -1,9 +1,9 @@
-"""What promises cost: tokens/s of one training run on two ranks (one thread each) with nothing of it, with the watchdog and
-the comparison of ranks at their defaults, with a comparison at every step, and with gradients that do not depend on the
+"""What the guarantees cost: tokens/s of a training run on two ranks (one thread each) without any of them, with the watchdog
+and the replica checks at their defaults, with a replica check at every step, and with gradients that do not depend on the
 number of ranks (train.invariant). Interleaved rounds, medians, ratios to the first.
 
-With as many shards as ranks the invariant run computes what the plain one does; more shards make smaller matrix products,
-as micro-batches of that size do: the plain run with such micro-batches stands beside it.
+With as many shards as ranks, the invariant run computes the same as the plain one. More shards make smaller matrix products,
+as micro-batches of that size do; for comparison, the script also measures the plain run with such micro-batches.
 """
 
 import argparse
@@ -27,10 +27,10 @@ def arms(batch):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", default="configs/quickstart.txtpb")
-    parser.add_argument("--batch", type=int, default=16, help="sequences a step over both ranks")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step over both ranks")
     parser.add_argument("--steps", type=int, default=101)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--arms", default="", help="only those whose names hold one of these words, separated by semicolons")
+    parser.add_argument("--arms", default="", help="only the arms whose names contain one of these texts, separated by semicolons")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
     chosen = [(name, settings) for name, settings in arms(a.batch)

@@ -1,7 +1,7 @@
 """The peer: this project's language models in PyTorch, eager or compiled, with scaled_dot_product_attention and fused AdamW. Sinkhorn attention is
-composed of what PyTorch has: block weights in its operations, one product that mixes blocks, and scaled_dot_product_attention with blocks as heads.
+composed of PyTorch operations: block weights, one product that mixes blocks, and scaled_dot_product_attention with blocks as heads.
 
-Run as a program it trains on random windows of a text, or of random tokens, and prints one JSON object; step_speed.py and baby_gpt.py call it.
+As a program, it trains on random windows of a text or of random tokens, and prints one JSON object. step_speed.py and baby_gpt.py call it.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-# The models of configs/*.txtpb of these names, as far as the peer must know them; `words`: ids that speed is measured with, else characters.
+# The models of configs/*.txtpb with these names, as far as the peer needs them. `words`: the vocabulary for speed measurements; without it, characters.
 MODELS = {
     "baby_gpt_dense": dict(layers=4, channels=128, heads=4),
     "baby_gpt_sinkhorn": dict(layers=4, channels=128, heads=4, block=16),
@@ -26,7 +26,7 @@ BARRED = -1e30
 
 
 class SinkhornAttention(nn.Module):
-    """Causal, `prefix` balance, the block's first token pooled, one linear layer as SortNet (configs/attention.proto)."""
+    """Causal, `prefix` normalization, pooling by the block's first token, one linear layer as SortNet (configs/attention.proto)."""
 
     def __init__(self, context, channels, heads, block):
         super().__init__()
@@ -34,14 +34,14 @@ class SinkhornAttention(nn.Module):
         self.sort = nn.Parameter(0.02 * torch.randn(heads, channels, blocks))
         self.bias = nn.Parameter(torch.zeros(heads, blocks))
         u = torch.arange(blocks)
-        # Of the matrix that gives row u: destinations 1 to u, for the first has no source, and sources 0 to u - 1.
+        # The matrix for row u: destinations 1 to u, because destination 0 has no source, and sources 0 to u - 1.
         taking_part = (u[None, :, None] <= u[:, None, None]) & (u[None, :, None] > 0) & (u[None, None, :] < u[:, None, None])
         self.register_buffer("taking_part", taking_part, persistent=False)
         own = torch.ones(block, block, dtype=torch.bool).tril().expand(blocks, -1, -1)
         self.register_buffer("seen", torch.cat([(u > 0)[:, None, None].expand(-1, block, block), own], 2), persistent=False)
 
     def weights(self, x):
-        """[B, H, N, N]: row u is the last row of Sinkhorn's balance of the blocks before u."""
+        """[B, H, N, N]: row u is the last row of the Sinkhorn normalization over the blocks before u."""
         with torch.autocast(x.device.type, enabled=False):
             pooled = x.unflatten(1, (-1, self.block))[:, :, 0].float()
             scores = (torch.einsum("bnc,hcm->bhnm", pooled, self.sort) + self.bias[:, None]) / TEMPERATURE
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """`block`: tokens of a block of Sinkhorn attention; none: dense. `words`: not a matter of the network."""
+    """`block`: tokens per block of Sinkhorn attention; None: dense. `words` is not used by the network."""
 
     def __init__(self, vocabulary, context, layers=4, channels=128, heads=4, tie=True, block=None, words=None):
         super().__init__()
@@ -103,7 +103,7 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.view(-1, logits.size(-1)), y.view(-1))
 
     def load(self, weights):
-        """Those of a checkpoint of ours: a function from its names to tensors."""
+        """Loads one of our checkpoints. weights: a function from its names to tensors."""
         to = {"embedding.weight": self.embedding.weight, "positions.weight": self.positions.weight, "final_norm.weight": self.norm.weight}
         if self.own_output is not None:
             to["output.weight"] = self.own_output
@@ -128,7 +128,7 @@ def optimizer(model, lr):
 
 
 def rate(step, steps, warmup=100, peak=1e-3, final=1e-4):
-    """The schedule of configs/baby_gpt_dense.txtpb: linear rise, then a cosine; step counts from 1."""
+    """The schedule of configs/baby_gpt_dense.txtpb: linear warm-up, then a cosine; step counts from 1."""
     if step <= warmup:
         return peak * step / warmup
     share = (step - warmup) / max(1, steps - warmup)
@@ -143,7 +143,7 @@ def batch(tokens, size, context, generator):
 
 
 def train_step(model, opt, x, y, lr, precision="fp32"):
-    """(loss, norm of the gradient before it is clipped)"""
+    """(loss, gradient norm before clipping)"""
     for group in opt.param_groups:
         group["lr"] = lr
     opt.zero_grad(set_to_none=True)
@@ -157,7 +157,7 @@ def train_step(model, opt, x, y, lr, precision="fp32"):
 
 @torch.no_grad()
 def validation_loss(model, tokens, context):
-    """Mean over the whole split, windows not overlapping, the last one shorter."""
+    """Mean over the whole split, in windows that do not overlap; the last one is shorter."""
     total, count = 0.0, 0
     for start in range(0, len(tokens) - 1, context):
         window = tokens[start:start + context + 1]
@@ -168,7 +168,7 @@ def validation_loss(model, tokens, context):
 
 
 def matrix_speed(device, precision):
-    """FLOP/s of products of large matrices: the most that this machine gives a model."""
+    """FLOP/s of large matrix products: the most that a model can reach on this machine."""
     size = 8192 if device == "cuda" else 1024
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
     b = a.t().contiguous()

@@ -1,5 +1,5 @@
-"""Two ranks of one training run against two independent single-rank runs side by side: the same work on the same cores, so
-the ratio is what communication and waiting cost. One thread a rank; interleaved rounds, medians.
+"""Two ranks of one training run against two independent single-rank runs at the same time. The work and the cores are the same,
+so the ratio shows what communication and waiting cost. One thread per rank; interleaved rounds, medians.
 """
 
 import argparse
@@ -19,7 +19,7 @@ def speed(corpus, config, batch, steps, ranks, folder):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", default="configs/quickstart.txtpb")
-    parser.add_argument("--batch", type=int, default=16, help="sequences a step of the two-rank run")
+    parser.add_argument("--batch", type=int, default=16, help="sequences per step of the two-rank run")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     a = parser.parse_args()
@@ -32,8 +32,8 @@ def main():
             apart.append(sum(copy.result() for copy in copies))
     two, floor = statistics.median(together), statistics.median(apart)
     print(f"{a.config}, batch {a.batch} over two ranks")
-    print(f"  floor, two independent copies: {floor:9,.0f} tokens/s in sum  (min {min(apart):,.0f}, max {max(apart):,.0f})")
-    print(f"  one run of two ranks:          {two:9,.0f} tokens/s         (min {min(together):,.0f}, max {max(together):,.0f})")
+    print(f"  floor, two independent copies: {floor:9,.0f} tokens/s in total  (min {min(apart):,.0f}, max {max(apart):,.0f})")
+    print(f"  one run of two ranks:          {two:9,.0f} tokens/s           (min {min(together):,.0f}, max {max(together):,.0f})")
     print(f"  ratio {two / floor:.3f}")
 
 

@@ -1,6 +1,6 @@
-"""Peak memory of a training run with and without recomputed activations, and what the second computation costs.
+"""Peak memory of a training run with and without recomputed activations, and what recomputation costs.
 
-Runs alternate; each one's peak resident memory is what the kernel tells of the ended process. Losses must be the same bits.
+The two kinds of run alternate. The kernel reports each run's peak resident memory when its process has ended. Losses must be bit-identical.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main():
             raise SystemExit("losses differ")
         memory, speed = ({recompute: statistics.median(figure[i] for figure in rows) for recompute, rows in figures.items()} for i in (0, 1))
         print(f"{layers} layers: {memory[False]:6.0f} MB, recomputed {memory[True]:6.0f} MB, ratio {memory[True] / memory[False]:.2f}; "
-              f"tokens/s {speed[False]:,.0f}, recomputed {speed[True]:,.0f}, ratio {speed[True] / speed[False]:.2f}; losses the same bits")
+              f"tokens/s {speed[False]:,.0f}, recomputed {speed[True]:,.0f}, ratio {speed[True] / speed[False]:.2f}; losses bit-identical")
 
 
 if __name__ == "__main__":

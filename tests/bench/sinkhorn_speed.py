@@ -1,9 +1,9 @@
 """Training-step tokens/s of causal Sinkhorn attention with n_it 5, by default at T = 1024 and b = 64, against PyPI's
-sinkhorn_transformer of the same size, interleaved in one run. That package has no causal balancing: its causal path is a softmax over past blocks with
-the best block kept (our `none`, hardened), so `prefix` does more work than the peer and `none` is printed beside it.
+sinkhorn_transformer of the same size, interleaved in one run. That package has no causal Sinkhorn normalization: its causal path is a softmax over past
+blocks that keeps the best block (our `none`, hardened). So `prefix` does more work than the peer, and `none` is printed for comparison.
 
-The peer runs as PyTorch does by default, and once more with what a user of PyTorch can switch on: with --precision fp32 the library for matrix products
-that our program chooses by itself where it is the faster one (PyTorch takes it only if told that products may be rounded to bf16), with bf16 autocast.
+The peer runs with PyTorch's defaults, and once more with what a user of PyTorch can switch on. With --precision fp32 that is the matrix-product library
+that our program chooses by itself if it is faster (PyTorch uses it only if products may be rounded to bf16); with bf16 it is autocast.
 """
 
 import argparse
@@ -15,11 +15,11 @@ import time
 
 import birkhoff_runs as runs
 
-WARM_UP = 3  # steps that no figure counts
+WARM_UP = 3  # steps that are not measured
 
 
 def peer(a, threads):
-    """Runs in a process of its own: prints the peer's tokens/s."""
+    """Runs in a separate process and prints the peer's tokens/s."""
     import torch
     import torch.nn.functional as F
     from sinkhorn_transformer import SinkhornTransformerLM
@@ -68,13 +68,13 @@ def main():
     parser.add_argument("--channels", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="ours; the peer's, by default, is fp32")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of our runs; the default peer runs in fp32")
     parser.add_argument("--steps", type=int, default=40, help=f"of which {WARM_UP} are warm-up")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer", choices=["default", "switched"], help="(internal) run the peer in this process")
     a = parser.parse_args()
     if a.steps <= WARM_UP:
-        parser.error(f"--steps {a.steps}: must be above {WARM_UP}, the steps of warm-up")
+        parser.error(f"--steps {a.steps}: must be above {WARM_UP}, the number of warm-up steps")
     if a.peer:
         return peer(a, 2)
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())

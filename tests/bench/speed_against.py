@@ -1,7 +1,7 @@
-"""Speed of the working tree against another commit: attention's kernels and training steps, interleaved in one run.
+"""Speed of the working tree against another commit: attention kernels and training steps, interleaved in one run.
 
-Each round runs both programs once, in alternating order. Printed for each figure: the median over rounds of the ratio of speeds (above 1: the working
-tree is faster) with its 95 % interval (of the median, by the order statistics of the rounds), and both medians.
+Each round runs both programs once, in alternating order. For each figure, the script prints the median speed ratio over the rounds (above 1: the working
+tree is faster), the 95 % interval of that median (from the order statistics of the rounds), and both medians.
 
     python tests/bench/speed_against.py b8d99b8
     python tests/bench/speed_against.py main --rounds 20 --only 'step'
@@ -21,7 +21,7 @@ STEPS = {"baby_gpt_dense": 64, "baby_gpt_sinkhorn": 256}
 
 
 def kernel_times(tree):
-    """Name -> processor milliseconds of forward + backward by the fused path, of attention_bench paths."""
+    """Name -> CPU milliseconds of forward + backward by the fused path, from attention_bench paths."""
     out = subprocess.run([tree / "build/cpu/attention_bench", "paths", "4", "4", "1024", "32", "64", "1", "3"], capture_output=True, text=True, check=True,
                          env=runs.clean_environment()).stdout
     times, table = {}, ""
@@ -64,7 +64,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="commit to compare with")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--only", choices=["kernel", "step"], help="these figures only")
+    parser.add_argument("--only", choices=["kernel", "step"], help="only these figures")
     a = parser.parse_args()
     if a.rounds < 2:
         parser.error(f"--rounds {a.rounds}: at least 2")

@@ -1,9 +1,9 @@
-"""Tokens/s of a training step, ours with its loader against PyTorch's without one, interleaved in one run; by default of the baby GPT on the CPU.
+"""Tokens/s of a training step, ours with its loader against PyTorch's without one, interleaved in one run; by default for the baby GPT on the CPU.
 
-First the same weights and the same batch must give the same loss and the same norm of the gradient. Then rounds alternate; medians and ratios are
-printed as a table in Markdown, with the loader's wait as a share of the step. On CPUs PyTorch has two threads, ours is one rank with two and two
-ranks with one thread each; on a GPU ours is one rank, without and with recorded steps (train.cuda_graph). The floor is the FLOPs of a step (causal
-attention's half alone, no input embedding) at the matrix speed that PyTorch reaches in the same run. Where the time goes: `birkhoff bench step`.
+First, the same weights and the same batch must give the same loss and the same gradient norm. Then rounds alternate. The script prints medians and
+ratios as a Markdown table, with the loader wait as a fraction of the step. On CPUs PyTorch has two threads; ours is one rank with two threads, and two
+ranks with one thread each. On a GPU ours is one rank, without and with recorded steps (train.cuda_graph). The floor is the FLOPs of a step (only the
+causal half of attention, no input embedding) at the matrix speed that PyTorch reaches in the same run. `birkhoff bench step` shows where the time goes.
 
     python tests/bench/step_speed.py
     python tests/bench/step_speed.py --model lmx_base_sinkhorn --context 1024 --batch 64 --device cuda --precision bf16 --compile
@@ -21,7 +21,7 @@ import sys
 import birkhoff_runs as runs
 import pytorch_gpt
 
-# Of the first loss and of the gradient's norm, relative: sums of thousands of terms in fp32, and of such as are rounded to bf16 (2^-9) in other places.
+# Relative tolerances of the first loss and of the gradient norm: sums of thousands of terms in fp32, or of terms rounded to bf16 (2^-9) in different places.
 AGREEMENT = {"fp32": (1e-5, 1e-4), "bf16": (2e-3, 3e-2)}
 
 
@@ -30,7 +30,7 @@ def settings_of(a, context, batch):
 
 
 def first_step(a, context, batch):
-    """((loss, norm of the gradient) of ours, of PyTorch) for a corpus of exactly one batch of letters and our initial weights in both."""
+    """((loss, gradient norm) of ours, of PyTorch) for a corpus of exactly one batch of letters, with our initial weights in both."""
     import torch
 
     text = runs.random_text(runs.LETTERS, "", batch * context + 1)
@@ -59,7 +59,7 @@ def first_step(a, context, batch):
 
 
 def ours(a, corpus, context, ranks, threads, more):
-    """{tokens_per_second, wait: the loader's, of a step; flops of a token}"""
+    """{tokens_per_second, wait: loader wait / step time, flops: per token}"""
     run = runs.WORK / "speed_run"
     rows = runs.train(runs.ROOT / f"configs/{a.model}.txtpb", run,
                       [f"data.corpus={corpus}", f"train.steps={a.steps}", f"metrics.every={max(1, a.steps // 10)}", "metrics.tensorboard=false",
@@ -82,7 +82,7 @@ def pytorch(a, context, compiled):
     return json.loads(done.stdout)
 
 
-def contenders(a, corpus, context):
+def candidates(a, corpus, context):
     result = {"PyTorch eager": lambda: pytorch(a, context, False)}
     if a.compile:
         result["PyTorch compiled"] = lambda: pytorch(a, context, True)
@@ -97,25 +97,25 @@ def contenders(a, corpus, context):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=pytorch_gpt.MODELS, default="baby_gpt_dense", help="of configs/")
+    parser.add_argument("--model", choices=pytorch_gpt.MODELS, default="baby_gpt_dense", help="a model of configs/")
     parser.add_argument("--context", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--precision", choices=AGREEMENT, default="fp32")
-    parser.add_argument("--compile", action="store_true", help="PyTorch compiled, too")
+    parser.add_argument("--compile", action="store_true", help="also run PyTorch compiled")
     a = parser.parse_args()
     if a.steps < 30:
-        parser.error(f"--steps {a.steps}: at least 30, for the first fifth is warm-up")
+        parser.error(f"--steps {a.steps}: must be at least 30, because the first fifth is warm-up")
     corpus = runs.random_corpus(pytorch_gpt.MODELS[a.model].get("words"))
     print(runs.title())
     for context in a.context:
         mine, theirs = first_step(a, context, min(a.batch, 12))
-        for name, x, y, tolerance in zip(("losses", "norms of the gradient"), mine, theirs, AGREEMENT[a.precision]):
+        for name, x, y, tolerance in zip(("losses", "gradient norms"), mine, theirs, AGREEMENT[a.precision]):
             if not math.isclose(x, y, rel_tol=tolerance):
                 raise SystemExit(f"T={context}: first {name} differ: ours {x}, PyTorch {y}")
-        names = contenders(a, corpus, context)
+        names = candidates(a, corpus, context)
         results = {name: [] for name in names}
         for _ in range(a.rounds):
             for name, run in names.items():
@@ -124,10 +124,10 @@ def main():
         median = {name: statistics.median(each["tokens_per_second"] for each in values) for name, values in results.items()}
         matrix = statistics.median(each["matrix_speed"] for each in results["PyTorch eager"])
         flops = next(each["flops"] for values in results.values() for each in values if "flops" in each)
-        print(f"\n{a.model}, T={context}, batch {a.batch}, {a.precision}: first loss ours {mine[0]:.6f}, PyTorch {theirs[0]:.6f}; norm of the gradient "
-              f"{mine[1]:.5f}, {theirs[1]:.5f}. Medians of {a.rounds} interleaved rounds of {a.steps} steps. Floor: {flops / 1e6:.2f} MFLOP a token at "
+        print(f"\n{a.model}, T={context}, batch {a.batch}, {a.precision}: first loss ours {mine[0]:.6f}, PyTorch {theirs[0]:.6f}; gradient norm "
+              f"{mine[1]:.5f}, {theirs[1]:.5f}. Medians of {a.rounds} interleaved rounds of {a.steps} steps. Floor: {flops / 1e6:.2f} MFLOP per token at "
               f"{matrix / 1e9:,.0f} GFLOP/s, {matrix / flops:,.0f} tokens/s.\n")
-        print(f"| | tokens/s | min | max | of the floor's speed | ratio to {peer} | loader's wait, of a step |\n|---|---:|---:|---:|---:|---:|---:|")
+        print(f"| | tokens/s | min | max | speed / floor | ratio to {peer} | loader wait / step time |\n|---|---:|---:|---:|---:|---:|---:|")
         for name, values in results.items():
             speeds = [each["tokens_per_second"] for each in values]
             wait = f"{statistics.median(each['wait'] for each in values):.5f}" if "wait" in values[0] else ""

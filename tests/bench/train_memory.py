@@ -1,7 +1,7 @@
 """Resident memory of every rank of a training run, early and late: it must not grow with the steps.
 
-A tiny run, with checkpoints, evaluations and metrics as often as a long one would have in hours, is watched through /proc: RSS
-of each rank once step 200 and once step 2,000 are told in metrics.jsonl. Exit code 1 if a rank grew by more than --most.
+The script watches a tiny run through /proc. The run makes as many checkpoints, evaluations and metrics as a long run makes in
+hours. The RSS of each rank is read when metrics.jsonl reaches step 200 and step 2,000. Exit code 1 if a rank grew by more than --most.
 """
 
 import argparse
@@ -25,7 +25,7 @@ checkpoint { every: 100 } evaluate { every: 100 sequences: 16 } metrics { every:
 
 
 def ranks_of(run):
-    """Process ids of the training processes on this run, by the log of each rank that they hold open."""
+    """Process ids of this run's training processes, found by the rank logs that they hold open."""
     found = {}
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -34,7 +34,7 @@ def ranks_of(run):
                 if target.parent == (run / "log").resolve() and target.name.startswith("rank-"):
                     found[target.name] = int(process.name)
         except OSError:
-            continue  # ended meanwhile, or another user's
+            continue  # has ended, or belongs to another user
     return dict(sorted(found.items()))
 
 
@@ -55,14 +55,14 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--early", type=int, default=200, help="step of the first measurement")
-    parser.add_argument("--late", type=int, default=2000, help="step of the last one")
-    parser.add_argument("--most", type=float, default=2, help="MB that a rank may grow by: what the allocator scatters")
+    parser.add_argument("--late", type=int, default=2000, help="step of the last measurement")
+    parser.add_argument("--most", type=float, default=2, help="MB that a rank may grow by, for allocator fragmentation")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
     config, run = runs.WORK / "train_memory.txtpb", runs.WORK / "train_memory"
     config.write_text(CONFIG)
     subprocess.run(["rm", "-rf", str(run)], check=True)
-    steps = a.late + a.late // 10  # so that the run is still there at the last measurement
+    steps = a.late + a.late // 10  # so that the run is still active at the last measurement
     command = [runs.BIRKHOFF, "train", config, "--run", run, "--ranks", a.ranks,
                "--set", f"data.corpus={corpus}", "--set", f"train.steps={steps}"]
     training = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -77,7 +77,7 @@ def main():
             ranks = ranks_of(run)
             if len(ranks) != a.ranks:
                 raise SystemExit(f"{len(ranks)} of {a.ranks} ranks found at step {step}")
-            # The median of a few moments: a checkpoint's buffers come and go.
+            # The median of several samples, because a checkpoint's buffers come and go.
             samples = {name: [] for name in ranks}
             for _ in range(5):
                 for name, process in ranks.items():

@@ -13,19 +13,19 @@ constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kDouble, at::kBFloat16, at
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin};
 
 // Rank r's data: values whose sum depends on the order of addition, except for int64. Every rank
-// can compute every rank's.
+// can compute the data of all ranks.
 at::Tensor data_of(int rank, std::int64_t count, at::ScalarType dtype) {
   const at::Tensor i = at::arange(count, at::kDouble);
   const at::Tensor values = at::sin(i * 0.7 + rank) * at::exp2((i + 3 * rank).remainder(20));
   return values.to(dtype);
 }
 
-// A copy where the group's operations find it.
-at::Tensor on_device(const Group& group, const at::Tensor& tensor) {
+// A copy on the group's device.
+at::Tensor on_device(const ProcessGroup& group, const at::Tensor& tensor) {
   return tensor.to(group.device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
-at::TensorOptions options_of(const Group& group, at::ScalarType dtype) {
+at::TensorOptions options_of(const ProcessGroup& group, at::ScalarType dtype) {
   return at::TensorOptions().device(group.device()).dtype(dtype);
 }
 
@@ -33,7 +33,7 @@ bool holds(const at::Tensor& actual, const at::Tensor& expected) {
   return at::equal(actual.cpu(), expected);
 }
 
-// In rank order, bf16 in fp32.
+// Reduces in rank order; bf16 accumulates in fp32.
 at::Tensor reduce_serially(const std::vector<at::Tensor>& parts, ReduceOp op) {
   const at::ScalarType dtype = parts[0].scalar_type();
   const at::ScalarType wide = dtype == at::kBFloat16 ? at::kFloat : dtype;
@@ -47,7 +47,7 @@ at::Tensor reduce_serially(const std::vector<at::Tensor>& parts, ReduceOp op) {
   return result.to(dtype);
 }
 
-void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
+void check_one(ProcessGroup& group, std::int64_t count, at::ScalarType dtype) {
   const int size = group.size(), rank = group.rank();
   SCOPED_TRACE(
       fmt::format("{} ranks, rank {}, {} elements of {}", size, rank, count, c10::toString(dtype)));
@@ -83,8 +83,8 @@ void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
     EXPECT_TRUE(holds(copy, all[static_cast<std::size_t>(root)]));
   }
 
-  // Rank s sends count + s + 2 d elements to rank d: all counts differ; none to ranks behind if
-  // count is 0.
+  // Rank s sends count + s + 2 d elements to rank d: all counts differ. If count is 0, it sends
+  // none to lower ranks.
   const auto num_sent = [count](int from, int to) {
     return count == 0 && to < from ? 0 : count + from + 2 * to;
   };
@@ -106,13 +106,13 @@ void check_one(Group& group, std::int64_t count, at::ScalarType dtype) {
 
 }  // namespace
 
-void check_operations(Group& group) {
+void check_operations(ProcessGroup& group) {
   const std::int64_t size = group.size();
   for (const std::int64_t count : {std::int64_t{0}, std::int64_t{1}, size - 1, size + 1,
                                    std::int64_t{1500}, std::int64_t{100003}}) {
     for (const at::ScalarType dtype : kDtypes) check_one(group, count, dtype);
   }
-  // A NaN of any rank reaches all ranks, by every operation.
+  // A NaN of any rank reaches all ranks, whatever the reduction.
   for (const ReduceOp op : kOps) {
     const at::Tensor x = at::ones({5}, options_of(group, at::kFloat));
     if (group.rank() == group.size() - 1) x[3] = std::nan("");
@@ -123,7 +123,7 @@ void check_operations(Group& group) {
   group.barrier("test");
 }
 
-void check_bytes(Group& group) {
+void check_bytes(ProcessGroup& group) {
   const auto bytes_of = [](int rank) {
     return rank == 1
                ? std::string()
@@ -137,7 +137,7 @@ void check_bytes(Group& group) {
   }
 }
 
-void check_overlap(Group& group) {
+void check_overlap(ProcessGroup& group) {
   const std::int64_t size = group.size();
   std::vector<at::Tensor> tensors;
   std::vector<std::unique_ptr<Work>> works;
@@ -159,7 +159,7 @@ void check_overlap(Group& group) {
   EXPECT_TRUE(holds(gathered, at::arange(size, at::kFloat)));
 }
 
-void check_ring(Group& group) {
+void check_ring(ProcessGroup& group) {
   const std::int64_t operations = group.ring().total_operations();
   at::Tensor x = at::ones({2, 3}, options_of(group, at::kDouble));
   const auto work = group.all_reduce_async(x, ReduceOp::kSum, "gradients");
@@ -185,7 +185,7 @@ void check_ring(Group& group) {
             operations + 302 - static_cast<std::int64_t>(OperationRing::kCapacity));
 }
 
-void check_misuse(Group& group) {
+void check_misuse(ProcessGroup& group) {
   const std::int64_t size = group.size();
   const at::Tensor x = at::ones({4, 6});
   const auto expect_refused = [](const std::function<void()>& action, const std::string& why) {

@@ -1,20 +1,20 @@
-// What every implementation of Group must do, checked against closed forms and serial computations
-// in rank order. All functions are collective over the group.
+// Checks that every implementation of ProcessGroup must pass, against closed forms and serial
+// computations in rank order. All functions are collective over the group.
 #pragma once
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 
 namespace birkhoff {
 
 // Every operation, dtype and reduction, with sizes that do and do not divide among the ranks.
-void check_operations(Group& group);
+void check_operations(ProcessGroup& group);
 // Byte strings of different lengths.
-void check_bytes(Group& group);
-// Several operations in flight, waited for in another order.
-void check_overlap(Group& group);
-// The ring holds what was done, in order.
-void check_ring(Group& group);
+void check_bytes(ProcessGroup& group);
+// Several operations in flight, waited for in a different order.
+void check_overlap(ProcessGroup& group);
+// The ring holds the operations that were started, in order.
+void check_ring(ProcessGroup& group);
 // Wrong arguments are errors before anything is sent.
-void check_misuse(Group& group);
+void check_misuse(ProcessGroup& group);
 
 }  // namespace birkhoff

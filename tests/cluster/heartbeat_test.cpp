@@ -25,15 +25,16 @@ struct Heard {
   std::string log;
 };
 
-// body(rank, set): set(sign) changes what the rank tells of itself.
-Heard run_heartbeats(int size, const WatchdogLimits& limits,
-                     const std::function<void(Group&, const std::function<void(Sign)>&)>& body) {
+// body(group, set): set(status) changes what the rank reports.
+Heard run_heartbeats(
+    int size, const WatchdogLimits& limits,
+    const std::function<void(ProcessGroup&, const std::function<void(RankStatus)>&)>& body) {
   Heard heard;
   std::mutex mutex;
   testing::internal::CaptureStderr();
-  run_ranks(size, [&](Group& group) {
+  run_ranks(size, [&](ProcessGroup& group) {
     std::mutex sign_mutex;
-    Sign current;
+    RankStatus current;
     current.phase = Phase::kStep;
     current.usual_seconds = 0.01;
     current.set_host("node" + std::to_string(group.rank()));
@@ -43,39 +44,39 @@ Heard run_heartbeats(int size, const WatchdogLimits& limits,
           const std::lock_guard lock(sign_mutex);
           return current;
         },
-        [&](const Verdict& verdict) {
+        [&](const Diagnosis& diagnosis) {
           const std::lock_guard lock(mutex);
-          heard.alarms.push_back(verdict.text);
+          heard.alarms.push_back(diagnosis.text);
         });
-    body(group, [&](Sign sign) {
+    body(group, [&](RankStatus status) {
       const std::lock_guard lock(sign_mutex);
-      sign.host = current.host;
-      current = sign;
+      status.host = current.host;
+      current = status;
     });
   });
   heard.log = testing::internal::GetCapturedStderr();
   return heard;
 }
 
-Sign step_sign(std::int64_t step) {
-  Sign sign;
-  sign.phase = Phase::kStep;
-  sign.step = sign.progress = step;
-  sign.usual_seconds = 0.01;
-  return sign;
+RankStatus step_status(std::int64_t step) {
+  RankStatus status;
+  status.phase = Phase::kStep;
+  status.step = status.progress = step;
+  status.usual_seconds = 0.01;
+  return status;
 }
 
 constexpr WatchdogLimits kShort{1.0, 4, 900};
 
 TEST(Heartbeat, IsSilentWhileRanksMoveAndWhenTheyEndAtDifferentTimes) {
   for (const int size : {1, 2, 4}) {
-    const Heard heard =
-        run_heartbeats(size, kShort, [](Group& group, const std::function<void(Sign)>& set) {
+    const Heard heard = run_heartbeats(
+        size, kShort, [](ProcessGroup& group, const std::function<void(RankStatus)>& set) {
           for (int step = 1; step <= 20; ++step) {
-            set(step_sign(step));
+            set(step_status(step));
             sleep_ms(100);
           }
-          sleep_ms(300 * group.rank());  // later ranks end later: rank 0 is not missed
+          sleep_ms(300 * group.rank());  // higher ranks end later: they do not miss rank 0
         });
     EXPECT_TRUE(heard.alarms.empty()) << heard.alarms[0];
     EXPECT_EQ(heard.log, "");
@@ -83,25 +84,25 @@ TEST(Heartbeat, IsSilentWhileRanksMoveAndWhenTheyEndAtDifferentTimes) {
 }
 
 TEST(Heartbeat, NamesTheRankThatStopsMoving) {
-  const Heard heard =
-      run_heartbeats(3, kShort, [](Group& group, const std::function<void(Sign)>& set) {
+  const Heard heard = run_heartbeats(
+      3, kShort, [](ProcessGroup& group, const std::function<void(RankStatus)>& set) {
         for (int i = 0; i < 30; ++i) {
-          Sign sign = step_sign(std::min(i, 5));
-          sign.operation_number = 17;
-          sign.set_operation("all_reduce 'counts'");
-          sign.waiting = i >= 5 && group.rank() != 1;
-          set(sign);
+          RankStatus status = step_status(std::min(i, 5));
+          status.operation_number = 17;
+          status.set_operation("all_reduce 'counts'");
+          status.waiting = i >= 5 && group.rank() != 1;
+          set(status);
           sleep_ms(100);
         }
       });
   ASSERT_EQ(heard.alarms.size(), 1u) << "once, by rank 0";
   EXPECT_THAT(heard.alarms[0],
               HasSubstr("rank 1 on node1, in step 5, after all_reduce 'counts' "
-                        "(operation 17); the others (ranks 0, 2) are in step 5, waiting"));
+                        "(operation 17); the others (ranks 0, 2) wait in step 5, inside"));
 }
 
 TEST(Heartbeat, ZeroSecondsIsOff) {
-  const Heard heard = run_heartbeats(2, {0, 4, 900}, [](Group& group, const auto&) {
+  const Heard heard = run_heartbeats(2, {0, 4, 900}, [](ProcessGroup& group, const auto&) {
     EXPECT_EQ(group.ring().total_operations(), 0);
     sleep_ms(200);
   });

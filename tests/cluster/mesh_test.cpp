@@ -29,11 +29,11 @@ TEST(Mesh, DefaultPutsAllRanksOnTheDataAxis) {
   EXPECT_EQ(&mesh.groups().data, &mesh.data());
 }
 
-// Every way to cut this world into three axes.
+// Every way to split this world into three axes.
 TEST(Mesh, RanksAreNumberedDataThenSequenceThenTensor) {
   World& world = test_world();
   const int size = world.size(), rank = world.rank();
-  const auto expect_members = [&](Group& group, int first, int stride) {
+  const auto expect_members = [&](ProcessGroup& group, int first, int stride) {
     const at::Tensor ranks = at::empty({group.size()}, at::kLong);
     group.all_gather(ranks, at::full({1}, rank, at::kLong), "members");
     EXPECT_TRUE(at::equal(ranks, at::arange(group.size(), at::kLong) * stride + first));

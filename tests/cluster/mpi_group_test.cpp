@@ -76,7 +76,7 @@ TEST(World, ReadsTheAnnouncementOfEveryLauncher) {
 }
 
 TEST(MpiGroup, Conforms) {
-  Group& group = test_world().group();
+  ProcessGroup& group = test_world().group();
   check_operations(group);
   check_bytes(group);
   check_overlap(group);
@@ -85,7 +85,7 @@ TEST(MpiGroup, Conforms) {
 }
 
 TEST(MpiGroup, TensorsOfManyPieces) {
-  Group& group = test_world().group();
+  ProcessGroup& group = test_world().group();
   at::Tensor x = at::arange(1500000, at::kDouble) + group.rank();  // 12 MB
   const at::Tensor sum =
       at::arange(1500000, at::kDouble) * group.size() + group.size() * (group.size() - 1) / 2.0;
@@ -96,7 +96,7 @@ TEST(MpiGroup, TensorsOfManyPieces) {
 TEST(MpiGroup, SplitGroupsWorkSideBySide) {
   World& world = test_world();
   // Even and odd ranks, in reverse order.
-  const std::unique_ptr<Group> part = world.split(world.rank() % 2, -world.rank());
+  const std::unique_ptr<ProcessGroup> part = world.split(world.rank() % 2, -world.rank());
   const int last_of_color = (world.size() - 1) / 2 * 2 + world.rank() % 2;
   const int top = last_of_color < world.size() ? last_of_color : last_of_color - 2;
   EXPECT_EQ(part->size(), (world.size() + 1 - world.rank() % 2) / 2);
@@ -126,7 +126,7 @@ TEST(MpiGroup, WaitingSleeps) {
   world.group().all_reduce(x, ReduceOp::kSum, "late");
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   EXPECT_GE(waited.count(), 0.29);
-  // A spinning wait would use all of it.
+  // A spinning wait would use CPU time all the while.
   EXPECT_LT(cpu_seconds() - cpu_before, 0.1 * waited.count());
 }
 

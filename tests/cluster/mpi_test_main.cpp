@@ -18,7 +18,7 @@ int expected_ranks() {
   return ranks == nullptr ? announced_ranks() : std::atoi(ranks);
 }
 
-// After an exception in a test the other ranks may wait for this one for ever.
+// After a fatal failure, such as an exception, the other ranks may wait for this one forever.
 class AbortAfterException : public testing::EmptyTestEventListener {
   void OnTestEnd(const testing::TestInfo& info) override {
     for (int i = 0; i < info.result()->total_part_count(); ++i) {
@@ -32,7 +32,7 @@ class AbortAfterException : public testing::EmptyTestEventListener {
   }
 };
 
-// Ranks other than 0 print nothing but what fails.
+// Ranks other than 0 print only failures.
 class PrintFailures : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& part) override {
     if (!part.failed()) return;

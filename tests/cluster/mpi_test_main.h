@@ -1,4 +1,4 @@
-// main() of GoogleTest programs that run on several MPI ranks: give mpi_test_main.cpp to the test's
+// main() of GoogleTest programs that run on several MPI ranks: add mpi_test_main.cpp to the test's
 // sources. Every rank runs the same tests in the same order; a failure on any rank fails the
 // program.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace birkhoff {
 
-// The world of the running program, from before the first test until after the last.
+// The World of the program. It exists from before the first test until after the last.
 World& test_world();
 
 }  // namespace birkhoff

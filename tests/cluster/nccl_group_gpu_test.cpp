@@ -32,7 +32,7 @@ TEST(NcclGroup, SmallConforms) {
   check_misuse(group);
 }
 
-// Longer than the small path, with slices that are and are not equally long; bits of MpiGroup.
+// Tensors too large for the small path, with equal and unequal slices. The bits are MpiGroup's.
 TEST(NcclGroup, LargeSumsHaveTheBitsOfMpi) {
   NcclGroup group(test_world().group(), test_device());
   for (const std::int64_t count : {std::int64_t{3000001}, std::int64_t{3000000}}) {
@@ -45,8 +45,8 @@ TEST(NcclGroup, LargeSumsHaveTheBitsOfMpi) {
   }
 }
 
-// What the caller's stream was given before an operation comes before it, what it is given after
-// wait() comes after it, without the host waiting in between.
+// Work queued on the caller's stream before an operation runs before it, and work queued after
+// wait() runs after it. The host does not wait in between.
 TEST(NcclGroup, LargeOperationsStayInTheStreamsOrder) {
   NcclGroup group(test_world().group(), test_device());
   const auto options = at::TensorOptions().dtype(at::kFloat).device(group.device());
@@ -66,7 +66,7 @@ TEST(NcclGroup, LargeOperationsStayInTheStreamsOrder) {
 TEST(NcclGroup, SmallAnAbortedGroupSaysWhy) {
   NcclGroup group(test_world().group(), test_device());
   group.barrier("together");
-  // Not the group's own barrier: abort() may cut off what it still owes to the other ranks.
+  // Not the group's own barrier: abort() may cut off data that it still owes to the other ranks.
   test_world().group().barrier("all are through");
   group.abort("the test wants it");
   const at::Tensor x = at::ones({5}, at::TensorOptions().device(group.device()));

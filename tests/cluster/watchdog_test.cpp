@@ -10,59 +10,59 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-// A world of ranks whose signs come every half second.
+// A world of ranks that report their status every half second.
 class TestWorld {
  public:
   explicit TestWorld(int num_ranks, WatchdogLimits limits = {})
-      : watchdog(num_ranks, limits), signs(static_cast<std::size_t>(num_ranks)) {
+      : watchdog(num_ranks, limits), statuses(static_cast<std::size_t>(num_ranks)) {
     for (int rank = 0; rank < num_ranks; ++rank) {
-      Sign& sign = signs[static_cast<std::size_t>(rank)];
-      sign.rank = rank;
-      sign.phase = Phase::kStep;
-      sign.step = 7;
-      sign.usual_seconds = 0.1;
-      sign.set_host("node" + std::to_string(rank));
+      RankStatus& status = statuses[static_cast<std::size_t>(rank)];
+      status.rank = rank;
+      status.phase = Phase::kStep;
+      status.step = 7;
+      status.usual_seconds = 0.1;
+      status.set_host("node" + std::to_string(rank));
     }
   }
 
-  // All but `silent` tell their signs until `end`; those in `moving` make progress.
+  // All ranks but `silent` report until `end`; those in `moving` make progress.
   void pass(double end, const std::vector<int>& moving, int silent = -1) {
     for (; now <= end; now += 0.5) {
-      for (Sign& sign : signs) {
-        if (std::ranges::find(moving, sign.rank) != moving.end()) ++sign.progress;
-        if (sign.rank != silent) watchdog.hear(sign, now);
+      for (RankStatus& status : statuses) {
+        if (std::ranges::find(moving, status.rank) != moving.end()) ++status.progress;
+        if (status.rank != silent) watchdog.on_heartbeat(status, now);
       }
     }
     now = end;
   }
 
   void wait_in(int rank, const std::string& operation, std::int64_t number) {
-    Sign& sign = signs[static_cast<std::size_t>(rank)];
-    sign.set_operation(operation);
-    sign.operation_number = number;
-    sign.waiting = 1;
-    ++sign.progress;
+    RankStatus& status = statuses[static_cast<std::size_t>(rank)];
+    status.set_operation(operation);
+    status.operation_number = number;
+    status.waiting = 1;
+    ++status.progress;
   }
 
-  // The verdict's text; empty while all is well.
-  std::string verdict(ExitCode expected = ExitCode::kHang) const {
-    const auto verdict = watchdog.verdict(now);
-    if (!verdict) return "";
-    EXPECT_EQ(verdict->code, expected);
-    EXPECT_EQ(verdict->text.find('\n'), std::string::npos);
-    EXPECT_THAT(verdict->text, HasSubstr("run the same command again"));
-    return verdict->text;
+  // The diagnosis's text; empty while all is well.
+  std::string diagnosis(ExitCode expected = ExitCode::kHang) const {
+    const auto diagnosis = watchdog.diagnosis(now);
+    if (!diagnosis) return "";
+    EXPECT_EQ(diagnosis->code, expected);
+    EXPECT_EQ(diagnosis->text.find('\n'), std::string::npos);
+    EXPECT_THAT(diagnosis->text, HasSubstr("run the same command again"));
+    return diagnosis->text;
   }
 
   Watchdog watchdog;
-  std::vector<Sign> signs;
+  std::vector<RankStatus> statuses;
   double now = 100;
 };
 
 TEST(Watchdog, IsContentWhileAnybodyMoves) {
   TestWorld world(3);
   world.pass(200, {1});
-  EXPECT_EQ(world.verdict(), "");
+  EXPECT_EQ(world.diagnosis(), "");
 }
 
 TEST(Watchdog, NamesASilentRankItsStepAndOperation) {
@@ -70,33 +70,34 @@ TEST(Watchdog, NamesASilentRankItsStepAndOperation) {
   world.wait_in(2, "all_reduce 'gradients of bucket 4'", 99);
   world.pass(101, {0, 1, 2});
   world.pass(108, {0, 1}, 2);
-  EXPECT_EQ(world.verdict(), "");
+  EXPECT_EQ(world.diagnosis(), "");
   world.pass(109.6, {0, 1}, 2);
   EXPECT_THAT(
-      world.verdict(),
-      HasSubstr("rank 2 on node2, last heard in step 7, waiting in all_reduce 'gradients of "
-                "bucket 4' (operation 99): silent for 8.6 s"));
-  // The others have gone on to where they need it.
-  world.signs[0].step = 9;
+      world.diagnosis(),
+      HasSubstr("rank 2 on node2 has been silent for 8.6 s: its process is stopped, or its machine "
+                "or network is down; its last status: in step 7, inside all_reduce 'gradients of "
+                "bucket 4' (operation 99); run"));
+  // The others have gone on to where they wait for it.
+  world.statuses[0].step = 9;
   world.wait_in(0, "all_reduce 'counts'", 120);
   world.pass(110, {1}, 2);
-  EXPECT_THAT(world.verdict(),
-              HasSubstr("rank 2 on node2, missed by rank 0 in step 9, waiting in "
-                        "all_reduce 'counts' (operation 120), last heard in step 7"));
+  EXPECT_THAT(world.diagnosis(),
+              HasSubstr("; rank 0 waits for it in step 9, inside all_reduce 'counts' "
+                        "(operation 120); its last status: in step 7"));
 }
 
 TEST(Watchdog, NamesTheRankThatIsNotWhereTheOthersWait) {
   TestWorld world(4);
   for (const int rank : {0, 1, 3}) world.wait_in(rank, "all_reduce 'counts'", 45);
-  world.signs[2].set_operation("all_reduce 'gradients of bucket 0'");
-  world.signs[2].operation_number = 44;
+  world.statuses[2].set_operation("all_reduce 'gradients of bucket 0'");
+  world.statuses[2].operation_number = 44;
   world.pass(107.9, {});
-  EXPECT_EQ(world.verdict(), "");
+  EXPECT_EQ(world.diagnosis(), "");
   world.pass(108.6, {});
-  EXPECT_THAT(world.verdict(),
+  EXPECT_THAT(world.diagnosis(),
               AllOf(HasSubstr("no progress for 8.6 s: rank 2 on node2, in step 7, after all_reduce "
                               "'gradients of bucket 0' (operation 44); the others (ranks 0, 1, 3) "
-                              "are in step 7, waiting in all_reduce 'counts' (operation 45)"),
+                              "wait in step 7, inside all_reduce 'counts' (operation 45)"),
                     Not(HasSubstr("rank 1 on"))));
 }
 
@@ -105,80 +106,82 @@ TEST(Watchdog, NamesTheRankThatSkippedACollective) {
   for (const int rank : {0, 2}) world.wait_in(rank, "all_reduce 'counts'", 45);
   world.wait_in(1, "all_reduce 'gradients of bucket 0'", 45);
   world.pass(109, {});
-  EXPECT_THAT(world.verdict(), HasSubstr("rank 1 on node1, in step 7, waiting in all_reduce "
-                                         "'gradients of bucket 0' (operation 45); the others"));
+  EXPECT_THAT(world.diagnosis(), HasSubstr("rank 1 on node1, in step 7, inside all_reduce "
+                                           "'gradients of bucket 0' (operation 45); the others"));
 }
 
 TEST(Watchdog, AllInOneOperationIsTheNetwork) {
   TestWorld world(2);
   for (const int rank : {0, 1}) world.wait_in(rank, "barrier 'end'", 3);
   world.pass(109, {});
-  EXPECT_THAT(world.verdict(), HasSubstr("all ranks are in step 7, waiting in barrier 'end'"));
+  EXPECT_THAT(world.diagnosis(), HasSubstr("all ranks wait in step 7, inside barrier 'end'"));
 }
 
 TEST(Watchdog, SlowStepsStartsAndSavesGetTheirTime) {
   TestWorld slow(2);
-  for (Sign& sign : slow.signs) sign.usual_seconds = 30;
+  for (RankStatus& status : slow.statuses) status.usual_seconds = 30;
   slow.pass(219, {});
-  EXPECT_EQ(slow.verdict(), "") << "4 steps of 30 s";
+  EXPECT_EQ(slow.diagnosis(), "") << "4 steps of 30 s";
   slow.pass(221, {});
-  EXPECT_NE(slow.verdict(), "");
+  EXPECT_NE(slow.diagnosis(), "");
 
-  // One rank that saves, or has not found its pace, makes the others wait.
+  // A rank that saves, or whose pace is not known yet, makes the others wait.
   TestWorld saving(2);
-  saving.signs[1].phase = Phase::kSave;
-  saving.signs[1].usual_seconds = 0;
+  saving.statuses[1].phase = Phase::kSave;
+  saving.statuses[1].usual_seconds = 0;
   saving.pass(999, {});
-  EXPECT_EQ(saving.verdict(), "");
+  EXPECT_EQ(saving.diagnosis(), "");
   saving.pass(1001, {});
-  EXPECT_THAT(saving.verdict(), HasSubstr("rank 1 on node1, in the save after step 7"));
+  EXPECT_THAT(saving.diagnosis(), HasSubstr("rank 1 on node1, in the save after step 7"));
 }
 
 TEST(Watchdog, ADeadRankIsReportedSoonAndJudgedLater) {
   TestWorld world(3);
   world.pass(105, {0, 1, 2});
-  world.watchdog.lose(1, world.now);
-  EXPECT_TRUE(world.watchdog.news(world.now).empty());
+  world.watchdog.on_disconnect(1, world.now);
+  EXPECT_TRUE(world.watchdog.warnings(world.now).empty());
   for (const int rank : {0, 2}) world.wait_in(rank, "all_reduce 'counts'", 45);
   world.pass(105.5, {}, 1);
-  EXPECT_THAT(world.watchdog.news(world.now),
-              testing::ElementsAre(HasSubstr("rank 1 on node1, missed by ranks 0, 2 in step 7, "
-                                             "waiting in all_reduce 'counts' (operation 45)")));
-  EXPECT_TRUE(world.watchdog.news(world.now).empty()) << "once";
-  EXPECT_EQ(world.verdict(), "") << "mpirun's turn";
+  EXPECT_THAT(
+      world.watchdog.warnings(world.now),
+      testing::ElementsAre(HasSubstr("rank 1 on node1 exited without an error message; ranks 0, 2 "
+                                     "wait for it in step 7, inside all_reduce 'counts' "
+                                     "(operation 45)")));
+  EXPECT_TRUE(world.watchdog.warnings(world.now).empty()) << "once";
+  EXPECT_EQ(world.diagnosis(), "") << "mpirun's turn";
   world.pass(109, {0, 2}, 1);
-  EXPECT_THAT(world.verdict(ExitCode::kPeer), HasSubstr("rank 1 on node1"));
+  EXPECT_THAT(world.diagnosis(ExitCode::kPeer), HasSubstr("rank 1 on node1"));
 }
 
 TEST(Watchdog, MissesNobodyWhoSaidGoodbyeOrWasNeverHeard) {
   TestWorld world(3);
-  world.signs[1].phase = Phase::kEnd;
+  world.statuses[1].phase = Phase::kEnd;
   world.pass(102, {0, 1}, 2);
   world.pass(200, {0}, 1);
-  world.watchdog.lose(1, world.now);
+  world.watchdog.on_disconnect(1, world.now);
   world.pass(210, {0}, 1);
-  EXPECT_TRUE(world.watchdog.news(world.now).empty());
-  EXPECT_EQ(world.verdict(), "");
+  EXPECT_TRUE(world.watchdog.warnings(world.now).empty());
+  EXPECT_EQ(world.diagnosis(), "");
   Watchdog nobody(2, {});
-  EXPECT_FALSE(nobody.verdict(1e6));
+  EXPECT_FALSE(nobody.diagnosis(1e6));
 }
 
 TEST(Watchdog, ForgivesWhenItSleptItself) {
   TestWorld world(2);
   world.pass(101, {0, 1});
   world.now = 500;
-  world.watchdog.forgive(world.now);
-  EXPECT_EQ(world.verdict(), "");
+  world.watchdog.reset(world.now);
+  EXPECT_EQ(world.diagnosis(), "");
   world.pass(509, {});
-  EXPECT_NE(world.verdict(), "");
+  EXPECT_NE(world.diagnosis(), "");
 }
 
 TEST(Watchdog, CutsTextsThatAreTooLong) {
-  Sign sign;
-  sign.set_host(std::string(500, 'h'));
-  sign.set_operation(std::string(500, 'o'));
-  EXPECT_EQ(std::string(sign.host.data()).size(), sign.host.size() - 1);
-  EXPECT_EQ(std::string(sign.operation.data()).size(), sign.operation.size() - 1);
+  RankStatus status;
+  status.set_host(std::string(500, 'h'));
+  status.set_operation(std::string(500, 'o'));
+  EXPECT_EQ(std::string(status.host.data()).size(), status.host.size() - 1);
+  EXPECT_EQ(std::string(status.operation.data()).size(), status.operation.size() - 1);
 }
 
 TEST(Activity, KnowsTheMedianStepAndTheLongestEvaluationTick) {

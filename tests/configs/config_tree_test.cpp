@@ -1,4 +1,4 @@
-// Every .txtpb in the tree loads, and says what its comments promise.
+// Every .txtpb in the tree loads, and contains what its comments promise.
 #include <gtest/gtest.h>
 
 #include "helpers.h"

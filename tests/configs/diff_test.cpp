@@ -1,4 +1,4 @@
-// Which fields differ, and which of them a resumed run may change.
+// diff_configs(): which fields differ, and which of them a resumed run may change.
 #include <gtest/gtest.h>
 
 #include "helpers.h"
@@ -23,7 +23,7 @@ TEST(Diff, ValuesInSchemaOrder) {
   ASSERT_EQ(differences.size(), 6u);
   expect_difference(differences[0], "data.corpus", "\"\"", "\"x\"", false);
   expect_difference(differences[1], "data.sequence_length", "256", "64", true);
-  // Fixed by the option of the message around it.
+  // Fixed by the option of the enclosing message.
   expect_difference(differences[2], "model.dropout.residual", "0", "0.5", true);
   expect_difference(differences[3], "train.steps", "1000", "5", false);
   expect_difference(differences[4], "train.seed", "1", "2", true);
@@ -44,7 +44,7 @@ TEST(Diff, ListsAndChoices) {
                     "{ group { heads: 4 mechanism { dense { dropout: 0 } } } }", true);
   EXPECT_EQ(differences[3].path, "train.optimizer.adamw");
   EXPECT_EQ(differences[4].path, "train.optimizer.adafactor");
-  // An optimizer's state is its own: (fixed_choice).
+  // Each optimizer has its own state: (fixed_choice).
   EXPECT_TRUE(differences[3].fixed);
   EXPECT_TRUE(differences[4].fixed);
 }

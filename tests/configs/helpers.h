@@ -40,7 +40,7 @@ inline bool equal(const google::protobuf::Message& a, const google::protobuf::Me
   return google::protobuf::util::MessageDifferencer::Equals(a, b);
 }
 
-// A folder that lives as long as the test.
+// A folder that exists as long as the test.
 class TemporaryFolder {
  public:
   TemporaryFolder() {

@@ -61,7 +61,7 @@ TEST(Include, ErrorsNameTheFileThatSetTheValue) {
   folder.write("run.txtpb", "include: \"base.txtpb\"\ntrain {\n\n steps: -1 }");
   EXPECT_THAT(config_error([&] { load_config(file, {}); }),
               StartsWith(file.string() + ":4:2: train.steps: must be"));
-  // A replaced list leaves nothing of its old places.
+  // A replaced list leaves none of its old places.
   folder.write("base.txtpb", std::string(kTask) + "model { attention { group { heads: 4 } } }");
   folder.write("run.txtpb", "include: \"base.txtpb\"\nmodel {\n attention { group {} group {} } }");
   EXPECT_THAT(config_error([&] { load_config(file, {}); }),
@@ -98,7 +98,7 @@ TEST(Include, CyclesAreNamed) {
   const fs::path file = folder.write("run.txtpb", "include: \"a.txtpb\"");
   EXPECT_EQ(config_error([&] { load_config(file, {}); }),
             b.string() +
-                ":2:3: include: includes go round in a cycle: "
+                ":2:3: include: includes form a cycle: "
                 "run.txtpb -> a.txtpb -> b.txtpb -> run.txtpb");
   folder.write("run.txtpb", "include: \"./run.txtpb\"");
   EXPECT_THAT(config_error([&] { load_config(file, {}); }),
@@ -121,7 +121,7 @@ TEST(Include, DepthAndNumberAreLimited) {
   chain(deeper, 33, "");
   EXPECT_THAT(config_error([&] { load_config(deeper.path() / "0.txtpb", {}); }),
               HasSubstr("includes are nested deeper than 32"));
-  const TemporaryFolder wide;  // 2^32 files if each is read each time
+  const TemporaryFolder wide;  // 2^32 files if each include is read
   chain(wide, 32, "twice");
   EXPECT_THAT(config_error([&] { load_config(wide.path() / "0.txtpb", {}); }),
               HasSubstr("more than 256 files are included"));
@@ -149,7 +149,7 @@ TEST(Include, StaysBelowTheFirstFilesFolder) {
   refused("a\\036.txtpb", "'a\\x1e.txtpb' must be a path relative to this file, without control");
   refused("missing.txtpb", "cannot be opened: No such file");
   refused("x", "is a folder");
-  // A folder whose name only begins alike is outside, too.
+  // A folder whose name only begins in the same way is outside, too.
   folder.write("inside2/run.txtpb", kTask);
   refused("../inside2/run.txtpb", "is outside the folder");
 }
@@ -171,7 +171,7 @@ TEST(File, WhatCannotBeReadIsSaidByName) {
     load_config(file, {});
     ADD_FAILURE() << "a file that may not be read was read";
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::kStorage);  // the configuration may be sound
+    EXPECT_EQ(error.code(), ExitCode::kStorage);  // the configuration may be valid
     EXPECT_THAT(error.what(),
                 testing::AllOf(HasSubstr(file.string()), HasSubstr("Permission denied")));
   }

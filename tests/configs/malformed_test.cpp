@@ -1,4 +1,4 @@
-// Texts with one mistake each: where it is reported, for which field, in which words.
+// Texts with one mistake each: the place, the field and the words of the report.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.pb.h>
 
@@ -14,7 +14,7 @@ using testing::HasSubstr;
 using testing::StartsWith;
 
 struct Malformed {
-  const char* text;   // behind a first line that chooses the task
+  const char* text;   // after a first line that chooses the task
   const char* place;  // line:column, and the field if there is one
   const char* words;
 };
@@ -108,7 +108,7 @@ const Malformed kMalformed[] = {
     {"data { corpus: 5 }", "2:16: data.corpus", "expected a string in quotes, got '5'"},
     {"data { corpus: \"open }", "2:23: data", "unexpected end of string"},
     {"data { corpus: \"a\\qb\" }", "2:19: data.corpus", "invalid escape sequence"},
-    {"data { corpus: \"a\\nb\" }", "2:8: data.corpus", "'a\\x0ab' holds a control character"},
+    {"data { corpus: \"a\\nb\" }", "2:8: data.corpus", "'a\\x0ab' contains a control character"},
     {"data { corpus: \"\\377\" }", "2:8: data.corpus", "is not UTF-8"},
     // Ranges.
     {"train { steps: 0 }", "2:9: train.steps", "must be in [1, 1000000000000], is 0"},
@@ -179,7 +179,7 @@ const Malformed kMalformed[] = {
      "2:71: model.attention.0.group.0.mechanism.sinkhorn_mixture.sinkhorn.block", "block length 7"},
     {"data { sequence_length: 4112 }\nmodel { attention { group { mechanism { sinkhorn {} } } } }",
      "3:41: model.attention.0.group.0.mechanism.sinkhorn.causal_balance",
-     "prefix balances at most 256 blocks, a sequence has 257"},
+     "prefix supports at most 256 blocks, but a sequence has 257"},
     {"train { global_batch: 4 micro_batch: 5 }", "2:25: train.micro_batch",
      "5 sequences are more than train.global_batch 4"},
     {"train { schedule { learning_rate: 1e-5 } }", "2:9: train.schedule.final_learning_rate",
@@ -206,7 +206,7 @@ TEST(Malformed, EachNamesPlaceFieldAndCause) {
 TEST(Malformed, TaskIsMissing) {
   for (const char* text : {"", "task {}", "train { steps: 5 }"}) {
     EXPECT_THAT(config_error([&] { parse_config(text, "text", {}); }),
-                HasSubstr("task: nothing is chosen; say what is learned, for instance task { "
+                HasSubstr("task: no task is chosen; choose what to learn, for instance task { "
                           "language_model {} } (or language_model, translation, classification, "
                           "pixel_model, image_classification, point_sets)"));
   }
@@ -246,7 +246,7 @@ TEST(Malformed, NestingBombs) {
   EXPECT_THAT(config_error([&] { parse(unknown); }), StartsWith("text:2:1: a: unknown field 'a'"));
   EXPECT_THAT(config_error([&] { parse("model{attention:" + std::string(5000, '[')); }),
               StartsWith("text:2:18: model.attention: expected '{', got '['"));
-  // Our schema has no message that holds itself; the limit protects those that may come.
+  // Our schema has no recursive message; the limit protects future ones.
   google::protobuf::DescriptorProto message;
   const auto error = parse_text(recursive, message);
   ASSERT_TRUE(error);

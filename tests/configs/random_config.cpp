@@ -38,10 +38,10 @@ void RandomConfig::fill(Message& message, bool hostile) {
 
 void RandomConfig::set(Message& message, const FieldDescriptor* field, bool hostile) {
   const auto& reflection = *message.GetReflection();
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
   static constexpr std::int64_t kNear[] = {0, 1, 1, 1, 2, 4, 8, 16, 32, 64, 256, 300, -1};
-  static constexpr std::int64_t kFar[] = {kMost, -kMost - 1, 0x7fffffff, -0x7fffffff - 1,
-                                          -1,    1048576,    1048577,    65536};
+  static constexpr std::int64_t kFar[] = {kMax, -kMax - 1, 0x7fffffff, -0x7fffffff - 1,
+                                          -1,   1048576,   1048577,    65536};
   static constexpr float kFarFloats[] = {std::numeric_limits<float>::infinity(),
                                          -std::numeric_limits<float>::infinity(),
                                          std::numeric_limits<float>::quiet_NaN(),
@@ -153,7 +153,7 @@ std::string RandomConfig::damaged(std::string text) {
       case 4:
         text.insert(below(text.size() + 1), text.substr(line, line_end - line) + "\n");
         break;
-      case 5: {  // the number or word there
+      case 5: {  // the number or word at this place
         const auto is_word = [&](std::size_t i) {
           return i < text.size() && (std::isalnum(static_cast<unsigned char>(text[i])) != 0 ||
                                      text[i] == '_' || text[i] == '.');
@@ -177,7 +177,7 @@ void make_consistent(configs::Config& config) {
   }
   config.clear_mesh();
   config.mutable_evaluate()->set_split("test");
-  config.mutable_watchdog()->clear_steps();  // few of the numbers drawn are in these ranges
+  config.mutable_watchdog()->clear_steps();  // few random numbers are in these ranges
   config.mutable_watchdog()->clear_patient_seconds();
   config.mutable_data()->set_sequence_length(256);
   if (config.train().optimizer().has_adafactor()) config.mutable_train()->clear_zero();

@@ -1,5 +1,4 @@
-// Configurations drawn at random over the schema, by reflection: new fields are drawn without a
-// line here.
+// Random configurations over the schema, drawn by reflection: new fields need no code here.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +16,11 @@ class RandomConfig {
   std::uint64_t below(std::uint64_t end) { return random_() % end; }
   bool one_in(std::uint64_t n) { return below(n) == 0; }
 
-  // Sets fields of the message and below; `hostile`: some to values far outside of their ranges.
+  // Sets fields of the message and below; `hostile`: sets some to values far outside their ranges.
   void fill(google::protobuf::Message& message, bool hostile);
-  // A text of `path=value` for --set, mostly of fields that exist.
+  // Returns a `path=value` for --set, mostly with fields that exist.
   std::string setting();
-  // The text with a few characters or lines deleted, doubled, moved or replaced.
+  // Returns the text with a few characters or lines deleted, duplicated, moved or replaced.
   std::string damaged(std::string text);
 
  private:
@@ -32,7 +31,7 @@ class RandomConfig {
   std::mt19937_64 random_;
 };
 
-// Makes most random configs valid and small, so that what is accepted is tested too.
+// Makes most random configs valid and small, so that the tests also cover accepted configs.
 void make_consistent(configs::Config& config);
 
 }  // namespace birkhoff

@@ -1,6 +1,6 @@
-// Random configurations, texts, settings and includes: accepted and exact, with a model where it is
-// small, or refused within a second in one line that names a place; never a crash.
-// BIRKHOFF_RANDOM_CONFIGS: how many, 2000 unless told.
+// Random configurations, texts, settings and includes. Each is accepted exactly, and builds a model
+// if that is small, or is rejected within a second in one line that names a place. None crashes.
+// BIRKHOFF_RANDOM_CONFIGS sets their number; the default is 2000.
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
@@ -18,7 +18,7 @@
 namespace birkhoff {
 namespace {
 
-// What one of the readers is given; `file` is empty for a text.
+// Input of one of the readers; `file` is empty for a text.
 struct Input {
   std::string text, file;
   std::vector<std::string> settings;
@@ -41,7 +41,7 @@ void expect_exact(const configs::Config& config) {
   EXPECT_TRUE(diff_configs(config, again).empty());
 }
 
-// A model of it takes milliseconds to make; with `run`, to run too.
+// True if its model takes milliseconds to build and, with `run`, to run.
 bool is_small(const configs::Config& config, bool run) {
   const auto& model = config.model();
   const int length = config.data().sequence_length();
@@ -106,7 +106,8 @@ class RandomConfigs : public testing::Test {
     return input;
   }
 
-  // Files that include each other, some damaged; returns the first one's path, and all in `text`.
+  // Writes files that include each other, some damaged. Returns the path of the first one; `text`
+  // receives all of them.
   std::string draw_includes(RandomConfig& random, std::string& text) {
     static const std::vector<std::string> kNames = {"a.txtpb", "b.txtpb",    "sub/c.txtpb",
                                                     "d.txtpb", "../b.txtpb", "missing.txtpb",
@@ -117,7 +118,7 @@ class RandomConfigs : public testing::Test {
         content = read_text(files_[random.below(files_.size())]);
       } else {
         for (std::uint64_t n = random.below(3); n > 0; --n) {
-          // Later names mostly, so that not all go round in a cycle.
+          // Mostly later names, so that not all includes form a cycle.
           const std::size_t name =
               random.one_in(4) ? random.below(kNames.size()) : std::min<std::size_t>(i + n, 3);
           content += fmt::format("include: \"{}\"\n", kNames[name]);
@@ -151,7 +152,7 @@ class RandomConfigs : public testing::Test {
         << what;
   }
 
-  // Builds it and, now and then, runs it over one sequence.
+  // Builds the model and, with `run`, runs it over one sequence.
   void expect_model(const configs::Config& config, bool run) {
     const auto group = make_single_group();
     constexpr std::int64_t kVocabulary = 11;
@@ -177,7 +178,7 @@ class RandomConfigs : public testing::Test {
       batch.fields["positions"] = at::arange(length, at::kLong).unsqueeze(0);
     }
     batch.sample_ids_B = at::zeros({1}, at::kLong);
-    EXPECT_EQ(model->objective(batch, std::nullopt).count.item<double>(),
+    EXPECT_EQ(model->loss_sums(batch, std::nullopt).count.item<double>(),
               static_cast<double>(length));
     ++num_runs_;
   }

@@ -1,4 +1,4 @@
-// The reference documents all of the schema, and docs/configuration.md is the reference.
+// The reference documents the entire schema, and docs/configuration.md is the reference.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -46,7 +46,11 @@ TEST(Reference, EveryFieldIsExplained) {
     EXPECT_FALSE(line.ends_with("|  |")) << "no comment in the .proto: " << line;
   }
   int expected = 0;
-  for (const Descriptor* message : all_messages()) expected += message->field_count();
+  for (const Descriptor* message : all_messages()) {
+    for (int i = 0; i < message->field_count(); ++i) {
+      expected += !message->field(i)->options().GetExtension(configs::replaced);
+    }
+  }
   EXPECT_EQ(num_fields, expected);
 }
 

@@ -28,6 +28,24 @@ TEST(Settings, Values) {
   EXPECT_EQ(set({"data.corpus=it's"}).data().corpus(), "it's");
 }
 
+// Runs of earlier versions say `zero: true`; a later value wins, under either name.
+TEST(Settings, TheFormerNameOfZeroStage) {
+  const auto stage = [](const std::string& text, const std::vector<std::string>& settings) {
+    const configs::Config config = parse(text, settings);
+    EXPECT_FALSE(config.train().has_zero());
+    return config.train().zero_stage();
+  };
+  EXPECT_EQ(stage("train { zero: true }", {}), 1);
+  EXPECT_EQ(stage("train { zero: false }", {}), 0);
+  EXPECT_EQ(stage("train { zero: true }", {"train.zero_stage=0"}), 0);
+  EXPECT_EQ(stage("train { zero_stage: 0 }", {"train.zero=true"}), 1);
+  EXPECT_EQ(stage("", {"train={zero: true}"}), 1);
+  EXPECT_THAT(config_error([] { parse("train { zero: true zero_stage: 0 }", {}); }),
+              HasSubstr("train.zero: is the former name of zero_stage; set only one of them"));
+  EXPECT_THAT(config_error([] { parse("", {"train.zero_stage=2"}); }),
+              HasSubstr("train.zero_stage: must be in [0, 1], is 2"));
+}
+
 TEST(Settings, ListsByIndex) {
   const configs::Config config = set({"model.attention.0.group.0.mechanism.sinkhorn.block=32",
                                       "model.attention.0.group.0.heads=3",
@@ -66,7 +84,7 @@ TEST(Settings, APathChoosesTheMemberOfAOneof) {
 
 struct BadSetting {
   const char* setting;
-  const char* what;  // behind "--set <setting>: "
+  const char* what;  // after "--set <setting>: "
 };
 
 const BadSetting kBadSettings[] = {
@@ -102,11 +120,11 @@ const BadSetting kBadSettings[] = {
     {"train.schedule.shape=kosine", "unknown value 'kosine'; allowed: constant, cosine"},
     {"model.bias=maybe", "expected true or false, got 'maybe'"},
     {"model.attention=5", "model.attention is a list; set one entry (model.attention.0)"},
-    {"model.attention.1={}", "'1' is no index of model.attention: it has 0 entries"},
-    {"model.attention.-1={}", "'-1' is no index of model.attention"},
-    {"model.attention.x={}", "'x' is no index of model.attention"},
-    {"model.attention.00000000000000000000009={}", "is no index of model.attention"},
-    {"model.attention.={}", "'' is no index of model.attention"},
+    {"model.attention.1={}", "'1' is not an index of model.attention: it has 0 entries"},
+    {"model.attention.-1={}", "'-1' is not an index of model.attention"},
+    {"model.attention.x={}", "'x' is not an index of model.attention"},
+    {"model.attention.00000000000000000000009={}", "is not an index of model.attention"},
+    {"model.attention.={}", "'' is not an index of model.attention"},
     {"model.attention.0=5", "model.attention.0 is a message"},
     {"model.attention.0.group.0.haeds=2",
      "unknown field 'haeds' in model.attention.0.group.0; did"},
@@ -115,9 +133,9 @@ const BadSetting kBadSettings[] = {
     {"model.attention=[{group{haeds: 2}}]",
      "model.attention.0.group.0.haeds: unknown field 'haeds'"},
     {"mesh.tensor=2", "mesh.tensor: tensor parallelism is not supported yet"},
-    {"include=\"x\"", "include belongs into a file"},
-    {"include.0=x", "include belongs into a file"},
-    {"data.corpus=a\nb", "holds a control character"},
+    {"include=\"x\"", "include belongs in a file"},
+    {"include.0=x", "include belongs in a file"},
+    {"data.corpus=a\nb", "contains a control character"},
     {"data.corpus=\xff", "is not UTF-8"},
 };
 
@@ -130,7 +148,8 @@ TEST(Settings, ErrorsNameTheSetting) {
   }
 }
 
-// Where values do not fit together the place is that of the blamed value, which may be another one.
+// If values do not fit together, the place is that of the reported value, which --set may not have
+// set.
 TEST(Settings, ValuesThatDoNotFitTheFile) {
   EXPECT_EQ(config_error([] { parse("model { channels: 128 }", {"model.heads=3"}); }),
             "text:2:9: model.channels: 128 channels cannot be split among 3 heads; make "

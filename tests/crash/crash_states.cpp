@@ -21,12 +21,12 @@ constexpr int kNothing = -1;
 struct Inode {
   bool is_folder = false;
   std::map<std::string, int> names;       // of a folder, durable
-  std::map<std::string, int> live_names;  // of a folder, as programs see it
+  std::map<std::string, int> live_names;  // of a folder, as seen by programs
   Content content;                        // of a file, durable
   std::vector<ByteChange> changes;        // of a file, not durable
 };
 
-// An operation on names that was not synced: what is under a name before and behind it.
+// An unsynced operation on names: the inode that each name refers to after it.
 struct NameChange {
   int folder;
   std::string name;
@@ -62,7 +62,7 @@ class Disk {
     }
   }
 
-  // The next event happens.
+  // Applies the next event.
   void step(std::size_t number) {
     const IoEvent& event = trace_.events[number];
     touched_ = kNothing;
@@ -95,11 +95,11 @@ class Disk {
     }
   }
 
-  // With nothing lost.
+  // The tree with nothing lost.
   FileTree live_tree() const { return tree(Kept(operations_.size(), true), file_versions(true)); }
 
-  // Calls emit(tree, lost) for the states that the header lists, some more than once; lost() says
-  // what is.
+  // Calls emit(tree, lost) for the states that the header lists, some more than once. lost()
+  // describes what is lost.
   template <typename Emit>
   void for_each_state(std::mt19937_64& random, const Emit& emit) const {
     const std::map<int, FileVersion> whole = file_versions(true), synced = file_versions(false);
@@ -171,7 +171,7 @@ class Disk {
     }
     return inode;
   }
-  // The folder that a path lies in, and its name there.
+  // The folder that contains a path, and its name there.
   std::pair<int, std::string> place(const std::string& path) const {
     const std::size_t slash = path.rfind('/');
     const int folder = slash == std::string::npos ? kRoot : find(path.substr(0, slash));
@@ -242,7 +242,7 @@ class Disk {
     }
   }
 
-  // What no state can show any more need not be varied.
+  // Drops changes that can no longer affect any state.
   void forget_unreachable() {
     std::set<int> reachable;
     std::vector<int> next = {kRoot};
@@ -268,7 +268,7 @@ class Disk {
   }
 
   // ---- What may be lost
-  // Later operations on a name need the earlier ones.
+  // A later operation on a name requires the earlier ones.
   Kept without_followers(Kept kept) const {
     for (std::size_t later = 0; later < kept.size(); ++later) {
       for (std::size_t earlier = 0; earlier < later && kept[later]; ++earlier) {
@@ -291,7 +291,7 @@ class Disk {
   FileVersion file_version_of(const Inode& inode, bool kept) const {
     return file_version(trace_, inode.content, inode.changes, Kept(inode.changes.size(), kept));
   }
-  // Of each file with bytes that were not synced: with all of them, or none.
+  // Each file with unsynced bytes: with all of them, or with none.
   std::map<int, FileVersion> file_versions(bool kept) const {
     std::map<int, FileVersion> files;
     for (const auto& [number, inode] : inodes_) {
@@ -311,7 +311,7 @@ class Disk {
     return false;
   }
 
-  // ---- The state that is left
+  // ---- The remaining state
   FileTree tree(const Kept& kept, const std::map<int, FileVersion>& files) const {
     std::map<int, std::map<std::string, int>> changed;
     for (std::size_t i = 0; i < kept.size(); ++i) {
@@ -355,15 +355,15 @@ class Disk {
   const IoTrace& trace_;
   std::map<int, Inode> inodes_;
   int next_inode_ = kRoot + 1;
-  std::map<std::size_t, int> opened_;      // by the event that opened it
+  std::map<std::size_t, int> opened_;      // by the event that opened the file
   std::vector<NameOperation> operations_;  // not durable, in their order
-  int touched_ = kNothing;                 // what the last call wrote, made or renamed
+  int touched_ = kNothing;                 // the inode that the last call wrote, made or renamed
 };
 
 std::string digest(const FileTree& tree, std::int64_t mark) {
   Xxh3Hasher hasher;
   const auto add = [&hasher](const std::string& text) {
-    const std::size_t size = text.size();  // so that no two lists of texts are the same bytes
+    const std::size_t size = text.size();  // different texts never give the same bytes
     hasher.update(&size, sizeof size);
     hasher.update(text.data(), size);
   };
@@ -383,7 +383,7 @@ bool same(const FileTree& a, const FileTree& b) {
   });
 }
 
-// The first states of each cut in a random order, then the second ones, ...
+// Takes the first state of each cut in a random order, then the second ones, ...
 std::vector<CrashState> sample(std::vector<CrashState> states, std::size_t limit,
                                std::mt19937_64& random) {
   if (states.size() <= limit) return states;
@@ -430,7 +430,7 @@ std::vector<CrashState> crash_states(const IoTrace& trace, std::size_t limit, st
     });
   }
   if (!same(disk.live_tree(), trace.after)) {
-    throw std::logic_error("the recording misses calls: it does not lead to what was found");
+    throw std::logic_error("the recording misses calls: it does not lead to the files found");
   }
   return sample(std::move(states), limit, random);
 }

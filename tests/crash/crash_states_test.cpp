@@ -1,5 +1,5 @@
-// The harness itself: it finds what programs lose that do not sync enough, and nothing in one that
-// does.
+// Tests the harness itself: it finds the losses of programs that do not sync enough, and none in a
+// program that does.
 #include "tests/crash/crash_states.h"
 
 #include <fcntl.h>
@@ -25,7 +25,7 @@ using testing::Not;
 
 constexpr std::size_t kAll = SIZE_MAX;
 
-// A program in a folder with "old" in file a, and its crash states as texts: "a=old b=new d/".
+// Runs programs in a folder with "old" in file a. Crash states are texts: "a=old b=new d/".
 class CrashStatesTest : public testing::Test {
  protected:
   CrashStatesTest() { write_bytes(folder_.path() / "a", "old"); }
@@ -36,7 +36,7 @@ class CrashStatesTest : public testing::Test {
     file.write_all(bytes);
     return file;
   }
-  // A rename that is not synced.
+  // A rename without a sync.
   void rename_only(const std::string& from, const std::string& to) const {
     ASSERT_EQ(::rename(path(from).c_str(), path(to).c_str()), 0);
   }
@@ -60,7 +60,7 @@ class CrashStatesTest : public testing::Test {
   const TestFolder folder_;
 };
 
-// The order that the product keeps: write_file_durably().
+// The order of calls in the product: write_file_durably().
 TEST_F(CrashStatesTest, ADurableReplacementHoldsOldOrNewAndKeepsItsPromise) {
   const auto replace = [&] {
     File file = create("b", "new");
@@ -220,7 +220,7 @@ TEST_F(CrashStatesTest, AKilledProgramsBytesMayBeLostAfterANewStart) {
   });
   const TestFolder later;
   const IoTrace both = record_after_kill(killed, killed.events.size(), later, [&] {
-    EXPECT_EQ(read_bytes(later.path() / "b"), "new");  // the system did not stop
+    EXPECT_EQ(read_bytes(later.path() / "b"), "new");  // the system keeps running
     File file = File::create((later.path() / "c").string());
     sync_directory(later.path().string());
     mark_io(1);

@@ -23,7 +23,7 @@ CrashTrial::~CrashTrial() {
 }
 
 void CrashTrial::run(const IoTrace& trace, const std::vector<CrashState>& states) {
-  constexpr std::size_t kMostMessages = 5;  // more of them tell no more
+  constexpr std::size_t kMostMessages = 5;  // more messages add no information
   for (const CrashState& state : states) {
     const TestFolder folder;
     write_tree(state.tree, folder);
@@ -37,7 +37,7 @@ void CrashTrial::run(const IoTrace& trace, const std::vector<CrashState>& states
     if (wrong.empty()) continue;
     if (++lost_ > kMostMessages) continue;
     ADD_FAILURE() << name_ << ": " << wrong << "\ncut at call " << state.cut
-                  << ", behind: " << (state.cut == 0 ? "nothing" : describe(trace, state.cut - 1))
+                  << ", after: " << (state.cut == 0 ? "nothing" : describe(trace, state.cut - 1))
                   << "\npromised: " << state.mark
                   << "\nlost: " << (state.lost.empty() ? "nothing" : state.lost);
   }

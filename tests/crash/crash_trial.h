@@ -1,4 +1,4 @@
-// What the tests of crash states share: how many are tried, the trying, and the count at the end.
+// Shared by the tests of crash states: how many states to try, trying them, and the final count.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@
 
 namespace birkhoff {
 
-// What the environment variable BIRKHOFF_CRASH_STATES says, or `usual` without it.
+// The value of the environment variable BIRKHOFF_CRASH_STATES, or `usual` if it is not set.
 std::size_t num_crash_states(std::size_t usual);
 
 // Counts over one or more traces of a test; prints "NAME: tried N, survived N, lost N" at its end.
 class CrashTrial {
  public:
-  // Starts the program again in a folder that holds a crash state, and returns what is wrong then,
-  // empty if nothing. What it throws is wrong too.
+  // Starts the program again in a folder that holds a crash state, and returns what is wrong then;
+  // empty if nothing is. An exception counts as wrong, too.
   using Check =
       std::function<std::string(const std::filesystem::path& folder, const CrashState& state)>;
 
@@ -27,7 +27,7 @@ class CrashTrial {
   CrashTrial(const CrashTrial&) = delete;
   CrashTrial& operator=(const CrashTrial&) = delete;
 
-  // Tries the states, each in a folder of its own in memory. A lost one is a failure of the test.
+  // Tries the states, each in its own folder in memory. A lost state is a test failure.
   void run(const IoTrace& trace, const std::vector<CrashState>& states);
 
  private:

@@ -26,8 +26,8 @@ void apply(std::string& content, const ByteChange& change) {
   }
 }
 
-// With all changes, but of write number i not what it puts into the file's bytes [from, to); with
-// `full_size` the file is as long as if it were there.
+// Applies all changes, except the part of write number i that goes into the file's bytes [from,
+// to). With `full_size` the file is as long as if that part had been written.
 FileVersion torn_version(const IoTrace& trace, const Content& durable,
                          const std::vector<ByteChange>& changes, std::size_t i, std::int64_t from,
                          std::int64_t to, bool full_size) {

@@ -1,4 +1,4 @@
-// What a file with bytes that were not synced may hold after a crash.
+// The possible contents of a file with unsynced bytes after a crash.
 #pragma once
 
 #include <cstddef>
@@ -14,25 +14,26 @@ namespace birkhoff {
 struct ByteChange {
   std::size_t event = 0;
   std::int64_t offset = 0;             // a truncation: the new size
-  const std::string* bytes = nullptr;  // of the trace; null: a truncation
+  const std::string* bytes = nullptr;  // owned by the trace; null: a truncation
 
   std::int64_t size() const { return static_cast<std::int64_t>(bytes->size()); }
 };
 
-// Whether each of some things that were not synced is kept.
+// One flag per unsynced change: whether it is kept.
 using Kept = std::vector<bool>;
 
 struct FileVersion {
   Content content;
-  std::string lost;  // for messages, empty if nothing is
+  std::string lost;  // for messages; empty if nothing is lost
 };
 
-// `durable` with those of the changes, in their order.
+// `durable` with the kept changes applied in order.
 FileVersion file_version(const IoTrace& trace, const Content& durable,
                          const std::vector<ByteChange>& changes, const Kept& kept);
 
-// All is kept; nothing is; each change is lost alone, kept alone, and lost with all behind it; each
-// write is torn at each sector, lacks each sector, and lacks all bytes but not their size.
+// The versions with all changes; with none; without one change; with only one; and without one and
+// all later ones. Also each write torn at each sector, without each sector, and with its size but
+// without its bytes.
 std::vector<FileVersion> all_file_versions(const IoTrace& trace, const Content& durable,
                                            const std::vector<ByteChange>& changes);
 

@@ -26,14 +26,14 @@ class Recorder {
  public:
   explicit Recorder(const fs::path& folder) : folder_(folder.string()) {}
 
-  // The path relative to the folder, if it lies there.
+  // The path relative to the folder, if it is below it.
   std::optional<std::string> relative(const std::string& path) const {
     if (path == folder_) return "";
     if (!path.starts_with(folder_ + "/")) return std::nullopt;
     return path.substr(folder_.size() + 1);
   }
   void opened(int fd, const char* name, int flags) {
-    open_files_.erase(fd);  // whatever had the number before was closed unseen
+    open_files_.erase(fd);  // a file that had this descriptor was closed unseen
     const auto path = relative(name);
     if (!path) return;
     open_files_[fd] = events_.size();
@@ -41,7 +41,7 @@ class Recorder {
     event.truncates = (flags & O_TRUNC) != 0;
   }
   void closed(int fd) { open_files_.erase(fd); }
-  // An event on an open file; null if it is none of ours.
+  // Adds an event on an open file; null if the file is not recorded.
   IoEvent* on_file(Kind kind, int fd) {
     const auto found = open_files_.find(fd);
     if (found == open_files_.end()) return nullptr;
@@ -81,8 +81,8 @@ class Recorder {
 
 std::atomic<Recorder*> current_recorder = nullptr;
 
-// Makes the call and, while a recording runs and if it succeeded, notes it. Both under one lock:
-// the order of the events is the order of their effects.
+// Makes the call and records it if it succeeds while a recording is active. One lock covers both,
+// so the order of the events is the order of their effects.
 template <typename Call, typename Note>
 auto recorded(Call call, Note note) {
   Recorder* recorder = current_recorder.load(std::memory_order_acquire);
@@ -97,7 +97,7 @@ auto recorded(Call call, Note note) {
   return result;
 }
 
-// libc's function, or that of a sanitizer before it.
+// libc's function, or a sanitizer's function in front of it.
 template <typename Function>
 Function* next(const char* name) {
   void* found = ::dlsym(RTLD_NEXT, name);
@@ -134,7 +134,7 @@ int record_sync(int (*sync_file)(int), int fd) {
                   [&](Recorder& recorder, int) { recorder.on_file(Kind::kSync, fd); });
 }
 
-// Calls of one path.
+// Calls on one path.
 template <typename Call>
 int record_name(Kind kind, const char* path, Call call) {
   return recorded(call, [&](Recorder& recorder, int) { recorder.named(kind, path); });
@@ -156,7 +156,7 @@ FileTree read_tree(const fs::path& folder) {
 }
 
 void write_tree(const FileTree& tree, const fs::path& folder) {
-  for (const auto& [path, content] : tree) {  // in this order folders come before what they hold
+  for (const auto& [path, content] : tree) {  // in this order folders come before their content
     if (content == nullptr) {
       fs::create_directory(folder / path);
       continue;
@@ -224,8 +224,7 @@ std::string describe(const IoTrace& trace, std::size_t number) {
 
 }  // namespace birkhoff
 
-// ---- What the process calls instead of libc's functions
-// ------------------------------------------
+// ---- Functions that the process calls instead of libc's.
 
 extern "C" {
 
@@ -263,7 +262,7 @@ ssize_t write(int fd, const void* data, size_t size) {
   static auto* const real = birkhoff::next<decltype(::write)>("write");
   return birkhoff::recorded([&] { return real(fd, data, size); },
                             [&](auto& recorder, ssize_t written) {
-                              // Behind it the position is its end, also where it appended.
+                              // After the call the position is its end, also after O_APPEND.
                               recorder.written(fd, data, written,
                                                ::lseek(fd, 0, SEEK_CUR) - written);
                             });

@@ -1,8 +1,8 @@
 // Records what a test does to the files below one folder, call by call, in the order in which the
-// kernel carried the calls out. The test program defines open, write, rename, ... itself: the
-// dynamic linker prefers these to libc's in every library of the process, so nothing of the product
-// has to know. What cannot be seen this way (calls inside libc such as fopen's, memory maps, other
-// processes) does not pass unnoticed: crash_states() compares what was recorded with what is there.
+// kernel executed the calls. The test program defines open, write, rename, ... itself. The dynamic
+// linker prefers these to libc's in every library of the process, so the product needs no change.
+// The recorder cannot see calls inside libc (such as fopen's), memory maps and other processes.
+// Such changes are still detected: crash_states() compares the recording with the files.
 #pragma once
 
 #include <cstddef>
@@ -16,12 +16,12 @@
 
 namespace birkhoff {
 
-// Everything below a folder by its path relative to it: the bytes of a file, null for a folder.
+// Everything below a folder, by path relative to it: the bytes of a file, null for a folder.
 using Content = std::shared_ptr<const std::string>;
 using FileTree = std::map<std::string, Content>;
 
 FileTree read_tree(const std::filesystem::path& folder);
-// Into an existing, empty folder.
+// Writes into an existing, empty folder.
 void write_tree(const FileTree& tree, const std::filesystem::path& folder);
 
 // A call that succeeded. Paths are relative to the folder; "" is the folder itself.
@@ -53,12 +53,12 @@ struct IoTrace {
   FileTree after;
 };
 
-// Runs `body` and records its calls below `folder`, which must be given and used by one spelling of
-// its absolute path. Threads are welcome if they end with body. One recording at a time.
+// Runs `body` and records its calls below `folder`. `body` must use the same spelling of the
+// folder's absolute path. It may start threads that end before it returns. One recording at a time.
 IoTrace record_io(const std::filesystem::path& folder, const std::function<void()>& body);
 
-// Puts a mark > 0 into the recording that runs: from here on the program has promised something.
-// Nothing where no recording runs.
+// Puts a mark > 0 into the active recording: from here on the program has promised something. Does
+// nothing if no recording is active.
 void mark_io(std::int64_t mark);
 
 // For messages: "write of 100 bytes at 0 to a/b".

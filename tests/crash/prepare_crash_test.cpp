@@ -1,7 +1,7 @@
-// birkhoff prepare, cut at every call: whatever the machine may then have lost of its page cache,
-// the same command makes the very corpus that an undisturbed one makes, and one that was reported
-// as ready is complete without that. BIRKHOFF_CRASH_STATES sets about how many states
-// are tried, of all inputs and tests together.
+// Cuts birkhoff prepare at every call. Whatever the machine then loses of its page cache, the same
+// command makes exactly the corpus of an undisturbed command, and a corpus that was reported as
+// ready is complete without it. BIRKHOFF_CRASH_STATES sets the approximate number of states, over
+// all inputs and tests.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr std::int64_t kReady = 1;
 
-// What is given to prepare: documents, or standard input.
+// The input of prepare: documents, or standard input.
 struct Input {
   std::string tokenizer;
   bool from_stdin = false;
@@ -30,7 +30,7 @@ struct Input {
 
 void PrintTo(const Input& input, std::ostream* out) { *out << input.tokenizer; }
 
-// While it lives, standard input is a pipe with `text` (less than a pipe takes at once).
+// While an object exists, standard input is a pipe with `text` (less than a pipe's capacity).
 class StandardInput {
  public:
   explicit StandardInput(const std::string& text) : saved_(::dup(STDIN_FILENO)) {
@@ -81,7 +81,7 @@ class PrepareCrash : public testing::TestWithParam<Input> {
     mark_io(kReady);
   }
 
-  // After a crash; it was reported as ready (kReady), or not (0).
+  // Checks the corpus after a crash. mark: whether it was reported as ready (kReady) or not (0).
   std::string is_or_becomes_whole(const fs::path& root, std::int64_t mark) const {
     const fs::path corpus = root / "corpus";
     const bool looks_whole = fs::exists(corpus / "manifest.json");
@@ -91,14 +91,14 @@ class PrepareCrash : public testing::TestWithParam<Input> {
       for (const auto& [name, bytes] : expected_) {
         const auto found = content.find(name);
         if (found == content.end()) return "there is a manifest, but no " + name;
-        if (found->second != bytes) return "there is a manifest, but another " + name;
+        if (found->second != bytes) return "there is a manifest, but a different " + name;
       }
     }
     prepare(root);
     if (content_of(corpus.string()) != expected_) {
       std::string names;
       for (const std::string& name : list_directory(corpus.string())) names += " " + name;
-      return "the corpus made anew differs; it holds" + names;
+      return "the corpus made again differs; it holds" + names;
     }
     return content_of(in()) == input_ ? "" : "the input was changed";
   }
@@ -120,7 +120,7 @@ class PrepareCrash : public testing::TestWithParam<Input> {
   std::map<std::string, std::string> input_, expected_;
 };
 
-// The states for one of three inputs.
+// The number of states for one of three inputs.
 std::size_t num_states() { return num_crash_states(180) / 3; }
 
 TEST_P(PrepareCrash, TheCorpusIsWholeOrMadeAnew) {
@@ -130,7 +130,7 @@ TEST_P(PrepareCrash, TheCorpusIsWholeOrMadeAnew) {
   trial.run(trace, crash_states(trace, num_states() / 2));
 }
 
-// The same command meets the next crash.
+// The same command crashes again.
 TEST_P(PrepareCrash, AlsoAfterTheNextCrash) {
   const TestFolder root;
   const IoTrace first = record_io(root, [&] { prepare(root); });
@@ -145,7 +145,7 @@ TEST_P(PrepareCrash, AlsoAfterTheNextCrash) {
   }
 }
 
-// What another command left that crashed has other names and other contents.
+// A different command crashed first and left other names and contents.
 TEST_P(PrepareCrash, AlsoWhereAnotherCommandCrashed) {
   const TestFolder root;
   const IoTrace first = record_io(root, [&] {
@@ -167,8 +167,8 @@ TEST_P(PrepareCrash, AlsoWhereAnotherCommandCrashed) {
   }
 }
 
-// Killed, started again, and the machine stops once the corpus was reported as ready: that must not
-// rely on what the first command left without having synced it.
+// The first command is killed, the second reports the corpus as ready, then the machine stops. The
+// report must not rely on data that the first command left unsynced.
 TEST_P(PrepareCrash, AlsoAfterAKill) {
   const TestFolder root;
   const IoTrace killed = record_io(root, [&] { prepare(root); });

@@ -1,7 +1,6 @@
-// Saves of a training run, cut at every call: what the machine may then have lost of its page cache
-// is put on disk, and the next job must resume from the newest checkpoint that was reported, or a
-// newer one, and save again. BIRKHOFF_CRASH_STATES sets about how many states are tried, in
-// all tests together.
+// Cuts the saves of a training run at every call. Whatever the machine then loses of its page
+// cache, the next job must resume from the newest reported checkpoint, or a newer one, and save
+// again. BIRKHOFF_CRASH_STATES sets the approximate number of states over all tests.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -24,28 +23,28 @@ namespace fs = std::filesystem;
 constexpr int kRanks = 2;
 constexpr int kKeep = 2;
 constexpr Layout kLayout = Layout::kFlatRanges;
-// The version with the least loss on held-out text, early in a job: only keep_best keeps it.
+// The version with the lowest held-out loss. It comes early in a job, so only keep_best keeps it.
 constexpr std::int64_t kBestVersion = 4;
 
 double loss_of(std::int64_t version) { return version == kBestVersion ? 1.0 : 2.0; }
 
-// Each save of a run has another version, the header's number of tokens; the values of all
-// tensors depend on it alone.
+// Each save of a run has a different version: the number of tokens in the header. The values of all
+// tensors depend only on it.
 std::int64_t version_of(const CheckpointFolder& checkpoint) { return checkpoint.manifest.tokens(); }
 
 class SaveCrash : public testing::Test {
  protected:
   SaveCrash() { write_bytes(tokenizer_, "birkhoff chars 1\n"); }
 
-  // A job, with the calls of runtime/train_run: opens the run, resumes and saves `num_saves` times,
-  // every third time the step before once more. Versions are marked as soon as a rank knows that
-  // they are committed.
+  // Runs a job with the calls of runtime/train_run: opens the run, resumes, and saves `num_saves`
+  // times; every third save repeats the previous step. Marks a version as soon as a rank knows that
+  // it is committed.
   void run_job(const fs::path& root, int num_saves, bool keep_best = false) const {
     RunFolder run(root / "run", /*seed=*/1, /*fresh=*/false);
     const std::optional<CheckpointFolder> resume = run.find_resume_point();
-    run_ranks(kRanks, [&](Group& world) {
+    run_ranks(kRanks, [&](ProcessGroup& world) {
       CheckpointWriter writer(run.paths().checkpoints(), {kKeep, keep_best}, {tokenizer_}, world);
-      std::vector<NamedShard> shards = make_shards(world.rank(), kRanks, kLayout);
+      std::vector<TensorPart> shards = make_shards(world.rank(), kRanks, kLayout);
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
       RunCheckpoints checkpoints(writer, world, header, shards, /*newest=*/std::nullopt,
@@ -59,7 +58,7 @@ class SaveCrash : public testing::Test {
         state.held_out_loss = loss_of(state.tokens);
         fill_shards(shards, state.tokens);
         checkpoints.save(state);
-        fill_shards(shards, state.tokens + 1);  // training goes on while the thread writes
+        fill_shards(shards, state.tokens + 1);  // training continues while the thread writes
         checkpoints.confirm();
         checkpoints.finish();
         mark_io(state.tokens);
@@ -67,7 +66,7 @@ class SaveCrash : public testing::Test {
     });
   }
 
-  // The next job after a crash; version `promised` had been reported as committed, or none (0).
+  // Runs the next job after a crash. promised: the version reported as committed; 0 if none was.
   std::string resumes_and_saves(const fs::path& root, std::int64_t promised) const {
     std::int64_t version = 0, step = 0;
     {
@@ -91,11 +90,11 @@ class SaveCrash : public testing::Test {
     const fs::path checkpoints = root / "run" / "checkpoints";
     const auto saved = find_newest_checkpoint(checkpoints, /*set_aside=*/true);
     if (!saved || saved->manifest.step() != step + 1 || !holds(*saved, version + 1)) {
-      return "the next save is not there";
+      return "the next save is missing";
     }
     const std::vector<std::string> names = names_in(checkpoints);
     for (const std::string& name : names) {
-      if (!name.starts_with(kStepPrefix)) return name + " is left";
+      if (!name.starts_with(kStepPrefix)) return name + " is left over";
     }
     return names.size() > kKeep ? "more checkpoints than are kept" : "";
   }
@@ -109,7 +108,7 @@ class SaveCrash : public testing::Test {
  private:
   static bool holds(const CheckpointFolder& checkpoint, std::int64_t version) {
     for (int rank = 0; rank < kRanks; ++rank) {
-      std::vector<NamedShard> shards = make_shards(rank, kRanks, kLayout);
+      std::vector<TensorPart> shards = make_shards(rank, kRanks, kLayout);
       load_checkpoint(checkpoint, shards);
       if (!differing_tensors(shards, version).empty()) return false;
     }
@@ -120,7 +119,8 @@ class SaveCrash : public testing::Test {
   const fs::path tokenizer_ = elsewhere_.path() / "tokenizer.chars";
 };
 
-constexpr int kSaves = 8;  // steps 1, 2, 2 again, 3, 4, 4 again, 5, 6; all but the last two go
+// Steps 1, 2, 2 again, 3, 4, 4 again, 5, 6; all but the last two are deleted.
+constexpr int kSaves = 8;
 
 TEST_F(SaveCrash, LosesNoCommittedCheckpoint) {
   const TestFolder root;
@@ -129,7 +129,7 @@ TEST_F(SaveCrash, LosesNoCommittedCheckpoint) {
   trial.run(trace, crash_states(trace, num_crash_states(240) / 2));
 }
 
-// With keep_best, whenever the best was reported it is there after a crash and after further saves.
+// With keep_best, a best checkpoint that was reported survives a crash and further saves.
 TEST_F(SaveCrash, LosesNeitherTheNewestNorTheBest) {
   const TestFolder root;
   const IoTrace trace = record_io(root, [&] { run_job(root, kSaves, /*keep_best=*/true); });
@@ -159,7 +159,7 @@ TEST_F(SaveCrash, LosesNeitherTheNewestNorTheBest) {
   trial.run(trace, crash_states(trace, num_crash_states(240) / 8));
 }
 
-// The job that starts after a crash meets the next one.
+// The job after a crash crashes again.
 TEST_F(SaveCrash, LosesNoneIfTheNextJobCrashesToo) {
   const TestFolder root;
   const IoTrace first = record_io(root, [&] { run_job(root, kSaves); });
@@ -177,8 +177,8 @@ TEST_F(SaveCrash, LosesNoneIfTheNextJobCrashesToo) {
   }
 }
 
-// Killed, started again, and the machine stops once the next job has saved: that must not rely on
-// what the first one left without having synced it.
+// The first job is killed, the next one saves, then the machine stops. The save must not rely on
+// data that the first job left unsynced.
 TEST_F(SaveCrash, LosesNoneAfterAKill) {
   const TestFolder root;
   const IoTrace killed = record_io(root, [&] { run_job(root, kSaves); });

@@ -1,6 +1,6 @@
-// Damage to corpora: bits, lengths, blocks, files in other places. Verification refuses all of it
-// by file and page, training whatever it would read, and the HDF5 library sees none of it.
-// BIRKHOFF_CORRUPTION=all tries every bit and length.
+// Damage to corpora: flipped bits, wrong lengths, damaged blocks, misplaced files. Verification
+// refuses all of it and names file and page. Training refuses the damage that it would read. The
+// HDF5 library never sees a damaged file. BIRKHOFF_CORRUPTION=all tries every bit and length.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@
 
 namespace {
 
-// How often the library was given a file, here and in child processes.
+// How often the library opened a file, in this process and in child processes.
 struct OpenedFiles {
   std::atomic<int> total = 0, in_this_process = 0;
 };
@@ -38,7 +38,7 @@ const pid_t kThisProcess = ::getpid();
 
 }  // namespace
 
-// Stands before the library's own, with its types as the linker sees them.
+// Replaces the library's own function, with its types as the linker sees them.
 extern "C" std::int64_t H5Fopen(const char* name, unsigned flags, std::int64_t access) {
   ++opened_files().total;
   opened_files().in_this_process += ::getpid() == kThisProcess;
@@ -61,7 +61,7 @@ struct Read {
 
 class CorpusCorruption : public testing::Test {
  protected:
-  // Some documents of `characters`, of equal size for every text.
+  // A corpus of documents made of `characters`; the sizes do not depend on the characters.
   void prepare(const std::string& name, const std::string& characters, int num_documents,
                int document_bytes, std::int64_t shard_tokens) const {
     std::mt19937 random(7);
@@ -81,8 +81,8 @@ class CorpusCorruption : public testing::Test {
     prepare(name, characters, 4, 3000, 16 << 20);
   }
 
-  // Why the corpus is refused; empty if it is not. A corpus that is refused has not been opened by
-  // HDF5.
+  // Why the corpus is refused, or empty if it is not. HDF5 must not have opened a corpus that is
+  // refused.
   std::string refusal(const std::string& name) const {
     const int opened = opened_files().total;
     const std::string what = refusal_of([&] { verify_corpus(Corpus(folder_ / name)); });
@@ -109,7 +109,7 @@ class CorpusCorruption : public testing::Test {
     return result;
   }
 
-  // The shard of that file and its split.
+  // The split and the shard of that file.
   static std::pair<std::string, std::optional<CorpusManifest::Shard>> shard_of(
       const Corpus& corpus, const std::string& file) {
     for (const auto& split : corpus.manifest().split()) {
@@ -120,7 +120,7 @@ class CorpusCorruption : public testing::Test {
     return {"", std::nullopt};
   }
 
-  // Part of the message where byte `at` of a shard is damaged.
+  // The part of the message that names the location if byte `at` of a shard is damaged.
   static std::string place_of(const CorpusManifest::Shard& shard, std::int64_t at) {
     const auto in = [at](std::int64_t offset, std::int64_t bytes) {
       return at >= offset && at < offset + bytes;
@@ -154,7 +154,7 @@ TEST_F(CorpusCorruption, EveryBitIsCovered) {
         if (shard) {
           const std::string place = place_of(*shard, bit / 8);
           EXPECT_THAT(what, HasSubstr(place.empty() ? "hash" : place)) << "bit " << bit;
-          // Training reads by offsets: what lies in no data set is nothing to it.
+          // Training reads by offsets, so bytes outside the data sets do not matter to it.
           Read seen;
           const std::string refused = refusal_of([&] { seen = read(good, split); });
           EXPECT_THAT(refused, HasSubstr(place)) << "bit " << bit;
@@ -170,7 +170,7 @@ TEST_F(CorpusCorruption, EveryBitIsCovered) {
   EXPECT_NEAR(static_cast<double>(bytes), 32768, 4096);
 }
 
-// Sound files pass, and the library has them, each once, in a process of its own.
+// Undamaged files pass, and the library opens each of them once, in its own process.
 TEST_F(CorpusCorruption, Hdf5SeesWhatHasBeenCheckedInAChild) {
   prepare_small("corpus");
   const int total = opened_files().total, here = opened_files().in_this_process;
@@ -207,7 +207,7 @@ TEST_F(CorpusCorruption, EveryLengthIsCovered) {
   EXPECT_EQ(refusal("corpus"), "");
 }
 
-// Every file is one that this program wrote, whole, and belongs elsewhere.
+// Every file is one that this program wrote, complete, but it belongs elsewhere.
 TEST_F(CorpusCorruption, FilesInOtherPlaces) {
   prepare("corpus", "abcdef", 8, 1000, 1500);
   prepare("other", "uvwxyz", 8, 1000, 1500);
@@ -219,11 +219,11 @@ TEST_F(CorpusCorruption, FilesInOtherPlaces) {
     if (bad == mine) return;
     tally.attempt([&, &name = name] {
       write_text(file, bad);
-      // A manifest of another corpus is sound: the files beside it are not those that it lists.
+      // A manifest of another corpus is valid, but the files next to it are not those it lists.
       EXPECT_THAT(refusal("corpus"),
                   HasSubstr(name == "manifest.json" ? folder_ / "corpus/" : file))
           << from;
-      // Training reads no token of it.
+      // Training does not read a single token.
       const std::string split = name.substr(0, name.find('-'));
       EXPECT_NE(refusal_of([&] {
                   const Corpus corpus(folder_ / "corpus");
@@ -245,7 +245,7 @@ TEST_F(CorpusCorruption, FilesInOtherPlaces) {
   EXPECT_EQ(refusal("corpus"), "");
 }
 
-// Fletcher's sum, HDF5's own, takes words 0x0000 and 0xFFFF for the same.
+// Fletcher's checksum, which HDF5 uses, does not distinguish the words 0x0000 and 0xFFFF.
 TEST_F(CorpusCorruption, WordsThatFletcherTakesForTheSame) {
   prepare_small("corpus");
   const Corpus good(folder_ / "corpus");
@@ -269,7 +269,8 @@ TEST_F(CorpusCorruption, WordsThatFletcherTakesForTheSame) {
   EXPECT_GT(tally.tried(), 50);
 }
 
-// Blocks of megabytes: verification refuses them, and a loader gives no batch out that holds any.
+// Damage to a corpus of more than 1 MiB: verification refuses it, and a loader never returns a
+// batch with damaged tokens.
 TEST_F(CorpusCorruption, RandomDamageOfALargeOne) {
   prepare("corpus", "abcdefghijklmnop", 12, 64000, 150000);
   const Corpus good(folder_ / "corpus");
@@ -310,7 +311,7 @@ TEST_F(CorpusCorruption, RandomDamageOfALargeOne) {
 }
 
 // A manifest from before manifests had a checksum is still read, and its fields are checked one by
-// one: what is accepted gives the same tokens.
+// one: a manifest that is accepted yields the same tokens.
 TEST_F(CorpusCorruption, BitsOfAManifestWithoutAChecksum) {
   prepare_small("corpus");
   const Corpus good(folder_ / "corpus");
@@ -335,7 +336,7 @@ TEST_F(CorpusCorruption, BitsOfAManifestWithoutAChecksum) {
       flip_bit(file, bit);
     });
   }
-  // Those of the source, which only a later prepare looks at.
+  // The harmless bits are those of the source, which only a later prepare reads.
   EXPECT_LT(harmless, tally.tried() / 2);
   fmt::print("harmless {}\n", harmless);
 }

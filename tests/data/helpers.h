@@ -21,7 +21,7 @@ class TemporaryFolder {
  public:
   TemporaryFolder() {
     static std::atomic<int> count{0};
-    // In memory where the system has that: tests sync files thousands of times.
+    // In memory if the system supports it: tests sync files thousands of times.
     const bool in_memory = access("/dev/shm", W_OK) == 0;
     path_ =
         (in_memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path()) /

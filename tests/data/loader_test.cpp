@@ -29,8 +29,8 @@ Ids sample_ids(const Batch& batch) {
   return Ids(begin, begin + batch.size());
 }
 
-// A corpus of one document whose bytes are a function of their place, no ten of them the same, with
-// an odd shard size.
+// A corpus of one document, with an odd shard size. The bytes are a function of their position, and
+// no two runs of ten bytes are equal.
 class LoaderTest : public testing::Test {
  protected:
   static constexpr std::int64_t kTokens = 1003;
@@ -74,7 +74,7 @@ TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
     ASSERT_EQ(batch.size(), 7);
     for (std::int64_t b = 0; b < 7; ++b) {
       EXPECT_EQ(sample_ids(batch)[static_cast<std::size_t>(b)],
-                step * 7 + b);  // epoch * samples + place
+                step * 7 + b);  // epoch * samples + position
       const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
                 targets = row<std::int64_t>(batch, field::kTargets, b);
       std::int64_t sample = 0;
@@ -91,7 +91,7 @@ TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
     }
     EXPECT_FALSE(batch.has(field::kSegments));
   }
-  ASSERT_EQ(firsts.size(), 100u);  // every sample once an epoch
+  ASSERT_EQ(firsts.size(), 100u);  // every sample once per epoch
   for (const auto& [sample, count] : firsts) EXPECT_EQ(count, 7) << sample;
 }
 
@@ -102,7 +102,7 @@ Ids inputs_of(const Batch& batch) {
 }
 
 TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
-  for (const int size : {2, 3, 4, 9}) {  // 7 is divisible by none; of 9 ranks two get nothing
+  for (const int size : {2, 3, 4, 9}) {  // none of these divides 7; of 9 ranks, two get nothing
     TrainLoader whole(*corpus_, options(10, 7), 0);
     std::vector<std::unique_ptr<TrainLoader>> parts;
     for (int rank = 0; rank < size; ++rank) {
@@ -128,15 +128,15 @@ TEST_F(LoaderTest, ResumesAnywhere) {
     TrainLoader loader(*corpus_, options(10, 7), 0);
     for (int step = 0; step < 40; ++step) steps.push_back(inputs_of(loader.next()));
   }
-  for (const int done :
-       {1, 2, 13, 14, 15, 28, 39}) {  // 14 and 28 steps end within the second and third epoch
+  // The batches after 14 and 28 steps span two epochs.
+  for (const int done : {1, 2, 13, 14, 15, 28, 39}) {
     TrainLoader resumed(*corpus_, options(10, 7), 7 * done);
     EXPECT_EQ(inputs_of(resumed.next()), steps[static_cast<std::size_t>(done)]) << done;
   }
 }
 
-// Elastic resumption: after some steps another number of ranks goes on. Over two epochs every
-// sample is read once in each, in the order that one rank would have read it.
+// Elastic resumption: after some steps a different number of ranks continues. In each of two epochs
+// every sample is read once, in the order in which a single rank would have read it.
 TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
   constexpr std::int64_t kBatch = 12, kPerEpoch = 100, kSteps = 17;  // the last step leaves epoch 1
   const auto read_on = [&](int size, std::int64_t shards, std::int64_t first, std::int64_t last,
@@ -176,7 +176,7 @@ TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
   }
 }
 
-// Memory of a batch is used again once nobody holds the batch, a field of it or rows of it.
+// The memory of a batch is reused once nothing holds the batch, one of its fields or its rows.
 TEST_F(LoaderTest, OnlyWhatIsLetGoOfIsFilledAgain) {
   const auto memory = [](const Batch& batch) { return batch.at(field::kInputs).const_data_ptr(); };
   TrainLoader loader(*corpus_, options(10, 7), 0), again(*corpus_, options(10, 7), 0);
@@ -218,7 +218,8 @@ TEST_F(LoaderTest, EpochsDiffer) {
   EXPECT_NE(inputs_of(loader.next()), inputs_of(loader.next()));
 }
 
-// Each later epoch has windows of its own, whole, in order of the stream, and all but one apart.
+// Each later epoch has its own windows. They are complete and in stream order, and no two of them
+// overlap except the last two.
 TEST_F(LoaderTest, EpochsCutAtOtherPlaces) {
   LoaderOptions shifted = options(10, 100);
   shifted.shift_windows = true;
@@ -286,8 +287,7 @@ TEST_F(LoaderTest, EndsWhileTheThreadWaitsForRoom) {
     small.prefetch = 1 + trial;
     TrainLoader loader(*corpus_, small, 0);
     if (trial % 2 == 0) loader.next();
-    std::this_thread::sleep_for(
-        std::chrono::milliseconds(5));  // the queue is full by now, most likely
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the queue is probably full by now
   }
 }
 
@@ -303,7 +303,7 @@ TEST_F(LoaderTest, WindowsCoverEveryTargetOnce) {
       const auto mask = row<std::uint8_t>(batch, field::kMask, b);
       for (std::size_t t = 0; t < mask.size(); ++t) {
         if (mask[t] == 0) {
-          EXPECT_EQ(next, kTokens);  // padding only behind the end
+          EXPECT_EQ(next, kTokens);  // padding only after the end
           EXPECT_EQ(targets[t], 0);
           continue;
         }
@@ -320,8 +320,8 @@ TEST_F(LoaderTest, WindowsCoverEveryTargetOnce) {
   }
 }
 
-// Three documents "abc", "d", "efghij" (their order is that of their names) and the mark 256 behind
-// each.
+// Three documents "abc", "d", "efghij" (in the order of their names), each followed by the mark
+// 256.
 TEST(LoaderDocuments, RestartAtBorders) {
   TemporaryFolder folder;
   write_text(folder / "in/1", "abc");
@@ -342,7 +342,7 @@ TEST(LoaderDocuments, RestartAtBorders) {
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 0),
             (std::vector<std::int32_t>{0, 0, 0, 0, 1, 1, 2, 2}));
   EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 0), (Ids{0, 1, 2, 3, 0, 1, 0, 1}));
-  // With an end mark, what follows it counts.
+  // With an end mark, the token after it counts.
   EXPECT_EQ(row<std::uint8_t>(batch, field::kMask, 0), (std::vector<std::uint8_t>(8, 1)));
   // The second window begins within a document, which is its first segment.
   EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 1), (Ids{'g', 'h', 'i', 'j', 256, 0, 0, 0}));
@@ -353,8 +353,8 @@ TEST(LoaderDocuments, RestartAtBorders) {
             (std::vector<std::uint8_t>{1, 1, 1, 1, 0, 0, 0, 0}));
 }
 
-// Corpora without an end mark (other tools may make them): the first token of a document is not a
-// target.
+// In corpora without an end mark (other tools may make them), the first token of a document is not
+// a target.
 TEST(LoaderDocuments, WithoutAnEndMarkTheFirstTokenIsNoTarget) {
   TemporaryFolder folder;
   write_text(folder / "in/1", "abc");
@@ -377,7 +377,7 @@ TEST(LoaderDocuments, WithoutAnEndMarkTheFirstTokenIsNoTarget) {
             (std::vector<std::uint8_t>{1, 1, 1, 0, 1, 1, 1, 1}));
 }
 
-// A document that begins exactly where a window does: the window has one segment.
+// A document begins exactly where a window does: the window has one segment.
 TEST(LoaderDocuments, BordersAtWindowBorders) {
   TemporaryFolder folder;
   write_text(folder / "in/1", "abc");

@@ -79,7 +79,7 @@ TEST(Manifest, RecordsBesideStreams) {
 }
 
 struct Damage {
-  const char* field;  // in the message
+  const char* field;  // part of the message
   std::function<void(CorpusManifest&)> apply;
 };
 
@@ -185,7 +185,7 @@ TEST(Manifest, EveryWrongFieldIsNamed) {
 }
 
 TEST(Manifest, WrongTextIsRefused) {
-  // Without its checksum, which would tell any change: manifests from before there was one.
+  // Without its checksum, which would reveal any change, as in manifests from before it existed.
   const std::string sealed = manifest_json(good_manifest());
   const std::string json = "{" + sealed.substr(sealed.find(",\n") + 1);
   parse_corpus_manifest(json, "the-manifest");

@@ -1,5 +1,5 @@
-// Every file call of prepare fails, is interrupted, or moves one byte; files may not grow. HDF5
-// makes none of these calls: it lays files out in memory.
+// Makes every file call of prepare fail, be interrupted, or transfer only one byte; or keeps files
+// from growing. HDF5 makes none of these calls: it lays files out in memory.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 using testing::HasSubstr;
 using Content = std::map<std::string, std::string>;
 
-// The tokenizers, a model that was trained before, and text that comes through a pipe.
+// The tokenizers, a model trained earlier, and text from a pipe.
 class PrepareCalls : public testing::TestWithParam<const char*> {
  protected:
   PrepareCalls() {
@@ -68,7 +68,7 @@ class PrepareCalls : public testing::TestWithParam<const char*> {
 
   Content content(const std::string& out) const { return content_of(folder_ / out); }
 
-  // Nothing half made passes for a corpus, and the same command then makes it.
+  // An incomplete folder does not pass for a corpus, and the same command then completes it.
   void expect_unharmed(const std::string& out, const Content& expected) {
     if (path_exists(folder_ / (out + "/manifest.json"))) {
       verify_corpus(Corpus(folder_ / out));
@@ -95,7 +95,7 @@ TEST_P(PrepareCalls, EveryOneMayFail) {
   const Content expected = content("undisturbed");
   const Content input = content("in");
   Tally tally("prepare, " + kind());
-  // Ordinarily every fifth call where models take their time, and lasting faults for bytes alone.
+  // By default every fifth call for models, which are slow, and lasting faults only for bytes.
   const bool slow = kind() == "sentencepiece" || kind() == "model";
   const std::int64_t stride = slow && !all_faults() ? 5 : 1;
   for (const std::int64_t length : {std::int64_t{0}, kForever}) {
@@ -165,7 +165,7 @@ TEST_P(PrepareCalls, FilesMayNotGrow) {
   EXPECT_GT(tally.tried(), 3);
 }
 
-// Whatever a disk does, HDF5 does not see it.
+// HDF5 never sees a disk fail, because it does not use one.
 TEST(PrepareHdf5, TouchesNoFile) {
   const std::vector<std::uint32_t> values(100000, 7);
   std::vector<Hdf5DataSet> sets = {{"values", Hdf5Type::kU32, 100000, values.data()}};

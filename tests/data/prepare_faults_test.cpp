@@ -1,4 +1,4 @@
-// prepare_corpus when things go wrong: bad input, kills, two at once; and its memory.
+// prepare_corpus when things go wrong: bad input, kills, two commands at once; and its memory.
 #include "data/prepare/prepare.h"
 
 #include <gtest/gtest.h>
@@ -83,8 +83,8 @@ TEST(Prepare, RefusesWhatItCannotUseAndHarmsNothing) {
   verify_corpus(Corpus(folder / "corpus"));
 }
 
-// A failed prepare leaves files of its own in the folder; those of a user, even under names much
-// like ours, are never removed with them.
+// A failed prepare leaves its own files in the folder. When they are removed, a user's files stay,
+// even if their names are similar to ours.
 TEST(Prepare, NeverRemovesAFileOfTheUser) {
   TemporaryFolder folder;
   write_text(folder / "text", sentences(10, 1));
@@ -204,7 +204,7 @@ TEST(Prepare, ReportsProgress) {
   EXPECT_EQ(reports.back().eta_seconds, 0);
 }
 
-// However long training takes, it does not foretell how long encoding will.
+// The time that training takes does not affect the estimate for encoding.
 TEST(Prepare, TimeLeftIsForgottenAfterTraining) {
   TemporaryFolder folder;
   write_text(folder / "text", sentences(200, 1));
@@ -224,7 +224,7 @@ TEST(Prepare, TimeLeftIsForgottenAfterTraining) {
   EXPECT_LT(encoding.front().eta_seconds, 1);
 }
 
-// Killed at any moment: nothing that looks finished, and the same command finishes the work.
+// A kill at any moment leaves nothing that looks finished, and the same command finishes the work.
 TEST(Prepare, SurvivesKill) {
   TemporaryFolder folder;
   for (int i = 0; i < 6; ++i) write_text(folder / fmt::format("in/{}", i), sentences(200, i));

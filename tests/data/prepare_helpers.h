@@ -1,4 +1,4 @@
-// What the tests of prepare share: reading a corpus or a folder back, and made-up text.
+// Helpers for the tests of prepare: they read a corpus or a folder back and generate text.
 #pragma once
 
 #include <map>

@@ -120,7 +120,7 @@ TEST(Prepare, EveryTokenizerRoundTripsFromFileFolderAndChunks) {
   }
 }
 
-// Pieces of our models neither hold a newline nor cross into a space, where parts are cut.
+// The pieces of our models neither hold a newline nor continue into a space, where parts are cut.
 TEST(Prepare, OurSubwordModelsGiveTheSameIdsInAnyParts) {
   TemporaryFolder folder;
   std::string text = sentences(300, 1);
@@ -215,7 +215,7 @@ TEST(Prepare, ReadsStreams) {
   std::thread again = feed(text);
   EXPECT_TRUE(prepare_corpus(options).already_prepared);
   again.join();
-  // A finished corpus gets nothing of another stream, not even for a while.
+  // Nothing of another stream is written to a finished corpus, not even temporarily.
   const auto finished = content_of(folder / "corpus");
   std::thread other = feed(text + "more");
   int reports = 0;

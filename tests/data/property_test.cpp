@@ -1,5 +1,5 @@
-// Properties of order and packing over random sizes, documents and options, against a plain model
-// of the same.
+// Properties of sampling order and packing over random sizes, documents and options, against a
+// simple model of both.
 //
 // Legend: B batch, T tokens.
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "data/loader/loader.h"
-#include "data/loader/order.h"
+#include "data/loader/sampler.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {
@@ -20,7 +20,7 @@ namespace {
 RC_GTEST_PROP(OrderProperty, IsAPermutationOfEachEpoch, (std::uint64_t seed)) {
   const auto n = *rc::gen::inRange<std::int64_t>(1, 3000);
   const auto epoch = *rc::gen::inRange<std::int64_t>(0, std::int64_t{1} << 40);
-  const SampleOrder order(seed, epoch, n), next(seed, epoch + 1, n);
+  const Sampler order(seed, epoch, n), next(seed, epoch + 1, n);
   std::vector<bool> seen(static_cast<std::size_t>(n));
   bool differs = false;
   for (std::int64_t place = 0; place < n; ++place) {
@@ -30,14 +30,14 @@ RC_GTEST_PROP(OrderProperty, IsAPermutationOfEachEpoch, (std::uint64_t seed)) {
     seen[static_cast<std::size_t>(sample)] = true;
     differs = differs || next.at(place) != sample;
   }
-  RC_ASSERT(differs || n < 20);  // 1/20! is never
+  RC_ASSERT(differs || n < 20);  // a chance of 1/20! never happens
   const auto length = *rc::gen::inRange<std::int64_t>(1, 1 << 20);
   const std::int64_t shift = epoch_shift(seed, epoch, length);
   RC_ASSERT(shift >= 0 && shift < length);
   RC_ASSERT(epoch_shift(seed, 0, length) == 0);
 }
 
-// A corpus of bytes whose tokens and document ends are known without reading it.
+// A corpus of bytes, with its tokens and document ends known without reading it.
 struct Packed {
   std::unique_ptr<TemporaryFolder> folder = std::make_unique<TemporaryFolder>();
   std::vector<std::int64_t> tokens, ends;
@@ -77,7 +77,7 @@ const Packed& corpus_of(std::size_t index) {
   return all[index];
 }
 
-// Row `b` is the window of T tokens from `first` on, and padding behind the stream's end.
+// Row `b` must be the window of T tokens from `first` on, padded after the end of the stream.
 void check_row(const Packed& packed, const Batch& batch, std::int64_t b, std::int64_t first,
                bool restart) {
   const std::int64_t length = batch.at(field::kInputs).size(1);
@@ -132,7 +132,7 @@ RC_GTEST_PROP(PackingProperty, RowsAreTheWindowsOfTheirSamples, (std::uint64_t s
         const std::int64_t shift =
             options.shift_windows ? epoch_shift(seed, epoch, options.sequence_length) : 0;
         const std::int64_t first =
-            SampleOrder(seed, epoch, per_epoch).at(sample % per_epoch) * options.sequence_length +
+            Sampler(seed, epoch, per_epoch).at(sample % per_epoch) * options.sequence_length +
             shift;
         check_row(packed, batch, b, std::min(first, num_tokens - options.sequence_length - 1),
                   options.restart_at_documents);

@@ -1,11 +1,11 @@
-// What is on disk: round trip of shards, damage, verification.
+// Shards on disk: round trip, damage, verification.
 #include <gtest/gtest.h>
 
 #include <csignal>
 #include <cstring>
 #include <fstream>
 
-#include "cluster/base/files/limited_child.h"
+#include "cluster/base/files/sandboxed_child.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/hdf5.h"
 #include "data/corpus/shard_reader.h"
@@ -18,7 +18,8 @@ namespace {
 
 using Ids = std::vector<std::int64_t>;
 
-// 300,000 bytes of four documents in one folder; every byte is used. Small shards: several a split.
+// 300,000 bytes of four documents in one folder; every byte value occurs. Small shards: several per
+// split.
 PrepareOptions sample_corpus(const TemporaryFolder& folder) {
   for (unsigned file = 0; file < 4; ++file) {
     std::string text;
@@ -59,7 +60,7 @@ TEST(Shards, HoldEveryTokenAndDocumentAcrossShards) {
   reader.read(0, 300004, all.data());
   EXPECT_EQ(all, expected);
   Ids some(50);
-  reader.read(99980, 50, some.data());  // across a border of shards
+  reader.read(99980, 50, some.data());  // across a shard boundary
   EXPECT_EQ(some, Ids(expected.begin() + 99980, expected.begin() + 100030));
   EXPECT_EQ(reader.document_ends(0, 300004), ends);
   EXPECT_EQ(reader.document_ends(75001, 150002), Ids{150002});  // from < end <= to
@@ -74,9 +75,9 @@ TEST(Shards, HoldEveryTokenAndDocumentAcrossShards) {
 TEST(Shards, ADocumentEndBelongsToTheShardOfItsLastToken) {
   TemporaryFolder folder;
   StreamWriter writer(folder / "", "train", "tokens", configs::CorpusManifest::i32, 4);
-  writer.append({1, 2, 3, 100000});  // fills the first shard to the brim
+  writer.append({1, 2, 3, 100000});  // fills the first shard completely
   writer.end_document();
-  writer.append({5, 6, 7, 8, 9});  // a document that begins and ends at borders
+  writer.append({5, 6, 7, 8, 9});  // a document that begins and ends at shard boundaries
   writer.end_document();
   const auto stream = writer.finish();
   ASSERT_EQ(stream.shard_size(), 3);
@@ -132,8 +133,8 @@ TEST(Shards, DamageOfDocumentEndsAndPageTableIsFound) {
                {"train-tokens-00000.h5", "page table"});
 }
 
-// The structure is checked even where hashes are right (a forged corpus), in a child that may
-// crash.
+// The structure is checked even if the hashes are right (a forged corpus), in a child process that
+// may crash.
 TEST(Shards, DamagedHdf5MetadataNeverCrashesTheProcess) {
   TemporaryFolder folder;
   sample_corpus(folder);

@@ -7,8 +7,8 @@
 #include <random>
 #include <set>
 
-#include "data/prepare/split_rule.h"
 #include "data/corpus/verify.h"
+#include "data/prepare/split_rule.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
 
@@ -22,10 +22,10 @@ double bytes_of(const Corpus& corpus, const char* split) {
   return static_cast<double>(corpus.split(split).counts().bytes());
 }
 
-// Bytes that a split has of each document, by name.
+// The bytes of each document in each split, by name.
 using Given = std::map<std::string, std::array<std::int64_t, 3>>;
 
-// Files of these sizes, only their numbers: documents of ASCII at `path`, which is one long file.
+// Simulates files of given sizes: all documents are parts of one long ASCII file at `path`.
 class Texts {
  public:
   explicit Texts(std::int64_t longest) {
@@ -62,7 +62,7 @@ class Texts {
     return given;
   }
 
-  // Of the documents whose "input/name" starts so.
+  // The shares of the documents whose "input/name" starts with `start`.
   static Shares shares(const Given& given, const std::string& start = "") {
     Shares bytes = {};
     for (const auto& [name, parts] : given) {
@@ -82,7 +82,8 @@ class Texts {
   std::vector<Document> documents_;
 };
 
-// Of each input for itself, whatever the sizes: from a few large documents to thousands.
+// The shares are right in each input separately, whatever the sizes: from a few large documents to
+// thousands.
 TEST(SplitRule, SharesAreAsAskedInEveryInput) {
   std::mt19937 random(1);
   for (int trial = 0; trial < 60; ++trial) {
@@ -92,7 +93,7 @@ TEST(SplitRule, SharesAreAsAskedInEveryInput) {
       const int documents = 1 << (random() % 12);
       const double spread = 1 + static_cast<double>(random() % 6);
       for (int i = 0; i < documents; ++i) {
-        // Sizes from 200 bytes to 1 MiB, of a few orders of magnitude.
+        // Sizes from 200 bytes to 1 MiB, over a few orders of magnitude.
         const double u = static_cast<double>(random() % 1000) / 1000;
         texts.add(input, fmt::format("file{}", i),
                   static_cast<std::int64_t>(200 * std::pow(2.0, 2 * spread * u)));
@@ -105,7 +106,7 @@ TEST(SplitRule, SharesAreAsAskedInEveryInput) {
         const Shares shares = Texts::shares(given, fmt::format("{}/", input));
         SCOPED_TRACE(testing::Message() << "trial " << trial << " input " << input << " of "
                                         << inputs << ", " << valid << " " << test);
-        // A byte or so is lost where a few hundred bytes are cut.
+        // A cut through a few hundred bytes is off by about a byte.
         EXPECT_NEAR(shares[kValid], valid, 0.01);
         EXPECT_NEAR(shares[kTest], test, 0.01);
         if (valid > 0) {
@@ -136,7 +137,7 @@ TEST(SplitRule, SmallDocumentsStayWholeAndLargeOnesAreInEverySplit) {
   EXPECT_NEAR(whole_in_valid, 100, 10);
 }
 
-// Documents are drawn, not counted off: every tenth of a folder may be of one kind.
+// Documents are drawn, not counted off: every tenth document of a folder might be of one kind.
 TEST(SplitRule, HeldOutDocumentsFollowNoPeriod) {
   Texts texts(1 << 10);
   for (int i = 0; i < 4000; ++i) texts.add(0, fmt::format("{:04}", i), 100);
@@ -167,7 +168,7 @@ TEST(SplitRule, TheSecondPassIsTheFirst) {
   EXPECT_EQ((std::set<int>(first.begin(), first.end())), (std::set<int>{0, 1, 2}));
 }
 
-// What the README's own command did: of two files of about the same size, one was held out.
+// The command in the README once held out one of two files of about the same size.
 TEST(Prepare, AFewFilesAreCutNotHeldOut) {
   TemporaryFolder folder;
   const std::string alice = sentences(500, 1), bob = sentences(150, 2), notes = sentences(600, 3);
@@ -183,7 +184,7 @@ TEST(Prepare, AFewFilesAreCutNotHeldOut) {
   EXPECT_NEAR(bytes_of(corpus, "train"), 0.85 * all, 0.01 * all);
   EXPECT_NEAR(bytes_of(corpus, "valid"), 0.10 * all, 0.01 * all);
   EXPECT_NEAR(bytes_of(corpus, "test"), 0.05 * all, 0.01 * all);
-  // Each piece is a document of its split and ends in the mark; put together they are the texts.
+  // Each piece is a document of its split and ends in the mark; concatenated, they are the texts.
   std::array<std::string, 3> together;
   for (const std::string split : {"train", "valid", "test"}) {
     EXPECT_EQ(corpus.split(split).counts().documents(), 3) << split;
@@ -259,7 +260,7 @@ TEST(Prepare, SplitsDoNotDependOnChunksAndShards) {
   }
 }
 
-// A shell writes out *.txt: thousands of files are not thousands of inputs.
+// A shell expands *.txt: thousands of files are not thousands of inputs.
 TEST(Prepare, ManyPathsAreOneInput) {
   TemporaryFolder folder;
   std::vector<std::string> paths;
@@ -288,7 +289,7 @@ TEST(Prepare, TakesOfficialSplits) {
   const Corpus corpus(folder / "all");
   EXPECT_EQ(text_of(corpus, "train"), train);
   EXPECT_EQ(text_of(corpus, "valid"), valid);
-  EXPECT_EQ(text_of(corpus, "test"), test + "\ufffd");  // the tokenizer is that of train
+  EXPECT_EQ(text_of(corpus, "test"), test + "\ufffd");  // the tokenizer was learnt from train
   EXPECT_FALSE(corpus.manifest().tokenizer().has_end_of_document()) << "one document a split";
   // One official split; the other is held out from train.
   options.out = folder / "some";
@@ -299,7 +300,7 @@ TEST(Prepare, TakesOfficialSplits) {
   EXPECT_EQ(text_of(some, "train") + text_of(some, "test"), train);
   EXPECT_EQ(text_of(some, "valid"), valid);
   EXPECT_NEAR(bytes_of(some, "test"), 0.2 * static_cast<double>(train.size()), 4);
-  // The same text, another split.
+  // The same text, but another split.
   options.out = folder / "all";
   expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); }, {"other options", "test given"});
   PrepareOptions plain = prepare_options(folder / "all", {folder / "train"}, "chars");

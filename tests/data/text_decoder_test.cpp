@@ -13,7 +13,7 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-// Pieces for ASCII and ï; everything else takes SentencePiece's bytes.
+// A tokenizer with pieces for ASCII and ï; everything else takes SentencePiece's byte ids.
 std::unique_ptr<Tokenizer> pieces() {
   std::vector<std::string> lines;
   for (int i = 0; i < 200; ++i) lines.push_back("naïve quick fog jumps " + std::to_string(i % 7));
@@ -77,7 +77,7 @@ TEST(TextDecoder, CharactersComeWhole) {
   }
 }
 
-// A character that never ends is waited for no longer than it could.
+// The decoder stops waiting as soon as the bytes can no longer become a character.
 TEST(TextDecoder, WhatCannotBecomeACharacterIsNotHeldBack) {
   const auto bytes = make_byte_tokenizer(257);
   TextDecoder decoder(*bytes, {});
@@ -94,7 +94,7 @@ TEST(TextDecoder, WhatCannotBecomeACharacterIsNotHeldBack) {
   EXPECT_EQ(decoder.finish(), "");
 }
 
-// Only the text of new ids.
+// Only the text of the new ids is returned.
 TEST(TextDecoder, FollowsWhatWasThere) {
   for (const auto& [name, tokenizer] : kinds()) {
     if (name == "chars" || name == "words") continue;

@@ -1,4 +1,4 @@
-// What prepare says of documents that are more than plain UTF-8, and what it makes of them.
+// How prepare handles and reports documents that are not plain UTF-8.
 #include "data/prepare/text_kind.h"
 #include "data/corpus/verify.h"
 
@@ -21,7 +21,7 @@ constexpr char kMark[] = "\xef\xbb\xbf";
 
 class OddTexts : public testing::Test {
  protected:
-  // The notes on a corpus of these texts, all of them for training.
+  // The notes on a corpus of these texts, all in the train split.
   std::vector<std::string> notes_on(const std::vector<std::string>& texts,
                                     const std::string& tokenizer, std::int64_t chunk_bytes = 0) {
     remove_tree(folder_ / "in");
@@ -45,7 +45,7 @@ TEST_F(OddTexts, PlainTextNeedsNoNote) {
   }
 }
 
-// In the text it would be a character that nobody sees, and that generated text might begin with.
+// In the text it would be an invisible character, and generated text might begin with it.
 TEST_F(OddTexts, TheMarkOfUtf8IsDroppedFromText) {
   for (const std::string tokenizer : {"chars", "words"}) {
     EXPECT_THAT(notes_on({kMark + "one"s, "two", kMark + "three"s}, tokenizer),

@@ -186,7 +186,7 @@ std::string varied_text() {
 }
 
 TEST(SentencePieceTokenizer, TrainsLoadsAndRoundTripsBesideProtobuf) {
-  // A message of our own Protobuf first: the library brings another one.
+  // First parses a message with our own Protobuf, because the library brings another one.
   expect_error(ExitCode::kData, [] { parse_corpus_manifest("{\"format\": \"x\"}", "m"); },
                {"format"});
   LineSampler sampler(1 << 20);
@@ -239,7 +239,7 @@ TEST(LineSampler, IsBoundedAndSpreadOverTheText) {
   std::size_t bytes = 0;
   int late = 0;
   for (const std::string& line : sampler.lines()) {
-    bytes += line.size() + 40;  // 10 and what holds them: a string and a hash
+    bytes += line.size() + 40;  // 10 bytes, in a container: a string and a hash
     late += std::stoi(line.substr(5)) >= 5000;
   }
   EXPECT_LE(bytes, 25000u);

@@ -21,7 +21,7 @@ void fuzz_checkpoint_manifest(std::string_view input) {
   }
   const std::string written = manifest_text(manifest);
   expect_promise(manifest_text(parse_checkpoint_manifest(written, name)) == written,
-                 "what was read is what was written");
+                 "the manifest read is the manifest written");
 }
 
 }  // namespace birkhoff

@@ -22,7 +22,7 @@ void fuzz_config_text(std::string_view input) {
   }
   const std::string resolved = config_text(config);
   const configs::Config again = parse_config(resolved, "resolved", {});
-  expect_promise(config_text(again) == resolved, "resolving twice changes nothing");
+  expect_promise(config_text(again) == resolved, "a second resolution changes nothing");
   expect_promise(diff_configs(config, again).empty(), "a config does not differ from itself");
 }
 

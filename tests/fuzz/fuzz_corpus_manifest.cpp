@@ -14,7 +14,7 @@ bool lies_in(std::int64_t offset, std::int64_t bytes, const CorpusManifest::Shar
   return offset >= 0 && bytes >= 0 && bytes <= shard.bytes() && offset <= shard.bytes() - bytes;
 }
 
-// What readers rely on without looking again.
+// The properties that readers rely on without another check.
 void expect_sound(const CorpusManifest& manifest) {
   for (const auto& split : manifest.split()) {
     for (const auto& stream : split.stream()) {
@@ -25,7 +25,7 @@ void expect_sound(const CorpusManifest& manifest) {
         expect_promise(lies_in(shard.values_offset(), shard.values_bytes(), shard) &&
                            lies_in(shard.documents_offset(), shard.documents_bytes(), shard) &&
                            lies_in(shard.page_crcs_offset(), shard.page_crcs_bytes(), shard),
-                       "regions lie in their file");
+                       "regions are inside their file");
         expect_promise(
             shard.values_bytes() / shard_format::dtype_bytes(stream.dtype()) >= shard.elements(),
             "values have room for their elements");
@@ -50,7 +50,7 @@ void fuzz_corpus_manifest(std::string_view input) {
     return;
   }
   expect_sound(manifest);
-  expect_promise(manifest_json(manifest) == fitting, "what was read is what was written");
+  expect_promise(manifest_json(manifest) == fitting, "the manifest read is the manifest written");
 }
 
 }  // namespace birkhoff

@@ -1,4 +1,4 @@
-// What the fuzz targets share: taking inputs apart, files to read them from, and what a refusal is.
+// Shared by the fuzz targets: parsing inputs, writing them to files, and recognising a refusal.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ inline void expect_promise(bool kept, const std::string& promise) {
   if (!kept) throw std::logic_error("broken promise: " + promise);
 }
 
-// Runs `body`. True if it returns; an Error must have this code and be one short line.
+// Runs `body`. Returns true if it returns. An Error must have this code and be one short line.
 template <typename Body>
 bool is_accepted(ExitCode code, Body body) {
   try {
@@ -39,7 +39,7 @@ bool is_accepted(ExitCode code, Body body) {
   }
 }
 
-// Numbers from the front of an input; zeros when it is used up.
+// Takes numbers from the front of an input; zeros once the input is used up.
 class ByteReader {
  public:
   explicit ByteReader(std::string_view bytes) : rest_(bytes) {}
@@ -52,7 +52,7 @@ class ByteReader {
     rest_.remove_prefix(size);
     return number;
   }
-  // Small numbers mostly; behind a byte 255 any.
+  // Mostly small numbers; after a byte of 255, any number.
   std::int64_t take_size() {
     const auto byte = take<std::uint8_t>();
     return byte < 255 ? byte : take<std::int64_t>();
@@ -63,7 +63,7 @@ class ByteReader {
   std::string_view rest_;
 };
 
-// Writes the file anew; returns its path.
+// Overwrites the file and returns its path.
 inline std::string write_input(const TemporaryFolder& folder, const std::string& name,
                                std::string_view bytes) {
   const std::string path = folder.path(name);

@@ -15,7 +15,7 @@ void read_file_of(std::string_view bytes) {
     for (const SafetensorsEntry& entry : reader.entries()) {
       std::string data(static_cast<std::size_t>(entry.num_bytes()), '\0');
       reader.read(data.data(), data.size(), entry.begin);
-      expect_promise(data == bytes.substr(end, data.size()), "tensors lie one behind the other");
+      expect_promise(data == bytes.substr(end, data.size()), "tensors follow without gaps");
       expect_promise(reader.find(entry.name) == &entry, "tensors are found by their names");
       end += data.size();
     }

@@ -27,7 +27,7 @@ void append_page_crcs(const std::string& region, std::string& table) {
   }
 }
 
-// Sets one number of the entry to anything.
+// Sets one number of the entry to an arbitrary value.
 void forge(CorpusManifest::Shard& shard, ByteReader& reader) {
   const auto field = reader.take<std::uint8_t>();
   const auto value = reader.take<std::int64_t>();
@@ -55,7 +55,8 @@ void forge(CorpusManifest::Shard& shard, ByteReader& reader) {
   }
 }
 
-// A file of the shape that StreamWriter gives shards, without the HDF5 around it, and its entry.
+// Returns a file in StreamWriter's shard layout, without the surrounding HDF5, and fills in its
+// entry.
 std::string make_shard(ByteReader& reader, CorpusManifest::Dtype dtype,
                        CorpusManifest::Shard& shard) {
   constexpr std::int64_t kMostElements = 40000;  // more than a page
@@ -70,7 +71,7 @@ std::string make_shard(ByteReader& reader, CorpusManifest::Dtype dtype,
   }
   append_page_crcs(values, table);
   append_page_crcs(ends, table);
-  shard.set_hash(std::string(32, '0'));  // of the file: checked by `birkhoff verify` alone
+  shard.set_hash(std::string(32, '0'));  // the file's hash: checked only by `birkhoff verify`
   shard.set_elements(elements);
   shard.set_documents(documents);
   shard.set_values_offset(0);
@@ -112,7 +113,7 @@ void read_windows(const Corpus& corpus, ByteReader& reader) {
   for (std::int64_t i = 0; i < batch.size() * options.sequence_length; ++i) {
     expect_promise(segments[i] >= 0 && segments[i] < options.sequence_length && positions[i] >= 0 &&
                        positions[i] < options.sequence_length,
-                   "segments and positions lie in the window");
+                   "segments and positions are inside the window");
   }
 }
 
@@ -132,7 +133,7 @@ void fuzz_shard(std::string_view input) {
   stream.set_name("tokens");
   stream.set_dtype(static_cast<CorpusManifest::Dtype>(reader.take<std::uint8_t>() % 4));
   const int num_shards = 1 + reader.take<std::uint8_t>() % 3;
-  std::uint64_t elements = 0, documents = 0;  // sums of anything wrap
+  std::uint64_t elements = 0, documents = 0;  // sums of arbitrary numbers wrap
   for (int i = 0; i < num_shards; ++i) {
     auto& shard = *stream.add_shard();
     shard.set_file(fmt::format("{}.h5", i));

@@ -8,7 +8,7 @@
 namespace birkhoff {
 namespace {
 
-// `unknown`: the id of what the vocabulary lacks, -1 if there is none.
+// `unknown`: the id of text that the vocabulary lacks, -1 if there is none.
 void expect_round_trip(const Tokenizer& tokenizer, const std::string& text, std::int32_t unknown) {
   is_accepted(ExitCode::kData, [&] {
     const std::vector<std::int32_t> ids = tokenizer.encode(text);
@@ -27,7 +27,7 @@ void fuzz_tokenizer(std::string_view input) {
   const bool chars = reader.take<std::uint8_t>() % 2 == 0;
   const int surplus = reader.take<std::uint8_t>() % 4 - 1;
   const std::string content(reader.rest());
-  // A line an id, but for the header's lines and the unknown id.
+  // One line per id, except for the header lines and the unknown id.
   const auto lines = static_cast<std::int64_t>(std::count(content.begin(), content.end(), '\n'));
   const bool has_unknown = !chars || content.find("unknown yes\n") != std::string::npos;
   const std::int64_t num_ids = chars ? lines - 2 + (has_unknown ? 1 : 0) : lines;

@@ -1,4 +1,5 @@
-// libFuzzer's entry: BIRKHOFF_FUZZ_TARGET is one of tests/fuzz/fuzz_targets.h.
+// libFuzzer's entry point. BIRKHOFF_FUZZ_TARGET is one of the functions in
+// tests/fuzz/fuzz_targets.h.
 #include <cstddef>
 #include <cstdint>
 
@@ -9,6 +10,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   return 0;
 }
 
-// LibTorch takes half of the 512 MB that an input may use, and the sanitizer's freed memory, which
-// it keeps from use for a while, would take the rest.
+// LibTorch takes half of the 512 MB that an input may use. The sanitizer's quarantine of freed
+// memory would take the rest.
 extern "C" const char* __asan_default_options() { return "quarantine_size_mb=32"; }

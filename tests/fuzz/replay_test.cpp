@@ -1,6 +1,6 @@
-// The fuzz targets over their seeds, and over seeds with a few bytes damaged, with any compiler: a
-// crash that libFuzzer once found stays mended. BIRKHOFF_FUZZ_DAMAGES: damaged copies of each
-// target's seeds, 300 unless told.
+// Runs the fuzz targets over their seeds, and over seeds with a few damaged bytes, with any
+// compiler, so that a crash that libFuzzer once found stays fixed. BIRKHOFF_FUZZ_DAMAGES: the
+// number of damaged copies for each target, 300 by default.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ void PrintTo(const Target& target, std::ostream* out) { *out << target.name; }
 
 class Fuzz : public testing::TestWithParam<Target> {
  protected:
-  // Content of each seed by its name.
+  // (name, content) of each seed, sorted by name.
   static std::vector<std::pair<std::string, std::string>> seeds() {
     std::vector<std::pair<std::string, std::string>> seeds;
     for (const auto& entry : fs::directory_iterator(fs::path(BIRKHOFF_SOURCE_DIR) /
@@ -41,7 +41,7 @@ class Fuzz : public testing::TestWithParam<Target> {
     return seeds;
   }
 
-  // False, and a failure, if the target breaks a promise or takes too long.
+  // Returns false and adds a failure if the target breaks a promise or takes too long.
   static bool survives(const std::string& what, const std::string& input) {
     const double start = processor_seconds();
     try {

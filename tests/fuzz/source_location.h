@@ -1,6 +1,6 @@
 // libstdc++ 12 has std::source_location only for compilers with __builtin_source_location, which
-// clang 14 lacks. Included before everything else in the fuzz build; what cluster/base/error.h asks
-// of it is here.
+// clang 14 lacks. The fuzz build includes this file first. It provides the parts that
+// cluster/base/error.h uses.
 #pragma once
 
 #include <version>

@@ -1,4 +1,4 @@
-"""What the operators refuse, each argument with its limit, and what is as large or as oddly laid out as it may be: a part of
+"""Arguments that the operators must refuse, each with its limit, and extreme sizes and layouts that they must accept. A part of
 pytorch_operators.py."""
 
 import math
@@ -128,7 +128,7 @@ def refusals():
         (r"scores must be \[B, H, N, N\]", lambda: ops.sinkhorn_balance(scores[..., 1:])),
         (r"scores must be \[B, H, N, N\]", lambda: ops.sinkhorn_balance(scores[..., :0, :0])),
         ("'prefix' takes at most 256 blocks, not 257", lambda: ops.sinkhorn_balance(torch.zeros(1, 1, 257, 257))),
-        # The operators beneath.
+        # The private operators.
         ("not 5 tensors", lambda: forward([q] * 5, *window)),
         ("not 2 tensors", lambda: forward([q] * 2, *window)),
         ("d_out must be", lambda: backward(d_out=q[:, :, 1:])),
@@ -147,10 +147,10 @@ def refusals():
         try:
             call()
         except ValueError as error:
-            check(re.search(what, str(error)), f"'{error}' does not speak of '{what}'")
+            check(re.search(what, str(error)), f"'{error}' does not mention '{what}'")
             check("\n" not in str(error), f"more than one line: '{error}'")
         else:
-            check(False, f"no ValueError of '{what}'")
+            check(False, f"no ValueError about '{what}'")
     leaf = q.double().requires_grad_()
     (gradient,) = torch.autograd.grad(ops.block_local_attention(leaf, leaf, leaf, 5).sum(), leaf, create_graph=True)
     try:
@@ -158,12 +158,12 @@ def refusals():
     except RuntimeError as error:
         check("not implemented" in str(error), f"second gradient: {error}")
     else:
-        check(False, "a gradient of a gradient is given, although there is none")
-    print(f"{len(table)} wrong arguments and second gradients are refused in words")
+        check(False, "a second gradient was returned, although none is implemented")
+    print(f"{len(table)} wrong arguments, and second gradients, are refused with a message")
 
 
 def extremes():
-    """What is as large, as small or as oddly laid out as it may be: the results of the plain call."""
+    """The largest, smallest and most unusual legal arguments give the same results as the plain call."""
     ops = torch.ops.birkhoff
     q, k, v = (torch.randn(2, 2, 10, 4, dtype=torch.float64) for _ in range(3))
     scores = torch.randn(2, 2, 3, 3, dtype=torch.float64)
@@ -190,4 +190,4 @@ def extremes():
         turned = scores.mT.contiguous().mT
         equal(f"scores by columns ({form})", ops.sinkhorn_balance(turned, 3, form), ops.sinkhorn_balance(scores, 3, form))
         check(bool(ops.sinkhorn_balance(scores, 1000, form).isfinite().all()), f"1000 iterations ({form})")
-    print("the largest blocks and windows, and odd layouts, give the results of plain calls")
+    print("the largest blocks and windows, and unusual layouts, give the results of plain calls")

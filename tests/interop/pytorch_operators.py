@@ -1,9 +1,9 @@
-"""Tries libbirkhoff_ops.so as a user of PyTorch would: each operator against the same in eager PyTorch, torch.autograd.gradcheck,
+"""Tests libbirkhoff_ops.so as a user of PyTorch would use it: each operator against its definition in eager PyTorch, torch.autograd.gradcheck,
 torch.library.opcheck, and the module of docs/pytorch.md in a training loop, eager and compiled.
 
     python pytorch_operators.py --library build/cpu/libbirkhoff_ops.so [--device cuda]
 
-Ends with 0 if all holds, with 77 (ctest: skipped) where Python has no PyTorch or one of another version than --torch."""
+Ends with 0 if all checks pass, and with 77 (ctest: skipped) if Python has no PyTorch, or a version other than --torch."""
 
 import argparse
 import functools
@@ -13,12 +13,12 @@ import pathlib
 import re
 import sys
 
-# Compiled graphs are cached by PyTorch's version and the program, not by the signatures of our operators.
+# PyTorch's cache of compiled graphs ignores the signatures of our operators, so a changed signature would not be noticed.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 try:
     import torch
-    import functorch.compile  # noqa: F401 - what opcheck needs, and with it the wheel's own requirements
+    import functorch.compile  # noqa: F401 - opcheck needs it; importing it also tests the wheel's own requirements
 except Exception as error:  # no PyTorch, or one without its libraries or the packages that it requires
     print(f"SKIPPED: import torch: {error}")
     sys.exit(77)
@@ -33,7 +33,7 @@ BARRED = -math.inf
 
 
 def window(length, block, look_back, look_ahead, causal):
-    """bool [L, L]: which keys queries see."""
+    """bool [L, L]: which keys each query sees."""
     token = torch.arange(length)
     distance = token[:, None] // block - token[None, :] // block
     seen = (distance <= look_back) & (distance >= -look_ahead)
@@ -41,7 +41,7 @@ def window(length, block, look_back, look_ahead, causal):
 
 
 def philox(key, counter):
-    """Four words of Philox4x32-10 (Salmon et al. 2011), from a key of 64 bits and a counter of 128."""
+    """Four words of Philox4x32-10 (Salmon et al. 2011), from a 64-bit key and a 128-bit counter."""
     low = 0xFFFFFFFF
     words, keys = [counter >> 32 * i & low for i in range(4)], [key & low, key >> 32]
     for _ in range(10):
@@ -53,8 +53,8 @@ def philox(key, counter):
 
 @functools.cache
 def dropout_factors(seed, p, shape):
-    """What probabilities [B, ...] are multiplied by: 0 or 1 / (1 - p), as cluster/base/random/philox.h draws them for attention dropout
-    of seed 0, step `seed`, layer 0 and samples 0, 1, ..."""
+    """The factors for probabilities [B, ...]: 0 or 1 / (1 - p), as cluster/base/random/philox.h draws them for attention dropout
+    with seed 0, step `seed`, layer 0 and samples 0, 1, ..."""
     attention_dropout = 3
     words = philox(0, seed << 64 | attention_dropout)
     key = words[1] << 32 | words[0]
@@ -65,7 +65,7 @@ def dropout_factors(seed, p, shape):
 
 
 def probabilities(q, k, seen, bias=0):
-    """Softmax over the keys that queries see; 0 for a query without one."""
+    """Softmax over the visible keys; 0 for a query without visible keys."""
     scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
     return scores.masked_fill(~seen, -1e30).softmax(-1) * seen
 
@@ -75,7 +75,7 @@ def masked_attention(q, k, v, seen):
 
 
 def documents_of(segments, length, padded):
-    """int64 [B, padded]: tokens beyond the last join its document."""
+    """int64 [B, padded]: padding tokens belong to the last token's document."""
     if segments is None:
         return torch.zeros(1, padded, dtype=torch.int64)
     return torch.cat([segments, segments[:, -1:].expand(-1, padded - length)], 1).cpu()
@@ -83,7 +83,7 @@ def documents_of(segments, length, padded):
 
 def block_local_attention(q, k, v, block, look_back, look_ahead, causal, *, dropout=0.0, seed=None, key_lengths=None, segments=None):
     B, H, L, D = q.shape
-    block = min(block, L)  # whose dropout is that of what exists
+    block = min(block, L)  # dropout is drawn for existing tokens only
     look_back, look_ahead = (min(x, -(-L // block) - 1) for x in (look_back, look_ahead))
     seen = window(L, block, look_back, look_ahead, causal)[None]
     document = documents_of(segments, L, L)
@@ -100,7 +100,7 @@ def block_local_attention(q, k, v, block, look_back, look_ahead, causal, *, drop
 
 
 def sinkhorn(scores, iterations):
-    """Columns, then rows, divided by their sums, in the log domain."""
+    """Divides columns, then rows, by their sums, in the log domain."""
     for _ in range(iterations):
         for dim in (-2, -1):
             empty = (scores == BARRED).all(dim, keepdim=True)
@@ -116,7 +116,7 @@ def balance(scores, iterations, form):
     for u in range(1, N):
         if form == "none":
             past = torch.cat([scores[..., u, :u], torch.zeros_like(scores[..., u, :1])], -1).softmax(-1)[..., :u]
-        else:  # prefix: destinations 1..u and sources 0..u-1 are a matrix of their own
+        else:  # prefix: destinations 1..u and sources 0..u-1 form a separate matrix
             taking_part = (scores != BARRED).tril(-1).any(-1, keepdim=True)
             past = sinkhorn(scores.masked_fill(~taking_part, BARRED)[..., 1 : u + 1, :u], iterations)[..., -1, :]
         rows.append(torch.nn.functional.pad(past, (0, N - u)))
@@ -124,7 +124,7 @@ def balance(scores, iterations, form):
 
 
 def open_pairs(block, exists, document):
-    """bool [B, N, N]: pairs of blocks that are no padding, where the source lies in one document and that is the destination's."""
+    """bool [B, N, N]: pairs of blocks that are not padding, where the source is within one document, which is also the destination's."""
     exists, document = (x.unflatten(1, (-1, block)) for x in (exists, document))
     first = document[:, :, 0]
     whole = ((document == first[:, :, None]) | ~exists).all(-1)
@@ -133,7 +133,7 @@ def open_pairs(block, exists, document):
 
 
 def tokens(length, block, key_lengths, segments):
-    """bool and int64 [B, N b]: tokens that exist, and their documents."""
+    """bool and int64 [B, N b]: which tokens exist, and their documents."""
     padded = -(-length // block) * block
     lengths = torch.tensor([length]) if key_lengths is None else key_lengths.cpu()
     return torch.arange(padded)[None] < lengths[:, None], documents_of(segments, length, padded)
@@ -150,7 +150,7 @@ def sorted_attention(q, k, v, weights, block, causal, *, combine="concat", dropo
     weights = weights.masked_fill(~visible[:, None], 0)
     q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, -L % block)).unflatten(2, (-1, block)) for x in (q, k, v))
     k, v = (x * exists[:, None, :, :, None] for x in (k, v))
-    # Of a sorted key's weight, what lies on tokens that exist.
+    # The part of a sorted key's weight that is on existing tokens.
     total = weights.sum(-1, keepdim=True)
     share = weights @ exists[:, None].to(weights) / total.masked_fill(total == 0, 1)
     if key_lengths is None and causal:
@@ -181,7 +181,7 @@ def sorted_attention(q, k, v, weights, block, causal, *, combine="concat", dropo
 
 
 def same(name, ours, theirs, inputs, tolerance):
-    """Results and gradients of ours(*inputs) and theirs(*inputs)."""
+    """Compares the results and gradients of ours(*inputs) and theirs(*inputs)."""
     results = []
     for function in (ours, theirs):
         leaves = [x.detach().requires_grad_() for x in inputs]
@@ -189,18 +189,18 @@ def same(name, ours, theirs, inputs, tolerance):
         out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape))
         results.append([out.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)])
     for i, (mine, other) in enumerate(zip(*results)):
-        error = (mine - other).abs().max() / other.abs().max().clamp_min(1e-3)  # less is rounding: weights of one source have gradient 0
+        error = (mine - other).abs().max() / other.abs().max().clamp_min(1e-3)  # smaller values are rounding errors: weights of a single source have gradient 0
         check(error <= tolerance, f"{name}: {'result' if i == 0 else f'gradient {i - 1}'} differs by {error:.1e} (bound {tolerance:.1e})")
 
 
 def heads(shape, dtype, device):
-    """As a layer makes them: a view of [B, L, H, D]."""
+    """Random heads in the layout of a layer: a view of [B, L, H, D]."""
     B, H, L, D = shape
     return torch.randn(B, L, H, D, dtype=torch.float64).transpose(1, 2).to(device, dtype)
 
 
 def definitions(device):
-    """Each operator against its definition. fp64 shows the maths, fp32 and bf16 that their paths are those of the same."""
+    """Each operator against its definition. fp64 tests the formulas; fp32 and bf16 test that their paths compute the same."""
     ops, count = torch.ops.birkhoff, 0
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 3e-5), (torch.bfloat16, 0.05)):
         for length, block in ((32, 8), (19, 8), (5, 8)):
@@ -218,7 +218,7 @@ def definitions(device):
                      lambda *x: ops.sinkhorn_attention(*x, block, form, 3),
                      lambda *x: sorted_attention(*x[:3], balance(x[3], 3, form).to(dtype), block, form != "full"), (q, k, v, scores), tolerance)
                 count += 1
-            # Weights of the own and of later blocks do not matter.
+            # The weights of a block itself and of later blocks do not matter.
             same(f"sorted_attention of any weights and {length} tokens in {dtype}", lambda *x: ops.sorted_attention(*x, block, True),
                  lambda *x: sorted_attention(*x, block, True), (q, k, v, scores.to(dtype)), tolerance)
             count += 1
@@ -255,13 +255,13 @@ def definitions(device):
                      lambda *x: sorted_attention(*x[:3], balance(x[3].masked_fill(~open, BARRED), 3, form).to(dtype), block, form != "full",
                                                  combine="add_outputs", **everything), (q, k, v, scores), tolerance)
                 count += 1
-    # The form `cumulative` has no short definition: its rows are checked for what makes it causal and a share.
+    # The form `cumulative` has no short definition. The checks are that it is causal and that each row sums to less than 1.
     scores = torch.randn(1, 2, 6, 6, dtype=torch.float64, device=device)
     weights = ops.sinkhorn_balance(scores, 4, "cumulative")
     later = scores.clone()
     later[:, :, 4:] += 1
     check(torch.equal(weights[:, :, :4], ops.sinkhorn_balance(later, 4, "cumulative")[:, :, :4]), "cumulative reads later rows")
-    check(bool((weights.sum(-1) < 1).all()) and bool((weights.triu() == 0).all()), "cumulative: rows are no shares of earlier blocks")
+    check(bool((weights.sum(-1) < 1).all()) and bool((weights.triu() == 0).all()), "cumulative: rows are not shares of earlier blocks")
     q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.float64, device=device) for length in (150, 70, 70))
     same("dense_attention", lambda *x: ops.dense_attention(*x), lambda *x: masked_attention(*x, window(150, 150, 0, 0, True)), (q, q, q), 1e-11)
     same("dense_attention to other keys", lambda *x: ops.dense_attention(*x, False),
@@ -270,7 +270,7 @@ def definitions(device):
 
 
 def meaning(device):
-    """What padding, documents and dropout are for, whatever their formulas."""
+    """The purpose of padding, documents and dropout, independent of their formulas."""
     ops = torch.ops.birkhoff
     make = lambda length: tuple(heads((1, 2, length, 4), torch.float64, device) for _ in range(3))
     near = lambda a, b: bool((a - b).abs().max() <= 1e-12)
@@ -285,23 +285,23 @@ def meaning(device):
             packed = call(q, k, v, scores, segments=(torch.arange(22, device=device) >= 12).long()[None])
             parts = [call(*(x[:, :, tokens] for x in (q, k, v)), scores[:, :, blocks, blocks])
                      for tokens, blocks in ((slice(12), slice(3)), (slice(12, 22), slice(3, 6)))]
-            check(near(packed, torch.cat(parts, 2)), f"documents know of each other ({form}, {combine})")
+            check(near(packed, torch.cat(parts, 2)), f"documents affect each other ({form}, {combine})")
     later = torch.full((6, 6), math.nan, dtype=torch.float64, device=device).triu()
     check(torch.equal(ops.sorted_attention(q, k, v, scores + later.nan_to_num(0), 4), ops.sorted_attention(q, k, v, scores + later, 4)),
-          "weights of the own or of later blocks are read")
+          "weights of a block itself or of later blocks are read")
     options = {"key_lengths": torch.tensor([17], device=device), "combine": "add_logits"}
     seeded = lambda p, seed: ops.sinkhorn_attention(q, k, v, scores, 4, dropout=p, seed=torch.tensor([seed], device=device), **options)
     check(torch.equal(seeded(0.0, 1), ops.sinkhorn_attention(q, k, v, scores, 4, **options)), "dropout of 0 changes bits")
     check(torch.equal(seeded(0.5, 1), seeded(0.5, 1)), "one seed gives two results")
     check(not torch.equal(seeded(0.5, 1), seeded(0.5, 2)), "two seeds give one result")
-    # Equal probabilities, and values that show each.
+    # Equal probabilities, and values that reveal each of them.
     zeros, unit = torch.zeros(2, 8, 256, 16, device=device), torch.eye(16, device=device).repeat(16, 1).expand(2, 8, 256, 16)
     for dropout in (0.1, 0.5):
         seen = ops.block_local_attention(zeros, zeros, unit, 16, causal=False, dropout=dropout, seed=torch.tensor(3, device=device)) * 16
         kept = (seen > 0).double().mean().item()
         check(abs(kept - (1 - dropout)) < 5 * math.sqrt(dropout * (1 - dropout) / seen.numel()), f"dropout {dropout} keeps {kept}")
-        check(bool(((seen - 1 / (1 - dropout)).abs() < 1e-5).logical_or(seen == 0).all()), "what is kept is not scaled")
-    print("padding and documents change nothing for others; dropout follows its seed and its rate")
+        check(bool(((seen - 1 / (1 - dropout)).abs() < 1e-5).logical_or(seen == 0).all()), "kept values are not scaled")
+    print("padding and documents do not affect other tokens; dropout follows its seed and its rate")
 
 
 def cases(device):
@@ -337,12 +337,12 @@ def gradients_and_traces(device):
         check(torch.autograd.gradcheck(lambda *x: operator(*x, *rest, **keywords), tensors), f"gradcheck of {name}{rest} with {keywords}")
         torch.library.opcheck(operator, arguments, keywords)
         count += 1
-    # What no kernel takes on the CPU: float16.
+    # No CPU kernel supports float16.
     half = [torch.randn(1, 2, 10, 4, device=device).half().requires_grad_() for _ in range(3)]
     torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half, {"key_lengths": torch.tensor([6], device=device)})
     torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half)
     print(f"torch.autograd.gradcheck and torch.library.opcheck pass on {count + 2} calls")
-    # What users' operators are made of.
+    # The private operators that users' operators call.
     ops = torch.ops.birkhoff
     count = 0
     for name, arguments, keywords in cases(device):
@@ -363,7 +363,7 @@ def gradients_and_traces(device):
             continue
         count += 2
     torch.library.opcheck(ops.open_block_pairs.default, (plain[0], 2), {name: keywords[name] for name in ("key_lengths", "segments")})
-    print(f"torch.library.opcheck passes on {count + 1} calls of the operators beneath")
+    print(f"torch.library.opcheck passes on {count + 1} calls of the private operators")
 
 
 def documented_module(library):
@@ -375,7 +375,7 @@ def documented_module(library):
 
 
 def training(module_type, device):
-    """The same losses from the module eager and compiled (inductor), with a second length on the way."""
+    """The module gives the same losses eager and compiled (inductor), with two sequence lengths."""
     losses = {}
     for way in ("eager", "compiled"):
         torch.manual_seed(3)
@@ -403,7 +403,7 @@ def training(module_type, device):
 
 
 def compiled_options(device):
-    """All options in a compiled graph: the results of eager PyTorch, and one graph for all seeds, lengths of keys and documents."""
+    """All options in a compiled graph: the results equal eager PyTorch, and one graph serves all seeds, key lengths and documents."""
     attention = lambda q, k, v, scores, **options: torch.ops.birkhoff.sinkhorn_attention(q, k, v, scores, 8, dropout=0.25, **options)
     compiled = torch.compile(attention, fullgraph=True)
     for length in (32, 40, 48):
@@ -412,15 +412,15 @@ def compiled_options(device):
         for step in range(3):
             options = {"seed": torch.tensor([step], device=device), "key_lengths": torch.tensor([length, 9 + step], device=device),
                        "segments": (torch.arange(length, device=device) // (10 + step)).expand(2, -1).contiguous()}
-            # A second length makes the graph one for any.
+            # The second length makes PyTorch compile one graph for any length.
             with torch.compiler.set_stance("fail_on_recompile" if length == 48 or step > 0 else "default"):
                 same(f"compiled attention of {length} tokens", lambda *x: compiled(*x, **options), lambda *x: attention(*x, **options),
                      (q, k, v, scores), 1e-6)
-    # A seed of PyTorch's own generator.
+    # A seed from PyTorch's own generator.
     drawn = torch.compile(lambda x: torch.ops.birkhoff.block_local_attention(
         x, x, x, 8, dropout=0.5, seed=torch.randint(2**62, (1,), device=x.device)), fullgraph=True)
-    check(not torch.equal(drawn(q), drawn(q)), "a compiled graph draws one seed for ever")
-    print("compiled graphs take padding, documents and new seeds without being compiled again")
+    check(not torch.equal(drawn(q), drawn(q)), "a compiled graph always draws the same seed")
+    print("compiled graphs accept padding, documents and new seeds without recompiling")
 
 
 def main():

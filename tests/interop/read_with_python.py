@@ -1,4 +1,4 @@
-"""Opens what Birkhoff wrote with the readers other people use, and compares it with what Birkhoff says of it.
+"""Opens Birkhoff's files with widely used Python readers, and compares the content with Birkhoff's manifests and metrics.
 
   checkpoints   safetensors (Hugging Face), with the index that their loaders look for, against manifest.json
   corpora       h5py, against manifest.json
@@ -6,7 +6,7 @@
 
     python3 read_with_python.py --run RUN --corpus CORPUS
 
-Prints what was read. Ends with 1 at the first difference, and says which.
+Prints what was read. At the first difference it prints that difference and ends with 1.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def integers(values):
 
 
 def crc32c(data):
-    """CRC32C (Castagnoli), bit-reflected, one table: slow and plain, for a few pages."""
+    """CRC32C (Castagnoli), bit-reflected, one table: slow and simple, for a few pages."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = (crc >> 8) ^ CRC_TABLE[(crc ^ byte) & 0xFF]
@@ -55,7 +55,7 @@ CRC_TABLE = make_crc_table()
 
 
 def raw_bytes(path, key):
-    """A tensor's bytes by the 8-byte header length and data_offsets alone, as the format's page says."""
+    """A tensor's bytes, found only by the 8-byte header length and data_offsets, as docs/checkpoint_format.md describes."""
     content = path.read_bytes()
     header_bytes = int.from_bytes(content[:8], "little")
     check((8 + header_bytes) % 64 == 0, f"{path}: data does not start at a multiple of 64")
@@ -113,7 +113,7 @@ def read_stream(folder, split, stream):
             check(values.dtype == numpy.dtype(CORPUS_TYPES[stream.get("dtype", "u8")]), f"{path}: dtype {values.dtype}")
             check(values.shape[0] == int(shard["elements"]), f"{path}: {values.shape[0]} elements")
             check(ends.shape[0] == int(shard.get("documents", 0)), f"{path}: {ends.shape[0]} documents")
-            # The offsets that training reads at are those HDF5 itself gives.
+            # The offsets that training uses must equal the ones that HDF5 reports.
             check(values.id.get_offset() == int(shard["values_offset"]), f"{path}: values_offset")
             content = values[:].tobytes()
             for page in sorted({0, (len(content) - 1) // PAGE_BYTES}):
@@ -127,7 +127,7 @@ def read_stream(folder, split, stream):
             elements += values.shape[0]
             documents += len(ends)
             if len(ends):
-                check(ends[-1] <= elements, f"{path}: a document ends behind its tokens")
+                check(ends[-1] <= elements, f"{path}: a document ends after its tokens")
             yield values[:]
     check(elements == int(stream["elements"]), f"{split} {stream['name']}: {elements} elements")
     check(documents == int(stream["documents"]), f"{split} {stream['name']}: {documents} documents")
@@ -162,7 +162,7 @@ def read_events(folder):
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     accumulator.Reload()
     tags = accumulator.Tags()
-    # TensorBoard hands simple values on as scalars or, after its own migration, as tensors.
+    # TensorBoard returns simple values as scalars or, after its own migration, as tensors.
     read = {tag: {e.step: numpy.float32(e.value) for e in accumulator.Scalars(tag) if numpy.isfinite(e.value)}
             for tag in tags["scalars"]}
     for tag in tags["tensors"]:
@@ -175,8 +175,8 @@ def read_events(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=pathlib.Path, help="a run's folder, with at least one checkpoint")
-    parser.add_argument("--corpus", type=pathlib.Path, help="a folder that `birkhoff prepare` made")
+    parser.add_argument("--run", type=pathlib.Path, help="a run folder with at least one checkpoint")
+    parser.add_argument("--corpus", type=pathlib.Path, help="a folder made by `birkhoff prepare`")
     arguments = parser.parse_args()
     if not (arguments.run or arguments.corpus):
         parser.error("give --run, --corpus, or both")

@@ -1,5 +1,5 @@
 // Damaged checkpoints, as verify, inspect, eval and sample see them. accept_file() and
-// edit_checkpoint() make the hashes around a damage fit, so that only what is inside can tell.
+// edit_checkpoint() make the hashes around a damage match, so that only the content can reveal it.
 #include <limits>
 
 #include "bad_input.h"
@@ -95,7 +95,7 @@ std::vector<BadInput> files() {
   };
 }
 
-// A header of a safetensors file in place of the model's, its hash accepted.
+// Changes the header of the model's safetensors file and makes its hash match.
 std::function<void()> with_header(std::function<void(std::string&)> change) {
   return [change = std::move(change)] {
     const std::string file = model();
@@ -163,7 +163,7 @@ BadInput signed_edit(std::string name, std::vector<std::string> words,
                 [change = std::move(change)] { edit_checkpoint(kFolder, change); });
 }
 
-// Sound in every byte, but of a run that had diverged.
+// Undamaged checkpoints of a run that had diverged.
 std::vector<BadInput> diverged() {
   const auto with_values = [](std::string name, const std::string& line, std::string words,
                               float value, std::int64_t count) {
@@ -171,7 +171,7 @@ std::vector<BadInput> diverged() {
         .name = "diverged: " + name,
         .line = line,
         .code = ExitCode::kNumerical,
-        .words = {"step-00000004", "from before", std::move(words)},
+        .words = {"step-00000004", "earlier checkpoint", std::move(words)},
         .spoil = [=] { forge_tensor(kFolder, model(), "embedding.weight", value, count); }};
   };
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
@@ -267,7 +267,7 @@ std::vector<BadInput> manifests() {
   };
 }
 
-// Whole by every checksum, and yet no model comes out.
+// All checksums match, but no model can be loaded.
 std::vector<BadInput> misfits() {
   const auto eval = [](std::string name, ExitCode code, std::vector<std::string> words,
                        std::function<void(CheckpointManifest&)> change) {

@@ -1,4 +1,4 @@
-// Configurations that are no Protobuf text of our schema, files that are none, and includes.
+// Configurations that are not Protobuf text of our schema, paths that are not files, and includes.
 #include "bad_input.h"
 #include "damage.h"
 
@@ -43,8 +43,8 @@ std::vector<BadInput> syntax() {
       text("C comment", "/* tiny */ task { language_model {} }", {"bad.txtpb:1:1"}),
       text("JSON", "{\"task\": {\"language_model\": {}}}", {"bad.txtpb:1:1"}),
       text("YAML", "task:\n  language_model:\n", {"bad.txtpb"}),
-      text("empty", "", {"task", "nothing is chosen"}),
-      text("of comments alone", "# nothing yet\n", {"task", "nothing is chosen"}),
+      text("empty", "", {"task", "no task is chosen"}),
+      text("of comments alone", "# nothing yet\n", {"task", "no task is chosen"}),
       text("with a zero byte", std::string("task { language_model {} }\0", 27), {":1:27", "0x00"}),
       text("in Latin-1", "task { language_model {} }\n# caf\xe9\n", {":2:6", "0xe9", "UTF-8"}),
       text("in UTF-16", "\xff\xfet\0a\0", {":1:1", "0xff"}),

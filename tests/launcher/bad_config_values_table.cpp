@@ -5,7 +5,8 @@
 namespace birkhoff {
 namespace {
 
-// good.txtpb with one --set; the message must name the setting's path. Values never make a file.
+// good.txtpb with one --set; the message must name the setting's path. Bad values never create a
+// file.
 BadInput value(const std::string& setting, std::vector<std::string> words) {
   words.push_back(setting.substr(0, setting.find('=')));
   return {.name = "--set " + setting,
@@ -113,9 +114,10 @@ std::vector<BadInput> contradictions() {
        .code = ExitCode::kConfig,
        .words = {"train.precision", "fp64 needs device: cpu"}},
       {.name = "ZeRO with factored optimizer state",
-       .line = "config print good.txtpb --set train.zero=true --set train.optimizer.adafactor={}",
+       .line =
+           "config print good.txtpb --set train.zero_stage=1 --set train.optimizer.adafactor={}",
        .code = ExitCode::kConfig,
-       .words = {"train.zero", "must be false with train.optimizer.adafactor"}},
+       .words = {"train.zero_stage", "must be 0 with train.optimizer.adafactor"}},
       value("train.cuda_graph=true", {"needs device: cuda"}),
       {.name = "a CUDA graph of updates that read the host",
        .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
@@ -154,9 +156,9 @@ std::vector<BadInput> settings() {
       set("a message to a word", "task=language_model", {"task is a message", "language_model"}),
       set("a list to a word", "model.attention=dense", {"model.attention is a list"}),
       set("an entry beyond the list", "model.attention.5.group.0.heads=2",
-          {"'5' is no index", "0 to 1"}),
-      set("an entry by name", "model.attention.first.group.0.heads=2", {"'first' is no index"}),
-      set("an include", "include=good.txtpb", {"include belongs into a file"}),
+          {"'5' is not an index", "0 to 1"}),
+      set("an entry by name", "model.attention.first.group.0.heads=2", {"'first' is not an index"}),
+      set("an include", "include=good.txtpb", {"include belongs in a file"}),
       set("two values", "train.steps=1 steps: 2", {"train.steps"}),
       set("a word for a number", "train.steps=many", {"train.steps", "integer", "'many'"}),
       set("an unknown choice", "model.attention.0.group.0.mechanism.sparse.block=4",
@@ -212,7 +214,7 @@ std::vector<BadInput> of_train() {
 std::vector<BadInput> bad_config_values() {
   std::vector<BadInput> rows;
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Limited, so that no machine grants the first of its matrices, of 12 GiB. Sanitizers need
+  // Memory is limited, so that no machine can allocate the first matrix, of 12 GiB. Sanitizers need
   // terabytes of addresses.
   rows.push_back({.name = "train larger than the memory",
                   .line = "train good.txtpb --run new --set model.channels=32768 "

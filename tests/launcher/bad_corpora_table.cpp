@@ -121,7 +121,8 @@ std::vector<BadInput> shards() {
              });
              forge_ids("corpus", "train", 1023, static_cast<std::uint16_t>(vocabulary), 1);
            }),
-      // The only document of a corpus ends in the last shard; that of words has one.
+      // The only document of a split ends in its last shard; the valid split of words/ has one
+      // shard.
       data("document end before the text's", "verify words", {"document"},
            [] { forge_document_end("words", "valid", 0, 7); }),
       data("document end behind the text's", "verify words", {"valid-tokens-00000.h5", "document"},

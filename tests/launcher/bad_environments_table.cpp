@@ -1,5 +1,4 @@
-// The world around the program: system calls that fail, standard input and output, variables,
-// limits.
+// The program's environment: system calls that fail, standard input and output, variables, limits.
 #include <cerrno>
 #include <limits>
 
@@ -9,7 +8,7 @@
 namespace birkhoff {
 namespace {
 
-// The first call of that name on a path that holds `part` fails.
+// Fails the first call of that name on a path that contains `part`.
 FileFaultHook fails(const std::string& call, const std::string& part, int error) {
   return [=](const char* name, const std::string& path, std::int64_t) {
     return name == call && path.find(part) != std::string::npos ? error : 0;

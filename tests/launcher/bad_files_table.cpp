@@ -1,4 +1,5 @@
-// Pipes, sockets, devices and folders where a file belongs: what would wait for ever, or never end.
+// Pipes, sockets, devices and folders in place of a file: reading them would wait forever or never
+// end.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -21,7 +22,7 @@ void make_fifo(const std::string& path) {
   if (mkfifo(path.c_str(), 0600) != 0) throw std::runtime_error("mkfifo " + path);
 }
 
-// Somebody holds its other end and writes nothing.
+// Makes a pipe whose other end is open but never written.
 void make_silent_pipe(const std::string& path) {
   make_fifo(path);
   if (open(path.c_str(), O_RDWR | O_CLOEXEC) < 0) throw std::runtime_error("open " + path);
@@ -37,7 +38,7 @@ void make_socket(const std::string& path) {
   }
 }
 
-// What never ends.
+// Makes a file that never ends.
 void make_device(const std::string& path) {
   fs::remove_all(path);
   fs::create_symlink("/dev/zero", path);
@@ -50,7 +51,7 @@ void make_folder(const std::string& path) {
 
 using Make = void (*)(const std::string&);
 
-// `path` becomes something else.
+// Replaces `path` with something else.
 BadInput file(const std::string& what, Make make, const std::string& path, std::string line,
               ExitCode code, std::vector<std::string> words) {
   words.push_back(fs::path(path).filename());
@@ -72,11 +73,11 @@ std::vector<BadInput> configurations() {
   };
   return {
       included,
-      as_process(file("a FIFO", make_fifo, "x.txtpb", train, kConfig, {"nobody wrote", "5 s"})),
+      as_process(file("a FIFO", make_fifo, "x.txtpb", train, kConfig, {"had no writer", "5 s"})),
       as_process(file("a FIFO", make_fifo, "x.txtpb", train + " --ranks 2", kConfig,
-                      {"nobody wrote", "5 s"})),
+                      {"had no writer", "5 s"})),
       file("a silent pipe", make_silent_pipe, "x.txtpb", "config print x.txtpb", kConfig,
-           {"gave nothing for 5 s"}),
+           {"delivered nothing for 5 s"}),
       file("a socket", make_socket, "x.txtpb", train, kConfig, {"is not a regular file"}),
       file("a device", make_device, "x.txtpb", train, kConfig, {"is not a regular file"}),
       file("a device", make_device, "x.txtpb", "config diff good.txtpb x.txtpb", kConfig,
@@ -93,7 +94,7 @@ std::vector<BadInput> inputs() {
       file("a socket", make_socket, "model", tokenizer, kData, {"not a socket"}),
       file("a device", make_device, "model", tokenizer, kData, {"is a device, not a regular file"}),
       file("a folder", make_folder, "model", tokenizer, kData, {"is a folder", "--like model"}),
-      file("a FIFO", make_fifo, "input", text, kData, {"nobody wrote", "5 s"}),
+      file("a FIFO", make_fifo, "input", text, kData, {"had no writer", "5 s"}),
       file("a socket", make_socket, "input", text, kData, {"not a socket"}),
       file("a device", make_device, "input", text, kData, {"is a device", "or a pipe"}),
   };

@@ -1,4 +1,4 @@
-// Command lines that do not parse, or name what is not there.
+// Command lines that do not parse, or that name missing files.
 #include "bad_input.h"
 #include "damage.h"
 #include "data/prepare/prepare.h"
@@ -13,26 +13,26 @@ BadInput usage(std::string name, std::string line, std::vector<std::string> word
           .words = std::move(words)};
 }
 
-std::vector<BadInput> verbs() {
+std::vector<BadInput> subcommands() {
   return {
-      as_process_too(usage("verb misspelt", "trian good.txtpb --run new",
+      as_process_too(usage("subcommand misspelt", "trian good.txtpb --run new",
                            {"unknown command 'trian'", "did you mean 'train'"})),
-      usage("verb of another program", "compile good.txtpb",
+      usage("subcommand of another program", "compile good.txtpb",
             {"unknown command 'compile'", "commands:", "prepare", "verify"}),
-      usage("verb one letter short", "verfy run", {"'verfy'", "'verify'"}),
-      usage("verb in capitals", "TRAIN good.txtpb --run new", {"unknown command 'TRAIN'"}),
-      usage("verb empty", "'' good.txtpb", {"unknown command ''"}),
-      {.name = "verb with a line end",
+      usage("subcommand one letter short", "verfy run", {"'verfy'", "'verify'"}),
+      usage("subcommand in capitals", "TRAIN good.txtpb --run new", {"unknown command 'TRAIN'"}),
+      usage("subcommand empty", "'' good.txtpb", {"unknown command ''"}),
+      {.name = "subcommand with a line end",
        .words = {"unknown command"},
        .arguments = {"tr\nain", "good.txtpb"}},
-      {.name = "verb with an escape sequence",
+      {.name = "subcommand with an escape sequence",
        .words = {"unknown command"},
        .arguments = {"\x1b[31mtrain"}},
-      usage("option without a verb", "--run new", {"--run"}),
+      usage("option without a subcommand", "--run new", {"--run"}),
       usage("option of the program misspelt", "--verson", {"--verson", "did you mean '--version'"}),
-      usage("two verbs", "inspect run verify run", {"verify"}),
-      usage("config without its verb", "config", {"subcommand", "birkhoff config"}),
-      usage("config's verb misspelt", "config prnt good.txtpb", {"prnt", "birkhoff config"}),
+      usage("two subcommands", "inspect run verify run", {"verify"}),
+      usage("config without its subcommand", "config", {"subcommand", "birkhoff config"}),
+      usage("config's subcommand misspelt", "config prnt good.txtpb", {"prnt", "birkhoff config"}),
       usage("config print without a file", "config print", {"CONFIG", "required"}),
       usage("config diff of one file", "config diff good.txtpb", {"AFTER", "required"}),
       usage("config diff of three files", "config diff good.txtpb good.txtpb good.txtpb",
@@ -219,8 +219,9 @@ std::vector<BadInput> bench() {
                  {"--bytes '" + range + "'", "4K-64M"});
   };
   return {
-      usage("bench without its verb", "bench", {"subcommand", "birkhoff bench"}),
-      usage("bench's verb misspelt", "bench stp good.txtpb", {"'stp'", "did you mean 'step'"}),
+      usage("bench without its subcommand", "bench", {"subcommand", "birkhoff bench"}),
+      usage("bench's subcommand misspelt", "bench stp good.txtpb",
+            {"'stp'", "did you mean 'step'"}),
       usage("bench step without a configuration", "bench step", {"CONFIG", "required"}),
       usage("bench attention --recorded on a CPU", "bench attention --recorded",
             {"--recorded", "--device cuda"}),
@@ -283,7 +284,7 @@ std::vector<BadInput> bench() {
        .line = "bench attention --svg nowhere/time.svg",
        .code = ExitCode::kStorage,
        .words = {"nowhere"}},
-      as_process_too(usage("bench comm on one rank", "bench comm", {"1 rank", "--ranks 2"})),
+      as_process_too(usage("bench comm on one rank", "bench comm", {"2 ranks", "--ranks 2"})),
       usage("bench comm --ranks 1", "bench comm --ranks 1", {"--ranks", "2 to 4096"}),
       usage("bench comm --device tpu", "bench comm --ranks 2 --device tpu", {"--device", "tpu"}),
       {.name = "bench comm without a GPU",
@@ -335,7 +336,7 @@ std::vector<BadInput> bench() {
 
 std::vector<BadInput> bad_flags() {
   std::vector<BadInput> rows;
-  for (auto table : {verbs, train, eval_and_sample, inspect_and_verify, bench}) {
+  for (auto table : {subcommands, train, eval_and_sample, inspect_and_verify, bench}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

@@ -1,5 +1,5 @@
-// Malformed input of every kind (bad_*_table.cpp): each row ends in one clear line and its
-// documented code, and loses no file.
+// Malformed input of every kind (bad_*_table.cpp): each row must end in one clear line and its
+// documented code, and lose no file.
 #include "bad_input.h"
 
 #include <c10/util/Exception.h>
@@ -34,7 +34,7 @@ std::vector<BadInput> all_rows() {
   return rows;
 }
 
-// For the life of this object a descriptor is a file's.
+// Redirects a descriptor to a file while this object exists.
 class Redirected {
  public:
   Redirected(int descriptor, const std::string& file, int flags)
@@ -54,7 +54,7 @@ class Redirected {
   int descriptor_, saved_;
 };
 
-// For its life variables have other values.
+// Changes environment variables while this object exists.
 class Variables {
  public:
   explicit Variables(const Environment& environment) {
@@ -84,7 +84,7 @@ class Variables {
 struct Seen {
   int code = -1;
   std::string message;         // what run_app() or the process wrote to err
-  std::string other_messages;  // what came to standard error past run_app()
+  std::string other_messages;  // what else was written to standard error
 };
 
 class BadInputTest : public testing::Test {
@@ -99,13 +99,13 @@ class BadInputTest : public testing::Test {
     delete folder_;
   }
 
-  // A fresh copy of the good input, spoilt, as working directory.
+  // Makes a fresh copy of the good input the working directory, and spoils it.
   static void enter_scratch(const BadInput& row) {
     const fs::path scratch = folder_->path() / "scratch";
     fs::current_path("/");
     fs::remove_all(scratch);
     fs::copy(folder_->path() / "good", scratch, fs::copy_options::recursive);
-    // Texts keep their times, by which `prepare` knows them.
+    // Texts keep their times, because `prepare` identifies texts by them.
     for (const char* text : {"text/one.txt", "text/two.txt"}) {
       fs::last_write_time(scratch / text, fs::last_write_time(folder_->path() / "good" / text));
     }
@@ -150,7 +150,7 @@ class BadInputTest : public testing::Test {
     }
     const Finished finished = run_child(command);
     Seen seen{finished.code, finished.err, ""};
-    // `train` logs what it does, before the error; and a checkpoint that is set aside is said. The
+    // `train` logs what it does, and reports a checkpoint that it renames, before the error. The
     // error is the last line.
     const std::size_t end_of_log = finished.err.rfind('\n', finished.err.size() - 2);
     if (finished.err.size() > 1 && end_of_log != std::string::npos) {
@@ -253,7 +253,8 @@ TEST_F(BadInputTest, RealProcessesDoTheSame) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// Too little memory for the loader, for LibTorch's initialisers, or just enough: never an abort.
+// Memory too small for the loader or for LibTorch's initialisers, or just enough, never causes an
+// abort.
 TEST(Failure, ALimitOfMemoryEndsInALineAtAnyPointOfTheStart) {
   for (int limit_kib = 380'000; limit_kib < 500'000; limit_kib += 10'000) {
     const std::string shell = "ulimit -v " + std::to_string(limit_kib) + "; exec \"$0\" \"$@\"";

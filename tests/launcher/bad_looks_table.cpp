@@ -1,4 +1,4 @@
-// Runs that nobody can look at: inspect, runs, compare.
+// Runs that cannot be examined: inspect, runs, compare.
 #include "bad_input.h"
 #include "damage.h"
 
@@ -18,7 +18,7 @@ BadInput look(std::string line, ExitCode code, std::vector<std::string> words,
 
 void copy_run() { fs::copy("run", "run2", fs::copy_options::recursive); }
 
-// A metrics.jsonl of both runs.
+// Copies the run to run2, then replaces its metrics.jsonl.
 std::function<void()> metrics(const std::string& text) {
   return [text] {
     copy_run();
@@ -35,7 +35,7 @@ std::vector<BadInput> of_runs() {
       look("runs ''", kUsage, {"no such folder"}),
       as_process_too(look("runs nowhere", kUsage, {"nowhere", "no such folder"})),
       look("runs good.txtpb", kUsage, {"good.txtpb", "no such folder"}),
-      look("runs text", kUsage, {"text", "no run folder there or below", "run.json"}),
+      look("runs text", kUsage, {"text", "no run folder", "run.json"}),
       look("runs loop", kUsage, {"loop", "no run folder"},
            [] {
              fs::create_directories("loop/a");
@@ -62,9 +62,9 @@ std::vector<BadInput> of_compare() {
            [] { fs::create_directory_symlink("run", "link"); }),
       as_process_too(look("compare run nowhere", kUsage, {"nowhere", "no such folder"})),
       look("compare run text", kUsage, {"text", "neither"}),
-      look("compare run corpus", kUsage, {"corpus", "is no run folder"}),
+      look("compare run corpus", kUsage, {"corpus", "is not a run folder"}),
       look("compare run run/checkpoints/step-00000004", kUsage,
-           {"step-00000004", "is no run folder"}),
+           {"step-00000004", "is not a run folder"}),
       look("compare run good.txtpb", kUsage, {"good.txtpb", "neither"}),
       look("compare run run2 --svg", kUsage, {"--svg"}, copy_run),
       look("compare run run2 --png a.png", kUsage, {"--png"}, copy_run),

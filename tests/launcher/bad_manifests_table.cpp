@@ -1,6 +1,6 @@
-// Corpora whose manifest.json is damaged. Rows with edit() take its checksum out, as if it were
-// from before there was one, and leave the fingerprint as it was; those with signed_edit() make
-// both fit, so that only the manifest's own checks can tell.
+// Corpora whose manifest.json is damaged. Rows with edit() remove its checksum, as in manifests of
+// earlier versions, and keep the fingerprint. Rows with signed_edit() make both match, so that only
+// the manifest's own checks can detect the damage.
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -49,7 +49,7 @@ CorpusManifest::Stream& first_stream(CorpusManifest& manifest) {
 std::vector<BadInput> as_text() {
   const std::string path = "corpus/manifest.json";
   return {
-      // Without a manifest the folder is nothing that inspect knows; train says what is missing.
+      // Without a manifest, inspect does not recognise the folder; train reports what is missing.
       {.name = "manifest missing",
        .line = "inspect corpus",
        .code = ExitCode::kUsage,

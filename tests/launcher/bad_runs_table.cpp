@@ -1,5 +1,5 @@
-// Runs that `train` cannot go on with. It has started MPI by then, which a process does once: real
-// processes.
+// Runs that `train` cannot resume. It has started MPI by then, which a process can do only once, so
+// the rows run as real processes.
 #include <limits>
 #include <memory>
 
@@ -99,7 +99,8 @@ std::vector<BadInput> bad_runs() {
       start("a run that only diverges",
             "new --set train.schedule.learning_rate=1e30 --set "
             "train.steps=15 --set train.clip_norm=0",
-            kNumerical, {"step 15: training ends", "No checkpoint is from before", "start again"}),
+            kNumerical,
+            {"step 15: training ends", "No checkpoint predates the divergence", "start again"}),
       start("run folder a file", "good.txtpb", kUsage, {"good.txtpb", "not a folder"}),
       start("run folder under a file", "good.txtpb/run", kStorage, {"good.txtpb", "File exists"}),
       start("run folder in /proc", "/proc/birkhoff", kStorage, {"/proc/birkhoff"}),
@@ -114,7 +115,7 @@ std::vector<BadInput> bad_runs() {
               for (int i = 0; i < 4; ++i) {
                 std::string file = "corpus/train-tokens-0000" + std::to_string(i) + ".h5";
                 std::string bytes = read_bytes(file);
-                // Wherever HDF5 put the values: all but its first and last kilobyte.
+                // HDF5 may put the values anywhere, so damage all but the first and last kilobyte.
                 for (std::size_t at = 1024; at + 1024 < bytes.size(); at += 2) bytes[at] ^= 1;
                 write_bytes(file, bytes);
               }

@@ -1,4 +1,4 @@
-// What `prepare` is given: its flags, folders and text.
+// Bad input of `prepare`: flags, folders and text.
 #include "bad_input.h"
 #include "damage.h"
 
@@ -98,7 +98,7 @@ std::vector<BadInput> folders_and_text() {
             text("empty.txt", "")),
       usage("of an empty folder", "--out new empty", {"no text in the input"},
             [] { std::filesystem::create_directory("empty"); }),
-      usage("of links alone", "--out new links", {"no text in the input", "1 that are no regular"},
+      usage("of links alone", "--out new links", {"no text in the input", "1 that are not regular"},
             [] {
               std::filesystem::create_directory("links");
               std::filesystem::create_symlink("../text/one.txt", "links/one.txt");
@@ -190,7 +190,7 @@ std::vector<BadInput> folders_and_text() {
   };
 }
 
-// Texts that are given for splits.
+// Texts for splits.
 std::vector<BadInput> splits() {
   BadInput compressed = data("of gzip data from standard input", "--out new --tokenizer chars -",
                              {"standard input", "zcat | birkhoff"},

@@ -1,5 +1,5 @@
-// What the verbs of `bench` compute with: bandwidth factors, results that are right or wrong,
-// medians and tables. Beside them the real program, each verb small.
+// The parts of the `bench` subcommands: bandwidth factors, right and wrong results, medians and
+// tables. Also runs each subcommand of the real program on a small case.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include "cluster/base/collectives/thread_group.h"
 #include "damage.h"
 #include "good_input.h"
-#include "launcher/bench/attention_contest.h"
+#include "launcher/bench/attention_comparison.h"
 #include "launcher/bench/collectives.h"
 #include "launcher/bench/report.h"
 
@@ -40,7 +40,7 @@ TEST(BusFactor, IsThatOfNcclTests) {
 
 TEST(Collectives, AGroupGivesWhatIsExpected) {
   constexpr int kRanks = 3;
-  run_ranks(kRanks, [](Group& group) {
+  run_ranks(kRanks, [](ProcessGroup& group) {
     const RunCollective run = group_collectives(group);
     for (const Collective what : kCollectives) {
       const CollectiveTensors tensors = make_tensors(what, 999, group.rank(), kRanks);
@@ -82,13 +82,13 @@ TEST(Report, MedianAndTable) {
   EXPECT_THAT(report_title({"bench"}, at::kCPU, 2), HasSubstr("; 2 ranks of `birkhoff bench`"));
 }
 
-// Cells of all rows of tables in a report, without heads.
+// The cells of all table rows in a report, without heads.
 std::vector<std::vector<std::string>> rows_of(const std::string& report) {
   std::vector<std::vector<std::string>> rows;
   std::istringstream lines(report);
   for (std::string line; std::getline(lines, line);) {
     if (line.rfind("| ", 0) != 0) {
-      if (line.rfind("|--", 0) == 0) rows.pop_back();  // what stands above it is a head
+      if (line.rfind("|--", 0) == 0) rows.pop_back();  // the row above is a head
       continue;
     }
     rows.emplace_back();
@@ -101,7 +101,7 @@ std::vector<std::vector<std::string>> rows_of(const std::string& report) {
   return rows;
 }
 
-// Every cell but the first is a number above 0.
+// Every cell except the first is a number above 0.
 void expect_figures(const std::vector<std::string>& row) {
   for (std::size_t i = 1; i < row.size(); ++i) {
     char* end = nullptr;
@@ -110,7 +110,7 @@ void expect_figures(const std::vector<std::string>& row) {
   }
 }
 
-// The number behind `words` in a text.
+// The number after `words` in a text.
 double number_after(const std::string& text, const std::string& words) {
   const std::size_t at = text.find(words);
   EXPECT_NE(at, std::string::npos) << words << " in " << text;
@@ -126,7 +126,7 @@ class BenchProcess : public testing::Test {
 
   std::string path(const std::string& name) const { return (folder_.path() / name).string(); }
 
-  // A report, whose first line names program and command.
+  // Returns the report; its first line must name program and command.
   std::string bench(const std::string& line, const std::string& title_end = "") const {
     const Finished finished =
         run_child({.line = birkhoff_line(split_line(line)),
@@ -175,9 +175,9 @@ TEST_F(BenchProcess, Step) {
 TEST_F(BenchProcess, Attention) {
   const std::vector<std::string> mechanisms{"block_local", "sinkhorn { block: 16 iterations: 3 }",
                                             "dense"};
-  const std::vector<std::string> contenders{"birkhoff", "LibTorch, composed", "LibTorch, eager",
+  const std::vector<std::string> candidates{"birkhoff", "LibTorch, composed", "LibTorch, eager",
                                             "LibTorch, dense"};
-  // Of dense attention the dense contender is the composition.
+  // For dense attention, the dense candidate is the composition.
   const std::vector<std::string> of_dense{"birkhoff", "LibTorch, eager", "LibTorch, dense"};
   std::vector<double> errors;
   for (const std::string dtype : {"fp32", "bf16"}) {
@@ -191,12 +191,12 @@ TEST_F(BenchProcess, Attention) {
     std::size_t row = 0;
     for (const std::string& mechanism : mechanisms) {
       for (const char* const length : {"48", "80"}) {
-        for (const std::string& contender : mechanism == "dense" ? of_dense : contenders) {
+        for (const std::string& candidate : mechanism == "dense" ? of_dense : candidates) {
           ASSERT_LT(row, rows.size()) << report;
           ASSERT_EQ(rows[row].size(), 12u) << report;
           EXPECT_EQ(rows[row][0], mechanism);
           EXPECT_EQ(rows[row][1], length);
-          EXPECT_EQ(rows[row][2], contender);
+          EXPECT_EQ(rows[row][2], candidate);
           expect_figures({rows[row].begin() + 2, rows[row].end()});
           ++row;
         }
@@ -230,7 +230,7 @@ TEST(Attention, AnErrorIsRelativeToItsTensor) {
   EXPECT_NEAR(error_of({small + 1e-4, large}, {small, large}), 0.1, 1e-9);
   EXPECT_NEAR(error_of({large, small + 1e-4}, {large, small}), 0.1, 1e-9);
   EXPECT_TRUE(std::isnan(error_of({large / 0 * 0, small}, {large, small})));
-  // A gradient that is next to nothing beside the others need not be exact.
+  // A gradient that is negligible compared with the others need not be exact.
   EXPECT_NEAR(error_of({large, large, small + 1e-4}, {large, large, small}), 8.16e-5, 1e-7);
 }
 

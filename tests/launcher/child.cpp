@@ -52,7 +52,7 @@ Child::Child(Command command) : command_(std::move(command)) {
   if (pid_ < 0) throw std::runtime_error("fork");
   if (pid_ == 0) {
     setpgid(0, 0);
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is killed leaves nothing running
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed test leaves nothing running
     redirect(command_.input, O_RDONLY, STDIN_FILENO);
     redirect(command_.output, O_WRONLY | O_CREAT | O_TRUNC, STDOUT_FILENO);
     redirect(command_.errors, O_WRONLY | O_CREAT | O_TRUNC, STDERR_FILENO);
@@ -67,7 +67,7 @@ Child::Child(Command command) : command_(std::move(command)) {
     execvp(argv[0], argv.data());
     _exit(127);
   }
-  setpgid(pid_, pid_);  // also here: whoever comes first
+  setpgid(pid_, pid_);  // in parent and child, because either may run first
 }
 
 Child::~Child() {

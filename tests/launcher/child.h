@@ -12,22 +12,22 @@
 
 namespace birkhoff {
 
-// Variables to set, or to remove where there is no value.
+// Variables to set, or to remove if there is no value.
 using Environment = std::vector<std::pair<std::string, std::optional<std::string>>>;
 
 struct Command {
   std::vector<std::string> line;       // argv; the program by its path or from PATH
   std::filesystem::path folder = ".";  // working directory
-  Environment environment = {};        // beside what this process has
+  Environment environment = {};        // in addition to this process's environment
   std::string input = "/dev/null", output = "", errors = "";  // files; empty: unnamed ones
 };
 
 struct Finished {
-  int code = -1;  // exit code, 128 + n if ended by signal n, -1 if it had to be killed: too slow
+  int code = -1;  // exit code, 128 + n if ended by signal n, -1 if killed for being too slow
   std::string out, err;
 };
 
-// A process group of its own, killed with all its members on destruction.
+// A child process in its own process group, which the destructor kills with all its members.
 class Child {
  public:
   explicit Child(Command command);
@@ -38,24 +38,26 @@ class Child {
   pid_t pid() const { return pid_; }
   void signal(int number) const;
   bool is_running();
-  // Waits; kills it where it takes longer.
+  // Waits for the end; kills the child if it takes longer.
   Finished finish(std::chrono::seconds limit = std::chrono::seconds(120));
 
  private:
   Command command_;
   pid_t pid_ = -1;
-  std::optional<int> status_;  // waitpid's, once it ended
+  std::optional<int> status_;  // waitpid's, once it has ended
 };
 
 Finished run_child(Command command, std::chrono::seconds limit = std::chrono::seconds(120));
 
-// The program under test: of the build folder, or what the variable BIRKHOFF_PROGRAM says.
+// The program under test: that of the build folder, or the one that the variable BIRKHOFF_PROGRAM
+// names.
 std::string program_path();
 
-// `birkhoff ARGUMENTS...` of it.
+// The command line `birkhoff ARGUMENTS...` with that program.
 std::vector<std::string> birkhoff_line(const std::vector<std::string>& arguments);
 
-// A line as a shell would split it: at spaces, with '...' for what holds spaces. No other quoting.
+// Splits a line like a shell: at spaces, with '...' around words that contain spaces. No other
+// quoting.
 std::vector<std::string> split_line(const std::string& line);
 
 // A new empty folder, removed on destruction.

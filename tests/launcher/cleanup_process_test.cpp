@@ -1,5 +1,5 @@
-// What is left of a command that was interrupted or killed: no process, no shared memory, no copy
-// of its input.
+// A command that was interrupted or killed leaves no process, no shared memory and no copy of its
+// input.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ class CleanupTest : public TrainProcess {
                         "train.schedule.shape=constant", "--set", "watchdog.seconds=100"});
   }
 
-  // Where the ranks of a run share memory: mpirun is told so.
+  // The folder where the ranks of a run share memory, from mpirun's arguments.
   static fs::path shared_folder_of(const std::string& name) {
     std::ifstream file("/proc/" + std::to_string(mpirun_of(run(name))) + "/cmdline");
     std::string argument;
@@ -36,7 +36,7 @@ class CleanupTest : public TrainProcess {
     return argument;
   }
 
-  // The run's processes with those that this one has started in a session.
+  // Kills the child and all processes of the run.
   static void kill_everything(Child& child, const std::string& name) {
     child.signal(SIGKILL);
     kill_all(processes_of(run(name)));
@@ -45,8 +45,8 @@ class CleanupTest : public TrainProcess {
   }
 };
 
-// The first Ctrl-C waits for a save that a stopped rank cannot make; the second does not wait, and
-// takes all processes with it.
+// The first Ctrl-C waits for a save that a stopped rank cannot make; the second does not wait and
+// ends all processes.
 TEST_F(CleanupTest, ASecondCtrlCLeavesNothing) {
   const Command command = train_for_ever("twice");
   Child child(command);
@@ -97,8 +97,8 @@ TEST_F(CleanupTest, WhatAllKilledLeaveTheNextStartRemoves) {
   EXPECT_FALSE(fs::exists(used)) << used;
 }
 
-// A process that the program has not started is none of its business, also where it is its child: a
-// script may start a monitor and then `exec birkhoff`.
+// The program must not touch processes that it has not started, even its children: a script may
+// start a monitor and then `exec birkhoff`.
 TEST_F(CleanupTest, OtherChildrenAreLeftAlone) {
   Command command = train("other", {"--ranks", "2", "--set", "train.steps=5"});
   std::vector<std::string> line = {"/bin/sh", "-c",

@@ -8,8 +8,8 @@
 
 #include "cluster/base/files/checksum.h"
 #include "configs/checkpoint_manifest.pb.h"
+#include "configs/checksummed_json.h"
 #include "configs/corpus_manifest.pb.h"
-#include "configs/sealed_json.h"
 #include "data/corpus/manifest.h"
 
 namespace birkhoff {
@@ -32,7 +32,7 @@ std::size_t offset_in(const std::string& bytes, std::int64_t offset) {
 
 configs::CorpusManifest read_manifest(const std::string& folder) {
   configs::CorpusManifest manifest;
-  parse_sealed_json(read_bytes(folder + "/manifest.json"), Checksum::kOptional, manifest);
+  parse_checksummed_json(read_bytes(folder + "/manifest.json"), Checksum::kOptional, manifest);
   return manifest;
 }
 
@@ -46,7 +46,8 @@ configs::CorpusManifest::Shard& first_shard(configs::CorpusManifest& manifest,
 
 std::string file_hash(const std::string& bytes) { return xxh3_hex(bytes.data(), bytes.size()); }
 
-// Puts `bytes` at `offset` of the split's first shard and makes page table, hash and manifest fit.
+// Writes `bytes` at `offset` of the split's first shard and makes page table, hash and manifest
+// match.
 void forge_shard(const std::string& folder, const std::string& split, std::int64_t offset,
                  const std::string& bytes) {
   edit_corpus(folder, [&](configs::CorpusManifest& manifest) {

@@ -1,4 +1,5 @@
-// Apart from damage.cpp because the two manifests' headers declare functions of one name.
+// Separate from damage.cpp, because the headers of the two manifests declare functions with the
+// same name.
 #include <google/protobuf/util/json_util.h>
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// Runs of the real program that diverge, end with 9, and go on with the cure that they print.
+// Runs of the real program that diverge, end with 9, and continue with the fix that they print.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using Options = std::vector<std::string>;
 
 class DivergeProcess : public TrainProcess {
  protected:
-  // Saves every `every` steps; a rate that does not depend on the number of steps.
+  // Saves every `every` steps; the learning rate does not depend on the number of steps.
   static Options good(int steps, int every, int ranks = 0) {
     Options options = {"--set", "train.steps=" + std::to_string(steps),
                        "--set", "checkpoint.every=" + std::to_string(every),
@@ -35,7 +35,7 @@ class DivergeProcess : public TrainProcess {
   }
 };
 
-// As in the report of the defect: 40 steps, then a learning rate that destroys the model.
+// As in the bug report: 40 steps, then a learning rate that destroys the model.
 TEST_F(DivergeProcess, TheLastGoodCheckpointStandsAndTheCureWorks) {
   const Finished trained = run_child(train("diverged", good(40, 5)));
   ASSERT_EQ(trained.code, 0) << trained.err;
@@ -43,7 +43,7 @@ TEST_F(DivergeProcess, TheLastGoodCheckpointStandsAndTheCureWorks) {
   for (int attempt = 0; attempt < 2; ++attempt) {
     const Finished finished = run_child(train("diverged", diverging(good(100, 5))));
     EXPECT_EQ(finished.code, 9) << finished.err;
-    EXPECT_THAT(finished.err, HasSubstr("The checkpoint of step 40 is from before: lower "
+    EXPECT_THAT(finished.err, HasSubstr("The checkpoint of step 40 predates the divergence: lower "
                                         "train.schedule.learning_rate and start again"));
     EXPECT_THAT(finished.err,
                 HasSubstr("the learning rate jumps: step 41 has 1e+30, and had 0.001"));
@@ -70,7 +70,7 @@ TEST_F(DivergeProcess, ARunThatOnlyDivergedEndsWith9AndSavesNothing) {
     const Finished finished = run_child(train(name, diverging(good(15, 5, ranks))));
     EXPECT_EQ(finished.code, 9) << finished.err;
     EXPECT_THAT(finished.err, HasSubstr("step 15: training ends, but its last "));
-    EXPECT_THAT(finished.err, HasSubstr("No checkpoint is from before"));
+    EXPECT_THAT(finished.err, HasSubstr("No checkpoint predates the divergence"));
     EXPECT_THAT(checkpoint_names(run(name)), testing::IsEmpty());
     const Finished cured = run_child(train(name, good(15, 5, ranks)));
     EXPECT_EQ(cured.code, 0) << cured.err;
@@ -88,13 +88,13 @@ TEST_F(DivergeProcess, ARequestToStopWhileStepsAreSkippedSavesNothingAndSaysSo) 
   const Finished stopped = child.finish(seconds(60));
   EXPECT_EQ(stopped.code, 75) << stopped.err;
   EXPECT_THAT(stopped.err, HasSubstr("not saved, because its last "));
-  EXPECT_THAT(stopped.err, HasSubstr("The checkpoint of step 20 is from before"));
+  EXPECT_THAT(stopped.err, HasSubstr("The checkpoint of step 20 predates the divergence"));
   EXPECT_EQ(checkpoint_names(run("stopped")).back(), "step-00000020");
   const Finished cured = run_child(train("stopped", good(30, 5)));
   EXPECT_EQ(cured.code, 0) << cured.err;
 }
 
-// BIRKHOFF_HISTORIES sets how many, from the seed BIRKHOFF_SEED on.
+// BIRKHOFF_HISTORIES sets their number, BIRKHOFF_SEED the first seed.
 TEST_F(DivergeProcess, RandomHistoriesGoOnWithTheCure) {
   const char* count = std::getenv("BIRKHOFF_HISTORIES");
   const char* first = std::getenv("BIRKHOFF_SEED");

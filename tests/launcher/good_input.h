@@ -24,7 +24,7 @@ evaluate { every: 0 }
 metrics { every: 1 }
 )";
 
-// About `bytes` bytes of words from a small vocabulary in lines; the same for the same seed.
+// About `bytes` bytes: lines of words from a small vocabulary, the same for the same seed.
 std::string some_text(int bytes, unsigned seed);
 
 // Fills an empty folder with what bad_input.h lists. Starts the program once, to train.

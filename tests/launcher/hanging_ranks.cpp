@@ -1,9 +1,9 @@
-// A program of ranks that exchange sums step by step, watched as a training is, of which one does
-// harm: hanging_ranks MODE VICTIM STEP SECONDS. At step STEP rank VICTIM
+// A program whose ranks exchange sums step by step under the watchdog, as in training, until one
+// rank fails: hanging_ranks MODE VICTIM STEP SECONDS. At step STEP, rank VICTIM
 //   skip   leaves out one all_reduce that the others join
 //   die    is killed between the start of an all_reduce and its end
-// and writes "harm at N", N the steady clock's nanoseconds, which all processes of a machine share.
-// SECONDS is the watchdog's limit.
+// and writes "harm at N". N is the steady clock in nanoseconds, which all processes of a machine
+// share. SECONDS is the watchdog's limit.
 #include <ATen/ops/ones.h>
 
 #include <chrono>
@@ -22,18 +22,18 @@ int main(int argc, char** argv) {
   if (mode != "skip" && mode != "die") return 2;
   const int victim = std::atoi(argv[2]);
   const std::int64_t harm_step = std::atoll(argv[3]);
-  std::signal(SIGTERM, SIG_IGN);  // as in a training, which takes it for a request
+  std::signal(SIGTERM, SIG_IGN);  // as in training, where it is a request to stop
   World world;
   Activity activity;
   const auto group = world.split(0, world.rank());
   const Heartbeat heartbeat(
       world.group(), {std::atof(argv[4]), 4, 900},
       [&] {
-        return make_sign(world, activity, {&world.group(), group.get()});
+        return make_status(world, activity, {&world.group(), group.get()});
       },
-      [&](const Verdict& verdict) {
-        std::cerr << "birkhoff: " << verdict.text << std::endl;
-        world.abort(static_cast<int>(verdict.code));
+      [&](const Diagnosis& diagnosis) {
+        std::cerr << "birkhoff: " << diagnosis.text << std::endl;
+        world.abort(static_cast<int>(diagnosis.code));
       });
   for (std::int64_t step = 1;; ++step) {
     activity.enter(Phase::kStep, step);

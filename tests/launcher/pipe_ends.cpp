@@ -82,7 +82,7 @@ Terminal::~Terminal() { close(descriptor_); }
 std::string Terminal::read_all() const {
   std::string all;
   for (;;) {
-    const std::string part = read_available(descriptor_);  // EIO once nobody has it open
+    const std::string part = read_available(descriptor_);  // EIO once no process has it open
     if (part.empty()) return all;
     all += part;
   }

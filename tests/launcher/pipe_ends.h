@@ -1,4 +1,4 @@
-// What the other end of a program's descriptors sees: a reader of its pipe, a user at its terminal.
+// The other ends of a program's descriptors: a reader of its pipe, a user at its terminal.
 #pragma once
 
 #include <functional>
@@ -6,7 +6,7 @@
 
 namespace birkhoff {
 
-// False if it does not come true in two minutes.
+// Returns false if the condition does not become true in two minutes.
 bool wait_until(const std::function<bool()>& condition);
 
 // A named pipe, for a Command's input or output.
@@ -18,13 +18,13 @@ class NamedPipe {
   NamedPipe& operator=(const NamedPipe&) = delete;
 
   const std::string& path() const { return path_; }
-  // One of them, once the program is started: waits for it to open its end.
+  // Call one of these once the program is started; it waits until the program opens its end.
   void open_for_read();
   void open_for_write();
   // The next bytes, at least one; empty at the end, or if none come in two minutes.
   std::string read_some() const;
   void write_all(const std::string& bytes) const;
-  // Whether everything that was written has been read.
+  // Whether all written bytes have been read.
   bool is_empty() const;
   void close();
 
@@ -33,7 +33,7 @@ class NamedPipe {
   int descriptor_ = -1;
 };
 
-// A terminal: its path for a Command's output or errors, and what was written there so far.
+// A terminal: its path for a Command's output or errors, and the text written to it.
 class Terminal {
  public:
   Terminal();
@@ -42,7 +42,7 @@ class Terminal {
   Terminal& operator=(const Terminal&) = delete;
 
   const std::string& path() const { return path_; }
-  // Until no program has it open, or two minutes have passed.
+  // Reads until no program has it open, or two minutes have passed.
   std::string read_all() const;
 
  private:

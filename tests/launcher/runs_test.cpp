@@ -1,4 +1,4 @@
-// inspect, runs and compare on runs in every state.
+// Tests inspect, runs and compare on runs in every state.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/file.h>
@@ -50,7 +50,7 @@ class RunsTest : public testing::Test {
     fs::current_path(folder_->path() / "scratch");
   }
 
-  // A copy of the run of 4 steps.
+  // Makes a copy of the run of 4 steps.
   static std::string make_run(const std::string& name) {
     const std::string run = "runs/" + name;
     fs::create_directories(fs::path(run).parent_path());
@@ -104,7 +104,7 @@ TEST_F(RunsTest, RunsAreFoundBelowAndThroughLinksButOnce) {
   make_run("a");
   make_run("deep/er/b");
   make_run(".hidden/c");
-  make_run("a/checkpoints/inside");  // of a run
+  make_run("a/checkpoints/inside");  // inside a run
   fs::copy(folder_->path() / "good/run", "elsewhere", fs::copy_options::recursive);
   fs::create_directory_symlink("../elsewhere", "runs/link");
   fs::create_directory_symlink("a", "runs/latest");
@@ -142,7 +142,7 @@ TEST_F(RunsTest, NewestComeFirstAndDamagedOnesAreListed) {
   EXPECT_THAT(said.err, HasSubstr("warning: runs/half/config.txtpb: cannot be opened"));
 }
 
-// Whatever names hold, each run has one line, and columns stand below their heads.
+// Each run has one line, and columns align with their heads, whatever the names contain.
 TEST_F(RunsTest, NamesBreakNoColumn) {
   for (const std::string& name :
        {std::string(200, 'n'), std::string("line\nend"), std::string("\x1b[31mred"),
@@ -177,11 +177,11 @@ TEST_F(RunsTest, InspectSaysHowARunWent) {
   for (const char* part :
        {"run          runs/a\n", "state        finished, step 4 of 4\n",
         "mechanism    sinkhorn { block: 8 max_blocks: 4 }\n",
-        "data         corpus, sequences of 32 tokens, 4 a step\n",
+        "data         corpus, sequences of 32 tokens, 4 per step\n",
         "train loss   last 3.0000 at step 4, best 1.2500 at step 2\n",
-        "valid loss   last 1.7500 at step 4, best 1.5000 at step 2\n", "bits a byte  1.2500\n",
-        "time         0:01, evaluations and saves left out\n",
-        "speed        20 tokens/s, 200.0 ms a step\n",
+        "valid loss   last 1.7500 at step 4, best 1.5000 at step 2\n", "bits/byte    1.2500\n",
+        "time         0:01, without evaluations and saves\n",
+        "speed        20 tokens/s, 200.0 ms per step\n",
         "checkpoints  step-00000002, step-00000004\n", "parameters;"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }

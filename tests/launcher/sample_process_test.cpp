@@ -1,4 +1,4 @@
-// `sample` and `eval` as their users meet them: pipes, terminals, Ctrl-C, readers that leave.
+// `sample` and `eval` as users run them: with pipes, terminals, Ctrl-C, and readers that leave.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using std::chrono::seconds;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// The working directory holds the good input, and `bytes_run`, which draws bytes of every value.
+// The working directory holds the good input and `bytes_run`, which generates bytes of every value.
 class SampleProcess : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -62,7 +62,7 @@ class SampleProcess : public testing::Test {
   static inline TemporaryFolder* folder_ = nullptr;
 };
 
-// Far more tokens than anybody waits for: what comes, comes before the end.
+// Far more tokens than any test waits for: all output arrives before the end.
 const std::vector<std::string> kEndless = {"--prompt", "quick ", "--tokens", "10000000"};
 
 TEST_F(SampleProcess, TextComesAsItIsDrawnUntilTheReaderLeaves) {
@@ -116,7 +116,7 @@ TEST_F(SampleProcess, AFullDiskEndsItAtOnce) {
   EXPECT_THAT(finished.err, HasSubstr("standard output cannot be written: No space left"));
 }
 
-// Text i is the same whatever their number, and they differ.
+// Text i does not depend on the number of texts, and the texts differ.
 TEST_F(SampleProcess, SeveralTexts) {
   const std::vector<std::string> line = {"--prompt", "quick ", "--tokens", "40"};
   const auto texts = [&](const char* number) {
@@ -164,7 +164,7 @@ TEST_F(SampleProcess, TopPLeavesTheLikeliest) {
   EXPECT_NE(text({"--top-p", "0.5"}), text({}));
 }
 
-// A model draws any byte, also those that a terminal obeys.
+// A model can generate any byte, including those that a terminal obeys.
 TEST_F(SampleProcess, ATerminalGetsNoControlCharacters) {
   const std::vector<std::string> line = {"--prompt", "a\x1b[31m", "--tokens", "3000"};
   const std::string raw = sampled("bytes_run", line);
@@ -219,12 +219,12 @@ TEST_F(SampleProcess, EvalReportsPerplexityOfTheSequencesAskedFor) {
     EXPECT_DOUBLE_EQ(figures["perplexity"], std::exp(loss));
     EXPECT_NEAR(figures["bits_per_byte"], loss * tokens / bytes / std::log(2),
                 0.02 * figures["bits_per_byte"].get<double>());
-    // A count of words is rounded.
+    // The word count is rounded.
     const double words = figures["words"];
     EXPECT_NEAR(std::log(figures["word_perplexity"].get<double>()), loss * tokens / words,
                 loss * tokens / words / words);
   }
-  // The text's own words: it was cut into splits of 20 and 10 per cent.
+  // The words of the text's valid split: the text was cut into splits of 20 and 10 per cent.
   const std::string text = read_bytes("text/one.txt");
   const auto size = static_cast<double>(text.size());
   const std::string valid = text.substr(static_cast<std::size_t>(std::floor(0.7 * size)),

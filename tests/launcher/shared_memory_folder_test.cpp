@@ -17,7 +17,7 @@ class SharedMemoryFolderTest : public testing::Test {
  protected:
   void SetUp() override { ASSERT_NE(mkdtemp(parent_.data()), nullptr); }
   void TearDown() override { fs::remove_all(parent_); }
-  // As a run that was killed leaves it; relative to the parent.
+  // Makes a folder such as a killed run leaves; `name` is relative to the parent.
   void leave(const std::string& name) const {
     fs::create_directory(parent_ + "/" + name);
     std::ofstream(parent_ + "/" + name + "/vader_segment") << "memory";
@@ -45,7 +45,7 @@ TEST_F(SharedMemoryFolderTest, LivesAsLongAsTheRun) {
 TEST_F(SharedMemoryFolderTest, RemovesAbandonedFoldersOfItsKindAlone) {
   leave(mine_ + "abcdef");
   leave("vader_segment.host.0.1.0");
-  leave("birkhoff-" + std::to_string(geteuid()) + "0-abcdef");  // another user's number
+  leave("birkhoff-" + std::to_string(geteuid()) + "0-abcdef");  // the number of another user
   fs::create_directory_symlink(parent_ + "/vader_segment.host.0.1.0",
                                parent_ + "/" + mine_ + "link");
   const SharedMemoryFolder folder(parent_);
@@ -60,7 +60,7 @@ TEST_F(SharedMemoryFolderTest, KeepsWhatARunHolds) {
   EXPECT_TRUE(fs::exists(first.path()));
 }
 
-// The supervisor is killed, which runs no destructor; what it started still lives.
+// The supervisor is killed, so no destructor runs; the processes that it started still run.
 TEST_F(SharedMemoryFolderTest, KeepsWhatTheProcessesOfARunHold) {
   int from_run[2], to_run[2];
   ASSERT_EQ(pipe(from_run), 0);

@@ -1,5 +1,4 @@
-// A library to be preloaded: every pread takes a tenth of a second longer, as from a slow file
-// system.
+// A library to preload: every pread takes a tenth of a second longer, as on a slow file system.
 #include <dlfcn.h>
 #include <sys/types.h>
 

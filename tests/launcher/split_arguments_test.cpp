@@ -1,4 +1,4 @@
-// What the command line of prepare makes of PATH, --train, --valid and --test.
+// How `prepare` interprets PATH, --train, --valid and --test.
 #include "launcher/commands/split_arguments.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ class SplitArguments : public testing::Test {
   }
   ~SplitArguments() override { std::filesystem::current_path("/"); }
 
-  // Messages of a prepare that must work.
+  // Runs a `prepare` that must succeed; returns its messages.
   static std::string prepare(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), "prepare");
     std::ostringstream out, err;
@@ -53,7 +53,7 @@ TEST_F(SplitArguments, TextsOfSplitsComeInAnyOrder) {
             "train:" + text("a") + text("b") + "valid:" + text("c") + "test:" + text("d"));
   prepare({"--out", "none", "--train", "a", "--valid", "0", "--train", "b"});
   EXPECT_EQ(texts("none"), "train:" + text("a") + text("b"));
-  // A tenth is held out for validation as without --train.
+  // A tenth is held out for validation, as without --train.
   prepare({"--out", "default", "--train", "a", "--test", "d"});
   const Corpus corpus("default");
   EXPECT_EQ(text_of(corpus, "train") + text_of(corpus, "valid"), text("a"));

@@ -1,5 +1,5 @@
-// How the program starts: how its threads will wait, configurations that come through pipes, and
-// what else runs on the machine beside a benchmark.
+// How the program starts: how its threads wait, configurations from pipes, and the report of other
+// load during a benchmark.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -22,7 +22,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::SizeIs;
 
-// The working directory holds what bad_input.h lists.
+// The working directory holds the files that bad_input.h lists.
 class StartProcess : public testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -40,7 +40,7 @@ class StartProcess : public testing::Test {
     return run_child({.line = birkhoff_line(split_line(line)), .environment = environment});
   }
 
-  // With `program` and its arguments as "$0" "$@".
+  // Runs a bash script with the program and its arguments as "$0" "$@".
   static Finished shell(const std::string& script, const std::string& line) {
     std::vector<std::string> words = {"bash", "-c", script};
     for (const std::string& word : birkhoff_line(split_line(line))) words.push_back(word);
@@ -51,7 +51,7 @@ class StartProcess : public testing::Test {
   static inline TemporaryFolder* folder_ = nullptr;
 };
 
-// How long threads spin before they sleep, as libgomp said it each time it was loaded.
+// How long threads spin before they sleep, as libgomp reported each time it was loaded.
 std::vector<std::string> spin_counts(const std::string& messages) {
   const std::string name = "GOMP_SPINCOUNT = '";
   std::vector<std::string> counts;
@@ -90,7 +90,7 @@ TEST_F(StartProcess, ThreadsOfEveryVerbSleepWhileTheyWait) {
 TEST_F(StartProcess, ThreadsOfRanksSleepToo) {
   const Finished finished = birkhoff("train good.txtpb --run two --ranks 2", kSaid);
   ASSERT_EQ(finished.code, 0) << finished.err;
-  // Of the supervisor and of two ranks.
+  // One count each from the supervisor and two ranks.
   EXPECT_THAT(spin_counts(finished.err), AllOf(SizeIs(3), Each("0"))) << finished.err;
 }
 
@@ -106,11 +106,11 @@ TEST_F(StartProcess, TheUsersWordOnWaitingStands) {
 }
 
 TEST_F(StartProcess, StartsWithTheArgumentsItWasGiven) {
-  const Finished finished =
-      run_child({.line = {"bash", "-c", "exec -a another \"$0\" 'no  verb' ''", program_path()},
-                 .environment = kSaid});
+  const Finished finished = run_child(
+      {.line = {"bash", "-c", "exec -a another \"$0\" 'no  subcommand' ''", program_path()},
+       .environment = kSaid});
   EXPECT_EQ(finished.code, 2);
-  EXPECT_THAT(finished.err, HasSubstr("unknown command 'no  verb'"));
+  EXPECT_THAT(finished.err, HasSubstr("unknown command 'no  subcommand'"));
 }
 
 TEST_F(StartProcess, AConfigurationComesThroughAPipe) {
@@ -120,7 +120,7 @@ TEST_F(StartProcess, AConfigurationComesThroughAPipe) {
   EXPECT_NE(from_file, "");
   EXPECT_EQ(from_pipe, from_file);
   EXPECT_EQ(shell("\"$0\" config diff <(cat good.txtpb) <(cat good.txtpb)", "").code, 0);
-  // Parts that come one after another.
+  // The configuration arrives in two parts.
   EXPECT_EQ(shell("\"$0\" config print --set train.steps=6 "
                   "<(head -c 50 good.txtpb; sleep 1; tail -c +51 good.txtpb)",
                   "")
@@ -139,7 +139,7 @@ TEST_F(StartProcess, TrainsFromAPipe) {
     ASSERT_EQ(birkhoff("train good.txtpb --run like-" + run + ranks + " --set train.steps=3").code,
               0);
     EXPECT_EQ(read_bytes(run + "/config.txtpb"), read_bytes("like-" + run + "/config.txtpb"));
-    // Its own command line again goes on.
+    // Running the same command line again continues.
     EXPECT_EQ(shell("\"$0\" train <(cat good.txtpb)" + options, "").code, 0);
   }
 }
@@ -160,7 +160,7 @@ TEST_F(StartProcess, PrepareReadsPipes) {
   EXPECT_EQ(finished.code, 0) << finished.err;
 }
 
-// ---- What runs beside a benchmark.
+// ---- Other load during a benchmark.
 
 constexpr ProcessorSeconds kQuiet = {.all = 20, .busy = 9.3, .stolen = 0, .own = 9};
 
@@ -170,20 +170,20 @@ TEST(OtherLoad, IsReportedWhereItMatters) {
   ProcessorSeconds busy = kQuiet;
   busy.busy = 19;
   EXPECT_EQ(other_load_note(busy, 2),
-            "\nThe machine was not quiet: while this was measured, others took the time of 1.0 of "
-            "2 processors.\n");
+            "\nThe machine was not quiet: during the measurement, other processes used 1.0 of 2 "
+            "CPUs.\n");
   ProcessorSeconds stolen = kQuiet;
   stolen.stolen = 5;
   EXPECT_THAT(other_load_note(stolen, 2),
-              AllOf(HasSubstr("0.5 of 2 processors"), HasSubstr("0.5 by other virtual machines")));
-  // Own time that the system has not counted in its ticks yet.
+              AllOf(HasSubstr("0.5 of 2 CPUs"), HasSubstr("0.5 by other virtual machines")));
+  // Own time that the system's ticks do not include yet.
   ProcessorSeconds ahead = kQuiet;
   ahead.busy = 8;
   EXPECT_EQ(other_load_note(ahead, 2), "");
-  // Of many processors, half a one.
+  // With many CPUs, half a CPU.
   EXPECT_EQ(other_load_note({.all = 1280, .busy = 14, .stolen = 0, .own = 10}, 128), "");
   EXPECT_NE(other_load_note({.all = 1280, .busy = 16, .stolen = 0, .own = 10}, 128), "");
-  // A few ticks are no measurement.
+  // A few ticks are not a measurement.
   EXPECT_EQ(other_load_note({.all = 0.2, .busy = 0.15, .stolen = 0, .own = 0.1}, 2), "");
 }
 
@@ -210,7 +210,7 @@ TEST(OtherLoad, CountsAnotherProcessAndNotThisOne) {
   const ProcessorSeconds counted = load.counted();
   EXPECT_GE(counted.busy - counted.own, 0.8 * worked);
   EXPECT_GE(counted.all, counted.busy);
-  // The same work by this process is not the others'.
+  // The same work by this process does not count as other load.
   OtherLoad own;
   own.begin();
   const double start = own.counted().own;

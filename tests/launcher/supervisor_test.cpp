@@ -1,4 +1,4 @@
-// What the launcher says of itself, and how it reads mpirun's codes.
+// The launcher's help and version texts, and how it reads mpirun's codes.
 #include "launcher/processes/supervisor.h"
 
 #include <gmock/gmock.h>
@@ -58,7 +58,7 @@ TEST(MapMpirunStatus, AnEndWithoutALineOfOursSaysWhatToTry) {
   EXPECT_THAT(why, HasSubstr("train.micro_batch"));
 }
 
-// Before its handler stands a rank dies of the signal that asks it to stop: nothing was lost.
+// Before its handler is installed, the signal that asks a rank to stop kills it: nothing is lost.
 TEST(MapMpirunStatus, ARankStoppedWhileItLoadsIsARequeue) {
   std::string why;
   EXPECT_EQ(map_mpirun_status(exited(128 + SIGUSR1), true, why), 75);
@@ -92,15 +92,16 @@ TEST_P(HelpTest, HasPurposeAndTwoExamples) {
   EXPECT_EQ(said.code, 0);
   EXPECT_EQ(said.err, "");
   EXPECT_THAT(said.out, HasSubstr(GetParam().purpose));
-  std::string verb = "birkhoff";
-  for (const std::string& part : GetParam().name) verb += " " + part;
-  EXPECT_THAT(said.out, HasSubstr("Usage: " + verb));
+  std::string subcommand = "birkhoff";
+  for (const std::string& part : GetParam().name) subcommand += " " + part;
+  EXPECT_THAT(said.out, HasSubstr("Usage: " + subcommand));
   const std::size_t examples = said.out.find("Examples:\n");
   ASSERT_NE(examples, std::string::npos) << said.out;
   int num_examples = 0;
   std::istringstream lines(said.out.substr(examples));
   for (std::string line; std::getline(lines, line);) {
-    if (line.find(verb) != std::string::npos || line.find("birkhoff train") != std::string::npos)
+    if (line.find(subcommand) != std::string::npos ||
+        line.find("birkhoff train") != std::string::npos)
       ++num_examples;
   }
   EXPECT_GE(num_examples, 2) << said.out;
@@ -109,9 +110,9 @@ TEST_P(HelpTest, HasPurposeAndTwoExamples) {
 INSTANTIATE_TEST_SUITE_P(
     AllVerbs, HelpTest,
     testing::Values(Verb{{"prepare"}, "Make a corpus folder from text"},
-                    Verb{{"train"}, "the same command again resumes"},
+                    Verb{{"train"}, "run the same command again to resume"},
                     Verb{{"eval"}, "bits per byte"}, Verb{{"sample"}, "Generate text"},
-                    Verb{{"inspect"}, "Say what"}, Verb{{"verify"}, "Re-read every byte"},
+                    Verb{{"inspect"}, "Describe a"}, Verb{{"verify"}, "Check every byte"},
                     Verb{{"config"}, "configurations"}, Verb{{"config", "print"}, "resolved"},
                     Verb{{"config", "diff"}, "differ"}, Verb{{"config", "reference"}, "Markdown"}),
     [](const auto& test) { return test.param.name.back(); });
@@ -119,8 +120,9 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(Help, OfTheProgramListsVerbsAndExitCodes) {
   const Said said = say({"--help"});
   EXPECT_EQ(said.code, 0);
-  for (const char* verb : {"prepare", "train", "eval", "sample", "inspect", "verify", "config"})
-    EXPECT_THAT(said.out, HasSubstr(verb));
+  for (const char* subcommand :
+       {"prepare", "train", "eval", "sample", "inspect", "verify", "config"})
+    EXPECT_THAT(said.out, HasSubstr(subcommand));
   for (const char* code :
        {"0 done", "2 usage", "3 configuration", "4 data", "5 checkpoint", "6 storage",
         "7 a rank was lost", "8 hang", "9 non-finite", "10 memory", "75 saved"}) {
@@ -140,7 +142,7 @@ TEST(Version, NamesEverythingLinked) {
   EXPECT_EQ(said.code, 0);
   for (const char* what : {"birkhoff", "compiler", "LibTorch", "MPI", "HDF5", "Protobuf",
                            "SentencePiece", "fmt", "CLI11", "nlohmann-json"}) {
-    // A name and behind it a number.
+    // A name followed by a number.
     EXPECT_THAT(said.out,
                 testing::ContainsRegex(std::string(what) + "[^\n,]* v?[0-9]+(\\.[0-9]+)+"));
   }

@@ -1,5 +1,5 @@
-// Text for a model that is there: prepare --like, --tokenizer FILE, eval --corpus and --text; and
-// that what a refusal tells the user to run does run.
+// Text for an existing model: prepare --like, --tokenizer FILE, eval --corpus and --text. Also
+// checks that the commands which error messages suggest do work.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -31,7 +31,7 @@ struct Outcome {
   std::string out, err;
 };
 
-// In this process; `line` as split_line() takes it, without "birkhoff".
+// Runs in this process; `line` is for split_line(), without "birkhoff".
 Outcome run(const std::string& line) {
   std::ostringstream out, err;
   Outcome outcome;
@@ -78,7 +78,8 @@ class TokenizerFit : public testing::Test {
 };
 
 TEST_F(TokenizerFit, WhatARefusalSaysCanBeRun) {
-  // A run and a corpus of another tokenizer, of more ids, and of the same kind with other words.
+  // Pairs of a run and a corpus with another tokenizer, with more ids, and with the same kind but
+  // other words.
   ASSERT_EQ(run("prepare --out words2 --tokenizer words text/two.txt").code, 0);
   for (const auto& [model, corpus] :
        std::vector<std::pair<std::string, std::string>>{{"run", "bytes"},
@@ -103,7 +104,7 @@ TEST_F(TokenizerFit, WhatARefusalSaysCanBeRun) {
   }
 }
 
-// A model of 257 ids takes a corpus of 256: it lacks what ends a document, which is no harm.
+// A model with 257 ids accepts a corpus with 256, which lacks only the end-of-document id.
 TEST_F(TokenizerFit, ACorpusMayLackTheMark) {
   EXPECT_EQ(Corpus("two").vocabulary(), 257);
   EXPECT_EQ(Corpus("bytes").vocabulary(), 256);
@@ -158,7 +159,7 @@ TEST_F(TokenizerFit, TokenizerTakesEveryFile) {
   }
 }
 
-// Raw text gives what a corpus of it gives, from a file as from standard input.
+// Raw text has the same results as a corpus of it, from a file or standard input.
 TEST_F(TokenizerFit, TextIsEvaluatedAsACorpusOfIt) {
   for (const std::string model : {"run", "run-two", "run-bytes", "run-words", "run-pieces"}) {
     SCOPED_TRACE(model);
@@ -183,7 +184,7 @@ TEST_F(TokenizerFit, TextIsEvaluatedAsACorpusOfIt) {
   }
 }
 
-// The corpus that eval makes of a text is gone with the process, whatever ends it.
+// The corpus that eval makes of a text disappears with the process, whatever ends it.
 TEST_F(TokenizerFit, NothingIsLeftOfAText) {
   fs::create_directory("scratch");
   const std::string scratch = fs::absolute("scratch").string();

@@ -29,7 +29,7 @@ class TrainOnGpu : public TrainProcess {
     EXPECT_EQ(finished.code, 0) << finished.err;
     return finished;
   }
-  // Losses of both devices for the same run, step by step.
+  // Compares the losses of both devices for the same run, step by step.
   static void expect_like_the_cpu(const std::string& name, const Settings& settings,
                                   double tolerance) {
     train_on("cpu", name + "_cpu", settings);
@@ -69,7 +69,7 @@ TEST_F(TrainOnGpu, RepeatsAndResumesWithTheSameBits) {
   EXPECT_TRUE(final_tensors(run("stopped")) == final_tensors(run("first")));
 }
 
-// train.cuda_graph: whole steps, replayed, with evaluations and checkpoints between them.
+// train.cuda_graph: replays whole steps, with evaluations and checkpoints between them.
 TEST_F(TrainOnGpu, RecordedStepsHaveTheSameBits) {
   const std::vector<Settings> cases{
       {"model.dropout.residual=0.1", "train.micro_batch=2"},
@@ -82,7 +82,7 @@ TEST_F(TrainOnGpu, RecordedStepsHaveTheSameBits) {
     train_on("cuda", plain, cases[i]);
     Settings settings = cases[i];
     settings.push_back("train.cuda_graph=true");
-    if (i == 0) {  // it stops and goes on: with a recording of its own
+    if (i == 0) {  // stops and resumes, with its own recording
       Child child(train(recorded, arguments("cuda", settings)));
       ASSERT_TRUE(wait_for_step(child, run(recorded), 8));
       child.signal(SIGTERM);
@@ -110,14 +110,15 @@ TEST_F(TrainOnGpu, WhatItSavedIsReadWithoutOne) {
     texts.push_back(sampled.out);
   }
   EXPECT_EQ(texts[0], texts[1]);
-  // It goes on on the CPU.
+  // It resumes on the CPU.
   const Finished resumed =
       run_child(train("saved", {"--set", "train.steps=44", "--set", "device=cpu"}));
   EXPECT_EQ(resumed.code, 0) << resumed.err;
   EXPECT_EQ(last_step(run("saved")), 44);
 }
 
-// Ranks over NCCL. Where there are fewer GPUs than ranks they share, which is a test of function.
+// Ranks over NCCL. If there are fewer GPUs than ranks, ranks share them; this tests only the
+// function.
 class RanksOnGpu : public TrainOnGpu {
  protected:
   void SetUp() override { setenv("BIRKHOFF_SHARE_GPUS", "1", /*overwrite=*/1); }
@@ -142,7 +143,7 @@ class RanksOnGpu : public TrainOnGpu {
   }
 
   static constexpr int kWatchdogSeconds = 2;
-  // On CPUs 5. Here the driver takes contexts down whose kernels spin, beside other tests.
+  // On CPUs it is 5. Here the driver destroys contexts with spinning kernels while other tests run.
   static constexpr int kMostSeconds = 15;
 };
 
@@ -162,7 +163,7 @@ TEST_F(RanksOnGpu, RepeatWithTheSameBitsAndWithZero) {
   train_on_ranks(2, "ranks_again", settings);
   expect_same("ranks_again", "ranks");
   Settings zero = settings;
-  zero.push_back("train.zero=true");
+  zero.push_back("train.zero_stage=1");
   train_on_ranks(2, "ranks_zero", zero);
   expect_same("ranks_zero", "ranks");
 }

@@ -1,4 +1,4 @@
-// Runs of the real program on a small corpus, in a folder of the test suite's own.
+// Runs of the real program on a small corpus, in the test suite's own folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ class TrainProcess : public testing::Test {
     arguments.insert(arguments.end(), more.begin(), more.end());
     return {.line = birkhoff_line(arguments)};
   }
-  // The same with mpirun, by hand.
+  // The same, started with mpirun by hand.
   static Command mpirun(int ranks, const std::string& name,
                         const std::vector<std::string>& more = {}) {
     std::vector<std::string> line = {"mpirun",          "-n",        std::to_string(ranks),
@@ -61,7 +61,7 @@ class TrainProcess : public testing::Test {
         .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}};
   }
 
-  // The run went all the way and is, bit for bit, what an uninterrupted one is.
+  // Expects that the run is complete and equals an uninterrupted one bit for bit.
   static void expect_like_reference(const std::string& name,
                                     const std::string& reference_name = "reference") {
     const std::filesystem::path reference_run = run(reference_name);

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 
 class TrainProcessTest : public TrainProcess {
  protected:
-  // Sends the signal in the middle; then the same command goes on to the end.
+  // Sends the signal in the middle of the run; then the same command continues to the end.
   static void stop_and_resume(const std::string& name, int signal) {
     const Command command = train(name, {"--ranks", "2"});
     Child child(command);
@@ -125,8 +125,8 @@ TEST_F(TrainProcessTest, SigtermSavesAndResumes) { stop_and_resume("sigterm", SI
 TEST_F(TrainProcessTest, Sigusr1SavesAndResumes) { stop_and_resume("sigusr1", SIGUSR1); }
 TEST_F(TrainProcessTest, SigintSavesAndResumes) { stop_and_resume("sigint", SIGINT); }
 
-// While mpirun starts, while ranks load, check and meet: whenever a request comes, it is obeyed.
-// (Until the program's main nobody can catch a signal for it.)
+// While mpirun starts and while ranks load, check and meet, a request to stop is always obeyed.
+// (Before main(), the program cannot catch a signal.)
 TEST_F(TrainProcessTest, ARequestAtAnyMomentOfTheStartIsObeyed) {
   const Command command = train("early", {"--ranks", "2", "--set", "train.steps=1000000"});
   for (const int delay_ms : {0, 50, 150, 300, 500, 700, 900, 1200, 1600}) {
@@ -141,8 +141,8 @@ TEST_F(TrainProcessTest, ARequestAtAnyMomentOfTheStartIsObeyed) {
   }
 }
 
-// A request in any phase of a run is obeyed at the end of the step: nothing is done twice, nothing
-// is left out. Slow reads make a run that waits for data.
+// A request in any phase of a run is obeyed at the end of the step; no step is repeated or skipped.
+// Slow reads make a run that waits for data.
 TEST_F(TrainProcessTest, ARequestInEveryPhaseIsObeyed) {
   struct Case {
     std::string name;
@@ -212,7 +212,7 @@ TEST_F(TrainProcessTest, AStopOnNonFiniteNumbersKeepsTheCheckpointFromBefore) {
                                      "train.clip_norm=0", "--set", "train.non_finite=stop"}));
   EXPECT_EQ(finished.code, 9) << finished.err;
   const std::string error = finished.err.substr(finished.err.rfind("birkhoff: "));
-  EXPECT_THAT(error, HasSubstr("The checkpoint of step 3 is from before"));
+  EXPECT_THAT(error, HasSubstr("The checkpoint of step 3 predates the divergence"));
   EXPECT_EQ(checkpoint_names(run("not_finite")).back(), "step-00000003");
   EXPECT_THAT(read_bytes(run("not_finite") / "log/rank-0.log"), HasSubstr("not finite"))
       << "the error stands in the log too";
@@ -237,15 +237,16 @@ TEST_F(TrainProcessTest, RanksInsideMpirunAreRefused) {
   EXPECT_FALSE(fs::exists(run("refused")));
 }
 
-// kill -9 of one rank, of all, of mpirun, of all with mpirun and supervisor (a machine that goes
-// down), at random moments: the job is down within 5 s, nothing is left running, and what is
-// resumed ends with the same bits. Saves at every step, so that many kills fall into one.
-// BIRKHOFF_KILLS sets their number.
+// kill -9 of one rank, of all ranks, of mpirun, or of all with mpirun and supervisor (like a
+// machine that goes down), at random moments: the job ends within 5 s, nothing is left running, and
+// the resumed run ends with the same bits. The run saves at every step, so that many kills hit a
+// save. BIRKHOFF_KILLS sets the number of kills.
 TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   const char* set = std::getenv("BIRKHOFF_KILLS");
   const int num_kills = set != nullptr ? std::atoi(set) : 20;
   constexpr int kStepsBetween = 15;
-  const int num_steps = 3 * kStepsBetween * num_kills;  // more than the kills let it do
+  // more steps than it reaches between the kills
+  const int num_steps = 3 * kStepsBetween * num_kills;
   const std::string steps = "train.steps=" + std::to_string(num_steps);
   const Finished trained =
       run_child(train("kills_reference", {"--ranks", "2", "--set", steps}), seconds(600));
@@ -259,8 +260,7 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
     SCOPED_TRACE("kill " + std::to_string(kill));
     const bool failed_before = HasFailure();
     Child child(command);
-    // Spread over the run; a moment between one step and the next, or, each fifth time, while it
-    // starts.
+    // Kills are spread over the run: between two steps or, every fifth time, while it starts.
     const bool while_it_starts = kill % 5 == 4;
     if (while_it_starts) {
       std::this_thread::sleep_for(std::chrono::milliseconds(random() % 1500));
@@ -288,7 +288,7 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
       EXPECT_EQ(killed.code, 7) << killed.err;
       EXPECT_THAT(killed.err, HasSubstr("run the same command again"));
     }
-    // What an earlier kill left is gone only where this start came as far as a step.
+    // The remains of an earlier kill are gone only if this start reached a step.
     if (!while_it_starts && fs::exists(run("killed") / "checkpoints")) {
       for (const std::string& name : checkpoint_names(run("killed")))
         inside_a_save += name.rfind(".tmp-", 0) == 0 ? 1 : 0;
@@ -305,7 +305,7 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
             << slowest << " s after the kill\n";
 }
 
-// If the supervisor is killed, so are its ranks: nobody trains on unseen.
+// If the supervisor is killed, so are its ranks: none continues to train unseen.
 TEST_F(TrainProcessTest, KilledSupervisorLeavesNothing) {
   Child child(train("orphans", {"--ranks", "2"}));
   ASSERT_TRUE(wait_for_step(child, run("orphans"), 30));
@@ -341,7 +341,7 @@ TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
   }
 }
 
-// What only the ranks can find is said once, whatever their number.
+// An error that only the ranks can find is reported once, whatever their number.
 TEST_F(TrainProcessTest, AnErrorInsideTheWorldHasItsCode) {
   const Finished finished =
       run_child(train("reference", {"--ranks", "2", "--set", "train.seed=9"}));

@@ -23,7 +23,7 @@ std::string content(const fs::path& path) {
   return text.str();
 }
 
-// Arguments of a process, each ended by a zero byte.
+// The arguments of a process, each ended by a zero byte.
 std::string arguments_of(pid_t pid) { return content("/proc/" + std::to_string(pid) + "/cmdline"); }
 
 bool holds_argument(const std::string& arguments, const std::string& argument) {
@@ -46,7 +46,7 @@ bool wait_until(Condition condition, std::chrono::seconds limit) {
   return true;
 }
 
-// The number that mpirun gave to a rank's process; -1: it gave none.
+// The rank that mpirun gave to a process; -1 if it gave none.
 int rank_of(pid_t pid) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
   for (std::string variable; std::getline(file, variable, '\0');) {
@@ -113,7 +113,7 @@ pid_t process_of_rank(const fs::path& run, int rank) {
 
 void signal_rank(const fs::path& run, int rank, int signal) {
   const pid_t pid = process_of_rank(run, rank);
-  if (pid > 0) kill(pid, signal);  // -1 would be every process there is
+  if (pid > 0) kill(pid, signal);  // -1 would mean every process
 }
 
 pid_t mpirun_of(const fs::path& run) {
@@ -131,13 +131,14 @@ void kill_all(const std::vector<pid_t>& processes) {
 }
 
 int last_step(const fs::path& run) {
-  constexpr std::streamoff kTailBytes = 4096;  // the newest lines; tests ask often
+  constexpr std::streamoff kTailBytes = 4096;  // only the newest lines, because tests read often
   std::ifstream lines(run / "metrics.jsonl", std::ios::ate);
   lines.seekg(std::max<std::streamoff>(0, lines.tellg() - kTailBytes));
   int step = 0;
   for (std::string line; std::getline(lines, line);) {
     const auto json = ordered_json::parse(
-        line, nullptr, /*allow_exceptions=*/false);  // the first and the last may be half of one
+        // the first and the last line may be incomplete
+        line, nullptr, /*allow_exceptions=*/false);
     if (json.is_object() && json.contains("step")) step = std::max(step, json["step"].get<int>());
   }
   return step;

@@ -1,4 +1,4 @@
-// Small training runs of the real program, and what they leave.
+// Small training runs of the real program, and the files they write.
 #pragma once
 
 #include <sys/types.h>
@@ -12,50 +12,51 @@
 
 namespace birkhoff {
 
-// train.steps of tiny_training(): enough that a signal comes in the middle.
+// train.steps of tiny_training(): enough for a signal to arrive in the middle.
 inline constexpr int kSteps = 300;
 
-// A model that takes milliseconds a step, on `corpus` in the working directory.
+// Configuration of a model that takes milliseconds per step, on `corpus` in the working directory.
 std::string tiny_training();
 
-// Processes that train in the run folder: its ranks, as far as mpirun started them, and all with
-// mpirun and supervisor.
+// Processes that train in the run folder: ranks_of() returns the ranks that mpirun started,
+// processes_of() all processes, with mpirun and supervisor.
 std::vector<pid_t> ranks_of(const std::filesystem::path& run);
 std::vector<pid_t> processes_of(const std::filesystem::path& run);
 // The mpirun that started its ranks; -1 if there is none.
 pid_t mpirun_of(const std::filesystem::path& run);
-// The process that mpirun gave this number; -1, and the test has failed, if there is none.
+// The process to which mpirun gave this rank. If there is none, fails the test and returns -1.
 pid_t process_of_rank(const std::filesystem::path& run, int rank);
-// To that process, if there is one.
+// Sends the signal to that process, if there is one.
 void signal_rank(const std::filesystem::path& run, int rank, int signal);
 void kill_all(const std::vector<pid_t>& processes);
 
-// The last step in RUN/metrics.jsonl, 0 where there is none.
+// The last step in RUN/metrics.jsonl, 0 if there is none.
 int last_step(const std::filesystem::path& run);
-// Waits until the step is reached. False if the child ended before, or two minutes passed.
+// Waits until the step is reached. Returns false if the child ends before, or after two minutes.
 bool wait_for_step(Child& child, const std::filesystem::path& run, int step);
-// Waits until the process has a handler for the signal. False if it ended before, or in a minute.
+// Waits until the process has a handler for the signal. Returns false if it ends before, or after a
+// minute.
 bool wait_for_handler(Child& child, int signal);
-// Waits until nothing trains in the folder. False after `limit`.
+// Waits until nothing trains in the folder. Returns false after `limit`.
 bool wait_until_none(const std::filesystem::path& run, std::chrono::seconds limit);
 
-// Content by file name of parameters and optimizer state in the run's newest checkpoint.
+// The files of parameters and optimizer state in the run's newest checkpoint: content by name.
 std::map<std::string, std::string> final_state(const std::filesystem::path& run);
-// Bytes by name of all tensors in the run's newest checkpoint, put together from however many files
-// hold their parts.
+// All tensors in the run's newest checkpoint, assembled from the files that hold their parts: bytes
+// by name.
 std::map<std::string, std::string> final_tensors(const std::filesystem::path& run);
-// Names of the run's checkpoint folders and of all else in checkpoints/.
+// Names of the run's checkpoint folders and of everything else in checkpoints/.
 std::vector<std::string> checkpoint_names(const std::filesystem::path& run);
 
 struct MetricsLines {
   std::vector<int> steps, evaluated;  // in the order of the file
-  std::vector<std::string> figures;   // of each step: what does not depend on the clock
+  std::vector<std::string> figures;   // of each step: those that do not depend on the clock
   std::vector<double> losses;
 };
-// Fails the test on a line that has other keys than documented.
+// Fails the test on a line whose keys differ from the documented ones.
 MetricsLines lines_of_metrics(const std::filesystem::path& run);
 
-// What keeps a text from being well-formed XML, or empty. No comments, no CDATA.
+// Why a text is not well-formed XML; empty if it is. Rejects comments and CDATA.
 std::string xml_defect(const std::string& text);
 
 }  // namespace birkhoff

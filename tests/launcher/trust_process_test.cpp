@@ -1,5 +1,5 @@
-// What the real program promises of its ranks: the same bits on any number of them where asked for,
-// the same bits on each of them always, and an end when one hangs.
+// What the real program promises about its ranks: the same bits on any number of ranks on request,
+// always the same bits on each rank, and an end when one hangs.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ TEST_F(TrustProcessTest, InvariantRunsHaveTheSameBitsOnAnyNumberOfRanks) {
   }
   EXPECT_TRUE(plain_differs) << "without it the order of sums shows: else this test says nothing";
 
-  // Stopped on four ranks, gone on with on three.
+  // Stopped on four ranks, resumed on three.
   Child child(train("invariant_moved", options(4, 12)));
   ASSERT_TRUE(wait_for_step(child, run("invariant_moved"), 10));
   child.signal(SIGTERM);
@@ -68,7 +68,7 @@ TEST_F(TrustProcessTest, InvariantRunsHaveTheSameBitsOnAnyNumberOfRanks) {
 
 // ---- Ranks that differ
 
-// Flips one bit wherever `bytes` lie in the memory of a process; returns in how many places.
+// Flips one bit wherever `bytes` occur in the memory of a process; returns the number of places.
 int flip_in_memory(pid_t pid, const std::string& bytes) {
   const std::string proc = "/proc/" + std::to_string(pid);
   const int memory = open((proc + "/mem").c_str(), O_RDWR);
@@ -95,7 +95,7 @@ int flip_in_memory(pid_t pid, const std::string& bytes) {
   return num_flipped;
 }
 
-// A learning rate of 0 keeps the parameters as they are, so that they can be found in memory.
+// A learning rate of 0 keeps the parameters constant, so that they can be found in memory.
 std::vector<std::string> standing_still(const std::string& on_difference) {
   return {"--ranks", "3",
           "--set",   "train.schedule.learning_rate=0",
@@ -117,7 +117,7 @@ TEST_F(TrustProcessTest, AFlippedBitStopsTheRunAndIsNamed) {
   Child child(command);
   const Finished finished = train_with_a_flip(child, run("flip_stop"));
   EXPECT_EQ(finished.code, 9) << finished.err;
-  EXPECT_THAT(finished.err, AllOf(HasSubstr("rank 1 does not hold what the other ranks hold"),
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("rank 1 does not match the other ranks"),
                                   HasSubstr("embedding.weight")));
   const Finished resumed = run_child(command);
   EXPECT_EQ(resumed.code, 0) << resumed.err;
@@ -129,7 +129,7 @@ TEST_F(TrustProcessTest, AFlippedBitIsUndoneByTheLastCheckpoint) {
   Child child(train("flip_restore", standing_still("restore")));
   const Finished finished = train_with_a_flip(child, run("flip_restore"));
   EXPECT_EQ(finished.code, 0) << finished.err;
-  EXPECT_THAT(finished.err, HasSubstr("goes back to the last checkpoint"));
+  EXPECT_THAT(finished.err, HasSubstr("going back to the last checkpoint"));
   expect_like_reference("flip_restore", "flip_reference");
 }
 
@@ -140,16 +140,17 @@ TEST_F(TrustProcessTest, AnotherBuildOfTheProgramIsRefused) {
   Command command = mpirun(1, "programs");
   Command second = command;
   command.line.insert(command.line.end(), {":", "-n", "1", other.string()});
-  // What follows the program in `mpirun -n 1 --oversubscribe ... birkhoff train ...`.
+  // The arguments after the program in `mpirun -n 1 --oversubscribe ... birkhoff train ...`.
   const auto program = std::find(second.line.begin(), second.line.end(), BIRKHOFF_PROGRAM);
   ASSERT_NE(program, second.line.end());
   command.line.insert(command.line.end(), program + 1, second.line.end());
   const Finished finished = run_child(command);
   EXPECT_EQ(finished.code, 2) << finished.err;
-  EXPECT_THAT(finished.err, HasSubstr("rank 1 runs another program than rank 0"));
+  EXPECT_THAT(finished.err, HasSubstr("rank 1 runs a different program than rank 0"));
 }
 
-// ---- Hangs. BIRKHOFF_HANGS sets the number of trials of each kind, with the default limits then.
+// ---- Hangs. BIRKHOFF_HANGS sets the number of trials of each kind; trials then use the default
+// limits.
 
 class Hangs : public TrustProcessTest {
  protected:
@@ -159,8 +160,8 @@ class Hangs : public TrustProcessTest {
   }
   static double limit() { return std::getenv("BIRKHOFF_HANGS") != nullptr ? 8 : 1.5; }
 
-  // Runs hanging_ranks once for each trial, with another victim and step; expects `code`, all of
-  // `texts` with the victim's number for # and the step's for @, and the end in time.
+  // Runs hanging_ranks once per trial, with a different victim and step. Expects `code`, all of
+  // `texts` (# stands for the victim's number, @ for the step), and the end in time.
   void try_harm(const std::string& mode, int code, const std::vector<std::string>& texts,
                 double most_seconds) {
     constexpr int kRanks = 3;
@@ -204,15 +205,16 @@ class Hangs : public TrustProcessTest {
 
 TEST_F(Hangs, ARankThatSkipsACollectiveIsNamed) {
   try_harm("skip", 8,
-           {"no progress for", "rank # on ", "in step @, waiting in all_reduce 'counts'",
-            "the others (ranks ", "waiting in all_reduce 'gradients'"},
+           {"no progress for", "rank # on ", "in step @, inside all_reduce 'counts'",
+            "the others (ranks ", "inside all_reduce 'gradients'"},
            limit() + 2);
 }
 
 TEST_F(Hangs, ARankThatDiesInsideACollectiveIsNamed) {
-  try_harm("die", 128 + SIGKILL,
-           {"rank # on ", "in step @, waiting in all_reduce 'gradients'", "ended without a word"},
-           5);
+  try_harm(
+      "die", 128 + SIGKILL,
+      {"rank # on ", "in step @, inside all_reduce 'gradients'", "exited without an error message"},
+      5);
 }
 
 TEST_F(Hangs, HealthyRanksRaiseNoAlarm) {
@@ -222,7 +224,7 @@ TEST_F(Hangs, HealthyRanksRaiseNoAlarm) {
                         "--set", "metrics.every=100"}),
       seconds(900));
   EXPECT_EQ(finished.code, 0) << finished.err;
-  for (const char* alarm : {"silent", "progress for", "without a word", "unwatched"}) {
+  for (const char* alarm : {"silent", "progress for", "without an error", "unwatched"}) {
     EXPECT_EQ(finished.err.find(alarm), std::string::npos) << finished.err;
   }
   std::cout << "healthy steps: tried " << num_steps << ", alarms " << (finished.code != 0) << "\n";

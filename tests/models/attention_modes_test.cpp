@@ -1,4 +1,5 @@
-// What must hold of a whole model whatever its attention: causality, decoding, packed documents.
+// Properties that every model must have, whatever its attention: causality, decoding, packed
+// documents.
 //
 // Legend: B batch, T tokens, V vocabulary.
 #include <gmock/gmock.h>
@@ -56,7 +57,7 @@ struct Perturbed {
   at::Tensor before_BTV, after_BTV;
 };
 
-// Logits with all tokens from t on changed, for every t that leaves something before it.
+// Logits after all tokens from t on have changed, for every t that has a token before it.
 std::vector<Perturbed> perturb_futures(const TestModel& model) {
   const at::Tensor tokens_BT = test_ids(2, kTokens, 11);
   const at::Tensor others_BT = (tokens_BT + 1 + test_ids(2, kTokens, 12).remainder(10))
@@ -83,7 +84,7 @@ TEST_P(CausalMode, TheFutureDoesNotReachThePast) {
   }
 }
 
-// The same test must fail for a balance that is known to leak.
+// The causality test must fail for a balance that is known to leak.
 TEST(Models, PaperMaskedFailsTheTestOfCausality) {
   const TestModel model = make_test_model(
       attention("sinkhorn { block: 4 causal_balance: paper_masked iterations: 5 }"));
@@ -94,7 +95,7 @@ TEST(Models, PaperMaskedFailsTheTestOfCausality) {
         std::max(leak, greatest_difference(before_BTV.narrow(1, 0, t), after_BTV.narrow(1, 0, t)));
   }
   EXPECT_GT(leak, 1e-3);
-  ASSERT_EQ(model->warnings().size(), 2U);  // one a layer
+  ASSERT_EQ(model->warnings().size(), 2U);  // one per layer
   EXPECT_THAT(model->warnings()[1],
               ::testing::HasSubstr("blocks.1.attention.groups.0: paper_masked leaks"));
 }
@@ -108,7 +109,7 @@ TEST_P(CausalMode, DecodingEqualsTheWholeSequence) {
     for (std::int64_t t = 0; t < kTokens; ++t) {
       steps.push_back(model->decode_step(*cache, tokens_BT.select(1, t)));
     }
-    // The shorter one ends inside a block.
+    // The shorter sequence ends inside a block.
     for (const std::int64_t tokens : {kTokens, kTokens - 2}) {
       const at::Tensor whole_BTV = model->logits(with_inputs(tokens_BT.narrow(1, 0, tokens)), {});
       EXPECT_LE(greatest_difference(at::stack(steps, 1).narrow(1, 0, tokens), whole_BTV), tolerance)
@@ -118,7 +119,7 @@ TEST_P(CausalMode, DecodingEqualsTheWholeSequence) {
   }
 }
 
-// A control differs from what it controls for in its mechanism alone.
+// A control model differs from the other model only in its mechanism.
 TEST(Models, UniformStartsWhereOtherModesDoButHasNoSortNet) {
   const TestModel uniform =
       make_test_model(attention("sinkhorn { block: 4 causal_balance: uniform }"));
@@ -134,12 +135,12 @@ TEST(Models, UniformStartsWhereOtherModesDoButHasNoSortNet) {
     }
   }
   EXPECT_THAT(only_prefix, ::testing::Each(::testing::HasSubstr(".sort_net.")));
-  EXPECT_EQ(only_prefix.size(), 4U);  // a weight and a bias a layer
+  EXPECT_EQ(only_prefix.size(), 4U);  // one weight and one bias per layer
   EXPECT_EQ(uniform->parameters().list().size() + 4, prefix->parameters().list().size());
 }
 
-// The border is a block's. A learned SortNet numbers source blocks from the sequence's start;
-// `attention` and `uniform` do not, so that a document's place in the sequence plays no part.
+// The documents meet at a block boundary. A learned SortNet numbers source blocks from the start of
+// the sequence; `attention` and `uniform` do not, so the position of a document does not matter.
 TEST(Models, PackedDocumentsEqualTheDocumentsAlone) {
   const at::Tensor tokens_BT = test_ids(2, kTokens, 14);
   for (const char* const mechanism :

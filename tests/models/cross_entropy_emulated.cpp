@@ -1,4 +1,4 @@
-// The GPU kernels of the fused cross entropy, run by the processor: tests/emulated_cuda.
+// The GPU kernels of the fused cross entropy, run on the CPU. See tests/emulated_cuda.
 #include "tests/models/cross_entropy_emulated.h"
 
 #define launch_fused_cross_entropy emulate_launch_fused_cross_entropy

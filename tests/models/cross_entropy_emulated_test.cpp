@@ -1,5 +1,5 @@
-// The GPU kernels of the fused cross entropy on the processor, against the specification: rows of
-// each shape of team, in shared memory and not.
+// The GPU kernels of the fused cross entropy, run on the CPU, against the specification: rows for
+// each team size, kept in shared memory and not.
 #include <ATen/ATen.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
-// A model lives on one device: tensors that its operations make beside the parameters must be made
-// there too. LibTorch's meta device has shapes and no numbers, so this needs no GPU; an operation
-// over tensors of two devices is an error on it as on a GPU.
+// A model is on one device: its operations must make all tensors on the device of the parameters.
+// LibTorch's meta device has shapes but no numbers, so this test needs no GPU. An operation on
+// tensors of two devices is an error there, as on a GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
@@ -10,11 +10,11 @@
 namespace birkhoff {
 namespace {
 
-// Operations whose meta kernels exist in Python alone: shapes come from a run on zeros. As on a
-// GPU, a tensor without dimensions may be the host's.
+// For operations whose meta kernels exist only in Python: a run on zeros yields the shapes. As on a
+// GPU, a tensor without dimensions may be on the host.
 void run_on_zeros(const c10::OperatorHandle& operation, torch::jit::Stack* stack) {
   const auto& arguments = operation.schema().arguments();
-  at::Tensor out;  // of operations that write to an argument
+  at::Tensor out;  // defined for operations that write to an argument
   for (std::size_t i = 0; i < arguments.size(); ++i) {
     c10::IValue& argument = (*stack)[stack->size() - arguments.size() + i];
     if (!argument.isTensor() || !argument.toTensor().defined()) continue;
@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
                       "sinkhorn_mixture { sinkhorn { block: 4 causal_balance: prefix } }"));
 
 TEST_P(DeviceMode, EverythingIsMadeWhereTheParametersAre) {
-  EXPECT_THROW(at::zeros({2}, at::kMeta) + at::zeros({2}), c10::Error) << "the test says nothing";
+  EXPECT_THROW(at::zeros({2}, at::kMeta) + at::zeros({2}), c10::Error) << "the test proves nothing";
   for (const char* positions : {"learned", "sinusoidal", "no_positions"}) {
     for (const char* precision : {"fp32", "bf16"}) {
       for (const bool documents : {false, true}) {
@@ -70,7 +70,7 @@ TEST_P(DeviceMode, EverythingIsMadeWhereTheParametersAre) {
           batch.fields["segments"] = at::zeros({2, 16}, at::kInt);
           batch.fields["positions"] = at::arange(16, at::kLong).expand({2, 16}).contiguous();
         }
-        const ObjectiveSums sums = model->objective(batch.to(at::kMeta), std::nullopt);
+        const LossSums sums = model->loss_sums(batch.to(at::kMeta), std::nullopt);
         EXPECT_TRUE(sums.loss.is_meta() && sums.nats.is_meta() && sums.count.is_meta());
         sums.loss.backward();
         for (const Parameter& parameter : model->parameters().list()) {

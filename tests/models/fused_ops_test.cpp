@@ -1,5 +1,5 @@
-// Fused operations against what LibTorch's autograd makes of the unfused ones: the references that
-// kernels are measured by (kernels_gpu_test.cpp).
+// Tests fused operations against LibTorch's autograd of the unfused ones. The fused operations
+// tested here are the references for the kernels (kernels_gpu_test.cpp).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "models/losses/fused_cross_entropy.h"
-#include "models/losses/objective.h"
+#include "models/losses/loss_sums.h"
 #include "models/transformer/residual_norm.h"
 #include "tests/kernel_error.h"
 
@@ -26,7 +26,7 @@ TEST(FusedCrossEntropy, EqualsTheObjectiveAndItsGradient) {
   const at::Tensor mask_BT = at::arange(rows).remainder(4).ne(1).to(at::kByte).view({3, 4});
   at::Tensor fused_NV = logits_BTV.clone().view({rows, vocabulary});
   logits_BTV.requires_grad_(true);
-  const ObjectiveSums sums = cross_entropy_sums(logits_BTV, targets_BT, mask_BT);
+  const LossSums sums = cross_entropy_sums(logits_BTV, targets_BT, mask_BT);
   sums.loss.backward();
 
   const at::Tensor losses_N =
@@ -37,7 +37,7 @@ TEST(FusedCrossEntropy, EqualsTheObjectiveAndItsGradient) {
   EXPECT_EQ(fused_NV[1].abs().max().item<double>(), 0);
 }
 
-// The targets of rows that do not count may be anything.
+// Rows that do not count may have any target.
 TEST(FusedCrossEntropy, NeverReadsMaskedTargets) {
   const at::Tensor logits_NV = at::zeros({2, 4}, at::kDouble);
   const at::Tensor losses_N = fused_cross_entropy_(logits_NV, at::tensor({3, -77}, at::kLong),
@@ -76,8 +76,8 @@ TEST(ResidualNorm, EqualsLayerNormOfTheSumAndItsGradients) {
   }
 }
 
-// As an operation that autograd knows, and with a branch in bf16: what the branch takes and gives
-// is rounded once, the stream is not.
+// As an autograd operation, also with a branch in bf16: inputs and outputs of the branch are
+// rounded once, the stream is not.
 TEST(ResidualNorm, IsDifferentiatedAsAWhole) {
   const auto fresh = [](const at::Tensor& tensor, at::ScalarType dtype) {
     return tensor.to(dtype).detach().clone().requires_grad_(true);

@@ -1,4 +1,4 @@
-// The kernels of models, against their references on the CPU.
+// The GPU kernels of models/, against their references on the CPU.
 #include <ATen/ATen.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@ Rows make_rows(std::int64_t rows, std::int64_t vocabulary, at::ScalarType dtype)
           at::arange(rows).remainder(5).ne(3).to(at::kByte)};
 }
 
-// `logits`: where the kernel finds them, so that rows can lie at odd addresses.
+// `logits`: the kernel's copy of the logits, so that rows can be at odd addresses.
 void check_cross_entropy(const Rows& rows, at::Tensor logits, const std::string& what) {
   at::Tensor exact_NV = rows.logits_NV.to(at::kDouble), reference_NV = rows.logits_NV.clone();
   const at::Tensor exact_N = reference_cross_entropy_(exact_NV, rows.targets_N, rows.mask_N);
@@ -72,7 +72,7 @@ TEST(CrossEntropyKernel, SmallRowsAtOddAddresses) {
   }
 }
 
-// Wide ranges, impossible tokens, and what is not finite.
+// Wide ranges, impossible tokens, and values that are not finite.
 TEST(CrossEntropyKernel, SmallExtremeLogits) {
   Rows rows = make_rows(6, 40, at::kFloat);
   rows.mask_N.fill_(1);
@@ -117,7 +117,7 @@ NormCase make_norm_case(std::int64_t rows, std::int64_t channels, bool has_bias)
       test_values({rows, channels}, 5),     test_values({rows, channels}, 6)};
 }
 
-// The stream in fp32, or in the branch's dtype if that is wider.
+// Converts the stream to fp32, or to the branch's dtype if that is wider.
 NormCase converted(const NormCase& c, at::ScalarType branch, at::Device device) {
   const at::ScalarType stream = branch == at::kDouble ? at::kDouble : at::kFloat;
   const auto convert = [&](const at::Tensor& tensor, at::ScalarType dtype) {
@@ -137,7 +137,7 @@ void check_norm(std::int64_t rows, std::int64_t channels, bool has_bias, at::Sca
   const NormCase device = converted(given, dtype, at::kCUDA);
   const ResidualNorm reference =
       reference_residual_norm(given.x, given.y, given.weight, given.bias, kEpsilon);
-  // The truth begins where the sum has been rounded, as kernel and reference do.
+  // The exact result starts from the rounded sum, as kernel and reference do.
   const ResidualNorm exact = reference_residual_norm(
       reference.sum_NC.to(at::kDouble), at::zeros_like(wide.y), wide.weight, wide.bias, kEpsilon);
   const ResidualNorm kernel =
@@ -182,7 +182,7 @@ TEST(ResidualNormKernel, LargeIsAsExactAsTheReference) {
   for (const at::ScalarType dtype : kDtypes) check_norm(20000, 768, true, dtype);
 }
 
-// Shapes and places that no kernel takes go to LibTorch's operations.
+// LibTorch operations take the shapes and addresses that no kernel takes.
 TEST(ResidualNormKernel, SmallOtherShapesAreServedToo) {
   check_norm(5, 13, true, at::kFloat);
   check_norm(2, 8200, true, at::kBFloat16);

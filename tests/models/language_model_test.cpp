@@ -16,8 +16,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Two entries: the first layer mixes two mechanisms, the second is Sinkhorn with values that are
-// the keys.
+// Two entries. Both mix two mechanisms; in the second, the Sinkhorn head's values are its keys.
 const std::string kMixed =
     "bias: true "
     "attention { group { heads: 1 mechanism { block_local { block: 4 look_back: 1 } } }"
@@ -106,12 +105,12 @@ TEST(LanguageModel, ShapesOfShorterAndFullSequences) {
 
 TEST(LanguageModel, FreshModelIsNearlyUniform) {
   const TestModel model = make_test_model("");
-  const ObjectiveSums sums = model->objective(make_batch(4, 16), std::nullopt);
+  const LossSums sums = model->loss_sums(make_batch(4, 16), std::nullopt);
   EXPECT_NEAR(sums.nats.item<double>() / sums.count.item<double>(), std::log(kVocabulary), 0.02);
 }
 
-// The tied table's gradient is the sum of what the embedding and the output layer of an untied twin
-// get.
+// The gradient of the tied table is the sum of the gradients of the embedding and the output layer
+// of an untied twin.
 TEST(LanguageModel, TiedEmbeddingsShareStorageAndGradient) {
   const TestModel tied = make_test_model(""), untied = make_test_model("tie_embeddings: false");
   EXPECT_FALSE(parameter_of(*tied.model, "output.weight").defined());
@@ -121,8 +120,8 @@ TEST(LanguageModel, TiedEmbeddingsShareStorageAndGradient) {
     p.value.detach().copy_(parameter_of(*tied.model, twin).detach());
   }
   const Batch batch = make_batch(2, 16);
-  tied->objective(batch, std::nullopt).loss.backward();
-  untied->objective(batch, std::nullopt).loss.backward();
+  tied->loss_sums(batch, std::nullopt).loss.backward();
+  untied->loss_sums(batch, std::nullopt).loss.backward();
   const at::Tensor sum = parameter_of(*untied.model, "embedding.weight").grad() +
                          parameter_of(*untied.model, "output.weight").grad();
   EXPECT_LT(greatest_difference(parameter_of(*tied.model, "embedding.weight").grad(), sum), 1e-12);
@@ -212,7 +211,7 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
     enlarge_parameters(*model.model);
     Batch batch = make_batch(2, 16);
     batch.fields["mask"].select(1, 3).zero_();
-    model->objective(batch, std::nullopt).loss.backward();
+    model->loss_sums(batch, std::nullopt).loss.backward();
     for (const Parameter& p : model->parameters().list()) {
       const at::Tensor direction =
           at::arange(p.value.numel(), at::kDouble).add(0.3).mul(2.3).sin().view(p.value.sizes());
@@ -221,7 +220,7 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
       constexpr double kStep = 1e-5;
       const auto loss_at = [&](double distance) {
         value.copy_(start + distance * direction);
-        return model->objective(batch, std::nullopt).loss.item<double>();
+        return model->loss_sums(batch, std::nullopt).loss.item<double>();
       };
       const double numeric = (loss_at(kStep) - loss_at(-kStep)) / (2 * kStep);
       value.copy_(start);
@@ -233,7 +232,7 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
 
 TEST(LanguageModel, LayersFollowThePatternAndTiedHeadsHaveNoValues) {
   const TestModel model = make_test_model(kMixed, {"model.layers=4"});
-  // 8 query and 8 key channels; values of both heads in entry 0, of the dense head alone in
+  // 8 query and 8 key channels; values of both heads in entry 0, but only of the dense head in
   // entry 1.
   for (const auto& [layer, outputs] : {std::pair{0, 24}, {1, 20}, {2, 24}, {3, 20}}) {
     const std::string name = "blocks." + std::to_string(layer) + ".attention.";

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "configs/config_io.h"
 #include "models/model.h"
 
@@ -16,15 +16,15 @@ namespace birkhoff {
 
 inline constexpr std::int64_t kVocabulary = 11;
 
-// A model with the group of one that it was built for.
+// A model with the process group of one rank that it was built for.
 struct TestModel {
-  std::unique_ptr<Group> group;
+  std::unique_ptr<ProcessGroup> group;
   std::unique_ptr<Model> model;
 
   Model* operator->() const { return model.get(); }
 };
 
-// Two layers, 8 channels, 2 heads, 16 tokens, fp64; `settings` may change all of it.
+// Two layers, 8 channels, 2 heads, 16 tokens, fp64. `settings` may change any of these.
 inline TestModel make_test_model(const std::string& model_text,
                                  const std::vector<std::string>& settings = {},
                                  at::Device device = at::kCPU) {
@@ -39,14 +39,14 @@ inline TestModel make_test_model(const std::string& model_text,
   return result;
 }
 
-// Initial weights are small; larger ones make every part matter in the outputs.
+// Initial weights are small; larger weights make every part affect the outputs.
 inline void enlarge_parameters(Model& model) {
   for (const Parameter& parameter : model.parameters().list()) {
     if (parameter.value.dim() > 1) parameter.value.detach().mul_(15);
   }
 }
 
-// Ids that look random and depend on (seed, place) alone.
+// Ids that look random and depend only on seed and position.
 inline at::Tensor test_ids(std::int64_t batch, std::int64_t tokens, std::int64_t seed) {
   const at::Tensor place = at::arange(batch * tokens, at::kLong) + 1000 * seed;
   return place.mul(40503)

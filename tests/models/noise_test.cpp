@@ -1,4 +1,4 @@
-// Noise in training: keyed by step and sample alone, in every place that has any.
+// Noise in training: keyed only by step and sample, wherever there is noise.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,8 +11,8 @@
 namespace birkhoff {
 namespace {
 
-// All that is random, in two layers of unlike attention. A SortNet whose weights are balanced would
-// not feel its bias: the balance starts with the columns and so cancels it.
+// Every source of randomness, in two layers with different attention. If the weights of a SortNet
+// were balanced, its bias would have no effect: the balance starts with the columns and cancels it.
 constexpr const char* kNoisy = R"(
     bias: true
     attention {
@@ -43,12 +43,12 @@ TEST(Noise, GradientsDoNotDependOnTheSplitIntoMicroBatches) {
   enlarge_parameters(*model.model);
   Batch batch = make_batch(4, 16);
   batch.sample_ids_B = at::tensor({31, 4, 15, 9}, at::kLong);
-  const ObjectiveSums whole = model->objective(batch, make_noise(batch));
+  const LossSums whole = model->loss_sums(batch, make_noise(batch));
   const auto gradient = gradients(model, whole.loss);
   at::Tensor loss = at::zeros({}, at::kDouble);
   for (const auto& [begin, end] : {std::pair{3, 4}, std::pair{0, 1}, std::pair{1, 3}}) {
     const Batch part = batch.narrow(begin, end);
-    loss = loss + model->objective(part, make_noise(part)).loss;
+    loss = loss + model->loss_sums(part, make_noise(part)).loss;
   }
   EXPECT_NEAR(loss.item<double>(), whole.loss.item<double>(), 1e-12 * whole.loss.item<double>());
   for (const auto& [name, sum] : gradients(model, loss)) {
@@ -58,12 +58,12 @@ TEST(Noise, GradientsDoNotDependOnTheSplitIntoMicroBatches) {
   }
 }
 
-// With noise held, the loss in training is a plain function of the parameters.
+// With fixed noise, the training loss is a plain function of the parameters.
 TEST(Noise, GradientOfEveryParameterIsTheDifferenceQuotient) {
   const TestModel model = make_test_model(kNoisy);
   enlarge_parameters(*model.model);
   const Batch batch = make_batch(2, 16);
-  const auto loss = [&] { return model->objective(batch, make_noise(batch)).loss; };
+  const auto loss = [&] { return model->loss_sums(batch, make_noise(batch)).loss; };
   const auto gradient = gradients(model, loss());
   for (const Parameter& parameter : model->parameters().list()) {
     const at::Tensor values = parameter.value.detach().view(-1);
@@ -109,14 +109,14 @@ TEST(Noise, EachSourceIsOfItsStepAndSampleAndAbsentInEvaluation) {
   }
 }
 
-// Consumers that shared a number would drop the same elements.
+// Consumers with the same number would drop the same elements.
 TEST(Noise, ConsumersHaveNumbersOfTheirOwn) {
   std::set<std::uint32_t> numbers;
   for (std::int64_t block = 0; block < 3; ++block) {
-    numbers.insert(noise_layer(block, NoiseConsumer::kAttention));
-    numbers.insert(noise_layer(block, NoiseConsumer::kFeedForward));
+    numbers.insert(noise_layer(block, RandomStream::kAttention));
+    numbers.insert(noise_layer(block, RandomStream::kFeedForward));
     for (std::uint32_t group = 0; group < kMostHeadGroups; ++group) {
-      numbers.insert(noise_layer(block, NoiseConsumer::kHeadGroup, group));
+      numbers.insert(noise_layer(block, RandomStream::kHeadGroup, group));
     }
   }
   EXPECT_EQ(numbers.size(), 3 * (kMostHeadGroups + 2));

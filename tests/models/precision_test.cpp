@@ -19,13 +19,13 @@ std::string model_text(const std::string& mechanism) {
   return "bias: true attention { group { mechanism { " + mechanism + " } } }";
 }
 
-// `precision`: its name, and how far its rounding may carry the loss and the gradients.
+// `precision`: its name. The tolerances bound the rounding errors of the loss and the gradients.
 void check_against_fp64(const char* precision, double loss_tolerance, double gradient_tolerance) {
   const Batch batch = make_batch(4, 16);
   for (const char* const mechanism : kMechanisms) {
     const auto run = [&](const std::string& chosen) {
       const TestModel model = make_test_model(model_text(mechanism), {"train.precision=" + chosen});
-      const ObjectiveSums sums = model->objective(batch, make_noise(batch));
+      const LossSums sums = model->loss_sums(batch, make_noise(batch));
       EXPECT_EQ(sums.nats.scalar_type(), at::kDouble);
       sums.loss.backward();
       std::vector<at::Tensor> gradients;
@@ -72,7 +72,7 @@ TEST(Bf16, DecodesWhatItComputesInOnePassAndTellsFp32Logits) {
   }
 }
 
-// Small updates are not lost: they go to fp32 parameters, of which layers see the rounded values.
+// Small updates are not lost: they change the fp32 parameters, whose rounded values the layers see.
 TEST(Bf16, ParametersKeepWhatBf16CannotShow) {
   const Batch batch = make_batch(2, 16);
   const TestModel model = make_test_model("", {"train.precision=bf16"});

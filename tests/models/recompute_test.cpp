@@ -1,4 +1,5 @@
-// Recomputed activations: the same bits in outputs and gradients, and each parameter told once.
+// Recomputed activations: the same bits in outputs and gradients, and the hooks of each parameter
+// run once.
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -10,7 +11,7 @@
 namespace birkhoff {
 namespace {
 
-// All that is random and all mechanisms.
+// Every source of randomness, and all mechanisms.
 constexpr const char* kModel = R"(
     bias: true
     attention {
@@ -24,7 +25,7 @@ constexpr const char* kModel = R"(
     }
     dropout { embedding: 0.2 residual: 0.3 activation: 0.1 })";
 
-// Gradients in creation order; calls of each accumulator's hooks are added to `calls`.
+// The gradients in creation order. Adds the hook calls of each accumulator to `calls`.
 std::vector<at::Tensor> gradients(const TestModel& model, const Batch& batch,
                                   std::vector<int>* calls, double* loss) {
   class Count : public torch::autograd::FunctionPostHook {
@@ -46,10 +47,10 @@ std::vector<at::Tensor> gradients(const TestModel& model, const Batch& batch,
     accumulators.push_back(torch::autograd::impl::grad_accumulator(list[i].value));
     accumulators.back()->add_post_hook(std::make_unique<Count>((*calls)[i]));
   }
-  // Two micro-batches: the second adds to what is there.
+  // Two micro-batches: the second adds to the gradients of the first.
   for (const auto& [begin, end] : {std::pair{0, 3}, std::pair{3, 4}}) {
     const Batch part = batch.narrow(begin, end);
-    const ObjectiveSums sums = model->objective(part, make_noise(part));
+    const LossSums sums = model->loss_sums(part, make_noise(part));
     *loss += sums.nats.item<double>();
     sums.loss.backward();
   }
@@ -81,7 +82,7 @@ TEST(Recompute, GivesTheSameBits) {
   }
 }
 
-// A part with several outputs, as of a block whose mechanism has an auxiliary loss.
+// A part with several outputs, such as a layer whose mechanism has an auxiliary loss.
 TEST(Recompute, TakesGradientsOfEveryOutput) {
   at::Tensor weight = at::full({3}, 0.5, at::kDouble).set_requires_grad(true);
   const at::Tensor x = at::arange(3, at::kDouble).set_requires_grad(true);
@@ -111,7 +112,7 @@ TEST(Recompute, TakesGradientsOfEveryOutput) {
   EXPECT_FALSE(recomputed(part, {x})[0].requires_grad());
 }
 
-// A part with several inputs, of which one may be missing, as the branch of the first block.
+// A part with several inputs, one of which may be missing, such as the branch of the first layer.
 TEST(Recompute, GivesGradientsToEveryInput) {
   const NetworkPart part = [](const std::vector<at::Tensor>& inputs) {
     const at::Tensor sum = inputs[1].defined() ? inputs[0] + 3 * inputs[1] : inputs[0];
@@ -136,14 +137,14 @@ TEST(Recompute, GivesGradientsToEveryInput) {
   }
 }
 
-// Between the passes nothing is kept but the inputs.
+// Only the inputs are kept between the passes.
 TEST(Recompute, KeepsNoActivations) {
   const at::Tensor x = at::ones({4}).set_requires_grad(true);
   c10::weak_intrusive_ptr<c10::TensorImpl, at::UndefinedTensorImpl> activation(x.getIntrusivePtr());
   const NetworkPart part = [&](const std::vector<at::Tensor>& inputs) {
     const at::Tensor inner = inputs[0].exp();
     activation = decltype(activation)(inner.getIntrusivePtr());
-    return std::vector<at::Tensor>{inner.sin()};  // keeps what it reads
+    return std::vector<at::Tensor>{inner.sin()};  // autograd keeps `inner`
   };
   const std::vector<at::Tensor> plain = part({x * 2});
   EXPECT_FALSE(activation.expired());

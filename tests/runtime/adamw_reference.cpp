@@ -25,7 +25,7 @@ void reference_adamw(FusedAdamWBucket& bucket, const AdamWConstants& constants,
       keep_n * bucket.values_n -
       step_size * m_n / (at::sqrt(v_n) * inverse_sqrt_correction2 + constants.epsilon);
 
-  // A select and no product: 0 times a gradient that is not finite would be NaN.
+  // A select, not a product: 0 times a non-finite gradient would be NaN.
   bucket.m_n.copy_(at::where(apply, m_n, bucket.m_n));
   bucket.v_n.copy_(at::where(apply, v_n, bucket.v_n));
   bucket.values_n.copy_(at::where(apply, values_n, bucket.values_n));

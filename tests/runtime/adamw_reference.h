@@ -1,5 +1,4 @@
-// AdamW's update in LibTorch operations: what the CPU's loop and the GPU's kernel are compared
-// with.
+// AdamW's update in LibTorch operations: the reference for the CPU loop and the GPU kernel.
 #pragma once
 
 #include "runtime/optimizers/gpu_adamw.h"

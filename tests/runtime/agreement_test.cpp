@@ -20,7 +20,7 @@ struct Replica {
   at::Tensor moment = at::full({5}, 0.5, at::kDouble);
   TrainState state{20, 240, 1000, 0, false, {}};
 
-  std::vector<NamedShard> shards() {
+  std::vector<TensorPart> shards() {
     return {whole_shard("layer.weight", StateKind::kParameter, weight, 0),
             whole_shard("adamw.m/layer.weight", StateKind::kOptimizer, moment, 0)};
   }
@@ -31,10 +31,10 @@ void flip_bit(const at::Tensor& tensor, std::int64_t element, int bit) {
   bytes[element * tensor.element_size() + bit / 8] ^= 1u << (bit % 8);
 }
 
-// The line that all of `size` ranks get after `harm` was done to one or more.
+// The line that all of `size` ranks get after `harm` was applied to one or more of them.
 std::string difference(int size, const std::function<void(int, Replica&)>& harm) {
   std::vector<std::string> lines(static_cast<std::size_t>(size));
-  run_ranks(size, [&](Group& group) {
+  run_ranks(size, [&](ProcessGroup& group) {
     Replica replica;
     Agreement agreement(group, replica.shards(), fmt::format("node{}", group.rank()));
     EXPECT_EQ(agreement.find_difference(replica.state), "");
@@ -50,7 +50,7 @@ TEST(Agreement, NamesTheRankTheTensorAndTheElementOfOneFlippedBit) {
     const std::string line = difference(4, [bit](int rank, Replica& replica) {
       if (rank == 2) flip_bit(replica.weight, 7, bit);
     });
-    EXPECT_THAT(line, HasSubstr("rank 2 does not hold what the other ranks hold"));
+    EXPECT_THAT(line, HasSubstr("rank 2 does not match the other ranks"));
     EXPECT_THAT(line, HasSubstr("layer.weight (compared with rank 0: rank 2 on node2: 1 of 12 "
                                 "elements, element 7 is "));
   }
@@ -77,7 +77,7 @@ TEST(Agreement, FindsEveryKindOfState) {
               HasSubstr("to be evaluated"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.tokens; }), HasSubstr("1001 tokens"));
   EXPECT_THAT(of_rank_1([](Replica& r) { ++r.state.skipped; }), HasSubstr("1 steps skipped"));
-  // -0 and 0 are equal numbers and different bits.
+  // -0 and 0 are equal numbers but different bits.
   EXPECT_THAT(of_rank_1([](Replica& r) { flip_bit(r.weight, 0, 31); }),
               HasSubstr("element 0 is -0 instead of 0"));
 }
@@ -89,9 +89,9 @@ TEST(Agreement, TellsAMajorityFromADraw) {
     };
   };
   EXPECT_THAT(difference(2, on({1})), HasSubstr("ranks 0 and 1 hold different bits"));
-  EXPECT_THAT(difference(3, on({0})), HasSubstr("rank 0 does not hold"));
+  EXPECT_THAT(difference(3, on({0})), HasSubstr("rank 0 does not match"));
   EXPECT_THAT(difference(3, on({0})), HasSubstr("compared with rank 1: rank 0 on node0"));
-  EXPECT_THAT(difference(5, on({1, 4})), HasSubstr("ranks 1, 4 do not hold"));
+  EXPECT_THAT(difference(5, on({1, 4})), HasSubstr("ranks 1, 4 do not match"));
   EXPECT_THAT(difference(4, on({0, 1, 2})), HasSubstr("no majority"));
 }
 
@@ -102,8 +102,8 @@ TEST(Agreement, OneRankAgreesWithItself) {
   EXPECT_EQ(group->ring().total_operations(), 0);
 }
 
-// A bit flips during training, on one rank and between two steps: found when it is due, before a
-// step is built on more than `every` others.
+// A bit flips during training, on one rank and between two steps. It is found at the next check,
+// before a step builds on more than `every` others.
 TEST(Agreement, TheTrainerFindsAFlipWhenItIsDue) {
   const StopSignals signals;
   for (const bool restore : {false, true}) {
@@ -112,7 +112,7 @@ TEST(Agreement, TheTrainerFindsAFlipWhenItIsDue) {
     config.mutable_agreement()->set_on_difference(restore ? configs::Agreement::restore
                                                           : configs::Agreement::stop);
     testing::internal::CaptureStderr();  // the warning of restore
-    run_ranks(3, [&](Group& group) {
+    run_ranks(3, [&](ProcessGroup& group) {
       ToyTraining training(config, group, at::kFloat);
       Agreement agreement(group, training_shards(training.model, *training.optimizer, group.size()),
                           "here");
@@ -128,13 +128,13 @@ TEST(Agreement, TheTrainerFindsAFlipWhenItIsDue) {
       } catch (const Error& error) {
         EXPECT_FALSE(restore);
         EXPECT_EQ(error.code(), ExitCode::kNumerical);
-        EXPECT_THAT(error.what(), HasSubstr("step 8: rank 1 does not hold"));
+        EXPECT_THAT(error.what(), HasSubstr("step 8: rank 1 does not match"));
         EXPECT_THAT(error.what(), HasSubstr("embedding"));
       }
       EXPECT_EQ(training.state.step, 8);
     });
     const std::string warning = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(warning.find("goes back to the last checkpoint") != std::string::npos, restore);
+    EXPECT_EQ(warning.find("going back to the last checkpoint") != std::string::npos, restore);
   }
 }
 

@@ -1,5 +1,6 @@
-// Damage to checkpoints: bits, lengths, blocks, files in other places, manifests that lie. Whatever
-// is not what was saved is refused by name. BIRKHOFF_CORRUPTION=all tries every bit and length.
+// Damage to checkpoints: bits, lengths, blocks, files in other places, false manifests. Anything
+// that is not what was saved is rejected by name. BIRKHOFF_CORRUPTION=all tries every bit and
+// length.
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,15 +29,15 @@ using testing::HasSubstr;
 
 // The shards that one of two ranks holds of a state with an embedding of `rows`: parameters whole,
 // moments in flat ranges of equal size.
-std::vector<NamedShard> state_of(int rank, std::int64_t rows) {
+std::vector<TensorPart> state_of(int rank, std::int64_t rows) {
   const at::Tensor embedding = at::zeros({rows, 40});
-  std::vector<NamedShard> shards = {
+  std::vector<TensorPart> shards = {
       whole_shard("embedding.weight", StateKind::kParameter, embedding.clone(), 0),
       whole_shard("blocks.0.half", StateKind::kParameter, at::zeros({30, 20}, at::kBFloat16), 1),
       whole_shard("blocks.0.norm.weight", StateKind::kParameter, at::zeros({5}, at::kDouble), 0),
       whole_shard("centroids.count", StateKind::kStatistic, at::zeros({3}, at::kLong), 1)};
   for (const char* moment : {"adamw.m/embedding.weight", "adamw.v/embedding.weight"}) {
-    NamedShard shard = whole_shard(moment, StateKind::kOptimizer, embedding, rank);
+    TensorPart shard = whole_shard(moment, StateKind::kOptimizer, embedding, rank);
     shard.region.flat_begin = embedding.numel() * rank / 2;
     shard.region.flat_end = embedding.numel() * (rank + 1) / 2;
     shard.data = at::zeros({shard.region.flat_end - shard.region.flat_begin});
@@ -54,9 +55,9 @@ class CheckpointCorruption : public testing::Test {
   // Saves step `step` of a run into `checkpoints`; its values are those of `values_of`.
   void save(const fs::path& checkpoints, const std::string& run, std::int64_t step,
             std::int64_t values_of, std::int64_t rows = kRows) const {
-    run_ranks(2, [&](Group& world) {
+    run_ranks(2, [&](ProcessGroup& world) {
       CheckpointWriter writer(checkpoints, 2, {tokenizer_}, world);
-      std::vector<NamedShard> shards = state_of(world.rank(), rows);
+      std::vector<TensorPart> shards = state_of(world.rank(), rows);
       fill_shards(shards, values_of);
       CheckpointHeader header = make_header(step);
       header.set_run(run);
@@ -66,7 +67,7 @@ class CheckpointCorruption : public testing::Test {
     });
   }
 
-  // Why the checkpoint is refused; empty if it is not.
+  // Why the checkpoint is rejected; empty if it is not.
   static std::string refusal(const fs::path& checkpoint) {
     try {
       verify_checkpoint(open_checkpoint(checkpoint));
@@ -78,7 +79,7 @@ class CheckpointCorruption : public testing::Test {
     }
   }
 
-  // Keys of a file's tensors by the byte behind their last one.
+  // Keys of a file's tensors by the position just past their last byte.
   static std::map<std::int64_t, std::string> tensors_of(const fs::path& file) {
     std::map<std::int64_t, std::string> keys;
     if (file.extension() != ".safetensors") return keys;
@@ -174,7 +175,7 @@ TEST_F(CheckpointCorruption, RandomDamageOfALargeOne) {
   EXPECT_EQ(refusal(checkpoint), "");
 }
 
-// Every file is one that this program wrote, whole, and belongs elsewhere.
+// Every file here was written by this program and is whole, but belongs elsewhere.
 TEST_F(CheckpointCorruption, FilesInOtherPlaces) {
   const fs::path others = folder_.path() / "others";
   save(checkpoints_, "mine", 1, 1);
@@ -187,7 +188,7 @@ TEST_F(CheckpointCorruption, FilesInOtherPlaces) {
     if (bad == good) return;  // index and tokenizer are the same everywhere
     tally.attempt([&] {
       write_bytes(file, bad);
-      // A manifest of another save is sound: the files beside it are not those that it lists.
+      // A manifest of another save is valid, but the files next to it are not those that it lists.
       EXPECT_THAT(
           refusal(newest),
           HasSubstr(file.filename() == kCheckpointManifestName ? newest.string() : file.string()))
@@ -214,7 +215,7 @@ TEST_F(CheckpointCorruption, FilesInOtherPlaces) {
   EXPECT_EQ(refusal(newest), "");
 }
 
-// Without its identity a run can be taken neither for another nor for a new one.
+// A damaged identity must never make a run pass for another or for a new one.
 TEST_F(CheckpointCorruption, EveryBitOfTheRunsIdentityIsCovered) {
   const fs::path run = folder_.path() / "run", identity = run / "run.json";
   {
@@ -242,13 +243,13 @@ TEST_F(CheckpointCorruption, EveryBitOfTheRunsIdentityIsCovered) {
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << (bit % 8)));
     expect_refused(bad);
   }
-  // Without its line end it is all there.
+  // Without its line end the file is still complete.
   for (std::size_t length = 0; length + 1 < good.size(); ++length) {
     expect_refused(good.substr(0, length));
   }
 }
 
-// Manifests that pass their checksum and mean harm.
+// Malicious manifests that pass their checksum.
 TEST_F(CheckpointCorruption, ManifestsThatLieAreRefused) {
   save(checkpoints_, "mine", 1, 1);
   const fs::path checkpoint = checkpoints_ / step_name(1);

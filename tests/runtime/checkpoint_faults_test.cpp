@@ -1,5 +1,5 @@
 // Checkpoints when things go wrong: every file call of a save fails, and the process is killed in
-// the midst of saves.
+// the middle of saves.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
@@ -31,14 +31,14 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 
-// Saves `step` with `num_ranks` ranks as threads and keeps one checkpoint; `disturb` is called when
-// the writers are there. The error, the same on all ranks; empty: saved.
+// Saves `step` with `num_ranks` ranks as threads and keeps one checkpoint; calls `disturb` once the
+// writers exist. Returns the error, the same on all ranks; empty: saved.
 std::string save_disturbed(const fs::path& folder, std::int64_t step, int num_ranks,
                            const std::function<void()>& disturb) {
   std::vector<std::string> errors(static_cast<std::size_t>(num_ranks));
-  run_ranks(num_ranks, [&](Group& world) {
+  run_ranks(num_ranks, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 1, {}, world);
-    std::vector<NamedShard> shards = make_shards(world.rank(), num_ranks, Layout::kReplicated);
+    std::vector<TensorPart> shards = make_shards(world.rank(), num_ranks, Layout::kReplicated);
     fill_shards(shards, step);
     world.barrier("writers are there");
     if (world.rank() == 0) disturb();
@@ -58,12 +58,12 @@ std::string save_disturbed(const fs::path& folder, std::int64_t step, int num_ra
   return errors.front();
 }
 
-// What must hold after a save of `step` beside step 1 was disturbed: the newest checkpoint is one
-// of both, whole, and the next job cleans up and saves.
+// What must hold after a save of `step` next to step 1 was disturbed: the newest checkpoint is one
+// of the two, intact, and the next job cleans up and saves.
 void expect_nothing_lost(const fs::path& folder, std::int64_t step, int num_ranks) {
   testing::internal::CaptureStderr();
   const auto newest = find_newest_checkpoint(folder, true);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");  // none was damaged
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");  // neither was damaged
   ASSERT_TRUE(newest);
   EXPECT_TRUE(newest->manifest.step() == 1 || newest->manifest.step() == step);
   expect_holds_step(*newest, newest->manifest.step(), num_ranks);
@@ -71,8 +71,8 @@ void expect_nothing_lost(const fs::path& folder, std::int64_t step, int num_rank
   expect_holds_step(*find_newest_checkpoint(folder, true), step + 1);
 }
 
-// Step 1 is there; the save of `step` meets a fault at one call after the other, at that call only
-// or from there on.
+// With step 1 saved, the save of `step` meets a fault at each call in turn, either at that call
+// only or from it on.
 void fail_every_call(const std::string& what, std::int64_t step, int num_ranks, bool only_once) {
   const TestFolder original;
   save_step(original, 1);
@@ -97,8 +97,8 @@ void fail_every_call(const std::string& what, std::int64_t step, int num_ranks, 
         });
         SCOPED_TRACE(testing::Message() << "call " << call << " of " << num_calls << ": "
                                         << faults->failed_call() << " " << faults->failed_path());
-        // Ranks run at the same time, so that a run may have a call more or less than the one that
-        // was counted.
+        // Ranks run at the same time, so a run may have a call more or less than the one that was
+        // counted.
         ASSERT_TRUE(faults->happened() || call + 4 >= num_calls);
         if (faults->happened()) {
           faults->expect_told(error);
@@ -143,7 +143,7 @@ TEST(CheckpointFaults, InterruptedCallsAreRepeatedAndShortOnesContinued) {
   }
 }
 
-// The system's own limit instead of a made-up error: a write ends short, the next one fails.
+// The system's own limit instead of a simulated error: a write ends short, the next one fails.
 TEST(CheckpointFaults, FilesThatMayNotGrow) {
   const TestFolder original;
   save_step(original, 1);
@@ -171,11 +171,11 @@ TEST(CheckpointFaults, FilesThatMayNotGrow) {
 // kill -9
 constexpr char kFolderVariable[] = "BIRKHOFF_TEST_KILLED_FOLDER";
 
-// Run by KilledInTheMidstOfSaves as a process of its own: resumes and saves step after step until
-// it is killed.
+// KilledInTheMidstOfSaves runs it as a separate process: resumes and saves step after step until it
+// is killed.
 TEST(CheckpointFaults, DISABLED_SaveUntilKilled) {
   const fs::path folder = std::getenv(kFolderVariable);
-  run_ranks(2, [&](Group& world) {
+  run_ranks(2, [&](ProcessGroup& world) {
     std::int64_t step = 0;
     if (world.rank() == 0) {
       if (const auto newest = find_newest_checkpoint(folder, true)) {
@@ -184,9 +184,9 @@ TEST(CheckpointFaults, DISABLED_SaveUntilKilled) {
     }
     step = std::stoll(world.broadcast_bytes(std::to_string(step), 0, "step"));
     CheckpointWriter writer(folder, 2, {}, world);
-    std::vector<NamedShard> shards = make_shards(world.rank(), 2, Layout::kFlatRanges);
+    std::vector<TensorPart> shards = make_shards(world.rank(), 2, Layout::kFlatRanges);
     while (true) {
-      // Every third save is of the same step again: replacing is the hardest commit.
+      // Every third save repeats the same step: replacing is the hardest commit.
       fill_shards(shards, ++step);
       for (int repeat = 0; repeat < (step % 3 == 0 ? 2 : 1); ++repeat) {
         writer.save(make_header(step), shards);
@@ -217,7 +217,7 @@ TEST(CheckpointFaults, KilledInTheMidstOfSaves) {
   for (int round = 0; round < 20; ++round) {
     const pid_t child = start_saving_process();
     ASSERT_GT(child, 0);
-    // Wait for its first commit, then let it go on for a random while.
+    // Wait for its first commit, then let it run for a random time.
     const auto newest_step = [&] {
       const auto folders = list_checkpoints(folder);
       return folders.empty() ? 0 : folders.rbegin()->first;
@@ -242,11 +242,12 @@ TEST(CheckpointFaults, KilledInTheMidstOfSaves) {
     step = newest->manifest.step();
     expect_holds_step(*newest, step, 3, Layout::kColumns);
   }
-  EXPECT_GE(unfinished, 5);  // some kills hit the midst of a save
+  EXPECT_GE(unfinished, 5);  // some kills hit a save in progress
   ::unsetenv(kFolderVariable);
 }
 
-// What cannot be read now may be sound: nothing is renamed, and no older checkpoint is used.
+// A file that cannot be read now may be intact: nothing is renamed, and no older checkpoint is
+// used.
 TEST(CheckpointFaults, AReadThatFailsIsNoDamage) {
   const TestFolder folder;
   for (const std::int64_t step : {1, 2}) save_step(folder, step);

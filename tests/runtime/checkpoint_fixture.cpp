@@ -37,10 +37,10 @@ const std::vector<TensorSpec>& specs() {
   return kSpecs;
 }
 
-NamedShard make_shard(const TensorSpec& spec, std::vector<std::int64_t> box_offset,
+TensorPart make_shard(const TensorSpec& spec, std::vector<std::int64_t> box_offset,
                       std::vector<std::int64_t> box_size, std::int64_t begin, std::int64_t end,
                       int owner) {
-  NamedShard shard;
+  TensorPart shard;
   shard.name = spec.name;
   shard.kind = spec.kind;
   shard.region.global_shape = spec.shape;
@@ -61,9 +61,9 @@ std::int64_t product(const std::vector<std::int64_t>& sizes) {
   return result;
 }
 
-// Column box of `rank`: pairs of ranks share a box, the even one its first half as a flat range,
-// the odd one the rest.
-NamedShard column_shard(const TensorSpec& spec, int rank, int num_ranks) {
+// Column box of `rank`. Two ranks share a box: the even one has its first half as a flat range, the
+// odd one has the rest.
+TensorPart column_shard(const TensorSpec& spec, int rank, int num_ranks) {
   const std::int64_t num_boxes = (num_ranks + 1) / 2, box = rank / 2, columns = spec.shape[1];
   const std::int64_t begin = columns * box / num_boxes, end = columns * (box + 1) / num_boxes;
   const std::int64_t elements = spec.shape[0] * (end - begin);
@@ -74,7 +74,7 @@ NamedShard column_shard(const TensorSpec& spec, int rank, int num_ranks) {
 }
 
 // Global row-major position of each element of the shard's data.
-std::vector<std::int64_t> global_positions(const NamedShard& shard) {
+std::vector<std::int64_t> global_positions(const TensorPart& shard) {
   std::vector<std::int64_t> positions;
   for (std::int64_t flat = shard.region.flat_begin; flat < shard.region.flat_end; ++flat) {
     std::int64_t rest = flat, position = 0, stride = 1;
@@ -88,9 +88,9 @@ std::vector<std::int64_t> global_positions(const NamedShard& shard) {
   return positions;
 }
 
-// Data as fill_shards() wants it: small integers differ too little, so hashes fill all bits of an
-// element, but the exponent's highest: what is saved is finite.
-at::Tensor expected_data(const NamedShard& shard, std::int64_t step) {
+// Data for fill_shards(). Small integers differ too little, so hashes fill all bits of an element
+// except the exponent's highest: saved values are finite.
+at::Tensor expected_data(const TensorPart& shard, std::int64_t step) {
   at::Tensor data = at::zeros({shard.data.numel()}, shard.data.scalar_type());
   auto* bytes = static_cast<char*>(data.data_ptr());
   const auto size = static_cast<std::size_t>(data.element_size());
@@ -108,8 +108,8 @@ at::Tensor expected_data(const NamedShard& shard, std::int64_t step) {
 
 }  // namespace
 
-std::vector<NamedShard> make_shards(int rank, int num_ranks, Layout layout) {
-  std::vector<NamedShard> shards;
+std::vector<TensorPart> make_shards(int rank, int num_ranks, Layout layout) {
+  std::vector<TensorPart> shards;
   for (const TensorSpec& spec : specs()) {
     const std::vector<std::int64_t> zeros(spec.shape.size(), 0);
     const std::int64_t elements = product(spec.shape);
@@ -128,16 +128,16 @@ std::vector<NamedShard> make_shards(int rank, int num_ranks, Layout layout) {
   return shards;
 }
 
-void fill_shards(std::vector<NamedShard>& shards, std::int64_t step) {
-  for (NamedShard& shard : shards) {
+void fill_shards(std::vector<TensorPart>& shards, std::int64_t step) {
+  for (TensorPart& shard : shards) {
     shard.data.copy_(expected_data(shard, step));
   }
 }
 
-std::vector<std::string> differing_tensors(const std::vector<NamedShard>& shards,
+std::vector<std::string> differing_tensors(const std::vector<TensorPart>& shards,
                                            std::int64_t step) {
   std::set<std::string> names;
-  for (const NamedShard& shard : shards) {
+  for (const TensorPart& shard : shards) {
     const at::Tensor expected = expected_data(shard, step);
     if (shard.data.nbytes() > 0 &&
         std::memcmp(shard.data.data_ptr(), expected.data_ptr(), expected.nbytes()) != 0) {
@@ -160,9 +160,9 @@ CheckpointHeader make_header(std::int64_t step) {
 
 void save_step(const std::filesystem::path& folder, std::int64_t step, int num_ranks, Layout layout,
                int keep) {
-  run_ranks(num_ranks, [&](Group& world) {
+  run_ranks(num_ranks, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, keep, {}, world);
-    std::vector<NamedShard> shards = make_shards(world.rank(), num_ranks, layout);
+    std::vector<TensorPart> shards = make_shards(world.rank(), num_ranks, layout);
     fill_shards(shards, step);
     writer.save(make_header(step), shards);
     fill_shards(shards, step + 1);  // training goes on while the thread writes
@@ -180,7 +180,7 @@ void expect_holds_step(const CheckpointFolder& checkpoint, std::int64_t step, in
                        Layout layout) {
   EXPECT_EQ(checkpoint.manifest.step(), step);
   for (int rank = 0; rank < num_ranks; ++rank) {
-    std::vector<NamedShard> shards = make_shards(rank, num_ranks, layout);
+    std::vector<TensorPart> shards = make_shards(rank, num_ranks, layout);
     load_checkpoint(checkpoint, shards);
     EXPECT_EQ(differing_tensors(shards, step), std::vector<std::string>());
   }

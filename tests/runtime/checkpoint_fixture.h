@@ -1,6 +1,6 @@
-// What the tests of checkpoints share: a folder that goes away, and a small state that can be cut
-// up among ranks in several ways and filled with values that depend on name, element and step
-// alone.
+// Shared by the checkpoint tests: a folder that is removed at the end, and a small state that can
+// be cut up among ranks in several ways and filled with values that depend only on name, element
+// and step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,16 +12,16 @@
 #include <string>
 #include <vector>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 #include "runtime/checkpoint/checkpoint.h"
-#include "runtime/checkpoint/named_shard.h"
+#include "runtime/checkpoint/tensor_part.h"
 
 namespace birkhoff {
 
 class TestFolder {
  public:
   TestFolder() {
-    // In memory where the system has that: these tests sync files thousands of times.
+    // In memory if the system has that: these tests sync files thousands of times.
     const std::filesystem::path memory = "/dev/shm";
     const bool in_memory = ::access(memory.c_str(), W_OK) == 0;
     std::string name =
@@ -43,17 +43,17 @@ enum class Layout {
   kReplicated,  // every rank holds everything whole, owners balanced
   kFlatRanges,  // parameters whole, other tensors cut into flat ranges (an optimizer's slices of a
                 // bucket)
-  kColumns,  // 2-D tensors cut into column boxes, of which two ranks share one in flat ranges where
-             // they can
+  kColumns,  // 2-D tensors cut into column boxes; two ranks share a box in flat ranges where they
+             // can
 };
 inline constexpr Layout kLayouts[] = {Layout::kReplicated, Layout::kFlatRanges, Layout::kColumns};
 
-// The shards of one rank, with data of its own, all elements zero.
-std::vector<NamedShard> make_shards(int rank, int num_ranks, Layout layout);
-// Gives each element of the shards the value that (name, global position, step) determine.
-void fill_shards(std::vector<NamedShard>& shards, std::int64_t step);
-// The names of tensors in which some bit differs from what fill_shards() gives.
-std::vector<std::string> differing_tensors(const std::vector<NamedShard>& shards,
+// The shards of one rank, with their own data, all elements zero.
+std::vector<TensorPart> make_shards(int rank, int num_ranks, Layout layout);
+// Gives each element of the shards the value for its (name, global position, step).
+void fill_shards(std::vector<TensorPart>& shards, std::int64_t step);
+// The names of tensors in which some bit differs from fill_shards().
+std::vector<std::string> differing_tensors(const std::vector<TensorPart>& shards,
                                            std::int64_t step);
 
 // Header of a checkpoint of `step`.

@@ -1,5 +1,5 @@
 // Saving, finding and loading checkpoints: round trips between all layouts, retention, damage, and
-// refusals by name.
+// rejections by name.
 #include "runtime/checkpoint/checkpoint.h"
 
 #include <ATen/ops/zeros.h>
@@ -66,7 +66,7 @@ TEST(Checkpoint, HeaderComesBackAsItWas) {
   header.mutable_config()->mutable_train()->set_clip_norm(0.1f);
   header.mutable_config()->mutable_model()->set_norm_epsilon(1e-5f);
   header.mutable_config()->mutable_data()->set_corpus("a \"quoted\" \xc3\xa9 name");
-  run_ranks(1, [&](Group& world) {
+  run_ranks(1, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 2, {}, world);
     writer.save(header, make_shards(0, 1, Layout::kReplicated));
     writer.finish();
@@ -100,7 +100,7 @@ TEST(Checkpoint, FilesAreNamedAsPythonExpects) {
 TEST(Checkpoint, ExtraFilesAreCopiedAndVerified) {
   const TestFolder folder, other;
   write_bytes(other.path() / "tokenizer.model", "words");
-  run_ranks(1, [&](Group& world) {
+  run_ranks(1, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 2, {other.path() / "tokenizer.model"}, world);
     writer.save(make_header(1), make_shards(0, 1, Layout::kReplicated));
     writer.finish();
@@ -114,12 +114,12 @@ TEST(Checkpoint, ExtraFilesAreCopiedAndVerified) {
 
 TEST(Checkpoint, PollCommitsWithoutBlockingAndReportsOnce) {
   const TestFolder folder;
-  run_ranks(3, [&](Group& world) {
+  run_ranks(3, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 2, {}, world);
     const std::int64_t before = world.ring().total_operations();
     EXPECT_FALSE(writer.poll());
     EXPECT_EQ(world.ring().total_operations(), before);  // nothing runs: no communication
-    std::vector<NamedShard> shards = make_shards(world.rank(), 3, Layout::kFlatRanges);
+    std::vector<TensorPart> shards = make_shards(world.rank(), 3, Layout::kFlatRanges);
     fill_shards(shards, 5);
     writer.save(make_header(5), shards);
     int reported = 0;
@@ -135,9 +135,9 @@ TEST(Checkpoint, PollCommitsWithoutBlockingAndReportsOnce) {
 
 TEST(Checkpoint, SaveFinishesTheOneBefore) {
   const TestFolder folder;
-  run_ranks(2, [&](Group& world) {
+  run_ranks(2, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 5, {}, world);
-    std::vector<NamedShard> shards = make_shards(world.rank(), 2, Layout::kColumns);
+    std::vector<TensorPart> shards = make_shards(world.rank(), 2, Layout::kColumns);
     for (std::int64_t step = 1; step <= 3; ++step) {
       fill_shards(shards, step);
       writer.save(make_header(step), shards);
@@ -183,16 +183,16 @@ TEST(Checkpoint, LeftoversAreRemovedAtTheStart) {
   save_step(folder, 1);
   fs::create_directories(folder.path() / ".tmp-step-00000002");
   write_bytes(folder.path() / ".tmp-step-00000002" / "model-00001-of-00001.safetensors", "half");
-  fs::create_directories(folder.path() / "mine");  // a user's folder is none of ours
+  fs::create_directories(folder.path() / "mine");  // a user's folder is not ours
   EXPECT_EQ(find_newest_checkpoint(folder, true)->manifest.step(), 1);
-  run_ranks(1, [&](Group& world) { CheckpointWriter writer(folder, 2, {}, world); });
+  run_ranks(1, [&](ProcessGroup& world) { CheckpointWriter writer(folder, 2, {}, world); });
   EXPECT_THAT(names_in(folder), ElementsAre("mine", "step-00000001"));
 }
 
 TEST(Checkpoint, DestructorAbandonsAnUnfinishedSave) {
   const TestFolder folder;
   save_step(folder, 1);
-  run_ranks(2, [&](Group& world) {
+  run_ranks(2, [&](ProcessGroup& world) {
     CheckpointWriter writer(folder, 2, {}, world);
     writer.save(make_header(2), make_shards(world.rank(), 2, Layout::kReplicated));
   });
@@ -265,9 +265,9 @@ TEST(Checkpoint, MisfitsAreRefusedByName) {
   const TestFolder folder;
   save_step(folder, 1);
   const CheckpointFolder checkpoint = *find_newest_checkpoint(folder, false);
-  const auto load = [&](const std::function<void(std::vector<NamedShard>&)>& change,
-                        void (*loader)(const CheckpointFolder&, std::vector<NamedShard>&)) {
-    std::vector<NamedShard> shards = make_shards(0, 1, Layout::kReplicated);
+  const auto load = [&](const std::function<void(std::vector<TensorPart>&)>& change,
+                        void (*loader)(const CheckpointFolder&, std::vector<TensorPart>&)) {
+    std::vector<TensorPart> shards = make_shards(0, 1, Layout::kReplicated);
     change(shards);
     loader(checkpoint, shards);
   };
@@ -279,7 +279,7 @@ TEST(Checkpoint, MisfitsAreRefusedByName) {
         load_checkpoint);
   });
   const auto drop_last = [](auto& shards) { shards.pop_back(); };
-  expect_error(ExitCode::kCheckpoint, {"'centroids.count' is in the checkpoint and not"},
+  expect_error(ExitCode::kCheckpoint, {"'centroids.count' is in the checkpoint but not"},
                [&] { load(drop_last, load_checkpoint); });
   load(drop_last, load_parameters);
   expect_error(ExitCode::kCheckpoint, {"'embedding.weight'", "[7, 6]", "[6, 7]"}, [&] {
@@ -310,22 +310,22 @@ TEST(Checkpoint, LoadingChecksEveryTensorItReads) {
   std::string bytes = read_bytes(file);
   bytes[bytes.size() - 1] = static_cast<char>(bytes.back() ^ 0x40);
   write_bytes(file, bytes);
-  std::vector<NamedShard> shards = make_shards(0, 1, Layout::kReplicated);
+  std::vector<TensorPart> shards = make_shards(0, 1, Layout::kReplicated);
   expect_error(ExitCode::kCheckpoint, {file.string(), "CRC32C"},
                [&] { load_checkpoint(checkpoint, shards); });
 }
 
 TEST(Checkpoint, StatesThatCannotBeLoadedAreNotCommitted) {
-  // A hole (nobody owns the second half) and an overlap (two ranks own all of it) are defects of
+  // A hole (no rank owns the second half) and an overlap (two ranks own all of it) are defects of
   // the caller.
   const TestFolder folder;
   save_step(folder, 1);
   for (const bool hole : {true, false}) {
     expect_error(
         ExitCode::kInternal, {"adamw.m/x", hole ? "hold 2 of 4" : "overlap", "rank 0"}, [&] {
-          run_ranks(2, [&](Group& world) {
+          run_ranks(2, [&](ProcessGroup& world) {
             CheckpointWriter writer(folder, 2, {}, world);
-            NamedShard shard =
+            TensorPart shard =
                 whole_shard("adamw.m/x", StateKind::kOptimizer, at::zeros({4}), world.rank());
             if (hole && world.rank() == 0) {
               shard.region.flat_end = 2;

@@ -1,5 +1,5 @@
-// Runs that diverge, and what is left of them: the newest checkpoint is from before, and the cure
-// that the message names works.
+// Runs that diverge, and what remains of them: the newest checkpoint predates the divergence, and
+// the cure that the message names works.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ struct Ended {
   std::optional<std::int64_t> newest;  // RunCheckpoints::newest()
 };
 
-// One process of a run, of the calls of runtime/train_run: resumes from the newest checkpoint of
+// One process of a run, with the calls of runtime/train_run: resumes from the newest checkpoint of
 // the folder, trains, saves. `prepare` may spoil the training of each rank.
 Ended train(const fs::path& folder, const configs::Config& config, int ranks,
             const std::function<void(ToyTraining&)>& prepare = {}) {
@@ -45,13 +45,13 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
   RunFolder run(folder, /*seed=*/1, /*fresh=*/false);
   const auto resume = run.find_resume_point();
   std::vector<Ended> of_ranks(static_cast<std::size_t>(ranks));
-  run_ranks(ranks, [&](Group& world) {
+  run_ranks(ranks, [&](ProcessGroup& world) {
     Ended& ended = of_ranks[static_cast<std::size_t>(world.rank())];
     ToyTraining training(config, world, at::kFloat);
     if (config.train().precision() == configs::Train::fp16) {
-      training.state.loss_scale.value = LossScale::kFirst;
+      training.state.loss_scale.value = LossScale::kInitial;
     }
-    std::vector<NamedShard> shards =
+    std::vector<TensorPart> shards =
         training_shards(training.model, *training.optimizer, world.size());
     if (resume) {
       load_checkpoint(*resume, shards);
@@ -90,7 +90,8 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
   return of_ranks[0];
 }
 
-// The same bits on any number of ranks, and a learning rate that does not know the run's length.
+// The same bits on any number of ranks, and a learning rate that does not depend on the run's
+// length.
 configs::Config config_of(std::int64_t steps) {
   configs::Config config = toy_config(steps);
   config.mutable_train()->mutable_invariant()->set_shards(6);
@@ -136,8 +137,9 @@ TEST_F(Divergence, KeepsTheCheckpointsFromBeforeAndTheCureWorks) {
     const Ended diverged = train(run_, diverging(config_of(0), 100), 1);
     EXPECT_EQ(diverged.code, ExitCode::kNumerical);
     EXPECT_THAT(diverged.error, HasSubstr("step 61: not finite"));
-    EXPECT_THAT(diverged.error, HasSubstr("The checkpoint of step 40 is from before: lower "
-                                          "train.schedule.learning_rate and start again"));
+    EXPECT_THAT(diverged.error,
+                HasSubstr("The checkpoint of step 40 predates the divergence: lower "
+                          "train.schedule.learning_rate and start again"));
     EXPECT_EQ(steps_saved(run_), (Steps{35, 40}));
   }
   const Ended cured = train(run_, config_of(100), 1);
@@ -147,18 +149,18 @@ TEST_F(Divergence, KeepsTheCheckpointsFromBeforeAndTheCureWorks) {
       at::equal(cured.parameters, train(elsewhere.path() / "run", config_of(100), 1).parameters));
 }
 
-// Nothing was saved before: the run starts again from its first step.
+// Nothing was saved before the divergence: the run starts again from its first step.
 TEST_F(Divergence, FromTheStartLeavesNoCheckpoint) {
   const Ended diverged = train(run_, diverging(config_of(0), 15), 2);
   EXPECT_EQ(diverged.code, ExitCode::kNumerical);
   EXPECT_THAT(diverged.error, HasSubstr("step 15: training ends, but its last 14 steps were "
                                         "skipped as not finite: not saved"));
-  EXPECT_THAT(diverged.error, HasSubstr("No checkpoint is from before"));
+  EXPECT_THAT(diverged.error, HasSubstr("No checkpoint predates the divergence"));
   EXPECT_EQ(steps_saved(run_), Steps{});
   EXPECT_EQ(train(run_, config_of(15), 2).code, ExitCode::kOk);
 }
 
-// The step that throws the parameters away is itself applied, and finite: only the next one tells.
+// The step that ruins the parameters is itself applied, and finite: only the next one shows it.
 TEST_F(Divergence, ASaveRightAfterTheFatalStepIsDropped) {
   configs::Config config = config_of(7);
   config.mutable_checkpoint()->set_every(1);
@@ -168,11 +170,12 @@ TEST_F(Divergence, ASaveRightAfterTheFatalStepIsDropped) {
   EXPECT_EQ(diverged.code, ExitCode::kNumerical);
   EXPECT_EQ(diverged.newest, 7);
   EXPECT_EQ(steps_saved(run_), Steps{7});
-  // The same where it is the last step, or the one at which a signal stops the run.
+  // The same if it is the last step, or the step at which a signal stops the run.
   const Ended ended = train(run_, diverging(config, 8), 1);
   EXPECT_EQ(ended.code, ExitCode::kNumerical);
-  EXPECT_THAT(ended.error,
-              HasSubstr("step 8: training ends, but what its parameters compute is not finite"));
+  EXPECT_THAT(
+      ended.error,
+      HasSubstr("step 8: training ends, but its parameters give values that are not finite"));
   EXPECT_EQ(steps_saved(run_), Steps{7});
   const Ended stopped = train(run_, diverging(config, 100), 1, [](ToyTraining& training) {
     training.before_batch = [](std::int64_t step) {
@@ -196,13 +199,13 @@ TEST_F(Divergence, AStopDuringAStreakSavesNothing) {
   EXPECT_EQ(stopped.code, ExitCode::kRequeue);
   EXPECT_THAT(testing::internal::GetCapturedStderr(),
               HasSubstr("stop at step 17: not saved, because its last 6 steps were skipped as not "
-                        "finite. The checkpoint of step 10 is from before"));
+                        "finite. The checkpoint of step 10 predates the divergence"));
   testing::internal::CaptureStderr();
   EXPECT_EQ(steps_saved(run_), (Steps{5, 10}));
   EXPECT_EQ(train(run_, config_of(20), 2).code, ExitCode::kOk);
 }
 
-// A few bad batches: training goes on, and a save that was due among them is made up for.
+// A few bad batches: training goes on, and a save that was due among them is made later.
 TEST_F(Divergence, ASaveThatIsDueDuringAStreakWaitsForItsEnd) {
   const Ended ended = train(run_, config_of(12), 2, [](ToyTraining& training) {
     for (const std::int64_t step : {4, 5, 6}) training.model.spoil(step, 12 * step - 1);
@@ -218,7 +221,7 @@ TEST_F(Divergence, ASaveThatIsDueDuringAStreakWaitsForItsEnd) {
   EXPECT_EQ(steps_saved(elsewhere.path() / "run"), (Steps{7, 10, 12}));
 }
 
-// A save is begun, and the step after it is skipped: it is committed once one is applied.
+// A save begins and the step after it is skipped: the save is committed once a step is applied.
 TEST_F(Divergence, ASaveIsCommittedAfterTheNextAppliedStep) {
   std::vector<std::optional<std::int64_t>> seen;
   train(run_, config_of(12), 1, [&](ToyTraining& training) {
@@ -230,23 +233,23 @@ TEST_F(Divergence, ASaveIsCommittedAfterTheNextAppliedStep) {
   EXPECT_EQ(steps_saved(run_), (Steps{10, 12}));
 }
 
-// An infinite moment of the optimizer lets all later steps be finite, and the run be lost.
+// With an infinite optimizer moment all later steps are finite, but the run is lost.
 TEST_F(Divergence, AStateThatIsNotFiniteEndsTheRunAtItsNextSave) {
   for (const bool zero : {false, true}) {
     const TestFolder folder;
     configs::Config config = config_of(12);
-    config.mutable_train()->set_zero(zero);
+    config.mutable_train()->set_zero_stage(zero);
     const Ended ended = train(folder.path() / "run", config, 3, [](ToyTraining& training) {
       training.before_batch = [&training](std::int64_t step) {
         if (step != 8) return;
-        for (NamedShard& shard : training.optimizer->state()) {
+        for (TensorPart& shard : training.optimizer->state()) {
           if (shard.name == "adamw.v/unused" && shard.data.numel() > 0) shard.data.fill_(INFINITY);
         }
       };
     });
     EXPECT_EQ(ended.code, ExitCode::kNumerical);
     EXPECT_THAT(ended.error, HasSubstr("step 10: adamw.v/unused holds values that are not finite"));
-    EXPECT_THAT(ended.error, HasSubstr("The checkpoint of step 5 is from before"));
+    EXPECT_THAT(ended.error, HasSubstr("The checkpoint of step 5 predates the divergence"));
     EXPECT_EQ(steps_saved(folder.path() / "run"), Steps{5});
   }
 }
@@ -261,12 +264,12 @@ TEST_F(Divergence, AnEvaluationThatIsNotFiniteAtTheEndIsAnError) {
   EXPECT_EQ(steps_saved(run_), (Steps{10, 12}));
 }
 
-// Folders of earlier versions, which saved whatever there was.
+// Folders of earlier versions, which saved any state.
 TEST_F(Divergence, CheckpointsThatEarlierVersionsSavedOfADivergedRunArePassedOver) {
   EXPECT_EQ(train(run_, config_of(10), 1).code, ExitCode::kOk);
   const std::string id = RunFolder(run_, 1, false).id();
   const auto save = [&](std::int64_t step, int skipped, bool finite) {
-    run_ranks(1, [&](Group& world) {
+    run_ranks(1, [&](ProcessGroup& world) {
       ToyTraining training(config_of(10), world, at::kFloat);
       auto shards = training_shards(training.model, *training.optimizer, 1);
       const at::NoGradGuard no_grad;
@@ -286,7 +289,7 @@ TEST_F(Divergence, CheckpointsThatEarlierVersionsSavedOfADivergedRunArePassedOve
   EXPECT_EQ(
       find_newest_checkpoint(RunPaths{run_}.checkpoints(), /*set_aside=*/false)->manifest.step(),
       25)
-      << "whoever only looks sees the newest";
+      << "a reader that changes nothing sees the newest";
   testing::internal::GetCapturedStderr();
   testing::internal::CaptureStderr();
   const Ended resumed = train(run_, config_of(12), 1);
@@ -295,8 +298,8 @@ TEST_F(Divergence, CheckpointsThatEarlierVersionsSavedOfADivergedRunArePassedOve
   testing::internal::CaptureStderr();
   EXPECT_THAT(told, HasSubstr("saved while the run diverged: step 25 (14 skipped steps before it), "
                               "step 20 (hidden.weight is not finite), step 15 (4 skipped steps "
-                              "before it); set aside as diverged-step-*, goes on from step 10"));
-  EXPECT_EQ(told.find("diverged", told.find("goes on from")), std::string::npos) << "one line";
+                              "before it); set aside as diverged-step-*, resuming from step 10"));
+  EXPECT_EQ(told.find("diverged", told.find("resuming from")), std::string::npos) << "one line";
   EXPECT_EQ(steps_saved(run_), (Steps{10, 12}));
   EXPECT_TRUE(fs::exists(RunPaths{run_}.checkpoints() / "diverged-step-00000025"));
 }
@@ -321,9 +324,9 @@ TEST_F(Divergence, TheBestCheckpointIsKeptHoweverOld) {
   config.mutable_checkpoint()->set_keep_best(true);
   config.mutable_evaluate()->set_every(4);
   EXPECT_EQ(train(run_, config, 2).code, ExitCode::kOk);
-  // Learns to the end: the last is the best, and nothing is kept besides.
+  // Learns to the end: the last checkpoint is the best, and no other is kept for that.
   EXPECT_EQ(steps_saved(run_), (Steps{28, 30}));
-  // From here on each step is for the worse.
+  // From here on each step makes the model worse.
   configs::Config worse = config;
   worse.mutable_train()->mutable_schedule()->set_learning_rate(3);
   worse.mutable_train()->mutable_schedule()->set_warmup_steps(0);
@@ -358,7 +361,7 @@ TEST_F(Divergence, WithoutSpaceForASaveARunDoesNotStart) {
       const Ended ended = train(run_, config_of(12), 2);
       EXPECT_EQ(ended.code, ExitCode::kStorage);
       EXPECT_THAT(ended.error, HasSubstr(free_text));
-    } catch (const Error& error) {  // at the start
+    } catch (const Error& error) {  // at the start of a run
       EXPECT_EQ(error.code(), ExitCode::kStorage);
       EXPECT_THAT(error.what(), HasSubstr(free_text));
       EXPECT_THAT(error.what(), HasSubstr((run_ / "checkpoints").string()));
@@ -366,15 +369,16 @@ TEST_F(Divergence, WithoutSpaceForASaveARunDoesNotStart) {
   };
   expect_too_little(" bytes, and 1000 bytes are free on that file system");
   EXPECT_EQ(steps_saved(run_), Steps{});
-  // One fits, three do not: two are kept, and one is being written.
+  // One fits, three do not: two are kept while one is being written.
   free = 6000;
   testing::internal::GetCapturedStderr();
   testing::internal::CaptureStderr();
   EXPECT_EQ(train(run_, config_of(12), 2).code, ExitCode::kOk);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(),
-              HasSubstr("the next save fits, but all that are kept do not: 3 checkpoints of "));
+  EXPECT_THAT(
+      testing::internal::GetCapturedStderr(),
+      HasSubstr("the next save fits, but the checkpoints to keep do not: 3 checkpoints of "));
   testing::internal::CaptureStderr();
-  // The disk fills while the run trains: its next save ends it, and the checkpoints stay.
+  // The disk fills while the run trains: the next save ends the run, and its checkpoints stay.
   const Ended full = train(run_, config_of(30), 2, [&](ToyTraining& training) {
     training.before_batch = [&free](std::int64_t step) {
       if (step == 14) free = 100;
@@ -390,7 +394,7 @@ class History {
  public:
   explicit History(unsigned seed) : random_(seed) {}
 
-  // Trains, diverges and is cured, in a new folder. What it does, for messages.
+  // Trains, diverges and is cured, in a new folder. Returns what it did, for messages.
   std::string run() {
     const TestFolder folder;
     const fs::path run = folder.path() / "run";
@@ -399,13 +403,13 @@ class History {
     good.mutable_checkpoint()->set_keep(static_cast<int>(pick(1, 3)));
     good.mutable_checkpoint()->set_keep_best(pick(0, 1) == 1);
     good.mutable_train()->set_max_skipped(static_cast<int>(pick(2, 25)));
-    good.mutable_train()->set_zero(pick(0, 1) == 1);
+    good.mutable_train()->set_zero_stage(pick(0, 1) == 1);
     if (pick(0, 3) > 0) good.mutable_evaluate()->set_every(pick(0, 6));
     std::int64_t step = 0;
     told_ = fmt::format("every {}, keep {}, keep_best {}, max_skipped {}, zero {}, evaluate {}",
                         good.checkpoint().every(), good.checkpoint().keep(),
                         good.checkpoint().keep_best(), good.train().max_skipped(),
-                        good.train().zero(), good.has_evaluate());
+                        good.train().zero_stage(), good.has_evaluate());
     for (std::int64_t part = pick(1, 3); part > 0; --part) {
       if (const std::int64_t steps = pick(0, 15); steps > 0) {
         good.mutable_train()->set_steps(step += steps);
@@ -430,7 +434,7 @@ class History {
 
   void diverge(const fs::path& run, const configs::Config& good, std::int64_t step) {
     configs::Config bad = diverging(good, step + pick(1, 40));
-    // Overflows at once, whatever it is.
+    // Overflows at once, whatever the value.
     bad.mutable_train()->mutable_schedule()->set_learning_rate(
         std::pow(10.0f, static_cast<float>(pick(26, 34))));
     const std::int64_t stop = pick(0, 2) == 0 ? step + pick(1, 20) : -1;
@@ -457,7 +461,7 @@ class History {
   std::string told_;
 };
 
-// BIRKHOFF_HISTORIES sets how many, from the seed BIRKHOFF_SEED on.
+// BIRKHOFF_HISTORIES sets how many, with seeds from BIRKHOFF_SEED on.
 TEST(DivergenceHistories, DivergedAndRestartedWithTheCureARunGoesOn) {
   const char* count = std::getenv("BIRKHOFF_HISTORIES");
   const char* first = std::getenv("BIRKHOFF_SEED");

@@ -1,5 +1,5 @@
-// A training that moves to another number of ranks: parameters and optimizer state arrive with
-// every bit.
+// A training that moves to another number of ranks: every bit of parameters and optimizer state
+// arrives.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ enum class Kind { kAdamW, kAdamWZero, kAdafactor };
 configs::Config config_with(Kind kind) {
   configs::Config config = toy_config(3);
   if (kind == Kind::kAdafactor) config.mutable_train()->mutable_optimizer()->mutable_adafactor();
-  config.mutable_train()->set_zero(kind == Kind::kAdamWZero);
+  config.mutable_train()->set_zero_stage(kind == Kind::kAdamWZero);
   return config;
 }
 
@@ -37,7 +37,7 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
     for (const int saved_ranks : {1, 2, 3, 4, 6}) {
       const TestFolder folder;
       std::map<std::string, std::string> expected;
-      run_ranks(saved_ranks, [&](Group& group) {
+      run_ranks(saved_ranks, [&](ProcessGroup& group) {
         ToyTraining training(saved_config, group, at::kFloat);
         training.run(signals);
         CheckpointWriter writer(folder, 1, {}, group);
@@ -51,11 +51,11 @@ TEST(Elastic, StateMovesBetweenAnyTwoNumbersOfRanks) {
       const auto checkpoint = find_newest_checkpoint(folder, false);
       ASSERT_TRUE(checkpoint);
       for (const int ranks : {1, 2, 3, 4, 6}) {
-        run_ranks(ranks, [&](Group& group) {
+        run_ranks(ranks, [&](ProcessGroup& group) {
           ToyTraining training(config, group, at::kFloat);
           EXPECT_NE(gathered_state(training, group), expected)
               << "a fresh one holds something else";
-          std::vector<NamedShard> shards =
+          std::vector<TensorPart> shards =
               training_shards(training.model, *training.optimizer, ranks);
           load_checkpoint(*checkpoint, shards);
           EXPECT_EQ(gathered_state(training, group), expected)

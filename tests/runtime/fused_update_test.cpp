@@ -1,5 +1,5 @@
-// The update of a flat bucket against the optimizer that training on the CPU uses: the reference
-// that the kernel is measured by (update_kernels_gpu_test.cpp).
+// Compares the update of a flat bucket with the optimizer that CPU training uses: the kernel is
+// measured by this reference (update_kernels_gpu_test.cpp).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -34,10 +34,10 @@ at::Tensor scalars_of(double rate, double scale, double apply) {
 
 TEST(AdamW, EqualsTheReferenceThatTheKernelIsComparedWith) {
   Parameters parameters(5, at::kDouble);
-  parameters.add("matrix", {11, 13}, Init::normal(0.3), true);
-  parameters.add("bias", {13}, Init::normal(0.2), false);
-  parameters.add("stack", {2, 70}, Init::normal(0.1), true);
-  const std::unique_ptr<Group> group = make_single_group();
+  parameters.add("matrix", {11, 13}, Initializer::normal(0.3), true);
+  parameters.add("bias", {13}, Initializer::normal(0.2), false);
+  parameters.add("stack", {2, 70}, Initializer::normal(0.1), true);
+  const std::unique_ptr<ProcessGroup> group = make_single_group();
   GradBuckets buckets(parameters, *group, /*bucket_elements=*/1 << 20);
   ASSERT_EQ(buckets.buckets().size(), 1u);
   GradBuckets::Bucket& bucket = buckets.buckets()[0];
@@ -55,7 +55,7 @@ TEST(AdamW, EqualsTheReferenceThatTheKernelIsComparedWith) {
                          .decayed_G = decay_flags(bucket)};
   const at::Tensor num_updates = at::zeros({1}, at::kDouble);
   for (int step = 1; step <= 4; ++step) {
-    const bool apply = step != 3;  // a step that is left out: not even its number counts
+    const bool apply = step != 3;  // a skipped step: not even its number counts
     for (const GradBuckets::Slot& slot : bucket.slots) {
       bucket.gradients.narrow(0, slot.offset, slot.elements)
           .copy_(test_values({slot.elements}, step));

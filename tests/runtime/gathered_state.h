@@ -1,4 +1,4 @@
-// All that a training remembers, whoever holds it.
+// The whole state of a training, whichever rank holds it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,15 +12,16 @@
 
 namespace birkhoff::test {
 
-// Parameters and optimizer state as bytes by name, however they are cut into shards and wherever
-// those lie. Collective over the training's group.
-inline std::map<std::string, std::string> gathered_state(ToyTraining& training, Group& group) {
+// Parameters and optimizer state as bytes by name, however they are cut into shards and whichever
+// ranks hold those. Collective over the training's group.
+inline std::map<std::string, std::string> gathered_state(ToyTraining& training,
+                                                         ProcessGroup& group) {
   const auto append = [](std::string& text, const std::string& bytes) {
     const std::size_t size = bytes.size();
     text.append(reinterpret_cast<const char*>(&size), sizeof(size)).append(bytes);
   };
   std::string mine;
-  for (const NamedShard& shard :
+  for (const TensorPart& shard :
        training_shards(training.model, *training.optimizer, group.size())) {
     append(mine, shard.name);
     append(mine, std::to_string(shard.region.flat_begin));

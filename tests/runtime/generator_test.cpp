@@ -10,12 +10,12 @@
 namespace birkhoff {
 namespace {
 
-// Its logits depend on the last token alone, and it records what each cache was fed.
+// Its logits depend only on the last token, and it records the tokens fed to each cache.
 class RecordingModel final : public Model {
  public:
   explicit RecordingModel(at::Tensor logits_VV) : logits_VV_(std::move(logits_VV)) {}
 
-  std::vector<std::vector<std::int32_t>> fed;  // tokens of each cache, in the order they were made
+  std::vector<std::vector<std::int32_t>> fed;  // tokens of each cache, in order of creation
 
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override {
     EXPECT_EQ(batch, 1);
@@ -29,7 +29,7 @@ class RecordingModel final : public Model {
   std::int64_t max_tokens() const override { return window; }
 
   Parameters& parameters() override { return parameters_; }
-  ObjectiveSums objective(const Batch&, const std::optional<NoiseKey>&) override { return {}; }
+  LossSums loss_sums(const Batch&, const std::optional<NoiseKey>&) override { return {}; }
   at::Tensor logits(const Batch&, const std::optional<NoiseKey>&) override { return {}; }
   double forward_flops_per_sequence() const override { return 0; }
   std::vector<std::string> warnings() const override { return {}; }
@@ -87,7 +87,7 @@ TEST(Generator, OfALongPromptTheLastWindowIsRead) {
   EXPECT_EQ(unread_prompt_ids(model, {}), 0);
 }
 
-// The end mark itself is read with its document; the next id begins a cache, and so position 0.
+// The end mark itself is read with its document; the next id starts a new cache, at position 0.
 TEST(Generator, DocumentsRestartAfterTheirEndMark) {
   RecordingModel model(counting());
   const GenerateOptions options{.tokens = 8, .temperature = 0, .first = 4, .restart_after = 4};
@@ -101,19 +101,19 @@ TEST(Generator, DocumentsRestartAfterTheirEndMark) {
   EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 4}, {2}}));
 }
 
-// A full cache is rebuilt from the current document alone.
+// A full cache is rebuilt only from the current document.
 TEST(Generator, RebuiltCacheHoldsNothingOfAnEarlierDocument) {
   RecordingModel model(counting());
   model.window = 4;
   generate(model, {3}, {.tokens = 8, .temperature = 0, .restart_after = 4});
   EXPECT_EQ(model.fed, (std::vector<Ids>{{3, 4}, {0, 1, 2, 3}, {3, 4}, {0}}));
-  model.fed.clear();  // the mark fills the cache: a restart, not a rebuilding
+  model.fed.clear();  // the mark fills the cache: a restart, not a rebuild
   generate(model, {1, 2, 3}, {.tokens = 3, .temperature = 0, .restart_after = 4});
   EXPECT_EQ(model.fed, (std::vector<Ids>{{1, 2, 3, 4}, {0}}));
 }
 
 // Frequencies of 20,000 draws within 4 standard deviations of softmax(logits / temperature) over
-// the top k, and of those over the fewest whose probabilities reach top_p.
+// the top k, and over the fewest of those whose probabilities reach top_p.
 TEST(Generator, SamplesHaveTheirProbabilities) {
   const std::vector<double> logits = {0.5, 2.0, -1.0, 1.0, 0.0};
   RecordingModel model(at::tensor(logits, at::kDouble).expand({5, 5}));
@@ -123,7 +123,7 @@ TEST(Generator, SamplesHaveTheirProbabilities) {
     double top_p = 1;
     std::size_t kept_by_top_p = 5;
   };
-  // Probabilities at temperature 1: 0.56, 0.21, 0.13, 0.08, 0.03; of the first three alone: 0.63,
+  // Probabilities at temperature 1: 0.56, 0.21, 0.13, 0.08, 0.03; of only the first three: 0.63,
   // 0.23, 0.14; at temperature 2: 0.37, 0.23, 0.18, 0.14, 0.08.
   for (const Case c : {Case{1, 0}, Case{0.5, 0}, Case{1, 3}, Case{2, 99}, Case{1, 0, 0.88, 3},
                        Case{1, 0, 0.92, 4}, Case{1, 0, 0.5, 1}, Case{2, 0, 0.5, 2},
@@ -160,11 +160,11 @@ TEST(Generator, SeedAndOptionsDecideTheSample) {
   const Ids ids = generate(model, {1}, options);
   EXPECT_EQ(generate(model, {1}, options), ids);
   EXPECT_NE(generate(model, {1}, {.tokens = 40, .seed = 4}), ids);
-  // Id n depends on (seed, n), not on how many are asked for.
+  // Id n depends on (seed, n), not on the number of ids requested.
   EXPECT_EQ(generate(model, {1}, {.tokens = 7, .seed = 3}), Ids(ids.begin(), ids.begin() + 7));
 }
 
-// Several texts of one seed: each has its noise by its number.
+// Several texts of one seed: each has its own noise, keyed by its number.
 TEST(Generator, TextsOfOneSeedDiffer) {
   RecordingModel model(at::zeros({50, 50}));
   const auto text = [&](std::uint64_t seed, std::uint64_t number) {
@@ -177,7 +177,8 @@ TEST(Generator, TextsOfOneSeedDiffer) {
   EXPECT_NE(text(3, 1), text(4, 1));
 }
 
-// The same seed gives the same text in every version: computed apart, from Philox and softmax.
+// The same seed gives the same text in every version. Computed independently from Philox and
+// softmax.
 TEST(Generator, SamplesAreWhatTheyWere) {
   RecordingModel model(at::zeros({50, 50}));
   EXPECT_EQ(generate(model, {1}, {.tokens = 6, .seed = 3}), (Ids{32, 46, 3, 25, 20, 36}));

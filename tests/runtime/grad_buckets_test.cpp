@@ -11,11 +11,10 @@ namespace {
 using test::toy_batch;
 using test::ToyModel;
 
-// Gradients of samples [begin, end) by plain autograd, in creation order; zeros where there is
-// none.
+// Gradients of samples [begin, end) by plain autograd, in creation order; zeros if there is none.
 std::vector<at::Tensor> plain_gradients(std::int64_t begin, std::int64_t end) {
   ToyModel model(at::kDouble, 0);
-  if (begin < end) model.objective(toy_batch(begin, end), std::nullopt).loss.backward();
+  if (begin < end) model.loss_sums(toy_batch(begin, end), std::nullopt).loss.backward();
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : model.parameters().list()) {
     const at::Tensor& gradient = parameter.value.grad();
@@ -57,11 +56,11 @@ TEST(GradBuckets, ParametersAndGradientsAreViewsAtEqualOffsets) {
       }
     }
   }
-  // Backward keeps the views.
+  // Backward keeps the gradients as views.
   const float* before = list[0].value.grad().data_ptr<float>();
-  model.objective(toy_batch(0, 4), std::nullopt).loss.backward();
+  model.loss_sums(toy_batch(0, 4), std::nullopt).loss.backward();
   EXPECT_EQ(before, list[0].value.grad().data_ptr<float>());
-  buckets.zero();
+  buckets.zero_gradients();
   EXPECT_EQ(list[0].value.grad().abs().sum().item<float>(), 0);
 }
 
@@ -81,19 +80,19 @@ INSTANTIATE_TEST_SUITE_P(All, GradBucketsRanks,
 TEST_P(GradBucketsRanks, SumsOverRanksAndMicroBatches) {
   const auto [size, bucket_elements] = GetParam();
   const auto expected = plain_gradients(0, 4 * size);
-  run_ranks(size, [&, bucket_elements = bucket_elements, size = size](Group& group) {
+  run_ranks(size, [&, bucket_elements = bucket_elements, size = size](ProcessGroup& group) {
     ToyModel model(at::kDouble, 0);
     GradBuckets buckets(model.parameters(), group, bucket_elements);
     for (const auto& bucket : buckets.buckets()) {
       EXPECT_EQ(bucket.elements() % (GradBuckets::kAlignment * size), 0);
     }
-    for (int step = 0; step < 2;
-         ++step) {  // the second step proves that zero() and the counting start over
-      buckets.zero();
+    // The second step proves that zero_gradients() and the counting start over.
+    for (int step = 0; step < 2; ++step) {
+      buckets.zero_gradients();
       const std::int64_t first = 4 * group.rank();
-      model.objective(toy_batch(first, first + 2), std::nullopt).loss.backward();
+      model.loss_sums(toy_batch(first, first + 2), std::nullopt).loss.backward();
       buckets.start_reducing();
-      model.objective(toy_batch(first + 2, first + 4), std::nullopt).loss.backward();
+      model.loss_sums(toy_batch(first + 2, first + 4), std::nullopt).loss.backward();
       at::Tensor tail = at::full({3}, group.rank() + 1.0, at::kDouble);
       buckets.finish_reducing(tail);
       EXPECT_EQ(tail[2].item<double>(), size * (size + 1) / 2);
@@ -108,26 +107,26 @@ TEST_P(GradBucketsRanks, SumsOverRanksAndMicroBatches) {
 
 TEST(GradBuckets, ReducesInOneOrderOnAllRanksAndDuringBackward) {
   std::vector<std::vector<std::string>> names(4);
-  run_ranks(4, [&](Group& group) {
+  run_ranks(4, [&](ProcessGroup& group) {
     ToyModel model(at::kFloat);
     GradBuckets buckets(model.parameters(), group, 1);
-    buckets.zero();
+    buckets.zero_gradients();
     // Rank 2 has no data at all, as with more ranks than samples.
     if (group.rank() != 2) {
-      model.objective(toy_batch(0, 2), std::nullopt).loss.backward();
+      model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
       EXPECT_EQ(group.ring().total_operations(), 0);  // not the last micro-batch: nothing is sent
     }
     buckets.start_reducing();
     if (group.rank() == 3) {
-      // Its gradients come in another order: the first parameter's first.
-      const at::Tensor loss = model.objective(toy_batch(0, 2), std::nullopt).loss;
+      // Its gradients arrive in another order: the first parameter's first.
+      const at::Tensor loss = model.loss_sums(toy_batch(0, 2), std::nullopt).loss;
       for (const auto& parameter : model.parameters().list()) {
         if (parameter.name == "unused") continue;
         loss.backward({}, /*retain_graph=*/true, false, at::TensorList(parameter.value));
       }
-      EXPECT_EQ(group.ring().total_operations(), 3);  // all but "unused" and what is behind it
+      EXPECT_EQ(group.ring().total_operations(), 3);  // all but "unused" and the one after it
     } else if (group.rank() != 2) {
-      model.objective(toy_batch(0, 2), std::nullopt).loss.backward();
+      model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
     }
     buckets.finish_reducing(at::zeros({1}, at::kDouble));
     for (const auto& entry : group.ring().entries()) names[group.rank()].push_back(entry.name);
@@ -139,13 +138,13 @@ TEST(GradBuckets, ReducesInOneOrderOnAllRanksAndDuringBackward) {
 }
 
 TEST(GradBuckets, FullBucketsLeaveBeforeBackwardEnds) {
-  run_ranks(2, [](Group& group) {
+  run_ranks(2, [](ProcessGroup& group) {
     ToyModel model(at::kFloat);
     GradBuckets buckets(model.parameters(), group, 1);
     buckets.start_reducing();
-    model.objective(toy_batch(0, 2), std::nullopt).loss.backward();
-    // Output, bias and hidden weight; "unused" never gets a gradient and holds back the embedding
-    // behind it.
+    model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
+    // Output, bias and hidden weight; "unused" never gets a gradient and delays the embedding after
+    // it.
     EXPECT_EQ(group.ring().total_operations(), 3);
     buckets.finish_reducing(at::zeros({1}, at::kDouble));
     EXPECT_EQ(group.ring().total_operations(), 6);
@@ -162,21 +161,21 @@ TEST(GradBuckets, OneRankCommunicatesNothing) {
   const auto group = make_single_group();
   GradBuckets buckets(model.parameters(), *group, 1);
   buckets.start_reducing();
-  model.objective(toy_batch(0, 2), std::nullopt).loss.backward();
+  model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
   buckets.finish_reducing(at::zeros({1}, at::kDouble));
   EXPECT_EQ(group->ring().total_operations(), 0);
 }
 
 TEST(GradBuckets, ParametersOutliveTheirBuckets) {
   ToyModel model(at::kFloat);
-  const auto sums =
-      model.objective(toy_batch(0, 2), std::nullopt);  // a graph from before, and after
+  // One graph is from before the buckets, one from after them.
+  const auto sums = model.loss_sums(toy_batch(0, 2), std::nullopt);
   {
     const auto group = make_single_group();
     GradBuckets buckets(model.parameters(), *group, 1);
     buckets.start_reducing();
   }
-  model.objective(toy_batch(0, 2), std::nullopt).loss.backward();
+  model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
   EXPECT_GT(model.parameters().list()[0].value.grad().abs().sum().item<float>(), 0);
 }
 

@@ -1,5 +1,5 @@
-// Metrics on a file system that fails: at the start of a run that is an error, later a warning;
-// training goes on, and what could not be written is written when that works again.
+// Metrics on a file system that fails. At the start of a run that is an error, later a warning;
+// training goes on, and missing records are written once writing works again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ StepReport report_at(std::int64_t step) {
   return report;
 }
 
-// What a run of six steps and two evaluations leaves in its folder.
+// The files that a run of six steps and two evaluations leaves in its folder.
 struct Told {
   std::string lines, svg;
   std::vector<std::string> events;  // without their times
@@ -43,8 +43,8 @@ struct Told {
   friend bool operator==(const Told&, const Told&) = default;
 };
 
-// The whole records of the only event file; checks their checksums. What is behind the last whole
-// one is not looked at.
+// The whole records of the only event file; checks their checksums. Ignores what follows the last
+// whole one.
 std::vector<std::string> events_in(const fs::path& folder) {
   constexpr std::size_t kTimeBytes = 9;
   std::vector<std::string> events;
@@ -75,8 +75,8 @@ class MetricsFaults : public testing::Test {
   }
   ~MetricsFaults() override { set_file_fault_hook({}); }
 
-  // A run in a new folder; at_step(0) comes before the metrics are opened, at_step(n) before step n
-  // is told.
+  // A run in a new folder; at_step(0) is called before the metrics are opened, at_step(n) before
+  // step n is reported.
   Told run(const std::string& name, const std::function<void(std::int64_t)>& at_step) {
     const fs::path folder = folder_.path(name);
     fs::create_directory(folder);
@@ -146,7 +146,7 @@ TEST_F(MetricsFaults, EveryCallMayFailOnce) {
           faults->expect_told(warnings_.front());
           EXPECT_EQ(told.lines, undisturbed_.lines);
           EXPECT_EQ(told.events, undisturbed_.events);
-          // The last picture may have met the fault; the one before is whole then.
+          // The last picture may have met the fault; then the one before it is whole.
           EXPECT_TRUE(told.svg.ends_with("</svg>\n")) << told.svg;
         }
       });
@@ -172,10 +172,10 @@ TEST_F(MetricsFaults, EveryCallMayFailFromThereOn) {
         EXPECT_TRUE(
             std::equal(told.events.begin(), told.events.end(), undisturbed_.events.begin()));
         if (!started_) return;
-        // Two files say when they fail and what is missing at the end; three pictures.
+        // Two files warn when they fail and of what is missing at the end; three pictures.
         EXPECT_LE(warnings_.size(), 2 * 2 + 3u);
         EXPECT_EQ(lines_bytes_, static_cast<std::int64_t>(undisturbed_.lines.size()));
-        // The folder is still one that a run can go on in.
+        // A run can still continue in the folder.
         MetricsOptions again;
         again.lines_path = folder_.path(name) + "/metrics.jsonl";
         again.svg_path = folder_.path(name) + "/loss.svg";
@@ -197,7 +197,7 @@ TEST_F(MetricsFaults, InterruptedCallsAreRepeatedAndShortOnesContinued) {
   EXPECT_TRUE(warnings_.empty());
 }
 
-// The system's own limit: lines and events break off wherever it is, and are whole in the end.
+// The system's own limit: lines and events break off anywhere, and are whole in the end.
 TEST_F(MetricsFaults, ADiskThatIsFullForAWhile) {
   Tally tally("metrics, limits of file sizes for a while");
   for (rlim_t limit = 0; limit < 2100; limit += all_faults() ? 1 : 23) {
@@ -230,7 +230,7 @@ TEST_F(MetricsFaults, WhatWaitsIsBounded) {
   file.append("");
   ASSERT_EQ(warnings.size(), 2u);
   EXPECT_THAT(warnings[0], HasSubstr("No space left"));
-  EXPECT_THAT(warnings[1], HasSubstr("without 4 records"));
+  EXPECT_THAT(warnings[1], HasSubstr("4 records lost"));
   EXPECT_EQ(file_size(path), file.num_bytes());
 }
 

@@ -77,7 +77,7 @@ TEST_F(MetricsReaderTest, TheStartOfALastLineIsLeftOut) {
   EXPECT_EQ(read("{\"step\":1,\"loss\":2}\n{\"step\":2,\"loss\":2}").steps.size(), 1u);
 }
 
-// Cut off from step 3 on, resumed from there, and evaluated again.
+// Cut off from step 3 on, resumed there, and evaluated again.
 TEST_F(MetricsReaderTest, RecordsTakeThePlaceOfLaterOnes) {
   const MetricsRecords records = read(
       "{\"step\":2,\"loss\":9}\n{\"step\":2,\"split\":\"valid\",\"loss\":8}\n"

@@ -17,7 +17,7 @@
 
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/utf8.h"
-#include "configs/words.h"
+#include "configs/message_text.h"
 
 namespace birkhoff {
 namespace {
@@ -52,7 +52,7 @@ std::string hex(const std::string& bytes) {
   return out;
 }
 
-// Tags of an XML text close in order and attributes are quoted: what a browser needs to draw it.
+// Tags of an XML text close in order and attributes are quoted, as a browser needs to draw it.
 void expect_well_formed(const std::string& text) {
   std::vector<std::string> open;
   for (std::size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at)) {
@@ -107,13 +107,13 @@ TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
   EXPECT_EQ(evaluation_line(7, "valid", {1.25, 1.8, 400, 1600}, 60),
             "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"bits_per_byte\":1.8,\"tokens\":400,"
             "\"bytes\":1600,\"elapsed_seconds\":60}\n");
-  // Plain numbers: no exponents, and a float's digits where the configuration has floats.
+  // Plain numbers: no exponents, and float digits where the configuration has floats.
   report.learning_rate = static_cast<double>(4e-4f);
   report.grad_norm = 2e-6;
   EXPECT_NE(step_line(report, 0).find("\"learning_rate\":0.0004,\"grad_norm\":0.000002,"),
             std::string::npos)
       << step_line(report, 0);
-  // Numbers read back to the same bits, and what is not finite is null: JSON has no NaN.
+  // Numbers read back to the same bits, and non-finite ones are null: JSON has no NaN.
   report.loss = 0.1 + 0.2;
   EXPECT_EQ(nlohmann::json::parse(step_line(report, 0)).at("loss").get<double>(), 0.1 + 0.2);
   report.loss = std::numeric_limits<double>::quiet_NaN();
@@ -131,7 +131,7 @@ TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
     metrics.step(report, 100);
   }
   const std::string told = testing::internal::GetCapturedStderr();
-  // Each line is in the file at once, not at the end.
+  // Each line is written to the file at once, not at the end.
   std::istringstream lines(contents(folder.path() / "metrics.jsonl"));
   EXPECT_EQ(metrics.lines_bytes(), static_cast<std::int64_t>(lines.str().size()));
   std::vector<nlohmann::json> parsed;
@@ -145,7 +145,7 @@ TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
   EXPECT_DOUBLE_EQ(parsed[1].at("loader_wait_ms").get<double>(), 2);
   EXPECT_DOUBLE_EQ(parsed[2].at("loader_wait_ms").get<double>(), 1.8);
   EXPECT_DOUBLE_EQ(parsed[1].at("tokens_per_second").get<double>(), 1250);
-  // Not a terminal: one plain line each, no control characters.
+  // Not a terminal: one plain line each, without control characters.
   EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 3);
   for (const char c : told) EXPECT_TRUE(c == '\n' || (c >= ' ' && c < 127)) << int(c);
   metrics.close();
@@ -176,8 +176,7 @@ TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
       events.push_back(contents(entry.path()));
   }
   ASSERT_EQ(events.size(), 2u);
-  // Each file tells at which step its session starts, so that TensorBoard forgets what is behind
-  // it.
+  // Each file says at which step its session starts, so that TensorBoard forgets what follows.
   for (const char* start : {"\x10\x01\x3a\x02\x08\x01", "\x10\x0b\x3a\x02\x08\x01"}) {
     EXPECT_EQ(std::count_if(
                   events.begin(), events.end(),
@@ -186,7 +185,7 @@ TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
   }
 }
 
-// The time goes on where the last line stopped, however often a run is resumed.
+// The time continues from the last line, however often a run is resumed.
 TEST(Metrics, ElapsedSecondsGoOnThroughRestarts) {
   const TemporaryFolder folder;
   double now = 1000;
@@ -221,7 +220,7 @@ TEST(Metrics, ElapsedSecondsGoOnThroughRestarts) {
   EXPECT_EQ(elapsed, (std::vector<double>{10, 15, 25, 30, 40, 45}));
 }
 
-// A terminal gets a bar; the log file lines, in every mode and on every rank.
+// A terminal gets a bar; the log file gets lines, in every mode and on every rank.
 TEST(Metrics, LogFilesHaveALineOfEachDueStepInEveryMode) {
   for (const bool terminal : {false, true}) {
     const TemporaryFolder folder;
@@ -274,12 +273,12 @@ TEST(TensorBoard, WritesTheGoldenBytes) {
             "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");
   EXPECT_EQ(hex(event_record(scalar_event(2.0, 7, "loss", 0.5f))),
             "1a00000000000000129bd82d09000000000000004010072a0d0a0b0a046c6f7373150000003fc33fc24a");
-  // TensorBoard's own test vector: the masked checksum of a record's data are its last four bytes.
+  // TensorBoard's own test vector: the masked checksum of a record's data is its last four bytes.
   const std::string record = event_record(
       "\x1a\x11"
       "CRC test, one two");
   EXPECT_EQ(hex(record.substr(record.size() - 4)), "8ad09457");
-  // Steps of several bytes.
+  // Steps that take several bytes.
   EXPECT_EQ(hex(start_event(0, 300)),
             "090000000000000000"
             "10ac02"
@@ -382,7 +381,7 @@ TEST(Progress, TheBarRewritesOneLineAndLeavesNothingBehind) {
   EXPECT_TRUE(text.ends_with("\r\x1b[K"));
   for (std::size_t begin = 0, end = 0; (end = text.find("\x1b[K", begin)) != std::string::npos;
        begin = end + 3) {
-    EXPECT_LE(end - begin, 80u);  // fits the 80 columns of a terminal that does not tell its width
+    EXPECT_LE(end - begin, 80u);  // fits the 80 columns of a terminal of unknown width
   }
 }
 

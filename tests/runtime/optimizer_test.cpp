@@ -18,17 +18,17 @@ namespace {
 
 using Values = std::vector<double>;
 
-// A model of any parameters, for optimizers that never run it.
+// A model with any parameters, for optimizers that never run it.
 Parameters some_parameters(at::ScalarType dtype) {
   Parameters parameters(5, dtype);
-  parameters.add("matrix", {6, 9}, Init::normal(0.3), true);
-  parameters.add("bias", {9}, Init::normal(0.2), false);
-  parameters.add("stack", {2, 3, 4}, Init::normal(1e-5), true);
-  parameters.add("gain", {1}, Init::ones(), false);
+  parameters.add("matrix", {6, 9}, Initializer::normal(0.3), true);
+  parameters.add("bias", {9}, Initializer::normal(0.2), false);
+  parameters.add("stack", {2, 3, 4}, Initializer::normal(1e-5), true);
+  parameters.add("gain", {1}, Initializer::ones(), false);
   return parameters;
 }
 
-// A gradient that differs by step, parameter and element, over several orders of magnitude.
+// A gradient that varies with step, parameter and element, over several orders of magnitude.
 double gradient_value(int step, std::size_t parameter, std::int64_t element) {
   return std::sin(1.7 * step + 3.1 * static_cast<double>(parameter) +
                   0.9 * static_cast<double>(element)) *
@@ -119,8 +119,8 @@ TEST(AdamW, FollowsTheFormulaInBothPrecisions) {
   }
 }
 
-// Shazeer & Stern 2018, algorithms 4 and 5 written with loops; `shape` has one, or at least two
-// dimensions.
+// Shazeer & Stern 2018, algorithms 4 and 5 written as loops; `shape` has one dimension, or at least
+// two.
 struct ReferenceAdafactor {
   Values p, rows, columns, full;
   std::int64_t num_stacks, num_rows, num_columns;  // num_rows 0: a vector
@@ -249,7 +249,7 @@ TEST_P(EveryOptimizer, ASkippedStepLeavesNoTrace) {
 
 TEST_P(EveryOptimizer, StateCoversEveryElementOnceAndResumesExactly) {
   for (const int size : {1, 2, 3}) {
-    run_ranks(size, [&](Group& group) {
+    run_ranks(size, [&](ProcessGroup& group) {
       Parameters parameters = some_parameters(at::kFloat), copy = some_parameters(at::kFloat);
       GradBuckets buckets(parameters, group, 60), copy_buckets(copy, group, 60);
       const auto optimizer = make_optimizer(config(), buckets),
@@ -258,12 +258,12 @@ TEST_P(EveryOptimizer, StateCoversEveryElementOnceAndResumesExactly) {
         set_gradients(parameters, t);
         optimizer->step(scalars_of(rate_at(t), kScale));
       }
-      // Shards of a name tile it without gaps, each with an owner of the group.
+      // Shards of a name tile it without gaps, and each owner is a rank of the group.
       std::map<std::string, std::int64_t> covered;
       auto shards = optimizer->state(), others = other->state();
       ASSERT_EQ(shards.size(), others.size());
       for (std::size_t i = 0; i < shards.size(); ++i) {
-        const NamedShard& shard = shards[i];
+        const TensorPart& shard = shards[i];
         EXPECT_EQ(shard.region.flat_begin, covered[shard.name]) << shard.name;
         EXPECT_EQ(shard.data.numel(), shard.region.flat_end - shard.region.flat_begin);
         EXPECT_TRUE(shard.data.is_contiguous());
@@ -272,7 +272,7 @@ TEST_P(EveryOptimizer, StateCoversEveryElementOnceAndResumesExactly) {
         covered[shard.name] = shard.region.flat_end;
         others[i].data.copy_(shard.data);  // what loading a checkpoint does
       }
-      for (const NamedShard& shard : shards) {
+      for (const TensorPart& shard : shards) {
         EXPECT_EQ(covered[shard.name], c10::multiply_integers(shard.region.global_shape))
             << shard.name;
       }
@@ -293,8 +293,8 @@ TEST_P(EveryOptimizer, BitsDoNotDependOnThreads) {
   for (const int threads : {1, 2, 3}) {
     at::set_num_threads(threads);
     Parameters parameters(1, at::kFloat);
-    const at::Tensor vector = parameters.add("vector", {100003}, Init::normal(1), true);
-    const at::Tensor matrix = parameters.add("matrix", {301, 517}, Init::normal(1), true);
+    const at::Tensor vector = parameters.add("vector", {100003}, Initializer::normal(1), true);
+    const at::Tensor matrix = parameters.add("matrix", {301, 517}, Initializer::normal(1), true);
     const auto group = make_single_group();
     GradBuckets buckets(parameters, *group, 1 << 20);
     const auto optimizer = make_optimizer(config(), buckets);
@@ -310,8 +310,8 @@ TEST_P(EveryOptimizer, BitsDoNotDependOnThreads) {
 TEST(GradientNorm, IsExactAndIndependentOfThreadsAndPadding) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     Parameters parameters(1, dtype);
-    parameters.add("a", {3}, Init::zeros(), false);
-    const at::Tensor b = parameters.add("b", {70001}, Init::zeros(), false);
+    parameters.add("a", {3}, Initializer::zeros(), false);
+    const at::Tensor b = parameters.add("b", {70001}, Initializer::zeros(), false);
     const auto group = make_single_group();
     GradBuckets buckets(parameters, *group, 10);
     EXPECT_EQ(gradient_norm(buckets), 0);
@@ -354,7 +354,7 @@ TEST(Schedule, HasTheDocumentedShapes) {
   schedule.set_shape(configs::Schedule::cosine);
   EXPECT_NEAR(at_step(14), 0.375, 1e-15);  // half way between 4 and 24
   EXPECT_NEAR(at_step(24), 0.25, 1e-15);
-  EXPECT_NEAR(at_step(30), 0.25, 1e-15);  // a run that was made shorter stays at the end
+  EXPECT_NEAR(at_step(30), 0.25, 1e-15);  // a shortened run stays at the end
   EXPECT_GT(at_step(5), at_step(6));
   schedule.set_shape(configs::Schedule::rsqrt);
   EXPECT_EQ(at_step(16), 0.25);

@@ -26,7 +26,7 @@ std::vector<std::pair<double, double>> polyline(const std::string& svg, int n) {
   return points;
 }
 
-// Texts that begin at, end at, or have their middle at a pixel: labels of ticks.
+// Texts that begin at, end at, or are centred on a pixel: labels of ticks.
 std::vector<std::string> labels(const std::string& svg, const std::string& anchor) {
   std::vector<std::string> found;
   const std::regex text("text-anchor=\"" + anchor + "\">([^<]*)<");
@@ -94,7 +94,7 @@ TEST(Plot, NamesAreEscapedAndShownWhole) {
   EXPECT_THAT(plot_svg(plot), HasSubstr(">..." + std::string(83, 'a') + "/end</text>"));
 }
 
-// The legend stands below the axes, which take the whole width; it widens the picture nowhere.
+// The legend is below the axes, which take the whole width; it never widens the picture.
 TEST(Plot, TheLegendHasAsManyColumnsAsFit) {
   Plot plot{"title", {"x"}, {"y"}, {}};
   for (int i = 0; i < 9; ++i) {

@@ -14,7 +14,7 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "configs/config.pb.h"
-#include "runtime/checkpoint/named_shard.h"
+#include "runtime/checkpoint/tensor_part.h"
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/schedule.h"
 
@@ -30,20 +30,20 @@ double gradient_of(int rank, std::size_t parameter, std::int64_t element) {
 }
 
 // On one rank: makes parameters of these shapes and their buckets, reduces made-up gradients, and
-// returns what is wrong, empty if nothing is.
+// returns what is wrong; empty if nothing is.
 std::string bucket_defect(const std::vector<Shape>& shapes, std::int64_t bucket_elements,
-                          Group& group) {
+                          ProcessGroup& group) {
   Parameters parameters(7, at::kDouble);
   for (std::size_t i = 0; i < shapes.size(); ++i) {
-    parameters.add("p" + std::to_string(i), shapes[i], Init::normal(1), true);
+    parameters.add("p" + std::to_string(i), shapes[i], Initializer::normal(1), true);
   }
   std::vector<at::Tensor> values;
   for (const Parameter& parameter : parameters.list())
     values.push_back(parameter.value.detach().clone());
   GradBuckets buckets(parameters, group, bucket_elements);
-  buckets.zero();
+  buckets.zero_gradients();
 
-  std::size_t next = shapes.size();  // slots stand in reverse order
+  std::size_t next = shapes.size();  // slots are in reverse order
   for (const auto& bucket : buckets.buckets()) {
     if (bucket.elements() % (GradBuckets::kAlignment * group.size()) != 0) return "a bucket's size";
     if (bucket.gradients.size(0) != bucket.elements()) return "gradients unlike values";
@@ -113,7 +113,7 @@ RC_GTEST_PROP(GradBucketsProperty, HoldEveryParameterOnceAndSumOverRanks, ()) {
   const int size = *rc::gen::inRange(1, 5);
   std::mutex mutex;
   std::set<std::string> defects;
-  run_ranks(size, [&](Group& group) {
+  run_ranks(size, [&](ProcessGroup& group) {
     const std::string defect = bucket_defect(shapes, bucket_elements, group);
     const std::lock_guard lock(mutex);
     defects.insert(defect);
@@ -121,7 +121,7 @@ RC_GTEST_PROP(GradBucketsProperty, HoldEveryParameterOnceAndSumOverRanks, ()) {
   RC_ASSERT(defects == std::set<std::string>{""});
 }
 
-// Sorted places that cut [0, size] into up to three parts, some of them empty.
+// Sorted positions that cut [0, size] into up to three parts, some of them empty.
 std::vector<std::int64_t> cuts(std::int64_t size) {
   std::vector<std::int64_t> at(*rc::gen::inRange<std::size_t>(0, 3));
   for (std::int64_t& place : at) place = *rc::gen::inRange<std::int64_t>(0, size + 1);
@@ -131,14 +131,13 @@ std::vector<std::int64_t> cuts(std::int64_t size) {
   return at;
 }
 
-// What the ranks of some mesh hold of a tensor: the boxes of a random grid, each cut into flat
-// ranges.
-std::vector<ShardRegion> spread(const Shape& shape) {
-  std::vector<ShardRegion> boxes{{shape, {}, {}}};
+// How the ranks of some mesh hold a tensor: the boxes of a random grid, each cut into flat ranges.
+std::vector<TensorRegion> spread(const Shape& shape) {
+  std::vector<TensorRegion> boxes{{shape, {}, {}}};
   for (const std::int64_t size : shape) {
-    std::vector<ShardRegion> finer;
+    std::vector<TensorRegion> finer;
     const std::vector<std::int64_t> at = cuts(size);
-    for (const ShardRegion& box : boxes) {
+    for (const TensorRegion& box : boxes) {
       for (std::size_t i = 0; i + 1 < at.size(); ++i) {
         finer.push_back(box);
         finer.back().box_offset.push_back(at[i]);
@@ -147,8 +146,8 @@ std::vector<ShardRegion> spread(const Shape& shape) {
     }
     boxes = finer;
   }
-  std::vector<ShardRegion> regions;
-  for (ShardRegion region : boxes) {
+  std::vector<TensorRegion> regions;
+  for (TensorRegion region : boxes) {
     std::int64_t elements = 1;
     for (const std::int64_t size : region.box_size) elements *= size;
     const std::vector<std::int64_t> at = cuts(elements);
@@ -164,16 +163,16 @@ std::vector<ShardRegion> spread(const Shape& shape) {
 RC_GTEST_PROP(NamedShardProperty, StateMovesFromAnyMeshToAnyOther, ()) {
   Shape shape(*rc::gen::inRange<std::size_t>(0, 4));
   for (std::int64_t& size : shape) size = *rc::gen::inRange<std::int64_t>(1, 9);
-  const ShardRegion whole{
+  const TensorRegion whole{
       shape, Shape(shape.size(), 0), shape, 0,
       std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>())};
   std::vector<std::int64_t> state(static_cast<std::size_t>(whole.flat_end));
   std::iota(state.begin(), state.end(), 0);
-  // The tensor to the first mesh's shards, those to the second's, and these to a tensor again.
-  const std::vector<ShardRegion> first = spread(shape), second = spread(shape);
+  // From the tensor to the first mesh's shards, to the second's, and back to a tensor.
+  const std::vector<TensorRegion> first = spread(shape), second = spread(shape);
   using Values = std::vector<std::int64_t>;
-  const auto read = [](const std::vector<ShardRegion>& from, const std::vector<Values>& held,
-                       const ShardRegion& to) {
+  const auto read = [](const std::vector<TensorRegion>& from, const std::vector<Values>& held,
+                       const TensorRegion& to) {
     Values values(static_cast<std::size_t>(to.num_elements()), -1);
     for (std::size_t i = 0; i < from.size(); ++i) {
       for_each_common_run(from[i], to, [&](const CommonRun& run) {
@@ -187,11 +186,11 @@ RC_GTEST_PROP(NamedShardProperty, StateMovesFromAnyMeshToAnyOther, ()) {
     return values;
   };
   std::vector<Values> on_first, on_second;
-  for (const ShardRegion& region : first) {
+  for (const TensorRegion& region : first) {
     RC_ASSERT(region_defect(region).empty());
     on_first.push_back(read({whole}, {state}, region));
   }
-  for (const ShardRegion& region : second) on_second.push_back(read(first, on_first, region));
+  for (const TensorRegion& region : second) on_second.push_back(read(first, on_first, region));
   RC_ASSERT(read(second, on_second, whole) == state);
 }
 

@@ -37,7 +37,7 @@ std::string error_of(ExitCode code, const std::function<void()>& action) {
 
 // Saves a checkpoint of the run with identity `id`.
 void save_for(const RunFolder& run, const std::string& id, std::int64_t step) {
-  run_ranks(1, [&](Group& world) {
+  run_ranks(1, [&](ProcessGroup& world) {
     CheckpointWriter writer(run.paths().checkpoints(), 2, {}, world);
     CheckpointHeader header = make_header(step);
     header.set_run(id);
@@ -101,12 +101,12 @@ TEST(RunFolder, RemovesWhatKilledWritersLeft) {
   EXPECT_THAT(names_in(folder), ElementsAre("lock", "notes.tmp-1", "run.json"));
 }
 
-// A save that begins before the trainer has polled the one before commits that one.
+// A save that begins before the trainer has polled the previous one commits that one.
 TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
   const TestFolder folder;
   {
     RunFolder run(folder, 1, false);
-    run_ranks(1, [&](Group& world) {
+    run_ranks(1, [&](ProcessGroup& world) {
       CheckpointWriter writer(run.paths().checkpoints(), 2, {}, world);
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
@@ -121,7 +121,7 @@ TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
     });
   }
   EXPECT_THAT(read_bytes(folder.path() / "run.json"), HasSubstr("\"has_checkpoint\":true"));
-  // And one whose note was lost in a crash is noted when it is found.
+  // A commit whose note was lost in a crash is noted when the checkpoint is found.
   write_bytes(folder.path() / "run.json", std::regex_replace(read_bytes(folder.path() / "run.json"),
                                                              std::regex("true"), "false"));
   ASSERT_TRUE(RunFolder(folder, 1, false).find_resume_point());
@@ -227,8 +227,8 @@ TEST(RunFolder, RefusesAnotherRunsCheckpoint) {
   EXPECT_TRUE(fs::exists(run.paths().checkpoints() / "step-00000003"));
 }
 
-// Every file call of `story` fails once: one error that says so, and the same story then ends well.
-// `before` makes a new folder what the story needs; `after` looks at what is there in the end.
+// Every file call of `story` fails once: one error reports it, and the same story then succeeds.
+// `before` prepares a new folder for the story; `after` checks the folder at the end.
 void fail_every_call(const std::string& what, const std::function<void(const fs::path&)>& before,
                      const std::function<void(const fs::path&)>& story,
                      const std::function<void(const fs::path&)>& after) {

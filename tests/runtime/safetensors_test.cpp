@@ -1,5 +1,4 @@
-// The safetensors reader against files that are damaged or made to harm, and against what the
-// writer wrote.
+// The safetensors reader on damaged or malicious files, and on what the writer wrote.
 #include "runtime/checkpoint/safetensors.h"
 
 #include <fmt/format.h>
@@ -27,7 +26,7 @@ std::string file_of(const std::string& header, std::size_t data_bytes) {
   return with_length(header.size(), header + std::string(data_bytes, 'd'));
 }
 
-// A tensor's header entry, F32 [2] unless told.
+// A tensor's header entry; F32 [2] by default.
 std::string entry(const std::string& name, const std::string& offsets,
                   const std::string& shape = "[2]", const std::string& dtype = "\"F32\"") {
   return fmt::format(R"("{}":{{"dtype":{},"shape":{},"data_offsets":{}}})", name, dtype, shape,

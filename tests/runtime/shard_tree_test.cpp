@@ -54,14 +54,15 @@ TEST(ShardTree, SumsAlongTheTreeHoweverTheShardsAreGrouped) {
       for (std::int64_t s = 0; s < n; ++s) {
         const at::Tensor values = shard_values(s, kElements);
         sum.add({s, s + 1}, values);
-        EXPECT_TRUE(at::equal(values, shard_values(s, kElements))) << "what is given is only read";
+        EXPECT_TRUE(at::equal(values, shard_values(s, kElements)))
+            << "add() only reads its argument";
       }
       ASSERT_EQ(sum.sums().size(), 1u);
       EXPECT_TRUE(at::equal(sum.sums()[0], expected));
       sum.clear();
     }
   }
-  // The order matters for these values; else the test would say nothing.
+  // The order must matter for these values; else the test would prove nothing.
   at::Tensor in_order = at::zeros({kElements});
   for (std::int64_t s = 0; s < 13; ++s) in_order += shard_values(s, kElements);
   EXPECT_FALSE(at::equal(in_order, node_sum(0, 13, kElements)));
@@ -72,10 +73,10 @@ TEST(ShardReduction, AnyNumberOfRanksGivesTheSameBits) {
   for (const std::int64_t n : {1, 4, 6, 12, 13}) {
     const at::Tensor expected = node_sum(0, n, kElements);
     for (const int size : {1, 2, 3, 4, 6, 7}) {
-      run_ranks(size, [&](Group& group) {
+      run_ranks(size, [&](ProcessGroup& group) {
         const at::Tensor gradients = at::empty({kElements});
-        const Interval mine = part_of(n, group.rank(), group.size());
-        const Interval all{0, kElements}, slice = part_of(kElements, group.rank(), group.size());
+        const Interval mine = partition(n, group.rank(), group.size());
+        const Interval all{0, kElements}, slice = partition(kElements, group.rank(), group.size());
         for (const bool slice_only : {false, true}) {
           ShardReduction reduction(group, n, gradients, slice_only);
           for (const bool one_pass : {false, true, false}) {

@@ -1,5 +1,5 @@
-// Parts of a step as CUDA graphs: the same bits as without, whatever changes in memory between.
-// Whole training runs: tests/launcher/train_gpu_test.cpp.
+// Parts of a step as CUDA graphs: the same bits as without, whatever changes in memory between
+// replays. Whole training runs: tests/launcher/train_gpu_test.cpp.
 #include "runtime/step_graph.h"
 
 #include <ATen/ATen.h>
@@ -16,15 +16,15 @@
 namespace birkhoff {
 namespace {
 
-// A network with noise, its gradients in buckets, their norm and an update, on one batch a step.
+// A network with noise, its gradients in buckets, their norm and an update; one batch per step.
 class Steps {
  public:
   Steps(at::Device device, bool recorded)
       : device_(device),
         group_(make_single_group(device)),
         parameters_(3, at::kFloat, at::kFloat, device),
-        first_(parameters_.add("first", {64, 32}, Init::normal(0.2), true)),
-        second_(parameters_.add("second", {5, 64}, Init::normal(0.2), true)),
+        first_(parameters_.add("first", {64, 32}, Initializer::normal(0.2), true)),
+        second_(parameters_.add("second", {5, 64}, Initializer::normal(0.2), true)),
         buckets_(parameters_, *group_, /*bucket_elements=*/1024),
         scalars_(device),
         gradients_(recorded, device),
@@ -40,15 +40,15 @@ class Steps {
     scalars_.set(StepScalars::kLossScale, 1 << number);
     scalars_.publish();
     gradients_.run([this, batch = batch_.hold(batch.to(device_))] {
-      buckets_.zero();
+      buckets_.zero_gradients();
       const NoiseKey noise{7, scalars_.noise_step(), 0, batch.sample_ids_B};
       const at::Tensor hidden = philox_dropout(at::matmul(batch.at("x"), first_.t()).tanh(), 0.3f,
                                                noise, NoisePurpose::kActivationDropout);
       const at::Tensor loss = at::matmul(hidden, second_.t()).square().sum();
       loss.backward(scalars_.loss_scale(at::kFloat));
     });
-    norm_.run([this] { sums_ = gradient_block_sums(buckets_); });
-    const double norm = norm_of_block_sums(buckets_, sums_);
+    norm_.run([this] { sums_ = gradient_chunk_sums(buckets_); });
+    const double norm = norm_of_chunk_sums(buckets_, sums_);
     scalars_.set(StepScalars::kLearningRate, 0.01 / static_cast<double>(number));
     scalars_.publish();
     update_.run([this] {
@@ -66,12 +66,12 @@ class Steps {
 
  private:
   const at::Device device_;
-  std::unique_ptr<Group> group_;
+  std::unique_ptr<ProcessGroup> group_;
   Parameters parameters_;
   at::Tensor first_, second_, sums_;
   GradBuckets buckets_;
   StepScalars scalars_;
-  FixedBatch batch_;
+  StaticBatch batch_;
   StepGraph gradients_, norm_, update_;
 };
 
@@ -82,7 +82,7 @@ TEST(StepGraph, SmallRecordedStepsHaveTheSameBits) {
   for (std::int64_t number = 1; number <= StepGraph::kWarmUpRuns + 6; ++number) {
     norms.push_back(plain.step(number));
     EXPECT_EQ(recorded.step(number), norms.back()) << "step " << number;
-    // Memory that is freed and taken between replays, as by an evaluation.
+    // Memory that is allocated and freed between replays, as by an evaluation.
     EXPECT_EQ(at::ones({1 << 18}, device).sum().item<float>(), 1 << 18);
   }
   EXPECT_NE(norms[4], norms[5]);

@@ -1,5 +1,5 @@
-// What a CUDA graph needs of a step, seen on the CPU: StepGraph keeps the recorded part there, so a
-// value that the part holds, and does not read from memory, stays what it was.
+// What a CUDA graph requires of a step, tested on the CPU: StepGraph keeps the recorded part there,
+// so a value that the part holds, and does not read from memory, stays as it was.
 #include "runtime/step_graph.h"
 
 #include <ATen/ATen.h>
@@ -27,8 +27,8 @@ TEST(StepGraph, KeepsWhatARecordingWouldKeep) {
   EXPECT_EQ(seen_directly, (std::vector{0, 1, 2, 3, 4, 5}));
 }
 
-TEST(FixedBatch, StaysWhereItIsAndTakesNewValues) {
-  FixedBatch fixed;
+TEST(StaticBatch, StaysWhereItIsAndTakesNewValues) {
+  StaticBatch fixed;
   const Batch first = fixed.hold(toy_batch(0, 4));
   for (std::int64_t begin : {7, 12, 3}) {
     const Batch given = toy_batch(begin, begin + 4), held = fixed.hold(given);
@@ -50,17 +50,17 @@ TEST(FixedBatch, StaysWhereItIsAndTakesNewValues) {
 }
 
 // Noise, samples, loss scale, learning rate, clip factor and skipped steps change from step to
-// step, and reach a recorded one.
+// step, and a recorded step sees the changes.
 TEST(Trainer, ARecordedStepHasTheSameBits) {
   const StopSignals signals;
   for (const int size : {1, 2, 16}) {  // 16 ranks share 12 samples: some have none
     for (const bool zero : {false, true}) {
       for (const int micro_batch : {0, 2}) {
-        run_ranks(size, [&](Group& group) {
+        run_ranks(size, [&](ProcessGroup& group) {
           configs::Config config = toy_config(14);
           config.mutable_train()->set_micro_batch(micro_batch);
-          config.mutable_train()->set_zero(zero);
-          config.mutable_train()->set_precision(configs::Train::fp16);  // a loss scale that moves
+          config.mutable_train()->set_zero_stage(zero);
+          config.mutable_train()->set_precision(configs::Train::fp16);  // a loss scale that changes
           const auto train = [&](bool recorded) {
             config.mutable_train()->set_cuda_graph(recorded);
             auto training = std::make_unique<ToyTraining>(config, group, at::kFloat);

@@ -1,5 +1,5 @@
-// A small language model with every feature the runtime relies on: several parameters of odd sizes,
-// one that never gets a gradient, noise, and losses that can be spoilt on demand.
+// A small language model with every feature that the runtime relies on: several parameters of odd
+// sizes, one that never gets a gradient, noise, and losses that can be spoilt on demand.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,7 +16,7 @@ inline constexpr std::int64_t kToyVocabulary = 11;
 inline constexpr std::int64_t kToyTokens = 5;
 inline constexpr std::int64_t kToyChannels = 7;
 
-// Sample `id` of an endless data set: tokens that are partly predictable from the token before.
+// Sample `id` of an endless data set: tokens that are partly predictable from the previous one.
 inline Batch toy_batch(std::int64_t begin, std::int64_t end) {
   Batch batch;
   const auto ids_B = at::arange(begin, end, at::kLong);
@@ -37,27 +37,28 @@ class ToyModel : public Model {
  public:
   explicit ToyModel(at::ScalarType dtype, float dropout = 0.1f)
       : parameters_(3, dtype), dropout_(dropout) {
-    embedding_VC_ =
-        parameters_.add("embedding", {kToyVocabulary, kToyChannels}, Init::normal(0.5), true);
-    unused_ = parameters_.add("unused", {3}, Init::normal(1), true);
-    hidden_CC_ =
-        parameters_.add("hidden.weight", {kToyChannels, kToyChannels}, Init::normal(0.4), true);
-    hidden_bias_C_ = parameters_.add("hidden.bias", {kToyChannels}, Init::zeros(), false);
-    output_VC_ = parameters_.add("output", {kToyVocabulary, kToyChannels}, Init::normal(0.4), true);
+    embedding_VC_ = parameters_.add("embedding", {kToyVocabulary, kToyChannels},
+                                    Initializer::normal(0.5), true);
+    unused_ = parameters_.add("unused", {3}, Initializer::normal(1), true);
+    hidden_CC_ = parameters_.add("hidden.weight", {kToyChannels, kToyChannels},
+                                 Initializer::normal(0.4), true);
+    hidden_bias_C_ = parameters_.add("hidden.bias", {kToyChannels}, Initializer::zeros(), false);
+    output_VC_ =
+        parameters_.add("output", {kToyVocabulary, kToyChannels}, Initializer::normal(0.4), true);
   }
 
-  // Training losses of this step and this sample are not finite.
+  // Makes the training losses of this step and this sample non-finite.
   void spoil(std::int64_t step, std::int64_t sample) { spoilt_.insert({step, sample}); }
 
   Parameters& parameters() override { return parameters_; }
 
-  ObjectiveSums objective(const Batch& batch, const std::optional<NoiseKey>& noise) override {
+  LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override {
     const auto scores_BTV = logits(batch, noise);
     const auto targets_BT = batch.at(field::kTargets);
     const auto mask_BT = batch.at(field::kMask).to(scores_BTV.scalar_type());
     const auto nats_BT =
         -at::log_softmax(scores_BTV, -1).gather(-1, targets_BT.unsqueeze(-1)).squeeze(-1) * mask_BT;
-    ObjectiveSums sums;
+    LossSums sums;
     sums.loss = nats_BT.sum();
     if (noise) {
       for (std::int64_t b = 0; b < batch.size(); ++b) {

@@ -1,4 +1,4 @@
-// The toy model, trained: everything a Trainer needs, over any group.
+// Trains the toy model: everything a Trainer needs, over any group.
 #pragma once
 
 #include <ATen/core/grad_mode.h>
@@ -27,12 +27,12 @@ inline configs::Config toy_config(std::int64_t steps) {
 
 class ToyTraining {
  public:
-  ToyTraining(const configs::Config& config, Group& group, at::ScalarType dtype)
+  ToyTraining(const configs::Config& config, ProcessGroup& group, at::ScalarType dtype)
       : config_(config),
         model(dtype),
         group_(group),
         buckets(model.parameters(), group, config.train().bucket_elements(),
-                config.train().invariant().shards(), config.train().zero()),
+                config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
 
   // This rank's part of the global batch at `consumed`, as data/loader/loader.h divides it.
@@ -48,7 +48,7 @@ class ToyTraining {
 
   Outcome run(const StopSignals& signals) {
     consumed_ = state.consumed;
-    DeviceFeed feed([this] { return next_batch(); }, group_.device());
+    DevicePrefetcher feed([this] { return next_batch(); }, group_.device());
     Trainer trainer({config_, model, feed, group_, buckets, *optimizer, signals, evaluator,
                      checkpoints, /*metrics=*/nullptr, /*step_log=*/nullptr, agreement});
     return trainer.run(state);
@@ -65,7 +65,7 @@ class ToyTraining {
   // Mean loss of the next steps' batches without noise: one number that depends on every parameter.
   double loss() {
     const at::NoGradGuard no_grad;
-    const auto sums = model.objective(toy_batch(1000, 1100), std::nullopt);
+    const auto sums = model.loss_sums(toy_batch(1000, 1100), std::nullopt);
     return (sums.nats / sums.count).item<double>();
   }
 
@@ -76,7 +76,7 @@ class ToyTraining {
   ToyModel model;
 
  private:
-  Group& group_;
+  ProcessGroup& group_;
   std::int64_t consumed_ = 0;
 
  public:

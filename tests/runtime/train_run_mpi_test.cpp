@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder all ranks see, with two small corpora; removed at the end.
+// A folder that all ranks see, with two small corpora; removed at the end.
 class TrainRunMpi : public testing::Test {
  protected:
   void SetUp() override {
@@ -75,14 +75,14 @@ class TrainRunMpi : public testing::Test {
 
   Outcome train(const configs::Config& config, const std::string& run) const {
     const StopSignals signals;
-    const Outcome outcome =
-        run_training(config, folder_ / run, false, test_world(),
-                     {signals, [](const Verdict& verdict) { ADD_FAILURE() << verdict.text; }});
+    const Outcome outcome = run_training(
+        config, folder_ / run, false, test_world(),
+        {signals, [](const Diagnosis& diagnosis) { ADD_FAILURE() << diagnosis.text; }});
     test_world().group().barrier("end of a run");
     return outcome;
   }
 
-  // What the run computed: every figure but the times.
+  // What the run computed: every figure except the times.
   std::vector<nlohmann::json> figures(const std::string& run) const {
     std::vector<nlohmann::json> lines;
     std::ifstream in(folder_ / run / "metrics.jsonl");
@@ -124,10 +124,10 @@ class TrainRunMpi : public testing::Test {
 
 TEST_F(TrainRunMpi, AResumedRunEndsWithTheSameBits) {
   EXPECT_EQ(train(config(12), "whole"), Outcome::kDone);
-  EXPECT_EQ(train(config(7), "parts"),
-            Outcome::kDone);  // train.steps is free: a longer run goes on from there
+  // train.steps is free: a longer run resumes from there.
+  EXPECT_EQ(train(config(7), "parts"), Outcome::kDone);
   if (rank() == 0) {
-    // What a killed run leaves behind its checkpoint: cut on resume.
+    // What a killed run leaves after its checkpoint: cut off on resume.
     std::ofstream(folder_ / "parts" / "metrics.jsonl", std::ios::app)
         << "{\"step\":8,\"loss\":1.0}\n{\"step\":9,\"lo";
   }
@@ -135,7 +135,7 @@ TEST_F(TrainRunMpi, AResumedRunEndsWithTheSameBits) {
   if (rank() != 0) return;
   EXPECT_FALSE(checksums("whole").empty());
   EXPECT_EQ(checksums("whole"), checksums("parts"));
-  // The shorter run also told of, and evaluated at, its own last step.
+  // The shorter run also reported, and evaluated at, its own last step.
   std::vector<nlohmann::json> whole = figures("whole"), parts = figures("parts");
   std::erase_if(parts, [](const nlohmann::json& line) { return line.at("step") == 7; });
   EXPECT_EQ(whole, parts);
@@ -151,16 +151,17 @@ TEST_F(TrainRunMpi, AResumedRunEndsWithTheSameBits) {
 
 TEST_F(TrainRunMpi, ZeroMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
   EXPECT_EQ(train(config(12), "whole"), Outcome::kDone);
-  EXPECT_EQ(train(config(4, {"train.zero=true"}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(4, {"train.zero_stage=1"}), "parts"), Outcome::kDone);
   EXPECT_EQ(train(config(8), "parts"), Outcome::kDone);
-  EXPECT_EQ(train(config(12, {"train.zero=true"}), "parts"), Outcome::kDone);
+  EXPECT_EQ(train(config(12, {"train.zero_stage=1"}), "parts"), Outcome::kDone);
   if (rank() != 0) return;
   EXPECT_FALSE(checksums("whole").empty());
   EXPECT_EQ(checksums("parts"), checksums("whole"));
   EXPECT_EQ(figures("parts"), figures("whole"));
   const std::string log =
       read_file((folder_ / "parts" / "log" / "rank-0.log").string(), 1 << 20, ExitCode::kData);
-  EXPECT_EQ(log.find(" slices (train.zero)") != std::string::npos, test_world().size() > 1) << log;
+  EXPECT_EQ(log.find(" slices (train.zero_stage)") != std::string::npos, test_world().size() > 1)
+      << log;
 }
 
 TEST_F(TrainRunMpi, RecomputationMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
@@ -173,11 +174,11 @@ TEST_F(TrainRunMpi, RecomputationMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
   EXPECT_EQ(figures("parts"), figures("whole"));
 }
 
-// Parameters and optimizer state are kept in fp32, so nothing is lost where a run stops.
+// Parameters and optimizer state are kept in fp32, so nothing is lost when a run stops.
 TEST_F(TrainRunMpi, Bf16RunsResumeRecomputeAndSliceToTheSameBits) {
   const std::string bf16 = "train.precision=bf16";
   EXPECT_EQ(train(config(8, {bf16}), "whole"), Outcome::kDone);
-  EXPECT_EQ(train(config(4, {bf16, "train.zero=true", "train.recompute=true"}), "parts"),
+  EXPECT_EQ(train(config(4, {bf16, "train.zero_stage=1", "train.recompute=true"}), "parts"),
             Outcome::kDone);
   EXPECT_EQ(train(config(8, {bf16}), "parts"), Outcome::kDone);
   EXPECT_EQ(train(config(8), "fp32"), Outcome::kDone);
@@ -218,7 +219,7 @@ TEST_F(TrainRunMpi, StartingAFinishedRunAgainChangesNothing) {
   EXPECT_EQ(checksums("run"), bits);
 }
 
-// What tells of a run may fail from its second line on, for good: the run computes what it would.
+// Metrics and logs may fail for good from the second line on: the run computes the same.
 TEST_F(TrainRunMpi, GoesOnWhereMetricsAndLogsCannotBeWritten) {
   EXPECT_EQ(train(config(12), "whole"), Outcome::kDone);
   std::atomic<int> num_lines = 0;
@@ -236,7 +237,7 @@ TEST_F(TrainRunMpi, GoesOnWhereMetricsAndLogsCannotBeWritten) {
   });
   EXPECT_EQ(train(config(12), "mute"), Outcome::kDone);
   set_file_fault_hook({});
-  // The run goes on from there, with a gap in its metrics.
+  // The run resumes, with a gap in its metrics.
   EXPECT_EQ(train(config(14), "mute"), Outcome::kDone);
   EXPECT_EQ(train(config(14), "whole"), Outcome::kDone);
   if (rank() != 0) return;
@@ -261,10 +262,10 @@ TEST_F(TrainRunMpi, RefusesToResumeWithAnotherModelOrCorpus) {
 TEST_F(TrainRunMpi, NamesTheRankThatHasAnotherConfiguration) {
   if (test_world().size() == 1) GTEST_SKIP() << "one rank cannot differ from itself";
   const bool last = rank() == test_world().size() - 1;
-  const std::string where = "rank " + std::to_string(test_world().size() - 1) + " has another ";
+  const std::string where = "rank " + std::to_string(test_world().size() - 1) + " has a different ";
   expect_error([&] { train(config(last ? 5 : 4), "run"); }, ExitCode::kConfig,
                where + "configuration than rank 0: train.steps: 4 -> 5");
-  // One path, but another corpus behind it: a relative path, and ranks in different working
+  // One path that means another corpus: a relative path, and ranks in different working
   // directories.
   const fs::path here = fs::current_path();
   if (last) {
@@ -277,7 +278,7 @@ TEST_F(TrainRunMpi, NamesTheRankThatHasAnotherConfiguration) {
   fs::current_path(here);
 }
 
-// What rank 0's log says; a run's ranks write there alone.
+// Reads a rank's log (rank 0's by default); only the ranks of that run write to it.
 class TrainRunTold : public TrainRunMpi {
  protected:
   std::string told(const std::string& run, int of_rank = 0) const {
@@ -307,7 +308,7 @@ TEST_F(TrainRunTold, WarnsOfALearningRateThatJumps) {
   train(config(20, cosine), "run");
   train(config(20, cosine), "run");
   EXPECT_FALSE(has(told("run"), "learning rate jumps"));
-  train(config(40, cosine), "run");  // behind the end of the cosine, at its final rate
+  train(config(40, cosine), "run");  // past the end of the cosine, at its final rate
   EXPECT_TRUE(has(told("run"), "the learning rate jumps: step 21 has 0.001")) << told("run");
   EXPECT_TRUE(has(told("run"),
                   ", and had 0.0001 with the train.schedule and train.steps of the "
@@ -315,7 +316,7 @@ TEST_F(TrainRunTold, WarnsOfALearningRateThatJumps) {
       << told("run");
 
   train(config(8), "constant");
-  train(config(16), "constant");  // a schedule that does not know the run's length
+  train(config(16), "constant");  // a schedule that does not depend on the run's length
   train(config(20, {"train.schedule.final_learning_rate=0.5"}), "constant");
   EXPECT_FALSE(has(told("constant"), "learning rate jumps")) << told("constant");
   train(config(24, {"train.schedule.learning_rate=0.0005"}), "constant");
@@ -327,11 +328,11 @@ TEST_F(TrainRunTold, WarnsOfRanksThatComputeNothing) {
   train(config(2, {"train.global_batch=2"}), "batch");
   train(config(2, {"train.invariant.shards=1"}), "shards");
   train(config(2), "full");
-  EXPECT_EQ(has(told("batch"), "ranks compute nothing: train.global_batch = 2; 2 do the same work"),
+  EXPECT_EQ(has(told("batch"), "ranks compute nothing: train.global_batch = 2; 2 would be"),
             size > 2)
       << told("batch");
   EXPECT_EQ(has(told("shards"),
-                "compute nothing: train.global_batch = 8 in train.invariant.shards = 1; 1 do"),
+                "compute nothing: train.global_batch = 8 in train.invariant.shards = 1; 1 would"),
             size > 1)
       << told("shards");
   EXPECT_FALSE(has(told("full"), "compute nothing"));

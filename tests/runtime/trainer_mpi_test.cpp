@@ -1,5 +1,5 @@
-// Training over MPI: the number of ranks changes nothing but rounding, and nothing at all from run
-// to run.
+// Training over MPI: the number of ranks changes only the rounding, and repeated runs are
+// identical.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -51,7 +51,7 @@ TEST(TrainerMpi, ZeroChangesNoBit) {
     configs::Config config = toy_config(20);
     config.mutable_train()->mutable_invariant()->set_shards(shards);
     ToyTraining plain(config, test_world().group(), at::kFloat);
-    config.mutable_train()->set_zero(true);
+    config.mutable_train()->set_zero_stage(true);
     ToyTraining zero(config, test_world().group(), at::kFloat);
     plain.run(signals);
     zero.run(signals);

@@ -38,7 +38,7 @@ TEST(Trainer, LearnsAndCountsWhatItConsumed) {
   EXPECT_EQ(training.state.tokens, counted);
 }
 
-// The whole step, once more with plain autograd and torch's formulas, on the whole global batch at
+// Repeats the whole step with plain autograd and torch's formulas, on the whole global batch at
 // once.
 TEST(Trainer, FollowsAPlainReference) {
   const StopSignals signals;
@@ -60,7 +60,7 @@ TEST(Trainer, FollowsAPlainReference) {
   for (int t = 1; t <= 5; ++t) {
     const Batch batch = toy_batch((t - 1) * 12, t * 12);
     const at::Tensor step = at::full({1}, t, at::kLong);
-    const ObjectiveSums sums = model.objective(batch, NoiseKey{9, step, 0, batch.sample_ids_B});
+    const LossSums sums = model.loss_sums(batch, NoiseKey{9, step, 0, batch.sample_ids_B});
     (sums.loss / sums.count).backward();
     const at::NoGradGuard no_grad;
     double square = 0;
@@ -114,7 +114,7 @@ TEST(Trainer, AnyNumberOfRanksTrainsTheSameModel) {
   reference.run(signals);
   for (const int size : {1, 2, 3, 4, 16}) {  // 16 ranks share 12 samples: some have none
     std::vector<at::Tensor> results(static_cast<std::size_t>(size));
-    run_ranks(size, [&](Group& group) {
+    run_ranks(size, [&](ProcessGroup& group) {
       ToyTraining training(toy_config(50), group, at::kDouble);
       EXPECT_EQ(training.run(signals), Outcome::kDone);
       results[static_cast<std::size_t>(group.rank())] = training.parameters();
@@ -150,14 +150,14 @@ TEST(Trainer, InterruptedAndResumedTrainingHasTheSameBits) {
   EXPECT_EQ(second.state.step, 2);
   while (second.state.step < 19) EXPECT_EQ(second.run(signals), Outcome::kRequeue);
   EXPECT_EQ(second.run(signals),
-            Outcome::kDone);  // a signal in the last step: there is nothing left to requeue for
+            Outcome::kDone);  // a signal in the last step: nothing is left to requeue for
   EXPECT_TRUE(at::equal(second.parameters(), whole.parameters()));
 }
 
 TEST(Trainer, SkipsANonFiniteStepOnAllRanksAsIfItHadNeverBeen) {
   const StopSignals signals;
   for (const int size : {1, 2, 4}) {
-    run_ranks(size, [&](Group& group) {
+    run_ranks(size, [&](ProcessGroup& group) {
       const auto train = [&](ToyTraining& training) {
         EXPECT_EQ(training.run(signals), Outcome::kDone);
         return training.parameters();
@@ -177,7 +177,7 @@ TEST(Trainer, SkipsANonFiniteStepOnAllRanksAsIfItHadNeverBeen) {
         return training.parameters();
       };
       const auto constant_rate =
-          [](std::int64_t steps) {  // a schedule that does not know the run's length
+          [](std::int64_t steps) {  // a schedule that does not depend on the run's length
             configs::Config config = toy_config(steps);
             config.mutable_train()->mutable_schedule()->set_shape(configs::Schedule::constant);
             return config;
@@ -197,11 +197,11 @@ TEST(Trainer, SkipsANonFiniteStepOnAllRanksAsIfItHadNeverBeen) {
   }
 }
 
-// configs.Train.fp16: a scale that is a power of two changes no bit, and one that is too large is
-// found by halves without a step that counts as not finite.
+// configs.Train.fp16: a power-of-two scale changes no bit, and a scale that is too large is found
+// by halving, without a step that counts as not finite.
 TEST(Trainer, TheLossScaleLeavesNoTrace) {
   const StopSignals signals;
-  run_ranks(2, [&](Group& group) {
+  run_ranks(2, [&](ProcessGroup& group) {
     const auto config = [](std::int64_t steps, configs::Train::Precision precision) {
       configs::Config result = toy_config(steps);
       result.mutable_train()->set_precision(precision);
@@ -211,11 +211,11 @@ TEST(Trainer, TheLossScaleLeavesNoTrace) {
     };
     ToyTraining plain(config(12, configs::Train::fp32), group, at::kFloat);
     ToyTraining scaled(config(12, configs::Train::fp16), group, at::kFloat);
-    scaled.state.loss_scale.value = LossScale::kFirst;
+    scaled.state.loss_scale.value = LossScale::kInitial;
     EXPECT_EQ(plain.run(signals), Outcome::kDone);
     EXPECT_EQ(scaled.run(signals), Outcome::kDone);
     EXPECT_TRUE(at::equal(scaled.parameters(), plain.parameters()));
-    EXPECT_EQ(scaled.state.loss_scale.value, LossScale::kFirst);
+    EXPECT_EQ(scaled.state.loss_scale.value, LossScale::kInitial);
     EXPECT_EQ(scaled.state.loss_scale.steps_since, 12);
 
     ToyTraining overflowing(config(30, configs::Train::fp16), group, at::kFloat);
@@ -232,15 +232,15 @@ TEST(Trainer, TheLossScaleLeavesNoTrace) {
 }
 
 TEST(LossScale, GrowsAfterManyGoodStepsAndHasAnEndOnBothSides) {
-  LossScale scale{LossScale::kFirst};
+  LossScale scale{LossScale::kInitial};
   for (int i = 1; i < LossScale::kGrowAfter; ++i) scale.keep();
-  EXPECT_EQ(scale.value, LossScale::kFirst);
+  EXPECT_EQ(scale.value, LossScale::kInitial);
   scale.keep();
-  EXPECT_EQ(scale.value, 2 * LossScale::kFirst);
+  EXPECT_EQ(scale.value, 2 * LossScale::kInitial);
   for (int i = 0; i < 100 * LossScale::kGrowAfter; ++i) scale.keep();
-  EXPECT_EQ(scale.value, LossScale::kMost);
+  EXPECT_EQ(scale.value, LossScale::kMax);
   for (int i = 0; i < 100; ++i) scale.shrink();
-  EXPECT_EQ(scale.value, LossScale::kLeast);
+  EXPECT_EQ(scale.value, LossScale::kMin);
   EXPECT_FALSE(scale.may_overflow());
 }
 
@@ -248,7 +248,7 @@ TEST(Trainer, StopsWithAClearLineWhereThePolicySaysSo) {
   const StopSignals signals;
   const auto expect_stop = [&](const configs::Config& config, std::int64_t step,
                                const std::string& where) {
-    run_ranks(2, [&](Group& group) {
+    run_ranks(2, [&](ProcessGroup& group) {
       ToyTraining training(config, group, at::kFloat);
       for (std::int64_t s = 2; s <= 6; ++s)
         training.model.spoil(s, 12 * s - 1);  // rank 1's last sample of each step
@@ -333,7 +333,7 @@ TEST(StopSignals, AnIgnoredTerminalStaysIgnored) {
   }
 }
 
-// A run that is stopped where an evaluation is due leaves it to the one that goes on.
+// A run that is stopped where an evaluation is due leaves it to the resumed run.
 TEST(Trainer, AnEvaluationThatAStopSkipsIsMadeUpFor) {
   const auto group = make_single_group();
   configs::Config config = toy_config(6);
@@ -366,7 +366,7 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
   std::int64_t most_read = 0;
   for (const int size : {1, 2, 3, 4, 9}) {
     std::vector<Evaluation> of_rank(static_cast<std::size_t>(size));
-    run_ranks(size, [&](Group& group) {
+    run_ranks(size, [&](ProcessGroup& group) {
       ToyModel model(at::kFloat);
       std::int64_t num_read = 0;
       Evaluator evaluator(model, group, {"valid", num_windows, 4, 200.0},
@@ -387,7 +387,7 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
     EXPECT_EQ(result.tokens, results[0].tokens);
   }
   ToyModel model(at::kFloat);
-  const auto sums = model.objective(toy_batch(0, num_windows), std::nullopt);
+  const auto sums = model.loss_sums(toy_batch(0, num_windows), std::nullopt);
   EXPECT_EQ(results[0].tokens, sums.count.item<double>());
   EXPECT_EQ(results[0].bytes, 200);
   EXPECT_NEAR(results[0].loss, (sums.nats / sums.count).item<double>(), 1e-6);
@@ -395,8 +395,8 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
                    results[0].loss * static_cast<double>(results[0].tokens) / std::log(2) / 200);
 }
 
-// configs.Invariant: the whole training, clipping and both optimizers included, comes to the same
-// bits on any number of ranks, whatever the micro-batches and buckets of the reduction.
+// configs.Invariant: the whole training, including clipping and both optimizers, gives the same
+// bits on any number of ranks, whatever the micro-batches and buckets.
 TEST(Trainer, WithVirtualShardsAnyNumberOfRanksGivesTheSameBits) {
   const StopSignals signals;
   const auto single = make_single_group();
@@ -409,7 +409,7 @@ TEST(Trainer, WithVirtualShardsAnyNumberOfRanksGivesTheSameBits) {
       ToyTraining reference(config, *single, at::kFloat);
       EXPECT_EQ(reference.run(signals), Outcome::kDone);
       for (const int size : {2, 3, 4, 6, 7}) {
-        run_ranks(size, [&](Group& group) {
+        run_ranks(size, [&](ProcessGroup& group) {
           ToyTraining training(config, group, at::kFloat);
           EXPECT_EQ(training.run(signals), Outcome::kDone);
           EXPECT_TRUE(at::equal(training.parameters(), reference.parameters()))
@@ -423,7 +423,7 @@ TEST(Trainer, WithVirtualShardsAnyNumberOfRanksGivesTheSameBits) {
   ToyTraining plain(toy_config(8), *single, at::kFloat);
   plain.run(signals);
   bool differs = false;
-  run_ranks(3, [&](Group& group) {
+  run_ranks(3, [&](ProcessGroup& group) {
     ToyTraining training(toy_config(8), group, at::kFloat);
     training.run(signals);
     if (group.rank() == 0) differs = !at::equal(training.parameters(), plain.parameters());

@@ -1,4 +1,4 @@
-// The kernels that update a flat bucket, against their references on the CPU.
+// Compares the kernels that update a flat bucket with their CPU references.
 #include <ATen/ATen.h>
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -90,33 +90,33 @@ TEST(FusedAdamWKernel, SmallAStepThatIsNotAppliedChangesNothing) {
   expect_same_bits(after.v_n, before.v_n, "v");
 }
 
-void check_block_sums(std::int64_t elements, at::ScalarType dtype) {
+void check_chunk_sums(std::int64_t elements, at::ScalarType dtype) {
   const at::Tensor x = (test_values({elements}, 5) * 1e3).to(dtype);
-  expect_same_bits(block_sums_of_squares(x.cuda()), block_sums_of_squares(x),
+  expect_same_bits(chunk_sums_of_squares(x.cuda()), chunk_sums_of_squares(x),
                    fmt::format("{} of {}", elements, c10::toString(dtype)));
 }
 
 TEST(BlockSumsKernel, SmallHasTheBitsOfTheHost) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t elements : {0, 1, 15, 16, 17, 4095, 4096, 4097, 12293}) {
-      check_block_sums(elements, dtype);
+      check_chunk_sums(elements, dtype);
     }
   }
 }
 
 TEST(BlockSumsKernel, LargeHasTheBitsOfTheHost) {
-  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check_block_sums(10000019, dtype);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check_chunk_sums(10000019, dtype);
 }
 
 TEST(BlockSumsKernel, SmallIsNotFiniteWhereAnElementIsNot) {
   const at::Tensor x = at::ones({5000}, at::kCUDA);
   x[4999] = std::numeric_limits<float>::infinity();
-  const at::Tensor sums = block_sums_of_squares(x).cpu();
+  const at::Tensor sums = chunk_sums_of_squares(x).cpu();
   EXPECT_EQ(sums[0].item<double>(), 4096);
   EXPECT_FALSE(std::isfinite(sums[1].item<double>()));
 }
 
-// The optimizers as training uses them: parameters, buckets and state of both devices, side by
+// The optimizers as training uses them: parameters, buckets and state on both devices, side by
 // side.
 template <typename Optimizer, typename Config>
 void check_optimizer(const Config& config) {
@@ -129,12 +129,12 @@ void check_optimizer(const Config& config) {
           scalars(device) {}
     static Parameters make_parameters(at::Device device) {
       Parameters all(5, at::kFloat, at::kFloat, device);
-      all.add("matrix", {11, 13}, Init::normal(0.3), true);
-      all.add("bias", {13}, Init::normal(0.2), false);
-      all.add("stack", {2, 70, 3}, Init::normal(0.1), true);
+      all.add("matrix", {11, 13}, Initializer::normal(0.3), true);
+      all.add("bias", {13}, Initializer::normal(0.2), false);
+      all.add("stack", {2, 70, 3}, Initializer::normal(0.1), true);
       return all;
     }
-    std::unique_ptr<Group> group;
+    std::unique_ptr<ProcessGroup> group;
     Parameters parameters;
     GradBuckets buckets;
     Optimizer optimizer;

@@ -1,4 +1,4 @@
-// ZeRO stage 1: each rank keeps and updates slices, and not a bit of the result differs.
+// ZeRO stage 1: each rank keeps and updates slices, and every bit of the result stays the same.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using test::ToyTraining;
 
 std::size_t optimizer_bytes(ToyTraining& training) {
   std::size_t bytes = 0;
-  for (const NamedShard& shard : training.optimizer->state()) bytes += shard.data.nbytes();
+  for (const TensorPart& shard : training.optimizer->state()) bytes += shard.data.nbytes();
   return bytes;
 }
 
@@ -28,7 +28,7 @@ configs::Config config_with(int steps, int shards, std::int64_t bucket_elements,
   configs::Config config = toy_config(steps);
   config.mutable_train()->mutable_invariant()->set_shards(shards);
   config.mutable_train()->set_bucket_elements(bucket_elements);
-  config.mutable_train()->set_zero(zero);
+  config.mutable_train()->set_zero_stage(zero);
   return config;
 }
 
@@ -37,7 +37,7 @@ TEST(Zero, TrainsToTheSameBitsWithASliceOfTheState) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const int shards : {0, 6}) {
       for (const std::int64_t bucket_elements : {1, 60, 1 << 20}) {
-        run_ranks(ranks, [&](Group& group) {
+        run_ranks(ranks, [&](ProcessGroup& group) {
           ToyTraining plain(config_with(8, shards, bucket_elements, false), group, at::kFloat);
           ToyTraining zero(config_with(8, shards, bucket_elements, true), group, at::kFloat);
           // A step that all ranks skip.
@@ -57,7 +57,7 @@ TEST(Zero, TrainsToTheSameBitsWithASliceOfTheState) {
 }
 
 TEST(Zero, ARankKeepsOneSliceOfEachBucket) {
-  run_ranks(4, [](Group& group) {
+  run_ranks(4, [](ProcessGroup& group) {
     ToyTraining plain(config_with(1, 0, 1 << 20, false), group, at::kFloat);
     ToyTraining zero(config_with(1, 0, 1 << 20, true), group, at::kFloat);
     const std::size_t count = sizeof(double);           // of updates, on every rank
@@ -67,25 +67,25 @@ TEST(Zero, ARankKeepsOneSliceOfEachBucket) {
         at::full({1}, static_cast<std::int64_t>(optimizer_bytes(zero) - count));
     group.all_reduce(slices, ReduceOp::kSum, "bytes of all slices");
     EXPECT_EQ(slices.item<std::int64_t>(), optimizer_bytes(plain) - count);
-    // Every tensor is named on every rank, so that a surplus one in a checkpoint is noticed.
+    // Every rank names every tensor, so that a surplus one in a checkpoint is noticed.
     std::set<std::string> plain_names, names;
-    for (const NamedShard& shard : plain.optimizer->state()) plain_names.insert(shard.name);
-    for (const NamedShard& shard : zero.optimizer->state()) names.insert(shard.name);
+    for (const TensorPart& shard : plain.optimizer->state()) plain_names.insert(shard.name);
+    for (const TensorPart& shard : zero.optimizer->state()) names.insert(shard.name);
     EXPECT_EQ(names, plain_names);
   });
 }
 
-// The norm is a sum of blocks of 4096 elements: slices are cut anywhere in them, shorter and longer
-// than a block.
+// The norm is a sum of blocks of 4096 elements: slices shorter and longer than a block cut them
+// anywhere.
 TEST(Zero, TheGradientNormHasTheSameBits) {
   for (const int ranks : {2, 3, 4, 7}) {
     for (const std::int64_t elements : {100, 5000, 30011, 90000}) {
-      run_ranks(ranks, [&](Group& group) {
+      run_ranks(ranks, [&](ProcessGroup& group) {
         const auto norm = [&](bool zero) {
           Parameters parameters(1, at::kFloat);
-          parameters.add("a", {elements}, Init::zeros(), true);
-          parameters.add("b", {13}, Init::zeros(), true);
-          parameters.add("c", {elements / 3}, Init::zeros(), true);
+          parameters.add("a", {elements}, Initializer::zeros(), true);
+          parameters.add("b", {13}, Initializer::zeros(), true);
+          parameters.add("c", {elements / 3}, Initializer::zeros(), true);
           GradBuckets buckets(parameters, group, elements, 0, zero);
           EXPECT_EQ(buckets.buckets().size(), 2u);
           for (const Parameter& parameter : parameters.list()) {
@@ -95,11 +95,11 @@ TEST(Zero, TheGradientNormHasTheSameBits) {
           buckets.start_reducing();
           buckets.finish_reducing(at::zeros({1}, at::kDouble));
           const double finite = gradient_norm(buckets);
-          // One element that is not finite, in whosever slice: all ranks learn of it.
+          // One non-finite element, in any rank's slice: all ranks learn of it.
           for (auto& bucket : buckets.buckets()) {
-            const Interval held = buckets.held(bucket);
+            const Interval owned = buckets.owned(bucket);
             const std::int64_t last = bucket.slots.back().offset;
-            if (held.begin <= last && last < held.end) bucket.gradients[last].fill_(INFINITY);
+            if (owned.begin <= last && last < owned.end) bucket.gradients[last].fill_(INFINITY);
           }
           EXPECT_FALSE(std::isfinite(gradient_norm(buckets)));
           return finite;
@@ -113,7 +113,7 @@ TEST(Zero, TheGradientNormHasTheSameBits) {
 TEST(Zero, RanksCompareWhatTheyHoldInCommonAndNoSlices) {
   std::vector<std::string> lines(2);
   const StopSignals signals;
-  run_ranks(2, [&](Group& group) {
+  run_ranks(2, [&](ProcessGroup& group) {
     ToyTraining training(config_with(2, 0, 60, true), group, at::kFloat);
     training.run(signals);
     Agreement agreement(group, training_shards(training.model, *training.optimizer, 2), "here");

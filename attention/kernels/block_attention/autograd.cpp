@@ -1,4 +1,4 @@
-// Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+// Legend: B batch, H heads, N blocks, b tokens per block, D head dim.
 #include "attention/kernels/block_attention/paths.h"
 
 #include <ATen/TensorOperators.h>
@@ -20,7 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// x, or a copy of it that the kernels of its device can read.
+// x, or a copy that the kernels of its device can read.
 at::Tensor with_fitting_rows(const at::Tensor& x) {
   if (x.is_cuda()) return with_aligned_rows(x);
   return x.stride(-1) == 1 ? x : x.contiguous();
@@ -54,8 +54,8 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
   return gradients;
 }
 
-// The gradient of a bias from sums that have a place for each block of each head. One dim after
-// another, because LibTorch's sum of all at once would depend on the number of threads.
+// The gradient of a bias, from sums that are separate for each block of each head. Sums one dim at
+// a time, because a LibTorch sum over several dims at once would depend on the number of threads.
 at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
   for (std::int64_t dim = 0; dim < 3; ++dim) {
     if (bias.size(dim) == 1) sums = sums.sum(dim, /*keepdim=*/true);
@@ -63,7 +63,7 @@ at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
   return sums.to(bias.scalar_type());
 }
 
-// Gradients of q, of all keys, and of the biases that there are.
+// Gradients of q, of all keys and values, and of the defined biases.
 variable_list listed(const BlockOperands& operands, const BlockGradients& made) {
   variable_list result{made.d_q_BHNbD};
   for (const KeyGradients& keys : made.keys) {
@@ -88,8 +88,7 @@ BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
 }
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
-  // Autograd sees q, keys and the biases that there are; `in` holds them too, and what else there
-  // is.
+  // Autograd sees q, the keys and the defined biases; `in` holds them again, with everything else.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHNbD*/,
                             at::TensorList /*keys_BHNbD*/, at::TensorList /*biases*/,
                             const BlockAttention& in, NoiseColumns columns) {
@@ -104,7 +103,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     const auto [operands, results] = restore(context);
     const at::Tensor d_out = with_fitting_rows(gradients[0]);
     variable_list result = listed(operands, gradients_of(operands, results, d_out));
-    result.resize(result.size() + 2);  // of `in` and `columns`
+    result.resize(result.size() + 2);  // none for `in` and `columns`
     return result;
   }
 
@@ -112,14 +111,14 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
   static void save(AutogradContext* context, const BlockOperands& operands,
                    const BlockResults& results) {
     const NoiseKey noise = operands.noise.value_or(NoiseKey{});
-    // The loop on the CPU does without `out`.
+    // The CPU loop does not need `out` in its backward pass.
     const at::Tensor out = results.out_BHNbD.is_cpu() ? at::Tensor() : results.out_BHNbD;
     variable_list saved{operands.q_BHNbD, out, results.softmax_2BHNb, noise.step,
                         noise.sample_ids_B};
     std::vector<std::int64_t> windows;
     for (const KeyBlocks& keys : operands.keys) {
       saved.insert(saved.end(), {keys.k_BHNbD, keys.v_BHNbD, keys.bias_BHNbb});
-      saved.insert(saved.end(), keys.legal_BHNbb.begin(), keys.legal_BHNbb.end());
+      saved.insert(saved.end(), keys.mask_BHNbb.begin(), keys.mask_BHNbb.end());
       windows.insert(windows.end(),
                      {keys.window.first_offset, keys.window.last_offset, keys.window.causal});
     }
@@ -146,7 +145,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
       keys.k_BHNbD = *next++;
       keys.v_BHNbD = *next++;
       keys.bias_BHNbb = *next++;
-      keys.legal_BHNbb = {next, next + keys.window.num_offsets()};
+      keys.mask_BHNbb = {next, next + keys.window.num_offsets()};
       next += keys.window.num_offsets();
     }
     operands.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());

@@ -1,5 +1,5 @@
-// Attention of each block's queries to that block's own list of keys. Legend: B batch (1 where all
-// rows agree), H heads, L tokens, N blocks, b tokens of a block, D head dim.
+// Block attention: the queries of each block attend to that block's own list of keys. Legend: B
+// batch (1 where all rows agree), H heads, L tokens, N blocks, b tokens per block, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,30 +18,30 @@ namespace birkhoff {
 struct KeyBlocks {
   at::Tensor k_BHNbD, v_BHNbD;
   KeyWindow window{};  // of these blocks
-  // bool, broadcastable, one for each offset of the window: what queries may see besides.
+  // bool, broadcastable, one for each offset of the window: which keys of the window are visible.
   // Undefined: all.
-  std::vector<at::Tensor> legal_BHNbb;
-  at::Tensor bias_BHNbb{};  // added to logits of each offset, broadcastable; undefined: none
+  std::vector<at::Tensor> mask_BHNbb;
+  at::Tensor bias_BHNbb{};  // added to the logits of each offset, broadcastable; undefined: none
 };
 
-// k and v [B, H, L, D]: queries see their own block, `look_back` blocks before it and `look_ahead`
-// after it, less what padding and documents hide.
+// For k and v [B, H, L, D]: queries see their own block, `look_back` blocks before it and
+// `look_ahead` blocks after it, except keys that padding and documents mask.
 KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
                             const at::Tensor& v_BHLD, std::int64_t look_back,
                             std::int64_t look_ahead, bool causal);
 
 struct BlockAttention {
   at::Tensor q_BHNbD;
-  std::vector<KeyBlocks> keys;  // of one width, where each has a softmax of its own
-  bool one_softmax = true;      // over all keys; else one for each entry, and outputs are added
+  std::vector<KeyBlocks> keys;  // all of one width, unless one_softmax
+  bool one_softmax = true;      // over all keys; else one per entry, and the outputs are added
   float dropout = 0;
   std::optional<NoiseKey> noise;
 };
 
-// The fastest path up to `limit` that can do this.
+// The fastest path up to `limit` that supports `in`.
 Path choose_path(const BlockAttention& in, Path limit);
 
-// [B, H, N, b, D] on that path; queries without a legal key give 0.
+// Returns [B, H, N, b, D], computed on that path; 0 for queries without a visible key.
 at::Tensor attend_in_blocks(const BlockAttention& in, Path limit);
 
 }  // namespace birkhoff

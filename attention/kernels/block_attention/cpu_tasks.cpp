@@ -1,4 +1,4 @@
-// Legend: B batch, H heads, N blocks, b tokens of a block, D head dim, T number type.
+// Legend: B batch, H heads, N blocks, b tokens per block, D head dim, T number type.
 #include "attention/kernels/block_attention/cpu_tasks.h"
 
 #include <ATen/Parallel.h>
@@ -22,7 +22,8 @@
 namespace birkhoff {
 namespace {
 
-// The numbers of a [B, H, N, b, D] tensor of T, which may be const. Null for an undefined one.
+// Pointer and strides of a [B, H, N, b, D] tensor of T, which may be const. Null for an undefined
+// tensor.
 template <typename T>
 struct BlockRows {
   T* data = nullptr;
@@ -39,7 +40,7 @@ struct BlockRows {
     for (std::size_t i = 0; i < 4; ++i) strides[i] = x_BHNbD.stride(static_cast<std::int64_t>(i));
   }
 
-  // From row `first` of a block on.
+  // The rows of a block, from row `first` on.
   Rows<T> rows(std::int64_t batch, std::int64_t head, std::int64_t block,
                std::int64_t first) const {
     if (!data) return {};
@@ -48,15 +49,14 @@ struct BlockRows {
   }
 };
 
-// Sums of the gradients of one source's keys, in scratch: of the blocks that the present block of
-// queries sees. Their number is `reach`; a block that comes into reach takes the place of the one
-// that left it.
+// Sums, in scratch, of the gradients of one source's keys, for the `reach` blocks that the current
+// block of queries sees. A block that comes into reach takes the place of the block that left it.
 template <typename T>
 struct KeySums {
-  Sum<T>* data = nullptr;  // null: one tile of queries alone sees a tile of keys
+  Sum<T>* data = nullptr;  // null: only one tile of queries sees each tile of keys
   std::int64_t reach = 0, block = 0, head_dim = 0;
 
-  // Of d_k and then d_v of a block of keys, [2, b, D].
+  // The sums of one block of keys: d_k, then d_v, [2, b, D].
   std::int64_t block_size() const { return 2 * block * head_dim; }
   Sum<T>* of(std::int64_t key_block) const { return data + key_block % reach * block_size(); }
   Rows<Sum<T>> d_k(std::int64_t key_block, std::int64_t row) const {
@@ -73,20 +73,20 @@ struct KeySource {
   BlockRows<const T> k, v;
   BlockRows<T> d_k, d_v;
   bool summed = false;  // several tiles of queries add to the gradients of a tile of keys
-  // KeySums of blocks that two runs see: [2, B, H, N / run, reach - 1, 2, b, D], the earlier run's
+  // KeySums of blocks that two runs see: [2, B, H, runs - 1, reach - 1, 2, b, D], the earlier run's
   // first.
   at::Tensor border_sums;
   KeyWindow window;
-  std::int64_t first_column;            // of its keys among all that a query is offered
-  std::vector<at::Tensor> legal_BHNbb;  // [B, H, N, b, b], one for each offset; may be undefined
-  at::Tensor bias_BHNbb;                // [B, H, N, b, b], or undefined
-  at::Tensor d_bias_BHNbb;              // its sums in fp64; undefined: not wanted
+  std::int64_t first_column;           // of its keys, among the keys of all sources
+  std::vector<at::Tensor> mask_BHNbb;  // [B, H, N, b, b], one for each offset; may be undefined
+  at::Tensor bias_BHNbb;               // [B, H, N, b, b], or undefined
+  at::Tensor d_bias_BHNbb;             // the gradient sums in fp64; undefined: not wanted
 
   std::int64_t reach() const { return window.num_offsets(); }
-  // Each tile of keys is seen by one tile of queries.
+  // Whether only one tile of queries sees each tile of keys.
   bool is_owned(std::int64_t block) const { return window.is_own_block() && block <= kTile; }
 
-  // Adds the tiles that queries [first_query, ..) of block n see.
+  // Appends the tiles that queries [first_query, ..) of block n see.
   void add_tiles(std::int64_t batch, std::int64_t head, std::int64_t n, std::int64_t num_blocks,
                  std::int64_t block, std::int64_t first_query, const KeySums<T>& sums,
                  std::vector<KeyTile<T>>& tiles) const {
@@ -95,7 +95,7 @@ struct KeySource {
       if (source < 0 || source >= num_blocks) continue;
       const bool own_past = window.causal && offset == 0;
       const std::int64_t end_key = own_past ? first_query + 1 : block;
-      const at::Tensor& legal = legal_BHNbb[static_cast<std::size_t>(offset - window.first_offset)];
+      const at::Tensor& mask = mask_BHNbb[static_cast<std::size_t>(offset - window.first_offset)];
       for (std::int64_t j = 0; j < end_key; j += kTile) {
         KeyTile<T>& tile = tiles.emplace_back();
         tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, block - j));
@@ -113,10 +113,10 @@ struct KeySource {
           return batch * x_BHNbb.stride(0) + head * x_BHNbb.stride(1) + n * x_BHNbb.stride(2) +
                  first_query * x_BHNbb.stride(3) + j * x_BHNbb.stride(4);
         };
-        if (legal.defined()) {
-          tile.legal_query_stride = legal.stride(3);
-          tile.legal_key_stride = legal.stride(4);
-          tile.legal = legal.const_data_ptr<bool>() + place_of(legal);
+        if (mask.defined()) {
+          tile.mask_query_stride = mask.stride(3);
+          tile.mask_key_stride = mask.stride(4);
+          tile.mask = mask.const_data_ptr<bool>() + place_of(mask);
         }
         if (bias_BHNbb.defined()) {
           tile.bias_query_stride = bias_BHNbb.stride(3);
@@ -135,7 +135,7 @@ struct KeySource {
 
 enum class Pass { kForward, kBackward };
 
-// All tensors of one call; those of the other pass are undefined.
+// All tensors of one call; tensors that only the other pass needs are undefined.
 template <typename T>
 struct Call {
   std::int64_t batch, heads, num_blocks, block, head_dim;
@@ -143,18 +143,18 @@ struct Call {
   BlockRows<T> out, d_q;
   Sum<T>*max_BHNb, *inverse_sum_BHNb;
   std::optional<TileDropout> dropout;
-  at::Tensor sample_ids_B;  // where there is dropout
+  at::Tensor sample_ids_B;  // defined with dropout
   std::vector<KeySource<T>> sources;
   const TileKernels<T>& kernels = tile_kernels<T>();
 
-  // What a thread works with.
+  // A thread's memory.
   struct Worker {
     ScratchMemory scratch, sums_memory;
     std::vector<KeySums<T>> sums;  // of each source
     std::vector<KeyTile<T>> tiles;
   };
 
-  // One head's blocks of queries [begin, end), and its number among all runs of a head.
+  // Blocks of queries [begin, end) of one head; `index` is its number among the runs of that head.
   struct Run {
     std::int64_t batch, head, index, begin, end;
   };
@@ -167,7 +167,7 @@ struct Call {
       num_tiles += source.reach() * tiles_per_block();
       if (source.summed) num_sums += source.reach() * 2 * block * head_dim;
     }
-    if (pass == Pass::kForward) num_tiles = 1;  // it keeps nothing of earlier tiles in scratch
+    if (pass == Pass::kForward) num_tiles = 1;  // forward keeps nothing of earlier tiles
     Worker worker{
         .scratch = scratch_memory(
             kernels.scratch_bytes(static_cast<int>(head_dim), static_cast<int>(num_tiles))),
@@ -184,7 +184,7 @@ struct Call {
     return worker;
   }
 
-  // The queries of block n from `first` on, one tile of them.
+  // Runs one tile of queries: those of block n from `first` on.
   void attend_tile(Pass pass, std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t first,
                    Worker& worker) const {
     const TileShape shape{static_cast<int>(head_dim), 1 / std::sqrt(static_cast<double>(head_dim)),
@@ -206,7 +206,7 @@ struct Call {
     if (dropout) {
       queries.sample_id =
           static_cast<std::uint64_t>(sample_ids_B.const_data_ptr<std::int64_t>()[b]);
-      // Rows of noise are [H, N, b, columns].
+      // A sample's noise is [H, N, b, columns].
       for (KeyTile<T>& tile : tiles) {
         tile.first_element += (row - b * heads * num_blocks * block) * dropout->query_stride;
       }
@@ -217,15 +217,15 @@ struct Call {
                                                       worker.scratch.get());
   }
 
-  // Tasks for a thread at least, where each multiplies `flops`: its start is worth some ten
-  // microseconds of work.
+  // Minimum number of tasks per thread, if each task multiplies `flops`: starting a thread pays off
+  // from about ten microseconds of work.
   static std::int64_t grain_of(std::int64_t flops) {
     return 1'000'000 / std::clamp<std::int64_t>(flops, 1, 1'000'000);
   }
 
-  // A task is a tile of queries. Those of one block read the same keys, and heads of a token lie
-  // side by side in memory, so that is their order. A block's first and last tiles take turns: if
-  // it is causal its last see the most keys, and threads get neighbouring tasks.
+  // A task is one tile of queries. Tiles of one block read the same keys, and the heads of a token
+  // are adjacent in memory, so tasks follow that order. A block's first and last tiles alternate:
+  // in a causal block the last tiles see the most keys, and each thread gets neighbouring tasks.
   void run_forward() {
     std::int64_t num_key_blocks = 0;
     for (const KeySource<T>& source : sources) num_key_blocks += source.reach();
@@ -245,11 +245,11 @@ struct Call {
         });
   }
 
-  // A task is a run of blocks of one head, one after the other. No two tasks write to the same
-  // memory: sums of keys that two runs see wait in border_sums. So there are no atomics, and sums
-  // have an order that no number of threads changes.
+  // A task is a run of consecutive blocks of one head. No two tasks write to the same memory: sums
+  // of keys that two runs see wait in border_sums. So there are no atomics, and the order of the
+  // sums does not depend on the number of threads.
   void run_backward() {
-    constexpr std::int64_t kLeastRun = 8;  // at most one block in so many is at a border
+    constexpr std::int64_t kLeastRun = 8;  // longer runs have fewer blocks at borders
     std::int64_t run_length = 1, num_key_blocks = 0;
     for (const KeySource<T>& source : sources) {
       if (source.summed) run_length = std::max({run_length, kLeastRun, source.reach() - 1});
@@ -303,7 +303,7 @@ struct Call {
     }
   }
 
-  // f(m) for the blocks m in [first, last] that exist.
+  // Calls f(m) for the blocks m in [first, last] that exist.
   template <typename F>
   void for_key_blocks(std::int64_t first, std::int64_t last, F f) const {
     for (std::int64_t m = std::max<std::int64_t>(first, 0); m <= std::min(last, num_blocks - 1);
@@ -312,7 +312,7 @@ struct Call {
     }
   }
 
-  // The run has no further queries that see block m.
+  // Called when no later query of the run sees block m.
   void leave(const KeySource<T>& source, const KeySums<T>& sums, const Run& run,
              std::int64_t m) const {
     const bool seen_before = std::max<std::int64_t>(m - source.window.last_offset, 0) < run.begin;
@@ -328,7 +328,7 @@ struct Call {
                             m - border - source.window.first_offset));
   }
 
-  // Of d_k and d_v of block `place` of those that two runs see.
+  // The sums of d_k and d_v of block `place` among the blocks that two runs see.
   Sum<T>* border_sums(const KeySource<T>& source, bool of_later_run, std::int64_t b, std::int64_t h,
                       std::int64_t border, std::int64_t place) const {
     const at::Tensor& sums = source.border_sums;
@@ -407,7 +407,7 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
          .border_sums = {},
          .window = keys.window,
          .first_column = column,
-         .legal_BHNbb = keys.legal_BHNbb,
+         .mask_BHNbb = keys.mask_BHNbb,
          .bias_BHNbb = bias.defined() ? bias.expand({B, H, N, block, block}) : at::Tensor(),
          .d_bias_BHNbb = {}});
     column += num_columns(keys);

@@ -1,19 +1,19 @@
-// Attention in blocks on the CPU: blocks cut into tiles, calls of the loop of cpu_loop.h, and
-// their tasks for threads. autograd.cpp is the user.
+// Block attention on the CPU: cuts blocks into tiles, calls the loop of cpu_loop.h on them and
+// distributes the calls to threads. Used by autograd.cpp.
 #pragma once
 
 #include "attention/kernels/block_attention/operands.h"
 
 namespace birkhoff {
 
-// Both: rows of D dense; fp32, fp64 or bf16. The same bits for any number of threads. Noise is read
-// when they are called.
+// Both functions take contiguous rows of D, in fp32, fp64 or bf16. The results have the same bits
+// for any number of threads. Noise is read during the call.
 
 // Fills the results.
 void attend_in_tiles(const BlockOperands& operands, const BlockResults& results);
 
-// Fills the gradients of q and keys, given the forward pass's results (`out` is not read); adds to
-// those of biases, which are fp64.
+// Fills the gradients of q and keys, given the forward pass's results (`out` is not read). Adds to
+// the gradients of biases, which are fp64.
 void gradients_in_tiles(const BlockOperands& operands, const BlockResults& results,
                         const at::Tensor& d_out_BHNbD, const BlockGradients& gradients);
 

@@ -25,13 +25,13 @@ KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
                             const at::Tensor& v_BHLD, std::int64_t look_back,
                             std::int64_t look_ahead, bool causal) {
   KeyBlocks keys;
-  keys.k_BHNbD = blocks.fold(k_BHLD, 2);
-  keys.v_BHNbD = blocks.fold(v_BHLD, 2);
+  keys.k_BHNbD = blocks.to_blocks(k_BHLD, 2);
+  keys.v_BHNbD = blocks.to_blocks(v_BHLD, 2);
   keys.window = {.first_offset = static_cast<int>(-look_back),
                  .last_offset = static_cast<int>(look_ahead),
                  .causal = causal};
   for (std::int64_t offset = -look_back; offset <= look_ahead; ++offset) {
-    keys.legal_BHNbb.push_back(blocks.legal(offset));
+    keys.mask_BHNbb.push_back(blocks.mask(offset));
   }
   return keys;
 }
@@ -43,7 +43,7 @@ Path choose_path(const BlockAttention& in, Path limit) {
                                                       : false)) {
     return Path::kFused;
   }
-  // LibTorch's fused attention knows no noise of ours and gives no gradient to a bias.
+  // LibTorch's fused attention cannot use our noise and computes no gradient of a bias.
   const bool biased = std::any_of(in.keys.begin(), in.keys.end(),
                                   [](const KeyBlocks& keys) { return keys.bias_BHNbb.defined(); });
   return biased || (in.noise && in.dropout > 0) ? Path::kReference : Path::kSdpa;

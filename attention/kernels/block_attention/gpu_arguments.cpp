@@ -21,7 +21,7 @@ bool has_aligned_rows(const at::Tensor& x) {
   return aligned;
 }
 
-// The kernels know 16-bit words. They write to results alone.
+// The kernels move 16-bit words, and write only to results.
 std::uint16_t* words_of(const at::Tensor& x) {
   return static_cast<std::uint16_t*>(const_cast<void*>(x.const_data_ptr()));
 }
@@ -37,7 +37,7 @@ BlockDropoutParams dropout_of(const BlockOperands& operands) {
   const at::Tensor& q = operands.q_BHNbD;
   require(noise.step.device() == q.device() && noise.sample_ids_B.device() == q.device() &&
               noise.sample_ids_B.is_contiguous() && noise.sample_ids_B.size(0) == q.size(0),
-          "block attention: noise needs a step and one sample id for each row, where q is");
+          "block attention: noise needs a step and one sample id per row, on the device of q");
   return {.p = operands.dropout,
           .scale = 1 / (1 - operands.dropout),
           .seed = noise.seed,
@@ -68,7 +68,7 @@ bool fits_gpu_kernels(const BlockAttention& in) {
            (!bias.defined() || (keys.window.is_own_block() && bias.scalar_type() == dtype &&
                                 bias.dim() == 5 && bias.size(3) == 1));
   });
-  // Numbers of tasks and of rows.
+  // Bounds the numbers of tasks and of rows.
   const std::int64_t rows = q.numel() / head_dim * static_cast<std::int64_t>(in.keys.size());
   return keys_fit && num_masks <= BlockAttentionParams::kMostMasks &&
          rows <= std::numeric_limits<std::int32_t>::max();
@@ -116,11 +116,11 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
       std::transform(dims, dims + 4, source.bias.strides,
                      [&](std::int64_t dim) { return bias.stride(dim); });
     }
-    for (const at::Tensor& legal : keys.legal_BHNbb) {
+    for (const at::Tensor& mask_BHNbb : keys.mask_BHNbb) {
       BlockMaskParams& mask = params.masks[m++];
-      if (!legal.defined()) continue;
-      mask.data = legal.const_data_ptr<bool>();
-      std::copy_n(legal.strides().begin(), 5, mask.strides);
+      if (!mask_BHNbb.defined()) continue;
+      mask.data = mask_BHNbb.const_data_ptr<bool>();
+      std::copy_n(mask_BHNbb.strides().begin(), 5, mask.strides);
     }
   }
   return params;

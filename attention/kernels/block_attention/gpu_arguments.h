@@ -1,5 +1,5 @@
-// From tensors to the kernels of attention in blocks on a GPU (gpu_params.h). Legend: B
-// batch, H heads, N blocks, b tokens of a block, D head dim.
+// Converts tensors to the arguments of the GPU's block-attention kernels (gpu_params.h). Legend: B
+// batch, H heads, N blocks, b tokens per block, D head dim.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_params.h"
@@ -7,22 +7,22 @@
 
 namespace birkhoff {
 
-// Whether the kernels can do this, wherever its tensors live: bf16 or fp16, blocks of at least 16
-// (tiles of 64 rows would be all but empty), D a multiple of 8 and at most 256, few key sources, a
-// bias alone on keys of a query's own block and alike for all of its queries.
+// Whether the kernels support this, regardless of where its tensors are: bf16 or fp16, blocks of at
+// least 16 (64-row tiles would be mostly empty), D a multiple of 8 and at most 256, few key
+// sources, and a bias only on keys of a query's own block and the same for all of its queries.
 bool fits_gpu_kernels(const BlockAttention& in);
 
 // x, or a copy whose rows can be moved 16 bytes at a time.
 at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD);
 
-// Rows as kernels take them: aligned, else Error(kInternal).
+// The rows of x in the form that kernels take. Error(kInternal) unless they are aligned.
 BlockRowsParams block_rows(const at::Tensor& x_BHNbD);
 
-// The kernels' arguments. Rows of operands and results are aligned; all tensors must outlive the
-// launch.
+// The kernels' arguments for the forward pass. Rows of operands and results must be aligned; all
+// tensors must outlive the launch.
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results);
-// The same for gradients; delta_BHNb: fp32 scratch.
+// The same for the backward pass. delta_BHNb is fp32 scratch.
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results,
                                             const at::Tensor& d_out_BHNbD,

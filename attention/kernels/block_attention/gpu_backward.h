@@ -1,29 +1,32 @@
-// Gradients of gpu_forward.h, p made again from m and z. Legend as there.
+// Gradients of gpu_forward.h, with p recomputed from m and z. Legend as there.
 //
 //   delta_i = sum_d d_out_id out_id,  d_p_ij = M_ij sum_d d_out_id v_jd,
 //   d_s_ij = p_ij (d_p_ij - delta_i),  d_bias_j = sum_i d_s_ij,
 //   d_q_id = scale sum_j d_s_ij k_jd,  d_k_jd = scale sum_i d_s_ij q_id,
 //   d_v_jd = sum_i p_ij M_ij d_out_id.
 //
-// BlockAttentionBackwardQueries: a block of threads owns a tile of queries of one head and makes
-// their d_q. Where it alone sees its keys (BlockAttentionParams::owns_keys: blocks of at most 64,
-// as in Sinkhorn attention and block-local attention without neighbours) it makes d_k, d_v and
-// d_bias of each tile of keys too, with p and d_s in shared memory, where a warp owns 16 keys.
-// Else it leaves delta to
-// BlockAttentionBackwardKeys: a block of threads owns a tile of keys of one head and makes their
-// gradients from all tiles of queries that see them, p with keys as rows; a warp owns 16 keys.
+// BlockAttentionBackwardQueries: a thread block owns a tile of queries of one head and computes
+// their d_q. If no other tile of queries sees its keys (BlockAttentionParams::owns_keys: blocks of
+// at most 64, as in Sinkhorn attention and block-local attention without neighbours), it also
+// computes d_k, d_v and d_bias of each tile of keys, with p and d_s in shared memory; a warp then
+// owns 16 keys. Otherwise it stores delta for BlockAttentionBackwardKeys.
+//
+// BlockAttentionBackwardKeys: a thread block owns a tile of keys of one head and computes their
+// gradients from all tiles of queries that see them, with the keys as rows of p; a warp owns 16
+// keys.
 //
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
-// and 256: 65, 113 and 145 KiB for queries, 50, 98 and 129 KiB for keys. 16-bit products with fp32
-// sums, p and d_s rounded to 16 bits between products, all else fp32. Each number has one owner,
-// who adds in a fixed order: no atomics, the same bits each time.
+// and 256: 65, 113 and 145 KiB for queries, 50, 98 and 129 KiB for keys. Products are 16-bit with
+// fp32 sums; p and d_s are rounded to 16 bits between products; everything else is fp32. Each
+// number has one owner, which adds in a fixed order: no atomics, the same bits each time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"
 
 namespace birkhoff {
 
-// Columns of p and d_s at once: more would not fit into registers beside the results.
+// Columns of p and d_s that are computed at once: more would not fit into registers together with
+// the results.
 constexpr int kAtOnce = 32;
 
 template <typename Thread, int kHeadDim, bool kOwnsKeys>
@@ -49,7 +52,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
  public:
   using Body::Body;
 
-  // Blocks of threads.
+  // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
 
   BIRKHOFF_DEVICE void run() {
@@ -68,7 +71,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     if (more) load_keys(keys, place, 0);
     thread_.commit();
 
-    thread_.sync_warp();  // else the assembler lets the copies wait for what follows
+    thread_.sync_warp();  // without it the assembler delays the copies past the code below
     make_delta(place, first_query);
 
     Columns d_q = {};
@@ -77,7 +80,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       more = keys.next();
       if (more && kStages == 2) load_keys(keys, place, stage ^ 1);
       thread_.commit();
-      // What needs no tile, while the tiles come.
+      // Work that needs no tile, while the tiles load.
       this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
       const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
@@ -133,8 +136,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     this->load_rows(v_tile(stage), source.v, place, keys.first_key());
   }
 
-  // Four lanes add up a row's columns that the warp owns. All loads are under way before the first
-  // is used: memory is waited for once.
+  // Four lanes sum the columns of a row that the warp owns. All loads are issued before the first
+  // is used, so that the warp waits for memory only once.
   BIRKHOFF_DEVICE void make_delta(const BlockPlace& place, int first_query) const {
     constexpr int kSteps = Shape::kWarpColumns / 32;
     const int row = first_row_ + lane_ / 4, column = first_column_ + lane_ % 4 * 8;
@@ -176,7 +179,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     }
   }
 
-  // Of a row, of the columns that one warp owns.
+  // The address of one part of a row's delta: the sum over the columns that one warp owns.
   static BIRKHOFF_DEVICE std::uint32_t delta_part(int row, int part) {
     return kDelta + part * Shape::kNumbersBytes + 4 * row;
   }
@@ -189,7 +192,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     return delta;
   }
 
-  // Logits become the factors of d_out in d_v, products d_out . v become d_s.
+  // Turns logits into the factors of d_out in d_v, and products d_out . v into d_s.
   BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept) const {
     const bool drops = p_.dropout.p > 0;
     BIRKHOFF_UNROLL
@@ -222,8 +225,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     }
   }
 
-  // Columns [first_row_, first_row_ + 16) of rows [first_i, first_i + 16) of a tile of pairs, as
-  // rows.
+  // Loads columns [first_row_, first_row_ + 16) of rows [first_i, first_i + 16) of a tile of pairs,
+  // transposed.
   BIRKHOFF_DEVICE void load_transposed(std::uint32_t (&a)[4], std::uint32_t tile,
                                        int first_i) const {
     const Place right = rightwards(lane_);
@@ -231,7 +234,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     thread_.template load_matrices<true>(a, tile + 2 * first_i * kTileRows);
   }
 
-  // Of the warp's 16 keys, through the tiles they came in: all warps are done with those.
+  // Stores the gradients of the warp's 16 keys. They pass through the tiles that held the keys: all
+  // warps have finished with those.
   BIRKHOFF_DEVICE void store_key_gradients(const KeySourceParams& source, const BlockPlace& place,
                                            int stage) const {
     Columns gradient = {};
@@ -285,7 +289,7 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
  public:
   using Body::Body;
 
-  // Blocks of threads.
+  // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
     return p.num_sources * Body::num_tiles(p);
   }
@@ -309,13 +313,13 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
     this->load_bias(kBias, source.bias, place, first_key);
 
     Columns d_k = {}, d_v = {};
-    float d_bias[2] = {};  // of rows lane / 4 and 8 below, this lane's columns
+    float d_bias[2] = {};  // of rows lane / 4 and lane / 4 + 8, over this lane's columns
     for (int stage = 0; more; stage = (stage + 1) % kStages) {
       const QueryTiles now = queries;
       more = queries.next();
       if (more && kStages == 2) load_queries(queries, place, stage ^ 1);
       thread_.commit();
-      // What needs no tile, while the tiles come.
+      // Work that needs no tile, while the tiles load.
       const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
                                           source_index, now.offset(), first_key);
       const std::uint32_t visible = this->template visible_pairs<true>(pair);
@@ -362,8 +366,8 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
   }
 
  private:
-  // q and d_out, then maximum, inverse sum and delta of each query; zeros for queries that do not
-  // exist.
+  // Loads q and d_out, then maximum, inverse sum and delta of each query; zeros for queries that do
+  // not exist.
   BIRKHOFF_DEVICE void load_queries(const QueryTiles& queries, BlockPlace place, int stage) const {
     const std::uint32_t tile = kQueries + stage * kStageBytes;
     place.n = queries.n();
@@ -376,7 +380,8 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
     this->load_numbers(numbers + 2 * Shape::kNumbersBytes, p_.delta, place, first_query);
   }
 
-  // As for queries, with the statistics of a column's query at `numbers`.
+  // Like take_gradient() of the kernel for queries, with the statistics of each column's query at
+  // `numbers`.
   BIRKHOFF_DEVICE void take_gradient(Pairs& p, Pairs& d_s, std::uint32_t kept,
                                      std::uint32_t numbers) const {
     const bool drops = p_.dropout.p > 0;

@@ -1,18 +1,18 @@
-// What the kernels of attention in blocks have in common: a thread's part of tiles in shared
-// memory, of their products, and of softmax. gpu_forward.h and
-// gpu_backward.h say what the kernels compute and who owns what.
+// The common part of the block-attention kernels: a thread's share of tiles in shared memory, of
+// their products and of the softmax. gpu_forward.h and gpu_backward.h say what the kernels compute
+// and who owns what.
 //
 // `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh), or its emulation on the CPU. A tile is
 // kTileRows rows of kHeadDim 16-bit numbers; rows that do not exist, and columns from head_dim on,
-// are zeros. A warp has 16 rows of one tile and, of a result, kWarpColumns columns.
+// are zeros. A warp owns 16 rows of one tile and kWarpColumns columns of a result.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 
 #include "attention/kernels/block_attention/gpu_params.h"
-#include "cluster/base/random/philox_rounds.h"
 #include "cluster/base/gpu/kernel_source.h"
+#include "cluster/base/random/philox_rounds.h"
 
 namespace birkhoff {
 
@@ -25,12 +25,12 @@ struct BlockPlace {
   }
 };
 
-// A tile of queries beside a tile of keys.
+// A tile of queries and a tile of keys.
 struct TilePair {
   int num_queries, num_keys;
-  bool diagonal;      // query i sees keys j <= i
-  const bool* legal;  // of query 0 and key 0; null: all
-  std::int64_t legal_query_stride, legal_key_stride;
+  bool diagonal;     // query i sees keys j <= i
+  const bool* mask;  // of query 0 and key 0; null: all
+  std::int64_t mask_query_stride, mask_key_stride;
   bool has_bias;
   std::int64_t element;  // of the noise of query 0 and key 0
 };
@@ -48,8 +48,8 @@ class BlockAttentionBody {
         first_column_(thread.index() / 32 / (kTileRows / 16) * Shape::kWarpColumns) {}
 
  protected:
-  // Numbers of a lane in a warp's 16 rows, by 8 columns: place_in_c() says which. Pairs are beside
-  // 8 kGroups rows of another tile, columns those of a result.
+  // A lane's numbers in its warp's 16 rows, for each 8 columns; place_in_c() says which. In Pairs,
+  // the columns are 8 kGroups rows of another tile; in Columns, they are the columns of a result.
   template <int kGroups>
   using Pairs = float[kGroups][4];
   using Columns = float[Shape::kWarpColumns / 8][4];
@@ -63,17 +63,17 @@ class BlockAttentionBody {
   const int lane_, first_row_, first_column_;  // the warp's
   std::uint64_t noise_key_ = 0, sample_ = 0;
 
-  // ---- Who does what: blocks of threads by head, then tile, block, and batch.
+  // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
 
-  // Of queries, or of one source's keys.
+  // The number of tiles of queries, or of one source's keys.
   BIRKHOFF_HOST_DEVICE static std::int64_t num_tiles(const BlockAttentionParams& p) {
     return std::int64_t{p.batch} * p.heads * p.blocks * tiles_of_block(p);
   }
   BIRKHOFF_HOST_DEVICE static int tiles_of_block(const BlockAttentionParams& p) {
     return (p.block + kTileRows - 1) / kTileRows;
   }
-  // `first`: the tile's first row in its block. In 32 bits: a grid has fewer than 2^31 blocks of
-  // threads, and divisions of 64 bits would take longer than the first loads.
+  // Sets `first` to the tile's first row in its block. Uses 32 bits: a grid has fewer than 2^31
+  // thread blocks, and 64-bit divisions would take longer than the first loads.
   BIRKHOFF_DEVICE BlockPlace place_of(unsigned tile, int& first) const {
     const auto next = [&](int count) {
       const unsigned divisor = static_cast<unsigned>(count), quotient = tile / divisor;
@@ -92,7 +92,7 @@ class BlockAttentionBody {
   BIRKHOFF_DEVICE int rows_from(int first) const {
     return p_.block - first < kTileRows ? p_.block - first : kTileRows;
   }
-  // Of row `first` of a block in [batch, heads, blocks, block].
+  // Index of row `first` of a block in [batch, heads, blocks, block].
   BIRKHOFF_DEVICE std::int64_t number_of(const BlockPlace& place, int first) const {
     return ((static_cast<std::int64_t>(place.batch) * p_.heads + place.head) * p_.blocks +
             place.n) *
@@ -100,7 +100,7 @@ class BlockAttentionBody {
            first;
   }
 
-  // `place` is of the queries.
+  // `place` is the queries' place.
   BIRKHOFF_DEVICE TilePair pair_of(const BlockPlace& place, int first_query, int source_index,
                                    int offset, int first_key) const {
     const KeySourceParams& source = p_.sources[source_index];
@@ -110,13 +110,13 @@ class BlockAttentionBody {
     pair.num_queries = rows_from(first_query);
     pair.num_keys = rows_from(first_key);
     pair.diagonal = source.window.causal && offset == 0 && first_key == first_query;
-    pair.legal_query_stride = mask.strides[3];
-    pair.legal_key_stride = mask.strides[4];
+    pair.mask_query_stride = mask.strides[3];
+    pair.mask_key_stride = mask.strides[4];
     if (mask.data != nullptr) {
-      pair.legal = mask.data + place.of(mask.strides) + first_query * mask.strides[3] +
-                   first_key * mask.strides[4];
-      // One entry for the whole block, as Sinkhorn attention has, costs one look.
-      if (mask.strides[3] == 0 && mask.strides[4] == 0 && *pair.legal) pair.legal = nullptr;
+      pair.mask = mask.data + place.of(mask.strides) + first_query * mask.strides[3] +
+                  first_key * mask.strides[4];
+      // A mask with one entry for the whole block, as in Sinkhorn attention, costs one read.
+      if (mask.strides[3] == 0 && mask.strides[4] == 0 && *pair.mask) pair.mask = nullptr;
     }
     pair.has_bias = source.bias.data != nullptr;
     pair.element = number_of({0, place.head, place.n}, first_query) * p_.dropout.columns +
@@ -144,7 +144,7 @@ class BlockAttentionBody {
     return rows.data + place.of(rows.strides) + first * rows.strides[3];
   }
 
-  // By all threads; there after wait() and a barrier.
+  // Called by all threads; the rows have arrived after wait() and a barrier.
   BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const BlockRowsParams& rows,
                                  const BlockPlace& place, int first) const {
     constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
@@ -160,7 +160,7 @@ class BlockAttentionBody {
     }
   }
 
-  // Likewise a number for each row, of [batch, heads, blocks, block]; 0 for rows that do not exist.
+  // Likewise, one number per row of [batch, heads, blocks, block]; 0 for rows that do not exist.
   BIRKHOFF_DEVICE void load_numbers(std::uint32_t to, const float* numbers, const BlockPlace& place,
                                     int first) const {
     const int row = thread_.index();
@@ -170,8 +170,8 @@ class BlockAttentionBody {
                                    numbers + (exists ? number_of(place, first) + row : 0), exists);
   }
 
-  // What a source adds to the logits of a tile of keys, times log2(e); there after a barrier.
-  // Sources with a bias have the one offset 0: `place` is of the queries and of the keys.
+  // Stores the bias of a tile of keys, times log2(e); it is visible after a barrier. Sources with a
+  // bias have only offset 0: `place` is that of the queries and of the keys.
   BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
                                  const BlockPlace& place, int first) const {
     const int row = thread_.index();
@@ -182,7 +182,8 @@ class BlockAttentionBody {
                          row < rows_from(first) ? kLog2E * thread_.unpack(*from) : 0.0f);
   }
 
-  // The warp's rows and columns of factor * c, through `tile`, where only the warp uses them.
+  // Stores factor * c to the warp's rows and columns. They pass through `tile`, where no other warp
+  // uses them.
   BIRKHOFF_DEVICE void store_rows(const Columns& c, float factor, std::uint32_t tile,
                                   const BlockRowsParams& rows, const BlockPlace& place,
                                   int first) const {
@@ -250,8 +251,8 @@ class BlockAttentionBody {
       thread_.multiply(c[d / 8 + 1], a, b[2], b[3]);
     }
   }
-  // The same over rows [first_j, first_j + 8 kGroups) of x, and a rounded. Lanes hold of a left
-  // operand what they hold of two results side by side.
+  // The same over rows [first_j, first_j + 8 kGroups) of x, with `a` rounded. A lane holds the same
+  // numbers of a left operand as of two adjacent results.
   template <int kGroups>
   BIRKHOFF_DEVICE void multiply_columns(Columns& c, const Pairs<kGroups>& a, std::uint32_t x_tile,
                                         int first_j) const {
@@ -269,10 +270,10 @@ class BlockAttentionBody {
     for (int j = 0; j < kGroups / 2; ++j) multiply_columns(c, operands[j], x_tile, 16 * j);
   }
 
-  // ---- Elements. Bits for those of all 64 columns are made before the products, which need the
+  // ---- Elements. The bits of all 64 columns are computed before the products, which need the
   // registers.
 
-  // Of number i of a lane's pairs: its query and its key in their tiles.
+  // The query and the key, in their tiles, of number i of a lane's pairs.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE void place_of_pair(int i, int& query, int& key) const {
     const Place place = place_in_c(lane_, i % 4);
@@ -281,12 +282,12 @@ class BlockAttentionBody {
     key = kKeysAreRows ? row : column;
   }
 
-  // Bit i: may the query of number i see its key? The numbers of one remainder i % 4 share their
-  // row and go right by 8 columns at a time, so that the visible ones follow from where they begin
-  // and end; only a mask is looked at number by number.
+  // Bit i: is the key of number i visible to its query? Numbers with the same i % 4 share a row and
+  // advance by 8 columns, so the visible ones follow from where the visible columns begin and end;
+  // only a mask is read number by number.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t visible_pairs(const TilePair& pair) const {
-    if (!pair.diagonal && pair.legal == nullptr && pair.num_queries == kTileRows &&
+    if (!pair.diagonal && pair.mask == nullptr && pair.num_queries == kTileRows &&
         pair.num_keys == kTileRows) {
       return kAll;
     }
@@ -305,13 +306,13 @@ class BlockAttentionBody {
       }
       bits |= (numbers_left_of(end - place.column) & ~numbers_left_of(begin - place.column)) << i;
     }
-    if (pair.legal == nullptr) return bits;
+    if (pair.mask == nullptr) return bits;
     BIRKHOFF_UNROLL_BY(1)
     for (int i = 0; i < 32; ++i) {
       int query, key;
       place_of_pair<kKeysAreRows>(i, query, key);
       if ((bits >> i & 1) != 0 &&
-          !pair.legal[query * pair.legal_query_stride + key * pair.legal_key_stride]) {
+          !pair.mask[query * pair.mask_query_stride + key * pair.mask_key_stride]) {
         bits &= ~(1u << i);
       }
     }
@@ -323,7 +324,7 @@ class BlockAttentionBody {
     return 0x11111111 & (count >= 8 ? kAll : (1u << 4 * count) - 1);
   }
 
-  // Bit i: does dropout leave the probability of number i?
+  // Bit i: does dropout keep the probability of number i?
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t kept_pairs(const TilePair& pair) const {
     if (p_.dropout.p == 0) return kAll;
@@ -335,7 +336,7 @@ class BlockAttentionBody {
       place_of_pair<kKeysAreRows>(i, query, key);
       const auto element =
           static_cast<std::uint64_t>(pair.element + query * p_.dropout.columns + key);
-      // Numbers come in pairs of neighbouring columns: of one query, they mostly share four words.
+      // Numbers come in pairs of columns; two neighbouring keys of a query mostly share four words.
       if (kKeysAreRows || i % 2 == 0 || element % 4 == 0) {
         block = philox_block(noise_key_, sample_, element / 4);
       }
@@ -346,13 +347,13 @@ class BlockAttentionBody {
     }
     return bits;
   }
-  // What the probability of number i is multiplied by.
+  // The factor of the probability of number i.
   BIRKHOFF_DEVICE float kept(std::uint32_t bits, int i) const {
     return (bits >> i & 1) != 0 ? p_.dropout.scale : 0.0f;
   }
 
-  // Products q . k become logits times log2(e), so that 2^x is taken of them; -infinity where not
-  // visible. The pairs are those from `first_column` on; `bias`: as of load_bias().
+  // Turns products q . k into logits times log2(e), so that 2^x applies to them; masked logits
+  // become -infinity. The pairs start at `first_column`; `bias` is where load_bias() stored it.
   template <bool kKeysAreRows, int kGroups>
   BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
                                    int first_column, std::uint32_t visible) const {

@@ -1,19 +1,19 @@
 // Softmax attention of blocks of queries to their lists of keys. Legend: i query of a block, j key
-// of its list (KeyTiles), d of D.
+// of the block's list (KeyTiles), d of D.
 //
 //   s_ij = scale sum_d q_id k_jd + bias_j,  m_i = max_j s_ij,  z_i = 1 / sum_j exp(s_ij - m_i),
 //   p_ij = exp(s_ij - m_i) z_i,             out_id = sum_j p_ij M_ij v_jd,
 //
-// over keys j that i may see; M_ij is 1, or under dropout 0 or 1 / (1 - p). A query that sees no
-// key has out = 0 and m = z = 0. m is kept times log2(e), and apart from z: their one, log-sum-exp,
-// would lose the digits of large logits to rounding.
+// over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). A query that sees no
+// key has out = 0 and m = z = 0. m is stored times log2(e), and separately from z: a single
+// log-sum-exp would lose the digits of large logits to rounding.
 //
-// A block of threads owns a tile of queries of one head; a warp 16 of them, and for D > 128 half of
-// the columns of `out` (both halves then compute the same s). Shared memory: tiles of q, and of k
-// and v for the tile of keys in work and the next, and biases (BlockAttentionShape): 40, 80 and 160
-// KiB for D = 64, 128 and 256. s, p and out stay in registers; 16-bit products with fp32 sums, all
-// else fp32. Keys are taken in the order of the list and nothing is shared between blocks: the same
-// bits each time.
+// A thread block owns a tile of queries of one head. A warp owns 16 of these queries and, for D >
+// 128, half of the columns of `out` (both halves then compute the same s). Shared memory holds the
+// tile of q, the tiles of k and v that are in use and those that come next, and biases
+// (BlockAttentionShape): 40, 80 and 160 KiB for D = 64, 128 and 256. s, p and out stay in
+// registers. Products are 16-bit with fp32 sums; everything else is fp32. Keys are taken in the
+// order of the list, and thread blocks share nothing: the same bits each time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"
@@ -36,7 +36,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
  public:
   using Body::Body;
 
-  // Blocks of threads.
+  // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
 
   BIRKHOFF_DEVICE void run() {
@@ -53,13 +53,14 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
     thread_.commit();
 
     Columns out = {};
-    float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};  // of rows lane / 4 and 8 below
+    // Of rows lane / 4 and lane / 4 + 8.
+    float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};
     for (int stage = 0; more; stage ^= 1) {
       const KeyTiles<KeySourceParams> now = keys;
       more = keys.next();
       if (more) load_keys(keys, place, stage ^ 1);
       thread_.commit();
-      // What needs no tile, while the tiles come.
+      // Work that needs no tile, while the tiles load.
       this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
       const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
@@ -100,8 +101,8 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
     this->load_rows(v_tile(stage), source.v, place, keys.first_key());
   }
 
-  // Logits become exp(s - maximum) of what has been seen so far; what was summed before is scaled
-  // to the new maximum. `sum` is of this lane's columns alone.
+  // Turns logits into exp(s - maximum), with the maximum over all keys so far, and rescales the
+  // earlier sums to the new maximum. `sum` covers only this lane's columns.
   BIRKHOFF_DEVICE void take_softmax(Pairs& s, float (&maximum)[2], float (&sum)[2],
                                     Columns& out) const {
     BIRKHOFF_UNROLL

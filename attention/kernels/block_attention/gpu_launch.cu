@@ -1,5 +1,5 @@
-// Attention in blocks: chooses the kernels by the head dim. What they compute, own and keep in
-// shared memory stands in gpu_forward.h and gpu_backward.h.
+// Chooses the block-attention kernels by head dim. gpu_forward.h and gpu_backward.h say what they
+// compute, own and keep in shared memory.
 #include "attention/kernels/block_attention/gpu_launch.cuh"
 
 namespace birkhoff {

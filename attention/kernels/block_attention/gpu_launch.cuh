@@ -1,6 +1,5 @@
-// Launches of the kernels of attention in blocks for head dims up to kHeadDim. Each has a .cu file
-// of its own, for compile time. What the kernels compute and own stands in
-// gpu_forward.h and gpu_backward.h.
+// Launches the block-attention kernels for head dims up to kHeadDim. Each kHeadDim has its own .cu
+// file, for compile time. gpu_forward.h and gpu_backward.h say what the kernels compute and own.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_backward.h"
@@ -10,7 +9,7 @@
 
 namespace birkhoff {
 
-// kBlocks is never left out: the compiler would keep registers in memory to fit more.
+// kBlocks is always given: without it the compiler would spill registers to fit more blocks.
 template <typename Body, int kThreads, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     block_attention_kernel(const __grid_constant__ BlockAttentionParams p) {

@@ -1,5 +1,4 @@
-// Arguments of the kernels of attention in blocks. See
-// attention/kernels/block_attention/gpu_body.h.
+// Arguments of the block-attention kernels. See attention/kernels/block_attention/gpu_body.h.
 #pragma once
 
 #include <cstdint>
@@ -11,39 +10,39 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// Rows of D contiguous 16-bit numbers: row i of block n begins at data + batch strides[0] +
-// head strides[1] + n strides[2] + i strides[3]. Aligned to 16 bytes, strides multiples of 8.
+// Rows of D contiguous 16-bit numbers: row i of block n begins at data + batch strides[0] + head
+// strides[1] + n strides[2] + i strides[3]. Aligned to 16 bytes; strides are multiples of 8.
 struct BlockRowsParams {
   std::uint16_t* data;
   std::int64_t strides[4];
 };
 
-// Which keys of a block queries see: data[batch strides[0] + head strides[1] + n strides[2] +
-// query strides[3] + key strides[4]], n the queries' block. Null: all.
+// Which keys of a block the queries of block n see: data[batch strides[0] + head strides[1] +
+// n strides[2] + query strides[3] + key strides[4]]. Null: all.
 struct BlockMaskParams {
   const bool* data;
   std::int64_t strides[5];
 };
 
 // Added to the logits of a key: data[batch strides[0] + head strides[1] + n strides[2] + key
-// strides[3]]. Null: nothing. Its source has the one offset 0.
+// strides[3]]. Null: nothing. A source with a bias has only offset 0.
 struct KeyBiasParams {
   const std::uint16_t* data;
   std::int64_t strides[4];
-  float* gradient;  // backward: [batch, heads, blocks, block]; null where data is
+  float* gradient;  // backward: [batch, heads, blocks, block]; null if data is
 };
 
-// Keys in blocks, as KeyBlocks in attention/kernels/block_attention/block_attention.h.
+// Keys in blocks, like KeyBlocks in attention/kernels/block_attention/block_attention.h.
 struct KeySourceParams {
   KeyWindow window;
-  int first_mask;  // place in BlockAttentionParams::masks of the first offset's mask
+  int first_mask;  // index in BlockAttentionParams::masks of the first offset's mask
   BlockRowsParams k, v;
   KeyBiasParams bias;
   BlockRowsParams d_k, d_v;  // backward: all rows are written
 };
 
-// The noise of philox_dropout() on probabilities [batch, heads, blocks, block, columns], of which
-// this call has those from first_column on.
+// The noise of philox_dropout() on probabilities [batch, heads, blocks, block, columns]. This call
+// uses the columns from first_column on.
 struct BlockDropoutParams {
   float p, scale;  // scale = 1 / (1 - p); p = 0: none
   std::uint64_t seed;
@@ -68,12 +67,12 @@ struct BlockAttentionParams {
   BlockMaskParams masks[kMostMasks];
   BlockDropoutParams dropout;
 
-  // Backward alone.
+  // Backward only.
   BlockRowsParams d_out, d_q;
   float* delta;  // [batch, heads, blocks, block], scratch; unused if owns_keys()
 
-  // Each tile of keys is seen by one tile of queries: their gradients are made with those of the
-  // queries.
+  // Whether only one tile of queries sees each tile of keys. The keys' gradients are then computed
+  // together with those of the queries.
   BIRKHOFF_HOST_DEVICE bool owns_keys() const {
     bool owns = block <= kTileRows;
     for (int s = 0; s < num_sources; ++s) {

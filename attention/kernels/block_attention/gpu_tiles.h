@@ -1,5 +1,5 @@
-// Index arithmetic of the kernels of attention in blocks: which tiles there are, and where tensor
-// cores want their numbers. For g++ and nvcc alike: no LibTorch here.
+// Index arithmetic of the block-attention kernels: which tiles there are, and where tensor cores
+// expect their numbers. For both g++ and nvcc: no LibTorch here.
 #pragma once
 
 #include <cstdint>
@@ -9,37 +9,38 @@
 
 namespace birkhoff {
 
-// Queries or keys of a tile. Four warps of 16 rows each; blocks of 64 are the usual size.
+// Queries or keys per tile: 16 rows for each of four warps. 64 is the usual block size.
 constexpr int kTileRows = 64;
 
-// What a kernel takes for head dims up to kHeadDim (64, 128 or 256), on host and device. A
-// multiprocessor's blocks share 164 KiB (sm_80) or 228 KiB (sm_90), 1 KiB of which each of them
-// loses; one may have 163 or 227 KiB.
+// Sizes of a kernel for head dims up to kHeadDim (64, 128 or 256), for host and device. The thread
+// blocks of a multiprocessor share 164 KiB (sm_80) or 228 KiB (sm_90), of which each of them loses
+// 1 KiB; a single one can have 163 or 227 KiB.
 template <int kHeadDim>
 struct BlockAttentionShape {
-  // Columns of a result that one warp keeps in registers; two warps share the rows of a wider one.
+  // Columns of a result that one warp keeps in registers; two warps share the rows of wider
+  // results.
   static constexpr int kWarpColumns = kHeadDim < 128 ? kHeadDim : 128;
   static constexpr int kWarpsOfRow = kHeadDim / kWarpColumns;
   static constexpr int kThreads = kWarpsOfRow * kTileRows / 16 * 32;
-  // Tiles in flight: while one is worked on, the next comes.
+  // Tiles in flight. With 2, the next tile loads while the current one is in use.
   static constexpr int kForwardStages = 2;
   static constexpr int kBackwardStages = kHeadDim <= 128 ? 2 : 1;
 
-  // Blocks of threads that a multiprocessor shall run at once: bounds their registers. More than
-  // one only where the compiler then keeps no registers in memory.
+  // Thread blocks that a multiprocessor should run at once, which bounds their registers. More than
+  // one only where the compiler then spills no registers.
   static constexpr int kForwardBlocks = kHeadDim == 64 ? 4 : 1;
   static constexpr int kQueriesBlocks = kHeadDim == 64 ? 3 : 1;
   static constexpr int kKeysBlocks = 1;
 
-  // Bytes of a tile of rows, of one of probabilities, and of a number for each row.
+  // Bytes of a tile of rows, of a tile of probabilities, and of one number per row.
   static constexpr int kRowsBytes = kTileRows * kHeadDim * 2;
   static constexpr int kPairsBytes = kTileRows * kTileRows * 2;
   static constexpr int kNumbersBytes = kTileRows * 4;
 
   // q; k and v of each stage; bias.
   static constexpr int kForwardBytes = (1 + 2 * kForwardStages) * kRowsBytes + kNumbersBytes;
-  // q and d_out; k and v of each stage; p and d_s; bias, maximum, inverse sum, and delta in a
-  // part for each warp of a row.
+  // q and d_out; k and v of each stage; p and d_s; bias, maximum, inverse sum, and delta, which has
+  // one part for each warp of a row.
   static constexpr int kQueriesBytes =
       (2 + 2 * kBackwardStages) * kRowsBytes + 2 * kPairsBytes + (3 + kWarpsOfRow) * kNumbersBytes;
   // k and v; q, d_out, maximum, inverse sum and delta of each stage; bias.
@@ -53,8 +54,8 @@ struct BlockAttentionShape {
 
 // ---- Tiles.
 
-// Steps through the tiles of keys that queries [first_query, first_query + kTileRows) of block n
-// see: source by source, offset by offset. Sources have a member `window`.
+// Iterates over the tiles of keys that queries [first_query, first_query + kTileRows) of block n
+// see: source by source, offset by offset. Source has a member `window`.
 template <typename Source>
 class KeyTiles {
  public:
@@ -68,7 +69,7 @@ class KeyTiles {
         first_query_(first_query),
         offset_(num_sources > 0 ? sources[0].window.first_offset : 0) {}
 
-  // To the next tile, at first to the first one. False: there is none.
+  // Moves to the next tile; the first call moves to the first tile. Returns false if there is none.
   BIRKHOFF_HOST_DEVICE bool next() {
     first_key_ += kTileRows;
     while (source_ < num_sources_) {
@@ -94,8 +95,8 @@ class KeyTiles {
   int source_ = 0, offset_, first_key_ = -kTileRows;
 };
 
-// Steps through the tiles of queries that see keys [first_key, first_key + kTileRows) of block m.
-// `window` outlives it.
+// Iterates over the tiles of queries that see keys [first_key, first_key + kTileRows) of block m.
+// `window` must outlive it.
 class QueryTiles {
  public:
   BIRKHOFF_HOST_DEVICE QueryTiles(const KeyWindow& window, int num_blocks, int block, int m,
@@ -137,21 +138,22 @@ struct Place {
   int row, column;
 };
 
-// Where number i of a lane stands in a result of 16 x 8. Left operands of 16 x 16 are two such side
-// by side: numbers 0 to 3 of the left one, then of the right one, two to a register.
+// The place of number i of a lane in a 16 x 8 result. A 16 x 16 left operand consists of two such
+// halves: numbers 0 to 3 of the left half, then those of the right half, two per register.
 BIRKHOFF_HOST_DEVICE constexpr Place place_in_c(int lane, int i) {
   return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2};
 }
 
-// Where a lane points ldmatrix.x4 for 16 x 16 numbers in shared memory: lane 8i + r to row r of
-// matrix i of 8 x 8. The second matrix lies below the first, or right of it.
+// The place to which a lane points ldmatrix.x4 for 16 x 16 numbers in shared memory: lane 8i + r
+// points to row r of the i-th 8 x 8 matrix. The second matrix lies below the first (downwards) or
+// to its right (rightwards).
 BIRKHOFF_HOST_DEVICE constexpr Place downwards(int lane) { return {lane % 16, lane / 16 * 8}; }
 BIRKHOFF_HOST_DEVICE constexpr Place rightwards(int lane) {
   return {lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8};
 }
 
-// Bytes from a tile's begin to a number of it. A row's groups of 8 numbers (16 bytes) are permuted
-// so that one group of 8 neighbouring rows lies in all 32 banks.
+// Byte offset of a number in its tile. The groups of 8 numbers (16 bytes) of a row are permuted so
+// that one group of 8 neighbouring rows covers all 32 banks.
 template <int kColumns>
 BIRKHOFF_HOST_DEVICE constexpr std::uint32_t place_in_tile(int row, int column) {
   static_assert(kColumns % 64 == 0);
@@ -159,9 +161,9 @@ BIRKHOFF_HOST_DEVICE constexpr std::uint32_t place_in_tile(int row, int column) 
                                     (row * kColumns + ((column / 8) ^ (row % 8)) * 8 + column % 8));
 }
 
-// The place `columns` further right, in bytes from where `place` is: one register for all places of
-// a row, and exclusive ors with constants. `columns` is a multiple of 8 whose bits the column of
-// `place` lacks; what `place` counts from is a multiple of 128.
+// `place` moved right by `columns`, in bytes. One register and exclusive ors with constants then
+// give all places of a row. `columns` is a multiple of 8 whose bits are not set in the column of
+// `place`; the address that `place` counts from is a multiple of 128.
 BIRKHOFF_HOST_DEVICE constexpr std::uint32_t further_right(std::uint32_t place, int columns) {
   return (place ^ static_cast<std::uint32_t>(columns % 64 * 2)) +
          static_cast<std::uint32_t>(columns / 64 * 128);

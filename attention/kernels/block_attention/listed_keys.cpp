@@ -7,15 +7,15 @@
 namespace birkhoff {
 namespace {
 
-// The layers project to [B, L, H, D]: in that order blocks can join the batch without a copy.
+// The layers project to [B, L, H, D]; in that order blocks can join the batch without a copy.
 at::Tensor concatenate_keys(const std::vector<at::Tensor>& parts_BHNbD) {
   std::vector<at::Tensor> parts_BNbHD;
   for (const at::Tensor& part : parts_BHNbD) parts_BNbHD.push_back(part.permute({0, 2, 3, 1, 4}));
   return at::cat(parts_BNbHD, 2).permute({0, 3, 1, 2, 4});
 }
 
-// Which keys order and the ends of the sequence let queries see at `offset`. Undefined: all.
-at::Tensor legal_in_order(const KeyBlocks& keys, std::int64_t offset) {
+// The keys at `offset` that order and the ends of the sequence leave visible. Undefined: all.
+at::Tensor mask_in_order(const KeyBlocks& keys, std::int64_t offset) {
   const std::int64_t N = keys.k_BHNbD.size(2), b = keys.k_BHNbD.size(3);
   const auto options = keys.k_BHNbD.options().dtype(at::kBool);
   if (offset != 0) return shift_blocks(at::ones({1, 1, N, 1, 1}, options), 2, offset, false);
@@ -25,8 +25,8 @@ at::Tensor legal_in_order(const KeyBlocks& keys, std::int64_t offset) {
 }  // namespace
 
 ListedKeys list_keys(const BlockAttention& in) {
-  std::vector<at::Tensor> k, v, legal, bias;
-  bool all_legal = true, all_tied = true, biased = false;
+  std::vector<at::Tensor> k, v, mask, bias;
+  bool all_visible = true, all_tied = true, biased = false;
   for (const KeyBlocks& keys : in.keys) {
     const auto& sizes = keys.k_BHNbD.sizes();
     const std::vector<std::int64_t> pairs{sizes[0], sizes[1], sizes[2], sizes[3], sizes[3]};
@@ -34,12 +34,12 @@ ListedKeys list_keys(const BlockAttention& in) {
     for (int offset = keys.window.first_offset; offset <= keys.window.last_offset; ++offset) {
       k.push_back(shift_blocks(keys.k_BHNbD, 2, offset, 0));
       v.push_back(shift_blocks(keys.v_BHNbD, 2, offset, 0));
-      const at::Tensor part = and_defined(
-          legal_in_order(keys, offset),
-          keys.legal_BHNbb[static_cast<std::size_t>(offset - keys.window.first_offset)]);
-      all_legal = all_legal && !part.defined();
-      legal.push_back(part.defined() ? part : at::ones({1}, options.dtype(at::kBool)));
-      legal.back() = legal.back().expand(pairs);
+      const at::Tensor part =
+          and_defined(mask_in_order(keys, offset),
+                      keys.mask_BHNbb[static_cast<std::size_t>(offset - keys.window.first_offset)]);
+      all_visible = all_visible && !part.defined();
+      mask.push_back(part.defined() ? part : at::ones({1}, options.dtype(at::kBool)));
+      mask.back() = mask.back().expand(pairs);
       biased = biased || keys.bias_BHNbb.defined();
       bias.push_back(
           (keys.bias_BHNbb.defined() ? keys.bias_BHNbb : at::zeros({1}, options)).expand(pairs));
@@ -49,7 +49,7 @@ ListedKeys list_keys(const BlockAttention& in) {
   ListedKeys listed;
   listed.k_BHNWD = k.size() == 1 ? k[0] : concatenate_keys(k);
   listed.v_BHNWD = all_tied ? listed.k_BHNWD : v.size() == 1 ? v[0] : concatenate_keys(v);
-  if (!all_legal) listed.legal_BHNbW = at::cat(legal, 4);
+  if (!all_visible) listed.mask_BHNbW = at::cat(mask, 4);
   if (biased) listed.bias_BHNbW = at::cat(bias, 4);
   return listed;
 }

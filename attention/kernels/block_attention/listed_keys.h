@@ -1,5 +1,5 @@
-// The keys that each block sees, side by side, for paths that know no blocks. Legend: B batch, H
-// heads, N blocks, b tokens of a block, W keys that a block sees, D head dim.
+// The keys that each block sees, concatenated, for paths that do not handle blocks. Legend: B
+// batch, H heads, N blocks, b tokens per block, W keys that a block sees, D head dim.
 #pragma once
 
 #include "attention/kernels/block_attention/block_attention.h"
@@ -8,7 +8,7 @@ namespace birkhoff {
 
 struct ListedKeys {
   at::Tensor k_BHNWD, v_BHNWD;
-  at::Tensor legal_BHNbW, bias_BHNbW;  // undefined: all, none
+  at::Tensor mask_BHNbW, bias_BHNbW;  // undefined: all visible, no bias
 };
 
 ListedKeys list_keys(const BlockAttention& in);

@@ -19,7 +19,7 @@ BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns) {
                          .columns = columns};
   for (KeyBlocks& keys : operands.keys) {
     const at::IntArrayRef sizes = keys.k_BHNbD.sizes();
-    for (at::Tensor& mask : keys.legal_BHNbb) {
+    for (at::Tensor& mask : keys.mask_BHNbb) {
       if (mask.defined()) mask = mask.expand({sizes[0], sizes[1], sizes[2], sizes[3], sizes[3]});
     }
   }

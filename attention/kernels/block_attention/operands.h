@@ -1,5 +1,5 @@
-// The tensors of one call of fused attention in blocks. Legend: B batch, H heads, N blocks, b
-// tokens of a block, D head dim.
+// The tensors of one call of fused block attention. Legend: B batch, H heads, N blocks, b tokens
+// per block, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,24 +17,24 @@ struct NoiseColumns {
   std::int64_t first = 0, all = 0;
 };
 
-// One softmax over all keys.
+// Operands of one softmax over all keys.
 struct BlockOperands {
   at::Tensor q_BHNbD;
   std::vector<KeyBlocks> keys;  // masks are [B, H, N, b, b], biases have 5 dims
   float dropout = 0;
-  std::optional<NoiseKey> noise;  // where dropout is at work
+  std::optional<NoiseKey> noise;  // set only with dropout
   NoiseColumns columns;
 };
 
 struct BlockResults {
   at::Tensor out_BHNbD;
-  at::Tensor softmax_2BHNb;  // maximum and inverse sum: of q's dtype, or fp32 if that is wider
+  at::Tensor softmax_2BHNb;  // maximum and inverse sum; q's dtype, or fp32 if that is wider
 };
 
 struct KeyGradients {
   at::Tensor d_k_BHNbD, d_v_BHNbD;
-  // With a place for each block of each head: [B, H, N, b or 1, b or 1], as the bias is. Undefined
-  // where there is none.
+  // Separate for each block of each head: [B, H, N, b or 1, b or 1], as the bias is. Undefined
+  // without a bias.
   at::Tensor d_bias;
 };
 
@@ -43,14 +43,14 @@ struct BlockGradients {
   std::vector<KeyGradients> keys;
 };
 
-// Masks are expanded, all else is as `in` has it.
+// Expands masks and takes the rest from `in`; without dropout there is no noise.
 BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns);
 
-// Keys that each block of queries sees of these.
+// The number of these keys that each block of queries sees.
 std::int64_t num_columns(const KeyBlocks& keys);
 
-// New tensors, unset: rows contiguous where q's and the keys' are, else in the layers' order, [B,
-// N, b, H, D]. Gradients of biases are zeros of the dtype `bias_sums`.
+// New, uninitialised tensors: contiguous where q and the keys are, else in the layers' order [B, N,
+// b, H, D]. Gradients of biases are zeros of dtype `bias_sums`.
 BlockResults new_results(const BlockOperands& operands);
 BlockGradients new_gradients(const BlockOperands& operands, at::ScalarType bias_sums);
 

@@ -18,7 +18,7 @@ at::Tensor attend_reference(const BlockAttention& in) {
     return x.defined() ? x.unflatten(-1, {num_softmaxes, -1}) : x;
   };
   const at::Tensor p_BHNbW =
-      masked_softmax(in_parts(scores_BHNbW), in_parts(keys.legal_BHNbW)).flatten(-2, -1);
+      masked_softmax(in_parts(scores_BHNbW), in_parts(keys.mask_BHNbW)).flatten(-2, -1);
   return at::matmul(drop_probabilities(p_BHNbW, in.dropout, in.noise), keys.v_BHNWD);
 }
 

@@ -43,7 +43,7 @@ using torch::autograd::variable_list;
 
 at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
-// Head h of sample b of each tensor; no data of an undefined one.
+// Head h of sample b of each tensor, without data for an undefined tensor.
 template <typename T>
 std::vector<HeadBlocks<T>> heads_of(const variable_list& x_BHNbD, std::int64_t b, std::int64_t h) {
   std::vector<HeadBlocks<T>> heads;
@@ -62,7 +62,7 @@ std::vector<HeadBlocks<T>> heads_of(const variable_list& x_BHNbD, std::int64_t b
   return heads;
 }
 
-// The kernel: a thread has a head at a time, so no sum depends on the number of threads.
+// The CPU kernel. A thread takes one head at a time, so no sum depends on the number of threads.
 template <typename T>
 struct Kernel {
   const MixKernels<T>& kernels = mix_kernels<T>(instruction_set());
@@ -74,7 +74,7 @@ struct Kernel {
         shape{static_cast<int>(x_BHNbD.size(2)), static_cast<int>(x_BHNbD.size(3)),
               static_cast<int>(x_BHNbD.size(4)), static_cast<int>(diagonal)} {}
 
-  // Calls work(b, h, weights, scratch) for each head of each sample, on the threads there are.
+  // Calls work(b, h, weights, scratch) for each head of each sample, on all threads.
   template <typename Work>
   void for_each_head(const Work& work) const {
     const at::Tensor& w = weights_BHNN;
@@ -98,7 +98,7 @@ struct Kernel {
     });
   }
 
-  // d_w_BHNN: contiguous. `others`: what is added to d_x; undefined: nothing.
+  // d_w_BHNN is contiguous. `others` are added to d_x; an undefined one adds nothing.
   void backward(const variable_list& x_BHNbD, const variable_list& d_y_BHNbD,
                 const variable_list& others_BHNbD, const variable_list& d_x_BHNbD,
                 const at::Tensor& d_w_BHNN) const {
@@ -114,8 +114,8 @@ struct Kernel {
   }
 };
 
-// GEMMs of a quarter of the rows each, over the columns that one of them may have. Weights
-// [P, N, N], tensors [P, N, F].
+// GEMMs of a quarter of the rows each (at least 16), over the columns that any of these rows may
+// use. Weights [P, N, N], tensors [P, N, F].
 struct Panels {
   std::int64_t num_blocks, diagonal;
 
@@ -139,7 +139,7 @@ struct Panels {
     return y_PNF;
   }
 
-  // `other`: what is added to d_x; may be undefined.
+  // `other` is added to d_x; it may be undefined.
   at::Tensor d_x(const at::Tensor& w_PNN, const at::Tensor& d_y_PNF,
                  const at::Tensor& other_PNF) const {
     at::Tensor d_x_PNF = other_PNF.defined()
@@ -171,7 +171,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     return x_BHNbD.defined() ? x_BHNbD.flatten(0, 1).flatten(2) : x_BHNbD;
   }
 
-  // Of y, and of x's other uses: y, and then x.
+  // Returns each y, then each x for its other consumers.
   static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
                                at::TensorList x_BHNbD, std::int64_t diagonal) {
     variable_list x, y;
@@ -225,7 +225,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     }
     variable_list result{d_w_BHNN};
     result.insert(result.end(), d_x.begin(), d_x.end());
-    result.emplace_back();  // of `diagonal`
+    result.emplace_back();  // `diagonal` has no gradient
     return result;
   }
 };

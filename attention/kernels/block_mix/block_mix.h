@@ -1,5 +1,6 @@
-// Block mixes of a destination's weights that are 0 above a diagonal: what a block sees of earlier
-// ones. Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+// Block mixing: each destination block is a weighted sum of source blocks. mix_lower_blocks() is
+// for weights that are 0 above a diagonal, where a block sees only earlier ones. Legend: B batch, H
+// heads, N blocks, b tokens of a block, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,23 +12,25 @@
 
 namespace birkhoff {
 
-// Block mixes sum_v weights_uv x_v [B, H, U, b, D], for weights [B, H, U, N] and x [B, H, N, b, D].
+// Returns the block mixes sum_v weights_uv x_v [B, H, U, b, D], for weights [B, H, U, N] and
+// x [B, H, N, b, D].
 at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD);
 
 struct BlockMixes {
-  std::vector<at::Tensor> y_BHNbD;  // laid out as x is
-  // x itself, for its uses beside the mix: their gradients then reach x through the mix, whose
-  // backward pass adds them to its own where it has a kernel. Autograd would take a pass over
-  // memory for that. There are no gradients of gradients.
+  std::vector<at::Tensor> y_BHNbD;  // same layout as x
+  // x itself, for its other consumers. If they read it from here, their gradients reach x through
+  // the mix, whose backward kernel adds them to its own. Autograd would need a separate pass over
+  // memory for that. Second gradients are not supported.
   std::vector<at::Tensor> x_BHNbD;
 };
 
-// For each x [B, H, N, b, D], y_u = sum over v <= u + diagonal of weights_uv x_v, of weights
-// rounded to the dtype of x; `diagonal` as of at::tril: -1 for earlier blocks alone, N - 1 for all.
-// Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the diagonal,
-// and get no gradient there. Twice as fast as mix_blocks where half of the weights are 0: kernels
-// for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU (fits_block_mix), sums in fp32
-// at least; elsewhere GEMMs of the rows' own widths. Below Path::kFused: mix_blocks of each x.
+// For each x [B, H, N, b, D], computes y_u = sum over v <= u + diagonal of weights_uv x_v, with
+// weights rounded to the dtype of x. `diagonal` is that of at::tril (-1: only earlier blocks; N-1:
+// all). Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the
+// diagonal; they get no gradient there. Twice as fast as mix_blocks where half of the weights are
+// 0. There are kernels for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU
+// (fits_block_mix), with sums in fp32 at least; other problems take GEMMs, each as wide as its rows
+// need. Below Path::kFused: mix_blocks of each x.
 BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
                             std::int64_t diagonal, Path limit);
 

@@ -1,4 +1,4 @@
-// The products of cpu_mix.h, compiled once for each instruction set, on the register blocks
+// The products of cpu_mix.h, compiled once for each instruction set. They use the register blocks
 // of the tile kernels.
 #pragma once
 
@@ -10,8 +10,8 @@ namespace {
 
 inline int clamp(int x, int least, int most) { return x < least ? least : min_of(x, most); }
 
-// One head's problem, and its scratch matrices. Operands that are pairs lie in rows or stacked, as
-// those of the tile kernels do.
+// The problem of one head, and its scratch matrices. Operands that are pairs are stored in rows or
+// stacked, as in the tile kernels.
 template <typename T>
 struct HeadMix {
   using E = Operand<T>;
@@ -25,7 +25,7 @@ struct HeadMix {
   E* w;               // [rows, rows] in rows: the weights, or their transpose
   E *x, *d_y;         // [rows, columns] in rows
   E* x_t;             // x transposed, `rows` wide
-  E* stacked;         // [rows, columns], of pairs alone
+  E* stacked;         // [rows, columns], only for pairs
 
   static std::size_t bytes(const MixShape& shape) {
     const auto rows = static_cast<std::size_t>(padded_rows<S>(shape.num_blocks));
@@ -46,7 +46,7 @@ struct HeadMix {
         x_t(d_y + rows * columns / kN),
         stacked(x_t + rows * columns / kN) {}
 
-  // Sources of destinations up to u.
+  // The end of the sources that destinations up to u use.
   int end_source(int u) const { return clamp(u + shape.diagonal + 1, 0, shape.num_blocks); }
 
   void load_weights(const MixWeights<T>& weights, bool transposed) {
@@ -66,7 +66,7 @@ struct HeadMix {
     }
   }
 
-  // Loads rows for a product that multiplies by 0, too: with 0 for NaN.
+  // Loads rows with 0 in place of NaN, because a product multiplies them by weights of 0 too.
   void load_without_nan(Rows<const T> rows_in, E* operands) const {
     const int N = shape.num_blocks, D = shape.head_dim;
     load_rows(rows_in, N, D, columns, operands);
@@ -78,8 +78,8 @@ struct HeadMix {
     }
   }
 
-  // NaN in the results of those rows of `from` that hold it and have a weight for them that is not
-  // 0. `transposed`: results are of sources.
+  // Copies NaN from each row of `from` to the results that have a nonzero weight for this row.
+  // `transposed`: results are sources.
   void spread_nan(const MixWeights<T>& weights, bool transposed, Rows<const T> from,
                   Rows<T> to) const {
     const int N = shape.num_blocks;
@@ -95,9 +95,9 @@ struct HeadMix {
     }
   }
 
-  // Results `row`.. of a panel from the rows [first, end) of `from`, stacked, of which all others
-  // have weight 0; and what is added to them, where `others` has data. Returns whether result
-  // `suspect`, if it is of this panel, holds NaN.
+  // Computes the results of the panel that begins at `row` from the rows [first, end) of `from`,
+  // which is stacked; all other rows have weight 0. Adds `others` where it has data. Returns
+  // whether result `suspect` is in this panel and holds NaN.
   bool mix_panel(int row, int first, int end, const E* from, Rows<const T> others, Rows<T> to,
                  int suspect) const {
     const int D = shape.head_dim, num_rows = min_of(kPanel, shape.num_blocks - row);
@@ -139,7 +139,7 @@ struct HeadMix {
   }
 };
 
-// The rows that are read after those of x[i] at offset s.
+// Prefetches the rows that are read after those of x[i] at offset s.
 template <typename T>
 void prefetch_next(const MixShape& shape, const HeadBlocks<const T>* x, int count, int i, int s) {
   const bool same_offset = i + 1 < count;
@@ -159,7 +159,8 @@ void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks
       load_rows(x[i].at_offset(s), N, shape.head_dim, mix.columns, mix.x);
       prefetch_next(shape, x, count, i, s);
       prefetch_rows<Use::kWrite>(y[i].at_offset(s), N, shape.head_dim);
-      // The last row has products with all sources that any row has products with.
+      // The last row multiplies every source that any row multiplies, so NaN in a source shows
+      // there.
       const auto meets_nan = [&] {
         const auto* stacked = stack_rows(mix.x, mix.rows, mix.columns, mix.stacked);
         bool met = false;
@@ -192,7 +193,8 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
       prefetch_rows<Use::kRead>(x[i].at_offset(s), N, shape.head_dim);
       prefetch_rows<Use::kRead>(others[i].at_offset(s), N, shape.head_dim);
       prefetch_rows<Use::kWrite>(d_x[i].at_offset(s), N, shape.head_dim);
-      // The first source has products with all rows that any source has products with.
+      // The first source multiplies every row that any source multiplies, so NaN in a row shows
+      // there.
       const auto meets_nan = [&] {
         const auto* stacked = stack_rows(mix.d_y, mix.rows, mix.columns, mix.stacked);
         bool met = false;

@@ -1,5 +1,5 @@
-// Block mixes: launches. What the kernels compute, own and keep in shared memory stands in
-// gpu_products.h.
+// Block mixing: launches. gpu_products.h says what the kernels compute, own and keep in shared
+// memory.
 #include "attention/kernels/block_mix/gpu_products.h"
 #include "cluster/base/gpu/gpu_thread.cuh"
 #include "cluster/base/gpu/launch.h"

@@ -16,7 +16,7 @@
 namespace birkhoff {
 namespace {
 
-// What all launches have in common.
+// The parameters that all launches share.
 BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
                              std::int64_t diagonal) {
   const at::Tensor& first = x_BHNbD[0];
@@ -36,8 +36,8 @@ BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Te
   return params;
 }
 
-// Each part of d_w costs a write and a read of N x N numbers, so it gets at least kLeastSteps of
-// the kernel's steps; more of them than fill a GPU gain nothing.
+// Each part of d_w costs a write and a read of N x N numbers, so a part gets at least kLeastSteps
+// of the kernel's steps. More parts than fill a GPU gain nothing.
 std::int64_t num_parts(const std::vector<at::Tensor>& x_BHNbD) {
   constexpr std::int64_t kEnoughTasks = 512, kLeastSteps = 32;
   const at::Tensor& x = x_BHNbD[0];
@@ -113,7 +113,7 @@ variable_list new_blocks_like(const variable_list& x_BHNbD) {
 }
 
 struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
-  // Of y, and of x's other uses: y, and then x.
+  // Returns each y, then each x for its other consumers.
   static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
                                at::TensorList x_BHNbD, std::int64_t diagonal) {
     const variable_list x = with_aligned_rows(x_BHNbD.vec());
@@ -148,7 +148,7 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
     if constexpr (kHasGpuKernels) launch_block_mix_backward(params, current_stream(x[0]));
     variable_list result{d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0)};
     result.insert(result.end(), d_x.begin(), d_x.end());
-    result.emplace_back();  // of `diagonal`
+    result.emplace_back();  // `diagonal` has no gradient
     return result;
   }
 };

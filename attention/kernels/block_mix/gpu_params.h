@@ -1,5 +1,4 @@
-// Arguments of the kernels of block mixing on a GPU. See
-// attention/kernels/block_mix/gpu_products.h.
+// Arguments of the GPU kernels of block mixing. See attention/kernels/block_mix/gpu_products.h.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +11,11 @@ struct CUstream_st;
 namespace birkhoff {
 
 struct BlockMixParams {
-  static constexpr int kMostBlocks = 512;       // a slab of all rows stands in shared memory
+  static constexpr int kMostBlocks = 512;       // shared memory holds a slab of all rows
   static constexpr int kMostTensors = 2;        // keys and values
-  static constexpr int kMostColumns = 1 << 29;  // block x head_dim: all are counted in 32 bits
+  static constexpr int kMostColumns = 1 << 29;  // block x head_dim; columns are counted in 32 bits
 
-  KernelDtype dtype;                          // kBFloat16 or kHalf, weights too
+  KernelDtype dtype;                          // kBFloat16 or kHalf; also of the weights
   int batch, heads, blocks, block, head_dim;  // head_dim: a multiple of 8
   int diagonal;                               // -blocks .. blocks - 1
   // Row u of the weights begins at weights + batch strides[0] + head strides[1] + u strides[2]:
@@ -26,11 +25,11 @@ struct BlockMixParams {
   int num_tensors;
   BlockRowsParams x[kMostTensors], y[kMostTensors];
 
-  // Backward alone.
+  // Backward only.
   BlockRowsParams d_y[kMostTensors], d_x[kMostTensors];
-  BlockRowsParams others[kMostTensors];  // what is added to d_x; data null: nothing
-  int parts;                             // of the columns that d_w sums over
-  float* d_weights;  // [parts, batch, heads, blocks, blocks]: their sum is d_w; all is written
+  BlockRowsParams others[kMostTensors];  // added to d_x; data null: nothing to add
+  int parts;                             // number of parts of the columns that d_w sums over
+  float* d_weights;  // [parts, batch, heads, blocks, blocks]: they sum to d_w; all is written
 };
 
 // Asynchronous on `stream`.

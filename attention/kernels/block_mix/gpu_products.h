@@ -1,23 +1,24 @@
-// Block mixes on a GPU's tensor cores. Legend: u, v blocks of one head, f columns: the b D numbers
-// of a block's row, tokens side by side.
+// Block mixing on the tensor cores of a GPU. Legend: u, v blocks of one head; f columns: the b D
+// numbers of a block's row, tokens side by side.
 //
 //   y_uf = sum_v w_uv x_vf,  d_x_vf = other_vf + sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
 //
-// where v <= u + diagonal; other_vf, which may be missing, is what the uses of x beside the mix
-// give.
+// where v <= u + diagonal. other_vf, which may be missing, is the gradient from the other uses of
+// x.
 //
-// BlockMixRows: y, or with kTransposed d_x. A block of threads owns a slab of 128 columns of all
-// rows of one head, a warp 32 of its columns, 64 sums a thread at a time. Shared memory: the slab,
-// which is read once (256 bytes a row), and tiles of 64 x 64 weights, which come from the L2 cache,
-// the next while one is multiplied (16 KiB); results leave through a tile that has been used.
+// BlockMixRows computes y or, with kTransposed, d_x. A block of threads owns a slab of 128 columns
+// of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time. Shared
+// memory: the slab, which is read once (256 bytes per row), and two tiles of 64 x 64 weights (16
+// KiB), of which one comes from the L2 cache while the other is multiplied. Results are written
+// through a tile that is no longer needed.
 //
-// BlockMixWeights: d_w. A block of threads owns a tile of 64 x 64 of it and a part of all tensors'
-// columns, a warp 16 rows; d_y and x come in tiles of 64 x 64, the next while one is multiplied (32
-// KiB). Zeros above the diagonal.
+// BlockMixWeights computes d_w. A block of threads owns a 64 x 64 tile of d_w and a part of the
+// columns of all tensors; a warp owns 16 rows. d_y and x come in 64 x 64 tiles, the next while one
+// is multiplied (32 KiB). d_w is 0 above the diagonal.
 //
-// Tiles of weights, and products of 16 x 16 in them, that lie wholly above the diagonal are
-// skipped. 16-bit products with fp32 sums; y and d_x are rounded once, d_w is not. Each number has
-// one owner, who adds in a fixed order: no atomics, the same bits each time.
+// Tiles of weights that lie wholly above the diagonal are skipped, and so are such 16 x 16 products
+// inside a tile. Products are of 16-bit numbers with fp32 sums; y and d_x are rounded once, d_w is
+// not. Each number has one owner, which adds in a fixed order: no atomics, the same bits each time.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,11 @@
 
 namespace birkhoff {
 
-// Numbers of blocks and threads and bytes, on host and device.
+// Numbers of blocks, threads and bytes, for host and device.
 struct BlockMixShape {
   static constexpr int kThreads = 128, kWarps = kThreads / 32;
   static constexpr int kSlab = 128;                    // columns of a block of threads
-  static constexpr int kWarpColumns = kSlab / kWarps;  // of its warps
+  static constexpr int kWarpColumns = kSlab / kWarps;  // of each of its warps
   static constexpr int kTile = kTileRows;              // rows and columns of other tiles
   static constexpr int kTileBytes = 2 * kTile * kTile;
   static constexpr int kWeightsBytes = 4 * kTileBytes;  // of BlockMixWeights
@@ -45,7 +46,7 @@ struct BlockMixShape {
   BIRKHOFF_HOST_DEVICE static constexpr int tiles(int blocks) {
     return (blocks + kTile - 1) / kTile;
   }
-  // Slabs of `width` columns.
+  // The number of slabs of `width` columns.
   BIRKHOFF_HOST_DEVICE static int slabs(const BlockMixParams& p, int width) {
     return (p.block * p.head_dim + width - 1) / width;
   }
@@ -57,15 +58,15 @@ struct BlockMixShape {
   }
 };
 
-// Steps through tiles of weights: for each tile of result rows those of the rows that it adds up,
-// at least one.
+// Steps through tiles of weights: for each tile of result rows, the tiles of source rows that it
+// sums, at least one.
 template <bool kTransposed>
 class MixTiles {
  public:
   BIRKHOFF_HOST_DEVICE MixTiles(int blocks, int diagonal)
       : last_tile_((blocks - 1) / kTileRows), diagonal_(diagonal), source_(first_source() - 1) {}
 
-  // To the next tile, at first to the first one. False: there is none.
+  // Moves to the next tile; the first call moves to the first one. Returns false if there is none.
   BIRKHOFF_HOST_DEVICE bool next() {
     if (++source_ <= last_source()) return true;
     if (++result_ > last_tile_) return false;
@@ -74,12 +75,12 @@ class MixTiles {
   }
   BIRKHOFF_HOST_DEVICE bool ends_result() const { return source_ == last_source(); }
 
-  // First rows of the result's tile, and of the tile that is added up.
+  // The first rows of the result tile and of the source tile.
   BIRKHOFF_HOST_DEVICE int result() const { return result_ * kTileRows; }
   BIRKHOFF_HOST_DEVICE int source() const { return source_ * kTileRows; }
 
  private:
-  // The tile of a row, of the nearest there is.
+  // The tile of a row, or the nearest tile if the row does not exist.
   BIRKHOFF_HOST_DEVICE int tile_of(int row) const {
     const int tile = row < 0 ? 0 : row / kTileRows;
     return tile < last_tile_ ? tile : last_tile_;
@@ -94,7 +95,8 @@ class MixTiles {
   int last_tile_, diagonal_, result_ = 0, source_;
 };
 
-// What both kernels do: `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh), or its emulation.
+// What both kernels share. `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh) or its
+// emulation.
 template <typename Thread>
 class BlockMixBody {
  public:
@@ -111,9 +113,9 @@ class BlockMixBody {
   // Eight neighbouring columns, all of one token.
   struct Columns {
     std::uint16_t* data;  // of row 0
-    int rows;             // 0: there are none so far right
+    int rows;             // 0 if these columns do not exist
   };
-  // Which eight: `group` of a token's.
+  // Which eight: the token's group number `group`.
   struct Group {
     int token, group;
   };
@@ -129,7 +131,7 @@ class BlockMixBody {
             p_.blocks};
   }
 
-  // Has a product of 16 x 16 weights, from row u and column v on, any that may not be 0?
+  // Whether any of the 16 x 16 weights from row u and column v on may be nonzero.
   BIRKHOFF_DEVICE bool has_weights(int u, int v) const {
     return u < p_.blocks && v < p_.blocks && v <= u + 15 + p_.diagonal;
   }
@@ -148,15 +150,15 @@ class BlockMixRows : BlockMixBody<Thread> {
 
   static constexpr int kSlab = Shape::kSlab, kTile = Shape::kTile,
                        kWarpGroups = Shape::kWarpColumns / 8;
-  static constexpr std::uint32_t kRows = 2 * Shape::kTileBytes;  // behind two tiles of weights
+  static constexpr std::uint32_t kRows = 2 * Shape::kTileBytes;  // after two tiles of weights
 
-  // Of a tile of result rows, the warp's columns: four times 16 rows, by groups of 8 columns.
+  // The warp's columns of a tile of result rows: four times 16 rows, in groups of 8 columns.
   using Sums = float[kTile / 16][kWarpGroups][4];
 
  public:
   using Body::Body;
 
-  // Blocks of threads: by slab, then head, batch, and tensor.
+  // The order of the blocks of threads: by slab, then head, batch and tensor.
   BIRKHOFF_DEVICE void run() {
     const int slabs = Shape::slabs(p_, kSlab);
     int task = static_cast<int>(thread_.block());
@@ -198,7 +200,7 @@ class BlockMixRows : BlockMixBody<Thread> {
       if (!now.ends_result()) continue;
       store(c, now.result(), stage, results, to.strides[2]);
       if (more) start(c);
-      thread_.sync();  // before the tile after next comes to where results went through
+      thread_.sync();  // before the tile after next overwrites where results went through
     }
     thread_.template wait<0>();
   }
@@ -208,7 +210,7 @@ class BlockMixRows : BlockMixBody<Thread> {
     return static_cast<std::uint32_t>(stage * Shape::kTileBytes);
   }
 
-  // Sums of the tile of rows from `first_row` on begin with `rows`, if there are any.
+  // Starts the sums of the tile of rows from `first_row` on with `rows`, if there are any.
   BIRKHOFF_DEVICE void load_sums(Sums& c, const BlockRowsParams& rows, int batch, int head,
                                  int first_group, int first_row) const {
     if (rows.data == nullptr) return;
@@ -231,7 +233,7 @@ class BlockMixRows : BlockMixBody<Thread> {
     }
   }
 
-  // Zeros behind the last row, up to a multiple of 16.
+  // Appends zeros after the last row, up to a multiple of 16 rows.
   BIRKHOFF_DEVICE void load_slab(const Columns& columns, std::int64_t stride) const {
     constexpr int kGroups = kSlab / 8, kRowsAtOnce = Shape::kThreads / kGroups;
     static_assert(kRowsAtOnce % 8 == 0);
@@ -249,7 +251,7 @@ class BlockMixRows : BlockMixBody<Thread> {
     }
   }
 
-  // Rows of a tile are destinations, its columns sources.
+  // The rows of a tile are destinations, its columns sources.
   BIRKHOFF_DEVICE void load_weights(const std::uint16_t* weights, const Tiles& tiles,
                                     int stage) const {
     constexpr int kGroups = kTile / 8, kRowsAtOnce = Shape::kThreads / kGroups;
@@ -301,8 +303,8 @@ class BlockMixRows : BlockMixBody<Thread> {
     }
   }
 
-  // Writes the sums and makes them 0, 16 rows at a time through the halves of the warp's quarter of
-  // a tile: 16 rows of 64 columns. A lane writes columns `to` of every eighth row.
+  // Writes the sums and resets them to 0, 16 rows at a time, through the halves of the warp's
+  // quarter of a tile: 16 rows of 64 columns. A lane writes columns `to` of every eighth row.
   BIRKHOFF_DEVICE void store(Sums& c, int first_row, int stage, const Columns& to,
                              std::int64_t stride) const {
     const std::uint32_t area =
@@ -344,13 +346,13 @@ class BlockMixWeights : BlockMixBody<Thread> {
   using typename Body::Shape;
 
   static constexpr int kTile = Shape::kTile, kGroups = kTile / 8;
-  // Of the warp's 16 rows.
+  // The sums of the warp's 16 rows.
   using Sums = float[kTile / 8][4];
 
  public:
   using Body::Body;
 
-  // Blocks of threads: by tile of d_w, then part of the columns, head, and batch.
+  // The order of the blocks of threads: by tile of d_w, then part of the columns, head and batch.
   BIRKHOFF_DEVICE void run() {
     const int tiles = Shape::tiles(p_.blocks);
     int task = static_cast<int>(thread_.block());
@@ -380,7 +382,7 @@ class BlockMixWeights : BlockMixBody<Thread> {
               steps_of_part = (steps + p_.parts - 1) / p_.parts;
     int step = part * steps_of_part;
     const int end = step + steps_of_part < steps ? step + steps_of_part : steps;
-    // Of the next step: what a division would find is stepped along.
+    // Of the next step. They advance step by step, which avoids divisions.
     int tensor = step / slabs, slab = step % slabs;
     Group at = this->group_at(slab * kGroups + thread_.index() % kGroups);
     const Group further = this->group_at(kGroups);

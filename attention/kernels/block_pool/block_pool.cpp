@@ -1,6 +1,5 @@
 // Legend: B batch, L tokens, N blocks, b tokens of a block, C channels; T number type of x, S of
-// sums. What is computed, and its gradient, stands in gpu_pool.cu: the loops below add in the
-// same order.
+// sums. gpu_pool.cu has the formulas and their gradients; the loops below add in the same order.
 #include "attention/kernels/block_pool/block_pool.h"
 
 #include <ATen/Parallel.h>
@@ -22,13 +21,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr std::int64_t kChunk = 128;      // channels of a sequence that a thread scans together
-constexpr std::int64_t kGrain = 1 << 15;  // numbers of x worth a thread
+constexpr std::int64_t kGrain = 1 << 15;  // numbers of x that are worth a thread
 
 at::ScalarType sum_type(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// A pooling and the sizes of x, with whole batches of masks.
+// A pooling and the sizes of x, with masks, divisors and links of the whole batch.
 struct Problem {
   std::int64_t B, L, N, b, C;
   bool cumulative;
@@ -50,7 +49,7 @@ struct Problem {
     links_BN = whole(pooling.links_BN, {B, N});
   }
 
-  // Tokens of block n.
+  // The number of tokens in block n.
   std::int64_t tokens_of(std::int64_t n) const { return std::min(b, L - n * b); }
   bool is_added(std::int64_t bn, std::int64_t t) const {
     return !mask_BNb.defined() || mask_BNb.const_data_ptr<bool>()[bn * b + t];
@@ -71,7 +70,8 @@ struct Problem {
       for (std::int64_t bn = begin; bn < end; ++bn) work(bn / N, bn % N);
     });
   }
-  // Calls work(b, first channel, number of channels), at most kChunk of them.
+  // Calls work(b, first channel, number of channels) for each chunk of at most kChunk channels of
+  // each sequence.
   template <typename Work>
   void for_each_chunk(const Work& work) const {
     const std::int64_t chunks = (C + kChunk - 1) / kChunk;
@@ -121,7 +121,7 @@ void pool_on_cpu(const Problem& p, const at::Tensor& x_BLC, S* psi) {
   });
 }
 
-// later: as d_psi, scratch.
+// `later` is scratch memory with the shape of d_psi.
 template <typename T, typename S>
 void pool_backward_on_cpu(const Problem& p, const S* d_psi, S* later, T* d_x) {
   if (p.cumulative) {
@@ -157,12 +157,12 @@ void pool_backward_on_cpu(const Problem& p, const S* d_psi, S* later, T* d_x) {
   });
 }
 
-// Calls f with a number of x's type and one of its sums'.
+// Calls f with a number of x's type and a number of the type of its sums.
 template <typename Function>
 void dispatch(at::ScalarType dtype, Function f) {
   if (dtype == at::kDouble) return f(double{}, double{});
   if (dtype == at::kFloat) return f(float{}, float{});
-  require(dtype == at::kBFloat16, "pool_blocks: no such dtype on the CPU");
+  require(dtype == at::kBFloat16, "pool_blocks: dtype not supported on the CPU");
   f(at::BFloat16{}, float{});
 }
 
@@ -264,7 +264,7 @@ Path choose_path(const at::Tensor& x_BLC, Path limit) {
 
 at::Tensor pool_blocks(const at::Tensor& x_BLC, const BlockPooling& pooling) {
   require(choose_path(x_BLC, Path::kFused) == Path::kFused,
-          "pool_blocks: no such dtype on this device");
+          "pool_blocks: dtype not supported on this device");
   require(!pooling.divisor_BN1.defined() ||
               pooling.divisor_BN1.scalar_type() == sum_type(x_BLC.scalar_type()),
           "pool_blocks: divisors must be of the result's dtype");

@@ -1,4 +1,4 @@
-// Arguments of the kernels of block pooling. See attention/kernels/block_pool/gpu_pool.cu.
+// Arguments of the GPU kernels of block pooling. See attention/kernels/block_pool/gpu_pool.cu.
 #pragma once
 
 #include <cstdint>
@@ -9,17 +9,17 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// What a block's features are made of, in cumulative pooling. Bits of BlockPoolParams::links.
-constexpr std::uint8_t kFirstExists = 1;  // its first token is no padding
-constexpr std::uint8_t kOpens = 2;        // the sums so far are of its first token's document
-constexpr std::uint8_t kKeeps = 4;        // the sums so far are of its last token's document
+// The terms of a block's features in cumulative pooling. Bits of BlockPoolParams::links.
+constexpr std::uint8_t kFirstExists = 1;  // its first token is not padding
+constexpr std::uint8_t kOpens = 2;        // the sums so far belong to its first token's document
+constexpr std::uint8_t kKeeps = 4;        // the sums so far belong to its last token's document
 
 struct BlockPoolParams {
   KernelDtype dtype;  // of x and d_x: kFloat, kBFloat16 or kHalf
-  bool vectors;       // can rows of x and d_x be moved 16 bytes at a time?
+  bool vectors;       // whether rows of x and d_x can be moved 16 bytes at a time
   bool cumulative;
   std::int64_t batch, tokens, channels, blocks, block;
-  const bool* mask;           // [batch, blocks, block]: tokens that are added up; null: all
+  const bool* mask;           // [batch, blocks, block]: the tokens to add up; null: all
   const float* divisor;       // [batch, blocks]; null: 1
   const std::uint8_t* links;  // [batch, blocks]; null: all bits
 
@@ -29,9 +29,9 @@ struct BlockPoolParams {
   float* psi;  // [batch, blocks, channels]
 
   // Backward.
-  const float* d_psi;  // as psi
-  float* later;        // as psi, scratch; unused unless cumulative
-  void* d_x;           // [batch, tokens, channels]; all is written
+  const float* d_psi;  // same shape as psi
+  float* later;        // scratch, same shape as psi; used only if cumulative
+  void* d_x;           // [batch, tokens, channels]; every element is written
 };
 
 // Asynchronous on `stream`.

@@ -1,18 +1,18 @@
-// Pooling of blocks of tokens (block_pool.h). Legend: n block, t token of a block, c channel.
+// Block pooling (block_pool.h). Legend: n block, t token of a block, c channel.
 //
 //   sum_nc = sum over t with mask_nt of x_(n b + t)c,  e_0 = 0,  e_(n+1) = keeps_n e_n + sum_n,
 //   psi_n = sum_n / divisor_n, or cumulative (opens_n e_n + first_exists_n x_(n b)) / divisor_n,
 //
-// and back, with g_n = d_psi_n / divisor_n:
+// and backward, with g_n = d_psi_n / divisor_n:
 //
 //   e'_N = 0,  e'_n = keeps_n e'_(n+1) + opens_n g_n,
 //   d_x_(n b + t) = mask_nt g_n, or cumulative mask_nt e'_(n+1) + [t = 0] first_exists_n g_n.
 //
-// A thread of sums_kernel and gradients_kernel owns 16 bytes of neighbouring channels of one block
-// (one channel where rows are not aligned), of forward_scan_kernel and backward_scan_kernel one
-// channel of one sequence. Each goes through its tokens or blocks kAtOnce at a time, for loads in
-// flight, and adds in their order, in fp32: no atomics, the same bits each time. Memory: x once and
-// psi three times, or d_x once and psi three times.
+// A thread of sums_kernel and gradients_kernel owns 16 bytes of adjacent channels of one block (one
+// channel where rows are not aligned). A thread of forward_scan_kernel and backward_scan_kernel
+// owns one channel of one sequence. Threads load kAtOnce tokens or blocks at a time, to keep loads
+// in flight, and add in their order, in fp32: no atomics, the same bits each time. Memory traffic:
+// x once and psi three times, or d_x once and psi three times.
 #include "attention/kernels/block_pool/gpu_params.h"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
@@ -37,13 +37,14 @@ __device__ inline bool is_linked(const BlockPoolParams& p, PooledBlock at, std::
 __device__ inline float divisor_of(const BlockPoolParams& p, PooledBlock at) {
   return p.divisor == nullptr ? 1.0f : p.divisor[at.b * p.blocks + at.n];
 }
-// Is token t of a block there, and added up?
+// Whether token t of a block exists and is added up.
 __device__ inline bool is_added(const BlockPoolParams& p, PooledBlock at, std::int64_t t) {
   return t < p.block && at.n * p.block + t < p.tokens &&
          (p.mask == nullptr || p.mask[(at.b * p.blocks + at.n) * p.block + t]);
 }
 
-// What a thread of sums_kernel and gradients_kernel owns: channels from c on. False: nothing.
+// The block and the channels, from c on, that a thread of sums_kernel or gradients_kernel owns.
+// Returns false if it owns nothing.
 template <int kCount>
 __device__ inline bool own_channels(const BlockPoolParams& p, PooledBlock& at, std::int64_t& c) {
   const std::int64_t groups = p.channels / kCount, number = thread_number();
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const BlockPoolParams p)
   }
 }
 
-// Sums in psi become features.
+// Turns the sums in psi into features.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) forward_scan_kernel(const BlockPoolParams p) {
   const std::int64_t number = thread_number(), b = number / p.channels, c = number % p.channels;

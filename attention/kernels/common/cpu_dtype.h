@@ -1,4 +1,4 @@
-// The number type of the tile kernels for a dtype.
+// Maps dtypes to the number types of the tile kernels.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -12,7 +12,7 @@ inline bool has_tile_type(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kBFloat16;
 }
 
-// f(T{}), for a dtype that has one.
+// Calls f(T{}) with the number type T of `dtype`. Error(kInternal) if it has none.
 template <typename F>
 void dispatch_tile_type(at::ScalarType dtype, F f) {
   switch (dtype) {
@@ -21,7 +21,7 @@ void dispatch_tile_type(at::ScalarType dtype, F f) {
     case at::kDouble:
       return f(double{});
     default:
-      require(dtype == at::kBFloat16, "the tile kernels know no such dtype");
+      require(dtype == at::kBFloat16, "the tile kernels do not support this dtype");
       return f(Bf16{});
   }
 }

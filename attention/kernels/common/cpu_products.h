@@ -1,6 +1,6 @@
-// Rows into scratch, and products of small matrices there: what the tile kernels, the mixing of
-// blocks and the balances of prefixes are made of. Included by files compiled with other flags than
-// the rest: nothing here has external linkage.
+// Copies rows to scratch and multiplies small matrices there, for the tile kernels, block mixing
+// and the prefix balance. Included by files that are compiled with different flags from the rest:
+// nothing here has external linkage.
 #pragma once
 
 #include "attention/kernels/common/cpu_vector.h"
@@ -9,25 +9,25 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kPanel = 8;  // rows of a register block; tiles are padded to a multiple with zeros
+constexpr int kPanel = 8;  // rows of a panel; tiles are padded with zeros to a multiple of it
 
 inline int min_of(int a, int b) { return a < b ? a : b; }
 inline int round_up(int x, int step) { return (x + step - 1) / step * step; }
 inline int round_down(int x, int step) { return x / step * step; }
 
-// Products of T are of pairs of neighbours.
+// Whether products of T take pairs of neighbouring numbers.
 template <typename T>
 constexpr bool kTakesPairs = kNumbers<Operand<T>> > 1;
-// Columns of scratch for rows of `head_dim` numbers: whole vectors of any width.
+// Columns of scratch for rows of `head_dim` numbers: whole vectors, whatever their width.
 template <typename T>
 inline int padded_columns(int head_dim) {
   return round_up(head_dim, kNumbers<Operand<T>> * 64 / static_cast<int>(sizeof(Operand<T>)));
 }
 
-// How a sum over depth is taken.
+// How a product sums over its depth.
 enum class Summation {
   kAtOnce,
-  kInParts,  // of kPart operands, each summed for itself, which rounds less
+  kInParts,  // kPart operands each, summed separately, which rounds less
 };
 template <typename E>
 constexpr int kPart = 16 * kNumbers<E>;
@@ -61,8 +61,7 @@ inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_de
   Vector<S> sum[kRows][kVectors] = {};
   if constexpr (kSummation == Summation::kAtOnce) {
     add_products(a, a_row, a_depth, b, b_depth, depth, sum);
-    // What c holds is added last: sums of tiles, each summed for itself, round less than one long
-    // sum.
+    // The old c is added last: separate sums of tiles round less than one long sum.
     if (accumulate) for_each([&](int m, int n) { sum[m][n] += load(c + m * c_row + n * kN); });
   } else {
     if (accumulate) for_each([&](int m, int n) { sum[m][n] = load(c + m * c_row + n * kN); });
@@ -76,13 +75,14 @@ inline void multiply_block(const E* a, std::ptrdiff_t a_row, std::ptrdiff_t a_de
   for_each([&](int m, int n) { store(c + m * c_row + n * kN, sum[m][n]); });
 }
 
-// Vectors of columns in a register block: of half a panel's rows, or of a quarter where parts take
-// as many registers as sums. Accumulators, one row of b and a broadcast fill the 16 registers of
-// AVX2; AVX-512 has 32, and whole tiles are four of its vectors wide.
+// Maximum width of a register block, in vectors of columns. A register block has half of a panel's
+// rows, or a quarter where parts take as many registers as sums. Accumulators, one row of b and a
+// broadcast fill the 16 registers of AVX2; AVX-512 has 32, and whole tiles are four of its vectors
+// wide.
 constexpr int kMostVectors = kVectorBytes == 64 ? 4 : 3;
 
-// kPanel rows of c, any number of columns that is a multiple of the lanes. Inlined, because callers
-// know strides, which are worth a tenth of the time.
+// Computes kPanel rows of c; `columns` is any multiple of the lanes. Inlined because callers know
+// the strides, which saves a tenth of the time.
 template <Summation kSummation = Summation::kAtOnce, typename E, typename S>
 [[gnu::always_inline]] inline void multiply_panel(const E* a, std::ptrdiff_t a_row,
                                                   std::ptrdiff_t a_depth, const E* b,
@@ -113,13 +113,13 @@ template <Summation kSummation = Summation::kAtOnce, typename E, typename S>
   }
 }
 
-// Rows of scratch that hold `num_rows`: whole panels, and whole vectors of transposed rows.
+// Rows of scratch that hold `num_rows`: whole panels, and whole vectors once transposed.
 template <typename S>
 inline int padded_rows(int num_rows) {
   return round_up(num_rows, kPanel > kLanes<S> ? kPanel : kLanes<S>);
 }
 
-// The rows in rows of operands, [padded_rows(num_rows), columns], padded with zeros.
+// Copies the rows to `operands`, [padded_rows(num_rows), columns], padded with zeros.
 template <typename T>
 void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Operand<T>* operands) {
   const int all_rows = padded_rows<Sum<T>>(num_rows);
@@ -138,8 +138,8 @@ void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Oper
   }
 }
 
-// The rows as a product reads them that takes each number once: where they lie if numbers are
-// operands already and whole panels exist, else loaded to `scratch`.
+// The rows, for a product that reads each number once: in place if the numbers already are operands
+// and fill whole panels, else copied to `scratch`.
 template <typename T>
 Rows<const Operand<T>> operand_rows(Rows<const T> rows, int num_rows, int head_dim, int columns,
                                     Operand<T>* scratch) {
@@ -155,7 +155,7 @@ Rows<const Operand<T>> operand_rows(Rows<const T> rows, int num_rows, int head_d
   return {scratch, columns / kN};
 }
 
-// Whether one of `count` numbers, whole vectors of them, is NaN.
+// Whether any of `count` numbers is NaN; `count` is a multiple of the lanes.
 template <typename S>
 inline bool has_nan(const S* x, int count) {
   Bits<S> found{};
@@ -168,8 +168,8 @@ inline bool has_nan(const S* x, int count) {
   return any != 0;
 }
 
-// Brings rows that are soon needed towards the caches, in parallel: a row is shorter than what the
-// processor would guess ahead for, and rows lie far apart. Rows without data are none.
+// Prefetches rows that are needed soon, all of them in parallel: a row is too short, and rows lie
+// too far apart, for the CPU's own prefetcher. Does nothing if rows.data is null.
 enum class Use { kRead, kWrite };
 template <Use use, typename T>
 inline void prefetch_rows(Rows<T> rows, int num_rows, int head_dim) {
@@ -182,7 +182,8 @@ inline void prefetch_rows(Rows<T> rows, int num_rows, int head_dim) {
   }
 }
 
-// [rows, columns] in rows, stacked: as they are, or pairs in `stacked`.
+// x [rows, columns], given in rows, as stacked operands: x itself, or for pairs a copy in
+// `stacked`.
 template <typename T>
 inline const T* stack_rows(const T* x, int, int, T*) {
   return x;
@@ -205,8 +206,8 @@ inline const Bf16Pair* stack_rows(const Bf16Pair* x, int rows, int columns, Bf16
   return stacked;
 }
 
-// x_t [columns, rows] = x [rows, columns] transposed, for whole vectors of both. Of operands, whose
-// rows lie x_row and x_t_row apart.
+// x_t [columns, rows] = x [rows, columns] transposed; both sizes are multiples of the lanes. Counts
+// in operands, whose rows lie x_row and x_t_row apart.
 template <typename T>
 void transpose_matrix(const T* x, int rows, int columns, std::ptrdiff_t x_row, T* x_t,
                       std::ptrdiff_t x_t_row) {
@@ -221,7 +222,7 @@ void transpose_matrix(const T* x, int rows, int columns, std::ptrdiff_t x_row, T
   }
 }
 
-// Lanes i.. of rows j.. of weights [kTile, kTile], as stacked operands.
+// Stores lanes i.. of rows j.. of weights [kTile, kTile] as stacked operands.
 template <typename S>
 inline void store_stacked(const Vector<S> (&x)[1], int j, int i, S* w) {
   store(w + j * kTile + i, x[0]);
@@ -239,7 +240,7 @@ inline void store_stacked(const Vector<float> (&x)[2], int j, int i, Bf16Pair* w
   store(w + j / 2 * kTile + i,
         pair_lanes(x[0], x[1], std::make_index_sequence<2 * kLanes<float>>()));
 }
-// Lanes i.. of row j, in rows.
+// Stores lanes i.. of row j, in rows.
 inline void store_in_row(Vector<float> x, int j, int i, Bf16Pair* w) {
   const __m256bh narrow = _mm512_cvtneps_pbh(x);
   __builtin_memcpy(w + (j * kTile + i) / 2, &narrow, sizeof(narrow));

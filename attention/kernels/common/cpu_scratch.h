@@ -1,4 +1,4 @@
-// Memory for a kernel's scratch, aligned to 64 bytes, unset.
+// A kernel's scratch memory: aligned to 64 bytes, uninitialised.
 #pragma once
 
 #include <cstddef>

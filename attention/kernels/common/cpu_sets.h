@@ -1,12 +1,12 @@
-// Kernels that are compiled once for each instruction set (birkhoff_simd in
-// cmake/BirkhoffTargets.cmake), and the choice among them.
+// Chooses among kernels that are compiled once for each instruction set (birkhoff_simd in
+// cmake/BirkhoffTargets.cmake).
 #pragma once
 
 #include "cluster/base/instruction_set.h"
 
 namespace birkhoff {
 
-// select.operator()<kSet>() for `set`, where this program has code for it, else for kPortable.
+// Returns select.operator()<kSet>() for `set` if this program has code for it, else for kPortable.
 template <typename Select>
 decltype(auto) for_set([[maybe_unused]] InstructionSet set, Select select) {
 #if defined(__x86_64__)
@@ -24,7 +24,7 @@ decltype(auto) for_set([[maybe_unused]] InstructionSet set, Select select) {
   return select.template operator()<InstructionSet::kPortable>();
 }
 
-// The set whose code kernels of T run: products of bf16 pairs are of use for bf16 only.
+// The set whose code kernels of a type run: products of bf16 pairs are useful only for bf16.
 template <InstructionSet kSet, bool kIsBf16>
 constexpr InstructionSet kSetOf =
     kSet == InstructionSet::kAvx512Bf16 && !kIsBf16 ? InstructionSet::kAvx512 : kSet;

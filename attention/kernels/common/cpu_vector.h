@@ -1,6 +1,7 @@
-// Vectors of the width that the including file is compiled for, and what the tile kernels do with
-// them. Included by files compiled with other flags than the rest: nothing here has external
-// linkage, and nothing of the standard library that could be emitted is used.
+// Vectors of the width that the including file is compiled for, and the operations of the tile
+// kernels on them. Included by files that are compiled with different flags from the rest: nothing
+// here has external linkage, and nothing is used from the standard library that the compiler could
+// emit.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +18,10 @@
 namespace birkhoff {
 namespace {
 
-// Two bf16, the first in the low half: neighbours in a sum of products.
+// Two bf16, neighbours in a sum of products; the first is in the low half.
 using Bf16Pair = std::int32_t;
 
-// What products are taken of.
+// The type that products of T multiply.
 template <typename T>
 struct OperandOf {
   using Type = Sum<T>;
@@ -33,7 +34,7 @@ struct OperandOf<Bf16> {
 #endif
 template <typename T>
 using Operand = typename OperandOf<T>::Type;
-// Numbers of one operand.
+// Numbers per operand.
 template <typename E>
 constexpr int kNumbers = 1;
 template <>
@@ -81,8 +82,8 @@ inline void store(T* x, Vector<T> v) {
   __builtin_memcpy(x, &v, sizeof(v));
 }
 
-// v, held in a register: with AVX-512 the compiler would rather read it from memory again at each
-// use, and products that have few uses for it would wait for these loads.
+// Returns v, held in a register. With AVX-512 the compiler would otherwise read it from memory
+// again at each use, and products that use it only a few times would wait for these loads.
 template <typename V>
 inline V in_register(V v) {
 #if defined(__x86_64__) && !defined(BIRKHOFF_EMULATED_VECTORS)
@@ -140,8 +141,8 @@ inline Bits<T> load_bits(const Bit<T>* x) {
   return v;
 }
 
-// exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 q(r), q
-// interpolated at Chebyshev's nodes. ln 2 is split in two so that n ln 2 loses nothing.
+// exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln 2 / 2, and exp(r) = 1 + r + r^2 q(r),
+// where q is interpolated at Chebyshev nodes. ln 2 is split in two so that n ln 2 loses no digits.
 template <typename T>
 struct ExpConstants;
 template <>
@@ -149,10 +150,10 @@ struct ExpConstants<float> {
   static constexpr float kInverseLn2 = 1.4426950216293335f;
   static constexpr float kLn2High = 0.693145751953125f, kLn2Low = 1.428606765330187e-06f;
   static constexpr float kRound = 0x1.8p23f;  // x + kRound - kRound rounds x to an integer
-  static constexpr int kBias = 127;           // of exponents
-  static constexpr float kLeast = -87.3f;     // exp of less is no normal number
+  static constexpr int kBias = 127;           // of the exponent
+  static constexpr float kMin = -87.3f;       // below it, exp(x) is not a normal number
   static constexpr int kMantissaBits = 23;
-  // Relative error of the polynomial 1.1e-8.
+  // Relative error of the polynomial: 1.1e-8.
   static constexpr float kQ[] = {0.0013926250394433737f, 0.00836323294788599f, 0.04166655242443085f,
                                  0.16666576266288757f, 0.5f};
 };
@@ -162,9 +163,9 @@ struct ExpConstants<double> {
   static constexpr double kLn2High = 0.6931471805582987, kLn2Low = 1.6465949582897082e-12;
   static constexpr double kRound = 0x1.8p52;
   static constexpr int kBias = 1023;
-  static constexpr double kLeast = -708.3;
+  static constexpr double kMin = -708.3;
   static constexpr int kMantissaBits = 52;
-  // Relative error of the polynomial 1.7e-17.
+  // Relative error of the polynomial: 1.7e-17.
   static constexpr double kQ[] = {2.5100472505694996e-08, 2.7620201591031547e-07,
                                   2.7557268276905696e-06, 2.4801521057868204e-05,
                                   0.00019841269863171557, 0.0013888888917367081,
@@ -172,8 +173,8 @@ struct ExpConstants<double> {
                                   0.16666666666666669,    0.5000000000000001};
 };
 
-// Whether products are fused with the sum after them. In exp() that sum then meets no tie, so that
-// the parity of what is added decides nothing.
+// Whether a product is fused with the addition after it. In exp() that addition then meets no tie,
+// so the parity of the added constant does not matter.
 #if defined(__FMA__)
 constexpr bool kIsFused = true;
 #else
@@ -190,13 +191,14 @@ inline Vector<T> exp(Vector<T> x) {
   Vector<T> q = Vector<T>{} + C::kQ[0];
   for (std::size_t i = 1; i < sizeof(C::kQ) / sizeof(T); ++i) q = q * r + C::kQ[i];
   const Vector<T> y = q * (r * r) + r + T{1};
-  // The low bits of `shifted` are n, and the bias or none: moved up, with it, they are 2^n.
-  // Unsigned, because where x is below kLeast they may be anything. NaN stays NaN in a product.
+  // The low bits of `shifted` are n, plus the bias if it was added. With the bias, shifted up, they
+  // are the bits of 2^n. Unsigned, because they can be anything where x is below kMin. NaN stays
+  // NaN in the product.
   using Word = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   using Words [[gnu::vector_size(kVectorBytes)]] = Word;
   constexpr Word kBiasMissing = kIsFused ? 0 : C::kBias;
   const Words power = (reinterpret_cast<Words>(shifted) + kBiasMissing) << C::kMantissaBits;
-  return x < C::kLeast ? Vector<T>{} : y * reinterpret_cast<Vector<T>>(power);
+  return x < C::kMin ? Vector<T>{} : y * reinterpret_cast<Vector<T>>(power);
 }
 
 template <int kDistance, typename V, std::size_t... kLane>
@@ -209,7 +211,7 @@ inline void exchange(V& a, V& b, std::index_sequence<kLane...>) {
   a = low;
   b = high;
 }
-// a, b = the lanes a0 b0 a1 b1 .. in order.
+// a, b = the lanes a0 b0 a1 b1 .., in this order.
 template <typename V, std::size_t... kLane>
 inline void interleave(V& a, V& b, std::index_sequence<kLane...>) {
   constexpr std::size_t kCount = sizeof...(kLane);
@@ -223,7 +225,7 @@ inline void interleave(Vector<T>& a, Vector<T>& b) {
   interleave(a, b, std::make_index_sequence<kLanes<T>>());
 }
 
-// x[r] lane c <-> x[c] lane r: halves of growing distance change places.
+// Swaps x[r] lane c and x[c] lane r, by exchanging lanes at doubling distances.
 template <typename T, int kDistance = 1>
 inline void transpose(Vector<T> (&x)[kLanes<T>]) {
   if constexpr (kDistance < kLanes<T>) {

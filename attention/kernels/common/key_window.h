@@ -1,13 +1,13 @@
-// For g++ and nvcc alike: no LibTorch here.
+// For both g++ and nvcc: no LibTorch here.
 #pragma once
 
 namespace birkhoff {
 
-// Which blocks of keys the queries of block n see: n + first_offset .. n + last_offset, where those
-// exist.
+// Which blocks of keys the queries of block n see: blocks n + first_offset .. n + last_offset,
+// where they exist.
 struct KeyWindow {
   int first_offset = 0, last_offset = 0;
-  bool causal = false;  // of their own block (offset 0), queries see keys up to their own
+  bool causal = false;  // in their own block (offset 0), queries see keys up to their own
 
   int num_offsets() const { return last_offset - first_offset + 1; }
   bool is_own_block() const { return first_offset == 0 && last_offset == 0; }

@@ -1,4 +1,4 @@
-// How much a mechanism or an operator can be asked for. Configurations have the same limits, as
+// Limits on the arguments of mechanisms and operators. Configurations have the same limits, as
 // (range) in configs/attention.proto and in configs/check.cpp.
 #pragma once
 
@@ -6,12 +6,13 @@
 
 namespace birkhoff {
 
-constexpr std::int64_t kMostBlockTokens = 1'048'576;  // also the most blocks a query looks back
+constexpr std::int64_t kMostBlockTokens = 1'048'576;  // also the limit of look_back and look_ahead
 constexpr std::int64_t kMostIterations = 1000;        // of a balance
-// Of the prefix balance, whose cost grows with their cube: a balance of u x u for each block u.
+// For the prefix balance, which balances a u x u matrix for each block u: its cost grows with the
+// cube of the number of blocks.
 constexpr std::int64_t kMostPrefixBlocks = 256;
 
-// Of the CPU kernels of attention in blocks; wider heads take LibTorch's.
+// For the CPU kernels of block attention; wider heads use LibTorch.
 constexpr std::int64_t kMostTileHeadDim = 256;
 
 }  // namespace birkhoff

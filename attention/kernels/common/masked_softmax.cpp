@@ -24,36 +24,36 @@ at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b) {
   return b.defined() ? at::logical_and(a, b) : a;
 }
 
-at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal) {
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask) {
   const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  if (!legal.defined()) return at::softmax(scores, -1, dtype).to(scores.scalar_type());
-  const at::Tensor hidden = legal.logical_not();
+  if (!mask.defined()) return at::softmax(scores, -1, dtype).to(scores.scalar_type());
+  const at::Tensor hidden = mask.logical_not();
   return at::softmax(scores.masked_fill(hidden, hidden_logit(scores.scalar_type())), -1, dtype)
       .masked_fill(hidden, 0)
       .to(scores.scalar_type());
 }
 
-at::Tensor additive_mask(const at::Tensor& legal, at::ScalarType dtype) {
-  return at::zeros(legal.sizes(), legal.options().dtype(dtype))
-      .masked_fill_(legal.logical_not(), hidden_logit(dtype));
+at::Tensor additive_mask(const at::Tensor& mask, at::ScalarType dtype) {
+  return at::zeros(mask.sizes(), mask.options().dtype(dtype))
+      .masked_fill_(mask.logical_not(), hidden_logit(dtype));
 }
 
 at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
-                             const at::Tensor& v_BHSD, const std::optional<at::Tensor>& mask,
+                             const at::Tensor& v_BHSD, const std::optional<at::Tensor>& bias,
                              bool causal) {
-  // A sum of all numbers costs next to nothing compared with their products.
+  // A sum of all numbers costs almost nothing compared with their products.
   const auto has_nan = [](const at::Tensor& x) { return std::isnan(x.sum().item<double>()); };
   if (!q_BHLD.is_cpu() || !(has_nan(q_BHLD.detach()) || has_nan(k_BHSD.detach()))) {
-    return at::scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, mask, 0, causal);
+    return at::scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, bias, 0, causal);
   }
   at::Tensor scores_BHLS = at::matmul(q_BHLD, k_BHSD.transpose(-1, -2)) *
                            (1 / std::sqrt(static_cast<double>(q_BHLD.size(3))));
-  if (mask) scores_BHLS = scores_BHLS + *mask;
-  at::Tensor legal;
+  if (bias) scores_BHLS = scores_BHLS + *bias;
+  at::Tensor mask;
   if (causal) {
-    legal = at::ones({q_BHLD.size(2), k_BHSD.size(2)}, q_BHLD.options().dtype(at::kBool)).tril_();
+    mask = at::ones({q_BHLD.size(2), k_BHSD.size(2)}, q_BHLD.options().dtype(at::kBool)).tril_();
   }
-  return at::matmul(masked_softmax(scores_BHLS, legal), v_BHSD);
+  return at::matmul(masked_softmax(scores_BHLS, mask), v_BHSD);
 }
 
 at::Tensor drop_probabilities(const at::Tensor& probabilities, float dropout,

@@ -1,5 +1,5 @@
-// Softmax over the keys a query may see. A query that sees none gets probabilities 0 and no
-// gradient.
+// Softmax over the keys that are visible to a query. A query that sees none gets probabilities 0
+// and no gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,27 +10,29 @@
 
 namespace birkhoff {
 
-// Both of two masks; an undefined one allows all.
+// The logical and of two masks; an undefined mask hides no key.
 at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b);
 
-// Softmax over the last dim of scores [..., S] where `legal` (bool, broadcastable) is true, 0
-// elsewhere. Taken in fp32 or wider, returned in the scores' dtype. Undefined `legal`: all are.
-at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& legal);
+// Softmax over the last dim of scores [..., S] where `mask` (bool, broadcastable) is true; 0
+// elsewhere. Computed in fp32 or wider, returned in the scores' dtype. Undefined `mask`: true
+// everywhere.
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask);
 
-// What scaled_dot_product_attention adds to logits for the same effect: 0 where legal, else a
-// finite number that no logit outweighs. Rows without a legal key come out as plain means and must
-// be zeroed by the caller.
-at::Tensor additive_mask(const at::Tensor& legal, at::ScalarType dtype);
+// The mask in the form that scaled_dot_product_attention adds to logits: 0 where visible, else a
+// finite number that no logit outweighs. Rows without a visible key come out as plain means; the
+// caller must zero them.
+at::Tensor additive_mask(const at::Tensor& mask, at::ScalarType dtype);
 
-// LibTorch's scaled_dot_product_attention, without dropout: `mask` as of additive_mask(), or
-// `causal`. On the CPU LibTorch gives 0 where all logits of a query are NaN; there this computes by
-// plain operations, and NaN stays NaN.
+// LibTorch's scaled_dot_product_attention, without dropout. Takes `bias`, an additive_mask(), or
+// `causal`. On the CPU LibTorch returns 0 for a query whose logits are all NaN. This function uses
+// plain operations there if q or k holds NaN, so that NaN stays NaN.
 at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
                              const at::Tensor& v_BHSD,
-                             const std::optional<at::Tensor>& mask = std::nullopt,
+                             const std::optional<at::Tensor>& bias = std::nullopt,
                              bool causal = false);
 
-// Attention dropout: probabilities [B, ...] with noise of their own, or unchanged without noise.
+// Attention dropout on probabilities [B, ...], with its own random stream. Without noise they stay
+// unchanged.
 at::Tensor drop_probabilities(const at::Tensor& probabilities, float dropout,
                               const std::optional<NoiseKey>& noise);
 

@@ -1,4 +1,4 @@
-// Numbers and rows as CPU kernels take them. No LibTorch.
+// Number types and rows of the CPU kernels. No LibTorch.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,8 @@
 
 namespace birkhoff {
 
-// Most queries or keys of one tile. 64 x 64 products of fp32 with D = 64 keep an operand (16 KiB)
-// in L1 and all scratch in L2; blocks of 64 are the usual size.
+// Maximum queries or keys per tile. In 64 x 64 products of fp32 with D = 64, an operand (16 KiB)
+// stays in L1 and all scratch in L2. 64 is the usual block size.
 constexpr int kTile = 64;
 
 // A bfloat16: the upper half of a float's bits.
@@ -21,7 +21,7 @@ template <>
 struct SumOf<Bf16> {
   using Type = float;
 };
-// What numbers T are added up in.
+// The type in which numbers T are summed.
 template <typename T>
 using Sum = typename SumOf<T>::Type;
 

@@ -1,13 +1,13 @@
-// All prefixes of one matrix balanced together (sinkhorn.h, prefix_balance): the scalings of eight
-// prefixes u are rows of small matrices, so that a column step is A E and a row step B E^T,
-// products of the size that register blocks are made for. Raw pointers, no LibTorch;
-// cpu_sinkhorn.cpp is the user. Legend: E = exp(S - shift), u prefix, r destination of 0..u, c
-// source of 0..u-1.
+// Balances all prefixes of one matrix together (sinkhorn.h, prefix_balance). The scalings of eight
+// prefixes u are the rows of small matrices, so a column step is A E and a row step is B E^T:
+// products of the size that register blocks are made for. Works on raw pointers, without LibTorch;
+// cpu_sinkhorn.cpp calls it. Legend: E = exp(S - shift), u prefix, r destination of 0..u, c source
+// of 0..u-1.
 //
 //   b_uc = 1 / sum_r a_ur E_rc,   a_ur = 1 / sum_c E_rc b_uc,   P_uc = a_uu E_uc b_uc
 //
-// starting from a = 1. A prefix whose scores or sums leave the number range (range.h) is
-// reported as unsolved. No prefix changes a bit of another.
+// The iteration starts from a = 1. A prefix whose scores or sums leave the number range (range.h)
+// is reported as unsolved. The bits of a prefix do not depend on the other prefixes.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ struct PrefixBalance {
   const double* scores;  // [size, size]
   double* p;             // forward: [size - first_row, size], zeros
   bool* solved;          // forward: [size - first_row]
-  const double* d_p;     // backward, as p
+  const double* d_p;     // backward: same shape as p
   double* d_scores;      // backward: [size, size], zeros
 };
 
-// `scratch`: scratch_bytes bytes, aligned to 64. The forward pass needs as much for any number of
-// iterations.
+// `scratch` points to scratch_bytes() bytes, aligned to 64. The forward pass needs the same number
+// of bytes for any number of iterations.
 struct PrefixBalanceKernels {
   std::size_t (*scratch_bytes)(int size, int iterations, bool backward);
   void (*forward)(const PrefixBalance& balance, void* scratch);

@@ -13,13 +13,13 @@ struct PrefixSolver {
   const PrefixBalance& call;
   int width;  // size, padded to whole panels and vectors
   double *e,
-      *e_t;      // [width, width]: E and its transpose, 0 where the score is barred or out of range
+      *e_t;      // [width, width]: E and its transpose, 0 where the score is masked or out of range
   double* flow;  // [width, width], backward
   // [kept iterations, 2 kPanel, width]: x above a (before), b above y. The forward pass keeps one.
   double *left, *right;
   double *a, *sums;   // [kPanel, width]: a of the last iteration
   double *d_f, *d_g;  // [kPanel, width]
-  int end_solvable;   // prefixes before this one have all scores in range
+  int end_solvable;   // all scores of the prefixes before this one are in range
   bool keeps_all;
 
   static int padded(int size) { return padded_rows<double>(size); }
@@ -54,8 +54,8 @@ struct PrefixSolver {
   double* y_of(int i) const { return b_of(i) + kPanel * width; }
   double* a_after(int i) const { return i + 1 < call.iterations ? a_before(i + 1) : a; }
 
-  // The shift is the first finite score of the growing prefixes: later scores must not touch a bit
-  // of earlier prefixes.
+  // The shift is the first finite score met while the prefixes grow: later scores must not change a
+  // bit of earlier prefixes.
   void fill_exponentials() {
     constexpr double kBarred = -__builtin_inf();
     const int N = call.size;
@@ -95,19 +95,20 @@ struct PrefixSolver {
                    /*accumulate=*/false);
   }
 
-  // The first n of x become 1 / x where x > 0, all others 0. False if some x > 0 is out of range.
+  // Inverts the first n numbers of x where they are positive and sets all others to 0. Returns
+  // false if a positive one is out of range.
   bool invert(double* x, int n) const {
     int num_bad = 0;
     for (int i = 0; i < n; ++i) {
-      num_bad += x[i] > 0 && !(x[i] > BalanceRange::kLeast && x[i] < 1 / BalanceRange::kLeast);
+      num_bad += x[i] > 0 && !(x[i] > BalanceRange::kMin && x[i] < 1 / BalanceRange::kMin);
       x[i] = x[i] > 0 ? 1 / x[i] : 0;
     }
     for (int i = n; i < width; ++i) x[i] = 0;
     return num_bad == 0;
   }
 
-  // Solves prefixes u0 .. u0 + kPanel - 1, as far as they exist; good[k]: u0 + k is solved. The
-  // others' scalings are 0.
+  // Solves those of the prefixes u0 .. u0 + kPanel - 1 that exist. good[k] says whether u0 + k is
+  // solved; the scalings of unsolved prefixes are 0.
   void solve(int u0, bool (&good)[kPanel]) const {
     const int rows = min_of(u0 + kPanel, call.size), columns = rows - 1;
     for (int k = 0; k < kPanel; ++k) {
@@ -150,12 +151,13 @@ struct PrefixSolver {
     }
   }
 
-  // d E of each step is an outer product of scalings and what flows back: `flow` is their sum.
+  // The gradient of E in each step is an outer product of scalings and backward flows; `flow` is
+  // the sum of these products.
   void backward() const {
     const int N = call.size, I = call.iterations;
     for (int i = 0; i < width * width; ++i) flow[i] = 0;
     for (int i = 0; i < kPanel * width; ++i)
-      sums[i] = 0;  // never more than a tile's columns are set
+      sums[i] = 0;  // multiply() sets only the columns in use
     for (int u0 = call.first_row; u0 < N; u0 += kPanel) {
       bool good[kPanel];
       solve(u0, good);

@@ -20,14 +20,14 @@
 namespace birkhoff {
 namespace {
 
-// y += factor * x: sums over rows of a matrix are made of these, which vectorise without
-// reordering.
+// y += factor * x. Sums over the rows of a matrix are built from this loop, because it vectorises
+// without reordering.
 [[gnu::always_inline]] inline void add_scaled(double factor, const double* __restrict x,
                                               double* __restrict y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] += factor * x[i];
 }
 
-// y = factors^double M for M [n, m] with rows `stride` apart.
+// y = factors^T M for M [n, m] whose rows are `stride` apart.
 [[gnu::always_inline]] inline void multiply(const double* factors, const double* matrix,
                                             std::int64_t stride, std::int64_t n, std::int64_t m,
                                             double* y) {
@@ -35,11 +35,11 @@ namespace {
   for (std::int64_t i = 0; i < n; ++i) add_scaled(factors[i], matrix + i * stride, y, m);
 }
 
-// x = 1 / x where x > 0. False if some x > 0 is out of range.
+// Sets x to 1 / x where x > 0. Returns false if some x > 0 is out of range.
 [[gnu::always_inline]] inline bool invert(double* x, std::int64_t n) {
   int num_bad = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    num_bad += x[i] > 0 && !(x[i] > BalanceRange::kLeast && x[i] < 1 / BalanceRange::kLeast);
+    num_bad += x[i] > 0 && !(x[i] > BalanceRange::kMin && x[i] < 1 / BalanceRange::kMin);
     x[i] = x[i] > 0 ? 1 / x[i] : 0;
   }
   return num_bad == 0;
@@ -74,7 +74,8 @@ struct Exponentials {
   }
 };
 
-// The scalings of the steps of one problem: of all for gradients, else of the last.
+// The scalings of one problem: of all iterations when gradients are needed, otherwise of the last
+// only.
 struct Scalings {
   std::int64_t iterations, kept;
   std::vector<double> a, b;  // [kept + 1, R], starting with ones; [kept, C]
@@ -85,12 +86,12 @@ struct Scalings {
         a(static_cast<std::size_t>((kept + 1) * rows)),
         b(static_cast<std::size_t>(kept * columns)) {}
 
-  // False if the problem leaves the number range.
+  // Returns false if the problem leaves the number range.
   [[gnu::always_inline]] bool solve(const Exponentials& exps, std::int64_t R, std::int64_t C) {
     if (!exps.in_range) return false;
     std::fill_n(a.data(), R, 1.0);
     for (std::int64_t step = 0; step < iterations; ++step) {
-      // Where one is kept, the row step's result is the next column step's start.
+      // If only one is kept, the result of a row step is the start of the next column step.
       const std::int64_t i = std::min(step, kept - 1);
       double* b_i = b.data() + i * C;
       multiply(a.data() + std::min(step, kept) * R, exps.e.data(), exps.columns, R, C, b_i);
@@ -114,7 +115,7 @@ struct Scalings {
   }
 }
 
-// Adds to d_scores the gradient of P, given d_p.
+// Adds dLoss/dS to d_scores, given d_p = dLoss/dP.
 [[gnu::always_inline]] inline void add_gradient(const Exponentials& exps, const Scalings& s,
                                                 std::int64_t R, std::int64_t C, const double* d_p,
                                                 double* d_scores) {
@@ -154,7 +155,7 @@ struct Scalings {
   }
 }
 
-// One call's arrays; null where the pass has none.
+// The arrays of one call; null where the pass does not use them.
 struct Call {
   const double* scores;
   std::int64_t rows, columns, iterations;
@@ -182,8 +183,8 @@ struct WholeMatrix {
 
 // Row u needs only rows up to u: column sums run over the destinations so far.
 struct Cumulative {
-  // c[i][u]: the column sums [N] of iteration i up to row u, a[i][u]: the row's scaling. Of all
-  // iterations for gradients, else of the last.
+  // c[i][u]: the column sums [N] of iteration i up to row u. a[i][u]: the scaling of row u. Kept
+  // for all iterations when gradients are needed, otherwise for the last only.
   struct Rows {
     std::int64_t N, iterations, kept;
     std::vector<double> e, c, a;
@@ -198,13 +199,14 @@ struct Cumulative {
     double* sums(std::int64_t i, std::int64_t u) {
       return c.data() + (std::min(i, kept - 1) * N + u) * N;
     }
-    // Before iteration i; of `iterations`: after the last.
+    // The scaling before iteration i; for i = iterations, the one after the last.
     double& scaling(std::int64_t i, std::int64_t u) {
       return a[static_cast<std::size_t>(std::min(i, kept) * N + u)];
     }
   };
 
-  // E of row u, each column shifted by its first finite score. False if a score is out of range.
+  // Fills row u of E, with each column shifted by its first finite score. Returns false if a score
+  // is out of range.
   [[gnu::always_inline]] static inline bool fill_row(const double* scores, std::int64_t u,
                                                      std::vector<double>& shift, Rows& rows) {
     constexpr double kBarred = -std::numeric_limits<double>::infinity();
@@ -220,7 +222,8 @@ struct Cumulative {
     return num_bad == 0;
   }
 
-  // The first row that leaves the number range, and N if none does: no row knows of later ones.
+  // Returns the first row that leaves the number range, or N if none does. No row depends on later
+  // rows.
   [[gnu::always_inline]] static inline std::int64_t solve(const double* scores, Rows& rows) {
     const std::int64_t N = rows.N;
     std::vector<double> shift(static_cast<std::size_t>(N),
@@ -244,7 +247,7 @@ struct Cumulative {
           if (c[v] > 0 && c[v] < least) least = c[v];
         }
         const double after = 1 / (1 + total);
-        if (!(least > BalanceRange::kLeast && after > BalanceRange::kLeast)) end = u;
+        if (!(least > BalanceRange::kMin && after > BalanceRange::kMin)) end = u;
         rows.scaling(i + 1, u) = after;
       }
     }
@@ -260,8 +263,8 @@ struct Cumulative {
     }
   }
 
-  // From row end_row - 1 up. r[i]: the gradient that column sums of later rows and this one have
-  // received, which are sums over this row too.
+  // Runs from row end_row - 1 up to row 1. r[i] is the gradient that the column sums of this row
+  // and of later rows have received: all of these sums include this row.
   [[gnu::always_inline]] static inline void add_gradient(Rows& rows, std::int64_t end_row,
                                                          const double* d_p, double* d_scores) {
     const std::int64_t N = rows.N, I = rows.iterations;
@@ -270,7 +273,7 @@ struct Cumulative {
     for (std::int64_t u = end_row - 1; u > 0; --u) {
       const double* e = rows.e.data() + u * N;
       std::fill(d_e.begin(), d_e.end(), 0.0);
-      // What P gives to a and b of the last iteration.
+      // The gradients that P passes to a and b of the last iteration.
       const double a_last = rows.scaling(I, u);
       const double* c_last = rows.sums(I - 1, u);
       double d_a = 0;
@@ -313,7 +316,7 @@ struct Cumulative {
   }
 };
 
-// The same code for the instruction sets of the day.
+// The same code, compiled for each instruction set.
 template <typename Work>
 void run_portable(const Call& call, std::int64_t index) {
   Work::run(call, index);
@@ -339,7 +342,7 @@ void run_all(const Call& call, std::int64_t num_problems) {
     run = &run_avx2<Work>;
   }
 #endif
-  // A thread is worth its start for some ten microseconds of work.
+  // Starting a thread pays off from about ten microseconds of work.
   const std::int64_t work = call.iterations * call.rows * call.rows * call.columns + 1;
   const std::int64_t problems_per_thread = std::max<std::int64_t>(1, 100000 / work);
   at::parallel_for(0, num_problems, problems_per_thread, [&](std::int64_t begin, std::int64_t end) {
@@ -352,7 +355,7 @@ std::int64_t num_problems(const at::Tensor& scores) {
   return size == 0 ? 0 : scores.numel() / size;
 }
 
-// P and `solved` of problems whose results have `solved_rows` flags each.
+// Returns P and `solved`, which has `solved_rows` flags for each problem.
 template <typename Work>
 std::pair<at::Tensor, at::Tensor> run_forward(const at::Tensor& scores, std::int64_t iterations,
                                               std::int64_t solved_rows) {
@@ -387,7 +390,8 @@ at::Tensor run_backward(const at::Tensor& scores, const at::Tensor& d_p, std::in
   return d_scores;
 }
 
-// Calls run(problem, scratch) for each matrix of `scores`, with its parts of the others.
+// Calls run(kernels, problem, scratch) for each matrix of `scores`. The problem holds the matrix
+// and its parts of the arrays in `all`.
 template <typename Run>
 void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
                              std::int64_t first_row, const PrefixBalance& all, const Run& run) {

@@ -16,12 +16,13 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The kernels of gpu_launch.cu.
+// The autograd function of the kernels that gpu_launch.cu launches.
 struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
-  // Memory for what the backward pass keeps of each problem, at one time.
+  // How many numbers the backward pass keeps in memory at one time (128 MiB). A single matrix may
+  // need more.
   static constexpr std::int64_t kMostVectors = (128 << 20) / sizeof(float);
 
-  // Problems [.., R, C] as the kernels take them.
+  // Describes problems [.., R, C] to the kernels.
   static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                               std::int64_t first_row) {
     const std::int64_t R = scores.size(-2), C = scores.size(-1);
@@ -37,7 +38,8 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
             .scratch = nullptr};
   }
 
-  // Puts memory for `matrices` of the problems in place; who calls keeps it.
+  // Allocates scratch memory for `matrices` of the problems and points `problems` to it. The caller
+  // must keep the returned tensor.
   static at::Tensor give_scratch(const at::Tensor& scores, std::int64_t matrices,
                                  BalanceParams& problems) {
     const at::Tensor scratch =
@@ -72,7 +74,7 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
     const std::int64_t of_matrix = BalanceBackwardParams::vectors_per_matrix(problems);
     const std::int64_t all = problems.matrices;
     if (all == 0) return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
-    // Parts of one size, so that each fills the device.
+    // Parts of equal size, so that each fills the device.
     const std::int64_t most =
         std::max<std::int64_t>(1, kMostVectors / std::max<std::int64_t>(1, of_matrix));
     const std::int64_t parts = (all + most - 1) / most, at_once = (all + parts - 1) / parts;

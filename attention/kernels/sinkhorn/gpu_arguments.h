@@ -1,4 +1,4 @@
-// From tensors to the kernels of the balances on a GPU (gpu_params.h).
+// Runs the GPU kernels of the balances (gpu_params.h) on tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,13 +7,13 @@
 
 namespace birkhoff {
 
-// Whether this program has kernels that can do this: fp32 on a GPU, up to 256 rows and columns, and
-// a backward pass that finds memory.
+// Whether this program has GPU kernels that can solve the problem: fp32 on a GPU, at most 256 rows
+// and columns, and a backward pass whose memory stays within a bound.
 bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                       std::int64_t first_row);
 
-// balance(), or with `prefix` prefix_balance(), of what fits. Differentiable. Asynchronous on the
-// current stream.
+// balance(), or prefix_balance() with `prefix`, of scores for which fits_gpu_kernels() returns
+// true. Differentiable. Asynchronous on the current stream.
 at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                           std::int64_t first_row);
 

@@ -1,6 +1,6 @@
 // The Sinkhorn operator (attention/kernels/sinkhorn/sinkhorn.h; Tay et al. 2020, section 3.1.1)
-// forward and backward, for whole matrices; prefixes are gpu_prefix.cu's. Legend: r destination of
-// R, c source of C, i iteration of I.
+// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes. Legend: r destination
+// of R, c source of C, i iteration of I.
 //
 //   g_i[c] = -log sum_r exp(S[r, c] + f_{i-1}[r])    f_0 = 0
 //   f_i[r] = -log sum_c exp(S[r, c] + g_i[c])        P[r, c] = exp(S[r, c] + f_I[r] + g_I[c])
@@ -11,12 +11,12 @@
 //   y_I[c] = sum_r (P (d - x_I))[r, c]   y_{i-1}[c] = -sum_r (x_{i-1} W_{i-1})[r, c]
 //   dS = P (d - x_I) - sum_{i<I} x_i W_i - sum_i y_i V_i
 //
-// R, C <= 256. fp32, in the log domain: gpu_log_domain.cuh says how. A block of 128, 256 or 512
-// threads (C <= 64, 128, 256) owns one matrix. Scores are read once, into shared memory where R C
-// numbers fit (R = C <= 232 on sm_90, 195 on sm_80), else from L2 in each pass; P is written once.
-// Backward: the block makes f and g again, then x and y, and leaves the four vectors of each
-// iteration in memory; a second kernel with a thread for each entry adds up dS. No atomics:
-// deterministic.
+// R, C <= 256; fp32, in the log domain (see gpu_log_domain.cuh). A block of 128, 256 or 512 threads
+// (C <= 64, 128, 256) owns one matrix. Scores are read once, into shared memory, if R C numbers fit
+// there (R = C <= 232 on sm_90, 195 on sm_80); otherwise each pass reads them from L2. P is written
+// once. Backward: the block recomputes f and g, computes x and y, and writes the four vectors of
+// each iteration to memory; a second kernel, with one thread per entry, sums them up to dS. No
+// atomics: deterministic.
 #include "attention/kernels/sinkhorn/gpu_log_domain.cuh"
 #include "attention/kernels/sinkhorn/gpu_params.h"
 
@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kScoresThreads = 256;
 
-// A block's problem. kGroups: columns of a lane.
+// The problem of a block. kGroups: columns per lane.
 template <int kGroups, bool kShared>
 using WholeMatrix = LogDomainProblem<kGroups, 2 * kGroups, kShared>;
 
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(64 * kGroups, 1) vectors_kernel(const BalanceB
                         p.d_scores + matrix * forward.rows * forward.columns);
 }
 
-// A thread for each score.
+// One thread per score.
 __global__ void __launch_bounds__(kScoresThreads) scores_kernel(const BalanceBackwardParams p) {
   const BalanceParams& forward = p.problems;
   const std::int64_t entry = std::int64_t{blockIdx.x} * kScoresThreads + threadIdx.x;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kScoresThreads) scores_kernel(const BalanceBac
   }
 }
 
-// Calls launch_kernel<columns of a lane, scores in shared memory?>(bytes of shared memory).
+// Calls launch_kernel<columns per lane, scores in shared memory?>(bytes of shared memory).
 template <typename Launch>
 void with_shape(const BalanceParams& p, Launch launch_kernel) {
   int device = 0, most_shared = 0;

@@ -1,15 +1,15 @@
-// The Sinkhorn operator in the log domain, whatever the range of the scores: how a block solves one
-// problem. gpu_launch.cu owns the formulas; its kernels and, for what leaves their number range,
-// those of gpu_prefix.cu are the users. Legend: r destination of R, c source of C, i iteration of
+// The Sinkhorn operator in the log domain, for scores of any range: how a block solves one problem.
+// gpu_launch.cu has the formulas. Its kernels use this code, and so do those of gpu_prefix.cu for
+// prefixes that leave their number range. Legend: r destination of R, c source of C, i iteration of
 // I.
 //
-// A problem is a matrix [R, C], or its leading u + 1 rows and u columns, of which row 0 counts as
-// barred and row u is the result (`prefix`). Warp w owns rows w, w + W, .. and lane l the columns
-// l, l + 32, .. of a row. A row step and the column step behind it are one pass: a row that has
-// been normalised is at hand when columns are summed, so an entry costs one exponential an
-// iteration, and row sums take no shared memory. After its first, a column step adds up entries of
-// rows that sum to 1: its sum is between 1 / C and R and updates g without a maximum. No atomics:
-// deterministic.
+// A problem is a matrix [R, C] or, with `prefix`, its leading u + 1 rows and u columns, where row 0
+// counts as masked and row u is the result. Warp w owns rows w, w + W, .. and lane l owns columns
+// l, l + 32, .. of a row. A row step and the next column step are one pass: the row that has just
+// been normalised is at hand when the columns are summed, so an entry costs one exponential per
+// iteration, and row sums need no shared memory. Every column step but the first sums entries of
+// rows that sum to 1: its sum is between 1 / C and R, and it updates g without a maximum. No
+// atomics: deterministic.
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ namespace {
 constexpr unsigned kWholeWarp = 0xffffffff;
 constexpr int kWarp = 32;
 
-extern __shared__ float4 balance_memory[];  // float4: for its alignment
+extern __shared__ float4 balance_memory[];  // float4 for its alignment
 
 __device__ inline float warp_sum(float x) {
 #pragma unroll
@@ -42,7 +42,8 @@ __device__ inline float warp_max(float x) {
   return x;
 }
 
-// What the backward pass keeps of one problem, with i from 0; padded to whole float4.
+// The vectors that the backward pass keeps for one problem, padded to whole float4. i counts from
+// 0.
 struct Vectors {
   int rows, columns;
   float* data;
@@ -58,7 +59,7 @@ struct Vectors {
   __device__ float* y(int i) const { return x(i) + rows; }
 };
 
-// One problem as its block of kWarps warps sees it. kGroups: columns of a lane.
+// One problem, as its block of kWarps warps sees it. kGroups: columns per lane.
 template <int kGroups, int kWarps, bool kShared>
 struct LogDomainProblem {
   static constexpr int kThreads = kWarps * kWarp;
@@ -68,12 +69,12 @@ struct LogDomainProblem {
   const float* s;              // scores, in shared memory with kShared
   float *g, *partial;          // shared: [columns], [kWarps, columns]
   int first;                   // row of the result
-  int first_taking_part;       // rows before it have no finite score
-  int result_columns;          // of a row of the result: those beyond `columns` are 0
+  int first_taking_part;       // rows before it count as masked
+  int result_columns;          // of a row of the result; those beyond `columns` are 0
   std::int64_t result_offset;  // of the result in P
   int warp, lane;
 
-  // `memory`: shared, shared_bytes() of it.
+  // `memory`: shared_bytes() bytes of shared memory.
   __device__ LogDomainProblem(const BalanceParams& p, std::int64_t matrix, int result,
                               float* memory)
       : rows(p.prefix ? p.first_row + result + 1 : p.rows),
@@ -93,7 +94,7 @@ struct LogDomainProblem {
       for (int r = warp; r < rows; r += kWarps) {
         for (int c = lane; c < columns; c += kWarp) copy[r * columns + c] = s[r * p.columns + c];
       }
-      s = copy;  // a warp reads the rows that it wrote
+      s = copy;  // no barrier: a warp reads only rows that it wrote
     }
   }
 
@@ -116,8 +117,9 @@ struct LogDomainProblem {
     for (int k = 0; k < kGroups; ++k) x[k] = -INFINITY;
   }
 
-  // Calls use(c, total) in one thread for each column, with the warps' sums (or maxima) added up in
-  // the warps' order. Called by all threads of the block; those behind it see what `use` wrote.
+  // Adds up the warps' sums (or combines their maxima) of each column in the order of the warps,
+  // and calls use(c, total) in one thread per column. All threads of the block call this; when it
+  // returns, they see what `use` wrote.
   template <typename Combine, typename Use>
   __device__ void combine_columns(const float (&mine)[kGroups], Combine combine, Use use) const {
 #pragma unroll
@@ -162,8 +164,8 @@ struct LogDomainProblem {
     sum_columns(sum, [&](int c, float total) { g[c] = total == 0 ? 0.0f : -(g[c] + logf(total)); });
   }
 
-  // The row step of row r: returns f, 0 for a row without a finite score, and sets x to the row of
-  // exp(S + f + g). The same in all lanes but for x.
+  // The row step of row r. Returns f, which is 0 for a row without a finite score and the same in
+  // all lanes, and sets x to this lane's columns of exp(S + f + g).
   __device__ float row_step(int r, const float (&columns_g)[kGroups], float (&x)[kGroups]) const {
     load_row(r, x);
     float most = -INFINITY, sum = 0;
@@ -187,9 +189,9 @@ struct LogDomainProblem {
     return -(most + logf(sum));
   }
 
-  // All iterations. each_column_step(i) follows each column step, in all threads, with its g in
-  // place; each_row_step(i, r, f, x) each row step, in the warp that made it; of the last iteration
-  // the rows from last_iteration_row on alone.
+  // Runs all iterations. All threads call each_column_step(i) after each column step, with its g in
+  // place. The warp that made a row step calls each_row_step(i, r, f, x) after it. The last
+  // iteration computes only the rows from last_iteration_row on.
   template <typename ColumnStep, typename RowStep>
   __device__ void solve(int iterations, int last_iteration_row, ColumnStep each_column_step,
                         RowStep each_row_step) const {
@@ -230,8 +232,9 @@ struct LogDomainProblem {
         });
   }
 
-  // Leaves f, g, x and y of each iteration in `vectors`, and P (d - x_I) of the result's rows in
-  // d_scores [rows of the matrix, its columns]; the x_I left is 0. d_p: as p of write_p.
+  // Writes f, g, x and y of each iteration to `vectors`, and P (d - x_I) of the result's rows to
+  // d_scores [rows of the matrix, its columns]. The x_I written is 0. d_p has the shape of p in
+  // write_p.
   __device__ void write_vectors(int iterations, const float* d_p, const Vectors& vectors,
                                 float* d_scores) const {
     const int I = iterations;
@@ -270,7 +273,7 @@ struct LogDomainProblem {
           sum[k] += d;
         }
       }
-      if (lane == 0) vectors.x(I - 1)[r] = 0;  // its share is in d
+      if (lane == 0) vectors.x(I - 1)[r] = 0;  // its share is already in d
     }
     sum_columns(sum, [&](int c, float total) { vectors.y(I - 1)[c] = total; });
 
@@ -302,14 +305,15 @@ struct LogDomainProblem {
   }
 };
 
-// What the steps of one problem take from dS[r, c]: sum_i (x_i[r] W_i[r, c] + y_i[c] V_i[r, c]) of
-// the x and y that write_vectors left, for a score s that is not barred.
+// The amount that the steps of one problem subtract from dS[r, c]:
+// sum_i (x_i[r] W_i[r, c] + y_i[c] V_i[r, c]), with the x and y of write_vectors, for a score s
+// that is not masked.
 __device__ inline float log_domain_share(const Vectors& vectors, int iterations, int r, int c,
                                          float s) {
   float f_before = 0, share = 0;
   for (int i = 0; i < iterations; ++i) {
     const float f = vectors.f(i)[r], g = vectors.g(i)[c];
-    // Added up as write_vectors does: its shares of a sum cancel these.
+    // Added up as in write_vectors, whose shares of a sum cancel these.
     share += vectors.x(i)[r] * expf(s + f + g) + vectors.y(i)[c] * expf(s + f_before + g);
     f_before = f;
   }

@@ -1,5 +1,5 @@
-// Arguments of the kernels of the Sinkhorn operator. See attention/kernels/sinkhorn/gpu_launch.cu
-// and gpu_prefix.cu.
+// Arguments of the GPU kernels of the Sinkhorn operator. See
+// attention/kernels/sinkhorn/gpu_launch.cu and gpu_prefix.cu.
 #pragma once
 
 #include <cstdint>
@@ -10,31 +10,32 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// Problems of one size, contiguous fp32: matrices [matrices, rows, columns], each balanced as a
-// whole or, with `prefix` (rows = columns = N), once for each destination u from first_row on: rows
-// 1 to u and the leading u columns, of which row u alone is the result.
+// Problems of one size, contiguous fp32: matrices [matrices, rows, columns]. Without `prefix` each
+// matrix is balanced as a whole. With `prefix` (rows = columns = N) it is balanced once for each
+// destination u from first_row on: only rows 1 to u and the leading u columns take part, and only
+// row u is the result.
 struct BalanceParams {
   std::int64_t matrices;
   int rows, columns;  // at most kMostBlocks
   int iterations;
   bool prefix;
   int first_row;        // 0 without `prefix`
-  int results;          // problems of a matrix: rows - first_row with `prefix`, else 1
+  int results;          // problems per matrix: rows - first_row with `prefix`, else 1
   const float* scores;  // [matrices, rows, columns]
   float* p;             // forward: [matrices, rows - first_row, columns]
   float* scratch;       // scratch_per_matrix() numbers for each matrix, aligned to 16 bytes
 
   static constexpr int kMostBlocks = 256;
-  static constexpr int kTile = 32;  // of a matrix, with a limit of its own: gpu_prefix.cu
+  static constexpr int kTile = 32;  // side of a tile; each tile has its own limit (gpu_prefix.cu)
 
-  // To whole float4.
+  // Rounds up to whole float4.
   BIRKHOFF_HOST_DEVICE static constexpr int padded(int size) { return (size + 3) / 4 * 4; }
 
   BIRKHOFF_HOST_DEVICE int num_tiles() const {
     const int side = (rows + kTile - 1) / kTile;
     return side * side;
   }
-  // Without `prefix` none; else struct Scratch of gpu_prefix.cu.
+  // 0 without `prefix`; otherwise the size of struct Scratch (gpu_prefix_panel.cuh).
   std::int64_t scratch_per_matrix() const {
     if (!prefix) return 0;
     const std::int64_t width = padded(rows);
@@ -43,12 +44,12 @@ struct BalanceParams {
 };
 
 struct BalanceBackwardParams {
-  BalanceParams problems;  // its p: not used
-  const float* d_p;        // as p
-  float* vectors;          // scratch, vectors_per_matrix() numbers for each matrix, aligned so too
-  float* d_scores;         // as scores
+  BalanceParams problems;  // its p is not used
+  const float* d_p;        // same shape as p
+  float* vectors;          // scratch: vectors_per_matrix() numbers per matrix, aligned to 16 bytes
+  float* d_scores;         // same shape as scores
 
-  // Two vectors of rows and two of columns for each iteration.
+  // Two row vectors and two column vectors for each iteration.
   static std::int64_t vectors_per_problem(const BalanceParams& problems) {
     return std::int64_t{problems.iterations} * 2 *
            (BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns));
@@ -61,7 +62,7 @@ struct BalanceBackwardParams {
 // Asynchronous on `stream`.
 void launch_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
-// The part of both for prefixes of at least one matrix (gpu_prefix.cu).
+// The same for the prefixes of at least one matrix (gpu_prefix.cu).
 void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
 

@@ -1,38 +1,38 @@
 // The Sinkhorn operator for all prefixes of a matrix (attention/kernels/sinkhorn/sinkhorn.h,
 // prefix_balance): forward and backward. Legend: r destination and c source of N, u prefix, i
-// iteration of I, E = exp(S) and 0 where S is -inf; 1 <= r <= u and c < u in all that belongs to
-// prefix u: E of row 0 is 0.
+// iteration of I, E = exp(S) and 0 where S is -inf. In all that belongs to prefix u, 1 <= r <= u
+// and c < u: row 0 of E is 0.
 //
 //   b_ui[c] = 1 / sum_r a_ui[r] E[r, c]      a_u0 = 1
 //   a_u,i+1[r] = 1 / sum_c E[r, c] b_ui[c]   P[u, c] = E[u, c] b_u,I-1[c] a_uI[u]
 //
-// Backward, from i = I - 1 down; the last row step's share is in d, where it cancels best:
+// Backward, from i = I - 1 down; d includes the share of the last row step, where it cancels best:
 //
 //   d_u[c] = P[u, c] (dLoss/dP[u, c] - sum_c' P[u, c'] dLoss/dP[u, c'])
 //   x_ui[r] = 0, then -a_u,i+1[r]^2 sum_c E[r, c] y_u,i+1[c]
 //   y_ui[c] = d_u[c] b_ui[c], then -b_ui[c]^2 sum_r x_ui[r] E[r, c]
 //   dS[r, c] = d_r[c] - E[r, c] sum_ui (x_ui[r] b_ui[c] + a_ui[r] y_ui[c])
 //
-// N <= 256, fp32, kernels one after another:
+// N <= 256, fp32. The kernels run one after another:
 //
-// exponentials: a block of 256 threads writes a tile of 32 x 32 of E and of its transpose, and the
-//   first prefix that holds a score too far from 0 (range.h). There is no shift: none can
-//   then depend on later scores.
+// exponentials: a block of 256 threads writes a 32 x 32 tile of E and of its transpose, and the
+//   first prefix that holds a score too far from 0 (range.h). There is no shift, so none can depend
+//   on later scores.
 // forward, vectors: a block of 256 threads owns a panel of K successive prefixes of a matrix (K is
-//   16 or, for N > 128, 32), so that a step is the product of its [K, N] scalings and E or its
-//   transpose. A warp owns 16 prefixes x 64 columns, a thread 8 x 4 of them; where that is not work
-//   for 8 warps (N <= 128), 8 or 4 of them share out the terms, and their sums are added up in a
-//   fixed order. Scalings and sums lie in shared memory, 39 to 65 KiB; E is read once in each step,
-//   from L1 where it fits (N <= 128), else from L2.
+//   16 or, for N > 128, 32), so a step is the product of its [K, N] scalings and E or its
+//   transpose. A warp owns 16 prefixes x 64 columns, a thread 8 x 4 of them. Where that is too
+//   little work for 8 warps (N <= 128), 8 or 4 warps share the terms, and their sums are added up
+//   in a fixed order. Scalings and sums are in shared memory, 39 to 65 KiB. Each step reads E once,
+//   from L1 where it fits (N <= 128), otherwise from L2.
 //   Prefixes whose scores or sums leave the number range are solved again, one by one, in the log
-//   domain (gpu_log_domain.cuh), by the same block or, backward, by one of a kernel of their
-//   own, log_domain: nothing waits for the host.
-// scores: a block of 256 threads owns a tile of dS, T x T with T = 32 or, for N > 64, 64: a matrix
-//   product over all (u, i), of which a group of 64 threads takes a fourth; shared memory 16 or 32
-//   KiB.
+//   domain (gpu_log_domain.cuh): in the forward pass by the same block, in the backward pass by a
+//   separate kernel, log_domain. Nothing waits for the host.
+// scores: a block of 256 threads owns a tile of dS, T x T with T = 32 or, for N > 64, 64. The tile
+//   is a matrix product over all (u, i), of which each group of 64 threads takes a quarter. Shared
+//   memory: 16 or 32 KiB.
 //
-// Vectors are 0 beyond their prefix, so a prefix has the same bits whatever follows it. No atomics,
-// all orders fixed: deterministic.
+// Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on what follows it. No
+// atomics and fixed orders: deterministic.
 #include "attention/kernels/sinkhorn/gpu_params.h"
 #include "attention/kernels/sinkhorn/gpu_prefix_panel.cuh"
 
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_forward_kernel(const Balan
   }
 }
 
-// Of solved prefixes, Vectors' f is a_ui and its g is b_ui. Row u of d_scores becomes d.
+// For solved prefixes, f of Vectors is a_ui and g is b_ui. Row u of d_scores becomes d.
 template <int kGroups>
 __global__ void __launch_bounds__(kThreads, 2)
     prefix_vectors_kernel(const BalanceBackwardParams p) {
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// The prefixes of a panel that prefix_vectors_kernel has not solved: with it in one kernel there
-// are not enough registers.
+// Solves the prefixes that prefix_vectors_kernel has not solved, kPrefixTile per block. One kernel
+// for both would not have enough registers.
 template <int kGroups>
 __global__ void __launch_bounds__(kThreads, 1)
     prefix_log_domain_kernel(const BalanceBackwardParams p) {
@@ -189,16 +189,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// kSide^2 numbers of the tile are a thread's, in groups of 4 x 4.
+// Each thread owns kSide^2 numbers of the tile, in groups of 4 x 4.
 template <int kSide>
 __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
   constexpr int kSize = 8 * kSide, kParts = 4;  // of the tile; groups of 64 threads
-  constexpr int kPairs = 32;                    // (u, i) at a time
+  constexpr int kPairs = 32;                    // pairs (u, i) at a time
   const BalanceParams& forward = p.problems;
   const Scratch scratch(forward);
   const int N = forward.rows, width = scratch.width, I = forward.iterations;
   const int side = (N + kSize - 1) / kSize, thread = static_cast<int>(threadIdx.x);
-  // The first tiles of a matrix take longest: those of all matrices come first.
+  // The first tiles of a matrix take longest, so those of all matrices come first.
   const std::int64_t matrix = blockIdx.x % forward.matrices;
   const int tile = static_cast<int>(blockIdx.x / forward.matrices);
   const int r0 = tile / side * kSize, c0 = tile % side * kSize;
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
   const float* in_log_domain = scratch.in_log_domain + problems;
 
   float* left = reinterpret_cast<float*>(balance_memory);  // [2 kPairs, kSize]: a and x
-  float* right = left + 2 * kPairs * kSize;                // so: y and b
+  float* right = left + 2 * kPairs * kSize;                // likewise: y and b
   const int part = thread / 64, row = thread % 64 / 8 * 4, column = thread % 8 * 4;
   float sum[kSide][kSide] = {};
   // The first prefix that holds an entry is u = max(r, c + 1).
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
     __syncthreads();
   }
 
-  // The parts' sums, in their order; then whole rows of the tile at a time.
+  // Adds the sums of the parts, in their order, then takes whole rows of the tile at a time.
   float* flow = left;  // [kSize, kSize]
   float& any_in_log_domain = right[0];
   if (thread == 0) any_in_log_domain = 0;
@@ -297,7 +297,7 @@ void launch_blocks(void (*kernel)(Params), std::int64_t blocks, const Params& pa
          kernel, params);
 }
 
-// As launch_blocks, for panels, which may take more shared memory than a kernel gets unasked.
+// As launch_blocks, for panels, which may need more shared memory than a kernel gets by default.
 template <int kGroups, typename Params>
 void launch_panels(void (*kernel)(Params), const BalanceParams& p, const Params& params,
                    cudaStream_t stream) {

@@ -1,5 +1,5 @@
-// The scratch memory of the kernels in gpu_prefix.cu, which owns the formulas, and how a block
-// solves a panel of prefixes in the ordinary domain.
+// The scratch memory of the kernels in gpu_prefix.cu, and how a block solves a panel of prefixes in
+// the ordinary domain. gpu_prefix.cu has the formulas.
 #pragma once
 
 #include <cstddef>
@@ -10,22 +10,22 @@
 namespace birkhoff {
 namespace {
 
-// As many as a matrix has prefixes at most.
+// As many threads as a matrix can have prefixes.
 constexpr int kThreads = BalanceParams::kMostBlocks, kWarps = kThreads / kWarp;
 constexpr int kTile = BalanceParams::kTile;
-constexpr int kPrefixTile = 16;  // prefixes of a warp
+constexpr int kPrefixTile = 16;  // prefixes per warp
 
-// A problem that has left the number range, in blocks like all others here.
+// A problem that has left the number range, solved by a block of the same size as all others here.
 template <int kGroups>
 using LogDomain = LogDomainProblem<kGroups, kWarps, false>;
 
-// The scratch memory of a call: of each matrix E, its transpose, the limits of its tiles, and of
-// each problem whether it is solved.
+// The scratch memory of a call: for each matrix E, its transpose and the limits of its tiles, and
+// for each problem whether it is solved in the log domain.
 struct Scratch {
   int width;  // N, padded
   int tiles;
   float *e, *e_t;        // [matrices, width, width], 0 beyond N
-  float* limits;         // [matrices, tiles]: the first prefix that no number range holds
+  float* limits;         // [matrices, tiles]: the first prefix that is out of range
   float* in_log_domain;  // [matrices, results]: 1 or 0
 
   __device__ explicit Scratch(const BalanceParams& p)
@@ -37,7 +37,7 @@ struct Scratch {
         in_log_domain(limits + p.matrices * tiles) {}
 };
 
-// A panel of prefixes as its block sees it. kGroups: 2, 4, 8 for N <= 64, 128, 256.
+// A panel of prefixes, as its block sees it. kGroups: 2, 4, 8 for N <= 64, 128, 256.
 template <int kGroups>
 struct Panel {
   static constexpr int kColumnTiles = kGroups / 2;                // of 64 columns
@@ -77,7 +77,7 @@ struct Panel {
 
   // Shared memory: [kPrefixes], 1 where a prefix is not solved; [width, kPrefixes], the left factor
   // of a step, transposed; [kSplits, kPrefixes, width + 4], the splits' sums and then, in [0], the
-  // step's result. + 4: for the banks.
+  // step's result. The + 4 avoids bank conflicts.
   __device__ static float* failed() { return reinterpret_cast<float*>(balance_memory); }
   __device__ static float* panel() { return failed() + kPrefixes; }
   __device__ float* sums() const { return panel() + width * kPrefixes; }
@@ -85,7 +85,7 @@ struct Panel {
   __host__ __device__ static int num_panels(int results) {
     return (results + kPrefixes - 1) / kPrefixes;
   }
-  // What the log domain needs of it, from panel() on, is less.
+  // The log domain uses the memory from panel() on and needs less of it.
   static std::size_t shared_bytes(int size) {
     const int width = BalanceParams::padded(size);
     return sizeof(float) *
@@ -95,9 +95,9 @@ struct Panel {
   // Result of the last step for prefix k: [width].
   __device__ float* result(int k) const { return sums() + k * (width + 4); }
 
-  // panel = update(panel factor), for factor E (kColumnStep, from rows to columns) or its
-  // transpose. update(k, j, x) changes numbers j .. j + 3 of prefix k, in one thread, the same one
-  // in each step; what lies beyond the prefix becomes 0. Called by all threads of the block; they
+  // panel = update(panel factor), where factor is E (kColumnStep, from rows to columns) or its
+  // transpose. update(k, j, x) changes numbers j .. j + 3 of prefix k, always in the same thread.
+  // Numbers beyond the prefix become 0. All threads of the block call this; when it returns, they
   // see what `update` wrote.
   template <bool kColumnStep, typename Update>
   __device__ void step(const float* factor, Update update) const {
@@ -177,15 +177,15 @@ struct Panel {
     for (int n = 0; n < 4; ++n) panel()[(j + n) * kPrefixes + k] = x[n];
   }
 
-  // 1 / x where x > 0, else 0; prefix k has failed if x is out of range.
+  // 1 / x where x > 0, else 0. Marks prefix k as failed if x is out of range.
   __device__ float inverse(float x, int k) const {
     if (x == 0) return 0;
-    if (!(x > DeviceBalanceRange::kLeast && x < 1 / DeviceBalanceRange::kLeast)) failed()[k] = 1;
+    if (!(x > DeviceBalanceRange::kMin && x < 1 / DeviceBalanceRange::kMin)) failed()[k] = 1;
     return 1 / x;
   }
 
-  // All column steps and the row steps between; each_a(i, k, j, x) and each_b(i, k, j, x) are told
-  // what a_ui and b_ui are. Then the last row step, of row u alone: a warp for each prefix calls
+  // Runs all column steps and the row steps between them; each_a(i, k, j, x) and each_b(i, k, j, x)
+  // receive a_ui and b_ui. Then runs the last row step, for row u only: one warp per prefix calls
   // each_result(k, u, 1 / a_uI[u]), the same in all lanes, with b_u,I-1 in result(k).
   template <typename EachA, typename EachB, typename EachResult>
   __device__ void solve(int iterations, EachA each_a, EachB each_b, EachResult each_result) const {

@@ -15,7 +15,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// -log sum exp(x) over `dim`, kept; 0 where every entry is -inf, so that no potential is infinite.
+// -log sum exp(x) over `dim`, which is kept. 0 where every entry is -inf, so that no potential is
+// infinite.
 at::Tensor potential(const at::Tensor& x, std::int64_t dim) {
   const at::Tensor max = x.amax(dim, /*keepdim=*/true);
   const at::Tensor shift = max.masked_fill(max == kBarred, 0);
@@ -88,8 +89,7 @@ Solution solve(const at::Tensor& scores, std::int64_t iterations, Keep keep) {
   return solution;
 }
 
-// dLoss/dS given d_p = dLoss/dP. Reverse of the steps: each flow below is d times the matrix that a
-// step left normalised.
+// Runs the steps in reverse. Each flow below is d times the matrix that a step left normalised.
 at::Tensor solution_gradient(const at::Tensor& scores, const Solution& solution,
                              const at::Tensor& d_p) {
   const variable_list& potentials = solution.potentials;
@@ -137,11 +137,12 @@ at::Tensor cumulative_gradient(const at::Tensor& scores, const Solution& solutio
     d_scores.sub_(row_flow);
     d_g.sub_(row_flow);
     const at::Tensor f_before = i > 2 ? potentials[i - 3] : at::zeros_like(f);
-    // Destination u' has a share of exp(S_u'v + f_u' + g_uv) in g_uv for each u >= u', so its
-    // flow is exp(S_u'v + f_u' + g_u'v) r_u'v with r_u'v = sum over u >= u' of exp(g_uv - g_u'v)
-    // d_g_uv. g falls with u: from the last row up, r_u' = d_g_u' + exp(g_u'+1 - g_u') r_u'+1
-    // never overflows. Rows above a column's first source have g = 0 by convention, maybe below
-    // the next; the clamp keeps their r finite, and their flow is 0.
+    // Destination u' contributes exp(S_u'v + f_u' + g_uv) to g_uv for each u >= u', so its flow is
+    // exp(S_u'v + f_u' + g_u'v) r_u'v, where r_u'v is the sum over u >= u' of exp(g_uv - g_u'v)
+    // d_g_uv. g decreases with u, so r_u' = d_g_u' + exp(g_u'+1 - g_u') r_u'+1, evaluated from the
+    // last row up, never overflows. Rows above the first finite score of a column have g = 0 by
+    // convention, which may be less than g of the next row; the clamp keeps their r finite, and
+    // their flow is 0.
     const at::Tensor decay = (g.narrow(-2, 1, N - 1) - g.narrow(-2, 0, N - 1)).clamp_max_(0).exp_();
     at::Tensor r = d_g;
     for (std::int64_t u = N - 2; u >= 0; --u) {
@@ -163,7 +164,7 @@ at::Tensor reference_balance(const at::Tensor& scores, std::int64_t iterations) 
 
 at::Tensor reference_prefix_balance(const at::Tensor& scores, std::int64_t iterations,
                                     std::int64_t first_row) {
-  // All prefixes at once: [.., U, N, N], barred outside destinations 1..u and sources 0..u-1.
+  // All prefixes at once: [.., U, N, N], masked outside destinations 1..u and sources 0..u-1.
   const std::int64_t N = scores.size(-1), U = N - first_row;
   const auto indices = scores.options().dtype(at::kLong);
   const at::Tensor u_U = at::arange(first_row, N, indices), index_N = at::arange(N, indices);

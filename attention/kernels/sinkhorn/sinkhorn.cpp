@@ -23,9 +23,9 @@ using torch::autograd::variable_list;
 // x [.., R, C] with one leading dimension, as a view.
 at::Tensor one_batch(const at::Tensor& x) { return x.view({-1, x.size(-2), x.size(-1)}); }
 
-// The fused kernel, and the log domain for the rows beyond its number range.
+// The fused kernel; rows outside its number range are solved in the log domain.
 struct FusedCumulativeBalance : torch::autograd::Function<FusedCumulativeBalance> {
-  // Matrices with rows that the kernel left unsolved.
+  // The indices of matrices with rows that the kernel left unsolved.
   static at::Tensor unsolved(const at::Tensor& solved) {
     return one_batch(solved).logical_not().flatten(1).any(1).nonzero().squeeze(1);
   }
@@ -70,7 +70,7 @@ struct FusedCumulativeBalance : torch::autograd::Function<FusedCumulativeBalance
 };
 
 // Matrices of one size that the kernel left unsolved, and the rows of each that the call returns.
-// Tensors of a call: S [problems, R, C], P [problems, rows a problem returns, C].
+// The tensors of a call are S [problems, R, C] and P [problems, rows that a problem returns, C].
 struct Unsolved {
   at::Tensor problems_K;
   std::int64_t rows, columns;  // the leading part of S that is balanced
@@ -94,8 +94,8 @@ struct Unsolved {
   }
 };
 
-// What the kernel left unsolved: `solved` is [problems] for whole matrices and [problems, U] for
-// prefixes, whose row u is a matrix of its own.
+// Groups the problems that the kernel left unsolved. `solved` is [problems] for whole matrices and
+// [problems, U] for prefixes, where each row u is a matrix of its own.
 std::vector<Unsolved> unsolved(const at::Tensor& solved, const at::Tensor& scores, bool prefix,
                                std::int64_t first_row) {
   std::vector<Unsolved> all;
@@ -113,9 +113,9 @@ std::vector<Unsolved> unsolved(const at::Tensor& solved, const at::Tensor& score
   return all;
 }
 
-// The fused kernel, and the log domain for the matrices outside its number range. Those are solved
-// size by size, and again in the backward pass: what they need besides inputs and outputs is a few
-// times S, however many sizes there are.
+// The fused kernel; matrices outside its number range are solved in the log domain. They are solved
+// one size at a time, and again in the backward pass: extra memory is a few copies of S, however
+// many sizes there are.
 struct FusedBalance : torch::autograd::Function<FusedBalance> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
                             std::int64_t iterations, bool prefix, std::int64_t first_row) {
@@ -174,7 +174,7 @@ at::Tensor fused_balance_backward(const at::Tensor& d_p, const at::Tensor& score
 
 namespace {
 
-// Row u of each prefix u >= first_row, or the whole matrix.
+// The path of prefix_balance() with `prefix`, otherwise of balance().
 Path choose_path(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                  std::int64_t first_row, Path limit) {
   if (limit != Path::kFused) return Path::kReference;

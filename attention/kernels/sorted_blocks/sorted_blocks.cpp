@@ -1,4 +1,4 @@
-// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, D head dim.
+// Legend: B batch, H heads, L tokens, N blocks, b tokens per block, D head dim.
 #include "attention/kernels/sorted_blocks/sorted_blocks.h"
 
 #include <ATen/ATen.h>
@@ -11,19 +11,19 @@
 namespace birkhoff {
 namespace {
 
-constexpr double kLeastShare = 1e-20;  // of a sorted key's weight on tokens that exist
+constexpr double kLeastShare = 1e-20;  // least share of a sorted key's weight on existing tokens
 
 // The sorted blocks that each block's queries attend to.
 struct SortedKeys {
   at::Tensor k_BHNbD, v_BHNbD;
-  at::Tensor own_k_BHNbD, own_v_BHNbD;  // what was sorted: to be read in its place
+  at::Tensor own_k_BHNbD, own_v_BHNbD;  // the sort's input; other uses read it from here
   at::Tensor queries_BHNb1;             // bool: queries that see their block's sorted keys at all
-  at::Tensor legal_BHNbb;               // bool: queries that see each sorted key
+  at::Tensor mask_BHNbb;                // bool: queries that see each sorted key
   at::Tensor bias_BHN1b;                // log share of existing tokens; undefined: all exist
 };
 
-// queries_BHNb1 but for documents. Without padding order decides: the first block has no earlier
-// one.
+// queries_BHNb1 before documents are considered token by token. Without visible_BNN only order
+// decides: the first block has no earlier block.
 at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
   if (in.visible_BNN.defined()) {
     return in.visible_BNN.any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
@@ -42,7 +42,7 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
                           limit);
 }
 
-// v_BHNbD may be k_BHNbD itself; so are the mixes then.
+// v_BHNbD may be k_BHNbD itself; then the sorted ones are the same tensor, too.
 SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Tensor& k_BHNbD,
                      const at::Tensor& v_BHNbD, Path limit) {
   const bool tied = v_BHNbD.is_same(k_BHNbD);
@@ -63,9 +63,9 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
     sorted.queries_BHNb1 =
         at::logical_and(sorted.queries_BHNb1, in_document_BNb.unsqueeze(1).unsqueeze(4));
   }
-  sorted.legal_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
-  // Queries see sorted keys of offsets up to their own.
-  if (in.leaky) sorted.legal_BHNbb = sorted.legal_BHNbb.tril();
+  sorted.mask_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
+  // Queries see sorted keys at positions up to their own.
+  if (in.leaky) sorted.mask_BHNbb = sorted.mask_BHNbb.tril();
 
   if (blocks.valid_BNb().defined()) {
     const at::Tensor& weights_BHNN = in.weights_BHNN;
@@ -75,11 +75,10 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
         at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
     const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
     const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
-    const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a share of NaN is seen
+    const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a NaN share stays visible
     sorted.k_BHNbD = sorted.k_BHNbD / divisor;
     sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
-    sorted.legal_BHNbb =
-        at::logical_and(sorted.legal_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
+    sorted.mask_BHNbb = at::logical_and(sorted.mask_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
     sorted.bias_BHN1b = divisor_BHNb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
   }
   return sorted;
@@ -111,8 +110,8 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
                                         const at::Tensor& q_BHLD, const at::Tensor& k_BHLD,
                                         const at::Tensor& v_BHLD, Path limit) {
   const bool tied = v_BHLD.is_same(k_BHLD);
-  at::Tensor k_BHNbD = blocks.fold(k_BHLD, 2);
-  at::Tensor v_BHNbD = tied ? k_BHNbD : blocks.fold(v_BHLD, 2);
+  at::Tensor k_BHNbD = blocks.to_blocks(k_BHLD, 2);
+  at::Tensor v_BHNbD = tied ? k_BHNbD : blocks.to_blocks(v_BHLD, 2);
   if (blocks.valid_BNb().defined()) {
     const at::Tensor padding = blocks.valid_BNb().logical_not().unsqueeze(1).unsqueeze(4);
     k_BHNbD = k_BHNbD.masked_fill(padding, 0);
@@ -122,21 +121,21 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
 
   KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
                         .v_BHNbD = sorted.v_BHNbD,
-                        .legal_BHNbb = {sorted.legal_BHNbb},
+                        .mask_BHNbb = {sorted.mask_BHNbb},
                         .bias_BHNbb = sorted.bias_BHN1b};
   KeyBlocks own_keys{.k_BHNbD = sorted.own_k_BHNbD,
                      .v_BHNbD = sorted.own_v_BHNbD,
                      .window = {.causal = in.causal},
-                     .legal_BHNbb = {blocks.legal(0)},
+                     .mask_BHNbb = {blocks.mask(0)},
                      .bias_BHNbb = {}};
   if (in.combine == Combine::kAddLogits) {
     sorted_keys.k_BHNbD =
         sorted.k_BHNbD + sorted.own_k_BHNbD;  // q (k_s + k) is the sum of both logits
     sorted_keys.window.causal = in.causal;
-    sorted_keys.legal_BHNbb = {and_defined(sorted.legal_BHNbb, blocks.legal(0))};
-    own_keys.legal_BHNbb = {and_defined(blocks.legal(0), sorted.queries_BHNb1.logical_not())};
+    sorted_keys.mask_BHNbb = {and_defined(sorted.mask_BHNbb, blocks.mask(0))};
+    own_keys.mask_BHNbb = {and_defined(blocks.mask(0), sorted.queries_BHNb1.logical_not())};
   }
-  return {.q_BHNbD = blocks.fold(q_BHLD, 2),
+  return {.q_BHNbD = blocks.to_blocks(q_BHLD, 2),
           .keys = {sorted_keys, own_keys},
           .one_softmax = in.combine != Combine::kAddOutputs,
           .noise = {}};

@@ -1,5 +1,5 @@
-// Dropout of the tile kernels' probabilities. Included by files compiled with other flags than the
-// rest: nothing here has external linkage.
+// Dropout of the tile kernels' probabilities. Included by files that are compiled with different
+// flags from the rest: nothing here has external linkage.
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
@@ -9,9 +9,10 @@
 namespace birkhoff {
 namespace {
 
-// Which keys dropout leaves to each query: bit j % kBits of kept[j / kBits * kTile + i]. Null: all,
-// without dropout. Of `num_queries`, a multiple of eight: so many at once, because consecutive keys
-// of one share the counters of Philox.
+// Draws the keys that dropout keeps for each query: bit j % kBits of kept[j / kBits * kTile + i].
+// Returns null without dropout: all are kept. `num_queries` is a multiple of eight: eight queries
+// are drawn at once, one per lane, because consecutive keys of one query share the counters of
+// Philox.
 template <typename T>
 const Bit<Sum<T>>* draw_kept(const TileShape& shape, const QueryTile<T>& queries, int num_queries,
                              const KeyTile<T>& keys, Bit<Sum<T>>* kept) {
@@ -24,7 +25,7 @@ const Bit<Sum<T>>* draw_kept(const TileShape& shape, const QueryTile<T>& queries
   for (int i = 0; i < num_queries; i += kN) {
     const auto first = static_cast<std::uint64_t>(keys.first_element + i * dropout.query_stride);
     const U64x8 element = first + stride * U64x8{0, 1, 2, 3, 4, 5, 6, 7};
-    const U64x8 misfit = element & 3;  // elements of the first counter that come before key 0
+    const U64x8 misfit = element & 3;  // elements of the first counter that precede key 0
     const int end_key = keys.causal ? min_of(keys.num_keys, i + kN) : keys.num_keys;
     U64x8 bits{}, rest{};
     for (int c = 0; 4 * c < end_key + 3; ++c) {

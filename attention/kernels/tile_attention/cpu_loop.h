@@ -1,26 +1,27 @@
-// The one loop under all attention that reads a bounded number of keys: softmax of a tile of
-// queries over a list of key tiles, forward and backward, on the CPU. A mechanism says which keys
-// by making that list (its key source); the loop knows nothing else of it. Raw pointers, no
-// LibTorch: attention/kernels/README.md explains the seam, block_attention/cpu_tasks.cpp uses it.
+// The CPU loop that is shared by all attention that reads a bounded number of keys: softmax of a
+// tile of queries over a list of key tiles, forward and backward. A mechanism chooses the keys by
+// making that list (its key source); the loop knows nothing else about it. Raw pointers, no
+// LibTorch. attention/kernels/README.md explains the interface; block_attention/cpu_tasks.cpp uses
+// it.
 //
-// For query i with the legal keys j of its list, s_ij = scale sum_d q_id k_jd + bias_ij, and c_ij
+// For query i with the visible keys j of its list, s_ij = scale sum_d q_id k_jd + bias_ij, and c_ij
 // the factor that dropout gives a probability (0 or 1 / (1 - p); 1 without dropout):
 //   m_i = max_j s_ij,  z_i = 1 / sum_j exp(s_ij - m_i),  p_ij = exp(s_ij - m_i) z_i,
 //   out_id = sum_j c_ij p_ij v_jd;
 //   d_p_ij = c_ij sum_d d_out_id v_jd,   ds_ij = p_ij (d_p_ij - sum_j p_ij d_p_ij),
 //   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,  d_bias_ij = ds_ij,
 //   d_v_jd = sum_i c_ij p_ij d_out_id.
-// Of p only m and z are kept for the backward pass: two numbers, because their one, log-sum-exp,
+// The backward pass recomputes p from m and z. They are two numbers because a single log-sum-exp
 // would lose the digits of large logits to rounding.
-// A query without a legal key has out = 0, m = z = 0 and no gradient.
+// A query without a visible key has out = 0, m = z = 0 and no gradient.
 //
-// NaN in q_i, in the bias or in one of the legal keys of query i makes s_ij, all of out_i and z_i
-// NaN (m_i is 0 then); so does an s_ij that overflows. NaN in the values goes where the formulas
-// take it. cpu_nan.h keeps NaN from queries that do not see it.
+// NaN in q_i, or in the bias or in one of the visible keys of query i, makes s_ij, all of out_i and
+// z_i NaN (m_i is then 0); so does an s_ij that overflows. NaN in the values goes where the
+// formulas take it. cpu_nan.h keeps NaN away from queries that do not see it.
 //
-// Numbers T are float, double or Bf16; Sum<T>, in which they are added up, is float for Bf16. With
-// Bf16, s, m and z are float; p and ds are rounded to bf16 where the instruction set multiplies
-// bf16, and nothing else but out and gradients is.
+// T is float, double or Bf16. Sums have type Sum<T>, which is float for Bf16. With Bf16, s, m and z
+// are float. Only out and gradients are rounded to bf16, as well as p and ds if the instruction set
+// multiplies bf16.
 #pragma once
 
 #include <cstddef>
@@ -35,11 +36,11 @@ template <typename T>
 struct QueryTile {
   int num_queries = 0;  // <= kTile
   Rows<const T> q;
-  Rows<T> out;  // forward alone
+  Rows<T> out;  // forward only
   // m and z [num_queries], written by forward, read by backward.
   Sum<T>*max = nullptr, *inverse_sum = nullptr;
-  std::uint64_t sample_id = 0;  // of its noise
-  Rows<const T> d_out;          // backward alone
+  std::uint64_t sample_id = 0;  // of the noise
+  Rows<const T> d_out;          // backward only
   Rows<T> d_q;
 };
 
@@ -47,19 +48,19 @@ template <typename T>
 struct KeyTile {
   int num_keys = 0;  // <= kTile
   Rows<const T> k, v;
-  bool causal = false;  // query i of its tile sees keys j <= i of this one
-  // legal[i * legal_query_stride + j * legal_key_stride] != 0: query i may see key j. Null: all.
-  const bool* legal = nullptr;
-  std::ptrdiff_t legal_query_stride = 0, legal_key_stride = 0;
+  bool causal = false;  // query i of its tile sees keys j <= i of this tile
+  // mask[i * mask_query_stride + j * mask_key_stride] != 0: key j is visible to query i. Null: all.
+  const bool* mask = nullptr;
+  std::ptrdiff_t mask_query_stride = 0, mask_key_stride = 0;
   // Added to logits: bias[i * bias_query_stride + j * bias_key_stride]. Null: nothing.
   const T* bias = nullptr;
   std::ptrdiff_t bias_query_stride = 0, bias_key_stride = 0;
-  std::int64_t first_element = 0;  // of query 0 and key 0 in their sample's noise
-  // Its gradient is added to d_bias, whose strides may be 0: sums over many pairs that mostly
-  // cancel. Null: not wanted.
+  std::int64_t first_element = 0;  // noise element of query 0 and key 0, in their sample
+  // The gradient of the bias is added to d_bias, whose strides may be 0. fp64, because these sums
+  // cancel strongly. Null: not wanted.
   double* d_bias = nullptr;
   std::ptrdiff_t d_bias_query_stride = 0, d_bias_key_stride = 0;
-  // Gradients are added to the sums; where these are null, written to d_k and d_v.
+  // Gradients are added to these sums or, if they are null, written to d_k and d_v.
   Rows<Sum<T>> d_k_sum, d_v_sum;
   Rows<T> d_k, d_v;
 };
@@ -67,8 +68,8 @@ struct KeyTile {
 // Dropout of probabilities with the bits of philox_dropout (cluster/base/random/philox.h).
 struct TileDropout {
   std::uint64_t key = 0;          // noise_key()
-  std::uint32_t least = 0;        // floor(p 2^24): words whose upper 24 bits reach it keep theirs
-  double scale = 1;               // of those kept
+  std::uint32_t least = 0;        // floor(p 2^24): elements whose word >> 8 is less are dropped
+  double scale = 1;               // of kept probabilities
   std::int64_t query_stride = 0;  // elements of noise from one query to the next
 };
 
@@ -78,15 +79,17 @@ struct TileShape {
   const TileDropout* dropout = nullptr;  // null: none
 };
 
-// What a backward pass does that meets NaN: nothing but say so, or as the formulas say.
+// What a backward pass does when it meets NaN: return false without results, or go on as the
+// formulas say.
 enum class OnNaN { kStop, kGoOn };
 
-// Tiles of one call are touched by the calling thread alone; equal arguments give equal bits.
-// `scratch`: scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64, unset; for forward one
-// key tile's will do.
+// Only the calling thread touches the tiles of a call; equal arguments give equal bits. `scratch`
+// has scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64, uninitialised; for forward,
+// scratch_bytes(head_dim, 1) is enough.
 //
-// Both passes return whether they met no NaN. One that did has multiplied hidden keys, too, by p =
-// 0: NaN of keys that a query does not see, or of queries that do not see a key, may be in results.
+// Both passes return true if they met no NaN. A pass that met NaN has multiplied masked keys, too,
+// by p = 0: its results may hold NaN of keys that a query does not see, or of queries that do not
+// see a key.
 template <typename T>
 struct TileKernels {
   std::size_t (*scratch_bytes)(int head_dim, int num_key_tiles);
@@ -94,18 +97,18 @@ struct TileKernels {
                   int num_key_tiles, void* scratch);
   bool (*backward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
                    int num_key_tiles, OnNaN on_nan, void* scratch);
-  // Rounds sums [num_rows, head_dim], contiguous, to rows of T.
+  // Rounds contiguous sums [num_rows, head_dim] to rows of T.
   void (*write_rows)(const Sum<T>* sums, int num_rows, int head_dim, Rows<T> rows);
   // y = exp(x). Relative error at most 2 eps (the type's distance from 1 to the next number) where
-  // exp(x) is a normal number and x <= 80; below that range 0.
+  // exp(x) is a normal number and x <= 80; 0 below that range.
   void (*exp)(const Sum<T>* x, Sum<T>* y, std::size_t n);
 };
 
-// For T = float, double and Bf16. kAvx512Bf16 multiplies bf16 by vdpbf16ps and has no other kernels
-// for float and double than kAvx512; the other sets widen bf16 to float as they read it.
+// For T = float, double and Bf16. kAvx512Bf16 multiplies bf16 with vdpbf16ps, and shares the
+// kernels for float and double with kAvx512. The other sets widen bf16 to float as they read it.
 template <typename T>
 const TileKernels<T>& tile_kernels(InstructionSet set);
-// Of instruction_set().
+// The kernels of instruction_set().
 template <typename T>
 const TileKernels<T>& tile_kernels();
 

@@ -1,4 +1,4 @@
-// Compiled once for each instruction set, BIRKHOFF_SIMD.
+// Compiled once for each instruction set BIRKHOFF_SIMD.
 #include "attention/kernels/tile_attention/cpu_loop_body.h"
 
 namespace birkhoff {

@@ -1,13 +1,13 @@
 // The loop of cpu_loop.h, compiled once for each instruction set.
 //
-// Scores are held transposed, s_t[j][i] with a query in each lane: the softmax over keys then runs
-// down the rows and never across lanes, and only q and d_out are transposed, once for all key
-// tiles. Every product is c[m][n] (+)= sum_k a(m, k) b[k][n] over scratch, where rows are copied
-// (but for a of one that reads it once): in a [B, L, H, D] tensor they lie a power of two apart and
-// would evict one another from L1. One thread owns a whole call.
+// Scores are stored transposed, s_t[j][i], with one query in each lane. The softmax over keys then
+// runs down the rows and never across lanes, and only q and d_out are transposed, once for all key
+// tiles. Every product is c[m][n] (+)= sum_k a(m, k) b[k][n] over scratch. Rows are copied to
+// scratch, except an `a` that is read only once: in a [B, L, H, D] tensor they lie a power of two
+// apart and would evict one another from L1. One thread owns a whole call.
 //
-// With vdpbf16ps k counts pairs of bf16, and what is multiplied is laid out in pairs; without it
-// bf16 becomes float on the way to scratch, and the loop is that of float.
+// With vdpbf16ps, k counts pairs of bf16, and operands are laid out in pairs. Without it, bf16 is
+// widened to float on the way to scratch, and the loop is that of float.
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
@@ -18,19 +18,20 @@ namespace birkhoff {
 namespace {
 
 // Scratch matrices of one call. D is padded to whole vectors, tiles to kTile rows. Operands that
-// are pairs lie either in rows, pairs of neighbours along D ([kTile, columns / 2]), or stacked,
-// pairs of neighbouring rows ([kTile / 2, columns]); other operands are their own stack.
+// are pairs are stored either in rows, where neighbours along D form a pair ([kTile, columns / 2]),
+// or stacked, where neighbouring rows do ([kTile / 2, columns]). For other operands the two are the
+// same.
 template <typename T>
 struct Scratch {
   using E = Operand<T>;
   using S = Sum<T>;
   static constexpr bool kPairs = kTakesPairs<T>;
 
-  int columns;                                  // a multiple of the lanes, in operands too
+  int columns;                                  // a multiple of the lanes, also in operands
   E *q, *d_out, *k, *v;                         // in rows
   E *q_t, *d_out_t;                             // the rows transposed, kTile wide
-  E *q_stacked, *d_out_stacked, *key_stacked;   // of pairs alone
-  E *p_in_rows, *ds_in_rows, *weights_stacked;  // of pairs alone, kTile wide
+  E *q_stacked, *d_out_stacked, *key_stacked;   // only for pairs
+  E *p_in_rows, *ds_in_rows, *weights_stacked;  // only for pairs, kTile wide
   S *acc, *d_key;                               // [kTile, columns]
   S *added_rows, *added_t;                      // [kTile, kTile]
   S *max, *sum;                                 // [kTile]
@@ -74,9 +75,9 @@ struct Pair {
   const T* added_t;  // added to s_t: bias or -infinity, rows `added_stride` apart; null: 0
   std::ptrdiff_t added_stride;
 
-  // Queries before this one see no key of key j's panel, and no score of theirs is computed.
+  // Queries before this one see no key of key j's panel; their scores are not computed.
   int first_query(int j) const { return causal ? round_down(round_down(j, kPanel), kLanes<T>) : 0; }
-  // Keys from this one on are seen by no query of the vector that starts at query i.
+  // No query of the vector that starts at query i sees keys from this one on.
   int end_key(int i) const { return causal ? min_of(keys, round_up(i + kLanes<T>, kPanel)) : keys; }
 };
 
@@ -86,23 +87,23 @@ Pair<Sum<T>> sizes_of(const QueryTile<T>& queries, const KeyTile<T>& keys) {
           nullptr, 0};
 }
 
-// The same with its mask, built in scratch.
+// sizes_of() with the mask and the bias, built in scratch.
 template <typename T>
 Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, const Scratch<T>& x) {
   using S = Sum<T>;
   constexpr S kHidden = -__builtin_inf();
   Pair<S> pair = sizes_of(queries, keys);
-  if (keys.legal || keys.bias) {
+  if (keys.mask || keys.bias) {
     pair.added_t = x.added_t;
     const auto added = [&](int i, int j) -> S {
       if (i >= queries.num_queries || j >= keys.num_keys) return 0;
-      if (keys.legal && !keys.legal[i * keys.legal_query_stride + j * keys.legal_key_stride]) {
+      if (keys.mask && !keys.mask[i * keys.mask_query_stride + j * keys.mask_key_stride]) {
         return kHidden;
       }
       return keys.bias ? to_sum(keys.bias[i * keys.bias_query_stride + j * keys.bias_key_stride])
                        : 0;
     };
-    if (keys.legal_key_stride == 0 && keys.bias_key_stride == 0) {
+    if (keys.mask_key_stride == 0 && keys.bias_key_stride == 0) {
       for (int i = 0; i < pair.queries; ++i) x.added_t[i] = added(i, 0);
     } else {
       pair.added_stride = kTile;
@@ -115,8 +116,8 @@ Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, co
   return pair;
 }
 
-// s_t [keys, queries] = sum_d k_jd q_id, where the pair needs it. Summed in parts, because errors
-// of logits are what errors of all else come from when logits are large.
+// s_t [keys, queries] = sum_d k_jd q_id, where the pair needs it. Summed in parts, because with
+// large logits their errors cause the errors of everything else.
 template <typename S, typename E>
 void multiply_scores(const Pair<S>& pair, Rows<const E> k, const E* q_t, int head_dim, S* s_t) {
   constexpr int kInL1 = (32 << 10) / (kTile * static_cast<int>(sizeof(E)));  // rows of q_t
@@ -153,9 +154,9 @@ void multiply_to_keys(const Pair<S>& pair, const E* w_t, const E* x, int columns
   }
 }
 
-// Scales s_t where the pair needs it, adds biases, and hides what a query may not see behind
-// -infinity. Never inlined: the compiler contracts to fused multiply-adds as it likes, and p of the
-// backward pass must come from the very logits whose maximum the forward pass has saved.
+// Scales s_t where the pair needs it, adds biases, and sets masked scores to -infinity. Never
+// inlined: the compiler contracts to fused multiply-adds as it likes, and the backward pass must
+// compute p from exactly the logits whose maximum the forward pass saved.
 template <typename S>
 [[gnu::noinline]] void finish_scores(const Pair<S>& pair, int num_keys, S scale, S* s_t) {
   constexpr S kHidden = -__builtin_inf();
@@ -173,7 +174,8 @@ template <typename S>
   }
 }
 
-// d_bias += ds, over the queries and keys that share a number of it in the order of these loops.
+// d_bias += ds. Queries and keys that share an element of d_bias are added in the order of these
+// loops.
 template <typename T>
 void add_bias_gradient(const Pair<Sum<T>>& pair, const Sum<T>* ds_t, int num_queries,
                        const KeyTile<T>& keys) {
@@ -186,7 +188,7 @@ void add_bias_gradient(const Pair<Sum<T>>& pair, const Sum<T>* ds_t, int num_que
       for (int i = first; i < num_queries; ++i) d_bias[i * keys.d_bias_query_stride] += row[i];
       continue;
     }
-    Vector<S> sum{};  // queries past the last have p = 0
+    Vector<S> sum{};  // queries after the last have p = 0
     for (int i = first; i < pair.queries; i += kLanes<S>) sum += load(row + i);
     for (int lane = 0; lane < kLanes<S>; ++lane) *d_bias += sum[lane];
   }
@@ -232,7 +234,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
     }
     finish_scores(pair, key.num_keys, scale, s_t);
     const Bit<S>* kept = draw_kept(shape, queries, pair.queries, key, x.kept(0));
-    S factor[kTile];  // of what earlier tiles gave, for the new maximum
+    S factor[kTile];  // rescales earlier tiles to the new maximum
     for (int i = 0; i < pair.queries; i += kN) {
       const int end_key = pair.end_key(i);
       const Vector<S> old_max = load(x.max + i);
@@ -241,7 +243,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
         const Vector<S> s = load(s_t + j * kTile + i);
         max = s > max ? s : max;
       }
-      // A query that has seen no key keeps the maximum -infinity and subtracts 0.
+      // A query that has seen no key so far keeps the maximum -infinity and subtracts 0.
       const Vector<S> shift = max == -kInfinity ? Vector<S>{} : max;
       Vector<S> sum{};
       for (int panel = 0; panel < end_key; panel += kPanel) {
@@ -264,7 +266,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
     }
     if (tile > 0) {
       for (int i = 0; i < queries.num_queries; ++i) {
-        if (factor[i] == 1) continue;  // most, once some tiles have been seen
+        if (factor[i] == 1) continue;  // the usual case after a few tiles
         for (int d = 0; d < columns; ++d) x.acc[i * columns + d] *= factor[i];
       }
     }
@@ -272,8 +274,8 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
                         x.acc, tile > 0);
   }
 
-  // A sum is NaN where a logit is. Where a value is, the last row is, too: it has products with all
-  // values that any row has products with.
+  // A NaN logit makes its query's sum NaN. A NaN value makes the last row NaN, among others: that
+  // row has products with all values that any row has products with.
   const bool met_nan =
       has_nan(x.sum, kTile) ||
       (num_key_tiles > 0 && has_nan(x.acc + (queries.num_queries - 1) * columns, columns));
@@ -296,7 +298,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   return !met_nan;
 }
 
-// Writes rows of scratch times `factor` to a gradient, or adds them to its sums where it has some.
+// Adds rows of scratch times `factor` to `sums` or, if these are null, writes them to `rows`.
 template <typename T>
 void store_rows(const Sum<T>* x, Sum<T> factor, int num_rows, int head_dim, int columns,
                 Rows<Sum<T>> sums, Rows<T> rows) {
@@ -342,8 +344,9 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   bool met_nan = has_nan(inverse_sum, kTile);
   if (met_nan && on_nan == OnNaN::kStop) return false;
 
-  // All p and d_p first: delta is their product's sum, which cancels in p (d_p - delta) as it
-  // should where a query sees few keys. (d_out . out is the same sum, rounded otherwise.)
+  // Compute all p and d_p first: delta is the sum of their products, which cancels in p (d_p -
+  // delta) as it should where a query sees few keys. (d_out . out is the same sum, but rounds
+  // differently.)
   bool k_is_loaded = false;  // of the last tile
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];

@@ -1,5 +1,5 @@
-// Where a kernel has met NaN it runs again on copies that hold 0 in its place, and then NaN is
-// written to what sees it. Legend: i query, j key, d of D.
+// A kernel that has met NaN runs again on copies with 0 in place of NaN; then NaN is written to the
+// results that see it. Legend: i query, j key, d of D.
 #include "attention/kernels/tile_attention/cpu_nan.h"
 
 #include <algorithm>
@@ -21,11 +21,11 @@ bool is_nan(T x) {
 }
 bool is_nan(Bf16 x) { return (static_cast<std::uint16_t>(x) & 0x7fff) > 0x7f80; }
 
-// Rows, or a matrix, with 0 for NaN, in memory of their own.
+// Copies of rows, or of a matrix, with 0 for NaN.
 template <typename T>
 struct Clean {
   std::vector<T> numbers;
-  std::vector<char> has_nan;  // each row
+  std::vector<char> has_nan;  // of each row
 
   Clean(const T* data, std::ptrdiff_t row_stride, std::ptrdiff_t column_stride, int num_rows,
         int num_columns)
@@ -50,7 +50,7 @@ struct Clean {
 template <typename T>
 bool sees(const KeyTile<T>& keys, int i, int j) {
   return !(keys.causal && j > i) &&
-         (!keys.legal || keys.legal[i * keys.legal_query_stride + j * keys.legal_key_stride]);
+         (!keys.mask || keys.mask[i * keys.mask_query_stride + j * keys.mask_key_stride]);
 }
 
 template <typename T>
@@ -58,7 +58,8 @@ void make_nan(T* row, int count) {
   std::fill_n(row, count, kNaN<T>);
 }
 
-// NaN in row j of a gradient, where it is added up or else written: all of it, or where `like` is.
+// Writes NaN to row j of a gradient, to its sums if it has some: to all of it, or where `like` is
+// NaN.
 template <typename T>
 void make_nan(Rows<Sum<T>> sums, Rows<T> rows, int j, int head_dim, const T* like) {
   for (int d = 0; d < head_dim; ++d) {
@@ -77,7 +78,7 @@ struct CleanCall {
   QueryTile<T> queries;
   std::vector<KeyTile<T>> keys;
   Clean<T> q;
-  std::vector<Clean<T>> k, v, bias;  // of each tile; `bias` is empty where there is none
+  std::vector<Clean<T>> k, v, bias;  // of each tile; without a bias, `bias` is empty
 
   CleanCall(const TileShape& shape, const QueryTile<T>& given, const KeyTile<T>* given_keys,
             int num_key_tiles)
@@ -90,7 +91,7 @@ struct CleanCall {
       bias.emplace_back(tile.bias, tile.bias_query_stride, tile.bias_key_stride,
                         tile.bias ? given.num_queries : 0, tile.num_keys);
     }
-    // Vectors of vectors have stopped growing.
+    // The vectors have stopped growing: pointers into them stay valid.
     queries.q = {q.numbers.data(), shape.head_dim};
     for (std::size_t t = 0; t < keys.size(); ++t) {
       keys[t].k = {k[t].numbers.data(), shape.head_dim};
@@ -149,7 +150,7 @@ void add_gradients_past_nan(const TileKernels<T>& kernels, const TileShape& shap
   const int num_queries = queries.num_queries, D = shape.head_dim;
   CleanCall<T> clean(shape, queries, keys, num_key_tiles);
   Clean<T> d_out(queries.d_out, num_queries, D);
-  // Queries whose p are NaN take no part.
+  // Queries whose p are NaN are left out.
   std::vector<Sum<T>> inverse_sum(queries.inverse_sum, queries.inverse_sum + num_queries);
   for (int i = 0; i < num_queries; ++i) {
     if (!is_nan(queries.inverse_sum[i])) continue;

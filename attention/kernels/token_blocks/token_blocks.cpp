@@ -28,7 +28,7 @@ Blocks::Blocks(const at::Tensor& q_BHLD, const TokenMasks& masks, std::int64_t b
       num_blocks_((num_tokens_ + block - 1) / block),
       device_(q_BHLD.device()) {
   const std::int64_t padded = num_blocks_ * block;
-  // Causal queries never see what lies after them, so missing tokens need no mask there.
+  // Causal queries never see later tokens, so missing tokens need no mask there.
   if (masks.key_lengths_B.defined() || (!causal && padded > num_tokens_)) {
     const auto options = q_BHLD.options().dtype(at::kLong);
     const at::Tensor lengths_B1 = masks.key_lengths_B.defined()
@@ -44,25 +44,25 @@ Blocks::Blocks(const at::Tensor& q_BHLD, const TokenMasks& masks, std::int64_t b
   }
 }
 
-at::Tensor Blocks::fold(const at::Tensor& x, std::int64_t dim) const {
+at::Tensor Blocks::to_blocks(const at::Tensor& x, std::int64_t dim) const {
   return pad(x, dim, 0, num_blocks_ * block_ - num_tokens_, 0)
       .unflatten(dim, {num_blocks_, block_});
 }
 
-at::Tensor Blocks::unfold(const at::Tensor& x, std::int64_t dim) const {
+at::Tensor Blocks::from_blocks(const at::Tensor& x, std::int64_t dim) const {
   return x.flatten(dim, dim + 1).narrow(dim, 0, num_tokens_);
 }
 
-at::Tensor Blocks::legal(std::int64_t offset) const {
-  at::Tensor legal_BNbb;
+at::Tensor Blocks::mask(std::int64_t offset) const {
+  at::Tensor mask_BNbb;
   if (valid_BNb_.defined()) {
-    legal_BNbb = shift_blocks(valid_BNb_, 1, offset, false).unsqueeze(2);
+    mask_BNbb = shift_blocks(valid_BNb_, 1, offset, false).unsqueeze(2);
   }
   if (segments_BNb_.defined()) {
     const at::Tensor keys_BNb = shift_blocks(segments_BNb_, 1, offset, -1);
-    legal_BNbb = and_defined(legal_BNbb, segments_BNb_.unsqueeze(3) == keys_BNb.unsqueeze(2));
+    mask_BNbb = and_defined(mask_BNbb, segments_BNb_.unsqueeze(3) == keys_BNb.unsqueeze(2));
   }
-  return legal_BNbb.defined() ? legal_BNbb.unsqueeze(1) : legal_BNbb;
+  return mask_BNbb.defined() ? mask_BNbb.unsqueeze(1) : mask_BNbb;
 }
 
 at::Tensor new_blocks_like(const at::Tensor& x) {

@@ -1,5 +1,5 @@
-// Sequences cut into blocks. Legend: B batch (1 where all rows agree), H heads, L tokens, N blocks,
-// b tokens of a block, D head dim.
+// Cuts sequences into blocks. Legend: B batch (1 where all rows agree), H heads, L tokens, N
+// blocks, b tokens per block, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,31 +8,31 @@
 
 namespace birkhoff {
 
-// What hides keys besides order.
+// The masks on keys, apart from causal order.
 struct TokenMasks {
-  at::Tensor key_lengths_B;  // int64; keys at >= length are padding. Undefined: none are.
+  at::Tensor key_lengths_B;  // int64; keys at >= length are padding. Undefined: no padding.
   at::Tensor segments_BL;    // document ids, never decreasing along a row. Undefined: one document.
 };
 
-// How the tokens of self-attention, q [B, H, L, D] and as many keys, fall into blocks of b tokens;
-// the last block may be part padding.
+// The blocks of b tokens of self-attention with q [B, H, L, D] and as many keys. The last block may
+// be partly padding.
 class Blocks {
  public:
   Blocks(const at::Tensor& q_BHLD, const TokenMasks& masks, std::int64_t block, bool causal);
 
   std::int64_t num_blocks() const { return num_blocks_; }
   std::int64_t block() const { return block_; }  // b
-  // Dim `dim` of length L becomes two, [N, b]; missing tokens are zeros. A view where L = N b.
-  at::Tensor fold(const at::Tensor& x, std::int64_t dim) const;
-  // The reverse: dims dim and dim + 1 become one of length L.
-  at::Tensor unfold(const at::Tensor& x, std::int64_t dim) const;
+  // Splits dim `dim` of length L into two, [N, b]; missing tokens are zeros. A view if L = N b.
+  at::Tensor to_blocks(const at::Tensor& x, std::int64_t dim) const;
+  // The reverse: merges dims dim and dim + 1 into one of length L.
+  at::Tensor from_blocks(const at::Tensor& x, std::int64_t dim) const;
 
-  // bool [B, 1, N, b, b]: which keys of block n + offset padding and documents let the queries of
-  // block n see. Undefined: all.
-  at::Tensor legal(std::int64_t offset) const;
-  // bool: tokens that are not padding. Undefined: all that matter are.
+  // bool, broadcastable to [B, 1, N, b, b]: the keys of block n + offset that padding and documents
+  // leave visible to the queries of block n. Undefined: all.
+  at::Tensor mask(std::int64_t offset) const;
+  // bool: tokens that are not padding. Undefined: no query can see padding.
   const at::Tensor& valid_BNb() const { return valid_BNb_; }
-  // Of bool tensors where the input lives.
+  // Options for bool tensors on the input's device.
   at::TensorOptions mask_options() const { return at::TensorOptions(at::kBool).device(device_); }
   // Document ids. Undefined: one document.
   const at::Tensor& segments_BNb() const { return segments_BNb_; }
@@ -43,11 +43,11 @@ class Blocks {
   at::Tensor valid_BNb_, segments_BNb_;
 };
 
-// A new tensor like x [B, H, N, b, D], unset: contiguous where x is, else in the layers' order,
-// [B, N, b, H, D].
+// A new, uninitialised tensor like x [B, H, N, b, D]: contiguous where x is, else in the layers'
+// order [B, N, b, H, D].
 at::Tensor new_blocks_like(const at::Tensor& x_BHNbD);
 
-// x [.., N at `dim`, ..] with entry n replaced by entry n + offset, `fill` where there is none.
+// x [.., N at `dim`, ..] with entry n replaced by entry n + offset, or by `fill` if there is none.
 at::Tensor shift_blocks(const at::Tensor& x, std::int64_t dim, std::int64_t offset,
                         const at::Scalar& fill);
 

@@ -18,39 +18,41 @@ struct BlockLocalDecodeState : DecodeState {
 
 }  // namespace
 
-BlockLocalMechanism::BlockLocalMechanism(const configs::BlockLocalAttention& config,
+BlockLocalAttention::BlockLocalAttention(const configs::BlockLocalAttention& config,
                                          const MechanismShape& shape)
     : shape_(shape),
       block_(config.block()),
       look_back_(config.look_back()),
       dropout_(config.dropout()) {}
 
-AttentionOutput BlockLocalMechanism::run(const AttentionInput& in, Path limit) const {
+AttentionOutput BlockLocalAttention::run(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, block_, shape_.causal);
   const KeyBlocks keys = neighbouring_keys(blocks, in.k_BHSD, in.v_BHSD, look_back_,
                                            shape_.causal ? 0 : look_back_, shape_.causal);
-  const BlockAttention attention{
-      .q_BHNbD = blocks.fold(in.q_BHLD, 2), .keys = {keys}, .dropout = dropout_, .noise = in.noise};
-  return {blocks.unfold(attend_in_blocks(attention, limit), 2), {}};
+  const BlockAttention attention{.q_BHNbD = blocks.to_blocks(in.q_BHLD, 2),
+                                 .keys = {keys},
+                                 .dropout = dropout_,
+                                 .noise = in.noise};
+  return {blocks.from_blocks(attend_in_blocks(attention, limit), 2), {}};
 }
 
-AttentionOutput BlockLocalMechanism::reference(const AttentionInput& in) const {
+AttentionOutput BlockLocalAttention::reference(const AttentionInput& in) const {
   return run(in, Path::kReference);
 }
 
-AttentionOutput BlockLocalMechanism::forward(const AttentionInput& in) const {
+AttentionOutput BlockLocalAttention::forward(const AttentionInput& in) const {
   return run(in, Path::kFused);
 }
 
-AttentionOutput BlockLocalMechanism::composed(const AttentionInput& in) const {
+AttentionOutput BlockLocalAttention::composed(const AttentionInput& in) const {
   return run(in, Path::kSdpa);
 }
 
-MechanismProperties BlockLocalMechanism::properties() const {
+MechanismProperties BlockLocalAttention::properties() const {
   return {.causal = shape_.causal, .exact_in_decoding = shape_.causal};
 }
 
-at::Tensor BlockLocalMechanism::visible_keys(std::int64_t num_queries,
+at::Tensor BlockLocalAttention::visible_keys(std::int64_t num_queries,
                                              std::int64_t num_keys) const {
   const at::Tensor query_L1 = at::arange(num_queries).unsqueeze(1);
   const at::Tensor key_S = at::arange(num_keys);
@@ -59,19 +61,19 @@ at::Tensor BlockLocalMechanism::visible_keys(std::int64_t num_queries,
   return at::logical_and(distance <= look_back_, key_S <= query_L1);
 }
 
-double BlockLocalMechanism::forward_flops(std::int64_t num_tokens) const {
+double BlockLocalAttention::forward_flops(std::int64_t num_tokens) const {
   const double n = static_cast<double>(num_tokens), b = static_cast<double>(block_);
   const double own = shape_.causal ? (b + 1) / 2 : b;
   const double neighbours = static_cast<double>(shape_.causal ? look_back_ : 2 * look_back_) * b;
   return 4 * n * (own + neighbours) * static_cast<double>(shape_.heads * shape_.head_dim);
 }
 
-std::unique_ptr<DecodeState> BlockLocalMechanism::decode_state(std::int64_t batch) const {
+std::unique_ptr<DecodeState> BlockLocalAttention::decode_state(std::int64_t batch) const {
   if (!shape_.causal) return Mechanism::decode_state(batch);
   return std::make_unique<BlockLocalDecodeState>();
 }
 
-at::Tensor BlockLocalMechanism::decode_step(DecodeState& state, const AttentionInput& in) const {
+at::Tensor BlockLocalAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
   KeyValueCache& cache = static_cast<BlockLocalDecodeState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
   const std::int64_t own_block = (cache.size() - 1) / block_;

@@ -1,4 +1,4 @@
-// Softmax attention inside contiguous blocks of tokens, optionally with the neighbouring ones
+// Softmax attention within contiguous blocks of tokens, optionally including neighbouring blocks
 // ("Local Attention" of Tay et al. 2020).
 #pragma once
 
@@ -11,9 +11,9 @@ class BlockLocalAttention;
 
 namespace birkhoff {
 
-class BlockLocalMechanism : public Mechanism {
+class BlockLocalAttention : public Mechanism {
  public:
-  BlockLocalMechanism(const configs::BlockLocalAttention& config, const MechanismShape& shape);
+  BlockLocalAttention(const configs::BlockLocalAttention& config, const MechanismShape& shape);
 
   AttentionOutput reference(const AttentionInput& in) const override;
   AttentionOutput forward(const AttentionInput& in) const override;
@@ -29,7 +29,7 @@ class BlockLocalMechanism : public Mechanism {
 
   MechanismShape shape_;
   std::int64_t block_;
-  std::int64_t look_back_;  // previous blocks seen, and next ones where not causal
+  std::int64_t look_back_;  // previous blocks visible, and following ones if not causal
   float dropout_;
 };
 

@@ -18,15 +18,16 @@ struct DenseDecodeState : DecodeState {
   KeyValueCache cache;
 };
 
-// Whether LibTorch's own kernel is the faster one on the CPU: several tiles of wide rows do not fit
-// a core's caches, and its larger products wait for memory less (docs/benchmarks/attention_cpu.md).
+// Whether LibTorch's own kernel is faster on the CPU. Several tiles of wide rows do not fit a
+// core's caches, and LibTorch's larger products wait for memory less
+// (docs/benchmarks/attention_cpu.md).
 bool library_is_faster(const at::Tensor& q_BHLD, bool causal) {
   constexpr std::int64_t kHeadDim = 192, kTokens = 512;
   return !causal && q_BHLD.scalar_type() == at::kFloat && q_BHLD.size(3) > kHeadDim &&
          q_BHLD.size(2) > kTokens;
 }
 
-// bool [L, L], made where the input is: a copy from the host would wait for the device.
+// bool [L, L], created on the input's device: a copy from the host would wait for the device.
 at::Tensor earlier_keys(const AttentionInput& in) {
   const std::int64_t num_tokens = in.q_BHLD.size(2);
   require(num_tokens == in.k_BHSD.size(2), "causal attention needs as many keys as queries");
@@ -35,34 +36,33 @@ at::Tensor earlier_keys(const AttentionInput& in) {
 
 }  // namespace
 
-DenseAttentionMechanism::DenseAttentionMechanism(const configs::DenseAttention& config,
-                                                 const MechanismShape& shape)
+DenseAttention::DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape)
     : shape_(shape), dropout_(config.dropout()) {}
 
-at::Tensor DenseAttentionMechanism::legal_keys(const AttentionInput& in) const {
-  at::Tensor legal;
+at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
+  at::Tensor mask;
   if (in.key_lengths_B.defined()) {
     const at::Tensor index_S = at::arange(in.k_BHSD.size(2), in.key_lengths_B.options());
-    legal = index_S < in.key_lengths_B.view({-1, 1, 1, 1});
+    mask = index_S < in.key_lengths_B.view({-1, 1, 1, 1});
   }
   if (in.segments_q_BL.defined()) {
     const at::Tensor same_B1LS = (in.segments_q_BL.unsqueeze(-1) == in.segments_kv_BS.unsqueeze(1));
-    legal = and_defined(legal, same_B1LS.unsqueeze(1));
+    mask = and_defined(mask, same_B1LS.unsqueeze(1));
   }
-  return legal;
+  return mask;
 }
 
-AttentionOutput DenseAttentionMechanism::reference(const AttentionInput& in) const {
+AttentionOutput DenseAttention::reference(const AttentionInput& in) const {
   const at::Tensor scores_BHLS = at::matmul(in.q_BHLD, in.k_BHSD.transpose(-1, -2)) *
                                  (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
-  at::Tensor legal = legal_keys(in);
-  if (shape_.causal) legal = and_defined(legal, earlier_keys(in));
+  at::Tensor mask = key_mask(in);
+  if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
   const at::Tensor p_BHLS =
-      drop_probabilities(masked_softmax(scores_BHLS, legal), dropout_, in.noise);
+      drop_probabilities(masked_softmax(scores_BHLS, mask), dropout_, in.noise);
   return {at::matmul(p_BHLS, in.v_BHSD), {}};
 }
 
-AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const {
+AttentionOutput DenseAttention::forward(const AttentionInput& in) const {
   const bool drops = in.noise && dropout_ > 0;
   if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2) ||
       (library_is_faster(in.q_BHLD, shape_.causal) && !drops)) {
@@ -72,54 +72,52 @@ AttentionOutput DenseAttentionMechanism::forward(const AttentionInput& in) const
                            .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
                                      .v_BHNbD = in.v_BHSD.unsqueeze(2),
                                      .window = {.causal = shape_.causal},
-                                     .legal_BHNbb = {at::Tensor()},
+                                     .mask_BHNbb = {at::Tensor()},
                                      .bias_BHNbb = {}}},
                            .dropout = dropout_,
                            .noise = in.noise};
   if (choose_path(attention, Path::kFused) != Path::kFused) return composed(in);
-  const at::Tensor legal = legal_keys(in);
-  if (legal.defined()) attention.keys[0].legal_BHNbb = {legal.unsqueeze(2)};
+  const at::Tensor mask = key_mask(in);
+  if (mask.defined()) attention.keys[0].mask_BHNbb = {mask.unsqueeze(2)};
   return {attend_in_blocks(attention, Path::kFused).squeeze(2), {}};
 }
 
-AttentionOutput DenseAttentionMechanism::composed(const AttentionInput& in) const {
-  // LibTorch's fused kernels know no noise of ours.
+AttentionOutput DenseAttention::composed(const AttentionInput& in) const {
+  // LibTorch's fused kernels cannot use our noise.
   if (in.noise && dropout_ > 0) return reference(in);
-  at::Tensor legal = legal_keys(in);
-  if (!legal.defined()) {
+  at::Tensor mask = key_mask(in);
+  if (!mask.defined()) {
     return {library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, shape_.causal), {}};
   }
-  if (shape_.causal) legal = at::logical_and(legal, earlier_keys(in));
-  const at::Tensor mask = additive_mask(legal, in.q_BHLD.scalar_type());
-  const at::Tensor out_BHLD = library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, mask);
-  return {out_BHLD.masked_fill(legal.any(-1, /*keepdim=*/true).logical_not(), 0), {}};
+  if (shape_.causal) mask = at::logical_and(mask, earlier_keys(in));
+  const at::Tensor bias = additive_mask(mask, in.q_BHLD.scalar_type());
+  const at::Tensor out_BHLD = library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, bias);
+  return {out_BHLD.masked_fill(mask.any(-1, /*keepdim=*/true).logical_not(), 0), {}};
 }
 
-MechanismProperties DenseAttentionMechanism::properties() const {
+MechanismProperties DenseAttention::properties() const {
   return {.causal = shape_.causal, .exact_in_decoding = shape_.causal, .quadratic = true};
 }
 
-at::Tensor DenseAttentionMechanism::visible_keys(std::int64_t num_queries,
-                                                 std::int64_t num_keys) const {
+at::Tensor DenseAttention::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {
   require(!shape_.causal || num_queries == num_keys,
           "causal attention needs as many keys as queries");
   const at::Tensor all = at::ones({num_queries, num_keys}, at::kBool);
   return shape_.causal ? at::tril(all) : all;
 }
 
-double DenseAttentionMechanism::forward_flops(std::int64_t num_tokens) const {
+double DenseAttention::forward_flops(std::int64_t num_tokens) const {
   const double n = static_cast<double>(num_tokens);
   const double pairs = shape_.causal ? n * (n + 1) / 2 : n * n;
   return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
 }
 
-std::unique_ptr<DecodeState> DenseAttentionMechanism::decode_state(std::int64_t batch) const {
+std::unique_ptr<DecodeState> DenseAttention::decode_state(std::int64_t batch) const {
   if (!shape_.causal) return Mechanism::decode_state(batch);
   return std::make_unique<DenseDecodeState>();
 }
 
-at::Tensor DenseAttentionMechanism::decode_step(DecodeState& state,
-                                                const AttentionInput& in) const {
+at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
   KeyValueCache& cache = static_cast<DenseDecodeState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
   return library_attention(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()));

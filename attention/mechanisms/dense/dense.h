@@ -1,5 +1,6 @@
-// Softmax attention over every key, or every past key and the token's own when causal. On the CPU
-// the kernels of attention in blocks with a sequence as one block, on a GPU LibTorch's.
+// Softmax attention over every key or, when causal, over the token's own key and every past one. On
+// the CPU it uses the block-attention kernels, with a sequence as one block; on a GPU it uses
+// LibTorch's.
 #pragma once
 
 #include "attention/mechanism.h"
@@ -10,9 +11,9 @@ class DenseAttention;
 
 namespace birkhoff {
 
-class DenseAttentionMechanism : public Mechanism {
+class DenseAttention : public Mechanism {
  public:
-  DenseAttentionMechanism(const configs::DenseAttention& config, const MechanismShape& shape);
+  DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape);
 
   AttentionOutput reference(const AttentionInput& in) const override;
   AttentionOutput forward(const AttentionInput& in) const override;
@@ -24,8 +25,8 @@ class DenseAttentionMechanism : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
-  // bool [B or 1, 1, L, S]; undefined where every key is legal, causality apart.
-  at::Tensor legal_keys(const AttentionInput& in) const;
+  // bool [B or 1, 1, L, S], regardless of causality. Undefined where every key is visible.
+  at::Tensor key_mask(const AttentionInput& in) const;
 
   MechanismShape shape_;
   float dropout_;

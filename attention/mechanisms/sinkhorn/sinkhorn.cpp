@@ -12,17 +12,17 @@
 namespace birkhoff {
 namespace {
 
-using configs::SinkhornAttention;
+using Config = configs::SinkhornAttention;
 
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
 
-Combine combine_of(SinkhornAttention::Combine combine) {
+Combine combine_of(Config::Combine combine) {
   switch (combine) {
-    case SinkhornAttention::concat:
+    case Config::concat:
       return Combine::kConcat;
-    case SinkhornAttention::add_outputs:
+    case Config::add_outputs:
       return Combine::kAddOutputs;
-    case SinkhornAttention::add_logits:
+    case Config::add_logits:
       return Combine::kAddLogits;
   }
   require(false, "unknown combine");
@@ -31,10 +31,10 @@ Combine combine_of(SinkhornAttention::Combine combine) {
 
 }  // namespace
 
-SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const MechanismShape& shape,
+SinkhornAttention::SinkhornAttention(const Config& config, const MechanismShape& shape,
                                      const std::string& prefix, Parameters& parameters)
     : config_(config), shape_(shape) {
-  const bool uniform = shape.causal && config.causal_balance() == SinkhornAttention::uniform;
+  const bool uniform = shape.causal && config.causal_balance() == Config::uniform;
   if (!uniform) sort_net_.emplace(config, shape, prefix + ".sort_net", parameters);
   if (leaky() && sort_net_->reads_sources()) {
     fail(ExitCode::kConfig,
@@ -44,30 +44,31 @@ SinkhornMechanism::SinkhornMechanism(const SinkhornAttention& config, const Mech
   }
 }
 
-bool SinkhornMechanism::leaky() const {
-  return shape_.causal && config_.causal_balance() == SinkhornAttention::paper_masked;
+bool SinkhornAttention::leaky() const {
+  return shape_.causal && config_.causal_balance() == Config::paper_masked;
 }
 
-bool SinkhornMechanism::balances() const {
-  return !shape_.causal || (config_.causal_balance() != SinkhornAttention::none &&
-                            config_.causal_balance() != SinkhornAttention::uniform);
+bool SinkhornAttention::balances() const {
+  return !shape_.causal ||
+         (config_.causal_balance() != Config::none && config_.causal_balance() != Config::uniform);
 }
 
-at::Tensor SinkhornMechanism::visible_pairs(const at::Tensor& open_BNN) const {
+at::Tensor SinkhornAttention::visible_pairs(const at::Tensor& open_BNN) const {
   if (!shape_.causal) return open_BNN;
   return open_BNN.tril(leaky() ? 0 : -1);
 }
 
-at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
+at::Tensor SinkhornAttention::weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                                       std::int64_t first_row, Path limit) const {
   const std::int64_t num_rows = scores_BHNN.size(2) - first_row;
-  const auto barred = [&](const at::Tensor& allowed_BNN) {
+  const auto masked = [&](const at::Tensor& allowed_BNN) {
     return scores_BHNN.masked_fill(allowed_BNN.logical_not().unsqueeze(1), kBarred);
   };
   const auto last_rows = [&](const at::Tensor& x) { return x.narrow(2, first_row, num_rows); };
   const std::int64_t iterations = config_.iterations();
-  const bool prefix = shape_.causal && config_.causal_balance() == SinkhornAttention::prefix;
-  // A mask costs launches on a GPU: where order alone decides, these balances need none.
+  const bool prefix = shape_.causal && config_.causal_balance() == Config::prefix;
+  // A mask costs launches on a GPU. Where only the order of blocks matters, these balances need no
+  // mask.
   if (!open_BNN.defined() && iterations > 0) {
     if (!shape_.causal) return last_rows(balance(scores_BHNN, iterations, limit));
     if (prefix) return prefix_balance(scores_BHNN, iterations, first_row, limit);
@@ -75,32 +76,33 @@ at::Tensor SinkhornMechanism::weights(const at::Tensor& scores_BHNN, const at::T
   const std::int64_t N = scores_BHNN.size(2);
   const at::Tensor visible_BNN = visible_pairs(
       open_BNN.defined() ? open_BNN : at::ones({1, N, N}, scores_BHNN.options().dtype(at::kBool)));
-  if (balances() && iterations == 0) return last_rows(barred(visible_BNN).exp());
-  if (!shape_.causal) return last_rows(balance(barred(visible_BNN), iterations, limit));
+  if (balances() && iterations == 0) return last_rows(masked(visible_BNN).exp());
+  if (!shape_.causal) return last_rows(balance(masked(visible_BNN), iterations, limit));
   switch (config_.causal_balance()) {
-    case SinkhornAttention::prefix: {
-      // A destination without a source of its own takes no part in others' balance either.
+    case Config::prefix: {
+      // A destination without a visible source does not take part in the other rows' balance
+      // either.
       const at::Tensor taking_part = visible_BNN.any(2, /*keepdim=*/true);
-      return prefix_balance(barred(at::logical_and(open_BNN, taking_part)), iterations, first_row,
+      return prefix_balance(masked(at::logical_and(open_BNN, taking_part)), iterations, first_row,
                             limit);
     }
-    case SinkhornAttention::cumulative:
-      return last_rows(cumulative_balance(barred(visible_BNN), iterations, limit));
-    case SinkhornAttention::none:
-      return last_rows(softmax_with_null(barred(visible_BNN)));
-    case SinkhornAttention::uniform: {
+    case Config::cumulative:
+      return last_rows(cumulative_balance(masked(visible_BNN), iterations, limit));
+    case Config::none:
+      return last_rows(softmax_with_null(masked(visible_BNN)));
+    case Config::uniform: {
       const at::Tensor equal_BNN = visible_BNN.to(scores_BHNN.scalar_type());
       const at::Tensor mean_BNN = equal_BNN / equal_BNN.sum(2, /*keepdim=*/true).clamp_min(1);
       return last_rows(mean_BNN.unsqueeze(1));
     }
-    case SinkhornAttention::paper_masked:
-      return last_rows(balance(barred(visible_BNN), iterations, limit));
+    case Config::paper_masked:
+      return last_rows(balance(masked(visible_BNN), iterations, limit));
   }
   require(false, "unknown causal_balance");
   return {};
 }
 
-at::Tensor SinkhornMechanism::keep_largest(const at::Tensor& weights_BHUN) const {
+at::Tensor SinkhornAttention::keep_largest(const at::Tensor& weights_BHUN) const {
   const std::int64_t num_sources = weights_BHUN.size(3);
   if (config_.top_m() == 0 || config_.top_m() >= num_sources) return weights_BHUN;
   const at::Tensor order_BHUN =
@@ -111,7 +113,7 @@ at::Tensor SinkhornMechanism::keep_largest(const at::Tensor& weights_BHUN) const
   return weights_BHUN.masked_fill(cut_BHUN, 0);
 }
 
-AttentionOutput SinkhornMechanism::run(const AttentionInput& in, Path limit) const {
+AttentionOutput SinkhornAttention::run(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
   const std::int64_t N = blocks.num_blocks();
   at::Tensor scores_BHNN;
@@ -144,61 +146,62 @@ AttentionOutput SinkhornMechanism::run(const AttentionInput& in, Path limit) con
       in.q_BHLD, in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD, limit);
   attention.dropout = config_.dropout();
   attention.noise = in.noise;
-  output.out_BHLD = blocks.unfold(attend_in_blocks(attention, limit), 2);
+  output.out_BHLD = blocks.from_blocks(attend_in_blocks(attention, limit), 2);
   return output;
 }
 
-AttentionOutput SinkhornMechanism::reference(const AttentionInput& in) const {
+AttentionOutput SinkhornAttention::reference(const AttentionInput& in) const {
   return run(in, Path::kReference);
 }
 
-AttentionOutput SinkhornMechanism::forward(const AttentionInput& in) const {
+AttentionOutput SinkhornAttention::forward(const AttentionInput& in) const {
   return run(in, Path::kFused);
 }
 
-AttentionOutput SinkhornMechanism::composed(const AttentionInput& in) const {
+AttentionOutput SinkhornAttention::composed(const AttentionInput& in) const {
   return run(in, Path::kSdpa);
 }
 
-MechanismProperties SinkhornMechanism::properties() const {
+MechanismProperties SinkhornAttention::properties() const {
   return {.causal = shape_.causal && !leaky(),
           .leaky = leaky(),
           .exact_in_decoding = shape_.causal && !leaky(),
           .ties_key_value = config_.tie_key_value()};
 }
 
-at::Tensor SinkhornMechanism::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {
+at::Tensor SinkhornAttention::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {
   const std::int64_t b = config_.block();
   const at::Tensor query_L1 = at::arange(num_queries).unsqueeze(1), key_S = at::arange(num_keys);
-  const bool aligned = config_.combine() == SinkhornAttention::add_logits;
+  const bool aligned = config_.combine() == Config::add_logits;
   if (!shape_.causal) {
-    // Logits of aligned positions end where the query's own block does.
+    // Aligned logits reach only offsets that the query's own block has.
     const at::Tensor own_block_L1 = at::div(query_L1, b, "floor") * b;
     return aligned ? own_block_L1 + key_S % b < num_keys
                    : at::ones({num_queries, num_keys}, at::kBool);
   }
   const at::Tensor earlier_block = at::div(key_S, b, "floor") < at::div(query_L1, b, "floor");
   const at::Tensor own = at::logical_and(key_S <= query_L1, earlier_block.logical_not());
-  // Logits of aligned positions, or sorted keys masked token by token, reach offsets up to the own.
+  // Aligned logits, and sorted keys that are masked token by token, reach offsets up to the
+  // query's.
   if (leaky() || aligned) {
     return at::logical_or(own, at::logical_and(earlier_block, key_S % b <= query_L1 % b));
   }
   return at::logical_or(own, earlier_block);
 }
 
-double SinkhornMechanism::forward_flops(std::int64_t num_tokens) const {
+double SinkhornAttention::forward_flops(std::int64_t num_tokens) const {
   const double b = static_cast<double>(config_.block());
   const double N = std::ceil(static_cast<double>(num_tokens) / b), L = N * b;
   const double width = static_cast<double>(shape_.heads * shape_.head_dim);
   const bool causal = shape_.causal;
   const double own_pairs = L * (causal ? (b + 1) / 2 : b);
   const double sorted_pairs =
-      config_.combine() == SinkhornAttention::add_logits ? 0 : (causal ? L - b : L) * b;
+      config_.combine() == Config::add_logits ? 0 : (causal ? L - b : L) * b;
   const double mixed_pairs = causal ? N * (N - 1) / 2 : N * N;
   const double mixes = config_.tie_key_value() ? 1 : 2;
   double balance_pairs = 0;
   if (balances()) {
-    const bool prefix = causal && config_.causal_balance() == SinkhornAttention::prefix;
+    const bool prefix = causal && config_.causal_balance() == Config::prefix;
     balance_pairs = prefix ? N * N * N / 3 : mixed_pairs;
   }
   // A step of the balance touches each pair about five times; an iteration is two steps.

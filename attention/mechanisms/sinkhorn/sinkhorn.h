@@ -1,25 +1,25 @@
-// Sparse Sinkhorn attention (Tay et al. 2020): a SortNet scores blocks, the scores are balanced,
-// keys and values are mixed block by block with the balanced weights ("sorted"), and every query
-// attends to its sorted block and to its own.
+// Sparse Sinkhorn attention (Tay et al. 2020). A SortNet scores pairs of blocks, and the scores are
+// balanced. The balanced weights mix keys and values block by block ("sorting"), and every query
+// attends to its sorted block and to its own block.
 //
-// Where the paper is silent or leaks the future this code does the following.
+// Where the paper is silent or leaks the future, this code does the following.
 // - Row = destination, column = source, in encoders and decoders.
-// - Causal use: sources are complete earlier blocks, a block's weights depend on tokens up to its
-//   first one, and its own tokens reach it by the local part alone. Block 0, and every query whose
-//   block has nothing to sort, sees its own block only (add_logits: plain local attention).
-// - `none` and `cumulative` let a row give mass to a null source of score 0 and value 0, so that a
-//   block may decline: its sorted keys and values are then scaled down, not renormalised.
+// - Causal use: sources are complete earlier blocks. A block's weights depend on tokens up to its
+//   first one, and its own tokens reach it only through the local part. Block 0, and every query
+//   whose block has nothing to sort, sees only its own block (add_logits: plain local attention).
+// - `none` and `cumulative` let a row give mass to a null source of score 0 and value 0, so a block
+//   may decline: its sorted keys and values are then scaled down, not renormalised.
 // - `paper_masked` balances the lower triangle with its diagonal, as published: column sums run
-//   over later destinations and leak. Its sorted block, which contains the own block, is masked
-//   token by token.
-// - top_m cuts a finished row to its largest weights, of equal ones the earlier blocks'; what is
-//   cut is lost, not given to the others, and told in AttentionOutput::sums:
-//   "block_weight_dropped" of "block_weight", added up over samples, heads and destinations.
-// - Padding: keys, values and features of padding are 0. Where a share w < 1 of a sorted key's
-//   weight lies on tokens that exist, key and value are divided by w and log w is added to the
+//   over later destinations and leak the future. Its sorted block, which contains the query's own
+//   block, is masked token by token.
+// - top_m keeps the largest weights of a finished row; among equal ones, those of earlier blocks.
+//   The others are set to 0 and the row is not renormalised. AttentionOutput::sums reports them:
+//   "block_weight_dropped" of "block_weight", summed over samples, heads and destinations.
+// - Padding: keys, values and features of padding are 0. Where only a share w < 1 of a sorted key's
+//   weight is on tokens that exist, key and value are divided by w, and log w is added to the
 //   logit.
-// - Documents: a source is visible only if it lies wholly in one document, and to queries of that
-//   document whose block's first token belongs to it as well.
+// - Documents: a source is visible only if it lies wholly in one document, and only to queries of
+//   that document whose block also starts in it.
 #pragma once
 
 #include <optional>
@@ -32,10 +32,10 @@
 
 namespace birkhoff {
 
-class SinkhornMechanism : public Mechanism {
+class SinkhornAttention : public Mechanism {
  public:
-  // The SortNet's parameters are added under prefix + ".sort_net"; causal `uniform` has none.
-  SinkhornMechanism(const configs::SinkhornAttention& config, const MechanismShape& shape,
+  // Adds the SortNet's parameters under prefix + ".sort_net"; causal `uniform` has none.
+  SinkhornAttention(const configs::SinkhornAttention& config, const MechanismShape& shape,
                     const std::string& prefix, Parameters& parameters);
 
   AttentionOutput reference(const AttentionInput& in) const override;
@@ -49,16 +49,18 @@ class SinkhornMechanism : public Mechanism {
 
  private:
   bool leaky() const;
-  // Weights come from Sinkhorn iterations: neither of the causal modes `none` and `uniform`.
+  // Whether the weights come from Sinkhorn iterations: false for the causal modes `none` and
+  // `uniform`.
   bool balances() const;
   AttentionOutput run(const AttentionInput& in, Path limit) const;
-  // bool [B, N, N]: pairs of open_pairs() whose weight may be above 0.
+  // bool [B, N, N]: the pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
-  // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. Dims B
-  // and H of the scores may be 1. open_BNN: of open_pairs(); undefined where all pairs are.
+  // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. B and H
+  // of the scores may be 1. open_BNN is that of open_pairs(), or undefined if all pairs are
+  // visible.
   at::Tensor weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                      std::int64_t first_row, Path limit) const;
-  // The weights with all but each row's top_m largest 0.
+  // The weights, with all but the top_m largest of each row set to 0.
   at::Tensor keep_largest(const at::Tensor& weights_BHUN) const;
 
   configs::SinkhornAttention config_;

@@ -1,6 +1,6 @@
-// Sinkhorn attention one token after another: a block's weights are decided at its first token.
-// Legend: B batch, H heads, S tokens so far, N blocks so far, b tokens of a block, C channels, D
-// head dim.
+// Sinkhorn attention, decoded one token after another: a block's weights are computed at its first
+// token. Legend: B batch, H heads, S tokens so far, N blocks so far, b tokens of a block, C
+// channels, D head dim.
 #include <ATen/ATen.h>
 
 #include "attention/kernels/block_mix/block_mix.h"
@@ -12,24 +12,24 @@
 namespace birkhoff {
 namespace {
 
-using configs::SinkhornAttention;
+using Config = configs::SinkhornAttention;
 
 struct SinkhornDecodeState : DecodeState {
   KeyValueCache cache;
-  std::vector<at::Tensor> psi_BC, source_BC;  // of each block begun; of each block completed
-  at::Tensor sum_BC, block_sum_BC;            // of x over all tokens; over the current block's
+  std::vector<at::Tensor> psi_BC, source_BC;  // of each block begun; of each complete block
+  at::Tensor sum_BC, block_sum_BC;            // sums of x: of all tokens; of the current block
   at::Tensor weights_BHN;                     // of the current block, over blocks 0..u
   at::Tensor sorted_k_BHbD, sorted_v_BHbD;    // mixes of complete blocks; undefined in block 0
 };
 
 }  // namespace
 
-std::unique_ptr<DecodeState> SinkhornMechanism::decode_state(std::int64_t batch) const {
+std::unique_ptr<DecodeState> SinkhornAttention::decode_state(std::int64_t batch) const {
   if (!shape_.causal) return Mechanism::decode_state(batch);
   return std::make_unique<SinkhornDecodeState>();
 }
 
-at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
+at::Tensor SinkhornAttention::decode_step(DecodeState& decode_state,
                                           const AttentionInput& in) const {
   auto& state = static_cast<SinkhornDecodeState&>(decode_state);
   const std::int64_t t = state.cache.size(), b = config_.block(), u = t / b;
@@ -38,25 +38,25 @@ at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
   state.cache.append(in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD);
   state.sum_BC = t == 0 ? wide_x_BC : state.sum_BC + wide_x_BC;
 
-  if (t % b == 0) {  // a block begins: its weights are decided now
+  if (t % b == 0) {  // a block begins: compute its weights
     if (u > 0) state.source_BC.push_back(state.block_sum_BC / b);
     state.block_sum_BC = at::zeros_like(wide_x_BC);
     switch (config_.pooling()) {
-      case SinkhornAttention::first:
+      case Config::first:
         state.psi_BC.push_back(wide_x_BC);
         break;
-      case SinkhornAttention::sum:
+      case Config::sum:
         state.psi_BC.push_back(state.sum_BC);
         break;
-      case SinkhornAttention::mean:
-      case SinkhornAttention::cumulative_mean:
+      case Config::mean:
+      case Config::cumulative_mean:
         state.psi_BC.push_back(state.sum_BC / (t + 1));
         break;
     }
     if (u > 0 || leaky()) {
       at::Tensor scores_BHNN = at::zeros({1, 1, u + 1, u + 1}, x_BC.options());
       if (sort_net_) {
-        // Block u itself is no source yet: its feature is never read.
+        // Block u itself is not a source yet: its feature is never read.
         std::vector<at::Tensor> sources = state.source_BC;
         sources.push_back(state.block_sum_BC);
         scores_BHNN = sort_net_->scores(at::stack(state.psi_BC, 1), at::stack(sources, 1), {});
@@ -80,10 +80,10 @@ at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
   };
   if (!state.sorted_k_BHbD.defined()) return attend(own_k, own_v);
 
-  // Aligned positions only, up to the query's own.
+  // Only aligned positions, up to the query's own.
   const std::int64_t num_own = t + 1 - u * b;
   at::Tensor sorted_k = state.sorted_k_BHbD, sorted_v = state.sorted_v_BHbD;
-  if (leaky() || config_.combine() == SinkhornAttention::add_logits) {
+  if (leaky() || config_.combine() == Config::add_logits) {
     sorted_k = sorted_k.narrow(2, 0, num_own);
     sorted_v = sorted_v.narrow(2, 0, num_own);
   }
@@ -94,11 +94,11 @@ at::Tensor SinkhornMechanism::decode_step(DecodeState& decode_state,
     sorted_v = sorted_v + own_weight * own_v;
   }
   switch (config_.combine()) {
-    case SinkhornAttention::concat:
+    case Config::concat:
       return attend(at::cat({sorted_k, own_k}, 2), at::cat({sorted_v, own_v}, 2));
-    case SinkhornAttention::add_outputs:
+    case Config::add_outputs:
       return attend(sorted_k, sorted_v) + attend(own_k, own_v);
-    case SinkhornAttention::add_logits:
+    case Config::add_logits:
       return attend(sorted_k + own_k, sorted_v);
   }
   require(false, "unknown combine");

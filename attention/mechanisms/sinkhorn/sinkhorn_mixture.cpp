@@ -5,7 +5,7 @@
 namespace birkhoff {
 namespace {
 
-// Layers number from 0; the dense part's dropout gets a stream that no layer uses.
+// Layers are numbered from 0. The dropout of the dense part gets a stream that no layer uses.
 constexpr std::uint32_t kDenseStream = 1u << 31;
 
 struct MixtureDecodeState : DecodeState {

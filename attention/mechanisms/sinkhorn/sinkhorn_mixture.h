@@ -1,5 +1,5 @@
-// Sinkhorn Mixture (Tay et al. 2020, section 3.2.3): Sinkhorn attention plus
-// dense attention on the same projections, outputs added without a gate.
+// Sinkhorn Mixture (Tay et al. 2020, section 3.2.3): Sinkhorn attention plus dense attention on the
+// same projections. The outputs are added without a gate.
 #pragma once
 
 #include "attention/mechanism.h"
@@ -23,11 +23,11 @@ class SinkhornMixtureMechanism : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
-  // The input as the dense part sees it: tied values, noise of its own.
+  // The input of the dense part: tied values, and its own noise.
   AttentionInput dense_input(const AttentionInput& in) const;
 
-  SinkhornMechanism sinkhorn_;
-  DenseAttentionMechanism dense_;
+  SinkhornAttention sinkhorn_;
+  DenseAttention dense_;
 };
 
 }  // namespace birkhoff

@@ -26,7 +26,7 @@ at::Tensor both(const at::Tensor& a, const at::Tensor& b) {
 
 // ---- What is pooled.
 
-// Tokens of each block that are valid and of the same document as the block's token `anchor`.
+// The valid tokens of each block that are in the same document as the block's token `anchor`.
 at::Tensor with_document_of(const Blocks& blocks, std::int64_t anchor) {
   const at::Tensor& segments_BNb = blocks.segments_BNb();
   if (!segments_BNb.defined()) return blocks.valid_BNb();
@@ -38,8 +38,8 @@ at::Tensor document_of(const Blocks& blocks, std::int64_t anchor) {
   return blocks.segments_BNb().select(2, anchor);
 }
 
-// Pairs [B, N, N] (block, earlier block) where the earlier one's last token is of the document of
-// the block's first.
+// Pairs [B, N, N] (block, earlier block) where the last token of the earlier block is in the
+// document of the block's first token.
 at::Tensor earlier_blocks(const Blocks& blocks) {
   const std::int64_t N = blocks.num_blocks();
   const at::Tensor earlier_BNN = at::ones({1, N, N}, blocks.mask_options()).tril(-1);
@@ -48,13 +48,13 @@ at::Tensor earlier_blocks(const Blocks& blocks) {
                                           document_of(blocks, blocks.block() - 1).unsqueeze(1));
 }
 
-// Tokens of each block where `mask` is true, [B, N, 1].
+// The number of tokens of each block where `mask` is true, [B, N, 1].
 at::Tensor block_counts(const Blocks& blocks, const at::Tensor& mask_BNb, at::ScalarType dtype) {
   if (mask_BNb.defined()) return mask_BNb.sum(2, /*keepdim=*/true).to(dtype);
   return at::full({1, blocks.num_blocks(), 1}, blocks.block(), blocks.mask_options().dtype(dtype));
 }
 
-// Each block's own tokens where `mask` is true; `mean`: divided by their number.
+// Pools each block's own tokens where `mask` is true. `mean`: divides by their number.
 BlockPooling own_tokens(const Blocks& blocks, const at::Tensor& mask_BNb, bool mean,
                         at::ScalarType dtype) {
   BlockPooling pooling{.block = blocks.block(), .mask_BNb = mask_BNb};
@@ -62,8 +62,8 @@ BlockPooling own_tokens(const Blocks& blocks, const at::Tensor& mask_BNb, bool m
   return pooling;
 }
 
-// All tokens of the document up to each block's first token: earlier blocks contribute what they
-// hold of that document, which is their last token's.
+// Pools all tokens of the document up to each block's first token. An earlier block contributes
+// those of its tokens that are in the document of its last token.
 BlockPooling tokens_to_first(const Blocks& blocks, bool mean, at::ScalarType dtype) {
   const std::int64_t b = blocks.block();
   BlockPooling pooling{.block = b, .mask_BNb = with_document_of(blocks, b - 1), .cumulative = true};
@@ -76,7 +76,8 @@ BlockPooling tokens_to_first(const Blocks& blocks, bool mean, at::ScalarType dty
   first_exists_BN = opens_BN = keeps_BN = at::ones({1, blocks.num_blocks()}, blocks.mask_options());
   if (blocks.valid_BNb().defined()) first_exists_BN = blocks.valid_BNb().select(2, 0);
   if (blocks.segments_BNb().defined()) {
-    // Documents do not come back, so sums so far are of the last token before the block.
+    // A document does not come back, so the sums so far belong to the document of the last token
+    // before the block.
     const at::Tensor last_BN = document_of(blocks, b - 1);
     const at::Tensor before_BN = shift_blocks(last_BN, 1, -1, -1);
     opens_BN = document_of(blocks, 0) == before_BN;
@@ -87,9 +88,9 @@ BlockPooling tokens_to_first(const Blocks& blocks, bool mean, at::ScalarType dty
   return pooling;
 }
 
-// ---- The same in LibTorch's operations. x of padding is never read, not even as 0 * NaN.
+// ---- The same in LibTorch operations. x of padding is never used, not even as 0 * NaN.
 
-// x of each block's first token, 0 where that is padding.
+// x of each block's first token, 0 if that is padding.
 at::Tensor first_tokens(const Blocks& blocks, const at::Tensor& x_BNbC) {
   const at::Tensor first_BNC = x_BNbC.select(2, 0);
   if (!blocks.valid_BNb().defined()) return first_BNC;
@@ -98,7 +99,7 @@ at::Tensor first_tokens(const Blocks& blocks, const at::Tensor& x_BNbC) {
 
 at::Tensor pool_by_operations(const Blocks& blocks, const at::Tensor& x_BLC,
                               const BlockPooling& pooling) {
-  const at::Tensor x_BNbC = widened(blocks.fold(x_BLC, 1));
+  const at::Tensor x_BNbC = widened(blocks.to_blocks(x_BLC, 1));
   at::Tensor masked_BNbC = x_BNbC;
   if (pooling.mask_BNb.defined()) {
     masked_BNbC = x_BNbC.masked_fill(pooling.mask_BNb.logical_not().unsqueeze(3), 0);
@@ -134,7 +135,7 @@ at::Tensor per_head(const at::Tensor& x_BNC, const at::Tensor& weight_HCK,
 at::Tensor pool_destinations(const SinkhornAttention& config, bool causal, const Blocks& blocks,
                              const at::Tensor& x_BLC, Path limit) {
   if (config.pooling() == SinkhornAttention::first) {
-    return widened(first_tokens(blocks, blocks.fold(x_BLC, 1)));
+    return widened(first_tokens(blocks, blocks.to_blocks(x_BLC, 1)));
   }
   const bool mean = config.pooling() != SinkhornAttention::sum;
   if (causal || config.pooling() == SinkhornAttention::cumulative_mean) {
@@ -159,7 +160,7 @@ SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,
   const std::int64_t H = shape.heads, C = shape.channels, b = config.block();
   const std::int64_t needed = (shape.sequence_length + b - 1) / b;
   if (max_blocks_ == 0) max_blocks_ = needed;
-  const Init fan_in = Init::normal(1 / std::sqrt(static_cast<double>(C)));
+  const Initializer fan_in = Initializer::normal(1 / std::sqrt(static_cast<double>(C)));
   if (config.sort_net() == SinkhornAttention::attention) {
     query_HCD_ = parameters.add(prefix + ".query.weight", {H, C, shape.head_dim}, fan_in, true);
     key_HCD_ = parameters.add(prefix + ".key.weight", {H, C, shape.head_dim}, fan_in, true);
@@ -176,13 +177,15 @@ SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,
   if (config.sort_net() == SinkhornAttention::relu_mlp_relu ||
       config.sort_net() == SinkhornAttention::mlp) {
     hidden_HCC_ = parameters.add(prefix + ".hidden.weight", {H, C, C}, fan_in, true);
-    hidden_bias_HC_ = parameters.add(prefix + ".hidden.bias", {H, C}, Init::zeros(), false);
+    hidden_bias_HC_ = parameters.add(prefix + ".hidden.bias", {H, C}, Initializer::zeros(), false);
   }
-  // Small, so that training starts near the mean of all blocks; sums of b tokens are larger.
+  // Small, so training starts near the mean of all blocks. Sums of b tokens are larger, so they get
+  // smaller weights.
   const double scale = config.pooling() == SinkhornAttention::sum ? std::sqrt(b) : 1;
   output_HCM_ = parameters.add(prefix + ".output.weight", {H, C, max_blocks_},
-                               Init::normal(0.02 / scale), true);
-  output_bias_HM_ = parameters.add(prefix + ".output.bias", {H, max_blocks_}, Init::zeros(), false);
+                               Initializer::normal(0.02 / scale), true);
+  output_bias_HM_ =
+      parameters.add(prefix + ".output.bias", {H, max_blocks_}, Initializer::zeros(), false);
 }
 
 at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_BNC,
@@ -201,7 +204,7 @@ at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_B
     scores_BHNN = at::matmul(q_BHND, k_BHND.transpose(-1, -2)) *
                   (1 / std::sqrt(static_cast<double>(query_HCD_.size(2))));
   } else {
-    // A part's gradient would be a copy into zeros.
+    // The gradient of a slice would be a copy into zeros.
     const bool whole = N == max_blocks_;
     const at::Tensor output_HCN = whole ? output_HCM_ : output_HCM_.narrow(2, 0, N);
     const at::Tensor bias_HN = whole ? output_bias_HM_ : output_bias_HM_.narrow(1, 0, N);
@@ -215,8 +218,8 @@ at::Tensor SortNet::scores(const at::Tensor& psi_BNC, const at::Tensor& source_B
     if (final_relu_) scores_BHNN = at::relu(scores_BHNN);
   }
   if (gumbel_noise_ && noise) {
-    // Rows one after another, each for all blocks that a sequence may have, and cut: an entry's
-    // noise does not depend on how many there are.
+    // Rows are drawn one after another, each for all blocks that a sequence may have, and then cut:
+    // the noise of an entry does not depend on the number of blocks.
     const std::int64_t M = std::max(N, max_blocks_);
     const at::Tensor noise_BNHM = philox_gumbel(*noise, NoisePurpose::kGumbel, {N, heads_, M});
     scores_BHNN = scores_BHNN + noise_BNHM.narrow(3, 0, N).transpose(1, 2);

@@ -1,7 +1,6 @@
-// What the SortNet of Sparse Sinkhorn attention reads and computes: blocks are pooled, and a small
-// network per head scores which source block each destination block should see.
-// Legend: B batch, H heads, L tokens, N blocks, b tokens of a block, C channels, D head dim, M most
-// blocks.
+// The SortNet of Sparse Sinkhorn attention, and its inputs. Blocks are pooled, and a small network
+// per head scores which source block each destination block should see. Legend: B batch, H heads, L
+// tokens, N blocks, b tokens of a block, C channels, D head dim, M maximum number of blocks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,14 +18,14 @@ class SinkhornAttention;
 
 namespace birkhoff {
 
-// Destination features psi [B, N, C] in fp32 or wider, from x [B, L, C]. Each reads tokens of its
-// block's first token's document only; causal use reads positions up to that first token, inclusive
-// (the paper's eq. 5, with its limit i b + 1 corrected to i b). Path::kFused sums in one pass
-// (block_pool.h) where that fits, others by LibTorch's operations.
+// Returns destination features psi [B, N, C], in fp32 or wider, of x [B, L, C]. A feature reads
+// only tokens of the document of its block's first token. Causal features read positions up to and
+// including that first token (the paper's eq. 5, with its limit i b + 1 corrected to i b).
+// Path::kFused sums in one pass (block_pool.h) where that fits, otherwise in LibTorch operations.
 at::Tensor pool_destinations(const configs::SinkhornAttention& config, bool causal,
                              const Blocks& blocks, const at::Tensor& x_BLC, Path limit);
 
-// Source features [B, N, C]: the mean over each block's valid tokens.
+// Returns source features [B, N, C]: the mean over each block's valid tokens.
 at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC, Path limit);
 
 class SortNet {
@@ -36,16 +35,16 @@ class SortNet {
   SortNet(const configs::SinkhornAttention& config, const MechanismShape& shape,
           const std::string& prefix, Parameters& parameters);
 
-  // Reads source features as well: the variant `attention`.
+  // Whether the network also reads source features (the variant `attention`).
   bool reads_sources() const { return key_HCD_.defined(); }
 
-  // (R + noise) / temperature [B, H, N, N], row = destination, column = source. source_BNC may be
-  // undefined unless reads_sources(). Error(kConfig) for more blocks than M, unless
+  // Returns (R + noise) / temperature [B, H, N, N], row = destination, column = source. source_BNC
+  // may be undefined unless reads_sources(). Error(kConfig) for more than M blocks, unless
   // reads_sources(). For up to M blocks the noise of an entry does not depend on N.
   at::Tensor scores(const at::Tensor& psi_BNC, const at::Tensor& source_BNC,
                     const std::optional<NoiseKey>& noise) const;
 
-  // Forward multiply-adds, times two, for N blocks.
+  // Twice the multiply-adds of the forward pass for N blocks.
   double flops(std::int64_t num_blocks) const;
 
  private:

@@ -1,4 +1,4 @@
-// The part of libfmt that error messages use, compiled into this library and seen by it alone.
+// The part of libfmt that error messages use, compiled into this library and visible only to it.
 #undef FMT_SHARED
 #include <fmt/format-inl.h>
 

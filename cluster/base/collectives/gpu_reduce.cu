@@ -3,11 +3,11 @@
 //   y[i] = x[0, i] op x[1, i] op ... op x[R - 1, i]      op: sum, max, min
 //
 // x: [R, n] contiguous, y: [n]; fp32, fp64, int64, or bf16, which accumulates in fp32 and is
-// rounded once. max and min give NaN where any x[r, i] is NaN.
+// rounded once. max and min are NaN where any x[r, i] is NaN.
 //
-// A thread owns the elements i = its number in the grid, plus multiples of the grid's threads; it
-// reads one element of each row and writes one. Blocks of 256 threads, no shared memory.
-// Deterministic: the order of additions is that of the rows, whatever the grid.
+// A thread computes the elements i = its index in the grid plus multiples of the grid's number of
+// threads. For each of them it reads one element of every row and writes one. Blocks have 256
+// threads and use no shared memory. Deterministic: the rows are added in order, whatever the grid.
 #include <algorithm>
 
 #include "cluster/base/collectives/gpu_reduce_params.h"
@@ -38,7 +38,7 @@ __device__ inline __nv_bfloat16 narrow<__nv_bfloat16, float>(float x) {
 template <ReduceOp op, typename T>
 __device__ inline T combine(T a, T b) {
   if constexpr (op == ReduceOp::kSum) return a + b;
-  // `b != b`: a NaN of either side wins.
+  // `b != b`: a NaN on either side wins.
   if constexpr (op == ReduceOp::kMax) return b > a || b != b ? b : a;
   if constexpr (op == ReduceOp::kMin) return b < a || b != b ? b : a;
 }
@@ -77,7 +77,7 @@ void launch_op(const ReduceParams& p, cudaStream_t stream) {
     case KernelDtype::kLong:
       return launch_typed<op, std::int64_t>(p, stream);
     case KernelDtype::kHalf:
-      break;  // no group takes fp16
+      break;  // no group supports fp16
   }
   cuda_check(cudaErrorInvalidValue, "launch_reduce");
 }

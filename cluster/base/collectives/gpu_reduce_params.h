@@ -1,4 +1,5 @@
-// Arguments of the kernel that sums what ranks sent. See cluster/base/collectives/gpu_reduce.cu.
+// Arguments of the kernel that reduces the data received from ranks. See
+// cluster/base/collectives/gpu_reduce.cu.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,9 @@ struct ReduceParams {
   std::int64_t count;
 };
 
-// output[i] = op over r of inputs[r, i], in the order r = 0, 1, 2, ...: the bits of reduce_in_order
-// (cluster/base/collectives/reduce.h), but for the payload of a NaN. Asynchronous on `stream`.
+// output[i] = op over r of inputs[r, i], in the order r = 0, 1, 2, ...: the same bits as
+// reduce_in_order (cluster/base/collectives/reduce.h), except for the payload of a NaN.
+// Asynchronous on `stream`.
 void launch_reduce(const ReduceParams& params, CUstream_st* stream);
 
 }  // namespace birkhoff

@@ -13,7 +13,7 @@ namespace {
 template <ReduceOp op, typename T>
 T combine(T a, T b) {
   if constexpr (op == ReduceOp::kSum) return a + b;
-  // `b != b`: NaN of either side wins, whatever the order.
+  // `b != b`: a NaN on either side wins, in either order.
   if constexpr (op == ReduceOp::kMax) return b > a || b != b ? b : a;
   if constexpr (op == ReduceOp::kMin) return b < a || b != b ? b : a;
 }
@@ -21,7 +21,7 @@ T combine(T a, T b) {
 template <ReduceOp op, typename T>
 void reduce(std::span<const void* const> inputs, void* output, std::int64_t count) {
   using Accumulator = std::conditional_t<std::is_same_v<T, c10::BFloat16>, float, T>;
-  constexpr std::int64_t kBlock = 1024;  // the accumulators stay in the first-level cache
+  constexpr std::int64_t kBlock = 1024;  // the accumulators stay in the L1 cache
   Accumulator sums[kBlock];
   for (std::int64_t start = 0; start < count; start += kBlock) {
     const std::int64_t n = std::min(kBlock, count - start);

@@ -13,7 +13,7 @@
 namespace birkhoff {
 namespace {
 
-// What a rank shows the others during an operation.
+// What a rank exposes to the others during an operation.
 struct Offer {
   const char* operation = "";
   void* data = nullptr;
@@ -22,7 +22,7 @@ struct Offer {
   std::vector<std::int64_t> send_counts = {}, receive_counts = {};  // of all_to_all
 };
 
-// The meeting place of all ranks.
+// A barrier of all ranks, and what they offer.
 class Meeting {
  public:
   explicit Meeting(int size) : offers(static_cast<std::size_t>(size)), size_(size) {}
@@ -53,7 +53,7 @@ class Meeting {
 
   std::exception_ptr first_failure() const { return first_failure_; }
 
-  std::vector<Offer> offers;  // written by its rank before arrive(), read by all after
+  std::vector<Offer> offers;  // written by its rank before arrive(), read by all ranks after
 
  private:
   const int size_;
@@ -70,7 +70,7 @@ class DoneWork : public Work {
   void wait() override {}
 };
 
-class ThreadGroup : public Group {
+class ThreadGroup : public ProcessGroup {
  public:
   ThreadGroup(Meeting& meeting, int rank) : meeting_(meeting), rank_(rank) {}
   int rank() const override { return rank_; }
@@ -80,7 +80,7 @@ class ThreadGroup : public Group {
   std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) override {
     const std::int64_t count = tensor.numel();
     offer({"all_reduce", tensor.mutable_data_ptr(), count, tensor.scalar_type()});
-    // Each rank reduces its slice and writes it to everybody.
+    // Each rank reduces its slice and writes it to all ranks' tensors.
     const std::int64_t begin = count * rank_ / size(), end = count * (rank_ + 1) / size();
     const std::size_t begin_byte = static_cast<std::size_t>(begin) * tensor.itemsize();
     const std::size_t num_bytes = static_cast<std::size_t>(end - begin) * tensor.itemsize();
@@ -96,7 +96,7 @@ class ThreadGroup : public Group {
   std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input,
                                           ReduceOp op) override {
     offer({"reduce_scatter", input.mutable_data_ptr(), input.numel(), input.scalar_type()});
-    // Through a buffer: the output may be a part of the input that another rank still reads.
+    // Uses a buffer: the output may be a part of the input that another rank still reads.
     std::vector<char> buffer(output.nbytes());
     reduce_offers(op, static_cast<std::size_t>(rank_) * output.nbytes(), buffer.data(),
                   output.numel());
@@ -151,8 +151,8 @@ class ThreadGroup : public Group {
   }
 
  private:
-  // Shows my part and waits for everybody's. All ranks make the same checks, so all throw or none
-  // does, and nobody reads the memory of a rank that has left.
+  // Publishes this rank's offer and waits for those of all ranks. All ranks make the same checks,
+  // so either all throw or none does, and no rank reads the memory of one that has left.
   void offer(Offer my_offer) {
     meeting_.offers[static_cast<std::size_t>(rank_)] = std::move(my_offer);
     meeting_.arrive();
@@ -172,7 +172,7 @@ class ThreadGroup : public Group {
       }
     }
   }
-  // Until all are done, nobody may touch what was offered.
+  // No rank may touch its offered memory until all ranks are done.
   std::unique_ptr<Work> done() {
     meeting_.arrive();
     return std::make_unique<DoneWork>();
@@ -192,7 +192,7 @@ class ThreadGroup : public Group {
 
 }  // namespace
 
-void run_ranks(int size, const std::function<void(Group&)>& function) {
+void run_ranks(int size, const std::function<void(ProcessGroup&)>& function) {
   require(size >= 1, "run_ranks: at least one rank");
   Meeting meeting(size);
   std::vector<std::thread> threads;

@@ -1,11 +1,11 @@
 // Ranks as threads of one process, for unit tests of collective code without MPI. Results have the
-// same bits as MpiGroup's: both reduce in rank order with reduce_in_order. An operation runs when
-// it is started, and throws there.
+// same bits as MpiGroup's: both reduce in rank order with reduce_in_order. An operation runs, and
+// throws, where it is started.
 #pragma once
 
 #include <functional>
 
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 
 namespace birkhoff {
 
@@ -13,6 +13,6 @@ namespace birkhoff {
 // ended. If one throws, the operations of the others throw Error(kPeer), and the first exception is
 // rethrown here. A rank that returns while others wait in an operation is an error too, so a test
 // with mismatched collectives fails instead of hanging.
-void run_ranks(int size, const std::function<void(Group&)>& function);
+void run_ranks(int size, const std::function<void(ProcessGroup&)>& function);
 
 }  // namespace birkhoff

@@ -66,8 +66,8 @@ std::uint64_t load_u64(const unsigned char* bytes) {
 
 #if defined(__x86_64__)
 // The instruction has a latency of 3 cycles and a throughput of 1: three independent lanes keep it
-// busy. Lane checksums are joined by shifting over the following lane, with a table a byte of the
-// shifted value.
+// busy. To join two lanes, the first one's checksum is shifted over the second lane, with one table
+// for each byte of the shifted value.
 constexpr std::size_t kLaneBytes = 2048;
 constexpr auto kLaneShift = [] {
   std::array<std::array<std::uint32_t, 256>, 4> tables{};

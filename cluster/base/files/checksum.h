@@ -1,5 +1,5 @@
 // Checksums of files and tensors: CRC32C for pages and records, XXH3-128 for whole files, XXH3-64
-// for comparing what ranks hold in memory.
+// for comparing the memory of ranks.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@
 namespace birkhoff {
 
 // CRC32C (Castagnoli; RFC 3720 B.4). `crc` continues an earlier result: crc32c(b, n, crc32c(a, m))
-// is that of a then b.
+// is the CRC of a followed by b.
 std::uint32_t crc32c(const void* data, std::size_t num_bytes, std::uint32_t crc = 0);
-// The table-driven path that machines without the instruction take; public for its test.
+// The table-driven implementation for machines without the CRC instruction; public for its test.
 std::uint32_t crc32c_portable(const void* data, std::size_t num_bytes, std::uint32_t crc = 0);
 
 // Streaming XXH3-128 with seed 0, as 32 lower-case hexadecimal digits (what `xxh128sum` prints).
@@ -23,7 +23,7 @@ class Xxh3Hasher {
   Xxh3Hasher(Xxh3Hasher&&) noexcept;
   Xxh3Hasher& operator=(Xxh3Hasher&&) noexcept;
   void update(const void* data, std::size_t num_bytes);
-  // Of everything so far; more may follow.
+  // The digest of all bytes so far; more may follow.
   std::string hex_digest() const;
 
  private:

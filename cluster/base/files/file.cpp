@@ -34,7 +34,6 @@ void set_free_bytes_hook(FreeBytesHook hook) {
 void FileDescriptorTraits::close(Handle fd) noexcept { ::close(fd); }
 
 // ---- File
-// ----------------------------------------------------------------------------------------
 
 File::File(std::string path, int flags, ExitCode code) : path_(std::move(path)), code_(code) {
   fd_.reset(static_cast<int>(
@@ -54,10 +53,11 @@ File File::open_stream_for_read(const std::string& path, ExitCode code) {
 }
 
 File File::open_kinds(const std::string& path, ExitCode code, bool pipes) {
-  // Without O_NONBLOCK the call itself would wait for a pipe's writer. To a file it means nothing.
+  // Without O_NONBLOCK the call would wait for a pipe's writer. For a regular file the flag has no
+  // effect.
   File file(path, O_RDONLY | O_NONBLOCK | O_NOCTTY, code);
   const mode_t mode = file.status().st_mode;
-  // Reading a folder says what it is.
+  // A folder passes here: reading it fails with a clear error.
   if (S_ISREG(mode) || S_ISDIR(mode)) return file;
   if (!pipes || !S_ISFIFO(mode)) {
     fail(code, "'{}' is {}, not a regular file; name a file{}", path,
@@ -69,15 +69,14 @@ File File::open_kinds(const std::string& path, ExitCode code, bool pipes) {
 }
 
 void File::wait_for_writer() const {
-  // tee() copies without reading. It returns 0 if there is nothing to copy and no writer.
+  // tee() copies data without consuming it. It returns 0 if there is no data and no writer.
   int scratch[2];
   check_call(::pipe2(scratch, O_CLOEXEC | O_NONBLOCK), "pipe2", path_, code_);
   const UniqueHandle<FileDescriptorTraits> out(scratch[0]), in(scratch[1]);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(kPipeSeconds);
   while (::tee(fd_.get(), in.get(), 1, SPLICE_F_NONBLOCK) == 0) {
     if (std::chrono::steady_clock::now() > end) {
-      fail(code_,
-           "'{}' is a pipe that nobody wrote into for {} s; name a file, or start its writer",
+      fail(code_, "'{}' is a pipe that had no writer for {} s; name a file, or start its writer",
            path_, kPipeSeconds);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -90,7 +89,7 @@ void File::wait_for_input() const {
       retried("poll", path_, [&] { return ::poll(&input, 1, 1000 * kPipeSeconds); });
   check_call(ready, "poll", path_, code_);
   if (ready > 0) return;
-  fail(code_, "'{}' is a pipe that gave nothing for {} s; name a file, or look at what writes it",
+  fail(code_, "'{}' is a pipe that delivered nothing for {} s; name a file, or check its writer",
        path_, kPipeSeconds);
 }
 
@@ -99,7 +98,7 @@ File File::create(const std::string& path) {
 }
 
 File File::open_for_append(const std::string& path) {
-  // A pipe: without O_NONBLOCK the call would wait for its reader.
+  // Without O_NONBLOCK the call would wait for a pipe's reader.
   File file(path, O_WRONLY | O_CREAT | O_APPEND | O_NONBLOCK, ExitCode::kStorage);
   if (S_ISFIFO(file.status().st_mode)) {
     fail(ExitCode::kStorage, "'{}' is a FIFO, not a regular file; remove it or choose another name",
@@ -108,11 +107,12 @@ File File::open_for_append(const std::string& path) {
   return file;
 }
 
-// Opening /dev/stdin again would wait for another writer of a FIFO, and read a file from its start.
+// Duplicates the descriptor: opening /dev/stdin again would wait for another writer of a FIFO, and
+// would read a file from its start.
 File File::standard_input() {
   const int flags = ::fcntl(STDIN_FILENO, F_GETFL);
   if (flags < 0 || (flags & O_ACCMODE) == O_WRONLY) {
-    fail(ExitCode::kUsage, "standard input is closed; give it the text, or name a file");
+    fail(ExitCode::kUsage, "standard input is closed; redirect the text to it, or name a file");
   }
   const std::string path = "/dev/stdin";
   UniqueHandle<FileDescriptorTraits> fd(static_cast<int>(
@@ -149,7 +149,7 @@ void File::pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) co
     });
     if (num_read < 0) fail_call("pread", path_, fmt::format(" at offset {}", offset), code_);
     if (num_read == 0) {
-      fail(code_, "'{}' ends at byte {}, {} bytes short: it was truncated; restore or remake it",
+      fail(code_, "'{}' ends at byte {}, {} bytes short: it was truncated; restore or recreate it",
            path_, offset, left);
     }
     next += num_read;
@@ -173,7 +173,7 @@ void File::sync() { sync_descriptor(fd_.get(), path_); }
 
 void File::close() {
   const int fault = next_fault("close", path_);
-  // Linux frees the descriptor even where close fails or is interrupted: it is never repeated.
+  // Linux frees the descriptor even if close fails or is interrupted, so close is never repeated.
   int result = ::close(fd_.release());
   if (fault > 0) {
     errno = fault;
@@ -183,7 +183,6 @@ void File::close() {
 }
 
 // ---- Whole files
-// ---------------------------------------------------------------------------------
 
 void write_file_durably(const std::string& path, std::string_view bytes) {
   const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
@@ -204,7 +203,7 @@ namespace {
 
 std::string read_whole(File file, std::int64_t max_bytes, ExitCode code, bool waits) {
   std::string bytes;
-  // By read, not by size: pipes and /proc have none.
+  // Reads until the end instead of asking for the size: pipes and files in /proc have none.
   for (;;) {
     if (waits) file.wait_for_input();
     const std::size_t kChunk = std::max<std::size_t>(65536, bytes.size());
@@ -235,7 +234,6 @@ std::string read_standard_input(std::int64_t max_bytes) {
 }
 
 // ---- Names
-// ---------------------------------------------------------------------------------------
 
 bool find_status(const std::string& path, bool follow_links, struct stat* status, ExitCode code) {
   const std::int64_t result = retried("stat", path, [&] {
@@ -276,8 +274,8 @@ std::string parent_path(const std::string& path) {
 void make_directory(const std::string& path) {
   const std::string parent = parent_path(path);
   if (is_directory(path)) {
-    // Who made it may have been killed before the name was synced. It is empty then; and one that
-    // may not write in the parent did not make it.
+    // The process that created it may have been killed before it synced the name. The directory is
+    // empty then. A process that may not write to the parent did not create it and need not sync.
     if (list_directory(path).empty() && ::access(parent.c_str(), R_OK | W_OK) == 0) {
       sync_directory(parent);
     }
@@ -351,14 +349,13 @@ std::int64_t free_bytes(const std::string& path) {
   struct statvfs status;
   check_call(retried("statvfs", path, [&] { return ::statvfs(path.c_str(), &status); }), "statvfs",
              path);
-  constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  if (status.f_blocks == 0 || status.f_frsize == 0) return static_cast<std::int64_t>(kMost);
-  const auto blocks = std::min<std::uint64_t>(status.f_bavail, kMost / status.f_frsize);
+  constexpr auto kMax = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (status.f_blocks == 0 || status.f_frsize == 0) return static_cast<std::int64_t>(kMax);
+  const auto blocks = std::min<std::uint64_t>(status.f_bavail, kMax / status.f_frsize);
   return static_cast<std::int64_t>(blocks * status.f_frsize);
 }
 
 // ---- FileLock
-// ------------------------------------------------------------------------------------
 
 namespace {
 
@@ -377,7 +374,7 @@ FileLock::FileLock(const std::string& path, const std::string& what) {
     return retried("flock", path, [&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); });
   };
   std::int64_t locked = try_lock();
-  // lock_holder() may be looking, which takes a moment.
+  // lock_holder() may hold its shared lock, for a moment.
   for (int tries = 0; locked < 0 && errno == EWOULDBLOCK && tries < 20; ++tries) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     locked = try_lock();

@@ -1,8 +1,8 @@
-// Checked file I/O: the only door to the file system for what we write, and for inputs whose errors
-// users must see. Every failed call throws Error naming the call, the path, the system's reason and
-// what to do. Interrupted calls are repeated, short transfers continued; a failed fsync is final,
+// Checked file I/O. All files that we write, and all inputs whose errors users must see, go through
+// it. A failed call throws an Error that names the call, the path, the system's reason and what to
+// do. Interrupted calls are repeated and short transfers continued. A failed fsync is final,
 // because the kernel may have dropped the pages. Local to the calling rank. A File belongs to one
-// thread at a time; pread_exact may be called from several.
+// thread at a time; only pread_exact may be called from several.
 #pragma once
 
 #include <cstddef>
@@ -28,39 +28,40 @@ struct FileDescriptorTraits {
 
 class File {
  public:
-  // A regular file. What is wrong with the input itself (missing, truncated, a folder, a pipe or
-  // device, which might never end) carries `code`; what the system cannot do now (permissions,
-  // limits, EIO) carries kStorage.
+  // Opens a regular file. Errors in the input itself (missing, truncated, a folder, or a pipe or
+  // device, which might never end) carry `code`; errors of the system (permissions, limits, EIO)
+  // carry kStorage.
   static File open_for_read(const std::string& path, ExitCode code = ExitCode::kStorage);
-  // The same, or a pipe: a FIFO, or what a shell makes of <(command). Who writes into it must be
-  // there within kPipeSeconds.
+  // The same for a file or a pipe (a FIFO, or a shell's <(command)). A pipe must have a writer
+  // within kPipeSeconds.
   static File open_stream_for_read(const std::string& path, ExitCode code = ExitCode::kStorage);
-  // A new file; an existing one is an error.
+  // Creates a new file. An existing file is an error.
   static File create(const std::string& path);
-  // Writes go to the end; created if missing. Not a FIFO.
+  // Opens a file for writing at its end; creates it if it is missing. A FIFO is an error.
   static File open_for_append(const std::string& path);
-  // What is left of it. Error(kUsage) if it is closed.
+  // The rest of standard input. Error(kUsage) if it is closed.
   static File standard_input();
 
   static constexpr int kPipeSeconds = 5;
 
   void write_all(const void* data, std::size_t num_bytes);
   void write_all(std::string_view bytes) { write_all(bytes.data(), bytes.size()); }
-  // The next bytes, at most num_bytes; 0 at the end of the file.
+  // Reads at most num_bytes and returns how many it has read; 0 at the end of the file.
   std::size_t read_some(void* out, std::size_t num_bytes);
-  // Exactly num_bytes at `offset`; a file that ends before is an error.
+  // Reads exactly num_bytes at `offset`. A file that ends earlier is an error.
   void pread_exact(void* out, std::size_t num_bytes, std::int64_t offset) const;
   std::int64_t size() const;
-  // Returns once read_some() has something to return. A pipe that gives nothing for kPipeSeconds is
-  // an error.
+  // Returns when read_some() would not block. A pipe that delivers nothing for kPipeSeconds is an
+  // error.
   void wait_for_input() const;
   // Returns when everything written is on the device.
   void sync();
-  // Must be called on a written file before it goes out of scope: only this close is checked.
+  // Call it on a written file before destruction: the destructor does not check for errors.
   void close();
 
   const std::string& path() const { return path_; }
-  // Opens the same file again in this process while this object lives, also once it has no name.
+  // A path that opens the same file again in this process while this object exists, even after the
+  // file's name is gone.
   std::string descriptor_path() const;
 
  private:
@@ -74,78 +75,81 @@ class File {
   ExitCode code_ = ExitCode::kStorage;
 };
 
-// The file holds either its old content or all of `bytes`, whatever happens: temporary file beside
-// it, fsync, rename, fsync of the folder. A temporary file left by a crash is overwritten by the
-// next call of the same process id.
+// Writes the file such that, whatever happens, it holds either its old content or all of `bytes`: a
+// temporary file in the same folder, fsync, rename, fsync of the folder. The next call by a process
+// with the same id replaces a temporary file that a crash has left.
 void write_file_durably(const std::string& path, std::string_view bytes);
-// The whole file; more than max_bytes is an error.
+// Reads the whole file. A file larger than max_bytes is an error.
 std::string read_file(const std::string& path, std::int64_t max_bytes,
                       ExitCode code = ExitCode::kStorage);
-// The same of a file or a pipe, which must not pause for kPipeSeconds.
+// The same for a file or a pipe. A pipe must not pause for kPipeSeconds.
 std::string read_stream(const std::string& path, std::int64_t max_bytes,
                         ExitCode code = ExitCode::kStorage);
-// The same of File::standard_input(), which may take its time.
+// The same for File::standard_input(), which may pause for any time.
 std::string read_standard_input(std::int64_t max_bytes);
 
-// What stat (or lstat) says of a path; false, errno telling why, if it names nothing. Any other
-// error throws, a path that cannot name a file with `code`.
+// Fills `status` by stat, or by lstat if follow_links is false. Returns false and leaves the reason
+// in errno if the path names nothing. Any other error throws, with `code` if the path cannot name a
+// file.
 bool find_status(const std::string& path, bool follow_links, struct stat* status,
                  ExitCode code = ExitCode::kStorage);
-// True if the path names anything / a directory. Any error but "does not exist" throws.
+// True if the path names anything (path_exists) or a directory (is_directory). Any error other than
+// "does not exist" throws.
 bool path_exists(const std::string& path);
 bool is_directory(const std::string& path);
-// A FIFO, or what a shell makes of <(command).
+// True for a FIFO, or a shell's <(command).
 bool is_pipe(const std::string& path);
 std::int64_t file_size(const std::string& path, ExitCode code = ExitCode::kStorage);
-// With missing parents; an existing directory is fine. Durable, also if a process made it that was
-// killed meanwhile.
+// Creates the directory and its missing parents; an existing directory is fine. Durable, even if
+// the directory was created by a process that was killed.
 void make_directory(const std::string& path);
 // Names (not paths) in a directory, sorted, without . and ..
 std::vector<std::string> list_directory(const std::string& path,
                                         ExitCode code = ExitCode::kStorage);
-// Atomic on one file system, and durable: syncs the folders of both names. Replaces a file, never a
-// full directory.
+// Atomic within one file system, and durable: syncs the folders of both names. Replaces an existing
+// file, but never a directory that is not empty.
 void rename_path(const std::string& from, const std::string& to);
 void remove_file(const std::string& path);
-// A directory with all it holds, or a file; nothing if it does not exist. Does not follow symbolic
-// links.
+// Removes a file, or a directory with its contents. Does nothing if the path does not exist. Does
+// not follow symbolic links.
 void remove_tree(const std::string& path);
 // Makes the names in a directory durable.
 void sync_directory(const std::string& path);
-// Bytes that this user may still write to the file system of a path. What a quota leaves is not
-// seen. A file system that does not say how large it is: the largest number.
+// Bytes that this user may still write to the file system of `path`. Ignores quotas. Returns the
+// largest number if the file system does not report its size.
 std::int64_t free_bytes(const std::string& path);
 // The folder part of a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 std::string parent_path(const std::string& path);
 
-// An exclusive lock (flock) held until destruction, by the file `path`, which stays and names its
-// last holder. Error(kUsage) naming host and process of the holder if another process has it.
+// An exclusive lock (flock) on the file `path`, held until destruction. The file stays and names
+// its last holder. Error(kUsage) with the holder's host and process if another process holds the
+// lock.
 class FileLock {
  public:
-  // what: "the run folder /x", for the message.
+  // what: the name of the locked thing in the message, such as "the run folder /x".
   FileLock(const std::string& path, const std::string& what);
 
  private:
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// The holder of a FileLock, as the lock's file names it; nullopt if the lock is free or there is no
-// file. Takes a shared lock for a moment, which works on network file systems too; FileLock waits
-// that long, so a look never keeps a process from its lock.
+// The holder of a FileLock, as the lock file names it; nullopt if the lock is free or the file does
+// not exist. Takes a shared lock for a moment, which also works on network file systems. FileLock
+// waits that long, so this call never keeps a process from taking the lock.
 std::optional<std::string> lock_holder(const std::string& path);
 
-// For tests: called before each system call of this file with the call's name ("open", "write",
+// For tests: called before each system call made here with the call's name ("open", "write",
 // "pread", "fsync", "rename", ...), its path and its number since the hook was set. Returns 0 to
-// let it happen, an errno value to make it fail, or kShortTransfer to let read and write transfer
-// one byte only. Thread-safe if the hook is; set it while no call runs.
+// let the call happen, an errno value to make it fail, or kShortTransfer to let read and write
+// transfer only one byte. Thread-safe if the hook is; set it while no call runs.
 using FileFaultHook =
     std::function<int(const char* call, const std::string& path, std::int64_t nth)>;
 constexpr int kShortTransfer = -1;
 // An empty hook removes it.
 void set_file_fault_hook(FileFaultHook hook);
 
-// For tests: what free_bytes() says of a path instead of what the system does. Thread-safe if the
-// hook is. An empty hook removes it.
+// For tests: what free_bytes() returns for a path instead of the system's answer. Thread-safe if
+// the hook is. An empty hook removes it.
 using FreeBytesHook = std::function<std::int64_t(const std::string& path)>;
 void set_free_bytes_hook(FreeBytesHook hook);
 

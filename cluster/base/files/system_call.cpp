@@ -32,7 +32,7 @@ const char* cure(int error) {
     case EISDIR:
       return "a file is needed, not a folder";
     case ENXIO:
-      return "a file is needed, not a socket, or a pipe or device without another end";
+      return "a file is needed, not a socket, nor a pipe or device that has no peer";
     case EMFILE:
     case ENFILE:
       return "raise the limit of open files (ulimit -n)";
@@ -45,8 +45,8 @@ const char* cure(int error) {
   }
 }
 
-// An input that is not what its reader expects, as opposed to one that the system cannot read now:
-// a network file system's hiccup must not pass for a damaged checkpoint.
+// True if the input is not what its reader expects; false if the system cannot read it now: a
+// network file system's hiccup must not pass for a damaged checkpoint.
 bool means_wrong_input(int error) {
   return error == ENOENT || error == ENOTDIR || error == EISDIR || error == ELOOP ||
          error == ENAMETOOLONG || error == ENXIO;
@@ -74,8 +74,8 @@ void check_call(std::int64_t result, const char* call, const std::string& path, 
   if (result < 0) fail_call(call, path, "", code);
 }
 
-// Never repeated: after a failed fsync the kernel may call lost pages clean (mechanism and cases:
-// Rebello et al. 2020, "Can applications recover from fsync failures?").
+// Never repeated: after a failed fsync the kernel may mark lost pages as clean (mechanism and
+// cases: Rebello et al. 2020, "Can applications recover from fsync failures?").
 void sync_descriptor(int fd, const std::string& path) {
   int result = -1;
   if (const int fault = next_fault("fsync", path); fault > 0) {
@@ -83,7 +83,7 @@ void sync_descriptor(int fd, const std::string& path) {
   } else {
     result = ::fsync(fd);
   }
-  if (result < 0) fail_call("fsync", path, ", so what was written may be lost");
+  if (result < 0) fail_call("fsync", path, ", so written data may be lost");
 }
 
 }  // namespace birkhoff

@@ -1,6 +1,6 @@
-// System calls on files: repeated when a signal interrupts them, reported with file, cause and
-// cure, and failing in tests where a hook says so (file.h, set_file_fault_hook). For the
-// implementation of file.h.
+// System calls on files. A call is repeated if a signal interrupts it, its error names the file,
+// the cause and the cure, and a test's hook can make it fail (set_file_fault_hook in file.h). For
+// the implementation of file.h.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 
 namespace birkhoff {
 
-// What the hook wants for the next call: 0, kShortTransfer or an errno value.
+// What the hook returns for the next call: 0, kShortTransfer or an errno value.
 int next_fault(const char* call, const std::string& path);
 
-// Runs a system call that returns -1 and sets errno on failure, again if it was interrupted.
+// Runs a system call that returns -1 and sets errno on failure. Repeats it if it is interrupted.
 template <typename Call>
 std::int64_t retried(const char* name, const std::string& path, Call call) {
   for (;;) {
@@ -35,7 +35,7 @@ std::int64_t retried(const char* name, const std::string& path, Call call) {
 template <typename Transfer>
 std::int64_t retried_transfer(const char* name, const std::string& path, std::size_t num_bytes,
                               Transfer transfer) {
-  constexpr std::size_t kMost = std::size_t{1} << 30;  // Linux moves at most 2 GiB a call
+  constexpr std::size_t kMax = std::size_t{1} << 30;  // Linux moves at most 2 GiB per call
   for (;;) {
     std::int64_t result = -1;
     const int fault = next_fault(name, path);
@@ -43,22 +43,22 @@ std::int64_t retried_transfer(const char* name, const std::string& path, std::si
       errno = fault;
     } else {
       result = transfer(fault == kShortTransfer ? std::min<std::size_t>(num_bytes, 1)
-                                                : std::min(num_bytes, kMost));
+                                                : std::min(num_bytes, kMax));
     }
     if (result >= 0 || errno != EINTR) return result;
   }
 }
 
-// Error of the call that has set errno: with `code` where the input is not what its reader expects,
-// else kStorage. detail follows the system's reason.
+// Throws the Error of a call that has set errno: with `code` if the input is not what its reader
+// expects, else with kStorage. `detail` follows the system's reason.
 [[noreturn]] void fail_call(const char* call, const std::string& path, const std::string& detail,
                             ExitCode code = ExitCode::kStorage);
 
-// fail_call() if the result is negative.
+// Calls fail_call() if the result is negative.
 void check_call(std::int64_t result, const char* call, const std::string& path,
                 ExitCode code = ExitCode::kStorage);
 
-// fsync.
+// Calls fsync once: an interrupted or failed fsync is not repeated.
 void sync_descriptor(int fd, const std::string& path);
 
 }  // namespace birkhoff

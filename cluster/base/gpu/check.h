@@ -1,4 +1,4 @@
-// Status check of CUDA calls. For g++ and nvcc alike: no LibTorch here.
+// Status checks for CUDA calls. Compiled by g++ and nvcc: no LibTorch here.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,16 +7,17 @@
 
 namespace birkhoff {
 
-// Unless status is cudaSuccess: Error with CUDA's text, the call and the place; kMemory where
-// device memory is short, kUsage where the machine has no usable GPU or driver, else kInternal.
-// Kernels run later than they are launched, so a call may report the error of an earlier one; the
-// preset cuda-debug waits after each launch and finds it there. After an error other than kMemory
-// nothing works on this device in this process any more: the job must end.
+// Throws an Error with CUDA's text, the call and the source location unless status is cudaSuccess:
+// kMemory if device memory runs out, kUsage if the machine has no usable GPU or driver, else
+// kInternal. Kernels run asynchronously, so a call may report the error of an earlier one; the
+// preset cuda-debug waits after each launch and finds the error there. After an error other than
+// kMemory the device no longer works in this process: the job must end.
 void cuda_check(cudaError_t status, const char* call,
                 std::source_location where = std::source_location::current());
 
-// After a launch on `stream`: reports the last error of this thread. In the preset cuda-debug it
-// first waits for the stream, unless the stream is being captured into a graph.
+// Call after a launch on `stream`: throws the last error of this thread. In the preset cuda-debug
+// it then waits for the stream and throws its error, unless the stream is being captured into a
+// graph.
 void cuda_check_launch(cudaStream_t stream, std::source_location where);
 
 }  // namespace birkhoff

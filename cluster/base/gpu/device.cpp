@@ -26,7 +26,7 @@ std::string processor_name() {
   for (std::string line; std::getline(lines, line);) {
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
   }
-  return "unnamed processor";  // not every architecture has the line
+  return "unnamed CPU";  // not every architecture has the line
 }
 
 // VmRSS and VmHWM of /proc/self/status, in KiB (proc(5)).
@@ -72,39 +72,40 @@ int count_cuda_devices() {
   int num_devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&num_devices);
   if (status == cudaSuccess && num_devices > 0) return num_devices;
-  (void)cudaGetLastError();  // the next launch would report it
+  (void)cudaGetLastError();  // or the next launch would report it
   fail(ExitCode::kUsage,
        "device: cuda, but there is no usable GPU here ({}): check nvidia-smi and "
-       "CUDA_VISIBLE_DEVICES, or take device=cpu (--device cpu)",
+       "CUDA_VISIBLE_DEVICES, or use device=cpu (--device cpu)",
        status == cudaSuccess ? "0 devices" : cudaGetErrorString(status));
 }
 
 at::Device cuda_device(int local_rank) {
   if (std::getenv("BIRKHOFF_SHARE_GPUS") != nullptr) {
-    // NCCL refuses two ranks on one device of a machine: each looks like a machine of its own.
+    // NCCL refuses two ranks on one device of a machine, so each rank pretends to be a machine.
     setenv("NCCL_HOSTID", fmt::format("rank-{}", local_rank).c_str(), /*overwrite=*/0);
     setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
-    setenv("NCCL_MNNVL_ENABLE", "0", /*overwrite=*/0);  // NVLink between machines: those are one
+    setenv("NCCL_MNNVL_ENABLE", "0", /*overwrite=*/0);  // all are on one machine
   }
   const int num_devices = count_cuda_devices();
   if (local_rank >= num_devices) {
     if (std::getenv("BIRKHOFF_SHARE_GPUS") == nullptr) {
       fail(ExitCode::kUsage,
-           "device: cuda, but rank {} of this machine has no GPU of its own, there are {}: start "
-           "one rank for each GPU",
+           "device: cuda, but rank {} of this machine has no GPU of its own (the machine has {}): "
+           "start one rank per GPU",
            local_rank, num_devices);
     }
     local_rank %= num_devices;
   }
-  // LibTorch's operations without float atomics, and cuBLAS with a workspace of its own for each
-  // stream: else it may sum in another order from run to run. Attention's backward passes are
-  // deterministic only where what is not is an error (warn_only: they warn and stay as they are).
+  // LibTorch's operations must not use float atomics, and cuBLAS needs one workspace per stream, or
+  // it may sum in a different order from run to run. Attention's backward passes become
+  // deterministic only if a nondeterministic operation is an error (with warn_only they warn and
+  // stay as they are).
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);  // a pass over all of it
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // costs a pass over memory
   cuda_check(cudaSetDevice(local_rank), "cudaSetDevice");
   const auto device = static_cast<at::DeviceIndex>(local_rank);
-  // All that autograd remembers, and so its threads, follows this stream.
+  // Autograd records this stream with its nodes, so its threads use it too.
   if (c10::cuda::getCurrentCUDAStream(device) == c10::cuda::getDefaultCUDAStream(device)) {
     c10::cuda::setCurrentCUDAStream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device));
   }
@@ -133,7 +134,7 @@ CUstream_st* current_stream(const at::Tensor& tensor) {
 int count_cuda_devices() {
   fail(ExitCode::kUsage,
        "device: cuda, but this birkhoff was built without CUDA: build it with ./bootstrap.sh build "
-       "--cuda, or take device=cpu (--device cpu)");
+       "--cuda, or use device=cpu (--device cpu)");
 }
 
 at::Device cuda_device(int) {

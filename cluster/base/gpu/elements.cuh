@@ -1,5 +1,4 @@
-// Elements of tensors inside kernels: conversions to and from fp32, and several elements moved at
-// once.
+// Tensor elements inside kernels: conversions to and from fp32, and vectors of elements.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,8 +26,8 @@ __device__ inline __half from_float<__half>(float x) {
   return __float2half_rn(x);
 }
 
-// kCount neighbours, moved by one instruction: sizeof(T) * kCount is 16, 8, 4 or 2 bytes, and the
-// address a multiple of it.
+// kCount adjacent elements, moved by one instruction: sizeof(T) * kCount is 16, 8, 4 or 2 bytes,
+// and the address must be a multiple of it.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount) Vector {
   T elements[kCount];

@@ -1,9 +1,9 @@
-// What a thread of a block does besides arithmetic: tensor cores, asynchronous copies, shared
-// memory, barriers. Kernels that take such a class as a template parameter can be run on the CPU by
-// an emulation of it (tests/cluster/base/emulated_gpu.h).
+// The operations of a GPU thread other than arithmetic: tensor cores, asynchronous copies, shared
+// memory, barriers. Kernels that take this class as a template parameter can also run on the CPU,
+// with an emulation of it (tests/cluster/base/emulated_gpu.h).
 //
-// Shared memory is the launch's dynamic one, addressed by bytes from its begin. T: __nv_bfloat16 or
-// __half; two of them in a word, the first in the lower half.
+// Shared memory is the launch's dynamic shared memory, addressed by its byte offset. T is
+// __nv_bfloat16 or __half; a word holds two of them, the first in the lower half.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,20 +19,20 @@ namespace birkhoff {
 template <typename T>
 class GpuThread {
  public:
-  // The assumption makes divisions by constants shifts, not more.
+  // The assumption lets the compiler turn divisions by constants into plain shifts.
   __device__ __forceinline__ int index() const {
     __builtin_assume(threadIdx.x < 1024);
     return static_cast<int>(threadIdx.x);
   }
   __device__ __forceinline__ std::int64_t block() const { return blockIdx.x; }
 
-  // Barriers of the block's and of the warp's threads.
+  // Barriers for the threads of the block and of the warp.
   __device__ __forceinline__ void sync() const { __syncthreads(); }
   __device__ __forceinline__ void sync_warp() const { __syncwarp(); }
 
-  // kBytes (4 or 16) from global to shared memory, zeros where `exists` is false: `from` is not
-  // read then. They are there after wait<n>() where at most n groups have been committed since; for
-  // other threads after a barrier behind it.
+  // Copies kBytes (4 or 16) from global to shared memory. If `exists` is false it writes zeros and
+  // does not read `from`. The bytes are there after a wait<n>() if at most n groups have been
+  // committed after theirs; other threads see them after a barrier that follows the wait.
   template <int kBytes>
   __device__ __forceinline__ void copy_async(std::uint32_t to, const void* from,
                                              bool exists) const {
@@ -87,7 +87,7 @@ class GpuThread {
     }
   }
 
-  // Two numbers rounded to nearest, ties to even, and back.
+  // pack() rounds two numbers to nearest, ties to even; unpack() converts one back.
   __device__ __forceinline__ std::uint32_t pack(float low, float high) const {
     if constexpr (std::is_same_v<T, __half>) {
       const __half2 pair = __floats2half2_rn(low, high);
@@ -105,12 +105,13 @@ class GpuThread {
     }
   }
 
-  // Of the lane whose number differs in the bits of `mask`; by all lanes of the warp.
+  // Returns the x of the lane whose number differs in the bits of `mask`. All lanes of the warp
+  // call it.
   __device__ __forceinline__ float exchange(float x, int mask) const {
     return __shfl_xor_sync(0xffffffff, x, mask);
   }
 
-  // 2^x within 2 units in the last place; results below the least normal number are 0.
+  // 2^x within 2 units in the last place; results below the smallest normal number are 0.
   __device__ __forceinline__ float exp2(float x) const {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -8,7 +8,7 @@ void CudaStreamTraits::close(Handle stream) noexcept { (void)cudaStreamDestroy(s
 void CudaEventTraits::close(Handle event) noexcept { (void)cudaEventDestroy(event); }
 
 CudaStream::CudaStream(Priority priority) {
-  int least = 0, greatest = 0;  // greater priorities are smaller numbers
+  int least = 0, greatest = 0;  // higher priorities are smaller numbers
   cuda_check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
              "cudaDeviceGetStreamPriorityRange");
   cudaStream_t stream = nullptr;

@@ -1,5 +1,5 @@
-// Owners of CUDA streams and events. Both belong to the device that is current when they are made;
-// a process uses one device. Move-only. All calls are local.
+// Owners of CUDA streams and events. Both belong to the device that is current when they are
+// created; a process uses one device. Move-only. All calls are local.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,8 +20,8 @@ struct CudaEventTraits {
   static void close(Handle event) noexcept;
 };
 
-// A stream of its own, which does not wait for the legacy default stream. Closing it does not wait
-// for the work in it.
+// A stream that does not wait for the legacy default stream. Its destructor does not wait for the
+// work on it.
 class CudaStream {
  public:
   enum class Priority { kNormal, kHigh };
@@ -33,16 +33,16 @@ class CudaStream {
   UniqueHandle<CudaStreamTraits> stream_;
 };
 
-// A place in a stream's order. Takes no times, so recording it is cheap.
+// A point in a stream's order. It records no time, so it is cheap.
 class CudaEvent {
  public:
   CudaEvent();
 
-  // The place is behind all that is in `stream` now; an earlier place is forgotten.
+  // Moves the point to the end of the work now queued on `stream`.
   void record(cudaStream_t stream);
-  // What is put into `stream` from now on runs after the place. Does not block the host.
+  // Work queued on `stream` from now on runs after the point. Does not block the host.
   void hold_back(cudaStream_t stream) const;
-  // Has the device passed the place? True if it was never recorded.
+  // True if the device has passed the point, or if the event was never recorded.
   bool passed() const;
 
  private:

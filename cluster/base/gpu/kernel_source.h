@@ -1,5 +1,5 @@
-// What the source of kernels needs that g++ compiles too, for their emulation on the CPU. No
-// LibTorch here.
+// Definitions for kernel sources that g++ compiles too, to emulate them on the CPU. No LibTorch
+// here.
 #pragma once
 
 #include <cstdint>

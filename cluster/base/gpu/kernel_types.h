@@ -1,4 +1,5 @@
-// What kernels and the code that launches them both say. For g++ and nvcc alike: no LibTorch here.
+// Types shared by kernels and the code that launches them. Compiled by g++ and nvcc: no LibTorch
+// here.
 #pragma once
 
 #ifdef __CUDACC__
@@ -12,7 +13,7 @@ namespace birkhoff {
 // Element types.
 enum class KernelDtype { kFloat, kDouble, kBFloat16, kHalf, kLong };
 
-// How the elements of several ranks become one.
+// How the elements of several ranks are combined.
 enum class ReduceOp { kSum, kMax, kMin };
 
 }  // namespace birkhoff

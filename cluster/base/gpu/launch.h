@@ -1,4 +1,4 @@
-// The one way to launch a kernel: on a stream that the call names, checked. For .cu files.
+// The only way to launch a kernel: on an explicit stream, with its status checked. For .cu files.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -11,8 +11,8 @@
 namespace birkhoff {
 namespace {
 
-// The Log that main owns. A pointer, so that nothing is destroyed at exit and deep code can log
-// without every function being handed a log.
+// The Log that main owns. A pointer, so that nothing is destroyed at exit, and global, so that no
+// function needs a Log argument to log.
 std::atomic<Log*> current_log = nullptr;
 
 const char* level_name(LogLevel level) {
@@ -76,7 +76,7 @@ void Log::append(const std::string& line) {
   } catch (const Error& error) {
     file_.reset();
     write_stderr(format_line(rank_, LogLevel::kWarning,
-                             fmt::format("the log file is given up: {}", error.what())));
+                             fmt::format("no longer writing the log file: {}", error.what())));
   }
 }
 

@@ -1,6 +1,6 @@
-// One line per event: local time, rank, level, text. To stderr (information from rank 0 only,
-// warnings and errors from every rank) and, once opened, to the run's log file of this rank
-// (everything).
+// The log has one line per event: local time, rank, level, text. Lines go to stderr (information
+// from rank 0 only, warnings and errors from every rank) and, once it is opened, to this rank's log
+// file in the run folder (everything).
 #pragma once
 
 #include <fmt/core.h>
@@ -16,8 +16,9 @@ class File;
 
 enum class LogLevel { kInfo, kWarning, kError };
 
-// Owned by main. While it lives it is where log_info() and the others go; one at a time. Without
-// one they write to stderr as rank 0, so that libraries and tests may log at any time.
+// Owned by main; at most one exists at a time. While it exists, log_info() and the other functions
+// write to it. Without a Log they write to stderr as rank 0, so that libraries and tests may log at
+// any time.
 class Log {
  public:
   explicit Log(int rank);
@@ -25,12 +26,12 @@ class Log {
   Log(const Log&) = delete;
   Log& operator=(const Log&) = delete;
 
-  // Appends to the file from now on (RUN/log/rank-N.log); its folder is made.
+  // From now on also appends to this file (RUN/log/rank-N.log). Creates its folder.
   void open(const std::string& path);
-  // Thread-safe. A log file that cannot be written is given up with one warning: a full disk must
-  // not end a run here.
+  // Thread-safe. If the log file cannot be written, writes one warning and stops using the file: a
+  // full disk must not end a run here.
   void write(LogLevel level, std::string_view text);
-  // To the file only: for an error that ends the program, which main tells on stderr.
+  // Writes to the file only: for an error that ends the program, which main prints to stderr.
   void write_to_file(LogLevel level, std::string_view text);
 
  private:
@@ -42,7 +43,8 @@ class Log {
 };
 
 void log_text(LogLevel level, std::string_view text);
-// To the file of the current log only, if it has one: what stderr shows in another form.
+// Writes only to the file of the current Log, if there is one: for text that stderr shows in
+// another form.
 void log_to_file(LogLevel level, std::string_view text);
 
 template <typename... Args>

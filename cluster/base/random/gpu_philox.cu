@@ -1,11 +1,11 @@
-// Noise that is a function of its key and place (cluster/base/random/philox.h):
+// Noise as a function of its key and position (cluster/base/random/philox.h):
 //
 //   out[b, e] = map(word e % 4 of philox(key, sample_ids[b], e / 4 + offset))
 //   key       = noise_key(seed, step, layer, purpose)
 //
-// out: [rows, inner] fp32. A thread makes one block of four words and writes four elements; the
-// first thread of a block of 256 mixes the key for all, from the step in device memory. Integers
-// and one exact product: the bits of the host.
+// out: [rows, inner] fp32. A thread computes one Philox block of four words and writes four
+// elements at a time. The first thread of each block of 256 threads mixes the key for all, from the
+// step in device memory. It uses integers and one exact product, so the bits equal the host's.
 #include <algorithm>
 
 #include "cluster/base/gpu/elements.cuh"

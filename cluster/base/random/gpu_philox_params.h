@@ -1,4 +1,4 @@
-// Arguments of the kernel that makes noise. See cluster/base/random/gpu_philox.cu.
+// Arguments of the kernel that generates noise. See cluster/base/random/gpu_philox.cu.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@ namespace birkhoff {
 
 struct PhiloxParams {
   std::uint64_t seed;
-  const std::int64_t* step;  // device memory: a captured graph replays with another step
+  const std::int64_t* step;  // device memory: a captured graph can replay with another step
   std::uint32_t layer, purpose;
   const std::int64_t* sample_ids;  // [rows], device memory
   std::int64_t rows, inner;
   std::uint64_t offset;  // of the counters, in blocks of four words
   float* out;            // [rows, inner]
   bool vectors;          // rows of `out` can be written 16 bytes at a time
-  // What a uniform number u becomes: itself, or as a dropout mask u > p ? scale : 0.
+  // A uniform number u is written as it is, or for a dropout mask as u > p ? scale : 0.
   bool is_mask;
   float p, scale;
 };

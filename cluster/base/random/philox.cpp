@@ -19,7 +19,7 @@ namespace birkhoff {
 namespace {
 
 // Sixteen 32-bit or eight 64-bit numbers in one register, or in several narrower ones: the compiler
-// translates to what the calling function is compiled for.
+// uses the instruction set of the calling function.
 using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
 using U32x16 [[gnu::vector_size(64)]] = std::uint32_t;
 using I32x16 [[gnu::vector_size(64)]] = std::int32_t;
@@ -27,9 +27,9 @@ using F32x16 [[gnu::vector_size(64)]] = float;
 constexpr std::int64_t kLanes = 8;  // counters at once
 constexpr std::int64_t kBlock = 4 * kLanes;
 
-// The words of philox(key, counter_high, counter_low + lane), lane 0 to 7, in the order of the row:
-// first the four of lane 0. Vectors go by reference because passing them by value depends on the
-// instruction set.
+// The words of philox(key, counter_high, counter_low + lane), lane 0 to 7, in row order: the four
+// words of lane 0 come first. Vectors are passed by reference, because passing them by value
+// depends on the instruction set.
 [[gnu::always_inline]] inline void philox_lanes(std::uint64_t key, std::uint64_t counter_high,
                                                 std::uint64_t counter_low, U32x16& first,
                                                 U32x16& second) {
@@ -45,7 +45,8 @@ constexpr std::int64_t kBlock = 4 * kLanes;
       __builtin_shufflevector(words01, words23, 4, 12, 5, 13, 6, 14, 7, 15));
 }
 
-// What an element's 32 bits become: the uniform number itself, or a dropout mask's entry.
+// How an element's 32 bits are mapped: to the uniform number itself, or to an entry of a dropout
+// mask.
 struct Uniform {
   [[gnu::always_inline]] void operator()(const U32x16& bits, float* out) const {
     // At most 2^24: exact in fp32.
@@ -92,7 +93,7 @@ template <typename Map>
   }
 }
 
-// The same loop for the instruction sets of the day, chosen once a process.
+// The same loop for several instruction sets, of which each process uses one.
 #if defined(__x86_64__)
 template <typename Map>
 [[gnu::target("avx512dq,prefer-vector-width=512")]] void fill_avx512(const RowPart& part,
@@ -145,8 +146,8 @@ void launch(const NoiseKey& key, NoisePurpose purpose, std::uint64_t offset, Map
   if constexpr (kHasGpuKernels) launch_philox(params, current_stream(out));
 }
 
-// fp32 [B, inner...] of map(bits), in parallel over pieces of rows; no number depends on how rows
-// are cut.
+// fp32 [B, inner...] of map(bits), in parallel over pieces of rows. No number depends on how rows
+// are cut into pieces.
 template <typename Map>
 at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                     std::uint64_t offset, Map map) {
@@ -214,8 +215,8 @@ at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArra
 }
 
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape) {
-  // Half a step below u, in (0, 1): fp64, because 1 - 2^-25 is no fp32 number and log(1) would give
-  // infinity.
+  // Moves u down by half a step, into (0, 1). In fp64, because 1 - 2^-25 is not an fp32 number, and
+  // u = 1 would become infinity.
   at::Tensor u = philox_uniform(key, purpose, inner_shape).to(at::kDouble).sub_(0x1p-25);
   return u.log_().neg_().log_().neg_().to(at::kFloat);
 }

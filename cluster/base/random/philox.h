@@ -1,5 +1,5 @@
 // Counter-based random numbers (Philox4x32-10; Salmon et al. 2011, "Parallel random numbers: as
-// easy as 1, 2, 3"). A number depends on its key and counter alone, never on rank, thread or call
+// easy as 1, 2, 3"). A number depends only on its key and counter, never on rank, thread or call
 // order, so noise is the same for every number of ranks and after every resume.
 #pragma once
 
@@ -17,7 +17,7 @@ std::array<std::uint32_t, 4> philox(std::uint64_t key, std::uint64_t counter_hig
 // Uniform in (0, 1], 24 bits: (bits >> 8 + 1) * 2^-24. Never 0, so its logarithm is finite.
 float uniform_from_bits(std::uint32_t bits);
 
-// What a stream of noise is for. The values are part of the reproducibility promise: never
+// The purpose of a noise stream. The values are part of the reproducibility promise: never
 // renumber.
 enum class NoisePurpose : std::uint32_t {
   kInit = 0,
@@ -30,7 +30,7 @@ enum class NoisePurpose : std::uint32_t {
   kSampling = 7,
 };
 
-// Mixes parts into a 64-bit Philox key. Different parts give unrelated streams.
+// Mixes the arguments into a 64-bit Philox key. Different arguments give unrelated streams.
 std::uint64_t noise_key(std::uint64_t seed, std::uint64_t step, std::uint32_t layer,
                         NoisePurpose purpose);
 
@@ -46,15 +46,15 @@ struct NoiseKey {
   NoiseKey at_layer(std::uint32_t new_layer) const;
 };
 
-// fp32 [B, inner...] uniform in (0, 1]: element e (row-major in the inner shape) of row b is word e
-// % 4 of philox(noise_key(seed, step, layer, purpose), counter_high = sample_ids[b], counter_low =
-// e / 4 + offset). On the key's device, the same bits on each; asynchronous on a CUDA device's
-// current stream. So are the functions below.
+// fp32 [B, inner...] uniform in (0, 1]: element e (row-major in the inner shape) of row b is word
+// e % 4 of philox(noise_key(seed, step, layer, purpose), counter_high = sample_ids[b], counter_low
+// = e / 4 + offset). The result is on the key's device and has the same bits on every device. This
+// function and those below are asynchronous on a CUDA device's current stream.
 at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                           std::uint64_t offset = 0);
 
-// Gumbel(0, 1): -log(-log(u)), finite for every u the generator can give. Devices' logarithms may
-// differ in the last bit.
+// Gumbel(0, 1): -log(-log(u)), finite for every u that the generator can return. The logarithms of
+// two devices may differ in the last bit.
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape);
 
 // x with entries zeroed with probability p and the others scaled by 1 / (1 - p); x itself when p is

@@ -1,5 +1,5 @@
-// The ten rounds of Philox4x32 (Salmon et al. 2011) and what a word becomes, for host and device.
-// For g++ and nvcc alike: no LibTorch here.
+// The ten rounds of Philox4x32 (Salmon et al. 2011) and the mapping from words to numbers, for host
+// and device. Compiled by g++ and nvcc: no LibTorch here.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,9 @@
 
 namespace birkhoff {
 
-// On the words of one counter or of several (vectors of 64-bit numbers): one 32-bit word in each 64
-// bits. word0 and word1 are the counter's low half, word2 and word3 its high half.
+// Runs the rounds on the words of one counter, or of several (U64 is then a vector of 64-bit
+// numbers). Each 64 bits hold one 32-bit word. word0 and word1 are the counter's low half, word2
+// and word3 its high half.
 template <typename U64>
 [[gnu::always_inline]] BIRKHOFF_HOST_DEVICE inline void philox_rounds(std::uint64_t key, U64& word0,
                                                                       U64& word1, U64& word2,
@@ -50,7 +51,7 @@ BIRKHOFF_HOST_DEVICE inline PhiloxBlock philox_block(std::uint64_t key, std::uin
 BIRKHOFF_HOST_DEVICE inline std::uint64_t mixed_noise_key(std::uint64_t seed, std::uint64_t step,
                                                           std::uint32_t layer,
                                                           std::uint32_t purpose) {
-  // Philox itself is the mixer: its blocks under one key are as unrelated as random numbers are.
+  // Philox itself is the mixer: its blocks under one key are as unrelated as random numbers.
   const PhiloxBlock block =
       philox_block(seed, step, static_cast<std::uint64_t>(layer) << 32 | purpose);
   return static_cast<std::uint64_t>(block.words[1]) << 32 | block.words[0];

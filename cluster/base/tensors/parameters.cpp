@@ -21,12 +21,13 @@ std::uint64_t name_hash(const std::string& name) {
   return hash;
 }
 
-// Four numbers of the distribution from one block of random bits; normals by Box and Muller.
-std::array<float, 4> draw(Init init, const std::array<std::uint32_t, 4>& bits) {
+// Four numbers of the distribution from one block of random bits; normal ones by Box and Muller's
+// method.
+std::array<float, 4> draw(Initializer init, const std::array<std::uint32_t, 4>& bits) {
   std::array<float, 4> values;
   for (std::size_t i = 0; i < 4; i += 2) {
     const double u = uniform_from_bits(bits[i]), v = uniform_from_bits(bits[i + 1]);
-    if (init.kind == Init::Kind::kNormal) {
+    if (init.kind == Initializer::Kind::kNormal) {
       const double radius = init.scale * std::sqrt(-2 * std::log(u));
       values[i] = static_cast<float>(radius * std::cos(2 * std::numbers::pi * v));
       values[i + 1] = static_cast<float>(radius * std::sin(2 * std::numbers::pi * v));
@@ -39,7 +40,8 @@ std::array<float, 4> draw(Init init, const std::array<std::uint32_t, 4>& bits) {
 }
 
 // Drawn in fp32 whatever the parameter's dtype, so that fp32 and fp64 models start equal.
-at::Tensor draw_all(std::uint64_t key, const std::string& name, at::IntArrayRef shape, Init init) {
+at::Tensor draw_all(std::uint64_t key, const std::string& name, at::IntArrayRef shape,
+                    Initializer init) {
   at::Tensor values = at::empty(shape, at::TensorOptions().dtype(at::kFloat));
   float* data = values.mutable_data_ptr<float>();
   const std::int64_t size = values.numel();
@@ -57,24 +59,25 @@ at::Tensor draw_all(std::uint64_t key, const std::string& name, at::IntArrayRef 
 
 }  // namespace
 
-at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Init init, bool decay) {
+at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initializer init,
+                           bool decay) {
   for (const Parameter& other : list_) require(other.name != name, "a parameter is added twice");
   const auto options = at::TensorOptions().dtype(dtype_).device(device_);
   at::Tensor value;
   switch (init.kind) {
-    case Init::Kind::kZeros:
+    case Initializer::Kind::kZeros:
       value = at::zeros(shape, options);
       break;
-    case Init::Kind::kOnes:
+    case Initializer::Kind::kOnes:
       value = at::ones(shape, options);
       break;
-    case Init::Kind::kNormal:
-    case Init::Kind::kUniform:
-      if (device_.is_meta()) {  // values are nowhere: the model is only checked
+    case Initializer::Kind::kNormal:
+    case Initializer::Kind::kUniform:
+      if (device_.is_meta()) {  // no values: the model is only checked
         value = at::empty(shape, options);
         break;
       }
-      // On the host: every device starts with the same bits.
+      // Drawn on the host, so that every device starts with the same bits.
       value = draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, shape, init).to(options);
       break;
   }

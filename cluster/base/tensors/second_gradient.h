@@ -1,4 +1,4 @@
-// What a backward pass of our kernels says where gradients of gradients are asked for.
+// The error of our kernels' backward passes if a caller asks for gradients of gradients.
 #pragma once
 
 #include <c10/core/GradMode.h>
@@ -9,11 +9,11 @@
 
 namespace birkhoff {
 
-// To be called first by a backward pass that autograd cannot follow: under create_graph its
-// gradients would count as constants without a word. Error(kInternal) then.
+// A backward pass that autograd cannot differentiate calls this first. Error(kInternal) under
+// create_graph, where its gradients would silently count as constants.
 inline void refuse_second_gradient(std::source_location where = std::source_location::current()) {
-  require(!c10::GradMode::is_enabled(), "a kernel's gradient has no gradient: no create_graph",
-          where);
+  require(!c10::GradMode::is_enabled(),
+          "a kernel's gradient cannot be differentiated: do not set create_graph", where);
 }
 
 }  // namespace birkhoff

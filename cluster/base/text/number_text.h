@@ -1,4 +1,4 @@
-// Numbers as people and other programs read them.
+// Numbers as text for people and other programs.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,13 +10,14 @@
 
 namespace birkhoff {
 
-// With that many decimals. "nan" whatever its sign, which means nothing.
+// The value with that many decimals. A NaN is "nan" whatever its sign, which means nothing.
 inline std::string fixed_text(double value, int decimals) {
   return std::isnan(value) ? "nan" : fmt::format("{:.{}f}", value, decimals);
 }
 
-// The fewest digits that read back to the same value of its type, without an exponent from 1e-15
-// up to 1e21: "0.0004", "12", "2.5". A float prints its own digits, not those of its double.
+// The fewest digits that read back as the same value of the same type, without an exponent from
+// 1e-15 up to 1e21: "0.0004", "12", "2.5". A float prints its own digits, not those of the double
+// it converts to.
 template <typename Float>
 std::string plain_text(Float value) {
   if (std::isnan(value)) return "nan";

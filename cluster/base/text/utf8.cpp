@@ -7,7 +7,7 @@
 namespace birkhoff {
 namespace {
 
-// Bytes of the character that a first byte announces; 0 for a byte that cannot be first.
+// Bytes of the character that starts with this byte; 0 if no character can start with it.
 int announced_bytes(unsigned char first) {
   if (first < 0x80) return 1;
   if (first >= 0xc2 && first <= 0xdf) return 2;

@@ -18,8 +18,8 @@ inline bool all_corruption() {
   return which != nullptr && std::string_view(which) == "all";
 }
 
-// Of a file's `count` bits or lengths: all of the first 512 and the last 128, between them every
-// 37th, unless all are wanted.
+// Which of a file's `count` bits or lengths to try: the first 512, the last 128 and every 37th in
+// between, or all of them with BIRKHOFF_CORRUPTION=all.
 inline std::vector<std::int64_t> places_to_try(std::int64_t count) {
   std::vector<std::int64_t> places;
   for (std::int64_t place = 0; place < count; ++place) {
@@ -39,9 +39,9 @@ inline void flip_bit(const std::string& path, std::int64_t bit) {
   file.put(byte);
 }
 
-// Another content of about the same size: a block zeroed, filled with noise, put in another's
-// place, or with words 0x0000 and 0xFFFF exchanged (which Fletcher's sum does not see); two blocks
-// exchanged; the end cut off or more behind it.
+// Different content of about the same size: a block zeroed, filled with noise, replaced by another
+// block, or with words 0x0000 and 0xFFFF exchanged (which Fletcher's checksum does not detect); two
+// blocks exchanged; the end cut off, or bytes appended.
 inline std::string damaged(const std::string& good, std::mt19937& random) {
   const auto below = [&](std::size_t bound) { return random() % bound; };
   std::string bad = good;

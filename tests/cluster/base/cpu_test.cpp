@@ -14,7 +14,8 @@
 namespace birkhoff {
 namespace {
 
-// Products of fp32, by whatever library: factors rounded to bf16 would miss this a hundred times.
+// fp32 products, whichever library computes them. With factors rounded to bf16 the error would be a
+// hundred times the bound.
 TEST(Cpu, ProductsAreOfFp32) {
   compute_on_cpu(at::get_num_threads());
   const at::Tensor a = at::rand({192, 320}), b = at::rand({320, 160}), c = at::rand({4, 48, 320});
@@ -22,7 +23,7 @@ TEST(Cpu, ProductsAreOfFp32) {
     const at::Tensor exact = at::matmul(x.to(at::kDouble), y.to(at::kDouble));
     return ((product - exact).abs() / exact).max().item<double>();
   };
-  // Sums of 320 positive numbers: rounded at most 320 times, mostly up and down.
+  // Sums of 320 positive numbers: at most 320 roundings, mostly some up and some down.
   constexpr double kBound = 32 * 0x1p-24;
   EXPECT_LE(error(at::matmul(a, b), a, b), kBound);
   EXPECT_LE(error(at::linear(a, b.t()), a, b), kBound);
@@ -30,7 +31,7 @@ TEST(Cpu, ProductsAreOfFp32) {
   EXPECT_GT(error(at::matmul(a.to(at::kBFloat16).to(at::kFloat), b), a, b), kBound);
 }
 
-// Pages that the system hands out for the first time in this process while `work` runs.
+// Number of pages that the system newly maps for this process while `work` runs.
 template <typename Work>
 std::int64_t new_pages(const Work& work) {
   rusage before{}, after{};
@@ -53,12 +54,12 @@ TEST(Cpu, TensorsFindTheMemoryOfEarlierOnes) {
   };
   const std::int64_t first = new_pages(step);
   for (int i = 0; i < 3; ++i) step();
-  // Earlier tests may have left memory for the smaller tensors, and a page may be of 2 MiB.
+  // Earlier tests may have left memory for the smaller tensors, and a page may have 2 MiB.
   EXPECT_GE(first, (48 + 48) / 2);
   EXPECT_LE(new_pages(step), first / 50);
 }
 
-// In a process of its own, because each of them decides once.
+// Runs in a process of its own, because our loops and LibTorch decide only once per process.
 TEST(CpuDeathTest, OneVariableLimitsOurLoopsAndLibTorch) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto code_of = [](const char* set, InstructionSet expected, const char* libtorch) {

@@ -1,4 +1,4 @@
-// Handles, checks and the reduction kernel, on a GPU.
+// Handles, checks, and the reduction and noise kernels, on a GPU.
 #include <ATen/ATen.h>
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ TEST(CudaCheck, SmallErrorsNameCallReasonAndPlace) {
   }
 }
 
-// Not Small: compute-sanitizer would report the error that is meant to happen.
+// Not Small: compute-sanitizer would report the intended error.
 TEST(CudaCheck, LaunchesReportTheLastError) {
   (void)cudaSetDevice(9999);
   EXPECT_THROW(cuda_check_launch(nullptr, std::source_location::current()), Error);
@@ -49,7 +49,7 @@ TEST(Device, SmallARankWithoutAGpuIsToldSo) {
   }
 }
 
-// Host -> device on one stream, device -> host on another, which an event holds back.
+// Host -> device on one stream, device -> host on another, which waits for an event.
 TEST(CudaEvent, SmallOrdersTwoStreams) {
   const CudaStream up(CudaStream::Priority::kNormal), down(CudaStream::Priority::kHigh);
   CudaEvent arrived, returned;

@@ -15,8 +15,8 @@ namespace {
 constexpr int kWarp = 32;
 constexpr std::size_t kStackBytes = 128 * 1024;
 
-// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": row and column of number i
-// of a lane.
+// PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type": row and column of element
+// i of a lane.
 int row_of_a(int lane, int i) { return (i < 2 || (i >= 4 && i < 6)) ? lane / 4 : lane / 4 + 8; }
 int column_of_a(int lane, int i) { return lane % 4 * 2 + (i & 1) + (i >= 4 ? 8 : 0); }
 int row_of_b(int lane, int i) { return lane % 4 * 2 + (i & 1) + (i >= 2 ? 8 : 0); }
@@ -55,8 +55,8 @@ struct EmulatedBlock::Fiber {
   bool done = false;
   const Meeting* waits_for = nullptr;
   int generation = 0;
-  std::vector<Copy> open;                // copies that no commit has closed
-  std::deque<std::vector<Copy>> groups;  // closed ones under way
+  std::vector<Copy> open;                // copies not committed yet
+  std::deque<std::vector<Copy>> groups;  // committed copies under way
 };
 
 EmulatedBlock::EmulatedBlock(int num_threads, std::uint32_t shared_bytes)
@@ -83,7 +83,7 @@ void EmulatedBlock::run(std::int64_t block, bool backwards,
   block_ = block;
   body_ = &body;
   epoch_ = 0;
-  std::fill(shared_.begin(), shared_.end(), std::uint8_t{0xff});  // no numbers
+  std::fill(shared_.begin(), shared_.end(), std::uint8_t{0xff});  // NaN
   traces_.assign(shared_.size() / 2, Trace{});
   for (const auto& fiber : fibers_) {
     fiber->done = false;
@@ -117,7 +117,7 @@ void EmulatedBlock::run(std::int64_t block, bool backwards,
 
 void EmulatedBlock::check(bool holds, const char* otherwise, int thread) {
   if (holds || failed_) return;
-  failed_ = true;  // the first tells enough
+  failed_ = true;  // the first one is enough
   ADD_FAILURE() << otherwise << ": block " << block_ << ", thread " << thread << ", after barrier "
                 << epoch_;
 }

@@ -1,11 +1,11 @@
-// One block of a GPU's threads on the CPU, for tests of kernels whose source takes its thread as a
-// template parameter (cluster/base/gpu/gpu_thread.cuh): every thread is a fiber with a stack of
-// its own; what a warp does together happens when all of its lanes have come to it.
+// Emulates one block of GPU threads on the CPU, to test kernels whose source takes its thread class
+// as a template parameter (cluster/base/gpu/gpu_thread.cuh). Every thread is a fiber with a stack
+// of its own; an operation of a whole warp happens when all of its lanes have reached it.
 //
-// It fails a test, by name, on what a GPU would do silently: shared memory out of bounds, read
-// before it is written or while another warp writes it (no barrier in between, either way), an
-// asynchronous copy used before its wait, lanes that part at an operation of the whole warp, and
-// rows of ldmatrix that share banks.
+// It fails a test, and names the cause, for errors that a GPU would not report: shared memory
+// accessed out of bounds, read before it is written, or accessed by two warps of which one writes,
+// without a barrier in between; an asynchronous copy used before its wait; lanes that diverge at an
+// operation of the whole warp; and ldmatrix rows that share banks.
 #pragma once
 
 #include <ucontext.h>
@@ -27,15 +27,16 @@ class EmulatedBlock {
   EmulatedBlock(int num_threads, std::uint32_t shared_bytes);
   ~EmulatedBlock();
 
-  // Runs body(thread) for all threads of the block. `backwards`: the last warp and lane goes first.
+  // Runs body(thread) for all threads of the block. With `backwards` the last warp and lane go
+  // first.
   void run(std::int64_t block, bool backwards, const std::function<void(int thread)>& body);
 
-  // ---- What a running thread asks for.
+  // ---- Called by running threads.
 
   enum class Scope { kWarp, kBlock };
   enum class Operation { kSync, kSyncWarp, kLoad, kLoadTransposed, kMultiply, kExchange };
-  // Waits for all of the warp or block; all must give the same `operation`. The last one to come
-  // does `work`, given the `data` of each.
+  // Waits for all threads of the warp or block; all must pass the same `operation`. The last one to
+  // arrive runs `work` with the `data` of each.
   using Work = void (EmulatedBlock::*)(void* const* data);
   void meet(int thread, Scope scope, Operation operation, void* data, Work work);
 
@@ -46,7 +47,7 @@ class EmulatedBlock {
   void load(int thread, std::uint32_t from, void* to, std::uint32_t bytes);
   std::int64_t block() const { return block_; }
 
-  // data: LoadMatrices, Multiply or Exchange of each lane.
+  // data: the LoadMatrices, Multiply or Exchange of each lane.
   void load_matrices(void* const* data);
   void multiply(void* const* data);
   void exchange(void* const* data);
@@ -62,7 +63,7 @@ class EmulatedBlock {
     int bytes;
     bool exists;
   };
-  // Of each 16-bit word of shared memory.
+  // The last accesses to a 16-bit word of shared memory.
   struct Trace {
     int written = -1, read = -1;  // the epochs of the last write and read; -1: never
     int writer = -1;              // warp
@@ -105,7 +106,7 @@ struct Exchange {
   int mask;
 };
 
-// The interface of GpuThread.
+// Has the interface of GpuThread.
 template <EmulatedNumber kNumber>
 class EmulatedThread {
  public:

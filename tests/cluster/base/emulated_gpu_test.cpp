@@ -1,4 +1,4 @@
-// The emulation multiplies as a GPU does, and finds what it says it finds.
+// The emulation multiplies as a GPU does, and finds the errors that it claims to find.
 #include "tests/cluster/base/emulated_gpu.h"
 
 #include <gtest/gtest-spi.h>
@@ -13,9 +13,9 @@ namespace {
 
 using Thread = EmulatedThread<EmulatedNumber::kBFloat16>;
 
-constexpr std::uint32_t kRow = 144;  // bytes; eight rows lie in all banks
+constexpr std::uint32_t kRow = 144;  // bytes; eight rows cover all banks
 
-// [row][column] of a matrix of 16 x 16, exact in 8 bits.
+// Element [row][column] of a 16 x 16 matrix, exact in 8 bits.
 int number(int matrix, int row, int column) { return (7 * row + 3 * column + 5 * matrix) % 13 - 6; }
 
 std::uint32_t place(int matrix, int row, int column) {

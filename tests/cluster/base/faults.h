@@ -1,4 +1,4 @@
-// File calls that fail one after the other, and what a user must be told of it.
+// File calls that fail one after the other, and the message that users must get.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ namespace birkhoff {
 
 inline constexpr std::int64_t kForever = INT64_MAX;
 
-// BIRKHOFF_FAULTS=all: every call meets every error. Ordinarily the errors take turns.
+// BIRKHOFF_FAULTS=all: every call fails with every error. By default the errors take turns.
 inline bool all_faults() {
   const char* which = std::getenv("BIRKHOFF_FAULTS");
   return which != nullptr && std::string_view(which) == "all";
@@ -33,7 +33,7 @@ inline std::vector<int> errors_at(std::int64_t call) {
   return {kErrors[static_cast<std::size_t>(call) % kErrors.size()]};
 }
 
-// While it lives, file calls number first, ..., last (0 is the next one) fail with `error`.
+// While it exists, file calls number first, ..., last (0 is the next one) fail with `error`.
 class Faults {
  public:
   Faults(std::int64_t first, std::int64_t last, int error) : error_(error) {
@@ -55,11 +55,11 @@ class Faults {
 
   std::int64_t num_calls() const { return num_calls_; }
   bool happened() const { return !failed_path_.empty(); }
-  // The first that failed.
+  // The first call that failed.
   const std::string& failed_call() const { return failed_call_; }
   const std::string& failed_path() const { return failed_path_; }
 
-  // The message is one line and names call, file, reason and cure of the first that failed.
+  // Expects one line that names the call, file, reason and cure of the first failure.
   void expect_told(const std::string& message) const {
     EXPECT_THAT(message, testing::HasSubstr(failed_call_ + " of '" + failed_path_ +
                                             "' failed: " + std::strerror(error_)));
@@ -77,8 +77,8 @@ class Faults {
   std::string failed_call_, failed_path_;
 };
 
-// While it lives, every call is interrupted once (but fsync, which is never repeated), and reads
-// and writes move one byte.
+// While it exists, every call except fsync, which is never repeated, is interrupted once, and reads
+// and writes transfer one byte.
 class Disturbances {
  public:
   Disturbances() {
@@ -100,7 +100,7 @@ class Disturbances {
   std::int64_t num_interrupted_ = 0;
 };
 
-// While it lives, the system itself lets no file of this process grow beyond `bytes`: writes end
+// While it exists, the system lets no file of this process grow beyond `bytes`: writes are cut
 // short, then fail with EFBIG.
 class FileSizeLimit {
  public:

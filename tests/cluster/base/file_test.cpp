@@ -93,7 +93,7 @@ TEST_F(FileTest, NamesAndTrees) {
   EXPECT_EQ(read_file(path("x/y/a"), 10), "2");
   EXPECT_EQ(code_of([&] { make_directory(path("x/b")); }), ExitCode::kStorage);
   EXPECT_EQ(code_of([&] { make_directory(path("x/b/c")); }), ExitCode::kStorage);
-  remove_tree(path("x"));  // and not what the link points at
+  remove_tree(path("x"));  // but not the target of the link
   EXPECT_FALSE(path_exists(path("x")));
   remove_tree(path("x"));
   EXPECT_EQ(parent_path("a/b/"), "a");
@@ -101,7 +101,7 @@ TEST_F(FileTest, NamesAndTrees) {
   EXPECT_EQ(parent_path("/a"), "/");
 }
 
-// Every path through this file that writes, with what must hold after it has failed or succeeded.
+// Every operation that writes, and what must hold after it has failed or succeeded.
 TEST_F(FileTest, EveryCallCanFailAndNothingIsLost) {
   const std::string big(100000, 'n');
   write_file_durably(path("state"), "old");
@@ -206,7 +206,7 @@ TEST_F(FileTest, WhoHoldsALockIsSeenWithoutTakingIt) {
                 testing::StartsWith(fmt::format("process {} on ", ::getpid())));
   }
   EXPECT_EQ(lock_holder(path("lock")), std::nullopt);
-  // Who looks at this very moment keeps no process from its lock.
+  // A process that looks at this moment keeps no other process from its lock.
   const int looking = ::open(path("lock").c_str(), O_RDONLY);
   ASSERT_EQ(::flock(looking, LOCK_SH | LOCK_NB), 0);
   std::thread looker([looking] {
@@ -238,7 +238,7 @@ TEST_F(FileTest, LockNamesItsHolderAndEndsWithIt) {
     EXPECT_THAT(what,
                 HasSubstr(fmt::format("the run folder is in use by process {} on", ::getpid())));
   }
-  // A process that is killed leaves the file and no lock.
+  // A process that is killed leaves the file but no lock.
   const pid_t child = ::fork();
   if (child == 0) {
     const FileLock lock(path("lock"), "x");

@@ -30,7 +30,7 @@ TEST(Log, WritesOneLineAnEventToTheFileAndToStderr) {
   EXPECT_TRUE(std::regex_match(
       read_file(path, 4096),
       std::regex(time + " rank 3 info: step 7 loss 1.50\n" + time + " rank 3 error: two lines\n")));
-  // Information is rank 0's to show.
+  // Only rank 0 shows information.
   EXPECT_TRUE(std::regex_match(err, std::regex(time + " rank 3 warning: before opening\n" + time +
                                                " rank 3 error: two lines\n")))
       << err;
@@ -57,8 +57,8 @@ std::vector<std::string> lines_with(const std::string& text, const std::string& 
   return found;
 }
 
-// At the start that is an error; later the file is given up with one warning, and what is to be
-// seen is seen on stderr.
+// A failed open() is an error. After a later failure the log stops using the file with one warning,
+// and stderr still shows all that it should.
 TEST(Log, EveryCallMayFail) {
   Tally tally("log");
   for (const std::int64_t last : {std::int64_t{0}, kForever}) {
@@ -87,7 +87,7 @@ TEST(Log, EveryCallMayFail) {
           set_file_fault_hook({});
           const std::string err = testing::internal::GetCapturedStderr();
           EXPECT_EQ(lines_with(err, "warning: seen").size(), 1u);
-          const std::vector<std::string> warnings = lines_with(err, "given up");
+          const std::vector<std::string> warnings = lines_with(err, "no longer writing");
           ASSERT_EQ(warnings.size(), opened && happened ? 1u : 0u);
           if (!warnings.empty()) faults.expect_told(warnings.front());
           if (opened && !happened) {

@@ -87,7 +87,7 @@ TEST(Philox, EveryPartOfTheKeyMatters) {
                          philox_uniform(base.at_layer(8), NoisePurpose::kGumbel, {16})));
 }
 
-// Bounds of five standard deviations; the draws are fixed, so these never flicker.
+// Bounds of five standard deviations; the draws are fixed, so the result never varies.
 TEST(Philox, UniformMomentsAndCorrelations) {
   const std::int64_t n = 1 << 20;
   const at::Tensor u =

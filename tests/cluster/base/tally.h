@@ -1,4 +1,4 @@
-// Counts what a harness tries and what came through, and prints the one line that says so.
+// Counts the attempts of a harness and those that survive, and prints one line with the result.
 #pragma once
 
 #include <fmt/core.h>
@@ -20,7 +20,7 @@ class Tally {
   Tally(const Tally&) = delete;
   Tally& operator=(const Tally&) = delete;
 
-  // One attempt: lost if an expectation in it fails, or an exception leaves it.
+  // Runs one attempt. It is lost if an expectation in it fails or it throws.
   void attempt(const std::function<void()>& body) {
     const int before = num_failures();
     try {

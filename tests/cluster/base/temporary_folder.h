@@ -1,4 +1,4 @@
-// A folder of a test's own, removed with what it holds.
+// A temporary folder for a test, removed with its contents.
 #pragma once
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@ namespace birkhoff {
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    // In memory where the system has that: tests sync files thousands of times.
+    // In memory where the system allows it: tests sync files thousands of times.
     const bool in_memory = ::access("/dev/shm", W_OK) == 0;
     const std::filesystem::path root =
         in_memory ? std::filesystem::path("/dev/shm") : std::filesystem::temp_directory_path();

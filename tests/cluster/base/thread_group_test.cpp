@@ -13,7 +13,7 @@ namespace birkhoff {
 namespace {
 
 TEST(SingleGroup, Conforms) {
-  const std::unique_ptr<Group> group = make_single_group();
+  const std::unique_ptr<ProcessGroup> group = make_single_group();
   EXPECT_EQ(group->size(), 1);
   check_operations(*group);
   check_bytes(*group);
@@ -24,7 +24,7 @@ TEST(SingleGroup, Conforms) {
 
 TEST(ThreadGroup, Conforms) {
   for (const int size : {2, 3}) {
-    run_ranks(size, [](Group& group) {
+    run_ranks(size, [](ProcessGroup& group) {
       check_operations(group);
       check_bytes(group);
       check_overlap(group);
@@ -37,7 +37,7 @@ TEST(ThreadGroup, Conforms) {
 TEST(ThreadGroup, AFailingRankEndsTheOthersAndIsReported) {
   std::atomic<int> num_told = 0;
   try {
-    run_ranks(4, [&](Group& group) {
+    run_ranks(4, [&](ProcessGroup& group) {
       group.barrier("start");
       if (group.rank() == 2) fail(ExitCode::kData, "rank 2 has no data");
       try {
@@ -58,23 +58,24 @@ TEST(ThreadGroup, AFailingRankEndsTheOthersAndIsReported) {
 TEST(ThreadGroup, MismatchedCallsFailInsteadOfHanging) {
   // One rank leaves early.
   EXPECT_THROW(run_ranks(3,
-                         [](Group& group) {
+                         [](ProcessGroup& group) {
                            if (group.rank() != 0) group.barrier("b");
                          }),
                Error);
   // Different operations, sizes, counts.
   EXPECT_THROW(run_ranks(2,
-                         [](Group& group) {
+                         [](ProcessGroup& group) {
                            at::Tensor x = at::ones({4});
                            if (group.rank() == 0) group.barrier("b");
                            if (group.rank() == 1) group.broadcast(x, 0, "x");
                          }),
                Error);
   EXPECT_THROW(
-      run_ranks(2, [](Group& group) { group.broadcast(at::ones({group.rank() + 1}), 0, "x"); }),
+      run_ranks(2,
+                [](ProcessGroup& group) { group.broadcast(at::ones({group.rank() + 1}), 0, "x"); }),
       Error);
   EXPECT_THROW(run_ranks(2,
-                         [](Group& group) {
+                         [](ProcessGroup& group) {
                            // Rank 0 sends two elements to rank 1, which expects one.
                            const std::int64_t to_other = group.rank() == 0 ? 2 : 1;
                            std::vector<std::int64_t> sent{1, 1}, received{1, 1};

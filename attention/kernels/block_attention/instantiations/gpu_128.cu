@@ -1,4 +1,4 @@
-// Attention in blocks for head dims up to 128.
+// Block attention for head dims up to 128.
 #include "attention/kernels/block_attention/gpu_launch.cuh"
 
 namespace birkhoff {

@@ -1,6 +1,6 @@
-// On the CPU batches pass as they are, and what the loader takes is told. GPUs:
-// device_feed_gpu_test.cpp.
-#include "runtime/device_feed.h"
+// On the CPU batches pass unchanged, and the loader's time is reported. GPUs:
+// device_prefetcher_gpu_test.cpp.
+#include "runtime/device_prefetcher.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,9 +11,9 @@
 namespace birkhoff {
 namespace {
 
-TEST(DeviceFeed, OnTheCpuBatchesPassWhenTheyAreAskedFor) {
+TEST(DevicePrefetcher, OnTheCpuBatchesPassWhenTheyAreAskedFor) {
   std::int64_t made = 0;
-  DeviceFeed feed(
+  DevicePrefetcher feed(
       [&] {
         Batch batch;
         batch.sample_ids_B = at::full({3}, made++, at::kLong);
@@ -23,13 +23,13 @@ TEST(DeviceFeed, OnTheCpuBatchesPassWhenTheyAreAskedFor) {
   for (std::int64_t i = 0; i < 4; ++i) {
     EXPECT_EQ(feed.next().sample_ids_B[0].item<std::int64_t>(), i);
     feed.prefetch();
-    EXPECT_EQ(made, i + 1) << "none ahead: the loader is";
+    EXPECT_EQ(made, i + 1) << "nothing is prefetched: the loader does that";
   }
 }
 
-TEST(DeviceFeed, TellsHowLongTheLoaderTook) {
+TEST(DevicePrefetcher, TellsHowLongTheLoaderTook) {
   using std::chrono::steady_clock;
-  DeviceFeed feed(
+  DevicePrefetcher feed(
       [] {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         return Batch{};

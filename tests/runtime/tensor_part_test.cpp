@@ -1,5 +1,5 @@
 // Intersections of shards against brute force over every element.
-#include "runtime/checkpoint/named_shard.h"
+#include "runtime/checkpoint/tensor_part.h"
 
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,9 @@ namespace {
 
 using Sizes = std::vector<std::int64_t>;
 
-// Position in the shard's data of each global element (row-major in the global tensor) it holds.
-std::map<std::int64_t, std::int64_t> elements_of(const ShardRegion& region) {
+// Position in the shard's data of each global element (row-major in the global tensor) that it
+// holds.
+std::map<std::int64_t, std::int64_t> elements_of(const TensorRegion& region) {
   std::map<std::int64_t, std::int64_t> elements;
   for (std::int64_t flat = region.flat_begin; flat < region.flat_end; ++flat) {
     std::int64_t rest = flat, position = 0, stride = 1;
@@ -27,11 +28,11 @@ std::map<std::int64_t, std::int64_t> elements_of(const ShardRegion& region) {
   return elements;
 }
 
-ShardRegion random_region(const Sizes& shape, std::mt19937& random) {
+TensorRegion random_region(const Sizes& shape, std::mt19937& random) {
   const auto below = [&](std::int64_t limit) {  // in [0, limit]
     return std::uniform_int_distribution<std::int64_t>(0, limit)(random);
   };
-  ShardRegion region{shape, {}, {}, 0, 0};
+  TensorRegion region{shape, {}, {}, 0, 0};
   std::int64_t elements = 1;
   for (const std::int64_t size : shape) {
     const bool full =
@@ -48,7 +49,7 @@ ShardRegion random_region(const Sizes& shape, std::mt19937& random) {
   return region;
 }
 
-TEST(NamedShard, CommonRunsAreTheIntersection) {
+TEST(TensorPart, CommonRunsAreTheIntersection) {
   std::mt19937 random(1);
   std::int64_t non_empty = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -56,7 +57,7 @@ TEST(NamedShard, CommonRunsAreTheIntersection) {
     for (std::int64_t& size : shape) {
       size = random() % 50 == 0 ? 0 : 1 + static_cast<std::int64_t>(random() % 4);
     }
-    const ShardRegion a = random_region(shape, random), b = random_region(shape, random);
+    const TensorRegion a = random_region(shape, random), b = random_region(shape, random);
     ASSERT_EQ(region_defect(a), "");
     const auto elements_a = elements_of(a), elements_b = elements_of(b);
     std::map<std::int64_t, std::int64_t> expected, actual;  // position in a to position in b
@@ -74,17 +75,17 @@ TEST(NamedShard, CommonRunsAreTheIntersection) {
     ASSERT_EQ(actual, expected) << "round " << round;
     non_empty += !expected.empty();
   }
-  EXPECT_GT(non_empty, 5000);  // the test tests something
+  EXPECT_GT(non_empty, 5000);  // enough cases are not trivial
 }
 
 // Boxes of 2^40 runs, of which the flat ranges hold a few: a forged manifest must not take years.
-TEST(NamedShard, HugeBoxesAreNotWalked) {
+TEST(TensorPart, HugeBoxesAreNotWalked) {
   const std::int64_t rows = std::int64_t{1} << 40;
   const auto column = [&](std::int64_t begin, std::int64_t end) {
-    return ShardRegion{{rows, 2}, {0, 0}, {rows, 1}, begin, end};
+    return TensorRegion{{rows, 2}, {0, 0}, {rows, 1}, begin, end};
   };
   const auto whole = [&](std::int64_t begin, std::int64_t end) {
-    return ShardRegion{{rows, 2}, {0, 0}, {rows, 2}, begin, end};
+    return TensorRegion{{rows, 2}, {0, 0}, {rows, 2}, begin, end};
   };
   for_each_common_run(column(0, 1), whole(2 * rows - 1, 2 * rows),
                       [](const CommonRun&) { ADD_FAILURE() << "nothing is common"; });
@@ -97,8 +98,8 @@ TEST(NamedShard, HugeBoxesAreNotWalked) {
   EXPECT_EQ(common, (std::map<std::int64_t, std::int64_t>{{1, 1}, {2, 3}}));
 }
 
-TEST(NamedShard, WholeTensorsMeetInOneRun) {
-  const ShardRegion whole{{5, 4, 3}, {0, 0, 0}, {5, 4, 3}, 0, 60};
+TEST(TensorPart, WholeTensorsMeetInOneRun) {
+  const TensorRegion whole{{5, 4, 3}, {0, 0, 0}, {5, 4, 3}, 0, 60};
   int runs = 0;
   for_each_common_run(whole, whole, [&](const CommonRun& run) {
     ++runs;
@@ -107,20 +108,20 @@ TEST(NamedShard, WholeTensorsMeetInOneRun) {
   EXPECT_EQ(runs, 1);
 }
 
-TEST(NamedShard, DefectsAreNamed) {
+TEST(TensorPart, DefectsAreNamed) {
   const std::int64_t big = std::int64_t{1} << 40;
-  const std::vector<ShardRegion> bad = {
+  const std::vector<TensorRegion> bad = {
       {{2, 3}, {0}, {2, 3}, 0, 6},      // offsets for one dimension only
       {{2, 3}, {0, 0}, {2}, 0, 2},      // sizes for one dimension only
       {{-2}, {0}, {0}, 0, 0},           // negative size
       {{2, 3}, {-1, 0}, {2, 3}, 0, 6},  // negative offset
       {{2, 3}, {0, 0}, {2, -3}, 0, 0},  // negative box
       {{2, 3}, {0, 1}, {2, 3}, 0, 6},   // box leaves the tensor
-      {{2, 3}, {0, 4}, {2, 0}, 0, 0},   // offset behind the tensor
+      {{2, 3}, {0, 4}, {2, 0}, 0, 0},   // offset past the tensor
       {{2}, {INT64_MAX}, {INT64_MAX}, 0, 1},
       {{2, 3}, {0, 0}, {2, 3}, -1, 6},  // range before the box
       {{2, 3}, {0, 0}, {2, 3}, 4, 3},   // range backwards
-      {{2, 3}, {0, 0}, {2, 2}, 0, 5},   // range behind the box
+      {{2, 3}, {0, 0}, {2, 2}, 0, 5},   // range past the box
       {{big, big}, {0, 0}, {big, big}, 0, 1},
       {{big, big}, {0, 0}, {1, 1}, 0, 1},
   };
@@ -131,23 +132,23 @@ TEST(NamedShard, DefectsAreNamed) {
   EXPECT_EQ(region_defect({{0, 3}, {0, 0}, {0, 3}, 0, 0}), "");  // a tensor without elements
 }
 
-TEST(NamedShard, WholeShardIsAViewOfTheTensor) {
+TEST(TensorPart, WholeShardIsAViewOfTheTensor) {
   const at::Tensor tensor = at::zeros({2, 3});
-  const NamedShard shard = whole_shard("x", StateKind::kStatistic, tensor, 1);
+  const TensorPart shard = whole_shard("x", StateKind::kStatistic, tensor, 1);
   EXPECT_TRUE(shard.region.is_whole());
   shard.data.fill_(4);
   EXPECT_EQ(tensor.sum().item<float>(), 24);
   EXPECT_EQ(shard.data.dim(), 1);
 }
 
-TEST(NamedShard, OwnersAreBalancedByBytes) {
-  std::vector<NamedShard> shards;
+TEST(TensorPart, OwnersAreBalancedByBytes) {
+  std::vector<TensorPart> shards;
   for (const std::int64_t size : {10, 70, 20, 40, 30, 0}) {
     shards.push_back(whole_shard("x", StateKind::kParameter, at::zeros({size}), 0));
   }
   balance_owners(shards, 2);
   std::vector<std::int64_t> load(2, 0);
-  for (const NamedShard& shard : shards) {
+  for (const TensorPart& shard : shards) {
     load[static_cast<std::size_t>(shard.owner)] += shard.data.numel();
   }
   EXPECT_EQ(load, (std::vector<std::int64_t>{90, 80}));

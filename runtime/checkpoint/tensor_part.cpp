@@ -1,4 +1,4 @@
-#include "runtime/checkpoint/named_shard.h"
+#include "runtime/checkpoint/tensor_part.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -26,9 +26,9 @@ std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& siz
 
 }  // namespace
 
-NamedShard whole_shard(std::string name, StateKind kind, const at::Tensor& tensor, int owner) {
+TensorPart whole_shard(std::string name, StateKind kind, const at::Tensor& tensor, int owner) {
   require(tensor.is_contiguous(), "a whole shard needs a contiguous tensor");
-  NamedShard shard;
+  TensorPart shard;
   shard.name = std::move(name);
   shard.kind = kind;
   shard.region.global_shape = tensor.sizes().vec();
@@ -40,7 +40,7 @@ NamedShard whole_shard(std::string name, StateKind kind, const at::Tensor& tenso
   return shard;
 }
 
-void balance_owners(std::vector<NamedShard>& shards, int num_ranks) {
+void balance_owners(std::vector<TensorPart>& shards, int num_ranks) {
   std::vector<std::size_t> largest_first(shards.size());
   std::iota(largest_first.begin(), largest_first.end(), std::size_t{0});
   std::stable_sort(largest_first.begin(), largest_first.end(), [&](std::size_t a, std::size_t b) {
@@ -54,11 +54,11 @@ void balance_owners(std::vector<NamedShard>& shards, int num_ranks) {
   }
 }
 
-bool ShardRegion::is_whole() const {
+bool TensorRegion::is_whole() const {
   return box_size == global_shape && flat_begin == 0 && flat_end == product(box_size);
 }
 
-std::string region_defect(const ShardRegion& region) {
+std::string region_defect(const TensorRegion& region) {
   const std::size_t dims = region.global_shape.size();
   if (region.box_offset.size() != dims || region.box_size.size() != dims) {
     return fmt::format("its box has {} offsets and {} sizes for {} dimensions",
@@ -86,7 +86,7 @@ std::string region_defect(const ShardRegion& region) {
   return "";
 }
 
-void for_each_common_run(const ShardRegion& a, const ShardRegion& b,
+void for_each_common_run(const TensorRegion& a, const TensorRegion& b,
                          const std::function<void(const CommonRun&)>& visit) {
   require(a.global_shape == b.global_shape, "regions of tensors of different shapes");
   const std::size_t dims = a.global_shape.size();
@@ -114,7 +114,8 @@ void for_each_common_run(const ShardRegion& a, const ShardRegion& b,
   for (std::size_t d = 0; d < outer; ++d) num_runs *= end[d] - begin[d];
   const std::vector<std::int64_t> strides_a = row_major_strides(a.box_size);
   const std::vector<std::int64_t> strides_b = row_major_strides(b.box_size);
-  // Row-major positions in the boxes of a run's first element; both rise with the run's number.
+  // Row-major positions, in the two boxes, of a run's first element; both increase with the run's
+  // number.
   const auto position_of = [&](std::int64_t run) {
     std::pair<std::int64_t, std::int64_t> position{0, 0};
     for (std::size_t d = dims; d-- > 0;) {
@@ -128,7 +129,7 @@ void for_each_common_run(const ShardRegion& a, const ShardRegion& b,
     }
     return position;
   };
-  // The first run that does not lie before either flat range: a forged manifest has boxes of 2^62
+  // The first run that lies before neither flat range: a forged manifest can have boxes of 2^62
   // runs, of which the ranges hold a few.
   std::int64_t first_run = 0, past = num_runs;
   while (first_run < past) {

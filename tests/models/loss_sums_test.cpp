@@ -1,4 +1,4 @@
-#include "models/losses/objective.h"
+#include "models/losses/loss_sums.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ Case make_case(at::ScalarType dtype) {
   return c;
 }
 
-// By the definition, in plain arithmetic: nats, and the gradient (softmax - one-hot) * mask.
+// By definition, in plain arithmetic: the nats, and the gradient (softmax - one-hot) * mask.
 double expected_nats(const Case& c, at::Tensor* gradient_BTV) {
   const at::Tensor logits = c.logits_BTV.detach().to(at::kDouble);
   *gradient_BTV = at::zeros_like(logits);
@@ -42,11 +42,11 @@ double expected_nats(const Case& c, at::Tensor* gradient_BTV) {
   return nats;
 }
 
-TEST(Objective, EqualsTheDefinitionInDoublePrecision) {
+TEST(LossSums, EqualsTheDefinitionInDoublePrecision) {
   const Case c = make_case(at::kDouble);
   at::Tensor gradient_BTV;
   const double nats = expected_nats(c, &gradient_BTV);
-  const ObjectiveSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
+  const LossSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
   EXPECT_NEAR(sums.nats.item<double>(), nats, 1e-12);
   EXPECT_NEAR(sums.loss.item<double>(), nats, 1e-12);
   EXPECT_EQ(sums.count.item<double>(), 4);
@@ -54,11 +54,11 @@ TEST(Objective, EqualsTheDefinitionInDoublePrecision) {
   EXPECT_LT((c.logits_BTV.grad() - gradient_BTV).abs().max().item<double>(), 1e-12);
 }
 
-TEST(Objective, SinglePrecisionIsCloseAndSumsAreDouble) {
+TEST(LossSums, SinglePrecisionIsCloseAndSumsAreDouble) {
   const Case c = make_case(at::kFloat);
   at::Tensor gradient_BTV;
   const double nats = expected_nats(c, &gradient_BTV);
-  const ObjectiveSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
+  const LossSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
   EXPECT_EQ(sums.nats.scalar_type(), at::kDouble);
   EXPECT_EQ(sums.count.scalar_type(), at::kDouble);
   EXPECT_FALSE(sums.nats.requires_grad());
@@ -67,7 +67,7 @@ TEST(Objective, SinglePrecisionIsCloseAndSumsAreDouble) {
   EXPECT_LT((c.logits_BTV.grad() - gradient_BTV).abs().max().item<double>(), 1e-6);
 }
 
-TEST(Objective, HalfPrecisionLogitsAreNormalisedInSinglePrecision) {
+TEST(LossSums, HalfPrecisionLogitsAreNormalisedInSinglePrecision) {
   const Case c = make_case(at::kFloat);
   const at::Tensor rounded = c.logits_BTV.detach().to(at::kBFloat16);
   const double low = cross_entropy_sums(rounded, c.targets_BT, c.mask_BT).nats.item<double>();
@@ -76,10 +76,10 @@ TEST(Objective, HalfPrecisionLogitsAreNormalisedInSinglePrecision) {
   EXPECT_EQ(low, high);
 }
 
-TEST(Objective, NothingCounted) {
+TEST(LossSums, NothingCounted) {
   Case c = make_case(at::kDouble);
   c.mask_BT.zero_();
-  const ObjectiveSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
+  const LossSums sums = cross_entropy_sums(c.logits_BTV, c.targets_BT, c.mask_BT);
   EXPECT_EQ(sums.loss.item<double>(), 0);
   EXPECT_EQ(sums.count.item<double>(), 0);
   sums.loss.backward();

@@ -1,4 +1,4 @@
-#include "cluster/base/collectives/group.h"
+#include "cluster/base/collectives/process_group.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -30,7 +30,7 @@ class RecordedWork : public Work {
   std::int64_t sequence_;
 };
 
-// A misuse is a defect of the caller: all checks name the operation and what it was for.
+// Misuse is a bug in the caller: every check names the operation and its purpose.
 void check(bool condition, std::string_view operation, std::string_view name, const char* what) {
   if (!condition) fail(ExitCode::kInternal, "internal error: {} '{}': {}", operation, name, what);
 }
@@ -63,7 +63,7 @@ void check_counts(const at::Tensor& tensor, std::span<const std::int64_t> counts
         "all_to_all", name, "the counts do not add up to the tensor's length");
 }
 
-// int64 [words] holding the bytes, zero-padded.
+// int64 [num_words] that holds the bytes, zero-padded.
 at::Tensor pack(const std::string& bytes, std::int64_t num_words) {
   at::Tensor words = at::zeros({num_words}, at::TensorOptions().dtype(at::kLong));
   if (!bytes.empty()) std::memcpy(words.mutable_data_ptr(), bytes.data(), bytes.size());
@@ -83,7 +83,7 @@ class DoneWork : public Work {
   void wait() override {}
 };
 
-class SingleGroup : public Group {
+class SingleGroup : public ProcessGroup {
  public:
   explicit SingleGroup(at::Device device) : device_(device) {}
   int rank() const override { return 0; }
@@ -120,7 +120,6 @@ class SingleGroup : public Group {
 }  // namespace
 
 // ---- OperationRing
-// -------------------------------------------------------------------------------
 
 std::int64_t OperationRing::start(std::string_view operation, std::string_view name,
                                   const at::Tensor& tensor) {
@@ -178,11 +177,10 @@ std::int64_t OperationRing::total_operations() const {
   return next_;
 }
 
-// ---- Group
-// ---------------------------------------------------------------------------------------
+// ---- ProcessGroup
 
-std::int64_t Group::start(std::string_view operation, std::string_view name,
-                          const at::Tensor& tensor) {
+std::int64_t ProcessGroup::start(std::string_view operation, std::string_view name,
+                                 const at::Tensor& tensor) {
   const std::int64_t sequence = ring_.start(operation, name, tensor);
   std::uint32_t crc = crc32c(&sequence, sizeof(sequence));
   crc = crc32c(operation.data(), operation.size(), crc);
@@ -191,23 +189,23 @@ std::int64_t Group::start(std::string_view operation, std::string_view name,
   return sequence;
 }
 
-std::unique_ptr<Work> Group::recorded(std::unique_ptr<Work> work, std::int64_t sequence) {
+std::unique_ptr<Work> ProcessGroup::recorded(std::unique_ptr<Work> work, std::int64_t sequence) {
   return std::make_unique<RecordedWork>(std::move(work), ring_, sequence);
 }
 
-std::unique_ptr<Work> Group::all_reduce_async(at::Tensor tensor, ReduceOp op,
-                                              std::string_view name) {
+std::unique_ptr<Work> ProcessGroup::all_reduce_async(at::Tensor tensor, ReduceOp op,
+                                                     std::string_view name) {
   check_tensor(tensor, "all_reduce", name);
   const std::int64_t sequence = start("all_reduce", name, tensor);
   return recorded(do_all_reduce(std::move(tensor), op), sequence);
 }
 
-void Group::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name) {
+void ProcessGroup::all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name) {
   all_reduce_async(std::move(tensor), op, name)->wait();
 }
 
-std::unique_ptr<Work> Group::reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op,
-                                                  std::string_view name) {
+std::unique_ptr<Work> ProcessGroup::reduce_scatter_async(at::Tensor output, at::Tensor input,
+                                                         ReduceOp op, std::string_view name) {
   check_pair(output, input, "reduce_scatter", name);
   check(input.numel() == size() * output.numel(), "reduce_scatter", name,
         "the input must have size() times the output's elements");
@@ -215,13 +213,13 @@ std::unique_ptr<Work> Group::reduce_scatter_async(at::Tensor output, at::Tensor 
   return recorded(do_reduce_scatter(std::move(output), std::move(input), op), sequence);
 }
 
-void Group::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
-                           std::string_view name) {
+void ProcessGroup::reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op,
+                                  std::string_view name) {
   reduce_scatter_async(std::move(output), std::move(input), op, name)->wait();
 }
 
-std::unique_ptr<Work> Group::all_gather_async(at::Tensor output, at::Tensor input,
-                                              std::string_view name) {
+std::unique_ptr<Work> ProcessGroup::all_gather_async(at::Tensor output, at::Tensor input,
+                                                     std::string_view name) {
   check_pair(output, input, "all_gather", name);
   check(output.numel() == size() * input.numel(), "all_gather", name,
         "the output must have size() times the input's elements");
@@ -229,15 +227,15 @@ std::unique_ptr<Work> Group::all_gather_async(at::Tensor output, at::Tensor inpu
   return recorded(do_all_gather(std::move(output), std::move(input)), sequence);
 }
 
-void Group::all_gather(at::Tensor output, at::Tensor input, std::string_view name) {
+void ProcessGroup::all_gather(at::Tensor output, at::Tensor input, std::string_view name) {
   all_gather_async(std::move(output), std::move(input), name)->wait();
 }
 
-std::unique_ptr<Work> Group::all_to_all_async(at::Tensor output,
-                                              std::span<const std::int64_t> receive_counts,
-                                              at::Tensor input,
-                                              std::span<const std::int64_t> send_counts,
-                                              std::string_view name) {
+std::unique_ptr<Work> ProcessGroup::all_to_all_async(at::Tensor output,
+                                                     std::span<const std::int64_t> receive_counts,
+                                                     at::Tensor input,
+                                                     std::span<const std::int64_t> send_counts,
+                                                     std::string_view name) {
   check_pair(output, input, "all_to_all", name);
   check_counts(output, receive_counts, size(), name);
   check_counts(input, send_counts, size(), name);
@@ -250,25 +248,26 @@ std::unique_ptr<Work> Group::all_to_all_async(at::Tensor output,
                   sequence);
 }
 
-void Group::all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts,
-                       at::Tensor input, std::span<const std::int64_t> send_counts,
-                       std::string_view name) {
+void ProcessGroup::all_to_all(at::Tensor output, std::span<const std::int64_t> receive_counts,
+                              at::Tensor input, std::span<const std::int64_t> send_counts,
+                              std::string_view name) {
   all_to_all_async(std::move(output), receive_counts, std::move(input), send_counts, name)->wait();
 }
 
-void Group::broadcast(at::Tensor tensor, int root, std::string_view name) {
+void ProcessGroup::broadcast(at::Tensor tensor, int root, std::string_view name) {
   check_tensor(tensor, "broadcast", name);
-  check(root >= 0 && root < size(), "broadcast", name, "no such root");
+  check(root >= 0 && root < size(), "broadcast", name, "root is not a rank of the group");
   const std::int64_t sequence = start("broadcast", name, tensor);
   recorded(do_broadcast(std::move(tensor), root), sequence)->wait();
 }
 
-void Group::barrier(std::string_view name) {
+void ProcessGroup::barrier(std::string_view name) {
   const std::int64_t sequence = start("barrier", name, at::Tensor());
   recorded(do_barrier(), sequence)->wait();
 }
 
-std::vector<std::string> Group::all_gather_bytes(const std::string& mine, std::string_view name) {
+std::vector<std::string> ProcessGroup::all_gather_bytes(const std::string& mine,
+                                                        std::string_view name) {
   const auto num_ranks = static_cast<std::size_t>(size());
   const auto options = at::TensorOptions().dtype(at::kLong).device(device());
   at::Tensor lengths = at::empty({size()}, options);
@@ -288,7 +287,8 @@ std::vector<std::string> Group::all_gather_bytes(const std::string& mine, std::s
   return result;
 }
 
-std::string Group::broadcast_bytes(const std::string& mine, int root, std::string_view name) {
+std::string ProcessGroup::broadcast_bytes(const std::string& mine, int root,
+                                          std::string_view name) {
   at::Tensor length = scalar(static_cast<std::int64_t>(mine.size())).to(device());
   broadcast(length, root, name);
   const std::int64_t num_bytes = *length.cpu().const_data_ptr<std::int64_t>();
@@ -298,7 +298,7 @@ std::string Group::broadcast_bytes(const std::string& mine, int root, std::strin
   return {static_cast<const char*>(words.const_data_ptr()), static_cast<std::size_t>(num_bytes)};
 }
 
-std::unique_ptr<Group> make_single_group(at::Device device) {
+std::unique_ptr<ProcessGroup> make_single_group(at::Device device) {
   return std::make_unique<SingleGroup>(device);
 }
 

@@ -1,11 +1,11 @@
-// Collective communication over a fixed set of ranks, whatever carries it. Implementations:
-// MpiGroup (cluster/mpi_group.h) for host tensors, NcclGroup (cluster/nccl_group.h) for tensors on
-// GPUs, ThreadGroup (cluster/base/collectives/thread_group.h) for tests with ranks as threads.
+// Collective communication over a fixed set of ranks. Implementations: MpiGroup
+// (cluster/mpi_group.h) for host tensors, NcclGroup (cluster/nccl_group.h) for GPU tensors, and
+// ThreadGroup (cluster/base/collectives/thread_group.h) for tests whose ranks are threads.
 //
-// Every operation is collective over the group: all ranks must call it, in the same order, with
-// matching shapes and dtypes. Tensors are contiguous and of dtype fp32, fp64, bf16 or int64 on the
-// group's device. Sums are taken in rank order 0, 1, 2, ... (bf16 accumulates in fp32), so a result
-// depends on the number of ranks but never on timing.
+// Every operation is collective over the group: all ranks must call the same operations in the same
+// order, with matching shapes and dtypes. Tensors are contiguous, on the group's device, and of
+// dtype fp32, fp64, bf16 or int64. Sums are taken in rank order 0, 1, 2, ... (bf16 accumulates in
+// fp32), so a result depends on the number of ranks but never on timing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,12 +23,12 @@
 
 namespace birkhoff {
 
-// A running operation. The tensors given to it must not be touched until wait() returns.
+// A running operation. Its tensors must not be touched until wait() returns.
 class Work {
  public:
   virtual ~Work() = default;
-  // Host tensors: blocks (sleeping, never spinning) until the operation is done. Tensors on a GPU:
-  // what the caller puts into its current stream from now on runs after the operation. Rethrows the
+  // Host tensors: blocks (sleeping, never spinning) until the operation is done. GPU tensors: work
+  // that the caller queues on its current stream from now on runs after the operation. Rethrows the
   // operation's error. May be called once.
   virtual void wait() = 0;
 };
@@ -42,7 +42,7 @@ class OperationRing {
     std::string name;            // given by the caller: what the operation is for
     std::vector<std::int64_t> shape;
     std::int64_t bytes = 0;  // of this rank's input
-    bool waiting = false;    // the rank has called wait() and it has not returned
+    bool waiting = false;    // the rank has called wait(), which has not returned
     bool done = false;
   };
   static constexpr std::size_t kCapacity = 256;
@@ -52,7 +52,8 @@ class OperationRing {
   void finish(std::int64_t sequence);
   // Oldest first, at most kCapacity.
   std::vector<Entry> entries() const;
-  // The operation that is waited for, else the one started last; sequence -1 if there was none.
+  // The operation that this rank waits for, or else the one started last; sequence is -1 if there
+  // is none.
   Entry current() const;
   std::int64_t total_operations() const;
 
@@ -60,19 +61,19 @@ class OperationRing {
   mutable std::mutex mutex_;
   std::array<Entry, kCapacity> ring_;
   std::int64_t next_ = 0;
-  std::int64_t waiting_ = -1;  // sequence of the operation that is waited for
+  std::int64_t waiting_ = -1;  // sequence of the operation waited for; -1: none
 };
 
-class Group {
+class ProcessGroup {
  public:
-  virtual ~Group() = default;
-  Group() = default;
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
+  virtual ~ProcessGroup() = default;
+  ProcessGroup() = default;
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  // Where the tensors of operations live.
+  // The device of all tensors that operations take.
   virtual at::Device device() const { return at::kCPU; }
 
   // In place: tensor = op over all ranks' tensors. The same bits on every rank. Equal to
@@ -80,7 +81,8 @@ class Group {
   // order.
   void all_reduce(at::Tensor tensor, ReduceOp op, std::string_view name);
   std::unique_ptr<Work> all_reduce_async(at::Tensor tensor, ReduceOp op, std::string_view name);
-  // output [n] = op over all ranks' input [size * n], slice `rank`, and may be that slice of input.
+  // output [n] = slice `rank` of op over all ranks' input [size * n]. output may be that slice of
+  // input.
   std::unique_ptr<Work> reduce_scatter_async(at::Tensor output, at::Tensor input, ReduceOp op,
                                              std::string_view name);
   void reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp op, std::string_view name);
@@ -89,8 +91,8 @@ class Group {
   std::unique_ptr<Work> all_gather_async(at::Tensor output, at::Tensor input,
                                          std::string_view name);
   void all_gather(at::Tensor output, at::Tensor input, std::string_view name);
-  // input is cut into send_counts[p] elements for each peer p, output receives receive_counts[p]
-  // from each p. 1-D.
+  // input is split into send_counts[p] elements for each peer p; output receives receive_counts[p]
+  // elements from each p. The tensors are 1-D.
   std::unique_ptr<Work> all_to_all_async(at::Tensor output,
                                          std::span<const std::int64_t> receive_counts,
                                          at::Tensor input,
@@ -112,9 +114,9 @@ class Group {
   const OperationRing& ring() const { return ring_; }
 
  protected:
-  // A number in [0, 32768) that says which operation is being started: its kind, name and place in
-  // the order. Messages that carry it are never taken for those of another operation where a rank
-  // has skipped one. For use inside do_*().
+  // A number in [0, 32768) for the operation being started: a hash of its kind, name and sequence
+  // number. Messages carry it, so that after a rank has skipped an operation they are not mistaken
+  // for another operation's. For use inside do_*().
   int operation_tag() const { return operation_tag_; }
   // Implementations start the operation and return a handle. Arguments are already checked.
   virtual std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp op) = 0;
@@ -137,13 +139,13 @@ class Group {
 };
 
 // A group of one: every operation is the identity. For commands and models that use no parallelism.
-std::unique_ptr<Group> make_single_group(at::Device device = at::kCPU);
+std::unique_ptr<ProcessGroup> make_single_group(at::Device device = at::kCPU);
 
 // The groups that models and mechanisms may communicate over; size 1 where an axis is unused.
 struct ParallelGroups {
-  Group& data;
-  Group& tensor;
-  Group& sequence;
+  ProcessGroup& data;
+  ProcessGroup& tensor;
+  ProcessGroup& sequence;
 };
 
 }  // namespace birkhoff

@@ -1,4 +1,4 @@
-#include "cluster/base/files/limited_child.h"
+#include "cluster/base/files/sandboxed_child.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -19,7 +19,7 @@ namespace {
 using Descriptor = UniqueHandle<FileDescriptorTraits>;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;  // shadow memory alone is terabytes of address space
+constexpr bool kSanitized = true;  // shadow memory takes terabytes of address space
 #else
 constexpr bool kSanitized = false;
 #endif
@@ -39,8 +39,8 @@ rlim_t address_space_bytes() {
   return pages * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
 }
 
-// The child: writes the exit code and the message of an Error into the pipe and ends without
-// destructors.
+// Runs in the child. Writes the exit code and the message of an Error to the pipe and exits without
+// running destructors.
 [[noreturn]] void be_child(int report, const std::function<void()>& body) {
   for (const int signal_number : {SIGSEGV, SIGBUS, SIGABRT, SIGFPE, SIGILL})
     signal(signal_number, SIG_DFL);
@@ -82,7 +82,7 @@ std::string read_report(int pipe_end) {
 void run_limited(const std::string& file, const std::function<void()>& body) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
-    fail(ExitCode::kStorage, "{}: cannot make a pipe to check it: {}; free resources", file,
+    fail(ExitCode::kStorage, "{}: cannot create a pipe to check it: {}; free resources", file,
          std::strerror(errno));
   Descriptor from_child(ends[0]), to_parent(ends[1]);
   const pid_t child = fork();

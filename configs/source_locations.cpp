@@ -1,4 +1,4 @@
-#include "configs/places.h"
+#include "configs/source_locations.h"
 
 #include <google/protobuf/descriptor.h>
 
@@ -11,9 +11,10 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// Clears in `config` the lists, and forgets the places of lists and oneof members, that `later`
-// replaces.
-void drop_replaced(Message& config, const Message& later, const std::string& path, Places& places) {
+// Clears the lists in `config` that `later` replaces. Forgets the places of replaced lists and
+// oneof members.
+void drop_replaced(Message& config, const Message& later, const std::string& path,
+                   SourceLocations& places) {
   const Reflection& reflection = *config.GetReflection();
   std::vector<const FieldDescriptor*> fields;
   later.GetReflection()->ListFields(later, &fields);
@@ -39,18 +40,18 @@ void drop_replaced(Message& config, const Message& later, const std::string& pat
 
 }  // namespace
 
-void Places::forget(const std::string& path) {
+void SourceLocations::forget(const std::string& path) {
   places_.erase(path);
   const std::string below = path + ".";
   auto it = places_.lower_bound(below);
   while (it != places_.end() && it->first.starts_with(below)) it = places_.erase(it);
 }
 
-void Places::add(const Places& other) {
+void SourceLocations::add(const SourceLocations& other) {
   for (const auto& [path, place] : other.places_) places_[path] = place;
 }
 
-const std::string& Places::of(const std::string& path) const {
+const std::string& SourceLocations::of(const std::string& path) const {
   for (std::string part = path;;) {
     if (const auto it = places_.find(part); it != places_.end()) return it->second;
     const std::size_t dot = part.rfind('.');
@@ -63,8 +64,8 @@ std::string join_path(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-void override_config(Message& config, Places& places, const Message& later,
-                     const Places& later_places) {
+void override_config(Message& config, SourceLocations& places, const Message& later,
+                     const SourceLocations& later_places) {
   drop_replaced(config, later, "", places);
   config.MergeFrom(later);
   places.add(later_places);

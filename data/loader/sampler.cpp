@@ -1,4 +1,4 @@
-#include "data/loader/order.h"
+#include "data/loader/sampler.h"
 
 #include <algorithm>
 #include <array>
@@ -11,15 +11,15 @@
 namespace birkhoff {
 namespace {
 
-// More than the four that make a Feistel network a strong pseudorandom permutation (Luby & Rackoff
-// 1988): small domains need more.
+// Four rounds make a Feistel network a strong pseudorandom permutation (Luby & Rackoff 1988), but
+// small domains need more.
 constexpr std::uint64_t kRounds = 8;
-// Domains of less than 2^8 places mix too little for short corpora.
+// Domains smaller than 2^8 would mix too little for short corpora.
 constexpr int kMinHalfBits = 4;
 
 }  // namespace
 
-SampleOrder::SampleOrder(std::uint64_t seed, std::int64_t epoch, std::int64_t n)
+Sampler::Sampler(std::uint64_t seed, std::int64_t epoch, std::int64_t n)
     : key_(noise_key(seed, static_cast<std::uint64_t>(epoch), 0, NoisePurpose::kSampleOrder)),
       n_(static_cast<std::uint64_t>(n)),
       half_bits_(kMinHalfBits) {
@@ -27,20 +27,20 @@ SampleOrder::SampleOrder(std::uint64_t seed, std::int64_t epoch, std::int64_t n)
   while (half_bits_ < 32 && (std::uint64_t{1} << (2 * half_bits_)) < n_) ++half_bits_;
 }
 
-std::int64_t SampleOrder::at(std::int64_t place) const {
+std::int64_t Sampler::at(std::int64_t place) const {
   std::int64_t sample = 0;
   read(place, place + 1, &sample);
   return sample;
 }
 
-void SampleOrder::read(std::int64_t begin, std::int64_t end, std::int64_t* samples) const {
+void Sampler::read(std::int64_t begin, std::int64_t end, std::int64_t* samples) const {
   require(begin >= 0 && begin <= end && static_cast<std::uint64_t>(end) <= n_,
-          "places outside the epoch");
+          "positions outside the epoch");
   const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
-  // Each round waits for the one before; the rounds of several places overlap in the processor.
+  // Each round waits for the one before, but the CPU overlaps the rounds of several positions.
   constexpr std::int64_t kAtOnce = 8;
   for (; begin < end; begin += kAtOnce, samples += kAtOnce) {
-    std::array<std::int64_t, kAtOnce> walking;  // those that are not inside [0, n) yet
+    std::array<std::int64_t, kAtOnce> walking;  // indices of values not yet in [0, n)
     auto last = walking.begin() + std::min(kAtOnce, end - begin);
     std::iota(walking.begin(), last, 0);
     std::iota(samples, samples + (last - walking.begin()), begin);
@@ -70,7 +70,7 @@ void SampleOrder::read(std::int64_t begin, std::int64_t end, std::int64_t* sampl
 
 std::int64_t epoch_shift(std::uint64_t seed, std::int64_t epoch, std::int64_t length) {
   if (epoch == 0) return 0;
-  // Layer 1: the permutation of the same epoch has the key of layer 0.
+  // Layer 1, because the permutation of the same epoch uses the key of layer 0.
   const std::uint64_t key =
       noise_key(seed, static_cast<std::uint64_t>(epoch), 1, NoisePurpose::kSampleOrder);
   const auto words = philox(key, 0, 0);

@@ -1,4 +1,4 @@
-#include "data/loader/order.h"
+#include "data/loader/sampler.h"
 
 #include <gtest/gtest.h>
 
@@ -10,13 +10,13 @@ namespace birkhoff {
 namespace {
 
 std::vector<std::int64_t> order_of(std::uint64_t seed, std::int64_t epoch, std::int64_t n) {
-  const SampleOrder order(seed, epoch, n);
+  const Sampler order(seed, epoch, n);
   std::vector<std::int64_t> samples;
   for (std::int64_t place = 0; place < n; ++place) samples.push_back(order.at(place));
   return samples;
 }
 
-TEST(SampleOrder, IsABijectionForEveryCount) {
+TEST(Sampler, IsABijectionForEveryCount) {
   std::vector<std::int64_t> counts = {997, 1009, 1024, 4095, 4096, 4097, 7919, 65536, 65537};
   for (std::int64_t n = 1; n <= 70; ++n) counts.push_back(n);
   for (const std::int64_t n : {255, 256, 257}) counts.push_back(n);
@@ -32,9 +32,9 @@ TEST(SampleOrder, IsABijectionForEveryCount) {
   }
 }
 
-TEST(SampleOrder, RangesAreThePlacesInThem) {
-  const std::int64_t n = 1100;  // three of four values walk on
-  const SampleOrder order(3, 1, n);
+TEST(Sampler, RangesAreThePlacesInThem) {
+  const std::int64_t n = 1100;  // three of four values are mapped again
+  const Sampler order(3, 1, n);
   for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{5}, n - 1, n}) {
     for (const std::int64_t end : {begin, begin + 1, begin + 8, begin + 21, n}) {
       if (end > n) continue;
@@ -47,9 +47,9 @@ TEST(SampleOrder, RangesAreThePlacesInThem) {
   }
 }
 
-TEST(SampleOrder, LargeCountsStayInRangeAndDiffer) {
+TEST(Sampler, LargeCountsStayInRangeAndDiffer) {
   const std::int64_t n = (std::int64_t{1} << 62) + 12345;
-  const SampleOrder order(1, 0, n);
+  const Sampler order(1, 0, n);
   for (std::int64_t place = 0; place < 100; ++place) {
     EXPECT_GE(order.at(place), 0);
     EXPECT_LT(order.at(place), n);
@@ -57,15 +57,15 @@ TEST(SampleOrder, LargeCountsStayInRangeAndDiffer) {
   }
 }
 
-TEST(SampleOrder, DependsOnSeedAndEpochAlone) {
+TEST(Sampler, DependsOnSeedAndEpochAlone) {
   EXPECT_EQ(order_of(1, 0, 500), order_of(1, 0, 500));
   EXPECT_NE(order_of(1, 0, 500), order_of(2, 0, 500));
   EXPECT_NE(order_of(1, 0, 500), order_of(1, 1, 500));
 }
 
-// Each place gets each sample equally often over seeds: chi-square over an n x n table, (n - 1)^2
-// degrees of freedom.
-TEST(SampleOrder, PlacesAreUniformOverSeeds) {
+// Over many seeds, each position gets each sample equally often: a chi-square test of an n x n
+// table with (n - 1)^2 degrees of freedom.
+TEST(Sampler, PlacesAreUniformOverSeeds) {
   for (const std::int64_t n : {2, 3, 5, 16}) {
     const int num_seeds = 1000;
     std::vector<double> table(static_cast<std::size_t>(n * n));
@@ -81,13 +81,13 @@ TEST(SampleOrder, PlacesAreUniformOverSeeds) {
       chi_square += (count - expected) * (count - expected) / expected;
     const double freedom = static_cast<double>((n - 1) * (n - 1));
     EXPECT_LT(chi_square, freedom + 4 * std::sqrt(2 * freedom))
-        << n;  // the order is fixed: no chance is involved
+        << n;  // the seeds are fixed, so the result is always the same
   }
 }
 
 // Neighbours in the order are not neighbours in the corpus: the correlation of successive samples
-// is near zero.
-TEST(SampleOrder, NeighboursAreUncorrelated) {
+// is close to zero.
+TEST(Sampler, NeighboursAreUncorrelated) {
   const std::int64_t n = 20000;
   const auto order = order_of(5, 0, n);
   const double mean = static_cast<double>(n - 1) / 2;
@@ -101,8 +101,8 @@ TEST(SampleOrder, NeighboursAreUncorrelated) {
   EXPECT_LT(std::abs(covariance / variance), 4 / std::sqrt(static_cast<double>(n)));
 }
 
-// The number of samples that stay at their place is about one, as in a random permutation.
-TEST(SampleOrder, FewFixedPoints) {
+// About one sample keeps its position, as in a random permutation.
+TEST(Sampler, FewFixedPoints) {
   int fixed = 0;
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     const auto order = order_of(seed, 0, 100);

@@ -1,4 +1,4 @@
-#include "runtime/device_feed.h"
+#include "runtime/device_prefetcher.h"
 
 #include <chrono>
 #include <utility>
@@ -20,12 +20,12 @@ namespace birkhoff {
 
 #ifdef BIRKHOFF_CUDA
 
-class DeviceFeed::Gpu {
+class DevicePrefetcher::Gpu {
  public:
   Gpu(std::function<Batch()> next, at::Device device)
       : next_(std::move(next)), device_(device), stream_(CudaStream::Priority::kNormal) {}
   ~Gpu() {
-    // The copies read memory that goes now.
+    // The pinned memory is freed now; copies may still read it.
     (void)cudaStreamSynchronize(stream_.get());
   }
 
@@ -35,7 +35,7 @@ class DeviceFeed::Gpu {
     prefetched_ = false;
     Slot& slot = slots_[current_];
     current_ = 1 - current_;
-    // The batch before is in the other slot: what reads it is in the stream by now.
+    // The other slot has the previous batch: everything that reads it is queued by now.
     slots_[current_].used.record(computing);
     slot.copied.hold_back(computing);
     return slot.on_device;
@@ -59,7 +59,7 @@ class DeviceFeed::Gpu {
 
   void fill(Slot& slot) {
     const Batch batch = next_();
-    // An earlier copy out of the pinned memory has ended long ago, or is waited for.
+    // Do not overwrite pinned memory that a copy still reads; usually it finished long ago.
     while (!slot.copied.passed()) std::this_thread::yield();
     if (!slot.pinned.sample_ids_B.defined()) {
       for (const auto& [name, tensor] : batch.fields) {
@@ -90,31 +90,33 @@ class DeviceFeed::Gpu {
   bool prefetched_ = false;
 };
 
-DeviceFeed::DeviceFeed(std::function<Batch()> next, at::Device device) : next_(std::move(next)) {
+DevicePrefetcher::DevicePrefetcher(std::function<Batch()> next, at::Device device)
+    : next_(std::move(next)) {
   if (device.is_cuda()) {
     gpu_ = std::make_unique<Gpu>([this] { return timed_next(); }, device);
   }
 }
 
-Batch DeviceFeed::next() { return gpu_ != nullptr ? gpu_->next() : timed_next(); }
+Batch DevicePrefetcher::next() { return gpu_ != nullptr ? gpu_->next() : timed_next(); }
 
-void DeviceFeed::prefetch() {
+void DevicePrefetcher::prefetch() {
   if (gpu_ != nullptr) gpu_->prefetch();
 }
 
 #else
 
-class DeviceFeed::Gpu {};
+class DevicePrefetcher::Gpu {};
 
-DeviceFeed::DeviceFeed(std::function<Batch()> next, at::Device) : next_(std::move(next)) {}
+DevicePrefetcher::DevicePrefetcher(std::function<Batch()> next, at::Device)
+    : next_(std::move(next)) {}
 
-Batch DeviceFeed::next() { return timed_next(); }
+Batch DevicePrefetcher::next() { return timed_next(); }
 
-void DeviceFeed::prefetch() {}
+void DevicePrefetcher::prefetch() {}
 
 #endif
 
-Batch DeviceFeed::timed_next() {
+Batch DevicePrefetcher::timed_next() {
   const auto start = std::chrono::steady_clock::now();
   Batch batch = next_();
   waited_ms_ +=
@@ -122,6 +124,6 @@ Batch DeviceFeed::timed_next() {
   return batch;
 }
 
-DeviceFeed::~DeviceFeed() = default;
+DevicePrefetcher::~DevicePrefetcher() = default;
 
 }  // namespace birkhoff

@@ -1,5 +1,5 @@
 // Batches on their way to a GPU: each arrives whole, and none is overwritten while it is read.
-#include "runtime/device_feed.h"
+#include "runtime/device_prefetcher.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace birkhoff {
 namespace {
 
-// All numbers depend on the batch; rows are strided, as the loader's are.
+// All numbers depend on the batch; rows are strided, like the loader's.
 Batch batch_number(std::int64_t number) {
   const at::Tensor tokens = at::arange(33 * 1025, at::kLong).view({33, 1025}) + 1000000 * number;
   Batch batch;
@@ -22,17 +22,17 @@ Batch batch_number(std::int64_t number) {
   return batch;
 }
 
-TEST(DeviceFeed, SmallBatchesArriveWholeAndStayUntilTheyAreRead) {
+TEST(DevicePrefetcher, SmallBatchesArriveWholeAndStayUntilTheyAreRead) {
   const at::Device device = cuda_device(0);
   std::int64_t made = 0;
-  DeviceFeed feed([&] { return batch_number(made++); }, device);
+  DevicePrefetcher feed([&] { return batch_number(made++); }, device);
   const at::Tensor busy = at::randn({512, 512}, device);
   std::vector<Batch> copies;
   constexpr std::int64_t kBatches = 20;
   for (std::int64_t i = 0; i < kBatches; ++i) {
     const Batch batch = feed.next();
     EXPECT_EQ(made, i + 1) << "by next(), or by the prefetch() before it";
-    // The stream is far behind the host when it comes to the copies.
+    // The stream lags far behind the host when it reaches the copies.
     at::Tensor work = busy;
     for (int k = 0; k < 20; ++k) work = at::mm(work, busy) * 1e-2;
     Batch copy;

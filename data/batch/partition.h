@@ -11,17 +11,17 @@ struct Interval {
   bool operator==(const Interval&) const = default;
 };
 
-// Part `part` of `num_parts` nearly equal, consecutive parts of [0, n).
-inline Interval part_of(std::int64_t n, std::int64_t part, std::int64_t num_parts) {
+// Part `part` of [0, n), divided into `num_parts` consecutive, nearly equal parts.
+inline Interval partition(std::int64_t n, std::int64_t part, std::int64_t num_parts) {
   return {n * part / num_parts, n * (part + 1) / num_parts};
 }
 
-// Places of a global batch of `global_batch` sequences that rank `rank` of `size` computes. With
-// virtual shards (configs.Invariant, `num_shards` > 0) they are whole shards, shard s being part s
-// of the batch.
+// The sequences that rank `rank` of `size` computes, of a global batch of `global_batch` sequences.
+// With virtual shards (configs.Invariant, `num_shards` > 0) they are whole shards; shard s is part
+// s of the batch.
 inline Interval rank_share(std::int64_t global_batch, std::int64_t num_shards, int rank, int size) {
-  if (num_shards == 0) return part_of(global_batch, rank, size);
-  const Interval shards = part_of(num_shards, rank, size);
+  if (num_shards == 0) return partition(global_batch, rank, size);
+  const Interval shards = partition(num_shards, rank, size);
   return {global_batch * shards.begin / num_shards, global_batch * shards.end / num_shards};
 }
 

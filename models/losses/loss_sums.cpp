@@ -1,4 +1,4 @@
-#include "models/losses/objective.h"
+#include "models/losses/loss_sums.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/log_softmax.h>
@@ -11,10 +11,10 @@
 namespace birkhoff {
 namespace {
 
-// The logits' memory becomes that of their gradient: nobody reads them afterwards, the linear layer
-// that made them keeps its inputs alone.
+// The gradient overwrites the logits. Nothing reads them afterwards: the linear layer that made
+// them keeps only its inputs.
 struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
-  // The sum of the losses, and the losses [N] in nats, which have no gradient.
+  // Returns the sum of the losses, and the losses [N] in nats, which have no gradient.
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& logits_NV,
                                                 const at::Tensor& targets_N,
@@ -36,13 +36,13 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
 
 }  // namespace
 
-ObjectiveSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
-                                 const at::Tensor& mask_BT) {
+LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
+                            const at::Tensor& mask_BT) {
   constexpr std::int64_t kIgnored = -100;  // no token id is negative
   const at::ScalarType precision =
       logits_BTV.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor ignored_N = mask_BT.reshape(-1).eq(0);
-  ObjectiveSums sums;
+  LossSums sums;
   sums.count = ignored_N.logical_not().sum(at::kDouble);
   if (logits_BTV.is_cuda()) {
     const auto sum_and_losses = FusedCrossEntropy::apply(logits_BTV.flatten(0, 1).contiguous(),

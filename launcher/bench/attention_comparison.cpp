@@ -1,4 +1,4 @@
-#include "launcher/bench/attention_contest.h"
+#include "launcher/bench/attention_comparison.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
@@ -16,7 +16,7 @@ at::ScalarType parameter_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// While it lives, scaled_dot_product_attention has this one of its kernels on a GPU.
+// While it exists, scaled_dot_product_attention uses only this kernel on a GPU.
 class OnlyKernel {
  public:
   explicit OnlyKernel(const std::string& name) {
@@ -36,8 +36,9 @@ class OnlyKernel {
   }
 };
 
-// While it lives, LibTorch may sum in any order, as it does by default. Training forbids it on a
-// GPU (cuda_device()): cuDNN's attention would be refused, and flash attention's gradients slower.
+// While it exists, LibTorch may sum in any order, as it does by default. Training forbids that on a
+// GPU (cuda_device()); then LibTorch rejects cuDNN's attention, and flash attention's gradients are
+// slower.
 class AnyOrder {
  public:
   AnyOrder() { context_.setDeterministicAlgorithms(false, /*warn_only=*/false); }
@@ -71,8 +72,8 @@ void BuiltMechanism::copy_parameters(const BuiltMechanism& from) {
   }
 }
 
-AttentionTask AttentionTask::random(const AttentionShape& shape, bool tied, at::ScalarType dtype,
-                                    at::Device device) {
+AttentionProblem AttentionProblem::random(const AttentionShape& shape, bool tied,
+                                          at::ScalarType dtype, at::Device device) {
   at::manual_seed(1);
   const auto normal = [&](at::IntArrayRef sizes, at::ScalarType type) {
     return at::randn(sizes, at::TensorOptions(parameter_dtype(dtype)).device(device)).to(type);
@@ -80,7 +81,7 @@ AttentionTask AttentionTask::random(const AttentionShape& shape, bool tied, at::
   const auto heads = [&] {
     return normal({shape.batch, shape.length, shape.heads, shape.head_dim}, dtype).transpose(1, 2);
   };
-  AttentionTask task;
+  AttentionProblem task;
   task.in.q_BHLD = heads();
   task.in.k_BHSD = heads();
   task.in.v_BHSD = tied ? task.in.k_BHSD : heads();
@@ -92,9 +93,9 @@ AttentionTask AttentionTask::random(const AttentionShape& shape, bool tied, at::
   return task;
 }
 
-AttentionTask AttentionTask::mapped(
+AttentionProblem AttentionProblem::mapped(
     const std::function<at::Tensor(const at::Tensor&)>& each) const {
-  AttentionTask task;
+  AttentionProblem task;
   task.in.q_BHLD = each(in.q_BHLD.detach());
   task.in.k_BHSD = each(in.k_BHSD.detach());
   task.in.v_BHSD = in.v_BHSD.is_same(in.k_BHSD) ? task.in.k_BHSD : each(in.v_BHSD.detach());
@@ -105,50 +106,50 @@ AttentionTask AttentionTask::mapped(
   return task;
 }
 
-AttentionTask AttentionTask::beginning(std::int64_t num_tokens) const {
+AttentionProblem AttentionProblem::beginning(std::int64_t num_tokens) const {
   return mapped([&](const at::Tensor& x) {
     return x.narrow(0, 0, 1).narrow(x.dim() - 2, 0, num_tokens).clone();
   });
 }
 
-AttentionTask AttentionTask::exact() const {
+AttentionProblem AttentionProblem::exact() const {
   return mapped([](const at::Tensor& x) { return x.to(at::kCPU, at::kDouble, false, true); });
 }
 
-std::vector<at::Tensor> AttentionTask::leaves() const {
+std::vector<at::Tensor> AttentionProblem::leaves() const {
   std::vector<at::Tensor> leaves{in.q_BHLD, in.k_BHSD, in.x_q_BLC};
   if (!in.v_BHSD.is_same(in.k_BHSD)) leaves.push_back(in.v_BHSD);
   return leaves;
 }
 
-std::vector<Contender> dense_contenders(bool causal, at::Device device) {
+std::vector<Candidate> dense_candidates(bool causal, at::Device device) {
   const auto attend = [causal](const AttentionInput& in) {
     return at::scaled_dot_product_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, 0, causal);
   };
   if (device.is_cpu()) return {{"LibTorch, dense", attend}};
-  std::vector<Contender> contenders;
+  std::vector<Candidate> candidates;
   for (const char* const kernel : {"flash", "efficient", "cuDNN"}) {
     const std::string name = kernel;
-    contenders.push_back({"LibTorch, dense, " + name, [attend, name](const AttentionInput& in) {
+    candidates.push_back({"LibTorch, dense, " + name, [attend, name](const AttentionInput& in) {
                             const OnlyKernel only(name);
                             return attend(in);
                           }});
   }
-  return contenders;
+  return candidates;
 }
 
-void attend(const Contender& contender, const AttentionTask& task) {
+void attend(const Candidate& candidate, const AttentionProblem& task) {
   std::optional<AnyOrder> any_order;
-  if (!contender.is_ours()) any_order.emplace();
+  if (!candidate.is_ours()) any_order.emplace();
   const c10::AutoGradMode no_gradients(false);
-  contender.out_BHLD(task.in);
+  candidate.out_BHLD(task.in);
 }
 
-std::vector<at::Tensor> solve(const Contender& contender, const AttentionTask& task,
+std::vector<at::Tensor> solve(const Candidate& candidate, const AttentionProblem& task,
                               const std::vector<at::Tensor>& leaves) {
   std::optional<AnyOrder> any_order;
-  if (!contender.is_ours()) any_order.emplace();
-  const at::Tensor out = contender.out_BHLD(task.in);
+  if (!candidate.is_ours()) any_order.emplace();
+  const at::Tensor out = candidate.out_BHLD(task.in);
   std::vector<at::Tensor> results{out.detach()};
   const auto gradients = torch::autograd::grad({out}, leaves, {task.d_out_BHLD}, std::nullopt,
                                                /*create_graph=*/false, /*allow_unused=*/true);

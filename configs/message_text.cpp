@@ -1,4 +1,4 @@
-#include "configs/words.h"
+#include "configs/message_text.h"
 
 #include <fmt/format.h>
 
@@ -37,7 +37,7 @@ std::string unknown_field(const std::string& name, const std::string& where,
   const std::vector<std::string> names = field_names(message);
   const std::string nearest = nearest_name(name, names);
   const std::string elsewhere = find_below(*configs::Config::descriptor(), name);
-  return fmt::format("unknown field {} in {}; {}", shown(name), where,
+  return fmt::format("unknown field {} in {}; {}", quoted(name), where,
                      !nearest.empty() ? fmt::format("did you mean '{}'?", nearest)
                      : !elsewhere.empty()
                          ? fmt::format("did you mean {}?", elsewhere)
@@ -68,7 +68,7 @@ bool is_integer(const FieldDescriptor& field) {
 std::string range_text(const FieldDescriptor& field) {
   std::string range = field.options().GetExtension(configs::range);
   if (!is_integer(field)) return range;
-  for (std::size_t begin = 1; begin < range.size();) {  // behind the bracket
+  for (std::size_t begin = 1; begin < range.size();) {  // after the bracket
     const std::size_t end = range.find_first_of(",])", begin);
     const std::string plain = plain_integer(range.substr(begin, end - begin));
     if (!plain.empty()) range.replace(begin, end - begin, plain);
@@ -79,7 +79,10 @@ std::string range_text(const FieldDescriptor& field) {
 
 std::vector<std::string> field_names(const Descriptor& message) {
   std::vector<std::string> names;
-  for (int i = 0; i < message.field_count(); ++i) names.push_back(message.field(i)->name());
+  for (int i = 0; i < message.field_count(); ++i) {
+    if (!message.field(i)->options().GetExtension(configs::replaced))
+      names.push_back(message.field(i)->name());
+  }
   return names;
 }
 
@@ -95,10 +98,10 @@ std::vector<std::string> oneof_names(const OneofDescriptor& oneof) {
   return names;
 }
 
-std::string shown(const std::string& value) {
+std::string quoted(const std::string& value) {
   constexpr std::size_t kLongest = 60;
   std::size_t end = std::min(value.size(), kLongest);
-  // Not inside a UTF-8 sequence.
+  // Do not cut inside a UTF-8 sequence.
   while (end > 0 && end < value.size() && (static_cast<unsigned char>(value[end]) & 0xc0) == 0x80) {
     --end;
   }

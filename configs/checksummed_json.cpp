@@ -1,4 +1,4 @@
-#include "configs/sealed_json.h"
+#include "configs/checksummed_json.h"
 
 #include <fmt/format.h>
 #include <google/protobuf/util/json_util.h>
@@ -23,25 +23,25 @@ std::string head_of(std::string_view covered) {
 
 }  // namespace
 
-std::string sealed_json(const google::protobuf::Message& message) {
+std::string checksummed_json(const google::protobuf::Message& message) {
   google::protobuf::util::JsonPrintOptions options;
   options.add_whitespace = true;
   options.preserve_proto_field_names = true;
   std::string json;
   const auto status = google::protobuf::util::MessageToJsonString(message, &json, options);
   require(status.ok() && json.starts_with("{\n"), "a manifest has a JSON form");
-  const std::string covered = json.substr(1);  // behind the brace that the head brings
+  const std::string covered = json.substr(1);  // without the brace, which the head contains
   return head_of(covered) + covered;
 }
 
-void parse_sealed_json(const std::string& text, Checksum checksum,
-                       google::protobuf::Message& message) {
+void parse_checksummed_json(const std::string& text, Checksum checksum,
+                            google::protobuf::Message& message) {
   std::string json = text;
   if (checksum == Checksum::kRequired || text.starts_with(kPrefix)) {
     const std::string_view covered =
         std::string_view(text).substr(std::min(kHeadBytes, text.size()));
     if (!text.starts_with(head_of(covered))) {
-      throw std::invalid_argument("its checksum does not fit its content");
+      throw std::invalid_argument("its checksum does not match its content");
     }
     json = fmt::format("{{{}", covered);
   }

@@ -1,7 +1,7 @@
-// Named shards of state: what a checkpoint, a replica hash and an export are made of. A shard is a
-// flat range inside a box of a global tensor: a whole parameter is the whole range of the whole
-// box, a tensor-parallel column slice is a box, an optimizer's slice of a bucket a flat range.
-// Whoever can name its shards can read what any other mesh wrote.
+// Named shards of state, of which checkpoints and replica hashes consist. A shard is a flat range
+// inside a box of a global tensor: a whole parameter is the whole range of the whole box, a
+// tensor-parallel column slice is a box, an optimizer's slice of a bucket is a flat range. A
+// program that can name its shards can read what any other mesh wrote.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,38 +16,38 @@ namespace birkhoff {
 enum class StateKind { kParameter, kOptimizer, kStatistic };
 
 // Which elements of a global tensor a shard holds.
-struct ShardRegion {
+struct TensorRegion {
   std::vector<std::int64_t> global_shape, box_offset, box_size;  // one entry a dimension
   std::int64_t flat_begin = 0, flat_end = 0;                     // row-major inside the box
 
   std::int64_t num_elements() const { return flat_end - flat_begin; }
-  // The whole range of a box that is the whole tensor.
+  // Whether it is the whole range of a box that is the whole tensor.
   bool is_whole() const;
 };
 
-struct NamedShard {
+struct TensorPart {
   std::string name;  // of the global tensor, for instance "blocks.0.attention_norm.weight" or
                      // "adamw.m/blocks.0.attention_norm.weight"
   StateKind kind = StateKind::kParameter;
-  ShardRegion region;
+  TensorRegion region;
   int owner = 0;  // rank of the world that writes it; all ranks list all shards they hold, the
                   // owner writes
-  bool replicated = true;  // all ranks hold these elements; false: this one alone
+  bool replicated = true;  // all ranks hold these elements; false: only this one
   at::Tensor data;  // contiguous 1-D [region.num_elements()]; a view of live state, filled in place
                     // on load
 };
 
 // A shard that is a whole tensor. `tensor` must be contiguous; data is a view of it.
-NamedShard whole_shard(std::string name, StateKind kind, const at::Tensor& tensor, int owner);
+TensorPart whole_shard(std::string name, StateKind kind, const at::Tensor& tensor, int owner);
 
-// Gives each shard to one of `num_ranks` owners so that all write about as many bytes: the largest
-// first, each to the rank with the least so far. For state that every rank holds; all ranks must
-// list the same shards.
-void balance_owners(std::vector<NamedShard>& shards, int num_ranks);
+// Assigns each shard to one of `num_ranks` owners so that all write about as many bytes: the
+// largest first, each to the rank with the fewest so far. For state that every rank holds; all
+// ranks must list the same shards.
+void balance_owners(std::vector<TensorPart>& shards, int num_ranks);
 
 // What makes the region impossible (a box that leaves the tensor, a range that leaves the box, a
-// size that overflows 64 bits), or empty if it is sound. For regions that were read from a file.
-std::string region_defect(const ShardRegion& region);
+// size that overflows 64 bits), or empty if it is valid. For regions that were read from a file.
+std::string region_defect(const TensorRegion& region);
 
 // `length` elements that two regions share, consecutive in both; positions count from each shard's
 // data[0].
@@ -55,9 +55,9 @@ struct CommonRun {
   std::int64_t begin_a = 0, begin_b = 0, length = 0;
 };
 
-// Calls `visit` for runs that together are the intersection of two sound regions of one global
+// Calls `visit` for runs that together are the intersection of two valid regions of one global
 // tensor, each element once.
-void for_each_common_run(const ShardRegion& a, const ShardRegion& b,
+void for_each_common_run(const TensorRegion& a, const TensorRegion& b,
                          const std::function<void(const CommonRun&)>& visit);
 
 }  // namespace birkhoff

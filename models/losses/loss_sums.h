@@ -1,4 +1,4 @@
-// Loss of a micro-batch as sums.
+// The loss of a micro-batch, as sums.
 //
 // Legend: B batch, T tokens, V vocabulary.
 #pragma once
@@ -11,21 +11,21 @@
 
 namespace birkhoff {
 
-// Sums over a micro-batch, never means: they add up over micro-batches and ranks, and the trainer
-// divides once.
-struct ObjectiveSums {
+// Sums over a micro-batch, never means: sums can be added over micro-batches and ranks, and the
+// trainer divides once.
+struct LossSums {
   // 0-dim, differentiable: sum of nats over counted targets, plus auxiliary losses.
   at::Tensor loss;
   at::Tensor nats;   // 0-dim fp64: sum of nats over counted targets, no gradient
   at::Tensor count;  // 0-dim fp64: number of counted targets
-  // Further 0-dim fp64 sums by name, no gradient; the trainer neither reduces nor reports them yet.
+  // Other 0-dim fp64 sums by name, no gradient. The trainer does not reduce or report them yet.
   std::vector<std::pair<std::string, at::Tensor>> metrics;
 };
 
 // Cross entropy of logits [B, T, V] against targets [B, T] (int64), summed over the tokens whose
 // mask [B, T] (u8) is not 0; targets of other tokens are never read. Log-softmax in fp32 (fp64 for
-// fp64 logits), sums of nats and counts in fp64.
-ObjectiveSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
-                                 const at::Tensor& mask_BT);
+// fp64 logits); sums of nats and counts in fp64.
+LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
+                            const at::Tensor& mask_BT);
 
 }  // namespace birkhoff

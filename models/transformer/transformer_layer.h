@@ -1,4 +1,4 @@
-// One pre-norm Transformer block: x += attention(norm(x)); x += feed_forward(norm(x)).
+// One pre-norm Transformer layer: x += attention(norm(x)); x += feed_forward(norm(x)).
 //
 // Legend: B batch, T tokens, C channels.
 #pragma once
@@ -15,16 +15,16 @@
 
 namespace birkhoff {
 
-// A block keeps no state between calls: what forward() gives depends on its arguments and
-// parameters alone, so it may be called again to recompute.
-class Block {
+// A layer keeps no state between calls: the result of forward() depends only on its arguments and
+// the parameters, so forward() may be called again to recompute.
+class TransformerLayer {
  public:
-  // `number` from 0; chooses the attention entry (number modulo entries) and the noise.
-  // Error(kConfig).
-  Block(const configs::Model& config, std::int64_t number, std::int64_t sequence_length,
-        Parameters& parameters, const ParallelGroups& groups);
+  // `number` counts layers from 0. It selects the attention entry (number modulo entries) and the
+  // noise. Error(kConfig).
+  TransformerLayer(const configs::Model& config, std::int64_t number, std::int64_t sequence_length,
+                   Parameters& parameters, const ParallelGroups& parallel);
 
-  // What the feed-forward layer gives is left to the next norm to add.
+  // Returns the feed-forward output as `branch`, for the next norm to add.
   ResidualStream forward(const ResidualStream& stream, const SequenceContext& context,
                          const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
