@@ -13,7 +13,7 @@
 namespace birkhoff {
 namespace {
 
-std::vector<std::string> verb_names(const CLI::App& app) {
+std::vector<std::string> subcommand_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
   return names;
@@ -78,7 +78,7 @@ std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& ar
     if (parent->get_subcommands({}).empty()) return "";
     const CLI::App* next = find_verb(*parent, argument);
     if (next == nullptr) {
-      std::vector<std::string> known = verb_names(*parent);
+      std::vector<std::string> known = subcommand_names(*parent);
       const bool option = argument.rfind('-', 0) == 0;
       if (option) known = {"--help", "--version"};
       if (argument == "-h" || std::find(known.begin(), known.end(), argument) != known.end())
@@ -86,7 +86,7 @@ std::string unknown_verb(const CLI::App& app, const std::vector<std::string>& ar
       const std::string near = nearest_name(argument, known);
       return std::string("unknown ") + (option ? "option" : "command") + " '" + argument + "'" +
              (near.empty() ? "" : "; did you mean '" + near + "'?") +
-             " (commands: " + join(verb_names(*parent)) + "); see 'birkhoff" +
+             " (commands: " + join(subcommand_names(*parent)) + "); see 'birkhoff" +
              (parent == &app ? "" : " " + parent->get_name()) + " --help'";
     }
     parent = next;

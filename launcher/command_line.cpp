@@ -6,10 +6,10 @@ namespace birkhoff {
 namespace {
 
 constexpr const char* kFooter =
-    "Exit codes: 0 done, 2 usage, 3 configuration, 4 data, 5 checkpoint, 6 storage, 7 a rank was "
-    "lost,\n"
-    "8 hang, 9 non-finite numbers, 10 memory, 75 saved: run the same command again. "
-    "See docs/runbook.md.";
+    "Exit codes: 0 done, 1 internal error, 2 usage, 3 configuration, 4 data, 5 checkpoint, "
+    "6 storage,\n"
+    "7 a rank was lost, 8 hang, 9 non-finite numbers or ranks that differ, 10 memory,\n"
+    "75 saved: run the same command again. See docs/runbook.md.";
 
 }  // namespace
 
@@ -97,7 +97,8 @@ std::vector<PrepareArguments::Text> CommandLine::prepare_texts() const {
 void CommandLine::add_train() {
   CLI::App* c =
       subcommand(app_, "train", "Train a model; run the same command again to resume",
-                 "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2\n"
+                 "  birkhoff train configs/quickstart.txtpb --run run/first --ranks 2 --set "
+                 "data.corpus=corpus/shakespeare\n"
                  "  srun --mpi=pmix birkhoff train my.txtpb --run run/big --set train.steps=20000");
   c->add_option("CONFIG", train_.config, "configuration (.txtpb)")->required();
   c->add_option("--run", train_.run, "run folder: created if new, resumed otherwise")

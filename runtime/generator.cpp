@@ -98,7 +98,7 @@ void check_options(const GenerateOptions& options) {
          options.temperature);
   }
   if (options.top_k < 0) {
-    fail(ExitCode::kUsage, "top_k: {} is negative; 0 means all ids", options.top_k);
+    fail(ExitCode::kUsage, "top-k: {} is negative; 0 means all ids", options.top_k);
   }
   if (!(options.top_p > 0 && options.top_p <= 1)) {
     fail(ExitCode::kUsage, "top-p: {} is not above 0 and at most 1; 1 means all ids",

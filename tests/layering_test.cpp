@@ -309,11 +309,12 @@ Findings dependencies_are_used(const Tree& tree) {
   return findings;
 }
 
-// Paths in backquotes, relative to the root.
+// Paths in backquotes, relative to the root, and pictures.
 Findings paths_in_documents(const Tree& tree) {
   static const std::regex kPath(
       "`((?:attention|cluster|configs|data|docs|launcher|models|runtime|tests|cmake)/[A-Za-z0-9_./"
       "-]+)`");
+  static const std::regex kPicture(R"(!\[[^\]]*\]\(([^)]+)\))");  // relative to the document
   Findings findings;
   std::vector<fs::path> documents;
   for (auto entry = fs::recursive_directory_iterator(tree.root());
@@ -337,6 +338,12 @@ Findings paths_in_documents(const Tree& tree) {
                           fs::exists(tree.root() / (path + ".cpp"));
       if (!exists)
         findings.push_back(fs::relative(document, tree.root()).string() + " names " + path);
+    }
+    for (auto m = std::sregex_iterator(text.begin(), text.end(), kPicture);
+         m != std::sregex_iterator(); ++m) {
+      if (!fs::exists(document.parent_path() / (*m)[1].str()))
+        findings.push_back(fs::relative(document, tree.root()).string() + " shows " +
+                           (*m)[1].str());
     }
   }
   return findings;
@@ -445,11 +452,15 @@ TEST(Layering, EveryRequiredDependencyIsIncluded) {
 
 TEST(Layering, PathsNamedInDocumentsExist) {
   EXPECT_THAT(paths_in_documents(our_tree()), IsEmpty());
-  const BrokenTree broken({{"docs/deep/x.md", "see `runtime/y`, `runtime/z` and `runtime/w.h`."},
-                           {"runtime/y.cpp", ""}});
+  const BrokenTree broken(
+      {{"docs/deep/x.md",
+        "see `runtime/y`, `runtime/z` and `runtime/w.h`. ![a](y.svg) ![b](z.svg)"},
+       {"docs/deep/y.svg", ""},
+       {"runtime/y.cpp", ""}});
   EXPECT_THAT(paths_in_documents(broken.tree()),
               testing::UnorderedElementsAre("docs/deep/x.md names runtime/z",
-                                            "docs/deep/x.md names runtime/w.h"));
+                                            "docs/deep/x.md names runtime/w.h",
+                                            "docs/deep/x.md shows z.svg"));
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ void CommandLine::add_bench() {
   CLI::App* loader = subcommand(
       *c, "loader",
       "The training loader. Checks its tokens, compares its speed with a plain pread loop, and "
-      "measures its\nstart-up on 10^12 tokens. The corpus is read once before.",
+      "measures its\nstart-up on 10^12 tokens. Reads the whole corpus once beforehand.",
       "  birkhoff bench loader\n"
       "  birkhoff bench loader corpus/mine --rounds 50");
   loader->add_option("CORPUS", bench_loader_.corpus,

@@ -31,9 +31,9 @@ Initializer weight_init(const configs::Model& config, WeightRole role, std::int6
 // (NoiseKey::at_layer).
 enum class RandomStream : std::uint32_t { kAttention = 0, kFeedForward = 1, kHeadGroup = 2 };
 inline constexpr std::uint32_t kMostHeadGroups = 254;
-inline std::uint32_t noise_layer(std::int64_t block, RandomStream consumer,
+inline std::uint32_t noise_layer(std::int64_t layer, RandomStream consumer,
                                  std::size_t head_group = 0) {
-  return static_cast<std::uint32_t>(block) * (kMostHeadGroups + 2) +
+  return static_cast<std::uint32_t>(layer) * (kMostHeadGroups + 2) +
          static_cast<std::uint32_t>(consumer) + static_cast<std::uint32_t>(head_group);
 }
 

@@ -43,10 +43,10 @@ std::unique_ptr<Mechanism> make_group_mechanism(const configs::Mechanism& config
 
 MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        const configs::Attention& attention,
-                                       const std::string& field, std::int64_t block,
+                                       const std::string& field, std::int64_t layer,
                                        std::int64_t sequence_length, const std::string& name,
                                        Parameters& parameters, const ParallelGroups& parallel)
-    : block_(block), head_dim_(config.channels() / config.heads()) {
+    : layer_(layer), head_dim_(config.channels() / config.heads()) {
   check_heads(attention, config.heads(), field);
   std::int64_t value_heads = 0;
   for (int g = 0; g < attention.group_size(); ++g) {
@@ -121,7 +121,7 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     const HeadGroup& group = head_groups_[g];
     if (noise) {
-      inputs[g].noise = noise->at_layer(noise_layer(block_, RandomStream::kHeadGroup, g));
+      inputs[g].noise = noise->at_layer(noise_layer(layer_, RandomStream::kHeadGroup, g));
     }
     AttentionOutput output = group.mechanism->forward(inputs[g]);
     out_BHTD.push_back(std::move(output.out_BHLD));

@@ -33,10 +33,10 @@ using NamedSums = std::vector<std::pair<std::string, at::Tensor>>;
 
 class MultiHeadAttention {
  public:
-  // `field` is the path of `attention` in the configuration, for messages; `block` is the index of
+  // `field` is the path of `attention` in the configuration, for messages; `layer` is the index of
   // the Transformer layer. Error(kConfig).
   MultiHeadAttention(const configs::Model& config, const configs::Attention& attention,
-                     const std::string& field, std::int64_t block, std::int64_t sequence_length,
+                     const std::string& field, std::int64_t layer, std::int64_t sequence_length,
                      const std::string& name, Parameters& parameters,
                      const ParallelGroups& parallel);
 
@@ -66,7 +66,7 @@ class MultiHeadAttention {
                                       const SequenceContext& context) const;
   at::Tensor join(const std::vector<at::Tensor>& out_BHTD) const;
 
-  std::int64_t block_, head_dim_;
+  std::int64_t layer_, head_dim_;
   std::vector<HeadGroup> head_groups_;
   // query_key_value_ outputs the queries of all groups, then their keys, then the values of the
   // groups that have values.

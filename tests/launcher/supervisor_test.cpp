@@ -78,12 +78,12 @@ TEST(MapMpirunStatus, KilledMpirunIsALostPeer) {
   EXPECT_THAT(why, HasSubstr("mpirun was ended by signal 9"));
 }
 
-struct Verb {
+struct Subcommand {
   std::vector<std::string> name;
   std::string purpose;
 };
 
-class HelpTest : public testing::TestWithParam<Verb> {};
+class HelpTest : public testing::TestWithParam<Subcommand> {};
 
 TEST_P(HelpTest, HasPurposeAndTwoExamples) {
   std::vector<std::string> arguments = GetParam().name;
@@ -108,20 +108,22 @@ TEST_P(HelpTest, HasPurposeAndTwoExamples) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    AllVerbs, HelpTest,
-    testing::Values(Verb{{"prepare"}, "Make a corpus folder from text"},
-                    Verb{{"train"}, "run the same command again to resume"},
-                    Verb{{"eval"}, "bits per byte"}, Verb{{"sample"}, "Generate text"},
-                    Verb{{"inspect"}, "Describe a"}, Verb{{"verify"}, "Check every byte"},
-                    Verb{{"config"}, "configurations"}, Verb{{"config", "print"}, "resolved"},
-                    Verb{{"config", "diff"}, "differ"}, Verb{{"config", "reference"}, "Markdown"}),
+    AllSubcommands, HelpTest,
+    testing::Values(
+        Subcommand{{"prepare"}, "Make a corpus folder from text"},
+        Subcommand{{"train"}, "run the same command again to resume"},
+        Subcommand{{"eval"}, "bits per byte"}, Subcommand{{"sample"}, "Generate text"},
+        Subcommand{{"inspect"}, "Describe a"}, Subcommand{{"runs"}, "List the runs"},
+        Subcommand{{"compare"}, "loss curves"}, Subcommand{{"verify"}, "Check every byte"},
+        Subcommand{{"config"}, "configurations"}, Subcommand{{"config", "print"}, "resolved"},
+        Subcommand{{"config", "diff"}, "differ"}, Subcommand{{"config", "reference"}, "Markdown"}),
     [](const auto& test) { return test.param.name.back(); });
 
-TEST(Help, OfTheProgramListsVerbsAndExitCodes) {
+TEST(Help, OfTheProgramListsSubcommandsAndExitCodes) {
   const Said said = say({"--help"});
   EXPECT_EQ(said.code, 0);
-  for (const char* subcommand :
-       {"prepare", "train", "eval", "sample", "inspect", "verify", "config"})
+  for (const char* subcommand : {"prepare", "train", "eval", "sample", "inspect", "runs", "compare",
+                                 "verify", "config", "bench"})
     EXPECT_THAT(said.out, HasSubstr(subcommand));
   for (const char* code :
        {"0 done", "2 usage", "3 configuration", "4 data", "5 checkpoint", "6 storage",

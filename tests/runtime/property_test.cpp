@@ -160,7 +160,7 @@ std::vector<TensorRegion> spread(const Shape& shape) {
   return regions;
 }
 
-RC_GTEST_PROP(NamedShardProperty, StateMovesFromAnyMeshToAnyOther, ()) {
+RC_GTEST_PROP(TensorPartProperty, StateMovesFromAnyMeshToAnyOther, ()) {
   Shape shape(*rc::gen::inRange<std::size_t>(0, 4));
   for (std::int64_t& size : shape) size = *rc::gen::inRange<std::int64_t>(1, 9);
   const TensorRegion whole{

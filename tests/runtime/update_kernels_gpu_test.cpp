@@ -96,7 +96,7 @@ void check_chunk_sums(std::int64_t elements, at::ScalarType dtype) {
                    fmt::format("{} of {}", elements, c10::toString(dtype)));
 }
 
-TEST(BlockSumsKernel, SmallHasTheBitsOfTheHost) {
+TEST(ChunkSumsKernel, SmallHasTheBitsOfTheHost) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     for (const std::int64_t elements : {0, 1, 15, 16, 17, 4095, 4096, 4097, 12293}) {
       check_chunk_sums(elements, dtype);
@@ -104,11 +104,11 @@ TEST(BlockSumsKernel, SmallHasTheBitsOfTheHost) {
   }
 }
 
-TEST(BlockSumsKernel, LargeHasTheBitsOfTheHost) {
+TEST(ChunkSumsKernel, LargeHasTheBitsOfTheHost) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check_chunk_sums(10000019, dtype);
 }
 
-TEST(BlockSumsKernel, SmallIsNotFiniteWhereAnElementIsNot) {
+TEST(ChunkSumsKernel, SmallIsNotFiniteWhereAnElementIsNot) {
   const at::Tensor x = at::ones({5000}, at::kCUDA);
   x[4999] = std::numeric_limits<float>::infinity();
   const at::Tensor sums = chunk_sums_of_squares(x).cpu();

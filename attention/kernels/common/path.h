@@ -1,6 +1,6 @@
-// How an operation is computed. Each operation has one function choose_path(). The operation itself
-// calls it, and so do callers that need to know which path will run. An operation takes a `limit`
-// and chooses the fastest path up to it that fits dtype, shape and device.
+// How an operation is computed. An operation takes a `limit` and chooses the fastest path up to it
+// that fits dtype, shape and device. Where callers need to know which path will run, the operation
+// declares the function that it chooses with, choose_path().
 #pragma once
 
 namespace birkhoff {
