@@ -21,8 +21,8 @@ std::string json_number(Float value) {
   return std::isfinite(value) ? plain_text(value) : "null";
 }
 
-// Times and rates: more digits mean nothing.
-std::string json_rounded(double value) { return json_number(std::round(value * 1000) / 1000); }
+// Times and rates: more digits mean nothing. The lines and the events carry the same numbers.
+double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 }  // namespace
 
@@ -30,11 +30,12 @@ std::string step_line(const StepReport& report, double elapsed_seconds) {
   return fmt::format(
       "{{\"step\":{},\"loss\":{},\"tokens\":{},\"tokens_per_second\":{},\"step_ms\":{},"
       "\"loader_wait_ms\":{},\"learning_rate\":{},\"grad_norm\":{},\"elapsed_seconds\":{}}}\n",
-      report.step, json_number(report.loss), report.tokens, json_rounded(report.tokens_per_second),
-      json_rounded(report.step_ms), json_rounded(report.loader_wait_ms),
+      report.step, json_number(report.loss), report.tokens,
+      json_number(rounded(report.tokens_per_second)), json_number(rounded(report.step_ms)),
+      json_number(rounded(report.loader_wait_ms)),
       // Learning rates are floats in the configuration.
       json_number(static_cast<float>(report.learning_rate)), json_number(report.grad_norm),
-      json_rounded(elapsed_seconds));
+      json_number(rounded(elapsed_seconds)));
 }
 
 std::string evaluation_line(std::int64_t step, const std::string& split,
@@ -44,7 +45,7 @@ std::string evaluation_line(std::int64_t step, const std::string& split,
       "\"elapsed_seconds\":{}}}\n",
       step, nlohmann::json(split).dump(), json_number(evaluation.loss),
       json_number(evaluation.bits_per_byte), evaluation.tokens, evaluation.bytes,
-      json_rounded(elapsed_seconds));
+      json_number(rounded(elapsed_seconds)));
 }
 
 double clock_seconds() {
@@ -93,8 +94,8 @@ void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
   train_.add(report.step, report.loss);
   if (events_) {
     events_->scalar("train/loss", report.step, report.loss);
-    events_->scalar("train/tokens_per_second", report.step, report.tokens_per_second);
-    events_->scalar("train/loader_wait_ms", report.step, report.loader_wait_ms);
+    events_->scalar("train/tokens_per_second", report.step, rounded(report.tokens_per_second));
+    events_->scalar("train/loader_wait_ms", report.step, rounded(report.loader_wait_ms));
     events_->scalar("train/learning_rate", report.step, report.learning_rate);
     events_->scalar("train/grad_norm", report.step, report.grad_norm);
   }
