@@ -25,7 +25,7 @@ struct Source {
 };
 
 // Configs of earlier versions say `zero: true` for `zero_stage: 1`.
-void rename_former_fields(configs::Config& config, SourceLocations& places) {
+void convert_replaced_fields(configs::Config& config, SourceLocations& places) {
   if (!config.train().has_zero()) return;
   auto& train = *config.mutable_train();
   train.set_zero_stage(train.zero() ? 1 : 0);
@@ -43,7 +43,7 @@ Source parse_source(const std::string& text, const std::string& name) {
     config_error(source.places, "train.zero",
                  "is the former name of zero_stage; set only one of them");
   }
-  rename_former_fields(source.config, source.places);
+  convert_replaced_fields(source.config, source.places);
   return source;
 }
 
@@ -133,7 +133,7 @@ bool has_no_folder(const fs::path& file) {
 configs::Config finish(Source source, const std::vector<std::string>& settings) {
   for (const std::string& setting : settings) {
     apply_setting(setting, source.config, source.places);
-    rename_former_fields(source.config, source.places);
+    convert_replaced_fields(source.config, source.places);
   }
   check_values(source.config, source.places);
   resolve(source.config);

@@ -30,7 +30,7 @@ struct Plot {
 };
 
 // Axes that hold all points, with ticks at round values, the lines in order, and a legend below.
-// The first 7 colours can be told apart with and without colour vision; later ones repeat them.
+// The first 7 colours differ with and without colour vision; later ones repeat them.
 // Names may hold any bytes.
 std::string plot_svg(const Plot& plot);
 
