@@ -44,7 +44,7 @@ class World {
 int announced_ranks();
 // Rank that the environment announces; 0 if none.
 int announced_rank();
-// Error(kUsage) if several ranks were announced but MPI sees one: each process would train by itself
+// Error(kUsage) if several ranks were announced but MPI sees one: each would train by itself
 // and overwrite the others' files.
 void check_world_size(int mpi_size, int announced);
 
