@@ -12,12 +12,13 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "attention/kernels/common/path.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
 #include "cluster/base/collectives/process_group.h"
 #include "cluster/base/random/philox.h"
+#include "cluster/base/tensors/named_sums.h"
 #include "cluster/base/tensors/parameters.h"
 
 namespace birkhoff::configs {
@@ -42,9 +43,11 @@ struct AttentionInput {
 struct AttentionOutput {
   // Rows without a visible key are 0; rows that see a NaN are NaN (attention/kernels/README.md).
   at::Tensor out_BHLD;
-  // Named sums over the micro-batch, 0-dim. "auxiliary_loss" is differentiable and is added to the
-  // loss. The others are statistics; they reach the trainer, which does not report them yet.
-  std::vector<std::pair<std::string, at::Tensor>> sums;
+  // Sums over the micro-batch: those that traits().figures name, 0-dim, and, if the input has
+  // noise, those of the mechanism's statistics (Parameters::add_statistic), named without prefix.
+  // "auxiliary_loss" is differentiable and is added to the loss, which is a sum over counted
+  // targets. The others have no gradient. All are fp32 or wider.
+  NamedSums sums;
 };
 
 // Divides a self-attention input into blocks of `block` tokens. Error(kInternal) unless it has as
@@ -57,36 +60,39 @@ class DecodeState {
   virtual ~DecodeState() = default;
 };
 
-struct MechanismProperties {
+struct MechanismTraits {
   // Outputs at t depend on inputs at <= t only.
   bool causal = false;
-  // Configured as causal, but leaks the future (paper_masked). Reported at start and with every
-  // figure.
-  bool leaky = false;
-  // decode_step returns the same outputs as forward.
+  // Configured as causal, but outputs depend on later inputs: the warning that says how. Reported
+  // at start and with every figure. Empty: no leak.
+  std::string leak{};
+  // decode_step returns the same outputs as attend.
   bool exact_in_decoding = false;
-  // Keeps statistics that must be reduced over the data group.
-  bool synchronised_statistics = false;
   // Values are the keys: the layer has no value projection for these heads.
   bool ties_key_value = false;
+  // The next three say what tests may expect. An output is a weighted mean of values that its query
+  // sees.
+  bool convex = false;
+  // A query may reach only some of its visible keys.
+  bool selects = false;
+  // Weights grow without bound with the layer's input: large inputs overflow.
+  bool unbounded = false;
   // The reference holds the scores of all queries and keys at once.
   bool quadratic = false;
+  // What a run reports of it; every output has their sums.
+  std::vector<Figure> figures{};
 };
 
 class Mechanism {
  public:
   virtual ~Mechanism() = default;
 
-  // The specification: plain LibTorch operations and autograd, any device and floating dtype.
-  virtual AttentionOutput reference(const AttentionInput& in) const = 0;
-  // The fast path if device and shapes allow it, otherwise reference(). Same results up to
-  // rounding.
-  virtual AttentionOutput forward(const AttentionInput& in) const { return reference(in); }
-  // The fastest path of LibTorch's own fused operations, without our kernels: their baseline. Same
-  // results up to rounding.
-  virtual AttentionOutput composed(const AttentionInput& in) const { return forward(in); }
+  // Computes on the fastest path up to `limit` that supports device, dtype and shapes. kReference
+  // is the specification: plain LibTorch operations and autograd, any device and floating dtype.
+  // All paths give the same results up to rounding.
+  virtual AttentionOutput attend(const AttentionInput& in, Path limit) const = 0;
 
-  virtual MechanismProperties properties() const = 0;
+  virtual MechanismTraits traits() const = 0;
   // bool [L, S]: the keys that a query may see in some input of these lengths (one document, no
   // padding), including the keys of sorted blocks.
   virtual at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const = 0;

@@ -149,54 +149,54 @@ class ConsistencyCheck {
     }
   }
 
-  void check_mechanism(const configs::Mechanism& mechanism, const std::string& path) const {
-    switch (mechanism.kind_case()) {
-      case configs::Mechanism::kDense:
-      case configs::Mechanism::KIND_NOT_SET:
-        return;
-      case configs::Mechanism::kBlockLocal:
-        return check_block(mechanism.block_local().block(), path + ".block_local");
-      case configs::Mechanism::kSinkhorn:
-        return check_sinkhorn(mechanism.sinkhorn(), path + ".sinkhorn");
-      case configs::Mechanism::kSinkhornMixture:
-        return check_sinkhorn(mechanism.sinkhorn_mixture().sinkhorn(),
-                              path + ".sinkhorn_mixture.sinkhorn");
-    }
-  }
-
-  void check_block(int block, const std::string& path) const {
+  // Checks a mechanism and the mechanisms inside it by the options of their fields.
+  void check_mechanism(const Message& message, const std::string& path) const {
+    const auto& reflection = *message.GetReflection();
     const int length = config_.data().sequence_length();
-    if (length % block != 0) {
-      config_error(
-          places_, path + ".block",
-          "data.sequence_length {} is not a multiple of the block length {}; only whole blocks "
-          "are accepted",
-          length, block);
+    if (const FieldDescriptor* field = field_with(message, configs::block_length)) {
+      const int block = block_length_of(message);
+      if (length % block != 0) {
+        config_error(
+            places_, join_path(path, field->name()),
+            "data.sequence_length {} is not a multiple of the block length {}; only whole blocks "
+            "are accepted",
+            length, block);
+      }
+    }
+    std::vector<const FieldDescriptor*> fields;
+    reflection.ListFields(message, &fields);
+    for (const FieldDescriptor* field : fields) {
+      const std::string at = join_path(path, field->name());
+      if (field->message_type() != nullptr) {
+        check_mechanism(reflection.GetMessage(message, field), at);
+      } else if (field->options().GetExtension(configs::blocks_of_sequence)) {
+        check_max_blocks(reflection.GetInt32(message, field), block_length_of(message), at);
+      } else if (field->enum_type() != nullptr && is_causal()) {
+        check_causal_blocks(*reflection.GetEnum(message, field), message, at);
+      }
     }
   }
 
-  void check_sinkhorn(const configs::SinkhornAttention& sinkhorn, const std::string& path) const {
-    check_block(sinkhorn.block(), path);
-    const int num_blocks = config_.data().sequence_length() / sinkhorn.block();
-    if (sinkhorn.max_blocks() < num_blocks) {
-      config_error(
-          places_, path + ".max_blocks",
-          "{} is less than the {} of a sequence (data.sequence_length {} / block {}); 0 selects "
-          "that number",
-          sinkhorn.max_blocks(), counted(num_blocks, "block"), config_.data().sequence_length(),
-          sinkhorn.block());
-    }
-    // The cost grows with the cube of the number of blocks: one u x u normalization for each block
-    // u.
-    constexpr int kMostPrefixBlocks = 256;
-    if (is_causal() && sinkhorn.causal_balance() == configs::SinkhornAttention::prefix &&
-        num_blocks > kMostPrefixBlocks) {
-      config_error(
-          places_, path + ".causal_balance",
-          "prefix supports at most {} blocks, but a sequence has {}; use longer blocks or another "
-          "causal_balance",
-          kMostPrefixBlocks, num_blocks);
-    }
+  void check_max_blocks(int max_blocks, int block, const std::string& path) const {
+    const int length = config_.data().sequence_length();
+    if (max_blocks >= length / block) return;
+    config_error(
+        places_, path,
+        "{} is less than the {} of a sequence (data.sequence_length {} / block {}); 0 selects that "
+        "number",
+        max_blocks, counted(length / block, "block"), length, block);
+  }
+
+  void check_causal_blocks(const google::protobuf::EnumValueDescriptor& value,
+                           const Message& mechanism, const std::string& path) const {
+    if (!value.options().HasExtension(configs::most_causal_blocks)) return;
+    const int most = value.options().GetExtension(configs::most_causal_blocks);
+    const int num_blocks = config_.data().sequence_length() / block_length_of(mechanism);
+    if (num_blocks <= most) return;
+    config_error(places_, path,
+                 "{} supports at most {} blocks, but a sequence has {}; use longer blocks or "
+                 "another {}",
+                 value.name(), most, num_blocks, path.substr(path.rfind('.') + 1));
   }
 
   bool is_causal() const {
@@ -324,6 +324,12 @@ Range::Range(const std::string& text) {
 bool Range::contains(double value) const {
   return std::isfinite(value) && (low_open_ ? value > low_ : value >= low_) &&
          (high_open_ ? value < high_ : value <= high_);
+}
+
+int block_length_of(const Message& mechanism) {
+  const FieldDescriptor* field = field_with(mechanism, configs::block_length);
+  require(field != nullptr, "a mechanism with blocks has a (block_length)");
+  return mechanism.GetReflection()->GetInt32(mechanism, field);
 }
 
 void check_values(const Message& config, const SourceLocations& places) {

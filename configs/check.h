@@ -2,6 +2,7 @@
 #pragma once
 
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 
 #include <string>
 
@@ -20,6 +21,21 @@ class Range {
   double low_, high_;
   bool low_open_, high_open_;
 };
+
+// The field of the message that has a bool option of configs/options.proto; nullptr: none has.
+template <typename Option>
+const google::protobuf::FieldDescriptor* field_with(const google::protobuf::Message& message,
+                                                    const Option& option) {
+  const google::protobuf::Descriptor& type = *message.GetDescriptor();
+  for (int i = 0; i < type.field_count(); ++i) {
+    if (type.field(i)->options().GetExtension(option)) return type.field(i);
+  }
+  return nullptr;
+}
+
+// The block length of a mechanism's message, in tokens. Error(kInternal) if none of its fields is a
+// (block_length).
+int block_length_of(const google::protobuf::Message& mechanism);
 
 // Checks each value by itself: numbers are in their ranges, strings are text. Here and in
 // check_consistency(), Error(kConfig) names place, field, value and what is allowed.

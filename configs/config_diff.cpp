@@ -73,7 +73,9 @@ class Differ {
     const std::string a = has(before) ? value_text(before, field, index) : "(absent)";
     const std::string b = has(after) ? value_text(after, field, index) : "(absent)";
     const bool choice_differs = has(before) != has(after);
-    if (a != b) differences_.push_back({path, a, b, fixed || (choice_fixed && choice_differs)});
+    if (a == b) return;
+    differences_.push_back({path, a, b, fixed || (choice_fixed && choice_differs),
+                            field->options().GetExtension(configs::evaluation)});
   }
 
   std::vector<ConfigDifference> differences_;

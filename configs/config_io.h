@@ -26,11 +26,11 @@ configs::Config parse_config(const std::string& text, const std::string& name,
 // message.
 std::string config_text(const configs::Config& config);
 
-// Fields that differ, in schema order, with their values as text. `fixed` says whether the schema
-// forbids changing the field on resume.
+// Fields that differ, in schema order, with their values as text.
 struct ConfigDifference {
   std::string path, before, after;
-  bool fixed = false;
+  bool fixed = false;       // the schema forbids changing the field on resume
+  bool evaluation = false;  // an evaluation may change it
 };
 std::vector<ConfigDifference> diff_configs(const configs::Config& before,
                                            const configs::Config& after);

@@ -45,7 +45,7 @@ would use.
   `--set 'model.attention.0={group{mechanism{dense{}}}}'` (replaces a message or list). Naming a
   member of a "one of" chooses it.
 - *fixed* fields cannot change when a run is resumed; *free* ones can. *choice fixed*: the chosen
-  member of a "one of" cannot change.
+  member of a "one of" cannot change. `birkhoff eval --set` may change fields marked *eval*.
 )";
 
 // The schema's descriptors, with comments.
@@ -160,7 +160,8 @@ class Writer {
   void section(const Descriptor& message, bool fixed) {
     if (!written_.insert(message.full_name()).second) return;
     text_ += fmt::format("\n## {}\n\n", message.name());
-    if (const std::string about = comment(message); !about.empty()) text_ += wrapped(about) + "\n\n";
+    if (const std::string about = comment(message); !about.empty())
+      text_ += wrapped(about) + "\n\n";
     if (message.oneof_decl_count() > 0) text_ += "One of:\n\n";
     text_ += "| field | type | default | range | on resume | meaning |\n";
     text_ += "|---|---|---|---|---|---|\n";
@@ -177,8 +178,10 @@ class Writer {
 
   void row(const FieldDescriptor& field, bool fixed) {
     const std::string range = range_text(field);
-    text_ += fmt::format("| `{}` | {} | {} | {} | {} | {} |\n", field.name(), type_text(field),
-                         default_text(field), range, on_resume(field, fixed), meaning(field));
+    const char* evaluation = field.options().GetExtension(configs::evaluation) ? ", eval" : "";
+    text_ += fmt::format("| `{}` | {} | {} | {} | {}{} | {} |\n", field.name(), type_text(field),
+                         default_text(field), range, on_resume(field, fixed), evaluation,
+                         meaning(field));
   }
 
   static const char* on_resume(const FieldDescriptor& field, bool fixed) {

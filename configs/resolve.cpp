@@ -86,8 +86,19 @@ void share_heads(configs::Attention& attention, int heads) {
   if (num_without == 1 && left > 0) rest->set_heads(static_cast<int>(left));
 }
 
-void derive(configs::SinkhornAttention& sinkhorn, int sequence_length) {
-  if (sinkhorn.max_blocks() == 0) sinkhorn.set_max_blocks(sequence_length / sinkhorn.block());
+// Replaces max_blocks = 0 in a mechanism and in the mechanisms inside it.
+void derive_max_blocks(Message& message, int sequence_length) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    if (field->message_type() != nullptr) {
+      derive_max_blocks(*reflection.MutableMessage(&message, field), sequence_length);
+    } else if (field->options().GetExtension(configs::blocks_of_sequence) &&
+               reflection.GetInt32(message, field) == 0) {
+      reflection.SetInt32(&message, field, sequence_length / block_length_of(message));
+    }
+  }
 }
 
 }  // namespace
@@ -101,12 +112,7 @@ void resolve(configs::Config& config) {
   for (auto& attention : *model.mutable_attention()) {
     share_heads(attention, model.heads());
     for (auto& group : *attention.mutable_group()) {
-      auto& mechanism = *group.mutable_mechanism();
-      const int sequence_length = config.data().sequence_length();
-      if (mechanism.has_sinkhorn()) derive(*mechanism.mutable_sinkhorn(), sequence_length);
-      if (mechanism.has_sinkhorn_mixture()) {
-        derive(*mechanism.mutable_sinkhorn_mixture()->mutable_sinkhorn(), sequence_length);
-      }
+      derive_max_blocks(*group.mutable_mechanism(), config.data().sequence_length());
     }
   }
 }

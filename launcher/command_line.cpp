@@ -121,6 +121,7 @@ void CommandLine::add_eval() {
       subcommand(app_, "eval", "Compute loss, bits per byte and perplexity of a checkpoint",
                  "  birkhoff eval run/first\n"
                  "  birkhoff eval run/first --text letter.txt\n"
+                 "  srun --mpi=pmix birkhoff eval run/big --device cuda\n"
                  "  birkhoff eval run/first/checkpoints/step-00001000 --split test --json");
   c->add_option("PATH", eval_.path, "run folder (its newest checkpoint) or checkpoint")->required();
   CLI::Option* corpus =
@@ -138,6 +139,9 @@ void CommandLine::add_eval() {
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1'000'000'000'000}))
       ->capture_default_str();
   add_device(c, eval_.device);
+  add_settings(c, eval_.settings);
+  c->add_option("--ranks", eval_.ranks, "start this many MPI ranks here and supervise them")
+      ->check(CLI::Range(1, 4096));
   c->add_flag("--json", eval_.json, "print one JSON object (see docs/evaluation.md)");
 }
 

@@ -37,6 +37,8 @@ struct EvalArguments {
   std::string path, corpus, split = "valid", device = "cpu";
   std::int64_t sequences = 0;  // from the start of the split; 0: all
   std::string text;  // file to evaluate on, "-": standard input; empty: a split of a corpus
+  std::vector<std::string> settings;  // path=value, of evaluation-time fields
+  std::optional<int> ranks;           // to start here; not set: those that a launcher started
   bool json = false;
 };
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err);

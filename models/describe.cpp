@@ -26,7 +26,7 @@ std::vector<ModelPart> model_parts(Model& model) {
   return parts;
 }
 
-std::string describe_model(Model& model) {
+std::string describe_model(Model& model, std::int64_t sequence_length) {
   std::string text;
   for (const ModelPart& part : model_parts(model)) {
     text += fmt::format("{:<32} {:>14} parameters\n", part.name, part.num_parameters);
@@ -35,7 +35,7 @@ std::string describe_model(Model& model) {
   const double forward = model.forward_flops_per_sequence();
   text += fmt::format("{:<32} {:>14.4g} FLOP forward\n", "a sequence", forward);
   text += fmt::format("{:<32} {:>14.4g} FLOP forward and backward\n", "a token in training",
-                      3 * forward / static_cast<double>(model.max_tokens()));
+                      3 * forward / static_cast<double>(sequence_length));
   return text;
 }
 

@@ -173,7 +173,7 @@ LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseK
       cross_entropy_sums(logits_BTV, batch.at(field::kTargets), batch.at(field::kMask));
   for (const auto& [name, value] : sums) {
     if (name.ends_with(".auxiliary_loss")) loss_sums.loss = loss_sums.loss + value;
-    loss_sums.metrics.emplace_back(name, value.detach().to(at::kDouble));
+    loss_sums.named.emplace_back(name, value.detach());
   }
   return loss_sums;
 }
@@ -209,6 +209,14 @@ double LanguageModel::forward_flops_per_sequence() const {
       2.0 * static_cast<double>(sequence_length_) * static_cast<double>(output_VC.numel());
   for (const TransformerLayer& layer : layers_) flops += layer.forward_flops(sequence_length_);
   return flops;
+}
+
+std::vector<Figure> LanguageModel::figures() const {
+  std::vector<Figure> result;
+  for (const TransformerLayer& layer : layers_) {
+    for (Figure& figure : layer.figures()) result.push_back(std::move(figure));
+  }
+  return result;
 }
 
 std::vector<std::string> LanguageModel::warnings() const {

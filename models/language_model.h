@@ -12,13 +12,14 @@
 #include <string>
 #include <vector>
 
+#include "models/decoder.h"
 #include "models/model.h"
 #include "models/transformer/layers.h"
 #include "models/transformer/transformer_layer.h"
 
 namespace birkhoff {
 
-class LanguageModel final : public Model {
+class LanguageModel final : public Model, public Decoder {
  public:
   // config must be resolved. Its values are checked here: Error(kConfig).
   LanguageModel(const configs::Config& config, std::int64_t vocabulary,
@@ -26,11 +27,15 @@ class LanguageModel final : public Model {
 
   Parameters& parameters() override { return parameters_; }
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
-  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) override;
+  // The logits [B, T, V] of all positions.
+  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise);
+  Decoder* decoder() override { return this; }
+  at::Device device() const override { return parameters_.device(); }
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override;
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) override;
   std::int64_t max_tokens() const override { return sequence_length_; }
   double forward_flops_per_sequence() const override;
+  std::vector<Figure> figures() const override;
   std::vector<std::string> warnings() const override;
 
  private:

@@ -1,6 +1,4 @@
-// The model interface that the runtime uses: parameters, the loss of a batch, and generation.
-//
-// Legend: B batch, T tokens, V vocabulary.
+// The model interface that the runtime uses: parameters, the loss of a batch, and figures.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,11 +22,7 @@ class Config;
 
 namespace birkhoff {
 
-// The caches of one generation run.
-class DecodeCache {
- public:
-  virtual ~DecodeCache() = default;
-};
+class Decoder;
 
 class Model {
  public:
@@ -39,18 +33,13 @@ class Model {
   // The loss of one micro-batch. Without `noise`: evaluation.
   virtual LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
 
-  // Language models only: the logits [B, T, V] of all positions.
-  virtual at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) = 0;
-
-  // Incremental decoding. decode_cache() makes the caches for `batch` sequences; each decode_step()
-  // takes one token per sequence, [B] (int64), and returns the next logits [B, V].
-  virtual std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) = 0;
-  virtual at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) = 0;
-  // The maximum number of tokens that can be decoded into one cache.
-  virtual std::int64_t max_tokens() const = 0;
+  // The model as a generator of tokens; null: it generates none.
+  virtual Decoder* decoder() { return nullptr; }
 
   // Forward FLOPs of one sequence (a multiply-add is 2). A training step costs three times that.
   virtual double forward_flops_per_sequence() const = 0;
+  // Figures of a batch besides its loss. The sums that they name come with every LossSums.
+  virtual std::vector<Figure> figures() const { return {}; }
   // Warnings that the user must see at start-up, for example that a mechanism leaks.
   virtual std::vector<std::string> warnings() const = 0;
 };

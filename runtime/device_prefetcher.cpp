@@ -79,6 +79,7 @@ class DevicePrefetcher::Gpu {
     const c10::cuda::CUDAStreamGuard guard(
         c10::cuda::getStreamFromExternal(stream_.get(), device_.index()));
     copy(slot.on_device, slot.pinned);
+    slot.on_device.global_size = batch.global_size;
     slot.copied.record(stream_.get());
   }
 

@@ -10,7 +10,7 @@
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
 #include "data/corpus/corpus.h"
-#include "data/loader/loader.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 
@@ -39,55 +39,63 @@ EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& co
 
 Evaluator::Evaluator(Model& model, ProcessGroup& group, EvaluationPlan plan,
                      std::function<Batch(std::int64_t, std::int64_t)> read)
-    : model_(model), group_(group), plan_(std::move(plan)), read_(std::move(read)) {
+    : model_(model),
+      group_(group),
+      plan_(std::move(plan)),
+      read_(std::move(read)),
+      figures_(model.figures()) {
   require(plan_.micro_batch > 0 && plan_.num_windows > 0, "an evaluation reads something");
 }
 
 Evaluation Evaluator::run(const std::function<void()>& tick) {
   const at::NoGradGuard no_grad;
   const std::int64_t num_batches = (plan_.num_windows + plan_.micro_batch - 1) / plan_.micro_batch;
-  // One rank fills each row and the others leave it zero: the sum over ranks is exact.
-  at::Tensor sums = at::zeros({num_batches, 2}, at::kDouble);
-  double* nats_and_count = sums.mutable_data_ptr<double>();
+  // Columns: nats, counted targets, sums of figures. One rank fills each row and the others leave
+  // it zero: the sum over ranks is exact.
+  const std::int64_t num_columns = 2 + figures_.num_columns();
+  at::Tensor sums = at::zeros({num_batches, num_columns}, at::kDouble);
   for (std::int64_t j = group_.rank(); j < num_batches; j += group_.size()) {
     const std::int64_t begin = j * plan_.micro_batch;
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_windows);
     const LossSums loss_sums =
         model_.loss_sums(read_(begin, end).to(group_.device()), std::nullopt);
-    nats_and_count[2 * j] = loss_sums.nats.item<double>();
-    nats_and_count[2 * j + 1] = loss_sums.count.item<double>();
+    double* row = sums.mutable_data_ptr<double>() + j * num_columns;
+    row[0] = loss_sums.nats.item<double>();
+    row[1] = loss_sums.count.item<double>();
+    require(figures_.complete(loss_sums.named), "an evaluation has the sums of all figures");
+    for (const auto& [name, value] : loss_sums.named) {
+      const std::int64_t column = figures_.column(name);
+      require(column >= 0, "every named sum of an evaluation belongs to a figure");
+      row[2 + column] = value.item<double>();
+    }
     tick();
   }
   const at::Tensor reduced = sums.to(group_.device());
   group_.all_reduce(reduced, ReduceOp::kSum, "evaluation");
   sums = reduced.cpu();
-  nats_and_count = sums.mutable_data_ptr<double>();
-  double nats = 0, count = 0;
-  for (std::int64_t j = 0; j < num_batches; ++j) {
-    nats += nats_and_count[2 * j];
-    count += nats_and_count[2 * j + 1];
+  std::vector<double> totals(static_cast<std::size_t>(num_columns), 0.0);
+  for (std::int64_t i = 0; i < sums.numel(); ++i) {
+    totals[static_cast<std::size_t>(i % num_columns)] += sums.const_data_ptr<double>()[i];
   }
+  const double nats = totals[0], count = totals[1];
   Evaluation result;
   result.tokens = std::llround(count);
   result.bytes = std::llround(plan_.bytes);
   result.loss = nats / count;
   result.bits_per_byte = nats / std::numbers::ln2 / plan_.bytes;
+  result.figures = figures_.values(totals.data() + 2, count);
   return result;
 }
 
 std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
                                           const configs::Evaluate& what, const Corpus& corpus,
                                           Model& model, ProcessGroup& group) {
-  LoaderOptions options;
-  options.split = what.split();
-  options.stream = config.task().language_model().stream();
-  options.sequence_length = config.data().sequence_length();
-  options.restart_at_documents = config.data().restart_at_documents();
-  const auto reader = std::make_shared<EvalReader>(corpus, options);
+  const std::shared_ptr<SampleSource> source = evaluation_source(config, what.split(), corpus);
+  const EvaluationPlan plan = plan_evaluation(
+      corpus, what, text_stream(config), config.data().sequence_length(), source->num_samples());
   return std::make_unique<Evaluator>(
-      model, group,
-      plan_evaluation(corpus, what, options.stream, options.sequence_length, reader->num_windows()),
-      [reader](std::int64_t begin, std::int64_t end) { return reader->read(begin, end); });
+      model, group, plan,
+      [source](std::int64_t begin, std::int64_t end) { return read_samples(*source, begin, end); });
 }
 
 }  // namespace birkhoff

@@ -14,6 +14,7 @@
 #include "cluster/base/collectives/process_group.h"
 #include "data/batch/batch.h"
 #include "models/model.h"
+#include "runtime/reporting/figure_sums.h"
 #include "runtime/reporting/reports.h"
 
 namespace birkhoff::configs {
@@ -34,7 +35,7 @@ struct EvaluationPlan {
   std::int64_t all_windows = 0;  // sequences in the split
 };
 
-// num_windows: windows in the split (EvalReader). The plan's bytes are those of the whole split, or
+// num_windows: windows in the split. The plan's bytes are those of the whole split, or
 // the share of the windows read if config.sequences stops before the split's end. Error(kData) if
 // the corpus lacks the split or stream.
 EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& config,
@@ -58,6 +59,7 @@ class Evaluator {
   ProcessGroup& group_;
   const EvaluationPlan plan_;
   const std::function<Batch(std::int64_t, std::int64_t)> read_;
+  const FigureSums figures_;
 };
 
 // Evaluates a model of `config` as `what` says (config.evaluate(), or the settings that a user

@@ -16,7 +16,7 @@ namespace {
 // The cache of one sequence; it never overflows.
 class Window {
  public:
-  Window(Model& model, std::optional<std::int32_t> restart_after)
+  Window(Decoder& model, std::optional<std::int32_t> restart_after)
       : model_(model), restart_after_(restart_after) {
     clear();
   }
@@ -40,7 +40,7 @@ class Window {
   at::Tensor step(std::int32_t token) {
     ++length_;
     const at::Tensor token_B =
-        at::full({1}, token, at::TensorOptions(at::kLong).device(model_.parameters().device()));
+        at::full({1}, token, at::TensorOptions(at::kLong).device(model_.device()));
     return model_.decode_step(*cache_, token_B).squeeze(0).to(at::kDouble).cpu();
   }
 
@@ -49,7 +49,7 @@ class Window {
     length_ = 0;
   }
 
-  Model& model_;
+  Decoder& model_;
   std::optional<std::int32_t> restart_after_;
   std::unique_ptr<DecodeCache> cache_;
   std::int64_t length_ = 0;           // tokens in the cache
@@ -106,7 +106,7 @@ void check_options(const GenerateOptions& options) {
   }
 }
 
-std::vector<std::int32_t> generate(Model& model, const std::vector<std::int32_t>& prompt_ids,
+std::vector<std::int32_t> generate(Decoder& model, const std::vector<std::int32_t>& prompt_ids,
                                    const GenerateOptions& options,
                                    const std::function<void(std::int32_t)>& take) {
   check_options(options);
@@ -130,7 +130,7 @@ std::vector<std::int32_t> generate(Model& model, const std::vector<std::int32_t>
   return generated;
 }
 
-std::int64_t unread_prompt_ids(const Model& model, const std::vector<std::int32_t>& prompt_ids) {
+std::int64_t unread_prompt_ids(const Decoder& model, const std::vector<std::int32_t>& prompt_ids) {
   return std::max<std::int64_t>(std::ssize(prompt_ids) - model.max_tokens(), 0);
 }
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "models/model.h"
+#include "models/decoder.h"
 
 namespace birkhoff {
 
@@ -31,15 +31,15 @@ struct GenerateOptions {
 void check_options(const GenerateOptions& options);
 
 // Returns the generated ids, without the prompt; calls `take` with each id as soon as it is drawn.
-// A full cache (Model::max_tokens) is rebuilt from the last half window, so each further id sees
+// A full cache (Decoder::max_tokens) is rebuilt from the last half window, so each further id sees
 // between half a window and a whole one. Of a longer prompt only the last window is read
 // (unread_prompt_ids). Prompt ids are the tokenizer's. Invalid options: Error(kUsage).
 std::vector<std::int32_t> generate(
-    Model& model, const std::vector<std::int32_t>& prompt_ids, const GenerateOptions& options,
+    Decoder& model, const std::vector<std::int32_t>& prompt_ids, const GenerateOptions& options,
     const std::function<void(std::int32_t)>& take = [](std::int32_t) {});
 
 // Number of ids that generate() drops from the start of a prompt, because the model decodes at most
-// Model::max_tokens() in one go. The caller warns the user if there are any.
-std::int64_t unread_prompt_ids(const Model& model, const std::vector<std::int32_t>& prompt_ids);
+// Decoder::max_tokens() in one go. The caller warns the user if there are any.
+std::int64_t unread_prompt_ids(const Decoder& model, const std::vector<std::int32_t>& prompt_ids);
 
 }  // namespace birkhoff

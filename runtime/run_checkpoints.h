@@ -24,7 +24,9 @@ class Model;
 class Optimizer;
 class RunFolder;
 
-// All parameters (each with one owner) and the optimizer's state, as views of live memory.
+// A model's parameters and statistics, as views of live memory. Owner: rank 0.
+std::vector<TensorPart> model_shards(Model& model);
+// The same, each with one of `num_ranks` owners, and the optimizer's state.
 std::vector<TensorPart> training_shards(Model& model, Optimizer& optimizer, int num_ranks);
 
 // What the user should do about a diverged run; the end of a message.

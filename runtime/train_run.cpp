@@ -30,13 +30,15 @@
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"
 #include "runtime/run_checks.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
 
 CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus,
-                             const std::string& stream, const std::string& run, int ranks) {
+                             const std::string& run, int ranks) {
   CheckpointHeader header;
+  const std::string& stream = text_stream(config);
   header.set_program(BIRKHOFF_VERSION);
   header.set_run(run);
   *header.mutable_config() = config;
@@ -54,10 +56,6 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
 
 LoaderOptions make_loader_options(const configs::Config& config, int rank, int size) {
   LoaderOptions options;
-  options.stream = config.task().language_model().stream();
-  options.sequence_length = config.data().sequence_length();
-  options.restart_at_documents = config.data().restart_at_documents();
-  options.shift_windows = config.data().shift_windows();
   options.global_batch = config.train().global_batch();
   options.shards = config.train().invariant().shards();
   options.seed = config.train().seed();
@@ -200,8 +198,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     folder->cut_metrics(metrics_bytes);
   }
 
-  const LoaderOptions loader_options = make_loader_options(config, group.rank(), group.size());
-  TrainLoader loader(corpus, loader_options, state.consumed);
+  TrainLoader loader(training_source(config, corpus),
+                     make_loader_options(config, group.rank(), group.size()), state.consumed);
   DevicePrefetcher feed([&] { return loader.next(); }, device);
   const std::unique_ptr<Evaluator> evaluator = evaluator_of_run(config, corpus, *model, group);
 
@@ -216,16 +214,16 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
   // while the other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
-  RunCheckpoints checkpoints(
-      writer, world.group(),
-      make_header(config, corpus, loader_options.stream, run_id, world.size()), shards,
-      resume_path.empty() ? std::nullopt : std::optional(resumed_from), folder ? &*folder : nullptr,
-      metrics ? &*metrics : nullptr);
+  RunCheckpoints checkpoints(writer, world.group(),
+                             make_header(config, corpus, run_id, world.size()), shards,
+                             resume_path.empty() ? std::nullopt : std::optional(resumed_from),
+                             folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
 
   checkpoints.check_space();
 
-  Trainer trainer({config, *model, feed, group, buckets, *optimizer, hooks.signals, evaluator.get(),
-                   &checkpoints, metrics ? &*metrics : nullptr, &step_log, &agreement, &activity});
+  Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.signals,
+                   evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr, &step_log,
+                   &agreement, &activity});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
   metrics->close();
@@ -242,7 +240,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
 void check_run(const configs::Config& config, const Corpus& corpus,
                const std::filesystem::path& run_folder, bool fresh) {
-  samples_per_epoch(corpus, make_loader_options(config, 0, 1));
+  check_source(config, corpus);
   RunFolder::check_usable(run_folder);
   if (fresh) return;
   const auto checkpoints = list_checkpoints(RunPaths{run_folder}.checkpoints());

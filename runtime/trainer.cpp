@@ -20,8 +20,8 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 
 Trainer::Trainer(TrainerParts parts)
     : parts_(std::move(parts)),
-      step_(parts_.config.train(), parts_.model, parts_.group, parts_.buckets, parts_.optimizer,
-            parts_.activity) {}
+      step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
+            parts_.optimizer, parts_.activity) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
@@ -75,7 +75,7 @@ Outcome Trainer::end(const TrainState& state, bool stop, const std::string& dive
   if (!stop) return Outcome::kDone;
   if (divergence.empty()) {
     log_info("a signal asked to stop: saved at step {}", state.step);
-  } else if (parts_.group.rank() == 0) {
+  } else if (parts_.world.rank() == 0) {
     log_warning("a signal asked to stop at step {}: not saved, because {}. {}", state.step,
                 divergence, cure());
   }
@@ -95,7 +95,8 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   const double rate = step_.update(sums, state.step, scale);
 
   // Report.
-  state.consumed += train.global_batch();
+  require(batch_->global_size > 0, "a batch says how many samples its step takes");
+  state.consumed += batch_->global_size;
   if (sums.finite()) {
     state.tokens += sums.num_tokens;
     state.skipped = 0;
@@ -103,7 +104,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   } else if (scale_overflows(sums, state.loss_scale)) {
     state.loss_scale.shrink();
     if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
-    if (parts_.group.rank() == 0) {
+    if (parts_.world.rank() == 0) {
       log_info("step {}: gradients overflow fp16 with the loss scale {}: skipped, now {}",
                state.step, scale, state.loss_scale.value);
     }
@@ -119,6 +120,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   result.report.tokens = state.tokens;
   result.report.learning_rate = rate;
   result.report.grad_norm = sums.norm;
+  result.report.figures = sums.figures;
   result.report.loader_wait_ms = parts_.feed.waited_ms() - waited_ms;
   result.report.step_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -150,7 +152,7 @@ void Trainer::count_skipped(TrainState& state, const GradientSums& sums) const {
          train.max_skipped(), cure());
   }
   if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
-  if (parts_.group.rank() == 0) {
+  if (parts_.world.rank() == 0) {
     log_warning("step {}: not finite: {}; skipped ({} in a row)", state.step, what, state.skipped);
   }
 }
@@ -205,7 +207,7 @@ bool Trainer::ranks_agree(const TrainState& state) {
          "difference (agreement.on_difference = restore would resume from it)",
          state.step, difference, kCure);
   }
-  if (parts_.group.rank() == 0) {
+  if (parts_.world.rank() == 0) {
     log_warning("step {}: {}; {}; going back to the last checkpoint", state.step, difference,
                 kCure);
   }

@@ -40,6 +40,7 @@ struct TrainerParts {
   Model& model;
   DevicePrefetcher& feed;  // this rank's part of each global batch; may be empty
   ProcessGroup& group;     // the data-parallel ranks, the same group as the buckets'
+  ProcessGroup& world;     // all ranks, on hosts
   GradBuckets& buckets;
   Optimizer& optimizer;
   const StopSignals& signals;
@@ -56,7 +57,7 @@ class Trainer {
   explicit Trainer(TrainerParts parts);
 
   // Trains from `state` to the configured number of steps, or until a signal. Collective over the
-  // group. Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if
+  // world. Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if
   // training ends with such values, or if ranks disagree and the policy is stop.
   Outcome run(TrainState& state);
 

@@ -1,6 +1,5 @@
 #include "runtime/training_step.h"
 
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,42 +10,30 @@
 #include "cluster/base/text/number_text.h"
 #include "configs/config.pb.h"
 #include "runtime/gradients/grad_norm.h"
-#include "runtime/gradients/shard_tree.h"
 #include "runtime/optimizers/schedule.h"
 
 namespace birkhoff {
-namespace {
-
-// Columns of the step's statistics, sums that are reduced together with the gradients: one row per
-// virtual shard, or one row if there are none.
-enum Statistic : std::int64_t {
-  kCount,      // counted targets
-  kNats,       // their loss
-  kStop,       // ranks that were asked to stop
-  kNonFinite,  // from here on one element per rank: how many of its losses were not finite
-};
-
-}  // namespace
-
-bool GradientSums::finite() const { return losses_finite() && std::isfinite(norm); }
 
 std::string GradientSums::describe_non_finite() const {
-  if (losses_finite())
-    return fmt::format("gradient norm ({}) while all losses are finite", fixed_text(norm, 3));
-  return fmt::format("loss of rank {}", fmt::join(ranks_not_finite, ", "));
+  if (!losses_finite()) return fmt::format("loss of rank {}", fmt::join(losses_not_finite, ", "));
+  const std::string which = std::isfinite(norm)
+                                ? fmt::format("of rank {}", fmt::join(norms_not_finite, ", "))
+                                : fmt::format("({})", fixed_text(norm, 3));
+  return fmt::format("gradient norm {} while all losses are finite", which);
 }
 
 TrainingStep::TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group,
-                           GradBuckets& buckets, Optimizer& optimizer, Activity* activity)
+                           ProcessGroup& world, GradBuckets& buckets, Optimizer& optimizer,
+                           Activity* activity)
     : train_(train),
       model_(model),
       group_(group),
+      world_(world),
       buckets_(buckets),
       optimizer_(optimizer),
       activity_(activity),
       scalars_(group.device()),
-      statistics_(at::zeros({std::max(1, train.invariant().shards()), kNonFinite + group.size()},
-                            at::TensorOptions(at::kDouble).device(group.device()))),
+      step_sums_(model, train.invariant().shards()),
       gradients_graph_(train.cuda_graph(), group.device()),
       // With slices the norm needs communication, which is not recorded.
       norm_graph_(train.cuda_graph() && !buckets.sliced(), group.device()),
@@ -64,22 +51,36 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   if (hooks.launched) hooks.launched();
 
   // Reduce: sums of gradients and counts over all ranks, the same bits on each.
-  if (hooks.asks_to_stop && hooks.asks_to_stop()) statistics_[0][kStop].fill_(1);
-  buckets_.finish_reducing(statistics_);
+  const bool stop_requested = hooks.asks_to_stop && hooks.asks_to_stop();
+  buckets_.finish_reducing(step_sums_.tensors());
   norm_graph_.run([this] { chunk_sums_ = gradient_chunk_sums(buckets_); });
-  const at::Tensor sums_on_host = reduced_statistics();
-  const double* statistics = sums_on_host.const_data_ptr<double>();
+  StepSums::Total total = step_sums_.total();
   GradientSums sums;
-  sums.num_tokens = std::llround(statistics[kCount]);
-  sums.count = std::max(statistics[kCount], 1.0);
-  sums.nats = statistics[kNats];
-  sums.stop_requested = statistics[kStop] > 0;
+  sums.num_tokens = std::llround(total.count);
+  sums.count = std::max(total.count, 1.0);
+  sums.nats = total.nats;
+  sums.figures = std::move(total.figures);
   sums.norm = norm_of_chunk_sums(buckets_, chunk_sums_) / sums.count / loss_scale;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    // A NaN sum counts too: it is not 0.
-    if (statistics[kNonFinite + rank] != 0) sums.ranks_not_finite.push_back(rank);
-  }
+  decide(total.finite, stop_requested, sums);
   return sums;
+}
+
+void TrainingStep::decide(bool losses_finite, bool stop_requested, GradientSums& sums) const {
+  // One row of votes per rank.
+  enum Vote : std::int64_t { kStop, kLossNotFinite, kNormNotFinite, kNumVotes };
+  const at::Tensor votes = at::zeros({world_.size(), kNumVotes}, at::kLong);
+  auto* all = votes.mutable_data_ptr<std::int64_t>();
+  auto* mine = all + world_.rank() * kNumVotes;
+  mine[kStop] = stop_requested;
+  mine[kLossNotFinite] = !losses_finite;
+  mine[kNormNotFinite] = !std::isfinite(sums.norm);
+  if (world_.size() > 1) world_.all_reduce(votes, ReduceOp::kSum, "decisions of the step");
+  for (int rank = 0; rank < world_.size(); ++rank) {
+    const auto* vote = all + rank * kNumVotes;
+    sums.stop_requested |= vote[kStop] > 0;
+    if (vote[kLossNotFinite] > 0) sums.losses_not_finite.push_back(rank);
+    if (vote[kNormNotFinite] > 0) sums.norms_not_finite.push_back(rank);
+  }
 }
 
 double TrainingStep::update(const GradientSums& sums, std::int64_t step, double loss_scale) {
@@ -93,7 +94,10 @@ double TrainingStep::update(const GradientSums& sums, std::int64_t step, double 
   scalars_.set(StepScalars::kGradientScale, clip_factor / sums.count / loss_scale);
   scalars_.set(StepScalars::kApply, sums.finite() ? 1 : 0);
   scalars_.publish();
-  update_graph_.run([this] { optimizer_.step(scalars_); });
+  update_graph_.run([this] {
+    optimizer_.step(scalars_);
+    step_sums_.update_statistics(scalars_.on_device().select(0, StepScalars::kApply).gt(0));
+  });
   buckets_.all_gather_parameters();
   return rate;
 }
@@ -102,7 +106,7 @@ void TrainingStep::compute_gradients() {
   const Batch& batch = *batch_;
   const std::int64_t micro_batch = train_.micro_batch() > 0 ? train_.micro_batch() : batch.size();
   buckets_.zero_gradients();
-  statistics_.zero_();
+  step_sums_.zero();
   // This rank's sequences, cut into micro-batches.
   for (const ShardRows& shard : shards_of_batch(batch.size())) {
     if (shard.rows.begin > 0) {
@@ -115,7 +119,7 @@ void TrainingStep::compute_gradients() {
       // Forward: the loss is a sum, so sums over micro-batches and ranks need no weights.
       const NoiseKey noise{train_.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
       const LossSums sums = model_.loss_sums(micro, noise);
-      add_to_statistics(shard.statistics_row, sums);
+      step_sums_.add(shard.sums_row, sums);
       if (hooks_->forward_done) hooks_->forward_done();
 
       // Backward: gradients add up in the buckets; in the last pass each full bucket is reduced at
@@ -139,21 +143,6 @@ std::vector<TrainingStep::ShardRows> TrainingStep::shards_of_batch(std::int64_t 
     shards.push_back({{places.begin - first, places.end - first}, shard});
   }
   return shards;
-}
-
-void TrainingStep::add_to_statistics(std::int64_t number, const LossSums& sums) {
-  const at::Tensor row = statistics_[number];
-  row[kCount] += sums.count;
-  row[kNats] += sums.nats;
-  row[kNonFinite + group_.rank()] += at::isfinite(sums.loss.detach()).logical_not();
-}
-
-// Adds the rows of virtual shards along the same tree as their gradients.
-at::Tensor TrainingStep::reduced_statistics() const {
-  ShardSum sum(statistics_.size(0));
-  for (std::int64_t row = 0; row < statistics_.size(0); ++row)
-    sum.add({row, row + 1}, statistics_[row]);
-  return sum.sums().front().cpu();
 }
 
 }  // namespace birkhoff

@@ -15,8 +15,10 @@
 #include "data/batch/partition.h"
 #include "models/model.h"
 #include "runtime/gradients/grad_buckets.h"
+#include "runtime/gradients/step_sums.h"
 #include "runtime/optimizers/optimizer.h"
 #include "runtime/optimizers/step_scalars.h"
+#include "runtime/reporting/reports.h"
 #include "runtime/step_graph.h"
 
 namespace birkhoff::configs {
@@ -25,17 +27,20 @@ class Train;
 
 namespace birkhoff {
 
-// Results of a step's gradient computation over all ranks; the same on each.
+// Results of a step's gradient computation. Sums are over the data-parallel ranks, decisions over
+// the world; the same on each rank.
 struct GradientSums {
-  double count = 1;                        // counted targets, at least 1
-  double nats = 0;                         // their loss
-  double norm = 0;                         // of the mean gradient, before clipping
-  bool stop_requested = false;             // by any rank
-  std::vector<int> ranks_not_finite = {};  // ranks whose losses are not finite
+  double count = 1;        // counted targets, at least 1
+  double nats = 0;         // their loss
+  double norm = 0;         // of the mean gradient, before clipping
+  FigureValues figures{};  // of the model
 
   std::int64_t num_tokens = 0;  // counted targets
-  bool losses_finite() const { return ranks_not_finite.empty(); }
-  bool finite() const;
+  bool stop_requested = false;  // by any rank
+  // Ranks of the world whose losses, or whose gradients' norms, are not finite.
+  std::vector<int> losses_not_finite{}, norms_not_finite{};
+  bool losses_finite() const { return losses_not_finite.empty(); }
+  bool finite() const { return losses_finite() && norms_not_finite.empty(); }
   // Names the ranks whose losses are not finite, or says that the norm is not.
   std::string describe_non_finite() const;
 };
@@ -51,37 +56,39 @@ struct StepHooks {
 class TrainingStep {
  public:
   // The caller owns everything, and it must outlive the step. `group`: the data-parallel ranks, the
-  // same as the buckets'. activity: null: no watchdog.
-  TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group, GradBuckets& buckets,
-               Optimizer& optimizer, Activity* activity = nullptr);
+  // same as the buckets'. `world`: all ranks that must skip and stop together, on hosts. activity:
+  // null: no watchdog.
+  TrainingStep(const configs::Train& train, Model& model, ProcessGroup& group, ProcessGroup& world,
+               GradBuckets& buckets, Optimizer& optimizer, Activity* activity = nullptr);
 
   // Computes the gradients of this rank's batch as step `step`, times `loss_scale`, and leaves
   // their sum over ranks in the buckets. Changes no parameter. With train.cuda_graph the passes are
   // recorded once and replayed: batches must be at the same address each time. Collective over the
-  // group.
+  // world.
   GradientSums sum_gradients(const Batch& batch, std::int64_t step, double loss_scale,
                              const StepHooks& hooks = {});
 
-  // If `sums` are finite, clips the gradients in the buckets and updates the parameters. Returns
-  // the learning rate. Collective over the group.
+  // If `sums` are finite, clips the gradients in the buckets and updates the parameters and the
+  // model's statistics. Returns the learning rate. Collective over the group.
   double update(const GradientSums& sums, std::int64_t step, double loss_scale);
 
  private:
   // Rows of this rank's batch that form one virtual shard, or all of them, and their row of the
-  // statistics.
+  // step's sums.
   struct ShardRows {
     Interval rows;
-    std::int64_t statistics_row = 0;
+    std::int64_t sums_row = 0;
   };
 
   void compute_gradients();  // of *batch_
   std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
-  void add_to_statistics(std::int64_t number, const LossSums& sums);
-  at::Tensor reduced_statistics() const;  // on the host: waits for the device
+  // Fills in what all ranks decide together, from this rank's part. Collective over the world.
+  void decide(bool losses_finite, bool stop_requested, GradientSums& sums) const;
 
   const configs::Train& train_;
   Model& model_;
   ProcessGroup& group_;
+  ProcessGroup& world_;
   GradBuckets& buckets_;
   Optimizer& optimizer_;
   Activity* activity_;
@@ -89,7 +96,7 @@ class TrainingStep {
   const Batch* batch_ = nullptr;
   const StepHooks* hooks_ = nullptr;
   StepScalars scalars_;
-  at::Tensor statistics_;  // fp64 sums on the device, reduced with the gradients
+  StepSums step_sums_;
   at::Tensor chunk_sums_;  // of squares, for the gradient norm
   // The parts that train.cuda_graph records. The host makes its decisions between them.
   StepGraph gradients_graph_, norm_graph_, update_graph_;

@@ -19,6 +19,7 @@ Batch Batch::to(at::Device device) const {
   Batch moved;
   for (const auto& [name, tensor] : fields) moved.fields[name] = tensor.to(device);
   moved.sample_ids_B = sample_ids_B.to(device);
+  moved.global_size = global_size;
   return moved;
 }
 
@@ -28,6 +29,7 @@ Batch Batch::narrow(std::int64_t begin, std::int64_t end) const {
   for (const auto& [name, tensor] : fields)
     rows.fields[name] = tensor.narrow(0, begin, end - begin);
   rows.sample_ids_B = sample_ids_B.narrow(0, begin, end - begin);
+  rows.global_size = global_size;
   return rows;
 }
 

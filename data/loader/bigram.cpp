@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
-#include "data/loader/loader.h"
+#include "data/loader/token_windows.h"
 
 namespace birkhoff {
 namespace {
@@ -15,16 +15,14 @@ constexpr std::int64_t kMostIds = 8192;  // 8192^2 counts of 4 bytes are 256 MiB
 // Calls visit(previous, next) for every pair of adjacent tokens of a split.
 template <typename Visit>
 void for_each_pair(const Corpus& corpus, const std::string& split, Visit visit) {
-  LoaderOptions options;
-  options.split = split;
-  options.sequence_length = 4096;
-  EvalReader reader(corpus, options);
-  for (std::int64_t window = 0; window < reader.num_windows(); ++window) {
-    const Batch batch = reader.read(window, window + 1);
+  constexpr std::int64_t kLength = 4096;
+  const auto windows = evaluation_windows(corpus, {.split = split, .sequence_length = kLength});
+  for (std::int64_t window = 0; window < windows->num_samples(); ++window) {
+    const Batch batch = read_samples(*windows, window, window + 1);
     const auto* inputs = batch.at(field::kInputs).const_data_ptr<std::int64_t>();
     const auto* targets = batch.at(field::kTargets).const_data_ptr<std::int64_t>();
     const auto* mask = batch.at(field::kMask).const_data_ptr<std::uint8_t>();
-    for (std::int64_t t = 0; t < options.sequence_length; ++t) {
+    for (std::int64_t t = 0; t < kLength; ++t) {
       if (mask[t] != 0) visit(inputs[t], targets[t]);
     }
   }

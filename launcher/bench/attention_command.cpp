@@ -158,18 +158,21 @@ class Comparison {
     const configs::Mechanism config = mechanism_of(text);
     BuiltMechanism mechanism(config, shape, dtype_, device_);
     const AttentionProblem task =
-        AttentionProblem::random(shape, mechanism->properties().ties_key_value, dtype_, device_);
+        AttentionProblem::random(shape, mechanism->traits().ties_key_value, dtype_, device_);
 
     std::list<Entry> entries;
-    std::vector<Candidate> ours{
-        {"birkhoff", [&](const AttentionInput& in) { return mechanism->forward(in).out_BHLD; }}};
+    std::vector<Candidate> ours{{"birkhoff", [&](const AttentionInput& in) {
+                                   return mechanism->attend(in, Path::kFused).out_BHLD;
+                                 }}};
     if (!config.has_dense()) {  // whose composition is just LibTorch's dense attention
-      ours.push_back({"LibTorch, composed",
-                      [&](const AttentionInput& in) { return mechanism->composed(in).out_BHLD; }});
+      ours.push_back({"LibTorch, composed", [&](const AttentionInput& in) {
+                        return mechanism->attend(in, Path::kSdpa).out_BHLD;
+                      }});
     }
     if (fits_eager(*mechanism, task)) {
-      ours.push_back({"LibTorch, eager",
-                      [&](const AttentionInput& in) { return mechanism->reference(in).out_BHLD; }});
+      ours.push_back({"LibTorch, eager", [&](const AttentionInput& in) {
+                        return mechanism->attend(in, Path::kReference).out_BHLD;
+                      }});
     }
     add_checked(ours, /*library_dense=*/false, config, mechanism, task, entries);
 
@@ -201,7 +204,7 @@ class Comparison {
     const std::int64_t length = task.in.q_BHLD.size(2);
     const double gigabytes = static_cast<double>(task.in.q_BHLD.nbytes()) / 1e9 *
                              static_cast<double>(length) / static_cast<double>(arguments_.head_dim);
-    if (!mechanism.properties().quadratic || gigabytes < (device_.is_cuda() ? 8 : 1)) return true;
+    if (!mechanism.traits().quadratic || gigabytes < (device_.is_cuda() ? 8 : 1)) return true;
     note("LibTorch, eager", length, fmt::format("its scores take {:.3g} GB", gigabytes));
     return false;
   }
@@ -213,7 +216,7 @@ class Comparison {
                    const AttentionProblem& task, std::list<Entry>& entries) {
     const std::int64_t length = task.in.q_BHLD.size(2);
     const AttentionProblem part = task.beginning(
-        mechanism->properties().quadratic ? std::min(length, kMostCheckedTokens) : length);
+        mechanism->traits().quadratic ? std::min(length, kMostCheckedTokens) : length);
     const AttentionProblem exact_part = part.exact();
     BuiltMechanism exact_mechanism(
         config, {1, arguments_.heads, length, arguments_.head_dim, !arguments_.encoder},
@@ -223,9 +226,12 @@ class Comparison {
       for (const Parameter& each : built.parameters().list()) leaves.push_back(each.value);
       return leaves;
     };
-    const std::vector<at::Tensor> exact = solve(
-        {"", [&](const AttentionInput& in) { return exact_mechanism->reference(in).out_BHLD; }},
-        exact_part, with_parameters(exact_part.leaves(), exact_mechanism));
+    const std::vector<at::Tensor> exact =
+        solve({"",
+               [&](const AttentionInput& in) {
+                 return exact_mechanism->attend(in, Path::kReference).out_BHLD;
+               }},
+              exact_part, with_parameters(exact_part.leaves(), exact_mechanism));
     for (const Candidate& candidate : candidates) {
       double error = 0;
       try {

@@ -28,6 +28,7 @@
 #include "data/corpus/shard_format.h"
 #include "data/loader/loader.h"
 #include "data/loader/sampler.h"
+#include "data/loader/token_windows.h"
 #include "data/prepare/prepare.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/report.h"
@@ -66,9 +67,14 @@ Seconds timed(const std::function<void()>& work) {
   return {end.wall - start.wall, end.here - start.here, end.elsewhere - start.elsewhere};
 }
 
+WindowOptions window_options() {
+  WindowOptions options;
+  options.sequence_length = kLength;
+  return options;
+}
+
 LoaderOptions loader_options() {
   LoaderOptions options;
-  options.sequence_length = kLength;
   options.global_batch = kBatch;
   options.seed = kSeed;
   return options;
@@ -156,8 +162,8 @@ fs::path prepare_corpus_in(const fs::path& folder) {
 class RowReaders {
  public:
   explicit RowReaders(const Corpus& corpus)
-      : per_epoch_(samples_per_epoch(corpus, loader_options())),
-        loader_(corpus, loader_options(), 0),
+      : per_epoch_(num_training_windows(corpus, window_options())),
+        loader_(training_windows(corpus, window_options()), loader_options(), 0),
         plain_(corpus),
         batch_(kBatch * (kLength + 1)) {}
 
@@ -328,10 +334,10 @@ void measure_start(const fs::path& folder, std::ostream& out) {
     const double read = wall_seconds();
     const Corpus corpus(folder);
     const double opened = wall_seconds();
-    const Sampler order(kSeed, 0, samples_per_epoch(corpus, loader_options()));
+    const Sampler order(kSeed, 0, num_training_windows(corpus, window_options()));
     sum += order.at(0);
     const double ordered = wall_seconds();
-    TrainLoader loader(corpus, loader_options(), 0);
+    TrainLoader loader(training_windows(corpus, window_options()), loader_options(), 0);
     loader.next();
     const double loaded = wall_seconds();
     require(sum > 0, "an index");

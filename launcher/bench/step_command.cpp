@@ -76,8 +76,8 @@ class SyntheticTraining {
         model_(make_model(config, vocabulary, {*group_, *group_, *group_})),
         buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
         optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
-        plain_(plain_config_.train(), *model_, *group_, buckets_, *optimizer_),
-        recorded_(config_.train(), *model_, *group_, buckets_, *optimizer_) {}
+        plain_(plain_config_.train(), *model_, *group_, *group_, buckets_, *optimizer_),
+        recorded_(config_.train(), *model_, *group_, *group_, buckets_, *optimizer_) {}
 
   Model& model() { return *model_; }
   at::Device device() const { return device_; }

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 
 #include "cluster/base/cpu.h"
+#include "cluster/mesh.h"
 #include "data/corpus/corpus.h"
 #include "launcher/commands.h"
 #include "launcher/commands/model_tokenizer.h"
@@ -15,26 +17,34 @@
 #include "launcher/commands/run_paths.h"
 #include "launcher/commands/text_corpus.h"
 #include "launcher/processes/ranks.h"
+#include "launcher/processes/supervisor.h"
 #include "runtime/evaluator.h"
 #include "runtime/reporting/progress.h"
+#include "runtime/run_checks.h"
+#include "runtime/signals.h"
 
 namespace birkhoff {
 namespace {
 
-// Runs the evaluator and shows a line of progress.
-Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated, std::ostream& err) {
+// Runs the evaluator. Rank 0 shows a line of progress.
+Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,
+                          const ProcessGroup& group, const std::function<void()>& tick,
+                          std::ostream& err) {
   using Clock = std::chrono::steady_clock;
   const EvaluationPlan& plan = evaluator.plan();
   const Clock::time_point start = Clock::now();
   std::int64_t done = 0;
-  ProgressLines lines(err);
+  std::optional<ProgressLines> lines;
+  if (group.rank() == 0) lines.emplace(err);
   return evaluator.run([&] {
-    done = std::min(done + plan.micro_batch, plan.num_windows);
+    tick();
+    if (!lines) return;
+    done = std::min(done + plan.micro_batch * group.size(), plan.num_windows);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double left =
         seconds * static_cast<double>(plan.num_windows - done) / static_cast<double>(done);
-    lines.show(fmt::format("eval: {}, {} of {} sequences, {} left", evaluated, done,
-                           plan.num_windows, duration_text(left)));
+    lines->show(fmt::format("eval: {}, {} of {} sequences, {} left", evaluated, done,
+                            plan.num_windows, duration_text(left)));
   });
 }
 
@@ -45,13 +55,25 @@ double words_of(const EvaluationPlan& plan, const Corpus& corpus) {
   return static_cast<double>(counts.words()) * plan.bytes / static_cast<double>(counts.bytes());
 }
 
-}  // namespace
+// The checkpoint that rank 0 chooses: a run that is still training may save another one meanwhile.
+// Collective over the world.
+CheckpointFolder agreed_checkpoint(const std::string& path, ProcessGroup& world) {
+  CheckpointFolder checkpoint;
+  if (world.rank() == 0) checkpoint = checkpoint_of(path);
+  const std::string chosen =
+      world.broadcast_bytes(checkpoint.path.string(), 0, "checkpoint to evaluate");
+  return world.rank() == 0 ? checkpoint : open_checkpoint(chosen);
+}
 
-int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err) {
-  compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
-  const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
+// Evaluates with the ranks of the data group, which are all of the world; rank 0 prints. Calls
+// `tick` after each micro-batch of this rank. Collective over the world.
+void evaluate(const EvalArguments& arguments, ProcessGroup& world, const ParallelGroups& groups,
+              const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
+  const bool speaks = world.rank() == 0;
+  const CheckpointFolder checkpoint = agreed_checkpoint(arguments.path, world);
   const configs::CheckpointManifest& manifest = checkpoint.manifest;
-  const configs::Config& config = manifest.config();
+  const configs::Config config = config_of(checkpoint, arguments.settings);
+  check_same_config(world, config);
   std::optional<TextCorpus> text;
   if (!arguments.text.empty()) text.emplace(tokenizer_source(checkpoint), arguments.text, err);
   const std::string split = text ? TextCorpus::kSplit : arguments.split;
@@ -59,23 +81,26 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
                       : arguments.corpus.empty() ? config.data().corpus()
                                                  : arguments.corpus);
   require_same_tokenizer(checkpoint, arguments.path, corpus);
-  LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
-  for (const std::string& warning : loaded.model->warnings())
-    err << "birkhoff: warning: " << warning << '\n';
+  check_same_corpus(world, corpus);
+  const std::unique_ptr<Model> model = load_model(checkpoint, config, groups);
+  for (const std::string& warning : model->warnings()) {
+    if (speaks) err << "birkhoff: warning: " << warning << '\n';
+  }
 
   configs::Evaluate what = config.evaluate();
   what.set_split(split);
   what.set_sequences(arguments.sequences);
   const std::unique_ptr<Evaluator> evaluator =
-      make_evaluator(config, what, corpus, *loaded.model, *loaded.single);
+      make_evaluator(config, what, corpus, *model, groups.data);
   const EvaluationPlan& plan = evaluator->plan();
   const std::string& evaluated = text ? arguments.text : split;
-  const Evaluation result = evaluate_shown(*evaluator, evaluated, err);
+  const Evaluation result = evaluate_shown(*evaluator, evaluated, world, tick, err);
   if (!std::isfinite(result.loss)) {
     fail(ExitCode::kNumerical,
          "{}: the loss on {} is not finite: the run had diverged; evaluate an earlier checkpoint",
          checkpoint.path.string(), evaluated);
   }
+  if (!speaks) return;
   const double words = words_of(plan, corpus);
   const double perplexity = std::exp(result.loss);
   const double word_perplexity = std::exp(result.loss * static_cast<double>(result.tokens) / words);
@@ -93,6 +118,7 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
       object["words"] = std::llround(words);
       object["word_perplexity"] = word_perplexity;
     }
+    for (const auto& [name, value] : result.figures) object[name] = value;
     out << object.dump() << '\n';
   } else {
     const std::string per_word =
@@ -102,8 +128,60 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
         "token{}, {} tokens, {} bytes, {} of {} sequences\n",
         manifest.step(), evaluated, result.loss, result.bits_per_byte, perplexity, per_word,
         result.tokens, result.bytes, plan.num_windows, plan.all_windows);
+    for (const auto& [name, value] : result.figures) out << fmt::format("{} {:.6g}\n", name, value);
   }
+}
+
+// The arguments as a command line, without --ranks.
+std::vector<std::string> command_line(const EvalArguments& arguments) {
+  std::vector<std::string> line = {"eval",        arguments.path,
+                                   "--split",     arguments.split,
+                                   "--sequences", std::to_string(arguments.sequences),
+                                   "--device",    arguments.device};
+  if (!arguments.corpus.empty()) line.insert(line.end(), {"--corpus", arguments.corpus});
+  for (const std::string& setting : arguments.settings) line.insert(line.end(), {"--set", setting});
+  if (arguments.json) line.emplace_back("--json");
+  return line;
+}
+
+int evaluate_in_world(const EvalArguments& arguments, World& world, const StopSignals& signals,
+                      std::ostream& out, std::ostream& err) {
+  compute_on_cpu(threads_of_rank(world.local_size()));
+  Mesh mesh(world, configs::Mesh(), device_named(arguments.device, world.local_rank()));
+  const auto stop_if_asked = [&] {
+    if (signals.received() == 0) return;
+    if (world.rank() == 0)
+      err << "birkhoff: stopped on request: nothing was evaluated" << std::endl;
+    world.abort(static_cast<int>(ExitCode::kRequeue));
+  };
+  evaluate(arguments, world.group(), mesh.groups(), stop_if_asked, out, err);
   return 0;
+}
+
+}  // namespace
+
+int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err) {
+  const int ranks = ranks_to_run_on(arguments.ranks);
+  if (!arguments.ranks && ranks == 1) {
+    compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
+    const std::unique_ptr<ProcessGroup> one = make_single_group(device_named(arguments.device));
+    evaluate(
+        arguments, *one, {*one, *one, *one}, [] {}, out, err);
+    return 0;
+  }
+  StopSignals signals;
+  check_before_ranks([&] {
+    if (!arguments.text.empty()) {
+      fail(ExitCode::kUsage,
+           "--text {}: a text is evaluated by one process; leave --ranks out, or make a corpus of "
+           "it with `birkhoff prepare --like {}`",
+           arguments.text, arguments.path);
+    }
+    if (arguments.ranks) config_of(checkpoint_of(arguments.path), arguments.settings);
+  });
+  if (arguments.ranks) return supervise(ranks, command_line(arguments), signals, err);
+  return run_in_world(
+      [&](World& world) { return evaluate_in_world(arguments, world, signals, out, err); }, err);
 }
 
 }  // namespace birkhoff

@@ -7,6 +7,7 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/run_checkpoints.h"
 
 namespace birkhoff {
 namespace {
@@ -79,8 +80,41 @@ std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& p
   return folders;
 }
 
-at::Device device_named(const std::string& name) {
-  return name == "cuda" ? cuda_device(/*local_rank=*/0) : at::Device(at::kCPU);
+at::Device device_named(const std::string& name, int local_rank) {
+  return name == "cuda" ? cuda_device(local_rank) : at::Device(at::kCPU);
+}
+
+configs::Config config_of(const CheckpointFolder& checkpoint,
+                          const std::vector<std::string>& settings) {
+  // Parsed from text, because a forged manifest can have a matching checksum.
+  const std::string text = config_text(checkpoint.manifest.config());
+  const std::string name = (checkpoint.path / "manifest.json").string() + ", config";
+  const configs::Config trained = parse_config(text, name, {});
+  if (settings.empty()) return trained;
+  configs::Config config = parse_config(text, name, settings);
+  for (const ConfigDifference& difference : diff_configs(trained, config)) {
+    if (difference.evaluation) continue;
+    fail(ExitCode::kConfig,
+         "--set {}={}: an evaluation cannot change this field, which is {} in the trained model; "
+         "fields that it can change are marked eval in `birkhoff config reference`",
+         difference.path, difference.after, difference.before);
+  }
+  return config;
+}
+
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const configs::Config& config,
+                                  const ParallelGroups& groups, ParameterValues values) {
+  std::unique_ptr<Model> model = make_model(config, checkpoint.manifest.vocabulary(), groups);
+  std::vector<TensorPart> shards = model_shards(*model);
+  load_model_shards(checkpoint, shards);
+  if (values == ParameterValues::kAny) return model;
+  if (const std::string name = find_non_finite(shards); !name.empty()) {
+    fail(ExitCode::kNumerical,
+         "{}: tensor '{}' holds values that are not finite: the run had diverged; use an earlier "
+         "checkpoint",
+         checkpoint.path.string(), name);
+  }
+  return model;
 }
 
 LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
@@ -88,25 +122,7 @@ LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
   LoadedModel loaded;
   loaded.single = make_single_group(device);
   ProcessGroup& one = *loaded.single;
-  // Checks the values like those of a text, because a forged manifest can have a matching checksum.
-  const configs::Config config =
-      parse_config(config_text(checkpoint.manifest.config()),
-                   (checkpoint.path / "manifest.json").string() + ", config", {});
-  loaded.model =
-      make_model(config, checkpoint.manifest.vocabulary(), ParallelGroups{one, one, one});
-  std::vector<TensorPart> shards;
-  for (const Parameter& parameter : loaded.model->parameters().list()) {
-    shards.push_back(
-        whole_shard(parameter.name, StateKind::kParameter, parameter.value, /*owner=*/0));
-  }
-  load_parameters(checkpoint, shards);
-  if (values == ParameterValues::kAny) return loaded;
-  if (const std::string name = find_non_finite(shards); !name.empty()) {
-    fail(ExitCode::kNumerical,
-         "{}: parameter '{}' holds values that are not finite: the run had diverged; use an "
-         "earlier checkpoint",
-         checkpoint.path.string(), name);
-  }
+  loaded.model = load_model(checkpoint, config_of(checkpoint), {one, one, one}, values);
   return loaded;
 }
 

@@ -26,19 +26,31 @@ CheckpointFolder checkpoint_of(const std::filesystem::path& path);
 // Error(kCheckpoint) if there are none.
 std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& path);
 
-// The model of a checkpoint with its parameters on a device, in this process only.
+// The configuration of a checkpoint with evaluation-time `settings` (`path=value`). Its values are
+// checked like those of a text. Error(kConfig) if a setting changes another field.
+configs::Config config_of(const CheckpointFolder& checkpoint,
+                          const std::vector<std::string>& settings = {});
+
+// Which values the model's tensors may have. A model with infinities or NaN cannot compute
+// anything.
+enum class ParameterValues { kFinite, kAny };
+// The model of a checkpoint, on the device of the groups, with a configuration from config_of().
+// The groups must outlive it. Error(kNumerical) if a tensor has other values. Local.
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const configs::Config& config,
+                                  const ParallelGroups& groups,
+                                  ParameterValues values = ParameterValues::kFinite);
+
+// The same on a device, in this process only.
 struct LoadedModel {
   std::unique_ptr<ProcessGroup> single;  // outlives the model
   std::unique_ptr<Model> model;
 };
-// Which values the parameters may have. A model with infinities or NaN cannot compute anything.
-enum class ParameterValues { kFinite, kAny };
-// Error(kNumerical) if a parameter has other values.
 LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
                        ParameterValues values = ParameterValues::kFinite);
 
-// The device that a command's --device names: "cpu" or "cuda". Error(kUsage) if there is no GPU.
-at::Device device_named(const std::string& name);
+// The device that a command's --device names: "cpu" or "cuda", the GPU of this rank of the machine.
+// Error(kUsage) if there is no GPU.
+at::Device device_named(const std::string& name, int local_rank = 0);
 
 // The tokenizer in a checkpoint.
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint);

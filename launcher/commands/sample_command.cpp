@@ -84,10 +84,14 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
   LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
   for (const std::string& warning : loaded.model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
-  if (const std::int64_t unread = unread_prompt_ids(*loaded.model, prompt_ids); unread > 0) {
+  Decoder* model = loaded.model->decoder();
+  if (model == nullptr) {
+    fail(ExitCode::kUsage, "{}: a model of this task generates no text", arguments.path);
+  }
+  if (const std::int64_t unread = unread_prompt_ids(*model, prompt_ids); unread > 0) {
     err << "birkhoff: warning: the first " << unread << " of the prompt's " << prompt_ids.size()
-        << " tokens are not read: the model sees data.sequence_length = "
-        << loaded.model->max_tokens() << " at most\n";
+        << " tokens are not read: the model sees data.sequence_length = " << model->max_tokens()
+        << " at most\n";
   }
 
   const bool terminal = isatty(STDOUT_FILENO) != 0;
@@ -102,7 +106,7 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
     print(prompt);
     options.text = static_cast<std::uint64_t>(n);
     TextDecoder decoder(*tokenizer, prompt_ids);
-    generate(*loaded.model, prompt_ids, options, [&](std::int32_t id) { print(decoder.add(id)); });
+    generate(*model, prompt_ids, options, [&](std::int32_t id) { print(decoder.add(id)); });
     print(decoder.finish() + '\n');
   }
   return 0;

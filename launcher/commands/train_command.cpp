@@ -41,10 +41,10 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
                   ExitCode::kConfig);
   }
   const Corpus corpus(config.data().corpus());
-  check_run(config, corpus, arguments.run, arguments.fresh);
   // Build the model without values; each rank makes its parameters later, once.
   const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
   make_model(config, corpus.vocabulary(), ParallelGroups{*one, *one, *one});
+  check_run(config, corpus, arguments.run, arguments.fresh);
   if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
     fail(ExitCode::kConfig,
          "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 to use all",

@@ -1,4 +1,4 @@
-// `train --ranks N`: starts mpirun, supervises it, and turns its signals and codes into ours. On
+// `--ranks N`: starts mpirun, supervises it, and turns its signals and codes into ours. On
 // SIGTERM, Open MPI 4.1 ends its ranks before they can save. So every request to stop reaches them
 // as SIGUSR1, on which they save and exit with 75.
 #pragma once

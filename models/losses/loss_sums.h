@@ -5,9 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
-#include <utility>
-#include <vector>
+#include "cluster/base/tensors/named_sums.h"
 
 namespace birkhoff {
 
@@ -18,8 +16,9 @@ struct LossSums {
   at::Tensor loss;
   at::Tensor nats;   // 0-dim fp64: sum of nats over counted targets, no gradient
   at::Tensor count;  // 0-dim fp64: number of counted targets
-  // Other 0-dim fp64 sums by name, no gradient. The trainer does not reduce or report them yet.
-  std::vector<std::pair<std::string, at::Tensor>> metrics;
+  // No gradients. Those that the model's figures need, 0-dim, and in training those of its
+  // statistics, in their shape.
+  NamedSums named;
 };
 
 // Cross entropy of logits [B, T, V] against targets [B, T] (int64), summed over the tokens whose

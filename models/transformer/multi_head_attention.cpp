@@ -61,7 +61,7 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
     group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape,
                                            field + ".group." + std::to_string(g), group.name,
                                            parameters, parallel);
-    group.has_value = !group.mechanism->properties().ties_key_value;
+    group.has_value = !group.mechanism->traits().ties_key_value;
     value_heads += group.has_value ? group.heads : 0;
     head_groups_.push_back(std::move(group));
   }
@@ -123,7 +123,7 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
     if (noise) {
       inputs[g].noise = noise->at_layer(noise_layer(layer_, RandomStream::kHeadGroup, g));
     }
-    AttentionOutput output = group.mechanism->forward(inputs[g]);
+    AttentionOutput output = group.mechanism->attend(inputs[g], Path::kFused);
     out_BHTD.push_back(std::move(output.out_BHLD));
     for (auto& [name, value] : output.sums) {
       sums.emplace_back(group.name + "." + name, std::move(value));
@@ -158,15 +158,21 @@ double MultiHeadAttention::forward_flops(std::int64_t num_tokens) const {
   return flops;
 }
 
+std::vector<Figure> MultiHeadAttention::figures() const {
+  std::vector<Figure> result;
+  for (const HeadGroup& group : head_groups_) {
+    for (const Figure& figure : group.mechanism->traits().figures) {
+      result.push_back(with_prefix(group.name + ".", figure));
+    }
+  }
+  return result;
+}
+
 std::vector<std::string> MultiHeadAttention::warnings() const {
   std::vector<std::string> result;
   for (const HeadGroup& group : head_groups_) {
-    if (group.mechanism->properties().leaky) {
-      result.push_back(group.name +
-                       ": paper_masked leaks: its block weights depend on later tokens, so losses "
-                       "are too low and sampling differs from training; label every result made "
-                       "with it as leaky");
-    }
+    const std::string leak = group.mechanism->traits().leak;
+    if (!leak.empty()) result.push_back(group.name + ": " + leak);
   }
   return result;
 }

@@ -29,8 +29,6 @@ struct SequenceContext {
   at::Tensor positions_BTP;  // int64
 };
 
-using NamedSums = std::vector<std::pair<std::string, at::Tensor>>;
-
 class MultiHeadAttention {
  public:
   // `field` is the path of `attention` in the configuration, for messages; `layer` is the index of
@@ -51,6 +49,7 @@ class MultiHeadAttention {
                          const SequenceContext& context) const;
 
   double forward_flops(std::int64_t num_tokens) const;
+  std::vector<Figure> figures() const;
   std::vector<std::string> warnings() const;
 
  private:

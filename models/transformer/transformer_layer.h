@@ -33,6 +33,7 @@ class TransformerLayer {
                              const ResidualStream& stream, const SequenceContext& context) const;
 
   double forward_flops(std::int64_t num_tokens) const;
+  std::vector<Figure> figures() const { return attention_.figures(); }
   std::vector<std::string> warnings() const { return attention_.warnings(); }
 
  private:

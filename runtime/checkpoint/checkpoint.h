@@ -86,9 +86,9 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::pa
 // that holds no element of a tensor names it with an empty shard, so that surplus tensors are
 // noticed.
 void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
-// Loads only parameters (evaluation, sampling): tensors of the checkpoint that no shard names are
+// Loads only a model (evaluation, sampling): tensors of the checkpoint that no shard names are
 // ignored.
-void load_parameters(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
+void load_model_shards(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards);
 
 // Re-reads every file and checks sizes, hashes, safetensors headers, and the CRC32C of every
 // tensor. Error(kCheckpoint) names the first file and tensor that differ.

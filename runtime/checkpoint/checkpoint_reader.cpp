@@ -240,7 +240,7 @@ void load_checkpoint(const CheckpointFolder& checkpoint, std::vector<TensorPart>
   load(checkpoint, shards, /*allow_surplus=*/false);
 }
 
-void load_parameters(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
+void load_model_shards(const CheckpointFolder& checkpoint, std::vector<TensorPart>& shards) {
   load(checkpoint, shards, /*allow_surplus=*/true);
 }
 

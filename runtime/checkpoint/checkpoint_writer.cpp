@@ -51,10 +51,10 @@ CheckpointManifest::Tensor manifest_entry(const TensorPart& shard) {
   return entry;
 }
 
-// Whole parameters are in the model files, which other programs read; everything else is in the
-// rank's own file.
+// Whole parameters and statistics are in the model files, which other programs read; everything
+// else is in the rank's own file.
 bool belongs_to_model(const TensorPart& shard) {
-  return shard.kind == StateKind::kParameter && shard.region.is_whole();
+  return shard.kind != StateKind::kOptimizer && shard.region.is_whole();
 }
 
 }  // namespace

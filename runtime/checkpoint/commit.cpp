@@ -52,12 +52,12 @@ CheckpointManifest::File describe_file(const fs::path& path) {
   return description;
 }
 
-// The index that Python's loaders look for: which file holds which parameter.
+// The index that Python's loaders look for: which file holds which tensor of the model.
 std::string index_text(const CheckpointManifest& manifest) {
   nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
   std::int64_t elements_bytes = 0;
   for (const auto& tensor : manifest.tensor()) {
-    if (tensor.kind() == "parameter" && region_of(tensor).is_whole()) {
+    if (tensor.kind() != "optimizer" && region_of(tensor).is_whole()) {
       weight_map[tensor.key()] = tensor.file();
       elements_bytes +=
           region_of(tensor).num_elements() * safetensors_element_bytes(tensor.dtype());

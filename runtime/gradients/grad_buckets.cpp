@@ -139,13 +139,14 @@ void GradBuckets::launch_next() {
   }
 }
 
-void GradBuckets::finish_reducing(at::Tensor statistics) {
+void GradBuckets::finish_reducing(const std::vector<at::Tensor>& sums) {
   reducing_ = false;
   while (num_launched_ < buckets_.size()) launch_next();
   num_launched_ = 0;
-  std::unique_ptr<Work> counts;
-  if (group_.size() > 1) {
-    counts = group_.all_reduce_async(std::move(statistics), ReduceOp::kSum, "counts");
+  std::vector<std::unique_ptr<Work>> running_sums;
+  for (const at::Tensor& tensor : sums) {
+    if (group_.size() == 1 || tensor.numel() == 0) continue;
+    running_sums.push_back(group_.all_reduce_async(tensor, ReduceOp::kSum, "sums of the step"));
   }
   for (std::size_t i = 0; i < shard_reductions_.size(); ++i) {
     shard_reductions_[i].combine(fmt::format("gradient sums of bucket {}", i));
@@ -155,7 +156,7 @@ void GradBuckets::finish_reducing(at::Tensor statistics) {
     if (work != nullptr) work->wait();
     work = nullptr;
   }
-  if (counts != nullptr) counts->wait();
+  for (const auto& work : running_sums) work->wait();
 }
 
 void GradBuckets::all_gather_parameters() {

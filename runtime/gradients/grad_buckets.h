@@ -69,11 +69,11 @@ class GradBuckets {
   // Call before the last backward pass of a step: from here on a bucket is reduced as soon as it is
   // full.
   void start_reducing();
-  // Reduces the remaining buckets (a parameter without a gradient counts as zero) and then
-  // `statistics`, a contiguous tensor of sums that travels with the gradients, and waits for all.
-  // Afterwards the owned gradients and `statistics` are the sums over the group; other gradients
-  // are undefined. Collective over the group, as are the reductions that start_reducing() permits.
-  void finish_reducing(at::Tensor statistics);
+  // Reduces the remaining buckets (a parameter without a gradient counts as zero) and then `sums`,
+  // contiguous tensors that travel with the gradients, and waits for all. Afterwards the owned
+  // gradients and `sums` are the sums over the group; other gradients are undefined. Collective
+  // over the group, as are the reductions that start_reducing() permits.
+  void finish_reducing(const std::vector<at::Tensor>& sums);
   // Call after the owned values were updated: all ranks get all values. Collective over the group
   // if sliced(), else local.
   void all_gather_parameters();

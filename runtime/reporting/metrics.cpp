@@ -24,28 +24,37 @@ std::string json_number(Float value) {
 // Times and rates: more digits mean nothing. The lines and the events carry the same numbers.
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
+// The end of a line: the model's figures.
+std::string figures_text(const FigureValues& figures) {
+  std::string text;
+  for (const auto& [name, value] : figures) {
+    text += fmt::format(",{}:{}", nlohmann::json(name).dump(), json_number(value));
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string step_line(const StepReport& report, double elapsed_seconds) {
   return fmt::format(
       "{{\"step\":{},\"loss\":{},\"tokens\":{},\"tokens_per_second\":{},\"step_ms\":{},"
-      "\"loader_wait_ms\":{},\"learning_rate\":{},\"grad_norm\":{},\"elapsed_seconds\":{}}}\n",
+      "\"loader_wait_ms\":{},\"learning_rate\":{},\"grad_norm\":{},\"elapsed_seconds\":{}{}}}\n",
       report.step, json_number(report.loss), report.tokens,
       json_number(rounded(report.tokens_per_second)), json_number(rounded(report.step_ms)),
       json_number(rounded(report.loader_wait_ms)),
       // Learning rates are floats in the configuration.
       json_number(static_cast<float>(report.learning_rate)), json_number(report.grad_norm),
-      json_number(rounded(elapsed_seconds)));
+      json_number(rounded(elapsed_seconds)), figures_text(report.figures));
 }
 
 std::string evaluation_line(std::int64_t step, const std::string& split,
                             const Evaluation& evaluation, double elapsed_seconds) {
   return fmt::format(
       "{{\"step\":{},\"split\":{},\"loss\":{},\"bits_per_byte\":{},\"tokens\":{},\"bytes\":{},"
-      "\"elapsed_seconds\":{}}}\n",
+      "\"elapsed_seconds\":{}{}}}\n",
       step, nlohmann::json(split).dump(), json_number(evaluation.loss),
       json_number(evaluation.bits_per_byte), evaluation.tokens, evaluation.bytes,
-      json_number(rounded(elapsed_seconds)));
+      json_number(rounded(elapsed_seconds)), figures_text(evaluation.figures));
 }
 
 double clock_seconds() {
@@ -98,6 +107,9 @@ void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
     events_->scalar("train/loader_wait_ms", report.step, rounded(report.loader_wait_ms));
     events_->scalar("train/learning_rate", report.step, report.learning_rate);
     events_->scalar("train/grad_norm", report.step, report.grad_norm);
+    for (const auto& [name, value] : report.figures) {
+      events_->scalar("train/" + name, report.step, value);
+    }
   }
   const std::string line = progress_line(report, options_.num_steps);
   if (options_.terminal) {
@@ -116,6 +128,9 @@ void Metrics::evaluation(std::int64_t step, const std::string& split,
   if (events_) {
     events_->scalar(split + "/loss", step, evaluation.loss);
     events_->scalar(split + "/bits_per_byte", step, evaluation.bits_per_byte);
+    for (const auto& [name, value] : evaluation.figures) {
+      events_->scalar(split + "/" + name, step, value);
+    }
   }
   write_svg();
   clear_bar();

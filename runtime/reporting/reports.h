@@ -2,8 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace birkhoff {
+
+// Values of a model's figures (Model::figures), by name.
+using FigureValues = std::vector<std::pair<std::string, double>>;
 
 // Figures of a step or of the steps since the last report.
 struct StepReport {
@@ -14,7 +20,8 @@ struct StepReport {
   double step_ms = 0;
   double loader_wait_ms = 0;  // of step_ms, at most: on a GPU the wait may overlap the computation
   double learning_rate = 0;
-  double grad_norm = 0;  // of the mean gradient, before clipping
+  double grad_norm = 0;    // of the mean gradient, before clipping
+  FigureValues figures{};  // of this step
 };
 
 // Figures of a split.
@@ -23,6 +30,7 @@ struct Evaluation {
   double bits_per_byte = 0;  // total nats / ln 2 / raw bytes
   std::int64_t tokens = 0;   // counted targets
   std::int64_t bytes = 0;
+  FigureValues figures{};
 };
 
 }  // namespace birkhoff

@@ -19,7 +19,7 @@ class Masks : public ::testing::TestWithParam<MechanismCase> {
   }
   AttentionInput input(const Built& built, std::int64_t tokens = kTokens,
                        at::ScalarType dtype = at::kDouble) const {
-    return random_input(tokens, dtype, 1, built.properties.ties_key_value);
+    return random_input(tokens, dtype, 1, built.traits.ties_key_value);
   }
 };
 
@@ -27,9 +27,10 @@ std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) { retur
 
 class CausalMasks : public Masks {};
 
+bool is_causal(const MechanismCase&, const MechanismTraits& traits) { return traits.causal; }
+
 INSTANTIATE_TEST_SUITE_P(All, Masks, ::testing::ValuesIn(all_cases()), name_of);
-INSTANTIATE_TEST_SUITE_P(All, CausalMasks, ::testing::ValuesIn(cases_where(keeps_causality)),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(All, CausalMasks, ::testing::ValuesIn(cases_where(is_causal)), name_of);
 
 at::Tensor lengths(std::int64_t first, std::int64_t second) {
   return at::tensor({first, second}, at::kLong);
@@ -170,34 +171,15 @@ NoiseKey noise(std::int64_t step) {
           .sample_ids_B = at::tensor({41, 97}, at::kLong)};
 }
 
-// The mechanism's config with every kind of noise that it supports.
-configs::Mechanism noisy(configs::Mechanism config) {
-  const auto sinkhorn = [](configs::SinkhornAttention* s) {
-    s->set_dropout(0.3f);
-    s->set_gumbel_noise(true);
-  };
-  if (config.has_dense()) config.mutable_dense()->set_dropout(0.3f);
-  if (config.has_block_local()) config.mutable_block_local()->set_dropout(0.3f);
-  if (config.has_sinkhorn()) sinkhorn(config.mutable_sinkhorn());
-  if (config.has_sinkhorn_mixture()) {
-    sinkhorn(config.mutable_sinkhorn_mixture()->mutable_sinkhorn());
-    config.mutable_sinkhorn_mixture()->mutable_dense()->set_dropout(0.3f);
-  }
-  return config;
-}
-
 // Noise belongs to a sample and a step, however the batch is cut. Without a key there is no noise.
 TEST_P(Masks, NoiseFollowsSampleAndStep) {
-  const Built built(noisy(GetParam().config), GetParam().causal, at::kDouble);
+  const Built built(with_noise(GetParam().config), GetParam().causal, at::kDouble);
   const Built quiet = build(at::kDouble);
   AttentionInput in = input(built);
   const Path path = Path::kFused;
   const at::Tensor without = run(*built.mechanism, in, path);
-  const auto* sinkhorn = sinkhorn_of(GetParam().config);
   const double scale = std::max(1.0, without.abs().max().item<double>());
-  if (!sinkhorn || !sinkhorn->gumbel_noise()) {
-    EXPECT_LE(max_difference(without, run(*quiet.mechanism, in, path)), 1e-12 * scale);
-  }
+  EXPECT_LE(max_difference(without, run(*quiet.mechanism, in, path)), 1e-12 * scale);
   in.noise = noise(3);
   const at::Tensor with = run(*built.mechanism, in, path);
   EXPECT_GT(max_difference(with, without), 1e-3);

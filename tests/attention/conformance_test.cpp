@@ -17,7 +17,7 @@ class Conformance : public ::testing::TestWithParam<MechanismCase> {
   const configs::Mechanism& config() const { return GetParam().config; }
   Built build(at::ScalarType dtype) const { return Built(config(), GetParam().causal, dtype); }
   AttentionInput input(const Built& built, at::ScalarType dtype, std::uint64_t seed = 1) const {
-    return random_input(kTokens, dtype, seed, built.properties.ties_key_value);
+    return random_input(kTokens, dtype, seed, built.traits.ties_key_value);
   }
 };
 
@@ -25,28 +25,26 @@ std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) { retur
 
 // Mechanisms whose outputs at t depend only on inputs at <= t.
 class CausalConformance : public Conformance {};
+bool is_causal(const MechanismCase&, const MechanismTraits& traits) { return traits.causal; }
 // Mechanisms that decode, exactly or not.
 class DecodingConformance : public Conformance {};
-// Mechanisms with separate values, which they mix with weights whose rows sum to 1.
+// Mechanisms whose outputs are weighted means of values.
 class ConvexConformance : public Conformance {};
 
-bool is_convex(const MechanismCase& mechanism_case) {
-  const auto* sinkhorn = sinkhorn_of(mechanism_case.config);
-  if (!sinkhorn) return true;
-  const bool null = mechanism_case.causal &&
-                    (sinkhorn->causal_balance() == configs::SinkhornAttention::none ||
-                     sinkhorn->causal_balance() == configs::SinkhornAttention::cumulative);
-  return !null && sinkhorn->iterations() > 0 && sinkhorn->top_m() == 0 &&
-         !sinkhorn->tie_key_value();
-}
-
 INSTANTIATE_TEST_SUITE_P(All, Conformance, ::testing::ValuesIn(all_cases()), name_of);
-INSTANTIATE_TEST_SUITE_P(All, CausalConformance, ::testing::ValuesIn(cases_where(keeps_causality)),
+INSTANTIATE_TEST_SUITE_P(All, CausalConformance, ::testing::ValuesIn(cases_where(is_causal)),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(
-    All, DecodingConformance,
-    ::testing::ValuesIn(cases_where([](const auto& each) { return each.causal; })), name_of);
-INSTANTIATE_TEST_SUITE_P(All, ConvexConformance, ::testing::ValuesIn(cases_where(is_convex)),
+INSTANTIATE_TEST_SUITE_P(All, DecodingConformance,
+                         ::testing::ValuesIn(cases_where([](const MechanismCase& each,
+                                                            const MechanismTraits&) {
+                           return each.causal;
+                         })),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(All, ConvexConformance,
+                         ::testing::ValuesIn(cases_where([](const MechanismCase&,
+                                                            const MechanismTraits& traits) {
+                           return traits.convex;
+                         })),
                          name_of);
 
 // Outputs before a change are equal bit for bit: at first and last tokens, at block borders and
@@ -54,7 +52,7 @@ INSTANTIATE_TEST_SUITE_P(All, ConvexConformance, ::testing::ValuesIn(cases_where
 TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
     const Built built = build(dtype);
-    ASSERT_TRUE(built.properties.causal);
+    ASSERT_TRUE(built.traits.causal);
     const AttentionInput in = input(built, dtype);
     for (const Path path : {Path::kReference, Path::kFused}) {
       const at::Tensor out = run(*built.mechanism, in, path);
@@ -71,7 +69,7 @@ TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
 // Appended blocks do not change earlier outputs either.
 TEST_P(CausalConformance, AppendedTokensChangeNothing) {
   const Built built = build(at::kDouble);
-  const AttentionInput longer = random_input(25, at::kDouble, 1, built.properties.ties_key_value);
+  const AttentionInput longer = random_input(25, at::kDouble, 1, built.traits.ties_key_value);
   const AttentionInput in = token_slice(longer, 0, kTokens);
   for (const Path path : {Path::kReference, Path::kFused}) {
     EXPECT_LE(max_difference(run(*built.mechanism, in, path),
@@ -84,18 +82,6 @@ TEST_P(CausalConformance, AppendedTokensChangeNothing) {
 // next to it.
 TEST(LongSequence, FutureTokensDoNotChangeABit) {
   constexpr std::int64_t kLength = 1024, kLongBlock = 64, kChannels = 32;
-  std::vector<configs::Mechanism> modes(3);
-  modes[0].mutable_dense();
-  modes[1].mutable_block_local()->set_block(kLongBlock);
-  modes[2].mutable_block_local()->set_block(kLongBlock);
-  modes[2].mutable_block_local()->set_look_back(1);
-  for (const auto balance :
-       {configs::SinkhornAttention::prefix, configs::SinkhornAttention::cumulative,
-        configs::SinkhornAttention::none, configs::SinkhornAttention::uniform}) {
-    configs::Mechanism& mode = modes.emplace_back();
-    mode.mutable_sinkhorn()->set_block(kLongBlock);
-    mode.mutable_sinkhorn()->set_causal_balance(balance);
-  }
   const at::NoGradGuard no_grad;
   AttentionInput in;
   const std::vector<std::int64_t> heads = {1, 2, kLength, 32};
@@ -103,8 +89,9 @@ TEST(LongSequence, FutureTokensDoNotChangeABit) {
   in.k_BHSD = random_tensor(heads, at::kFloat, 2);
   in.v_BHSD = random_tensor(heads, at::kFloat, 3);
   in.x_q_BLC = in.x_kv_BSC = random_tensor({1, kLength, kChannels}, at::kFloat, 4);
-  for (const configs::Mechanism& mode : modes) {
-    const Built built(mode,
+  for (const MechanismCase& each : cases_where(is_causal, kLongBlock)) {
+    SCOPED_TRACE(each.name);
+    const Built built(each.config,
                       {.channels = kChannels,
                        .heads = 2,
                        .head_dim = 32,
@@ -115,10 +102,8 @@ TEST(LongSequence, FutureTokensDoNotChangeABit) {
     for (const std::int64_t t : {511, 512, 513}) {
       const at::Tensor changed =
           run(*built.mechanism, replace_tokens(in, t, kLength, 50), Path::kFused);
-      EXPECT_TRUE(at::equal(out.narrow(2, 0, t), changed.narrow(2, 0, t)))
-          << mode.ShortDebugString() << " t " << t;
-      EXPECT_GT(max_difference(out.select(2, t), changed.select(2, t)), 1e-3)
-          << mode.ShortDebugString() << " t " << t;
+      EXPECT_TRUE(at::equal(out.narrow(2, 0, t), changed.narrow(2, 0, t))) << t;
+      EXPECT_GT(max_difference(out.select(2, t), changed.select(2, t)), 1e-3) << t;
     }
   }
 }
@@ -131,22 +116,16 @@ TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
   const at::Tensor visible_LS = built.mechanism->visible_keys(kTokens, kTokens);
   ASSERT_EQ(visible_LS.sizes(), at::IntArrayRef({kTokens, kTokens}));
   const at::Tensor out = run(*built.mechanism, in, Path::kFused);
-  const bool aligned_logits =
-      GetParam().causal && config().has_sinkhorn() &&
-      config().sinkhorn().combine() == configs::SinkhornAttention::add_logits;
   for (std::int64_t i = 0; i < kTokens; ++i) {
     const auto d = gradients(out.select(2, i), {in.k_BHSD, in.v_BHSD, in.x_q_BLC});
     at::Tensor reached_S = (d[0].abs() + d[1].abs()).sum({0, 1, 3}) > 0;
-    // With one aligned position the softmax has one logit, so the query's own key matters only by
-    // rounding.
-    if (aligned_logits && i % kBlock == 0 && i > 0) reached_S[i] = visible_LS[i][i];
-    const auto* sinkhorn = sinkhorn_of(config());
-    if (config().has_sinkhorn() && sinkhorn->top_m() > 0) {  // other inputs reach the others
+    if (built.traits.selects) {
       EXPECT_FALSE(at::logical_and(reached_S, visible_LS[i].logical_not()).any().item<bool>());
-      continue;
+      EXPECT_TRUE(reached_S.any().item<bool>());
+    } else {
+      EXPECT_TRUE(at::equal(reached_S, visible_LS[i])) << "query " << i << "\n" << reached_S;
     }
-    EXPECT_TRUE(at::equal(reached_S, visible_LS[i])) << "query " << i << "\n" << reached_S;
-    if (built.properties.causal) {
+    if (built.traits.causal) {
       EXPECT_EQ(d[2].narrow(1, i + 1, kTokens - i - 1).abs().sum().item<double>(), 0);
     }
   }
@@ -168,31 +147,23 @@ TEST_P(DecodingConformance, DecodingEqualsForward) {
       worst = std::max(worst, max_difference(step, out.narrow(2, t, 1)) /
                                   std::max(1.0, step.abs().max().item<double>()));
     }
-    if (built.properties.exact_in_decoding) {
+    if (built.traits.exact_in_decoding) {
       EXPECT_LE(worst, tolerance);
-    } else if (sinkhorn_of(config())->iterations() > 0) {
+    } else {
       EXPECT_GT(worst, 1e-3) << "a leak that is declared but absent";
     }
   }
 }
 
-// Rows of attention sum to 1, so a constant value comes out constant (once for each added softmax).
+// Rows of attention sum to 1, so a constant value comes out constant.
 TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
   const Built built = build(at::kDouble);
   AttentionInput in = input(built, at::kDouble);
   in.v_BHSD = at::ones_like(in.v_BHSD);
-  at::Tensor expected_L = at::ones({kTokens}, at::kDouble);
-  if (const auto* sinkhorn = sinkhorn_of(config())) {
-    if (sinkhorn->combine() == configs::SinkhornAttention::add_outputs) {
-      const bool block_0_has_none = GetParam().causal && !built.properties.leaky;
-      expected_L.narrow(0, block_0_has_none ? kBlock : 0,
-                        kTokens - (block_0_has_none ? kBlock : 0)) += 1;
-    }
-    if (config().has_sinkhorn_mixture()) expected_L += 1;
-  }
+  if (built.traits.ties_key_value) in.k_BHSD = in.v_BHSD;
   for (const Path path : {Path::kReference, Path::kFused}) {
     const at::Tensor out = run(*built.mechanism, in, path);
-    EXPECT_LE(max_difference(out, expected_L.unsqueeze(1).expand_as(out)), 1e-12);
+    EXPECT_LE(max_difference(out, at::ones_like(out)), 1e-12);
   }
 }
 
@@ -258,12 +229,11 @@ TEST_P(Conformance, ASecondGradientIsRefused) {
 // Large logits stay finite, forward and backward.
 TEST_P(Conformance, LargeLogitsStayFinite) {
   const Built built = build(at::kFloat);
-  const auto* sinkhorn = sinkhorn_of(config());
   AttentionInput in = input(built, at::kFloat);
   at::NoGradGuard no_grad;
   in.q_BHLD.mul_(100);
   in.k_BHSD.mul_(100);
-  if (!sinkhorn || sinkhorn->iterations() > 0) in.x_q_BLC.mul_(3000);  // exp(score) has no bound
+  if (!built.traits.unbounded) in.x_q_BLC.mul_(3000);
   for (const Path path : {Path::kReference, Path::kFused}) {
     at::AutoGradMode with_gradients(true);
     const at::Tensor out = run(*built.mechanism, in, path);
@@ -291,9 +261,7 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
     to.v_BHSD = tied ? to.k_BHSD : converted(from.v_BHSD, dtype);
   };
   constexpr double kUnit = 0x1p-8;  // half the distance of bf16 numbers, relative
-  // Block weights without iterations are exp(score), which is unbounded.
-  const auto* sinkhorn = sinkhorn_of(config());
-  const double growth = sinkhorn && sinkhorn->iterations() == 0 ? 2 : 1;
+  const double growth = built.traits.unbounded ? 2 : 1;
   const auto error = [](const at::Tensor& x, const at::Tensor& from) {
     return max_difference(x, from) / std::max(1e-3, from.abs().max().item<double>());
   };
@@ -340,7 +308,7 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
 TEST_P(Conformance, ShortSequences) {
   const Built built = build(at::kDouble);
   for (const std::int64_t tokens : {1, 3, 4, 5}) {
-    const AttentionInput in = random_input(tokens, at::kDouble, 4, built.properties.ties_key_value);
+    const AttentionInput in = random_input(tokens, at::kDouble, 4, built.traits.ties_key_value);
     const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
     ASSERT_EQ(reference.size(2), tokens);
     EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused), reference),

@@ -5,23 +5,30 @@
 #include <google/protobuf/message.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "configs/options.pb.h"
+
 namespace birkhoff::testing {
 namespace {
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Integer fields, and the values that matter besides the default.
-const std::vector<std::pair<std::string, std::vector<int>>> kIntegers = {
-    {"look_back", {1}}, {"iterations", {0, 1, 12}}, {"top_m", {2}}};
-
-void set_blocks(Message* message) {
-  const auto* reflection = message->GetReflection();
+// Calls `visit` for each field of the message and, after it, of the messages inside it.
+void visit_fields(Message* message,
+                  const std::function<void(Message*, const FieldDescriptor*)>& visit) {
   for (int i = 0; i < message->GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = message->GetDescriptor()->field(i);
-    if (field->name() == "block") reflection->SetInt32(message, field, kBlock);
-    if (field->message_type()) set_blocks(reflection->MutableMessage(message, field));
+    visit(message, field);
+    if (field->message_type() && field->real_containing_oneof() == nullptr) {
+      visit_fields(message->GetReflection()->MutableMessage(message, field), visit);
+    }
   }
+}
+
+Message* chosen_mechanism(configs::Mechanism& config) {
+  const auto& reflection = *config.GetReflection();
+  return reflection.MutableMessage(
+      &config, reflection.GetOneofFieldDescriptor(config, config.GetDescriptor()->oneof_decl(0)));
 }
 
 // Calls `visit(name)` once for each variant; `message` has the variant's value during the call.
@@ -44,13 +51,11 @@ void visit_variants(Message* message, const std::string& name,
       visit(path);
       reflection->ClearField(message, field);
     } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_INT32) {
-      for (const auto& [integer, values] : kIntegers) {
-        if (integer != field->name()) continue;
-        for (const int value : values) {
-          reflection->SetInt32(message, field, value);
-          visit(path + "_" + std::to_string(value));
-          reflection->ClearField(message, field);
-        }
+      for (int v = 0; v < field->options().ExtensionSize(configs::variant); ++v) {
+        const int value = field->options().GetExtension(configs::variant, v);
+        reflection->SetInt32(message, field, value);
+        visit(path + "_" + std::to_string(value));
+        reflection->ClearField(message, field);
       }
     }
   }
@@ -62,13 +67,17 @@ std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case)
   return out << mechanism_case.name;
 }
 
-std::vector<MechanismCase> all_cases() {
+std::vector<MechanismCase> all_cases(std::int64_t block) {
   std::vector<MechanismCase> cases;
   const auto* oneof = configs::Mechanism::descriptor()->FindOneofByName("kind");
   for (int i = 0; i < oneof->field_count(); ++i) {
     configs::Mechanism config;
     Message* chosen = config.GetReflection()->MutableMessage(&config, oneof->field(i));
-    set_blocks(chosen);
+    visit_fields(chosen, [&](Message* message, const FieldDescriptor* field) {
+      if (field->options().GetExtension(configs::block_length)) {
+        message->GetReflection()->SetInt32(message, field, static_cast<int>(block));
+      }
+    });
     for (const bool causal : {false, true}) {
       const auto add = [&](const std::string& name) {
         cases.push_back({name + (causal ? "_causal" : "_encoder"), config, causal});
@@ -80,21 +89,26 @@ std::vector<MechanismCase> all_cases() {
   return cases;
 }
 
-std::vector<MechanismCase> cases_where(const std::function<bool(const MechanismCase&)>& chosen) {
-  std::vector<MechanismCase> cases = all_cases();
-  std::erase_if(cases, [&](const MechanismCase& each) { return !chosen(each); });
+std::vector<MechanismCase> cases_where(bool (*chosen)(const MechanismCase&, const MechanismTraits&),
+                                       std::int64_t block) {
+  std::vector<MechanismCase> cases = all_cases(block);
+  std::erase_if(cases, [&](const MechanismCase& each) {
+    return !chosen(each, Built(each.config, each.causal, at::kFloat, 8 * block).traits);
+  });
   return cases;
 }
 
-bool keeps_causality(const MechanismCase& mechanism_case) {
-  const auto* sinkhorn = sinkhorn_of(mechanism_case.config);
-  return mechanism_case.causal &&
-         !(sinkhorn && sinkhorn->causal_balance() == configs::SinkhornAttention::paper_masked);
-}
-
-const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config) {
-  if (config.has_sinkhorn()) return &config.sinkhorn();
-  return config.has_sinkhorn_mixture() ? &config.sinkhorn_mixture().sinkhorn() : nullptr;
+configs::Mechanism with_noise(configs::Mechanism config) {
+  visit_fields(chosen_mechanism(config), [](Message* message, const FieldDescriptor* field) {
+    if (!field->options().GetExtension(configs::noise)) return;
+    const auto& reflection = *message->GetReflection();
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_BOOL) {
+      reflection.SetBool(message, field, true);
+    } else {
+      reflection.SetFloat(message, field, 0.3f);
+    }
+  });
+  return config;
 }
 
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint64_t seed) {
@@ -116,7 +130,7 @@ Built::Built(const configs::Mechanism& config, const MechanismShape& shape, at::
     : group(make_single_group()), parameters(3, dtype) {
   mechanism = make_mechanism(config, shape, "attention", parameters,
                              ParallelGroups{*group, *group, *group});
-  properties = mechanism->properties();
+  traits = mechanism->traits();
   at::NoGradGuard no_grad;
   std::uint64_t seed = 1000;
   for (const Parameter& parameter : parameters.list()) {
@@ -206,8 +220,7 @@ std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::T
 }
 
 at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path) {
-  if (path == Path::kReference) return mechanism.reference(in).out_BHLD;
-  return (path == Path::kSdpa ? mechanism.composed(in) : mechanism.forward(in)).out_BHLD;
+  return mechanism.attend(in, path).out_BHLD;
 }
 
 double max_difference(const at::Tensor& a, const at::Tensor& b) {

@@ -26,15 +26,14 @@ struct MechanismCase {
 std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case);
 
 // Each member of Mechanism's oneof, causal and not: with its defaults, and with each other value of
-// its enums, its bools and its more important integers. Blocks have kBlock tokens.
-std::vector<MechanismCase> all_cases();
-std::vector<MechanismCase> cases_where(const std::function<bool(const MechanismCase&)>& chosen);
+// its enums, its bools, and its integers with the option `variant`. Blocks have `block` tokens.
+std::vector<MechanismCase> all_cases(std::int64_t block = kBlock);
+// Those whose traits are chosen.
+std::vector<MechanismCase> cases_where(bool (*chosen)(const MechanismCase&, const MechanismTraits&),
+                                       std::int64_t block = kBlock);
 
-// Whether the case is truly causal: not paper_masked.
-bool keeps_causality(const MechanismCase& mechanism_case);
-
-// The SinkhornAttention inside a config, if it has one.
-const configs::SinkhornAttention* sinkhorn_of(const configs::Mechanism& config);
+// The config with all noise that its fields with the option `noise` add.
+configs::Mechanism with_noise(configs::Mechanism config);
 
 // A mechanism and its parameters, all drawn from N(0, 1/4), so that block weights are far from
 // equal.
@@ -45,7 +44,7 @@ struct Built {
   std::unique_ptr<ProcessGroup> group;
   Parameters parameters;
   std::unique_ptr<Mechanism> mechanism;
-  MechanismProperties properties;
+  MechanismTraits traits;
 };
 
 // B = 2, H = 2, D = 3, C = 5; `tied`: values are the keys. q, k, v and x require gradients.

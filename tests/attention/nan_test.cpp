@@ -56,10 +56,10 @@ TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const Built exact(GetParam().config, GetParam().causal, at::kDouble);
   const AttentionInput exact_in =
-      random_input(kTokens, at::kDouble, 1, exact.properties.ties_key_value);
+      random_input(kTokens, at::kDouble, 1, exact.traits.ties_key_value);
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     const Built built(GetParam().config, GetParam().causal, dtype);
-    const AttentionInput in = random_input(kTokens, dtype, 1, built.properties.ties_key_value);
+    const AttentionInput in = random_input(kTokens, dtype, 1, built.traits.ties_key_value);
     for (const Input input : {Input::kQ, Input::kK, Input::kV, Input::kX}) {
       for (const std::int64_t token : {1, 6}) {
         const at::Tensor must = reached(*exact.mechanism, exact_in, input, token);
@@ -80,7 +80,7 @@ TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
               nan_rows(gradients(out, leaves(nan_in, built.parameters))[0][0][0], 0);
           EXPECT_FALSE(at::logical_and(must, d_q.logical_not()).any().item<bool>()) << what << "\n"
                                                                                     << must << d_q;
-          if (path != Path::kFused || !keeps_causality(GetParam())) continue;
+          if (path != Path::kFused || !built.traits.causal) continue;
           const at::Tensor finite =
               run(*built.mechanism, with_number(in, input, token, 0.5), path).narrow(2, 0, token);
           EXPECT_TRUE(at::equal(out.narrow(2, 0, token), finite)) << what;

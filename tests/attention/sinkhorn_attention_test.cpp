@@ -122,8 +122,7 @@ TEST(SinkhornAttention, TopMKeepsTheLargestWeightsAndReportsTheRest) {
   const at::Tensor second_N1 = std::get<0>(all_NN.sort(1, true)).narrow(1, 1, 1);
   const at::Tensor kept_NN = all_NN.masked_fill(all_NN < second_N1, 0);
   for (const Path path : {Path::kReference, Path::kFused}) {
-    const AttentionOutput out = path == Path::kReference ? cut.mechanism->reference(sorted.in)
-                                                         : cut.mechanism->forward(sorted.in);
+    const AttentionOutput out = cut.mechanism->attend(sorted.in, path);
     EXPECT_LE(
         max_difference(out.out_BHLD, concat_attention(sorted.in, kept_NN.expand({2, 2, 4, 4}))),
         1e-12);
@@ -172,6 +171,22 @@ TEST(SinkhornAttention, OneBlockIsDenseAttention) {
        {SinkhornAttention::concat, SinkhornAttention::add_outputs, SinkhornAttention::add_logits}) {
     config.mutable_sinkhorn()->set_combine(combine);
     EXPECT_LE(max_difference(sinkhorn(true), causal_dense), 1e-13);
+  }
+}
+
+// Two softmaxes, each of which gives a constant value back; the first block has no sorted one.
+TEST(SinkhornAttention, AddedOutputsOfConstantValuesAreTheirNumber) {
+  configs::Mechanism config = sinkhorn_config();
+  config.mutable_sinkhorn()->set_combine(SinkhornAttention::add_outputs);
+  AttentionInput in = random_input(14, at::kDouble, 1);
+  in.v_BHSD = at::ones_like(in.v_BHSD);
+  for (const bool causal : {false, true}) {
+    const Built built(config, causal, at::kDouble);
+    at::Tensor expected = at::full_like(in.v_BHSD, 2);
+    if (causal) expected.narrow(2, 0, kBlock).fill_(1);
+    for (const Path path : {Path::kReference, Path::kFused}) {
+      EXPECT_LE(max_difference(run(*built.mechanism, in, path), expected), 1e-12);
+    }
   }
 }
 
@@ -230,16 +245,16 @@ TEST(SinkhornAttention, UniformIsTheMeanOfPastBlocks) {
             1e-13);
 }
 
-// The published balance leaks from the future, and properties() says so.
+// The published balance leaks from the future, and traits() says so.
 TEST(SinkhornAttention, PaperMaskedLeaks) {
   for (const int iterations : {1, 2, 5}) {
     configs::Mechanism config = sinkhorn_config();
     config.mutable_sinkhorn()->set_causal_balance(SinkhornAttention::paper_masked);
     config.mutable_sinkhorn()->set_iterations(iterations);
     const Built built(config, true, at::kDouble);
-    EXPECT_TRUE(built.properties.leaky);
-    EXPECT_FALSE(built.properties.causal);
-    EXPECT_FALSE(built.properties.exact_in_decoding);
+    EXPECT_FALSE(built.traits.leak.empty());
+    EXPECT_FALSE(built.traits.causal);
+    EXPECT_FALSE(built.traits.exact_in_decoding);
     const AttentionInput in = random_input(16, at::kDouble, 1);
     const at::Tensor out = run(*built.mechanism, in, Path::kFused);
     const at::Tensor changed = run(*built.mechanism, replace_tokens(in, 12, 16, 9), Path::kFused);
@@ -301,7 +316,7 @@ TEST(SinkhornAttention, TiedValuesAreKeys) {
   const Built untied(config, true, at::kDouble);
   config.mutable_sinkhorn()->set_tie_key_value(true);
   const Built tied(config, true, at::kDouble);
-  EXPECT_TRUE(tied.properties.ties_key_value);
+  EXPECT_TRUE(tied.traits.ties_key_value);
   AttentionInput in = random_input(14, at::kDouble, 1, /*tied=*/true);
   AttentionInput copied = in;
   copied.v_BHSD = in.k_BHSD.detach().clone().set_requires_grad(true);

@@ -95,14 +95,15 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
   leaves.insert(leaves.end(), {in.q_BHLD, in.k_BHSD, in.v_BHSD, in.x_q_BLC});
 
   // The gradient that the layer's next product would return. It is not part of attention's work.
-  const at::Tensor d_out = at::ones_like(mechanism->forward(in).out_BHLD), d_loss = at::ones({});
+  const at::Tensor d_out = at::ones_like(mechanism->attend(in, Path::kFused).out_BHLD),
+                   d_loss = at::ones({});
 
   std::vector<double> step, attention;
   for (std::int64_t round = -1; round < rounds; ++round) {  // the first is warm-up
     const double of_step =
         processor_ms([&] { backward(model->loss_sums(batch, {}).loss, d_loss, weights); });
-    const double of_attention =
-        processor_ms([&] { backward(mechanism->forward(in).out_BHLD, d_out, leaves); });
+    const double of_attention = processor_ms(
+        [&] { backward(mechanism->attend(in, Path::kFused).out_BHLD, d_out, leaves); });
     if (round < 0) continue;
     step.push_back(of_step);
     attention.push_back(of_attention);

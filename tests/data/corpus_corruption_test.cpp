@@ -17,6 +17,7 @@
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
 #include "data/loader/loader.h"
+#include "data/loader/token_windows.h"
 #include "tests/cluster/base/corruption.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/data/helpers.h"
@@ -274,14 +275,15 @@ TEST_F(CorpusCorruption, WordsThatFletcherTakesForTheSame) {
 TEST_F(CorpusCorruption, RandomDamageOfALargeOne) {
   prepare("corpus", "abcdefghijklmnop", 12, 64000, 150000);
   const Corpus good(folder_ / "corpus");
+  WindowOptions windows;
+  windows.sequence_length = 1024;
   LoaderOptions options;
-  options.sequence_length = 1024;
   options.global_batch = 16;
   options.seed = 3;
-  const std::int64_t batches = samples_per_epoch(good, options) / options.global_batch;
+  const std::int64_t batches = num_training_windows(good, windows) / options.global_batch;
   std::vector<at::Tensor> expected;
   {
-    TrainLoader loader(good, options, 0);
+    TrainLoader loader(training_windows(good, windows), options, 0);
     for (std::int64_t i = 0; i < batches; ++i) expected.push_back(loader.next().at(field::kInputs));
   }
   std::vector<std::pair<std::string, std::string>> files;  // name, content
@@ -300,7 +302,7 @@ TEST_F(CorpusCorruption, RandomDamageOfALargeOne) {
       write_text(file, damaged(content, random));
       EXPECT_THAT(refusal("corpus"), HasSubstr(file));
       refusal_of([&] {
-        TrainLoader loader(Corpus(folder_ / "corpus"), options, 0);
+        TrainLoader loader(training_windows(Corpus(folder_ / "corpus"), windows), options, 0);
         for (const at::Tensor& inputs : expected)
           ASSERT_TRUE(loader.next().at(field::kInputs).equal(inputs)) << name;
       });

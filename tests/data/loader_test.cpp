@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "data/corpus/manifest.h"
+#include "data/loader/token_windows.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {
@@ -50,28 +51,37 @@ class LoaderTest : public testing::Test {
     corpus_ = std::make_unique<Corpus>(folder_ / "corpus");
   }
 
-  static LoaderOptions options(std::int64_t length, std::int64_t global_batch, int rank = 0,
-                               int size = 1) {
-    LoaderOptions result;
-    result.sequence_length = length;
-    result.global_batch = global_batch;
-    result.seed = 11;
-    result.rank = rank;
-    result.size = size;
+  struct Options {
+    WindowOptions windows;
+    LoaderOptions loader;
+  };
+  static Options options(std::int64_t length, std::int64_t global_batch, int rank = 0,
+                         int size = 1) {
+    Options result;
+    result.windows.sequence_length = length;
+    result.windows.seed = result.loader.seed = 11;
+    result.loader.global_batch = global_batch;
+    result.loader.rank = rank;
+    result.loader.size = size;
     return result;
   }
+  struct WindowLoader : TrainLoader {
+    WindowLoader(const Corpus& corpus, const Options& options, std::int64_t consumed)
+        : TrainLoader(training_windows(corpus, options.windows), options.loader, consumed) {}
+  };
 
   TemporaryFolder folder_;
   std::unique_ptr<Corpus> corpus_;
 };
 
 TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
-  TrainLoader loader(*corpus_, options(10, 7), 0);
-  ASSERT_EQ(samples_per_epoch(*corpus_, options(10, 7)), 100);  // (1003 - 1) / 10
+  WindowLoader loader(*corpus_, options(10, 7), 0);
+  ASSERT_EQ(num_training_windows(*corpus_, options(10, 7).windows), 100);  // (1003 - 1) / 10
   std::map<std::int64_t, int> firsts;
   for (int step = 0; step < 100; ++step) {  // seven epochs
     const Batch batch = loader.next();
     ASSERT_EQ(batch.size(), 7);
+    ASSERT_EQ(batch.global_size, 7);
     for (std::int64_t b = 0; b < 7; ++b) {
       EXPECT_EQ(sample_ids(batch)[static_cast<std::size_t>(b)],
                 step * 7 + b);  // epoch * samples + position
@@ -103,10 +113,10 @@ Ids inputs_of(const Batch& batch) {
 
 TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
   for (const int size : {2, 3, 4, 9}) {  // none of these divides 7; of 9 ranks, two get nothing
-    TrainLoader whole(*corpus_, options(10, 7), 0);
-    std::vector<std::unique_ptr<TrainLoader>> parts;
+    WindowLoader whole(*corpus_, options(10, 7), 0);
+    std::vector<std::unique_ptr<WindowLoader>> parts;
     for (int rank = 0; rank < size; ++rank) {
-      parts.push_back(std::make_unique<TrainLoader>(*corpus_, options(10, 7, rank, size), 0));
+      parts.push_back(std::make_unique<WindowLoader>(*corpus_, options(10, 7, rank, size), 0));
     }
     for (int step = 0; step < 20; ++step) {
       const Batch expected = whole.next();
@@ -125,12 +135,12 @@ TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
 TEST_F(LoaderTest, ResumesAnywhere) {
   std::vector<Ids> steps;
   {
-    TrainLoader loader(*corpus_, options(10, 7), 0);
+    WindowLoader loader(*corpus_, options(10, 7), 0);
     for (int step = 0; step < 40; ++step) steps.push_back(inputs_of(loader.next()));
   }
   // The batches after 14 and 28 steps span two epochs.
   for (const int done : {1, 2, 13, 14, 15, 28, 39}) {
-    TrainLoader resumed(*corpus_, options(10, 7), 7 * done);
+    WindowLoader resumed(*corpus_, options(10, 7), 7 * done);
     EXPECT_EQ(inputs_of(resumed.next()), steps[static_cast<std::size_t>(done)]) << done;
   }
 }
@@ -141,11 +151,11 @@ TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
   constexpr std::int64_t kBatch = 12, kPerEpoch = 100, kSteps = 17;  // the last step leaves epoch 1
   const auto read_on = [&](int size, std::int64_t shards, std::int64_t first, std::int64_t last,
                            Ids& ids, Ids& inputs) {
-    std::vector<std::unique_ptr<TrainLoader>> ranks;
+    std::vector<std::unique_ptr<WindowLoader>> ranks;
     for (int rank = 0; rank < size; ++rank) {
-      LoaderOptions of_rank = options(10, kBatch, rank, size);
-      of_rank.shards = shards;
-      ranks.push_back(std::make_unique<TrainLoader>(*corpus_, of_rank, first * kBatch));
+      Options of_rank = options(10, kBatch, rank, size);
+      of_rank.loader.shards = shards;
+      ranks.push_back(std::make_unique<WindowLoader>(*corpus_, of_rank, first * kBatch));
     }
     for (std::int64_t step = first; step < last; ++step) {
       for (const auto& rank : ranks) {
@@ -179,7 +189,7 @@ TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
 // The memory of a batch is reused once nothing holds the batch, one of its fields or its rows.
 TEST_F(LoaderTest, OnlyWhatIsLetGoOfIsFilledAgain) {
   const auto memory = [](const Batch& batch) { return batch.at(field::kInputs).const_data_ptr(); };
-  TrainLoader loader(*corpus_, options(10, 7), 0), again(*corpus_, options(10, 7), 0);
+  WindowLoader loader(*corpus_, options(10, 7), 0), again(*corpus_, options(10, 7), 0);
   std::vector<Batch> held, rows;
   std::vector<at::Tensor> targets;
   std::set<const void*> let_go, used_again;
@@ -214,16 +224,16 @@ TEST_F(LoaderTest, OnlyWhatIsLetGoOfIsFilledAgain) {
 }
 
 TEST_F(LoaderTest, EpochsDiffer) {
-  TrainLoader loader(*corpus_, options(10, 100), 0);
+  WindowLoader loader(*corpus_, options(10, 100), 0);
   EXPECT_NE(inputs_of(loader.next()), inputs_of(loader.next()));
 }
 
 // Each later epoch has its own windows. They are complete and in stream order, and no two of them
 // overlap except the last two.
 TEST_F(LoaderTest, EpochsCutAtOtherPlaces) {
-  LoaderOptions shifted = options(10, 100);
-  shifted.shift_windows = true;
-  TrainLoader loader(*corpus_, shifted, 0), plain(*corpus_, options(10, 100), 0);
+  Options shifted = options(10, 100);
+  shifted.windows.shift_windows = true;
+  WindowLoader loader(*corpus_, shifted, 0), plain(*corpus_, options(10, 100), 0);
   EXPECT_EQ(inputs_of(loader.next()), inputs_of(plain.next())) << "the first epoch is not shifted";
   std::set<std::int64_t> shifts;
   for (int epoch = 1; epoch < 20; ++epoch) {
@@ -257,14 +267,14 @@ TEST_F(LoaderTest, EpochsCutAtOtherPlaces) {
 }
 
 TEST_F(LoaderTest, TooShortASplitSaysSo) {
-  EXPECT_EQ(samples_per_epoch(*corpus_, options(1002, 1)), 1);
-  expect_error(ExitCode::kData, [&] { TrainLoader loader(*corpus_, options(1003, 1), 0); },
+  EXPECT_EQ(num_training_windows(*corpus_, options(1002, 1).windows), 1);
+  expect_error(ExitCode::kData, [&] { WindowLoader loader(*corpus_, options(1003, 1), 0); },
                {"1003", "data.sequence_length"});
   expect_error(ExitCode::kData,
                [&] {
-                 LoaderOptions other = options(10, 1);
-                 other.split = "valid";
-                 TrainLoader loader(*corpus_, other, 0);
+                 Options other = options(10, 1);
+                 other.windows.split = "valid";
+                 WindowLoader loader(*corpus_, other, 0);
                },
                {"valid"});
 }
@@ -276,16 +286,16 @@ TEST_F(LoaderTest, TheThreadsErrorSurfacesInNextAgainAndAgain) {
     file.seekp(shard.values_offset());
     file.write("\x7f\x7f\x7f\x7f", 4);
   }
-  TrainLoader loader(*corpus_, options(10, 7), 0);
+  WindowLoader loader(*corpus_, options(10, 7), 0);
   for (int twice = 0; twice < 2; ++twice)
     expect_error(ExitCode::kData, [&] { loader.next(); }, {"train-tokens-", "damaged"});
 }
 
 TEST_F(LoaderTest, EndsWhileTheThreadWaitsForRoom) {
   for (int trial = 0; trial < 5; ++trial) {
-    LoaderOptions small = options(10, 7);
-    small.prefetch = 1 + trial;
-    TrainLoader loader(*corpus_, small, 0);
+    Options small = options(10, 7);
+    small.loader.prefetch = 1 + trial;
+    WindowLoader loader(*corpus_, small, 0);
     if (trial % 2 == 0) loader.next();
     std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the queue is probably full by now
   }
@@ -293,9 +303,9 @@ TEST_F(LoaderTest, EndsWhileTheThreadWaitsForRoom) {
 
 TEST_F(LoaderTest, WindowsCoverEveryTargetOnce) {
   for (const std::int64_t length : {10, 167, 334, 1001, 1002, 1003, 4096}) {
-    EvalReader reader(*corpus_, options(length, 0));
-    ASSERT_EQ(reader.num_windows(), (1002 + length - 1) / length);
-    const Batch batch = reader.read(0, reader.num_windows());
+    const auto windows = evaluation_windows(*corpus_, options(length, 0).windows);
+    ASSERT_EQ(windows->num_samples(), (1002 + length - 1) / length);
+    const Batch batch = read_samples(*windows, 0, windows->num_samples());
     std::int64_t next = 1;
     for (std::int64_t b = 0; b < batch.size(); ++b) {
       const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
@@ -313,9 +323,9 @@ TEST_F(LoaderTest, WindowsCoverEveryTargetOnce) {
       }
     }
     EXPECT_EQ(next, kTokens);
-    if (reader.num_windows() > 2) {
-      EXPECT_EQ(sample_ids(reader.read(1, 3)), (Ids{1, 2}));
-      EXPECT_EQ(inputs_of(reader.read(1, 2)), inputs_of(batch.narrow(1, 2)));
+    if (windows->num_samples() > 2) {
+      EXPECT_EQ(sample_ids(read_samples(*windows, 1, 3)), (Ids{1, 2}));
+      EXPECT_EQ(inputs_of(read_samples(*windows, 1, 2)), inputs_of(batch.narrow(1, 2)));
     }
   }
 }
@@ -331,12 +341,12 @@ TEST(LoaderDocuments, RestartAtBorders) {
   options.valid_fraction = 0;
   prepare_corpus(options);
   const Corpus corpus(folder / "corpus");
-  LoaderOptions loading;
+  WindowOptions loading;
   loading.sequence_length = 8;
   loading.restart_at_documents = true;
-  EvalReader reader(corpus, loading);
-  ASSERT_EQ(reader.num_windows(), 2);  // 13 tokens, 12 targets
-  const Batch batch = reader.read(0, 2);
+  const auto windows = evaluation_windows(corpus, loading);
+  ASSERT_EQ(windows->num_samples(), 2);  // 13 tokens, 12 targets
+  const Batch batch = read_samples(*windows, 0, 2);
   EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 0),
             (Ids{'a', 'b', 'c', 256, 'd', 256, 'e', 'f'}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 0),
@@ -367,12 +377,13 @@ TEST(LoaderDocuments, WithoutAnEndMarkTheFirstTokenIsNoTarget) {
   manifest.mutable_tokenizer()->clear_end_of_document();
   write_text(path, manifest_json(manifest));
   const Corpus corpus(folder / "corpus");
-  LoaderOptions loading;
+  WindowOptions loading;
   loading.sequence_length = 8;
-  const auto flowing = EvalReader(corpus, loading).read(0, 1);
+  const auto flowing = read_samples(*evaluation_windows(corpus, loading), 0, 1);
   EXPECT_EQ(row<std::uint8_t>(flowing, field::kMask, 0), (std::vector<std::uint8_t>(8, 1)));
   loading.restart_at_documents = true;
-  const auto restarting = EvalReader(corpus, loading).read(0, 1);  // a b c 256 | d e f g 256
+  const auto restarting =
+      read_samples(*evaluation_windows(corpus, loading), 0, 1);  // a b c 256 | d e f g 256
   EXPECT_EQ(row<std::uint8_t>(restarting, field::kMask, 0),
             (std::vector<std::uint8_t>{1, 1, 1, 0, 1, 1, 1, 1}));
 }
@@ -385,10 +396,10 @@ TEST(LoaderDocuments, BordersAtWindowBorders) {
   PrepareOptions options = prepare_options(folder / "corpus", {folder / "in"});
   options.valid_fraction = 0;
   prepare_corpus(options);
-  LoaderOptions loading;
+  WindowOptions loading;
   loading.sequence_length = 4;
   loading.restart_at_documents = true;
-  const Batch batch = EvalReader(Corpus(folder / "corpus"), loading).read(0, 2);
+  const Batch batch = read_samples(*evaluation_windows(Corpus(folder / "corpus"), loading), 0, 2);
   EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 0), (Ids{'b', 'c', 256, 'd'}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 0), (std::vector<std::int32_t>{0, 0, 0, 0}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 1), (std::vector<std::int32_t>{0, 0, 0, 0}));
@@ -401,9 +412,9 @@ TEST(Batch, NamesMissingFields) {
   PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"});
   options.valid_fraction = 0;
   prepare_corpus(options);
-  LoaderOptions loading;
+  WindowOptions loading;
   loading.sequence_length = 4;
-  const Batch batch = EvalReader(Corpus(folder / "corpus"), loading).read(0, 2);
+  const Batch batch = read_samples(*evaluation_windows(Corpus(folder / "corpus"), loading), 0, 2);
   expect_error(ExitCode::kData, [&] { batch.at("labels"); }, {"'labels'", "inputs, mask, targets"});
   EXPECT_EQ(batch.narrow(1, 2).size(), 1);
   EXPECT_EQ(batch.narrow(1, 1).at(field::kInputs).size(0), 0);

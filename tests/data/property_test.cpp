@@ -12,6 +12,7 @@
 
 #include "data/loader/loader.h"
 #include "data/loader/sampler.h"
+#include "data/loader/token_windows.h"
 #include "tests/data/helpers.h"
 
 namespace birkhoff {
@@ -106,21 +107,23 @@ void check_row(const Packed& packed, const Batch& batch, std::int64_t b, std::in
 RC_GTEST_PROP(PackingProperty, RowsAreTheWindowsOfTheirSamples, (std::uint64_t seed)) {
   const Packed& packed = corpus_of(*rc::gen::inRange<std::size_t>(0, 6));
   const auto num_tokens = static_cast<std::int64_t>(packed.tokens.size());
+  WindowOptions windows;
   LoaderOptions options;
-  options.seed = seed;
-  options.sequence_length =
+  windows.seed = options.seed = seed;
+  windows.sequence_length =
       *rc::gen::inRange<std::int64_t>(1, std::min<std::int64_t>(num_tokens, 60));
   options.global_batch = *rc::gen::inRange<std::int64_t>(1, 12);
   options.size = *rc::gen::inRange(1, 4);
-  options.restart_at_documents = *rc::gen::arbitrary<bool>();
-  options.shift_windows = *rc::gen::arbitrary<bool>();
+  windows.restart_at_documents = *rc::gen::arbitrary<bool>();
+  windows.shift_windows = *rc::gen::arbitrary<bool>();
   options.prefetch = *rc::gen::inRange(1, 4);
   const auto consumed = *rc::gen::inRange<std::int64_t>(0, 5000);
-  const std::int64_t per_epoch = samples_per_epoch(*packed.corpus, options);
-  RC_ASSERT(per_epoch == (num_tokens - 1) / options.sequence_length);
+  const std::int64_t per_epoch = num_training_windows(*packed.corpus, windows);
+  RC_ASSERT(per_epoch == (num_tokens - 1) / windows.sequence_length);
   std::vector<std::unique_ptr<TrainLoader>> loaders;
   for (options.rank = 0; options.rank < options.size; ++options.rank) {
-    loaders.push_back(std::make_unique<TrainLoader>(*packed.corpus, options, consumed));
+    loaders.push_back(std::make_unique<TrainLoader>(training_windows(*packed.corpus, windows),
+                                                    options, consumed));
   }
   std::int64_t sample = consumed;
   for (int step = 0; step < 2; ++step) {
@@ -130,12 +133,12 @@ RC_GTEST_PROP(PackingProperty, RowsAreTheWindowsOfTheirSamples, (std::uint64_t s
         RC_ASSERT(batch.sample_ids_B.const_data_ptr<std::int64_t>()[b] == sample);
         const std::int64_t epoch = sample / per_epoch;
         const std::int64_t shift =
-            options.shift_windows ? epoch_shift(seed, epoch, options.sequence_length) : 0;
+            windows.shift_windows ? epoch_shift(seed, epoch, windows.sequence_length) : 0;
         const std::int64_t first =
-            Sampler(seed, epoch, per_epoch).at(sample % per_epoch) * options.sequence_length +
+            Sampler(seed, epoch, per_epoch).at(sample % per_epoch) * windows.sequence_length +
             shift;
-        check_row(packed, batch, b, std::min(first, num_tokens - options.sequence_length - 1),
-                  options.restart_at_documents);
+        check_row(packed, batch, b, std::min(first, num_tokens - windows.sequence_length - 1),
+                  windows.restart_at_documents);
       }
     }
   }
@@ -144,11 +147,11 @@ RC_GTEST_PROP(PackingProperty, RowsAreTheWindowsOfTheirSamples, (std::uint64_t s
 
 RC_GTEST_PROP(PackingProperty, WindowsOfAnEvaluationFollowEachOther, ()) {
   const Packed& packed = corpus_of(*rc::gen::inRange<std::size_t>(0, 6));
-  LoaderOptions options;
+  WindowOptions options;
   options.sequence_length = *rc::gen::inRange<std::int64_t>(1, 500);
   options.restart_at_documents = *rc::gen::arbitrary<bool>();
-  EvalReader reader(*packed.corpus, options);
-  const Batch batch = reader.read(0, reader.num_windows());
+  const auto windows = evaluation_windows(*packed.corpus, options);
+  const Batch batch = read_samples(*windows, 0, windows->num_samples());
   for (std::int64_t b = 0; b < batch.size(); ++b) {
     check_row(packed, batch, b, b * options.sequence_length, options.restart_at_documents);
   }

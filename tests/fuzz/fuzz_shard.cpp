@@ -5,7 +5,7 @@
 #include "data/corpus/manifest.h"
 #include "data/corpus/shard_format.h"
 #include "data/corpus/shard_reader.h"
-#include "data/loader/loader.h"
+#include "data/loader/token_windows.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_targets.h"
 
@@ -102,12 +102,12 @@ void read_stream(const Corpus& corpus, ByteReader& reader) {
 }
 
 void read_windows(const Corpus& corpus, ByteReader& reader) {
-  LoaderOptions options;
+  WindowOptions options;
   options.sequence_length = 1 + reader.take<std::uint8_t>();
   options.restart_at_documents = true;
-  EvalReader windows(corpus, options);
-  const std::int64_t begin = std::abs(reader.take_size() % windows.num_windows());
-  const Batch batch = windows.read(begin, std::min(begin + 4, windows.num_windows()));
+  const auto windows = evaluation_windows(corpus, options);
+  const std::int64_t begin = std::abs(reader.take_size() % windows->num_samples());
+  const Batch batch = read_samples(*windows, begin, std::min(begin + 4, windows->num_samples()));
   const auto* segments = batch.at(field::kSegments).const_data_ptr<std::int32_t>();
   const auto* positions = batch.at(field::kPositions).const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < batch.size() * options.sequence_length; ++i) {

@@ -176,7 +176,7 @@ std::vector<BadInput> diverged() {
   };
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN(),
                   kInfinity = std::numeric_limits<float>::infinity();
-  const std::string parameter = "parameter 'embedding.weight'";
+  const std::string parameter = "tensor 'embedding.weight'";
   return {
       as_process_too(with_values("sample of a NaN", "sample run --prompt a", parameter, kNaN, 1)),
       with_values("sample of an infinity", "sample run --prompt a", parameter, kInfinity, 1),

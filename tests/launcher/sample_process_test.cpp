@@ -241,5 +241,37 @@ TEST_F(SampleProcess, EvalReportsPerplexityOfTheSequencesAskedFor) {
   EXPECT_THAT(printed.out, HasSubstr("3 of " + all["sequences"].dump() + " sequences"));
 }
 
+std::string eval_json(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"eval", "run", "--json"});
+  const Finished finished = run_child({.line = birkhoff_line(arguments)});
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(finished.err, "");
+  return finished.out;
+}
+
+TEST_F(SampleProcess, EvalPrintsTheSameFiguresOnAnyNumberOfRanks) {
+  for (const char* split : {"valid", "test"}) {
+    const std::string alone = eval_json({"--split", split});
+    EXPECT_EQ(nlohmann::json::parse(alone)["step"], 4);
+    for (const char* ranks : {"1", "2", "3"}) {
+      EXPECT_EQ(eval_json({"--split", split, "--ranks", ranks}), alone) << ranks << " ranks";
+    }
+  }
+}
+
+// top_m is not a field of the model that was trained; its figure appears with it.
+TEST_F(SampleProcess, EvalTakesEvaluationTimeFields) {
+  const std::string field = "model.attention.0.group.0.mechanism.sinkhorn.top_m=";
+  const std::string figure = "blocks.0.attention.groups.0.block_weight_dropped";
+  const auto trained = nlohmann::json::parse(eval_json({}));
+  EXPECT_FALSE(trained.contains(figure));
+  const std::string text = eval_json({"--set", field + "1"});
+  const auto cut = nlohmann::json::parse(text);
+  EXPECT_NE(cut["loss"], trained["loss"]);
+  EXPECT_GT(cut[figure].get<double>(), 0.1);
+  EXPECT_LT(cut[figure].get<double>(), 0.9);
+  EXPECT_EQ(eval_json({"--set", field + "1", "--ranks", "2"}), text);
+}
+
 }  // namespace
 }  // namespace birkhoff

@@ -9,6 +9,7 @@
 
 #include "cluster/base/error.h"
 #include "model_fixture.h"
+#include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff {
 namespace {
@@ -34,16 +35,20 @@ class CausalMode : public ::testing::TestWithParam<Mode> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, CausalMode,
-    ::testing::Values(Mode{"dense", "dense {}"},
-                      Mode{"local", "block_local { block: 4 look_back: 0 }"},
-                      Mode{"look_back", "block_local { block: 4 look_back: 1 }"},
-                      Mode{"prefix", "sinkhorn { block: 4 causal_balance: prefix }"},
-                      Mode{"cumulative", "sinkhorn { block: 4 causal_balance: cumulative }"},
-                      Mode{"none", "sinkhorn { block: 4 causal_balance: none }"},
-                      Mode{"uniform", "sinkhorn { block: 4 causal_balance: uniform }"}),
-    [](const auto& mode) { return mode.param.name; });
+// Every mechanism in every variant that is causal.
+std::vector<Mode> causal_modes() {
+  std::vector<Mode> modes;
+  for (const auto& each :
+       testing::cases_where([](const testing::MechanismCase&, const MechanismTraits& traits) {
+         return traits.causal;
+       })) {
+    modes.push_back({each.name, each.config.ShortDebugString()});
+  }
+  return modes;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CausalMode, ::testing::ValuesIn(causal_modes()),
+                         [](const auto& mode) { return mode.param.name; });
 
 Batch with_inputs(const at::Tensor& tokens_BT) {
   Batch batch;

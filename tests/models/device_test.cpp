@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include "tests/attention/mechanism_cases.h"
 #include "tests/models/model_fixture.h"
 
 namespace birkhoff {
@@ -36,25 +37,26 @@ void run_on_zeros(const c10::OperatorHandle& operation, torch::jit::Stack* stack
 }
 
 TORCH_LIBRARY_IMPL(aten, Meta, library) {
-  for (const char* name : {"index_select", "native_layer_norm", "native_layer_norm_backward",
-                           "where.self", "logical_and.out", "logical_or.out", "logical_not.out",
-                           "_logcumsumexp", "where.self_out", "embedding_dense_backward"}) {
+  for (const char* name :
+       {"index_select", "native_layer_norm", "native_layer_norm_backward", "where.self",
+        "logical_and.out", "logical_or.out", "logical_not.out", "_logcumsumexp", "where.self_out",
+        "embedding_dense_backward", "relu", "abs.out"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_zeros>());
   }
 }
 
+// The text of a mechanism, for every mechanism in every variant.
 class DeviceMode : public ::testing::TestWithParam<std::string> {};
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, DeviceMode,
-    ::testing::Values("dense {}", "block_local { block: 4 look_back: 0 }",
-                      "block_local { block: 4 look_back: 1 }",
-                      "sinkhorn { block: 4 causal_balance: prefix }",
-                      "sinkhorn { block: 4 causal_balance: cumulative }",
-                      "sinkhorn { block: 4 causal_balance: none }",
-                      "sinkhorn { block: 4 causal_balance: uniform }",
-                      "sinkhorn { block: 4 causal_balance: paper_masked }",
-                      "sinkhorn_mixture { sinkhorn { block: 4 causal_balance: prefix } }"));
+std::vector<std::string> all_mechanisms() {
+  std::vector<std::string> texts;
+  for (const auto& each : testing::all_cases()) {
+    if (each.causal) texts.push_back(each.config.ShortDebugString());
+  }
+  return texts;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, DeviceMode, ::testing::ValuesIn(all_mechanisms()));
 
 TEST_P(DeviceMode, EverythingIsMadeWhereTheParametersAre) {
   EXPECT_THROW(at::zeros({2}, at::kMeta) + at::zeros({2}), c10::Error) << "the test proves nothing";

@@ -80,7 +80,7 @@ TEST(LanguageModel, PartsAddUpToTheHandCount) {
       {"final_norm", 8}};
   EXPECT_EQ(parts, expected);
   EXPECT_EQ(model->parameters().num_elements(), 1792);
-  EXPECT_THAT(describe_model(*model.model), HasSubstr("1792"));
+  EXPECT_THAT(describe_model(*model.model, 16), HasSubstr("1792"));
 }
 
 TEST(LanguageModel, FlopsEqualTheHandCount) {

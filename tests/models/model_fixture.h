@@ -10,7 +10,7 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "configs/config_io.h"
-#include "models/model.h"
+#include "models/language_model.h"
 
 namespace birkhoff {
 
@@ -21,7 +21,7 @@ struct TestModel {
   std::unique_ptr<ProcessGroup> group;
   std::unique_ptr<Model> model;
 
-  Model* operator->() const { return model.get(); }
+  LanguageModel* operator->() const { return dynamic_cast<LanguageModel*>(model.get()); }
 };
 
 // Two layers, 8 channels, 2 heads, 16 tokens, fp64. `settings` may change any of these.

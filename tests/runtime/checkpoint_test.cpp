@@ -281,7 +281,7 @@ TEST(Checkpoint, MisfitsAreRefusedByName) {
   const auto drop_last = [](auto& shards) { shards.pop_back(); };
   expect_error(ExitCode::kCheckpoint, {"'centroids.count' is in the checkpoint but not"},
                [&] { load(drop_last, load_checkpoint); });
-  load(drop_last, load_parameters);
+  load(drop_last, load_model_shards);
   expect_error(ExitCode::kCheckpoint, {"'embedding.weight'", "[7, 6]", "[6, 7]"}, [&] {
     load(
         [](auto& shards) {
@@ -295,7 +295,7 @@ TEST(Checkpoint, MisfitsAreRefusedByName) {
           shards[0] = whole_shard("embedding.weight", StateKind::kParameter,
                                   at::zeros({7, 6}, at::kDouble), 0);
         },
-        load_parameters);
+        load_model_shards);
   });
   expect_error(ExitCode::kCheckpoint, {"'embedding.weight'", "parameter", "optimizer"}, [&] {
     load([](auto& shards) { shards[0].kind = StateKind::kOptimizer; }, load_checkpoint);

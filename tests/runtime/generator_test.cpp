@@ -11,7 +11,7 @@ namespace birkhoff {
 namespace {
 
 // Its logits depend only on the last token, and it records the tokens fed to each cache.
-class RecordingModel final : public Model {
+class RecordingModel final : public Decoder {
  public:
   explicit RecordingModel(at::Tensor logits_VV) : logits_VV_(std::move(logits_VV)) {}
 
@@ -28,17 +28,12 @@ class RecordingModel final : public Model {
   }
   std::int64_t max_tokens() const override { return window; }
 
-  Parameters& parameters() override { return parameters_; }
-  LossSums loss_sums(const Batch&, const std::optional<NoiseKey>&) override { return {}; }
-  at::Tensor logits(const Batch&, const std::optional<NoiseKey>&) override { return {}; }
-  double forward_flops_per_sequence() const override { return 0; }
-  std::vector<std::string> warnings() const override { return {}; }
+  at::Device device() const override { return at::kCPU; }
 
   std::int64_t window = 1000;
 
  private:
   at::Tensor logits_VV_;
-  Parameters parameters_{0, at::kFloat};
 };
 
 using Ids = std::vector<std::int32_t>;

@@ -94,7 +94,7 @@ TEST_P(GradBucketsRanks, SumsOverRanksAndMicroBatches) {
       buckets.start_reducing();
       model.loss_sums(toy_batch(first + 2, first + 4), std::nullopt).loss.backward();
       at::Tensor tail = at::full({3}, group.rank() + 1.0, at::kDouble);
-      buckets.finish_reducing(tail);
+      buckets.finish_reducing({tail});
       EXPECT_EQ(tail[2].item<double>(), size * (size + 1) / 2);
       for (std::size_t i = 0; i < expected.size(); ++i) {
         const auto& parameter = model.parameters().list()[i];
@@ -128,12 +128,12 @@ TEST(GradBuckets, ReducesInOneOrderOnAllRanksAndDuringBackward) {
     } else if (group.rank() != 2) {
       model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
     }
-    buckets.finish_reducing(at::zeros({1}, at::kDouble));
+    buckets.finish_reducing({at::zeros({1}, at::kDouble)});
     for (const auto& entry : group.ring().entries()) names[group.rank()].push_back(entry.name);
   });
   EXPECT_EQ(names[0], (std::vector<std::string>{"gradients of bucket 0", "gradients of bucket 1",
                                                 "gradients of bucket 2", "gradients of bucket 3",
-                                                "gradients of bucket 4", "counts"}));
+                                                "gradients of bucket 4", "sums of the step"}));
   for (int rank = 1; rank < 4; ++rank) EXPECT_EQ(names[rank], names[0]);
 }
 
@@ -146,7 +146,7 @@ TEST(GradBuckets, FullBucketsLeaveBeforeBackwardEnds) {
     // Output, bias and hidden weight; "unused" never gets a gradient and delays the embedding after
     // it.
     EXPECT_EQ(group.ring().total_operations(), 3);
-    buckets.finish_reducing(at::zeros({1}, at::kDouble));
+    buckets.finish_reducing({at::zeros({1}, at::kDouble)});
     EXPECT_EQ(group.ring().total_operations(), 6);
     for (const auto& parameter : model.parameters().list()) {
       if (parameter.name == "unused") {
@@ -162,7 +162,7 @@ TEST(GradBuckets, OneRankCommunicatesNothing) {
   GradBuckets buckets(model.parameters(), *group, 1);
   buckets.start_reducing();
   model.loss_sums(toy_batch(0, 2), std::nullopt).loss.backward();
-  buckets.finish_reducing(at::zeros({1}, at::kDouble));
+  buckets.finish_reducing({at::zeros({1}, at::kDouble)});
   EXPECT_EQ(group->ring().total_operations(), 0);
 }
 

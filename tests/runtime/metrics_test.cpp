@@ -18,6 +18,7 @@
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/utf8.h"
 #include "configs/message_text.h"
+#include "runtime/reporting/metrics_reader.h"
 
 namespace birkhoff {
 namespace {
@@ -118,6 +119,34 @@ TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
   EXPECT_EQ(nlohmann::json::parse(step_line(report, 0)).at("loss").get<double>(), 0.1 + 0.2);
   report.loss = std::numeric_limits<double>::quiet_NaN();
   EXPECT_TRUE(nlohmann::json::parse(step_line(report, 0)).at("loss").is_null());
+}
+
+TEST(Metrics, AModelsFiguresAreInLinesAndEvents) {
+  const TemporaryFolder folder;
+  MetricsOptions options = options_in(folder.path());
+  options.every = 1;
+  Metrics metrics(options);
+  testing::internal::CaptureStderr();
+  StepReport report = report_at(1, 3.0);
+  report.figures = {{"blocks.0.dropped", 0.125}, {"blocks.1.dropped", std::nan("")}};
+  metrics.step(report, 100);
+  metrics.evaluation(1, "valid", {2.75, 1, 10, 40, {{"blocks.0.dropped", 0.5}}});
+  metrics.close();
+  testing::internal::GetCapturedStderr();
+  std::istringstream lines(contents(folder.path() / "metrics.jsonl"));
+  std::string line;
+  std::getline(lines, line);
+  EXPECT_TRUE(line.ends_with(",\"blocks.0.dropped\":0.125,\"blocks.1.dropped\":null}")) << line;
+  std::getline(lines, line);
+  EXPECT_TRUE(line.ends_with(",\"blocks.0.dropped\":0.5}")) << line;
+  // A resumed run reads its lines.
+  EXPECT_EQ(read_metrics(folder.path() / "metrics.jsonl").steps.size(), 1u);
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (!entry.path().filename().string().starts_with("events.out.tfevents.")) continue;
+    const std::string events = contents(entry.path());
+    EXPECT_NE(events.find("train/blocks.0.dropped"), std::string::npos);
+    EXPECT_NE(events.find("valid/blocks.0.dropped"), std::string::npos);
+  }
 }
 
 TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {

@@ -78,7 +78,7 @@ std::string bucket_defect(const std::vector<Shape>& shapes, std::int64_t bucket_
   }
   at::Tensor tail = at::full({3}, group.rank() + 1.0, at::kDouble);
   buckets.start_reducing();
-  buckets.finish_reducing(tail);
+  buckets.finish_reducing({tail});
   if (tail[2].item<double>() != group.size() * (group.size() + 1) / 2.0) return "the tail's sum";
   for (const auto& bucket : buckets.buckets()) {
     std::int64_t at = 0;

@@ -1,14 +1,19 @@
 // A small language model with every feature that the runtime relies on: several parameters of odd
-// sizes, one that never gets a gradient, noise, and losses that can be spoilt on demand.
+// sizes, one that never gets a gradient, noise, a mechanism with a statistic, an auxiliary loss and
+// figures, recomputation, and losses that can be spoilt on demand.
 #pragma once
 
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <memory>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 #include "models/model.h"
+#include "models/transformer/recompute.h"
+#include "tests/runtime/running_mean.h"
 
 namespace birkhoff::test {
 
@@ -33,6 +38,14 @@ inline Batch toy_batch(std::int64_t begin, std::int64_t end) {
   return batch;
 }
 
+// The sum of this name.
+inline at::Tensor sum_named(const std::string& name, const LossSums& sums) {
+  for (const auto& [other, value] : sums.named) {
+    if (other == name) return value;
+  }
+  throw std::out_of_range("no sum is named " + name);
+}
+
 class ToyModel : public Model {
  public:
   explicit ToyModel(at::ScalarType dtype, float dropout = 0.1f)
@@ -45,15 +58,25 @@ class ToyModel : public Model {
     hidden_bias_C_ = parameters_.add("hidden.bias", {kToyChannels}, Initializer::zeros(), false);
     output_VC_ =
         parameters_.add("output", {kToyVocabulary, kToyChannels}, Initializer::normal(0.4), true);
+    mechanism_.emplace(
+        MechanismShape{.channels = kToyChannels, .heads = 1, .head_dim = kToyChannels}, "attention",
+        parameters_);
   }
 
-  // Makes the training losses of this step and this sample non-finite.
+  // Compute the mechanism's part of the network again in the backward pass.
+  bool recompute = false;
+
+  // Makes the training losses of this step and this sample non-finite, or only the gradients.
   void spoil(std::int64_t step, std::int64_t sample) { spoilt_.insert({step, sample}); }
+  void spoil_gradients(std::int64_t step, std::int64_t sample) {
+    spoilt_gradients_.insert({step, sample});
+  }
 
   Parameters& parameters() override { return parameters_; }
 
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override {
-    const auto scores_BTV = logits(batch, noise);
+    NamedSums named;
+    const auto scores_BTV = forward(batch, noise, named);
     const auto targets_BT = batch.at(field::kTargets);
     const auto mask_BT = batch.at(field::kMask).to(scores_BTV.scalar_type());
     const auto nats_BT =
@@ -65,33 +88,67 @@ class ToyModel : public Model {
         const std::pair key(noise->step.item<std::int64_t>(),
                             batch.sample_ids_B[b].item<std::int64_t>());
         if (spoilt_.count(key)) sums.loss = sums.loss * std::numeric_limits<double>::quiet_NaN();
+        if (spoilt_gradients_.count(key)) sums.loss = sums.loss + (hidden_bias_C_ * 0).sqrt().sum();
       }
     }
     sums.nats = sums.loss.detach().to(at::kDouble);
+    for (const auto& [name, value] : named) {
+      if (name == "attention.auxiliary_loss") sums.loss = sums.loss + value;
+      sums.named.emplace_back(name, value.detach());
+    }
     sums.count = mask_BT.detach().to(at::kDouble).sum();
     return sums;
   }
 
-  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) override {
-    auto x_BTC = at::embedding(embedding_VC_, batch.at(field::kInputs));
-    auto hidden_BTC = at::tanh(at::matmul(x_BTC, hidden_CC_.t()) + hidden_bias_C_);
-    if (noise && dropout_ > 0) {
-      hidden_BTC = philox_dropout(hidden_BTC, dropout_, *noise, NoisePurpose::kActivationDropout);
+  at::Tensor logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
+    NamedSums named;
+    return forward(batch, noise, named);
+  }
+  std::vector<Figure> figures() const override {
+    std::vector<Figure> figures;
+    for (const Figure& figure : mechanism_->traits().figures) {
+      figures.push_back(with_prefix("attention.", figure));
     }
-    return at::matmul(x_BTC + hidden_BTC, output_VC_.t());
+    return figures;
   }
 
-  std::unique_ptr<DecodeCache> decode_cache(std::int64_t) override { return nullptr; }
-  at::Tensor decode_step(DecodeCache&, const at::Tensor& tokens_B) override { return tokens_B; }
-  std::int64_t max_tokens() const override { return kToyTokens; }
   double forward_flops_per_sequence() const override { return 1; }
   std::vector<std::string> warnings() const override { return {}; }
 
  private:
+  at::Tensor forward(const Batch& batch, const std::optional<NoiseKey>& noise,
+                     NamedSums& named) const {
+    const auto x_BTC = at::embedding(embedding_VC_, batch.at(field::kInputs));
+    const auto names = std::make_shared<std::vector<std::string>>();
+    const auto part = [this, noise, names](const std::vector<at::Tensor>& inputs) {
+      auto hidden_BTC = at::tanh(at::matmul(inputs[0], hidden_CC_.t()) + hidden_bias_C_);
+      if (noise && dropout_ > 0) {
+        hidden_BTC = philox_dropout(hidden_BTC, dropout_, *noise, NoisePurpose::kActivationDropout);
+      }
+      AttentionInput in;
+      in.q_BHLD = in.k_BHSD = in.v_BHSD = hidden_BTC.unsqueeze(1);
+      in.noise = noise;
+      AttentionOutput output = mechanism_->attend(in, Path::kFused);
+      std::vector<at::Tensor> outputs{hidden_BTC + output.out_BHLD.squeeze(1)};
+      names->clear();
+      for (const auto& [name, value] : output.sums) {
+        names->push_back("attention." + name);
+        outputs.push_back(value);
+      }
+      return outputs;
+    };
+    const std::vector<at::Tensor> outputs = recompute ? recomputed(part, {x_BTC}) : part({x_BTC});
+    for (std::size_t i = 0; i < names->size(); ++i) {
+      named.emplace_back((*names)[i], outputs[i + 1]);
+    }
+    return at::matmul(x_BTC + outputs[0], output_VC_.t());
+  }
+
   Parameters parameters_;
   at::Tensor embedding_VC_, unused_, hidden_CC_, hidden_bias_C_, output_VC_;
+  std::optional<RunningMean> mechanism_;
   float dropout_;
-  std::set<std::pair<std::int64_t, std::int64_t>> spoilt_;
+  std::set<std::pair<std::int64_t, std::int64_t>> spoilt_, spoilt_gradients_;
 };
 
 }  // namespace birkhoff::test

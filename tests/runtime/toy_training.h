@@ -41,7 +41,8 @@ class ToyTraining {
     if (before_batch) before_batch(consumed_ / global + 1);
     const Interval share =
         rank_share(global, config_.train().invariant().shards(), group_.rank(), group_.size());
-    const Batch batch = toy_batch(consumed_ + share.begin, consumed_ + share.end);
+    Batch batch = toy_batch(consumed_ + share.begin, consumed_ + share.end);
+    batch.global_size = global;
     consumed_ += global;
     return batch;
   }
@@ -49,16 +50,19 @@ class ToyTraining {
   Outcome run(const StopSignals& signals) {
     consumed_ = state.consumed;
     DevicePrefetcher feed([this] { return next_batch(); }, group_.device());
-    Trainer trainer({config_, model, feed, group_, buckets, *optimizer, signals, evaluator,
-                     checkpoints, /*metrics=*/nullptr, /*step_log=*/nullptr, agreement});
+    Trainer trainer({config_, model, feed, group_, world == nullptr ? group_ : *world, buckets,
+                     *optimizer, signals, evaluator, checkpoints, /*metrics=*/nullptr,
+                     /*step_log=*/nullptr, agreement});
     return trainer.run(state);
   }
 
-  // All parameters, one after another.
+  // All parameters and statistics, one after another.
   at::Tensor parameters() {
     std::vector<at::Tensor> all;
     for (const auto& parameter : model.parameters().list())
       all.push_back(parameter.value.detach().flatten());
+    for (const auto& statistic : model.parameters().statistics())
+      all.push_back(statistic.value.flatten());
     return at::cat(all);
   }
 
@@ -82,6 +86,7 @@ class ToyTraining {
  public:
   GradBuckets buckets;
   std::unique_ptr<Optimizer> optimizer;
+  ProcessGroup* world = nullptr;  // null: the group
   Evaluator* evaluator = nullptr;
   RunCheckpoints* checkpoints = nullptr;
   Agreement* agreement = nullptr;

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "cluster/mesh.h"
 #include "runtime/trainer.h"
 #include "tests/cluster/mpi_test_main.h"
 #include "tests/runtime/gathered_state.h"
@@ -67,6 +68,53 @@ TEST(TrainerMpi, ASignalToOneRankStopsAllAfterTheSameStep) {
   if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
   EXPECT_EQ(training.run(signals), Outcome::kRequeue);
   EXPECT_EQ(training.state.step, 1);
+}
+
+// A mesh with a second axis: each column trains a replica of its own. What happens to one rank of a
+// column is decided by all ranks of the world.
+class TrainerMpiMesh : public testing::Test {
+ protected:
+  static configs::Mesh columns() {
+    configs::Mesh mesh;
+    mesh.set_tensor(2);
+    return mesh;
+  }
+  void SetUp() override {
+    if (test_world().size() % 2 != 0) GTEST_SKIP() << "needs an even number of ranks";
+  }
+  static bool in_second_column() { return test_world().rank() % 2 == 1; }
+};
+
+TEST_F(TrainerMpiMesh, ASignalToOneRankStopsAllColumns) {
+  const StopSignals signals;
+  Mesh mesh(test_world(), columns(), at::kCPU);
+  ToyTraining training(toy_config(20), mesh.data(), at::kFloat);
+  training.world = &test_world().group();
+  if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  EXPECT_EQ(training.run(signals), Outcome::kRequeue);
+  EXPECT_EQ(training.state.step, 1);
+}
+
+TEST_F(TrainerMpiMesh, AllColumnsSkipWhatIsNotFiniteInOne) {
+  const StopSignals signals;
+  Mesh mesh(test_world(), columns(), at::kCPU);
+  ToyTraining all_finite(toy_config(4), mesh.data(), at::kFloat);
+  all_finite.world = &test_world().group();
+  all_finite.run(signals);
+  for (const bool only_gradients : {false, true}) {
+    ToyTraining training(toy_config(4), mesh.data(), at::kFloat);
+    training.world = &test_world().group();
+    if (in_second_column() && only_gradients) {
+      training.model.spoil_gradients(/*step=*/2, /*sample=*/12);
+    } else if (in_second_column()) {
+      training.model.spoil(/*step=*/2, /*sample=*/12);
+    }
+    EXPECT_EQ(training.run(signals), Outcome::kDone);
+    EXPECT_LT(training.state.tokens, all_finite.state.tokens);
+    const at::Tensor parameters = training.parameters(), of_rank_0 = parameters.clone();
+    test_world().group().broadcast(of_rank_0, 0, "parameters");
+    EXPECT_TRUE(at::equal(parameters, of_rank_0));
+  }
 }
 
 }  // namespace

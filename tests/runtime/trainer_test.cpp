@@ -13,6 +13,7 @@
 namespace birkhoff {
 namespace {
 
+using test::sum_named;
 using test::toy_batch;
 using test::toy_config;
 using test::ToyModel;
@@ -48,6 +49,7 @@ TEST(Trainer, FollowsAPlainReference) {
   training.run(signals);
 
   ToyModel model(at::kDouble);
+  const at::Tensor mean = model.parameters().statistics().at(0).value;
   std::vector<at::Tensor> p, m, v;
   for (const auto& parameter : model.parameters().list()) {
     p.push_back(parameter.value);
@@ -85,9 +87,11 @@ TEST(Trainer, FollowsAPlainReference) {
                 ((v[i] / (1 - std::pow(beta2, t))).sqrt() + static_cast<double>(adamw.epsilon())));
       p[i].mutable_grad() = at::Tensor();
     }
+    mean.copy_(test::RunningMean::next_mean(mean, sum_named("attention.mean", sums)));
   }
   std::vector<at::Tensor> flat;
   for (const auto& x : p) flat.push_back(x.detach().flatten());
+  flat.push_back(mean.flatten());
   EXPECT_LT(largest_relative_difference(training.parameters(), at::cat(flat)), 1e-12);
 }
 

@@ -30,6 +30,12 @@ KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
                             const at::Tensor& v_BHLD, std::int64_t look_back,
                             std::int64_t look_ahead, bool causal);
 
+// For k and v [B, H, L, D]: query i sees the keys j with |i - j| < width, if causal those with
+// 0 <= i - j < width, except keys that padding and documents mask. Blocks need not be as long as
+// the window.
+KeyBlocks nearest_keys(const Blocks& blocks, const at::Tensor& k_BHLD, const at::Tensor& v_BHLD,
+                       std::int64_t width, bool causal);
+
 struct BlockAttention {
   at::Tensor q_BHNbD;
   std::vector<KeyBlocks> keys;  // all of one width, unless one_softmax

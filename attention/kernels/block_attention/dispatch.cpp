@@ -1,10 +1,15 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
 #include <algorithm>
+#include <cstdlib>
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/block_attention/gpu_arguments.h"
 #include "attention/kernels/block_attention/paths.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
+#include "attention/kernels/common/masked_softmax.h"
 #include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
@@ -32,6 +37,23 @@ KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
                  .causal = causal};
   for (std::int64_t offset = -look_back; offset <= look_ahead; ++offset) {
     keys.mask_BHNbb.push_back(blocks.mask(offset));
+  }
+  return keys;
+}
+
+KeyBlocks nearest_keys(const Blocks& blocks, const at::Tensor& k_BHLD, const at::Tensor& v_BHLD,
+                       std::int64_t width, bool causal) {
+  const std::int64_t b = blocks.block();
+  // The first query of a block reaches the furthest back.
+  const std::int64_t reach = std::min((width - 1 + b - 1) / b, blocks.num_blocks() - 1);
+  KeyBlocks keys = neighbouring_keys(blocks, k_BHLD, v_BHLD, reach, causal ? 0 : reach, causal);
+  for (int offset = keys.window.first_offset; offset <= keys.window.last_offset; ++offset) {
+    const bool all_near = std::abs(offset) * b + b - 1 < width;
+    if (all_near) continue;
+    at::Tensor& mask = keys.mask_BHNbb[static_cast<std::size_t>(offset - keys.window.first_offset)];
+    const at::Tensor place_b = at::arange(b, blocks.mask_options().dtype(at::kLong));
+    const at::Tensor distance_bb = place_b.unsqueeze(1) - (place_b + offset * b);
+    mask = and_defined(mask, (distance_bb.abs() < width).view({1, 1, 1, b, b}));
   }
   return keys;
 }

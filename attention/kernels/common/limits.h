@@ -1,5 +1,5 @@
 // Limits on the arguments of mechanisms and operators. Configurations have the same limits, as
-// (range) in configs/attention.proto and in configs/check.cpp.
+// (range) and (most_causal_blocks) in configs/attention.proto.
 #pragma once
 
 #include <cstdint>

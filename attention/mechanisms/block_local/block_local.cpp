@@ -25,7 +25,7 @@ BlockLocalAttention::BlockLocalAttention(const configs::BlockLocalAttention& con
       look_back_(config.look_back()),
       dropout_(config.dropout()) {}
 
-AttentionOutput BlockLocalAttention::run(const AttentionInput& in, Path limit) const {
+AttentionOutput BlockLocalAttention::attend(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, block_, shape_.causal);
   const KeyBlocks keys = neighbouring_keys(blocks, in.k_BHSD, in.v_BHSD, look_back_,
                                            shape_.causal ? 0 : look_back_, shape_.causal);
@@ -36,20 +36,8 @@ AttentionOutput BlockLocalAttention::run(const AttentionInput& in, Path limit) c
   return {blocks.from_blocks(attend_in_blocks(attention, limit), 2), {}};
 }
 
-AttentionOutput BlockLocalAttention::reference(const AttentionInput& in) const {
-  return run(in, Path::kReference);
-}
-
-AttentionOutput BlockLocalAttention::forward(const AttentionInput& in) const {
-  return run(in, Path::kFused);
-}
-
-AttentionOutput BlockLocalAttention::composed(const AttentionInput& in) const {
-  return run(in, Path::kSdpa);
-}
-
-MechanismProperties BlockLocalAttention::properties() const {
-  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal};
+MechanismTraits BlockLocalAttention::traits() const {
+  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal, .convex = true};
 }
 
 at::Tensor BlockLocalAttention::visible_keys(std::int64_t num_queries,

@@ -15,18 +15,14 @@ class BlockLocalAttention : public Mechanism {
  public:
   BlockLocalAttention(const configs::BlockLocalAttention& config, const MechanismShape& shape);
 
-  AttentionOutput reference(const AttentionInput& in) const override;
-  AttentionOutput forward(const AttentionInput& in) const override;
-  AttentionOutput composed(const AttentionInput& in) const override;
-  MechanismProperties properties() const override;
+  AttentionOutput attend(const AttentionInput& in, Path limit) const override;
+  MechanismTraits traits() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;
   std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
-  AttentionOutput run(const AttentionInput& in, Path limit) const;
-
   MechanismShape shape_;
   std::int64_t block_;
   std::int64_t look_back_;  // previous blocks visible, and following ones if not causal

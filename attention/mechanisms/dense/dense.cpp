@@ -52,21 +52,41 @@ at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
   return mask;
 }
 
-AttentionOutput DenseAttention::reference(const AttentionInput& in) const {
+AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) const {
+  if (limit == Path::kFused) {
+    if (const at::Tensor out_BHLD = fused(in); out_BHLD.defined()) return {out_BHLD, {}};
+  }
+  // LibTorch's fused kernels cannot use our noise.
+  const bool drops = in.noise && dropout_ > 0;
+  return {limit == Path::kReference || drops ? reference(in) : by_library(in), {}};
+}
+
+at::Tensor DenseAttention::reference(const AttentionInput& in) const {
   const at::Tensor scores_BHLS = at::matmul(in.q_BHLD, in.k_BHSD.transpose(-1, -2)) *
                                  (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
   at::Tensor mask = key_mask(in);
   if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
   const at::Tensor p_BHLS =
       drop_probabilities(masked_softmax(scores_BHLS, mask), dropout_, in.noise);
-  return {at::matmul(p_BHLS, in.v_BHSD), {}};
+  return at::matmul(p_BHLS, in.v_BHSD);
 }
 
-AttentionOutput DenseAttention::forward(const AttentionInput& in) const {
+at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
+  at::Tensor mask = key_mask(in);
+  if (!mask.defined()) {
+    return library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, shape_.causal);
+  }
+  if (shape_.causal) mask = at::logical_and(mask, earlier_keys(in));
+  const at::Tensor bias = additive_mask(mask, in.q_BHLD.scalar_type());
+  const at::Tensor out_BHLD = library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, bias);
+  return out_BHLD.masked_fill(mask.any(-1, /*keepdim=*/true).logical_not(), 0);
+}
+
+at::Tensor DenseAttention::fused(const AttentionInput& in) const {
   const bool drops = in.noise && dropout_ > 0;
   if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2) ||
       (library_is_faster(in.q_BHLD, shape_.causal) && !drops)) {
-    return composed(in);
+    return {};
   }
   BlockAttention attention{.q_BHNbD = in.q_BHLD.unsqueeze(2),
                            .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
@@ -76,27 +96,17 @@ AttentionOutput DenseAttention::forward(const AttentionInput& in) const {
                                      .bias_BHNbb = {}}},
                            .dropout = dropout_,
                            .noise = in.noise};
-  if (choose_path(attention, Path::kFused) != Path::kFused) return composed(in);
+  if (choose_path(attention, Path::kFused) != Path::kFused) return {};
   const at::Tensor mask = key_mask(in);
   if (mask.defined()) attention.keys[0].mask_BHNbb = {mask.unsqueeze(2)};
-  return {attend_in_blocks(attention, Path::kFused).squeeze(2), {}};
+  return attend_in_blocks(attention, Path::kFused).squeeze(2);
 }
 
-AttentionOutput DenseAttention::composed(const AttentionInput& in) const {
-  // LibTorch's fused kernels cannot use our noise.
-  if (in.noise && dropout_ > 0) return reference(in);
-  at::Tensor mask = key_mask(in);
-  if (!mask.defined()) {
-    return {library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, {}, shape_.causal), {}};
-  }
-  if (shape_.causal) mask = at::logical_and(mask, earlier_keys(in));
-  const at::Tensor bias = additive_mask(mask, in.q_BHLD.scalar_type());
-  const at::Tensor out_BHLD = library_attention(in.q_BHLD, in.k_BHSD, in.v_BHSD, bias);
-  return {out_BHLD.masked_fill(mask.any(-1, /*keepdim=*/true).logical_not(), 0), {}};
-}
-
-MechanismProperties DenseAttention::properties() const {
-  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal, .quadratic = true};
+MechanismTraits DenseAttention::traits() const {
+  return {.causal = shape_.causal,
+          .exact_in_decoding = shape_.causal,
+          .convex = true,
+          .quadratic = true};
 }
 
 at::Tensor DenseAttention::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {

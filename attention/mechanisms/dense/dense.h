@@ -15,16 +15,19 @@ class DenseAttention : public Mechanism {
  public:
   DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape);
 
-  AttentionOutput reference(const AttentionInput& in) const override;
-  AttentionOutput forward(const AttentionInput& in) const override;
-  AttentionOutput composed(const AttentionInput& in) const override;
-  MechanismProperties properties() const override;
+  AttentionOutput attend(const AttentionInput& in, Path limit) const override;
+  MechanismTraits traits() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;
   std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
+  // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,
+  // and by our kernels; fused() returns an undefined tensor where these do not fit or are slower.
+  at::Tensor reference(const AttentionInput& in) const;
+  at::Tensor by_library(const AttentionInput& in) const;
+  at::Tensor fused(const AttentionInput& in) const;
   // bool [B or 1, 1, L, S], regardless of causality. Undefined where every key is visible.
   at::Tensor key_mask(const AttentionInput& in) const;
 

@@ -53,6 +53,13 @@ bool SinkhornAttention::balances() const {
          (config_.causal_balance() != Config::none && config_.causal_balance() != Config::uniform);
 }
 
+bool SinkhornAttention::rows_sum_to_1() const {
+  if (config_.top_m() > 0) return false;
+  if (balances() && config_.iterations() == 0) return false;
+  return !shape_.causal || (config_.causal_balance() != Config::none &&
+                            config_.causal_balance() != Config::cumulative);
+}
+
 at::Tensor SinkhornAttention::visible_pairs(const at::Tensor& open_BNN) const {
   if (!shape_.causal) return open_BNN;
   return open_BNN.tril(leaky() ? 0 : -1);
@@ -113,7 +120,7 @@ at::Tensor SinkhornAttention::keep_largest(const at::Tensor& weights_BHUN) const
   return weights_BHUN.masked_fill(cut_BHUN, 0);
 }
 
-AttentionOutput SinkhornAttention::run(const AttentionInput& in, Path limit) const {
+AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, config_.block(), shape_.causal);
   const std::int64_t N = blocks.num_blocks();
   at::Tensor scores_BHNN;
@@ -132,8 +139,8 @@ AttentionOutput SinkhornAttention::run(const AttentionInput& in, Path limit) con
   if (config_.top_m() > 0) {
     const at::Tensor all =
         all_weights_BHNN.detach().expand({in.q_BHLD.size(0), shape_.heads, N, N});
-    output.sums = {{"block_weight", all.sum()},
-                   {"block_weight_dropped", (all - weights_BHNN.detach()).sum()}};
+    output.sums = {{"block_weight", all.sum(at::kDouble)},
+                   {"block_weight_dropped", (all - weights_BHNN.detach()).sum(at::kDouble)}};
   }
 
   BlockAttention attention = sorted_and_own_attention(
@@ -150,23 +157,23 @@ AttentionOutput SinkhornAttention::run(const AttentionInput& in, Path limit) con
   return output;
 }
 
-AttentionOutput SinkhornAttention::reference(const AttentionInput& in) const {
-  return run(in, Path::kReference);
-}
-
-AttentionOutput SinkhornAttention::forward(const AttentionInput& in) const {
-  return run(in, Path::kFused);
-}
-
-AttentionOutput SinkhornAttention::composed(const AttentionInput& in) const {
-  return run(in, Path::kSdpa);
-}
-
-MechanismProperties SinkhornAttention::properties() const {
-  return {.causal = shape_.causal && !leaky(),
-          .leaky = leaky(),
-          .exact_in_decoding = shape_.causal && !leaky(),
-          .ties_key_value = config_.tie_key_value()};
+MechanismTraits SinkhornAttention::traits() const {
+  std::vector<Figure> figures;
+  if (config_.top_m() > 0)
+    figures.push_back({.sum = "block_weight_dropped", .per = "block_weight"});
+  return {
+      .causal = shape_.causal && !leaky(),
+      .leak = leaky() ? "paper_masked leaks: its block weights depend on later tokens, so "
+                        "losses are too low and sampling differs from training; label every "
+                        "result made with it as leaky"
+                      : "",
+      .exact_in_decoding = shape_.causal && !leaky(),
+      .ties_key_value = config_.tie_key_value(),
+      .convex = rows_sum_to_1() && config_.combine() != Config::add_outputs,
+      // The first query of a block has one aligned logit, so its own key changes nothing.
+      .selects = config_.top_m() > 0 || (shape_.causal && config_.combine() == Config::add_logits),
+      .unbounded = balances() && config_.iterations() == 0,
+      .figures = std::move(figures)};
 }
 
 at::Tensor SinkhornAttention::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {

@@ -38,10 +38,8 @@ class SinkhornAttention : public Mechanism {
   SinkhornAttention(const configs::SinkhornAttention& config, const MechanismShape& shape,
                     const std::string& prefix, Parameters& parameters);
 
-  AttentionOutput reference(const AttentionInput& in) const override;
-  AttentionOutput forward(const AttentionInput& in) const override;
-  AttentionOutput composed(const AttentionInput& in) const override;
-  MechanismProperties properties() const override;
+  AttentionOutput attend(const AttentionInput& in, Path limit) const override;
+  MechanismTraits traits() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;
   std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
@@ -52,7 +50,8 @@ class SinkhornAttention : public Mechanism {
   // Whether the weights come from Sinkhorn iterations: false for the causal modes `none` and
   // `uniform`.
   bool balances() const;
-  AttentionOutput run(const AttentionInput& in, Path limit) const;
+  // Whether the weights of the blocks that are mixed into one sum to 1.
+  bool rows_sum_to_1() const;
   // bool [B, N, N]: the pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. B and H

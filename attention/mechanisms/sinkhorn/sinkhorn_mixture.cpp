@@ -18,35 +18,29 @@ SinkhornMixtureMechanism::SinkhornMixtureMechanism(const configs::SinkhornMixtur
                                                    const MechanismShape& shape,
                                                    const std::string& prefix,
                                                    Parameters& parameters)
-    : sinkhorn_(config.sinkhorn(), shape, prefix, parameters), dense_(config.dense(), shape) {}
+    : sinkhorn_(config.sinkhorn(), shape, prefix, parameters),
+      dense_(config.dense(), shape),
+      ties_key_value_(config.sinkhorn().tie_key_value()) {}
 
 AttentionInput SinkhornMixtureMechanism::dense_input(const AttentionInput& in) const {
   AttentionInput dense = in;
-  if (sinkhorn_.properties().ties_key_value) dense.v_BHSD = in.k_BHSD;
+  if (ties_key_value_) dense.v_BHSD = in.k_BHSD;
   if (in.noise) dense.noise = in.noise->at_layer(in.noise->layer | kDenseStream);
   return dense;
 }
 
-AttentionOutput SinkhornMixtureMechanism::reference(const AttentionInput& in) const {
-  AttentionOutput output = sinkhorn_.reference(in);
-  output.out_BHLD = output.out_BHLD + dense_.reference(dense_input(in)).out_BHLD;
+AttentionOutput SinkhornMixtureMechanism::attend(const AttentionInput& in, Path limit) const {
+  AttentionOutput output = sinkhorn_.attend(in, limit);
+  output.out_BHLD = output.out_BHLD + dense_.attend(dense_input(in), limit).out_BHLD;
   return output;
 }
 
-AttentionOutput SinkhornMixtureMechanism::forward(const AttentionInput& in) const {
-  AttentionOutput output = sinkhorn_.forward(in);
-  output.out_BHLD = output.out_BHLD + dense_.forward(dense_input(in)).out_BHLD;
-  return output;
-}
-
-AttentionOutput SinkhornMixtureMechanism::composed(const AttentionInput& in) const {
-  return {sinkhorn_.composed(in).out_BHLD + dense_.composed(dense_input(in)).out_BHLD, {}};
-}
-
-MechanismProperties SinkhornMixtureMechanism::properties() const {
-  MechanismProperties properties = sinkhorn_.properties();
-  properties.quadratic = true;
-  return properties;
+MechanismTraits SinkhornMixtureMechanism::traits() const {
+  MechanismTraits traits = sinkhorn_.traits();
+  traits.convex = false;   // the sum of two means
+  traits.selects = false;  // the dense part reaches all keys
+  traits.quadratic = true;
+  return traits;
 }
 
 at::Tensor SinkhornMixtureMechanism::visible_keys(std::int64_t num_queries,

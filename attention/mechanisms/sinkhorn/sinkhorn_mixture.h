@@ -13,10 +13,8 @@ class SinkhornMixtureMechanism : public Mechanism {
   SinkhornMixtureMechanism(const configs::SinkhornMixture& config, const MechanismShape& shape,
                            const std::string& prefix, Parameters& parameters);
 
-  AttentionOutput reference(const AttentionInput& in) const override;
-  AttentionOutput forward(const AttentionInput& in) const override;
-  AttentionOutput composed(const AttentionInput& in) const override;
-  MechanismProperties properties() const override;
+  AttentionOutput attend(const AttentionInput& in, Path limit) const override;
+  MechanismTraits traits() const override;
   at::Tensor visible_keys(std::int64_t num_queries, std::int64_t num_keys) const override;
   double forward_flops(std::int64_t num_tokens) const override;
   std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const override;
@@ -28,6 +26,7 @@ class SinkhornMixtureMechanism : public Mechanism {
 
   SinkhornAttention sinkhorn_;
   DenseAttention dense_;
+  bool ties_key_value_;
 };
 
 }  // namespace birkhoff

@@ -59,30 +59,44 @@ at::Tensor draw_all(std::uint64_t key, const std::string& name, at::IntArrayRef 
 
 }  // namespace
 
-at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initializer init,
-                           bool decay) {
+void Parameters::require_new(const std::string& name) const {
   for (const Parameter& other : list_) require(other.name != name, "a parameter is added twice");
+  for (const Statistic& other : statistics_) {
+    require(other.name != name, "a statistic is added twice");
+  }
+}
+
+at::Tensor Parameters::initial(const std::string& name, at::IntArrayRef shape,
+                               Initializer init) const {
   const auto options = at::TensorOptions().dtype(dtype_).device(device_);
-  at::Tensor value;
   switch (init.kind) {
     case Initializer::Kind::kZeros:
-      value = at::zeros(shape, options);
-      break;
+      return at::zeros(shape, options);
     case Initializer::Kind::kOnes:
-      value = at::ones(shape, options);
-      break;
+      return at::ones(shape, options);
     case Initializer::Kind::kNormal:
     case Initializer::Kind::kUniform:
-      if (device_.is_meta()) {  // no values: the model is only checked
-        value = at::empty(shape, options);
-        break;
-      }
-      // Drawn on the host, so that every device starts with the same bits.
-      value = draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, shape, init).to(options);
       break;
   }
-  value.set_requires_grad(true);
+  if (device_.is_meta()) return at::empty(shape, options);  // the model is only checked
+  // Drawn on the host, so that every device starts with the same bits.
+  return draw_all(noise_key(seed_, 0, 0, NoisePurpose::kInit), name, shape, init).to(options);
+}
+
+at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initializer init,
+                           bool decay) {
+  require_new(name);
+  const at::Tensor value = initial(name, shape, init).set_requires_grad(true);
   list_.push_back({name, value, decay});
+  return value;
+}
+
+at::Tensor Parameters::add_statistic(const std::string& name, at::IntArrayRef shape,
+                                     Initializer init, at::IntArrayRef sums_shape,
+                                     Statistic::Update update) {
+  require_new(name);
+  const at::Tensor value = initial(name, shape, init);
+  statistics_.push_back({name, value, sums_shape.vec(), std::move(update)});
   return value;
 }
 

@@ -1,0 +1,33 @@
+// What a loader reads: the numbered samples of a split. A task chooses the source; the loader adds
+// order, shares and threads (data/loader/loader.h).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/batch/batch.h"
+
+namespace birkhoff {
+
+class SampleSource {
+ public:
+  // A row of a batch: a sample of an epoch, and the id that keys its noise.
+  struct Row {
+    std::int64_t sample = 0, epoch = 0, id = 0;
+  };
+
+  virtual ~SampleSource() = default;
+
+  // Samples of an epoch, at least 1: they are numbered from 0.
+  virtual std::int64_t num_samples() const = 0;
+  // Allocates a batch; fill() sets its values.
+  virtual Batch make_batch(std::int64_t rows) const = 0;
+  // Fills each row of the batch with its sample, and sets sample_ids_B. Only one thread may call it
+  // at a time. Error(kData) if the corpus is damaged.
+  virtual void fill(Batch& batch, const std::vector<Row>& rows) = 0;
+};
+
+// Samples [begin, end) of the first epoch as a batch; sample_ids are their numbers.
+Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t end);
+
+}  // namespace birkhoff

@@ -1,0 +1,156 @@
+#include "data/loader/token_windows.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
+#include "data/corpus/shard_reader.h"
+#include "data/loader/sampler.h"
+
+namespace birkhoff {
+namespace {
+
+// Cuts windows out of the stream and writes them to the rows of a batch.
+class TokenWindows : public SampleSource {
+ public:
+  TokenWindows(const Corpus& corpus, const WindowOptions& options, bool training)
+      : reader_(corpus, options.split, options.stream),
+        restart_(options.restart_at_documents),
+        has_end_mark_(corpus.manifest().tokenizer().has_end_of_document()),
+        length_(options.sequence_length),
+        shifts_(training && options.shift_windows),
+        seed_(options.seed) {
+    require(length_ >= 1, "sequence length");
+    const std::int64_t targets = reader_.elements() - 1;
+    num_samples_ = training ? targets / length_ : (targets + length_ - 1) / length_;
+    last_first_ = training ? targets - length_ : (num_samples_ - 1) * length_;
+  }
+
+  std::int64_t num_samples() const override { return num_samples_; }
+
+  Batch make_batch(std::int64_t rows) const override {
+    Batch batch;
+    const auto add = [&](std::string_view name, at::ScalarType type) {
+      batch.fields.emplace(name, at::empty({rows, length_}, at::TensorOptions(type)));
+    };
+    // Inputs and targets share one storage, so that a row's tokens are stored once. They are not
+    // views of one tensor: a view would hold its base, which BatchPool would take for a user's.
+    const at::Tensor tokens_BT1 = at::empty({rows, length_ + 1}, at::TensorOptions(at::kLong));
+    const auto add_tokens = [&](std::string_view name, std::int64_t offset) {
+      batch.fields.emplace(
+          name, at::empty({0}, tokens_BT1.options())
+                    .set_(tokens_BT1.storage(), offset, {rows, length_}, {length_ + 1, 1}));
+    };
+    add_tokens(field::kInputs, 0);
+    add_tokens(field::kTargets, 1);
+    add(field::kMask, at::kByte);
+    if (restart_) {
+      add(field::kSegments, at::kInt);
+      add(field::kPositions, at::kLong);
+    }
+    batch.sample_ids_B = at::empty({rows}, at::TensorOptions(at::kLong));
+    return batch;
+  }
+
+  // Pads rows after the end of the stream. The mask is 0 where there is no target.
+  void fill(Batch& batch, const std::vector<Row>& rows) override {
+    require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
+    auto* tokens = data_of<std::int64_t>(batch, field::kInputs);  // and targets
+    auto* mask = data_of<std::uint8_t>(batch, field::kMask);
+    auto* segments = restart_ ? data_of<std::int32_t>(batch, field::kSegments) : nullptr;
+    auto* positions = restart_ ? data_of<std::int64_t>(batch, field::kPositions) : nullptr;
+    auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const std::int64_t first = first_token(rows[i]);
+      const std::int64_t count = std::min(length_ + 1, reader_.elements() - first);
+      reader_.read(first, count, tokens);
+      std::fill(tokens + count, tokens + length_ + 1, 0);
+      std::fill(mask, mask + (count - 1), std::uint8_t{1});
+      std::fill(mask + (count - 1), mask + length_, std::uint8_t{0});
+      sample_ids[i] = rows[i].id;
+      if (restart_) {
+        fill_documents(first, count, mask, segments, positions);
+        segments += length_;
+        positions += length_;
+      }
+      tokens += length_ + 1;
+      mask += length_;
+    }
+  }
+
+ private:
+  std::int64_t first_token(const Row& row) {
+    if (shifts_ && row.epoch != shift_epoch_) {
+      shift_ = epoch_shift(seed_, row.epoch, length_);
+      shift_epoch_ = row.epoch;
+    }
+    // If the shifted last window would pass the end of the stream, it starts earlier and shares
+    // tokens with its neighbour.
+    return std::min(row.sample * length_ + shift_, last_first_);
+  }
+
+  template <typename T>
+  static T* data_of(Batch& batch, std::string_view name) {
+    return batch.fields.find(name)->second.mutable_data_ptr<T>();
+  }
+
+  void fill_documents(std::int64_t first, std::int64_t count, std::uint8_t* mask,
+                      std::int32_t* segments, std::int64_t* positions) {
+    const std::vector<std::int64_t> ends = reader_.document_ends(first, first + count - 1);
+    auto end = ends.begin();
+    std::int32_t segment = 0;
+    std::int64_t start = first;
+    for (std::int64_t t = 0; t < length_; ++t) {
+      if (end != ends.end() && *end == first + t) {
+        ++segment;
+        start = *end++;
+      }
+      segments[t] = segment;
+      positions[t] = first + t - start;
+      // Without an end mark, nothing in this document predicts that the next one begins.
+      if (!has_end_mark_ && end != ends.end() && *end == first + t + 1) mask[t] = 0;
+    }
+  }
+
+  StreamReader reader_;
+  bool restart_, has_end_mark_;
+  std::int64_t length_, num_samples_ = 0, last_first_ = 0;
+  bool shifts_;
+  std::uint64_t seed_;
+  std::int64_t shift_ = 0, shift_epoch_ = 0;  // the first epoch is not shifted
+};
+
+}  // namespace
+
+std::int64_t num_training_windows(const Corpus& corpus, const WindowOptions& options) {
+  const std::int64_t tokens = corpus.stream(options.split, options.stream).elements();
+  const std::int64_t samples = (tokens - 1) / options.sequence_length;
+  if (samples < 1) {
+    fail(ExitCode::kData,
+         "{}: split '{}' has {}, too few for one sample of {} and its last target; lower "
+         "data.sequence_length or prepare more text",
+         corpus.folder().string(), options.split, counted(tokens, "token"),
+         options.sequence_length);
+  }
+  return samples;
+}
+
+std::unique_ptr<SampleSource> training_windows(const Corpus& corpus, const WindowOptions& options) {
+  num_training_windows(corpus, options);
+  return std::make_unique<TokenWindows>(corpus, options, /*training=*/true);
+}
+
+std::unique_ptr<SampleSource> evaluation_windows(const Corpus& corpus,
+                                                 const WindowOptions& options) {
+  const std::int64_t tokens = corpus.stream(options.split, options.stream).elements();
+  if (tokens < 2) {
+    fail(ExitCode::kData, "{}: split '{}' has {}, too few to predict one; prepare more text",
+         corpus.folder().string(), options.split, counted(tokens, "token"));
+  }
+  return std::make_unique<TokenWindows>(corpus, options, /*training=*/false);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,36 @@
+// Windows of a stream of tokens: the samples of language models. Sample i of T tokens is tokens
+// [iT, iT + T] of the stream; the last one is only a target.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "data/corpus/corpus.h"
+#include "data/loader/sample_source.h"
+
+namespace birkhoff {
+
+struct WindowOptions {
+  std::string split = "train";
+  std::string stream = "tokens";
+  std::int64_t sequence_length = 0;   // T
+  bool restart_at_documents = false;  // also return segments_BT and positions_BT
+  // Training: epochs after the first cut the stream at other places, keyed by `seed`.
+  bool shift_windows = false;
+  std::uint64_t seed = 0;
+};
+
+// The whole windows of a split, for training. The last window of a shifted epoch starts earlier
+// than its place if it would pass the end of the stream. Error(kData) if there are none.
+std::unique_ptr<SampleSource> training_windows(const Corpus& corpus, const WindowOptions& options);
+
+// The windows of a split without overlap, for evaluation: together they hold every target once.
+// The last window is padded (mask 0). Error(kData) if the split has no target.
+std::unique_ptr<SampleSource> evaluation_windows(const Corpus& corpus,
+                                                 const WindowOptions& options);
+
+// The number of samples of training_windows(), without reading anything. Errors as there.
+std::int64_t num_training_windows(const Corpus& corpus, const WindowOptions& options);
+
+}  // namespace birkhoff
