@@ -11,6 +11,7 @@
 #include "attention/mechanisms/dense/dense.h"
 #include "attention/mechanisms/sinkhorn/sinkhorn.h"
 #include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
+#include "attention/mechanisms/sliding_window/sliding_window.h"
 #include "cluster/base/error.h"
 #include "configs/attention.pb.h"
 #include "configs/check.h"
@@ -51,6 +52,10 @@ const Entry kMechanisms[] = {
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SinkhornMixtureMechanism>(m.config.sinkhorn_mixture(), m.shape,
                                                          m.prefix, m.parameters);
+     }},
+    {Config::kSlidingWindow,
+     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
+       return std::make_unique<SlidingWindowAttention>(m.config.sliding_window(), m.shape);
      }},
 };
 

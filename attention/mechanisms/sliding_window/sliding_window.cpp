@@ -1,0 +1,79 @@
+// Legend: B batch, H heads, L queries, S keys, N blocks, b tokens of a block, D head dim.
+#include "attention/mechanisms/sliding_window/sliding_window.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/common/masked_softmax.h"
+#include "attention/key_value_cache.h"
+#include "configs/attention.pb.h"
+
+namespace birkhoff {
+namespace {
+
+// The kernels find the keys by blocks. The length of a block changes nothing but rounding and the
+// numbering of dropout's noise. It is a kernel's tile, 64 tokens, as long as a window has few
+// blocks, because GPU kernels accept a limited number.
+std::int64_t block_length(std::int64_t width, std::int64_t num_tokens) {
+  constexpr std::int64_t kTile = 64, kMostBlocks = 7;
+  const std::int64_t tiles =
+      (std::min(width, num_tokens) + kMostBlocks * kTile - 1) / (kMostBlocks * kTile);
+  return std::clamp<std::int64_t>(num_tokens, 1, tiles * kTile);
+}
+
+struct SlidingWindowDecodeState : DecodeState {
+  KeyValueCache cache;
+};
+
+}  // namespace
+
+SlidingWindowAttention::SlidingWindowAttention(const configs::SlidingWindowAttention& config,
+                                               const MechanismShape& shape)
+    : shape_(shape), width_(config.width()), dropout_(config.dropout()) {}
+
+AttentionOutput SlidingWindowAttention::attend(const AttentionInput& in, Path limit) const {
+  const Blocks blocks = token_blocks(in, block_length(width_, in.q_BHLD.size(2)), shape_.causal);
+  const BlockAttention attention{
+      .q_BHNbD = blocks.to_blocks(in.q_BHLD, 2),
+      .keys = {nearest_keys(blocks, in.k_BHSD, in.v_BHSD, width_, shape_.causal)},
+      .dropout = dropout_,
+      .noise = in.noise};
+  return {blocks.from_blocks(attend_in_blocks(attention, limit), 2), {}};
+}
+
+MechanismTraits SlidingWindowAttention::traits() const {
+  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal, .convex = true};
+}
+
+at::Tensor SlidingWindowAttention::visible_keys(std::int64_t num_queries,
+                                                std::int64_t num_keys) const {
+  const at::Tensor distance_LS = at::arange(num_queries).unsqueeze(1) - at::arange(num_keys);
+  const at::Tensor near_LS = distance_LS.abs() < width_;
+  return shape_.causal ? at::logical_and(near_LS, distance_LS >= 0) : near_LS;
+}
+
+double SlidingWindowAttention::forward_flops(std::int64_t num_tokens) const {
+  // Query i sees min(i + 1, width) keys, and as many of those after it if not causal.
+  const double n = static_cast<double>(num_tokens);
+  const double w = static_cast<double>(std::min(width_, num_tokens));
+  const double past = n * w - w * (w - 1) / 2;
+  const double pairs = shape_.causal ? past : 2 * past - n;
+  return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
+}
+
+std::unique_ptr<DecodeState> SlidingWindowAttention::decode_state(std::int64_t batch) const {
+  if (!shape_.causal) return Mechanism::decode_state(batch);
+  return std::make_unique<SlidingWindowDecodeState>();
+}
+
+at::Tensor SlidingWindowAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
+  KeyValueCache& cache = static_cast<SlidingWindowDecodeState&>(state).cache;
+  cache.append(in.k_BHSD, in.v_BHSD);
+  const std::int64_t first = std::max<std::int64_t>(0, cache.size() - width_);
+  return library_attention(in.q_BHLD, cache.keys(first, cache.size()),
+                           cache.values(first, cache.size()));
+}
+
+}  // namespace birkhoff
