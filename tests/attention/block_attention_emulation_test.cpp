@@ -211,6 +211,15 @@ TEST(BlockAttentionEmulation, WideHeads) {
                            {{.first_offset = -1, .last_offset = 1}}, at::kBFloat16, 1, 0, 12));
 }
 
+TEST(BlockAttentionEmulation, SlidingWindows) {
+  const KeyChoice causal{.first_offset = -2, .causal = true, .mask = KeyChoice::kNear};
+  const KeyChoice encoder{.first_offset = -2, .last_offset = 2, .mask = KeyChoice::kNear};
+  check(make_block_problem({.heads = 2, .blocks = 4, .block = 32}, {causal}, at::kBFloat16, 1, 0.2f,
+                           17));
+  check(make_block_problem({.batch = 2, .blocks = 3, .block = 64, .head_dim = 128}, {encoder},
+                           at::kHalf, 1, 0, 18));
+}
+
 TEST(BlockAttentionEmulation, RandomProblems) {
   for (int seed = 100; seed < 107; ++seed) {
     check(random_block_problem(seed, seed % 3 == 0 ? at::kHalf : at::kBFloat16, 64, 128));

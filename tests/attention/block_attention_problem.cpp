@@ -69,6 +69,11 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
       if (choice.mask == KeyChoice::kQueries) mask = draw({1, H, N, b, 1});
       if (choice.mask == KeyChoice::kBlocks)
         mask = draw({B, 1, N, 1, 1}).expand({-1, -1, -1, b, b});
+      if (choice.mask == KeyChoice::kNear) {
+        const at::Tensor place = at::arange(b);
+        const at::Tensor distance_bb = place.unsqueeze(1) - (place + offset * b);
+        mask = (distance_bb.abs() < b + b / 2).view({1, 1, 1, b, b});
+      }
       keys.mask_BHNbb.push_back(mask);
     }
     if (choice.bias) {

@@ -20,7 +20,8 @@ struct BlockShape {
 struct KeyChoice {
   int first_offset = 0, last_offset = 0;
   bool causal = false;
-  enum Mask { kNone, kPairs, kQueries, kBlocks } mask = kNone;  // kQueries: many see no key
+  // kQueries: many see no key. kNear: a sliding window of one and a half blocks.
+  enum Mask { kNone, kPairs, kQueries, kBlocks, kNear } mask = kNone;
   bool bias = false;
 };
 
