@@ -164,9 +164,10 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
   const int ranks = ranks_to_run_on(arguments.ranks);
   if (!arguments.ranks && ranks == 1) {
     compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
-    const std::unique_ptr<ProcessGroup> one = make_single_group(device_named(arguments.device));
+    const auto host = make_single_group();
+    const auto one = make_single_group(device_named(arguments.device));
     evaluate(
-        arguments, *one, {*one, *one, *one}, [] {}, out, err);
+        arguments, *host, {*one, *one, *one}, [] {}, out, err);
     return 0;
   }
   StopSignals signals;
