@@ -91,6 +91,7 @@ class ConsistencyCheck {
 
   void run() const {
     check_task();
+    check_data();
     check_model();
     check_train();
     check_mesh();
@@ -109,6 +110,12 @@ class ConsistencyCheck {
         "no task is chosen; choose what to learn, for instance task {{ language_model {{}} }} "
         "(or {})",
         fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
+  }
+
+  void check_data() const {
+    if (!config_.data().restart_at_documents() || config_.task().has_language_model()) return;
+    config_error(places_, "data.restart_at_documents",
+                 "must be false: only language models read documents one after another");
   }
 
   void check_model() const {

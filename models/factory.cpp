@@ -1,28 +1,42 @@
 #include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
 #include "configs/config.pb.h"
 #include "models/language_model.h"
 #include "models/model.h"
+#include "models/text_classifier.h"
 
 namespace birkhoff {
+namespace {
 
-std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
+// A model is built for as many classes as the configuration says, whatever the corpus.
+void check_classes(const configs::Classification& task, const ModelInputs& inputs) {
+  const auto classes = static_cast<std::int64_t>(inputs.class_names.size());
+  if (classes == task.classes()) return;
+  fail(ExitCode::kConfig,
+       "task.classification.classes: is {}, but the corpus has {} for its label '{}'; set it to {}",
+       task.classes(), counted(classes, "class", "classes"), task.label(), classes);
+}
+
+}  // namespace
+
+std::unique_ptr<Model> make_model(const configs::Config& config, const ModelInputs& inputs,
                                   const ParallelGroups& parallel) {
   const auto not_trainable = [](const char* task) {
     fail(ExitCode::kConfig,
          "task.{0}: {0} is part of the schema but cannot be trained yet; tasks that can: "
-         "language_model",
+         "language_model, classification",
          task);
   };
   using configs::Task;
   switch (config.task().kind_case()) {
     case Task::kLanguageModel:
-      return std::make_unique<LanguageModel>(config, vocabulary, parallel);
+      return std::make_unique<LanguageModel>(config, inputs.vocabulary, parallel);
     case Task::kTranslation:
       not_trainable("translation");
       break;
     case Task::kClassification:
-      not_trainable("classification");
-      break;
+      check_classes(config.task().classification(), inputs);
+      return std::make_unique<TextClassifier>(config, inputs.vocabulary, parallel);
     case Task::kPixelModel:
       not_trainable("pixel_model");
       break;

@@ -1,230 +1,59 @@
 #include "models/language_model.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/embedding.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/GradMode.h>
 
-#include <cmath>
-#include <utility>
-
-#include "cluster/base/error.h"
 #include "configs/config.pb.h"
-#include "models/losses/loss_sums.h"
-#include "models/transformer/recompute.h"
-#include "models/transformer/sinusoid.h"
 
 namespace birkhoff {
-namespace {
-
-// Checks how fields fit together, before any parameter is made. The ranges of single fields are
-// checked when the configuration is read.
-const configs::Config& checked(const configs::Config& config, std::int64_t vocabulary) {
-  const configs::Model& model = config.model();
-  if (model.channels() % model.heads() != 0) {
-    fail(ExitCode::kConfig, "model.heads: {} does not divide model.channels = {}", model.heads(),
-         model.channels());
-  }
-  require(model.attention_size() > 0, "the configuration is not resolved");
-  require(vocabulary > 0, "a language model needs a vocabulary");
-  return config;
-}
-
-// The dtype that parameters are stored and updated in, and the dtype that layers compute in.
-std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
-  switch (train.precision()) {
-    case configs::Train::fp32:
-      return {at::kFloat, at::kFloat};
-    case configs::Train::fp64:
-      return {at::kDouble, at::kDouble};
-    case configs::Train::bf16:
-      return {at::kFloat, at::kBFloat16};
-    case configs::Train::fp16:
-      return {at::kFloat, at::kHalf};
-  }
-  require(false, "train.precision has a value outside its enum");
-  return {};
-}
-
-struct Cache final : DecodeCache {
-  std::int64_t length = 0;                                        // tokens decoded so far
-  std::vector<std::vector<std::unique_ptr<DecodeState>>> layers;  // by layer, then by head group
-};
-
-}  // namespace
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
                              const ParallelGroups& parallel)
-    : parameters_(checked(config, vocabulary).train().seed(), dtypes(config.train()).first,
-                  dtypes(config.train()).second, parallel.data.device()),
-      sequence_length_(config.data().sequence_length()),
-      vocabulary_(vocabulary),
-      embedding_scale_(config.model().scale_embeddings()
-                           ? std::sqrt(static_cast<double>(config.model().channels()))
-                           : 1.0),
-      embedding_dropout_(config.model().dropout().embedding()),
-      recompute_(config.train().recompute()) {
+    : parameters_(make_parameters(config, parallel)),
+      transformer_(config, vocabulary, /*causal=*/true, parameters_, parallel) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels();
-  const Initializer init = weight_init(model, WeightRole::kEmbedding, channels);
-  embedding_VC = parameters_.add("embedding.weight", {vocabulary, channels}, init, /*decay=*/true);
-  switch (model.positions()) {
-    case configs::Model::learned:
-      positions_TC =
-          parameters_.add("positions.weight", {sequence_length_, channels}, init, /*decay=*/true);
-      break;
-    case configs::Model::sinusoidal:
-      positions_TC = sinusoid_table(sequence_length_, channels)
-                         .to(at::TensorOptions(parameters_.dtype()).device(parameters_.device()));
-      break;
-    case configs::Model::no_positions:
-      break;
-  }
-  layers_.reserve(static_cast<std::size_t>(model.layers()));
-  for (std::int64_t i = 0; i < model.layers(); ++i) {
-    layers_.emplace_back(model, i, sequence_length_, parameters_, parallel);
-  }
-  final_norm_.emplace(model, "final_norm", parameters_);
   output_VC = model.tie_embeddings()
-                  ? embedding_VC
-                  : parameters_.add("output.weight", {vocabulary, channels}, init, /*decay=*/true);
+                  ? transformer_.embedding_VC()
+                  : parameters_.add("output.weight", {vocabulary, channels},
+                                    weight_init(model, WeightRole::kEmbedding, channels),
+                                    /*decay=*/true);
 }
 
-at::Tensor LanguageModel::embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const {
-  at::Tensor x_BTC = at::embedding(embedding_VC, tokens_BT);
-  if (embedding_scale_ != 1) x_BTC = x_BTC * embedding_scale_;
-  if (!positions_TC.defined()) return x_BTC;
-  return x_BTC + (positions_BT.defined() ? at::embedding(positions_TC, positions_BT)
-                                         : positions_TC.narrow(0, 0, tokens_BT.size(1)));
-}
-
-at::Tensor LanguageModel::output_logits(const ResidualStream& stream) const {
-  const at::ScalarType dtype = parameters_.compute_dtype();
-  return at::linear((*final_norm_)(stream).normed_BTC.to(dtype), output_VC.to(dtype));
-}
-
-at::Tensor LanguageModel::forward(const Batch& batch, const std::optional<NoiseKey>& noise,
-                                  NamedSums& sums) const {
-  const at::Tensor& tokens_BT = batch.at(field::kInputs);
-  const std::int64_t num_tokens = tokens_BT.size(1);
-  if (num_tokens > sequence_length_) {
-    fail(ExitCode::kData, "a sequence of {} tokens is longer than data.sequence_length = {}",
-         num_tokens, sequence_length_);
-  }
-  SequenceContext context;
-  at::Tensor positions_BT;
-  if (batch.has(field::kSegments)) context.segments_BT = batch.at(field::kSegments);
-  if (batch.has(field::kPositions)) positions_BT = batch.at(field::kPositions);
-  context.positions_BTP =
-      (positions_BT.defined()
-           ? positions_BT
-           : at::arange(num_tokens, tokens_BT.options()).expand(tokens_BT.sizes()))
-          .unsqueeze(-1);
-
-  at::Tensor x_BTC = embed(tokens_BT, positions_BT);
-  if (noise) {
-    x_BTC = philox_dropout(x_BTC, embedding_dropout_, *noise, NoisePurpose::kEmbeddingDropout);
-  }
-  ResidualStream stream{x_BTC, {}};
-  for (const TransformerLayer& layer : layers_) {
-    stream = recompute_ ? forward_recomputed(layer, stream, context, noise, sums)
-                        : layer.forward(stream, context, noise, sums);
-  }
-  return output_logits(stream);
-}
-
-ResidualStream LanguageModel::forward_recomputed(const TransformerLayer& layer,
-                                                 const ResidualStream& stream,
-                                                 const SequenceContext& context,
-                                                 const std::optional<NoiseKey>& noise,
-                                                 NamedSums& sums) const {
-  // Off the GPU the addition is a separate pass anyway: adding first keeps one tensor, not two.
-  ResidualStream input = stream;
-  if (input.branch_BTC.defined() && !input.x_BTC.is_cuda()) {
-    input = {input.x_BTC + input.branch_BTC, {}};
-  }
-  // The outputs are the layer's stream, then its sums. A part returns only tensors, so the names of
-  // the sums are passed through `names`.
-  const auto names = std::make_shared<std::vector<std::string>>();
-  const std::vector<at::Tensor> outputs = recomputed(
-      [&layer, context, noise, names](const std::vector<at::Tensor>& inputs) {
-        NamedSums layer_sums;
-        const ResidualStream output =
-            layer.forward({inputs[0], inputs[1]}, context, noise, layer_sums);
-        std::vector<at::Tensor> all{output.x_BTC, output.branch_BTC};
-        names->clear();
-        for (auto& [name, value] : layer_sums) {
-          names->push_back(std::move(name));
-          all.push_back(std::move(value));
-        }
-        return all;
-      },
-      {input.x_BTC, input.branch_BTC});
-  for (std::size_t i = 0; i < names->size(); ++i) sums.emplace_back((*names)[i], outputs[i + 2]);
-  return {outputs[0], outputs[1]};
+at::Tensor LanguageModel::output_logits(const at::Tensor& x) const {
+  return at::linear(x, output_VC.to(parameters_.compute_dtype()));
 }
 
 LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  const at::Tensor logits_BTV = forward(batch, noise, sums);
+  const at::Tensor logits_BTV = output_logits(transformer_.forward(batch, noise, sums));
   LossSums loss_sums =
       cross_entropy_sums(logits_BTV, batch.at(field::kTargets), batch.at(field::kMask));
-  for (const auto& [name, value] : sums) {
-    if (name.ends_with(".auxiliary_loss")) loss_sums.loss = loss_sums.loss + value;
-    loss_sums.named.emplace_back(name, value.detach());
-  }
+  add_layer_sums(sums, loss_sums);
   return loss_sums;
 }
 
 at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  return forward(batch, noise, sums).to(parameters_.dtype());
+  return output_logits(transformer_.forward(batch, noise, sums)).to(parameters_.dtype());
 }
 
 std::unique_ptr<DecodeCache> LanguageModel::decode_cache(std::int64_t batch) {
-  auto cache = std::make_unique<Cache>();
-  for (const TransformerLayer& layer : layers_) cache->layers.push_back(layer.decode_state(batch));
-  return cache;
+  return transformer_.decode_cache(batch);
 }
 
-at::Tensor LanguageModel::decode_step(DecodeCache& decode_cache, const at::Tensor& tokens_B) {
+at::Tensor LanguageModel::decode_step(DecodeCache& cache, const at::Tensor& tokens_B) {
   const c10::AutoGradMode no_gradients(false);
-  auto& cache = dynamic_cast<Cache&>(decode_cache);
-  require(cache.length < sequence_length_, "decode_step: the cache already holds max_tokens()");
-  const at::Tensor tokens_BT = tokens_B.unsqueeze(1);
-  const at::Tensor positions_BT = at::full(tokens_BT.sizes(), cache.length, tokens_BT.options());
-  const SequenceContext context{.segments_BT = {}, .positions_BTP = positions_BT.unsqueeze(-1)};
-  ResidualStream stream{embed(tokens_BT, positions_BT), {}};
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    stream = layers_[i].decode_step(cache.layers[i], stream, context);
-  }
-  ++cache.length;
-  return output_logits(stream).squeeze(1).to(parameters_.dtype());
+  return output_logits(transformer_.decode_step(cache, tokens_B))
+      .squeeze(1)
+      .to(parameters_.dtype());
 }
 
 double LanguageModel::forward_flops_per_sequence() const {
-  double flops =
-      2.0 * static_cast<double>(sequence_length_) * static_cast<double>(output_VC.numel());
-  for (const TransformerLayer& layer : layers_) flops += layer.forward_flops(sequence_length_);
-  return flops;
-}
-
-std::vector<Figure> LanguageModel::figures() const {
-  std::vector<Figure> result;
-  for (const TransformerLayer& layer : layers_) {
-    for (Figure& figure : layer.figures()) result.push_back(std::move(figure));
-  }
-  return result;
-}
-
-std::vector<std::string> LanguageModel::warnings() const {
-  std::vector<std::string> result;
-  for (const TransformerLayer& layer : layers_) {
-    for (std::string& warning : layer.warnings()) result.push_back(std::move(warning));
-  }
-  return result;
+  return 2.0 * static_cast<double>(transformer_.sequence_length()) *
+             static_cast<double>(output_VC.numel()) +
+         transformer_.forward_flops();
 }
 
 }  // namespace birkhoff

@@ -22,7 +22,14 @@ class Config;
 
 namespace birkhoff {
 
+class Classifier;
 class Decoder;
+
+// What a model reads and predicts, as far as the corpus decides it.
+struct ModelInputs {
+  std::int64_t vocabulary = 0;           // ids of the corpus tokenizer
+  std::vector<std::string> class_names;  // of the labels 0, 1, ...; empty: no labels
+};
 
 class Model {
  public:
@@ -35,6 +42,8 @@ class Model {
 
   // The model as a generator of tokens; null: it generates none.
   virtual Decoder* decoder() { return nullptr; }
+  // The model as a classifier of sequences; null: it is none.
+  virtual Classifier* classifier() { return nullptr; }
 
   // Forward FLOPs of one sequence (a multiply-add is 2). A training step costs three times that.
   virtual double forward_flops_per_sequence() const = 0;
@@ -44,9 +53,9 @@ class Model {
   virtual std::vector<std::string> warnings() const = 0;
 };
 
-// Builds the model of a resolved configuration on the device of the data group. vocabulary: the
-// number of ids of the corpus tokenizer. Invalid values: Error(kConfig).
-std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
+// Builds the model of a resolved configuration on the device of the data group. Invalid values, or
+// inputs that do not fit the task: Error(kConfig).
+std::unique_ptr<Model> make_model(const configs::Config& config, const ModelInputs& inputs,
                                   const ParallelGroups& parallel);
 
 }  // namespace birkhoff

@@ -31,16 +31,15 @@ struct EvaluationPlan {
   std::string split;
   std::int64_t num_windows = 0;  // sequences read, from the split's start
   std::int64_t micro_batch = 0;  // sequences per forward pass
-  double bytes = 0;              // raw text bytes that the counted targets represent
+  double bytes = 0;  // raw text bytes that the counted targets represent; 0: they are not text
   std::int64_t all_windows = 0;  // sequences in the split
 };
 
-// num_windows: windows in the split. The plan's bytes are those of the whole split, or
-// the share of the windows read if config.sequences stops before the split's end. Error(kData) if
-// the corpus lacks the split or stream.
-EvaluationPlan plan_evaluation(const Corpus& corpus, const configs::Evaluate& config,
-                               const std::string& stream, std::int64_t sequence_length,
-                               std::int64_t num_windows);
+// num_windows: sequences in the split. If the task predicts text, the plan's bytes are those of the
+// whole split, or the share of the windows read if what.sequences stops before the split's end.
+// Error(kData) if the corpus lacks the split or stream.
+EvaluationPlan plan_evaluation(const configs::Config& config, const configs::Evaluate& what,
+                               const Corpus& corpus, std::int64_t num_windows);
 
 class Evaluator {
  public:

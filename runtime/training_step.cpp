@@ -56,7 +56,7 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   norm_graph_.run([this] { chunk_sums_ = gradient_chunk_sums(buckets_); });
   StepSums::Total total = step_sums_.total();
   GradientSums sums;
-  sums.num_tokens = std::llround(total.count);
+  sums.num_tokens = std::llround(total.tokens);
   sums.count = std::max(total.count, 1.0);
   sums.nats = total.nats;
   sums.figures = std::move(total.figures);

@@ -35,7 +35,7 @@ struct GradientSums {
   double norm = 0;         // of the mean gradient, before clipping
   FigureValues figures{};  // of the model
 
-  std::int64_t num_tokens = 0;  // counted targets
+  std::int64_t num_tokens = 0;  // read, without padding
   bool stop_requested = false;  // by any rank
   // Ranks of the world whose losses, or whose gradients' norms, are not finite.
   std::vector<int> losses_not_finite{}, norms_not_finite{};

@@ -6,6 +6,9 @@
 // token apart, so not contiguous), mask_BT (u8, 1 where the target counts) and, with
 // data.restart_at_documents, segments_BT (int32, which increases by one at each document boundary)
 // and positions_BT (int64).
+//
+// Classifiers have inputs_BT, padded with 0, lengths_B (int64, tokens of each sequence, at least 1)
+// and, except to classify, labels_B (int64).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,6 +45,8 @@ inline constexpr std::string_view kTargets = "targets";
 inline constexpr std::string_view kMask = "mask";
 inline constexpr std::string_view kSegments = "segments";
 inline constexpr std::string_view kPositions = "positions";
+inline constexpr std::string_view kLengths = "lengths";
+inline constexpr std::string_view kLabels = "labels";
 }  // namespace field
 
 }  // namespace birkhoff

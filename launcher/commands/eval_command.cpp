@@ -22,6 +22,7 @@
 #include "runtime/reporting/progress.h"
 #include "runtime/run_checks.h"
 #include "runtime/signals.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -48,11 +49,65 @@ Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,
   });
 }
 
-// The words of text that the counted targets stand for, like EvaluationPlan::bytes; 0 if the corpus
-// does not count words.
+// What is printed of an evaluation.
+struct EvaluationReport {
+  const CheckpointFolder& checkpoint;
+  std::string evaluated;  // the name of the split or text
+  bool is_text_file = false;
+  const EvaluationPlan& plan;
+  const Evaluation& result;
+  // The words of text that the counted targets stand for, like EvaluationPlan::bytes; 0 if the
+  // corpus does not count words.
+  double words = 0;
+
+  bool predicts_text() const { return result.bytes > 0; }
+  double perplexity() const { return std::exp(result.loss); }
+  double word_perplexity() const {
+    return std::exp(result.loss * static_cast<double>(result.tokens) / words);
+  }
+};
+
 double words_of(const EvaluationPlan& plan, const Corpus& corpus) {
+  if (plan.bytes == 0) return 0;
   const configs::CorpusManifest::Counts& counts = corpus.split(plan.split).counts();
   return static_cast<double>(counts.words()) * plan.bytes / static_cast<double>(counts.bytes());
+}
+
+std::string json_of(const EvaluationReport& report) {
+  const Evaluation& result = report.result;
+  nlohmann::ordered_json object = {{"checkpoint", report.checkpoint.path.string()},
+                                   {"step", report.checkpoint.manifest.step()},
+                                   {report.is_text_file ? "text" : "split", report.evaluated},
+                                   {"loss", result.loss}};
+  if (report.predicts_text()) object["bits_per_byte"] = result.bits_per_byte;
+  object["tokens"] = result.tokens;
+  if (report.predicts_text()) object["bytes"] = result.bytes;
+  object["sequences"] = report.plan.num_windows;
+  if (report.predicts_text()) object["perplexity"] = report.perplexity();
+  if (report.words > 0) {
+    object["words"] = std::llround(report.words);
+    object["word_perplexity"] = report.word_perplexity();
+  }
+  for (const auto& [name, value] : result.figures) object[name] = value;
+  return object.dump() + '\n';
+}
+
+std::string text_of(const EvaluationReport& report) {
+  const Evaluation& result = report.result;
+  std::string text = fmt::format("step {}, {}: loss {:.4f} nats per {}, ",
+                                 report.checkpoint.manifest.step(), report.evaluated, result.loss,
+                                 report.predicts_text() ? "token" : "sequence");
+  if (report.predicts_text()) {
+    text += fmt::format("{:.4f} bits per byte, perplexity {:.5g} per token", result.bits_per_byte,
+                        report.perplexity());
+    if (report.words > 0) text += fmt::format(" and {:.5g} per word", report.word_perplexity());
+    text += fmt::format(", {} tokens, {} bytes, ", result.tokens, result.bytes);
+  } else {
+    text += fmt::format("{} tokens, ", result.tokens);
+  }
+  text += fmt::format("{} of {} sequences\n", report.plan.num_windows, report.plan.all_windows);
+  for (const auto& [name, value] : result.figures) text += fmt::format("{} {:.6g}\n", name, value);
+  return text;
 }
 
 // The checkpoint that rank 0 chooses: a run that is still training may save another one meanwhile.
@@ -71,16 +126,21 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
               const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
   const bool speaks = world.rank() == 0;
   const CheckpointFolder checkpoint = agreed_checkpoint(arguments.path, world);
-  const configs::CheckpointManifest& manifest = checkpoint.manifest;
   const configs::Config config = config_of(checkpoint, arguments.settings);
   check_same_config(world, config);
   std::optional<TextCorpus> text;
+  if (!arguments.text.empty() && !predicts_text(config)) {
+    fail(ExitCode::kUsage,
+         "--text {}: the model predicts no text; classify it with `birkhoff classify {} {}`",
+         arguments.text, arguments.path, arguments.text);
+  }
   if (!arguments.text.empty()) text.emplace(tokenizer_source(checkpoint), arguments.text, err);
   const std::string split = text ? TextCorpus::kSplit : arguments.split;
   const Corpus corpus(text                       ? text->folder().string()
                       : arguments.corpus.empty() ? config.data().corpus()
                                                  : arguments.corpus);
   require_same_tokenizer(checkpoint, arguments.path, corpus);
+  require_same_classes(checkpoint, arguments.path, corpus, split);
   check_same_corpus(world, corpus);
   const std::unique_ptr<Model> model = load_model(checkpoint, config, groups);
   for (const std::string& warning : model->warnings()) {
@@ -101,35 +161,13 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
          checkpoint.path.string(), evaluated);
   }
   if (!speaks) return;
-  const double words = words_of(plan, corpus);
-  const double perplexity = std::exp(result.loss);
-  const double word_perplexity = std::exp(result.loss * static_cast<double>(result.tokens) / words);
-  if (arguments.json) {
-    nlohmann::ordered_json object = {{"checkpoint", checkpoint.path.string()},
-                                     {"step", manifest.step()},
-                                     {text ? "text" : "split", evaluated},
-                                     {"loss", result.loss},
-                                     {"bits_per_byte", result.bits_per_byte},
-                                     {"tokens", result.tokens},
-                                     {"bytes", result.bytes},
-                                     {"sequences", plan.num_windows},
-                                     {"perplexity", perplexity}};
-    if (words > 0) {
-      object["words"] = std::llround(words);
-      object["word_perplexity"] = word_perplexity;
-    }
-    for (const auto& [name, value] : result.figures) object[name] = value;
-    out << object.dump() << '\n';
-  } else {
-    const std::string per_word =
-        words > 0 ? fmt::format(" and {:.5g} per word", word_perplexity) : "";
-    out << fmt::format(
-        "step {}, {}: loss {:.4f} nats per token, {:.4f} bits per byte, perplexity {:.5g} per "
-        "token{}, {} tokens, {} bytes, {} of {} sequences\n",
-        manifest.step(), evaluated, result.loss, result.bits_per_byte, perplexity, per_word,
-        result.tokens, result.bytes, plan.num_windows, plan.all_windows);
-    for (const auto& [name, value] : result.figures) out << fmt::format("{} {:.6g}\n", name, value);
-  }
+  const EvaluationReport report{.checkpoint = checkpoint,
+                                .evaluated = evaluated,
+                                .is_text_file = text.has_value(),
+                                .plan = plan,
+                                .result = result,
+                                .words = words_of(plan, corpus)};
+  out << (arguments.json ? json_of(report) : text_of(report));
 }
 
 // The arguments as a command line, without --ranks.

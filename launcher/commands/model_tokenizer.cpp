@@ -1,5 +1,9 @@
 #include "launcher/commands/model_tokenizer.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
 #include "cluster/base/error.h"
 #include "launcher/commands/run_paths.h"
 
@@ -60,6 +64,20 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
        corpus.folder().string(), tokenizer.kind(), tokenizer.vocabulary(),
        is_same_file || tokenizer.kind() != model.tokenizer() ? "" : ", learned from other text",
        model.tokenizer(), model.vocabulary(), cure);
+}
+
+void require_same_classes(const CheckpointFolder& checkpoint, const std::string& path,
+                          const Corpus& corpus, const std::string& split) {
+  const configs::CheckpointManifest& model = checkpoint.manifest;
+  if (!model.config().task().has_classification()) return;
+  const auto& label = corpus.record(split, model.config().task().classification().label());
+  if (std::ranges::equal(label.class_name(), model.class_name())) return;
+  fail(ExitCode::kData,
+       "{}: the classes of its label '{}' ({}) are not the model's ({}); prepare its table like the "
+       "model's: birkhoff prepare --out NEW --like {} --text-column COLUMN --label-column COLUMN "
+       "TABLE",
+       corpus.folder().string(), label.name(), fmt::join(label.class_name(), ", "),
+       fmt::join(model.class_name(), ", "), path);
 }
 
 }  // namespace birkhoff

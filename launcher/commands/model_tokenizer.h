@@ -22,4 +22,9 @@ TokenizerSource tokenizer_source(const std::string& run_or_corpus);
 void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
                             const Corpus& corpus);
 
+// Checks that the labels of a split mean what they mean to the model, if it is a classifier. Errors
+// as above.
+void require_same_classes(const CheckpointFolder& checkpoint, const std::string& path,
+                          const Corpus& corpus, const std::string& split);
+
 }  // namespace birkhoff

@@ -8,6 +8,7 @@
 #include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/run_checkpoints.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -104,7 +105,7 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
 
 std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const configs::Config& config,
                                   const ParallelGroups& groups, ParameterValues values) {
-  std::unique_ptr<Model> model = make_model(config, checkpoint.manifest.vocabulary(), groups);
+  std::unique_ptr<Model> model = make_model(config, model_inputs(checkpoint.manifest), groups);
   std::vector<TensorPart> shards = model_shards(*model);
   load_model_shards(checkpoint, shards);
   if (values == ParameterValues::kAny) return model;

@@ -20,6 +20,7 @@
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/supervisor.h"
 #include "models/model.h"
+#include "runtime/tasks/task.h"
 #include "runtime/train_run.h"
 
 namespace birkhoff {
@@ -43,7 +44,7 @@ configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
   const Corpus corpus(config.data().corpus());
   // Build the model without values; each rank makes its parameters later, once.
   const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
-  make_model(config, corpus.vocabulary(), ParallelGroups{*one, *one, *one});
+  make_model(config, model_inputs(config, corpus), ParallelGroups{*one, *one, *one});
   check_run(config, corpus, arguments.run, arguments.fresh);
   if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
     fail(ExitCode::kConfig,

@@ -1,5 +1,6 @@
 #include "models/losses/loss_sums.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/nll_loss.h>
@@ -35,6 +36,13 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
 };
 
 }  // namespace
+
+void add_layer_sums(const NamedSums& layers, LossSums& sums) {
+  for (const auto& [name, value] : layers) {
+    if (name.ends_with(".auxiliary_loss")) sums.loss = sums.loss + value;
+    sums.named.emplace_back(name, value.detach());
+  }
+}
 
 LossSums cross_entropy_sums(const at::Tensor& logits_BTV, const at::Tensor& targets_BT,
                             const at::Tensor& mask_BT) {

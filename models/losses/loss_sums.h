@@ -16,10 +16,15 @@ struct LossSums {
   at::Tensor loss;
   at::Tensor nats;   // 0-dim fp64: sum of nats over counted targets, no gradient
   at::Tensor count;  // 0-dim fp64: number of counted targets
+  // 0-dim fp64: number of tokens read, without padding. Undefined: as many as counted targets.
+  at::Tensor tokens;
   // No gradients. Those that the model's figures need, 0-dim, and in training those of its
   // statistics, in their shape.
   NamedSums named;
 };
+
+// Adds the sums of a model's layers: each "<...>.auxiliary_loss" to the loss, and all to `named`.
+void add_layer_sums(const NamedSums& layers, LossSums& sums);
 
 // Cross entropy of logits [B, T, V] against targets [B, T] (int64), summed over the tokens whose
 // mask [B, T] (u8) is not 0; targets of other tokens are never read. Log-softmax in fp32 (fp64 for

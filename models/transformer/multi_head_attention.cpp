@@ -44,8 +44,9 @@ std::unique_ptr<Mechanism> make_group_mechanism(const configs::Mechanism& config
 MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        const configs::Attention& attention,
                                        const std::string& field, std::int64_t layer,
-                                       std::int64_t sequence_length, const std::string& name,
-                                       Parameters& parameters, const ParallelGroups& parallel)
+                                       std::int64_t sequence_length, bool causal,
+                                       const std::string& name, Parameters& parameters,
+                                       const ParallelGroups& parallel)
     : layer_(layer), head_dim_(config.channels() / config.heads()) {
   check_heads(attention, config.heads(), field);
   std::int64_t value_heads = 0;
@@ -57,7 +58,7 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                .heads = group.heads,
                                .head_dim = head_dim_,
                                .sequence_length = sequence_length,
-                               .causal = true};
+                               .causal = causal};
     group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape,
                                            field + ".group." + std::to_string(g), group.name,
                                            parameters, parallel);
@@ -99,6 +100,7 @@ std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
     in.k_BHSD = heads_first(pieces[num_groups + g], group);
     in.v_BHSD = group.has_value ? heads_first(pieces[next_value++], group) : in.k_BHSD;
     in.x_q_BLC = in.x_kv_BSC = x_BTC;
+    in.key_lengths_B = context.lengths_B;
     in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
     in.positions_q_BLP = in.positions_kv_BSP = context.positions_BTP;
   }

@@ -27,6 +27,7 @@ namespace birkhoff {
 struct SequenceContext {
   at::Tensor segments_BT;    // int32 document ids; undefined: one document
   at::Tensor positions_BTP;  // int64
+  at::Tensor lengths_B;      // int64; tokens at t >= length are padding; undefined: none
 };
 
 class MultiHeadAttention {
@@ -35,7 +36,7 @@ class MultiHeadAttention {
   // the Transformer layer. Error(kConfig).
   MultiHeadAttention(const configs::Model& config, const configs::Attention& attention,
                      const std::string& field, std::int64_t layer, std::int64_t sequence_length,
-                     const std::string& name, Parameters& parameters,
+                     bool causal, const std::string& name, Parameters& parameters,
                      const ParallelGroups& parallel);
 
   // x: [B, T, C], after the layer's norm. Appends the mechanisms' sums to `sums`, named

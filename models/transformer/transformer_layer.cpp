@@ -8,23 +8,23 @@ namespace {
 std::string layer_name(std::int64_t number) { return "blocks." + std::to_string(number); }
 
 MultiHeadAttention make_attention(const configs::Model& config, std::int64_t number,
-                                  std::int64_t sequence_length, Parameters& parameters,
-                                  const ParallelGroups& parallel) {
+                                  std::int64_t sequence_length, bool causal,
+                                  Parameters& parameters, const ParallelGroups& parallel) {
   const int entry = static_cast<int>(number % config.attention_size());
   return MultiHeadAttention(config, config.attention(entry),
                             "model.attention." + std::to_string(entry), number, sequence_length,
-                            layer_name(number) + ".attention", parameters, parallel);
+                            causal, layer_name(number) + ".attention", parameters, parallel);
 }
 
 }  // namespace
 
 TransformerLayer::TransformerLayer(const configs::Model& config, std::int64_t number,
-                                   std::int64_t sequence_length, Parameters& parameters,
-                                   const ParallelGroups& parallel)
+                                   std::int64_t sequence_length, bool causal,
+                                   Parameters& parameters, const ParallelGroups& parallel)
     : number_(number),
       dropout_(config.dropout().residual()),
       attention_norm_(config, layer_name(number) + ".attention_norm", parameters),
-      attention_(make_attention(config, number, sequence_length, parameters, parallel)),
+      attention_(make_attention(config, number, sequence_length, causal, parameters, parallel)),
       feed_forward_norm_(config, layer_name(number) + ".feed_forward_norm", parameters),
       feed_forward_(config, layer_name(number) + ".feed_forward", parameters) {}
 

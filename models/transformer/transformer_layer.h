@@ -22,7 +22,7 @@ class TransformerLayer {
   // `number` counts layers from 0. It selects the attention entry (number modulo entries) and the
   // noise. Error(kConfig).
   TransformerLayer(const configs::Model& config, std::int64_t number, std::int64_t sequence_length,
-                   Parameters& parameters, const ParallelGroups& parallel);
+                   bool causal, Parameters& parameters, const ParallelGroups& parallel);
 
   // Returns the feed-forward output as `branch`, for the next norm to add.
   ResidualStream forward(const ResidualStream& stream, const SequenceContext& context,

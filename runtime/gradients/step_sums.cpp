@@ -16,8 +16,9 @@ namespace {
 
 // Columns of loss_sums_. The sums of figures follow.
 enum Column : std::int64_t {
-  kCount,  // counted targets
-  kNats,   // their loss
+  kCount,   // counted targets
+  kNats,    // their loss
+  kTokens,  // tokens read
   kFigures,
 };
 
@@ -55,6 +56,7 @@ void StepSums::add(std::int64_t row, const LossSums& sums) {
   const at::Tensor loss_row = loss_sums_[row], statistic_row = statistic_sums_[row];
   loss_row[kCount] += sums.count;
   loss_row[kNats] += sums.nats;
+  loss_row[kTokens] += sums.tokens.defined() ? sums.tokens : sums.count;
   not_finite_ += at::isfinite(sums.loss.detach()).logical_not();
   require(figures_.complete(sums.named) &&
               sums.named.size() ==
@@ -80,6 +82,7 @@ StepSums::Total StepSums::total() const {
   total.finite = on_host.const_data_ptr<double>()[0] == 0;
   total.count = sums[kCount];
   total.nats = sums[kNats];
+  total.tokens = sums[kTokens];
   total.figures = figures_.values(sums + kFigures, sums[kCount]);
   return total;
 }

@@ -62,7 +62,7 @@ Plot loss_plot(std::string title, std::vector<PlotLine> lines) {
   const bool logarithmic = low > 0 && high >= 10 * low;
   return {std::move(title),
           {"step"},
-          {"loss (nats per token)", logarithmic ? AxisScale::kLog10 : AxisScale::kLinear},
+          {"loss (nats)", logarithmic ? AxisScale::kLog10 : AxisScale::kLinear},
           std::move(lines)};
 }
 

@@ -33,7 +33,7 @@ class Curve {
 // Plot lines of curves: train curves are faint, evaluations are marked.
 PlotLine train_line(const Curve& curve, std::string name, int colour);
 PlotLine held_out_line(const Curve& curve, std::string name, int colour);
-// A plot of losses in nats per token by step; the loss axis is logarithmic if the losses span a
+// A plot of losses in nats by step; the loss axis is logarithmic if the losses span a
 // factor of ten.
 Plot loss_plot(std::string title, std::vector<PlotLine> lines);
 

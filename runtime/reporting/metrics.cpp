@@ -49,12 +49,14 @@ std::string step_line(const StepReport& report, double elapsed_seconds) {
 
 std::string evaluation_line(std::int64_t step, const std::string& split,
                             const Evaluation& evaluation, double elapsed_seconds) {
-  return fmt::format(
-      "{{\"step\":{},\"split\":{},\"loss\":{},\"bits_per_byte\":{},\"tokens\":{},\"bytes\":{},"
-      "\"elapsed_seconds\":{}{}}}\n",
-      step, nlohmann::json(split).dump(), json_number(evaluation.loss),
-      json_number(evaluation.bits_per_byte), evaluation.tokens, evaluation.bytes,
-      json_number(rounded(elapsed_seconds)), figures_text(evaluation.figures));
+  const std::string of_text =
+      evaluation.bytes == 0
+          ? fmt::format("\"tokens\":{}", evaluation.tokens)
+          : fmt::format("\"bits_per_byte\":{},\"tokens\":{},\"bytes\":{}",
+                        json_number(evaluation.bits_per_byte), evaluation.tokens, evaluation.bytes);
+  return fmt::format("{{\"step\":{},\"split\":{},\"loss\":{},{},\"elapsed_seconds\":{}{}}}\n", step,
+                     nlohmann::json(split).dump(), json_number(evaluation.loss), of_text,
+                     json_number(rounded(elapsed_seconds)), figures_text(evaluation.figures));
 }
 
 double clock_seconds() {
@@ -127,15 +129,20 @@ void Metrics::evaluation(std::int64_t step, const std::string& split,
   held_out_.add(step, evaluation.loss);
   if (events_) {
     events_->scalar(split + "/loss", step, evaluation.loss);
-    events_->scalar(split + "/bits_per_byte", step, evaluation.bits_per_byte);
+    if (evaluation.bytes > 0)
+      events_->scalar(split + "/bits_per_byte", step, evaluation.bits_per_byte);
     for (const auto& [name, value] : evaluation.figures) {
       events_->scalar(split + "/" + name, step, value);
     }
   }
   write_svg();
   clear_bar();
-  log_info("step {}: {} loss {}, {} bits per byte", step, split, fixed_text(evaluation.loss, 4),
-           fixed_text(evaluation.bits_per_byte, 4));
+  std::string text = fixed_text(evaluation.loss, 4);
+  if (evaluation.bytes > 0)
+    text += fmt::format(", {} bits per byte", fixed_text(evaluation.bits_per_byte, 4));
+  for (const auto& [name, value] : model_figures(evaluation.figures))
+    text += fmt::format(", {} {}", name, fixed_text(value, 4));
+  log_info("step {}: {} loss {}", step, split, text);
 }
 
 std::string Metrics::summary() const {

@@ -11,11 +11,22 @@ namespace birkhoff {
 // Values of a model's figures (Model::figures), by name.
 using FigureValues = std::vector<std::pair<std::string, double>>;
 
+// Those of the model as a whole; the figures of its parts have dotted names.
+inline FigureValues model_figures(const FigureValues& figures) {
+  FigureValues result;
+  for (const auto& figure : figures) {
+    if (figure.first.find('.') == std::string::npos) result.push_back(figure);
+  }
+  return result;
+}
+
 // Figures of a step or of the steps since the last report.
 struct StepReport {
   std::int64_t step = 0;
-  double loss = 0;          // nats per token, of this step, applied or not; may be non-finite
-  std::int64_t tokens = 0;  // trained on so far in the run
+  // Nats per counted target (for language models a token, for classifiers a sequence), of this step,
+  // applied or not; may be non-finite.
+  double loss = 0;
+  std::int64_t tokens = 0;  // trained on so far in the run, without padding
   double tokens_per_second = 0;
   double step_ms = 0;
   double loader_wait_ms = 0;  // of step_ms, at most: on a GPU the wait may overlap the computation
@@ -27,9 +38,9 @@ struct StepReport {
 // Figures of a split.
 struct Evaluation {
   double loss = 0;           // nats per counted target
-  double bits_per_byte = 0;  // total nats / ln 2 / raw bytes
-  std::int64_t tokens = 0;   // counted targets
-  std::int64_t bytes = 0;
+  double bits_per_byte = 0;  // total nats / ln 2 / bytes
+  std::int64_t tokens = 0;   // read, without padding
+  std::int64_t bytes = 0;    // raw bytes that the targets represent; 0: they are not text
   FigureValues figures{};
 };
 

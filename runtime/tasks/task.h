@@ -1,18 +1,27 @@
-// What a task reads: the sample sources that its configuration names. What it predicts, and the
-// figures that it reports, are the model's (models/model.h).
+// What a task reads: the sample sources that its configuration names, and what the corpus says
+// about them. What it predicts, and the figures that it reports, are the model's (models/model.h).
 #pragma once
 
 #include <memory>
 #include <string>
 
+#include "configs/checkpoint_manifest.pb.h"
 #include "configs/config.pb.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/sample_source.h"
+#include "models/model.h"
 
 namespace birkhoff {
 
-// The corpus stream whose text the figures count: bytes and words.
-const std::string& text_stream(const configs::Config& config);
+// The corpus stream that the task reads.
+const std::string& token_stream(const configs::Config& config);
+// Whether the targets are the tokens of that stream, so that figures count its bytes and words.
+bool predicts_text(const configs::Config& config);
+
+// What the model of the task reads and predicts: from the corpus to train on, or from a checkpoint.
+// Error(kData) if the corpus lacks it.
+ModelInputs model_inputs(const configs::Config& config, const Corpus& corpus);
+ModelInputs model_inputs(const configs::CheckpointManifest& manifest);
 
 // The samples to train on. Error(kData) if the split is missing or too short.
 std::unique_ptr<SampleSource> training_source(const configs::Config& config, const Corpus& corpus);

@@ -11,6 +11,7 @@
 #include "cluster/base/collectives/process_group.h"
 #include "configs/config_io.h"
 #include "models/language_model.h"
+#include "models/text_classifier.h"
 
 namespace birkhoff {
 
@@ -24,19 +25,32 @@ struct TestModel {
   LanguageModel* operator->() const { return dynamic_cast<LanguageModel*>(model.get()); }
 };
 
+inline TestModel make_test_model_of(const std::string& task, const std::string& model_text,
+                                    const std::vector<std::string>& settings, at::Device device) {
+  const std::string text = "task { " + task +
+                           " } data { corpus: 'none' sequence_length: 16 } train { precision: fp64 } "
+                           "model { layers: 2 channels: 8 heads: 2 " +
+                           model_text + " }";
+  TestModel result;
+  result.group = make_single_group(device);
+  result.model = make_model(parse_config(text, "test", settings),
+                            {.vocabulary = kVocabulary, .class_names = {"bad", "fair", "good"}},
+                            {*result.group, *result.group, *result.group});
+  return result;
+}
+
 // Two layers, 8 channels, 2 heads, 16 tokens, fp64. `settings` may change any of these.
 inline TestModel make_test_model(const std::string& model_text,
                                  const std::vector<std::string>& settings = {},
                                  at::Device device = at::kCPU) {
-  const std::string text =
-      "task { language_model {} } data { corpus: 'none' sequence_length: 16 } "
-      "train { precision: fp64 } model { layers: 2 channels: 8 heads: 2 " +
-      model_text + " }";
-  TestModel result;
-  result.group = make_single_group(device);
-  result.model = make_model(parse_config(text, "test", settings), kVocabulary,
-                            {*result.group, *result.group, *result.group});
-  return result;
+  return make_test_model_of("language_model {}", model_text, settings, device);
+}
+
+// The same sizes, and three classes.
+inline TestModel make_test_classifier(const std::string& model_text,
+                                      const std::vector<std::string>& settings = {},
+                                      at::Device device = at::kCPU) {
+  return make_test_model_of("classification { classes: 3 }", model_text, settings, device);
 }
 
 // Initial weights are small; larger weights make every part affect the outputs.

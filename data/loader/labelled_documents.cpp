@@ -1,0 +1,79 @@
+#include "data/loader/labelled_documents.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "data/corpus/record_reader.h"
+#include "data/corpus/shard_reader.h"
+
+namespace birkhoff {
+namespace {
+
+class LabelledDocuments : public SampleSource {
+ public:
+  LabelledDocuments(const Corpus& corpus, const DocumentOptions& options)
+      : texts_(corpus, options.split, options.stream),
+        labels_(corpus, options.split, options.label),
+        length_(options.sequence_length) {
+    require(length_ >= 1, "sequence length");
+  }
+
+  std::int64_t num_samples() const override { return labels_.rows(); }
+
+  Batch make_batch(std::int64_t rows) const override {
+    const at::TensorOptions ids(at::kLong);
+    Batch batch;
+    batch.fields.emplace(field::kInputs, at::empty({rows, length_}, ids));
+    batch.fields.emplace(field::kLengths, at::empty({rows}, ids));
+    batch.fields.emplace(field::kLabels, at::empty({rows}, ids));
+    batch.sample_ids_B = at::empty({rows}, ids);
+    return batch;
+  }
+
+  void fill(Batch& batch, const std::vector<Row>& rows) override {
+    require(static_cast<std::int64_t>(rows.size()) == batch.size(), "one Row per row of the batch");
+    std::int64_t* tokens = data_of(batch, field::kInputs);
+    std::int64_t* lengths = data_of(batch, field::kLengths);
+    std::int64_t* labels = data_of(batch, field::kLabels);
+    auto* sample_ids = batch.sample_ids_B.mutable_data_ptr<std::int64_t>();
+    for (const Row& row : rows) {
+      const auto [begin, end] = texts_.document(row.sample);
+      const std::int64_t count = std::min(end - begin, length_);
+      texts_.read(begin, count, tokens);
+      std::fill(tokens + count, tokens + length_, 0);
+      tokens += length_;
+      *lengths++ = count;
+      labels_.read(row.sample, 1, labels++);
+      *sample_ids++ = row.id;
+    }
+  }
+
+ private:
+  static std::int64_t* data_of(Batch& batch, std::string_view name) {
+    return batch.fields.find(name)->second.mutable_data_ptr<std::int64_t>();
+  }
+
+  StreamReader texts_;
+  LabelReader labels_;
+  std::int64_t length_;
+};
+
+}  // namespace
+
+void check_labelled_documents(const Corpus& corpus, const DocumentOptions& options) {
+  corpus.stream(options.split, options.stream);
+  if (corpus.record(options.split, options.label).rows() > 0) return;
+  fail(ExitCode::kData, "{}: split '{}' has no document; prepare more text",
+       corpus.folder().string(), options.split);
+}
+
+std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,
+                                                 const DocumentOptions& options) {
+  check_labelled_documents(corpus, options);
+  return std::make_unique<LabelledDocuments>(corpus, options);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,79 @@
+#include "models/text_classifier.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/ones_like.h>
+#include <c10/core/GradMode.h>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr char kAccuracy[] = "accuracy";
+
+}  // namespace
+
+TextClassifier::TextClassifier(const configs::Config& config, std::int64_t vocabulary,
+                               const ParallelGroups& parallel)
+    : parameters_(make_parameters(config, parallel)),
+      transformer_(config, vocabulary, /*causal=*/false, parameters_, parallel),
+      pooling_(config.task().classification().pooling()),
+      output_(config.model(), WeightRole::kEmbedding, config.model().channels(),
+              config.task().classification().classes(), "output", parameters_) {}
+
+at::Tensor TextClassifier::pool(const at::Tensor& x_BTC, const at::Tensor& lengths_B) const {
+  switch (pooling_) {
+    case configs::Classification::mean: {
+      const at::Tensor padding_BT =
+          at::arange(x_BTC.size(1), lengths_B.options()).ge(lengths_B.unsqueeze(1));
+      const at::Tensor sum_BC =
+          x_BTC.to(parameters_.dtype()).masked_fill(padding_BT.unsqueeze(-1), 0).sum(1);
+      return (sum_BC / lengths_B.unsqueeze(1)).to(x_BTC.scalar_type());
+    }
+    case configs::Classification::first:
+      return x_BTC.select(1, 0);
+  }
+  require(false, "task.classification.pooling has a value outside its enum");
+  return {};
+}
+
+at::Tensor TextClassifier::logits(const Batch& batch, const std::optional<NoiseKey>& noise,
+                                  NamedSums& sums) const {
+  return output_(pool(transformer_.forward(batch, noise, sums), batch.at(field::kLengths)));
+}
+
+LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
+  NamedSums sums;
+  const at::Tensor logits_BK = logits(batch, noise, sums);
+  const at::Tensor& labels_B = batch.at(field::kLabels);
+  // Before the loss, which may overwrite the logits.
+  const at::Tensor correct = logits_BK.detach().argmax(-1).eq(labels_B).sum(at::kDouble);
+  LossSums loss_sums =
+      cross_entropy_sums(logits_BK.unsqueeze(1), labels_B.unsqueeze(1),
+                         at::ones_like(labels_B, at::TensorOptions(at::kByte)).unsqueeze(1));
+  loss_sums.tokens = batch.at(field::kLengths).sum(at::kDouble);
+  loss_sums.named.emplace_back(kAccuracy, correct);
+  add_layer_sums(sums, loss_sums);
+  return loss_sums;
+}
+
+at::Tensor TextClassifier::log_probabilities(const Batch& batch) {
+  const c10::AutoGradMode no_gradients(false);
+  NamedSums sums;
+  return at::log_softmax(logits(batch, std::nullopt, sums), /*dim=*/-1, parameters_.dtype());
+}
+
+double TextClassifier::forward_flops_per_sequence() const {
+  return transformer_.forward_flops() + output_.flops();
+}
+
+std::vector<Figure> TextClassifier::figures() const {
+  std::vector<Figure> result = transformer_.figures();
+  result.insert(result.begin(), Figure{.sum = kAccuracy, .per = ""});
+  return result;
+}
+
+}  // namespace birkhoff

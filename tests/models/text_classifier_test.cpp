@@ -1,0 +1,218 @@
+// Legend: B batch, T tokens, K classes.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "cluster/base/error.h"
+#include "configs/config.pb.h"
+#include "model_fixture.h"
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kTokens = 16;  // four blocks
+const std::vector<std::int64_t> kLengths = {16, 1, 7, 12};
+
+Batch make_texts(const std::vector<std::int64_t>& lengths = kLengths,
+                 std::int64_t tokens = kTokens) {
+  const auto batch = static_cast<std::int64_t>(lengths.size());
+  Batch result;
+  result.fields["inputs"] = test_ids(batch, tokens, 21);
+  result.fields["lengths"] = at::tensor(lengths, at::kLong);
+  result.fields["labels"] = at::arange(batch, at::kLong).remainder(3);
+  result.sample_ids_B = at::arange(batch, at::kLong) + 100;
+  return result;
+}
+
+TextClassifier& classifier(const TestModel& model) {
+  return dynamic_cast<TextClassifier&>(*model.model);
+}
+
+at::Tensor log_probabilities(const TestModel& model, const Batch& batch) {
+  return classifier(model).log_probabilities(batch);
+}
+
+struct Mode {
+  std::string name, mechanism;
+};
+void PrintTo(const Mode& mode, std::ostream* out) { *out << mode.name; }
+
+// Every mechanism in every variant, as it is used in encoders.
+std::vector<Mode> encoder_modes() {
+  std::vector<Mode> modes;
+  for (const auto& each : testing::all_cases()) {
+    if (!each.causal) modes.push_back({each.name, each.config.ShortDebugString()});
+  }
+  return modes;
+}
+
+class Encoder : public ::testing::TestWithParam<Mode> {
+ protected:
+  static TestModel make(const std::vector<std::string>& settings = {}) {
+    TestModel model = make_test_classifier(
+        "attention { group { mechanism { " + GetParam().mechanism + " } } }", settings);
+    enlarge_parameters(*model.model);
+    return model;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, Encoder, ::testing::ValuesIn(encoder_modes()),
+                         [](const auto& mode) { return mode.param.name; });
+
+TEST_P(Encoder, PaddingAndOtherTextsDoNotMatter) {
+  const TestModel model = make();
+  const Batch batch = make_texts();
+  const at::Tensor all_BK = log_probabilities(model, batch);
+  Batch other_padding = batch;
+  const at::Tensor is_padding_BT =
+      at::arange(kTokens).unsqueeze(0).ge(batch.at("lengths").unsqueeze(1));
+  other_padding.fields["inputs"] =
+      at::where(is_padding_BT, (batch.at("inputs") + 5).remainder(kVocabulary), batch.at("inputs"));
+  EXPECT_LT(greatest_difference(log_probabilities(model, other_padding), all_BK), 1e-12);
+  for (std::int64_t i = 0; i < batch.size(); ++i) {
+    Batch alone = batch.narrow(i, i + 1);
+    EXPECT_LT(greatest_difference(log_probabilities(model, alone)[0], all_BK[i]), 1e-12)
+        << "text " << i;
+    // Without its padding.
+    alone.fields["inputs"] =
+        alone.at("inputs").narrow(1, 0, kLengths[static_cast<std::size_t>(i)]);
+    EXPECT_LT(greatest_difference(log_probabilities(model, alone)[0], all_BK[i]), 1e-12)
+        << "text " << i;
+  }
+}
+
+TEST_P(Encoder, EveryTokenMatters) {
+  const TestModel model = make();
+  const Batch batch = make_texts({kTokens});
+  const at::Tensor before = log_probabilities(model, batch);
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    Batch changed = batch;
+    changed.fields["inputs"] = batch.at("inputs").clone();
+    changed.fields["inputs"].narrow(1, t, 1).add_(3).remainder_(kVocabulary);
+    EXPECT_GT(greatest_difference(log_probabilities(model, changed), before), 1e-9) << "token " << t;
+  }
+}
+
+TEST_P(Encoder, PaddingGetsNoGradient) {
+  const TestModel model = make();
+  Batch batch = make_texts({5, 9});
+  constexpr std::int64_t kPad = kVocabulary - 1;
+  // The texts hold every other id.
+  at::Tensor& inputs_BT = batch.fields["inputs"];
+  inputs_BT.copy_(at::arange(kTokens).unsqueeze(0).add(at::tensor({{0}, {5}})).remainder(kPad));
+  inputs_BT[0].narrow(0, 5, kTokens - 5).fill_(kPad);
+  inputs_BT[1].narrow(0, 9, kTokens - 9).fill_(kPad);
+  classifier(model).loss_sums(batch, make_noise(batch)).loss.backward();
+  const at::Tensor rows = parameter_of(*model.model, "embedding.weight").grad().abs().amax(1);
+  EXPECT_EQ(rows[kPad].item<double>(), 0);
+  EXPECT_GT(rows.narrow(0, 0, kPad).min().item<double>(), 0);
+}
+
+TEST_P(Encoder, RecomputationGivesTheSameBits) {
+  const Batch batch = make_texts();
+  const auto gradients = [&](const std::string& recompute) {
+    const TestModel model =
+        make({"train.recompute=" + recompute, "model.dropout.residual=0.2"});
+    classifier(model).loss_sums(batch, make_noise(batch)).loss.backward();
+    return parameter_of(*model.model, "embedding.weight").grad().clone();
+  };
+  EXPECT_TRUE(gradients("true").equal(gradients("false")));
+}
+
+TEST(TextClassifier, LossesCountsAndAccuracy) {
+  const TestModel model = make_test_classifier("");
+  enlarge_parameters(*model.model);
+  const Batch batch = make_texts();
+  const at::Tensor log_p_BK = log_probabilities(model, batch);
+  const LossSums sums = classifier(model).loss_sums(batch, std::nullopt);
+  double nats = 0, correct = 0;
+  for (std::int64_t i = 0; i < batch.size(); ++i) {
+    const auto label = batch.at("labels")[i].item<std::int64_t>();
+    nats -= log_p_BK[i][label].item<double>();
+    correct += static_cast<double>(log_p_BK[i].argmax().item<std::int64_t>() == label);
+  }
+  EXPECT_NEAR(sums.nats.item<double>(), nats, 1e-12);
+  EXPECT_NEAR(sums.loss.item<double>(), nats, 1e-12);
+  EXPECT_EQ(sums.count.item<double>(), 4);
+  EXPECT_EQ(sums.tokens.item<double>(), 16 + 1 + 7 + 12);
+  ASSERT_EQ(sums.named.size(), 1U);
+  EXPECT_EQ(sums.named[0].first, "accuracy");
+  EXPECT_EQ(sums.named[0].second.item<double>(), correct);
+  ASSERT_EQ(model.model->figures().size(), 1U);
+  EXPECT_EQ(model.model->figures()[0].sum, "accuracy");
+  EXPECT_LT(greatest_difference(log_p_BK.exp().sum(1), at::ones({4}, at::kDouble)), 1e-12);
+}
+
+// Without layers' mixing (zero output projections) the outputs are those of single tokens.
+TEST(TextClassifier, PoolsTheMeanOrTheFirstToken) {
+  const auto make = [](const std::string& pooling) {
+    TestModel model = make_test_classifier(
+        "positions: no_positions", {"task.classification.pooling=" + pooling});
+    enlarge_parameters(*model.model);
+    for (const Parameter& p : model.model->parameters().list()) {
+      if (p.name.ends_with("attention.output.weight")) p.value.detach().zero_();
+    }
+    return model;
+  };
+  const Batch batch = make_texts({3, 5});
+  Batch first = batch;
+  first.fields["lengths"] = at::ones({2}, at::kLong);
+  const TestModel mean = make("mean"), of_first = make("first");
+  EXPECT_LT(greatest_difference(log_probabilities(of_first, batch), log_probabilities(mean, first)),
+            1e-12);
+  // Repeating the whole text leaves its mean as it is, repeating one token does not.
+  Batch text, twice, longer;
+  text.fields["inputs"] = at::tensor({1, 2, 3}, at::kLong).unsqueeze(0);
+  twice.fields["inputs"] = at::tensor({1, 2, 3, 3, 1, 2}, at::kLong).unsqueeze(0);
+  longer.fields["inputs"] = at::tensor({1, 2, 3, 3}, at::kLong).unsqueeze(0);
+  for (Batch* each : {&text, &twice, &longer}) {
+    each->fields["lengths"] = at::full({1}, each->at("inputs").size(1), at::kLong);
+    each->sample_ids_B = at::zeros({1}, at::kLong);
+  }
+  const at::Tensor once = log_probabilities(mean, text);
+  EXPECT_LT(greatest_difference(log_probabilities(mean, twice), once), 1e-12);
+  EXPECT_GT(greatest_difference(log_probabilities(mean, longer), once), 1e-3);
+}
+
+// A token sees later ones: the output of the first token knows the last.
+TEST(TextClassifier, TokensSeeLaterTokens) {
+  const TestModel model = make_test_classifier("", {"task.classification.pooling=first"});
+  enlarge_parameters(*model.model);
+  const Batch batch = make_texts({kTokens});
+  Batch changed = batch;
+  changed.fields["inputs"] = batch.at("inputs").clone();
+  changed.fields["inputs"].narrow(1, kTokens - 1, 1).add_(3).remainder_(kVocabulary);
+  EXPECT_GT(greatest_difference(log_probabilities(model, changed), log_probabilities(model, batch)),
+            1e-6);
+}
+
+TEST(TextClassifier, ParametersAndFlops) {
+  const TestModel model = make_test_classifier("bias: true");
+  EXPECT_EQ(parameter_of(*model.model, "output.weight").sizes(), (std::vector<std::int64_t>{3, 8}));
+  EXPECT_EQ(parameter_of(*model.model, "output.bias").sizes(), (std::vector<std::int64_t>{3}));
+  // As in language_model_test.cpp, but all 16 x 16 pairs of tokens and one output per text.
+  EXPECT_EQ(make_test_classifier("").model->forward_flops_per_sequence(),
+            2 * (2.0 * 16 * 768 + 4.0 * 256 * 8) + 2.0 * 24);
+  EXPECT_EQ(model.model->decoder(), nullptr);
+  EXPECT_NE(model.model->classifier(), nullptr);
+}
+
+TEST(TextClassifier, RefusesAnotherNumberOfClasses) {
+  try {
+    make_test_model_of("classification { classes: 4 label: 'mood' }", "", {}, at::kCPU);
+    FAIL() << "four classes were accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kConfig);
+    EXPECT_STREQ(error.what(),
+                 "task.classification.classes: is 4, but the corpus has 3 classes for its label "
+                 "'mood'; set it to 3");
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff
