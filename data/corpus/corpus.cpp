@@ -48,6 +48,18 @@ std::string names_of(const google::protobuf::RepeatedPtrField<Entry>& entries) {
   return names.empty() ? "none" : names;
 }
 
+// The stream or record (`kind`) of that name.
+template <typename Array>
+const Array& found(const google::protobuf::RepeatedPtrField<Array>& arrays, std::string_view name,
+                   const std::filesystem::path& folder, std::string_view split, const char* kind) {
+  const Array* array = find(arrays, name);
+  if (array == nullptr) {
+    fail(ExitCode::kData, "{}: split '{}' has no {} '{}'; it has: {}", folder.string(), split, kind,
+         name, names_of(arrays));
+  }
+  return *array;
+}
+
 }  // namespace
 
 Corpus::Corpus(std::filesystem::path folder)
@@ -97,13 +109,12 @@ const configs::CorpusManifest::Split& Corpus::split(std::string_view name) const
 
 const configs::CorpusManifest::Stream& Corpus::stream(std::string_view split_name,
                                                       std::string_view name) const {
-  const auto& entry = split(split_name);
-  const auto* found = find(entry.stream(), name);
-  if (found == nullptr) {
-    fail(ExitCode::kData, "{}: split '{}' has no stream '{}'; it has: {}", folder_.string(),
-         split_name, name, names_of(entry.stream()));
-  }
-  return *found;
+  return found(split(split_name).stream(), name, folder_, split_name, "stream");
+}
+
+const configs::CorpusManifest::Record& Corpus::record(std::string_view split_name,
+                                                      std::string_view name) const {
+  return found(split(split_name).record(), name, folder_, split_name, "record");
 }
 
 std::filesystem::path Corpus::tokenizer_file() const {

@@ -24,9 +24,12 @@ class Corpus {
   const std::filesystem::path& folder() const { return folder_; }
   const configs::CorpusManifest& manifest() const { return manifest_; }
   std::int64_t vocabulary() const { return manifest_.tokenizer().vocabulary(); }
-  // The split, or a stream of a split. If there is none, Error(kData) names those that exist.
+  // The split, or a stream or record of a split. If there is none, Error(kData) names those that
+  // exist.
   const configs::CorpusManifest::Split& split(std::string_view name) const;
   const configs::CorpusManifest::Stream& stream(std::string_view split,
+                                                std::string_view name) const;
+  const configs::CorpusManifest::Record& record(std::string_view split,
                                                 std::string_view name) const;
   bool has_split(std::string_view name) const;
   std::unique_ptr<Tokenizer> tokenizer() const;

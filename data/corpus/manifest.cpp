@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
+#include "cluster/base/text/utf8.h"
 #include "configs/checksummed_json.h"
 #include "configs/message_text.h"
 #include "data/corpus/shard_format.h"
@@ -52,6 +54,8 @@ class Checker {
   std::set<std::string> files_;
 };
 
+bool is_control(unsigned char c) { return c < 0x20 || c == 0x7f; }
+
 bool is_hash(const std::string& text) {
   return text.size() == 32 && text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
@@ -61,7 +65,7 @@ bool is_plain_name(const std::string& text) {
   return !text.empty() && text.size() <= 200 && text[0] != '.' &&
          text.find('/') == std::string::npos &&
          std::all_of(text.begin(), text.end(),
-                     [](unsigned char c) { return c > 0x20 && c != 0x7f; });
+                     [](unsigned char c) { return c != ' ' && !is_control(c); });
 }
 
 // a * b for counts, or -1 on overflow.
@@ -169,6 +173,19 @@ void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checke
   }
 }
 
+void check_class_names(const CorpusManifest::Record& record, Checker& checker) {
+  if (record.class_name_size() == 0) return;
+  checker.check(record.dtype() == CorpusManifest::u16 && record.shape_size() == 0,
+                "class_name is for labels: dtype u16, no shape");
+  checker.check(record.class_name_size() <= kMaxClasses, "class_name has {} entries (at most {})",
+                record.class_name_size(), kMaxClasses);
+  std::set<std::string> names;
+  for (const std::string& name : record.class_name()) {
+    checker.check(is_class_name(name), "class_name {} is empty or not printable", quoted(name));
+    checker.check(names.insert(name).second, "class_name {} is used twice", quoted(name));
+  }
+}
+
 void check_split(const CorpusManifest::Split& split, Checker& checker) {
   checker.check(is_plain_name(split.name()), "name '{}' is not a plain name", split.name());
   const auto& counts = split.counts();
@@ -194,6 +211,7 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
       checker.check(is_plain_name(record.name()), "name '{}' is not a plain name", record.name());
       checker.check(names.insert(record.name()).second, "name '{}' is used twice", record.name());
       check_array(record, record.rows(), 0, false, checker);
+      check_class_names(record, checker);
       checker.check(record.rows() == counts.documents(),
                     "rows is {}, counts.documents of the split is {}", record.rows(),
                     counts.documents());
@@ -201,7 +219,26 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
   }
 }
 
+// A value of a label means the same in all splits.
+void check_same_classes(const CorpusManifest& manifest, const Checker& checker) {
+  std::map<std::string, const CorpusManifest::Record*> first;
+  for (const auto& split : manifest.split()) {
+    for (const auto& record : split.record()) {
+      const auto& other = *first.emplace(record.name(), &record).first->second;
+      checker.check(std::equal(record.class_name().begin(), record.class_name().end(),
+                               other.class_name().begin(), other.class_name().end()),
+                    "record '{}' has other class names in split '{}' than in an earlier one",
+                    record.name(), split.name());
+    }
+  }
+}
+
 }  // namespace
+
+bool is_class_name(std::string_view text) {
+  return !text.empty() && std::none_of(text.begin(), text.end(), is_control) &&
+         find_invalid_utf8(text) == std::string_view::npos;
+}
 
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name) {
   CorpusManifest manifest;
@@ -230,6 +267,7 @@ configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std
                     manifest.split(i).name());
     });
   }
+  check_same_classes(manifest, checker);
   const std::string fingerprint = manifest_fingerprint(manifest);
   checker.check(manifest.fingerprint() == fingerprint, "fingerprint is '{}', its content gives {}",
                 manifest.fingerprint(), fingerprint);
@@ -247,19 +285,22 @@ std::string manifest_fingerprint(const configs::CorpusManifest& manifest) {
   text += fmt::format("tokenizer {} {} {} {}\n", tokenizer.kind(), tokenizer.vocabulary(),
                       tokenizer.has_end_of_document() ? tokenizer.end_of_document() : -1,
                       tokenizer.hash());
-  const auto list = [&text](const char* kind, const auto& arrays) {
-    for (const auto& array : arrays) {
-      text += fmt::format("{} {}\n", kind, array.name());
-      for (const auto& shard : array.shard())
-        text += fmt::format("{} {}\n", shard.file(), shard.hash());
-    }
+  const auto list = [&text](const auto& shards) {
+    for (const auto& shard : shards) text += fmt::format("{} {}\n", shard.file(), shard.hash());
   };
   for (const auto& split : manifest.split()) {
     const auto& counts = split.counts();
     text += fmt::format("split {} {} {} {} {} {}\n", split.name(), counts.documents(),
                         counts.sentences(), counts.words(), counts.characters(), counts.bytes());
-    list("stream", split.stream());
-    list("record", split.record());
+    for (const auto& stream : split.stream()) {
+      text += fmt::format("stream {}\n", stream.name());
+      list(stream.shard());
+    }
+    for (const auto& record : split.record()) {
+      text += fmt::format("record {}\n", record.name());
+      for (const std::string& name : record.class_name()) text += fmt::format("class {}\n", name);
+      list(record.shard());
+    }
   }
   return xxh3_hex(text.data(), text.size());
 }

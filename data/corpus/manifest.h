@@ -4,12 +4,19 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "configs/corpus_manifest.pb.h"
 
 namespace birkhoff {
 
 inline constexpr char kCorpusManifestName[] = "manifest.json";
+
+// Labels are u16.
+inline constexpr int kMaxClasses = 65536;
+
+// Whether the text can name a class: not empty, UTF-8, without control characters.
+bool is_class_name(std::string_view text);
 
 // Parses and validates a manifest, but not the files that it names. `name` is the name of the file
 // in messages. Error(kData) names the first invalid field.

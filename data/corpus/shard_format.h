@@ -12,7 +12,8 @@ inline constexpr char kManifestFormat[] = "birkhoff corpus";
 inline constexpr std::int32_t kManifestVersion = 1;
 inline constexpr std::int64_t kManifestMaxBytes = 64 << 20;
 
-inline constexpr char kValues[] = "tokens";
+inline constexpr char kValues[] = "tokens";        // of a stream
+inline constexpr char kRecordValues[] = "values";  // of a record
 inline constexpr char kDocumentEnds[] = "document_ends";
 inline constexpr char kPageCrcs[] = "page_crcs";
 

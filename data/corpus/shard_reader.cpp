@@ -51,12 +51,14 @@ std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int
 }  // namespace
 
 ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
-                         configs::CorpusManifest::Dtype dtype, std::int64_t begin)
+                         configs::CorpusManifest::Dtype dtype, const char* values,
+                         std::int64_t begin, std::int64_t first_document)
     : path_(std::move(path)),
       shard_(shard),
       element_bytes_(shard_format::dtype_bytes(dtype)),
       begin_(begin),
-      values_{shard_format::kValues, shard.values_offset(), shard.values_bytes(), 0},
+      first_document_(first_document),
+      values_{values, shard.values_offset(), shard.values_bytes(), 0},
       documents_{shard_format::kDocumentEnds, shard.documents_offset(), shard.documents_bytes(),
                  num_pages(shard.values_bytes())} {}
 
@@ -123,15 +125,16 @@ std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int6
   }
 }
 
-std::uint64_t ShardReader::document_end(std::int64_t index) {
+std::uint64_t ShardReader::document_end(std::int64_t document) {
   std::uint64_t end = 0;
-  read_bytes(documents_, index * 8, 8, reinterpret_cast<char*>(&end));
+  read_bytes(documents_, (document - first_document_) * 8, 8, reinterpret_cast<char*>(&end));
   return end;
 }
 
 void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
                                        std::vector<std::int64_t>& out) {
-  std::int64_t low = 0, high = shard_.documents();  // the first end after `from` is in [low, high]
+  const std::int64_t last = first_document_ + shard_.documents();
+  std::int64_t low = first_document_, high = last;  // the first end after `from` is in [low, high]
   while (low < high) {
     const std::int64_t middle = low + (high - low) / 2;
     if (document_end(middle) <= static_cast<std::uint64_t>(from)) {
@@ -140,73 +143,121 @@ void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
       high = middle;
     }
   }
-  for (; low < shard_.documents(); ++low) {
+  for (; low < last; ++low) {
     const std::uint64_t end = document_end(low);
     if (end > static_cast<std::uint64_t>(to)) return;
     out.push_back(static_cast<std::int64_t>(end));
   }
 }
 
+ShardSequence::ShardSequence(
+    const std::filesystem::path& folder,
+    const google::protobuf::RepeatedPtrField<configs::CorpusManifest::Shard>& shards,
+    configs::CorpusManifest::Dtype dtype, const char* values) {
+  for (const auto& shard : shards) {
+    shards_.emplace_back((folder / shard.file()).string(), shard, dtype, values, elements_,
+                         documents_);
+    elements_ += shard.elements();
+    documents_ += shard.documents();
+  }
+}
+
+std::size_t ShardSequence::shard_of(std::int64_t element) const {
+  const auto next =
+      std::upper_bound(shards_.begin(), shards_.end(), element,
+                       [](std::int64_t e, const ShardReader& shard) { return e < shard.begin(); });
+  return static_cast<std::size_t>(next - shards_.begin()) - 1;
+}
+
+std::size_t ShardSequence::shard_of_document(std::int64_t document) const {
+  const auto next = std::upper_bound(
+      shards_.begin(), shards_.end(), document,
+      [](std::int64_t d, const ShardReader& shard) { return d < shard.first_document(); });
+  return static_cast<std::size_t>(next - shards_.begin()) - 1;
+}
+
+ShardReader& ShardSequence::opened(std::size_t shard) {
+  if (!shards_[shard].is_open() && ++num_open_ > kMaxOpenShards) {
+    for (ShardReader& open : shards_) open.close();
+    num_open_ = 1;
+  }
+  return shards_[shard];
+}
+
+const std::string& ShardSequence::file_of(std::int64_t element) const {
+  return shards_[shard_of(element)].path();
+}
+
+const std::string& ShardSequence::file_of_document(std::int64_t document) const {
+  return shards_[shard_of_document(document)].path();
+}
+
+std::uint64_t ShardSequence::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
+  require(from >= 0 && count >= 0 && from <= elements_ - count, "elements outside the shards");
+  std::uint64_t largest = 0;
+  for (std::int64_t done = 0; done < count;) {
+    ShardReader& shard = opened(shard_of(from + done));
+    const std::int64_t part = std::min(count - done, shard.end() - (from + done));
+    largest = std::max(largest, shard.read(from + done, part, out + done));
+    done += part;
+  }
+  return largest;
+}
+
+std::vector<std::int64_t> ShardSequence::document_ends(std::int64_t from, std::int64_t to) {
+  std::vector<std::int64_t> ends;
+  // A document ends in the shard that holds its last token, so the end e is in the shard of element
+  // e - 1.
+  const std::size_t last = shard_of(std::min(to, elements_) - 1);
+  for (std::size_t shard = shard_of(from); shard <= last; ++shard)
+    opened(shard).append_document_ends(from, to, ends);
+  return ends;
+}
+
+std::uint64_t ShardSequence::document_end(std::int64_t document) {
+  return opened(shard_of_document(document)).document_end(document);
+}
+
 StreamReader::StreamReader(const Corpus& corpus, const std::string& split,
                            const std::string& stream)
-    : vocabulary_(corpus.vocabulary()) {
+    : shards_(corpus.folder(), corpus.stream(split, stream).shard(),
+              corpus.stream(split, stream).dtype(), shard_format::kValues),
+      vocabulary_(corpus.vocabulary()) {
   const auto& entry = corpus.stream(split, stream);
   if (entry.dtype() == configs::CorpusManifest::f32 || entry.shape_size() > 0) {
     fail(ExitCode::kData,
          "{}: stream '{}' of split '{}' holds no token ids; name a stream that does in task",
          corpus.folder().string(), stream, split);
   }
-  elements_ = 0;
-  for (const auto& shard : entry.shard()) {
-    shards_.emplace_back((corpus.folder() / shard.file()).string(), shard, entry.dtype(),
-                         elements_);
-    elements_ += shard.elements();
-  }
-}
-
-std::size_t StreamReader::shard_of(std::int64_t element) {
-  const auto next =
-      std::upper_bound(shards_.begin(), shards_.end(), element,
-                       [](std::int64_t e, const ShardReader& shard) { return e < shard.begin(); });
-  const auto index = static_cast<std::size_t>(next - shards_.begin()) - 1;
-  if (!shards_[index].is_open() && ++num_open_ > kMaxOpenShards) {
-    for (ShardReader& shard : shards_) shard.close();
-    num_open_ = 1;
-  }
-  return index;
 }
 
 void StreamReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
-  require(from >= 0 && count >= 0 && from <= elements_ - count, "tokens outside the stream");
-  std::uint64_t largest = 0;
-  for (std::int64_t done = 0; done < count;) {
-    ShardReader& shard = shards_[shard_of(from + done)];
-    const std::int64_t part = std::min(count - done, shard.end() - (from + done));
-    largest = std::max(largest, shard.read(from + done, part, out + done));
-    done += part;
-  }
+  const std::uint64_t largest = shards_.read(from, count, out);
   if (largest < static_cast<std::uint64_t>(vocabulary_)) return;
   for (std::int64_t i = 0; i < count; ++i) {
     if (out[i] < 0 || out[i] >= vocabulary_) {
       fail(ExitCode::kData,
            "{}: token {} of the stream is id {}, not below the vocabulary of {}; prepare the "
            "corpus again",
-           shards_[shard_of(from + i)].path(), from + i, out[i], vocabulary_);
+           shards_.file_of(from + i), from + i, out[i], vocabulary_);
     }
   }
 }
 
 std::vector<std::int64_t> StreamReader::document_ends(std::int64_t from, std::int64_t to) {
-  std::vector<std::int64_t> ends;
-  if (from >= to) return ends;
-  // A document ends in the shard that holds its last token, so the end e is in the shard of element
-  // e - 1.
-  const std::size_t last = shard_of(std::min(to, elements_) - 1);
-  for (std::size_t index = shard_of(from); index <= last; ++index) {
-    shard_of(shards_[index].begin());
-    shards_[index].append_document_ends(from, to, ends);
+  if (from >= to) return {};
+  return shards_.document_ends(from, to);
+}
+
+std::pair<std::int64_t, std::int64_t> StreamReader::document(std::int64_t i) {
+  require(0 <= i && i < documents(), "a document of the stream");
+  const std::uint64_t begin = i == 0 ? 0 : shards_.document_end(i - 1);
+  const std::uint64_t end = shards_.document_end(i);
+  if (begin >= end || end > static_cast<std::uint64_t>(elements())) {
+    fail(ExitCode::kData, "{}: document {} is tokens [{}, {}) of {}; prepare the corpus again",
+         shards_.file_of_document(i), i, begin, end, elements());
   }
-  return ends;
+  return {static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end)};
 }
 
 }  // namespace birkhoff

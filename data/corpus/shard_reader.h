@@ -1,10 +1,13 @@
-// Reads rows of a stream by byte offset, with pread instead of the HDF5 library. Each 64 KiB page
-// is checked against its CRC32C the first time it is read. One thread at a time.
+// Reads elements of streams and rows of records by byte offset, with pread instead of the HDF5
+// library. Each 64 KiB page is checked against its CRC32C the first time it is read. One thread at a
+// time.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cluster/base/files/file.h"
@@ -16,17 +19,22 @@ namespace birkhoff {
 // One shard file. The manifest's offsets must already be validated (data/corpus/manifest.h).
 class ShardReader {
  public:
-  // `begin`: the shard's first element within the stream.
+  // values: the name of the data set of the elements, for messages. begin, first_document: the
+  // shard's first element, and the first document that ends in it, within the stream or record.
   ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
-              configs::CorpusManifest::Dtype dtype, std::int64_t begin);
+              configs::CorpusManifest::Dtype dtype, const char* values, std::int64_t begin,
+              std::int64_t first_document);
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
-  // Reads the ids of elements [from, from + count) of the stream, all within this shard. Returns
-  // the largest of them; a negative id counts as 2^31 or more. Damaged pages: Error(kData).
+  std::int64_t first_document() const { return first_document_; }
+  // Reads the values of elements [from, from + count), all within this shard. Returns the largest
+  // of them; a negative value counts as 2^31 or more. Damaged pages: Error(kData).
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // Appends the document ends e in this shard with from < e <= to.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
+  // The end of a document that ends in this shard, by its number in the stream. Not validated.
+  std::uint64_t document_end(std::int64_t document);
   // Closes the file; the next read opens it again. Checked pages stay checked.
   void close();
   const std::string& path() const { return path_; }
@@ -40,12 +48,11 @@ class ShardReader {
   void open();
   void read_bytes(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
   void check_page(const Region& region, std::int64_t page);
-  std::uint64_t document_end(std::int64_t index);
 
   std::string path_;
   configs::CorpusManifest::Shard shard_;
   std::int64_t element_bytes_;
-  std::int64_t begin_;
+  std::int64_t begin_, first_document_;
   Region values_, documents_;
   std::optional<File> file_;
   std::vector<std::uint32_t> page_crcs_;  // empty until the first open
@@ -53,27 +60,59 @@ class ShardReader {
   std::vector<char> buffer_;
 };
 
+// All shards of a stream or record, one after another. At most 256 of them are open.
+class ShardSequence {
+ public:
+  // shards: of an array in this folder, with elements of this type in the data set `values`.
+  ShardSequence(const std::filesystem::path& folder,
+                const google::protobuf::RepeatedPtrField<configs::CorpusManifest::Shard>& shards,
+                configs::CorpusManifest::Dtype dtype, const char* values);
+
+  std::int64_t elements() const { return elements_; }
+  std::int64_t documents() const { return documents_; }
+  // Reads the values of elements [from, from + count), across shards. Returns the largest of them,
+  // as ShardReader::read does.
+  std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
+  // The document ends e with from < e <= to, ascending; from < to.
+  std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);
+  // The end of a document, by its number. Not validated.
+  std::uint64_t document_end(std::int64_t document);
+  // The file that holds an element, or the end of a document.
+  const std::string& file_of(std::int64_t element) const;
+  const std::string& file_of_document(std::int64_t document) const;
+
+ private:
+  std::size_t shard_of(std::int64_t element) const;
+  std::size_t shard_of_document(std::int64_t document) const;
+  // The shard, which the caller then reads. Closes the open shards if this one would be one too
+  // many.
+  ShardReader& opened(std::size_t shard);
+
+  std::vector<ShardReader> shards_;
+  std::int64_t elements_ = 0, documents_ = 0;
+  std::int64_t num_open_ = 0;
+};
+
 // A whole stream of token ids.
 class StreamReader {
  public:
   StreamReader(const Corpus& corpus, const std::string& split, const std::string& stream);
-  std::int64_t elements() const { return elements_; }
+  std::int64_t elements() const { return shards_.elements(); }
+  std::int64_t documents() const { return shards_.documents(); }
   // Reads ids [from, from + count), across shards. Error(kData) if an id is not below the
   // vocabulary.
   void read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // The document ends e (the position after a document's last token) with from < e <= to,
   // ascending.
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);
+  // The tokens [begin, end) of document i, its end mark included; begin < end. Reads two document
+  // ends, so memory does not depend on the number of documents. Error(kData) if they are not in
+  // order.
+  std::pair<std::int64_t, std::int64_t> document(std::int64_t i);
 
  private:
-  // The shard that holds an element, which the caller then reads. Closes the open shards if this
-  // one would be one too many.
-  std::size_t shard_of(std::int64_t element);
-
-  std::vector<ShardReader> shards_;
-  std::int64_t elements_;
+  ShardSequence shards_;
   std::int64_t vocabulary_;
-  std::int64_t num_open_ = 0;
 };
 
 }  // namespace birkhoff

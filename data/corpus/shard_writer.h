@@ -25,7 +25,7 @@ class StreamWriter {
   std::int64_t buffered() const {
     return static_cast<std::int64_t>(values_.size()) / element_bytes_;
   }
-  void write_shard();
+  void write_tokens();
 
   std::string folder_, split_;
   std::int64_t shard_tokens_, element_bytes_;

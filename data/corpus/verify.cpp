@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "cluster/base/error.h"
@@ -10,6 +12,7 @@
 #include "cluster/base/files/sandboxed_child.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/hdf5.h"
+#include "data/corpus/shard_file.h"
 #include "data/corpus/shard_format.h"
 
 namespace birkhoff {
@@ -18,18 +21,25 @@ namespace {
 using configs::CorpusManifest;
 using shard_format::kPageBytes;
 
-// Verifies the shards of one array, in order.
+// What all values of a stream or record are below.
+struct Limit {
+  std::int64_t value;
+  std::string name;
+};
+
+// Verifies the shards of one stream or record, in order.
 class ArrayVerifier {
  public:
-  ArrayVerifier(CorpusManifest::Dtype dtype, bool holds_ids, std::int64_t vocabulary)
-      : dtype_(dtype), holds_ids_(holds_ids), vocabulary_(vocabulary) {}
+  // values: the name of the data set of the values.
+  ArrayVerifier(CorpusManifest::Dtype dtype, const char* values, std::optional<Limit> limit)
+      : dtype_(dtype), values_(values), limit_(std::move(limit)) {}
 
   void verify(const std::string& path, const CorpusManifest::Shard& shard) {
     const File file = File::open_for_read(path, ExitCode::kData);
     const std::vector<std::uint32_t> crcs = read_page_crcs(file, shard);
     auto crc = crcs.begin();
-    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, shard_format::kValues,
-                  [&](const std::vector<char>& page) { check_ids(path, page); });
+    for_each_page(file, shard.values_offset(), shard.values_bytes(), crc, values_,
+                  [&](const std::vector<char>& page) { check_values(path, page); });
     const std::int64_t end_of_shard = end_ + shard.elements();
     for_each_page(file, shard.documents_offset(), shard.documents_bytes(), crc,
                   shard_format::kDocumentEnds,
@@ -38,9 +48,9 @@ class ArrayVerifier {
     check_hash(file, shard);  // last, so that an error names the page that differs
   }
 
-  // Call after the last shard.
-  void finish(const std::string& what, bool has_documents) const {
-    if (has_documents && end_ > 0 && last_document_end_ != end_) {
+  // Call after the last shard of a stream.
+  void check_last_document(const std::string& what) const {
+    if (end_ > 0 && last_document_end_ != end_) {
       fail(ExitCode::kData,
            "{}: the last document ends at {}, the tokens at {}; prepare the corpus again", what,
            last_document_end_, end_);
@@ -97,28 +107,27 @@ class ArrayVerifier {
     }
   }
 
-  template <typename Id>
-  void check_ids_as(const std::string& path, const std::vector<char>& page) const {
-    const auto* ids = reinterpret_cast<const Id*>(page.data());
-    const auto* end = ids + page.size() / sizeof(Id);
-    const auto* bad = std::find_if(ids, end, [this](Id id) {
-      return id < Id{0} || static_cast<std::int64_t>(id) >= vocabulary_;
+  template <typename Value>
+  void check_values_as(const std::string& path, const std::vector<char>& page) const {
+    const auto* values = reinterpret_cast<const Value*>(page.data());
+    const auto* end = values + page.size() / sizeof(Value);
+    const auto* bad = std::find_if(values, end, [this](Value value) {
+      return value < Value{0} || static_cast<std::int64_t>(value) >= limit_->value;
     });
     if (bad == end) return;
-    fail(ExitCode::kData,
-         "{}: holds id {}, not below the vocabulary of {}; prepare the corpus again", path, *bad,
-         vocabulary_);
+    fail(ExitCode::kData, "{}: holds {}, not below {}; prepare the corpus again", path, *bad,
+         limit_->name);
   }
 
-  void check_ids(const std::string& path, const std::vector<char>& page) const {
-    if (!holds_ids_) return;
+  void check_values(const std::string& path, const std::vector<char>& page) const {
+    if (!limit_) return;
     switch (dtype_) {
       case CorpusManifest::u8:
-        return check_ids_as<std::uint8_t>(path, page);
+        return check_values_as<std::uint8_t>(path, page);
       case CorpusManifest::u16:
-        return check_ids_as<std::uint16_t>(path, page);
+        return check_values_as<std::uint16_t>(path, page);
       case CorpusManifest::i32:
-        return check_ids_as<std::int32_t>(path, page);
+        return check_values_as<std::int32_t>(path, page);
       case CorpusManifest::f32:
         return;
     }
@@ -141,48 +150,87 @@ class ArrayVerifier {
   }
 
   CorpusManifest::Dtype dtype_;
-  bool holds_ids_;
-  std::int64_t vocabulary_;
+  const char* values_;
+  std::optional<Limit> limit_;
   std::int64_t end_ = 0;  // the end of the shards so far
   std::int64_t last_document_end_ = 0;
 };
 
+bool is_id_type(CorpusManifest::Dtype dtype) {
+  return dtype == CorpusManifest::u16 || dtype == CorpusManifest::i32;
+}
+
 void check_structure(const std::string& path, const CorpusManifest::Stream& stream,
                      const CorpusManifest::Shard& shard) {
-  const bool is_token_type =
-      stream.dtype() == CorpusManifest::u16 || stream.dtype() == CorpusManifest::i32;
-  if (!is_token_type || stream.shape_size() > 0)
+  if (!is_id_type(stream.dtype()) || stream.shape_size() > 0)
     fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
-  const Hdf5Type type = stream.dtype() == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
-  check_hdf5(path, {{shard_format::kValues, type, shard.elements(), nullptr, shard.values_offset()},
-                    {shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
-                     shard.documents_offset()},
-                    {shard_format::kPageCrcs, Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
-                     shard.page_crcs_offset()}});
+  check_hdf5(path, shard_data_sets(shard, stream.dtype(), /*has_documents=*/true));
+}
+
+void check_structure(const std::string& path, const CorpusManifest::Record& record,
+                     const CorpusManifest::Shard& shard) {
+  if (record.class_name_size() == 0)
+    fail(ExitCode::kData, "{}: only records of labels can be verified", path);
+  check_hdf5(path, shard_data_sets(shard, record.dtype(), /*has_documents=*/false));
+}
+
+// The names in parentheses, as many as fit in a line.
+std::string class_list(const CorpusManifest::Record& record) {
+  constexpr std::size_t kMostBytes = 60;
+  std::string list;
+  for (const std::string& name : record.class_name()) {
+    const std::string more = (list.empty() ? "" : ", ") + name;
+    if (list.size() + more.size() > kMostBytes)
+      return "(" + list + (list.empty() ? "...)" : ", ...)");
+    list += more;
+  }
+  return "(" + list + ")";
+}
+
+std::string describe_record(const CorpusManifest::Record& record) {
+  const bool is_label = record.class_name_size() > 0;
+  const std::string classes =
+      is_label ? fmt::format("{} {}, ", counted(record.class_name_size(), "class", "classes"),
+                             class_list(record))
+               : "";
+  return fmt::format("  {} {}: {}{} {} in {}\n", is_label ? "label" : "record", record.name(),
+                     classes, record.rows(), CorpusManifest::Dtype_Name(record.dtype()),
+                     counted(record.shard_size(), "shard"));
 }
 
 }  // namespace
 
 void verify_corpus(const Corpus& corpus) {
   corpus.tokenizer();
+  const auto path_of = [&](const CorpusManifest::Shard& shard) {
+    return (corpus.folder() / shard.file()).string();
+  };
   for (const auto& split : corpus.manifest().split()) {
     for (const auto& stream : split.stream()) {
-      ArrayVerifier verifier(stream.dtype(), stream.shape_size() == 0, corpus.vocabulary());
-      for (const auto& shard : stream.shard())
-        verifier.verify((corpus.folder() / shard.file()).string(), shard);
-      verifier.finish(fmt::format("{}: split '{}', stream '{}'", corpus.folder().string(),
-                                  split.name(), stream.name()),
-                      true);
+      std::optional<Limit> limit;
+      if (stream.shape_size() == 0)
+        limit = {corpus.vocabulary(), fmt::format("the vocabulary of {}", corpus.vocabulary())};
+      ArrayVerifier verifier(stream.dtype(), shard_format::kValues, limit);
+      for (const auto& shard : stream.shard()) verifier.verify(path_of(shard), shard);
+      verifier.check_last_document(fmt::format(
+          "{}: split '{}', stream '{}'", corpus.folder().string(), split.name(), stream.name()));
+    }
+    for (const auto& record : split.record()) {
+      std::optional<Limit> limit;
+      if (record.class_name_size() > 0)
+        limit = {record.class_name_size(), fmt::format("the {} classes", record.class_name_size())};
+      ArrayVerifier verifier(record.dtype(), shard_format::kRecordValues, limit);
+      for (const auto& shard : record.shard()) verifier.verify(path_of(shard), shard);
     }
   }
   // The HDF5 parser opens no file of a corpus before every byte of all files has been checked.
+  const auto check_structures = [&](const auto& array) {
+    for (const auto& shard : array.shard())
+      run_limited(path_of(shard), [&] { check_structure(path_of(shard), array, shard); });
+  };
   for (const auto& split : corpus.manifest().split()) {
-    for (const auto& stream : split.stream()) {
-      for (const auto& shard : stream.shard()) {
-        const std::string path = (corpus.folder() / shard.file()).string();
-        run_limited(path, [&] { check_structure(path, stream, shard); });
-      }
-    }
+    for (const auto& stream : split.stream()) check_structures(stream);
+    for (const auto& record : split.record()) check_structures(record);
   }
 }
 
@@ -208,6 +256,7 @@ std::string describe_corpus(const Corpus& corpus) {
                           static_cast<double>(stream.elements()) /
                               static_cast<double>(std::max<std::int64_t>(1, counts.bytes())));
     }
+    for (const auto& record : split.record()) text += describe_record(record);
   }
   return text;
 }

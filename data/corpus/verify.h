@@ -7,11 +7,12 @@
 
 namespace birkhoff {
 
-// Several lines: the tokenizer, and for each split its documents, tokens, bytes, words and shards.
+// Several lines: the tokenizer, and for each split its documents, tokens, bytes, words and shards,
+// and its labels.
 std::string describe_corpus(const Corpus& corpus);
 
-// Reads every shard again and checks page CRCs, ids against the vocabulary, document ends and file
-// hash. If all of that is right in every shard, checks the HDF5 structure in a sandboxed child
+// Reads every shard again and checks page CRCs, ids against the vocabulary, labels against the
+// number of classes, document ends and file hash. If all of that is right in every shard, checks the HDF5 structure in a sandboxed child
 // process. Error(kData) names the first difference: the file, and the page if it is in one.
 void verify_corpus(const Corpus& corpus);
 

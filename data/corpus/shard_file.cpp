@@ -1,0 +1,103 @@
+#include "data/corpus/shard_file.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/checksum.h"
+#include "cluster/base/files/file.h"
+#include "data/corpus/shard_format.h"
+
+namespace birkhoff {
+namespace {
+
+using configs::CorpusManifest;
+using shard_format::kPageBytes;
+
+void append_page_crcs(const void* data, std::int64_t bytes, std::vector<std::uint32_t>& crcs) {
+  const auto* begin = static_cast<const char*>(data);
+  for (std::int64_t at = 0; at < bytes; at += kPageBytes) {
+    crcs.push_back(crc32c(begin + at, static_cast<std::size_t>(std::min(kPageBytes, bytes - at))));
+  }
+}
+
+// Writes to a temporary file, syncs it, reads it back, compares its hash, and renames it.
+void write_checked(const std::string& path, const std::string& bytes, const std::string& hash) {
+  const std::string aside = path + ".tmp";
+  remove_tree(aside);
+  File file = File::create(aside);
+  file.write_all(bytes);
+  file.sync();
+  file.close();
+  const File written = File::open_for_read(aside);
+  Xxh3Hasher hasher;
+  std::vector<char> part(1 << 20);
+  const std::int64_t size = written.size();
+  for (std::int64_t at = 0; at < size; at += static_cast<std::int64_t>(part.size())) {
+    const auto count = static_cast<std::size_t>(
+        std::min<std::int64_t>(static_cast<std::int64_t>(part.size()), size - at));
+    written.pread_exact(part.data(), count, at);
+    hasher.update(part.data(), count);
+  }
+  if (hasher.hex_digest() != hash) {
+    fail(ExitCode::kStorage,
+         "{}: the bytes read back differ from those written; check the disk and start the command "
+         "again",
+         aside);
+  }
+  rename_path(aside, path);
+}
+
+}  // namespace
+
+std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
+                                         CorpusManifest::Dtype dtype, bool has_documents) {
+  require(dtype == CorpusManifest::u16 || dtype == CorpusManifest::i32, "dtype of a shard");
+  const Hdf5Type type = dtype == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
+  std::vector<Hdf5DataSet> sets = {
+      {has_documents ? shard_format::kValues : shard_format::kRecordValues, type, shard.elements(),
+       nullptr, shard.values_offset()}};
+  if (has_documents) {
+    sets.push_back({shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
+                    shard.documents_offset()});
+  }
+  sets.push_back({shard_format::kPageCrcs, Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
+                  shard.page_crcs_offset()});
+  return sets;
+}
+
+CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
+                                  CorpusManifest::Dtype dtype, const std::vector<char>& values,
+                                  const std::vector<std::uint64_t>* ends) {
+  const auto values_bytes = static_cast<std::int64_t>(values.size());
+  const auto documents = ends == nullptr ? 0 : static_cast<std::int64_t>(ends->size());
+  std::vector<std::uint32_t> page_crcs;
+  append_page_crcs(values.data(), values_bytes, page_crcs);
+  if (ends != nullptr) append_page_crcs(ends->data(), documents * 8, page_crcs);
+
+  CorpusManifest::Shard shard;
+  shard.set_file(file);
+  shard.set_elements(values_bytes / shard_format::dtype_bytes(dtype));
+  shard.set_documents(documents);
+  shard.set_values_bytes(values_bytes);
+  shard.set_documents_bytes(documents * 8);
+  shard.set_page_crcs_bytes(static_cast<std::int64_t>(page_crcs.size()) * 4);
+  shard.set_page_crcs_crc(crc32c(page_crcs.data(), page_crcs.size() * 4));
+
+  std::vector<Hdf5DataSet> sets = shard_data_sets(shard, dtype, ends != nullptr);
+  sets.front().data = values.data();
+  if (ends != nullptr) sets[1].data = ends->data();
+  sets.back().data = page_crcs.data();
+  const std::string image = hdf5_image(sets);
+  shard.set_values_offset(sets.front().offset);
+  shard.set_documents_offset(ends == nullptr ? 0 : sets[1].offset);
+  shard.set_page_crcs_offset(sets.back().offset);
+  shard.set_bytes(static_cast<std::int64_t>(image.size()));
+  shard.set_hash(xxh3_hex(image.data(), image.size()));
+  require(std::memcmp(image.data() + shard.values_offset(), values.data(), values.size()) == 0,
+          "HDF5 puts contiguous values at the offset it reports");
+  write_checked(folder + "/" + file, image, shard.hash());
+  return shard;
+}
+
+}  // namespace birkhoff
