@@ -60,8 +60,7 @@ Evaluation Evaluator::run(const std::function<void()>& tick) {
     double* row = sums.mutable_data_ptr<double>() + j * num_columns;
     row[kNats] = loss_sums.nats.item<double>();
     row[kCount] = loss_sums.count.item<double>();
-    row[kTokens] =
-        loss_sums.tokens.defined() ? loss_sums.tokens.item<double>() : row[kCount];
+    row[kTokens] = loss_sums.tokens.defined() ? loss_sums.tokens.item<double>() : row[kCount];
     require(figures_.complete(loss_sums.named), "an evaluation has the sums of all figures");
     for (const auto& [name, value] : loss_sums.named) {
       const std::int64_t column = figures_.column(name);

@@ -50,9 +50,9 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
   if (tokenizer.has_end_of_document()) header.set_end_of_document(tokenizer.end_of_document());
   const ModelInputs inputs = model_inputs(config, corpus);
   header.mutable_class_name()->Assign(inputs.class_names.begin(), inputs.class_names.end());
-  header.set_bytes_per_token(static_cast<double>(corpus.split("train").counts().bytes()) /
-                             static_cast<double>(
-                                 corpus.stream("train", token_stream(config)).elements()));
+  header.set_bytes_per_token(
+      static_cast<double>(corpus.split("train").counts().bytes()) /
+      static_cast<double>(corpus.stream("train", token_stream(config)).elements()));
   return header;
 }
 
@@ -145,7 +145,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   const RunPaths paths{run_folder};
   log.open(paths.log(world.rank()).string());
 
-  const std::unique_ptr<Model> model = make_model(config, model_inputs(config, corpus), mesh.groups());
+  const std::unique_ptr<Model> model =
+      make_model(config, model_inputs(config, corpus), mesh.groups());
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);

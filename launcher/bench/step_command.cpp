@@ -60,14 +60,13 @@ Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary) {
   const std::int64_t batch_size = config.train().global_batch();
   const std::int64_t length = config.data().sequence_length();
   const at::Generator generator = at::detail::createCPUGenerator(config.train().seed());
-  const at::Tensor tokens =
-      at::randint(vocabulary, {batch_size, length + 1}, generator, at::kLong);
+  const at::Tensor tokens = at::randint(vocabulary, {batch_size, length + 1}, generator, at::kLong);
   Batch batch;
   if (config.task().has_classification()) {
     batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
     batch.fields[std::string(field::kLengths)] = at::full({batch_size}, length, at::kLong);
-    batch.fields[std::string(field::kLabels)] = at::randint(
-        config.task().classification().classes(), {batch_size}, generator, at::kLong);
+    batch.fields[std::string(field::kLabels)] =
+        at::randint(config.task().classification().classes(), {batch_size}, generator, at::kLong);
     batch.sample_ids_B = at::arange(batch_size, at::kLong);
     return batch;
   }
@@ -93,7 +92,8 @@ class SyntheticTraining {
         batch_(synthetic_batch(config, vocabulary).to(device)),
         loss_scale_(loss_scale(config)),
         group_(make_single_group(device)),
-        model_(make_model(config, synthetic_inputs(config, vocabulary), {*group_, *group_, *group_})),
+        model_(
+            make_model(config, synthetic_inputs(config, vocabulary), {*group_, *group_, *group_})),
         buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
         optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
         plain_(plain_config_.train(), *model_, *group_, *group_, buckets_, *optimizer_),

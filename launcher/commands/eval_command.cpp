@@ -94,9 +94,9 @@ std::string json_of(const EvaluationReport& report) {
 
 std::string text_of(const EvaluationReport& report) {
   const Evaluation& result = report.result;
-  std::string text = fmt::format("step {}, {}: loss {:.4f} nats per {}, ",
-                                 report.checkpoint.manifest.step(), report.evaluated, result.loss,
-                                 report.predicts_text() ? "token" : "sequence");
+  std::string text =
+      fmt::format("step {}, {}: loss {:.4f} nats per {}, ", report.checkpoint.manifest.step(),
+                  report.evaluated, result.loss, report.predicts_text() ? "token" : "sequence");
   if (report.predicts_text()) {
     text += fmt::format("{:.4f} bits per byte, perplexity {:.5g} per token", result.bits_per_byte,
                         report.perplexity());

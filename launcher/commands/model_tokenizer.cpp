@@ -72,12 +72,13 @@ void require_same_classes(const CheckpointFolder& checkpoint, const std::string&
   if (!model.config().task().has_classification()) return;
   const auto& label = corpus.record(split, model.config().task().classification().label());
   if (std::ranges::equal(label.class_name(), model.class_name())) return;
-  fail(ExitCode::kData,
-       "{}: the classes of its label '{}' ({}) are not the model's ({}); prepare its table like the "
-       "model's: birkhoff prepare --out NEW --like {} --text-column COLUMN --label-column COLUMN "
-       "TABLE",
-       corpus.folder().string(), label.name(), fmt::join(label.class_name(), ", "),
-       fmt::join(model.class_name(), ", "), path);
+  fail(
+      ExitCode::kData,
+      "{}: the classes of its label '{}' ({}) are not the model's ({}); prepare its table like the "
+      "model's: birkhoff prepare --out NEW --like {} --text-column COLUMN --label-column COLUMN "
+      "TABLE",
+      corpus.folder().string(), label.name(), fmt::join(label.class_name(), ", "),
+      fmt::join(model.class_name(), ", "), path);
 }
 
 }  // namespace birkhoff

@@ -8,8 +8,8 @@ namespace {
 std::string layer_name(std::int64_t number) { return "blocks." + std::to_string(number); }
 
 MultiHeadAttention make_attention(const configs::Model& config, std::int64_t number,
-                                  std::int64_t sequence_length, bool causal,
-                                  Parameters& parameters, const ParallelGroups& parallel) {
+                                  std::int64_t sequence_length, bool causal, Parameters& parameters,
+                                  const ParallelGroups& parallel) {
   const int entry = static_cast<int>(number % config.attention_size());
   return MultiHeadAttention(config, config.attention(entry),
                             "model.attention." + std::to_string(entry), number, sequence_length,

@@ -63,7 +63,8 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
       "attention_share", {});
   const auto group = make_single_group();
   const ParallelGroups parallel{*group, *group, *group};
-  const std::unique_ptr<Model> model = make_model(config, {.vocabulary = kVocabulary, .class_names = {}}, parallel);
+  const std::unique_ptr<Model> model =
+      make_model(config, {.vocabulary = kVocabulary, .class_names = {}}, parallel);
   const std::vector<at::Tensor> weights = values_of(model->parameters());
   std::int64_t num_weights = 0;
   for (const at::Tensor& weight : weights) num_weights += weight.numel();

@@ -158,7 +158,8 @@ class RandomConfigs : public testing::Test {
     constexpr std::int64_t kVocabulary = 11;
     std::unique_ptr<Model> model;
     try {
-      model = make_model(config, {.vocabulary = kVocabulary, .class_names = {}}, {*group, *group, *group});
+      model = make_model(config, {.vocabulary = kVocabulary, .class_names = {}},
+                         {*group, *group, *group});
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kConfig) << error.what();
       EXPECT_THAT(error.what(), testing::ContainsRegex("(task|model|data)[.:]"));

@@ -276,7 +276,8 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
     ExitCode code{};
     const std::string message = message_of(
         [&] {
-          make_model(config, {.vocabulary = kVocabulary, .class_names = {}}, {*group, *group, *group});
+          make_model(config, {.vocabulary = kVocabulary, .class_names = {}},
+                     {*group, *group, *group});
         },
         &code);
     EXPECT_EQ(code, ExitCode::kConfig) << message;

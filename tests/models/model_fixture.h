@@ -27,10 +27,11 @@ struct TestModel {
 
 inline TestModel make_test_model_of(const std::string& task, const std::string& model_text,
                                     const std::vector<std::string>& settings, at::Device device) {
-  const std::string text = "task { " + task +
-                           " } data { corpus: 'none' sequence_length: 16 } train { precision: fp64 } "
-                           "model { layers: 2 channels: 8 heads: 2 " +
-                           model_text + " }";
+  const std::string text =
+      "task { " + task +
+      " } data { corpus: 'none' sequence_length: 16 } train { precision: fp64 } "
+      "model { layers: 2 channels: 8 heads: 2 " +
+      model_text + " }";
   TestModel result;
   result.group = make_single_group(device);
   result.model = make_model(parse_config(text, "test", settings),

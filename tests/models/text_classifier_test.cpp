@@ -79,8 +79,7 @@ TEST_P(Encoder, PaddingAndOtherTextsDoNotMatter) {
     EXPECT_LT(greatest_difference(log_probabilities(model, alone)[0], all_BK[i]), 1e-12)
         << "text " << i;
     // Without its padding.
-    alone.fields["inputs"] =
-        alone.at("inputs").narrow(1, 0, kLengths[static_cast<std::size_t>(i)]);
+    alone.fields["inputs"] = alone.at("inputs").narrow(1, 0, kLengths[static_cast<std::size_t>(i)]);
     EXPECT_LT(greatest_difference(log_probabilities(model, alone)[0], all_BK[i]), 1e-12)
         << "text " << i;
   }
@@ -94,7 +93,8 @@ TEST_P(Encoder, EveryTokenMatters) {
     Batch changed = batch;
     changed.fields["inputs"] = batch.at("inputs").clone();
     changed.fields["inputs"].narrow(1, t, 1).add_(3).remainder_(kVocabulary);
-    EXPECT_GT(greatest_difference(log_probabilities(model, changed), before), 1e-9) << "token " << t;
+    EXPECT_GT(greatest_difference(log_probabilities(model, changed), before), 1e-9)
+        << "token " << t;
   }
 }
 
@@ -104,7 +104,10 @@ TEST_P(Encoder, PaddingGetsNoGradient) {
   constexpr std::int64_t kPad = kVocabulary - 1;
   // The texts hold every other id.
   at::Tensor& inputs_BT = batch.fields["inputs"];
-  inputs_BT.copy_(at::arange(kTokens).unsqueeze(0).add(at::tensor({{0}, {5}})).remainder(kPad));
+  inputs_BT.copy_(at::arange(kTokens)
+                      .unsqueeze(0)
+                      .add(at::tensor({0, 5}, at::kLong).unsqueeze(1))
+                      .remainder(kPad));
   inputs_BT[0].narrow(0, 5, kTokens - 5).fill_(kPad);
   inputs_BT[1].narrow(0, 9, kTokens - 9).fill_(kPad);
   classifier(model).loss_sums(batch, make_noise(batch)).loss.backward();
@@ -116,8 +119,7 @@ TEST_P(Encoder, PaddingGetsNoGradient) {
 TEST_P(Encoder, RecomputationGivesTheSameBits) {
   const Batch batch = make_texts();
   const auto gradients = [&](const std::string& recompute) {
-    const TestModel model =
-        make({"train.recompute=" + recompute, "model.dropout.residual=0.2"});
+    const TestModel model = make({"train.recompute=" + recompute, "model.dropout.residual=0.2"});
     classifier(model).loss_sums(batch, make_noise(batch)).loss.backward();
     return parameter_of(*model.model, "embedding.weight").grad().clone();
   };
@@ -151,8 +153,8 @@ TEST(TextClassifier, LossesCountsAndAccuracy) {
 // Without layers' mixing (zero output projections) the outputs are those of single tokens.
 TEST(TextClassifier, PoolsTheMeanOrTheFirstToken) {
   const auto make = [](const std::string& pooling) {
-    TestModel model = make_test_classifier(
-        "positions: no_positions", {"task.classification.pooling=" + pooling});
+    TestModel model =
+        make_test_classifier("positions: no_positions", {"task.classification.pooling=" + pooling});
     enlarge_parameters(*model.model);
     for (const Parameter& p : model.model->parameters().list()) {
       if (p.name.ends_with("attention.output.weight")) p.value.detach().zero_();
