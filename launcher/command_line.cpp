@@ -46,13 +46,15 @@ void CommandLine::add_settings(CLI::App* command, std::vector<std::string>& sett
 
 void CommandLine::add_prepare() {
   CLI::App* c = subcommand(
-      app_, "prepare", "Make a corpus folder from text",
+      app_, "prepare", "Make a corpus folder from text, or from tables of labelled text",
       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
       "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
       "--vocab-size 8000 -\n"
       "  birkhoff prepare --out corpus/wiki --tokenizer words --train wiki.train --valid "
       "wiki.valid --test wiki.test\n"
-      "  birkhoff prepare --out corpus/more --like run/first more/");
+      "  birkhoff prepare --out corpus/more --like run/first more/\n"
+      "  birkhoff prepare --out corpus/sst2 --tokenizer words --text-column sentence "
+      "--label-column label --train train.tsv --valid dev.tsv --test test.tsv");
   c->add_option("--out", prepare_.out, "corpus folder to create")->required()->type_name("DIR");
   CLI::Option* tokenizer =
       c->add_option("--tokenizer", prepare_.tokenizer,
@@ -64,6 +66,16 @@ void CommandLine::add_prepare() {
       ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+  c->add_option(
+       "--text-column", prepare_.text_column,
+       "the input is tables (.tsv) whose rows are documents: the column of the text, by name "
+       "or by number from 1")
+      ->type_name("COLUMN");
+  c->add_option("--label-column", prepare_.label_column,
+                "for tables: the column of the label, by name or by number")
+      ->type_name("COLUMN");
+  c->add_flag("--header", prepare_.header,
+              "for tables with columns given by number: the first line of each file is no row");
   // run() reads these values in the order of the command line.
   const auto texts = [c](const char* name, const char* what, const char* type) {
     c->add_option(name)

@@ -173,13 +173,20 @@ InputScan for_each_document(const std::vector<InputPath>& paths, const std::stri
 void for_each_chunk(const Document& document, std::int64_t begin, std::int64_t end,
                     std::int64_t chunk_bytes,
                     const std::function<void(std::string_view, std::int64_t)>& visit) {
-  const File file = File::open_for_read(document.path, ExitCode::kData);
+  std::optional<File> file;
+  if (!document.text) file = File::open_for_read(document.path, ExitCode::kData);
   std::vector<char> buffer;
   for (std::int64_t offset = begin; offset < end;) {
     const std::int64_t rest = end - offset;
-    buffer.resize(static_cast<std::size_t>(std::min(rest, chunk_bytes)));
-    file.pread_exact(buffer.data(), buffer.size(), offset);
-    std::string_view text(buffer.data(), buffer.size());
+    const auto bytes = static_cast<std::size_t>(std::min(rest, chunk_bytes));
+    std::string_view text;
+    if (file) {
+      buffer.resize(bytes);
+      file->pread_exact(buffer.data(), bytes, offset);
+      text = {buffer.data(), bytes};
+    } else {
+      text = document.text->substr(static_cast<std::size_t>(offset), bytes);
+    }
     if (rest > chunk_bytes) text = text.substr(0, cut_of(text));
     visit(text, offset);
     offset += static_cast<std::int64_t>(text.size());

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,10 @@ struct Document {
   std::int64_t bytes = 0;
   SplitIndex split = kTrain;  // of its InputPath
   std::int64_t input = 0;     // index in InputScan::input_bytes
+  // Of a row of a table (data/prepare/table.h), valid during the visit. The text of any other
+  // document is its file.
+  std::optional<std::string_view> text = {};
+  std::string_view label = {};
 };
 
 // The result of a walk over the input. Memory does not depend on the number of files, except for

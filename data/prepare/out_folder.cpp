@@ -16,7 +16,7 @@ namespace {
 constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
 // Every name that prepare uses in the folder, including the names of temporary files.
-constexpr char kOurNames[] = R"((train|valid|test)-tokens-\d{5,}\.h5(\.tmp)?)"
+constexpr char kOurNames[] = R"((train|valid|test)-(tokens|label)-\d{5,}\.h5(\.tmp)?)"
                              R"(|(tokenizer\.(chars|words|model)|manifest\.json)(\.tmp-\d+)?)"
                              R"(|\.input-\d+|\.unfinished)";
 

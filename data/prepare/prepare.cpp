@@ -1,5 +1,7 @@
 #include "data/prepare/prepare.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -11,13 +13,16 @@
 #include "cluster/base/text/plural.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/manifest.h"
+#include "data/corpus/record_writer.h"
 #include "data/corpus/shard_format.h"
 #include "data/corpus/shard_writer.h"
+#include "data/prepare/classes.h"
 #include "data/prepare/documents.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
 #include "data/prepare/split_rule.h"
+#include "data/prepare/table.h"
 #include "data/prepare/text_counts.h"
 #include "data/prepare/text_kind.h"
 #include "data/tokenizers/char_vocabulary.h"
@@ -30,24 +35,33 @@ namespace {
 
 using configs::CorpusManifest;
 
-constexpr char kStream[] = "tokens";
+constexpr char kStream[] = "tokens", kLabelRecord[] = "label";
 
 // If a split has several documents, each of them ends in the end mark.
 bool has_several_documents(const InputScan& scan) {
   return *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
 }
 
+// Visits the files, or the rows if they are tables.
+InputScan for_each_input(const PrepareOptions& options, const std::vector<InputPath>& inputs,
+                         const OutFolder& folder,
+                         const std::function<void(const Document&)>& visit) {
+  if (options.table) return for_each_row(inputs, folder.path(), *options.table, visit);
+  return for_each_document(inputs, folder.path(), visit);
+}
+
 // One command, from scanned input to manifest.
 class Preparation {
  public:
   Preparation(const PrepareOptions& options, TokenizerKind kind, const OutFolder& folder,
-              const std::vector<InputPath>& inputs, const InputScan& scan,
+              const std::vector<InputPath>& inputs, const InputScan& scan, const Classes& classes,
               ProgressReports& progress)
       : options_(options),
         kind_(kind),
         folder_(folder),
         inputs_(inputs),
         scan_(scan),
+        classes_(classes),
         rule_(scan_, options.valid_fraction, options.test_fraction),
         progress_(progress) {}
 
@@ -67,15 +81,15 @@ class Preparation {
   using Visit =
       std::function<void(const Document&, const Piece&, std::string_view, std::int64_t offset)>;
 
-  // Visits all text piece by piece and calls end(piece) after each piece. Fails if the input is no
-  // longer what was scanned, or leaves a split without text.
+  // Visits all text piece by piece and calls end(document, piece) after each piece. Fails if the
+  // input is no longer what was scanned, or leaves a split without text.
   void pass(const char* phase, const std::string& tokenizer, const Visit& visit,
-            const std::function<void(const Piece&)>& end) {
+            const std::function<void(const Document&, const Piece&)>& end) {
     progress_.begin(phase, scan_.bytes);
     TextChecker checker(tokenizer, tokenizer == "bytes");
     std::array<std::int64_t, 3> bytes = {};
     rule_.reset();
-    const InputScan now = for_each_document(inputs_, folder_.path(), [&](const Document& document) {
+    const InputScan now = for_each_input(options_, inputs_, folder_, [&](const Document& document) {
       for (const Piece& piece : rule_.pieces(document)) {
         std::int64_t piece_bytes = 0;
         for_each_chunk(document, piece.begin, piece.end, options_.chunk_bytes,
@@ -85,7 +99,7 @@ class Preparation {
                          piece_bytes += static_cast<std::int64_t>(text.size());
                          progress_.add(static_cast<std::int64_t>(part.size()));
                        });
-        if (piece_bytes > 0) end(piece);
+        if (piece_bytes > 0) end(document, piece);
         bytes[piece.split] += piece_bytes;
       }
     });
@@ -118,7 +132,7 @@ class Preparation {
       if (kind_ == TokenizerKind::kWords) return words.add(text);
       lines.add(text);
     };
-    pass("build vocabulary", options_.tokenizer, visit, [](const Piece&) {});
+    pass("build vocabulary", options_.tokenizer, visit, [](const Document&, const Piece&) {});
     KnownTokenizer learnt{.kind = options_.tokenizer};
     switch (kind_) {
       case TokenizerKind::kChars:
@@ -164,13 +178,17 @@ class Preparation {
     const auto dtype = entry.vocabulary() <= 65536 ? CorpusManifest::u16 : CorpusManifest::i32;
     struct Output {
       std::optional<StreamWriter> writer;
+      std::optional<RecordWriter> labels;  // of tables
       TextCounter counter;
     };
     std::array<Output, 3> outputs;
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
-      if (rule_.has(split)) {
-        outputs[split].writer.emplace(folder_.path(), kSplitNames[split], kStream, dtype,
-                                      options_.shard_tokens);
+      if (!rule_.has(split)) continue;
+      outputs[split].writer.emplace(folder_.path(), kSplitNames[split], kStream, dtype,
+                                    options_.shard_tokens);
+      if (options_.table) {
+        outputs[split].labels.emplace(folder_.path(), kSplitNames[split], kLabelRecord,
+                                      classes_.names(), options_.shard_tokens);
       }
     }
     const auto visit = [&](const Document& document, const Piece& piece, std::string_view text,
@@ -178,12 +196,13 @@ class Preparation {
       outputs[piece.split].counter.add(text);
       outputs[piece.split].writer->append(encoded(*tokenizer, document, text, offset));
     };
-    const auto end = [&](const Piece& piece) {
+    const auto end = [&](const Document& document, const Piece& piece) {
       Output& output = outputs[piece.split];
       if (entry.has_end_of_document())
         output.writer->append({static_cast<std::int32_t>(entry.end_of_document())});
       output.writer->end_document();
       output.counter.end_document();
+      if (output.labels) output.labels->append(classes_.value_of(document));
     };
     pass("encode", entry.kind(), visit, end);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
@@ -191,6 +210,7 @@ class Preparation {
       auto& written = *manifest_.add_split();
       written.set_name(kSplitNames[split]);
       *written.add_stream() = outputs[split].writer->finish();
+      if (outputs[split].labels) *written.add_record() = outputs[split].labels->finish();
       *written.mutable_counts() = outputs[split].counter.counts();
     }
   }
@@ -211,6 +231,7 @@ class Preparation {
   const OutFolder& folder_;
   const std::vector<InputPath>& inputs_;
   const InputScan& scan_;
+  const Classes& classes_;
   SplitRule rule_;
   ProgressReports& progress_;
   std::vector<std::string> notes_;
@@ -241,9 +262,17 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
       share(options.test_paths, options.test_fraction), options.shard_tokens, options.chunk_bytes);
   if (kind == TokenizerKind::kSentencePiece)
     text += fmt::format(", sample bytes {}", options.sample_bytes);
-  // Earlier versions held out a fraction of the documents, not of their bytes.
+  if (options.table) {
+    const std::string classes = fmt::format("{}", fmt::join(options.class_names, "\n"));
+    text +=
+        fmt::format(", text column {}, label column {}{}{}", options.table->text,
+                    options.table->label, options.table->header ? ", header" : "",
+                    classes.empty() ? "" : ", classes " + xxh3_hex(classes.data(), classes.size()));
+  }
+  // Earlier versions, which knew no tables, held out a fraction of the documents, not of their
+  // bytes.
   const bool holds_out = options.valid_fraction > 0 || options.test_fraction > 0;
-  if (holds_out && scan.documents_of[kTrain] > 1) text += ", shares of bytes";
+  if (holds_out && !options.table && scan.documents_of[kTrain] > 1) text += ", shares of bytes";
   source.set_options(text);
   source.set_input_hash(scan.hash);
   return source;
@@ -293,6 +322,19 @@ void require_documents(const InputScan& scan, const PrepareOptions& options) {
   require_some(kTest, options.test_paths);
 }
 
+// Reads all rows once, for their number and classes. bytes: of the files.
+InputScan scan_rows(const PrepareOptions& options, const std::vector<InputPath>& inputs,
+                    const OutFolder& folder, std::int64_t bytes, Classes& classes,
+                    ProgressReports& progress) {
+  progress.begin("read tables", bytes);
+  const InputScan scan = for_each_input(options, inputs, folder, [&](const Document& row) {
+    classes.add(row);
+    progress.add(row.bytes);
+  });
+  progress.end(true);
+  return scan;
+}
+
 }  // namespace
 
 PrepareResult prepare_corpus(const PrepareOptions& given,
@@ -307,10 +349,10 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   if (kind == TokenizerKind::kBytes) known = KnownTokenizer{.kind = "bytes", .vocabulary = 256};
   if (kind == TokenizerKind::kFile) known = read_tokenizer(options.tokenizer);
   if (kind == TokenizerKind::kLike) known = read_tokenizer(*options.like);
-  ProgressReports progress(callback, known ? 1 : 2);
+  ProgressReports progress(callback, (known ? 1 : 2) + (options.table ? 1 : 0));
   folder.begin();
   folder.spool(inputs, progress);
-  const InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
+  InputScan scan = for_each_document(inputs, folder.path(), [](const Document&) {});
   require_documents(scan, options);
   PrepareResult result;
   result.empty_files = scan.empty_files;
@@ -320,7 +362,13 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
     require_same(folder, source);
     result.already_prepared = true;
   } else {
-    Preparation preparation(options, kind, folder, inputs, scan, progress);
+    Classes classes(options.class_names);
+    if (options.table) {
+      scan = scan_rows(options, inputs, folder, scan.bytes, classes, progress);
+      require_documents(scan, options);
+      classes.finish(inputs.front().path);
+    }
+    Preparation preparation(options, kind, folder, inputs, scan, classes, progress);
     CorpusManifest manifest = preparation.run(known);
     result.notes = preparation.notes();
     *manifest.mutable_source() = source;

@@ -1,4 +1,4 @@
-// Makes a corpus folder from text. A file is a document. Each split gets its share of the bytes of
+// Makes a corpus folder from text. A file is a document, or each row of a table is. Each split gets its share of the bytes of
 // every input: small documents go to a split whole, larger ones are cut
 // (data/prepare/split_rule.h). See docs/corpus_format.md.
 #pragma once
@@ -12,6 +12,13 @@
 #include "data/tokenizers/known_tokenizer.h"
 
 namespace birkhoff {
+
+// The columns of tables: by name, or by number from 1.
+struct TableColumns {
+  std::string text, label;
+  // The first line of each file names the columns. Always so if a column is given by its name.
+  bool header = false;
+};
 
 struct PrepareOptions {
   std::string out;  // folder to make: missing, empty, or left by an earlier prepare
@@ -30,6 +37,12 @@ struct PrepareOptions {
   // may not be `out`, lie directly in it, be corpora, or be given twice.
   std::vector<std::string> paths;
   std::vector<std::string> valid_paths, test_paths;  // all of their text goes to that split
+  // If set, the files are tables (data/prepare/table.h): each row is a document, and the record
+  // `label` of each split holds the labels.
+  std::optional<TableColumns> table;
+  // The classes of the labels 0, 1, ...; if empty, all labels of the tables, sorted. Only for
+  // tables.
+  std::vector<std::string> class_names;
 
   // Maximum number of tokens in a shard. One shard per split is kept in memory.
   std::int64_t shard_tokens = 16 << 20;
@@ -42,7 +55,8 @@ struct PrepareOptions {
 };
 
 struct PrepareProgress {
-  std::string phase;  // "read standard input", "build vocabulary", "train SentencePiece", "encode"
+  std::string
+      phase;  // "read standard input", "read tables", "build vocabulary", "train SentencePiece", "encode"
   std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = unknown
   double elapsed_seconds = 0;                    // since the start of the command
   // Time until the end of the command, if the rest is read as fast as in this phase and training
@@ -59,9 +73,10 @@ struct PrepareResult {
 
 // Makes the corpus. The manifest is written last: a folder without one is not a corpus, and the
 // same command starts over. Memory does not depend on the size of the input, except for the names
-// in one folder. `progress` is called at most every 0.1 s, and at the end of each phase.
+// in one folder and the labels of tables, of which there are at most 65,536. `progress` is called at most every 0.1 s, and at the end of each phase.
 // Error(kUsage): invalid options or paths, or a folder that holds something else, which is not
-// touched. Error(kData): text that the tokenizer cannot encode, with file and byte.
+// touched. Error(kData): text that the tokenizer cannot encode, with file and byte, or a row that
+// cannot be used, with file and line.
 // Error(kStorage): the file system failed. The manifest of the corpus holds its statistics.
 PrepareResult prepare_corpus(const PrepareOptions& options,
                              const std::function<void(const PrepareProgress&)>& progress = {});

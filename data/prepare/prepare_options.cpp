@@ -6,6 +6,8 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "data/corpus/manifest.h"
+#include "data/prepare/table.h"
 
 namespace birkhoff {
 namespace {
@@ -23,6 +25,14 @@ std::int64_t default_chunk_bytes(TokenizerKind kind) {
     default:
       return 1 << 20;
   }
+}
+
+// The manifest names the columns, so they must be text.
+void check_column(const char* option, const std::string& column) {
+  if (is_class_name(column)) return;
+  fail(ExitCode::kUsage,
+       "{}: must be UTF-8, not empty, without control characters; or give the column's number",
+       option);
 }
 
 }  // namespace
@@ -63,6 +73,12 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
     standard_inputs += std::count(paths->begin(), paths->end(), "-");
   if (standard_inputs > 1)
     fail(ExitCode::kUsage, "-: standard input is given twice; it can be read once");
+  if (options.table) {
+    TableColumns& table = *options.table;
+    check_column("--text-column", table.text);
+    check_column("--label-column", table.label);
+    table.header |= !is_column_number(table.text) || !is_column_number(table.label);
+  }
   const bool learns = kind == TokenizerKind::kWords || kind == TokenizerKind::kSentencePiece;
   if (learns && options.vocab_size == 0)
     options.vocab_size = kind == TokenizerKind::kWords ? 32000 : 8000;

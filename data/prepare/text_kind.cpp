@@ -24,8 +24,6 @@ constexpr Compression kCompressions[] = {
 constexpr std::size_t kUtf16 = std::size(kCompressions), kByteOrderMark = kUtf16 + 1,
                       kBinary = kUtf16 + 2;
 
-constexpr std::string_view kUtf8Mark = "\xef\xbb\xbf";
-
 // Index in kCompressions, kUtf16, or kBinary for neither.
 std::size_t kind_of(std::string_view start) {
   for (std::size_t kind = 0; kind < std::size(kCompressions); ++kind) {
@@ -48,6 +46,13 @@ std::string name_of(std::size_t kind) {
 
 }  // namespace
 
+void require_not_packed(const Document& document, std::string_view start) {
+  const std::size_t kind = kind_of(start);
+  if (kind == kBinary) return;
+  fail(ExitCode::kData, "{}: holds {}, not UTF-8 text, from byte 0 on; give its text: {}",
+       document.shown_path, name_of(kind), pipe_of(kind, document.shown_path));
+}
+
 void TextChecker::note(std::size_t kind, const Document& document) {
   Seen& seen = seen_[kind];
   if (seen.documents++ == 0) seen.first = document.shown_path;
@@ -57,11 +62,8 @@ std::string_view TextChecker::check(const Document& document, std::string_view p
                                     std::int64_t offset) {
   if (offset == 0) {
     binary_ = false;
+    if (!takes_bytes_) require_not_packed(document, part);
     const std::size_t kind = kind_of(part);
-    if (kind != kBinary && !takes_bytes_) {
-      fail(ExitCode::kData, "{}: holds {}, not UTF-8 text, from byte 0 on; give its text: {}",
-           document.shown_path, name_of(kind), pipe_of(kind, document.shown_path));
-    }
     if (kind != kBinary) {
       note(kind, document);
       binary_ = true;

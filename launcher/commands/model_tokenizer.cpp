@@ -41,6 +41,16 @@ TokenizerSource tokenizer_source(const std::string& run_or_corpus) {
   return source;
 }
 
+std::vector<std::string> class_names(const std::string& run_or_corpus) {
+  if (kind_of(run_or_corpus) != PathKind::kCorpus) return {};
+  const Corpus corpus(run_or_corpus);
+  for (const auto& record : corpus.manifest().split(0).record()) {
+    if (record.class_name_size() > 0)
+      return {record.class_name().begin(), record.class_name().end()};
+  }
+  return {};
+}
+
 void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
                             const Corpus& corpus) {
   const configs::CheckpointManifest& model = checkpoint.manifest;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "data/corpus/corpus.h"
 #include "data/tokenizers/known_tokenizer.h"
@@ -14,6 +15,9 @@ TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint);
 // The tokenizer of a corpus folder, a run folder (its newest checkpoint) or a checkpoint.
 // Error(kUsage) for anything else.
 TokenizerSource tokenizer_source(const std::string& run_or_corpus);
+
+// The names of its labels 0, 1, ..., if it has labels; else empty. Only a corpus has any.
+std::vector<std::string> class_names(const std::string& run_or_corpus);
 
 // Checks that ids mean the same in the corpus and in the model, and that the model has all ids that
 // the corpus may hold: the corpus may lack the model's end-of-document id, but not vice versa.

@@ -1,7 +1,9 @@
 #include <fmt/core.h>
 
+#include <optional>
 #include <ostream>
 
+#include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
@@ -24,6 +26,18 @@ std::string progress_line(const PrepareProgress& progress) {
   return line;
 }
 
+std::optional<TableColumns> table_columns(const PrepareArguments& arguments) {
+  const std::optional<std::string>&text = arguments.text_column, &label = arguments.label_column;
+  if (text && label) return TableColumns{*text, *label, arguments.header};
+  if (text || label) {
+    fail(ExitCode::kUsage, "{} is given without {}; tables need both, plain text neither",
+         text ? "--text-column" : "--label-column", text ? "--label-column" : "--text-column");
+  }
+  if (arguments.header)
+    fail(ExitCode::kUsage, "--header is for tables; give --text-column and --label-column, too");
+  return std::nullopt;
+}
+
 // Prepares the corpus and shows progress.
 PrepareResult prepare_shown(const PrepareOptions& options, std::ostream& err) {
   ProgressLines lines(err);
@@ -40,7 +54,11 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
   options.vocab_size = arguments.vocabulary;
   for (const std::string& note : set_texts(arguments.texts, options))
     err << "prepare: " << note << '\n';
-  if (!arguments.like.empty()) options.like = tokenizer_source(arguments.like);
+  options.table = table_columns(arguments);
+  if (!arguments.like.empty()) {
+    options.like = tokenizer_source(arguments.like);
+    if (options.table) options.class_names = class_names(arguments.like);
+  }
   const PrepareResult result = prepare_shown(options, err);
   if (result.already_prepared)
     err << "prepare: " << arguments.out << " is already prepared from this input\n";

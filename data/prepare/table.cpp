@@ -1,0 +1,205 @@
+#include "data/prepare/table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <optional>
+#include <string_view>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
+#include "configs/message_text.h"
+#include "data/corpus/manifest.h"
+#include "data/prepare/text_kind.h"
+
+namespace birkhoff {
+namespace {
+
+// The lines of a file, one at a time.
+class Lines {
+ public:
+  explicit Lines(const Document& file)
+      : document_(file), file_(File::open_for_read(file.path, ExitCode::kData)) {}
+
+  // The next line without its end (a line feed, or a carriage return and a line feed); nullopt
+  // after the last. It is valid until the next call.
+  std::optional<std::string_view> next() {
+    ++number_;
+    std::size_t end = buffer_.find('\n', begin_);
+    while (end == std::string::npos && offset_ < document_.bytes &&
+           buffer_.size() - begin_ <= kMaxLineBytes) {
+      end = read_more();
+    }
+    if (begin_ == buffer_.size()) return std::nullopt;
+    end = std::min(end, buffer_.size());
+    std::string_view line(buffer_.data() + begin_, end - begin_);
+    if (line.size() > kMaxLineBytes) {
+      fail(
+          ExitCode::kData,
+          "{}: the line is longer than {} bytes; cut its text, or give a file whose rows are lines",
+          place(), kMaxLineBytes);
+    }
+    begin_ = std::min(end + 1, buffer_.size());
+    if (line.ends_with('\r')) line.remove_suffix(1);
+    return line;
+  }
+
+  // Of the line that next() has returned: "FILE:LINE".
+  std::string place() const { return fmt::format("{}:{}", document_.shown_path, number_); }
+  std::int64_t number() const { return number_; }
+
+ private:
+  // Returns the position of the next line feed, or npos.
+  std::size_t read_more() {
+    buffer_.erase(0, begin_);
+    begin_ = 0;
+    const std::size_t had = buffer_.size();
+    const std::int64_t more = std::min(document_.bytes - offset_, kMaxLineBytes);
+    buffer_.resize(had + static_cast<std::size_t>(more));
+    file_.pread_exact(buffer_.data() + had, static_cast<std::size_t>(more), offset_);
+    offset_ += more;
+    return buffer_.find('\n', had);
+  }
+
+  const Document& document_;
+  const File file_;
+  std::string buffer_;
+  std::size_t begin_ = 0;  // of the next line, in the buffer
+  std::int64_t offset_ = 0, number_ = 0;
+};
+
+void split_at_tabs(std::string_view line, std::vector<std::string_view>& values) {
+  values.clear();
+  for (std::size_t tab = line.find('\t'); tab != std::string_view::npos; tab = line.find('\t')) {
+    values.push_back(line.substr(0, tab));
+    line.remove_prefix(tab + 1);
+  }
+  values.push_back(line);
+}
+
+// The index of a column in a file whose first line has these values. option: in messages.
+std::size_t find_column(const std::string& column, const char* option,
+                        const std::vector<std::string_view>& first, const std::string& place) {
+  if (is_column_number(column)) {
+    std::size_t number = 0;
+    const auto read = std::from_chars(column.data(), column.data() + column.size(), number);
+    if (read.ec == std::errc() && number >= 1 && number <= first.size()) return number - 1;
+    fail(ExitCode::kUsage, "{}: {} {}: the line has {}; give a number from 1 to {}", place, option,
+         column, counted(static_cast<std::int64_t>(first.size()), "column"), first.size());
+  }
+  const auto found = std::find(first.begin(), first.end(), column);
+  if (found == first.end()) {
+    std::vector<std::string> names;
+    for (const std::string_view name : first) names.push_back(quoted(std::string(name)));
+    fail(ExitCode::kUsage,
+         "{}: {} {}: no such column; the line names {}. Without such a line, give the column's "
+         "number",
+         place, option, quoted(column), printable(fmt::format("{}", fmt::join(names, ", "))));
+  }
+  if (std::find(found + 1, first.end(), column) != first.end()) {
+    fail(ExitCode::kUsage, "{}: {} {}: the line names it twice; give its number, and --header",
+         place, option, quoted(column));
+  }
+  return static_cast<std::size_t>(found - first.begin());
+}
+
+class TableReader {
+ public:
+  TableReader(const TableColumns& columns, const std::function<void(const Document&)>& visit)
+      : columns_(columns), visit_(visit) {}
+
+  void read(const Document& file) {
+    Lines lines(file);
+    std::optional<std::string_view> line = lines.next();
+    require_not_packed(file, *line);
+    if (line->starts_with(kUtf8Mark)) line->remove_prefix(kUtf8Mark.size());
+    split_at_tabs(*line, values_);
+    num_columns_ = values_.size();
+    text_ = find_column(columns_.text, "--text-column", values_, lines.place());
+    label_ = find_column(columns_.label, "--label-column", values_, lines.place());
+    if (text_ == label_) {
+      fail(ExitCode::kUsage, "{}: --text-column {} and --label-column {} are the same column",
+           lines.place(), quoted(columns_.text), quoted(columns_.label));
+    }
+    if (columns_.header) line = lines.next();
+    for (; line; line = lines.next()) {
+      split_at_tabs(*line, values_);
+      row(file, lines);
+    }
+  }
+
+  // What was read, as for_each_row() returns it. files: the scan of the same files.
+  InputScan scan(InputScan files) {
+    files.documents = rows_.documents;
+    files.bytes = rows_.bytes;
+    files.documents_of = rows_.documents_of;
+    rows_.input_bytes.resize(files.input_bytes.size());
+    files.input_bytes = rows_.input_bytes;
+    return files;
+  }
+
+ private:
+  // The values of a row are in values_.
+  void row(const Document& file, const Lines& lines) {
+    if (values_.size() != num_columns_) {
+      fail(ExitCode::kData,
+           "{}: the line has {}, line 1 has {}; columns are separated by tabs, which texts cannot "
+           "hold",
+           lines.place(), counted(static_cast<std::int64_t>(values_.size()), "column"),
+           num_columns_);
+    }
+    const std::string_view text = values_[text_], label = values_[label_];
+    if (text.empty()) {
+      fail(ExitCode::kData, "{}: the text (column {}) is empty; remove the row or give it a text",
+           lines.place(), text_ + 1);
+    }
+    if (label.empty()) {
+      fail(ExitCode::kData, "{}: the label (column {}) is empty; remove the row or give it a label",
+           lines.place(), label_ + 1);
+    }
+    if (!is_class_name(label)) {
+      fail(ExitCode::kData,
+           "{}: the label {} (column {}) is not UTF-8 or holds control characters; is that the "
+           "label column?",
+           lines.place(), quoted(std::string(label)), label_ + 1);
+    }
+    Document document = file;
+    document.shown_path = lines.place();
+    document.name = fmt::format("{}:{}", file.name, lines.number());
+    document.bytes = static_cast<std::int64_t>(text.size());
+    document.text = text;
+    document.label = label;
+    ++rows_.documents;
+    ++rows_.documents_of[file.split];
+    rows_.bytes += document.bytes;
+    const auto input = static_cast<std::size_t>(file.input);
+    if (input >= rows_.input_bytes.size()) rows_.input_bytes.resize(input + 1);
+    rows_.input_bytes[input] += document.bytes;
+    visit_(document);
+  }
+
+  const TableColumns& columns_;
+  const std::function<void(const Document&)>& visit_;
+  InputScan rows_;
+  // Of the current file.
+  std::size_t num_columns_ = 0, text_ = 0, label_ = 0;
+  std::vector<std::string_view> values_;  // of the current line
+};
+
+}  // namespace
+
+bool is_column_number(const std::string& column) {
+  return !column.empty() && column.find_first_not_of("0123456789") == std::string::npos;
+}
+
+InputScan for_each_row(const std::vector<InputPath>& paths, const std::string& except,
+                       const TableColumns& columns,
+                       const std::function<void(const Document&)>& visit) {
+  TableReader reader(columns, visit);
+  return reader.scan(
+      for_each_document(paths, except, [&](const Document& file) { reader.read(file); }));
+}
+
+}  // namespace birkhoff
