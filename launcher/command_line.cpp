@@ -21,6 +21,7 @@ CommandLine::CommandLine() {
   add_train();
   add_eval();
   add_sample();
+  add_classify();
   add_inspect();
   add_runs();
   add_compare();
@@ -200,6 +201,19 @@ void CommandLine::add_sample() {
   add_device(c, sample_.device);
 }
 
+void CommandLine::add_classify() {
+  CLI::App* c = subcommand(app_, "classify", "Print the likeliest class of each text",
+                           "  birkhoff classify run/sst2 reviews.txt\n"
+                           "  cut -f 1 reviews.tsv | birkhoff classify run/sst2 - --json");
+  c->add_option("PATH", classify_.path, "run folder (its newest checkpoint) or checkpoint")
+      ->required();
+  c->add_option("FILE", classify_.file, "file with one text per line, or - for standard input")
+      ->required();
+  c->add_flag("--json", classify_.json,
+              "print one JSON object per text, with the probabilities of all classes");
+  add_device(c, classify_.device);
+}
+
 void CommandLine::add_inspect() {
   CLI::App* c = subcommand(app_, "inspect", "Describe a corpus, run or checkpoint",
                            "  birkhoff inspect corpus/shakespeare --bigram\n"
@@ -267,6 +281,7 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("train")) return train_command(train_, out, err);
   if (app_.got_subcommand("eval")) return eval_command(eval_, out, err);
   if (app_.got_subcommand("sample")) return sample_command(sample_, out, err);
+  if (app_.got_subcommand("classify")) return classify_command(classify_, out, err);
   if (app_.got_subcommand("inspect")) return inspect_command(inspect_, out, err);
   if (app_.got_subcommand("runs")) return runs_command(runs_, out, err);
   if (app_.got_subcommand("compare")) return compare_command(compare_, out);

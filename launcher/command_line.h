@@ -31,6 +31,7 @@ class CommandLine {
   void add_train();
   void add_eval();
   void add_sample();
+  void add_classify();
   void add_inspect();
   void add_runs();
   void add_compare();
@@ -46,6 +47,7 @@ class CommandLine {
   TrainArguments train_;
   EvalArguments eval_;
   SampleArguments sample_;
+  ClassifyArguments classify_;
   InspectArguments inspect_;
   RunsArguments runs_;
   CompareArguments compare_;

@@ -56,6 +56,13 @@ struct SampleArguments {
 };
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err);
 
+struct ClassifyArguments {
+  std::string path, device = "cpu";
+  std::string file;   // one text per line; "-": standard input
+  bool json = false;  // one JSON object per text
+};
+int classify_command(const ClassifyArguments& arguments, std::ostream& out, std::ostream& err);
+
 struct InspectArguments {
   std::string path;
   bool bigram = false;
