@@ -138,20 +138,18 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
 
   std::int64_t num_cut = 0;
   const auto classify = [&](const Texts& texts) {
-    const at::Tensor p_BK = model
-                                ->log_probabilities(
-                                    batch_of(texts, model->max_tokens()).to(model->device()))
-                                .to(at::kCPU, at::kDouble)
-                                .exp()
-                                .contiguous();
+    const at::Tensor p_BK =
+        model->log_probabilities(batch_of(texts, model->max_tokens()).to(model->device()))
+            .to(at::kCPU, at::kDouble)
+            .exp()
+            .contiguous();
     const std::int64_t classes = p_BK.size(1);
     const double* p = p_BK.const_data_ptr<double>();
     for (std::size_t i = 0; i < texts.texts.size(); ++i, p += classes) {
       const auto best = static_cast<int>(std::max_element(p, p + classes) - p);
       const std::string& name = manifest.class_name(best);
-      out << (arguments.json
-                  ? json_line(texts.texts[i], name, p[best], p, manifest.class_name())
-                  : fmt::format("{}\t{:.4f}\n", name, p[best]));
+      out << (arguments.json ? json_line(texts.texts[i], name, p[best], p, manifest.class_name())
+                             : fmt::format("{}\t{:.4f}\n", name, p[best]));
       num_cut += static_cast<std::int64_t>(texts.ids[i].size()) > model->max_tokens();
     }
     flush_output(out);

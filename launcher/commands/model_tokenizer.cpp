@@ -18,6 +18,20 @@ std::string tokenizer_hash(const configs::CheckpointManifest& checkpoint) {
   return "";
 }
 
+// How to make a corpus that fits the model.
+std::string cure_of(const configs::CheckpointManifest& model, const std::string& path) {
+  if (model.config().task().has_classification()) {
+    return fmt::format(
+        "prepare its table like the model's: birkhoff prepare --out NEW --like {} --text-column "
+        "COLUMN --label-column COLUMN TABLE",
+        path);
+  }
+  return fmt::format(
+      "prepare its text like the model's: birkhoff prepare --out NEW --like {} TEXT; or evaluate "
+      "the text: birkhoff eval {} --text TEXT",
+      path, path);
+}
+
 }  // namespace
 
 TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint) {
@@ -42,7 +56,10 @@ TokenizerSource tokenizer_source(const std::string& run_or_corpus) {
 }
 
 std::vector<std::string> class_names(const std::string& run_or_corpus) {
-  if (kind_of(run_or_corpus) != PathKind::kCorpus) return {};
+  if (kind_of(run_or_corpus) != PathKind::kCorpus) {
+    const auto& names = checkpoint_of(run_or_corpus).manifest.class_name();
+    return {names.begin(), names.end()};
+  }
   const Corpus corpus(run_or_corpus);
   for (const auto& record : corpus.manifest().split(0).record()) {
     if (record.class_name_size() > 0)
@@ -55,10 +72,7 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
                             const Corpus& corpus) {
   const configs::CheckpointManifest& model = checkpoint.manifest;
   const configs::CorpusManifest::Tokenizer& tokenizer = corpus.manifest().tokenizer();
-  const std::string cure = fmt::format(
-      "prepare its text like the model's: birkhoff prepare --out NEW --like {} TEXT; or evaluate "
-      "the text: birkhoff eval {} --text TEXT",
-      path, path);
+  const std::string cure = cure_of(model, path);
   const bool is_same_file =
       tokenizer.kind() == model.tokenizer() && tokenizer.hash() == tokenizer_hash(model);
   const bool lacks_the_mark =

@@ -56,13 +56,14 @@ using testing::HasSubstr;
 
 struct Read {
   std::vector<std::int32_t> tokens;
-  std::vector<std::int64_t> ends;
+  std::vector<std::int64_t> ends, labels;
   friend bool operator==(const Read&, const Read&) = default;
 };
 
 class CorpusCorruption : public testing::Test {
  protected:
-  // A corpus of documents made of `characters`; the sizes do not depend on the characters.
+  // A corpus with labels, from tables of one row; its documents are made of `characters`. The sizes
+  // do not depend on the characters.
   void prepare(const std::string& name, const std::string& characters, int num_documents,
                int document_bytes, std::int64_t shard_tokens) const {
     std::mt19937 random(7);
@@ -70,16 +71,18 @@ class CorpusCorruption : public testing::Test {
       std::string text;
       while (static_cast<int>(text.size()) < document_bytes)
         text += characters[random() % characters.size()];
-      write_text(folder_ / fmt::format("in-{}/{:03}", name, i), text);
+      const std::string row = fmt::format("{}\t{}\n", text, i % 2 == 0 ? "even" : "odd");
+      write_text(folder_ / fmt::format("in-{}/{:03}", name, i), row);
     }
     PrepareOptions options = prepare_options(folder_ / name, {folder_ / ("in-" + name)}, "chars");
+    options.table = TableColumns{"1", "2"};
     options.valid_fraction = 0.25;
     options.shard_tokens = shard_tokens;
     prepare_corpus(options);
   }
   // 32 KiB in two splits.
   void prepare_small(const std::string& name, const std::string& characters = "abcdef") const {
-    prepare(name, characters, 4, 3000, 16 << 20);
+    prepare(name, characters, 4, 2200, 16 << 20);
   }
 
   // Why the corpus is refused, or empty if it is not. HDF5 must not have opened a corpus that is
@@ -107,6 +110,7 @@ class CorpusCorruption : public testing::Test {
     result.tokens = tokens_of(corpus, split);
     StreamReader reader(corpus, split, "tokens");
     result.ends = reader.document_ends(0, reader.elements());
+    result.labels = labels_of(corpus, split);
     return result;
   }
 
@@ -114,8 +118,10 @@ class CorpusCorruption : public testing::Test {
   static std::pair<std::string, std::optional<CorpusManifest::Shard>> shard_of(
       const Corpus& corpus, const std::string& file) {
     for (const auto& split : corpus.manifest().split()) {
-      for (const auto& shard : split.stream(0).shard()) {
-        if (shard.file() == file) return {split.name(), shard};
+      for (const auto* shards : {&split.stream(0).shard(), &split.record(0).shard()}) {
+        for (const auto& shard : *shards) {
+          if (shard.file() == file) return {split.name(), shard};
+        }
       }
     }
     return {"", std::nullopt};
@@ -126,8 +132,11 @@ class CorpusCorruption : public testing::Test {
     const auto in = [at](std::int64_t offset, std::int64_t bytes) {
       return at >= offset && at < offset + bytes;
     };
-    if (in(shard.values_offset(), shard.values_bytes()))
-      return fmt::format("page {} of /tokens", (at - shard.values_offset()) / 65536);
+    if (in(shard.values_offset(), shard.values_bytes())) {
+      const bool is_record = shard.documents() == 0;
+      return fmt::format("page {} of /{}", (at - shard.values_offset()) / 65536,
+                         is_record ? "values" : "tokens");
+    }
     if (in(shard.documents_offset(), shard.documents_bytes()))
       return fmt::format("page {} of /document_ends", (at - shard.documents_offset()) / 65536);
     if (in(shard.page_crcs_offset(), shard.page_crcs_bytes())) return "page table";
@@ -176,7 +185,7 @@ TEST_F(CorpusCorruption, Hdf5SeesWhatHasBeenCheckedInAChild) {
   prepare_small("corpus");
   const int total = opened_files().total, here = opened_files().in_this_process;
   EXPECT_EQ(refusal("corpus"), "");
-  EXPECT_EQ(opened_files().total, total + 2);
+  EXPECT_EQ(opened_files().total, total + 4);  // tokens and labels of two splits
   EXPECT_EQ(opened_files().in_this_process, here);
 }
 

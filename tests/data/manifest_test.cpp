@@ -78,6 +78,49 @@ TEST(Manifest, RecordsBesideStreams) {
   EXPECT_EQ(parse_corpus_manifest(manifest_json(manifest), "m").split(0).record(0).shape(1), 28);
 }
 
+// A record of labels for the three documents of the split.
+CorpusManifest labelled_manifest() {
+  CorpusManifest manifest = good_manifest();
+  auto& record = *manifest.mutable_split(0)->add_record();
+  record.set_name("label");
+  record.set_dtype(CorpusManifest::u16);
+  record.set_rows(3);
+  record.add_class_name("negative");
+  record.add_class_name("positive");
+  auto& shard = *record.add_shard();
+  shard.set_file("train-label-00000.h5");
+  shard.set_bytes(10000);
+  shard.set_hash(std::string(32, 'd'));
+  shard.set_elements(3);
+  shard.set_values_offset(2048);
+  shard.set_values_bytes(6);
+  shard.set_page_crcs_offset(8000);
+  shard.set_page_crcs_bytes(4);
+  shard.set_page_crcs_crc(1);
+  return manifest;
+}
+
+TEST(Manifest, ClassNamesArePartOfTheFingerprint) {
+  CorpusManifest manifest = labelled_manifest();
+  const CorpusManifest read = parse_corpus_manifest(manifest_json(manifest), "m");
+  auto& names = *manifest.mutable_split(0)->mutable_record(0)->mutable_class_name();
+  EXPECT_EQ(read.split(0).record(0).class_name(1), "positive");
+  EXPECT_EQ(manifest_fingerprint(manifest), read.fingerprint());
+  names.SwapElements(0, 1);
+  EXPECT_NE(manifest_fingerprint(manifest), read.fingerprint());
+  names.SwapElements(0, 1);
+  *names.Mutable(1) = "neutral";
+  EXPECT_NE(manifest_fingerprint(manifest), read.fingerprint());
+}
+
+// These were computed before records had classes: corpora without labels keep their fingerprints.
+TEST(Manifest, CorporaWithoutLabelsKeepTheirFingerprints) {
+  EXPECT_EQ(manifest_fingerprint(good_manifest()), "441c9316483694d8011b47fd6e064832");
+  CorpusManifest manifest = labelled_manifest();
+  manifest.mutable_split(0)->mutable_record(0)->clear_class_name();
+  EXPECT_EQ(manifest_fingerprint(manifest), "4d3237f51fbe276d4b7fd40960a16cb2");
+}
+
 struct Damage {
   const char* field;  // part of the message
   std::function<void(CorpusManifest&)> apply;
@@ -87,6 +130,13 @@ CorpusManifest::Tokenizer& tokenizer(CorpusManifest& m) { return *m.mutable_toke
 CorpusManifest::Split& split(CorpusManifest& m) { return *m.mutable_split(0); }
 CorpusManifest::Stream& stream(CorpusManifest& m) { return *split(m).mutable_stream(0); }
 CorpusManifest::Shard& shard(CorpusManifest& m) { return *stream(m).mutable_shard(1); }
+
+void expect_refused(CorpusManifest manifest, const Damage& damage) {
+  damage.apply(manifest);
+  expect_error(ExitCode::kData,
+               [&] { parse_corpus_manifest(manifest_json(manifest), "corpus/manifest.json"); },
+               {"corpus/manifest.json", damage.field});
+}
 
 const std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
@@ -175,13 +225,49 @@ TEST(Manifest, EveryWrongFieldIsNamed) {
       {"overlap", [](auto& m) { shard(m).set_documents_offset(4096 + 80000); }},
       {"overlap", [](auto& m) { shard(m).set_page_crcs_offset(199990); }},
   };
-  for (const Damage& damage : damages) {
-    CorpusManifest manifest = good_manifest();
-    damage.apply(manifest);
-    expect_error(ExitCode::kData,
-                 [&] { parse_corpus_manifest(manifest_json(manifest), "corpus/manifest.json"); },
-                 {"corpus/manifest.json", damage.field});
-  }
+  for (const Damage& damage : damages) expect_refused(good_manifest(), damage);
+}
+
+TEST(Manifest, EveryWrongFieldOfALabelIsNamed) {
+  const auto label = [](CorpusManifest & m) -> auto& { return *split(m).mutable_record(0); };
+  const auto file = [label](CorpusManifest & m) -> auto& { return *label(m).mutable_shard(0); };
+  const std::vector<Damage> damages = {
+      {"record[0]: class_name 'positive' is used twice",
+       [=](auto& m) { label(m).set_class_name(0, "positive"); }},
+      {"record[0]: class_name ''", [=](auto& m) { label(m).set_class_name(0, ""); }},
+      {"record[0]: class_name 'a\\x0ab'", [=](auto& m) { label(m).set_class_name(0, "a\nb"); }},
+      {"record[0]: class_name 'a\\x7f'", [=](auto& m) { label(m).set_class_name(0, "a\x7f"); }},
+      {"record[0]: class_name has 65537 entries",
+       [=](auto& m) {
+         for (int i = 2; i < 65537; ++i) label(m).add_class_name(std::to_string(i));
+       }},
+      {"record[0]: class_name is for labels: dtype u16",
+       [=](auto& m) {
+         label(m).set_dtype(CorpusManifest::i32);
+         file(m).set_values_bytes(12);
+       }},
+      {"record[0]: class_name is for labels: dtype u16, no shape",
+       [=](auto& m) { label(m).add_shape(1); }},
+      {"record[0]: rows is 4, counts.documents of the split is 3",
+       [=](auto& m) {
+         label(m).set_rows(4);
+         file(m).set_elements(4);
+         file(m).set_values_bytes(8);
+       }},
+      {"record[0]: name 'tokens' is used twice", [=](auto& m) { label(m).set_name("tokens"); }},
+      {"record[0].shard[0]: documents is 1 in a record",
+       [=](auto& m) { file(m).set_documents(1); }},
+      {"record 'label' has other class names in split 'test'",
+       [=](auto& m) {
+         auto& test = *m.add_split();
+         test.set_name("test");
+         test.mutable_counts();
+         test.add_record()->set_name("label");
+         test.mutable_record(0)->set_dtype(CorpusManifest::u16);
+         test.mutable_record(0)->add_class_name("positive");
+       }},
+  };
+  for (const Damage& damage : damages) expect_refused(labelled_manifest(), damage);
 }
 
 TEST(Manifest, WrongTextIsRefused) {

@@ -22,7 +22,7 @@ namespace {
 using testing::HasSubstr;
 using Content = std::map<std::string, std::string>;
 
-// The tokenizers, a model trained earlier, and text from a pipe.
+// The tokenizers, a model trained earlier, text from a pipe, and tables.
 class PrepareCalls : public testing::TestWithParam<const char*> {
  protected:
   PrepareCalls() {
@@ -40,7 +40,14 @@ class PrepareCalls : public testing::TestWithParam<const char*> {
       options_.tokenizer = folder_ / "model";
       options_.vocab_size = 0;
     }
-    if (kind() == "stream") options_.tokenizer = "words";
+    if (kind() == "stream" || kind() == "table") options_.tokenizer = "words";
+    if (kind() == "table") {
+      write_text(folder_ / "in/a", "text\tlabel\none row\tx\nanother\ty\n");
+      write_text(folder_ / "in/b", "text\tlabel\na third row\ty\nand the last\tz\n");
+      options_.table = TableColumns{"text", "label"};
+      options_.valid_fraction = 0.25;
+      options_.shard_tokens = 8;
+    }
   }
 
   static std::string kind() { return GetParam(); }
@@ -87,7 +94,7 @@ class PrepareCalls : public testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(All, PrepareCalls,
                          testing::Values("bytes", "chars", "words", "sentencepiece", "model",
-                                         "stream"),
+                                         "stream", "table"),
                          [](const auto& kind) { return std::string(kind.param); });
 
 TEST_P(PrepareCalls, EveryOneMayFail) {

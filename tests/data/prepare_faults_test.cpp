@@ -92,6 +92,7 @@ TEST(Prepare, NeverRemovesAFileOfTheUser) {
   const std::vector<std::string> ours = {"train-tokens-00000.h5",
                                          "valid-tokens-00012.h5.tmp",
                                          "test-tokens-123456.h5",
+                                         "train-label-00000.h5",
                                          "tokenizer.chars",
                                          "tokenizer.model.tmp-42",
                                          "manifest.json.tmp-7",
@@ -103,8 +104,8 @@ TEST(Prepare, NeverRemovesAFileOfTheUser) {
   };
   for (const std::string name :
        {"train-mytext.txt", "train-tokens-00000.h5.bak", "train-tokens-1.h5", "valid-",
-        "dev-tokens-00000.h5", "tokenizer.md", "tokenizer.model.tmp", "manifest.json.orig",
-        "manifest-json", ".input-", ".input-old", ".unfinished2", "letter"}) {
+        "dev-tokens-00000.h5", "train-labels-00000.h5", "tokenizer.md", "tokenizer.model.tmp",
+        "manifest.json.orig", "manifest-json", ".input-", ".input-old", ".unfinished2", "letter"}) {
     leave_unfinished();
     write_text(folder / ("corpus/" + name), "dear");
     const auto before = content_of(folder / "corpus");
@@ -324,6 +325,29 @@ TEST(Prepare, MemoryDoesNotGrowWithTheText) {
     const long large = peak_memory_kib(options);
     EXPECT_LT((large - small) * 1024, grown_bytes / 4) << tokenizer;
   }
+}
+
+TEST(Prepare, MemoryDoesNotGrowWithTheRows) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers keep freed memory";
+#endif
+  TemporaryFolder folder;
+  std::string table = "text\tlabel\n";
+  for (int i = 0; i < 40000; ++i) table += fmt::format("row {} of many\tlabel {}\n", i, i % 7);
+  write_text(folder / "small", table);
+  const std::string some = table.substr(table.find('\n') + 1);
+  for (int i = 0; i < 11; ++i) table += some;
+  write_text(folder / "large", table);
+  const std::int64_t grown_bytes = file_size(folder / "large") - file_size(folder / "small");
+  ASSERT_GT(grown_bytes, 10 << 20);
+  PrepareOptions options = prepare_options(folder / "small-corpus", {folder / "small"});
+  options.table = TableColumns{"text", "label"};
+  options.shard_tokens = 1 << 16;
+  const long small = peak_memory_kib(options);
+  options.out = folder / "large-corpus";
+  options.paths = {folder / "large"};
+  const long large = peak_memory_kib(options);
+  EXPECT_LT((large - small) * 1024, grown_bytes / 4);
 }
 
 TEST(Prepare, TinyShakespeareHas65Characters) {

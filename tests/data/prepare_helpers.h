@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "data/corpus/corpus.h"
+#include "data/corpus/record_reader.h"
 #include "data/corpus/shard_reader.h"
 #include "tests/data/helpers.h"
 
@@ -21,6 +22,27 @@ inline std::vector<std::int32_t> tokens_of(const Corpus& corpus, const std::stri
 
 inline std::string text_of(const Corpus& corpus, const std::string& split) {
   return corpus.tokenizer()->decode(tokens_of(corpus, split));
+}
+
+inline std::vector<std::int64_t> labels_of(const Corpus& corpus, const std::string& split) {
+  LabelReader reader(corpus, split, "label");
+  std::vector<std::int64_t> labels(static_cast<std::size_t>(reader.rows()));
+  reader.read(0, reader.rows(), labels.data());
+  return labels;
+}
+
+// The text of document i, without its end mark.
+inline std::string document_text(const Corpus& corpus, const std::string& split, std::int64_t i) {
+  StreamReader reader(corpus, split, "tokens");
+  const auto [begin, end] = reader.document(i);
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(end - begin));
+  reader.read(begin, end - begin, ids.data());
+  const auto& tokenizer = corpus.manifest().tokenizer();
+  if (tokenizer.has_end_of_document()) {
+    EXPECT_EQ(ids.back(), tokenizer.end_of_document());
+    ids.pop_back();
+  }
+  return corpus.tokenizer()->decode({ids.begin(), ids.end()});
 }
 
 // Every file of a folder and its content.

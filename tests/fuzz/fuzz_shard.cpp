@@ -3,6 +3,7 @@
 #include "cluster/base/files/checksum.h"
 #include "data/corpus/corpus.h"
 #include "data/corpus/manifest.h"
+#include "data/corpus/record_reader.h"
 #include "data/corpus/shard_format.h"
 #include "data/corpus/shard_reader.h"
 #include "data/loader/token_windows.h"
@@ -55,14 +56,14 @@ void forge(CorpusManifest::Shard& shard, ByteReader& reader) {
   }
 }
 
-// Returns a file in StreamWriter's shard layout, without the surrounding HDF5, and fills in its
-// entry.
-std::string make_shard(ByteReader& reader, CorpusManifest::Dtype dtype,
+// Returns a file in the layout of a shard, without the surrounding HDF5, and fills in its entry.
+// rows: 0, or the number of elements of a record's shard, which has no documents.
+std::string make_shard(ByteReader& reader, CorpusManifest::Dtype dtype, std::int64_t rows,
                        CorpusManifest::Shard& shard) {
   constexpr std::int64_t kMostElements = 40000;  // more than a page
   const std::int64_t width = shard_format::dtype_bytes(dtype);
-  const std::int64_t elements = 1 + std::abs(reader.take_size() % kMostElements);
-  const std::int64_t documents = std::abs(reader.take_size() % 64);
+  const std::int64_t elements = rows > 0 ? rows : 1 + std::abs(reader.take_size() % kMostElements);
+  const std::int64_t documents = rows > 0 ? 0 : std::abs(reader.take_size() % 64);
   std::string ends, values, table;
   for (std::int64_t i = 0; i < documents; ++i) append(ends, reader.take_size());
   for (std::int64_t i = 0; i < elements; ++i) {
@@ -98,6 +99,21 @@ void read_stream(const Corpus& corpus, ByteReader& reader) {
       expect_promise(id >= 0 && id < corpus.vocabulary(), "ids are below the vocabulary");
     }
     stream.document_ends(from, from + count);
+    if (stream.documents() == 0) continue;
+    const auto [begin, end] = stream.document(from % stream.documents());
+    expect_promise(0 <= begin && begin < end && end <= stream.elements(),
+                   "a document is a part of the stream");
+  }
+}
+
+void read_labels(const Corpus& corpus, ByteReader& reader) {
+  LabelReader labels(corpus, "train", "label");
+  const std::int64_t from = std::abs(reader.take_size() % (labels.rows() + 1));
+  std::vector<std::int64_t> values(static_cast<std::size_t>(labels.rows() - from));
+  labels.read(from, labels.rows() - from, values.data());
+  const int num_classes = corpus.record("train", "label").class_name_size();
+  for (const std::int64_t value : values) {
+    expect_promise(value >= 0 && value < num_classes, "labels are below the number of classes");
   }
 }
 
@@ -132,23 +148,36 @@ void fuzz_shard(std::string_view input) {
   auto& stream = *split.add_stream();
   stream.set_name("tokens");
   stream.set_dtype(static_cast<CorpusManifest::Dtype>(reader.take<std::uint8_t>() % 4));
-  const int num_shards = 1 + reader.take<std::uint8_t>() % 3;
+  const auto shape = reader.take<std::uint8_t>();
+  const int num_shards = 1 + shape % 3;
+  const bool has_labels = shape >= 128;
   std::uint64_t elements = 0, documents = 0;  // sums of arbitrary numbers wrap
   for (int i = 0; i < num_shards; ++i) {
     auto& shard = *stream.add_shard();
     shard.set_file(fmt::format("{}.h5", i));
-    write_input(folder, shard.file(), make_shard(reader, stream.dtype(), shard));
+    write_input(folder, shard.file(), make_shard(reader, stream.dtype(), 0, shard));
     elements += static_cast<std::uint64_t>(shard.elements());
     documents += static_cast<std::uint64_t>(shard.documents());
   }
   stream.set_elements(static_cast<std::int64_t>(elements));
   stream.set_documents(static_cast<std::int64_t>(documents));
   split.mutable_counts()->set_documents(stream.documents());
+  if (has_labels && stream.documents() > 0 && stream.documents() < 1000) {
+    auto& record = *split.add_record();
+    record.set_name("label");
+    record.set_dtype(CorpusManifest::u16);
+    record.set_rows(stream.documents());
+    for (int i = reader.take<std::uint8_t>(); i >= 0; --i) record.add_class_name(std::to_string(i));
+    auto& shard = *record.add_shard();
+    shard.set_file("label.h5");
+    write_input(folder, shard.file(), make_shard(reader, record.dtype(), record.rows(), shard));
+  }
   write_input(folder, kCorpusManifestName, manifest_json(manifest));
   is_accepted(ExitCode::kData, [&] {
     const Corpus corpus(folder.path());
     read_stream(corpus, reader);
     read_windows(corpus, reader);
+    if (split.record_size() > 0) read_labels(corpus, reader);
   });
 }
 

@@ -207,23 +207,28 @@ std::map<std::string, std::string> final_tensors(const fs::path& run) {
   return tensors;
 }
 
-MetricsLines lines_of_metrics(const fs::path& run) {
+MetricsLines lines_of_metrics(const fs::path& run, Predicts predicts) {
+  using Keys = std::vector<std::string>;
+  const bool text = predicts == Predicts::kText;
+  const Keys evaluation_keys =
+      text ? Keys{"step", "split", "loss", "bits_per_byte", "tokens", "bytes", "elapsed_seconds"}
+           : Keys{"step", "split", "loss", "tokens", "elapsed_seconds", "accuracy"};
+  Keys step_keys = {"step",           "loss",          "tokens",    "tokens_per_second", "step_ms",
+                    "loader_wait_ms", "learning_rate", "grad_norm", "elapsed_seconds"};
+  if (!text) step_keys.emplace_back("accuracy");
   MetricsLines metrics;
   double elapsed_seconds = 0;
   std::ifstream lines(run / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const ordered_json json = ordered_json::parse(line);
-    std::vector<std::string> keys;
+    Keys keys;
     for (const auto& [key, value] : json.items()) keys.push_back(key);
     if (json.contains("split")) {
-      EXPECT_EQ(keys, (std::vector<std::string>{"step", "split", "loss", "bits_per_byte", "tokens",
-                                                "bytes", "elapsed_seconds"}));
+      EXPECT_EQ(keys, evaluation_keys);
       metrics.evaluated.push_back(json["step"].get<int>());
       continue;
     }
-    EXPECT_EQ(keys, (std::vector<std::string>{"step", "loss", "tokens", "tokens_per_second",
-                                              "step_ms", "loader_wait_ms", "learning_rate",
-                                              "grad_norm", "elapsed_seconds"}));
+    EXPECT_EQ(keys, step_keys);
     metrics.steps.push_back(json["step"].get<int>());
     metrics.losses.push_back(json["loss"].get<double>());
     EXPECT_GE(json["loader_wait_ms"].get<double>(), 0);

@@ -53,8 +53,11 @@ struct MetricsLines {
   std::vector<std::string> figures;   // of each step: those that do not depend on the clock
   std::vector<double> losses;
 };
+// Which keys lines have: those of language models, or of classifiers.
+enum class Predicts { kText, kLabels };
 // Fails the test on a line whose keys differ from the documented ones.
-MetricsLines lines_of_metrics(const std::filesystem::path& run);
+MetricsLines lines_of_metrics(const std::filesystem::path& run,
+                              Predicts predicts = Predicts::kText);
 
 // Why a text is not well-formed XML; empty if it is. Rejects comments and CDATA.
 std::string xml_defect(const std::string& text);
