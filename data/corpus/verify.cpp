@@ -174,31 +174,29 @@ void check_structure(const std::string& path, const CorpusManifest::Record& reco
   check_hdf5(path, shard_data_sets(shard, record.dtype(), /*has_documents=*/false));
 }
 
-// The names in parentheses, as many as fit in a line.
-std::string class_list(const CorpusManifest::Record& record) {
-  constexpr std::size_t kMostBytes = 60;
-  std::string list;
-  for (const std::string& name : record.class_name()) {
-    const std::string more = (list.empty() ? "" : ", ") + name;
-    if (list.size() + more.size() > kMostBytes)
-      return "(" + list + (list.empty() ? "...)" : ", ...)");
-    list += more;
-  }
-  return "(" + list + ")";
-}
-
 std::string describe_record(const CorpusManifest::Record& record) {
   const bool is_label = record.class_name_size() > 0;
-  const std::string classes =
-      is_label ? fmt::format("{} {}, ", counted(record.class_name_size(), "class", "classes"),
-                             class_list(record))
-               : "";
+  const std::string classes = is_label ? classes_text(record.class_name()) + ", " : "";
   return fmt::format("  {} {}: {}{} {} in {}\n", is_label ? "label" : "record", record.name(),
                      classes, record.rows(), CorpusManifest::Dtype_Name(record.dtype()),
                      counted(record.shard_size(), "shard"));
 }
 
 }  // namespace
+
+std::string classes_text(const google::protobuf::RepeatedPtrField<std::string>& names) {
+  constexpr std::size_t kMostBytes = 60;
+  std::string list;
+  for (const std::string& name : names) {
+    const std::string more = (list.empty() ? "" : ", ") + name;
+    if (list.size() + more.size() > kMostBytes) {
+      list += list.empty() ? "..." : ", ...";
+      break;
+    }
+    list += more;
+  }
+  return fmt::format("{} ({})", counted(names.size(), "class", "classes"), list);
+}
 
 void verify_corpus(const Corpus& corpus) {
   corpus.tokenizer();

@@ -11,9 +11,13 @@ namespace birkhoff {
 // and its labels.
 std::string describe_corpus(const Corpus& corpus);
 
+// "2 classes (bad, good)": their number, and as many names as fit in a line.
+std::string classes_text(const google::protobuf::RepeatedPtrField<std::string>& names);
+
 // Reads every shard again and checks page CRCs, ids against the vocabulary, labels against the
-// number of classes, document ends and file hash. If all of that is right in every shard, checks the HDF5 structure in a sandboxed child
-// process. Error(kData) names the first difference: the file, and the page if it is in one.
+// number of classes, document ends and file hash. If all of that is right in every shard, checks the
+// HDF5 structure in a sandboxed child process. Error(kData) names the first difference: the file,
+// and the page if it is in one.
 void verify_corpus(const Corpus& corpus);
 
 }  // namespace birkhoff

@@ -57,7 +57,8 @@ TokenizerSource tokenizer_source(const std::string& run_or_corpus) {
 
 std::vector<std::string> class_names(const std::string& run_or_corpus) {
   if (kind_of(run_or_corpus) != PathKind::kCorpus) {
-    const auto& names = checkpoint_of(run_or_corpus).manifest.class_name();
+    const CheckpointFolder checkpoint = checkpoint_of(run_or_corpus);
+    const auto& names = checkpoint.manifest.class_name();
     return {names.begin(), names.end()};
   }
   const Corpus corpus(run_or_corpus);
@@ -96,13 +97,9 @@ void require_same_classes(const CheckpointFolder& checkpoint, const std::string&
   if (!model.config().task().has_classification()) return;
   const auto& label = corpus.record(split, model.config().task().classification().label());
   if (std::ranges::equal(label.class_name(), model.class_name())) return;
-  fail(
-      ExitCode::kData,
-      "{}: the classes of its label '{}' ({}) are not the model's ({}); prepare its table like the "
-      "model's: birkhoff prepare --out NEW --like {} --text-column COLUMN --label-column COLUMN "
-      "TABLE",
-      corpus.folder().string(), label.name(), fmt::join(label.class_name(), ", "),
-      fmt::join(model.class_name(), ", "), path);
+  fail(ExitCode::kData, "{}: the classes of its label '{}' ({}) are not the model's ({}); {}",
+       corpus.folder().string(), label.name(), fmt::join(label.class_name(), ", "),
+       fmt::join(model.class_name(), ", "), cure_of(model, path));
 }
 
 }  // namespace birkhoff

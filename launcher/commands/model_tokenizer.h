@@ -16,7 +16,7 @@ TokenizerSource tokenizer_source(const CheckpointFolder& checkpoint);
 // Error(kUsage) for anything else.
 TokenizerSource tokenizer_source(const std::string& run_or_corpus);
 
-// The names of its labels 0, 1, ..., if it has labels; else empty. Only a corpus has any.
+// The names of the classes 0, 1, ... of such a corpus or model; empty if it has none.
 std::vector<std::string> class_names(const std::string& run_or_corpus);
 
 // Checks that ids mean the same in the corpus and in the model, and that the model has all ids that

@@ -13,6 +13,7 @@
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/plural.h"
 #include "configs/summary.h"
+#include "data/corpus/verify.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/manifest.h"
@@ -262,6 +263,8 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
        counted(manifest.tokens(), "token"));
   line("corpus       {} ({}, {})", manifest.corpus(), manifest.tokenizer(),
        counted(manifest.vocabulary(), "id"));
+  if (manifest.class_name_size() > 0)
+    line("labels       {}", classes_text(manifest.class_name()));
   line("model        {}, {}, {}, sequences of {}", counted(config.model().layers(), "layer"),
        counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),
        counted(config.data().sequence_length(), "token"));

@@ -11,6 +11,7 @@
 
 #include "configs/checksummed_json.h"
 #include "configs/message_text.h"
+#include "data/corpus/manifest.h"
 #include "runtime/gradients/loss_scale.h"
 
 namespace birkhoff {
@@ -44,6 +45,10 @@ void check_header(const CheckpointManifest& manifest) {
         fmt::format("held_out_loss is {}, not finite", manifest.held_out_loss()));
   }
   check_range(manifest.vocabulary(), 0, "vocabulary");
+  for (const std::string& name : manifest.class_name()) {
+    if (!is_class_name(name))
+      throw std::invalid_argument(fmt::format("class_name holds {}", quoted(name)));
+  }
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
   if (manifest.has_end_of_document() &&
       (manifest.end_of_document() < 0 || manifest.end_of_document() >= manifest.vocabulary())) {

@@ -275,7 +275,7 @@ TEST_F(ClassifyProcess, RefusesInOneLine) {
       {"long line", {"classify", "run", "long_line.txt"}, 4, "long_line.txt:1: the line is longer"},
       {"unknown class",
        {"prepare", "--out", "new_corpus", "--like", "run", "--text-column", "1", "--label-column",
-        "2", "unknown.tsv"},
+        "2", "--valid", "0", "unknown.tsv"},
        4,
        "lukewarm"},
   };
