@@ -41,13 +41,17 @@ void Classes::add(const Document& row) {
          printable(fmt::format("{}", fmt::join(names_, ", "))));
   }
   values_.emplace(row.label, 0);
-  bytes_ += static_cast<std::int64_t>(row.label.size());
-  if (values_.size() > kMaxClasses || bytes_ > kMaxLabelBytes) {
+  if (values_.size() > kMaxClasses) {
     fail(ExitCode::kData,
-         "{}: {} is different label number {}, of {} bytes together (at most {}, of {} bytes); is "
-         "that the label column?",
-         row.shown_path, quoted(std::string(row.label)), values_.size(), bytes_, kMaxClasses,
-         kMaxLabelBytes);
+         "{}: {} is different label number {} (at most {}); is that the label column?",
+         row.shown_path, quoted(std::string(row.label)), values_.size(), kMaxClasses);
+  }
+  bytes_ += static_cast<std::int64_t>(row.label.size());
+  if (bytes_ > kMaxLabelBytes) {
+    fail(
+        ExitCode::kData,
+        "{}: up to here, {} different labels have {} bytes (at most {}); is that the label column?",
+        row.shown_path, values_.size(), bytes_, kMaxLabelBytes);
   }
 }
 

@@ -269,7 +269,7 @@ TEST(Tables, HoldUpTo65536Classes) {
                [&] {
                  prepare_corpus(table_options(folder / "new", {folder / "u.tsv"}, {"1", "2"}));
                },
-               {folder / "u.tsv:65537", "'65536'", "65536", "is that the label column?"});
+               {folder / "u.tsv:65537: '65536'", "number 65537", "is that the label column?"});
   // The manifest stays readable, however long the labels are.
   Classes classes({});
   const auto add = [&](int i) {
@@ -283,7 +283,7 @@ TEST(Tables, HoldUpTo65536Classes) {
                [&] {
                  for (int i = 2000; i < 2200; ++i) add(i);
                },
-               {"2097152 bytes", "is that the label column?"});
+               {"bytes (at most 2097152)", "is that the label column?"});
 }
 
 TEST(Tables, LinesHaveALimit) {

@@ -51,9 +51,12 @@ inline BadInput as_process(BadInput row) {
 //   corpus/       characters: train in several shards of equal size, valid, test
 //   bytes/, words/, pieces/   the same text with other tokenizers; bytes has no test split
 //   other/        other text of the same characters
+//   tables/train.tsv, tables/test.tsv   columns text and label, of 40 and 10 rows
+//   labels/       made of them: train in several shards, valid, test
 //   run/          trained with good.txtpb: checkpoints/step-00000002 and step-00000004
 std::vector<BadInput> bad_flags();
-std::vector<BadInput> bad_texts();  // input of prepare
+std::vector<BadInput> bad_texts();   // input of prepare
+std::vector<BadInput> bad_tables();  // input of prepare, and corpora made of tables
 std::vector<BadInput> bad_config_texts();
 std::vector<BadInput> bad_config_values();
 std::vector<BadInput> bad_corpora();

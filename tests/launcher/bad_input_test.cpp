@@ -27,8 +27,8 @@ namespace fs = std::filesystem;
 std::vector<BadInput> all_rows() {
   std::vector<BadInput> rows;
   for (auto table :
-       {bad_flags, bad_texts, bad_config_texts, bad_config_values, bad_corpora, bad_manifests,
-        bad_checkpoints, bad_runs, bad_looks, bad_environments, bad_files}) {
+       {bad_flags, bad_texts, bad_tables, bad_config_texts, bad_config_values, bad_corpora,
+        bad_manifests, bad_checkpoints, bad_runs, bad_looks, bad_environments, bad_files}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;
@@ -225,8 +225,8 @@ TEST_F(BadInputTest, TableIsLargeAndHasNoRowTwice) {
 TEST_F(BadInputTest, GoodInputIsGood) {
   for (const char* line :
        {"verify corpus", "verify bytes", "verify words", "verify pieces", "verify other",
-        "verify run", "eval run --json", "sample run --prompt quick --tokens 5", "inspect run",
-        "runs .", "inspect corpus --bigram", "config print good.txtpb",
+        "verify labels", "verify run", "eval run --json", "sample run --prompt quick --tokens 5",
+        "inspect run", "runs .", "inspect corpus --bigram", "config print good.txtpb",
         "prepare --out corpus2 --tokenizer chars text/one.txt"}) {
     const BadInput row{.name = "good", .line = line};
     enter_scratch(row);

@@ -1,5 +1,6 @@
 #include "good_input.h"
 
+#include <algorithm>
 #include <random>
 #include <stdexcept>
 
@@ -22,6 +23,30 @@ void prepare(const std::string& out, const std::string& tokenizer, const std::st
   options.test_fraction = test;
   options.paths = {text};
   options.shard_tokens = 1024;
+  prepare_corpus(options);
+}
+
+// Rows of a text and one of three labels, under a header.
+std::string some_table(int num_rows, unsigned seed) {
+  std::mt19937 random(seed);
+  std::string table = "text\tlabel\n";
+  for (int i = 0; i < num_rows; ++i) {
+    std::string text = some_text(20 + static_cast<int>(random() % 60), random());
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    table += text + "\t" + std::to_string(i % 3) + "\n";
+  }
+  return table;
+}
+
+void prepare_tables() {
+  PrepareOptions options;
+  options.out = "labels";
+  options.tokenizer = "words";
+  options.table = TableColumns{"text", "label"};
+  options.valid_fraction = 0.2;
+  options.paths = {"tables/train.tsv"};
+  options.test_paths = {"tables/test.tsv"};
+  options.shard_tokens = 12;
   prepare_corpus(options);
 }
 
@@ -51,6 +76,9 @@ void make_good_input(const fs::path& folder) {
   prepare("words", "words", "text/one.txt");
   prepare("pieces", "sentencepiece", "text/one.txt");
   prepare("other", "chars", "text/two.txt");
+  write_bytes("tables/train.tsv", some_table(40, 3));
+  write_bytes("tables/test.tsv", some_table(10, 4));
+  prepare_tables();
   const Finished trained =
       run_child({.line = birkhoff_line({"train", "good.txtpb", "--run", "run"})});
   if (trained.code != 0) throw std::runtime_error("the good run failed: " + trained.err);
