@@ -40,4 +40,10 @@ at::Tensor KeyValueCache::values(std::int64_t first, std::int64_t last) const {
   return values_BHSD_.narrow(2, first, last - first);
 }
 
+void KeyValueCache::select_rows(const at::Tensor& rows_B) {
+  if (size_ == 0) return;
+  keys_BHSD_ = keys_BHSD_.index_select(0, rows_B);
+  values_BHSD_ = values_BHSD_.index_select(0, rows_B);
+}
+
 }  // namespace birkhoff

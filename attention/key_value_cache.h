@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "attention/mechanism.h"
+
 namespace birkhoff {
 
 class KeyValueCache {
@@ -17,10 +19,18 @@ class KeyValueCache {
   // Tokens [first, last), as views [B, H, last - first, D] that the next append may invalidate.
   at::Tensor keys(std::int64_t first, std::int64_t last) const;
   at::Tensor values(std::int64_t first, std::int64_t last) const;
+  // As DecodeState::select_rows.
+  void select_rows(const at::Tensor& rows_B);
 
  private:
   std::int64_t size_ = 0;
   at::Tensor keys_BHSD_, values_BHSD_;  // with room for more than size_ tokens
+};
+
+// The state of mechanisms that remember nothing else.
+struct KeyValueState final : DecodeState {
+  void select_rows(const at::Tensor& rows_B) override { cache.select_rows(rows_B); }
+  KeyValueCache cache;
 };
 
 }  // namespace birkhoff

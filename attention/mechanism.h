@@ -58,6 +58,10 @@ Blocks token_blocks(const AttentionInput& in, std::int64_t block, bool causal);
 class DecodeState {
  public:
   virtual ~DecodeState() = default;
+
+  // Row i becomes what row rows_B[i] is (int64 [any number], on the state's device): beam search
+  // continues some sequences twice and others not at all.
+  virtual void select_rows(const at::Tensor& rows_B) = 0;
 };
 
 struct MechanismTraits {

@@ -14,6 +14,9 @@ namespace birkhoff {
 class DecodeCache {
  public:
   virtual ~DecodeCache() = default;
+
+  // Sequence i becomes what sequence rows_B[i] is (int64 [any number], on the cache's device).
+  virtual void select_rows(const at::Tensor& rows_B) = 0;
 };
 
 class Decoder {

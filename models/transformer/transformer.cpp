@@ -46,6 +46,12 @@ std::pair<at::ScalarType, at::ScalarType> dtypes(const configs::Train& train) {
 }
 
 struct Cache final : DecodeCache {
+  void select_rows(const at::Tensor& rows_B) override {
+    for (const auto& groups : layers) {
+      for (const auto& state : groups) state->select_rows(rows_B);
+    }
+  }
+
   std::int64_t length = 0;                                        // tokens decoded so far
   std::vector<std::vector<std::unique_ptr<DecodeState>>> layers;  // by layer, then by head group
 };

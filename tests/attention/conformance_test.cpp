@@ -155,6 +155,39 @@ TEST_P(DecodingConformance, DecodingEqualsForward) {
   }
 }
 
+AttentionInput select_rows(AttentionInput in, const at::Tensor& rows_B) {
+  for (at::Tensor* each : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.x_q_BLC, &in.x_kv_BSC,
+                           &in.positions_q_BLP, &in.positions_kv_BSP}) {
+    if (each->defined()) *each = each->index_select(0, rows_B);
+  }
+  return in;
+}
+
+// A state whose rows were reordered, repeated and dropped, inside a block and at its start, goes on
+// like one that decoded those rows from the beginning.
+TEST_P(DecodingConformance, RowsOfAStateCanBeSelected) {
+  const Built built = build(at::kDouble);
+  at::NoGradGuard no_grad;
+  const AttentionInput in = input(built, at::kDouble);
+  const at::Tensor rows_B = at::tensor({1, 0, 1}, at::kLong);
+  for (const std::int64_t when : {std::int64_t{0}, std::int64_t{6}, 2 * kBlock, kTokens - 1}) {
+    const auto selected = built.mechanism->decode_state(2),
+               fresh = built.mechanism->decode_state(3);
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      const AttentionInput token = token_slice(in, t, 1);
+      const AttentionInput token_of_rows = select_rows(token, rows_B);
+      if (t == when) selected->select_rows(rows_B);
+      const at::Tensor expected = built.mechanism->decode_step(*fresh, token_of_rows);
+      const at::Tensor out =
+          built.mechanism->decode_step(*selected, t < when ? token : token_of_rows);
+      if (t >= when) {
+        ASSERT_LE(max_difference(out, expected), 1e-12)
+            << "selected at " << when << ", token " << t;
+      }
+    }
+  }
+}
+
 // Rows of attention sum to 1, so a constant value comes out constant.
 TEST_P(ConvexConformance, ConstantValuesComeOutConstant) {
   const Built built = build(at::kDouble);

@@ -124,6 +124,23 @@ TEST_P(CausalMode, DecodingEqualsTheWholeSequence) {
   }
 }
 
+TEST_P(CausalMode, SequencesOfACacheCanBeSelected) {
+  const TestModel model = make("fp64");
+  const at::Tensor tokens_BT = test_ids(3, kTokens, 13);
+  const at::Tensor rows_B = at::tensor({2, 0, 2, 1}, at::kLong);
+  const at::Tensor selected_BT = tokens_BT.index_select(0, rows_B);
+  const auto cache = model->decode_cache(3), fresh = model->decode_cache(4);
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    if (t == 6) cache->select_rows(rows_B);
+    const at::Tensor expected = model->decode_step(*fresh, selected_BT.select(1, t));
+    const at::Tensor out =
+        model->decode_step(*cache, (t < 6 ? tokens_BT : selected_BT).select(1, t));
+    if (t >= 6) {
+      ASSERT_LE(greatest_difference(out, expected), 1e-12) << "token " << t;
+    }
+  }
+}
+
 // A control model differs from the other model only in its mechanism.
 TEST(Models, UniformStartsWhereOtherModesDoButHasNoSortNet) {
   const TestModel uniform =

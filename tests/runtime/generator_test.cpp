@@ -10,6 +10,10 @@
 namespace birkhoff {
 namespace {
 
+struct NoCache final : DecodeCache {
+  void select_rows(const at::Tensor&) override {}
+};
+
 // Its logits depend only on the last token, and it records the tokens fed to each cache.
 class RecordingModel final : public Decoder {
  public:
@@ -20,7 +24,7 @@ class RecordingModel final : public Decoder {
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override {
     EXPECT_EQ(batch, 1);
     fed.emplace_back();
-    return std::make_unique<DecodeCache>();
+    return std::make_unique<NoCache>();
   }
   at::Tensor decode_step(DecodeCache&, const at::Tensor& tokens_B) override {
     fed.back().push_back(tokens_B.item<int>());

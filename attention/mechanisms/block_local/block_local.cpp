@@ -10,13 +10,7 @@
 #include "configs/attention.pb.h"
 
 namespace birkhoff {
-namespace {
-
-struct BlockLocalDecodeState : DecodeState {
-  KeyValueCache cache;
-};
-
-}  // namespace
+namespace {}  // namespace
 
 BlockLocalAttention::BlockLocalAttention(const configs::BlockLocalAttention& config,
                                          const MechanismShape& shape)
@@ -58,11 +52,11 @@ double BlockLocalAttention::forward_flops(std::int64_t num_tokens) const {
 
 std::unique_ptr<DecodeState> BlockLocalAttention::decode_state(std::int64_t batch) const {
   if (!shape_.causal) return Mechanism::decode_state(batch);
-  return std::make_unique<BlockLocalDecodeState>();
+  return std::make_unique<KeyValueState>();
 }
 
 at::Tensor BlockLocalAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
-  KeyValueCache& cache = static_cast<BlockLocalDecodeState&>(state).cache;
+  KeyValueCache& cache = static_cast<KeyValueState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
   const std::int64_t own_block = (cache.size() - 1) / block_;
   const std::int64_t first = std::max<std::int64_t>(0, own_block - look_back_) * block_;

@@ -14,10 +14,6 @@
 namespace birkhoff {
 namespace {
 
-struct DenseDecodeState : DecodeState {
-  KeyValueCache cache;
-};
-
 // Whether LibTorch's own kernel is faster on the CPU. Several tiles of wide rows do not fit a
 // core's caches, and LibTorch's larger products wait for memory less
 // (docs/benchmarks/attention_cpu.md).
@@ -124,11 +120,11 @@ double DenseAttention::forward_flops(std::int64_t num_tokens) const {
 
 std::unique_ptr<DecodeState> DenseAttention::decode_state(std::int64_t batch) const {
   if (!shape_.causal) return Mechanism::decode_state(batch);
-  return std::make_unique<DenseDecodeState>();
+  return std::make_unique<KeyValueState>();
 }
 
 at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
-  KeyValueCache& cache = static_cast<DenseDecodeState&>(state).cache;
+  KeyValueCache& cache = static_cast<KeyValueState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
   return library_attention(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()));
 }

@@ -14,7 +14,19 @@ namespace {
 
 using Config = configs::SinkhornAttention;
 
-struct SinkhornDecodeState : DecodeState {
+struct SinkhornDecodeState final : DecodeState {
+  void select_rows(const at::Tensor& rows_B) override {
+    cache.select_rows(rows_B);
+    const auto select = [&](at::Tensor& rows) {
+      if (rows.defined()) rows = rows.index_select(0, rows_B);
+    };
+    for (at::Tensor& psi : psi_BC) select(psi);
+    for (at::Tensor& source : source_BC) select(source);
+    for (at::Tensor* each : {&sum_BC, &block_sum_BC, &sorted_k_BHbD, &sorted_v_BHbD}) select(*each);
+    // Without a SortNet all rows share one.
+    if (weights_BHN.defined() && weights_BHN.size(0) > 1) select(weights_BHN);
+  }
+
   KeyValueCache cache;
   std::vector<at::Tensor> psi_BC, source_BC;  // of each block begun; of each complete block
   at::Tensor sum_BC, block_sum_BC;            // sums of x: of all tokens; of the current block

@@ -8,7 +8,12 @@ namespace {
 // Layers are numbered from 0. The dropout of the dense part gets a stream that no layer uses.
 constexpr std::uint32_t kDenseStream = 1u << 31;
 
-struct MixtureDecodeState : DecodeState {
+struct MixtureDecodeState final : DecodeState {
+  void select_rows(const at::Tensor& rows_B) override {
+    sinkhorn->select_rows(rows_B);
+    dense->select_rows(rows_B);
+  }
+
   std::unique_ptr<DecodeState> sinkhorn, dense;
 };
 

@@ -23,10 +23,6 @@ std::int64_t block_length(std::int64_t width, std::int64_t num_tokens) {
   return std::clamp<std::int64_t>(num_tokens, 1, tiles * kTile);
 }
 
-struct SlidingWindowDecodeState : DecodeState {
-  KeyValueCache cache;
-};
-
 }  // namespace
 
 SlidingWindowAttention::SlidingWindowAttention(const configs::SlidingWindowAttention& config,
@@ -65,11 +61,11 @@ double SlidingWindowAttention::forward_flops(std::int64_t num_tokens) const {
 
 std::unique_ptr<DecodeState> SlidingWindowAttention::decode_state(std::int64_t batch) const {
   if (!shape_.causal) return Mechanism::decode_state(batch);
-  return std::make_unique<SlidingWindowDecodeState>();
+  return std::make_unique<KeyValueState>();
 }
 
 at::Tensor SlidingWindowAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
-  KeyValueCache& cache = static_cast<SlidingWindowDecodeState&>(state).cache;
+  KeyValueCache& cache = static_cast<KeyValueState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
   const std::int64_t first = std::max<std::int64_t>(0, cache.size() - width_);
   return library_attention(in.q_BHLD, cache.keys(first, cache.size()),
