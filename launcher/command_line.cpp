@@ -62,21 +62,22 @@ void CommandLine::add_prepare() {
                     "bytes, chars, words, sentencepiece (trains a model), or the file of a "
                     "vocabulary or SentencePiece model")
           ->capture_default_str();
-  c->add_option("--like", prepare_.like, "use the tokenizer of this run, checkpoint or corpus")
+  c->add_option("--like", prepare_.like,
+                "use the tokenizer of this run, checkpoint or corpus, and a corpus' classes")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
   c->add_option(
        "--text-column", prepare_.text_column,
-       "the input is tables (.tsv) whose rows are documents: the column of the text, by name "
-       "or by number from 1")
+       "for tables (.tsv), whose rows are documents: the column of the text, by name or by "
+       "number from 1")
       ->type_name("COLUMN");
   c->add_option("--label-column", prepare_.label_column,
-                "for tables: the column of the label, by name or by number")
+                "for tables: the column of the label, by name or by number from 1")
       ->type_name("COLUMN");
   c->add_flag("--header", prepare_.header,
-              "for tables with columns given by number: the first line of each file is no row");
+              "for tables with columns given by number: the first line of each file is not a row");
   // run() reads these values in the order of the command line.
   const auto texts = [c](const char* name, const char* what, const char* type) {
     c->add_option(name)

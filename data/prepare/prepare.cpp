@@ -322,11 +322,10 @@ void require_documents(const InputScan& scan, const PrepareOptions& options) {
   require_some(kTest, options.test_paths);
 }
 
-// Reads all rows once, for their number and classes. bytes: of the files.
+// Reads all rows once, for their number and classes.
 InputScan scan_rows(const PrepareOptions& options, const std::vector<InputPath>& inputs,
-                    const OutFolder& folder, std::int64_t bytes, Classes& classes,
-                    ProgressReports& progress) {
-  progress.begin("read tables", bytes);
+                    const OutFolder& folder, Classes& classes, ProgressReports& progress) {
+  progress.begin("read tables", 0);  // files hold more than texts
   const InputScan scan = for_each_input(options, inputs, folder, [&](const Document& row) {
     classes.add(row);
     progress.add(row.bytes);
@@ -364,7 +363,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   } else {
     Classes classes(options.class_names);
     if (options.table) {
-      scan = scan_rows(options, inputs, folder, scan.bytes, classes, progress);
+      scan = scan_rows(options, inputs, folder, classes, progress);
       require_documents(scan, options);
       classes.finish(inputs.front().path);
     }
