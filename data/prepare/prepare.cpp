@@ -37,9 +37,10 @@ using configs::CorpusManifest;
 
 constexpr char kStream[] = "tokens", kLabelRecord[] = "label";
 
-// If a split has several documents, each of them ends in the end mark.
-bool has_several_documents(const InputScan& scan) {
-  return *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
+// If a split has several documents, each of them ends in the end mark. A row always does, so that
+// its tokens do not depend on the number of rows.
+bool has_end_marks(const PrepareOptions& options, const InputScan& scan) {
+  return options.table || *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
 }
 
 // Visits the files, or the rows if they are tables.
@@ -141,7 +142,7 @@ class Preparation {
         return learnt;
       case TokenizerKind::kWords:
         learnt.content =
-            words.file_content(options_.vocab_size - 1 - (has_several_documents(scan_) ? 1 : 0));
+            words.file_content(options_.vocab_size - 1 - (has_end_marks(options_, scan_) ? 1 : 0));
         learnt.vocabulary = std::count(learnt.content.begin(), learnt.content.end(),
                                        '\n');  // the header line and <unk> cancel out
         return learnt;
@@ -162,7 +163,7 @@ class Preparation {
     }
     entry.set_kind(tokenizer.kind);
     entry.set_vocabulary(tokenizer.vocabulary);
-    if (!has_several_documents(scan_)) return;
+    if (!has_end_marks(options_, scan_)) return;
     if (tokenizer.end_of_document) {
       entry.set_end_of_document(*tokenizer.end_of_document);
     } else if (!tokenizer.is_source) {

@@ -159,6 +159,18 @@ TEST(Tables, FewRowsAreNotCut) {
   EXPECT_LE(valid, 5);
 }
 
+// A text has the same tokens in a table of one row as among many.
+TEST(Tables, ASingleRowEndsInTheMark) {
+  TemporaryFolder folder;
+  write_text(folder / "train.tsv", "a\t0\n");
+  write_text(folder / "test.tsv", "b\t1\n");
+  PrepareOptions options = table_options(folder / "corpus", {folder / "train.tsv"}, {"1", "2"});
+  options.test_paths = {folder / "test.tsv"};
+  prepare_corpus(options);
+  EXPECT_EQ(tokens_of(Corpus(folder / "corpus"), "train"), (std::vector<std::int32_t>{'a', 256}));
+  EXPECT_EQ(tokens_of(Corpus(folder / "corpus"), "test"), (std::vector<std::int32_t>{'b', 256}));
+}
+
 TEST(Tables, TheSameCommandFindsItsWorkDone) {
   TemporaryFolder folder;
   write_text(

@@ -104,33 +104,52 @@ def read_checkpoint(folder):
           f"{len(parameters)} parameters of {total_bytes} bytes in the index")
 
 
+def read_values(path, file, name, array, shard):
+    """The values of a shard, compared with its manifest entry, its page table and the bytes at the offset that training uses."""
+    values, pages = file[name], file["page_crcs"]
+    check(values.dtype == numpy.dtype(CORPUS_TYPES[array.get("dtype", "u8")]), f"{path}: dtype {values.dtype}")
+    check(values.shape[0] == int(shard["elements"]), f"{path}: {values.shape[0]} elements")
+    check(values.id.get_offset() == int(shard["values_offset"]), f"{path}: values_offset")
+    content = values[:].tobytes()
+    for page in sorted({0, (len(content) - 1) // PAGE_BYTES}):
+        part = content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+        check(crc32c(part) == int(pages[page]), f"{path}: CRC32C of page {page}")
+    with open(path, "rb") as raw:
+        raw.seek(int(shard["values_offset"]))
+        check(raw.read(len(content)) == content, f"{path}: bytes at values_offset")
+    return values[:]
+
+
 def read_stream(folder, split, stream):
     elements = documents = 0
     for shard in stream.get("shard", []):
         path = folder / shard["file"]
         with h5py.File(path, "r") as file:
-            values, ends, pages = file["tokens"], file["document_ends"], file["page_crcs"]
-            check(values.dtype == numpy.dtype(CORPUS_TYPES[stream.get("dtype", "u8")]), f"{path}: dtype {values.dtype}")
-            check(values.shape[0] == int(shard["elements"]), f"{path}: {values.shape[0]} elements")
+            values, ends = read_values(path, file, "tokens", stream, shard), file["document_ends"]
             check(ends.shape[0] == int(shard.get("documents", 0)), f"{path}: {ends.shape[0]} documents")
-            # The offsets that training uses must equal the ones that HDF5 reports.
-            check(values.id.get_offset() == int(shard["values_offset"]), f"{path}: values_offset")
-            content = values[:].tobytes()
-            for page in sorted({0, (len(content) - 1) // PAGE_BYTES}):
-                part = content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
-                check(crc32c(part) == int(pages[page]), f"{path}: CRC32C of page {page}")
-            with open(path, "rb") as raw:
-                raw.seek(int(shard["values_offset"]))
-                check(raw.read(len(content)) == content, f"{path}: bytes at values_offset")
             ends = ends[:]
             check(numpy.all(ends[1:] >= ends[:-1]), f"{path}: document ends descend")
             elements += values.shape[0]
             documents += len(ends)
             if len(ends):
                 check(ends[-1] <= elements, f"{path}: a document ends after its tokens")
-            yield values[:]
+            yield values
     check(elements == int(stream["elements"]), f"{split} {stream['name']}: {elements} elements")
     check(documents == int(stream["documents"]), f"{split} {stream['name']}: {documents} documents")
+
+
+def read_labels(folder, split, record):
+    """How many rows each class has."""
+    counts = numpy.zeros(len(record["class_name"]), dtype=int)
+    for shard in record.get("shard", []):
+        path = folder / shard["file"]
+        with h5py.File(path, "r") as file:
+            check(set(file) == {"values", "page_crcs"}, f"{path}: data sets {sorted(file)}")
+            values = read_values(path, file, "values", record, shard)
+            check(values.max() < len(counts), f"{path}: label {values.max()} of {len(counts)}")
+            counts += numpy.bincount(values, minlength=len(counts))
+    check(counts.sum() == int(record["rows"]), f"{split} {record['name']}: {counts.sum()} rows")
+    return counts
 
 
 def read_corpus(folder):
@@ -146,6 +165,10 @@ def read_corpus(folder):
             check(largest < vocabulary, f"{split['name']}: id {largest} of {vocabulary}")
             print(f"{folder}: {split['name']} {stream['name']}: {num_tokens} tokens in {len(stream.get('shard', []))} "
                   f"HDF5 shards, {stream['documents']} documents, largest id {largest} of {vocabulary}")
+        for record in split.get("record", []):
+            counts = read_labels(folder, split["name"], record)
+            print(f"{folder}: {split['name']} {record['name']}: {record['rows']} labels of {len(counts)} classes, "
+                  f"{counts.min()} to {counts.max()} rows each")
 
 
 def read_events(folder):
