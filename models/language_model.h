@@ -13,7 +13,7 @@
 
 #include "models/decoder.h"
 #include "models/model.h"
-#include "models/transformer/transformer.h"
+#include "models/transformer.h"
 
 namespace birkhoff {
 

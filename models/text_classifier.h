@@ -14,7 +14,7 @@
 #include "configs/config.pb.h"
 #include "models/classifier.h"
 #include "models/model.h"
-#include "models/transformer/transformer.h"
+#include "models/transformer.h"
 
 namespace birkhoff {
 

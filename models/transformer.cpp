@@ -1,4 +1,4 @@
-#include "models/transformer/transformer.h"
+#include "models/transformer.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
