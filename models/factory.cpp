@@ -12,6 +12,11 @@ namespace {
 void check_classes(const configs::Classification& task, const ModelInputs& inputs) {
   const auto classes = static_cast<std::int64_t>(inputs.class_names.size());
   if (classes == task.classes()) return;
+  if (classes < 2) {
+    fail(ExitCode::kData,
+         "the corpus' record '{}' holds no labels; set task.classification.label to one that does",
+         task.label());
+  }
   fail(ExitCode::kConfig,
        "task.classification.classes: is {}, but the corpus has {} for its label '{}'; set it to {}",
        task.classes(), counted(classes, "class", "classes"), task.label(), classes);

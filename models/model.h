@@ -54,7 +54,7 @@ class Model {
 };
 
 // Builds the model of a resolved configuration on the device of the data group. Invalid values, or
-// inputs that do not fit the task: Error(kConfig).
+// another number of classes than the corpus has: Error(kConfig). No labels: Error(kData).
 std::unique_ptr<Model> make_model(const configs::Config& config, const ModelInputs& inputs,
                                   const ParallelGroups& parallel);
 

@@ -15,21 +15,25 @@
 namespace birkhoff {
 
 EvaluationPlan plan_evaluation(const configs::Config& config, const configs::Evaluate& what,
-                               const Corpus& corpus, std::int64_t num_windows) {
-  require(num_windows > 0, "a sample source has samples");
+                               const Corpus& corpus, std::int64_t num_sequences) {
+  require(num_sequences > 0, "a sample source has samples");
   EvaluationPlan plan;
   plan.split = what.split();
   plan.micro_batch = what.micro_batch();
-  plan.num_windows = plan.all_windows = num_windows;
-  const bool stops_early = what.sequences() > 0 && what.sequences() < num_windows;
-  if (stops_early) plan.num_windows = what.sequences();
+  plan.num_sequences = plan.all_sequences = num_sequences;
+  const bool stops_early = what.sequences() > 0 && what.sequences() < num_sequences;
+  if (stops_early) plan.num_sequences = what.sequences();
   if (!predicts_text(config)) return plan;
   plan.bytes = static_cast<double>(corpus.split(plan.split).counts().bytes());
+  if (plan.bytes == 0) {
+    fail(ExitCode::kData, "{}: counts no bytes of text in split '{}'; prepare the corpus again",
+         corpus.folder().string(), plan.split);
+  }
   if (stops_early) {
     // All windows but the split's last are full, and the first token of the split is never a
     // target.
     const std::int64_t targets = corpus.stream(plan.split, token_stream(config)).elements() - 1;
-    plan.bytes *= static_cast<double>(plan.num_windows * config.data().sequence_length()) /
+    plan.bytes *= static_cast<double>(plan.num_sequences * config.data().sequence_length()) /
                   static_cast<double>(targets);
   }
   return plan;
@@ -42,19 +46,20 @@ Evaluator::Evaluator(Model& model, ProcessGroup& group, EvaluationPlan plan,
       plan_(std::move(plan)),
       read_(std::move(read)),
       figures_(model.figures()) {
-  require(plan_.micro_batch > 0 && plan_.num_windows > 0, "an evaluation reads something");
+  require(plan_.micro_batch > 0 && plan_.num_sequences > 0, "an evaluation reads something");
 }
 
 Evaluation Evaluator::run(const std::function<void()>& tick) {
   const at::NoGradGuard no_grad;
-  const std::int64_t num_batches = (plan_.num_windows + plan_.micro_batch - 1) / plan_.micro_batch;
+  const std::int64_t num_batches =
+      (plan_.num_sequences + plan_.micro_batch - 1) / plan_.micro_batch;
   // One rank fills each row and the others leave it zero: the sum over ranks is exact.
   enum Column : std::int64_t { kNats, kCount, kTokens, kFigures };
   const std::int64_t num_columns = kFigures + figures_.num_columns();
   at::Tensor sums = at::zeros({num_batches, num_columns}, at::kDouble);
   for (std::int64_t j = group_.rank(); j < num_batches; j += group_.size()) {
     const std::int64_t begin = j * plan_.micro_batch;
-    const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_windows);
+    const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_sequences);
     const LossSums loss_sums =
         model_.loss_sums(read_(begin, end).to(group_.device()), std::nullopt);
     double* row = sums.mutable_data_ptr<double>() + j * num_columns;

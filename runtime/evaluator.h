@@ -29,17 +29,17 @@ class Corpus;
 // What is evaluated.
 struct EvaluationPlan {
   std::string split;
-  std::int64_t num_windows = 0;  // sequences read, from the split's start
-  std::int64_t micro_batch = 0;  // sequences per forward pass
+  std::int64_t num_sequences = 0;  // sequences read, from the split's start
+  std::int64_t micro_batch = 0;    // sequences per forward pass
   double bytes = 0;  // raw text bytes that the counted targets represent; 0: they are not text
-  std::int64_t all_windows = 0;  // sequences in the split
+  std::int64_t all_sequences = 0;  // sequences in the split
 };
 
-// num_windows: sequences in the split. If the task predicts text, the plan's bytes are those of the
+// num_sequences: sequences in the split. If the task predicts text, the plan's bytes are those of the
 // whole split, or the share of the windows read if what.sequences stops before the split's end.
-// Error(kData) if the corpus lacks the split or stream.
+// Error(kData) if the corpus does not count the bytes of the text.
 EvaluationPlan plan_evaluation(const configs::Config& config, const configs::Evaluate& what,
-                               const Corpus& corpus, std::int64_t num_windows);
+                               const Corpus& corpus, std::int64_t num_sequences);
 
 class Evaluator {
  public:
@@ -62,7 +62,8 @@ class Evaluator {
 };
 
 // Evaluates a model of `config` as `what` says (config.evaluate(), or the settings that a user
-// passes instead). Model and group must outlive the evaluator. Errors as plan_evaluation().
+// passes instead). Model and group must outlive the evaluator. Error(kData) if the corpus
+// lacks what the task reads in that split.
 std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
                                           const configs::Evaluate& what, const Corpus& corpus,
                                           Model& model, ProcessGroup& group);

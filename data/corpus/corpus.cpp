@@ -51,11 +51,12 @@ std::string names_of(const google::protobuf::RepeatedPtrField<Entry>& entries) {
 // The stream or record (`kind`) of that name.
 template <typename Array>
 const Array& found(const google::protobuf::RepeatedPtrField<Array>& arrays, std::string_view name,
-                   const std::filesystem::path& folder, std::string_view split, const char* kind) {
+                   const std::filesystem::path& folder, std::string_view split, const char* kind,
+                   const char* cure = "") {
   const Array* array = find(arrays, name);
   if (array == nullptr) {
-    fail(ExitCode::kData, "{}: split '{}' has no {} '{}'; it has: {}", folder.string(), split, kind,
-         name, names_of(arrays));
+    fail(ExitCode::kData, "{}: split '{}' has no {} '{}'; it has: {}{}", folder.string(), split,
+         kind, name, names_of(arrays), cure);
   }
   return *array;
 }
@@ -114,7 +115,8 @@ const configs::CorpusManifest::Stream& Corpus::stream(std::string_view split_nam
 
 const configs::CorpusManifest::Record& Corpus::record(std::string_view split_name,
                                                       std::string_view name) const {
-  return found(split(split_name).record(), name, folder_, split_name, "record");
+  return found(split(split_name).record(), name, folder_, split_name, "record",
+               "; birkhoff prepare makes one of a table, with --text-column and --label-column");
 }
 
 std::filesystem::path Corpus::tokenizer_file() const {

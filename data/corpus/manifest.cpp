@@ -177,13 +177,8 @@ void check_class_names(const CorpusManifest::Record& record, Checker& checker) {
   if (record.class_name_size() == 0) return;
   checker.check(record.dtype() == CorpusManifest::u16 && record.shape_size() == 0,
                 "class_name is for labels: dtype u16, no shape");
-  checker.check(record.class_name_size() <= kMaxClasses, "class_name has {} entries (at most {})",
-                record.class_name_size(), kMaxClasses);
-  std::set<std::string> names;
-  for (const std::string& name : record.class_name()) {
-    checker.check(is_class_name(name), "class_name {} is empty or not printable", quoted(name));
-    checker.check(names.insert(name).second, "class_name {} is used twice", quoted(name));
-  }
+  const std::string defect = class_names_defect(record.class_name());
+  checker.check(defect.empty(), "{}", defect);
 }
 
 void check_split(const CorpusManifest::Split& split, Checker& checker) {
@@ -236,8 +231,26 @@ void check_same_classes(const CorpusManifest& manifest, const Checker& checker) 
 }  // namespace
 
 bool is_class_name(std::string_view text) {
-  return !text.empty() && std::none_of(text.begin(), text.end(), is_control) &&
-         find_invalid_utf8(text) == std::string_view::npos;
+  if (text.empty() || find_invalid_utf8(text) != std::string_view::npos) return false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    // U+0080 to U+009F, which terminals obey, too, begin with 0xc2.
+    const bool is_c1 = text[i] == '\xc2' && static_cast<unsigned char>(text[i + 1]) < 0xa0;
+    if (is_c1 || is_control(static_cast<unsigned char>(text[i]))) return false;
+  }
+  return true;
+}
+
+std::string class_names_defect(const google::protobuf::RepeatedPtrField<std::string>& names) {
+  if (names.size() > kMaxClasses)
+    return fmt::format("class_name has {} entries (at most {})", names.size(), kMaxClasses);
+  std::set<std::string_view> different;
+  for (const std::string& name : names) {
+    if (!is_class_name(name))
+      return fmt::format("class_name {} is empty or not printable", quoted(name));
+    if (!different.insert(name).second)
+      return fmt::format("class_name {} is used twice", quoted(name));
+  }
+  return "";
 }
 
 configs::CorpusManifest parse_corpus_manifest(const std::string& json, const std::string& name) {

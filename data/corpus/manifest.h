@@ -17,6 +17,8 @@ inline constexpr int kMaxClasses = 65536;
 
 // Whether the text can name a class: not empty, UTF-8, without control characters.
 bool is_class_name(std::string_view text);
+// What is wrong with names of classes; empty: nothing. They must be different, and not too many.
+std::string class_names_defect(const google::protobuf::RepeatedPtrField<std::string>& names);
 
 // Parses and validates a manifest, but not the files that it names. `name` is the name of the file
 // in messages. Error(kData) names the first invalid field.

@@ -43,6 +43,13 @@ bool has_end_marks(const PrepareOptions& options, const InputScan& scan) {
   return options.table || *std::max_element(scan.documents_of.begin(), scan.documents_of.end()) > 1;
 }
 
+[[noreturn]] void fail_as_changed(const InputScan& before, const InputScan& now) {
+  fail(ExitCode::kData,
+       "the input changed while it was read ({}, {}; then {}, {}); start the command again",
+       counted(before.documents, "document"), counted(before.bytes, "byte"),
+       counted(now.documents, "document"), counted(now.bytes, "byte"));
+}
+
 // Visits the files, or the rows if they are tables.
 InputScan for_each_input(const PrepareOptions& options, const std::vector<InputPath>& inputs,
                          const OutFolder& folder,
@@ -104,12 +111,7 @@ class Preparation {
         bytes[piece.split] += piece_bytes;
       }
     });
-    if (now.hash != scan_.hash) {
-      fail(ExitCode::kData,
-           "the input changed while it was read ({}, {}; then {}, {}); start the command again",
-           counted(scan_.documents, "document"), counted(scan_.bytes, "byte"),
-           counted(now.documents, "document"), counted(now.bytes, "byte"));
-    }
+    if (now.hash != scan_.hash) fail_as_changed(scan_, now);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
       if (bytes[split] > 0 || !rule_.has(split)) continue;
       fail(ExitCode::kUsage,
@@ -323,16 +325,18 @@ void require_documents(const InputScan& scan, const PrepareOptions& options) {
   require_some(kTest, options.test_paths);
 }
 
-// Reads all rows once, for their number and classes.
+// Reads all rows once, for their number and classes. files: the scan of the same files.
 InputScan scan_rows(const PrepareOptions& options, const std::vector<InputPath>& inputs,
-                    const OutFolder& folder, Classes& classes, ProgressReports& progress) {
+                    const OutFolder& folder, const InputScan& files, Classes& classes,
+                    ProgressReports& progress) {
   progress.begin("read tables", 0);  // files hold more than texts
-  const InputScan scan = for_each_input(options, inputs, folder, [&](const Document& row) {
+  const InputScan rows = for_each_input(options, inputs, folder, [&](const Document& row) {
     classes.add(row);
     progress.add(row.bytes);
   });
   progress.end(true);
-  return scan;
+  if (rows.hash != files.hash) fail_as_changed(files, rows);
+  return rows;
 }
 
 }  // namespace
@@ -349,6 +353,11 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   if (kind == TokenizerKind::kBytes) known = KnownTokenizer{.kind = "bytes", .vocabulary = 256};
   if (kind == TokenizerKind::kFile) known = read_tokenizer(options.tokenizer);
   if (kind == TokenizerKind::kLike) known = read_tokenizer(*options.like);
+  if (options.table && kind == TokenizerKind::kLike && !known->end_of_document) {
+    fail(ExitCode::kUsage,
+         "--like: its tokenizer has no end mark, because it was made for a single document, and "
+         "rows of a table need one; use --tokenizer instead");
+  }
   ProgressReports progress(callback, (known ? 1 : 2) + (options.table ? 1 : 0));
   folder.begin();
   folder.spool(inputs, progress);
@@ -364,7 +373,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   } else {
     Classes classes(options.class_names);
     if (options.table) {
-      scan = scan_rows(options, inputs, folder, classes, progress);
+      scan = scan_rows(options, inputs, folder, scan, classes, progress);
       require_documents(scan, options);
       classes.finish(inputs.front().path);
     }

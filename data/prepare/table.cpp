@@ -12,63 +12,10 @@
 #include "cluster/base/text/plural.h"
 #include "configs/message_text.h"
 #include "data/corpus/manifest.h"
-#include "data/prepare/text_kind.h"
+#include "data/prepare/text_lines.h"
 
 namespace birkhoff {
 namespace {
-
-// The lines of a file, one at a time.
-class Lines {
- public:
-  explicit Lines(const Document& file)
-      : document_(file), file_(File::open_for_read(file.path, ExitCode::kData)) {}
-
-  // The next line without its end (a line feed, or a carriage return and a line feed); nullopt
-  // after the last. It is valid until the next call.
-  std::optional<std::string_view> next() {
-    ++number_;
-    std::size_t end = buffer_.find('\n', begin_);
-    while (end == std::string::npos && offset_ < document_.bytes &&
-           buffer_.size() - begin_ <= kMaxLineBytes) {
-      end = read_more();
-    }
-    if (begin_ == buffer_.size()) return std::nullopt;
-    end = std::min(end, buffer_.size());
-    std::string_view line(buffer_.data() + begin_, end - begin_);
-    if (line.size() > kMaxLineBytes) {
-      fail(
-          ExitCode::kData,
-          "{}: the line is longer than {} bytes; cut its text, or give a file whose rows are lines",
-          place(), kMaxLineBytes);
-    }
-    begin_ = std::min(end + 1, buffer_.size());
-    if (line.ends_with('\r')) line.remove_suffix(1);
-    return line;
-  }
-
-  // Of the line that next() has returned: "FILE:LINE".
-  std::string place() const { return fmt::format("{}:{}", document_.shown_path, number_); }
-  std::int64_t number() const { return number_; }
-
- private:
-  // Returns the position of the next line feed, or npos.
-  std::size_t read_more() {
-    buffer_.erase(0, begin_);
-    begin_ = 0;
-    const std::size_t had = buffer_.size();
-    const std::int64_t more = std::min(document_.bytes - offset_, kMaxLineBytes);
-    buffer_.resize(had + static_cast<std::size_t>(more));
-    file_.pread_exact(buffer_.data() + had, static_cast<std::size_t>(more), offset_);
-    offset_ += more;
-    return buffer_.find('\n', had);
-  }
-
-  const Document& document_;
-  const File file_;
-  std::string buffer_;
-  std::size_t begin_ = 0;  // of the next line, in the buffer
-  std::int64_t offset_ = 0, number_ = 0;
-};
 
 void split_at_tabs(std::string_view line, std::vector<std::string_view>& values) {
   values.clear();
@@ -111,10 +58,9 @@ class TableReader {
       : columns_(columns), visit_(visit) {}
 
   void read(const Document& file) {
-    Lines lines(file);
+    TextLines lines(File::open_for_read(file.path, ExitCode::kData), file.shown_path);
     std::optional<std::string_view> line = lines.next();
-    require_not_packed(file, *line);
-    if (line->starts_with(kUtf8Mark)) line->remove_prefix(kUtf8Mark.size());
+    if (!line) return;  // emptied since it was found: the pass reports that its hash changed
     split_at_tabs(*line, values_);
     num_columns_ = values_.size();
     text_ = find_column(columns_.text, "--text-column", values_, lines.place());
@@ -142,7 +88,7 @@ class TableReader {
 
  private:
   // The values of a row are in values_.
-  void row(const Document& file, const Lines& lines) {
+  void row(const Document& file, const TextLines& lines) {
     if (values_.size() != num_columns_) {
       fail(ExitCode::kData,
            "{}: the line has {}, line 1 has {}; columns are separated by tabs, which texts cannot "

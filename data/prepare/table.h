@@ -11,9 +11,6 @@
 
 namespace birkhoff {
 
-// Most bytes of a line, without its line feed.
-inline constexpr std::int64_t kMaxLineBytes = 1 << 20;
-
 // Whether a column is given by its number, not by its name.
 bool is_column_number(const std::string& column);
 

@@ -36,8 +36,7 @@ std::size_t kind_of(std::string_view start) {
 std::string pipe_of(std::size_t kind, const std::string& path) {
   const std::string reader =
       kind == kUtf16 ? "iconv -f UTF-16 -t UTF-8" : kCompressions[kind].reader;
-  return fmt::format("{} {}| birkhoff prepare ... -", reader,
-                     path == kStandardInput ? "" : path + " ");
+  return fmt::format("{} {}| birkhoff ... -", reader, path == kStandardInput ? "" : path + " ");
 }
 
 std::string name_of(std::size_t kind) {
@@ -46,11 +45,11 @@ std::string name_of(std::size_t kind) {
 
 }  // namespace
 
-void require_not_packed(const Document& document, std::string_view start) {
+void require_not_packed(const std::string& shown_path, std::string_view start) {
   const std::size_t kind = kind_of(start);
   if (kind == kBinary) return;
   fail(ExitCode::kData, "{}: holds {}, not UTF-8 text, from byte 0 on; give its text: {}",
-       document.shown_path, name_of(kind), pipe_of(kind, document.shown_path));
+       shown_path, name_of(kind), pipe_of(kind, shown_path));
 }
 
 void TextChecker::note(std::size_t kind, const Document& document) {
@@ -60,9 +59,9 @@ void TextChecker::note(std::size_t kind, const Document& document) {
 
 std::string_view TextChecker::check(const Document& document, std::string_view part,
                                     std::int64_t offset) {
-  if (offset == 0) {
-    binary_ = false;
-    if (!takes_bytes_) require_not_packed(document, part);
+  if (offset == 0) binary_ = false;
+  if (offset == 0 && !document.text) {
+    if (!takes_bytes_) require_not_packed(document.shown_path, part);
     const std::size_t kind = kind_of(part);
     if (kind != kBinary) {
       note(kind, document);
@@ -84,9 +83,10 @@ std::string_view TextChecker::check(const Document& document, std::string_view p
   const std::size_t invalid = find_invalid_utf8(part);
   if (invalid != std::string_view::npos) {
     fail(ExitCode::kData,
-         "{}: byte {} is not UTF-8, which --tokenizer {} needs; convert or leave out the file, or "
+         "{}: byte {}{} is not UTF-8, which --tokenizer {} needs; convert or leave out the {}, or "
          "use bytes",
-         document.shown_path, offset + static_cast<std::int64_t>(invalid), tokenizer_);
+         document.shown_path, offset + static_cast<std::int64_t>(invalid),
+         document.text ? " of its text" : "", tokenizer_, document.text ? "row" : "file");
   }
   return part;
 }

@@ -2,15 +2,19 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <utility>
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
-#include "cluster/base/text/utf8.h"
+#include "data/prepare/documents.h"
+#include "data/prepare/text_lines.h"
 #include "launcher/commands.h"
 #include "launcher/commands/run_paths.h"
 #include "launcher/output.h"
@@ -20,87 +24,44 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::size_t kBatch = 32;              // texts per forward pass
-constexpr std::size_t kMaxLineBytes = 1 << 20;  // of a text
+constexpr std::size_t kBatch = 32;  // texts per forward pass
 
-// The lines of a file, pipe or standard input, without their ends. One line is in memory at a time.
-class TextLines {
- public:
-  explicit TextLines(const std::string& path)
-      : file_(path == "-" ? File::standard_input()
-                          : File::open_stream_for_read(path, ExitCode::kUsage)),
-        waits_(path != "-") {}
-
-  // nullopt after the last line.
-  std::optional<std::string> next() {
-    std::size_t end = buffer_.find('\n');
-    while (end == std::string::npos && buffer_.size() <= kMaxLineBytes && read_more()) {
-      end = buffer_.find('\n');
-    }
-    if (buffer_.empty()) return std::nullopt;
-    ++number_;
-    std::string line = buffer_.substr(0, end);
-    if (line.size() > kMaxLineBytes) {
-      fail(ExitCode::kData, "{}: the line is longer than {} bytes; give one text per line", place(),
-           kMaxLineBytes);
-    }
-    buffer_.erase(0, end == std::string::npos ? end : end + 1);
-    if (line.ends_with('\r')) line.pop_back();
-    return line;
-  }
-
-  // Of the line that next() has returned: "FILE:LINE".
-  std::string place() const { return fmt::format("{}:{}", file_.path(), number_); }
-
- private:
-  bool read_more() {
-    if (waits_) file_.wait_for_input();
-    const std::size_t had = buffer_.size();
-    buffer_.resize(had + kMaxLineBytes);
-    buffer_.resize(had + file_.read_some(buffer_.data() + had, kMaxLineBytes));
-    return buffer_.size() > had;
-  }
-
-  File file_;
-  const bool waits_;
-  std::string buffer_;
-  std::int64_t number_ = 0;
-};
-
-// Texts and their ids.
-struct Texts {
-  std::vector<std::string> texts;
-  std::vector<std::vector<std::int32_t>> ids;  // at least one each
+// A text, its ids (at least one), and its place in the input.
+struct Text {
+  std::string text, place;
+  std::vector<std::int32_t> ids;
 };
 
 // As prepare makes documents: the ids of the text, then the end mark if there is one.
-std::vector<std::int32_t> ids_of(const std::string& text, const std::string& place,
-                                 const Tokenizer& tokenizer,
-                                 const configs::CheckpointManifest& manifest) {
-  if (text.empty()) fail(ExitCode::kData, "{}: the line is empty; remove it", place);
-  std::vector<std::int32_t> ids;
+Text read_text(std::string_view line, const std::string& place, const Tokenizer& tokenizer,
+               const configs::CheckpointManifest& manifest) {
+  if (line.empty()) fail(ExitCode::kData, "{}: the line is empty; remove it", place);
+  Text text{std::string(line), place, {}};
   try {
-    ids = tokenizer.encode(text);
+    text.ids = tokenizer.encode(text.text);
   } catch (const Error& error) {
     fail(error.code(), "{}: {}", place, error.what());
   }
   if (manifest.has_end_of_document())
-    ids.push_back(static_cast<std::int32_t>(manifest.end_of_document()));
-  return ids;
+    text.ids.push_back(static_cast<std::int32_t>(manifest.end_of_document()));
+  if (text.ids.empty()) fail(ExitCode::kData, "{}: the line has no tokens; remove it", place);
+  return text;
 }
 
-Batch batch_of(const Texts& texts, std::int64_t max_tokens) {
-  std::int64_t longest = 1;
-  for (const auto& ids : texts.ids)
-    longest = std::max(longest, std::min(max_tokens, static_cast<std::int64_t>(ids.size())));
-  const auto rows = static_cast<std::int64_t>(texts.ids.size());
+Batch batch_of(const std::vector<Text>& texts, std::int64_t max_tokens) {
+  const auto length = [&](const Text& text) {
+    return std::min(max_tokens, static_cast<std::int64_t>(text.ids.size()));
+  };
+  std::int64_t longest = 0;
+  for (const Text& text : texts) longest = std::max(longest, length(text));
+  const auto rows = static_cast<std::int64_t>(texts.size());
   const at::Tensor inputs_BT = at::zeros({rows, longest}, at::kLong);
   const at::Tensor lengths_B = at::zeros({rows}, at::kLong);
   auto* tokens = inputs_BT.mutable_data_ptr<std::int64_t>();
   auto* lengths = lengths_B.mutable_data_ptr<std::int64_t>();
-  for (const auto& ids : texts.ids) {
-    *lengths = std::min(max_tokens, static_cast<std::int64_t>(ids.size()));
-    std::copy_n(ids.begin(), *lengths++, tokens);
+  for (const Text& text : texts) {
+    *lengths = length(text);
+    std::copy_n(text.ids.begin(), *lengths++, tokens);
     tokens += longest;
   }
   Batch batch;
@@ -110,12 +71,74 @@ Batch batch_of(const Texts& texts, std::int64_t max_tokens) {
   return batch;
 }
 
-std::string json_line(const std::string& text, const std::string& name, double probability,
-                      const double* probabilities,
-                      const google::protobuf::RepeatedPtrField<std::string>& names) {
-  nlohmann::ordered_json object = {{"text", text}, {"class", name}, {"probability", probability}};
-  for (int k = 0; k < names.size(); ++k) object["probabilities"][names[k]] = probabilities[k];
-  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+// Classifies texts and prints a line for each.
+class TextPrinter {
+ public:
+  TextPrinter(Classifier& model, const configs::CheckpointManifest& manifest, bool json,
+              std::ostream& out)
+      : model_(model), json_(json), out_(out) {
+    for (const std::string& name : manifest.class_name()) {
+      names_.push_back(json ? json_text(name) : name);
+    }
+  }
+
+  void print(const std::vector<Text>& texts) {
+    if (texts.empty()) return;
+    const at::Tensor p_BK =
+        model_.log_probabilities(batch_of(texts, model_.max_tokens()).to(model_.device()))
+            .to(at::kCPU, at::kDouble)
+            .exp()
+            .contiguous();
+    const double* p = p_BK.const_data_ptr<double>();
+    for (const Text& text : texts) {
+      print(text, p);
+      p += p_BK.size(1);
+    }
+    flush_output(out_);
+  }
+
+  // Texts that were longer than the model reads.
+  std::int64_t num_cut() const { return num_cut_; }
+
+ private:
+  // In quotes. Bytes that are not UTF-8 are replaced.
+  static std::string json_text(const std::string& text) {
+    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  }
+
+  void print(const Text& text, const double* p) {
+    const std::size_t classes = names_.size();
+    if (std::any_of(p, p + classes, [](double value) { return !std::isfinite(value); })) {
+      fail(ExitCode::kNumerical,
+           "{}: the probabilities of its classes are not finite; use an earlier checkpoint",
+           text.place);
+    }
+    num_cut_ += static_cast<std::int64_t>(text.ids.size()) > model_.max_tokens();
+    const auto best = static_cast<std::size_t>(std::max_element(p, p + classes) - p);
+    if (!json_) {
+      out_ << fmt::format("{}\t{:.4f}\n", names_[best], p[best]);
+      return;
+    }
+    out_ << fmt::format("{{\"text\":{},\"class\":{},\"probability\":{},\"probabilities\":{{",
+                        json_text(text.text), names_[best], p[best]);
+    for (std::size_t k = 0; k < classes; ++k)
+      out_ << fmt::format("{}{}:{}", k == 0 ? "" : ",", names_[k], p[k]);
+    out_ << "}}\n";
+  }
+
+  Classifier& model_;
+  const bool json_;
+  std::ostream& out_;
+  std::vector<std::string> names_;  // of the classes; in JSON form if json_
+  std::int64_t num_cut_ = 0;
+};
+
+// A pipe must begin to deliver within File::kPipeSeconds; standard input may take any time.
+File open_input(const std::string& path) {
+  if (path == "-") return File::standard_input();
+  File file = File::open_stream_for_read(path, ExitCode::kUsage);
+  file.wait_for_input();
+  return file;
 }
 
 }  // namespace
@@ -124,7 +147,6 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
   signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
   compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
-  const configs::CheckpointManifest& manifest = checkpoint.manifest;
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
   const LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));
   Classifier* model = loaded.model->classifier();
@@ -136,36 +158,32 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
   for (const std::string& warning : loaded.model->warnings())
     err << "birkhoff: warning: " << warning << '\n';
 
-  std::int64_t num_cut = 0;
-  const auto classify = [&](const Texts& texts) {
-    const at::Tensor p_BK =
-        model->log_probabilities(batch_of(texts, model->max_tokens()).to(model->device()))
-            .to(at::kCPU, at::kDouble)
-            .exp()
-            .contiguous();
-    const std::int64_t classes = p_BK.size(1);
-    const double* p = p_BK.const_data_ptr<double>();
-    for (std::size_t i = 0; i < texts.texts.size(); ++i, p += classes) {
-      const auto best = static_cast<int>(std::max_element(p, p + classes) - p);
-      const std::string& name = manifest.class_name(best);
-      out << (arguments.json ? json_line(texts.texts[i], name, p[best], p, manifest.class_name())
-                             : fmt::format("{}\t{:.4f}\n", name, p[best]));
-      num_cut += static_cast<std::int64_t>(texts.ids[i].size()) > model->max_tokens();
-    }
-    flush_output(out);
+  TextPrinter printer(*model, checkpoint.manifest, arguments.json, out);
+  TextLines lines(open_input(arguments.file),
+                  arguments.file == "-" ? kStandardInput : arguments.file);
+  const auto next_text = [&]() -> std::optional<Text> {
+    const std::optional<std::string_view> line = lines.next();
+    if (!line) return std::nullopt;
+    return read_text(*line, lines.place(), *tokenizer, checkpoint.manifest);
   };
-  TextLines lines(arguments.file);
-  Texts texts;
-  while (const std::optional<std::string> line = lines.next()) {
-    texts.ids.push_back(ids_of(*line, lines.place(), *tokenizer, manifest));
-    texts.texts.push_back(*line);
-    if (texts.texts.size() < kBatch) continue;
-    classify(texts);
-    texts = {};
+  std::vector<Text> texts;
+  for (std::optional<Text> text;; texts.push_back(std::move(*text))) {
+    // A reader at the other end of a slow pipe waits for no other texts.
+    if (texts.size() == kBatch || !lines.has_line()) {
+      printer.print(texts);
+      texts.clear();
+    }
+    try {
+      text = next_text();
+    } catch (const Error&) {
+      printer.print(texts);  // those before the bad line
+      throw;
+    }
+    if (!text) break;
   }
-  if (!texts.texts.empty()) classify(texts);
-  if (num_cut > 0) {
-    err << "birkhoff: warning: " << counted(num_cut, "text was", "texts were")
+  printer.print(texts);
+  if (printer.num_cut() > 0) {
+    err << "birkhoff: warning: " << counted(printer.num_cut(), "text was", "texts were")
         << " cut to the model's data.sequence_length = " << model->max_tokens() << " tokens\n";
   }
   return 0;

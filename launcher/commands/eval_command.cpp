@@ -40,12 +40,12 @@ Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,
   return evaluator.run([&] {
     tick();
     if (!lines) return;
-    done = std::min(done + plan.micro_batch * group.size(), plan.num_windows);
+    done = std::min(done + plan.micro_batch * group.size(), plan.num_sequences);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double left =
-        seconds * static_cast<double>(plan.num_windows - done) / static_cast<double>(done);
+        seconds * static_cast<double>(plan.num_sequences - done) / static_cast<double>(done);
     lines->show(fmt::format("eval: {}, {} of {} sequences, {} left", evaluated, done,
-                            plan.num_windows, duration_text(left)));
+                            plan.num_sequences, duration_text(left)));
   });
 }
 
@@ -82,7 +82,7 @@ std::string json_of(const EvaluationReport& report) {
   if (report.predicts_text()) object["bits_per_byte"] = result.bits_per_byte;
   object["tokens"] = result.tokens;
   if (report.predicts_text()) object["bytes"] = result.bytes;
-  object["sequences"] = report.plan.num_windows;
+  object["sequences"] = report.plan.num_sequences;
   if (report.predicts_text()) object["perplexity"] = report.perplexity();
   if (report.words > 0) {
     object["words"] = std::llround(report.words);
@@ -105,7 +105,7 @@ std::string text_of(const EvaluationReport& report) {
   } else {
     text += fmt::format("{} tokens, ", result.tokens);
   }
-  text += fmt::format("{} of {} sequences\n", report.plan.num_windows, report.plan.all_windows);
+  text += fmt::format("{} of {} sequences\n", report.plan.num_sequences, report.plan.all_sequences);
   for (const auto& [name, value] : result.figures) text += fmt::format("{} {:.6g}\n", name, value);
   return text;
 }

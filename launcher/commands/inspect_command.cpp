@@ -45,7 +45,11 @@ std::string describe_run(const RunSummary& run) {
   line((split + " loss").c_str(),
        fmt::format("last {}, best {}", loss_at_step(figures.last_evaluation),
                    loss_at_step(figures.best_evaluation)));
-  line("bits/byte", loss_text(figures.last_evaluation.bits_per_byte));
+  if (config.task().has_classification()) {
+    line("accuracy", loss_text(figures.last_evaluation.accuracy));
+  } else {
+    line("bits/byte", loss_text(figures.last_evaluation.bits_per_byte));
+  }
   line("time", time_text(figures.seconds) +
                    (figures.seconds_of_steps ? ", without evaluations and saves" : ""));
   line("speed", std::isnan(figures.step_ms)

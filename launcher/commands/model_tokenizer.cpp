@@ -1,10 +1,9 @@
 #include "launcher/commands/model_tokenizer.h"
 
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 #include "cluster/base/error.h"
+#include "data/corpus/verify.h"
 #include "launcher/commands/run_paths.h"
 
 namespace birkhoff {
@@ -97,9 +96,9 @@ void require_same_classes(const CheckpointFolder& checkpoint, const std::string&
   if (!model.config().task().has_classification()) return;
   const auto& label = corpus.record(split, model.config().task().classification().label());
   if (std::ranges::equal(label.class_name(), model.class_name())) return;
-  fail(ExitCode::kData, "{}: the classes of its label '{}' ({}) are not the model's ({}); {}",
-       corpus.folder().string(), label.name(), fmt::join(label.class_name(), ", "),
-       fmt::join(model.class_name(), ", "), cure_of(model, path));
+  fail(ExitCode::kData, "{}: the classes of its label '{}', {}, are not the model's, {}; {}",
+       corpus.folder().string(), label.name(), classes_text(label.class_name()),
+       classes_text(model.class_name()), cure_of(model, path));
 }
 
 }  // namespace birkhoff

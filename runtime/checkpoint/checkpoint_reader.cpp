@@ -263,8 +263,7 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
        counted(manifest.tokens(), "token"));
   line("corpus       {} ({}, {})", manifest.corpus(), manifest.tokenizer(),
        counted(manifest.vocabulary(), "id"));
-  if (manifest.class_name_size() > 0)
-    line("labels       {}", classes_text(manifest.class_name()));
+  if (manifest.class_name_size() > 0) line("labels       {}", classes_text(manifest.class_name()));
   line("model        {}, {}, {}, sequences of {}", counted(config.model().layers(), "layer"),
        counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),
        counted(config.data().sequence_length(), "token"));

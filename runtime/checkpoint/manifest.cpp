@@ -45,9 +45,13 @@ void check_header(const CheckpointManifest& manifest) {
         fmt::format("held_out_loss is {}, not finite", manifest.held_out_loss()));
   }
   check_range(manifest.vocabulary(), 0, "vocabulary");
-  for (const std::string& name : manifest.class_name()) {
-    if (!is_class_name(name))
-      throw std::invalid_argument(fmt::format("class_name holds {}", quoted(name)));
+  if (const std::string defect = class_names_defect(manifest.class_name()); !defect.empty())
+    throw std::invalid_argument(defect);
+  const configs::Task& task = manifest.config().task();
+  const int classes = task.has_classification() ? task.classification().classes() : 0;
+  if (manifest.class_name_size() != classes) {
+    throw std::invalid_argument(
+        fmt::format("class_name has {} entries, the task {}", manifest.class_name_size(), classes));
   }
   check_range(manifest.metrics_bytes(), 0, "metrics_bytes");
   if (manifest.has_end_of_document() &&

@@ -23,7 +23,9 @@ struct StepRecord {
 struct EvaluationRecord {
   std::int64_t step = 0;
   std::string split;
-  double loss = kUnknown, bits_per_byte = kUnknown;
+  double loss = kUnknown;
+  double bits_per_byte = kUnknown;  // of language models
+  double accuracy = kUnknown;       // of classifiers
   double elapsed_seconds = kUnknown;
 };
 

@@ -78,7 +78,7 @@ TEST_F(OddTexts, BytesTakeEverythingAndSaySo) {
         notes_on(texts, "bytes", chunk_bytes),
         ElementsAre(
             AllOf(HasSubstr("1 document of gzip data"),
-                  HasSubstr("zcat " + folder_ / "in/0" + " | birkhoff prepare ... -")),
+                  HasSubstr("zcat " + folder_ / "in/0" + " | birkhoff ... -")),
             AllOf(HasSubstr("1 document of zip data"), HasSubstr("unzip -p " + folder_ / "in/4")),
             AllOf(HasSubstr("1 document of UTF-16"), HasSubstr("iconv -f UTF-16 -t UTF-8")),
             AllOf(HasSubstr("2 documents with NUL bytes"),

@@ -10,7 +10,6 @@
 #include "configs/attention.pb.h"
 
 namespace birkhoff {
-namespace {}  // namespace
 
 BlockLocalAttention::BlockLocalAttention(const configs::BlockLocalAttention& config,
                                          const MechanismShape& shape)

@@ -1,0 +1,41 @@
+// The lines of a text, one at a time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cluster/base/files/file.h"
+
+namespace birkhoff {
+
+// Most bytes of a line, without its line feed.
+inline constexpr std::int64_t kMaxLineBytes = 1 << 20;
+
+class TextLines {
+ public:
+  // shown_path: for messages.
+  TextLines(File file, std::string shown_path);
+
+  // The next line without its end (a line feed, or a carriage return and a line feed); nullopt
+  // after the last. It is valid until the next call. The byte order mark that UTF-8 may begin with
+  // is dropped. Error(kData) if the text is compressed or UTF-16, or the line is too long.
+  std::optional<std::string_view> next();
+  // Whether next() returns without reading the file.
+  bool has_line() const { return buffer_.find('\n', begin_) != std::string::npos; }
+
+  // Of the line that next() has returned: "PATH:LINE".
+  std::string place() const;
+  std::int64_t number() const { return number_; }
+
+ private:
+  bool read_more();
+
+  File file_;
+  std::string shown_path_, buffer_;
+  std::size_t begin_ = 0;  // of the next line, in the buffer
+  std::int64_t number_ = 0;
+};
+
+}  // namespace birkhoff
