@@ -292,6 +292,11 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   for (int i = 0; i < queries.num_queries; ++i) {
     const bool sees = inverse[i] != 0;
     const S factor = inverse[i] * kept_scale;
+    if (S* out = queries.out_sum.data; out) {
+      out += i * queries.out_sum.stride;
+      for (int d = 0; d < D; ++d) out[d] = sees ? x.acc[i * columns + d] * factor : 0;
+      continue;
+    }
     T* out = queries.out.data + i * queries.out.stride;
     for (int d = 0; d < D; ++d) out[d] = from_sum<T>(sees ? x.acc[i * columns + d] * factor : 0);
   }
@@ -339,7 +344,7 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   for (int i = 0; i < kTile; ++i) {
     max[i] = i < num_queries ? queries.max[i] : 0;
     inverse_sum[i] = i < num_queries ? queries.inverse_sum[i] : 0;
-    delta[i] = 0;
+    delta[i] = queries.rest && i < num_queries ? queries.rest[i] : 0;
   }
   bool met_nan = has_nan(inverse_sum, kTile);
   if (met_nan && on_nan == OnNaN::kStop) return false;
@@ -435,7 +440,7 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
                         columns, x.acc, tile > 0);
   }
   if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
-  store_rows(x.acc, scale, num_queries, D, columns, {}, queries.d_q);
+  store_rows(x.acc, scale, num_queries, D, columns, queries.d_q_sum, queries.d_q);
   return !met_nan;
 }
 

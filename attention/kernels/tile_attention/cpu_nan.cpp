@@ -53,12 +53,7 @@ bool sees(const KeyTile<T>& keys, int i, int j) {
          (!keys.mask || keys.mask[i * keys.mask_query_stride + j * keys.mask_key_stride]);
 }
 
-template <typename T>
-void make_nan(T* row, int count) {
-  std::fill_n(row, count, kNaN<T>);
-}
-
-// Writes NaN to row j of a gradient, to its sums if it has some: to all of it, or where `like` is
+// Writes NaN to row j of a result, to its sums if it has some: to all of it, or where `like` is
 // NaN.
 template <typename T>
 void make_nan(Rows<Sum<T>> sums, Rows<T> rows, int j, int head_dim, const T* like) {
@@ -124,20 +119,19 @@ void attend_past_nan(const TileKernels<T>& kernels, const TileShape& shape,
   const CleanCall<T> clean(shape, queries, keys, num_key_tiles);
   kernels.forward(shape, clean.queries, clean.keys.data(), num_key_tiles, scratch);
   for (int i = 0; i < queries.num_queries; ++i) {
-    T* out = queries.out.data + i * queries.out.stride;
+    const auto make_out_nan = [&](const T* like) {
+      make_nan<T>(queries.out_sum, queries.out, i, shape.head_dim, like);
+    };
     for (int t = 0; t < num_key_tiles; ++t) {
       const auto tile = static_cast<std::size_t>(t);
       if (has_nan_score(clean, keys[t], tile, i)) {
-        make_nan(out, shape.head_dim);
+        make_out_nan(nullptr);
         queries.max[i] = 0;
         queries.inverse_sum[i] = kNaN<Sum<T>>;
       }
       for (int j = 0; j < keys[t].num_keys; ++j) {
         if (!clean.v[tile].has_nan_in(j) || !sees(keys[t], i, j)) continue;
-        const T* v = keys[t].v.data + j * keys[t].v.stride;
-        for (int d = 0; d < shape.head_dim; ++d) {
-          if (is_nan(v[d])) out[d] = kNaN<T>;
-        }
+        make_out_nan(keys[t].v.data + j * keys[t].v.stride);
       }
     }
   }
@@ -150,6 +144,8 @@ void add_gradients_past_nan(const TileKernels<T>& kernels, const TileShape& shap
   const int num_queries = queries.num_queries, D = shape.head_dim;
   CleanCall<T> clean(shape, queries, keys, num_key_tiles);
   Clean<T> d_out(queries.d_out, num_queries, D);
+  const Clean<Sum<T>> rest(queries.rest, 1, 1, queries.rest ? num_queries : 0, 1);
+  if (queries.rest) clean.queries.rest = rest.numbers.data();
   // Queries whose p are NaN are left out.
   std::vector<Sum<T>> inverse_sum(queries.inverse_sum, queries.inverse_sum + num_queries);
   for (int i = 0; i < num_queries; ++i) {
@@ -176,9 +172,10 @@ void add_gradients_past_nan(const TileKernels<T>& kernels, const TileShape& shap
       }
     }
     // All of ds_i is NaN, since delta_i is; d_v_j takes p_ij d_out_i.
-    const bool nan_ds = sees_keys && (nan_p || d_out.has_nan_in(i) || nan_v);
+    const bool nan_rest = queries.rest && rest.has_nan_in(i);
+    const bool nan_ds = sees_keys && (nan_p || d_out.has_nan_in(i) || nan_v || nan_rest);
     if (!nan_ds) continue;
-    make_nan(queries.d_q.data + i * queries.d_q.stride, D);
+    make_nan<T>(queries.d_q_sum, queries.d_q, i, D, nullptr);
     for (int t = 0; t < num_key_tiles; ++t) {
       const KeyTile<T>& tile = keys[t];
       for (int j = 0; j < tile.num_keys; ++j) {

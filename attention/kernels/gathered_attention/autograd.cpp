@@ -1,0 +1,86 @@
+// Legend: B batch, H heads, L queries, S keys, D head dim.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "attention/kernels/gathered_attention/cpu_segments.h"
+#include "attention/kernels/gathered_attention/paths.h"
+#include "cluster/base/tensors/second_gradient.h"
+
+namespace birkhoff {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// x, or a copy with contiguous rows.
+at::Tensor with_fitting_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
+
+struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {
+  // Autograd sees q, k and v; `in` holds them again, with everything else. Returns the part.
+  static variable_list forward(AutogradContext* context, const at::Tensor& /*q_BHLD*/,
+                               const at::Tensor& /*k_BHSD*/, const at::Tensor& /*v_BHSD*/,
+                               GatheredAttention in) {
+    in.q_BHLD = with_fitting_rows(in.q_BHLD);
+    in.k_BHSD = with_fitting_rows(in.k_BHSD);
+    in.v_BHSD = with_fitting_rows(in.v_BHSD);
+    const GatheredResults results = attend_in_segments(in);
+    context->set_materialize_grads(false);
+    context->mark_non_differentiable({results.part.max_BHL});
+    save(context, in, results);
+    return {results.part.out_BHLD, results.part.max_BHL, results.part.sum_BHL};
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    const auto [in, results] = restore(context);
+    const at::Tensor d_out =
+        gradients[0].defined() ? with_fitting_rows(gradients[0]) : at::zeros_like(in.q_BHLD);
+    const at::Tensor d_sum = gradients[2].defined() ? gradients[2].contiguous() : at::Tensor();
+    const GatheredGradients made = gradients_in_segments(in, results, d_out, d_sum);
+    return {made.d_q_BHLD, made.d_k_BHSD, made.d_v_BHSD, {}};
+  }
+
+ private:
+  static void save(AutogradContext* context, const GatheredAttention& in,
+                   const GatheredResults& results) {
+    const RowLists &queries = in.rows.queries, &keys = in.rows.keys;
+    const DistanceBand& band = in.rows.band;
+    // The CPU loop does not need `out` in its backward pass.
+    context->save_for_backward(
+        {in.q_BHLD, in.k_BHSD, in.v_BHSD, results.part.max_BHL, results.part.sum_BHL,
+         results.places.out_BHPD, results.places.softmax_2BHP, queries.rows_BHP, queries.ends_BHG,
+         queries.order_BHP, queries.starts_BHR, keys.rows_BHP, keys.ends_BHG, keys.order_BHP,
+         keys.starts_BHR, band.positions_q_BL, band.positions_k_BS, in.key_lengths_B});
+    context->saved_data["band"] =
+        std::vector<std::int64_t>{static_cast<std::int64_t>(band.of), band.least, band.most};
+  }
+
+  static std::pair<GatheredAttention, GatheredResults> restore(AutogradContext* context) {
+    const variable_list saved = context->get_saved_variables();
+    const std::vector<std::int64_t> band = context->saved_data["band"].toIntVector();
+    const auto lists = [&](std::size_t first, const at::Tensor& x) {
+      return RowLists{saved[first], saved[first + 1], saved[first + 2], saved[first + 3],
+                      x.size(2)};
+    };
+    GatheredAttention in{.q_BHLD = saved[0], .k_BHSD = saved[1], .v_BHSD = saved[2], .rows = {}};
+    in.rows.queries = lists(7, in.q_BHLD);
+    in.rows.keys = lists(11, in.k_BHSD);
+    in.rows.band = {.of = static_cast<DistanceBand::Of>(band[0]),
+                    .least = band[1],
+                    .most = band[2],
+                    .positions_q_BL = saved[15],
+                    .positions_k_BS = saved[16]};
+    in.key_lengths_B = saved[17];
+    return {in, {.part = {{}, saved[3], saved[4]}, .places = {saved[5], saved[6]}}};
+  }
+};
+
+}  // namespace
+
+AttentionPart attend_gathered_fused(const GatheredAttention& in) {
+  const variable_list part = FusedGatheredAttention::apply(in.q_BHLD, in.k_BHSD, in.v_BHSD, in);
+  return {part[0], part[1], part[2]};
+}
+
+}  // namespace birkhoff

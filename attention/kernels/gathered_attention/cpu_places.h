@@ -1,0 +1,24 @@
+// Results of rows from those of their places, on the CPU. Results of places are sums (bf16: fp32) in
+// the order of the lists. Each row reads its own places, in ascending order, which the inverse list
+// names, and is rounded once: no two threads write to the same memory, and no order depends on
+// their number. Legend: B batch, H heads, L queries, P places of a list, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "attention/kernels/gathered_attention/operands.h"
+
+namespace birkhoff {
+
+// The softmax of each query over the keys of all its places; `out` is like q.
+AttentionPart merge_places(const GatheredAttention& in, const PlaceResults& places);
+
+// rest [B, H, P] of each place (tile_attention/cpu_loop.h): what the query's other places add to
+// its delta = sum_j p_ij d_p_ij, less d_sum sum, the gradient of its log-sum-exp.
+at::Tensor rests_of_places(const GatheredAttention& in, const GatheredResults& results,
+                           const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL);
+
+// The sums of the places of each row, like `like_BHLD`; 0 for rows that have none.
+at::Tensor add_places(const RowLists& lists, const at::Tensor& x_BHPD, const at::Tensor& like_BHLD);
+
+}  // namespace birkhoff

@@ -1,0 +1,337 @@
+// Legend: B batch, H heads, L queries, S keys, D head dim, P places of a list, T number type, p
+// where DistanceBand says a row is.
+//
+// A segment's keys are copied once to a thread's memory, where they are contiguous tiles for the
+// loop. Results belong to places, so no two threads write to the same memory; cpu_places.h makes
+// results of rows from them.
+#include "attention/kernels/gathered_attention/cpu_segments.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "attention/kernels/common/cpu_dtype.h"
+#include "attention/kernels/common/cpu_scratch.h"
+#include "attention/kernels/gathered_attention/cpu_lists.h"
+#include "attention/kernels/gathered_attention/cpu_places.h"
+#include "attention/kernels/tile_attention/cpu_loop.h"
+#include "attention/kernels/tile_attention/cpu_nan.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr std::int64_t kNowhere = 1024 * DistanceBand::kFar;  // p of keys that padding hides
+
+// The places of a segment.
+struct Segment {
+  Head head;
+  std::int64_t first_query, end_query, first_key, end_key;
+
+  std::int64_t num_queries() const { return end_query - first_query; }
+  std::int64_t num_keys() const { return end_key - first_key; }
+};
+
+// Work for one thread: one tile of a segment's queries, or all of them.
+struct Task {
+  std::size_t segment;
+  std::int64_t first_query, end_query;
+};
+
+// Least and greatest p of a tile.
+struct Reach {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max(),
+               most = std::numeric_limits<std::int64_t>::min();
+  void add(std::int64_t p) {
+    least = std::min(least, p);
+    most = std::max(most, p);
+  }
+};
+
+template <typename T>
+struct Call {
+  using S = Sum<T>;
+
+  explicit Call(const GatheredAttention& attention) : in(attention) {}
+
+  const GatheredAttention& in;
+  std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
+               D = in.q_BHLD.size(3);
+  std::int64_t num_query_places = in.rows.queries.rows_BHP.size(2),
+               num_key_places = in.rows.keys.rows_BHP.size(2);
+  at::TensorOptions sum_options = in.q_BHLD.options().dtype(c10::CppTypeToScalarType<S>::value);
+  const TileKernels<T>& kernels = tile_kernels<T>();
+  std::vector<Segment> segments = all_segments();
+  // Forward.
+  at::Tensor place_out_BHPD, place_max_BHP, place_inverse_BHP;
+  // Backward.
+  at::Tensor d_out_BHLD, max_BHL, sum_BHL, rest_BHP, d_q_BHPD, d_k_BHPD, d_v_BHPD;
+
+  // A thread's memory: the loop's, and the current segment's rows.
+  struct Worker {
+    ScratchMemory loop, row_memory;
+    T *q, *d_out, *k, *v;              // [kTile or keys, D]
+    S max[kTile], inverse_sum[kTile];  // of the whole softmax
+    std::vector<std::int64_t> p;       // of the keys
+    std::vector<Reach> reaches;        // of the tiles of keys
+    std::unique_ptr<bool[]> masks;     // of the tiles of keys, [kTile, kTile]
+    std::vector<KeyTile<T>> tiles;
+    const Segment* segment = nullptr;  // whose keys it holds
+  };
+
+  std::vector<Segment> all_segments() const {
+    std::vector<Segment> result;
+    const std::int64_t G = in.rows.queries.ends_BHG.size(2);
+    for (std::int64_t head = 0; head < B * H; ++head) {
+      const Head at{head / H, head % H};
+      const HeadLists queries(in.rows.queries, at), keys(in.rows.keys, at);
+      Segment segment{at, 0, 0, 0, 0};
+      for (std::int64_t g = 0; g < G; ++g) {
+        segment.first_query = segment.end_query;
+        segment.first_key = segment.end_key;
+        segment.end_query = queries.ends[g];
+        segment.end_key = keys.ends[g];
+        result.push_back(segment);
+      }
+    }
+    return result;
+  }
+
+  Worker new_worker(bool backward) const {
+    std::int64_t most_keys = 0;
+    for (const Segment& segment : segments) most_keys = std::max(most_keys, segment.num_keys());
+    const std::int64_t tiles = (most_keys + kTile - 1) / kTile;
+    const auto rows = static_cast<std::size_t>(2 * (kTile + tiles * kTile) * D);
+    Worker worker;
+    worker.loop = scratch_memory(kernels.scratch_bytes(
+        static_cast<int>(D), backward ? std::max(1, static_cast<int>(tiles)) : 1));
+    worker.row_memory = scratch_memory(rows * sizeof(T));
+    worker.p.resize(static_cast<std::size_t>(most_keys));
+    worker.reaches.resize(static_cast<std::size_t>(tiles));
+    worker.masks.reset(new bool[static_cast<std::size_t>(tiles * kTile * kTile)]);
+    worker.q = reinterpret_cast<T*>(worker.row_memory.get());
+    worker.d_out = worker.q + kTile * D;
+    worker.k = worker.d_out + kTile * D;
+    worker.v = worker.k + tiles * kTile * D;
+    return worker;
+  }
+
+  // Calls work(worker, task) for all tasks. A thread gets neighbouring ones of about its share of
+  // all pairs of queries and keys.
+  template <typename Work>
+  void for_each(const std::vector<Task>& tasks, bool backward, const Work& work) const {
+    std::vector<std::int64_t> starts{0};  // pairs of the tasks before
+    for (const Task& task : tasks) {
+      const std::int64_t queries = std::max<std::int64_t>(task.end_query - task.first_query, 1);
+      starts.push_back(starts.back() + queries * (1 + segments[task.segment].num_keys()));
+    }
+    at::parallel_for(
+        0, starts.back(), kWorthAThread / (4 * D) + 1, [&](std::int64_t begin, std::int64_t end) {
+          Worker worker = new_worker(backward);
+          const auto task_at = [&](std::int64_t pair) {
+            return std::lower_bound(starts.begin(), starts.end() - 1, pair) - starts.begin();
+          };
+          for (auto t = task_at(begin); t < task_at(end); ++t) {
+            work(worker, tasks[static_cast<std::size_t>(t)]);
+          }
+        });
+  }
+
+  // Copies rows of x, one for each of `count` entries of `rows`.
+  void gather(const at::Tensor& x, Head head, const std::int32_t* rows, std::int64_t count,
+              T* to) const {
+    const T* base = row_of<T>(x, head, 0);
+    const std::int64_t stride = x.stride(2);
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::memcpy(to + i * D, base + rows[i] * stride, static_cast<std::size_t>(D) * sizeof(T));
+    }
+  }
+
+  // p of a place, given its row and its rank in the segment.
+  std::int64_t place_on(const at::Tensor& positions_BL, Head head, std::int64_t row,
+                        std::int64_t rank) const {
+    if (in.rows.band.of == DistanceBand::Of::kRanks) return rank;
+    if (!positions_BL.defined()) return row;
+    return positions_BL.const_data_ptr<
+        std::int32_t>()[(positions_BL.size(0) == 1 ? 0 : head.b) * positions_BL.size(1) + row];
+  }
+
+  void load_keys(const Segment& segment, Worker& worker) const {
+    if (worker.segment == &segment) return;
+    worker.segment = &segment;
+    const Head head = segment.head;
+    const std::int32_t* rows = HeadLists(in.rows.keys, head).rows + segment.first_key;
+    gather(in.k_BHSD, head, rows, segment.num_keys(), worker.k);
+    gather(in.v_BHSD, head, rows, segment.num_keys(), worker.v);
+    const std::int64_t length = in.key_lengths_B.defined()
+                                    ? in.key_lengths_B.const_data_ptr<std::int64_t>()[head.b]
+                                    : in.k_BHSD.size(2);
+    for (std::int64_t j = 0; j < segment.num_keys(); ++j) {
+      if (j % kTile == 0) worker.reaches[static_cast<std::size_t>(j / kTile)] = {};
+      std::int64_t& p = worker.p[static_cast<std::size_t>(j)];
+      p = rows[j] < length ? place_on(in.rows.band.positions_k_BS, head, rows[j], j) : kNowhere;
+      worker.reaches[static_cast<std::size_t>(j / kTile)].add(p);
+    }
+  }
+
+  // Lists the tiles of the worker's keys that queries at `p_q` see.
+  void list_tiles(const std::int64_t* p_q, std::int64_t num_queries, Worker& worker) const {
+    const DistanceBand& band = in.rows.band;
+    const Segment& segment = *worker.segment;
+    Reach queries;
+    for (std::int64_t i = 0; i < num_queries; ++i) queries.add(p_q[i]);
+    worker.tiles.clear();
+    for (std::int64_t first = 0; first < segment.num_keys(); first += kTile) {
+      const Reach& keys = worker.reaches[static_cast<std::size_t>(first / kTile)];
+      const std::int64_t nearest = queries.least - keys.most, farthest = queries.most - keys.least;
+      if (farthest < band.least || nearest > band.most) continue;
+      KeyTile<T>& tile = worker.tiles.emplace_back();
+      tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, segment.num_keys() - first));
+      tile.k = {worker.k + first * D, D};
+      tile.v = {worker.v + first * D, D};
+      if (d_k_BHPD.defined()) {
+        tile.d_k_sum = {mutable_row_of<S>(d_k_BHPD, segment.head, segment.first_key + first), D};
+        tile.d_v_sum = {mutable_row_of<S>(d_v_BHPD, segment.head, segment.first_key + first), D};
+      }
+      if (nearest >= band.least && farthest <= band.most) continue;
+      bool* mask = worker.masks.get() + first * kTile;
+      const std::int64_t* p_k = worker.p.data() + first;
+      for (std::int64_t i = 0; i < num_queries; ++i) {
+        for (std::int64_t j = 0; j < tile.num_keys; ++j) {
+          const std::int64_t distance = p_q[i] - p_k[j];
+          mask[i * kTile + j] = distance >= band.least && distance <= band.most;
+        }
+      }
+      tile.mask = mask;
+      tile.mask_query_stride = kTile;
+      tile.mask_key_stride = 1;
+    }
+  }
+
+  // Gathers the queries at places [first, ..) and lists their keys.
+  QueryTile<T> load_tile(const Task& task, std::int64_t first, Worker& worker) const {
+    const Segment& segment = segments[task.segment];
+    load_keys(segment, worker);
+    const Head head = segment.head;
+    const std::int64_t count = std::min<std::int64_t>(kTile, task.end_query - first);
+    const std::int32_t* rows = HeadLists(in.rows.queries, head).rows + first;
+    QueryTile<T> queries;
+    queries.num_queries = static_cast<int>(count);
+    gather(in.q_BHLD, head, rows, count, worker.q);
+    queries.q = {worker.q, D};
+    std::int64_t p_q[kTile];
+    for (std::int64_t i = 0; i < count; ++i) {
+      p_q[i] =
+          place_on(in.rows.band.positions_q_BL, head, rows[i], first + i - segment.first_query);
+    }
+    list_tiles(p_q, count, worker);
+    return queries;
+  }
+
+  TileShape shape() const { return {static_cast<int>(D), 1 / std::sqrt(static_cast<double>(D))}; }
+
+  void attend_places(Worker& worker, const Task& task) const {
+    QueryTile<T> queries = load_tile(task, task.first_query, worker);
+    const Head head = segments[task.segment].head;
+    queries.out_sum = {mutable_row_of<S>(place_out_BHPD, head, task.first_query), D};
+    queries.max = number_of<S>(place_max_BHP, head, task.first_query);
+    queries.inverse_sum = number_of<S>(place_inverse_BHP, head, task.first_query);
+    attend_tile(kernels, shape(), queries, worker.tiles.data(),
+                static_cast<int>(worker.tiles.size()), worker.loop.get());
+  }
+
+  void add_gradients_of_segment(Worker& worker, const Task& task) const {
+    const Segment& segment = segments[task.segment];
+    const Head head = segment.head;
+    for (const at::Tensor* sums : {&d_k_BHPD, &d_v_BHPD}) {
+      std::fill_n(mutable_row_of<S>(*sums, head, segment.first_key), segment.num_keys() * D, S{0});
+    }
+    std::fill_n(mutable_row_of<S>(d_q_BHPD, head, task.first_query), segment.num_queries() * D,
+                S{0});
+    for (std::int64_t first = task.first_query; first < task.end_query; first += kTile) {
+      QueryTile<T> queries = load_tile(task, first, worker);
+      const std::int32_t* rows = HeadLists(in.rows.queries, head).rows + first;
+      gather(d_out_BHLD, head, rows, queries.num_queries, worker.d_out);
+      for (int i = 0; i < queries.num_queries; ++i) {
+        const S sum = *number_of<S>(sum_BHL, head, rows[i]);
+        worker.max[i] = *number_of<S>(max_BHL, head, rows[i]);
+        worker.inverse_sum[i] = sum != 0 ? 1 / sum : 0;
+      }
+      queries.d_out = {worker.d_out, D};
+      queries.max = worker.max;
+      queries.inverse_sum = worker.inverse_sum;
+      if (rest_BHP.defined()) queries.rest = number_of<S>(rest_BHP, head, first);
+      queries.d_q_sum = {mutable_row_of<S>(d_q_BHPD, head, first), D};
+      add_tile_gradients(kernels, shape(), queries, worker.tiles.data(),
+                         static_cast<int>(worker.tiles.size()), worker.loop.get());
+    }
+  }
+
+  GatheredResults run_forward() {
+    const at::Tensor softmax_2BHP = at::empty({2, B, H, num_query_places}, sum_options);
+    place_out_BHPD = at::empty({B, H, num_query_places, D}, sum_options);
+    place_max_BHP = softmax_2BHP[0];
+    place_inverse_BHP = softmax_2BHP[1];
+    std::vector<Task> tasks;
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      for (std::int64_t first = segments[s].first_query; first < segments[s].end_query;
+           first += kTile) {
+        tasks.push_back({s, first, std::min(first + kTile, segments[s].end_query)});
+      }
+    }
+    for_each(tasks, /*backward=*/false,
+             [&](Worker& worker, const Task& task) { attend_places(worker, task); });
+    const PlaceResults places{place_out_BHPD, softmax_2BHP};
+    return {merge_places(in, places), places};
+  }
+
+  GatheredGradients run_backward() {
+    d_q_BHPD = at::empty({B, H, num_query_places, D}, sum_options);
+    d_k_BHPD = at::empty({B, H, num_key_places, D}, sum_options);
+    d_v_BHPD = at::empty_like(d_k_BHPD);
+    std::vector<Task> tasks;
+    for (std::size_t s = 0; s < segments.size(); ++s) {
+      tasks.push_back({s, segments[s].first_query, segments[s].end_query});
+    }
+    for_each(tasks, /*backward=*/true,
+             [&](Worker& worker, const Task& task) { add_gradients_of_segment(worker, task); });
+    return {add_places(in.rows.queries, d_q_BHPD, in.q_BHLD),
+            add_places(in.rows.keys, d_k_BHPD, in.k_BHSD),
+            add_places(in.rows.keys, d_v_BHPD, in.v_BHSD)};
+  }
+};
+
+}  // namespace
+
+GatheredResults attend_in_segments(const GatheredAttention& in) {
+  GatheredResults results;
+  dispatch_tile_type(in.q_BHLD.scalar_type(),
+                     [&]<typename T>(T) { results = Call<T>(in).run_forward(); });
+  const at::Tensor places_BHL = in.rows.queries.starts_BHR.diff();
+  if (places_BHL.max().item<std::int32_t>() <= 1) results.places = {};  // nothing to tell apart
+  return results;
+}
+
+GatheredGradients gradients_in_segments(const GatheredAttention& in, const GatheredResults& results,
+                                        const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL) {
+  GatheredGradients gradients;
+  dispatch_tile_type(in.q_BHLD.scalar_type(), [&]<typename T>(T) {
+    Call<T> call(in);
+    call.d_out_BHLD = d_out_BHLD;
+    call.max_BHL = results.part.max_BHL;
+    call.sum_BHL = results.part.sum_BHL;
+    if (results.places.out_BHPD.defined() || d_sum_BHL.defined()) {
+      call.rest_BHP = rests_of_places(in, results, d_out_BHLD, d_sum_BHL);
+    }
+    gradients = call.run_backward();
+  });
+  return gradients;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,129 @@
+#include "attention/kernels/gathered_attention/gathered_attention.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+#include "attention/kernels/common/cpu_dtype.h"
+#include "attention/kernels/common/limits.h"
+#include "attention/kernels/gathered_attention/paths.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+// Checks the numbers of lists on the CPU; both are contiguous.
+void check_numbers(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG, std::int64_t num_rows) {
+  const std::int64_t P = rows_BHP.size(2), G = ends_BHG.size(2);
+  const auto* rows = rows_BHP.const_data_ptr<std::int32_t>();
+  const auto* ends = ends_BHG.const_data_ptr<std::int32_t>();
+  for (std::int64_t head = 0; head < rows_BHP.size(0) * rows_BHP.size(1); ++head) {
+    std::int64_t end = 0;
+    for (std::int64_t g = 0; g < G; ++g) {
+      const std::int64_t next = ends[head * G + g];
+      if (next < end || next > P) {
+        fail(ExitCode::kInternal,
+             "gathered attention: segment {} of list {} ends at {}, which must be in [{}, {}]", g,
+             head, next, end, P);
+      }
+      end = next;
+    }
+    for (std::int64_t place = 0; place < end; ++place) {
+      const std::int64_t row = rows[head * P + place];
+      if (row < 0 || row >= num_rows) {
+        fail(ExitCode::kInternal,
+             "gathered attention: place {} of list {} has row {}, which must be in [0, {})", place,
+             head, row, num_rows);
+      }
+    }
+  }
+}
+
+// Whether sizes are [B or 1, H or 1, ..].
+bool fits_heads(const at::Tensor& x, const at::Tensor& q_BHLD) {
+  return x.dim() == 3 && (x.size(0) == 1 || x.size(0) == q_BHLD.size(0)) &&
+         (x.size(1) == 1 || x.size(1) == q_BHLD.size(1));
+}
+
+void check_positions(const at::Tensor& positions_BL, const at::Tensor& x_BHLD) {
+  if (!positions_BL.defined()) return;
+  require(positions_BL.dim() == 2 && positions_BL.scalar_type() == at::kInt &&
+              (positions_BL.size(0) == 1 || positions_BL.size(0) == x_BHLD.size(0)) &&
+              positions_BL.size(1) == x_BHLD.size(2) && positions_BL.device() == x_BHLD.device(),
+          "gathered attention: positions must be int32, one for each row, on the device of q");
+}
+
+void check(const GatheredAttention& in) {
+  const at::Tensor &q = in.q_BHLD, &k = in.k_BHSD, &v = in.v_BHSD;
+  require(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
+              q.size(1) == k.size(1) && q.size(3) == k.size(3) && q.size(2) > 0 && k.size(2) > 0 &&
+              q.size(3) > 0,
+          "gathered attention: q must be [B, H, L, D], and k and v [B, H, S, D], none empty");
+  require(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
+              q.is_floating_point() && q.device() == k.device() && q.device() == v.device(),
+          "gathered attention: q, k and v must have one dtype and device");
+  for (const RowLists* lists : {&in.rows.queries, &in.rows.keys}) {
+    require(lists->starts_BHR.defined() && fits_heads(lists->rows_BHP, q) &&
+                lists->rows_BHP.device() == q.device(),
+            "gathered attention: lists must be made by make_row_lists, for these heads or one, on "
+            "the device of q");
+  }
+  require(in.rows.queries.num_rows == q.size(2) && in.rows.keys.num_rows == k.size(2),
+          "gathered attention: lists must be made for the numbers of queries and keys");
+  require(in.rows.queries.ends_BHG.size(2) == in.rows.keys.ends_BHG.size(2),
+          "gathered attention: queries and keys must have as many segments");
+  check_positions(in.rows.band.positions_q_BL, q);
+  check_positions(in.rows.band.positions_k_BS, k);
+  require(
+      !in.key_lengths_B.defined() ||
+          (in.key_lengths_B.dim() == 1 && in.key_lengths_B.size(0) == q.size(0) &&
+           in.key_lengths_B.scalar_type() == at::kLong && in.key_lengths_B.device() == q.device()),
+      "gathered attention: key lengths must be int64, one for each sample, on the device of q");
+}
+
+}  // namespace
+
+RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
+                        std::int64_t num_rows) {
+  require(rows_BHP.dim() == 3 && ends_BHG.dim() == 3 && rows_BHP.size(0) == ends_BHG.size(0) &&
+              rows_BHP.size(1) == ends_BHG.size(1),
+          "gathered attention: rows must be [B, H, P] and ends [B, H, G]");
+  require(rows_BHP.scalar_type() == at::kInt && ends_BHG.scalar_type() == at::kInt &&
+              rows_BHP.device() == ends_BHG.device(),
+          "gathered attention: rows and ends must be int32, on one device");
+  RowLists lists{.rows_BHP = rows_BHP.contiguous(),
+                 .ends_BHG = ends_BHG.contiguous(),
+                 .order_BHP = {},
+                 .starts_BHR = {},
+                 .num_rows = num_rows};
+  if (rows_BHP.is_cpu()) check_numbers(lists.rows_BHP, lists.ends_BHG, num_rows);
+
+  // Sorted by row; places that are not used come last, as row num_rows.
+  const std::int64_t P = rows_BHP.size(2), G = ends_BHG.size(2);
+  const at::Tensor used_BH1 =
+      G > 0 ? lists.ends_BHG.narrow(2, G - 1, 1)
+            : at::zeros({rows_BHP.size(0), rows_BHP.size(1), 1}, ends_BHG.options());
+  const at::Tensor unused_BHP = at::arange(P, ends_BHG.options()) >= used_BH1;
+  const auto [sorted_BHP, order_BHP] = at::sort(lists.rows_BHP.masked_fill(unused_BHP, num_rows),
+                                                std::optional<bool>(true), /*dim=*/2);
+  const at::Tensor row_R = at::arange(num_rows + 1, ends_BHG.options());
+  lists.order_BHP = order_BHP.to(at::kInt);
+  lists.starts_BHR = at::searchsorted(
+      sorted_BHP, row_R.expand({rows_BHP.size(0), rows_BHP.size(1), -1}).contiguous(),
+      /*out_int32=*/true);
+  return lists;
+}
+
+Path choose_path(const GatheredAttention& in, Path limit) {
+  const at::Tensor& q = in.q_BHLD;
+  const bool fits = q.size(3) <= kMostTileHeadDim && q.is_cpu() && has_tile_type(q.scalar_type());
+  return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
+}
+
+AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
+  check(in);
+  return choose_path(in, limit) == Path::kFused ? attend_gathered_fused(in)
+                                                : attend_gathered_reference(in);
+}
+
+}  // namespace birkhoff

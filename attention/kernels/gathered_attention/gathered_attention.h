@@ -1,0 +1,75 @@
+// Attention over gathered rows: lists say which rows of q see which rows of k and v. A list is cut
+// into segments; the queries of a segment see the keys of the same segment, as far as a band of
+// distances and padding let them. Sliding windows, strided attention, listed blocks (lists.h) and
+// routing (Roy et al. 2021, section 4.1) differ only in their lists.
+//
+// Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P places of a list. Lists
+// have B or H = 1 where all samples or heads share them.
+//
+// A row may be in several segments, and several times in one, as a query and as a key; a place is
+// one such occurrence. A query has one softmax over the keys that it sees from all of its places.
+// A key that it sees from two places counts twice. A query that sees no key has output 0.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <limits>
+
+#include "attention/kernels/common/path.h"
+#include "attention/kernels/gathered_attention/parts.h"
+
+namespace birkhoff {
+
+// For each head, segments of rows of a [B, H, num_rows, D] tensor, and the places of each row.
+struct RowLists {
+  // int32. Segment g has the rows at the places [ends[g - 1], ends[g]) of `rows` (from 0 for
+  // g = 0), in this order, which defines ranks. Places after the last end are not used.
+  at::Tensor rows_BHP, ends_BHG;
+  // int32, the inverse: row r is at the places order[starts[r]], .., order[starts[r + 1] - 1], in
+  // ascending order. R is num_rows + 1.
+  at::Tensor order_BHP, starts_BHR;
+  std::int64_t num_rows = 0;
+};
+
+// Checks lists and inverts them. Error(kInternal) if a shape or dtype is wrong, or, for lists on
+// the CPU, if ends decrease or exceed P or a row is not in [0, num_rows). On a GPU the caller
+// answers for the numbers: reading them would wait for the device. Asynchronous there.
+RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
+                        std::int64_t num_rows);
+
+// Query i sees key j of its segment if least <= p_i - p_j <= most. By default it sees all.
+struct DistanceBand {
+  enum class Of {
+    kPositions,  // p: the number of the row, or, where defined, its entry in `positions`
+    kRanks,      // p: the place in the segment, from 0
+  };
+  static constexpr std::int64_t kFar = std::int64_t{1} << 40;  // beyond all distances
+
+  Of of = Of::kPositions;
+  std::int64_t least = -kFar, most = kFar;
+  at::Tensor positions_q_BL{}, positions_k_BS{};  // int32; B may be 1
+};
+
+// What decides which keys a query sees, apart from padding: all that a mechanism chooses.
+struct GatheredRows {
+  RowLists queries, keys;  // of the same number of segments
+  DistanceBand band;
+};
+
+struct GatheredAttention {
+  at::Tensor q_BHLD, k_BHSD, v_BHSD;
+  GatheredRows rows;
+  at::Tensor key_lengths_B{};  // int64; keys at rows >= length are hidden. Undefined: none
+};
+
+// The fastest path up to `limit` that supports `in`; kSdpa is never it. kFused: on the CPU fp32,
+// fp64 and bf16, on a GPU fp32, bf16 and fp16, D up to 256.
+Path choose_path(const GatheredAttention& in, Path limit);
+
+// The softmax attention of each query with logits q k / sqrt(D), computed on that path.
+// Differentiable by q, k and v. Error(kInternal) if shapes, dtypes or devices do not fit. There is
+// no dropout of probabilities. On the CPU the same bits for any number of threads.
+AttentionPart attend_gathered(const GatheredAttention& in, Path limit);
+
+}  // namespace birkhoff

@@ -1,0 +1,26 @@
+// The tensors of one call of fused attention over gathered rows. Legend: B batch, H heads, L
+// queries, P places of a list, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "attention/kernels/gathered_attention/gathered_attention.h"
+
+namespace birkhoff {
+
+// What the backward pass needs of the softmax of each place by itself: out, and maximum and inverse
+// sum. Their dtype is that of sums. Undefined where it needs nothing of them.
+struct PlaceResults {
+  at::Tensor out_BHPD, softmax_2BHP;
+};
+
+struct GatheredResults {
+  AttentionPart part;
+  PlaceResults places;
+};
+
+struct GatheredGradients {
+  at::Tensor d_q_BHLD, d_k_BHSD, d_v_BHSD;
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,25 @@
+// Softmax attention in parts: each part covers some of the keys that a query sees, and parts merge
+// into the softmax over all of them. Legend: B batch, H heads, L queries, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace birkhoff {
+
+// For logits s_ij: max_i = max_j s_ij, sum_i = sum_j exp(s_ij - max_i). The log-sum-exp of a query
+// is max + log(sum); they are two numbers because a single one would lose the digits of large
+// logits to rounding. A query that sees no key has out = max = sum = 0; one that sees NaN has
+// max = 0 and sum = NaN.
+struct AttentionPart {
+  at::Tensor out_BHLD;
+  // fp32, or fp64 if out is. Gradients flow through `sum`, as though `max` were a constant.
+  at::Tensor max_BHL, sum_BHL;
+};
+
+// One softmax over the keys of all parts, which have the same queries; a key in two parts counts
+// twice. Plain LibTorch operations, differentiable; any grouping gives the same up to rounding.
+AttentionPart merge_parts(const std::vector<AttentionPart>& parts);
+
+}  // namespace birkhoff

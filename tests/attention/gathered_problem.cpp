@@ -1,0 +1,132 @@
+#include "tests/attention/gathered_problem.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <random>
+
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff::testing {
+
+GatheredProblem GatheredProblem::to(at::ScalarType dtype) const {
+  GatheredProblem other = *this;
+  for (at::Tensor* x :
+       {&other.attention.q_BHLD, &other.attention.k_BHSD, &other.attention.v_BHSD}) {
+    *x = x->detach().to(dtype).set_requires_grad(true);
+  }
+  other.d_out_BHLD = d_out_BHLD.to(dtype);
+  other.d_lse_BHL = d_lse_BHL.to(at::toOpMathType(dtype));
+  return other;
+}
+
+GatheredProblem random_gathered_problem(int seed, int draw_index) {
+  std::mt19937 random(static_cast<unsigned>(seed));
+  const auto draw = [&](const std::vector<std::int64_t>& from) {
+    return from[random() % from.size()];
+  };
+  const std::int64_t B = draw({1, 2}), H = draw({1, 2}), L = draw({1, 9, 70, 130}),
+                     S = draw({L, L, 5, 150}), D = draw({1, 3, 8, 20, 32, 64, 99, 256});
+  const std::int64_t G = draw({0, 1, 4, 9});
+  const double size = static_cast<double>(draw({1, 1, 5, 8}));
+  auto tensor_seed =
+      100'000 * static_cast<std::uint64_t>(draw_index) + 100 * static_cast<std::uint64_t>(seed);
+  const auto tensor = [&](std::int64_t rows, double factor) {
+    const auto values = [&](at::IntArrayRef sizes) {
+      return random_tensor(sizes, at::kFloat, ++tensor_seed) * factor;
+    };
+    switch (random() % 4) {
+      case 0:
+        return values({B, rows, H, D}).permute({0, 2, 1, 3});
+      case 1:
+        return values({B, H, D, rows}).transpose(2, 3);
+      default:
+        return values({B, H, rows, D});
+    }
+  };
+  const auto lists = [&](std::int64_t num_rows) {
+    const std::int64_t list_B = draw({1, B}), list_H = draw({1, H});
+    std::vector<std::int64_t> lengths(static_cast<std::size_t>(G));
+    const std::int64_t longest = draw({3, 20, 80, 150});
+    std::int64_t places = draw({0, 2});  // not used
+    for (std::int64_t& length : lengths) {
+      length = random() % 4 == 0 ? 0 : static_cast<std::int64_t>(random() % longest);
+      places += length;
+    }
+    const at::Tensor ends = at::zeros({list_B, list_H, G}, at::kInt),
+                     rows = at::empty({list_B, list_H, places}, at::kInt);
+    for (std::int64_t head = 0; head < list_B * list_H; ++head) {
+      std::shuffle(lengths.begin(), lengths.end(), random);
+      std::int64_t end = 0;
+      for (std::int64_t g = 0; g < G; ++g) {
+        end += lengths[static_cast<std::size_t>(g)];
+        ends.view({-1, G})[head][g] = end;
+      }
+    }
+    // Ascending runs of neighbours, as windows have, or rows in any order.
+    const bool runs = random() % 2;
+    auto* row = rows.mutable_data_ptr<std::int32_t>();
+    for (std::int64_t p = 0; p < rows.numel(); ++p) {
+      row[p] = static_cast<std::int32_t>(runs && p % 50 != 0 && p % places != 0
+                                             ? (row[p - 1] + 1) % num_rows
+                                             : random() % num_rows);
+    }
+    return make_row_lists(rows, ends, num_rows);
+  };
+  GatheredProblem problem;
+  GatheredAttention& in = problem.attention;
+  in.q_BHLD = tensor(L, size);
+  in.k_BHSD = tensor(S, size);
+  in.v_BHSD = tensor(S, 1);
+  in.rows.queries = lists(L);
+  in.rows.keys = lists(S);
+  DistanceBand& band = in.rows.band;
+  switch (random() % 5) {
+    case 0:
+      break;
+    case 1:
+      band.least = 0;
+      break;
+    case 2:
+      band = {.least = -3, .most = 11};
+      break;
+    case 3:
+      band = {.of = DistanceBand::Of::kRanks, .least = -draw({0, 5})};
+      break;
+    default:
+      band = {
+          .least = 1,
+          .positions_q_BL = (random_tensor({1, L}, at::kFloat, ++tensor_seed) * 50).to(at::kInt),
+          .positions_k_BS = (random_tensor({B, S}, at::kFloat, 7) * 50).to(at::kInt)};
+  }
+  if (random() % 3 == 0) {
+    in.key_lengths_B = at::full({B}, S / 2, at::kLong);
+    in.key_lengths_B[0] = S;
+  }
+  problem.d_out_BHLD = tensor(L, 1);
+  problem.d_lse_BHL = random_tensor({B, H, L}, at::kFloat, ++tensor_seed);
+  problem.name = "seed " + std::to_string(seed) + " L " + std::to_string(L) + " S " +
+                 std::to_string(S) + " D " + std::to_string(D) + " G " + std::to_string(G);
+  return problem.to(at::kFloat);
+}
+
+at::Tensor finite_lse(const AttentionPart& part) {
+  const at::Tensor none = part.sum_BHL == 0;
+  return part.max_BHL + part.sum_BHL.masked_fill(none, 1).log();
+}
+
+std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProblem& problem) {
+  const at::Tensor lse = finite_lse(part);
+  std::vector<at::Tensor> results =
+      torch::autograd::grad({part.out_BHLD, lse}, problem.leaves(),
+                            {problem.d_out_BHLD, problem.d_lse_BHL}, /*retain_graph=*/true);
+  results.insert(results.begin(), {part.out_BHLD.detach(), lse.detach()});
+  return results;
+}
+
+std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path) {
+  return results_of(attend_gathered(problem.attention, path), problem);
+}
+
+}  // namespace birkhoff::testing
