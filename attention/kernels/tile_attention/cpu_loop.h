@@ -40,8 +40,8 @@ struct QueryTile {
   // m and z [num_queries], written by forward, read by backward.
   Sum<T>*max = nullptr, *inverse_sum = nullptr;
   // For a call whose keys are only a part of the softmax. Forward writes to out_sum instead of out
-  // if it is set. Backward takes m and z of the whole softmax, subtracts rest_i [num_queries] from
-  // d_p_ij - sum_j p_ij d_p_ij (null: 0), and adds to d_q_sum instead of writing d_q if it is set.
+  // if it is set. Backward takes m and z of the whole softmax, adds rest_i [num_queries] to the sum
+  // over j in ds_ij (null: 0), and adds to d_q_sum instead of writing d_q if it is set.
   Rows<Sum<T>> out_sum, d_q_sum;
   const Sum<T>* rest = nullptr;
   std::uint64_t sample_id = 0;  // of the noise
