@@ -180,58 +180,17 @@ TEST(GatheredAttention, GradientsAreThoseOfFiniteDifferences) {
   }
 }
 
-class GatheredAttentionIn : public ::testing::TestWithParam<at::ScalarType> {
- protected:
-  static double eps() {
-    return GetParam() == at::kBFloat16 ? 0x1p-7 : std::numeric_limits<float>::epsilon();
-  }
-};
+class GatheredAttentionIn : public ::testing::TestWithParam<at::ScalarType> {};
 INSTANTIATE_TEST_SUITE_P(Dtypes, GatheredAttentionIn, ::testing::Values(at::kFloat, at::kBFloat16));
 
-// Where a query sees the same key from several places, or has a gradient of its log-sum-exp, ds is
-// a difference of products d_out . v, which the reference takes from the same rounded product.
-// Returns three fp32 roundings of such a product in a gradient of q (`other` is k) or of k (q).
-double product_rounding(const GatheredProblem& problem, const at::Tensor& other) {
-  const auto longest = [](const at::Tensor& x) {
-    return x.detach().to(at::kDouble).square().sum(-1).max().sqrt().item<double>();
-  };
-  const double scale = 1 / std::sqrt(static_cast<double>(other.size(3)));
-  return 3 * std::numeric_limits<float>::epsilon() * longest(problem.d_out_BHLD) *
-         longest(problem.attention.v_BHSD) * scale * other.detach().abs().max().item<double>();
-}
-
-// The largest errors over many draws of one shape, as for block attention
-// (fused_block_attention_test.cpp).
 TEST_P(GatheredAttentionIn, ErrorsAreThoseOfTheReference) {
-  constexpr std::int64_t kQueries = 1000;
-  constexpr double kUnderflow = 1e-32;
-  for (int seed = 0; seed < kProblems; seed += 3) {
-    const GatheredProblem shape = random_gathered_problem(seed);
-    const std::int64_t queries = shape.d_lse_BHL.numel();
-    if (queries < 70) continue;  // too few to compare their largest errors
-    std::vector<double> error(5), reference_error(5), scale(5), product(5);
-    for (int draw = 0; draw * queries < kQueries; ++draw) {
-      const GatheredProblem problem = random_gathered_problem(seed, draw).to(GetParam());
-      const auto exact = solve(problem.to(at::kDouble), Path::kReference),
-                 reference = solve(problem, Path::kReference), fused = solve(problem, Path::kFused);
-      for (std::size_t i = 0; i < exact.size(); ++i) {
-        EXPECT_EQ(fused[i].scalar_type(), i == 1 ? at::kFloat : GetParam());
-        EXPECT_TRUE(fused[i].isfinite().all().item<bool>()) << problem.name << " result " << i;
-        error[i] = std::max(error[i], max_difference(fused[i], exact[i]));
-        reference_error[i] = std::max(reference_error[i], max_difference(reference[i], exact[i]));
-        scale[i] = std::max(scale[i], exact[i].abs().max().item<double>());
-      }
-      const GatheredAttention& in = problem.attention;
-      product[2] = std::max(product[2], product_rounding(problem, in.k_BHSD));
-      product[3] = std::max(product[3], product_rounding(problem, in.q_BHLD));
-    }
-    for (std::size_t i = 0; i < error.size(); ++i) {
-      const double rounding = i == 1 ? std::numeric_limits<float>::epsilon() : eps();
-      EXPECT_LE(error[i],
-                2 * reference_error[i] + 2 * rounding * scale[i] + product[i] + kUnderflow)
-          << shape.name << " result " << i;
-    }
+  int checked = 0;
+  for (int seed = 0; seed < kProblems; seed += 6) {
+    checked += expect_errors_of_the_reference(
+        seed, GetParam(), 500, std::numeric_limits<float>::epsilon(),
+        [](const GatheredProblem& problem) { return solve(problem, Path::kFused); });
   }
+  EXPECT_GT(checked, 5);
 }
 
 TEST_P(GatheredAttentionIn, SameBitsForAnyNumberOfThreads) {
@@ -290,7 +249,7 @@ GatheredAttention some_segments(const GatheredProblem& problem, int remainder) {
 }
 
 TEST(GatheredAttention, PartsMergeInAnyGrouping) {
-  for (int seed = 0; seed < kProblems; seed += 8) {
+  for (int seed = 0; seed < kProblems; seed += 12) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       const GatheredProblem problem = random_gathered_problem(seed).to(dtype);
       const double bound = dtype == at::kDouble ? 1e-11 : dtype == at::kFloat ? 3e-5 : 6e-2;
@@ -389,7 +348,7 @@ TEST(GatheredAttention, ListedBlocksAreLists) {
 // does not change. result: 0 out, 1 log-sum-exp, 2.. gradients of q, k, v.
 TEST(GatheredAttention, NaNStaysWithQueriesThatSeeIt) {
   int reached = 0;
-  for (int seed = 0; seed < 60; ++seed) {
+  for (int seed = 0; seed < 60; seed += 2) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
       const GatheredProblem problem = random_gathered_problem(seed).to(dtype);
       const at::Tensor sees = views_of(problem.attention)[0][0] > 0;
@@ -431,7 +390,7 @@ TEST(GatheredAttention, NaNStaysWithQueriesThatSeeIt) {
       }
     }
   }
-  EXPECT_GT(reached, 200);
+  EXPECT_GT(reached, 100);
 }
 
 template <typename F>

@@ -2,10 +2,15 @@
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <random>
 
+#include "attention/kernels/gathered_attention/lists.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::testing {
@@ -111,6 +116,22 @@ GatheredProblem random_gathered_problem(int seed, int draw_index) {
   return problem.to(at::kFloat);
 }
 
+GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int64_t num_tokens,
+                               std::int64_t width) {
+  const auto values = [&](std::uint64_t seed) {
+    return random_tensor({batch, heads, num_tokens, 64}, at::kFloat, seed);
+  };
+  GatheredProblem problem;
+  problem.attention = {.q_BHLD = values(1),
+                       .k_BHSD = values(2),
+                       .v_BHSD = values(3),
+                       .rows = sliding_window_lists(num_tokens, width, true, at::kCPU)};
+  problem.d_out_BHLD = values(4);
+  problem.d_lse_BHL = random_tensor({batch, heads, num_tokens}, at::kFloat, 5);
+  problem.name = "windows";
+  return problem.to(at::kFloat);
+}
+
 at::Tensor finite_lse(const AttentionPart& part) {
   const at::Tensor none = part.sum_BHL == 0;
   return part.max_BHL + part.sum_BHL.masked_fill(none, 1).log();
@@ -127,6 +148,49 @@ std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProb
 
 std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path) {
   return results_of(attend_gathered(problem.attention, path), problem);
+}
+
+bool expect_errors_of_the_reference(
+    int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
+    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver) {
+  constexpr std::int64_t kFewest = 70;
+  constexpr double kUnderflow = 1e-32;
+  constexpr double kFloatEps = std::numeric_limits<float>::epsilon();
+  const double eps = dtype == at::kBFloat16 ? 0x1p-7 : dtype == at::kHalf ? 0x1p-10 : kFloatEps;
+  const auto largest = [](const at::Tensor& x) {
+    return x.detach().abs().max().to(at::kDouble).item<double>();
+  };
+  const auto longest = [](const at::Tensor& x) {
+    return x.detach().to(at::kDouble).square().sum(-1).max().sqrt().item<double>();
+  };
+  const GatheredProblem shape = random_gathered_problem(seed);
+  const std::int64_t in_a_draw = shape.d_lse_BHL.numel();
+  if (in_a_draw < kFewest) return false;
+  const auto raise = [](double& most, double x) { most = std::max(most, x); };
+  std::vector<double> error(5), reference_error(5), scale(5), product(5);
+  for (int draw = 0; draw * in_a_draw < queries; ++draw) {
+    const GatheredProblem problem = random_gathered_problem(seed, draw).to(dtype);
+    const auto exact = solve(problem.to(at::kDouble), Path::kReference),
+               reference = solve(problem, Path::kReference), solved = solver(problem);
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_EQ(solved[i].scalar_type(), reference[i].scalar_type());
+      EXPECT_TRUE(solved[i].isfinite().all().item<bool>()) << problem.name << " result " << i;
+      raise(error[i], max_difference(solved[i], exact[i]));
+      raise(reference_error[i], max_difference(reference[i], exact[i]));
+      raise(scale[i], largest(exact[i]));
+    }
+    const GatheredAttention& in = problem.attention;
+    const double rounding = 3 * product_eps * longest(problem.d_out_BHLD) * longest(in.v_BHSD) /
+                            std::sqrt(static_cast<double>(in.q_BHLD.size(3)));
+    raise(product[2], rounding * largest(in.k_BHSD));
+    raise(product[3], rounding * largest(in.q_BHLD));
+  }
+  for (std::size_t i = 0; i < error.size(); ++i) {
+    EXPECT_LE(error[i], 2 * reference_error[i] + 2 * (i == 1 ? kFloatEps : eps) * scale[i] +
+                            product[i] + kUnderflow)
+        << shape.name << " " << c10::toString(dtype) << " result " << i;
+  }
+  return true;
 }
 
 }  // namespace birkhoff::testing

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -27,10 +28,29 @@ struct GatheredProblem {
 // `seed` determines everything except the numbers of tensors, which also depend on `draw_index`.
 GatheredProblem random_gathered_problem(int seed, int draw_index = 0);
 
+// Causal sliding windows of `width` tokens, D = 64.
+GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int64_t num_tokens,
+                               std::int64_t width);
+
 // The log-sum-exp of each query, 0 for those that see no key.
 at::Tensor finite_lse(const AttentionPart& part);
 // Returns out, log-sum-exp, and the gradients of q, k and v.
 std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProblem& problem);
 std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path);
+
+// Relative error of d_out . out in the GPU kernels, which take it from the rounded out.
+inline double out_rounding(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? 0x1p-8 : dtype == at::kHalf ? 0x1p-11 : 0x1p-23;
+}
+
+// Checks the largest errors of `solver` over at least `queries` queries of one shape, as
+// fused_block_attention_test.cpp does for block attention: at most twice those of the reference in
+// the same dtype, and two roundings. Where a query sees the same key from several places, or has a
+// gradient of its log-sum-exp, ds is a difference of products d_out . v, which the reference takes
+// from one rounded product: three roundings of relative size `product_eps` of such a product are
+// allowed in the gradients of q and k. Returns false if the shape has too few queries to compare.
+bool expect_errors_of_the_reference(
+    int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
+    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver);
 
 }  // namespace birkhoff::testing

@@ -4,7 +4,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "attention/kernels/gathered_attention/cpu_segments.h"
+#include "attention/kernels/gathered_attention/gpu_arguments.h"
 #include "attention/kernels/gathered_attention/paths.h"
+#include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
 
 namespace birkhoff {
@@ -16,6 +18,25 @@ using torch::autograd::variable_list;
 // x, or a copy with contiguous rows.
 at::Tensor with_fitting_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
+GatheredResults attend(const GatheredAttention& in) {
+  if (in.q_BHLD.is_cpu()) return attend_in_segments(in);
+  const GatheredForward forward = gathered_forward(in);
+  if constexpr (kHasGpuKernels) {
+    launch_gathered_attention(forward.params, current_stream(in.q_BHLD));
+  }
+  return forward.results;
+}
+
+GatheredGradients gradients_of(const GatheredAttention& in, const GatheredResults& results,
+                               const at::Tensor& d_out, const at::Tensor& d_sum) {
+  if (d_out.is_cpu()) return gradients_in_segments(in, results, d_out, d_sum);
+  const GatheredBackward backward = gathered_backward(in, results, d_out, d_sum);
+  if constexpr (kHasGpuKernels) {
+    launch_gathered_attention_backward(backward.params, current_stream(d_out));
+  }
+  return backward.gradients;
+}
+
 struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {
   // Autograd sees q, k and v; `in` holds them again, with everything else. Returns the part.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*q_BHLD*/,
@@ -24,7 +45,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     in.q_BHLD = with_fitting_rows(in.q_BHLD);
     in.k_BHSD = with_fitting_rows(in.k_BHSD);
     in.v_BHSD = with_fitting_rows(in.v_BHSD);
-    const GatheredResults results = attend_in_segments(in);
+    const GatheredResults results = attend(in);
     context->set_materialize_grads(false);
     context->mark_non_differentiable({results.part.max_BHL});
     save(context, in, results);
@@ -37,7 +58,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     const at::Tensor d_out =
         gradients[0].defined() ? with_fitting_rows(gradients[0]) : at::zeros_like(in.q_BHLD);
     const at::Tensor d_sum = gradients[2].defined() ? gradients[2].contiguous() : at::Tensor();
-    const GatheredGradients made = gradients_in_segments(in, results, d_out, d_sum);
+    const GatheredGradients made = gradients_of(in, results, d_out, d_sum);
     return {made.d_q_BHLD, made.d_k_BHSD, made.d_v_BHSD, {}};
   }
 
@@ -47,11 +68,12 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     const RowLists &queries = in.rows.queries, &keys = in.rows.keys;
     const DistanceBand& band = in.rows.band;
     // The CPU loop does not need `out` in its backward pass.
+    const at::Tensor out = results.part.out_BHLD.is_cpu() ? at::Tensor() : results.part.out_BHLD;
     context->save_for_backward(
         {in.q_BHLD, in.k_BHSD, in.v_BHSD, results.part.max_BHL, results.part.sum_BHL,
          results.places.out_BHPD, results.places.softmax_2BHP, queries.rows_BHP, queries.ends_BHG,
          queries.order_BHP, queries.starts_BHR, keys.rows_BHP, keys.ends_BHG, keys.order_BHP,
-         keys.starts_BHR, band.positions_q_BL, band.positions_k_BS, in.key_lengths_B});
+         keys.starts_BHR, band.positions_q_BL, band.positions_k_BS, in.key_lengths_B, out});
     context->saved_data["band"] =
         std::vector<std::int64_t>{static_cast<std::int64_t>(band.of), band.least, band.most};
   }
@@ -72,7 +94,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                     .positions_q_BL = saved[15],
                     .positions_k_BS = saved[16]};
     in.key_lengths_B = saved[17];
-    return {in, {.part = {{}, saved[3], saved[4]}, .places = {saved[5], saved[6]}}};
+    return {in, {.part = {saved[18], saved[3], saved[4]}, .places = {saved[5], saved[6]}}};
   }
 };
 

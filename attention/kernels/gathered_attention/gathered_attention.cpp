@@ -6,8 +6,10 @@
 
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
+#include "attention/kernels/gathered_attention/gpu_arguments.h"
 #include "attention/kernels/gathered_attention/paths.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {
@@ -116,7 +118,8 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
 
 Path choose_path(const GatheredAttention& in, Path limit) {
   const at::Tensor& q = in.q_BHLD;
-  const bool fits = q.size(3) <= kMostTileHeadDim && q.is_cpu() && has_tile_type(q.scalar_type());
+  const bool fits = q.is_cpu() ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
+                               : kHasGpuKernels && q.is_cuda() && fits_gpu_kernels(in);
   return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
 }
 

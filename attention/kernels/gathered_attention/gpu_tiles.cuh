@@ -1,0 +1,157 @@
+// What the kernels of gpu_gathered.cu read: lists, tiles of places and of rows. Included only there.
+#pragma once
+
+#include "attention/kernels/gathered_attention/gpu_params.h"
+#include "cluster/base/gpu/elements.cuh"
+
+namespace birkhoff {
+
+extern __shared__ float4 gathered_memory[];  // float4 for its alignment
+
+namespace {
+
+constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp, kTile = 32;
+constexpr int kTeam = kThreads / kTile;  // threads that own a place
+constexpr int kPairs = kTile / kTeam;    // of a thread's place with the places of the other tile
+
+__device__ inline float team_max(float x) {
+#pragma unroll
+  for (int distance = 1; distance < kTeam; distance *= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, distance));
+  }
+  return x;
+}
+__device__ inline float team_sum(float x) {
+#pragma unroll
+  for (int distance = 1; distance < kTeam; distance *= 2) {
+    x += __shfl_xor_sync(0xffffffff, x, distance);
+  }
+  return x;
+}
+__device__ inline float warp_sum(float x) {
+#pragma unroll
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    x += __shfl_xor_sync(0xffffffff, x, distance);
+  }
+  return x;
+}
+
+struct Head {
+  std::int64_t b, h;
+};
+
+// The lists of one head.
+struct HeadLists {
+  const GatheredListsParams& lists;
+  Head head;
+  const std::int32_t *row_of, *ends, *order, *starts;
+  int used;  // places
+
+  __device__ HeadLists(const GatheredListsParams& new_lists, Head new_head, int segments)
+      : lists(new_lists), head(new_head) {
+    const std::int64_t number =
+        (lists.batch == 1 ? 0 : head.b) * lists.heads + (lists.heads == 1 ? 0 : head.h);
+    row_of = lists.row_of + number * lists.places;
+    ends = lists.ends + number * segments;
+    order = lists.order + number * lists.places;
+    starts = lists.starts + number * (lists.rows + 1);
+    used = segments == 0 ? 0 : ends[segments - 1];
+  }
+  __device__ int first_of(int segment) const { return segment == 0 ? 0 : ends[segment - 1]; }
+  __device__ int row(int place) const { return row_of[place]; }
+  // The segment of a used place: the first that ends after it.
+  __device__ int segment_of(int place, int segments) const {
+    int first = 0;
+    for (int last = segments - 1; first < last;) {
+      const int middle = (first + last) / 2;
+      if (ends[middle] > place) {
+        last = middle;
+      } else {
+        first = middle + 1;
+      }
+    }
+    return first;
+  }
+  // p of DistanceBand.
+  __device__ std::int64_t p_of(bool by_rank, int segment, int place) const {
+    if (by_rank) return place - first_of(segment);
+    const int at = row(place);
+    return lists.positions == nullptr ? at : lists.positions[head.b * lists.positions_stride + at];
+  }
+};
+
+__device__ inline bool sees(const GatheredParams& p, const HeadLists& queries, int query,
+                            const HeadLists& keys, int key, int segment) {
+  const std::int64_t distance =
+      queries.p_of(p.by_rank, segment, query) - keys.p_of(p.by_rank, segment, key);
+  return distance >= p.least && distance <= p.most &&
+         (p.key_lengths == nullptr || keys.row(key) < p.key_lengths[keys.head.b]);
+}
+
+// A tile of rows in shared memory, one number apart from the next so that threads that read the
+// same column of different rows use different banks.
+struct RowTile {
+  float* data;
+  int pitch;
+
+  __device__ float* row(int i) const { return data + i * pitch; }
+  // The rows of places [first, end), as far as they fit; zeros after them. All threads call it.
+  template <typename T>
+  __device__ void load(const GatheredRowsParams& x, const HeadLists& lists, int first, int end,
+                       int head_dim) const {
+    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    for (int i = warp; i < kTile; i += kWarps) {
+      const bool exists = first + i < end;
+      const T* from = static_cast<const T*>(x.data) + lists.head.b * x.strides[0] +
+                      lists.head.h * x.strides[1] +
+                      (exists ? lists.row(first + i) * x.strides[2] : 0);
+      for (int d = lane; d < head_dim; d += kWarp) row(i)[d] = exists ? to_float(from[d]) : 0.0f;
+    }
+  }
+};
+
+__device__ inline float product(const float* a, const float* b, int head_dim) {
+  float sum = 0;
+  for (int d = 0; d < head_dim; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+// What a block owns: kTile places of a list; and what its thread owns: one of them.
+struct Tile {
+  Head head;
+  int first, end;     // of the block's places; none are used if first >= end
+  int place, member;  // of the thread; its number in the place's team
+  int local;          // place - first
+
+  __device__ Tile(const GatheredParams& p, const GatheredListsParams& lists) {
+    const int tiles = (lists.places + kTile - 1) / kTile;
+    const std::int64_t number = blockIdx.x / static_cast<unsigned>(tiles);
+    head = {number / p.heads, number % p.heads};
+    first = static_cast<int>(blockIdx.x % static_cast<unsigned>(tiles)) * kTile;
+    end = min(first + kTile, HeadLists(lists, head, p.segments).used);
+    local = static_cast<int>(threadIdx.x) / kTeam;
+    place = first + local;
+    member = static_cast<int>(threadIdx.x) % kTeam;
+  }
+  // Of the thread's place, in [B, H, P].
+  __device__ std::int64_t entry(const GatheredParams& p, const GatheredListsParams& lists) const {
+    return (head.b * p.heads + head.h) * lists.places + place;
+  }
+};
+
+// The block's shared memory.
+struct Memory {
+  int pitch;
+  __device__ explicit Memory(int head_dim) : pitch(head_dim + 1) {}
+  __device__ RowTile rows(int number) const {
+    return {reinterpret_cast<float*>(gathered_memory) + number * kTile * pitch, pitch};
+  }
+  // [kTile, kTile + 1] numbers after `row_tiles` tiles of rows.
+  __device__ float* products(int row_tiles, int number) const {
+    return rows(row_tiles).data + number * kTile * (kTile + 1);
+  }
+};
+
+}  // namespace
+}  // namespace birkhoff

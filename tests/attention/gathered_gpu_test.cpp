@@ -1,0 +1,66 @@
+// The GPU kernels of attention over gathered rows are as exact as the reference.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/attention/gathered_problem.h"
+#include "tests/kernel_error.h"
+
+namespace birkhoff::testing {
+namespace {
+
+GatheredProblem on_gpu(const GatheredProblem& problem) {
+  GatheredProblem there = problem;
+  const auto move = [](at::Tensor& x) {
+    if (x.defined()) x = x.detach().to(at::kCUDA);
+  };
+  GatheredAttention& in = there.attention;
+  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
+    move(*x);
+    x->set_requires_grad(true);
+  }
+  for (at::Tensor* x : {&in.rows.band.positions_q_BL, &in.rows.band.positions_k_BS,
+                        &in.key_lengths_B, &there.d_out_BHLD, &there.d_lse_BHL}) {
+    move(*x);
+  }
+  for (RowLists* lists : {&in.rows.queries, &in.rows.keys}) {
+    *lists = make_row_lists(lists->rows_BHP.cuda(), lists->ends_BHG.cuda(), lists->num_rows);
+  }
+  return there;
+}
+
+// Solves twice.
+std::vector<at::Tensor> solve_on_gpu(const GatheredProblem& problem) {
+  const GatheredProblem there = on_gpu(problem);
+  EXPECT_EQ(choose_path(there.attention, Path::kFused), Path::kFused);
+  std::vector<at::Tensor> kernel = solve(there, Path::kFused);
+  const auto again = solve(there, Path::kFused);
+  for (std::size_t i = 0; i < kernel.size(); ++i) {
+    expect_same_bits(kernel[i], again[i], problem.name + " result " + std::to_string(i));
+    kernel[i] = kernel[i].cpu();
+  }
+  return kernel;
+}
+
+// Also run under compute-sanitizer.
+TEST(GatheredKernel, SmallIsAsExactAsTheReference) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (int seed = 0; seed < 60; ++seed) {
+      expect_errors_of_the_reference(seed, dtype, 300, out_rounding(dtype), solve_on_gpu);
+    }
+  }
+}
+
+TEST(GatheredKernel, LongWindowsAreAsExactAsTheReference) {
+  const GatheredProblem problem = window_problem(2, 4, 3000, 200);
+  const auto exact = solve(problem.to(at::kDouble), Path::kReference);
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const auto reference = solve(problem.to(dtype), Path::kReference),
+               kernel = solve_on_gpu(problem.to(dtype));
+    for (std::size_t i = 0; i < kernel.size(); ++i) {
+      expect_as_exact(kernel[i], reference[i], exact[i], "result " + std::to_string(i));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff::testing
