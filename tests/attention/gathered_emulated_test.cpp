@@ -42,7 +42,7 @@ std::vector<at::Tensor> emulate(const GatheredProblem& problem) {
 
 TEST(GatheredKernel, ErrorsAreThoseOfTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (int seed = 0; seed < 60; seed += 6) {
+    for (int seed = 0; seed < 60; seed += 3) {
       expect_errors_of_the_reference(seed, dtype, 100, out_rounding(dtype), emulate);
     }
   }
@@ -50,7 +50,7 @@ TEST(GatheredKernel, ErrorsAreThoseOfTheReference) {
 
 // Small shapes, empty lists and single rows, for which errors are not compared.
 TEST(GatheredKernel, IsNearTheReference) {
-  for (int seed = 0; seed < 120; seed += 6) {
+  for (int seed = 0; seed < 120; seed += 3) {
     const GatheredProblem problem = random_gathered_problem(seed);
     const auto expected = solve(problem.to(at::kDouble), Path::kReference),
                kernel = emulate(problem);
