@@ -23,7 +23,7 @@
 // key_gradients: the same with queries and keys exchanged.
 //   Eight threads own a place: of each kTile x kTile product a thread has kTile / 8 numbers, of D
 //   columns every eighth. Shared memory: two (forward) or four tiles of rows and one or two of
-//   products, 12 KiB (D = 32) to 140 KiB (D = 256).
+//   products, 13 KiB (D = 32) to 137 KiB (D = 256).
 // merge, delta, add: a warp owns a row, a lane every 32nd column.
 //
 // Results belong to places and then to rows: no atomics, fixed orders, the same bits each time.
