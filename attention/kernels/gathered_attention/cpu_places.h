@@ -1,6 +1,6 @@
-// Results of rows from those of their places, on the CPU. Results of places are sums (bf16: fp32) in
-// the order of the lists. Each row reads its own places, in ascending order, which the inverse list
-// names, and is rounded once: no two threads write to the same memory, and no order depends on
+// Results of rows from those of their places, on the CPU. Results of places are sums (bf16: fp32)
+// in the order of the lists. Each row reads its own places, in ascending order, which the inverse
+// list names, and is rounded once: no two threads write to the same memory, and no order depends on
 // their number. Legend: B batch, H heads, L queries, P places of a list, D head dim.
 #pragma once
 

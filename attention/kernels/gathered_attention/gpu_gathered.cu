@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const GatheredParams 
   }
 }
 
-// p_ij and ds_ij of a query and a key, whose rows lie in shared memory; M, 1 / Z and delta are those
-// of the query.
+// p_ij and ds_ij of a query and a key, whose rows lie in shared memory; M, 1 / Z and delta are
+// those of the query.
 struct Gradient {
   float p, ds;
   __device__ Gradient(const float* q, const float* k, const float* d_out, const float* v, float M,

@@ -1,6 +1,6 @@
 // Arguments of the GPU kernels of attention over gathered rows. See
-// attention/kernels/gathered_attention/gpu_gathered.cu. Legend: B batch, H heads, L queries, S keys,
-// D head dim, G segments, P places of a list.
+// attention/kernels/gathered_attention/gpu_gathered.cu. Legend: B batch, H heads, L queries, D head
+// dim, P places of a list.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// RowLists (gathered_attention.h) for the heads of `batch` samples; batch or heads is 1 if all share
-// a list.
+// RowLists (gathered_attention.h) for the heads of `batch` samples; batch or heads is 1 if all
+// share a list.
 struct GatheredListsParams {
   int batch, heads, places, rows;
   const std::int32_t *row_of, *ends, *order, *starts;

@@ -1,4 +1,4 @@
-// What the kernels of gpu_gathered.cu read: lists, tiles of places and of rows. Included only there.
+// What the kernels of gpu_gathered.cu read: lists, tiles of places and of rows. For that file only.
 #pragma once
 
 #include "attention/kernels/gathered_attention/gpu_params.h"

@@ -1,5 +1,5 @@
-// Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P places of a list, M queries
-// and N keys of the longest segment.
+// Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P places of a list, M
+// queries and N keys of the longest segment.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
