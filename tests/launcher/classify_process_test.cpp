@@ -235,9 +235,10 @@ TEST_F(ClassifyProcess, RefusesInOneLine) {
   };
   prepare_table("three", "the plot\tx\nthe scene\ty\na plot\tz\nis warm\tz\nis fine\tx\nis a\ty\n");
   // The model's tokenizer, but labels in another order.
-  write_bytes("moods.tsv", "the plot\tzzz\nthe scene\taaa\n");
+  for (const char* name : {"moods.tsv", "more_moods.tsv"})
+    write_bytes(name, "the plot\tzzz\nthe scene\taaa\n");
   run_well({"prepare", "--out", "moods", "--tokenizer", "corpus/tokenizer.words", "--text-column",
-            "1", "--label-column", "2", "--train", "moods.tsv", "--valid", "moods.tsv"});
+            "1", "--label-column", "2", "--train", "moods.tsv", "--valid", "more_moods.tsv"});
   write_bytes("plain.txt", "the plot is warm\nthe scene is grey\n");
   run_well({"prepare", "--out", "plain", "--like", "run", "--valid", "0", "plain.txt"});
   write_bytes("empty_line.txt", "warm\n\ncold\n");
@@ -313,9 +314,9 @@ TEST_F(ClassifyProcess, EvaluatesAnotherTablePreparedLikeTheModel) {
     good += row + "\n";
     ++num_good;
   }
-  write_bytes("good.tsv", good);
+  for (const char* name : {"good.tsv", "more_good.tsv"}) write_bytes(name, good);
   run_well({"prepare", "--out", "again", "--like", "run", "--text-column", "review",
-            "--label-column", "mood", "--train", "good.tsv", "--test", "good.tsv"});
+            "--label-column", "mood", "--train", "good.tsv", "--test", "more_good.tsv"});
   EXPECT_THAT(run_well({"inspect", "again"}).out, HasSubstr("2 classes (bad, good)"));
   const auto figures = nlohmann::json::parse(
       run_well({"eval", "run", "--corpus", "again", "--split", "test", "--json"}).out);
