@@ -156,10 +156,17 @@ class RandomConfigs : public testing::Test {
   void expect_model(const configs::Config& config, bool run) {
     const auto group = make_single_group();
     constexpr std::int64_t kVocabulary = 11;
+    const bool classifies = config.task().has_classification();
+    ModelInputs inputs{.vocabulary = kVocabulary, .class_names = {}};
+    // Other numbers of classes are refused.
+    constexpr int kMostClasses = 1000;
+    for (int i = 0; classifies && i < kMostClasses && i < config.task().classification().classes();
+         ++i) {
+      inputs.class_names.push_back(std::to_string(i));
+    }
     std::unique_ptr<Model> model;
     try {
-      model = make_model(config, {.vocabulary = kVocabulary, .class_names = {}},
-                         {*group, *group, *group});
+      model = make_model(config, inputs, {*group, *group, *group});
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kConfig) << error.what();
       EXPECT_THAT(error.what(), testing::ContainsRegex("(task|model|data)[.:]"));
@@ -178,9 +185,11 @@ class RandomConfigs : public testing::Test {
       batch.fields["segments"] = at::zeros({1, length}, at::kInt);
       batch.fields["positions"] = at::arange(length, at::kLong).unsqueeze(0);
     }
+    if (classifies) batch.fields["lengths"] = at::full({1}, length, at::kLong);
+    if (classifies) batch.fields["labels"] = at::ones({1}, at::kLong);
     batch.sample_ids_B = at::zeros({1}, at::kLong);
     EXPECT_EQ(model->loss_sums(batch, std::nullopt).count.item<double>(),
-              static_cast<double>(length));
+              classifies ? 1.0 : static_cast<double>(length));
     ++num_runs_;
   }
 

@@ -12,6 +12,7 @@
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
 #include "data/prepare/classes.h"
+#include "data/prepare/text_lines.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
 
@@ -354,7 +355,7 @@ TEST(Tables, RefuseWhatTheyCannotUse) {
            "c\ta\x01"
            "b\n",
        {"t.tsv:4", "'a\\x01b'", "control"});
-  data(good + "caf\xe9\t0\n", {"t.tsv:4: byte 3 is not UTF-8", "words"});
+  data(good + "caf\xe9\t0\n", {"t.tsv:4: byte 3 of its text is not UTF-8", "words"});
   data("text\tlabel\na\t0\nb\t0\n", {"'0'", "at least two"});
   data("\x1f\x8b\x08" + good, {"gzip", "zcat"});
   data("\xff\xfe" + good, {"UTF-16", "iconv"});
