@@ -382,6 +382,12 @@ TEST(GatheredAttention, NaNStaysWithQueriesThatSeeIt) {
                                    std::to_string(which) + " result " + std::to_string(i);
           const at::Tensor hole = nan[i].isnan();
           at::Tensor rows = hole[0][0];
+          EXPECT_EQ(hole.sum().item<std::int64_t>(), rows.sum().item<std::int64_t>())
+              << what << ": other heads or samples";
+          // A value's NaN goes to its own number of the outputs only.
+          if (which == 2 && i == 0) {
+            EXPECT_FALSE(rows.narrow(1, 1, rows.size(1) - 1).any().item<bool>()) << what;
+          }
           if (i != 1) rows = rows.any(1);
           EXPECT_TRUE(at::equal(rows, expected[i])) << what << rows << expected[i];
           EXPECT_TRUE(at::equal(nan[i].masked_fill(hole, 0), finite[i].masked_fill(hole, 0)))
@@ -400,6 +406,19 @@ void expect_error(const F& f, const std::string& text) {
     ADD_FAILURE() << "no error: " << text;
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+// Bounds beyond all distances are none: padding stays hidden.
+TEST(GatheredAttention, PaddingIsHiddenFromAnyBand) {
+  GatheredProblem problem = random_gathered_problem(0).to(at::kDouble);
+  GatheredAttention& in = problem.attention;
+  in.key_lengths_B = at::full({in.k_BHSD.size(0)}, in.k_BHSD.size(2) / 2, at::kLong);
+  in.rows.band = {.least = std::numeric_limits<std::int64_t>::min(),
+                  .most = std::numeric_limits<std::int64_t>::max()};
+  const auto fused = solve(problem, Path::kFused), reference = solve(problem, Path::kReference);
+  for (std::size_t i = 0; i < fused.size(); ++i) {
+    EXPECT_LT((fused[i] - reference[i]).abs().max().item<double>(), 1e-11) << i;
   }
 }
 

@@ -103,10 +103,12 @@ GatheredProblem random_gathered_problem(int seed, int draw_index) {
       band = {
           .least = 1,
           .positions_q_BL = (random_tensor({1, L}, at::kFloat, ++tensor_seed) * 50).to(at::kInt),
-          .positions_k_BS = (random_tensor({B, S}, at::kFloat, 7) * 50).to(at::kInt)};
+          // One of two coordinates, so not contiguous.
+          .positions_k_BS =
+              (random_tensor({B, S, 2}, at::kFloat, 7) * 50).to(at::kInt).select(2, 1)};
   }
   if (random() % 3 == 0) {
-    in.key_lengths_B = at::full({B}, S / 2, at::kLong);
+    in.key_lengths_B = at::full({2 * B}, S / 2, at::kLong).slice(0, 0, 2 * B, 2);
     in.key_lengths_B[0] = S;
   }
   problem.d_out_BHLD = tensor(L, 1);

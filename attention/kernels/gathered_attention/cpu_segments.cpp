@@ -155,8 +155,8 @@ struct Call {
   }
 
   // p of a place, given its row and its rank in the segment.
-  std::int64_t place_on(const at::Tensor& positions_BL, Head head, std::int64_t row,
-                        std::int64_t rank) const {
+  std::int64_t p_of(const at::Tensor& positions_BL, Head head, std::int64_t row,
+                    std::int64_t rank) const {
     if (in.rows.band.of == DistanceBand::Of::kRanks) return rank;
     if (!positions_BL.defined()) return row;
     return positions_BL.const_data_ptr<
@@ -176,7 +176,7 @@ struct Call {
     for (std::int64_t j = 0; j < segment.num_keys(); ++j) {
       if (j % kTile == 0) worker.reaches[static_cast<std::size_t>(j / kTile)] = {};
       std::int64_t& p = worker.p[static_cast<std::size_t>(j)];
-      p = rows[j] < length ? place_on(in.rows.band.positions_k_BS, head, rows[j], j) : kNowhere;
+      p = rows[j] < length ? p_of(in.rows.band.positions_k_BS, head, rows[j], j) : kNowhere;
       worker.reaches[static_cast<std::size_t>(j / kTile)].add(p);
     }
   }
@@ -228,8 +228,7 @@ struct Call {
     queries.q = {worker.q, D};
     std::int64_t p_q[kTile];
     for (std::int64_t i = 0; i < count; ++i) {
-      p_q[i] =
-          place_on(in.rows.band.positions_q_BL, head, rows[i], first + i - segment.first_query);
+      p_q[i] = p_of(in.rows.band.positions_q_BL, head, rows[i], first + i - segment.first_query);
     }
     list_tiles(p_q, count, worker);
     return queries;

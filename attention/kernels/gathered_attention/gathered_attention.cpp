@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "attention/kernels/common/cpu_dtype.h"
@@ -58,8 +60,7 @@ void check_positions(const at::Tensor& positions_BL, const at::Tensor& x_BHLD) {
 void check(const GatheredAttention& in) {
   const at::Tensor &q = in.q_BHLD, &k = in.k_BHSD, &v = in.v_BHSD;
   require(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
-              q.size(1) == k.size(1) && q.size(3) == k.size(3) && q.size(2) > 0 && k.size(2) > 0 &&
-              q.size(3) > 0,
+              q.size(1) == k.size(1) && q.size(3) == k.size(3) && q.numel() > 0 && k.numel() > 0,
           "gathered attention: q must be [B, H, L, D], and k and v [B, H, S, D], none empty");
   require(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
               q.is_floating_point() && q.device() == k.device() && q.device() == v.device(),
@@ -74,6 +75,10 @@ void check(const GatheredAttention& in) {
           "gathered attention: lists must be made for the numbers of queries and keys");
   require(in.rows.queries.ends_BHG.size(2) == in.rows.keys.ends_BHG.size(2),
           "gathered attention: queries and keys must have as many segments");
+  const DistanceBand& band = in.rows.band;
+  require(band.of == DistanceBand::Of::kPositions ||
+              !(band.positions_q_BL.defined() || band.positions_k_BS.defined()),
+          "gathered attention: a band of ranks has no positions");
   check_positions(in.rows.band.positions_q_BL, q);
   check_positions(in.rows.band.positions_k_BS, k);
   require(
@@ -81,6 +86,17 @@ void check(const GatheredAttention& in) {
           (in.key_lengths_B.dim() == 1 && in.key_lengths_B.size(0) == q.size(0) &&
            in.key_lengths_B.scalar_type() == at::kLong && in.key_lengths_B.device() == q.device()),
       "gathered attention: key lengths must be int64, one for each sample, on the device of q");
+}
+
+// The same with numbers as the kernels read them: contiguous, and no bound beyond all distances.
+GatheredAttention readable(GatheredAttention in) {
+  DistanceBand& band = in.rows.band;
+  for (at::Tensor* each : {&band.positions_q_BL, &band.positions_k_BS, &in.key_lengths_B}) {
+    if (each->defined()) *each = each->contiguous();
+  }
+  band.least = std::max(band.least, -DistanceBand::kFar);
+  band.most = std::min(band.most, DistanceBand::kFar);
+  return in;
 }
 
 }  // namespace
@@ -93,6 +109,9 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
   require(rows_BHP.scalar_type() == at::kInt && ends_BHG.scalar_type() == at::kInt &&
               rows_BHP.device() == ends_BHG.device(),
           "gathered attention: rows and ends must be int32, on one device");
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - 1;
+  require(rows_BHP.size(2) <= kMost && num_rows >= 0 && num_rows <= kMost,
+          "gathered attention: rows and places must fit int32");
   RowLists lists{.rows_BHP = rows_BHP.contiguous(),
                  .ends_BHG = ends_BHG.contiguous(),
                  .order_BHP = {},
@@ -125,7 +144,7 @@ Path choose_path(const GatheredAttention& in, Path limit) {
 
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
   check(in);
-  return choose_path(in, limit) == Path::kFused ? attend_gathered_fused(in)
+  return choose_path(in, limit) == Path::kFused ? attend_gathered_fused(readable(in))
                                                 : attend_gathered_reference(in);
 }
 

@@ -14,7 +14,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <limits>
 
 #include "attention/kernels/common/path.h"
 #include "attention/kernels/gathered_attention/parts.h"

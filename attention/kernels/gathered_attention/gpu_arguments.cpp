@@ -83,13 +83,14 @@ at::Tensor new_places(const GatheredAttention& in, const RowLists& lists, bool r
 
 bool fits_gpu_kernels(const GatheredAttention& in) {
   const at::ScalarType dtype = in.q_BHLD.scalar_type();
-  // Bounds the numbers of tiles and of rows.
+  // Bounds the numbers of tiles and of rows, which kernels round up to whole tiles.
+  constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
   const std::int64_t most =
       std::max({in.q_BHLD.size(2), in.k_BHSD.size(2), in.rows.queries.rows_BHP.size(2),
                 in.rows.keys.rows_BHP.size(2)});
   return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
          in.q_BHLD.size(3) <= GatheredParams::kMostHeadDim &&
-         in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= std::numeric_limits<std::int32_t>::max();
+         in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMostNumbers;
 }
 
 GatheredForward gathered_forward(const GatheredAttention& in) {

@@ -43,6 +43,12 @@ std::size_t shared_bytes(int head_dim, int row_tiles, int product_tiles) {
          static_cast<std::size_t>(row_tiles * (head_dim + 1) + product_tiles * (kTile + 1));
 }
 
+// The logit of a query and a key. Rounded before anything is subtracted from it, so that both passes
+// have the same bits.
+__device__ inline float logit(const float* q, const float* k, const GatheredParams& p) {
+  return __fmul_rn(product(q, k, p.head_dim), p.scale);
+}
+
 template <typename T, int kColumns>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const GatheredParams p) {
   const Tile tile(p, p.queries);
@@ -56,6 +62,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const GatheredParams 
   float m = -INFINITY, l = 0, o[kColumns / kTeam] = {};
   for (int g = queries.segment_of(tile.first, p.segments);
        g < p.segments && queries.first_of(g) < tile.end; ++g) {
+    if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
     const bool is_member = tile.place >= queries.first_of(g) && tile.place < queries.ends[g];
     for (int first = keys.first_of(g); first < keys.ends[g]; first += kTile) {
       __syncthreads();
@@ -67,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const GatheredParams 
         const int j = tile.member + n * kTeam;
         const bool visible = is_member && first + j < keys.ends[g] &&
                              sees(p, queries, tile.place, keys, first + j, g);
-        s[n] = visible ? product(q.row(tile.local), k_or_v.row(j), D) * p.scale : -INFINITY;
+        s[n] = visible ? logit(q.row(tile.local), k_or_v.row(j), p) : -INFINITY;
         tile_max = fmaxf(tile_max, s[n]);
       }
       const float new_m = fmaxf(m, team_max(tile_max));
@@ -114,7 +121,7 @@ struct Gradient {
   float p, ds;
   __device__ Gradient(const float* q, const float* k, const float* d_out, const float* v, float M,
                       float inverse_Z, float delta, const GatheredParams& params) {
-    p = expf(product(q, k, params.head_dim) * params.scale - M) * inverse_Z;
+    p = expf(logit(q, k, params) - M) * inverse_Z;
     ds = p * (product(d_out, v, params.head_dim) - delta);
   }
 };
@@ -146,6 +153,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(const Gathere
   float d_q[kColumns / kTeam] = {};
   for (int g = queries.segment_of(tile.first, p.segments);
        g < p.segments && queries.first_of(g) < tile.end; ++g) {
+    if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
     const bool is_member = tile.place >= queries.first_of(g) && tile.place < queries.ends[g];
     for (int first = keys.first_of(g); first < keys.ends[g]; first += kTile) {
       __syncthreads();
@@ -196,6 +204,7 @@ __global__ void __launch_bounds__(kThreads) key_gradients_kernel(const GatheredP
   float d_k[kColumns / kTeam] = {}, d_v[kColumns / kTeam] = {};
   for (int g = keys.segment_of(tile.first, p.segments);
        g < p.segments && keys.first_of(g) < tile.end; ++g) {
+    if (keys.first_of(g) == keys.ends[g]) continue;  // no key of the tile
     const bool is_member = tile.place >= keys.first_of(g) && tile.place < keys.ends[g];
     for (int first = queries.first_of(g); first < queries.ends[g]; first += kTile) {
       __syncthreads();

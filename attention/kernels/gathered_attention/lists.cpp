@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "cluster/base/error.h"
+
 namespace birkhoff {
 namespace {
 
@@ -21,9 +23,13 @@ struct Segments {
 
   RowLists lists(std::int64_t num_rows, at::Device device) const {
     const auto tensor = [&](const std::vector<std::int32_t>& numbers) {
-      return at::tensor(numbers, at::kInt).view({1, 1, -1}).to(device);
+      return at::tensor(numbers, at::kInt).view({1, 1, -1});
     };
-    return make_row_lists(tensor(rows), tensor(ends), num_rows);
+    RowLists made = make_row_lists(tensor(rows), tensor(ends), num_rows);  // checked on the CPU
+    for (at::Tensor* each : {&made.rows_BHP, &made.ends_BHG, &made.order_BHP, &made.starts_BHR}) {
+      *each = each->to(device);
+    }
+    return made;
   }
 };
 
@@ -31,6 +37,7 @@ struct Segments {
 
 GatheredRows sliding_window_lists(std::int64_t num_tokens, std::int64_t width, bool causal,
                                   at::Device device) {
+  require(width >= 1, "sliding_window_lists: width");
   constexpr std::int64_t kTogether = 64;  // queries: a tile of the kernels
   Segments queries, keys;
   for (std::int64_t first = 0; first < num_tokens; first += kTogether) {
@@ -47,6 +54,7 @@ GatheredRows sliding_window_lists(std::int64_t num_tokens, std::int64_t width, b
 }
 
 GatheredRows strided_lists(std::int64_t num_tokens, std::int64_t stride, at::Device device) {
+  require(stride >= 1, "strided_lists: stride");
   Segments columns;
   for (std::int64_t first = 0; first < std::min(stride, num_tokens); ++first) {
     columns.add(first, num_tokens, stride);
@@ -59,12 +67,14 @@ GatheredRows strided_lists(std::int64_t num_tokens, std::int64_t stride, at::Dev
 GatheredRows listed_blocks(std::int64_t num_tokens, std::int64_t block,
                            const std::vector<std::vector<std::int64_t>>& keys_of, bool causal,
                            at::Device device) {
+  require(block >= 1, "listed_blocks: block");
   const auto end_of = [&](std::int64_t n) { return std::min((n + 1) * block, num_tokens); };
   Segments queries, keys;
   for (std::int64_t n = 0; n * block < num_tokens; ++n) {
     queries.add(n * block, end_of(n));
     queries.close();
     for (const std::int64_t m : keys_of.at(static_cast<std::size_t>(n))) {
+      require(m >= 0 && m * block < num_tokens, "listed_blocks: number of a block");
       keys.add(m * block, end_of(m));
     }
     keys.close();

@@ -12,6 +12,9 @@ AttentionPart merge_parts(const std::vector<AttentionPart>& parts) {
   require(!parts.empty(), "merge_parts: there is no part");
   std::vector<at::Tensor> maxima;
   for (const AttentionPart& part : parts) {
+    require(part.out_BHLD.sizes() == parts[0].out_BHLD.sizes() &&
+                part.sum_BHL.sizes() == parts[0].sum_BHL.sizes(),
+            "merge_parts: the parts have different queries");
     maxima.push_back(part.max_BHL.detach().masked_fill(part.sum_BHL == 0,
                                                        -std::numeric_limits<double>::infinity()));
   }

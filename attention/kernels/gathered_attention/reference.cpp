@@ -49,7 +49,7 @@ struct PaddedSegments {
   }
 
   // p of DistanceBand, broadcastable to [B, H, G, M].
-  at::Tensor places_on(DistanceBand::Of of, const at::Tensor& positions_BL) const {
+  at::Tensor p_of(DistanceBand::Of of, const at::Tensor& positions_BL) const {
     if (of == DistanceBand::Of::kRanks) {
       return at::arange(rows_BHGM.size(3), rows_BHGM.options()).view({1, 1, 1, -1});
     }
@@ -63,8 +63,8 @@ struct PaddedSegments {
 at::Tensor visible_pairs(const GatheredAttention& in, const PaddedSegments& queries,
                          const PaddedSegments& keys) {
   const DistanceBand& band = in.rows.band;
-  const at::Tensor distance_BHGMN = queries.places_on(band.of, band.positions_q_BL).unsqueeze(4) -
-                                    keys.places_on(band.of, band.positions_k_BS).unsqueeze(3);
+  const at::Tensor distance_BHGMN = queries.p_of(band.of, band.positions_q_BL).unsqueeze(4) -
+                                    keys.p_of(band.of, band.positions_k_BS).unsqueeze(3);
   at::Tensor visible_BHGMN =
       at::logical_and(distance_BHGMN >= band.least, distance_BHGMN <= band.most);
   visible_BHGMN = at::logical_and(visible_BHGMN, queries.exists_BHGM.unsqueeze(4));
