@@ -111,7 +111,7 @@ std::vector<BadInput> rows_of_tables() {
       table("compressed", ExitCode::kData, "--text-column 1 --label-column 2",
             {"t.tsv", "gzip data", "zcat t.tsv | birkhoff ... -"}, "\x1f\x8b\x08\tb\n"),
       table("in Latin-1", ExitCode::kData, "--tokenizer chars --text-column 1 --label-column 2",
-            {"t.tsv:2: byte 3 is not UTF-8"}, "a\t1\ncaf\xe9\t2\n"),
+            {"t.tsv:2: byte 3 of its text is not UTF-8"}, "a\t1\ncaf\xe9\t2\n"),
       table("with a label that a corpus has not", ExitCode::kData,
             "--like labels --text-column text --label-column label",
             {"t.tsv:3: the label 'x'", "--like: 0, 1, 2"}, "text\tlabel\na\t0\nb\tx\n"),
