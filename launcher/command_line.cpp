@@ -63,7 +63,7 @@ void CommandLine::add_prepare() {
                     "vocabulary or SentencePiece model")
           ->capture_default_str();
   c->add_option("--like", prepare_.like,
-                "use the tokenizer of this run, checkpoint or corpus, and a corpus' classes")
+                "use the tokenizer of this run, checkpoint or corpus, and for tables its classes")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words and sentencepiece")
