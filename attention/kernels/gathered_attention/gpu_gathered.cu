@@ -50,7 +50,7 @@ __device__ inline float logit(const float* q, const float* k, const GatheredPara
 }
 
 template <typename T, int kColumns>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const GatheredParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(const GatheredParams p) {
   const Tile tile(p, p.queries);
   if (tile.first >= tile.end) return;
   const HeadLists queries(p.queries, tile.head, p.segments), keys(p.keys, tile.head, p.segments);
@@ -96,9 +96,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const GatheredParams 
       for (int c = 0; c < kColumns / kTeam; ++c) {
         const int d = tile.member + c * kTeam;
         if (d >= D) break;
-        float added = 0;
-        for (int j = 0; j < kTile; ++j) added += weights[j] * k_or_v.row(j)[d];
-        o[c] = o[c] * factor + added;
+        o[c] = o[c] * factor + weighted_sum(weights, k_or_v, d);
       }
     }
   }
@@ -139,7 +137,8 @@ struct QueryStatistics {
 };
 
 template <typename T, int kColumns>
-__global__ void __launch_bounds__(kThreads) query_gradients_kernel(const GatheredParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    query_gradients_kernel(const GatheredParams p) {
   const Tile tile(p, p.queries);
   if (tile.first >= tile.end) return;
   const HeadLists queries(p.queries, tile.head, p.segments), keys(p.keys, tile.head, p.segments);
@@ -175,9 +174,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(const Gathere
       for (int c = 0; c < kColumns / kTeam; ++c) {
         const int d = tile.member + c * kTeam;
         if (d >= D) break;
-        float added = 0;
-        for (int j = 0; j < kTile; ++j) added += weights[j] * k.row(j)[d];
-        d_q[c] += added;
+        d_q[c] += weighted_sum(weights, k, d);
       }
     }
   }
@@ -190,7 +187,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(const Gathere
 }
 
 template <typename T, int kColumns>
-__global__ void __launch_bounds__(kThreads) key_gradients_kernel(const GatheredParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) key_gradients_kernel(const GatheredParams p) {
   const Tile tile(p, p.keys);
   if (tile.first >= tile.end) return;
   const HeadLists queries(p.queries, tile.head, p.segments), keys(p.keys, tile.head, p.segments);
@@ -230,13 +227,8 @@ __global__ void __launch_bounds__(kThreads) key_gradients_kernel(const GatheredP
       for (int c = 0; c < kColumns / kTeam; ++c) {
         const int d = tile.member + c * kTeam;
         if (d >= D) break;
-        float added_k = 0, added_v = 0;
-        for (int i = 0; i < kTile; ++i) {
-          added_k += gradients[i] * q.row(i)[d];
-          added_v += weights[i] * d_out.row(i)[d];
-        }
-        d_k[c] += added_k;
-        d_v[c] += added_v;
+        d_k[c] += weighted_sum(gradients, q, d);
+        d_v[c] += weighted_sum(weights, d_out, d);
       }
     }
   }
@@ -284,16 +276,19 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const GatheredParams p)
   const int begin = lists.starts[own.row], end = lists.starts[own.row + 1];
   const std::int64_t first = own.first_place(p, p.queries);
   float M = -INFINITY, Z = 0;
+#pragma unroll 1
   for (int n = begin; n < end; ++n) {
     const std::int64_t place = first + lists.order[n];
     if (p.place_sum[place] != 0) M = fmaxf(M, p.place_max[place]);
   }
+#pragma unroll 1
   for (int n = begin; n < end; ++n) {
     const std::int64_t place = first + lists.order[n];
     if (p.place_sum[place] != 0) Z += p.place_sum[place] * expf(p.place_max[place] - M);
   }
   for (int d = own.lane; d < p.head_dim; d += kWarp) {
     float out = 0;
+#pragma unroll 1
     for (int n = begin; n < end; ++n) {
       const std::int64_t place = first + lists.order[n];
       if (p.place_sum[place] == 0) continue;

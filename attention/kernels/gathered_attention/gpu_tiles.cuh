@@ -11,6 +11,7 @@ extern __shared__ float4 gathered_memory[];  // float4 for its alignment
 namespace {
 
 constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp, kTile = 32;
+constexpr int kBlocks = 2;  // of a multiprocessor: 128 registers a thread, which spill nowhere
 constexpr int kTeam = kThreads / kTile;  // threads that own a place
 constexpr int kPairs = kTile / kTeam;    // of a thread's place with the places of the other tile
 
@@ -111,9 +112,20 @@ struct RowTile {
   }
 };
 
+// The loops of both sums are unrolled only a little: whole, they need more registers than kBlocks
+// leave.
 __device__ inline float product(const float* a, const float* b, int head_dim) {
   float sum = 0;
+#pragma unroll 4
   for (int d = 0; d < head_dim; ++d) sum += a[d] * b[d];
+  return sum;
+}
+
+// A column of weights [kTile] times a tile of rows.
+__device__ inline float weighted_sum(const float* weights, const RowTile& rows, int column) {
+  float sum = 0;
+#pragma unroll 4
+  for (int i = 0; i < kTile; ++i) sum += weights[i] * rows.row(i)[column];
   return sum;
 }
 
