@@ -113,10 +113,10 @@ struct HeadMix {
       }
     }
     const bool adds = others.data != nullptr;
-    if (adds && !direct) __builtin_memset(panel, 0, sizeof(S) * kPanel * columns);
     for (int r = 0; adds && r < num_rows; ++r) {
       const T* other = others.data + (row + r) * others.stride;
       for (int d = 0; d < D; ++d) out[r * out_row + d] = to_sum(other[d]);
+      for (int d = D; d < columns; ++d) out[r * out_row + d] = 0;
     }
     multiply_panel(w + (std::ptrdiff_t{row} * rows) / kN + first_operand, rows / kN, 1,
                    from + first_operand * columns, columns, depth, out, out_row, columns, adds);
@@ -170,9 +170,12 @@ void mix_forward(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks
         }
         return met;
       };
-      if (meets_nan()) {
+      // meets_nan is called from one place, so that it is inlined.
+      bool hides_nan = false;
+      for (; meets_nan() && !hides_nan; hides_nan = true) {
         mix.load_without_nan(x[i].at_offset(s), mix.x);
-        meets_nan();
+      }
+      if (hides_nan) {
         mix.spread_nan(w, /*transposed=*/false, x[i].at_offset(s), y[i].at_offset(s));
       }
     }
@@ -205,9 +208,11 @@ void mix_backward(const MixShape& shape, const MixWeights<T>& w, const HeadBlock
         }
         return met;
       };
-      if (meets_nan()) {
+      bool hides_nan = false;
+      for (; meets_nan() && !hides_nan; hides_nan = true) {
         mix.load_without_nan(d_y[i].at_offset(s), mix.d_y);
-        meets_nan();
+      }
+      if (hides_nan) {
         mix.spread_nan(w, /*transposed=*/true, d_y[i].at_offset(s), d_x[i].at_offset(s));
         load_rows(d_y[i].at_offset(s), N, shape.head_dim, mix.columns, mix.d_y);
       }
