@@ -74,6 +74,9 @@ struct MechanismTraits {
   bool exact_in_decoding = false;
   // Values are the keys: the layer has no value projection for these heads.
   bool ties_key_value = false;
+  // Cross-attention: queries may belong to another sequence than the keys, of another length. Each
+  // output then depends on its own query only, so that queries may come one at a time.
+  bool crosses = false;
   // The next three say what tests may expect. An output is a weighted mean of values that its query
   // sees.
   bool convex = false;

@@ -130,12 +130,26 @@ class ConsistencyCheck {
                    "sinusoidal positions need an even number of channels, not {}",
                    model.channels());
     }
-    for (int i = 0; i < model.attention_size(); ++i) {
-      check_attention(model.attention(i), fmt::format("model.attention.{}", i));
+    check_attentions(model.attention(), "model.attention", is_causal());
+    if (!model.has_encoder()) return;
+    if (!config_.task().has_translation()) {
+      config_error(places_, "model.encoder",
+                   "only task.translation reads a second sequence; remove model.encoder");
+    }
+    check_attentions(model.encoder().attention(), "model.encoder.attention", /*causal=*/false);
+    check_attentions(model.encoder().cross_attention(), "model.encoder.cross_attention",
+                     /*causal=*/false);
+  }
+
+  void check_attentions(const google::protobuf::RepeatedPtrField<configs::Attention>& attentions,
+                        const std::string& path, bool causal) const {
+    for (int i = 0; i < attentions.size(); ++i) {
+      check_attention(attentions[i], fmt::format("{}.{}", path, i), causal);
     }
   }
 
-  void check_attention(const configs::Attention& attention, const std::string& path) const {
+  void check_attention(const configs::Attention& attention, const std::string& path,
+                       bool causal) const {
     std::int64_t sum = 0;
     for (int i = 0; i < attention.group_size(); ++i) {
       const auto& group = attention.group(i);
@@ -148,7 +162,7 @@ class ConsistencyCheck {
             config_.model().heads());
       }
       sum += group.heads();
-      check_mechanism(group.mechanism(), group_path + ".mechanism");
+      check_mechanism(group.mechanism(), group_path + ".mechanism", causal);
     }
     if (sum != config_.model().heads()) {
       config_error(places_, path, "its groups have {} together, model.heads is {}",
@@ -157,7 +171,7 @@ class ConsistencyCheck {
   }
 
   // Checks a mechanism and the mechanisms inside it by the options of their fields.
-  void check_mechanism(const Message& message, const std::string& path) const {
+  void check_mechanism(const Message& message, const std::string& path, bool causal) const {
     const auto& reflection = *message.GetReflection();
     const int length = config_.data().sequence_length();
     if (const FieldDescriptor* field = field_with(message, configs::block_length)) {
@@ -175,10 +189,10 @@ class ConsistencyCheck {
     for (const FieldDescriptor* field : fields) {
       const std::string at = join_path(path, field->name());
       if (field->message_type() != nullptr) {
-        check_mechanism(reflection.GetMessage(message, field), at);
+        check_mechanism(reflection.GetMessage(message, field), at, causal);
       } else if (field->options().GetExtension(configs::blocks_of_sequence)) {
         check_max_blocks(reflection.GetInt32(message, field), block_length_of(message), at);
-      } else if (field->enum_type() != nullptr && is_causal()) {
+      } else if (field->enum_type() != nullptr && causal) {
         check_causal_blocks(*reflection.GetEnum(message, field), message, at);
       }
     }

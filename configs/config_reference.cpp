@@ -162,7 +162,10 @@ class Writer {
     text_ += fmt::format("\n## {}\n\n", message.name());
     if (const std::string about = comment(message); !about.empty())
       text_ += wrapped(about) + "\n\n";
-    if (message.oneof_decl_count() > 0) text_ += "One of:\n\n";
+    // A oneof of one field is an option.
+    if (message.oneof_decl_count() > 0 && message.oneof_decl(0)->field_count() > 1) {
+      text_ += "One of:\n\n";
+    }
     text_ += "| field | type | default | range | on resume | meaning |\n";
     text_ += "|---|---|---|---|---|---|\n";
     for (int i = 0; i < message.field_count(); ++i) {

@@ -2,6 +2,8 @@
 
 #include <google/protobuf/descriptor.h>
 
+#include <vector>
+
 namespace birkhoff {
 namespace {
 
@@ -57,16 +59,31 @@ void set_defaults(Message& message) {
   }
 }
 
+using Attentions = google::protobuf::RepeatedPtrField<configs::Attention>;
+
+// All lists of a model's attention.
+std::vector<Attentions*> attention_lists(configs::Model& model) {
+  std::vector<Attentions*> lists{model.mutable_attention()};
+  if (model.has_encoder()) {
+    lists.push_back(model.mutable_encoder()->mutable_attention());
+    lists.push_back(model.mutable_encoder()->mutable_cross_attention());
+  }
+  return lists;
+}
+
 void choose_unchosen(configs::Config& config) {
   auto& optimizer = *config.mutable_train()->mutable_optimizer();
   if (optimizer.kind_case() == configs::Optimizer::KIND_NOT_SET) optimizer.mutable_adamw();
   auto& model = *config.mutable_model();
-  if (model.attention().empty()) model.add_attention();
-  for (auto& attention : *model.mutable_attention()) {
-    if (attention.group().empty()) attention.add_group();
-    for (auto& group : *attention.mutable_group()) {
-      auto& mechanism = *group.mutable_mechanism();
-      if (mechanism.kind_case() == configs::Mechanism::KIND_NOT_SET) mechanism.mutable_dense();
+  if (config.task().has_translation()) model.mutable_encoder();
+  for (Attentions* attentions : attention_lists(model)) {
+    if (attentions->empty()) attentions->Add();
+    for (auto& attention : *attentions) {
+      if (attention.group().empty()) attention.add_group();
+      for (auto& group : *attention.mutable_group()) {
+        auto& mechanism = *group.mutable_mechanism();
+        if (mechanism.kind_case() == configs::Mechanism::KIND_NOT_SET) mechanism.mutable_dense();
+      }
     }
   }
 }
@@ -109,10 +126,15 @@ void resolve(configs::Config& config) {
   set_defaults(config);
   auto& model = *config.mutable_model();
   if (model.feed_forward() == 0) model.set_feed_forward(4 * model.channels());
-  for (auto& attention : *model.mutable_attention()) {
-    share_heads(attention, model.heads());
-    for (auto& group : *attention.mutable_group()) {
-      derive_max_blocks(*group.mutable_mechanism(), config.data().sequence_length());
+  if (model.has_encoder() && model.encoder().layers() == 0) {
+    model.mutable_encoder()->set_layers(model.layers());
+  }
+  for (Attentions* attentions : attention_lists(model)) {
+    for (auto& attention : *attentions) {
+      share_heads(attention, model.heads());
+      for (auto& group : *attention.mutable_group()) {
+        derive_max_blocks(*group.mutable_mechanism(), config.data().sequence_length());
+      }
     }
   }
 }

@@ -116,11 +116,18 @@ class FieldTable {
 }  // namespace
 
 std::string attention_text(const configs::Model& model) {
-  std::string text;
-  for (const configs::Attention& attention : model.attention()) {
-    text += (text.empty() ? "" : "; ") + groups_text(attention);
-  }
-  return model.attention_size() > 1 ? "layers in turn: " + text : text;
+  const auto layers_text =
+      [](const google::protobuf::RepeatedPtrField<configs::Attention>& attentions) {
+        std::string text;
+        for (const configs::Attention& attention : attentions) {
+          text += (text.empty() ? "" : "; ") + groups_text(attention);
+        }
+        return attentions.size() > 1 ? "layers in turn: " + text : text;
+      };
+  if (!model.has_encoder()) return layers_text(model.attention());
+  return fmt::format("encoder: {} | decoder: {} | cross-attention: {}",
+                     layers_text(model.encoder().attention()), layers_text(model.attention()),
+                     layers_text(model.encoder().cross_attention()));
 }
 
 std::vector<DifferingField> differing_fields(const std::vector<configs::Config>& configs) {

@@ -10,7 +10,7 @@ namespace birkhoff {
 
 // Describes the attention of a model's layers, with values that differ from their defaults, for
 // instance "sinkhorn { block: 32 max_blocks: 8 }", "2 heads dense, 2 heads block_local", "layers in
-// turn: dense; block_local".
+// turn: dense; block_local", "encoder: dense | decoder: dense | cross-attention: dense".
 std::string attention_text(const configs::Model& model);
 
 // A field in which configs differ: its text in each, "-" if a config lacks it.

@@ -5,10 +5,12 @@
 namespace birkhoff {
 namespace {
 
-// "blocks.<i>.<part>" for the parameters of a layer, else the first component of the name.
+// "blocks.<i>.<part>" for the parameters of a layer, else the first component of the name; for
+// those of a second stack after "encoder.".
 std::string part_of(const std::string& parameter) {
-  std::size_t end = parameter.find('.');
-  if (parameter.starts_with("blocks.")) {
+  const std::string stack = parameter.starts_with("encoder.") ? "encoder." : "";
+  std::size_t end = parameter.find('.', stack.size());
+  if (parameter.starts_with(stack + "blocks.")) {
     end = parameter.find('.', parameter.find('.', end + 1) + 1);
   }
   return parameter.substr(0, end);

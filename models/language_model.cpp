@@ -11,7 +11,7 @@ namespace birkhoff {
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
                              const ParallelGroups& parallel)
     : parameters_(make_parameters(config, parallel)),
-      transformer_(config, vocabulary, /*causal=*/true, parameters_, parallel) {
+      transformer_(config, StackRole::kDecoder, vocabulary, parameters_, parallel) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels();
   output_VC = model.tie_embeddings()

@@ -19,7 +19,7 @@ constexpr char kAccuracy[] = "accuracy";
 TextClassifier::TextClassifier(const configs::Config& config, std::int64_t vocabulary,
                                const ParallelGroups& parallel)
     : parameters_(make_parameters(config, parallel)),
-      transformer_(config, vocabulary, /*causal=*/false, parameters_, parallel),
+      transformer_(config, StackRole::kEncoder, vocabulary, parameters_, parallel),
       pooling_(config.task().classification().pooling()),
       output_(config.model(), WeightRole::kEmbedding, config.model().channels(),
               config.task().classification().classes(), "output", parameters_) {}

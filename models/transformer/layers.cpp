@@ -17,9 +17,10 @@ namespace birkhoff {
 Initializer weight_init(const configs::Model& config, WeightRole role, std::int64_t fan_in) {
   switch (config.init()) {
     case configs::Model::normal: {
-      // GPT-2: the residual stream is the sum of 2 * layers outputs; its variance should not grow
-      // with their number.
-      const double outputs = role == WeightRole::kResidual ? 2.0 * config.layers() : 1.0;
+      // GPT-2: the residual stream is the sum of the sublayers' outputs; its variance should not
+      // grow with their number.
+      const double sublayers = (config.has_encoder() ? 3.0 : 2.0) * config.layers();
+      const double outputs = role == WeightRole::kResidual ? sublayers : 1.0;
       return Initializer::normal(0.02 / std::sqrt(outputs));
     }
     case configs::Model::uniform_unit_scaling:

@@ -39,15 +39,26 @@ std::unique_ptr<Mechanism> make_group_mechanism(const configs::Mechanism& config
   }
 }
 
+// What decoding with cross-attention remembers.
+struct MemoryState final : DecodeState {
+  void select_rows(const at::Tensor& rows_B) override {
+    const bool tied = v_BHSD.is_same(k_BHSD);
+    k_BHSD = k_BHSD.index_select(0, rows_B);
+    v_BHSD = tied ? k_BHSD : v_BHSD.index_select(0, rows_B);
+  }
+
+  at::Tensor k_BHSD, v_BHSD;
+};
+
 }  // namespace
 
 MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        const configs::Attention& attention,
-                                       const std::string& field, std::int64_t layer,
-                                       std::int64_t sequence_length, bool causal,
-                                       const std::string& name, Parameters& parameters,
+                                       const std::string& field, KeySource source,
+                                       std::int64_t noise_number, std::int64_t sequence_length,
+                                       bool causal, const std::string& name, Parameters& parameters,
                                        const ParallelGroups& parallel)
-    : layer_(layer), head_dim_(config.channels() / config.heads()) {
+    : source_(source), noise_number_(noise_number), head_dim_(config.channels() / config.heads()) {
   check_heads(attention, config.heads(), field);
   std::int64_t value_heads = 0;
   for (int g = 0; g < attention.group_size(); ++g) {
@@ -59,52 +70,104 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                .head_dim = head_dim_,
                                .sequence_length = sequence_length,
                                .causal = causal};
-    group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape,
-                                           field + ".group." + std::to_string(g), group.name,
-                                           parameters, parallel);
+    const std::string group_field = field + ".group." + std::to_string(g);
+    group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape, group_field,
+                                           group.name, parameters, parallel);
+    if (source_ == KeySource::kMemory && !group.mechanism->traits().crosses) {
+      fail(ExitCode::kConfig,
+           "{}.mechanism: it attends within one sequence and cannot read an encoder's outputs; "
+           "choose one that can, for instance dense",
+           group_field);
+    }
     group.has_value = !group.mechanism->traits().ties_key_value;
     value_heads += group.has_value ? group.heads : 0;
     head_groups_.push_back(std::move(group));
   }
-  query_key_value_.emplace(config, WeightRole::kInner, config.channels(),
-                           2 * config.channels() + value_heads * head_dim_,
-                           name + ".query_key_value", parameters);
-  output_.emplace(config, WeightRole::kResidual, config.channels(), config.channels(),
-                  name + ".output", parameters);
+  const std::int64_t C = config.channels(), values = value_heads * head_dim_;
+  if (source_ == KeySource::kOwnSequence) {
+    query_key_value_.emplace(config, WeightRole::kInner, C, 2 * C + values,
+                             name + ".query_key_value", parameters);
+  } else {
+    query_.emplace(config, WeightRole::kInner, C, C, name + ".query", parameters);
+    key_value_.emplace(config, WeightRole::kInner, C, C + values, name + ".key_value", parameters);
+  }
+  output_.emplace(config, WeightRole::kResidual, C, C, name + ".output", parameters);
+}
+
+MultiHeadAttention::Heads MultiHeadAttention::split(const at::Tensor& outputs, bool has_queries,
+                                                    bool has_keys) const {
+  // A single split: its gradient is one concatenation, whereas the gradients of separate slices
+  // would fill and add whole tensors.
+  std::vector<std::int64_t> widths;
+  for (const bool exists : {has_queries, has_keys}) {
+    if (!exists) continue;
+    for (const HeadGroup& group : head_groups_) widths.push_back(group.heads * head_dim_);
+  }
+  for (const HeadGroup& group : head_groups_) {
+    if (has_keys && group.has_value) widths.push_back(group.heads * head_dim_);
+  }
+  const std::vector<at::Tensor> pieces = at::split_with_sizes(outputs, widths, -1);
+  auto piece = pieces.begin();
+  const auto next_heads = [&] { return (piece++)->unflatten(-1, {-1, head_dim_}).transpose(1, 2); };
+  Heads heads;
+  for (std::size_t g = 0; has_queries && g < head_groups_.size(); ++g) {
+    heads.queries.push_back(next_heads());
+  }
+  for (std::size_t g = 0; has_keys && g < head_groups_.size(); ++g) {
+    heads.keys.push_back(next_heads());
+  }
+  for (std::size_t g = 0; has_keys && g < head_groups_.size(); ++g) {
+    heads.values.push_back(head_groups_[g].has_value ? next_heads() : heads.keys[g]);
+  }
+  return heads;
 }
 
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
                                                         const SequenceContext& context) const {
-  const std::int64_t batch = x_BTC.size(0), tokens = x_BTC.size(1);
-  // A single split: its gradient is one concatenation, whereas the gradients of separate slices
-  // would fill and add whole tensors.
-  std::vector<std::int64_t> widths;
-  for (const HeadGroup& group : head_groups_) widths.push_back(group.heads * head_dim_);
-  for (const HeadGroup& group : head_groups_) widths.push_back(group.heads * head_dim_);
-  for (const HeadGroup& group : head_groups_) {
-    if (group.has_value) widths.push_back(group.heads * head_dim_);
+  std::vector<AttentionInput> inputs(head_groups_.size());
+  if (source_ == KeySource::kMemory) {
+    set_queries(x_BTC, context, inputs);
+    set_memory(context.memory, memory_heads(context.memory), inputs);
+    return inputs;
   }
-  const std::vector<at::Tensor> pieces =
-      at::split_with_sizes((*query_key_value_)(x_BTC), widths, -1);
-  const auto heads_first = [&](const at::Tensor& piece, const HeadGroup& group) {
-    return piece.view({batch, tokens, group.heads, head_dim_}).transpose(1, 2);
-  };
-
-  const std::size_t num_groups = head_groups_.size();
-  std::size_t next_value = 2 * num_groups;
-  std::vector<AttentionInput> inputs(num_groups);
-  for (std::size_t g = 0; g < num_groups; ++g) {
-    const HeadGroup& group = head_groups_[g];
+  const Heads heads = split((*query_key_value_)(x_BTC), /*has_queries=*/true, /*has_keys=*/true);
+  for (std::size_t g = 0; g < inputs.size(); ++g) {
     AttentionInput& in = inputs[g];
-    in.q_BHLD = heads_first(pieces[g], group);
-    in.k_BHSD = heads_first(pieces[num_groups + g], group);
-    in.v_BHSD = group.has_value ? heads_first(pieces[next_value++], group) : in.k_BHSD;
+    in.q_BHLD = heads.queries[g];
+    in.k_BHSD = heads.keys[g];
+    in.v_BHSD = heads.values[g];
     in.x_q_BLC = in.x_kv_BSC = x_BTC;
     in.key_lengths_B = context.lengths_B;
     in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
     in.positions_q_BLP = in.positions_kv_BSP = context.positions_BTP;
   }
   return inputs;
+}
+
+void MultiHeadAttention::set_queries(const at::Tensor& x_BTC, const SequenceContext& context,
+                                     std::vector<AttentionInput>& inputs) const {
+  const Heads heads = split((*query_)(x_BTC), /*has_queries=*/true, /*has_keys=*/false);
+  for (std::size_t g = 0; g < inputs.size(); ++g) {
+    inputs[g].q_BHLD = heads.queries[g];
+    inputs[g].x_q_BLC = x_BTC;
+    inputs[g].positions_q_BLP = context.positions_BTP;
+  }
+}
+
+MultiHeadAttention::Heads MultiHeadAttention::memory_heads(const Memory& memory) const {
+  return split((*key_value_)(memory.x_BSC), /*has_queries=*/false, /*has_keys=*/true);
+}
+
+void MultiHeadAttention::set_memory(const Memory& memory, const Heads& heads,
+                                    std::vector<AttentionInput>& inputs) const {
+  for (std::size_t g = 0; g < inputs.size(); ++g) {
+    AttentionInput& in = inputs[g];
+    in.k_BHSD = heads.keys[g];
+    in.v_BHSD = heads.values[g];
+    in.x_kv_BSC = memory.x_BSC;
+    in.key_lengths_B = memory.lengths_B;
+    in.positions_kv_BSP = memory.positions_BSP;
+  }
 }
 
 at::Tensor MultiHeadAttention::join(const std::vector<at::Tensor>& out_BHTD) const {
@@ -123,7 +186,7 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     const HeadGroup& group = head_groups_[g];
     if (noise) {
-      inputs[g].noise = noise->at_layer(noise_layer(layer_, RandomStream::kHeadGroup, g));
+      inputs[g].noise = noise->at_layer(noise_layer(noise_number_, RandomStream::kHeadGroup, g));
     }
     AttentionOutput output = group.mechanism->attend(inputs[g], Path::kFused);
     out_BHTD.push_back(std::move(output.out_BHLD));
@@ -135,10 +198,20 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
 }
 
 std::vector<std::unique_ptr<DecodeState>> MultiHeadAttention::decode_state(
-    std::int64_t batch) const {
+    std::int64_t batch, const Memory& memory) const {
   std::vector<std::unique_ptr<DecodeState>> states;
-  for (const HeadGroup& group : head_groups_) {
-    states.push_back(group.mechanism->decode_state(batch));
+  if (source_ == KeySource::kOwnSequence) {
+    for (const HeadGroup& group : head_groups_) {
+      states.push_back(group.mechanism->decode_state(batch));
+    }
+    return states;
+  }
+  const Heads heads = memory_heads(memory);
+  for (std::size_t g = 0; g < head_groups_.size(); ++g) {
+    auto state = std::make_unique<MemoryState>();
+    state->k_BHSD = heads.keys[g];
+    state->v_BHSD = heads.values[g];
+    states.push_back(std::move(state));
   }
   return states;
 }
@@ -146,16 +219,34 @@ std::vector<std::unique_ptr<DecodeState>> MultiHeadAttention::decode_state(
 at::Tensor MultiHeadAttention::decode_step(std::vector<std::unique_ptr<DecodeState>>& states,
                                            const at::Tensor& x_BTC,
                                            const SequenceContext& context) const {
-  const std::vector<AttentionInput> inputs = project(x_BTC, context);
   std::vector<at::Tensor> out_BHTD;
+  if (source_ == KeySource::kOwnSequence) {
+    const std::vector<AttentionInput> inputs = project(x_BTC, context);
+    for (std::size_t g = 0; g < inputs.size(); ++g) {
+      out_BHTD.push_back(head_groups_[g].mechanism->decode_step(*states[g], inputs[g]));
+    }
+    return join(out_BHTD);
+  }
+  Heads heads;
+  for (const auto& each : states) {
+    const auto& state = static_cast<const MemoryState&>(*each);
+    heads.keys.push_back(state.k_BHSD);
+    heads.values.push_back(state.v_BHSD);
+  }
+  std::vector<AttentionInput> inputs(head_groups_.size());
+  set_queries(x_BTC, context, inputs);
+  set_memory(context.memory, heads, inputs);
   for (std::size_t g = 0; g < inputs.size(); ++g) {
-    out_BHTD.push_back(head_groups_[g].mechanism->decode_step(*states[g], inputs[g]));
+    out_BHTD.push_back(head_groups_[g].mechanism->attend(inputs[g], Path::kFused).out_BHLD);
   }
   return join(out_BHTD);
 }
 
 double MultiHeadAttention::forward_flops(std::int64_t num_tokens) const {
-  double flops = static_cast<double>(num_tokens) * (query_key_value_->flops() + output_->flops());
+  double flops = 0;
+  for (const std::optional<Linear>* linear : {&query_key_value_, &query_, &key_value_, &output_}) {
+    if (*linear) flops += static_cast<double>(num_tokens) * (*linear)->flops();
+  }
   for (const HeadGroup& group : head_groups_) flops += group.mechanism->forward_flops(num_tokens);
   return flops;
 }

@@ -1,7 +1,8 @@
-// The self-attention of one Transformer layer: projections, head groups with one mechanism each,
-// output projection.
+// The self- or cross-attention of one Transformer layer: projections, head groups with one mechanism
+// each, output projection.
 //
-// Legend: B batch, T tokens, C channels, H heads of a group, D head dim, P position coordinates.
+// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group, D head dim, P
+// position coordinates.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,32 +24,47 @@ class Model;
 
 namespace birkhoff {
 
+// The outputs of an encoder, which cross-attention reads.
+struct Memory {
+  at::Tensor x_BSC;          // in the parameters' dtype: all layers add to its gradient
+  at::Tensor positions_BSP;  // int64
+  at::Tensor lengths_B;      // int64; tokens at s >= length are padding; undefined: none
+};
+
 // What every layer of a forward pass reads in addition to the residual stream.
 struct SequenceContext {
   at::Tensor segments_BT;    // int32 document ids; undefined: one document
   at::Tensor positions_BTP;  // int64
   at::Tensor lengths_B;      // int64; tokens at t >= length are padding; undefined: none
+  Memory memory{};           // of a decoder with cross-attention
 };
+
+// What the heads read keys and values from.
+enum class KeySource { kOwnSequence, kMemory };
 
 class MultiHeadAttention {
  public:
-  // `field` is the path of `attention` in the configuration, for messages; `layer` is the index of
-  // the Transformer layer. Error(kConfig).
+  // `field` is the path of `attention` in the configuration, for messages; `noise_number` is that of
+  // the layer. With a memory `causal` is false. Error(kConfig).
   MultiHeadAttention(const configs::Model& config, const configs::Attention& attention,
-                     const std::string& field, std::int64_t layer, std::int64_t sequence_length,
-                     bool causal, const std::string& name, Parameters& parameters,
-                     const ParallelGroups& parallel);
+                     const std::string& field, KeySource source, std::int64_t noise_number,
+                     std::int64_t sequence_length, bool causal, const std::string& name,
+                     Parameters& parameters, const ParallelGroups& parallel);
 
   // x: [B, T, C], after the layer's norm. Appends the mechanisms' sums to `sums`, named
   // "<parameter prefix>.<name>".
   at::Tensor forward(const at::Tensor& x_BTC, const SequenceContext& context,
                      const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
-  // Incremental decoding, with one state per head group. x: [B, 1, C], of the new token.
-  std::vector<std::unique_ptr<DecodeState>> decode_state(std::int64_t batch) const;
+  // Incremental decoding, with one state per head group. x: [B, 1, C], of the new token. States of
+  // cross-attention hold the keys and values of the memory, which are computed once; the memory
+  // itself comes with each context.
+  std::vector<std::unique_ptr<DecodeState>> decode_state(std::int64_t batch,
+                                                         const Memory& memory) const;
   at::Tensor decode_step(std::vector<std::unique_ptr<DecodeState>>& states, const at::Tensor& x_BTC,
                          const SequenceContext& context) const;
 
+  // With a memory: of as many tokens.
   double forward_flops(std::int64_t num_tokens) const;
   std::vector<Figure> figures() const;
   std::vector<std::string> warnings() const;
@@ -61,16 +77,30 @@ class MultiHeadAttention {
     bool has_value = true;  // false: the keys are also the values
   };
 
+  // Each group's queries, keys and values [B, H, T, D] from the outputs of a projection: of
+  // query_key_value_, of query_ (no keys and values) or of key_value_ (no queries). A group without
+  // values gets its keys.
+  struct Heads {
+    std::vector<at::Tensor> queries, keys, values;
+  };
+  Heads split(const at::Tensor& outputs, bool has_queries, bool has_keys) const;
   // One input for each head group.
   std::vector<AttentionInput> project(const at::Tensor& x_BTC,
                                       const SequenceContext& context) const;
+  // Their parts for cross-attention.
+  void set_queries(const at::Tensor& x_BTC, const SequenceContext& context,
+                   std::vector<AttentionInput>& inputs) const;
+  Heads memory_heads(const Memory& memory) const;
+  void set_memory(const Memory& memory, const Heads& heads,
+                  std::vector<AttentionInput>& inputs) const;
   at::Tensor join(const std::vector<at::Tensor>& out_BHTD) const;
 
-  std::int64_t layer_, head_dim_;
+  KeySource source_;
+  std::int64_t noise_number_, head_dim_;
   std::vector<HeadGroup> head_groups_;
   // query_key_value_ outputs the queries of all groups, then their keys, then the values of the
-  // groups that have values.
-  std::optional<Linear> query_key_value_, output_;
+  // groups that have values. With a memory these are the outputs of query_, then of key_value_.
+  std::optional<Linear> query_key_value_, query_, key_value_, output_;
 };
 
 }  // namespace birkhoff

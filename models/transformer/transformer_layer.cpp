@@ -1,67 +1,137 @@
 #include "models/transformer/transformer_layer.h"
 
+#include <utility>
+
 #include "configs/config.pb.h"
 
 namespace birkhoff {
 namespace {
 
-std::string layer_name(std::int64_t number) { return "blocks." + std::to_string(number); }
+std::string layer_name(StackRole role, std::int64_t number) {
+  return stack_prefix(role) + "blocks." + std::to_string(number);
+}
 
-MultiHeadAttention make_attention(const configs::Model& config, std::int64_t number,
-                                  std::int64_t sequence_length, bool causal, Parameters& parameters,
-                                  const ParallelGroups& parallel) {
+MultiHeadAttention make_attention(const configs::Model& config, StackRole role, std::int64_t number,
+                                  std::int64_t layer, std::int64_t sequence_length,
+                                  Parameters& parameters, const ParallelGroups& parallel) {
   const int entry = static_cast<int>(number % config.attention_size());
+  const bool causal = role == StackRole::kDecoder || role == StackRole::kTargetDecoder;
   return MultiHeadAttention(config, config.attention(entry),
-                            "model.attention." + std::to_string(entry), number, sequence_length,
-                            causal, layer_name(number) + ".attention", parameters, parallel);
+                            "model." + stack_prefix(role) + "attention." + std::to_string(entry),
+                            KeySource::kOwnSequence, layer, sequence_length, causal,
+                            layer_name(role, number) + ".attention", parameters, parallel);
+}
+
+std::optional<LayerNorm> make_cross_attention_norm(const configs::Model& config, StackRole role,
+                                                   std::int64_t number, Parameters& parameters) {
+  if (role != StackRole::kTargetDecoder) return std::nullopt;
+  return LayerNorm(config, layer_name(role, number) + ".cross_attention_norm", parameters);
+}
+
+std::optional<MultiHeadAttention> make_cross_attention(const configs::Model& config, StackRole role,
+                                                       std::int64_t number, std::int64_t layer,
+                                                       std::int64_t sequence_length,
+                                                       Parameters& parameters,
+                                                       const ParallelGroups& parallel) {
+  if (role != StackRole::kTargetDecoder) return std::nullopt;
+  const int entry = static_cast<int>(number % config.encoder().cross_attention_size());
+  return MultiHeadAttention(config, config.encoder().cross_attention(entry),
+                            "model.encoder.cross_attention." + std::to_string(entry),
+                            KeySource::kMemory, layer, sequence_length, /*causal=*/false,
+                            layer_name(role, number) + ".cross_attention", parameters, parallel);
 }
 
 }  // namespace
 
-TransformerLayer::TransformerLayer(const configs::Model& config, std::int64_t number,
-                                   std::int64_t sequence_length, bool causal,
+std::string stack_prefix(StackRole role) {
+  return role == StackRole::kSourceEncoder ? "encoder." : "";
+}
+
+TransformerLayer::TransformerLayer(const configs::Model& config, StackRole role,
+                                   std::int64_t number, std::int64_t sequence_length,
                                    Parameters& parameters, const ParallelGroups& parallel)
-    : number_(number),
+    : noise_number_(noise_number(
+          role == StackRole::kSourceEncoder ? NoiseLayers::kSourceEncoder : NoiseLayers::kStack,
+          number)),
+      cross_noise_number_(noise_number(NoiseLayers::kCrossAttention, number)),
       dropout_(config.dropout().residual()),
-      attention_norm_(config, layer_name(number) + ".attention_norm", parameters),
-      attention_(make_attention(config, number, sequence_length, causal, parameters, parallel)),
-      feed_forward_norm_(config, layer_name(number) + ".feed_forward_norm", parameters),
-      feed_forward_(config, layer_name(number) + ".feed_forward", parameters) {}
+      attention_norm_(config, layer_name(role, number) + ".attention_norm", parameters),
+      attention_(make_attention(config, role, number, noise_number_, sequence_length, parameters,
+                                parallel)),
+      cross_attention_norm_(make_cross_attention_norm(config, role, number, parameters)),
+      cross_attention_(make_cross_attention(config, role, number, cross_noise_number_,
+                                            sequence_length, parameters, parallel)),
+      feed_forward_norm_(config, layer_name(role, number) + ".feed_forward_norm", parameters),
+      feed_forward_(config, layer_name(role, number) + ".feed_forward", parameters) {}
 
 ResidualStream TransformerLayer::forward(const ResidualStream& stream,
                                          const SequenceContext& context,
                                          const std::optional<NoiseKey>& noise,
                                          NamedSums& sums) const {
-  std::optional<NoiseKey> attention_noise, feed_forward_noise;
-  if (noise) {
-    attention_noise = noise->at_layer(noise_layer(number_, RandomStream::kAttention));
-    feed_forward_noise = noise->at_layer(noise_layer(number_, RandomStream::kFeedForward));
-  }
+  const auto noise_of = [&](std::int64_t layer, RandomStream consumer) {
+    return noise ? std::optional(noise->at_layer(noise_layer(layer, consumer))) : std::nullopt;
+  };
   const auto dropout = [&](const at::Tensor& y, const std::optional<NoiseKey>& key) {
     return key ? philox_dropout(y, dropout_, *key, NoisePurpose::kResidualDropout) : y;
   };
-  const auto [x_BTC, normed_x_BTC] = attention_norm_(stream);
-  const auto [y_BTC, normed_y_BTC] = feed_forward_norm_(
-      {x_BTC, dropout(attention_.forward(normed_x_BTC, context, noise, sums), attention_noise)});
-  return {y_BTC, dropout(feed_forward_(normed_y_BTC, feed_forward_noise), feed_forward_noise)};
+  const auto attend = [&](const LayerNorm& norm, const MultiHeadAttention& attention,
+                          std::int64_t layer, const ResidualStream& before) {
+    const auto [x_BTC, normed_BTC] = norm(before);
+    return ResidualStream{x_BTC, dropout(attention.forward(normed_BTC, context, noise, sums),
+                                         noise_of(layer, RandomStream::kAttention))};
+  };
+  ResidualStream attended = attend(attention_norm_, attention_, noise_number_, stream);
+  if (cross_attention_) {
+    attended = attend(*cross_attention_norm_, *cross_attention_, cross_noise_number_, attended);
+  }
+  const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
+  const std::optional<NoiseKey> key = noise_of(noise_number_, RandomStream::kFeedForward);
+  return {x_BTC, dropout(feed_forward_(normed_BTC, key), key)};
 }
 
-std::vector<std::unique_ptr<DecodeState>> TransformerLayer::decode_state(std::int64_t batch) const {
-  return attention_.decode_state(batch);
+TransformerLayer::State TransformerLayer::decode_state(std::int64_t batch,
+                                                       const Memory& memory) const {
+  State state{.attention = attention_.decode_state(batch, memory), .cross_attention = {}};
+  if (cross_attention_) state.cross_attention = cross_attention_->decode_state(batch, memory);
+  return state;
 }
 
-ResidualStream TransformerLayer::decode_step(std::vector<std::unique_ptr<DecodeState>>& states,
-                                             const ResidualStream& stream,
+ResidualStream TransformerLayer::decode_step(State& state, const ResidualStream& stream,
                                              const SequenceContext& context) const {
-  const auto [x_BTC, normed_x_BTC] = attention_norm_(stream);
-  const auto [y_BTC, normed_y_BTC] =
-      feed_forward_norm_({x_BTC, attention_.decode_step(states, normed_x_BTC, context)});
-  return {y_BTC, feed_forward_(normed_y_BTC, std::nullopt)};
+  const auto attend = [&](const LayerNorm& norm, const MultiHeadAttention& attention,
+                          std::vector<std::unique_ptr<DecodeState>>& states,
+                          const ResidualStream& before) {
+    const auto [x_BTC, normed_BTC] = norm(before);
+    return ResidualStream{x_BTC, attention.decode_step(states, normed_BTC, context)};
+  };
+  ResidualStream attended = attend(attention_norm_, attention_, state.attention, stream);
+  if (cross_attention_) {
+    attended = attend(*cross_attention_norm_, *cross_attention_, state.cross_attention, attended);
+  }
+  const auto [x_BTC, normed_BTC] = feed_forward_norm_(attended);
+  return {x_BTC, feed_forward_(normed_BTC, std::nullopt)};
 }
 
 double TransformerLayer::forward_flops(std::int64_t num_tokens) const {
   return attention_.forward_flops(num_tokens) +
+         (cross_attention_ ? cross_attention_->forward_flops(num_tokens) : 0) +
          static_cast<double>(num_tokens) * feed_forward_.flops();
+}
+
+std::vector<Figure> TransformerLayer::figures() const {
+  std::vector<Figure> result = attention_.figures();
+  if (cross_attention_) {
+    for (Figure& figure : cross_attention_->figures()) result.push_back(std::move(figure));
+  }
+  return result;
+}
+
+std::vector<std::string> TransformerLayer::warnings() const {
+  std::vector<std::string> result = attention_.warnings();
+  if (cross_attention_) {
+    for (std::string& warning : cross_attention_->warnings()) result.push_back(std::move(warning));
+  }
+  return result;
 }
 
 }  // namespace birkhoff

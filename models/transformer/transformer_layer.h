@@ -1,4 +1,5 @@
-// One pre-norm Transformer layer: x += attention(norm(x)); x += feed_forward(norm(x)).
+// One pre-norm Transformer layer: x += attention(norm(x)); in a decoder of two stacks
+// x += cross_attention(norm(x)); x += feed_forward(norm(x)) (Vaswani et al. 2017, section 3.1).
 //
 // Legend: B batch, T tokens, C channels.
 #pragma once
@@ -15,32 +16,51 @@
 
 namespace birkhoff {
 
+// One of a model's stacks of layers.
+enum class StackRole {
+  kDecoder,        // the only stack; causal
+  kEncoder,        // the only stack; tokens see each other in both directions
+  kSourceEncoder,  // model.encoder: as kEncoder; a kTargetDecoder reads its outputs
+  kTargetDecoder,  // causal, with cross-attention in each layer
+};
+
+// What the names of the stack's parameters begin with, and its fields in `model`: "encoder." or "".
+std::string stack_prefix(StackRole role);
+
 // A layer keeps no state between calls: the result of forward() depends only on its arguments and
 // the parameters, so forward() may be called again to recompute.
 class TransformerLayer {
  public:
-  // `number` counts layers from 0. It selects the attention entry (number modulo entries) and the
-  // noise. Error(kConfig).
-  TransformerLayer(const configs::Model& config, std::int64_t number, std::int64_t sequence_length,
-                   bool causal, Parameters& parameters, const ParallelGroups& parallel);
+  // `config` describes the stack (stack_model() in models/transformer.cpp). `number` counts its
+  // layers from 0; it selects the attention entry (number modulo entries) and the noise.
+  // Error(kConfig).
+  TransformerLayer(const configs::Model& config, StackRole role, std::int64_t number,
+                   std::int64_t sequence_length, Parameters& parameters,
+                   const ParallelGroups& parallel);
 
   // Returns the feed-forward output as `branch`, for the next norm to add.
   ResidualStream forward(const ResidualStream& stream, const SequenceContext& context,
                          const std::optional<NoiseKey>& noise, NamedSums& sums) const;
 
-  std::vector<std::unique_ptr<DecodeState>> decode_state(std::int64_t batch) const;
-  ResidualStream decode_step(std::vector<std::unique_ptr<DecodeState>>& states,
-                             const ResidualStream& stream, const SequenceContext& context) const;
+  struct State {
+    std::vector<std::unique_ptr<DecodeState>> attention, cross_attention;  // by head group
+  };
+  State decode_state(std::int64_t batch, const Memory& memory) const;
+  ResidualStream decode_step(State& state, const ResidualStream& stream,
+                             const SequenceContext& context) const;
 
   double forward_flops(std::int64_t num_tokens) const;
-  std::vector<Figure> figures() const { return attention_.figures(); }
-  std::vector<std::string> warnings() const { return attention_.warnings(); }
+  std::vector<Figure> figures() const;
+  std::vector<std::string> warnings() const;
 
  private:
-  std::int64_t number_;
+  std::int64_t noise_number_, cross_noise_number_;
   float dropout_;
+  // In the order in which the forward pass uses them: gradient buckets fill from the end.
   LayerNorm attention_norm_;
   MultiHeadAttention attention_;
+  std::optional<LayerNorm> cross_attention_norm_;  // of a kTargetDecoder, as cross_attention_
+  std::optional<MultiHeadAttention> cross_attention_;
   LayerNorm feed_forward_norm_;
   FeedForward feed_forward_;
 };

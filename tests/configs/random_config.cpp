@@ -186,9 +186,20 @@ void make_consistent(configs::Config& config) {
   model.set_heads(4);
   model.set_channels(64);
   model.set_layers(std::clamp(model.layers(), 0, 4));
-  for (auto& attention : *model.mutable_attention()) {
-    for (auto& group : *attention.mutable_group()) group.set_heads(1);
-    if (attention.group_size() > 0) attention.mutable_group(0)->clear_heads();
+  const auto share_heads = [](auto& attentions) {
+    for (auto& attention : attentions) {
+      for (auto& group : *attention.mutable_group()) group.set_heads(1);
+      if (attention.group_size() > 0) attention.mutable_group(0)->clear_heads();
+    }
+  };
+  share_heads(*model.mutable_attention());
+  if (!config.task().has_translation()) {
+    model.clear_encoder();
+  } else if (model.has_encoder()) {
+    auto& encoder = *model.mutable_encoder();
+    encoder.set_layers(std::clamp(encoder.layers(), 0, 4));
+    share_heads(*encoder.mutable_attention());
+    share_heads(*encoder.mutable_cross_attention());
   }
 }
 

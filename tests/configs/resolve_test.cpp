@@ -10,8 +10,8 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 
-// Expects that every field outside oneofs is set, and one member of every oneof. Replaced fields are
-// not set.
+// Expects that every field outside oneofs is set, and one member of every oneof that is a choice. A
+// oneof of one member is an option. Replaced fields are not set.
 void expect_complete(const Message& message, const std::string& path) {
   const auto& reflection = *message.GetReflection();
   for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
@@ -22,7 +22,7 @@ void expect_complete(const Message& message, const std::string& path) {
         expect_complete(reflection.GetRepeatedMessage(message, field, j), at);
       }
     } else if (const auto* oneof = field->real_containing_oneof()) {
-      EXPECT_TRUE(reflection.HasOneof(message, oneof)) << at;
+      EXPECT_TRUE(reflection.HasOneof(message, oneof) || oneof->field_count() == 1) << at;
     } else {
       const bool replaced = field->options().GetExtension(configs::replaced);
       EXPECT_EQ(reflection.HasField(message, field), !replaced) << at;
@@ -39,6 +39,34 @@ TEST(Resolve, EverythingIsSet) {
   expect_complete(parse("model { attention { group { mechanism { sinkhorn_mixture {} } } } } "
                         "train { optimizer { adafactor {} } }"),
                   "");
+}
+
+TEST(Resolve, TasksOfTwoSequencesHaveAnEncoder) {
+  EXPECT_FALSE(parse("").model().has_encoder());
+  const auto with = [](const std::string& encoder) {
+    return parse_config(
+        "task { translation {} } data { sequence_length: 64 } model { layers: 3 " + encoder + " }",
+        "text", {});
+  };
+  const configs::Encoder empty = with("").model().encoder();
+  EXPECT_EQ(empty.layers(), 3);
+  EXPECT_TRUE(empty.attention(0).group(0).mechanism().has_dense());
+  EXPECT_TRUE(empty.cross_attention(0).group(0).mechanism().has_dense());
+  const configs::Encoder set =
+      with("encoder { layers: 5 attention { group { mechanism { sinkhorn { block: 8 } } } } }")
+          .model()
+          .encoder();
+  EXPECT_EQ(set.layers(), 5);
+  EXPECT_EQ(set.attention(0).group(0).mechanism().sinkhorn().max_blocks(), 8);
+  EXPECT_EQ(set.attention(0).group(0).heads(), 4);
+  EXPECT_EQ(set.cross_attention(0).group(0).heads(), 4);
+  // An encoder's lists are checked as the decoder's.
+  EXPECT_THAT(config_error([&] {
+                with("encoder { attention { group { mechanism { sinkhorn { block: 7 } } } } }");
+              }),
+              testing::HasSubstr("model.encoder.attention.0.group.0.mechanism.sinkhorn.block: "));
+  EXPECT_THAT(config_error([&] { with("encoder { cross_attention { group { heads: 3 } } }"); }),
+              testing::HasSubstr("model.encoder.cross_attention.0: its groups have 3 heads"));
 }
 
 TEST(Resolve, ChoicesAndDerivedValues) {

@@ -22,6 +22,11 @@ TEST(Summary, AttentionIsNamedWithWhatIsNotItsDefault) {
             "1 head block_local, 3 heads dense");
   EXPECT_EQ(text("attention {} attention { group { mechanism { sinkhorn_mixture {} } } }"),
             "layers in turn: dense; sinkhorn_mixture { sinkhorn { max_blocks: 16 } }");
+  EXPECT_EQ(attention_text(parse_config("task { translation {} } model { encoder { attention { "
+                                        "group { mechanism { block_local {} } } } } }",
+                                        "text", {})
+                               .model()),
+            "encoder: block_local | decoder: dense | cross-attention: dense");
 }
 
 TEST(Summary, FieldsThatDifferAreRowsInTheOrderOfTheSchema) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
+#include "models/transformer.h"
 #include "tests/attention/mechanism_cases.h"
 #include "tests/models/model_fixture.h"
 
@@ -81,6 +82,38 @@ TEST_P(DeviceMode, EverythingIsMadeWhereTheParametersAre) {
         }
       }
     }
+  }
+}
+
+TEST(DeviceOfTwoStacks, EverythingIsMadeWhereTheParametersAre) {
+  for (const char* const recompute : {"false", "true"}) {
+    const configs::Config config = parse_config(
+        "task { translation {} } data { corpus: 'none' sequence_length: 16 } "
+        "model { layers: 2 channels: 8 heads: 2 }",
+        "test", {"train.precision=bf16", std::string("train.recompute=") + recompute});
+    const auto group = make_single_group(at::kMeta);
+    const ParallelGroups parallel{*group, *group, *group};
+    Parameters parameters = make_parameters(config, parallel);
+    const Transformer encoder(config, StackRole::kSourceEncoder, kVocabulary, parameters, parallel);
+    const Transformer decoder(config, StackRole::kTargetDecoder, kVocabulary, parameters, parallel);
+    Batch source = make_batch(2, 16), target = make_batch(2, 12);
+    source.fields["lengths"] = at::tensor({16, 5}, at::kLong);
+    source = source.to(at::kMeta);
+    target = target.to(at::kMeta);
+    NamedSums sums;
+    const Memory memory = encoder.encode(source, {}, sums);
+    EXPECT_EQ(memory.x_BSC.scalar_type(), at::kFloat);  // gradients of layers are added in fp32
+    const at::Tensor out = decoder.forward(target, {}, sums, memory);
+    EXPECT_TRUE(out.is_meta() && out.scalar_type() == at::kBFloat16);
+    out.sum().backward();
+    for (const Parameter& parameter : parameters.list()) {
+      EXPECT_TRUE(parameter.value.grad().defined() && parameter.value.grad().is_meta())
+          << parameter.name;
+    }
+    const auto cache = decoder.decode_cache(2, memory);
+    const at::Tensor tokens = target.at("inputs").select(1, 0);
+    cache->select_rows(at::zeros({2}, tokens.options()));
+    EXPECT_TRUE(decoder.decode_step(*cache, tokens).is_meta());
   }
 }
 

@@ -112,14 +112,21 @@ TEST(Noise, EachSourceIsOfItsStepAndSampleAndAbsentInEvaluation) {
 // Consumers with the same number would drop the same elements.
 TEST(Noise, ConsumersHaveNumbersOfTheirOwn) {
   std::set<std::uint32_t> numbers;
-  for (std::int64_t block = 0; block < 3; ++block) {
+  std::set<std::int64_t> blocks;
+  for (const NoiseLayers layers :
+       {NoiseLayers::kStack, NoiseLayers::kCrossAttention, NoiseLayers::kSourceEncoder}) {
+    blocks.insert(noise_number(layers, 0));
+    blocks.insert(noise_number(layers, kMostLayers - 1));
+  }
+  EXPECT_EQ(blocks.size(), 6);
+  for (const std::int64_t block : blocks) {
     numbers.insert(noise_layer(block, RandomStream::kAttention));
     numbers.insert(noise_layer(block, RandomStream::kFeedForward));
     for (std::uint32_t group = 0; group < kMostHeadGroups; ++group) {
       numbers.insert(noise_layer(block, RandomStream::kHeadGroup, group));
     }
   }
-  EXPECT_EQ(numbers.size(), 3 * (kMostHeadGroups + 2));
+  EXPECT_EQ(numbers.size(), 6 * (kMostHeadGroups + 2));
 }
 
 }  // namespace

@@ -26,7 +26,6 @@ bool library_is_faster(const at::Tensor& q_BHLD, bool causal) {
 // bool [L, L], created on the input's device: a copy from the host would wait for the device.
 at::Tensor earlier_keys(const AttentionInput& in) {
   const std::int64_t num_tokens = in.q_BHLD.size(2);
-  require(num_tokens == in.k_BHSD.size(2), "causal attention needs as many keys as queries");
   return at::ones({num_tokens, num_tokens}, in.q_BHLD.options().dtype(at::kBool)).tril_();
 }
 
@@ -49,6 +48,8 @@ at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
 }
 
 AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) const {
+  require(!shape_.causal || in.q_BHLD.size(2) == in.k_BHSD.size(2),
+          "causal attention needs as many keys as queries");
   if (limit == Path::kFused) {
     if (const at::Tensor out_BHLD = fused(in); out_BHLD.defined()) return {out_BHLD, {}};
   }
@@ -101,6 +102,7 @@ at::Tensor DenseAttention::fused(const AttentionInput& in) const {
 MechanismTraits DenseAttention::traits() const {
   return {.causal = shape_.causal,
           .exact_in_decoding = shape_.causal,
+          .crosses = !shape_.causal,
           .convex = true,
           .quadratic = true};
 }
