@@ -43,9 +43,8 @@ void check_values(const google::protobuf::Message& config, const SourceLocations
 
 // Sets every unset field: numbers, strings and enums to their defaults, messages recursively (in a
 // oneof only the chosen one; by default optimizer: adamw, mechanism: dense, and for translation
-// model.encoder). Replaces zeros that
-// mean "derived" with the derived value if the config by itself determines it. Resolving twice
-// changes nothing. Expects numbers in their ranges.
+// model.encoder). Replaces zeros that mean "derived" with the derived value if the config by itself
+// determines it. Resolving twice changes nothing. Expects numbers in their ranges.
 void resolve(configs::Config& config);
 
 // Checks the values of a resolved config against each other.

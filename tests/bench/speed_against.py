@@ -17,8 +17,8 @@ import sys
 
 import birkhoff_runs as runs
 
-# Tensors stay in the heap. Otherwise the history of the heap decides which of them is mapped and cleared by the kernel at each call; that moved rows of the
-# same code by 5 %.
+# Tensors stay in the heap. Otherwise the history of the heap decides which of them the system maps and clears at each call, and the same code gets other
+# times.
 HEAP = {"MALLOC_TOP_PAD_": str(2**29), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
 
 STEPS = {"baby_gpt_dense": 64, "baby_gpt_sinkhorn": 256}

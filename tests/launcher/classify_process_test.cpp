@@ -193,7 +193,7 @@ TEST_F(ClassifyProcess, PredictsTheClassesThatEvalCounts) {
               testing::ContainsRegex("[0-9]+ texts were cut to the model's data.sequence_length = "
                                      "16 tokens"));
 
-  // A text has the same class if standard input holds it alone, without a line feed.
+  // A text has the same class if standard input holds only this text, without a line feed.
   const std::string all = run_well({"classify", "run", "texts.txt", "--json"}).out;
   const std::string first = test_texts().substr(0, test_texts().find('\n'));
   write_bytes("one.txt", first);
