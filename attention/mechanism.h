@@ -28,8 +28,10 @@ class Mechanism;
 namespace birkhoff {
 
 struct AttentionInput {
-  at::Tensor q_BHLD, k_BHSD, v_BHSD;  // v is k itself if the mechanism ties them
-  at::Tensor x_q_BLC, x_kv_BSC;       // the layer's inputs (after its norm), for SortNets
+  at::Tensor q_BHLD;
+  at::Tensor k_BHSD;             // q itself if the mechanism shares queries and keys
+  at::Tensor v_BHSD;             // k itself if the mechanism ties keys and values
+  at::Tensor x_q_BLC, x_kv_BSC;  // the layer's inputs (after its norm), for SortNets
   // int64; keys at s >= length are padding. Undefined: all S are valid.
   at::Tensor key_lengths_B;
   // int32 document ids, never decreasing along a row; a query sees only keys of its own document.
@@ -72,6 +74,8 @@ struct MechanismTraits {
   std::string leak{};
   // decode_step returns the same outputs as attend.
   bool exact_in_decoding = false;
+  // Keys are the queries: the layer has no key projection for these heads. They cannot cross.
+  bool shares_query_key = false;
   // Values are the keys: the layer has no value projection for these heads.
   bool ties_key_value = false;
   // Cross-attention: queries may belong to another sequence than the keys, of another length. Each

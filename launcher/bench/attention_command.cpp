@@ -158,7 +158,7 @@ class Comparison {
     const configs::Mechanism config = mechanism_of(text);
     BuiltMechanism mechanism(config, shape, dtype_, device_);
     const AttentionProblem task =
-        AttentionProblem::random(shape, mechanism->traits().ties_key_value, dtype_, device_);
+        AttentionProblem::random(shape, mechanism->traits(), dtype_, device_);
 
     std::list<Entry> entries;
     std::vector<Candidate> ours{{"birkhoff", [&](const AttentionInput& in) {
@@ -179,7 +179,8 @@ class Comparison {
     configs::Mechanism dense_config;
     dense_config.mutable_dense();
     BuiltMechanism dense(dense_config, shape, dtype_, device_);
-    const AttentionProblem dense_task = AttentionProblem::random(shape, false, dtype_, device_);
+    const AttentionProblem dense_task =
+        AttentionProblem::random(shape, MechanismTraits{}, dtype_, device_);
     add_checked(dense_candidates(shape.causal, device_), /*library_dense=*/true, dense_config,
                 dense, dense_task, entries);
     measure(entries);

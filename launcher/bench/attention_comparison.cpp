@@ -72,8 +72,9 @@ void BuiltMechanism::copy_parameters(const BuiltMechanism& from) {
   }
 }
 
-AttentionProblem AttentionProblem::random(const AttentionShape& shape, bool tied,
-                                          at::ScalarType dtype, at::Device device) {
+AttentionProblem AttentionProblem::random(const AttentionShape& shape,
+                                          const MechanismTraits& traits, at::ScalarType dtype,
+                                          at::Device device) {
   at::manual_seed(1);
   const auto normal = [&](at::IntArrayRef sizes, at::ScalarType type) {
     return at::randn(sizes, at::TensorOptions(parameter_dtype(dtype)).device(device)).to(type);
@@ -83,8 +84,8 @@ AttentionProblem AttentionProblem::random(const AttentionShape& shape, bool tied
   };
   AttentionProblem task;
   task.in.q_BHLD = heads();
-  task.in.k_BHSD = heads();
-  task.in.v_BHSD = tied ? task.in.k_BHSD : heads();
+  task.in.k_BHSD = traits.shares_query_key ? task.in.q_BHLD : heads();
+  task.in.v_BHSD = traits.ties_key_value ? task.in.k_BHSD : heads();
   task.in.x_q_BLC =
       normal({shape.batch, shape.length, shape.heads * shape.head_dim}, parameter_dtype(dtype));
   task.in.x_kv_BSC = task.in.x_q_BLC;
@@ -97,7 +98,7 @@ AttentionProblem AttentionProblem::mapped(
     const std::function<at::Tensor(const at::Tensor&)>& each) const {
   AttentionProblem task;
   task.in.q_BHLD = each(in.q_BHLD.detach());
-  task.in.k_BHSD = each(in.k_BHSD.detach());
+  task.in.k_BHSD = in.k_BHSD.is_same(in.q_BHLD) ? task.in.q_BHLD : each(in.k_BHSD.detach());
   task.in.v_BHSD = in.v_BHSD.is_same(in.k_BHSD) ? task.in.k_BHSD : each(in.v_BHSD.detach());
   task.in.x_q_BLC = each(in.x_q_BLC.detach());
   task.in.x_kv_BSC = task.in.x_q_BLC;
@@ -117,7 +118,9 @@ AttentionProblem AttentionProblem::exact() const {
 }
 
 std::vector<at::Tensor> AttentionProblem::leaves() const {
-  std::vector<at::Tensor> leaves{in.q_BHLD, in.k_BHSD, in.x_q_BLC};
+  std::vector<at::Tensor> leaves{in.q_BHLD};
+  if (!in.k_BHSD.is_same(in.q_BHLD)) leaves.push_back(in.k_BHSD);
+  leaves.push_back(in.x_q_BLC);
   if (!in.v_BHSD.is_same(in.k_BHSD)) leaves.push_back(in.v_BHSD);
   return leaves;
 }

@@ -45,14 +45,14 @@ struct AttentionProblem {
 
   // Standard normal numbers. q, k and v have type `dtype`; x, the input of the SortNets, has the
   // parameters' type.
-  static AttentionProblem random(const AttentionShape& shape, bool tied, at::ScalarType dtype,
-                                 at::Device device);
+  static AttentionProblem random(const AttentionShape& shape, const MechanismTraits& traits,
+                                 at::ScalarType dtype, at::Device device);
   // Copies: beginning() of the first sequence's first tokens, exact() of everything in fp64 on the
   // CPU.
   AttentionProblem beginning(std::int64_t num_tokens) const;
   AttentionProblem exact() const;
 
-  // q, k, x, and v unless it is k.
+  // q, k unless it is q, x, and v unless it is k.
   std::vector<at::Tensor> leaves() const;
 
  private:

@@ -1,7 +1,6 @@
 #include "models/transformer/multi_head_attention.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/split_with_sizes.h>
 
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
@@ -58,68 +57,36 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        std::int64_t noise_number, std::int64_t sequence_length,
                                        bool causal, const std::string& name, Parameters& parameters,
                                        const ParallelGroups& parallel)
-    : source_(source), noise_number_(noise_number), head_dim_(config.channels() / config.heads()) {
+    : source_(source), noise_number_(noise_number) {
   check_heads(attention, config.heads(), field);
-  std::int64_t value_heads = 0;
+  std::vector<GroupProjections> projections;
   for (int g = 0; g < attention.group_size(); ++g) {
     HeadGroup group;
     group.name = name + ".groups." + std::to_string(g);
     group.heads = attention.group(g).heads();
     const MechanismShape shape{.channels = config.channels(),
                                .heads = group.heads,
-                               .head_dim = head_dim_,
+                               .head_dim = config.channels() / config.heads(),
                                .sequence_length = sequence_length,
                                .causal = causal};
     const std::string group_field = field + ".group." + std::to_string(g);
     group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape, group_field,
                                            group.name, parameters, parallel);
-    if (source_ == KeySource::kMemory && !group.mechanism->traits().crosses) {
+    const MechanismTraits traits = group.mechanism->traits();
+    if (source_ == KeySource::kMemory && !traits.crosses) {
       fail(ExitCode::kConfig,
            "{}.mechanism: it attends within one sequence and cannot read an encoder's outputs; "
            "choose one that can, for instance dense",
            group_field);
     }
-    group.has_value = !group.mechanism->traits().ties_key_value;
-    value_heads += group.has_value ? group.heads : 0;
+    projections.push_back({.heads = group.heads,
+                           .has_key = !traits.shares_query_key,
+                           .has_value = !traits.ties_key_value});
     head_groups_.push_back(std::move(group));
   }
-  const std::int64_t C = config.channels(), values = value_heads * head_dim_;
-  if (source_ == KeySource::kOwnSequence) {
-    query_key_value_.emplace(config, WeightRole::kInner, C, 2 * C + values,
-                             name + ".query_key_value", parameters);
-  } else {
-    query_.emplace(config, WeightRole::kInner, C, C, name + ".query", parameters);
-    key_value_.emplace(config, WeightRole::kInner, C, C + values, name + ".key_value", parameters);
-  }
-  output_.emplace(config, WeightRole::kResidual, C, C, name + ".output", parameters);
-}
-
-MultiHeadAttention::Heads MultiHeadAttention::split(const at::Tensor& outputs, bool has_queries,
-                                                    bool has_keys) const {
-  // A single split: its gradient is one concatenation, whereas the gradients of separate slices
-  // would fill and add whole tensors.
-  std::vector<std::int64_t> widths;
-  for (const bool exists : {has_queries, has_keys}) {
-    if (!exists) continue;
-    for (const HeadGroup& group : head_groups_) widths.push_back(group.heads * head_dim_);
-  }
-  for (const HeadGroup& group : head_groups_) {
-    if (has_keys && group.has_value) widths.push_back(group.heads * head_dim_);
-  }
-  const std::vector<at::Tensor> pieces = at::split_with_sizes(outputs, widths, -1);
-  auto piece = pieces.begin();
-  const auto next_heads = [&] { return (piece++)->unflatten(-1, {-1, head_dim_}).transpose(1, 2); };
-  Heads heads;
-  for (std::size_t g = 0; has_queries && g < head_groups_.size(); ++g) {
-    heads.queries.push_back(next_heads());
-  }
-  for (std::size_t g = 0; has_keys && g < head_groups_.size(); ++g) {
-    heads.keys.push_back(next_heads());
-  }
-  for (std::size_t g = 0; has_keys && g < head_groups_.size(); ++g) {
-    heads.values.push_back(head_groups_[g].has_value ? next_heads() : heads.keys[g]);
-  }
-  return heads;
+  projections_.emplace(config, std::move(projections), source_, name, parameters);
+  output_.emplace(config, WeightRole::kResidual, config.channels(), config.channels(),
+                  name + ".output", parameters);
 }
 
 std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
@@ -127,15 +94,15 @@ std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
   std::vector<AttentionInput> inputs(head_groups_.size());
   if (source_ == KeySource::kMemory) {
     set_queries(x_BTC, context, inputs);
-    set_memory(context.memory, memory_heads(context.memory), inputs);
+    set_memory(context.memory, projections_->keys_and_values(context.memory.x_BSC), inputs);
     return inputs;
   }
-  const Heads heads = split((*query_key_value_)(x_BTC), /*has_queries=*/true, /*has_keys=*/true);
+  const HeadProjections::Heads heads = projections_->all(x_BTC);
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     AttentionInput& in = inputs[g];
-    in.q_BHLD = heads.queries[g];
-    in.k_BHSD = heads.keys[g];
-    in.v_BHSD = heads.values[g];
+    in.q_BHLD = heads.q_BHTD[g];
+    in.k_BHSD = heads.k_BHTD[g];
+    in.v_BHSD = heads.v_BHTD[g];
     in.x_q_BLC = in.x_kv_BSC = x_BTC;
     in.key_lengths_B = context.lengths_B;
     in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
@@ -146,24 +113,20 @@ std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
 
 void MultiHeadAttention::set_queries(const at::Tensor& x_BTC, const SequenceContext& context,
                                      std::vector<AttentionInput>& inputs) const {
-  const Heads heads = split((*query_)(x_BTC), /*has_queries=*/true, /*has_keys=*/false);
+  const HeadProjections::Heads heads = projections_->queries(x_BTC);
   for (std::size_t g = 0; g < inputs.size(); ++g) {
-    inputs[g].q_BHLD = heads.queries[g];
+    inputs[g].q_BHLD = heads.q_BHTD[g];
     inputs[g].x_q_BLC = x_BTC;
     inputs[g].positions_q_BLP = context.positions_BTP;
   }
 }
 
-MultiHeadAttention::Heads MultiHeadAttention::memory_heads(const Memory& memory) const {
-  return split((*key_value_)(memory.x_BSC), /*has_queries=*/false, /*has_keys=*/true);
-}
-
-void MultiHeadAttention::set_memory(const Memory& memory, const Heads& heads,
+void MultiHeadAttention::set_memory(const Memory& memory, const HeadProjections::Heads& heads,
                                     std::vector<AttentionInput>& inputs) const {
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     AttentionInput& in = inputs[g];
-    in.k_BHSD = heads.keys[g];
-    in.v_BHSD = heads.values[g];
+    in.k_BHSD = heads.k_BHTD[g];
+    in.v_BHSD = heads.v_BHTD[g];
     in.x_kv_BSC = memory.x_BSC;
     in.key_lengths_B = memory.lengths_B;
     in.positions_kv_BSP = memory.positions_BSP;
@@ -206,11 +169,11 @@ std::vector<std::unique_ptr<DecodeState>> MultiHeadAttention::decode_state(
     }
     return states;
   }
-  const Heads heads = memory_heads(memory);
+  const HeadProjections::Heads heads = projections_->keys_and_values(memory.x_BSC);
   for (std::size_t g = 0; g < head_groups_.size(); ++g) {
     auto state = std::make_unique<MemoryState>();
-    state->k_BHSD = heads.keys[g];
-    state->v_BHSD = heads.values[g];
+    state->k_BHSD = heads.k_BHTD[g];
+    state->v_BHSD = heads.v_BHTD[g];
     states.push_back(std::move(state));
   }
   return states;
@@ -227,11 +190,11 @@ at::Tensor MultiHeadAttention::decode_step(std::vector<std::unique_ptr<DecodeSta
     }
     return join(out_BHTD);
   }
-  Heads heads;
+  HeadProjections::Heads heads;
   for (const auto& each : states) {
     const auto& state = static_cast<const MemoryState&>(*each);
-    heads.keys.push_back(state.k_BHSD);
-    heads.values.push_back(state.v_BHSD);
+    heads.k_BHTD.push_back(state.k_BHSD);
+    heads.v_BHTD.push_back(state.v_BHSD);
   }
   std::vector<AttentionInput> inputs(head_groups_.size());
   set_queries(x_BTC, context, inputs);
@@ -243,10 +206,7 @@ at::Tensor MultiHeadAttention::decode_step(std::vector<std::unique_ptr<DecodeSta
 }
 
 double MultiHeadAttention::forward_flops(std::int64_t num_tokens) const {
-  double flops = 0;
-  for (const std::optional<Linear>* linear : {&query_key_value_, &query_, &key_value_, &output_}) {
-    if (*linear) flops += static_cast<double>(num_tokens) * (*linear)->flops();
-  }
+  double flops = static_cast<double>(num_tokens) * (projections_->flops() + output_->flops());
   for (const HeadGroup& group : head_groups_) flops += group.mechanism->forward_flops(num_tokens);
   return flops;
 }

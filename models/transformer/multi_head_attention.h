@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention/mechanism.h"
+#include "models/transformer/head_projections.h"
 #include "models/transformer/layers.h"
 
 namespace birkhoff::configs {
@@ -38,9 +39,6 @@ struct SequenceContext {
   at::Tensor lengths_B;      // int64; tokens at t >= length are padding; undefined: none
   Memory memory{};           // of a decoder with cross-attention
 };
-
-// What the heads read keys and values from.
-enum class KeySource { kOwnSequence, kMemory };
 
 class MultiHeadAttention {
  public:
@@ -74,33 +72,23 @@ class MultiHeadAttention {
     std::string name;  // parameter prefix
     std::int64_t heads = 0;
     std::unique_ptr<Mechanism> mechanism;
-    bool has_value = true;  // false: the keys are also the values
   };
 
-  // Each group's queries, keys and values [B, H, T, D] from the outputs of a projection: of
-  // query_key_value_, of query_ (no keys and values) or of key_value_ (no queries). A group without
-  // values gets its keys.
-  struct Heads {
-    std::vector<at::Tensor> queries, keys, values;
-  };
-  Heads split(const at::Tensor& outputs, bool has_queries, bool has_keys) const;
   // One input for each head group.
   std::vector<AttentionInput> project(const at::Tensor& x_BTC,
                                       const SequenceContext& context) const;
   // Their parts for cross-attention.
   void set_queries(const at::Tensor& x_BTC, const SequenceContext& context,
                    std::vector<AttentionInput>& inputs) const;
-  Heads memory_heads(const Memory& memory) const;
-  void set_memory(const Memory& memory, const Heads& heads,
+  void set_memory(const Memory& memory, const HeadProjections::Heads& heads,
                   std::vector<AttentionInput>& inputs) const;
   at::Tensor join(const std::vector<at::Tensor>& out_BHTD) const;
 
   KeySource source_;
-  std::int64_t noise_number_, head_dim_;
+  std::int64_t noise_number_;
   std::vector<HeadGroup> head_groups_;
-  // query_key_value_ outputs the queries of all groups, then their keys, then the values of the
-  // groups that have values. With a memory these are the outputs of query_, then of key_value_.
-  std::optional<Linear> query_key_value_, query_, key_value_, output_;
+  std::optional<HeadProjections> projections_;
+  std::optional<Linear> output_;
 };
 
 }  // namespace birkhoff

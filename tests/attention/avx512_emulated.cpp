@@ -4,7 +4,7 @@
 #include "attention/kernels/sinkhorn/cpu_prefix_body.h"
 #include "attention/kernels/tile_attention/cpu_loop_body.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 static_assert(kVectorBytes == 64 && kTakesPairs<Bf16>);
 
@@ -16,4 +16,4 @@ const MixKernels<double>& emulated_mix_kernels(double) { return kMixKernels<doub
 const MixKernels<Bf16>& emulated_mix_kernels(Bf16) { return kMixKernels<Bf16>; }
 const PrefixBalanceKernels& emulated_prefix_balance_kernels() { return kPrefixBalanceKernels; }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

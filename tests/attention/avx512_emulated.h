@@ -6,7 +6,7 @@
 #include "attention/kernels/sinkhorn/cpu_prefix.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 const TileKernels<float>& emulated_tile_kernels(float);
 const TileKernels<double>& emulated_tile_kernels(double);
@@ -16,4 +16,4 @@ const MixKernels<double>& emulated_mix_kernels(double);
 const MixKernels<Bf16>& emulated_mix_kernels(Bf16);
 const PrefixBalanceKernels& emulated_prefix_balance_kernels();
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -12,7 +12,7 @@
 #include "tests/attention/mechanism_cases.h"
 #include "tests/kernel_error.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 constexpr int kSm90 = 232448;
@@ -240,4 +240,4 @@ TEST_F(EmulatedBalanceKernel, EmptyRowsAndColumnsAndTriangles) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -19,7 +19,7 @@ struct Result {
 Result solve(const at::Tensor& scores, bool prefix, std::int64_t first_row, Path path) {
   const at::Tensor leaf = scores.detach().clone().requires_grad_(true);
   const at::Tensor p = prefix ? prefix_balance(leaf, 5, first_row, path) : balance(leaf, 5, path);
-  const at::Tensor d_p = testing::random_tensor(p.sizes(), at::kFloat, 5).to(p.options());
+  const at::Tensor d_p = test::random_tensor(p.sizes(), at::kFloat, 5).to(p.options());
   p.backward(d_p);
   return {p.detach(), leaf.grad()};
 }
@@ -37,7 +37,7 @@ void check(const std::string& what, const at::Tensor& scores, bool prefix,
 }
 
 at::Tensor random_scores(std::int64_t matrices, std::int64_t size, double scale = 1) {
-  return testing::random_tensor({matrices, 2, size, size}, at::kFloat, 3) * scale;
+  return test::random_tensor({matrices, 2, size, size}, at::kFloat, 3) * scale;
 }
 
 TEST(BalanceKernel, SmallIsAsExactAsTheSpecification) {

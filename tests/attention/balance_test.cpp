@@ -20,7 +20,7 @@
 
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
@@ -458,4 +458,4 @@ TEST(Balance, TriangleWithDiagonalCollapsesToTheIdentity) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -13,7 +13,7 @@
 #include "tests/attention/block_attention_problem.h"
 #include "tests/cluster/base/emulated_gpu.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 template <typename Thread, typename Body, int kThreads>
@@ -325,4 +325,4 @@ TEST(BlockAttentionTiles, PlacesAreDistinctAndFreeOfBankConflicts) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -6,7 +6,7 @@
 #include "tests/attention/block_attention_problem.h"
 #include "tests/kernel_error.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 constexpr KeyChoice kSorted{.mask = KeyChoice::kBlocks, .bias = true}, kOwn{.causal = true};
@@ -70,4 +70,4 @@ TEST(BlockAttentionKernel, LargeLogits) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -9,7 +9,7 @@
 
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 BlockProblem BlockProblem::to(at::ScalarType dtype, at::Device device) const {
   BlockProblem other = *this;
@@ -158,4 +158,4 @@ void expect_errors_of_reference(const std::vector<at::Tensor>& kernel,
   }
 }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

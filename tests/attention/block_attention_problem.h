@@ -10,7 +10,7 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 struct BlockShape {
   std::int64_t batch = 1, heads = 1, blocks = 1, block = 16, head_dim = 64;
@@ -52,4 +52,4 @@ std::vector<at::Tensor> solve(const BlockProblem& problem, Path path);
 // the reference in the same type, plus two roundings of the largest number.
 void expect_errors_of_reference(const std::vector<at::Tensor>& kernel, const BlockProblem& problem);
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

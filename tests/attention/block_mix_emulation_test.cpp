@@ -12,7 +12,7 @@
 #include "tests/attention/block_mix_problem.h"
 #include "tests/cluster/base/emulated_gpu.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 template <EmulatedNumber kNumber, template <typename> typename Body>
@@ -173,4 +173,4 @@ TEST(BlockMixEmulation, TilesOfTheTriangleAreListedOnce) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

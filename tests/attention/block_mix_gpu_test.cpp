@@ -9,7 +9,7 @@
 #include "tests/attention/mechanism_cases.h"
 #include "tests/kernel_error.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
@@ -95,4 +95,4 @@ TEST(BlockMixKernel, SmallUnusedResultsHaveNoGradients) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

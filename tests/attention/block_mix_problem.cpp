@@ -5,7 +5,7 @@
 
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 // sum_v w_uv x_v.
@@ -95,4 +95,4 @@ void expect_mixes(const std::vector<at::Tensor>& results, const MixProblem& prob
                problem.name + ", d_w");
 }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 struct MixSizes {
   std::int64_t batch = 1, heads = 1, blocks = 1, block = 2, head_dim = 64;
@@ -36,4 +36,4 @@ MixProblem make_mix_problem(const MixSizes& sizes, std::int64_t diagonal, at::Sc
 // dtype plus the error of fp32 sums.
 void expect_mixes(const std::vector<at::Tensor>& results, const MixProblem& problem);
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

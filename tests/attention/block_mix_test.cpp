@@ -14,14 +14,14 @@
 #include "attention/kernels/block_mix/cpu_mix.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 struct Sizes {
   std::int64_t N, b, D;
 };
-constexpr Sizes kSizes[] = {{1, 2, 3},   {2, 1, 16}, {3, 4, 5},  {8, 2, 64},
-                            {17, 1, 33}, {70, 1, 8}, {33, 2, 16}};
+constexpr Sizes kMixSizes[] = {{1, 2, 3},   {2, 1, 16}, {3, 4, 5},  {8, 2, 64},
+                               {17, 1, 33}, {70, 1, 8}, {33, 2, 16}};
 
 // [B, H, N, b, D] with B = H = 2: contiguous, or laid out as the layers do.
 at::Tensor blocks(const Sizes& s, bool contiguous, std::uint64_t seed) {
@@ -74,7 +74,7 @@ void check(const Sizes& s, std::int64_t diagonal, bool contiguous, bool others,
 }
 
 TEST(MixLowerBlocks, EqualsTheWholeProductAndSoDoGradients) {
-  for (const Sizes& s : kSizes) {
+  for (const Sizes& s : kMixSizes) {
     for (const std::int64_t diagonal : {std::int64_t{-1}, std::int64_t{0}, s.N - 1}) {
       for (const bool contiguous : {true, false}) {
         for (const bool others : {false, true}) {
@@ -206,7 +206,7 @@ TEST(MixKernels, EachInstructionSetIsExact) {
   for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2,
                                    InstructionSet::kAvx512, InstructionSet::kAvx512Bf16}) {
     if (!is_supported(set)) continue;
-    for (const Sizes& s : kSizes) {
+    for (const Sizes& s : kMixSizes) {
       for (const int diagonal : {-1, 0, static_cast<int>(s.N) - 1}) {
         check_set<float>(set, s, diagonal);
         check_set<double>(set, s, diagonal);
@@ -217,4 +217,4 @@ TEST(MixKernels, EachInstructionSetIsExact) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

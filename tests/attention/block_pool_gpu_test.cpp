@@ -5,7 +5,7 @@
 #include "tests/attention/block_pool_problem.h"
 #include "tests/kernel_error.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 void check(const PoolProblem& problem, at::ScalarType dtype) {
@@ -40,4 +40,4 @@ TEST(BlockPoolKernel, ManyBlocks) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -12,7 +12,7 @@
 #include "attention/kernels/block_pool/block_pool.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 struct PoolProblem {
   at::Tensor x_BLC;  // fp32
@@ -53,4 +53,4 @@ inline std::vector<at::Tensor> solve(const PoolProblem& problem, const at::Tenso
   return {psi.detach(), torch::autograd::grad({psi}, {leaf}, {problem.d_psi_BNC})[0]};
 }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

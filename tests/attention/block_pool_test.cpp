@@ -15,7 +15,7 @@
 #include "tests/attention/block_pool_problem.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 using configs::SinkhornAttention;
@@ -46,12 +46,12 @@ std::vector<at::Tensor> features(const AttentionInput& in, std::int64_t block, b
   return result;
 }
 
-constexpr std::array<std::int64_t, 3> kSizes[] = {{1, 1, 1},    {7, 3, 5},   {16, 4, 8},
-                                                  {33, 8, 130}, {40, 64, 3}, {120, 10, 2}};
+constexpr std::array<std::int64_t, 3> kPoolSizes[] = {{1, 1, 1},    {7, 3, 5},   {16, 4, 8},
+                                                      {33, 8, 130}, {40, 64, 3}, {120, 10, 2}};
 
 template <typename Check>
 void for_each_case(const Check& check) {
-  for (const auto& [L, b, C] : kSizes) {
+  for (const auto& [L, b, C] : kPoolSizes) {
     for (int masks = 0; masks < 4; ++masks) {
       for (const bool causal : {false, true}) {
         check(input_of(L, masks), L, b, C, causal,
@@ -209,4 +209,4 @@ TEST(BlockPool, KernelsHaveTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

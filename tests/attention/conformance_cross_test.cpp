@@ -6,20 +6,19 @@
 #include "cluster/base/error.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 constexpr std::int64_t kQueries = 9, kKeys = 14;
 
 bool crosses(const MechanismCase&, const MechanismTraits& traits) { return traits.crosses; }
 bool stays(const MechanismCase&, const MechanismTraits& traits) { return !traits.crosses; }
-std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) { return test.param.name; }
 
 class Cross : public ::testing::TestWithParam<MechanismCase> {
  protected:
   // Queries of one input, keys and values of another.
   AttentionInput cross_input(std::int64_t num_queries) const {
-    AttentionInput in = random_input(kKeys, at::kDouble, 1, built_.traits.ties_key_value);
+    AttentionInput in = random_input(kKeys, at::kDouble, 1, built_.traits);
     const AttentionInput queries = random_input(num_queries, at::kDouble, 2);
     in.q_BHLD = queries.q_BHLD;
     in.x_q_BLC = queries.x_q_BLC;
@@ -30,7 +29,7 @@ class Cross : public ::testing::TestWithParam<MechanismCase> {
     return in;
   }
   at::Tensor run(const AttentionInput& in, Path path) const {
-    return testing::run(*built_.mechanism, in, path);
+    return test::run(*built_.mechanism, in, path);
   }
 
   Built built_{GetParam().config, GetParam().causal, at::kDouble};
@@ -111,4 +110,4 @@ TEST_P(SelfConformance, RefusesTwoLengths) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

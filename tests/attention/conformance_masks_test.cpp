@@ -7,10 +7,8 @@
 
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
-
-constexpr std::int64_t kTokens = 14;
 
 class Masks : public ::testing::TestWithParam<MechanismCase> {
  protected:
@@ -19,15 +17,11 @@ class Masks : public ::testing::TestWithParam<MechanismCase> {
   }
   AttentionInput input(const Built& built, std::int64_t tokens = kTokens,
                        at::ScalarType dtype = at::kDouble) const {
-    return random_input(tokens, dtype, 1, built.traits.ties_key_value);
+    return random_input(tokens, dtype, 1, built.traits);
   }
 };
 
-std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) { return test.param.name; }
-
 class CausalMasks : public Masks {};
-
-bool is_causal(const MechanismCase&, const MechanismTraits& traits) { return traits.causal; }
 
 INSTANTIATE_TEST_SUITE_P(All, Masks, ::testing::ValuesIn(all_cases()), name_of);
 INSTANTIATE_TEST_SUITE_P(All, CausalMasks, ::testing::ValuesIn(cases_where(is_causal)), name_of);
@@ -193,4 +187,4 @@ TEST_P(Masks, NoiseFollowsSampleAndStep) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -7,25 +7,20 @@
 #include "cluster/base/error.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
-
-constexpr std::int64_t kTokens = 14;  // three blocks and a half
 
 class Conformance : public ::testing::TestWithParam<MechanismCase> {
  protected:
   const configs::Mechanism& config() const { return GetParam().config; }
   Built build(at::ScalarType dtype) const { return Built(config(), GetParam().causal, dtype); }
   AttentionInput input(const Built& built, at::ScalarType dtype, std::uint64_t seed = 1) const {
-    return random_input(kTokens, dtype, seed, built.traits.ties_key_value);
+    return random_input(kTokens, dtype, seed, built.traits);
   }
 };
 
-std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) { return test.param.name; }
-
 // Mechanisms whose outputs at t depend only on inputs at <= t.
 class CausalConformance : public Conformance {};
-bool is_causal(const MechanismCase&, const MechanismTraits& traits) { return traits.causal; }
 // Mechanisms that decode, exactly or not.
 class DecodingConformance : public Conformance {};
 // Mechanisms whose outputs are weighted means of values.
@@ -69,7 +64,7 @@ TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
 // Appended blocks do not change earlier outputs either.
 TEST_P(CausalConformance, AppendedTokensChangeNothing) {
   const Built built = build(at::kDouble);
-  const AttentionInput longer = random_input(25, at::kDouble, 1, built.traits.ties_key_value);
+  const AttentionInput longer = random_input(25, at::kDouble, 1, built.traits);
   const AttentionInput in = token_slice(longer, 0, kTokens);
   for (const Path path : {Path::kReference, Path::kFused}) {
     EXPECT_LE(max_difference(run(*built.mechanism, in, path),
@@ -288,9 +283,10 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
     return x.detach().to(dtype).requires_grad_(true);
   };
   const auto convert = [&](AttentionInput& to, const AttentionInput& from, at::ScalarType dtype) {
+    const bool shared = from.k_BHSD.is_same(from.q_BHLD);
     const bool tied = from.v_BHSD.is_same(from.k_BHSD);
     to.q_BHLD = converted(from.q_BHLD, dtype);
-    to.k_BHSD = converted(from.k_BHSD, dtype);
+    to.k_BHSD = shared ? to.q_BHLD : converted(from.k_BHSD, dtype);
     to.v_BHSD = tied ? to.k_BHSD : converted(from.v_BHSD, dtype);
   };
   constexpr double kUnit = 0x1p-8;  // half the distance of bf16 numbers, relative
@@ -341,7 +337,7 @@ TEST_P(Conformance, Bf16ComesWithinItsPrecision) {
 TEST_P(Conformance, ShortSequences) {
   const Built built = build(at::kDouble);
   for (const std::int64_t tokens : {1, 3, 4, 5}) {
-    const AttentionInput in = random_input(tokens, at::kDouble, 4, built.traits.ties_key_value);
+    const AttentionInput in = random_input(tokens, at::kDouble, 4, built.traits);
     const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
     ASSERT_EQ(reference.size(2), tokens);
     EXPECT_LE(max_difference(run(*built.mechanism, in, Path::kFused), reference),
@@ -355,4 +351,4 @@ TEST_P(Conformance, WorkGrowsWithLength) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

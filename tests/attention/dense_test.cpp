@@ -13,10 +13,10 @@
 
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
-constexpr std::int64_t kBatch = 2, kHeads = 3, kTokens = 331, kHeadDim = 20;
+constexpr std::int64_t kBatch = 2, kHeads = 3, kLength = 331, kHeadDim = 20;
 
 struct DenseCase {
   bool causal, padded, packed;
@@ -42,7 +42,7 @@ class Dense : public ::testing::TestWithParam<DenseCase> {
             {.channels = kHeads * kHeadDim,
              .heads = kHeads,
              .head_dim = kHeadDim,
-             .sequence_length = kTokens,
+             .sequence_length = kLength,
              .causal = GetParam().causal},
             dtype};
   }
@@ -51,7 +51,7 @@ class Dense : public ::testing::TestWithParam<DenseCase> {
   // one tensor [B, L, 3, H, D].
   static AttentionInput input(at::ScalarType dtype) {
     const at::Tensor qkv =
-        (2 * random_tensor({kBatch, kTokens, 3, kHeads, kHeadDim}, at::kFloat, 1))
+        (2 * random_tensor({kBatch, kLength, 3, kHeads, kHeadDim}, at::kFloat, 1))
             .to(at::kBFloat16)
             .to(dtype)
             .permute({2, 0, 3, 1, 4});
@@ -59,10 +59,10 @@ class Dense : public ::testing::TestWithParam<DenseCase> {
     in.q_BHLD = qkv[0].detach().requires_grad_();
     in.k_BHSD = qkv[1].detach().requires_grad_();
     in.v_BHSD = qkv[2].detach().requires_grad_();
-    in.x_q_BLC = in.x_kv_BSC = at::zeros({kBatch, kTokens, kHeads * kHeadDim}, in.q_BHLD.options());
-    if (GetParam().padded) in.key_lengths_B = at::tensor({kTokens - 3, std::int64_t{130}});
+    in.x_q_BLC = in.x_kv_BSC = at::zeros({kBatch, kLength, kHeads * kHeadDim}, in.q_BHLD.options());
+    if (GetParam().padded) in.key_lengths_B = at::tensor({kLength - 3, std::int64_t{130}});
     if (GetParam().packed) {
-      const at::Tensor token = at::arange(kTokens);
+      const at::Tensor token = at::arange(kLength);
       in.segments_q_BL = in.segments_kv_BS =
           at::stack({(token >= 64).to(at::kInt), (token >= 200).to(at::kInt) + 5});
     }
@@ -233,4 +233,4 @@ TEST(DenseToOtherKeys, EqualsTheReference) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

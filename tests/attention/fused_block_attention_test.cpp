@@ -17,7 +17,7 @@
 #include "attention/kernels/tile_attention/cpu_loop.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 // One random problem; its tensors are leaves.
@@ -126,7 +126,7 @@ std::vector<at::Tensor> solve(const Problem& problem, Path path) {
   return result;
 }
 
-constexpr int kProblems = 120;
+constexpr int kBlockProblems = 120;
 
 // The reference takes entries of equal width if each has its own softmax.
 bool reference_can(const BlockAttention& in) {
@@ -168,7 +168,7 @@ TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
   // d_out.
   constexpr double kUnderflow = 1e-32;
   int checked = 0;
-  for (int seed = 0; seed < kProblems; seed += 2) {
+  for (int seed = 0; seed < kBlockProblems; seed += 2) {
     const BlockAttention shape = random_problem(seed).attention;
     if (!reference_can(shape)) continue;
     const std::int64_t queries = shape.q_BHNbD.numel() / shape.q_BHNbD.size(4);
@@ -203,7 +203,7 @@ TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
 }
 
 TEST(FusedBlockAttention, Fp64EqualsTheReference) {
-  for (int seed = 0; seed < kProblems; ++seed) {
+  for (int seed = 0; seed < kBlockProblems; ++seed) {
     const Problem problem = random_problem(seed).to(at::kDouble);
     if (!reference_can(problem.attention)) continue;
     const auto reference = solve(problem, Path::kReference);
@@ -218,7 +218,7 @@ TEST(FusedBlockAttention, Fp64EqualsTheReference) {
 
 TEST_P(FusedBlockAttentionIn, SameBitsForAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
-  for (int seed = 0; seed < kProblems; seed += 2) {
+  for (int seed = 0; seed < kBlockProblems; seed += 2) {
     const Problem problem = random_problem(seed).to(GetParam());
     at::set_num_threads(1);
     const auto one = solve(problem, Path::kFused);
@@ -390,4 +390,4 @@ TEST_P(TileKernelsOf, ExpAtTheEnds) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

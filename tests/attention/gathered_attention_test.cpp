@@ -18,10 +18,10 @@
 #include "tests/attention/gathered_problem.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
-constexpr int kProblems = 120;
+constexpr int kGatheredProblems = 120;
 constexpr Path kBothPaths[] = {Path::kReference, Path::kFused};
 std::string name_of(Path path) { return path == Path::kFused ? " fused" : " reference"; }
 
@@ -133,7 +133,7 @@ TEST(GatheredAttention, OneSegmentOfAllRowsIsDenseAttention) {
 
 TEST(GatheredAttention, IsOneSoftmaxOverTheUnionOfPlaces) {
   int repeated = 0, unseeing = 0;
-  for (int seed = 0; seed < kProblems; ++seed) {
+  for (int seed = 0; seed < kGatheredProblems; ++seed) {
     const GatheredProblem problem = random_gathered_problem(seed).to(at::kDouble);
     const at::Tensor views = views_of(problem.attention);
     repeated += (views > 1).any().item<bool>();
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, GatheredAttentionIn, ::testing::Values(at::kFlo
 
 TEST_P(GatheredAttentionIn, ErrorsAreThoseOfTheReference) {
   int checked = 0;
-  for (int seed = 0; seed < kProblems; seed += 3) {
+  for (int seed = 0; seed < kGatheredProblems; seed += 3) {
     checked += expect_errors_of_the_reference(
         seed, GetParam(), 1000, std::numeric_limits<float>::epsilon(),
         [](const GatheredProblem& problem) { return solve(problem, Path::kFused); });
@@ -195,7 +195,7 @@ TEST_P(GatheredAttentionIn, ErrorsAreThoseOfTheReference) {
 
 TEST_P(GatheredAttentionIn, SameBitsForAnyNumberOfThreads) {
   const int threads = at::get_num_threads();
-  for (int seed = 0; seed < kProblems; seed += 3) {
+  for (int seed = 0; seed < kGatheredProblems; seed += 3) {
     const GatheredProblem problem = random_gathered_problem(seed).to(GetParam());
     at::set_num_threads(1);
     const auto one = solve(problem, Path::kFused);
@@ -249,7 +249,7 @@ GatheredAttention some_segments(const GatheredProblem& problem, int remainder) {
 }
 
 TEST(GatheredAttention, PartsMergeInAnyGrouping) {
-  for (int seed = 0; seed < kProblems; seed += 12) {
+  for (int seed = 0; seed < kGatheredProblems; seed += 12) {
     for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
       const GatheredProblem problem = random_gathered_problem(seed).to(dtype);
       const double bound = dtype == at::kDouble ? 1e-11 : dtype == at::kFloat ? 3e-5 : 6e-2;
@@ -465,4 +465,4 @@ TEST(GatheredAttention, RefusesWhatDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -13,7 +13,7 @@
 #include "tests/attention/mechanism_cases.h"
 #include "tests/kernel_error.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 // Results as solve() returns them. Memory that the kernels must write holds NaN before.
@@ -82,4 +82,4 @@ TEST(GatheredKernel, WindowsAreAsExactAsTheReference) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

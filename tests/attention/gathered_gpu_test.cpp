@@ -5,7 +5,7 @@
 #include "tests/attention/gathered_problem.h"
 #include "tests/kernel_error.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 GatheredProblem on_gpu(const GatheredProblem& problem) {
@@ -63,4 +63,4 @@ TEST(GatheredKernel, LongWindowsAreAsExactAsTheReference) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -13,7 +13,7 @@
 #include "attention/kernels/gathered_attention/lists.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 GatheredProblem GatheredProblem::to(at::ScalarType dtype) const {
   GatheredProblem other = *this;
@@ -195,4 +195,4 @@ bool expect_errors_of_the_reference(
   return true;
 }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

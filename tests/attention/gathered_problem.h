@@ -10,7 +10,7 @@
 
 #include "attention/kernels/gathered_attention/gathered_attention.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 struct GatheredProblem {
   GatheredAttention attention;  // q, k and v are leaves
@@ -53,4 +53,4 @@ bool expect_errors_of_the_reference(
     int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
     const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver);
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -16,7 +16,7 @@
 #include "attention/kernels/tile_attention/cpu_loop.h"
 #include "tests/attention/avx512_emulated.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 constexpr InstructionSet kSets[] = {InstructionSet::kPortable, InstructionSet::kAvx2,
@@ -271,4 +271,4 @@ TEST(KernelScratch, PrefixBalancesReadWhatTheyWrote) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

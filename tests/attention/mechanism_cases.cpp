@@ -7,7 +7,7 @@
 
 #include "configs/options.pb.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -140,14 +140,14 @@ Built::Built(const configs::Mechanism& config, const MechanismShape& shape, at::
 }
 
 AttentionInput random_input(std::int64_t num_tokens, at::ScalarType dtype, std::uint64_t seed,
-                            bool tied) {
+                            const MechanismTraits& traits) {
   const auto leaf = [&](at::IntArrayRef shape, std::uint64_t part) {
     return random_tensor(shape, dtype, 10 * seed + part).set_requires_grad(true);
   };
   AttentionInput in;
   in.q_BHLD = leaf({2, 2, num_tokens, 3}, 0);
-  in.k_BHSD = leaf({2, 2, num_tokens, 3}, 1);
-  in.v_BHSD = tied ? in.k_BHSD : leaf({2, 2, num_tokens, 3}, 2);
+  in.k_BHSD = traits.shares_query_key ? in.q_BHLD : leaf({2, 2, num_tokens, 3}, 1);
+  in.v_BHSD = traits.ties_key_value ? in.k_BHSD : leaf({2, 2, num_tokens, 3}, 2);
   in.x_q_BLC = in.x_kv_BSC = leaf({2, num_tokens, 5}, 3);
   return in;
 }
@@ -164,7 +164,7 @@ AttentionInput map_tokens(
   };
   AttentionInput out = in;
   out.q_BHLD = leaf(in.q_BHLD, 2);
-  out.k_BHSD = leaf(in.k_BHSD, 2);
+  out.k_BHSD = in.k_BHSD.is_same(in.q_BHLD) ? out.q_BHLD : leaf(in.k_BHSD, 2);
   out.v_BHSD = in.v_BHSD.is_same(in.k_BHSD) ? out.k_BHSD : leaf(in.v_BHSD, 2);
   out.x_q_BLC = out.x_kv_BSC = leaf(in.x_q_BLC, 1);
   return out;
@@ -202,7 +202,9 @@ AttentionInput replace_tokens(const AttentionInput& in, std::int64_t first, std:
 }
 
 std::vector<at::Tensor> leaves(const AttentionInput& in, const Parameters& parameters) {
-  std::vector<at::Tensor> all{in.q_BHLD, in.k_BHSD, in.x_q_BLC};
+  std::vector<at::Tensor> all{in.q_BHLD};
+  if (!in.k_BHSD.is_same(in.q_BHLD)) all.push_back(in.k_BHSD);
+  all.push_back(in.x_q_BLC);
   if (!in.v_BHSD.is_same(in.k_BHSD)) all.push_back(in.v_BHSD);
   for (const Parameter& parameter : parameters.list()) all.push_back(parameter.value);
   return all;
@@ -228,4 +230,4 @@ double max_difference(const at::Tensor& a, const at::Tensor& b) {
   return (a.detach().to(at::kDouble) - b.detach().to(at::kDouble)).abs().max().item<double>();
 }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

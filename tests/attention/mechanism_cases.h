@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
@@ -14,9 +15,10 @@
 #include "attention/mechanism.h"
 #include "configs/attention.pb.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 constexpr std::int64_t kBlock = 4;
+constexpr std::int64_t kTokens = 14;  // three blocks and a half
 
 struct MechanismCase {
   std::string name;
@@ -28,9 +30,14 @@ std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case)
 // Each member of Mechanism's oneof, causal and not: with its defaults, and with each other value of
 // its enums, its bools, and its integers with the option `variant`. Blocks have `block` tokens.
 std::vector<MechanismCase> all_cases(std::int64_t block = kBlock);
+// The name of a parameterized test.
+inline std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) {
+  return test.param.name;
+}
 // Those whose traits are chosen.
 std::vector<MechanismCase> cases_where(bool (*chosen)(const MechanismCase&, const MechanismTraits&),
                                        std::int64_t block = kBlock);
+inline bool is_causal(const MechanismCase&, const MechanismTraits& traits) { return traits.causal; }
 
 // The config with all noise that its fields with the option `noise` add.
 configs::Mechanism with_noise(configs::Mechanism config);
@@ -47,9 +54,10 @@ struct Built {
   MechanismTraits traits;
 };
 
-// B = 2, H = 2, D = 3, C = 5; `tied`: values are the keys. q, k, v and x require gradients.
+// B = 2, H = 2, D = 3, C = 5, with the keys and values that `traits` ask for. q, k, v and x require
+// gradients.
 AttentionInput random_input(std::int64_t num_tokens, at::ScalarType dtype, std::uint64_t seed,
-                            bool tied = false);
+                            const MechanismTraits& traits = {});
 // The same with only rows [first, first + count) of dim B.
 AttentionInput batch_slice(const AttentionInput& in, std::int64_t first, std::int64_t count);
 // The same with only tokens [first, first + count); values are copies that require gradients.
@@ -70,4 +78,4 @@ at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path);
 double max_difference(const at::Tensor& a, const at::Tensor& b);
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint64_t seed);
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -13,10 +13,8 @@
 #include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
-
-constexpr std::int64_t kTokens = 14;  // three blocks and a half
 
 // bool: which entries of dim `dim` hold NaN.
 at::Tensor nan_rows(const at::Tensor& x, std::int64_t dim) {
@@ -55,11 +53,10 @@ INSTANTIATE_TEST_SUITE_P(All, NaNConformance, ::testing::ValuesIn(all_cases()),
 TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const Built exact(GetParam().config, GetParam().causal, at::kDouble);
-  const AttentionInput exact_in =
-      random_input(kTokens, at::kDouble, 1, exact.traits.ties_key_value);
+  const AttentionInput exact_in = random_input(kTokens, at::kDouble, 1, exact.traits);
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat}) {
     const Built built(GetParam().config, GetParam().causal, dtype);
-    const AttentionInput in = random_input(kTokens, dtype, 1, built.traits.ties_key_value);
+    const AttentionInput in = random_input(kTokens, dtype, 1, built.traits);
     for (const Input input : {Input::kQ, Input::kK, Input::kV, Input::kX}) {
       for (const std::int64_t token : {1, 6}) {
         const at::Tensor must = reached(*exact.mechanism, exact_in, input, token);
@@ -259,4 +256,4 @@ TEST(NaN, OfAScoreMakesItsBalanceNaN) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -13,7 +13,7 @@
 #include "cluster/base/error.h"
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 using configs::SinkhornAttention;
@@ -317,7 +317,7 @@ TEST(SinkhornAttention, TiedValuesAreKeys) {
   config.mutable_sinkhorn()->set_tie_key_value(true);
   const Built tied(config, true, at::kDouble);
   EXPECT_TRUE(tied.traits.ties_key_value);
-  AttentionInput in = random_input(14, at::kDouble, 1, /*tied=*/true);
+  AttentionInput in = random_input(14, at::kDouble, 1, tied.traits);
   AttentionInput copied = in;
   copied.v_BHSD = in.k_BHSD.detach().clone().set_requires_grad(true);
   const at::Tensor tied_out = run(*tied.mechanism, in, Path::kFused);
@@ -459,4 +459,4 @@ TEST(SortNet, RefusesMoreBlocksThanItScores) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -5,7 +5,7 @@
 
 #include "tests/attention/mechanism_cases.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 configs::Mechanism window_of(int width) {
@@ -129,4 +129,4 @@ TEST(SlidingWindow, FlopsCountThePairs) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

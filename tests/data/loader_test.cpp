@@ -16,7 +16,7 @@
 namespace birkhoff {
 namespace {
 
-using Ids = std::vector<std::int64_t>;
+using Numbers = std::vector<std::int64_t>;
 
 template <typename T>
 std::vector<T> row(const Batch& batch, std::string_view name, std::int64_t index) {
@@ -25,9 +25,9 @@ std::vector<T> row(const Batch& batch, std::string_view name, std::int64_t index
   return std::vector<T>(begin, begin + field.size(0));
 }
 
-Ids sample_ids(const Batch& batch) {
+Numbers sample_ids(const Batch& batch) {
   const auto* begin = batch.sample_ids_B.const_data_ptr<std::int64_t>();
-  return Ids(begin, begin + batch.size());
+  return Numbers(begin, begin + batch.size());
 }
 
 // A corpus of one document, with an odd shard size. The bytes are a function of their position, and
@@ -85,8 +85,8 @@ TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
     for (std::int64_t b = 0; b < 7; ++b) {
       EXPECT_EQ(sample_ids(batch)[static_cast<std::size_t>(b)],
                 step * 7 + b);  // epoch * samples + position
-      const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
-                targets = row<std::int64_t>(batch, field::kTargets, b);
+      const Numbers inputs = row<std::int64_t>(batch, field::kInputs, b),
+                    targets = row<std::int64_t>(batch, field::kTargets, b);
       std::int64_t sample = 0;
       while (sample < 100 &&
              (inputs[0] != byte_at(sample * 10) || inputs[9] != byte_at(sample * 10 + 9)))
@@ -105,10 +105,10 @@ TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
   for (const auto& [sample, count] : firsts) EXPECT_EQ(count, 7) << sample;
 }
 
-Ids inputs_of(const Batch& batch) {
+Numbers inputs_of(const Batch& batch) {
   const at::Tensor inputs_BT = batch.at(field::kInputs).contiguous();
   const auto* begin = inputs_BT.const_data_ptr<std::int64_t>();
-  return Ids(begin, begin + inputs_BT.numel());
+  return Numbers(begin, begin + inputs_BT.numel());
 }
 
 TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
@@ -120,7 +120,7 @@ TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
     }
     for (int step = 0; step < 20; ++step) {
       const Batch expected = whole.next();
-      Ids ids, inputs;
+      Numbers ids, inputs;
       for (const auto& part : parts) {
         const Batch batch = part->next();
         for (const std::int64_t id : sample_ids(batch)) ids.push_back(id);
@@ -133,7 +133,7 @@ TEST_F(LoaderTest, RanksTogetherReadWhatOneReads) {
 }
 
 TEST_F(LoaderTest, ResumesAnywhere) {
-  std::vector<Ids> steps;
+  std::vector<Numbers> steps;
   {
     WindowLoader loader(*corpus_, options(10, 7), 0);
     for (int step = 0; step < 40; ++step) steps.push_back(inputs_of(loader.next()));
@@ -150,7 +150,7 @@ TEST_F(LoaderTest, ResumesAnywhere) {
 TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
   constexpr std::int64_t kBatch = 12, kPerEpoch = 100, kSteps = 17;  // the last step leaves epoch 1
   const auto read_on = [&](int size, std::int64_t shards, std::int64_t first, std::int64_t last,
-                           Ids& ids, Ids& inputs) {
+                           Numbers& ids, Numbers& inputs) {
     std::vector<std::unique_ptr<WindowLoader>> ranks;
     for (int rank = 0; rank < size; ++rank) {
       Options of_rank = options(10, kBatch, rank, size);
@@ -165,12 +165,12 @@ TEST_F(LoaderTest, AnyTwoNumbersOfRanksReadEverySampleOnceAnEpoch) {
       }
     }
   };
-  Ids expected_ids, expected_inputs;
+  Numbers expected_ids, expected_inputs;
   read_on(1, 0, 0, kSteps, expected_ids, expected_inputs);
   for (const int before : {1, 2, 3, 4, 6}) {
     for (const int after : {1, 2, 3, 4, 6}) {
       for (const std::int64_t shards : {0, 12}) {
-        Ids ids, inputs;
+        Numbers ids, inputs;
         const std::int64_t moved_after = 3 + before + after;
         read_on(before, shards, 0, moved_after, ids, inputs);
         read_on(after, shards, moved_after, kSteps, ids, inputs);
@@ -240,8 +240,8 @@ TEST_F(LoaderTest, EpochsCutAtOtherPlaces) {
     const Batch batch = loader.next();
     std::set<std::int64_t> firsts;
     for (std::int64_t b = 0; b < 100; ++b) {
-      const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
-                targets = row<std::int64_t>(batch, field::kTargets, b);
+      const Numbers inputs = row<std::int64_t>(batch, field::kInputs, b),
+                    targets = row<std::int64_t>(batch, field::kTargets, b);
       std::int64_t first = 0;
       const auto is_here = [&] {
         for (std::int64_t t = 0; t < 10; ++t) {
@@ -308,8 +308,8 @@ TEST_F(LoaderTest, WindowsCoverEveryTargetOnce) {
     const Batch batch = read_samples(*windows, 0, windows->num_samples());
     std::int64_t next = 1;
     for (std::int64_t b = 0; b < batch.size(); ++b) {
-      const Ids inputs = row<std::int64_t>(batch, field::kInputs, b),
-                targets = row<std::int64_t>(batch, field::kTargets, b);
+      const Numbers inputs = row<std::int64_t>(batch, field::kInputs, b),
+                    targets = row<std::int64_t>(batch, field::kTargets, b);
       const auto mask = row<std::uint8_t>(batch, field::kMask, b);
       for (std::size_t t = 0; t < mask.size(); ++t) {
         if (mask[t] == 0) {
@@ -324,7 +324,7 @@ TEST_F(LoaderTest, WindowsCoverEveryTargetOnce) {
     }
     EXPECT_EQ(next, kTokens);
     if (windows->num_samples() > 2) {
-      EXPECT_EQ(sample_ids(read_samples(*windows, 1, 3)), (Ids{1, 2}));
+      EXPECT_EQ(sample_ids(read_samples(*windows, 1, 3)), (Numbers{1, 2}));
       EXPECT_EQ(inputs_of(read_samples(*windows, 1, 2)), inputs_of(batch.narrow(1, 2)));
     }
   }
@@ -348,17 +348,19 @@ TEST(LoaderDocuments, RestartAtBorders) {
   ASSERT_EQ(windows->num_samples(), 2);  // 13 tokens, 12 targets
   const Batch batch = read_samples(*windows, 0, 2);
   EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 0),
-            (Ids{'a', 'b', 'c', 256, 'd', 256, 'e', 'f'}));
+            (Numbers{'a', 'b', 'c', 256, 'd', 256, 'e', 'f'}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 0),
             (std::vector<std::int32_t>{0, 0, 0, 0, 1, 1, 2, 2}));
-  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 0), (Ids{0, 1, 2, 3, 0, 1, 0, 1}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 0), (Numbers{0, 1, 2, 3, 0, 1, 0, 1}));
   // With an end mark, the token after it counts.
   EXPECT_EQ(row<std::uint8_t>(batch, field::kMask, 0), (std::vector<std::uint8_t>(8, 1)));
   // The second window begins within a document, which is its first segment.
-  EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 1), (Ids{'g', 'h', 'i', 'j', 256, 0, 0, 0}));
-  EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 1), (Ids{'h', 'i', 'j', 256, 0, 0, 0, 0}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kInputs, 1),
+            (Numbers{'g', 'h', 'i', 'j', 256, 0, 0, 0}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 1),
+            (Numbers{'h', 'i', 'j', 256, 0, 0, 0, 0}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 1), (std::vector<std::int32_t>(8, 0)));
-  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 1), (Ids{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 1), (Numbers{0, 1, 2, 3, 4, 5, 6, 7}));
   EXPECT_EQ(row<std::uint8_t>(batch, field::kMask, 1),
             (std::vector<std::uint8_t>{1, 1, 1, 1, 0, 0, 0, 0}));
 }
@@ -400,10 +402,10 @@ TEST(LoaderDocuments, BordersAtWindowBorders) {
   loading.sequence_length = 4;
   loading.restart_at_documents = true;
   const Batch batch = read_samples(*evaluation_windows(Corpus(folder / "corpus"), loading), 0, 2);
-  EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 0), (Ids{'b', 'c', 256, 'd'}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kTargets, 0), (Numbers{'b', 'c', 256, 'd'}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 0), (std::vector<std::int32_t>{0, 0, 0, 0}));
   EXPECT_EQ(row<std::int32_t>(batch, field::kSegments, 1), (std::vector<std::int32_t>{0, 0, 0, 0}));
-  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 1), (Ids{0, 1, 2, 3}));
+  EXPECT_EQ(row<std::int64_t>(batch, field::kPositions, 1), (Numbers{0, 1, 2, 3}));
 }
 
 TEST(Batch, NamesMissingFields) {

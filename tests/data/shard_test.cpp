@@ -16,7 +16,7 @@
 namespace birkhoff {
 namespace {
 
-using Ids = std::vector<std::int64_t>;
+using Numbers = std::vector<std::int64_t>;
 
 // 300,000 bytes of four documents in one folder; every byte value occurs. Small shards: several per
 // split.
@@ -49,24 +49,24 @@ TEST(Shards, HoldEveryTokenAndDocumentAcrossShards) {
   StreamReader reader(corpus, "train", "tokens");
   ASSERT_EQ(corpus.stream("train", "tokens").shard_size(), 4);
   ASSERT_EQ(reader.elements(), 300004);
-  Ids expected, ends;
+  Numbers expected, ends;
   for (int file = 0; file < 4; ++file) {
     for (const char c : read_text(folder / fmt::format("in/{}", file)))
       expected.push_back(static_cast<unsigned char>(c));
     expected.push_back(256);
     ends.push_back(static_cast<std::int64_t>(expected.size()));
   }
-  Ids all(300004);
+  Numbers all(300004);
   reader.read(0, 300004, all.data());
   EXPECT_EQ(all, expected);
-  Ids some(50);
+  Numbers some(50);
   reader.read(99980, 50, some.data());  // across a shard boundary
-  EXPECT_EQ(some, Ids(expected.begin() + 99980, expected.begin() + 100030));
+  EXPECT_EQ(some, Numbers(expected.begin() + 99980, expected.begin() + 100030));
   EXPECT_EQ(reader.document_ends(0, 300004), ends);
-  EXPECT_EQ(reader.document_ends(75001, 150002), Ids{150002});  // from < end <= to
-  EXPECT_EQ(reader.document_ends(75000, 75001), Ids{75001});
-  EXPECT_EQ(reader.document_ends(75001, 150001), Ids{});
-  EXPECT_EQ(reader.document_ends(5, 5), Ids{});
+  EXPECT_EQ(reader.document_ends(75001, 150002), Numbers{150002});  // from < end <= to
+  EXPECT_EQ(reader.document_ends(75000, 75001), Numbers{75001});
+  EXPECT_EQ(reader.document_ends(75001, 150001), Numbers{});
+  EXPECT_EQ(reader.document_ends(5, 5), Numbers{});
   verify_corpus(corpus);
   EXPECT_NE(describe_corpus(corpus).find("300004 u16 in 4 shards"), std::string::npos)
       << describe_corpus(corpus);
@@ -105,7 +105,7 @@ TEST(Shards, ADamagedPageIsNamedAtFirstTouchAndOthersStillRead) {
   const auto& shard = corpus.stream("train", "tokens").shard(1);
   flip_byte(folder / "corpus/train-tokens-00001.h5", shard.values_offset() + 2 * 65536 + 77);
   StreamReader reader(corpus, "train", "tokens");
-  Ids ids(100);
+  Numbers ids(100);
   reader.read(100000, 100, ids.data());
   for (int twice = 0; twice < 2; ++twice) {
     expect_error(ExitCode::kData, [&] { reader.read(100000 + 65536, 100, ids.data()); },
@@ -127,7 +127,7 @@ TEST(Shards, DamageOfDocumentEndsAndPageTableIsFound) {
   flip_byte(folder / "corpus/train-tokens-00000.h5", shard.documents_offset());
   EXPECT_EQ(StreamReader(corpus, "train", "tokens").document_ends(0, 100000).size(), 1u);
   flip_byte(folder / "corpus/train-tokens-00000.h5", shard.page_crcs_offset() + 1);
-  Ids ids(1);
+  Numbers ids(1);
   expect_error(ExitCode::kData,
                [&] { StreamReader(corpus, "train", "tokens").read(0, 1, ids.data()); },
                {"train-tokens-00000.h5", "page table"});
@@ -209,7 +209,7 @@ TEST(Corpus, MissingAndTruncatedFilesAreNamed) {
   expect_error(ExitCode::kData, [&] { Corpus nothing(folder / "nowhere"); },
                {"nowhere", "birkhoff prepare"});
   write_text(path, content.substr(0, content.size() - 1));  // truncated after start-up
-  Ids ids(1);
+  Numbers ids(1);
   expect_error(ExitCode::kData,
                [&] { StreamReader(corpus, "train", "tokens").read(200000, 1, ids.data()); },
                {path});

@@ -39,7 +39,7 @@ class CausalMode : public ::testing::TestWithParam<Mode> {
 std::vector<Mode> causal_modes() {
   std::vector<Mode> modes;
   for (const auto& each :
-       testing::cases_where([](const testing::MechanismCase&, const MechanismTraits& traits) {
+       test::cases_where([](const test::MechanismCase&, const MechanismTraits& traits) {
          return traits.causal;
        })) {
     modes.push_back({each.name, each.config.ShortDebugString()});

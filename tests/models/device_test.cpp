@@ -51,7 +51,7 @@ class DeviceMode : public ::testing::TestWithParam<std::string> {};
 
 std::vector<std::string> all_mechanisms() {
   std::vector<std::string> texts;
-  for (const auto& each : testing::all_cases()) {
+  for (const auto& each : test::all_cases()) {
     if (each.causal) texts.push_back(each.config.ShortDebugString());
   }
   return texts;

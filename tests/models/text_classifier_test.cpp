@@ -45,7 +45,7 @@ void PrintTo(const Mode& mode, std::ostream* out) { *out << mode.name; }
 // Every mechanism in every variant, as it is used in encoders.
 std::vector<Mode> encoder_modes() {
   std::vector<Mode> modes;
-  for (const auto& each : testing::all_cases()) {
+  for (const auto& each : test::all_cases()) {
     if (!each.causal) modes.push_back({each.name, each.config.ShortDebugString()});
   }
   return modes;

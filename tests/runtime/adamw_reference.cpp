@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 void reference_adamw(FusedAdamWBucket& bucket, const AdamWConstants& constants,
                      const at::Tensor& scalars_K, const at::Tensor& num_updates_1) {
@@ -31,4 +31,4 @@ void reference_adamw(FusedAdamWBucket& bucket, const AdamWConstants& constants,
   bucket.values_n.copy_(at::where(apply, values_n, bucket.values_n));
 }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

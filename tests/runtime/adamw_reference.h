@@ -3,10 +3,10 @@
 
 #include "runtime/optimizers/gpu_adamw.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 // As fused_adamw(), on any device and in any floating dtype.
 void reference_adamw(FusedAdamWBucket& bucket, const AdamWConstants& constants,
                      const at::Tensor& scalars_K, const at::Tensor& num_updates_1);
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

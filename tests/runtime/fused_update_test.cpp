@@ -68,8 +68,8 @@ TEST(AdamW, EqualsTheReferenceThatTheKernelIsComparedWith) {
     scalars.set(StepScalars::kApply, apply ? 1 : 0);
     optimizer.step(scalars);
     num_updates.add_(apply ? 1 : 0);
-    testing::reference_adamw(fused, {0.875, 0.96875, 0.0009765625, 0.125},
-                             scalars_of(0.01 / step, 0.5, apply ? 1 : 0), num_updates);
+    test::reference_adamw(fused, {0.875, 0.96875, 0.0009765625, 0.125},
+                          scalars_of(0.01 / step, 0.5, apply ? 1 : 0), num_updates);
     for (const GradBuckets::Slot& slot : bucket.slots) {
       const at::Tensor difference = fused.values_n.narrow(0, slot.offset, slot.elements) -
                                     bucket.values.narrow(0, slot.offset, slot.elements);

@@ -19,29 +19,12 @@
 #include "cluster/base/text/utf8.h"
 #include "configs/message_text.h"
 #include "runtime/reporting/metrics_reader.h"
+#include "tests/cluster/base/temporary_folder.h"
 
 namespace birkhoff {
 namespace {
 
 namespace fs = std::filesystem;
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "birkhoff-metrics-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~TemporaryFolder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-std::string contents(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
 
 std::string hex(const std::string& bytes) {
   std::string out;
@@ -133,14 +116,14 @@ TEST(Metrics, AModelsFiguresAreInLinesAndEvents) {
   metrics.evaluation(1, "valid", {2.75, 1, 10, 40, {{"blocks.0.dropped", 0.5}}});
   metrics.close();
   testing::internal::GetCapturedStderr();
-  std::istringstream lines(contents(folder.path() / "metrics.jsonl"));
+  std::istringstream lines(contents(folder.path("metrics.jsonl")));
   std::string line;
   std::getline(lines, line);
   EXPECT_TRUE(line.ends_with(",\"blocks.0.dropped\":0.125,\"blocks.1.dropped\":null}")) << line;
   std::getline(lines, line);
   EXPECT_TRUE(line.ends_with(",\"blocks.0.dropped\":0.5}")) << line;
   // A resumed run reads its lines.
-  EXPECT_EQ(read_metrics(folder.path() / "metrics.jsonl").steps.size(), 1u);
+  EXPECT_EQ(read_metrics(folder.path("metrics.jsonl")).steps.size(), 1u);
   for (const auto& entry : fs::directory_iterator(folder.path())) {
     if (!entry.path().filename().string().starts_with("events.out.tfevents.")) continue;
     const std::string events = contents(entry.path());
@@ -161,7 +144,7 @@ TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
   }
   const std::string told = testing::internal::GetCapturedStderr();
   // Each line is written to the file at once, not at the end.
-  std::istringstream lines(contents(folder.path() / "metrics.jsonl"));
+  std::istringstream lines(contents(folder.path("metrics.jsonl")));
   EXPECT_EQ(metrics.lines_bytes(), static_cast<std::int64_t>(lines.str().size()));
   std::vector<nlohmann::json> parsed;
   for (std::string line; std::getline(lines, line);) parsed.push_back(nlohmann::json::parse(line));
@@ -193,7 +176,7 @@ TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
     metrics.close();
     testing::internal::GetCapturedStderr();
   }
-  const std::string svg = contents(folder.path() / "loss.svg");
+  const std::string svg = contents(folder.path("loss.svg"));
   expect_well_formed(svg);
   const auto first_curve = svg.substr(svg.find("<polyline points="), 60);
   EXPECT_EQ(std::count(first_curve.begin(), first_curve.end(), ','), 2) << first_curve;
@@ -236,12 +219,12 @@ TEST(Metrics, ElapsedSecondsGoOnThroughRestarts) {
     testing::internal::GetCapturedStderr();
     // A line of an earlier version, without the key.
     if (part == 0) {
-      std::ofstream(folder.path() / "metrics.jsonl", std::ios::app)
+      std::ofstream(folder.path("metrics.jsonl"), std::ios::app)
           << "{\"step\":2,\"loss\":3.0,\"tokens\":200}\n";
     }
   }
   std::vector<double> elapsed;
-  std::istringstream lines(contents(folder.path() / "metrics.jsonl"));
+  std::istringstream lines(contents(folder.path("metrics.jsonl")));
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::json::parse(line);
     if (json.contains("elapsed_seconds")) elapsed.push_back(json["elapsed_seconds"].get<double>());
@@ -256,7 +239,7 @@ TEST(Metrics, LogFilesHaveALineOfEachDueStepInEveryMode) {
     for (const int rank : {0, 1}) {
       testing::internal::CaptureStderr();
       Log log(rank);
-      const std::string path = (folder.path() / "log").string() + std::to_string(rank);
+      const std::string path = folder.path("log") + std::to_string(rank);
       log.open(path);
       MetricsOptions options = options_in(folder.path());
       options.terminal = terminal;
@@ -285,8 +268,7 @@ TEST(Metrics, LogFilesHaveALineOfEachDueStepInEveryMode) {
 
 TEST(Metrics, NamesADamagedLine) {
   const TemporaryFolder folder;
-  std::ofstream(folder.path() / "metrics.jsonl")
-      << step_line(report_at(1, 1), 0) << "{\"step\":2,\n";
+  std::ofstream(folder.path("metrics.jsonl")) << step_line(report_at(1, 1), 0) << "{\"step\":2,\n";
   try {
     Metrics metrics(options_in(folder.path()));
     FAIL() << "a damaged line was read";

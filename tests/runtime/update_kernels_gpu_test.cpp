@@ -57,8 +57,8 @@ void check_update(std::int64_t elements, at::ScalarType gradient_dtype) {
   FusedAdamWBucket reference = converted(start, at::kFloat, gradient_dtype, at::kCPU);
   FusedAdamWBucket kernel = converted(start, at::kFloat, gradient_dtype, at::kCUDA);
   const at::Tensor scalars = scalars_of(1), num_updates = at::full({1}, 7.0, at::kDouble);
-  testing::reference_adamw(exact, kConstants, scalars, num_updates);
-  testing::reference_adamw(reference, kConstants, scalars, num_updates);
+  test::reference_adamw(exact, kConstants, scalars, num_updates);
+  test::reference_adamw(reference, kConstants, scalars, num_updates);
   fused_adamw(kernel, kConstants, scalars.cuda(), num_updates.cuda());
   expect_as_exact(kernel.values_n, reference.values_n, exact.values_n, "values");
   expect_as_exact(kernel.m_n, reference.m_n, exact.m_n, "m");

@@ -363,7 +363,7 @@ struct Call {
   }
 };
 
-std::optional<TileDropout> dropout_of(const BlockOperands& operands) {
+std::optional<TileDropout> tile_dropout_of(const BlockOperands& operands) {
   if (!operands.noise) return std::nullopt;
   const NoiseKey& noise = *operands.noise;
   require(operands.dropout < 1 && noise.sample_ids_B.size(0) == operands.q_BHNbD.size(0),
@@ -392,7 +392,7 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
                .d_q = {},
                .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<Sum<T>>(),
                .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<Sum<T>>(),
-               .dropout = dropout_of(operands),
+               .dropout = tile_dropout_of(operands),
                .sample_ids_B = operands.noise ? operands.noise->sample_ids_B : at::Tensor(),
                .sources = {}};
   std::int64_t column = operands.columns.first;

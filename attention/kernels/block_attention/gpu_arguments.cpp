@@ -31,7 +31,7 @@ float* floats_of(const at::Tensor& x) {
   return x.mutable_data_ptr<float>();
 }
 
-BlockDropoutParams dropout_of(const BlockOperands& operands) {
+BlockDropoutParams gpu_dropout_of(const BlockOperands& operands) {
   if (!operands.noise || operands.dropout == 0) return {};
   const NoiseKey& noise = *operands.noise;
   const at::Tensor& q = operands.q_BHNbD;
@@ -100,7 +100,7 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   params.out = block_rows(results.out_BHNbD);
   params.max = floats_of(results.softmax_2BHNb[0]);
   params.inverse_sum = floats_of(results.softmax_2BHNb[1]);
-  params.dropout = dropout_of(operands);
+  params.dropout = gpu_dropout_of(operands);
   params.num_sources = static_cast<int>(operands.keys.size());
   for (std::size_t s = 0, m = 0; s < operands.keys.size(); ++s) {
     const KeyBlocks& keys = operands.keys[s];

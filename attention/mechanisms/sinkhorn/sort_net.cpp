@@ -12,7 +12,7 @@
 namespace birkhoff {
 namespace {
 
-using configs::SinkhornAttention;
+using Config = configs::SinkhornAttention;
 
 at::ScalarType feature_type(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -132,13 +132,13 @@ at::Tensor per_head(const at::Tensor& x_BNC, const at::Tensor& weight_HCK,
 
 }  // namespace
 
-at::Tensor pool_destinations(const SinkhornAttention& config, bool causal, const Blocks& blocks,
+at::Tensor pool_destinations(const Config& config, bool causal, const Blocks& blocks,
                              const at::Tensor& x_BLC, Path limit) {
-  if (config.pooling() == SinkhornAttention::first) {
+  if (config.pooling() == Config::first) {
     return widened(first_tokens(blocks, blocks.to_blocks(x_BLC, 1)));
   }
-  const bool mean = config.pooling() != SinkhornAttention::sum;
-  if (causal || config.pooling() == SinkhornAttention::cumulative_mean) {
+  const bool mean = config.pooling() != Config::sum;
+  if (causal || config.pooling() == Config::cumulative_mean) {
     return pool(blocks, x_BLC, tokens_to_first(blocks, mean, feature_type(x_BLC)), limit);
   }
   return pool(blocks, x_BLC,
@@ -151,8 +151,8 @@ at::Tensor pool_sources(const Blocks& blocks, const at::Tensor& x_BLC, Path limi
   return pool(blocks, x_BLC, pooling, limit);
 }
 
-SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,
-                 const std::string& prefix, Parameters& parameters)
+SortNet::SortNet(const Config& config, const MechanismShape& shape, const std::string& prefix,
+                 Parameters& parameters)
     : heads_(shape.heads),
       max_blocks_(config.max_blocks()),
       temperature_(config.temperature()),
@@ -161,7 +161,7 @@ SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,
   const std::int64_t needed = (shape.sequence_length + b - 1) / b;
   if (max_blocks_ == 0) max_blocks_ = needed;
   const Initializer fan_in = Initializer::normal(1 / std::sqrt(static_cast<double>(C)));
-  if (config.sort_net() == SinkhornAttention::attention) {
+  if (config.sort_net() == Config::attention) {
     query_HCD_ = parameters.add(prefix + ".query.weight", {H, C, shape.head_dim}, fan_in, true);
     key_HCD_ = parameters.add(prefix + ".key.weight", {H, C, shape.head_dim}, fan_in, true);
     return;
@@ -172,16 +172,15 @@ SortNet::SortNet(const SinkhornAttention& config, const MechanismShape& shape,
          "or leave it 0",
          max_blocks_, shape.sequence_length, b, needed, prefix);
   }
-  final_relu_ = config.sort_net() == SinkhornAttention::relu_mlp_relu ||
-                config.sort_net() == SinkhornAttention::linear_relu;
-  if (config.sort_net() == SinkhornAttention::relu_mlp_relu ||
-      config.sort_net() == SinkhornAttention::mlp) {
+  final_relu_ =
+      config.sort_net() == Config::relu_mlp_relu || config.sort_net() == Config::linear_relu;
+  if (config.sort_net() == Config::relu_mlp_relu || config.sort_net() == Config::mlp) {
     hidden_HCC_ = parameters.add(prefix + ".hidden.weight", {H, C, C}, fan_in, true);
     hidden_bias_HC_ = parameters.add(prefix + ".hidden.bias", {H, C}, Initializer::zeros(), false);
   }
   // Small, so training starts near the mean of all blocks. Sums of b tokens are larger, so they get
   // smaller weights.
-  const double scale = config.pooling() == SinkhornAttention::sum ? std::sqrt(b) : 1;
+  const double scale = config.pooling() == Config::sum ? std::sqrt(b) : 1;
   output_HCM_ = parameters.add(prefix + ".output.weight", {H, C, max_blocks_},
                                Initializer::normal(0.02 / scale), true);
   output_bias_HM_ =

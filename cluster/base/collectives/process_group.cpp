@@ -91,7 +91,7 @@ class SingleGroup : public ProcessGroup {
   at::Device device() const override { return device_; }
 
  protected:
-  std::unique_ptr<Work> do_all_reduce(at::Tensor, ReduceOp) override { return done(); }
+  std::unique_ptr<Work> do_all_reduce(at::Tensor, ReduceOp) override { return done_work(); }
   std::unique_ptr<Work> do_reduce_scatter(at::Tensor output, at::Tensor input, ReduceOp) override {
     return copy(output, input);
   }
@@ -102,22 +102,23 @@ class SingleGroup : public ProcessGroup {
                                       at::Tensor input, std::vector<std::int64_t>) override {
     return copy(output, input);
   }
-  std::unique_ptr<Work> do_broadcast(at::Tensor, int) override { return done(); }
-  std::unique_ptr<Work> do_barrier() override { return done(); }
+  std::unique_ptr<Work> do_broadcast(at::Tensor, int) override { return done_work(); }
+  std::unique_ptr<Work> do_barrier() override { return done_work(); }
 
  private:
-  static std::unique_ptr<Work> done() { return std::make_unique<DoneWork>(); }
   static std::unique_ptr<Work> copy(at::Tensor& output, const at::Tensor& input) {
     if (output.data_ptr() != input.data_ptr()) {
       output.detach().view({-1}).copy_(input.detach().view({-1}));
     }
-    return done();
+    return done_work();
   }
 
   const at::Device device_;
 };
 
 }  // namespace
+
+std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
 
 // ---- OperationRing
 

@@ -32,6 +32,8 @@ class Work {
   // operation's error. May be called once.
   virtual void wait() = 0;
 };
+// An operation that is done when it returns.
+std::unique_ptr<Work> done_work();
 
 // The last operations of a group, for the watchdog, the byte counters and the tests. Thread-safe.
 class OperationRing {

@@ -9,7 +9,7 @@
 #include <deque>
 #include <stdexcept>
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 constexpr int kWarp = 32;
@@ -263,4 +263,4 @@ void EmulatedBlock::exchange(void* const* data) {
   }
 }
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -16,7 +16,7 @@
 #include <memory>
 #include <vector>
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 
 enum class EmulatedNumber { kBFloat16, kHalf };
 float unpack_number(EmulatedNumber number, std::uint16_t word);
@@ -172,4 +172,4 @@ class EmulatedThread {
   int index_;
 };
 
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

@@ -8,7 +8,7 @@
 
 #include "cluster/base/gpu/kernel_source.h"
 
-namespace birkhoff::testing {
+namespace birkhoff::test {
 namespace {
 
 using Thread = EmulatedThread<EmulatedNumber::kBFloat16>;
@@ -116,4 +116,4 @@ TEST(EmulatedGpu, FindsThreadsThatWaitForever) {
 }
 
 }  // namespace
-}  // namespace birkhoff::testing
+}  // namespace birkhoff::test

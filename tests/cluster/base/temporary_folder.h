@@ -1,10 +1,12 @@
-// A temporary folder for a test, removed with its contents.
+// Files of a test: a temporary folder, removed with its contents, and what a file holds.
 #pragma once
 
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -35,5 +37,10 @@ class TemporaryFolder {
  private:
   std::string path_;
 };
+
+inline std::string contents(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
 
 }  // namespace birkhoff

@@ -1,0 +1,64 @@
+// The linear maps of an attention layer: from its inputs to queries, keys and values of each head
+// group.
+//
+// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/transformer/layers.h"
+
+namespace birkhoff::configs {
+class Model;
+}
+
+namespace birkhoff {
+
+// What the heads read keys and values from.
+enum class KeySource { kOwnSequence, kMemory };
+
+// Which projections a head group has.
+struct GroupProjections {
+  std::int64_t heads = 0;
+  bool has_key = true;    // false: the queries are also the keys
+  bool has_value = true;  // false: the keys are also the values
+};
+
+class HeadProjections {
+ public:
+  // Each group's queries, keys and values. A group without keys gets its queries, a group without
+  // values its keys: the same tensor. Parts that were not asked for are empty.
+  struct Heads {
+    std::vector<at::Tensor> q_BHTD, k_BHTD, v_BHTD;
+  };
+
+  // Adds "<name>.query_key_value", or with a memory "<name>.query" and "<name>.key_value".
+  // Error(kInternal) if a group without keys reads a memory.
+  HeadProjections(const configs::Model& config, std::vector<GroupProjections> groups,
+                  KeySource source, const std::string& name, Parameters& parameters);
+
+  // For heads that read their own sequence.
+  Heads all(const at::Tensor& x_BTC) const;
+  // For heads that read a memory: of the sequence, and of the memory.
+  Heads queries(const at::Tensor& x_BTC) const;
+  Heads keys_and_values(const at::Tensor& memory_BSC) const;
+
+  double flops() const;  // for one token, and one token of a memory
+
+ private:
+  Heads split(const at::Tensor& outputs, bool with_queries, bool with_keys) const;
+
+  std::int64_t head_dim_;
+  std::vector<GroupProjections> groups_;
+  // query_key_value_ outputs the queries of all groups, then the keys of the groups that have keys,
+  // then the values of the groups that have values. With a memory these are the outputs of query_,
+  // then of key_value_.
+  std::optional<Linear> query_key_value_, query_, key_value_;
+};
+
+}  // namespace birkhoff
