@@ -63,9 +63,9 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
   for (int g = 0; g < attention.group_size(); ++g) {
     HeadGroup group;
     group.name = name + ".groups." + std::to_string(g);
-    group.heads = attention.group(g).heads();
+    const std::int64_t heads = attention.group(g).heads();
     const MechanismShape shape{.channels = config.channels(),
-                               .heads = group.heads,
+                               .heads = heads,
                                .head_dim = config.channels() / config.heads(),
                                .sequence_length = sequence_length,
                                .causal = causal};
@@ -79,9 +79,8 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
            "choose one that can, for instance dense",
            group_field);
     }
-    projections.push_back({.heads = group.heads,
-                           .has_key = !traits.shares_query_key,
-                           .has_value = !traits.ties_key_value});
+    projections.push_back(
+        {.heads = heads, .has_key = !traits.shares_query_key, .has_value = !traits.ties_key_value});
     head_groups_.push_back(std::move(group));
   }
   projections_.emplace(config, std::move(projections), source_, name, parameters);

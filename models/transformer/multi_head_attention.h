@@ -70,7 +70,6 @@ class MultiHeadAttention {
  private:
   struct HeadGroup {
     std::string name;  // parameter prefix
-    std::int64_t heads = 0;
     std::unique_ptr<Mechanism> mechanism;
   };
 
