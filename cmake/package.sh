@@ -94,7 +94,8 @@ fi
 cp cmake/package_launch.sh "$package/bin/birkhoff"
 for name in mpirun mpiexec orted; do ln -s birkhoff "$package/bin/$name"; done
 cp configs/*.txtpb "$package/configs"
-awk '/^## / { on = /^## A folder to carry/ } on' docs/install.md >"$package/README.md"
+awk '/^## / { on = /^## A relocatable package/ } on' docs/install.md >"$package/README.md"
+[ -s "$package/README.md" ] || stop "docs/install.md has no section 'A relocatable package'"
 {
   echo "commit $(git describe --always --dirty 2>/dev/null || echo unknown)"
   "$build/birkhoff" --version || stop "$build/birkhoff does not run here"
