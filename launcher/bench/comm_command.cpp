@@ -58,15 +58,15 @@ std::vector<std::int64_t> sizes_of(const std::string& range) {
 }
 
 // The measured group and its reference implementation.
-struct Contestants {
+struct CollectiveComparison {
   at::Device device = at::kCPU;
   std::unique_ptr<ProcessGroup> on_gpu;
   RunCollective ours, peer;
   std::string peer_name;
 };
 
-Contestants make_comparison(World& world, [[maybe_unused]] bool cuda) {
-  Contestants comparison;
+CollectiveComparison make_comparison(World& world, [[maybe_unused]] bool cuda) {
+  CollectiveComparison comparison;
 #ifdef BIRKHOFF_CUDA
   if (cuda) {
     comparison.device = cuda_device(world.local_rank());
@@ -84,7 +84,7 @@ Contestants make_comparison(World& world, [[maybe_unused]] bool cuda) {
 }
 
 // Ours must have the bits of the sum in rank order. The peer chooses its own order.
-void check_results(const Contestants& comparison, World& world, Collective what,
+void check_results(const CollectiveComparison& comparison, World& world, Collective what,
                    std::int64_t count) {
   const at::Tensor expected = expected_output(what, count, world.rank(), world.size());
   const auto result = [&](const RunCollective& run) {
@@ -159,7 +159,7 @@ double ratio(const Lane& other, const Lane& ours) {
   return median(ratios);
 }
 
-std::string measured_row(const Contestants& comparison, World& world, Collective what,
+std::string measured_row(const CollectiveComparison& comparison, World& world, Collective what,
                          std::int64_t count, int rounds, OtherLoad& other_load) {
   constexpr std::int64_t kBytesOfASample = 1 << 20, kMostRepetitions = 20;
   const std::int64_t bytes = count * kElementBytes;
@@ -192,7 +192,8 @@ std::string measured_row(const Contestants& comparison, World& world, Collective
   return table_row(cells);
 }
 
-std::string heading(const Contestants& comparison, const BenchCommArguments& arguments, int ranks) {
+std::string heading(const CollectiveComparison& comparison, const BenchCommArguments& arguments,
+                    int ranks) {
   const std::string& peer = comparison.peer_name;
   const bool host = !comparison.device.is_cuda();
   std::vector<std::string> columns = {"operation", "bytes", "time, us", "algbw, GB/s",
@@ -212,7 +213,7 @@ std::string heading(const Contestants& comparison, const BenchCommArguments& arg
 int measure_in_world(World& world, const BenchCommArguments& arguments, const StopSignals& signals,
                      std::ostream& out, std::ostream& err) {
   at::set_num_threads(threads_of_rank(world.local_size()));
-  const Contestants comparison = make_comparison(world, arguments.device == "cuda");
+  const CollectiveComparison comparison = make_comparison(world, arguments.device == "cuda");
   const auto print = [&](const std::string& text) {
     if (world.rank() == 0) out << text << std::flush;
   };
