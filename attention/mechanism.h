@@ -86,8 +86,12 @@ struct MechanismTraits {
   bool convex = false;
   // A query may reach only some of its visible keys.
   bool selects = false;
+  // A query may reach no key, though it has visible ones. Its output is then 0.
+  bool skips_queries = false;
   // Weights grow without bound with the layer's input: large inputs overflow.
   bool unbounded = false;
+  // Queries see keys of their clusters, and the numbers of a token decide which these are.
+  bool clusters = false;
   // The reference holds the scores of all queries and keys at once.
   bool quadratic = false;
   // What a run reports of it; every output has their sums.

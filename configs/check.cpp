@@ -361,4 +361,28 @@ void check_consistency(const configs::Config& config, const SourceLocations& pla
   ConsistencyCheck(config, places).run();
 }
 
+void check_trains(const Message& message, const SourceLocations& places, const std::string& path) {
+  const auto& reflection = *message.GetReflection();
+  std::vector<const FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const FieldDescriptor* field : fields) {
+    const std::string at = join_path(path, field->name());
+    if (field->is_repeated()) {
+      for (int i = 0; field->message_type() && i < reflection.FieldSize(message, field); ++i) {
+        check_trains(reflection.GetRepeatedMessage(message, field, i), places,
+                     join_path(at, std::to_string(i)));
+      }
+    } else if (field->message_type()) {
+      check_trains(reflection.GetMessage(message, field), places, at);
+    } else if (field->enum_type()) {
+      const auto& value = *reflection.GetEnum(message, field);
+      if (!value.options().GetExtension(configs::evaluation_only)) continue;
+      config_error(places, at,
+                   "{} is only for evaluation; train with another value, then use `birkhoff eval "
+                   "RUN --set {}={}`",
+                   value.name(), at, value.name());
+    }
+  }
+}
+
 }  // namespace birkhoff

@@ -130,7 +130,9 @@ bool has_no_folder(const fs::path& file) {
   return fs::is_regular_file(status) && real.empty();
 }
 
-configs::Config finish(Source source, const std::vector<std::string>& settings) {
+enum class Purpose { kTraining, kAny };
+
+configs::Config finish(Source source, const std::vector<std::string>& settings, Purpose purpose) {
   for (const std::string& setting : settings) {
     apply_setting(setting, source.config, source.places);
     convert_replaced_fields(source.config, source.places);
@@ -138,7 +140,17 @@ configs::Config finish(Source source, const std::vector<std::string>& settings) 
   check_values(source.config, source.places);
   resolve(source.config);
   check_consistency(source.config, source.places);
+  if (purpose == Purpose::kTraining) check_trains(source.config, source.places);
   return std::move(source.config);
+}
+
+configs::Config parse(const std::string& text, const std::string& name,
+                      const std::vector<std::string>& settings, Purpose purpose) {
+  Source source = parse_source(text, name);
+  if (source.config.include_size() > 0) {
+    config_error(source.places, "include.0", "a text that is not a file cannot include files");
+  }
+  return finish(std::move(source), settings, purpose);
 }
 
 }  // namespace
@@ -147,19 +159,15 @@ configs::Config load_config(const std::filesystem::path& file,
                             const std::vector<std::string>& settings) {
   if (file.empty()) fail(ExitCode::kConfig, "the configuration's file name is empty: No such file");
   if (has_no_folder(file)) {
-    return parse_config(read_stream(file.string(), kMaxTextBytes, ExitCode::kConfig), file.string(),
-                        settings);
+    return parse(read_stream(file.string(), kMaxTextBytes, ExitCode::kConfig), file.string(),
+                 settings, Purpose::kTraining);
   }
-  return finish(Loader().load(file), settings);
+  return finish(Loader().load(file), settings, Purpose::kTraining);
 }
 
 configs::Config parse_config(const std::string& text, const std::string& name,
                              const std::vector<std::string>& settings) {
-  Source source = parse_source(text, name);
-  if (source.config.include_size() > 0) {
-    config_error(source.places, "include.0", "a text that is not a file cannot include files");
-  }
-  return finish(std::move(source), settings);
+  return parse(text, name, settings, Purpose::kAny);
 }
 
 std::string config_text(const configs::Config& config) {

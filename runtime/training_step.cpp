@@ -117,7 +117,8 @@ void TrainingStep::compute_gradients() {
       const Batch micro = batch.narrow(begin, end);
 
       // Forward: the loss is a sum, so sums over micro-batches and ranks need no weights.
-      const NoiseKey noise{train_.seed(), scalars_.noise_step(), 0, micro.sample_ids_B};
+      const NoiseKey noise{train_.seed(), scalars_.noise_step(), 0, micro.sample_ids_B,
+                           micro.global_size};
       const LossSums sums = model_.loss_sums(micro, noise);
       step_sums_.add(shard.sums_row, sums);
       if (hooks_->forward_done) hooks_->forward_done();

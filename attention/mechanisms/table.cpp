@@ -9,6 +9,7 @@
 #include "attention/mechanism.h"
 #include "attention/mechanisms/block_local/block_local.h"
 #include "attention/mechanisms/dense/dense.h"
+#include "attention/mechanisms/routing/routing.h"
 #include "attention/mechanisms/sinkhorn/sinkhorn.h"
 #include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
 #include "attention/mechanisms/sliding_window/sliding_window.h"
@@ -20,55 +21,60 @@
 namespace birkhoff {
 namespace {
 
-using Config = configs::Mechanism;
+using Kind = configs::Mechanism;
 
 struct MakeArguments {
-  const Config& config;
+  const configs::Mechanism& config;
   const MechanismShape& shape;
   const std::string& prefix;
   Parameters& parameters;
 };
 
 struct Entry {
-  Config::KindCase kind;
+  Kind::KindCase kind;
   std::unique_ptr<Mechanism> (*make)(const MakeArguments&);
 };
 
 const Entry kMechanisms[] = {
-    {Config::kDense,
+    {Kind::kDense,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<DenseAttention>(m.config.dense(), m.shape);
      }},
-    {Config::kBlockLocal,
+    {Kind::kBlockLocal,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<BlockLocalAttention>(m.config.block_local(), m.shape);
      }},
-    {Config::kSinkhorn,
+    {Kind::kSinkhorn,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SinkhornAttention>(m.config.sinkhorn(), m.shape, m.prefix,
                                                   m.parameters);
      }},
-    {Config::kSinkhornMixture,
+    {Kind::kSinkhornMixture,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SinkhornMixtureMechanism>(m.config.sinkhorn_mixture(), m.shape,
                                                          m.prefix, m.parameters);
      }},
-    {Config::kSlidingWindow,
+    {Kind::kSlidingWindow,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SlidingWindowAttention>(m.config.sliding_window(), m.shape);
+     }},
+    {Kind::kRouting,
+     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
+       return std::make_unique<RoutingAttention>(m.config.routing(), m.shape, m.prefix,
+                                                 m.parameters);
      }},
 };
 
 }  // namespace
 
-std::unique_ptr<Mechanism> make_mechanism(const Config& config, const MechanismShape& shape,
-                                          const std::string& prefix, Parameters& parameters,
-                                          const ParallelGroups&) {
+std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
+                                          const MechanismShape& shape, const std::string& prefix,
+                                          Parameters& parameters, const ParallelGroups&) {
   check_values(config, SourceLocations(prefix));
   const auto entry = std::find_if(std::begin(kMechanisms), std::end(kMechanisms),
                                   [&](const Entry& e) { return e.kind == config.kind_case(); });
   if (entry == std::end(kMechanisms)) {
-    const std::vector<std::string> names = oneof_names(*Config::descriptor()->oneof_decl(0));
+    const std::vector<std::string> names = oneof_names(*Kind::descriptor()->oneof_decl(0));
     fail(ExitCode::kConfig, "{}: no attention mechanism is chosen; set one of {}", prefix,
          fmt::join(names, ", "));
   }

@@ -54,7 +54,8 @@ TEST_P(CausalConformance, FutureTokensDoNotChangeABit) {
       for (const std::int64_t t : {1, 3, 4, 6, 7, 8, 12, 13}) {
         const AttentionInput changed = replace_tokens(in, t, kTokens, 50);
         const at::Tensor changed_out = run(*built.mechanism, changed, path);
-        EXPECT_TRUE(at::equal(out.narrow(2, 0, t), changed_out.narrow(2, 0, t))) << "t " << t;
+        EXPECT_TRUE(is_same(out.narrow(2, 0, t), changed_out.narrow(2, 0, t), built.traits, path))
+            << "t " << t;
         EXPECT_FALSE(at::equal(out, changed_out)) << "t " << t;
       }
     }
@@ -116,7 +117,7 @@ TEST_P(Conformance, GradientsReachVisibleKeysAlone) {
     at::Tensor reached_S = (d[0].abs() + d[1].abs()).sum({0, 1, 3}) > 0;
     if (built.traits.selects) {
       EXPECT_FALSE(at::logical_and(reached_S, visible_LS[i].logical_not()).any().item<bool>());
-      EXPECT_TRUE(reached_S.any().item<bool>());
+      EXPECT_TRUE(built.traits.skips_queries || reached_S.any().item<bool>());
     } else {
       EXPECT_TRUE(at::equal(reached_S, visible_LS[i])) << "query " << i << "\n" << reached_S;
     }
@@ -237,6 +238,10 @@ TEST_P(Conformance, HeadsAreExchangeable) {
       at::Tensor value = parameter.value;
       value.copy_(value.flip(0).clone());
     }
+    for (const Statistic& statistic : built.parameters.statistics()) {
+      at::Tensor value = statistic.value;
+      value.copy_(value.flip(0).clone());
+    }
   }
   in.q_BHLD = in.q_BHLD.flip(1);
   in.k_BHSD = in.k_BHSD.flip(1);
@@ -347,7 +352,9 @@ TEST_P(Conformance, ShortSequences) {
 
 TEST_P(Conformance, WorkGrowsWithLength) {
   const Built built = build(at::kFloat);
-  EXPECT_GT(built.mechanism->forward_flops(64), 1.9 * built.mechanism->forward_flops(32));
+  // Clusters of a fixed size have the same work for any number of tokens.
+  const double growth = built.traits.skips_queries ? 1 : 1.9;
+  EXPECT_GT(built.mechanism->forward_flops(64), growth * built.mechanism->forward_flops(32));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/common/masked_softmax.h"
+#include "attention/kernels/gathered_attention/inverse_lists.h"
 #include "attention/kernels/gathered_attention/lists.h"
 #include "cluster/base/error.h"
 #include "tests/attention/gathered_problem.h"
@@ -34,10 +35,6 @@ at::Tensor views_of(const GatheredAttention& in) {
   const auto list = [&](const at::Tensor& x, std::int64_t b, std::int64_t h) {
     return x.expand({B, H, -1})[b][h].contiguous();
   };
-  const auto position = [](const at::Tensor& positions, std::int64_t b, std::int32_t row) {
-    if (!positions.defined()) return std::int64_t{row};
-    return positions[positions.size(0) == 1 ? 0 : b][row].item<std::int64_t>();
-  };
   for (std::int64_t b = 0; b < B; ++b) {
     for (std::int64_t h = 0; h < H; ++h) {
       const at::Tensor q_rows = list(in.rows.queries.rows_BHP, b, h),
@@ -47,16 +44,19 @@ at::Tensor views_of(const GatheredAttention& in) {
       const auto number = [](const at::Tensor& x, std::int64_t i) {
         return i < 0 ? 0 : x.const_data_ptr<std::int32_t>()[i];
       };
+      const auto position = [&](const at::Tensor& positions, std::int32_t row) {
+        return positions.defined() ? std::int64_t{number(list(positions, b, h), row)} : row;
+      };
       const std::int64_t length =
           in.key_lengths_B.defined() ? in.key_lengths_B[b].item<std::int64_t>() : S;
       for (std::int64_t g = 0; g < G; ++g) {
         for (std::int64_t i = number(q_ends, g - 1); i < number(q_ends, g); ++i) {
           const bool ranks = band.of == DistanceBand::Of::kRanks;
-          const std::int64_t p_i = ranks ? i - number(q_ends, g - 1)
-                                         : position(band.positions_q_BL, b, number(q_rows, i));
+          const std::int64_t p_i =
+              ranks ? i - number(q_ends, g - 1) : position(band.positions_q_BHL, number(q_rows, i));
           for (std::int64_t j = number(k_ends, g - 1); j < number(k_ends, g); ++j) {
             const std::int64_t p_j = ranks ? j - number(k_ends, g - 1)
-                                           : position(band.positions_k_BS, b, number(k_rows, j));
+                                           : position(band.positions_k_BHS, number(k_rows, j));
             if (p_i - p_j < band.least || p_i - p_j > band.most || number(k_rows, j) >= length) {
               continue;
             }
@@ -113,6 +113,24 @@ std::vector<at::Tensor> results_of(const at::Tensor& out, const GatheredAttentio
   std::vector<at::Tensor> results = gradients(out, {in.q_BHLD, in.k_BHSD, in.v_BHSD});
   results.insert(results.begin(), out.detach());
   return results;
+}
+
+// Inverse lists by sorting, which GPUs use, and by counting.
+TEST(GatheredAttention, InverseListsAreTheSame) {
+  for (int seed = 0; seed < kGatheredProblems; ++seed) {
+    const GatheredRows rows = random_gathered_problem(seed).attention.rows;
+    for (RowLists lists : {rows.queries, rows.keys}) {
+      RowLists sorted = lists;
+      invert_by_sorting(sorted);
+      invert_by_counting(lists);
+      EXPECT_TRUE(at::equal(sorted.starts_BHR, lists.starts_BHR));
+      const std::int64_t used = lists.starts_BHR.numel() == 0
+                                    ? 0
+                                    : lists.starts_BHR.select(2, lists.num_rows).min().item<int>();
+      EXPECT_TRUE(
+          at::equal(sorted.order_BHP.narrow(2, 0, used), lists.order_BHP.narrow(2, 0, used)));
+    }
+  }
 }
 
 TEST(GatheredAttention, OneSegmentOfAllRowsIsDenseAttention) {
@@ -186,11 +204,13 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, GatheredAttentionIn, ::testing::Values(at::kFlo
 TEST_P(GatheredAttentionIn, ErrorsAreThoseOfTheReference) {
   int checked = 0;
   for (int seed = 0; seed < kGatheredProblems; seed += 3) {
-    checked += expect_errors_of_the_reference(
-        seed, GetParam(), 1000, std::numeric_limits<float>::epsilon(),
-        [](const GatheredProblem& problem) { return solve(problem, Path::kFused); });
+    for (const PlaceMerge merge : {PlaceMerge::kOneSoftmax, PlaceMerge::kMean}) {
+      checked += expect_errors_of_the_reference(
+          seed, GetParam(), 1000, std::numeric_limits<float>::epsilon(),
+          [](const GatheredProblem& problem) { return solve(problem, Path::kFused); }, merge);
+    }
   }
-  EXPECT_GT(checked, 15);
+  EXPECT_GT(checked, 30);
 }
 
 TEST_P(GatheredAttentionIn, SameBitsForAnyNumberOfThreads) {
@@ -460,7 +480,11 @@ TEST(GatheredAttention, RefusesWhatDoesNotFit) {
         in.rows.keys = make_row_lists(list({0}), list({0, 1}), 9);
       },
       "as many segments");
-  expect_refused([&](auto& in) { in.rows.band.positions_q_BL = at::zeros({1, 9}); }, "positions");
+  expect_refused(
+      [&](auto& in) {
+        in.rows.band.positions_q_BHL = at::zeros({1, 1, 9});
+      },
+      "positions");
   expect_refused([&](auto& in) { in.key_lengths_B = at::ones({1}, at::kLong); }, "key lengths");
 }
 

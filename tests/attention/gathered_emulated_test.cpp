@@ -23,7 +23,7 @@ std::vector<at::Tensor> emulate(const GatheredProblem& problem) {
   // As attend_gathered() passes them on.
   for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) *x = x->detach().contiguous();
   for (at::Tensor* x :
-       {&in.rows.band.positions_q_BL, &in.rows.band.positions_k_BS, &in.key_lengths_B}) {
+       {&in.rows.band.positions_q_BHL, &in.rows.band.positions_k_BHS, &in.key_lengths_B}) {
     if (x->defined()) *x = x->contiguous();
   }
   const auto spoil = [](const std::vector<at::Tensor>& tensors) {

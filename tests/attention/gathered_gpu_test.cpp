@@ -18,7 +18,7 @@ GatheredProblem on_gpu(const GatheredProblem& problem) {
     move(*x);
     x->set_requires_grad(true);
   }
-  for (at::Tensor* x : {&in.rows.band.positions_q_BL, &in.rows.band.positions_k_BS,
+  for (at::Tensor* x : {&in.rows.band.positions_q_BHL, &in.rows.band.positions_k_BHS,
                         &in.key_lengths_B, &there.d_out_BHLD, &there.d_lse_BHL}) {
     move(*x);
   }

@@ -100,12 +100,12 @@ GatheredProblem random_gathered_problem(int seed, int draw_index) {
       band = {.of = DistanceBand::Of::kRanks, .least = -draw({0, 5})};
       break;
     default:
-      band = {
-          .least = 1,
-          .positions_q_BL = (random_tensor({1, L}, at::kFloat, ++tensor_seed) * 50).to(at::kInt),
-          // One of two coordinates, so not contiguous.
-          .positions_k_BS =
-              (random_tensor({B, S, 2}, at::kFloat, 7) * 50).to(at::kInt).select(2, 1)};
+      band = {.least = 1,
+              .positions_q_BHL =
+                  (random_tensor({1, 1, L}, at::kFloat, ++tensor_seed) * 50).to(at::kInt),
+              // One of two coordinates, so not contiguous.
+              .positions_k_BHS =
+                  (random_tensor({B, H, S, 2}, at::kFloat, 7) * 50).to(at::kInt).select(3, 1)};
   }
   if (random() % 3 == 0) {
     in.key_lengths_B = at::full({2 * B}, S / 2, at::kLong).slice(0, 0, 2 * B, 2);
@@ -140,10 +140,17 @@ at::Tensor finite_lse(const AttentionPart& part) {
 }
 
 std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProblem& problem) {
-  const at::Tensor lse = finite_lse(part);
-  std::vector<at::Tensor> results =
-      torch::autograd::grad({part.out_BHLD, lse}, problem.leaves(),
-                            {problem.d_out_BHLD, problem.d_lse_BHL}, /*retain_graph=*/true);
+  std::vector<at::Tensor> outputs{part.out_BHLD}, d_outputs{problem.d_out_BHLD};
+  at::Tensor lse;
+  if (problem.attention.merge == PlaceMerge::kOneSoftmax) {
+    lse = finite_lse(part);
+    outputs.push_back(lse);
+    d_outputs.push_back(problem.d_lse_BHL);
+  } else {  // all that a mean says of its sums
+    lse = part.sum_BHL.gt(0).to(part.sum_BHL.scalar_type());
+  }
+  std::vector<at::Tensor> results = torch::autograd::grad(outputs, problem.leaves(), d_outputs,
+                                                          /*retain_graph=*/true);
   results.insert(results.begin(), {part.out_BHLD.detach(), lse.detach()});
   return results;
 }
@@ -154,7 +161,8 @@ std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path) {
 
 bool expect_errors_of_the_reference(
     int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
-    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver) {
+    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver,
+    PlaceMerge merge) {
   constexpr std::int64_t kFewest = 70;
   constexpr double kUnderflow = 1e-32;
   constexpr double kFloatEps = std::numeric_limits<float>::epsilon();
@@ -171,7 +179,8 @@ bool expect_errors_of_the_reference(
   const auto raise = [](double& most, double x) { most = std::max(most, x); };
   std::vector<double> error(5), reference_error(5), scale(5), product(5);
   for (int draw = 0; draw * in_a_draw < queries; ++draw) {
-    const GatheredProblem problem = random_gathered_problem(seed, draw).to(dtype);
+    GatheredProblem problem = random_gathered_problem(seed, draw).to(dtype);
+    problem.attention.merge = merge;
     const auto exact = solve(problem.to(at::kDouble), Path::kReference),
                reference = solve(problem, Path::kReference), solved = solver(problem);
     for (std::size_t i = 0; i < exact.size(); ++i) {

@@ -34,7 +34,7 @@ GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int6
 
 // The log-sum-exp of each query, 0 for those that see no key.
 at::Tensor finite_lse(const AttentionPart& part);
-// Returns out, log-sum-exp, and the gradients of q, k and v.
+// Returns out, log-sum-exp (of a mean: whether a query sees a key), and the gradients of q, k and v.
 std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProblem& problem);
 std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path);
 
@@ -48,9 +48,10 @@ inline double out_rounding(at::ScalarType dtype) {
 // the same dtype, and two roundings. Where a query sees the same key from several places, or has a
 // gradient of its log-sum-exp, ds is a difference of products d_out . v, which the reference takes
 // from one rounded product: three roundings of relative size `product_eps` of such a product are
-// allowed in the gradients of q and k. Returns false if the shape has too few queries to compare.
+// allowed in the gradients of q and k. The problems have this merge. Returns false if the shape has too few queries to compare.
 bool expect_errors_of_the_reference(
     int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
-    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver);
+    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver,
+    PlaceMerge merge = PlaceMerge::kOneSoftmax);
 
 }  // namespace birkhoff::test

@@ -225,6 +225,12 @@ at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path) 
   return mechanism.attend(in, path).out_BHLD;
 }
 
+bool is_same(const at::Tensor& a, const at::Tensor& b, const MechanismTraits& traits, Path path) {
+  if (path != Path::kReference || !traits.clusters) return at::equal(a, b);
+  const double eps = a.scalar_type() == at::kDouble ? 0x1p-52 : 0x1p-23;
+  return max_difference(a, b) <= kTokens * eps * a.detach().abs().max().item<double>();
+}
+
 double max_difference(const at::Tensor& a, const at::Tensor& b) {
   if (a.numel() == 0 && b.numel() == 0) return 0;
   return (a.detach().to(at::kDouble) - b.detach().to(at::kDouble)).abs().max().item<double>();

@@ -41,6 +41,9 @@ inline bool is_causal(const MechanismCase&, const MechanismTraits& traits) { ret
 
 // The config with all noise that its fields with the option `noise` add.
 configs::Mechanism with_noise(configs::Mechanism config);
+inline bool has_noise(const MechanismCase& each, const MechanismTraits&) {
+  return with_noise(each.config).SerializeAsString() != each.config.SerializeAsString();
+}
 
 // A mechanism and its parameters, all drawn from N(0, 1/4), so that block weights are far from
 // equal.
@@ -74,6 +77,10 @@ std::vector<at::Tensor> gradients(const at::Tensor& out, const std::vector<at::T
                                   std::uint64_t seed = 7);
 
 at::Tensor run(const Mechanism& mechanism, const AttentionInput& in, Path path);
+
+// Whether outputs of a path are equal bit for bit; on the reference of clusters up to the rounding
+// of sums of kTokens numbers, whose order depends on the size of the largest cluster.
+bool is_same(const at::Tensor& a, const at::Tensor& b, const MechanismTraits& traits, Path path);
 
 double max_difference(const at::Tensor& a, const at::Tensor& b);
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint64_t seed);

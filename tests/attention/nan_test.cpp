@@ -59,7 +59,13 @@ TEST_P(NaNConformance, ReachesWhatSeesItAndNoEarlierQuery) {
     const AttentionInput in = random_input(kTokens, dtype, 1, built.traits);
     for (const Input input : {Input::kQ, Input::kK, Input::kV, Input::kX}) {
       for (const std::int64_t token : {1, 6}) {
-        const at::Tensor must = reached(*exact.mechanism, exact_in, input, token);
+        at::Tensor must = reached(*exact.mechanism, exact_in, input, token);
+        // A NaN may put a token into another cluster than the numbers of reached() do, perhaps one
+        // where it reaches no key.
+        if (exact.traits.clusters && input != Input::kV) {
+          must = at::logical_and(must, at::arange(kTokens) == token);
+          if (exact.traits.skips_queries) must.fill_(false);
+        }
         for (const Path path : {Path::kReference, Path::kSdpa, Path::kFused}) {
           const std::string what = std::string(c10::toString(dtype)) + " input " +
                                    std::to_string(static_cast<int>(input)) + " token " +
@@ -95,24 +101,24 @@ struct BlockProblem {
   std::vector<at::Tensor> leaves;  // q, k, v, bias
 
   BlockProblem(at::ScalarType dtype, bool causal, bool drops, bool masks) {
-    constexpr std::int64_t kLength = 100, D = 20;
+    constexpr std::int64_t kDocumentTokens = 100, D = 20;
     std::uint64_t seed = 0;
     const auto leaf = [&](at::IntArrayRef shape) {
       leaves.push_back(random_tensor(shape, at::kDouble, ++seed).to(dtype));
       return leaves.back();
     };
-    attention.q_BHNbD = leaf({1, 2, 1, kLength, D});
-    KeyBlocks keys{.k_BHNbD = leaf({1, 2, 1, kLength, D}),
-                   .v_BHNbD = leaf({1, 2, 1, kLength, D}),
+    attention.q_BHNbD = leaf({1, 2, 1, kDocumentTokens, D});
+    KeyBlocks keys{.k_BHNbD = leaf({1, 2, 1, kDocumentTokens, D}),
+                   .v_BHNbD = leaf({1, 2, 1, kDocumentTokens, D}),
                    .window = {.causal = causal},
                    .mask_BHNbb = {at::Tensor()},
-                   .bias_BHNbb = leaf({1, 1, 1, kLength, kLength})};
-    mask_LS = at::ones({kLength, kLength}, at::kBool);
+                   .bias_BHNbb = leaf({1, 1, 1, kDocumentTokens, kDocumentTokens})};
+    mask_LS = at::ones({kDocumentTokens, kDocumentTokens}, at::kBool);
     if (masks) {
-      mask_LS = random_tensor({kLength, kLength}, at::kFloat, ++seed) > -1;
+      mask_LS = random_tensor({kDocumentTokens, kDocumentTokens}, at::kFloat, ++seed) > -1;
       mask_LS.select(1, 17).fill_(false);  // a key that no query sees
       mask_LS.select(0, 23).fill_(false);  // a query that sees no key
-      keys.mask_BHNbb = {mask_LS.view({1, 1, 1, kLength, kLength})};
+      keys.mask_BHNbb = {mask_LS.view({1, 1, 1, kDocumentTokens, kDocumentTokens})};
     }
     if (causal) mask_LS = mask_LS.tril();
     attention.keys = {keys};
@@ -123,7 +129,7 @@ struct BlockProblem {
                                  .layer = 2,
                                  .sample_ids_B = at::zeros({1}, at::kLong)};
     }
-    d_out = random_tensor({1, 2, 1, kLength, D}, at::kDouble, ++seed).to(dtype);
+    d_out = random_tensor({1, 2, 1, kDocumentTokens, D}, at::kDouble, ++seed).to(dtype);
   }
 
   // Returns out, then the gradients of the leaves, with bytes `fill` in place of number 3 of `row`

@@ -341,6 +341,35 @@ TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
   }
 }
 
+// With virtual shards the centroids of routing attention have the same bits on any number of ranks,
+// also when clusters die and get new centroids, and when the run goes on with more ranks.
+TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
+  const std::string routing = "model.attention.0.group.0.mechanism.routing.";
+  const auto train_on = [&](const std::string& name, int ranks, int steps) {
+    std::vector<std::string> arguments{"--ranks", std::to_string(ranks)};
+    for (const std::string& setting :
+         {"train.steps=" + std::to_string(steps), std::string("train.invariant.shards=4"),
+          routing + "clusters=12", routing + "window=4", routing + "decay=0.5",
+          routing + "reseed_after=1"}) {
+      arguments.insert(arguments.end(), {"--set", setting});
+    }
+    const Finished finished = run_child(train(name, arguments));
+    EXPECT_EQ(finished.code, 0) << finished.err;
+    return lines_of_metrics(run(name));
+  };
+  const MetricsLines one = train_on("routing_1", 1, 12);
+  EXPECT_EQ(one.losses.size(), 12u);
+  EXPECT_EQ(train_on("routing_2", 2, 12).losses, one.losses);
+  EXPECT_EQ(train_on("routing_4", 4, 12).losses, one.losses);
+  train_on("routing_resized", 3, 6);
+  EXPECT_EQ(train_on("routing_resized", 2, 12).losses, one.losses);
+  const auto tensors = final_tensors(run("routing_1"));
+  EXPECT_TRUE(tensors.contains("blocks.0.attention.groups.0.centroids"));
+  for (const char* other : {"routing_2", "routing_4", "routing_resized"}) {
+    EXPECT_EQ(final_tensors(run(other)), tensors) << other;
+  }
+}
+
 // An error that only the ranks can find is reported once, whatever their number.
 TEST_F(TrainProcessTest, AnErrorInsideTheWorldHasItsCode) {
   const Finished finished =

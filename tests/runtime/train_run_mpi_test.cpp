@@ -174,6 +174,33 @@ TEST_F(TrainRunMpi, RecomputationMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
   EXPECT_EQ(figures("parts"), figures("whole"));
 }
 
+// The centroids of routing attention are part of the state of a run. Clusters die and get new
+// centroids in a few steps here.
+TEST_F(TrainRunMpi, CentroidsGoOnFromACheckpointWithTheSameBits) {
+  const std::string routing = "model.attention.0.group.0.mechanism.routing.";
+  const auto with_centroids = [&](int steps, std::vector<std::string> settings = {}) {
+    settings.insert(settings.end(), {routing + "clusters=40", routing + "window=4",
+                                     routing + "decay=0.5", routing + "reseed_after=2"});
+    return config(steps, settings);
+  };
+  EXPECT_EQ(train(with_centroids(12), "whole"), Outcome::kDone);
+  EXPECT_EQ(train(with_centroids(4, {"train.zero_stage=1", "train.recompute=true"}), "parts"),
+            Outcome::kDone);
+  EXPECT_EQ(train(with_centroids(12), "parts"), Outcome::kDone);
+  if (rank() != 0) return;
+  const auto whole = checksums("whole");
+  EXPECT_EQ(checksums("parts"), whole);
+  EXPECT_EQ(figures("parts"), figures("whole"));
+  const std::string name = "blocks.0.attention.groups.0.";
+  EXPECT_TRUE(whole.contains(name + "centroids@0"));
+  double dead = 0;
+  for (const nlohmann::json& line : figures("whole")) {
+    dead += line.at(name + "dead_clusters").get<double>();
+    EXPECT_GT(line.at(name + "largest_cluster").get<double>(), 1.0 / 40);
+  }
+  EXPECT_GT(dead, 0);
+}
+
 // Parameters and optimizer state are kept in fp32, so nothing is lost when a run stops.
 TEST_F(TrainRunMpi, Bf16RunsResumeRecomputeAndSliceToTheSameBits) {
   const std::string bf16 = "train.precision=bf16";

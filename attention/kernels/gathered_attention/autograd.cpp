@@ -48,6 +48,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     const GatheredResults results = attend(in);
     context->set_materialize_grads(false);
     context->mark_non_differentiable({results.part.max_BHL});
+    if (in.merge == PlaceMerge::kMean) context->mark_non_differentiable({results.part.sum_BHL});
     save(context, in, results);
     return {results.part.out_BHLD, results.part.max_BHL, results.part.sum_BHL};
   }
@@ -73,9 +74,10 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
         {in.q_BHLD, in.k_BHSD, in.v_BHSD, results.part.max_BHL, results.part.sum_BHL,
          results.places.out_BHPD, results.places.softmax_2BHP, queries.rows_BHP, queries.ends_BHG,
          queries.order_BHP, queries.starts_BHR, keys.rows_BHP, keys.ends_BHG, keys.order_BHP,
-         keys.starts_BHR, band.positions_q_BL, band.positions_k_BS, in.key_lengths_B, out});
+         keys.starts_BHR, band.positions_q_BHL, band.positions_k_BHS, in.key_lengths_B, out});
     context->saved_data["band"] =
         std::vector<std::int64_t>{static_cast<std::int64_t>(band.of), band.least, band.most};
+    context->saved_data["merge"] = static_cast<std::int64_t>(in.merge);
   }
 
   static std::pair<GatheredAttention, GatheredResults> restore(AutogradContext* context) {
@@ -91,9 +93,10 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     in.rows.band = {.of = static_cast<DistanceBand::Of>(band[0]),
                     .least = band[1],
                     .most = band[2],
-                    .positions_q_BL = saved[15],
-                    .positions_k_BS = saved[16]};
+                    .positions_q_BHL = saved[15],
+                    .positions_k_BHS = saved[16]};
     in.key_lengths_B = saved[17];
+    in.merge = static_cast<PlaceMerge>(context->saved_data["merge"].toInt());
     return {in, {.part = {saved[18], saved[3], saved[4]}, .places = {saved[5], saved[6]}}};
   }
 };

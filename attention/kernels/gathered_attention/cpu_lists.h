@@ -16,22 +16,22 @@ struct Head {
   std::int64_t b, h;
 };
 
+// The numbers of one head in x [B or 1, H or 1, numbers], int32 and contiguous.
+inline const std::int32_t* numbers_of(const at::Tensor& x, Head head) {
+  const std::int64_t number =
+      (x.size(0) == 1 ? 0 : head.b) * x.size(1) + (x.size(1) == 1 ? 0 : head.h);
+  return x.const_data_ptr<std::int32_t>() + number * x.size(2);
+}
+
 // The lists of one head.
 struct HeadLists {
   const std::int32_t *rows, *ends, *order, *starts;
 
-  HeadLists(const RowLists& lists, Head head) {
-    const at::Tensor& rows_BHP = lists.rows_BHP;
-    const std::int64_t number = (rows_BHP.size(0) == 1 ? 0 : head.b) * rows_BHP.size(1) +
-                                (rows_BHP.size(1) == 1 ? 0 : head.h);
-    const auto of_head = [&](const at::Tensor& x) {
-      return x.const_data_ptr<std::int32_t>() + number * x.size(2);
-    };
-    rows = of_head(rows_BHP);
-    ends = of_head(lists.ends_BHG);
-    order = of_head(lists.order_BHP);
-    starts = of_head(lists.starts_BHR);
-  }
+  HeadLists(const RowLists& lists, Head head)
+      : rows(numbers_of(lists.rows_BHP, head)),
+        ends(numbers_of(lists.ends_BHG, head)),
+        order(numbers_of(lists.order_BHP, head)),
+        starts(numbers_of(lists.starts_BHR, head)) {}
 };
 
 // Row `row` of x [B, H, rows, D], whose numbers are contiguous.

@@ -88,6 +88,32 @@ void merge_row(const PlaceSums<Sum<T>>& sums, Head head, std::int64_t row, Place
   *number_of<S>(part.sum_BHL, head, row) = sum;
 }
 
+template <typename T>
+void average_row(const PlaceSums<Sum<T>>& sums, Head head, std::int64_t row, Places places,
+                 const AttentionPart& part) {
+  using S = Sum<T>;
+  const std::int64_t D = part.out_BHLD.size(3);
+  S count = 0, mean[kMostTileHeadDim] = {};
+  for (const std::int32_t place : places) {
+    if (!sums.sees(head, place)) continue;
+    const S* out = sums.out(head, place);
+    count += 1;
+    for (std::int64_t d = 0; d < D; ++d) mean[d] += out[d];
+  }
+  for (std::int64_t d = 0; d < D; ++d) mean[d] /= count != 0 ? count : 1;
+  tile_kernels<T>().write_rows(mean, 1, static_cast<int>(D),
+                               {mutable_row_of<T>(part.out_BHLD, head, row), D});
+  *number_of<S>(part.max_BHL, head, row) = 0;
+  *number_of<S>(part.sum_BHL, head, row) = count;
+}
+
+template <typename T>
+Sum<T> dot(const T* d_out, const Sum<T>* out, std::int64_t head_dim) {
+  Sum<T> product = 0;
+  for (std::int64_t d = 0; d < head_dim; ++d) product += to_sum(d_out[d]) * out[d];
+  return product;
+}
+
 // Adds to the rest of each place the deltas of the others, each by itself, so that nothing cancels.
 template <typename T>
 void add_others(const PlaceSums<Sum<T>>& sums, const AttentionPart& part, const T* d_out, Head head,
@@ -98,10 +124,8 @@ void add_others(const PlaceSums<Sum<T>>& sums, const AttentionPart& part, const 
           sum = *number_of<S>(part.sum_BHL, head, row);
   std::vector<S> deltas;
   for (const std::int32_t place : places) {
-    const S* out = sums.out(head, place);
-    S product = 0;
-    for (std::int64_t d = 0; d < D; ++d) product += to_sum(d_out[d]) * out[d];
-    deltas.push_back(sums.sum(head, place, max) / (sum != 0 ? sum : 1) * product);
+    deltas.push_back(sums.sum(head, place, max) / (sum != 0 ? sum : 1) *
+                     dot(d_out, sums.out(head, place), D));
   }
   S before = 0, after = 0;
   for (std::int32_t n = 0; n < places.count; ++n) {
@@ -123,7 +147,11 @@ AttentionPart merge_places(const GatheredAttention& in, const PlaceResults& plac
   dispatch_tile_type(q.scalar_type(), [&]<typename T>(T) {
     const PlaceSums<Sum<T>> sums(places);
     for_each_row(in.rows.queries, q, [&](Head head, std::int64_t row, Places of_row) {
-      merge_row<T>(sums, head, row, of_row, part);
+      if (in.merge == PlaceMerge::kMean) {
+        average_row<T>(sums, head, row, of_row, part);
+      } else {
+        merge_row<T>(sums, head, row, of_row, part);
+      }
     });
   });
   return part;
@@ -137,6 +165,17 @@ at::Tensor rests_of_places(const GatheredAttention& in, const GatheredResults& r
   dispatch_tile_type(q.scalar_type(), [&]<typename T>(T) {
     using S = Sum<T>;
     for_each_row(in.rows.queries, q, [&](Head head, std::int64_t row, Places places) {
+      if (in.merge == PlaceMerge::kMean) {
+        const PlaceSums<S> sums(results.places);
+        const S count = *number_of<S>(results.part.sum_BHL, head, row);
+        for (const std::int32_t place : places) {
+          *number_of<S>(rest_BHP, head, place) =
+              count > 1 ? (1 - 1 / count) * dot(row_of<T>(d_out_BHLD, head, row),
+                                                sums.out(head, place), q.size(3))
+                        : 0;
+        }
+        return;
+      }
       const S d_lse = d_sum_BHL.defined() ? *number_of<S>(d_sum_BHL, head, row) *
                                                 *number_of<S>(results.part.sum_BHL, head, row)
                                           : S{0};

@@ -69,7 +69,7 @@ struct Call {
   at::TensorOptions sum_options = in.q_BHLD.options().dtype(c10::CppTypeToScalarType<S>::value);
   const TileKernels<T>& kernels = tile_kernels<T>();
   std::vector<Segment> segments = all_segments();
-  // Forward.
+  // Forward; for a mean of places, the last two also backward.
   at::Tensor place_out_BHPD, place_max_BHP, place_inverse_BHP;
   // Backward.
   at::Tensor d_out_BHLD, max_BHL, sum_BHL, rest_BHP, d_q_BHPD, d_k_BHPD, d_v_BHPD;
@@ -155,12 +155,10 @@ struct Call {
   }
 
   // p of a place, given its row and its rank in the segment.
-  std::int64_t p_of(const at::Tensor& positions_BL, Head head, std::int64_t row,
+  std::int64_t p_of(const at::Tensor& positions_BHL, Head head, std::int64_t row,
                     std::int64_t rank) const {
     if (in.rows.band.of == DistanceBand::Of::kRanks) return rank;
-    if (!positions_BL.defined()) return row;
-    return positions_BL.const_data_ptr<
-        std::int32_t>()[(positions_BL.size(0) == 1 ? 0 : head.b) * positions_BL.size(1) + row];
+    return positions_BHL.defined() ? numbers_of(positions_BHL, head)[row] : row;
   }
 
   void load_keys(const Segment& segment, Worker& worker) const {
@@ -176,7 +174,7 @@ struct Call {
     for (std::int64_t j = 0; j < segment.num_keys(); ++j) {
       if (j % kTile == 0) worker.reaches[static_cast<std::size_t>(j / kTile)] = {};
       std::int64_t& p = worker.p[static_cast<std::size_t>(j)];
-      p = rows[j] < length ? p_of(in.rows.band.positions_k_BS, head, rows[j], j) : kNowhere;
+      p = rows[j] < length ? p_of(in.rows.band.positions_k_BHS, head, rows[j], j) : kNowhere;
       worker.reaches[static_cast<std::size_t>(j / kTile)].add(p);
     }
   }
@@ -228,7 +226,7 @@ struct Call {
     queries.q = {worker.q, D};
     std::int64_t p_q[kTile];
     for (std::int64_t i = 0; i < count; ++i) {
-      p_q[i] = p_of(in.rows.band.positions_q_BL, head, rows[i], first + i - segment.first_query);
+      p_q[i] = p_of(in.rows.band.positions_q_BHL, head, rows[i], first + i - segment.first_query);
     }
     list_tiles(p_q, count, worker);
     return queries;
@@ -246,6 +244,18 @@ struct Call {
                 static_cast<int>(worker.tiles.size()), worker.loop.get());
   }
 
+  // Query i of the worker has this row and place.
+  void set_softmax(Worker& worker, int i, Head head, std::int64_t row, std::int64_t place) const {
+    const S sum = *number_of<S>(sum_BHL, head, row);
+    if (in.merge == PlaceMerge::kMean) {  // sum: the places that it is the mean of
+      worker.max[i] = *number_of<S>(place_max_BHP, head, place);
+      worker.inverse_sum[i] = sum != 0 ? *number_of<S>(place_inverse_BHP, head, place) / sum : 0;
+    } else {
+      worker.max[i] = *number_of<S>(max_BHL, head, row);
+      worker.inverse_sum[i] = sum != 0 ? 1 / sum : 0;
+    }
+  }
+
   void add_gradients_of_segment(Worker& worker, const Task& task) const {
     const Segment& segment = segments[task.segment];
     const Head head = segment.head;
@@ -258,11 +268,8 @@ struct Call {
       QueryTile<T> queries = load_tile(task, first, worker);
       const std::int32_t* rows = HeadLists(in.rows.queries, head).rows + first;
       gather(d_out_BHLD, head, rows, queries.num_queries, worker.d_out);
-      for (int i = 0; i < queries.num_queries; ++i) {
-        const S sum = *number_of<S>(sum_BHL, head, rows[i]);
-        worker.max[i] = *number_of<S>(max_BHL, head, rows[i]);
-        worker.inverse_sum[i] = sum != 0 ? 1 / sum : 0;
-      }
+      for (int i = 0; i < queries.num_queries; ++i)
+        set_softmax(worker, i, head, rows[i], first + i);
       queries.d_out = {worker.d_out, D};
       queries.max = worker.max;
       queries.inverse_sum = worker.inverse_sum;
@@ -309,24 +316,33 @@ struct Call {
 
 }  // namespace
 
-GatheredResults attend_in_segments(const GatheredAttention& in) {
+// If no query has two places, there is nothing to merge, and results of places are not kept.
+GatheredResults attend_in_segments(GatheredAttention in) {
+  const at::Tensor places_BHL = in.rows.queries.starts_BHR.diff();
+  const bool merges = places_BHL.max().item<std::int32_t>() > 1;
+  if (!merges) in.merge = PlaceMerge::kOneSoftmax;
   GatheredResults results;
   dispatch_tile_type(in.q_BHLD.scalar_type(),
                      [&]<typename T>(T) { results = Call<T>(in).run_forward(); });
-  const at::Tensor places_BHL = in.rows.queries.starts_BHR.diff();
-  if (places_BHL.max().item<std::int32_t>() <= 1) results.places = {};  // nothing to tell apart
+  if (!merges) results.places = {};
   return results;
 }
 
-GatheredGradients gradients_in_segments(const GatheredAttention& in, const GatheredResults& results,
+GatheredGradients gradients_in_segments(GatheredAttention in, const GatheredResults& results,
                                         const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL) {
+  const bool merged = results.places.out_BHPD.defined();
+  if (!merged) in.merge = PlaceMerge::kOneSoftmax;
   GatheredGradients gradients;
   dispatch_tile_type(in.q_BHLD.scalar_type(), [&]<typename T>(T) {
     Call<T> call(in);
     call.d_out_BHLD = d_out_BHLD;
     call.max_BHL = results.part.max_BHL;
     call.sum_BHL = results.part.sum_BHL;
-    if (results.places.out_BHPD.defined() || d_sum_BHL.defined()) {
+    if (in.merge == PlaceMerge::kMean) {
+      call.place_max_BHP = results.places.softmax_2BHP[0];
+      call.place_inverse_BHP = results.places.softmax_2BHP[1];
+    }
+    if (merged || d_sum_BHL.defined()) {
       call.rest_BHP = rests_of_places(in, results, d_out_BHLD, d_sum_BHL);
     }
     gradients = call.run_backward();

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <limits>
-#include <optional>
 
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
+#include "attention/kernels/gathered_attention/inverse_lists.h"
 #include "attention/kernels/gathered_attention/paths.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
@@ -49,11 +49,10 @@ bool fits_heads(const at::Tensor& x, const at::Tensor& q_BHLD) {
          (x.size(1) == 1 || x.size(1) == q_BHLD.size(1));
 }
 
-void check_positions(const at::Tensor& positions_BL, const at::Tensor& x_BHLD) {
-  if (!positions_BL.defined()) return;
-  require(positions_BL.dim() == 2 && positions_BL.scalar_type() == at::kInt &&
-              (positions_BL.size(0) == 1 || positions_BL.size(0) == x_BHLD.size(0)) &&
-              positions_BL.size(1) == x_BHLD.size(2) && positions_BL.device() == x_BHLD.device(),
+void check_positions(const at::Tensor& positions_BHL, const at::Tensor& x_BHLD) {
+  if (!positions_BHL.defined()) return;
+  require(fits_heads(positions_BHL, x_BHLD) && positions_BHL.scalar_type() == at::kInt &&
+              positions_BHL.size(2) == x_BHLD.size(2) && positions_BHL.device() == x_BHLD.device(),
           "gathered attention: positions must be int32, one for each row, on the device of q");
 }
 
@@ -77,10 +76,10 @@ void check(const GatheredAttention& in) {
           "gathered attention: queries and keys must have as many segments");
   const DistanceBand& band = in.rows.band;
   require(band.of == DistanceBand::Of::kPositions ||
-              !(band.positions_q_BL.defined() || band.positions_k_BS.defined()),
+              !(band.positions_q_BHL.defined() || band.positions_k_BHS.defined()),
           "gathered attention: a band of ranks has no positions");
-  check_positions(in.rows.band.positions_q_BL, q);
-  check_positions(in.rows.band.positions_k_BS, k);
+  check_positions(in.rows.band.positions_q_BHL, q);
+  check_positions(in.rows.band.positions_k_BHS, k);
   require(
       !in.key_lengths_B.defined() ||
           (in.key_lengths_B.dim() == 1 && in.key_lengths_B.size(0) == q.size(0) &&
@@ -91,7 +90,7 @@ void check(const GatheredAttention& in) {
 // The same with numbers as the kernels read them: contiguous, and no bound beyond all distances.
 GatheredAttention readable(GatheredAttention in) {
   DistanceBand& band = in.rows.band;
-  for (at::Tensor* each : {&band.positions_q_BL, &band.positions_k_BS, &in.key_lengths_B}) {
+  for (at::Tensor* each : {&band.positions_q_BHL, &band.positions_k_BHS, &in.key_lengths_B}) {
     if (each->defined()) *each = each->contiguous();
   }
   band.least = std::max(band.least, -DistanceBand::kFar);
@@ -119,26 +118,19 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
                  .num_rows = num_rows};
   if (rows_BHP.is_cpu()) check_numbers(lists.rows_BHP, lists.ends_BHG, num_rows);
 
-  // Sorted by row; places that are not used come last, as row num_rows.
-  const std::int64_t P = rows_BHP.size(2), G = ends_BHG.size(2);
-  const at::Tensor used_BH1 =
-      G > 0 ? lists.ends_BHG.narrow(2, G - 1, 1)
-            : at::zeros({rows_BHP.size(0), rows_BHP.size(1), 1}, ends_BHG.options());
-  const at::Tensor unused_BHP = at::arange(P, ends_BHG.options()) >= used_BH1;
-  const auto [sorted_BHP, order_BHP] = at::sort(lists.rows_BHP.masked_fill(unused_BHP, num_rows),
-                                                std::optional<bool>(true), /*dim=*/2);
-  const at::Tensor row_R = at::arange(num_rows + 1, ends_BHG.options());
-  lists.order_BHP = order_BHP.to(at::kInt);
-  lists.starts_BHR = at::searchsorted(
-      sorted_BHP, row_R.expand({rows_BHP.size(0), rows_BHP.size(1), -1}).contiguous(),
-      /*out_int32=*/true);
+  if (rows_BHP.is_cpu()) {
+    invert_by_counting(lists);
+  } else {
+    invert_by_sorting(lists);
+  }
   return lists;
 }
 
 Path choose_path(const GatheredAttention& in, Path limit) {
   const at::Tensor& q = in.q_BHLD;
   const bool fits = q.is_cpu() ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
-                               : kHasGpuKernels && q.is_cuda() && fits_gpu_kernels(in);
+                               : kHasGpuKernels && q.is_cuda() &&
+                                     in.merge == PlaceMerge::kOneSoftmax && fits_gpu_kernels(in);
   return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
 }
 

@@ -7,8 +7,9 @@
 // have B or H = 1 where all samples or heads share them.
 //
 // A row may be in several segments, and several times in one, as a query and as a key; a place is
-// one such occurrence. A query has one softmax over the keys that it sees from all of its places.
-// A key that it sees from two places counts twice. A query that sees no key has output 0.
+// one such occurrence. A query has one softmax over the keys that it sees from all of its places,
+// or the mean of one for each place. A key that it sees from two places counts twice. A query that
+// sees no key has output 0.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,7 +48,7 @@ struct DistanceBand {
 
   Of of = Of::kPositions;
   std::int64_t least = -kFar, most = kFar;
-  at::Tensor positions_q_BL{}, positions_k_BS{};  // int32; B may be 1
+  at::Tensor positions_q_BHL{}, positions_k_BHS{};  // int32; B and H may be 1
 };
 
 // What decides which keys a query sees, apart from padding: all that a mechanism chooses.
@@ -56,19 +57,27 @@ struct GatheredRows {
   DistanceBand band;
 };
 
+// How the places of a query give its output.
+enum class PlaceMerge {
+  kOneSoftmax,  // one softmax over the keys that it sees from all of them
+  kMean,        // each place that sees a key has a softmax of its own; the output is their mean
+};
+
 struct GatheredAttention {
   at::Tensor q_BHLD, k_BHSD, v_BHSD;
   GatheredRows rows;
   at::Tensor key_lengths_B{};  // int64; keys at rows >= length are hidden. Undefined: none
+  PlaceMerge merge = PlaceMerge::kOneSoftmax;
 };
 
 // The fastest path up to `limit` that supports `in`; kSdpa is never it. kFused: on the CPU fp32,
-// fp64 and bf16, on a GPU fp32, bf16 and fp16, D up to 256.
+// fp64 and bf16, on a GPU fp32, bf16 and fp16, D up to 256; PlaceMerge::kMean on the CPU only.
 Path choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
 // Differentiable by q, k and v. Error(kInternal) if shapes, dtypes or devices do not fit. There is
-// no dropout of probabilities. On the CPU the same bits for any number of threads.
+// no dropout of probabilities. On the CPU the same bits for any number of threads. With kMean the
+// part's sums are above 0 where a query sees a key, have no gradient and do not merge.
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit);
 
 }  // namespace birkhoff

@@ -25,7 +25,7 @@ float* floats_of(const at::Tensor& x) {
   return static_cast<float*>(const_cast<void*>(x.const_data_ptr()));
 }
 
-GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_BL) {
+GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_BHL) {
   const at::Tensor& rows = lists.rows_BHP;
   GatheredListsParams params{.batch = static_cast<int>(rows.size(0)),
                              .heads = static_cast<int>(rows.size(1)),
@@ -36,11 +36,12 @@ GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_
                              .order = lists.order_BHP.const_data_ptr<std::int32_t>(),
                              .starts = lists.starts_BHR.const_data_ptr<std::int32_t>(),
                              .positions = nullptr,
-                             .positions_stride = 0};
-  if (positions_BL.defined()) {
-    params.positions = positions_BL.const_data_ptr<std::int32_t>();
-    params.positions_stride =
-        positions_BL.size(0) == 1 ? 0 : static_cast<int>(positions_BL.stride(0));
+                             .position_strides = {}};
+  if (positions_BHL.defined()) {
+    params.positions = positions_BHL.const_data_ptr<std::int32_t>();
+    for (const int dim : {0, 1}) {
+      if (positions_BHL.size(dim) > 1) params.position_strides[dim] = positions_BHL.stride(dim);
+    }
   }
   return params;
 }
@@ -55,8 +56,8 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part)
   params.segments = static_cast<int>(in.rows.queries.ends_BHG.size(2));
   params.head_dim = static_cast<int>(q.size(3));
   params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3))));
-  params.queries = lists_of(in.rows.queries, band.positions_q_BL);
-  params.keys = lists_of(in.rows.keys, band.positions_k_BS);
+  params.queries = lists_of(in.rows.queries, band.positions_q_BHL);
+  params.keys = lists_of(in.rows.keys, band.positions_k_BHS);
   params.by_rank = band.of == DistanceBand::Of::kRanks;
   params.least = band.least;
   params.most = band.most;

@@ -16,8 +16,8 @@ namespace birkhoff {
 struct GatheredListsParams {
   int batch, heads, places, rows;
   const std::int32_t *row_of, *ends, *order, *starts;
-  const std::int32_t* positions;  // [B or 1, rows]; null: the rows
-  int positions_stride;           // from one sample to the next
+  const std::int32_t* positions;     // [B or 1, H or 1, rows]; null: the rows
+  std::int64_t position_strides[2];  // from one sample, and one head, to the next
 };
 
 // Row r of head h of sample b begins at data + b strides[0] + h strides[1] + r strides[2].

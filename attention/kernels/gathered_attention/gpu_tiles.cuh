@@ -77,7 +77,9 @@ struct HeadLists {
   __device__ std::int64_t p_of(bool by_rank, int segment, int place) const {
     if (by_rank) return place - first_of(segment);
     const int at = row(place);
-    return lists.positions == nullptr ? at : lists.positions[head.b * lists.positions_stride + at];
+    return lists.positions == nullptr ? at
+                                      : lists.positions[head.b * lists.position_strides[0] +
+                                                        head.h * lists.position_strides[1] + at];
   }
 };
 

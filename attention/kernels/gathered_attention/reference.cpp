@@ -13,6 +13,9 @@
 namespace birkhoff {
 namespace {
 
+// at::isnan does not support the meta device.
+at::Tensor is_nan(const at::Tensor& x) { return x.ne(x); }
+
 // The rows of each segment, padded to the longest, which counts as at least one row.
 struct PaddedSegments {
   at::Tensor rows_BHGM;    // int64; 0 in the padding
@@ -24,8 +27,11 @@ struct PaddedSegments {
         at::cat({at::zeros({ends_BHG.size(0), ends_BHG.size(1), 1}, ends_BHG.options()), ends_BHG},
                 2)
             .narrow(2, 0, ends_BHG.size(2));
-    const std::int64_t longest =
-        ends_BHG.numel() == 0 ? 0 : (ends_BHG - starts_BHG).max().item<std::int64_t>();
+    // Meta tensors have no numbers, and no memory that a longer padding would take.
+    const std::int64_t longest = ends_BHG.numel() == 0 ? 0
+                                 : ends_BHG.is_meta()
+                                     ? lists.rows_BHP.size(2)
+                                     : (ends_BHG - starts_BHG).max().item<std::int64_t>();
     const at::Tensor rank_M = at::arange(std::max<std::int64_t>(longest, 1), ends_BHG.options());
     const at::Tensor place_BHGM = starts_BHG.unsqueeze(3) + rank_M;
     exists_BHGM = place_BHGM < ends_BHG.unsqueeze(3);
@@ -49,22 +55,23 @@ struct PaddedSegments {
   }
 
   // p of DistanceBand, broadcastable to [B, H, G, M].
-  at::Tensor p_of(DistanceBand::Of of, const at::Tensor& positions_BL) const {
+  at::Tensor p_of(DistanceBand::Of of, const at::Tensor& positions_BHL) const {
     if (of == DistanceBand::Of::kRanks) {
       return at::arange(rows_BHGM.size(3), rows_BHGM.options()).view({1, 1, 1, -1});
     }
-    if (!positions_BL.defined()) return rows_BHGM;
-    const at::Tensor positions_BHL =
-        positions_BL.to(at::kLong).unsqueeze(1).expand({rows_BHGM.size(0), rows_BHGM.size(1), -1});
-    return positions_BHL.gather(2, rows_BHGM.flatten(2)).view_as(rows_BHGM);
+    if (!positions_BHL.defined()) return rows_BHGM;
+    return positions_BHL.to(at::kLong)
+        .expand({rows_BHGM.size(0), rows_BHGM.size(1), -1})
+        .gather(2, rows_BHGM.flatten(2))
+        .view_as(rows_BHGM);
   }
 };
 
 at::Tensor visible_pairs(const GatheredAttention& in, const PaddedSegments& queries,
                          const PaddedSegments& keys) {
   const DistanceBand& band = in.rows.band;
-  const at::Tensor distance_BHGMN = queries.p_of(band.of, band.positions_q_BL).unsqueeze(4) -
-                                    keys.p_of(band.of, band.positions_k_BS).unsqueeze(3);
+  const at::Tensor distance_BHGMN = queries.p_of(band.of, band.positions_q_BHL).unsqueeze(4) -
+                                    keys.p_of(band.of, band.positions_k_BHS).unsqueeze(3);
   at::Tensor visible_BHGMN =
       at::logical_and(distance_BHGMN >= band.least, distance_BHGMN <= band.most);
   visible_BHGMN = at::logical_and(visible_BHGMN, queries.exists_BHGM.unsqueeze(4));
@@ -73,6 +80,28 @@ at::Tensor visible_pairs(const GatheredAttention& in, const PaddedSegments& quer
     keys_BHGN = at::logical_and(keys_BHGN, keys.rows_BHGM < in.key_lengths_B.view({-1, 1, 1, 1}));
   }
   return at::logical_and(visible_BHGMN, keys_BHGN.unsqueeze(3));
+}
+
+// PlaceMerge::kMean, from the logits of each place and the row of each query, L in the padding.
+AttentionPart mean_of_places(const GatheredAttention& in, const at::Tensor& logits_BHGMN,
+                             const at::Tensor& row_BHP, const at::Tensor& v_BHGND) {
+  const std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
+                     D = in.q_BHLD.size(3);
+  const at::Tensor visible_BHGMN = logits_BHGMN != -std::numeric_limits<double>::infinity();
+  const at::Tensor p_BHGMN = masked_softmax(logits_BHGMN, visible_BHGMN);
+  const at::Tensor out_BHPD = at::matmul(p_BHGMN.to(in.q_BHLD.scalar_type()), v_BHGND)
+                                  .flatten(2, 3)
+                                  .to(logits_BHGMN.scalar_type());
+  const at::Tensor count_BHL =
+      at::zeros({B, H, L + 1}, out_BHPD.options())
+          .scatter_add(2, row_BHP, visible_BHGMN.any(4).flatten(2).to(logits_BHGMN.scalar_type()))
+          .narrow(2, 0, L);
+  const at::Tensor sum_BHLD =
+      at::zeros({B, H, L + 1, D}, out_BHPD.options())
+          .scatter_add(2, row_BHP.unsqueeze(3).expand_as(out_BHPD), out_BHPD)
+          .narrow(2, 0, L);
+  return {(sum_BHLD / count_BHL.clamp_min(1).unsqueeze(3)).to(in.q_BHLD.scalar_type()),
+          at::zeros_like(count_BHL), count_BHL};
 }
 
 }  // namespace
@@ -97,10 +126,13 @@ AttentionPart attend_gathered_reference(const GatheredAttention& in) {
   const auto of_places = [&](const at::Tensor& x_BHL) {  // [B, H, G, M, 1]
     return x_BHL.gather(2, row_BHP).view_as(queries.rows_BHGM).unsqueeze(4);
   };
+  if (in.merge == PlaceMerge::kMean) {
+    return mean_of_places(in, logits_BHGMN, row_BHP, keys.gather(in.v_BHSD));
+  }
   at::Tensor max_BHL =
       at::full({B, H, L + 1}, -kInfinity, sums)
           .scatter_reduce(2, row_BHP, logits_BHGMN.detach().amax(4).flatten(2), "amax");
-  max_BHL = max_BHL.masked_fill(at::logical_or(max_BHL == -kInfinity, max_BHL.isnan()), 0);
+  max_BHL = max_BHL.masked_fill(at::logical_or(max_BHL == -kInfinity, is_nan(max_BHL)), 0);
   const at::Tensor e_BHGMN = (logits_BHGMN - of_places(max_BHL)).exp();
   const at::Tensor sum_BHL =
       at::zeros({B, H, L + 1}, sums).scatter_add(2, row_BHP, e_BHGMN.sum(4).flatten(2));
@@ -112,7 +144,7 @@ AttentionPart attend_gathered_reference(const GatheredAttention& in) {
           .scatter_add(2, row_BHP.unsqueeze(3).expand_as(out_BHPD), out_BHPD);
   const at::Tensor part_sum_BHL = sum_BHL.narrow(2, 0, L);
   return {out_BHLD.narrow(2, 0, L).to(dtype),
-          max_BHL.narrow(2, 0, L).masked_fill(part_sum_BHL.isnan(), 0), part_sum_BHL};
+          max_BHL.narrow(2, 0, L).masked_fill(is_nan(part_sum_BHL), 0), part_sum_BHL};
 }
 
 }  // namespace birkhoff

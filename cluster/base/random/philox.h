@@ -28,6 +28,7 @@ enum class NoisePurpose : std::uint32_t {
   kResidualDropout = 5,
   kActivationDropout = 6,
   kSampling = 7,
+  kReseed = 8,
 };
 
 // Mixes the arguments into a 64-bit Philox key. Different arguments give unrelated streams.
@@ -42,6 +43,8 @@ struct NoiseKey {
                     // captured graph replays with new noise
   std::uint32_t layer = 0;
   at::Tensor sample_ids_B;  // int64 [B], on that device: global sample of each row of the batch
+  // Samples of the global batch of a training step, whose ids follow each other; 0: no such batch.
+  std::int64_t global_batch = 0;
 
   NoiseKey at_layer(std::uint32_t new_layer) const;
 };

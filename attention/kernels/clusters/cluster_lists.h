@@ -1,0 +1,21 @@
+// Which rows of a cluster see each other, as lists for attention over gathered rows. A segment is a
+// cluster in one document. Legend: see clusters.h.
+#pragma once
+
+#include "attention/kernels/clusters/clusters.h"
+#include "attention/kernels/gathered_attention/gathered_attention.h"
+
+namespace birkhoff {
+
+// Each query sees the last `window` keys of its cluster up to its own position.
+//
+// If queries are keys (`k` is `q`), a query's own key is hidden, unless it is the only one that it
+// would see: a vector is closer to itself than to all others.
+GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& q,
+                            const ClusteredRows& k, std::int64_t window, Path limit);
+
+// The nearest queries of each cluster see its nearest keys; if `causal` those up to their own
+// position, as above. Encoders whose queries are keys hide nothing.
+GatheredRows nearest_lists(const ClusteredRows& q, const ClusteredRows& k, bool causal);
+
+}  // namespace birkhoff

@@ -1,0 +1,185 @@
+// Legend: B batch, H heads, L tokens, D head dim, K clusters.
+#include "attention/mechanisms/routing/routing.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/kernels/clusters/cluster_lists.h"
+#include "attention/kernels/gathered_attention/gathered_attention.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+using RoutingConfig = configs::RoutingAttention;
+
+// Rows whose clusters before and after the last update are compared: every so many.
+constexpr std::int64_t kCompared = 16;
+
+std::int64_t window_of(const RoutingConfig& config, const MechanismShape& shape) {
+  if (config.window() > 0) return config.window();
+  return std::max<std::int64_t>(
+      1, (shape.sequence_length + config.clusters() - 1) / config.clusters());
+}
+
+double length_of(const RoutingConfig& config, const MechanismShape& shape) {
+  const double root = std::sqrt(static_cast<double>(shape.head_dim));
+  // Attention divides logits by `root`.
+  return config.logit_scale() > 0 ? std::sqrt(config.logit_scale() * root) : root;
+}
+
+// How many rows moved to another cluster by the last update of the centroids, and of how many.
+NamedSums moved_tokens(const ClusterProblem& problem, const ClusteredRows& rows,
+                       const at::Tensor& previous_HKD) {
+  ClusterProblem before = problem;
+  before.x_BHLD = problem.x_BHLD.detach().slice(2, 0, std::nullopt, kCompared);
+  before.centroids_HKD = previous_HKD.to(problem.centroids_HKD.scalar_type());
+  before.documents.number_BL =
+      problem.documents.number_BL.slice(1, 0, std::nullopt, kCompared).contiguous();
+  before.window = 0;
+  const at::Tensor cluster_BHL = rows.cluster_BHL.slice(2, 0, std::nullopt, kCompared);
+  const at::Tensor moved_BHL = cluster_rows(before, Path::kFused).cluster_BHL.ne(cluster_BHL);
+  const at::ScalarType dtype = problem.centroids_HKD.scalar_type();
+  return {{"moved_tokens", moved_BHL.sum().to(dtype)},
+          {"compared_tokens", cluster_BHL.ge(0).sum().to(dtype)}};
+}
+
+void add(const NamedSums& from, NamedSums& to) {
+  for (std::size_t i = 0; i < from.size(); ++i) {
+    if (i == to.size()) to.push_back({from[i].first, at::zeros_like(from[i].second)});
+    to[i].second = to[i].second + from[i].second;
+  }
+}
+
+}  // namespace
+
+RoutingAttention::RoutingAttention(const RoutingConfig& config, const MechanismShape& shape,
+                                   const std::string& prefix, Parameters& parameters)
+    : config_(config),
+      shape_(shape),
+      window_(window_of(config, shape)),
+      length_(length_of(config, shape)),
+      centroids_({.clusters = config.clusters(),
+                  .decay = config.decay(),
+                  .reseed_after = config.reseed_after()},
+                 shape.heads, shape.head_dim, prefix, parameters) {}
+
+RoutingConfig::CausalSelection RoutingAttention::selection() const {
+  return shape_.causal ? config_.causal_selection() : RoutingConfig::full_topw;
+}
+
+ClusterProblem RoutingAttention::problem(const at::Tensor& x_BHLD,
+                                         const Documents& documents) const {
+  return {.x_BHLD = x_BHLD,
+          .centroids_HKD = centroids_.directions().to(at::toOpMathType(x_BHLD.scalar_type())),
+          .documents = documents,
+          .length = length_,
+          .window = selection() == RoutingConfig::full_topw ? window_ : 0};
+}
+
+AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) const {
+  require(in.q_BHLD.size(2) == in.k_BHSD.size(2),
+          "routing attention needs as many keys as queries");
+  const Documents documents(in.segments_q_BL, in.key_lengths_B, in.q_BHLD);
+  const ClusterProblem of_q = problem(in.q_BHLD, documents), of_k = problem(in.k_BHSD, documents);
+  const bool shared = config_.share_query_key();
+  const ClusteredRows q = cluster_rows(of_q, limit);
+  const ClusteredRows k = shared ? q : cluster_rows(of_k, limit);
+
+  AttentionOutput output;
+  if (selection() == RoutingConfig::prefix_topw) {
+    output.out_BHLD = attend_prefixes(in, documents, q, k);
+  } else {
+    const bool buckets = selection() == RoutingConfig::causal_bucket;
+    const GatheredAttention attention{.q_BHLD = q.unit_BHLD,
+                                      .k_BHSD = k.unit_BHLD,
+                                      .v_BHSD = in.v_BHSD,
+                                      .rows = buckets ? causal_buckets(of_q, q, k, window_, limit)
+                                                      : nearest_lists(q, k, shape_.causal),
+                                      .merge = config_.overlap() == RoutingConfig::mean
+                                                   ? PlaceMerge::kMean
+                                                   : PlaceMerge::kOneSoftmax};
+    output.out_BHLD = attend_gathered(attention, limit).out_BHLD;
+  }
+
+  const at::Tensor distance = shared ? q.distance_BH.sum() : (q.distance_BH + k.distance_BH).sum();
+  output.sums.emplace_back(
+      "auxiliary_loss",
+      distance * (config_.commitment() / static_cast<double>(shape_.heads * shape_.head_dim)));
+  at::NoGradGuard no_grad;
+  NamedSums figures = figure_sums(of_q, q);
+  if (!shared) add(figure_sums(of_k, k), figures);
+  output.sums.insert(output.sums.end(), figures.begin(), figures.end());
+  if (in.noise) {
+    at::Tensor sums = cluster_sums(of_q, q, limit);
+    if (!shared) sums = sums + cluster_sums(of_k, k, limit);
+    output.sums.emplace_back(Centroids::kName,
+                             Centroids::sums(sums, centroids_.new_seeds(of_k, k, *in.noise)));
+  }
+  return output;
+}
+
+NamedSums RoutingAttention::figure_sums(const ClusterProblem& problem,
+                                        const ClusteredRows& rows) const {
+  const at::TensorOptions options = problem.centroids_HKD.options();
+  const std::int64_t B = rows.cluster_BHL.size(0), H = shape_.heads, K = config_.clusters();
+  const at::Tensor exists_BHL = rows.cluster_BHL.ge(0).to(options.dtype());
+  const at::Tensor counts_BHK =
+      at::zeros({B, H, K}, options)
+          .scatter_add(2, rows.cluster_BHL.clamp_min(0).to(at::kLong), exists_BHL);
+  NamedSums sums = moved_tokens(problem, rows, centroids_.previous());
+  sums.emplace_back("largest_cluster", counts_BHK.amax(2).sum());
+  sums.emplace_back("tokens", exists_BHL.sum());
+  sums.emplace_back("dead_clusters", centroids_.idle_steps().gt(0).sum().to(options.dtype()));
+  sums.emplace_back("clusters", at::full({}, H * K, options));
+  return sums;
+}
+
+MechanismTraits RoutingAttention::traits() const {
+  const bool causal = shape_.causal, buckets = selection() == RoutingConfig::causal_bucket;
+  MechanismTraits traits{.causal = causal && selection() != RoutingConfig::full_topw,
+                         .exact_in_decoding = causal && selection() != RoutingConfig::full_topw,
+                         .shares_query_key = config_.share_query_key(),
+                         .convex = buckets && config_.share_query_key(),
+                         .selects = true,
+                         .skips_queries = !(buckets && config_.share_query_key()),
+                         .clusters = true,
+                         .quadratic = selection() == RoutingConfig::prefix_topw};
+  if (causal && selection() == RoutingConfig::full_topw) {
+    traits.leak =
+        "routing with causal_selection: full_topw chooses the tokens of a cluster from the whole "
+        "sequence, so that later tokens decide what earlier ones see; evaluate it with "
+        "causal_selection: prefix_topw";
+  }
+  traits.figures = {{"auxiliary_loss", ""},
+                    {"moved_tokens", "compared_tokens"},
+                    {"largest_cluster", "tokens"},
+                    {"dead_clusters", "clusters"}};
+  return traits;
+}
+
+at::Tensor RoutingAttention::visible_keys(std::int64_t num_queries, std::int64_t num_keys) const {
+  const at::Tensor all_LS = at::ones({num_queries, num_keys}, at::kBool);
+  return shape_.causal ? all_LS.tril() : all_LS;
+}
+
+double RoutingAttention::forward_flops(std::int64_t num_tokens) const {
+  const double n = static_cast<double>(num_tokens), k = config_.clusters(),
+               w = static_cast<double>(std::min(window_, num_tokens));
+  const double scores = (config_.share_query_key() ? 1 : 2) * n * k;
+  double pairs = 0;
+  if (selection() == RoutingConfig::causal_bucket) {
+    // As if clusters were equal: a query of one with m tokens sees min(rank + 1, w).
+    const double m = std::max(1.0, n / k), few = std::min(m, w);
+    pairs = (n / m) * (few * (few + 1) / 2 + (m - few) * w);
+  } else {
+    pairs = k * (shape_.causal ? w * (w + 1) / 2 : w * w);
+  }
+  return (2 * scores + 4 * pairs) * static_cast<double>(shape_.heads * shape_.head_dim);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,211 @@
+// Routing attention of one token after another. Legend: B batch, H heads, L tokens, S tokens so
+// far, D head dim, K clusters, W tokens of a cluster's window.
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+
+#include "attention/kernels/common/masked_softmax.h"
+#include "attention/key_value_cache.h"
+#include "attention/mechanisms/routing/routing.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+using RoutingConfig = configs::RoutingAttention;
+
+void select(at::Tensor& x, const at::Tensor& rows_B) {
+  if (x.defined()) x = x.index_select(0, rows_B);
+}
+
+// The last W keys and values of each cluster: the next one goes to slot `count` mod W.
+struct BucketState final : DecodeState {
+  void select_rows(const at::Tensor& rows_B) override {
+    for (at::Tensor* each : {&k_BHKWD, &v_BHKWD, &count_BHK}) select(*each, rows_B);
+  }
+
+  at::Tensor k_BHKWD, v_BHKWD;
+  at::Tensor count_BHK;  // int64: keys so far
+};
+
+// The W tokens so far with the highest scores of each cluster; the first of equal ones.
+struct TopTokens {
+  void select_rows(const at::Tensor& rows_B) {
+    select(score_BHKW, rows_B);
+    select(token_BHKW, rows_B);
+  }
+
+  // Forgets all tokens of the samples where `where_B` is true.
+  void forget(const at::Tensor& where_B) {
+    if (!score_BHKW.defined()) return;
+    score_BHKW = score_BHKW.masked_fill(where_B.view({-1, 1, 1, 1}), kNone);
+    token_BHKW = token_BHKW.masked_fill(where_B.view({-1, 1, 1, 1}), -1);
+  }
+
+  // bool [B, H, K]: the clusters that take the token, whose number is higher than all so far.
+  at::Tensor add(const at::Tensor& scores_BHK, std::int64_t token, std::int64_t window) {
+    if (!score_BHKW.defined()) {
+      std::vector<std::int64_t> sizes = scores_BHK.sizes().vec();
+      sizes.push_back(window);
+      score_BHKW = at::full(sizes, kNone, scores_BHK.options());
+      token_BHKW = at::full(sizes, -1, scores_BHK.options().dtype(at::kLong));
+    }
+    const at::Tensor new_BHK1 =
+        scores_BHK.masked_fill(scores_BHK.ne(scores_BHK), -kNone).unsqueeze(3);
+    // The worst has the lowest score, and of equal ones the highest number.
+    const at::Tensor lowest_BHK1 = score_BHKW.amin(3, /*keepdim=*/true);
+    const at::Tensor worst_BHK1 =
+        token_BHKW.masked_fill(score_BHKW > lowest_BHK1, -2).argmax(3, /*keepdim=*/true);
+    const at::Tensor takes_BHK1 = new_BHK1 > lowest_BHK1;
+    score_BHKW = score_BHKW.scatter(
+        3, worst_BHK1, at::where(takes_BHK1, new_BHK1, score_BHKW.gather(3, worst_BHK1)));
+    token_BHKW = token_BHKW.scatter(
+        3, worst_BHK1, token_BHKW.gather(3, worst_BHK1).masked_fill(takes_BHK1, token));
+    return takes_BHK1.squeeze(3);
+  }
+
+  static constexpr double kNone = -std::numeric_limits<double>::infinity();
+  at::Tensor score_BHKW;
+  at::Tensor token_BHKW;  // int64; -1: none
+};
+
+struct TopState final : DecodeState {
+  void select_rows(const at::Tensor& rows_B) override {
+    cache.select_rows(rows_B);
+    queries.select_rows(rows_B);
+    keys.select_rows(rows_B);
+  }
+
+  KeyValueCache cache;  // unit keys and values
+  TopTokens queries, keys;
+};
+
+// The attention of the query `token` over the tokens of its clusters. `q` has one row per sample;
+// in_BHK: its clusters.
+at::Tensor attend_to_tokens(const RoutingConfig& config, const at::Tensor& q_BH1D,
+                            const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
+                            const at::Tensor& in_BHK, const at::Tensor& token_BHKW,
+                            std::int64_t token) {
+  at::Tensor visible_BHKW = at::logical_and(token_BHKW >= 0, in_BHK.unsqueeze(3));
+  if (config.share_query_key()) {
+    const at::Tensor others_BHKW = at::logical_and(visible_BHKW, token_BHKW != token);
+    const at::Tensor alone_BH11 =
+        others_BHKW.flatten(2).any(2).logical_not().view({in_BHK.size(0), in_BHK.size(1), 1, 1});
+    visible_BHKW = at::logical_or(others_BHKW, at::logical_and(visible_BHKW, alone_BH11));
+  }
+  const std::int64_t D = k_BHSD.size(3);
+  const auto gather = [&](const at::Tensor& x_BHSD) {
+    return x_BHSD.gather(2, token_BHKW.clamp_min(0).flatten(2).unsqueeze(3).expand({-1, -1, -1, D}))
+        .view({token_BHKW.size(0), token_BHKW.size(1), token_BHKW.size(2), token_BHKW.size(3), D});
+  };
+  const at::Tensor logits_BHKW =
+      at::matmul(gather(k_BHSD), q_BH1D.transpose(2, 3).unsqueeze(2)).squeeze(4) *
+      (1 / std::sqrt(static_cast<double>(D)));
+  if (config.overlap() == RoutingConfig::one_softmax) {
+    const at::Tensor p_BH1P =
+        masked_softmax(logits_BHKW.flatten(2), visible_BHKW.flatten(2)).unsqueeze(2);
+    return at::matmul(p_BH1P, gather(v_BHSD).flatten(2, 3));
+  }
+  const at::Tensor p_BHK1W = masked_softmax(logits_BHKW, visible_BHKW).unsqueeze(3);
+  const at::Tensor sum_BH1D = at::matmul(p_BHK1W, gather(v_BHSD)).squeeze(3).sum(2, true);
+  const at::Tensor clusters_BH11 =
+      visible_BHKW.any(3).sum(2, true).clamp_min(1).unsqueeze(3).to(sum_BH1D.scalar_type());
+  return sum_BH1D / clusters_BH11;
+}
+
+// [B, H, L, K]: as scores of clusters.h.
+at::Tensor scores_of(const ClusterProblem& problem) {
+  const at::Tensor x_BHLD = problem.x_BHLD.detach().to(problem.centroids_HKD.scalar_type());
+  const at::Tensor norm_BHL1 = at::linalg_vector_norm(x_BHLD, 2, at::IntArrayRef({3}), true);
+  return at::matmul(x_BHLD / norm_BHL1.masked_fill(norm_BHL1 == 0, 1),
+                    problem.centroids_HKD.transpose(1, 2).unsqueeze(0));
+}
+
+}  // namespace
+
+at::Tensor RoutingAttention::attend_prefixes(const AttentionInput& in, const Documents& documents,
+                                             const ClusteredRows& q, const ClusteredRows& k) const {
+  const std::int64_t L = in.q_BHLD.size(2);
+  const at::Tensor q_scores_BHLK = scores_of(problem(in.q_BHLD, documents)),
+                   k_scores_BHLK = scores_of(problem(in.k_BHSD, documents));
+  const at::Tensor document_BL = documents.number_BL.expand({in.q_BHLD.size(0), L});
+  TopTokens queries, keys;
+  std::vector<at::Tensor> out_BH1D;
+  for (std::int64_t t = 0; t < L; ++t) {
+    if (t > 0) {
+      const at::Tensor begins_B = document_BL.select(1, t).ne(document_BL.select(1, t - 1));
+      queries.forget(begins_B);
+      keys.forget(begins_B);
+    }
+    const at::Tensor in_BHK = queries.add(q_scores_BHLK.select(2, t), t, window_);
+    keys.add(k_scores_BHLK.select(2, t), t, window_);
+    const at::Tensor exists_B = document_BL.select(1, t) >= 0;
+    out_BH1D.push_back(
+        attend_to_tokens(config_, q.unit_BHLD.narrow(2, t, 1), k.unit_BHLD, in.v_BHSD,
+                         at::logical_and(in_BHK, exists_B.view({-1, 1, 1})), keys.token_BHKW, t));
+  }
+  return at::cat(out_BH1D, 2);
+}
+
+std::unique_ptr<DecodeState> RoutingAttention::decode_state(std::int64_t batch) const {
+  if (!shape_.causal) return Mechanism::decode_state(batch);
+  if (selection() == RoutingConfig::causal_bucket) return std::make_unique<BucketState>();
+  return std::make_unique<TopState>();
+}
+
+at::Tensor RoutingAttention::decode_step(DecodeState& decode_state,
+                                         const AttentionInput& in) const {
+  const Documents documents({}, {}, in.q_BHLD);
+  const bool shared = config_.share_query_key();
+  ClusterProblem of_q = problem(in.q_BHLD, documents), of_k = problem(in.k_BHSD, documents);
+  of_q.window = of_k.window = 0;
+  const ClusteredRows q = cluster_rows(of_q, Path::kFused);
+  const ClusteredRows k = shared ? q : cluster_rows(of_k, Path::kFused);
+
+  if (selection() != RoutingConfig::causal_bucket) {
+    auto& state = static_cast<TopState&>(decode_state);
+    const std::int64_t t = state.cache.size();
+    state.cache.append(k.unit_BHLD, in.v_BHSD);
+    const at::Tensor in_BHK = state.queries.add(scores_of(of_q).select(2, 0), t, window_);
+    state.keys.add(scores_of(of_k).select(2, 0), t, window_);
+    return attend_to_tokens(config_, q.unit_BHLD, state.cache.keys(0, t + 1),
+                            state.cache.values(0, t + 1), in_BHK, state.keys.token_BHKW, t);
+  }
+
+  auto& state = static_cast<BucketState&>(decode_state);
+  const std::int64_t B = in.q_BHLD.size(0), H = shape_.heads, K = config_.clusters(),
+                     D = shape_.head_dim;
+  if (!state.k_BHKWD.defined()) {
+    state.k_BHKWD = at::zeros({B, H, K, window_, D}, k.unit_BHLD.options());
+    state.v_BHKWD = at::zeros({B, H, K, window_, D}, in.v_BHSD.options());
+    state.count_BHK = at::zeros({B, H, K}, q.cluster_BHL.options().dtype(at::kLong));
+  }
+  const at::Tensor b_B1 = at::arange(B, state.count_BHK.options()).unsqueeze(1),
+                   h_H = at::arange(H, state.count_BHK.options());
+  const at::Tensor to_BH = k.cluster_BHL.select(2, 0).to(at::kLong),
+                   from_BH = q.cluster_BHL.select(2, 0).to(at::kLong);
+  const at::Tensor slot_BH =
+      state.count_BHK.gather(2, to_BH.unsqueeze(2)).squeeze(2).remainder(window_);
+  state.k_BHKWD.index_put_({b_B1, h_H, to_BH, slot_BH}, k.unit_BHLD.select(2, 0));
+  state.v_BHKWD.index_put_({b_B1, h_H, to_BH, slot_BH}, in.v_BHSD.select(2, 0));
+  state.count_BHK.scatter_add_(2, to_BH.unsqueeze(2), at::ones_like(to_BH).unsqueeze(2));
+  const at::Tensor count_BH1 = state.count_BHK.gather(2, from_BH.unsqueeze(2));
+  const at::Tensor slot_W = at::arange(window_, count_BH1.options());
+  at::Tensor visible_BHW = slot_W < count_BH1;
+  if (shared && window_ > 1) {
+    const at::Tensor own_BHW = slot_W == (count_BH1 - 1).remainder(window_);
+    visible_BHW =
+        at::logical_and(visible_BHW, at::logical_or(own_BHW.logical_not(), count_BH1 == 1));
+  }
+  const auto of_cluster = [&](const at::Tensor& x_BHKWD) {
+    return x_BHKWD.index({b_B1, h_H, from_BH});  // [B, H, W, D]
+  };
+  const at::Tensor logits_BH1W =
+      at::matmul(q.unit_BHLD, of_cluster(state.k_BHKWD).transpose(2, 3)) *
+      (1 / std::sqrt(static_cast<double>(D)));
+  return at::matmul(masked_softmax(logits_BH1W, visible_BHW.unsqueeze(2)),
+                    of_cluster(state.v_BHKWD));
+}
+
+}  // namespace birkhoff
