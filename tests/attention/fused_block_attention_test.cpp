@@ -40,12 +40,47 @@ struct Problem {
       keys.v_BHNbD = leaf(keys.v_BHNbD);
       if (keys.bias_BHNbb.defined()) keys.bias_BHNbb = leaf(keys.bias_BHNbb);
     }
+    for (at::Tensor* each : {&other.attention.relative.keys_HRD,
+                             &other.attention.relative.values_HRD, &other.attention.sink_H}) {
+      if (each->defined()) *each = leaf(*each);
+    }
     other.d_out = d_out.to(dtype);
     return other;
   }
 };
 
-// `seed` determines everything except the numbers, which also depend on `draw_index`.
+// Adds relative positions, sinks and grouped queries to a problem, each with some seeds.
+void add_terms(int seed, std::uint64_t tensor_seed, Problem& problem) {
+  std::mt19937 random(static_cast<unsigned>(seed) + 1000);
+  const auto draw = [&](const std::vector<std::int64_t>& from) {
+    return from[random() % from.size()];
+  };
+  const auto tensor = [&](at::IntArrayRef sizes) {
+    return random_tensor(sizes, at::kFloat, ++tensor_seed);
+  };
+  BlockAttention& in = problem.attention;
+  const std::int64_t B = in.q_BHNbD.size(0), N = in.q_BHNbD.size(2), b = in.q_BHNbD.size(3),
+                     D = in.q_BHNbD.size(4), group = draw({1, 2, 3}),
+                     H = in.q_BHNbD.size(1) * group;
+  const double size = in.q_BHNbD.abs().max().item<double>() / 3;
+  if (group > 1) {
+    in.q_BHNbD = tensor({B, N, b, H, D}).permute({0, 3, 1, 2, 4}) * size;
+    problem.d_out = tensor({B, H, N, b, D});
+  }
+  if (random() % 4 > 0) {
+    const std::int64_t heads = draw({1, H}), rows = draw({1, 3, 17, 90});
+    in.relative = {.keys_HRD = tensor({heads, rows, D}),
+                   .values_HRD = random() % 2 ? tensor({heads, rows, D}) : at::Tensor(),
+                   .least = draw({-100, -16, -2, 0, 5})};
+    for (KeyBlocks& keys : in.keys) keys.in_place = random() % 3 > 0;
+  }
+  // Of the size of the largest logits: a sink far below them has the gradient of a single query.
+  if (random() % 2) in.sink_H = tensor({H}).abs() * (size * size);
+  problem.name += " with terms";
+}
+
+// `seed` determines everything except the numbers, which also depend on `draw_index`. Those that
+// divide by three have more terms.
 Problem random_problem(int seed, int draw_index = 0) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const auto draw = [&](const std::vector<std::int64_t>& from) {
@@ -111,6 +146,7 @@ Problem random_problem(int seed, int draw_index = 0) {
   problem.d_out = tensor(1);
   problem.name = "seed " + std::to_string(seed) + " N " + std::to_string(N) + " b " +
                  std::to_string(b) + " D " + std::to_string(D);
+  if (seed % 3 == 0) add_terms(seed, tensor_seed, problem);
   return problem.to(at::kFloat);
 }
 
@@ -146,24 +182,29 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, FusedBlockAttentionIn,
                          ::testing::Values(at::kFloat, at::kBFloat16));
 
 // The gradient of a bias that all keys of a query share is 0: the differences of products d_out . v
-// cancel. Returns two fp32 roundings of such a product for a bias, 0 for other leaves.
+// cancel. So is that of a table with one row. Returns two fp32 roundings of such a product for a
+// bias, and for a table of keys times a query; 0 for other leaves.
 double bias_rounding(const Problem& problem, const at::Tensor& leaf) {
+  const BlockAttention& in = problem.attention;
+  const auto longest = [](const at::Tensor& x) {
+    return x.detach().to(at::kDouble).square().sum(-1).max().sqrt().item<double>();
+  };
   double largest = 0;
-  for (const KeyBlocks& keys : problem.attention.keys) {
-    if (!keys.bias_BHNbb.defined() || !keys.bias_BHNbb.is_same(leaf)) continue;
-    const auto longest = [](const at::Tensor& x) {
-      return x.detach().to(at::kDouble).square().sum(-1).max().sqrt().item<double>();
-    };
-    largest =
-        2 * std::numeric_limits<float>::epsilon() * longest(problem.d_out) * longest(keys.v_BHNbD);
+  for (const KeyBlocks& keys : in.keys) {
+    const bool is_table = in.relative.defined() && in.relative.keys_HRD.is_same(leaf);
+    if (!is_table && !(keys.bias_BHNbb.defined() && keys.bias_BHNbb.is_same(leaf))) continue;
+    const double factor =
+        is_table ? longest(in.q_BHNbD) / std::sqrt(static_cast<double>(in.q_BHNbD.size(4))) : 1;
+    largest = std::max(largest, factor * 2 * std::numeric_limits<float>::epsilon() *
+                                    longest(problem.d_out) * longest(keys.v_BHNbD));
   }
   return largest;
 }
 
-// The largest errors over two thousand queries of one shape. In a small problem with large logits
+// The largest errors over four thousand queries of one shape. In a small problem with large logits
 // the error is that of rounding one logit, so which path has the smaller error is random.
 TEST_P(FusedBlockAttentionIn, ErrorsAreThoseOfTheReference) {
-  constexpr std::int64_t kQueries = 2000;
+  constexpr std::int64_t kQueries = 4000;
   // Probabilities below the smallest normal fp32 number are 0; they are multiplied by k, v and
   // d_out.
   constexpr double kUnderflow = 1e-32;
@@ -307,11 +348,11 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   queries.inverse_sum = queries.max + kQueries;
   queries.d_out = const_rows(d_out);
   queries.d_q = rows(results[0]);
+  const TileShape shape{D, 0.3};
   const auto new_scratch = [&](int num_key_tiles) {
-    const std::size_t bytes = kernels.scratch_bytes(D, num_key_tiles);
+    const std::size_t bytes = kernels.scratch_bytes(shape, num_key_tiles);
     return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   };
-  const TileShape shape{D, 0.3};
   void* scratch = new_scratch(1);
   kernels.forward(shape, queries, tiles.data(), 3, scratch);
   std::free(scratch);

@@ -17,13 +17,52 @@ namespace birkhoff::test {
 
 GatheredProblem GatheredProblem::to(at::ScalarType dtype) const {
   GatheredProblem other = *this;
-  for (at::Tensor* x :
-       {&other.attention.q_BHLD, &other.attention.k_BHSD, &other.attention.v_BHSD}) {
-    *x = x->detach().to(dtype).set_requires_grad(true);
+  GatheredAttention& in = other.attention;
+  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD,
+                        &in.relative.values_HRD, &in.sink_H}) {
+    if (x->defined()) *x = x->detach().to(dtype).set_requires_grad(true);
   }
   other.d_out_BHLD = d_out_BHLD.to(dtype);
   other.d_lse_BHL = d_lse_BHL.to(at::toOpMathType(dtype));
   return other;
+}
+
+std::vector<at::Tensor> GatheredProblem::leaves() const {
+  std::vector<at::Tensor> leaves{attention.q_BHLD, attention.k_BHSD, attention.v_BHSD};
+  for (const at::Tensor* x :
+       {&attention.relative.keys_HRD, &attention.relative.values_HRD, &attention.sink_H}) {
+    if (x->defined()) leaves.push_back(*x);
+  }
+  return leaves;
+}
+
+GatheredProblem random_problem_with_terms(int seed, int draw_index) {
+  GatheredProblem problem = random_gathered_problem(seed, draw_index);
+  std::mt19937 random(static_cast<unsigned>(seed) + 1000);
+  const auto draw = [&](const std::vector<std::int64_t>& from) {
+    return from[random() % from.size()];
+  };
+  auto tensor_seed = 100'000 * static_cast<std::uint64_t>(draw_index) +
+                     100 * static_cast<std::uint64_t>(seed) + 50;
+  const auto tensor = [&](at::IntArrayRef sizes) {
+    return random_tensor(sizes, at::kFloat, ++tensor_seed);
+  };
+  GatheredAttention& in = problem.attention;
+  const std::int64_t B = in.q_BHLD.size(0), L = in.q_BHLD.size(2), D = in.q_BHLD.size(3),
+                     H = in.q_BHLD.size(1) * draw({1, 2, 3});
+  const double size = in.q_BHLD.detach().abs().max().item<double>() / 3;
+  in.q_BHLD = tensor({B, L, H, D}).transpose(1, 2) * size;
+  problem.d_out_BHLD = tensor({B, H, L, D});
+  problem.d_lse_BHL = tensor({B, H, L});
+  if (random() % 4 > 0) {
+    const std::int64_t heads = draw({1, H}), rows = draw({1, 3, 17, 90});
+    in.relative = {.keys_HRD = tensor({heads, rows, D}),
+                   .values_HRD = random() % 2 ? tensor({heads, rows, D}) : at::Tensor(),
+                   .least = draw({-100, -16, -2, 0, 5})};
+  }
+  // Of the size of the largest logits: a sink far below them has the gradient of a single query.
+  if (random() % 2) in.sink_H = tensor({H}).abs() * (size * size);
+  return problem.to(at::kFloat);
 }
 
 GatheredProblem random_gathered_problem(int seed, int draw_index) {
@@ -149,8 +188,12 @@ std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProb
   } else {  // all that a mean says of its sums
     lse = part.sum_BHL.gt(0).to(part.sum_BHL.scalar_type());
   }
-  std::vector<at::Tensor> results = torch::autograd::grad(outputs, problem.leaves(), d_outputs,
-                                                          /*retain_graph=*/true);
+  std::vector<at::Tensor> results =
+      torch::autograd::grad(outputs, problem.leaves(), d_outputs, /*retain_graph=*/true,
+                            /*create_graph=*/false, /*allow_unused=*/true);
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].defined()) results[i] = at::zeros_like(problem.leaves()[i]);
+  }
   results.insert(results.begin(), {part.out_BHLD.detach(), lse.detach()});
   return results;
 }
@@ -161,8 +204,8 @@ std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path) {
 
 bool expect_errors_of_the_reference(
     int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
-    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver,
-    PlaceMerge merge) {
+    const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver, PlaceMerge merge,
+    GatheredProblem (*random_problem)(int, int)) {
   constexpr std::int64_t kFewest = 70;
   constexpr double kUnderflow = 1e-32;
   constexpr double kFloatEps = std::numeric_limits<float>::epsilon();
@@ -173,13 +216,14 @@ bool expect_errors_of_the_reference(
   const auto longest = [](const at::Tensor& x) {
     return x.detach().to(at::kDouble).square().sum(-1).max().sqrt().item<double>();
   };
-  const GatheredProblem shape = random_gathered_problem(seed);
+  const GatheredProblem shape = random_problem(seed, 0);
   const std::int64_t in_a_draw = shape.d_lse_BHL.numel();
   if (in_a_draw < kFewest) return false;
   const auto raise = [](double& most, double x) { most = std::max(most, x); };
-  std::vector<double> error(5), reference_error(5), scale(5), product(5);
+  const std::size_t results = 2 + shape.leaves().size();
+  std::vector<double> error(results), reference_error(results), scale(results), product(results);
   for (int draw = 0; draw * in_a_draw < queries; ++draw) {
-    GatheredProblem problem = random_gathered_problem(seed, draw).to(dtype);
+    GatheredProblem problem = random_problem(seed, draw).to(dtype);
     problem.attention.merge = merge;
     const auto exact = solve(problem.to(at::kDouble), Path::kReference),
                reference = solve(problem, Path::kReference), solved = solver(problem);
@@ -195,6 +239,11 @@ bool expect_errors_of_the_reference(
                             std::sqrt(static_cast<double>(in.q_BHLD.size(3)));
     raise(product[2], rounding * largest(in.k_BHSD));
     raise(product[3], rounding * largest(in.q_BHLD));
+    for (std::size_t i = 5; i < results; ++i) {
+      const at::Tensor& leaf = problem.leaves()[i - 2];
+      if (leaf.is_same(in.relative.keys_HRD)) raise(product[i], rounding * largest(in.q_BHLD));
+      if (leaf.is_same(in.sink_H)) raise(product[i], rounding * std::sqrt(in.q_BHLD.size(3)));
+    }
   }
   for (std::size_t i = 0; i < error.size(); ++i) {
     EXPECT_LE(error[i], 2 * reference_error[i] + 2 * (i == 1 ? kFloatEps : eps) * scale[i] +

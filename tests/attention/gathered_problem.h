@@ -13,14 +13,12 @@
 namespace birkhoff::test {
 
 struct GatheredProblem {
-  GatheredAttention attention;  // q, k and v are leaves
+  GatheredAttention attention;  // leaves: q, k, v, tables and sinks
   at::Tensor d_out_BHLD, d_lse_BHL;
   std::string name;
 
   GatheredProblem to(at::ScalarType dtype) const;
-  std::vector<at::Tensor> leaves() const {
-    return {attention.q_BHLD, attention.k_BHSD, attention.v_BHSD};
-  }
+  std::vector<at::Tensor> leaves() const;
 };
 
 // Segments of unequal length, some empty, with rows that are in several, in one several times, or
@@ -28,13 +26,17 @@ struct GatheredProblem {
 // `seed` determines everything except the numbers of tensors, which also depend on `draw_index`.
 GatheredProblem random_gathered_problem(int seed, int draw_index = 0);
 
+// The problem of that seed with terms that only the CPU's kernels have: relative positions, sinks
+// and grouped queries, each with some seeds.
+GatheredProblem random_problem_with_terms(int seed, int draw_index = 0);
+
 // Causal sliding windows of `width` tokens, D = 64.
 GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int64_t num_tokens,
                                std::int64_t width);
 
 // The log-sum-exp of each query, 0 for those that see no key.
 at::Tensor finite_lse(const AttentionPart& part);
-// Returns out, log-sum-exp (of a mean: whether a query sees a key), and the gradients of q, k and v.
+// Returns out, log-sum-exp (of a mean: whether a query sees a key), and the gradients of the leaves.
 std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProblem& problem);
 std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path);
 
@@ -48,10 +50,12 @@ inline double out_rounding(at::ScalarType dtype) {
 // the same dtype, and two roundings. Where a query sees the same key from several places, or has a
 // gradient of its log-sum-exp, ds is a difference of products d_out . v, which the reference takes
 // from one rounded product: three roundings of relative size `product_eps` of such a product are
-// allowed in the gradients of q and k. The problems have this merge. Returns false if the shape has too few queries to compare.
+// allowed in the gradients of q, k, sinks and the table of keys. The problems are those of `random_problem` with this merge.
+// Returns false if the shape has too few queries to compare.
 bool expect_errors_of_the_reference(
     int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
     const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver,
-    PlaceMerge merge = PlaceMerge::kOneSoftmax);
+    PlaceMerge merge = PlaceMerge::kOneSoftmax,
+    GatheredProblem (*random_problem)(int seed, int draw_index) = random_gathered_problem);
 
 }  // namespace birkhoff::test

@@ -145,7 +145,7 @@ struct TileProblem {
       if (tile.bias) tile.d_bias = d_biases.back().data();
     }
     const auto scratch = [&](int tiles_kept) {
-      return filled_scratch(kernels.scratch_bytes(shape.head_dim, tiles_kept), fill);
+      return filled_scratch(kernels.scratch_bytes(shape, tiles_kept), fill);
     };
     EXPECT_TRUE(kernels.forward(shape, queries, tiles.data(), num_tiles, scratch(1).get()));
     EXPECT_TRUE(kernels.backward(shape, queries, tiles.data(), num_tiles, OnNaN::kStop,

@@ -40,7 +40,7 @@ BlockResults attend(const BlockOperands& operands) {
 BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& results,
                             const at::Tensor& d_out) {
   if (d_out.is_cpu()) {
-    const BlockGradients gradients = new_gradients(operands, at::kDouble);
+    BlockGradients gradients = new_gradients(operands, at::kDouble);
     gradients_in_tiles(operands, results, d_out, gradients);
     return gradients;
   }
@@ -63,7 +63,8 @@ at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
   return sums.to(bias.scalar_type());
 }
 
-// Gradients of q, of all keys and values, and of the defined biases.
+// Gradients of q, of all keys and values, of the defined biases, and of the tables and sinks that
+// are defined.
 variable_list listed(const BlockOperands& operands, const BlockGradients& made) {
   variable_list result{made.d_q_BHNbD};
   for (const KeyGradients& keys : made.keys) {
@@ -72,6 +73,10 @@ variable_list listed(const BlockOperands& operands, const BlockGradients& made) 
   for (std::size_t s = 0; s < made.keys.size(); ++s) {
     if (!made.keys[s].d_bias.defined()) continue;
     result.push_back(sum_to_bias(made.keys[s].d_bias, operands.keys[s].bias_BHNbb));
+  }
+  for (const at::Tensor* each :
+       {&made.d_relative_keys_HRD, &made.d_relative_values_HRD, &made.d_sink_H}) {
+    if (each->defined()) result.push_back(*each);
   }
   return result;
 }
@@ -88,9 +93,10 @@ BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
 }
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
-  // Autograd sees q, the keys and the defined biases; `in` holds them again, with everything else.
+  // Autograd sees q, the keys, and the biases, tables and sinks that are defined; `in` holds them
+  // again, with everything else.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHNbD*/,
-                            at::TensorList /*keys_BHNbD*/, at::TensorList /*biases*/,
+                            at::TensorList /*keys_BHNbD*/, at::TensorList /*others*/,
                             const BlockAttention& in, NoiseColumns columns) {
     const BlockOperands operands = fitting_operands(in, columns);
     const BlockResults results = attend(operands);
@@ -113,14 +119,20 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     const NoiseKey noise = operands.noise.value_or(NoiseKey{});
     // The CPU loop does not need `out` in its backward pass.
     const at::Tensor out = results.out_BHNbD.is_cpu() ? at::Tensor() : results.out_BHNbD;
-    variable_list saved{operands.q_BHNbD, out, results.softmax_2BHNb, noise.step,
-                        noise.sample_ids_B};
+    variable_list saved{operands.q_BHNbD,
+                        out,
+                        results.softmax_2BHNb,
+                        noise.step,
+                        noise.sample_ids_B,
+                        operands.relative.keys_HRD,
+                        operands.relative.values_HRD,
+                        operands.sink_H};
     std::vector<std::int64_t> windows;
     for (const KeyBlocks& keys : operands.keys) {
       saved.insert(saved.end(), {keys.k_BHNbD, keys.v_BHNbD, keys.bias_BHNbb});
       saved.insert(saved.end(), keys.mask_BHNbb.begin(), keys.mask_BHNbb.end());
-      windows.insert(windows.end(),
-                     {keys.window.first_offset, keys.window.last_offset, keys.window.causal});
+      windows.insert(windows.end(), {keys.window.first_offset, keys.window.last_offset,
+                                     keys.window.causal, keys.in_place});
     }
     context->save_for_backward(std::move(saved));
     context->saved_data["windows"] = windows;
@@ -128,6 +140,7 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     context->saved_data["noise"] =
         std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer,
                                   operands.columns.first, operands.columns.all};
+    context->saved_data["least"] = operands.relative.least;
   }
 
   static std::pair<BlockOperands, BlockResults> restore(AutogradContext* context) {
@@ -136,12 +149,13 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
     const std::vector<std::int64_t> windows = context->saved_data["windows"].toIntVector();
     BlockOperands operands;
     operands.q_BHNbD = saved[0];
-    auto next = saved.begin() + 5;
-    for (std::size_t w = 0; w < windows.size(); w += 3) {
+    auto next = saved.begin() + 8;
+    for (std::size_t w = 0; w < windows.size(); w += 4) {
       KeyBlocks& keys = operands.keys.emplace_back();
       keys.window = {.first_offset = static_cast<int>(windows[w]),
                      .last_offset = static_cast<int>(windows[w + 1]),
                      .causal = windows[w + 2] != 0};
+      keys.in_place = windows[w + 3] != 0;
       keys.k_BHNbD = *next++;
       keys.v_BHNbD = *next++;
       keys.bias_BHNbb = *next++;
@@ -156,20 +170,27 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
                                 .sample_ids_B = saved[4]};
     }
     operands.columns = {.first = noise[2], .all = noise[3]};
+    operands.relative = {.keys_HRD = saved[5],
+                         .values_HRD = saved[6],
+                         .least = context->saved_data["least"].toInt()};
+    operands.sink_H = saved[7];
     return {operands, {saved[1], saved[2]}};
   }
 };
 
 // One softmax over all of in.keys.
 at::Tensor attend_entries(BlockAttention in, NoiseColumns columns) {
-  std::vector<at::Tensor> keys_BHNbD, biases;
+  std::vector<at::Tensor> keys_BHNbD, others;
   for (KeyBlocks& keys : in.keys) {
     keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
     if (!keys.bias_BHNbb.defined()) continue;
     while (keys.bias_BHNbb.dim() < 5) keys.bias_BHNbb = keys.bias_BHNbb.unsqueeze(0);
-    biases.push_back(keys.bias_BHNbb);
+    others.push_back(keys.bias_BHNbb);
   }
-  return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), at::TensorList(biases),
+  for (const at::Tensor* each : {&in.relative.keys_HRD, &in.relative.values_HRD, &in.sink_H}) {
+    if (each->defined()) others.push_back(*each);
+  }
+  return FusedBlockAttention::apply(in.q_BHNbD, at::TensorList(keys_BHNbD), at::TensorList(others),
                                     in, columns);
 }
 

@@ -1,5 +1,9 @@
 // Block attention: the queries of each block attend to that block's own list of keys. Legend: B
 // batch (1 where all rows agree), H heads, L tokens, N blocks, b tokens per block, D head dim.
+//
+// Keys may have fewer heads than queries (Ainslie et al. 2023, "GQA"): of G query heads for each key
+// head, query head h reads key head h / G. Masks and biases belong to key heads. Keys are never
+// copied to query heads on the fused path.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +14,7 @@
 
 #include "attention/kernels/common/key_window.h"
 #include "attention/kernels/common/path.h"
+#include "attention/kernels/relative_positions/relative_positions.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
 #include "cluster/base/random/philox.h"
 
@@ -22,6 +27,8 @@ struct KeyBlocks {
   // Undefined: all.
   std::vector<at::Tensor> mask_BHNbb;
   at::Tensor bias_BHNbb{};  // added to the logits of each offset, broadcastable; undefined: none
+  // Block n has the tokens n b, n b + 1, ..: relative positions apply to these keys.
+  bool in_place = false;
 };
 
 // For k and v [B, H, L, D]: queries see their own block, `look_back` blocks before it and
@@ -42,6 +49,11 @@ struct BlockAttention {
   bool one_softmax = true;      // over all keys; else one per entry, and the outputs are added
   float dropout = 0;
   std::optional<NoiseKey> noise;
+  RelativePositions relative{};  // to keys that are in place
+  // [H], in q's dtype: a logit of each query head that takes part in every softmax, with value 0
+  // (Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", section 3.3).
+  // Undefined: none.
+  at::Tensor sink_H{};
 };
 
 // The fastest path up to `limit` that supports `in`.

@@ -4,16 +4,18 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <numeric>
 #include <optional>
-#include <type_traits>
 #include <vector>
 
+#include "attention/kernels/block_attention/cpu_key_source.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_scratch.h"
+#include "attention/kernels/relative_positions/cpu_tables.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 #include "attention/kernels/tile_attention/cpu_nan.h"
 #include "cluster/base/error.h"
@@ -22,129 +24,22 @@
 namespace birkhoff {
 namespace {
 
-// Pointer and strides of a [B, H, N, b, D] tensor of T, which may be const. Null for an undefined
-// tensor.
-template <typename T>
-struct BlockRows {
-  T* data = nullptr;
-  std::array<std::int64_t, 4> strides{};  // of B, H, N, b
-
-  BlockRows() = default;
-  explicit BlockRows(const at::Tensor& x_BHNbD) {
-    if (!x_BHNbD.defined()) return;
-    if constexpr (std::is_const_v<T>) {
-      data = static_cast<T*>(x_BHNbD.const_data_ptr());
-    } else {
-      data = static_cast<T*>(x_BHNbD.mutable_data_ptr());
-    }
-    for (std::size_t i = 0; i < 4; ++i) strides[i] = x_BHNbD.stride(static_cast<std::int64_t>(i));
-  }
-
-  // The rows of a block, from row `first` on.
-  Rows<T> rows(std::int64_t batch, std::int64_t head, std::int64_t block,
-               std::int64_t first) const {
-    if (!data) return {};
-    return {data + batch * strides[0] + head * strides[1] + block * strides[2] + first * strides[3],
-            strides[3]};
-  }
-};
-
-// Sums, in scratch, of the gradients of one source's keys, for the `reach` blocks that the current
-// block of queries sees. A block that comes into reach takes the place of the block that left it.
-template <typename T>
-struct KeySums {
-  Sum<T>* data = nullptr;  // null: only one tile of queries sees each tile of keys
-  std::int64_t reach = 0, block = 0, head_dim = 0;
-
-  // The sums of one block of keys: d_k, then d_v, [2, b, D].
-  std::int64_t block_size() const { return 2 * block * head_dim; }
-  Sum<T>* of(std::int64_t key_block) const { return data + key_block % reach * block_size(); }
-  Rows<Sum<T>> d_k(std::int64_t key_block, std::int64_t row) const {
-    return {of(key_block) + row * head_dim, head_dim};
-  }
-  Rows<Sum<T>> d_v(std::int64_t key_block, std::int64_t row) const {
-    return d_k(key_block, block + row);
-  }
-};
-
-// One KeyBlocks entry as the kernels see it.
-template <typename T>
-struct KeySource {
-  BlockRows<const T> k, v;
-  BlockRows<T> d_k, d_v;
-  bool summed = false;  // several tiles of queries add to the gradients of a tile of keys
-  // KeySums of blocks that two runs see: [2, B, H, runs - 1, reach - 1, 2, b, D], the earlier run's
-  // first.
-  at::Tensor border_sums;
-  KeyWindow window;
-  std::int64_t first_column;           // of its keys, among the keys of all sources
-  std::vector<at::Tensor> mask_BHNbb;  // [B, H, N, b, b], one for each offset; may be undefined
-  at::Tensor bias_BHNbb;               // [B, H, N, b, b], or undefined
-  at::Tensor d_bias_BHNbb;             // the gradient sums in fp64; undefined: not wanted
-
-  std::int64_t reach() const { return window.num_offsets(); }
-  // Whether only one tile of queries sees each tile of keys.
-  bool is_owned(std::int64_t block) const { return window.is_own_block() && block <= kTile; }
-
-  // Appends the tiles that queries [first_query, ..) of block n see.
-  void add_tiles(std::int64_t batch, std::int64_t head, std::int64_t n, std::int64_t num_blocks,
-                 std::int64_t block, std::int64_t first_query, const KeySums<T>& sums,
-                 std::vector<KeyTile<T>>& tiles) const {
-    for (std::int64_t offset = window.first_offset; offset <= window.last_offset; ++offset) {
-      const std::int64_t source = n + offset;
-      if (source < 0 || source >= num_blocks) continue;
-      const bool own_past = window.causal && offset == 0;
-      const std::int64_t end_key = own_past ? first_query + 1 : block;
-      const at::Tensor& mask = mask_BHNbb[static_cast<std::size_t>(offset - window.first_offset)];
-      for (std::int64_t j = 0; j < end_key; j += kTile) {
-        KeyTile<T>& tile = tiles.emplace_back();
-        tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, block - j));
-        tile.k = k.rows(batch, head, source, j);
-        tile.v = v.rows(batch, head, source, j);
-        if (sums.data) {
-          tile.d_k_sum = sums.d_k(source, j);
-          tile.d_v_sum = sums.d_v(source, j);
-        }
-        tile.d_k = d_k.rows(batch, head, source, j);
-        tile.d_v = d_v.rows(batch, head, source, j);
-        tile.causal = own_past && j == first_query;
-        tile.first_element = first_column + (offset - window.first_offset) * block + j;
-        const auto place_of = [&](const at::Tensor& x_BHNbb) {
-          return batch * x_BHNbb.stride(0) + head * x_BHNbb.stride(1) + n * x_BHNbb.stride(2) +
-                 first_query * x_BHNbb.stride(3) + j * x_BHNbb.stride(4);
-        };
-        if (mask.defined()) {
-          tile.mask_query_stride = mask.stride(3);
-          tile.mask_key_stride = mask.stride(4);
-          tile.mask = mask.const_data_ptr<bool>() + place_of(mask);
-        }
-        if (bias_BHNbb.defined()) {
-          tile.bias_query_stride = bias_BHNbb.stride(3);
-          tile.bias_key_stride = bias_BHNbb.stride(4);
-          tile.bias = static_cast<const T*>(bias_BHNbb.const_data_ptr()) + place_of(bias_BHNbb);
-        }
-        if (d_bias_BHNbb.defined()) {
-          tile.d_bias_query_stride = d_bias_BHNbb.stride(3);
-          tile.d_bias_key_stride = d_bias_BHNbb.stride(4);
-          tile.d_bias = d_bias_BHNbb.mutable_data_ptr<double>() + place_of(d_bias_BHNbb);
-        }
-      }
-    }
-  }
-};
-
 enum class Pass { kForward, kBackward };
 
 // All tensors of one call; tensors that only the other pass needs are undefined.
 template <typename T>
 struct Call {
-  std::int64_t batch, heads, num_blocks, block, head_dim;
+  std::int64_t batch, heads, key_heads, num_blocks, block, head_dim;
   BlockRows<const T> q, d_out;
   BlockRows<T> out, d_q;
   Sum<T>*max_BHNb, *inverse_sum_BHNb;
   std::optional<TileDropout> dropout;
   at::Tensor sample_ids_B;  // defined with dropout
   std::vector<KeySource<T>> sources;
+  DistanceTables<T> tables;
+  std::vector<std::int32_t> positions;  // 0, 1, ..; empty without relative positions
+  std::vector<Sum<T>> sinks;            // of each query head; empty: none
+  std::vector<double> d_sinks;          // [parts, heads], for backward
   const TileKernels<T>& kernels = tile_kernels<T>();
 
   // A thread's memory.
@@ -154,12 +49,19 @@ struct Call {
     std::vector<KeyTile<T>> tiles;
   };
 
-  // Blocks of queries [begin, end) of one head; `index` is its number among the runs of that head.
+  // Blocks of queries [begin, end) of one key head; `index` is its number among the runs of that
+  // head.
   struct Run {
     std::int64_t batch, head, index, begin, end;
+    std::int64_t part;  // whose sums get the gradients of tables and sinks
   };
 
   std::int64_t tiles_per_block() const { return (block + kTile - 1) / kTile; }
+  std::int64_t group() const { return heads / key_heads; }
+  TileShape shape() const {
+    return {static_cast<int>(head_dim), 1 / std::sqrt(static_cast<double>(head_dim)),
+            dropout ? &*dropout : nullptr, tables.num_distances()};
+  }
 
   Worker worker(Pass pass) const {
     std::int64_t num_tiles = 0, num_sums = 0;
@@ -169,8 +71,7 @@ struct Call {
     }
     if (pass == Pass::kForward) num_tiles = 1;  // forward keeps nothing of earlier tiles
     Worker worker{
-        .scratch = scratch_memory(
-            kernels.scratch_bytes(static_cast<int>(head_dim), static_cast<int>(num_tiles))),
+        .scratch = scratch_memory(kernels.scratch_bytes(shape(), static_cast<int>(num_tiles))),
         .sums_memory = scratch_memory(static_cast<std::size_t>(num_sums) * sizeof(Sum<T>)),
         .sums = {},
         .tiles = {}};
@@ -184,11 +85,9 @@ struct Call {
     return worker;
   }
 
-  // Runs one tile of queries: those of block n from `first` on.
+  // Runs one tile of queries: those of block n from `first` on, of query head h.
   void attend_tile(Pass pass, std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t first,
-                   Worker& worker) const {
-    const TileShape shape{static_cast<int>(head_dim), 1 / std::sqrt(static_cast<double>(head_dim)),
-                          dropout ? &*dropout : nullptr};
+                   std::int64_t part, Worker& worker) {
     QueryTile<T> queries;
     queries.num_queries = static_cast<int>(std::min<std::int64_t>(kTile, block - first));
     queries.q = q.rows(b, h, n, first);
@@ -198,10 +97,23 @@ struct Call {
     queries.inverse_sum = inverse_sum_BHNb + row;
     queries.d_out = d_out.rows(b, h, n, first);
     queries.d_q = d_q.rows(b, h, n, first);
+    TileDistances<T> distances;
+    if (tables.num_distances() > 0) {
+      distances = tables.of(h, part);
+      queries.relative = &distances;
+      queries.positions = positions.data() + n * block + first;
+    }
+    if (!sinks.empty()) {
+      queries.sink = &sinks[static_cast<std::size_t>(h)];
+      if (!d_sinks.empty()) {
+        queries.d_sink = &d_sinks[static_cast<std::size_t>(part * heads + h)];
+      }
+    }
     std::vector<KeyTile<T>>& tiles = worker.tiles;
     tiles.clear();
     for (std::size_t s = 0; s < sources.size(); ++s) {
-      sources[s].add_tiles(b, h, n, num_blocks, block, first, worker.sums[s], tiles);
+      sources[s].add_tiles(b, h / group(), n, num_blocks, block, first,
+                           queries.relative ? positions.data() : nullptr, worker.sums[s], tiles);
     }
     if (dropout) {
       queries.sample_id =
@@ -212,7 +124,7 @@ struct Call {
       }
     }
     (pass == Pass::kForward ? &birkhoff::attend_tile<T>
-                            : &add_tile_gradients<T>)(kernels, shape, queries, tiles.data(),
+                            : &add_tile_gradients<T>)(kernels, shape(), queries, tiles.data(),
                                                       static_cast<int>(tiles.size()),
                                                       worker.scratch.get());
   }
@@ -240,14 +152,15 @@ struct Call {
                                n = task / tiles / heads % num_blocks,
                                b = task / tiles / heads / num_blocks;
             const std::int64_t tile = turn % 2 == 0 ? turn / 2 : tiles - 1 - turn / 2;
-            attend_tile(Pass::kForward, b, h, n, tile * kTile, thread);
+            attend_tile(Pass::kForward, b, h, n, tile * kTile, /*part=*/0, thread);
           }
         });
   }
 
-  // A task is a run of consecutive blocks of one head. No two tasks write to the same memory: sums
-  // of keys that two runs see wait in border_sums. So there are no atomics, and the order of the
-  // sums does not depend on the number of threads.
+  // A task is a part of the runs of one key head; a run is consecutive blocks. No two tasks write to
+  // the same memory: sums of keys that two runs see wait in border_sums, and each part has sums of
+  // its own for tables and sinks. So there are no atomics, and the order of the sums does not depend
+  // on the number of threads.
   void run_backward() {
     constexpr std::int64_t kLeastRun = 8;  // longer runs have fewer blocks at borders
     std::int64_t run_length = 1, num_key_blocks = 0;
@@ -259,28 +172,43 @@ struct Call {
     for (KeySource<T>& source : sources) {
       if (!source.summed) continue;
       source.border_sums =
-          at::empty({2, batch, heads, num_runs - 1, source.reach() - 1, 2, block, head_dim},
+          at::empty({2, batch, key_heads, num_runs - 1, source.reach() - 1, 2, block, head_dim},
                     c10::CppTypeToScalarType<Sum<T>>::value);
     }
-    const std::int64_t grain = grain_of(4 * run_length * block * block * num_key_blocks * head_dim);
-    at::parallel_for(0, batch * num_runs * heads, grain, [&](std::int64_t begin, std::int64_t end) {
-      Worker thread = worker(Pass::kBackward);
-      for (std::int64_t task = begin; task < end; ++task) {
-        const std::int64_t index = task / heads % num_runs;
-        attend_run({.batch = task / heads / num_runs,
-                    .head = task % heads,
-                    .index = index,
-                    .begin = index * run_length,
-                    .end = std::min((index + 1) * run_length, num_blocks)},
-                   thread);
-      }
-    });
+    // Sums for tables take memory: with them, there are only as many parts as keep threads busy.
+    constexpr std::int64_t kEnoughTasks = 256;
+    const bool sums_of_parts = tables.num_distances() > 0 || !sinks.empty();
+    const std::int64_t num_parts =
+        sums_of_parts ? std::clamp<std::int64_t>(kEnoughTasks / (batch * key_heads), 1, num_runs)
+                      : num_runs;
+    tables.start_gradients(batch * num_parts, heads);
+    if (!sinks.empty()) d_sinks.assign(static_cast<std::size_t>(batch * num_parts * heads), 0);
+    const std::int64_t grain =
+        grain_of(4 * num_blocks / num_parts * group() * block * block * num_key_blocks * head_dim);
+    at::parallel_for(0, batch * num_parts * key_heads, grain,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       Worker thread = worker(Pass::kBackward);
+                       for (std::int64_t task = begin; task < end; ++task) {
+                         const std::int64_t part = task / key_heads % num_parts,
+                                            b = task / key_heads / num_parts;
+                         for (std::int64_t index = part * num_runs / num_parts;
+                              index < (part + 1) * num_runs / num_parts; ++index) {
+                           attend_run({.batch = b,
+                                       .head = task % key_heads,
+                                       .index = index,
+                                       .begin = index * run_length,
+                                       .end = std::min((index + 1) * run_length, num_blocks),
+                                       .part = b * num_parts + part},
+                                      thread);
+                         }
+                       }
+                     });
     for (const KeySource<T>& source : sources) {
       if (source.summed) add_borders(source, run_length);
     }
   }
 
-  void attend_run(const Run& run, Worker& worker) const {
+  void attend_run(const Run& run, Worker& worker) {
     for (std::int64_t n = run.begin; n < run.end; ++n) {
       for (std::size_t s = 0; s < sources.size(); ++s) {
         if (!sources[s].summed) continue;
@@ -290,8 +218,10 @@ struct Call {
           std::fill_n(worker.sums[s].of(m), worker.sums[s].block_size(), Sum<T>{0});
         });
       }
-      for (std::int64_t first = 0; first < block; first += kTile) {
-        attend_tile(Pass::kBackward, run.batch, run.head, n, first, worker);
+      for (std::int64_t head = run.head * group(); head < (run.head + 1) * group(); ++head) {
+        for (std::int64_t first = 0; first < block; first += kTile) {
+          attend_tile(Pass::kBackward, run.batch, head, n, first, run.part, worker);
+        }
       }
       for (std::size_t s = 0; s < sources.size(); ++s) {
         if (!sources[s].summed) continue;
@@ -347,11 +277,11 @@ struct Call {
   void add_borders(const KeySource<T>& source, std::int64_t run_length) const {
     const std::int64_t borders = source.border_sums.size(3), places = source.reach() - 1;
     at::parallel_for(
-        0, batch * heads * borders * places, 4, [&](std::int64_t begin, std::int64_t end) {
+        0, batch * key_heads * borders * places, 4, [&](std::int64_t begin, std::int64_t end) {
           for (std::int64_t task = begin; task < end; ++task) {
             const std::int64_t place = task % places, border = task / places % borders,
-                               h = task / places / borders % heads,
-                               b = task / places / borders / heads;
+                               h = task / places / borders % key_heads,
+                               b = task / places / borders / key_heads;
             const std::int64_t m = (border + 1) * run_length + source.window.first_offset + place;
             if (m < 0 || m >= num_blocks) continue;
             Sum<T>* sums = border_sums(source, false, b, h, border, place);
@@ -379,10 +309,11 @@ std::optional<TileDropout> tile_dropout_of(const BlockOperands& operands) {
 template <typename T>
 Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) {
   const at::Tensor& q_BHNbD = operands.q_BHNbD;
-  const std::int64_t B = q_BHNbD.size(0), H = q_BHNbD.size(1), N = q_BHNbD.size(2),
+  const std::int64_t B = q_BHNbD.size(0), H = operands.keys[0].k_BHNbD.size(1), N = q_BHNbD.size(2),
                      block = q_BHNbD.size(3);
   Call<T> call{.batch = B,
-               .heads = H,
+               .heads = q_BHNbD.size(1),
+               .key_heads = H,
                .num_blocks = N,
                .block = block,
                .head_dim = q_BHNbD.size(4),
@@ -394,7 +325,21 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
                .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<Sum<T>>(),
                .dropout = tile_dropout_of(operands),
                .sample_ids_B = operands.noise ? operands.noise->sample_ids_B : at::Tensor(),
-               .sources = {}};
+               .sources = {},
+               .tables = DistanceTables<T>(operands.relative),
+               .positions = {},
+               .sinks = {},
+               .d_sinks = {}};
+  if (operands.relative.defined()) {
+    call.positions.resize(static_cast<std::size_t>(N * block));
+    std::iota(call.positions.begin(), call.positions.end(), 0);
+  }
+  if (operands.sink_H.defined()) {
+    const at::Tensor sinks =
+        operands.sink_H.detach().to(c10::CppTypeToScalarType<Sum<T>>::value).contiguous();
+    call.sinks.assign(sinks.const_data_ptr<Sum<T>>(),
+                      sinks.const_data_ptr<Sum<T>>() + sinks.numel());
+  }
   std::int64_t column = operands.columns.first;
   for (const KeyBlocks& keys : operands.keys) {
     const at::Tensor& bias = keys.bias_BHNbb;
@@ -404,6 +349,7 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
          .d_k = {},
          .d_v = {},
          .summed = false,
+         .in_place = keys.in_place,
          .border_sums = {},
          .window = keys.window,
          .first_column = column,
@@ -426,7 +372,7 @@ void attend_in_tiles(const BlockOperands& operands, const BlockResults& results)
 }
 
 void gradients_in_tiles(const BlockOperands& operands, const BlockResults& results,
-                        const at::Tensor& d_out, const BlockGradients& gradients) {
+                        const at::Tensor& d_out, BlockGradients& gradients) {
   dispatch_tile_type(d_out.scalar_type(), [&]<typename T>(T) {
     Call<T> call = call_of<T>(operands, results.softmax_2BHNb);
     call.d_out = BlockRows<const T>(d_out);
@@ -436,7 +382,7 @@ void gradients_in_tiles(const BlockOperands& operands, const BlockResults& resul
       const KeyGradients& made = gradients.keys[s];
       source.d_k = BlockRows<T>(made.d_k_BHNbD);
       source.d_v = BlockRows<T>(made.d_v_BHNbD);
-      source.summed = !source.is_owned(call.block);
+      source.summed = !source.is_owned(call.block) || call.group() > 1;
       if (source.window.first_offset > 0 || source.window.last_offset < 0) {
         made.d_k_BHNbD.zero_();  // no query sees some of the keys
         made.d_v_BHNbD.zero_();
@@ -446,6 +392,19 @@ void gradients_in_tiles(const BlockOperands& operands, const BlockResults& resul
       }
     }
     call.run_backward();
+    const TileShape shape = call.shape();
+    const auto tables =
+        call.tables.gradients(shape.scale, shape.dropout ? shape.dropout->scale : 1);
+    gradients.d_relative_keys_HRD = tables.d_keys_HRD;
+    gradients.d_relative_values_HRD = tables.d_values_HRD;
+    if (!call.sinks.empty()) {
+      gradients.d_sink_H =
+          at::from_blob(call.d_sinks.data(),
+                        {static_cast<std::int64_t>(call.d_sinks.size()) / call.heads, call.heads},
+                        at::kDouble)
+              .sum(0)
+              .to(operands.sink_H.scalar_type());
+    }
   });
 }
 

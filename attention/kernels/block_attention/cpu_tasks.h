@@ -12,9 +12,9 @@ namespace birkhoff {
 // Fills the results.
 void attend_in_tiles(const BlockOperands& operands, const BlockResults& results);
 
-// Fills the gradients of q and keys, given the forward pass's results (`out` is not read). Adds to
+// Fills the gradients of q, keys, tables and sinks, given the forward pass's results (`out` is not read). Adds to
 // the gradients of biases, which are fp64.
 void gradients_in_tiles(const BlockOperands& operands, const BlockResults& results,
-                        const at::Tensor& d_out_BHNbD, const BlockGradients& gradients);
+                        const at::Tensor& d_out_BHNbD, BlockGradients& gradients);
 
 }  // namespace birkhoff

@@ -35,6 +35,7 @@ KeyBlocks neighbouring_keys(const Blocks& blocks, const at::Tensor& k_BHLD,
   keys.window = {.first_offset = static_cast<int>(-look_back),
                  .last_offset = static_cast<int>(look_ahead),
                  .causal = causal};
+  keys.in_place = true;
   for (std::int64_t offset = -look_back; offset <= look_ahead; ++offset) {
     keys.mask_BHNbb.push_back(blocks.mask(offset));
   }
@@ -60,6 +61,7 @@ KeyBlocks nearest_keys(const Blocks& blocks, const at::Tensor& k_BHLD, const at:
 
 Path choose_path(const BlockAttention& in, Path limit) {
   if (limit == Path::kReference) return limit;
+  const bool plain = !in.relative.defined() && !in.sink_H.defined();
   if (limit == Path::kFused && (in.q_BHNbD.is_cuda()  ? kHasGpuKernels && fits_gpu_kernels(in)
                                 : in.q_BHNbD.is_cpu() ? fits_cpu_loop(in)
                                                       : false)) {
@@ -68,10 +70,11 @@ Path choose_path(const BlockAttention& in, Path limit) {
   // LibTorch's fused attention cannot use our noise and computes no gradient of a bias.
   const bool biased = std::any_of(in.keys.begin(), in.keys.end(),
                                   [](const KeyBlocks& keys) { return keys.bias_BHNbb.defined(); });
-  return biased || (in.noise && in.dropout > 0) ? Path::kReference : Path::kSdpa;
+  return biased || !plain || (in.noise && in.dropout > 0) ? Path::kReference : Path::kSdpa;
 }
 
 at::Tensor attend_in_blocks(const BlockAttention& in, Path limit) {
+  check_relative_positions(in.relative, in.q_BHNbD, in.q_BHNbD.size(1));
   switch (choose_path(in, limit)) {
     case Path::kReference:
       return attend_reference(in);

@@ -55,6 +55,8 @@ bool fits_gpu_kernels(const BlockAttention& in) {
   const at::Tensor& q = in.q_BHNbD;
   const at::ScalarType dtype = q.scalar_type();
   const std::int64_t head_dim = q.size(4);
+  if (in.relative.defined() || in.sink_H.defined() || q.size(1) != in.keys[0].k_BHNbD.size(1))
+    return false;
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || head_dim % 8 != 0 ||
       head_dim > BlockAttentionParams::kMostHeadDim || q.size(3) < kLeastBlock ||
       in.keys.size() > BlockAttentionParams::kMostSources) {

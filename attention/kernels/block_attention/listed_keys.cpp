@@ -25,7 +25,7 @@ at::Tensor mask_in_order(const KeyBlocks& keys, std::int64_t offset) {
 }  // namespace
 
 ListedKeys list_keys(const BlockAttention& in) {
-  std::vector<at::Tensor> k, v, mask, bias;
+  std::vector<at::Tensor> k, v, mask, bias, distance, in_place;
   bool all_visible = true, all_tied = true, biased = false;
   for (const KeyBlocks& keys : in.keys) {
     const auto& sizes = keys.k_BHNbD.sizes();
@@ -40,6 +40,9 @@ ListedKeys list_keys(const BlockAttention& in) {
       all_visible = all_visible && !part.defined();
       mask.push_back(part.defined() ? part : at::ones({1}, options.dtype(at::kBool)));
       mask.back() = mask.back().expand(pairs);
+      const at::Tensor place_b = at::arange(sizes[3], options.dtype(at::kLong));
+      distance.push_back(place_b + offset * sizes[3] - place_b.unsqueeze(1));
+      in_place.push_back(at::full({sizes[3]}, keys.in_place, options.dtype(at::kBool)));
       biased = biased || keys.bias_BHNbb.defined();
       bias.push_back(
           (keys.bias_BHNbb.defined() ? keys.bias_BHNbb : at::zeros({1}, options)).expand(pairs));
@@ -50,6 +53,8 @@ ListedKeys list_keys(const BlockAttention& in) {
   listed.k_BHNWD = k.size() == 1 ? k[0] : concatenate_keys(k);
   listed.v_BHNWD = all_tied ? listed.k_BHNWD : v.size() == 1 ? v[0] : concatenate_keys(v);
   if (!all_visible) listed.mask_BHNbW = at::cat(mask, 4);
+  listed.distance_bW = at::cat(distance, 1);
+  listed.in_place_W = at::cat(in_place, 0);
   if (biased) listed.bias_BHNbW = at::cat(bias, 4);
   return listed;
 }

@@ -16,7 +16,9 @@ BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns) {
                          .keys = in.keys,
                          .dropout = in.dropout,
                          .noise = in.dropout > 0 ? in.noise : std::nullopt,
-                         .columns = columns};
+                         .columns = columns,
+                         .relative = in.relative,
+                         .sink_H = in.sink_H};
   for (KeyBlocks& keys : operands.keys) {
     const at::IntArrayRef sizes = keys.k_BHNbD.sizes();
     for (at::Tensor& mask : keys.mask_BHNbb) {
@@ -38,15 +40,16 @@ BlockResults new_results(const BlockOperands& operands) {
 
 BlockGradients new_gradients(const BlockOperands& operands, at::ScalarType bias_sums) {
   const at::Tensor& q = operands.q_BHNbD;
-  BlockGradients gradients{new_blocks_like(q), {}};
+  BlockGradients gradients{.d_q_BHNbD = new_blocks_like(q), .keys = {}};
   for (const KeyBlocks& keys : operands.keys) {
     const at::Tensor& bias = keys.bias_BHNbb;
     gradients.keys.push_back({.d_k_BHNbD = new_blocks_like(keys.k_BHNbD),
                               .d_v_BHNbD = new_blocks_like(keys.v_BHNbD),
-                              .d_bias = bias.defined() ? at::zeros({q.size(0), q.size(1), q.size(2),
-                                                                    bias.size(3), bias.size(4)},
-                                                                   q.options().dtype(bias_sums))
-                                                       : at::Tensor()});
+                              .d_bias = bias.defined()
+                                            ? at::zeros({q.size(0), keys.k_BHNbD.size(1), q.size(2),
+                                                         bias.size(3), bias.size(4)},
+                                                        q.options().dtype(bias_sums))
+                                            : at::Tensor()});
   }
   return gradients;
 }

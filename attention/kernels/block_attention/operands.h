@@ -24,6 +24,8 @@ struct BlockOperands {
   float dropout = 0;
   std::optional<NoiseKey> noise;  // set only with dropout
   NoiseColumns columns;
+  RelativePositions relative{};
+  at::Tensor sink_H{};
 };
 
 struct BlockResults {
@@ -41,6 +43,8 @@ struct KeyGradients {
 struct BlockGradients {
   at::Tensor d_q_BHNbD;
   std::vector<KeyGradients> keys;
+  // On the CPU only; undefined without the operand.
+  at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{};
 };
 
 // Expands masks and takes the rest from `in`; without dropout there is no noise.

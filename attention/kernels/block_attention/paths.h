@@ -29,7 +29,8 @@ at::Tensor attend_fused(const BlockAttention& in);
 // tensors themselves.
 BlockResults fused_forward(const BlockAttention& in);
 // Returns the gradients of q, then of k and v of each entry of in.keys, then of the defined biases
-// (which must have 5 dims), given the forward pass's `in` and results.
+// (which must have 5 dims), then of the defined ones of relative.keys_HRD, relative.values_HRD and
+// sink_H, given the forward pass's `in` and results.
 std::vector<at::Tensor> fused_backward(const BlockAttention& in, const BlockResults& results,
                                        const at::Tensor& d_out_BHNbD);
 

@@ -2,6 +2,7 @@
 
 #include "attention/kernels/block_attention/listed_keys.h"
 #include "attention/kernels/block_attention/paths.h"
+#include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
 
 namespace birkhoff {
@@ -27,6 +28,7 @@ at::Tensor attend_with_one_softmax(const BlockAttention& in) {
   std::optional<at::Tensor> mask;
   at::Tensor seeing;
   if (keys.mask_BHNbW.defined()) {
+    keys.mask_BHNbW = to_query_heads(keys.mask_BHNbW, in.q_BHNbD.size(1));
     mask = blocks_to_batch(additive_mask(keys.mask_BHNbW, in.q_BHNbD.scalar_type()));
     seeing = keys.mask_BHNbW.any(-1, /*keepdim=*/true);
   }

@@ -1,6 +1,8 @@
 #include "attention/kernels/common/masked_softmax.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/logical_and.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
@@ -10,6 +12,8 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+
+#include "attention/kernels/common/grouped_queries.h"
 
 namespace birkhoff {
 namespace {
@@ -24,7 +28,15 @@ at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b) {
   return b.defined() ? at::logical_and(a, b) : a;
 }
 
-at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask) {
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask,
+                          const at::Tensor& sink) {
+  if (sink.defined()) {
+    std::vector<std::int64_t> sizes = scores.sizes().vec();
+    sizes.back() = 1;
+    const at::Tensor all = at::cat({scores, sink.expand(sizes)}, -1);
+    const at::Tensor all_mask = mask.defined() ? at::constant_pad_nd(mask, {0, 1}, 1) : mask;
+    return masked_softmax(all, all_mask).narrow(-1, 0, scores.size(-1));
+  }
   const auto dtype = scores.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (!mask.defined()) return at::softmax(scores, -1, dtype).to(scores.scalar_type());
   const at::Tensor hidden = mask.logical_not();
@@ -44,16 +56,19 @@ at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
   // A sum of all numbers costs almost nothing compared with their products.
   const auto has_nan = [](const at::Tensor& x) { return std::isnan(x.sum().item<double>()); };
   if (!q_BHLD.is_cpu() || !(has_nan(q_BHLD.detach()) || has_nan(k_BHSD.detach()))) {
-    return at::scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, bias, 0, causal);
+    return at::scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, bias, 0, causal,
+                                            /*scale=*/std::nullopt,
+                                            q_BHLD.size(1) != k_BHSD.size(1));
   }
-  at::Tensor scores_BHLS = at::matmul(q_BHLD, k_BHSD.transpose(-1, -2)) *
-                           (1 / std::sqrt(static_cast<double>(q_BHLD.size(3))));
+  at::Tensor scores_BHLS =
+      at::matmul(q_BHLD, to_query_heads(k_BHSD, q_BHLD.size(1)).transpose(-1, -2)) *
+      (1 / std::sqrt(static_cast<double>(q_BHLD.size(3))));
   if (bias) scores_BHLS = scores_BHLS + *bias;
   at::Tensor mask;
   if (causal) {
     mask = at::ones({q_BHLD.size(2), k_BHSD.size(2)}, q_BHLD.options().dtype(at::kBool)).tril_();
   }
-  return at::matmul(masked_softmax(scores_BHLS, mask), v_BHSD);
+  return at::matmul(masked_softmax(scores_BHLS, mask), to_query_heads(v_BHSD, q_BHLD.size(1)));
 }
 
 at::Tensor drop_probabilities(const at::Tensor& probabilities, float dropout,

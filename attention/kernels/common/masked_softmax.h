@@ -15,8 +15,10 @@ at::Tensor and_defined(const at::Tensor& a, const at::Tensor& b);
 
 // Softmax over the last dim of scores [..., S] where `mask` (bool, broadcastable) is true; 0
 // elsewhere. Computed in fp32 or wider, returned in the scores' dtype. Undefined `mask`: true
-// everywhere.
-at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask);
+// everywhere. A defined `sink` (broadcastable to [..., 1]) is one more logit, whose probability is
+// not returned.
+at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask,
+                          const at::Tensor& sink = {});
 
 // The mask in the form that scaled_dot_product_attention adds to logits: 0 where visible, else a
 // finite number that no logit outweighs. Rows without a visible key come out as plain means; the
@@ -25,7 +27,8 @@ at::Tensor additive_mask(const at::Tensor& mask, at::ScalarType dtype);
 
 // LibTorch's scaled_dot_product_attention, without dropout. Takes `bias`, an additive_mask(), or
 // `causal`. On the CPU LibTorch returns 0 for a query whose logits are all NaN. This function uses
-// plain operations there if q or k holds NaN, so that NaN stays NaN.
+// plain operations there if q or k holds NaN, so that NaN stays NaN. Keys may have fewer heads than
+// queries (grouped_queries.h); then `bias` has one head or those of queries.
 at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
                              const at::Tensor& v_BHSD,
                              const std::optional<at::Tensor>& bias = std::nullopt,

@@ -38,10 +38,11 @@ GatheredGradients gradients_of(const GatheredAttention& in, const GatheredResult
 }
 
 struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {
-  // Autograd sees q, k and v; `in` holds them again, with everything else. Returns the part.
+  // Autograd sees q, k, v, and the tables and sinks that are defined; `in` holds them again, with
+  // everything else. Returns the part.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*q_BHLD*/,
                                const at::Tensor& /*k_BHSD*/, const at::Tensor& /*v_BHSD*/,
-                               GatheredAttention in) {
+                               at::TensorList /*others*/, GatheredAttention in) {
     in.q_BHLD = with_fitting_rows(in.q_BHLD);
     in.k_BHSD = with_fitting_rows(in.k_BHSD);
     in.v_BHSD = with_fitting_rows(in.v_BHSD);
@@ -60,7 +61,13 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
         gradients[0].defined() ? with_fitting_rows(gradients[0]) : at::zeros_like(in.q_BHLD);
     const at::Tensor d_sum = gradients[2].defined() ? gradients[2].contiguous() : at::Tensor();
     const GatheredGradients made = gradients_of(in, results, d_out, d_sum);
-    return {made.d_q_BHLD, made.d_k_BHSD, made.d_v_BHSD, {}};
+    variable_list result{made.d_q_BHLD, made.d_k_BHSD, made.d_v_BHSD};
+    for (const at::Tensor* each :
+         {&made.d_relative_keys_HRD, &made.d_relative_values_HRD, &made.d_sink_H}) {
+      if (each->defined()) result.push_back(*each);
+    }
+    result.emplace_back();  // none for `in`
+    return result;
   }
 
  private:
@@ -70,14 +77,32 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     const DistanceBand& band = in.rows.band;
     // The CPU loop does not need `out` in its backward pass.
     const at::Tensor out = results.part.out_BHLD.is_cpu() ? at::Tensor() : results.part.out_BHLD;
-    context->save_for_backward(
-        {in.q_BHLD, in.k_BHSD, in.v_BHSD, results.part.max_BHL, results.part.sum_BHL,
-         results.places.out_BHPD, results.places.softmax_2BHP, queries.rows_BHP, queries.ends_BHG,
-         queries.order_BHP, queries.starts_BHR, keys.rows_BHP, keys.ends_BHG, keys.order_BHP,
-         keys.starts_BHR, band.positions_q_BHL, band.positions_k_BHS, in.key_lengths_B, out});
+    context->save_for_backward({in.q_BHLD,
+                                in.k_BHSD,
+                                in.v_BHSD,
+                                results.part.max_BHL,
+                                results.part.sum_BHL,
+                                results.places.out_BHPD,
+                                results.places.softmax_2BHP,
+                                queries.rows_BHP,
+                                queries.ends_BHG,
+                                queries.order_BHP,
+                                queries.starts_BHR,
+                                keys.rows_BHP,
+                                keys.ends_BHG,
+                                keys.order_BHP,
+                                keys.starts_BHR,
+                                band.positions_q_BHL,
+                                band.positions_k_BHS,
+                                in.key_lengths_B,
+                                out,
+                                in.relative.keys_HRD,
+                                in.relative.values_HRD,
+                                in.sink_H});
     context->saved_data["band"] =
         std::vector<std::int64_t>{static_cast<std::int64_t>(band.of), band.least, band.most};
     context->saved_data["merge"] = static_cast<std::int64_t>(in.merge);
+    context->saved_data["least"] = in.relative.least;
   }
 
   static std::pair<GatheredAttention, GatheredResults> restore(AutogradContext* context) {
@@ -97,6 +122,10 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                     .positions_k_BHS = saved[16]};
     in.key_lengths_B = saved[17];
     in.merge = static_cast<PlaceMerge>(context->saved_data["merge"].toInt());
+    in.relative = {.keys_HRD = saved[19],
+                   .values_HRD = saved[20],
+                   .least = context->saved_data["least"].toInt()};
+    in.sink_H = saved[21];
     return {in, {.part = {saved[18], saved[3], saved[4]}, .places = {saved[5], saved[6]}}};
   }
 };
@@ -104,7 +133,12 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
 }  // namespace
 
 AttentionPart attend_gathered_fused(const GatheredAttention& in) {
-  const variable_list part = FusedGatheredAttention::apply(in.q_BHLD, in.k_BHSD, in.v_BHSD, in);
+  variable_list others;
+  for (const at::Tensor* each : {&in.relative.keys_HRD, &in.relative.values_HRD, &in.sink_H}) {
+    if (each->defined()) others.push_back(*each);
+  }
+  const variable_list part =
+      FusedGatheredAttention::apply(in.q_BHLD, in.k_BHSD, in.v_BHSD, at::TensorList(others), in);
   return {part[0], part[1], part[2]};
 }
 

@@ -23,7 +23,12 @@ inline const std::int32_t* numbers_of(const at::Tensor& x, Head head) {
   return x.const_data_ptr<std::int32_t>() + number * x.size(2);
 }
 
-// The lists of one head.
+// The key head of one of `query_heads`, for lists of key heads.
+inline Head key_head(Head head, std::int64_t query_heads, std::int64_t key_heads) {
+  return {head.b, head.h / (query_heads / key_heads)};
+}
+
+// The lists of one key head.
 struct HeadLists {
   const std::int32_t *rows, *ends, *order, *starts;
 

@@ -31,12 +31,13 @@ struct Places {
 // Calls work(head, row, places) for each row of each head of x [B, H, L, D].
 template <typename Work>
 void for_each_row(const RowLists& lists, const at::Tensor& x_BHLD, const Work& work) {
-  const std::int64_t H = x_BHLD.size(1), L = x_BHLD.size(2), D = x_BHLD.size(3);
+  const std::int64_t H = x_BHLD.size(1), L = x_BHLD.size(2), D = x_BHLD.size(3),
+                     list_heads = lists.rows_BHP.size(1);
   at::parallel_for(0, x_BHLD.size(0) * H * L, kWorthAThread / (16 * D) + 1,
                    [&](std::int64_t begin, std::int64_t end) {
                      for (std::int64_t r = begin; r < end; ++r) {
                        const Head head{r / L / H, r / L % H};
-                       const HeadLists of_head(lists, head);
+                       const HeadLists of_head(lists, key_head(head, H, list_heads));
                        const std::int32_t* starts = of_head.starts + r % L;
                        work(head, r % L, Places{of_head.order + starts[0], starts[1] - starts[0]});
                      }

@@ -10,6 +10,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -22,6 +23,7 @@
 #include "attention/kernels/common/cpu_scratch.h"
 #include "attention/kernels/gathered_attention/cpu_lists.h"
 #include "attention/kernels/gathered_attention/cpu_places.h"
+#include "attention/kernels/relative_positions/cpu_tables.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 #include "attention/kernels/tile_attention/cpu_nan.h"
 
@@ -39,10 +41,11 @@ struct Segment {
   std::int64_t num_keys() const { return end_key - first_key; }
 };
 
-// Work for one thread: one tile of a segment's queries, or all of them.
+// One tile of a segment's queries, or all of them. Neighbouring tasks with one `unit` are work for
+// one thread.
 struct Task {
   std::size_t segment;
-  std::int64_t first_query, end_query;
+  std::int64_t first_query, end_query, unit;
 };
 
 // Least and greatest p of a tile.
@@ -63,7 +66,7 @@ struct Call {
 
   const GatheredAttention& in;
   std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
-               D = in.q_BHLD.size(3);
+               D = in.q_BHLD.size(3), key_heads = in.k_BHSD.size(1);
   std::int64_t num_query_places = in.rows.queries.rows_BHP.size(2),
                num_key_places = in.rows.keys.rows_BHP.size(2);
   at::TensorOptions sum_options = in.q_BHLD.options().dtype(c10::CppTypeToScalarType<S>::value);
@@ -73,15 +76,22 @@ struct Call {
   at::Tensor place_out_BHPD, place_max_BHP, place_inverse_BHP;
   // Backward.
   at::Tensor d_out_BHLD, max_BHL, sum_BHL, rest_BHP, d_q_BHPD, d_k_BHPD, d_v_BHPD;
+  DistanceTables<T> tables{in.relative};
+  at::Tensor sink_H =
+      in.sink_H.defined() ? in.sink_H.detach().to(sum_options).contiguous() : at::Tensor();
+  at::Tensor d_sink_PH;  // of each part of the work, for backward
 
   // A thread's memory: the loop's, and the current segment's rows.
   struct Worker {
     ScratchMemory loop, row_memory;
-    T *q, *d_out, *k, *v;              // [kTile or keys, D]
-    S max[kTile], inverse_sum[kTile];  // of the whole softmax
-    std::vector<std::int64_t> p;       // of the keys
-    std::vector<Reach> reaches;        // of the tiles of keys
-    std::unique_ptr<bool[]> masks;     // of the tiles of keys, [kTile, kTile]
+    T *q, *d_out, *k, *v;                 // [kTile or keys, D]
+    S max[kTile], inverse_sum[kTile];     // of the whole softmax
+    std::vector<std::int64_t> p;          // of the keys
+    std::vector<std::int32_t> positions;  // of the keys, for relative positions
+    std::int32_t query_positions[kTile];
+    TileDistances<T> distances;
+    std::vector<Reach> reaches;     // of the tiles of keys
+    std::unique_ptr<bool[]> masks;  // of the tiles of keys, [kTile, kTile]
     std::vector<KeyTile<T>> tiles;
     const Segment* segment = nullptr;  // whose keys it holds
   };
@@ -89,8 +99,8 @@ struct Call {
   std::vector<Segment> all_segments() const {
     std::vector<Segment> result;
     const std::int64_t G = in.rows.queries.ends_BHG.size(2);
-    for (std::int64_t head = 0; head < B * H; ++head) {
-      const Head at{head / H, head % H};
+    for (std::int64_t head = 0; head < B * key_heads; ++head) {
+      const Head at{head / key_heads, head % key_heads};
       const HeadLists queries(in.rows.queries, at), keys(in.rows.keys, at);
       Segment segment{at, 0, 0, 0, 0};
       for (std::int64_t g = 0; g < G; ++g) {
@@ -110,10 +120,11 @@ struct Call {
     const std::int64_t tiles = (most_keys + kTile - 1) / kTile;
     const auto rows = static_cast<std::size_t>(2 * (kTile + tiles * kTile) * D);
     Worker worker;
-    worker.loop = scratch_memory(kernels.scratch_bytes(
-        static_cast<int>(D), backward ? std::max(1, static_cast<int>(tiles)) : 1));
+    worker.loop = scratch_memory(
+        kernels.scratch_bytes(shape(), backward ? std::max(1, static_cast<int>(tiles)) : 1));
     worker.row_memory = scratch_memory(rows * sizeof(T));
     worker.p.resize(static_cast<std::size_t>(most_keys));
+    worker.positions.resize(static_cast<std::size_t>(most_keys));
     worker.reaches.resize(static_cast<std::size_t>(tiles));
     worker.masks.reset(new bool[static_cast<std::size_t>(tiles * kTile * kTile)]);
     worker.q = reinterpret_cast<T*>(worker.row_memory.get());
@@ -123,24 +134,32 @@ struct Call {
     return worker;
   }
 
-  // Calls work(worker, task) for all tasks. A thread gets neighbouring ones of about its share of
+  // Calls work(worker, task) for all tasks. A thread gets neighbouring units of about its share of
   // all pairs of queries and keys.
   template <typename Work>
   void for_each(const std::vector<Task>& tasks, bool backward, const Work& work) const {
-    std::vector<std::int64_t> starts{0};  // pairs of the tasks before
-    for (const Task& task : tasks) {
+    std::vector<std::size_t> units;      // the first task of each
+    std::vector<std::int64_t> starts{};  // pairs of the units before
+    std::int64_t pairs = 0;
+    for (std::size_t t = 0; t < tasks.size(); ++t) {
+      const Task& task = tasks[t];
+      if (t == 0 || task.unit != tasks[t - 1].unit) {
+        units.push_back(t);
+        starts.push_back(pairs);
+      }
       const std::int64_t queries = std::max<std::int64_t>(task.end_query - task.first_query, 1);
-      starts.push_back(starts.back() + queries * (1 + segments[task.segment].num_keys()));
+      pairs += queries * (1 + segments[task.segment].num_keys());
     }
+    units.push_back(tasks.size());
+    starts.push_back(pairs);
     at::parallel_for(
-        0, starts.back(), kWorthAThread / (4 * D) + 1, [&](std::int64_t begin, std::int64_t end) {
+        0, pairs, kWorthAThread / (4 * D * group()) + 1, [&](std::int64_t begin, std::int64_t end) {
           Worker worker = new_worker(backward);
           const auto task_at = [&](std::int64_t pair) {
-            return std::lower_bound(starts.begin(), starts.end() - 1, pair) - starts.begin();
+            return units[static_cast<std::size_t>(
+                std::lower_bound(starts.begin(), starts.end() - 1, pair) - starts.begin())];
           };
-          for (auto t = task_at(begin); t < task_at(end); ++t) {
-            work(worker, tasks[static_cast<std::size_t>(t)]);
-          }
+          for (std::size_t t = task_at(begin); t < task_at(end); ++t) work(worker, tasks[t]);
         });
   }
 
@@ -154,11 +173,14 @@ struct Call {
     }
   }
 
+  std::int64_t position_of(const at::Tensor& positions_BHL, Head head, std::int64_t row) const {
+    return positions_BHL.defined() ? numbers_of(positions_BHL, head)[row] : row;
+  }
   // p of a place, given its row and its rank in the segment.
   std::int64_t p_of(const at::Tensor& positions_BHL, Head head, std::int64_t row,
                     std::int64_t rank) const {
     if (in.rows.band.of == DistanceBand::Of::kRanks) return rank;
-    return positions_BHL.defined() ? numbers_of(positions_BHL, head)[row] : row;
+    return position_of(positions_BHL, head, row);
   }
 
   void load_keys(const Segment& segment, Worker& worker) const {
@@ -176,6 +198,8 @@ struct Call {
       std::int64_t& p = worker.p[static_cast<std::size_t>(j)];
       p = rows[j] < length ? p_of(in.rows.band.positions_k_BHS, head, rows[j], j) : kNowhere;
       worker.reaches[static_cast<std::size_t>(j / kTile)].add(p);
+      worker.positions[static_cast<std::size_t>(j)] =
+          static_cast<std::int32_t>(position_of(in.rows.band.positions_k_BHS, head, rows[j]));
     }
   }
 
@@ -194,6 +218,7 @@ struct Call {
       tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, segment.num_keys() - first));
       tile.k = {worker.k + first * D, D};
       tile.v = {worker.v + first * D, D};
+      if (in.relative.defined()) tile.positions = worker.positions.data() + first;
       if (d_k_BHPD.defined()) {
         tile.d_k_sum = {mutable_row_of<S>(d_k_BHPD, segment.head, segment.first_key + first), D};
         tile.d_v_sum = {mutable_row_of<S>(d_v_BHPD, segment.head, segment.first_key + first), D};
@@ -213,35 +238,71 @@ struct Call {
     }
   }
 
-  // Gathers the queries at places [first, ..) and lists their keys.
-  QueryTile<T> load_tile(const Task& task, std::int64_t first, Worker& worker) const {
+  // Lists the keys of the queries at places [first, ..), and calls work(queries, head) with these
+  // queries of each query head.
+  template <typename Work>
+  void for_each_head(const Task& task, std::int64_t first, Worker& worker, const Work& work) const {
     const Segment& segment = segments[task.segment];
     load_keys(segment, worker);
-    const Head head = segment.head;
+    const DistanceBand& band = in.rows.band;
     const std::int64_t count = std::min<std::int64_t>(kTile, task.end_query - first);
-    const std::int32_t* rows = HeadLists(in.rows.queries, head).rows + first;
-    QueryTile<T> queries;
-    queries.num_queries = static_cast<int>(count);
-    gather(in.q_BHLD, head, rows, count, worker.q);
-    queries.q = {worker.q, D};
+    const std::int32_t* rows = HeadLists(in.rows.queries, segment.head).rows + first;
     std::int64_t p_q[kTile];
     for (std::int64_t i = 0; i < count; ++i) {
-      p_q[i] = p_of(in.rows.band.positions_q_BHL, head, rows[i], first + i - segment.first_query);
+      p_q[i] = p_of(band.positions_q_BHL, segment.head, rows[i], first + i - segment.first_query);
+      worker.query_positions[i] =
+          static_cast<std::int32_t>(position_of(band.positions_q_BHL, segment.head, rows[i]));
     }
     list_tiles(p_q, count, worker);
-    return queries;
+    for (std::int64_t h = segment.head.h * group(); h < (segment.head.h + 1) * group(); ++h) {
+      const Head head{segment.head.b, h};
+      QueryTile<T> queries;
+      queries.num_queries = static_cast<int>(count);
+      gather(in.q_BHLD, head, rows, count, worker.q);
+      queries.q = {worker.q, D};
+      if (in.relative.defined()) {
+        worker.distances = tables.of(h, sums_of(task));
+        queries.relative = &worker.distances;
+        queries.positions = worker.query_positions;
+      }
+      if (sink_H.defined()) queries.sink = sink_H.const_data_ptr<S>() + h;
+      if (d_sink_PH.defined()) {
+        queries.d_sink = d_sink_PH.mutable_data_ptr<double>() + sums_of(task) * H + h;
+      }
+      work(queries, head);
+    }
   }
 
-  TileShape shape() const { return {static_cast<int>(D), 1 / std::sqrt(static_cast<double>(D))}; }
+  std::int64_t group() const { return H / key_heads; }
+  // How many units of the backward pass a key head has. Sums for tables take memory: with them,
+  // there are only as many as keep threads busy.
+  std::int64_t units_of_head() const {
+    constexpr std::int64_t kEnoughTasks = 256;
+    const std::int64_t G = in.rows.queries.ends_BHG.size(2);
+    if (!in.relative.defined() && !sink_H.defined()) return G;
+    return std::clamp<std::int64_t>(kEnoughTasks / (B * key_heads), 1,
+                                    std::max<std::int64_t>(G, 1));
+  }
+  // The sums that get the gradients of tables and sinks; those of key heads are for other heads.
+  std::int64_t sums_of(const Task& task) const {
+    const std::int64_t units = units_of_head();
+    return task.unit / units / key_heads * units + task.unit % units;
+  }
+
+  TileShape shape() const {
+    return {.head_dim = static_cast<int>(D),
+            .scale = 1 / std::sqrt(static_cast<double>(D)),
+            .num_distances = tables.num_distances()};
+  }
 
   void attend_places(Worker& worker, const Task& task) const {
-    QueryTile<T> queries = load_tile(task, task.first_query, worker);
-    const Head head = segments[task.segment].head;
-    queries.out_sum = {mutable_row_of<S>(place_out_BHPD, head, task.first_query), D};
-    queries.max = number_of<S>(place_max_BHP, head, task.first_query);
-    queries.inverse_sum = number_of<S>(place_inverse_BHP, head, task.first_query);
-    attend_tile(kernels, shape(), queries, worker.tiles.data(),
-                static_cast<int>(worker.tiles.size()), worker.loop.get());
+    for_each_head(task, task.first_query, worker, [&](QueryTile<T>& queries, Head head) {
+      queries.out_sum = {mutable_row_of<S>(place_out_BHPD, head, task.first_query), D};
+      queries.max = number_of<S>(place_max_BHP, head, task.first_query);
+      queries.inverse_sum = number_of<S>(place_inverse_BHP, head, task.first_query);
+      attend_tile(kernels, shape(), queries, worker.tiles.data(),
+                  static_cast<int>(worker.tiles.size()), worker.loop.get());
+    });
   }
 
   // Query i of the worker has this row and place.
@@ -258,25 +319,25 @@ struct Call {
 
   void add_gradients_of_segment(Worker& worker, const Task& task) const {
     const Segment& segment = segments[task.segment];
-    const Head head = segment.head;
     for (const at::Tensor* sums : {&d_k_BHPD, &d_v_BHPD}) {
-      std::fill_n(mutable_row_of<S>(*sums, head, segment.first_key), segment.num_keys() * D, S{0});
+      std::fill_n(mutable_row_of<S>(*sums, segment.head, segment.first_key), segment.num_keys() * D,
+                  S{0});
     }
-    std::fill_n(mutable_row_of<S>(d_q_BHPD, head, task.first_query), segment.num_queries() * D,
-                S{0});
     for (std::int64_t first = task.first_query; first < task.end_query; first += kTile) {
-      QueryTile<T> queries = load_tile(task, first, worker);
-      const std::int32_t* rows = HeadLists(in.rows.queries, head).rows + first;
-      gather(d_out_BHLD, head, rows, queries.num_queries, worker.d_out);
-      for (int i = 0; i < queries.num_queries; ++i)
-        set_softmax(worker, i, head, rows[i], first + i);
-      queries.d_out = {worker.d_out, D};
-      queries.max = worker.max;
-      queries.inverse_sum = worker.inverse_sum;
-      if (rest_BHP.defined()) queries.rest = number_of<S>(rest_BHP, head, first);
-      queries.d_q_sum = {mutable_row_of<S>(d_q_BHPD, head, first), D};
-      add_tile_gradients(kernels, shape(), queries, worker.tiles.data(),
-                         static_cast<int>(worker.tiles.size()), worker.loop.get());
+      const std::int32_t* rows = HeadLists(in.rows.queries, segment.head).rows + first;
+      for_each_head(task, first, worker, [&](QueryTile<T>& queries, Head head) {
+        gather(d_out_BHLD, head, rows, queries.num_queries, worker.d_out);
+        for (int i = 0; i < queries.num_queries; ++i)
+          set_softmax(worker, i, head, rows[i], first + i);
+        queries.d_out = {worker.d_out, D};
+        queries.max = worker.max;
+        queries.inverse_sum = worker.inverse_sum;
+        if (rest_BHP.defined()) queries.rest = number_of<S>(rest_BHP, head, first);
+        queries.d_q_sum = {mutable_row_of<S>(d_q_BHPD, head, first), D};
+        std::fill_n(queries.d_q_sum.data, queries.num_queries * D, S{0});
+        add_tile_gradients(kernels, shape(), queries, worker.tiles.data(),
+                           static_cast<int>(worker.tiles.size()), worker.loop.get());
+      });
     }
   }
 
@@ -289,7 +350,8 @@ struct Call {
     for (std::size_t s = 0; s < segments.size(); ++s) {
       for (std::int64_t first = segments[s].first_query; first < segments[s].end_query;
            first += kTile) {
-        tasks.push_back({s, first, std::min(first + kTile, segments[s].end_query)});
+        tasks.push_back({s, first, std::min(first + kTile, segments[s].end_query),
+                         static_cast<std::int64_t>(tasks.size())});
       }
     }
     for_each(tasks, /*backward=*/false,
@@ -300,17 +362,27 @@ struct Call {
 
   GatheredGradients run_backward() {
     d_q_BHPD = at::empty({B, H, num_query_places, D}, sum_options);
-    d_k_BHPD = at::empty({B, H, num_key_places, D}, sum_options);
+    d_k_BHPD = at::empty({B, key_heads, num_key_places, D}, sum_options);
     d_v_BHPD = at::empty_like(d_k_BHPD);
+    const std::int64_t G = in.rows.queries.ends_BHG.size(2), units = units_of_head();
+    tables.start_gradients(B * units, H);
+    if (sink_H.defined()) d_sink_PH = at::zeros({B * units, H}, at::kDouble);
     std::vector<Task> tasks;
     for (std::size_t s = 0; s < segments.size(); ++s) {
-      tasks.push_back({s, segments[s].first_query, segments[s].end_query});
+      const auto number = static_cast<std::int64_t>(s), head = number / G;
+      tasks.push_back({s, segments[s].first_query, segments[s].end_query,
+                       head * units + number % G * units / G});
     }
     for_each(tasks, /*backward=*/true,
              [&](Worker& worker, const Task& task) { add_gradients_of_segment(worker, task); });
-    return {add_places(in.rows.queries, d_q_BHPD, in.q_BHLD),
-            add_places(in.rows.keys, d_k_BHPD, in.k_BHSD),
-            add_places(in.rows.keys, d_v_BHPD, in.v_BHSD)};
+    const auto of_tables = tables.gradients(shape().scale, /*value_factor=*/1);
+    return {
+        .d_q_BHLD = add_places(in.rows.queries, d_q_BHPD, in.q_BHLD),
+        .d_k_BHSD = add_places(in.rows.keys, d_k_BHPD, in.k_BHSD),
+        .d_v_BHSD = add_places(in.rows.keys, d_v_BHPD, in.v_BHSD),
+        .d_relative_keys_HRD = of_tables.d_keys_HRD,
+        .d_relative_values_HRD = of_tables.d_values_HRD,
+        .d_sink_H = sink_H.defined() ? d_sink_PH.sum(0).to(in.sink_H.scalar_type()) : at::Tensor()};
   }
 };
 
@@ -319,7 +391,8 @@ struct Call {
 // If no query has two places, there is nothing to merge, and results of places are not kept.
 GatheredResults attend_in_segments(GatheredAttention in) {
   const at::Tensor places_BHL = in.rows.queries.starts_BHR.diff();
-  const bool merges = places_BHL.max().item<std::int32_t>() > 1;
+  // A sink takes part in the softmax of each place by itself only with a mean.
+  const bool merges = places_BHL.max().item<std::int32_t>() > 1 || in.sink_H.defined();
   if (!merges) in.merge = PlaceMerge::kOneSoftmax;
   GatheredResults results;
   dispatch_tile_type(in.q_BHLD.scalar_type(),

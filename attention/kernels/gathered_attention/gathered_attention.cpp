@@ -43,29 +43,33 @@ void check_numbers(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG, std::
   }
 }
 
-// Whether sizes are [B or 1, H or 1, ..].
-bool fits_heads(const at::Tensor& x, const at::Tensor& q_BHLD) {
-  return x.dim() == 3 && (x.size(0) == 1 || x.size(0) == q_BHLD.size(0)) &&
-         (x.size(1) == 1 || x.size(1) == q_BHLD.size(1));
+// Whether sizes are [B or 1, key heads or 1, ..].
+bool fits_heads(const at::Tensor& x, const at::Tensor& k_BHSD) {
+  return x.dim() == 3 && (x.size(0) == 1 || x.size(0) == k_BHSD.size(0)) &&
+         (x.size(1) == 1 || x.size(1) == k_BHSD.size(1));
 }
 
-void check_positions(const at::Tensor& positions_BHL, const at::Tensor& x_BHLD) {
+void check_positions(const at::Tensor& positions_BHL, const at::Tensor& x_BHLD,
+                     const at::Tensor& k_BHSD) {
   if (!positions_BHL.defined()) return;
-  require(fits_heads(positions_BHL, x_BHLD) && positions_BHL.scalar_type() == at::kInt &&
+  require(fits_heads(positions_BHL, k_BHSD) && positions_BHL.scalar_type() == at::kInt &&
               positions_BHL.size(2) == x_BHLD.size(2) && positions_BHL.device() == x_BHLD.device(),
           "gathered attention: positions must be int32, one for each row, on the device of q");
 }
 
 void check(const GatheredAttention& in) {
   const at::Tensor &q = in.q_BHLD, &k = in.k_BHSD, &v = in.v_BHSD;
-  require(q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
-              q.size(1) == k.size(1) && q.size(3) == k.size(3) && q.numel() > 0 && k.numel() > 0,
-          "gathered attention: q must be [B, H, L, D], and k and v [B, H, S, D], none empty");
+  require(
+      q.dim() == 4 && k.dim() == 4 && k.sizes() == v.sizes() && q.size(0) == k.size(0) &&
+          k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(3) == k.size(3) && q.numel() > 0 &&
+          k.numel() > 0,
+      "gathered attention: q must be [B, H, L, D], and k and v [B, key heads, S, D], none empty, "
+      "with as many query heads for each key head");
   require(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
               q.is_floating_point() && q.device() == k.device() && q.device() == v.device(),
           "gathered attention: q, k and v must have one dtype and device");
   for (const RowLists* lists : {&in.rows.queries, &in.rows.keys}) {
-    require(lists->starts_BHR.defined() && fits_heads(lists->rows_BHP, q) &&
+    require(lists->starts_BHR.defined() && fits_heads(lists->rows_BHP, k) &&
                 lists->rows_BHP.device() == q.device(),
             "gathered attention: lists must be made by make_row_lists, for these heads or one, on "
             "the device of q");
@@ -78,8 +82,11 @@ void check(const GatheredAttention& in) {
   require(band.of == DistanceBand::Of::kPositions ||
               !(band.positions_q_BHL.defined() || band.positions_k_BHS.defined()),
           "gathered attention: a band of ranks has no positions");
-  check_positions(in.rows.band.positions_q_BHL, q);
-  check_positions(in.rows.band.positions_k_BHS, k);
+  check_positions(in.rows.band.positions_q_BHL, q, k);
+  check_positions(in.rows.band.positions_k_BHS, k, k);
+  check_relative_positions(in.relative, q, q.size(1));
+  require(!in.sink_H.defined() || (in.sink_H.dim() == 1 && in.sink_H.size(0) == q.size(1)),
+          "gathered attention: sinks must be [H]");
   require(
       !in.key_lengths_B.defined() ||
           (in.key_lengths_B.dim() == 1 && in.key_lengths_B.size(0) == q.size(0) &&
@@ -128,14 +135,21 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
 
 Path choose_path(const GatheredAttention& in, Path limit) {
   const at::Tensor& q = in.q_BHLD;
-  const bool fits = q.is_cpu() ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
-                               : kHasGpuKernels && q.is_cuda() &&
-                                     in.merge == PlaceMerge::kOneSoftmax && fits_gpu_kernels(in);
+  const bool fits = q.is_cpu()
+                        ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
+                        : kHasGpuKernels && q.is_cuda() && in.merge == PlaceMerge::kOneSoftmax &&
+                              !in.relative.defined() && q.size(1) == in.k_BHSD.size(1) &&
+                              fits_gpu_kernels(in);
   return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
 }
 
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
   check(in);
+  if (in.sink_H.defined() && in.merge == PlaceMerge::kOneSoftmax) {
+    GatheredAttention of_keys = in;
+    of_keys.sink_H = at::Tensor();
+    return with_sink(attend_gathered(of_keys, limit), in.sink_H);
+  }
   return choose_path(in, limit) == Path::kFused ? attend_gathered_fused(readable(in))
                                                 : attend_gathered_reference(in);
 }

@@ -10,6 +10,9 @@
 // one such occurrence. A query has one softmax over the keys that it sees from all of its places,
 // or the mean of one for each place. A key that it sees from two places counts twice. A query that
 // sees no key has output 0.
+//
+// Keys may have fewer heads than queries (common/grouped_queries.h). Lists belong to key heads, and
+// keys are never copied to query heads on the fused path.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +21,7 @@
 
 #include "attention/kernels/common/path.h"
 #include "attention/kernels/gathered_attention/parts.h"
+#include "attention/kernels/relative_positions/relative_positions.h"
 
 namespace birkhoff {
 
@@ -68,14 +72,17 @@ struct GatheredAttention {
   GatheredRows rows;
   at::Tensor key_lengths_B{};  // int64; keys at rows >= length are hidden. Undefined: none
   PlaceMerge merge = PlaceMerge::kOneSoftmax;
+  RelativePositions relative{};  // of the rows' positions, also if the band is of ranks
+  at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
 };
 
 // The fastest path up to `limit` that supports `in`; kSdpa is never it. kFused: on the CPU fp32,
-// fp64 and bf16, on a GPU fp32, bf16 and fp16, D up to 256; PlaceMerge::kMean on the CPU only.
+// fp64 and bf16, on a GPU fp32, bf16 and fp16, D up to 256; PlaceMerge::kMean, relative positions and
+// grouped queries on the CPU only.
 Path choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
-// Differentiable by q, k and v. Error(kInternal) if shapes, dtypes or devices do not fit. There is
+// Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not fit. There is
 // no dropout of probabilities. On the CPU the same bits for any number of threads. With kMean the
 // part's sums are above 0 where a query sees a key, have no gradient and do not merge.
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit);

@@ -21,6 +21,8 @@ struct GatheredResults {
 
 struct GatheredGradients {
   at::Tensor d_q_BHLD, d_k_BHSD, d_v_BHSD;
+  // On the CPU only; undefined without the operand.
+  at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{};
 };
 
 }  // namespace birkhoff

@@ -18,6 +18,10 @@ struct AttentionPart {
   at::Tensor max_BHL, sum_BHL;
 };
 
+// The part with a sink, a logit with value 0 that takes part in the softmax of each head: [H].
+// Queries that see no key stay as they are. Plain LibTorch operations, differentiable.
+AttentionPart with_sink(const AttentionPart& part, const at::Tensor& sink_H);
+
 // One softmax over the keys of all parts, which have the same queries; a key in two parts counts
 // twice. Plain LibTorch operations, differentiable; any grouping gives the same up to rounding.
 AttentionPart merge_parts(const std::vector<AttentionPart>& parts);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/kernels/gathered_attention/paths.h"
 
@@ -82,16 +83,33 @@ at::Tensor visible_pairs(const GatheredAttention& in, const PaddedSegments& quer
   return at::logical_and(visible_BHGMN, keys_BHGN.unsqueeze(3));
 }
 
+// The same call with a key head, and lists, for each query head.
+GatheredAttention with_keys_of_queries(GatheredAttention in) {
+  const std::int64_t H = in.q_BHLD.size(1);
+  DistanceBand& band = in.rows.band;
+  for (at::Tensor* each : {&in.k_BHSD, &in.v_BHSD, &band.positions_q_BHL, &band.positions_k_BHS}) {
+    *each = to_query_heads(*each, H);
+  }
+  for (RowLists* lists : {&in.rows.queries, &in.rows.keys}) {
+    for (at::Tensor* each :
+         {&lists->rows_BHP, &lists->ends_BHG, &lists->order_BHP, &lists->starts_BHR}) {
+      *each = to_query_heads(*each, H);
+    }
+  }
+  return in;
+}
+
 // PlaceMerge::kMean, from the logits of each place and the row of each query, L in the padding.
+// mix_values(p) returns the outputs of the places [B, H, P, D].
+template <typename MixValues>
 AttentionPart mean_of_places(const GatheredAttention& in, const at::Tensor& logits_BHGMN,
-                             const at::Tensor& row_BHP, const at::Tensor& v_BHGND) {
+                             const at::Tensor& row_BHP, const MixValues& mix_values) {
   const std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
                      D = in.q_BHLD.size(3);
   const at::Tensor visible_BHGMN = logits_BHGMN != -std::numeric_limits<double>::infinity();
-  const at::Tensor p_BHGMN = masked_softmax(logits_BHGMN, visible_BHGMN);
-  const at::Tensor out_BHPD = at::matmul(p_BHGMN.to(in.q_BHLD.scalar_type()), v_BHGND)
-                                  .flatten(2, 3)
-                                  .to(logits_BHGMN.scalar_type());
+  const at::Tensor sink = in.sink_H.defined() ? in.sink_H.view({1, -1, 1, 1, 1}) : in.sink_H;
+  const at::Tensor p_BHGMN = masked_softmax(logits_BHGMN, visible_BHGMN, sink);
+  const at::Tensor out_BHPD = mix_values(p_BHGMN.to(in.q_BHLD.scalar_type()));
   const at::Tensor count_BHL =
       at::zeros({B, H, L + 1}, out_BHPD.options())
           .scatter_add(2, row_BHP, visible_BHGMN.any(4).flatten(2).to(logits_BHGMN.scalar_type()))
@@ -106,16 +124,28 @@ AttentionPart mean_of_places(const GatheredAttention& in, const at::Tensor& logi
 
 }  // namespace
 
-AttentionPart attend_gathered_reference(const GatheredAttention& in) {
+AttentionPart attend_gathered_reference(const GatheredAttention& given) {
+  const GatheredAttention in = with_keys_of_queries(given);
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const std::int64_t B = in.q_BHLD.size(0), H = in.q_BHLD.size(1), L = in.q_BHLD.size(2),
                      D = in.q_BHLD.size(3);
   const at::ScalarType dtype = in.q_BHLD.scalar_type();
   const auto sums = in.q_BHLD.options().dtype(at::toOpMathType(dtype));
   const PaddedSegments queries(in.rows.queries, B, H), keys(in.rows.keys, B, H);
-  const at::Tensor scores_BHGMN =
-      at::matmul(queries.gather(in.q_BHLD), keys.gather(in.k_BHSD).transpose(-1, -2)) *
-      (1 / std::sqrt(static_cast<double>(D)));
+  const at::Tensor q_BHGMD = queries.gather(in.q_BHLD);
+  at::Tensor scores_BHGMN = at::matmul(q_BHGMD, keys.gather(in.k_BHSD).transpose(-1, -2)),
+             table_rows_BHGMN;
+  if (in.relative.defined()) {
+    const DistanceBand& band = in.rows.band;
+    const auto position = [](const PaddedSegments& segments, const at::Tensor& positions) {
+      return segments.p_of(DistanceBand::Of::kPositions, positions);
+    };
+    table_rows_BHGMN =
+        table_rows(in.relative, position(keys, band.positions_k_BHS).unsqueeze(3) -
+                                    position(queries, band.positions_q_BHL).unsqueeze(4));
+    scores_BHGMN = scores_BHGMN + relative_scores(in.relative, q_BHGMD, table_rows_BHGMN);
+  }
+  scores_BHGMN = scores_BHGMN * (1 / std::sqrt(static_cast<double>(D)));
   const at::Tensor logits_BHGMN =
       scores_BHGMN.to(sums.dtype())
           .masked_fill(visible_pairs(in, queries, keys).logical_not(), -kInfinity);
@@ -126,9 +156,14 @@ AttentionPart attend_gathered_reference(const GatheredAttention& in) {
   const auto of_places = [&](const at::Tensor& x_BHL) {  // [B, H, G, M, 1]
     return x_BHL.gather(2, row_BHP).view_as(queries.rows_BHGM).unsqueeze(4);
   };
-  if (in.merge == PlaceMerge::kMean) {
-    return mean_of_places(in, logits_BHGMN, row_BHP, keys.gather(in.v_BHSD));
-  }
+  const auto mix_values = [&](const at::Tensor& p_BHGMN) {  // [B, H, P, D]
+    at::Tensor out_BHGMD = at::matmul(p_BHGMN, keys.gather(in.v_BHSD));
+    if (in.relative.values_HRD.defined()) {
+      out_BHGMD = out_BHGMD + relative_values(in.relative, p_BHGMN, table_rows_BHGMN);
+    }
+    return out_BHGMD.flatten(2, 3).to(sums.dtype());
+  };
+  if (in.merge == PlaceMerge::kMean) return mean_of_places(in, logits_BHGMN, row_BHP, mix_values);
   at::Tensor max_BHL =
       at::full({B, H, L + 1}, -kInfinity, sums)
           .scatter_reduce(2, row_BHP, logits_BHGMN.detach().amax(4).flatten(2), "amax");
@@ -137,8 +172,7 @@ AttentionPart attend_gathered_reference(const GatheredAttention& in) {
   const at::Tensor sum_BHL =
       at::zeros({B, H, L + 1}, sums).scatter_add(2, row_BHP, e_BHGMN.sum(4).flatten(2));
   const at::Tensor p_BHGMN = e_BHGMN / of_places(sum_BHL.masked_fill(sum_BHL == 0, 1));
-  const at::Tensor out_BHPD =
-      at::matmul(p_BHGMN.to(dtype), keys.gather(in.v_BHSD)).flatten(2, 3).to(sums.dtype());
+  const at::Tensor out_BHPD = mix_values(p_BHGMN.to(dtype));
   const at::Tensor out_BHLD =
       at::zeros({B, H, L + 1, D}, sums)
           .scatter_add(2, row_BHP.unsqueeze(3).expand_as(out_BHPD), out_BHPD);

@@ -11,13 +11,20 @@
 //   d_p_ij = c_ij sum_d d_out_id v_jd,   ds_ij = p_ij (d_p_ij - sum_j p_ij d_p_ij),
 //   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,  d_bias_ij = ds_ij,
 //   d_v_jd = sum_i c_ij p_ij d_out_id.
+// Relative positions (Shaw et al. 2018, section 3.2) add the vectors a_r and b_r of two tables to the
+// keys and values, where r is the distance of key j from query i, clipped:
+//   s_ij += scale sum_d q_id a_rd,  out_id += sum_j c_ij p_ij b_rd.
+// A sink, a logit s0 of the head, takes part in the softmax as though it were a key with value 0:
+//   m_i = max(s0, max_j s_ij),  z_i = 1 / (exp(s0 - m_i) + sum_j exp(s_ij - m_i)),
+//   d_s0 = - sum_i exp(s0 - m_i) z_i sum_j p_ij d_p_ij.
 // The backward pass recomputes p from m and z. They are two numbers because a single log-sum-exp
 // would lose the digits of large logits to rounding.
 // A query without a visible key has out = 0, m = z = 0 and no gradient.
 //
 // NaN in q_i, or in the bias or in one of the visible keys of query i, makes s_ij, all of out_i and
 // z_i NaN (m_i is then 0); so does an s_ij that overflows. NaN in the values goes where the
-// formulas take it. cpu_nan.h keeps NaN away from queries that do not see it.
+// formulas take it. cpu_nan.h keeps NaN away from queries that do not see it. NaN in a sink or in a
+// table reaches all queries of its tile.
 //
 // T is float, double or Bf16. Sums have type Sum<T>, which is float for Bf16. With Bf16, s, m and z
 // are float. Only out and gradients are rounded to bf16, as well as p and ds if the instruction set
@@ -32,6 +39,27 @@
 
 namespace birkhoff {
 
+// The numbers from one row of a table to the next, in the type of sums, if rows hold `size` numbers.
+template <typename T>
+constexpr int whole_columns(int size) {
+  constexpr int kWhole = 128 / static_cast<int>(sizeof(Sum<T>));
+  return (size + kWhole - 1) / kWhole * kWhole;
+}
+
+// The tables of relative positions, in the type of sums. Their rows are for the distances least,
+// least + 1, .. of a key from a query (its position less the query's), `num_distances` in all; other
+// distances are clipped to these. All rows are padded with zeros to whole_columns().
+template <typename T>
+struct TileDistances {
+  int least = 0, num_distances = 0;
+  const Sum<T>*keys = nullptr, *keys_t = nullptr;      // [num_distances, D], [D, num_distances]
+  const Sum<T>*values = nullptr, *values_t = nullptr;  // null: no vectors for values
+  // Backward adds sum_i ds_ir q_i and sum_i c_ir p_ir d_out_i to them, sums over the keys at
+  // distance r: the gradients, but for the factors `scale` and dropout's. As many rows as
+  // whole_columns(num_distances), padded like the tables.
+  Sum<T>*d_keys = nullptr, *d_values = nullptr;
+};
+
 template <typename T>
 struct QueryTile {
   int num_queries = 0;  // <= kTile
@@ -44,8 +72,13 @@ struct QueryTile {
   // over j in ds_ij (null: 0), and adds to d_q_sum instead of writing d_q if it is set.
   Rows<Sum<T>> out_sum, d_q_sum;
   const Sum<T>* rest = nullptr;
-  std::uint64_t sample_id = 0;  // of the noise
-  Rows<const T> d_out;          // backward only
+  // Relative positions, for tiles of keys that have positions. Null: none.
+  const TileDistances<T>* relative = nullptr;
+  const std::int32_t* positions = nullptr;  // of the queries
+  const Sum<T>* sink = nullptr;             // the head's; null: none
+  double* d_sink = nullptr;                 // backward adds to it; null: not wanted
+  std::uint64_t sample_id = 0;              // of the noise
+  Rows<const T> d_out;                      // backward only
   Rows<T> d_q;
 };
 
@@ -60,7 +93,8 @@ struct KeyTile {
   // Added to logits: bias[i * bias_query_stride + j * bias_key_stride]. Null: nothing.
   const T* bias = nullptr;
   std::ptrdiff_t bias_query_stride = 0, bias_key_stride = 0;
-  std::int64_t first_element = 0;  // noise element of query 0 and key 0, in their sample
+  const std::int32_t* positions = nullptr;  // of the keys; null: no relative positions
+  std::int64_t first_element = 0;           // noise element of query 0 and key 0, in their sample
   // The gradient of the bias is added to d_bias, whose strides may be 0. fp64, because these sums
   // cancel strongly. Null: not wanted.
   double* d_bias = nullptr;
@@ -82,6 +116,7 @@ struct TileShape {
   int head_dim = 0;
   double scale = 0;
   const TileDropout* dropout = nullptr;  // null: none
+  int num_distances = 0;                 // of relative positions; 0: none
 };
 
 // What a backward pass does when it meets NaN: return false without results, or go on as the
@@ -89,15 +124,15 @@ struct TileShape {
 enum class OnNaN { kStop, kGoOn };
 
 // Only the calling thread touches the tiles of a call; equal arguments give equal bits. `scratch`
-// has scratch_bytes(head_dim, num_key_tiles) bytes, aligned to 64, uninitialised; for forward,
-// scratch_bytes(head_dim, 1) is enough.
+// has scratch_bytes(shape, num_key_tiles) bytes, aligned to 64, uninitialised; for forward,
+// scratch_bytes(shape, 1) is enough.
 //
 // Both passes return true if they met no NaN. A pass that met NaN has multiplied masked keys, too,
 // by p = 0: its results may hold NaN of keys that a query does not see, or of queries that do not
 // see a key.
 template <typename T>
 struct TileKernels {
-  std::size_t (*scratch_bytes)(int head_dim, int num_key_tiles);
+  std::size_t (*scratch_bytes)(const TileShape& shape, int num_key_tiles);
   bool (*forward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
                   int num_key_tiles, void* scratch);
   bool (*backward)(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,

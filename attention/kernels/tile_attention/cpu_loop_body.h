@@ -11,188 +11,13 @@
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
+#include "attention/kernels/tile_attention/cpu_distances.h"
 #include "attention/kernels/tile_attention/cpu_dropout.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
+#include "attention/kernels/tile_attention/cpu_pair.h"
 
 namespace birkhoff {
 namespace {
-
-// Scratch matrices of one call. D is padded to whole vectors, tiles to kTile rows. Operands that
-// are pairs are stored either in rows, where neighbours along D form a pair ([kTile, columns / 2]),
-// or stacked, where neighbouring rows do ([kTile / 2, columns]). For other operands the two are the
-// same.
-template <typename T>
-struct Scratch {
-  using E = Operand<T>;
-  using S = Sum<T>;
-  static constexpr bool kPairs = kTakesPairs<T>;
-
-  int columns;                                  // a multiple of the lanes, also in operands
-  E *q, *d_out, *k, *v;                         // in rows
-  E *q_t, *d_out_t;                             // the rows transposed, kTile wide
-  E *q_stacked, *d_out_stacked, *key_stacked;   // only for pairs
-  E *p_in_rows, *ds_in_rows, *weights_stacked;  // only for pairs, kTile wide
-  S *acc, *d_key;                               // [kTile, columns]
-  S *added_rows, *added_t;                      // [kTile, kTile]
-  S *max, *sum;                                 // [kTile]
-  S* pairs;                                     // p_t, ds_t and `kept` of each key tile
-
-  static constexpr std::ptrdiff_t kPairSize = 2 * kTile * kTile + kTile * kTile / kBits<S>;
-  S* p_t(int tile) const { return pairs + tile * kPairSize; }
-  S* ds_t(int tile) const { return p_t(tile) + kTile * kTile; }
-  Bit<S>* kept(int tile) const { return reinterpret_cast<Bit<S>*>(ds_t(tile) + kTile * kTile); }
-
-  static std::size_t bytes(int head_dim, int num_key_tiles) {
-    const int wide = kTile * padded_columns<T>(head_dim), square = kTile * kTile;
-    const int operands = ((kPairs ? 9 : 6) * wide + (kPairs ? 3 : 0) * square) / kNumbers<E>;
-    const std::ptrdiff_t sums = 2 * wide + 2 * square + num_key_tiles * kPairSize + 2 * kTile;
-    return static_cast<std::size_t>(operands) * sizeof(E) +
-           static_cast<std::size_t>(sums) * sizeof(S);
-  }
-
-  Scratch(int head_dim, void* memory) : columns(padded_columns<T>(head_dim)) {
-    auto* next = static_cast<std::byte*>(memory);
-    const auto take = [&](auto& matrix, int count) {
-      matrix = reinterpret_cast<std::remove_reference_t<decltype(matrix)>>(next);
-      next += static_cast<std::size_t>(count) * sizeof(*matrix);
-    };
-    const int wide = kTile * columns / kNumbers<E>, square = kTile * kTile / kNumbers<E>;
-    for (E** x : {&q, &d_out, &k, &v, &q_t, &d_out_t}) take(*x, wide);
-    for (E** x : {&q_stacked, &d_out_stacked, &key_stacked}) take(*x, kPairs ? wide : 0);
-    for (E** x : {&p_in_rows, &ds_in_rows, &weights_stacked}) take(*x, kPairs ? square : 0);
-    for (S** x : {&acc, &d_key}) take(*x, kTile * columns);
-    for (S** x : {&added_rows, &added_t}) take(*x, kTile * kTile);
-    for (S** x : {&max, &sum}) take(*x, kTile);
-    pairs = reinterpret_cast<S*>(next);
-  }
-};
-
-// One (query tile, key tile) pair: the sizes, and which part of the products a causal tile needs.
-template <typename T>
-struct Pair {
-  int queries, keys;  // padded to whole vectors and panels
-  bool causal;
-  const T* added_t;  // added to s_t: bias or -infinity, rows `added_stride` apart; null: 0
-  std::ptrdiff_t added_stride;
-
-  // Queries before this one see no key of key j's panel; their scores are not computed.
-  int first_query(int j) const { return causal ? round_down(round_down(j, kPanel), kLanes<T>) : 0; }
-  // No query of the vector that starts at query i sees keys from this one on.
-  int end_key(int i) const { return causal ? min_of(keys, round_up(i + kLanes<T>, kPanel)) : keys; }
-};
-
-template <typename T>
-Pair<Sum<T>> sizes_of(const QueryTile<T>& queries, const KeyTile<T>& keys) {
-  return {padded_rows<Sum<T>>(queries.num_queries), round_up(keys.num_keys, kPanel), keys.causal,
-          nullptr, 0};
-}
-
-// sizes_of() with the mask and the bias, built in scratch.
-template <typename T>
-Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, const Scratch<T>& x) {
-  using S = Sum<T>;
-  constexpr S kHidden = -__builtin_inf();
-  Pair<S> pair = sizes_of(queries, keys);
-  if (keys.mask || keys.bias) {
-    pair.added_t = x.added_t;
-    const auto added = [&](int i, int j) -> S {
-      if (i >= queries.num_queries || j >= keys.num_keys) return 0;
-      if (keys.mask && !keys.mask[i * keys.mask_query_stride + j * keys.mask_key_stride]) {
-        return kHidden;
-      }
-      return keys.bias ? to_sum(keys.bias[i * keys.bias_query_stride + j * keys.bias_key_stride])
-                       : 0;
-    };
-    if (keys.mask_key_stride == 0 && keys.bias_key_stride == 0) {
-      for (int i = 0; i < pair.queries; ++i) x.added_t[i] = added(i, 0);
-    } else {
-      pair.added_stride = kTile;
-      for (int i = 0; i < pair.queries; ++i) {
-        for (int j = 0; j < kTile; ++j) x.added_rows[i * kTile + j] = added(i, j);
-      }
-      transpose_matrix(x.added_rows, pair.queries, kTile, kTile, x.added_t, kTile);
-    }
-  }
-  return pair;
-}
-
-// s_t [keys, queries] = sum_d k_jd q_id, where the pair needs it. Summed in parts, because with
-// large logits their errors cause the errors of everything else.
-template <typename S, typename E>
-void multiply_scores(const Pair<S>& pair, Rows<const E> k, const E* q_t, int head_dim, S* s_t) {
-  constexpr int kInL1 = (32 << 10) / (kTile * static_cast<int>(sizeof(E)));  // rows of q_t
-  const int depth = round_up(head_dim, kNumbers<E>) / kNumbers<E>;
-  for (int d = 0; d < depth; d += kInL1) {
-    for (int j = 0; j < pair.keys; j += kPanel) {
-      const int first = pair.first_query(j);
-      multiply_panel<Summation::kInParts>(
-          k.data + j * k.stride + d, k.stride, 1, q_t + d * kTile + first, kTile,
-          min_of(kInL1, depth - d), s_t + j * kTile + first, kTile, pair.queries - first, d > 0);
-    }
-  }
-}
-
-// y [queries, columns] (+)= sum_j w_t[j][i] x_jd, both stacked.
-template <typename S, typename E>
-void multiply_to_queries(const Pair<S>& pair, const E* w_t, const E* x, int columns, S* y,
-                         bool accumulate) {
-  for (int i = 0; i < pair.queries; i += kPanel) {
-    const int depth = pair.causal ? min_of(pair.keys, i + kPanel) : pair.keys;
-    multiply_panel(w_t + i, 1, kTile, x, columns, depth / kNumbers<E>, y + i * columns, columns,
-                   columns, accumulate);
-  }
-}
-
-// y [keys, columns] = sum_i w_t[j][i] x_id; w_t in rows, x stacked.
-template <typename S, typename E>
-void multiply_to_keys(const Pair<S>& pair, const E* w_t, const E* x, int columns, S* y) {
-  constexpr int kN = kNumbers<E>;
-  for (int j = 0; j < pair.keys; j += kPanel) {
-    const int first = pair.causal ? j : 0;
-    multiply_panel(w_t + (j * kTile + first) / kN, kTile / kN, 1, x + first / kN * columns, columns,
-                   (pair.queries - first) / kN, y + j * columns, columns, columns, false);
-  }
-}
-
-// Scales s_t where the pair needs it, adds biases, and sets masked scores to -infinity. Never
-// inlined: the compiler contracts to fused multiply-adds as it likes, and the backward pass must
-// compute p from exactly the logits whose maximum the forward pass saved.
-template <typename S>
-[[gnu::noinline]] void finish_scores(const Pair<S>& pair, int num_keys, S scale, S* s_t) {
-  constexpr S kHidden = -__builtin_inf();
-  for (int j = 0; j < pair.keys; ++j) {
-    for (int i = pair.first_query(j); i < pair.queries; i += kLanes<S>) {
-      Vector<S> s = load(s_t + j * kTile + i) * scale;
-      if (pair.added_t) s += load(pair.added_t + j * pair.added_stride + i);
-      if (pair.causal && i < j) {
-        Bits<S> query;
-        for (int lane = 0; lane < kLanes<S>; ++lane) query[lane] = i + lane;
-        s = query < j ? Vector<S>{} + kHidden : s;
-      }
-      store(s_t + j * kTile + i, j < num_keys ? s : Vector<S>{} + kHidden);
-    }
-  }
-}
-
-// d_bias += ds. Queries and keys that share an element of d_bias are added in the order of these
-// loops.
-template <typename T>
-void add_bias_gradient(const Pair<Sum<T>>& pair, const Sum<T>* ds_t, int num_queries,
-                       const KeyTile<T>& keys) {
-  using S = Sum<T>;
-  for (int j = 0; j < keys.num_keys; ++j) {
-    double* d_bias = keys.d_bias + j * keys.d_bias_key_stride;
-    const S* row = ds_t + j * kTile;
-    const int first = pair.first_query(j);
-    if (keys.d_bias_query_stride != 0) {
-      for (int i = first; i < num_queries; ++i) d_bias[i * keys.d_bias_query_stride] += row[i];
-      continue;
-    }
-    Vector<S> sum{};  // queries after the last have p = 0
-    for (int i = first; i < pair.queries; i += kLanes<S>) sum += load(row + i);
-    for (int lane = 0; lane < kLanes<S>; ++lane) *d_bias += sum[lane];
-  }
-}
 
 template <typename T>
 bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
@@ -201,7 +26,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   using E = Operand<T>;
   constexpr int kN = kLanes<S>;
   constexpr S kInfinity = __builtin_inf();
-  const Scratch<T> x(shape.head_dim, memory);
+  const Scratch<T> x(shape, memory);
   const int columns = x.columns, D = shape.head_dim;
   const S scale = static_cast<S>(shape.scale);
   S* s_t = x.p_t(0);
@@ -215,6 +40,16 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   load_rows(queries.q, queries.num_queries, D, columns, x.q);
   transpose_matrix(x.q, padded_rows<S>(queries.num_queries), columns / kNumbers<E>,
                    columns / kNumbers<E>, x.q_t, kTile);
+  const TileDistances<T>* relative = queries.relative;
+  const bool relative_values = relative && relative->values;
+  const DistanceScratch<T>& distances = x.distances;
+  const TableProducts<T> tables(shape, columns, distances.columns);
+  if (relative) {
+    const int rows = padded_rows<S>(queries.num_queries);
+    tables.multiply(wide_rows(x.q, rows, columns, distances.q), rows, relative->keys_t, scale,
+                    distances.of_keys);
+    __builtin_memset(distances.of_values, 0, sizeof(S) * kTile * distances.columns);
+  }
   for (int i = 0; i < kTile; ++i) {
     x.max[i] = -kInfinity;
     x.sum[i] = 0;
@@ -254,6 +89,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
             p[n] = exp<S>(load(s_t + (j + n) * kTile + i) - shift);
             panel_sum += p[n];
             p[n] = keep<S>(p[n], kept, j + n, i);
+            if (x.kPairs && relative_values) store(s_t + (j + n) * kTile + i, p[n]);
           }
           store_stacked(p, j, i, weights);
         }
@@ -268,10 +104,21 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
       for (int i = 0; i < queries.num_queries; ++i) {
         if (factor[i] == 1) continue;  // the usual case after a few tiles
         for (int d = 0; d < columns; ++d) x.acc[i * columns + d] *= factor[i];
+        for (int r = 0; relative_values && r < distances.columns; ++r) {
+          distances.of_values[i * distances.columns + r] *= factor[i];
+        }
       }
+    }
+    if (relative_values && key.positions) {
+      collect_tile(s_t, queries, key, x.added_rows, distances.of_values, distances.columns);
     }
     multiply_to_queries(pair, weights, stack_rows(x.v, pair.keys, columns, x.key_stacked), columns,
                         x.acc, tile > 0);
+  }
+  if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
+  if (relative_values) {
+    tables.add_rows(distances.of_values, padded_rows<S>(queries.num_queries), relative->values,
+                    x.acc);
   }
 
   // A NaN logit makes its query's sum NaN. A NaN value makes the last row NaN, among others: that
@@ -279,11 +126,20 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   const bool met_nan =
       has_nan(x.sum, kTile) ||
       (num_key_tiles > 0 && has_nan(x.acc + (queries.num_queries - 1) * columns, columns));
-  S inverse[kTile];
+  S inverse[kTile], to_out[kTile];
   for (int i = 0; i < kTile; i += kN) {
-    const Vector<S> sum = load(x.sum + i);
-    store(inverse + i, sum != 0 ? 1 / sum : Vector<S>{});
-    store(x.max + i, sum > 0 ? load(x.max + i) : Vector<S>{});
+    Vector<S> sum = load(x.sum + i), max = load(x.max + i), f = Vector<S>{} + 1;
+    if (queries.sink) {
+      const Vector<S> sink = Vector<S>{} + *queries.sink;
+      const Vector<S> largest = max > sink ? max : sink;
+      f = exp<S>(max - largest);
+      sum = sum != 0 ? sum * f + exp<S>(sink - largest) : sum;
+      max = largest;
+    }
+    const Vector<S> z = sum != 0 ? 1 / sum : Vector<S>{};
+    store(inverse + i, z);
+    store(to_out + i, queries.sink ? z * f : z);
+    store(x.max + i, sum > 0 ? max : Vector<S>{});
   }
   const std::size_t bytes = sizeof(S) * static_cast<std::size_t>(queries.num_queries);
   __builtin_memcpy(queries.max, x.max, bytes);
@@ -291,7 +147,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   const S kept_scale = shape.dropout ? static_cast<S>(shape.dropout->scale) : 1;
   for (int i = 0; i < queries.num_queries; ++i) {
     const bool sees = inverse[i] != 0;
-    const S factor = inverse[i] * kept_scale;
+    const S factor = to_out[i] * kept_scale;
     if (S* out = queries.out_sum.data; out) {
       out += i * queries.out_sum.stride;
       for (int d = 0; d < D; ++d) out[d] = sees ? x.acc[i * columns + d] * factor : 0;
@@ -325,7 +181,7 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   using S = Sum<T>;
   using E = Operand<T>;
   constexpr int kN = kLanes<S>;
-  const Scratch<T> x(shape.head_dim, memory);
+  const Scratch<T> x(shape, memory);
   const int columns = x.columns, D = shape.head_dim, num_queries = queries.num_queries;
   const int whole_queries = padded_rows<S>(num_queries);
   const S scale = static_cast<S>(shape.scale);
@@ -340,6 +196,18 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
                    kTile);
   const E* q_stacked = stack_rows(x.q, whole_queries, columns, x.q_stacked);
   const E* d_out_stacked = stack_rows(x.d_out, whole_queries, columns, x.d_out_stacked);
+  const TileDistances<T>* relative = queries.relative;
+  const DistanceScratch<T>& distances = x.distances;
+  const TableProducts<T> tables(shape, columns, distances.columns);
+  const S *wide_q = nullptr, *wide_d_out = nullptr;
+  if (relative) {
+    wide_q = wide_rows(x.q, whole_queries, columns, distances.q);
+    wide_d_out = wide_rows(x.d_out, whole_queries, columns, distances.d_out);
+    tables.multiply(wide_q, whole_queries, relative->keys_t, scale, distances.of_keys);
+    if (relative->values) {
+      tables.multiply(wide_d_out, whole_queries, relative->values_t, 1, distances.of_values);
+    }
+  }
   S delta[kTile];
   for (int i = 0; i < kTile; ++i) {
     max[i] = i < num_queries ? queries.max[i] : 0;
@@ -367,6 +235,10 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
     }
     multiply_scores(pair, v, x.d_out_t, D, d_p_t);
+    if (relative && relative->values && key.positions) {
+      add_distances_t(distances.of_values, distances.columns, queries, key, x.added_rows, x.added_t,
+                      d_p_t);
+    }
     const Bit<S>* kept = draw_kept(shape, queries, pair.queries, key, x.kept(tile));
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> max_i = load(max + i), inverse_i = load(inverse_sum + i);
@@ -391,6 +263,19 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
 
   met_nan = met_nan || has_nan(delta, kTile);
   if (met_nan && on_nan == OnNaN::kStop) return false;
+  if (queries.d_sink) {
+    for (int i = 0; i < num_queries; ++i) {
+      if (inverse_sum[i] == 0) continue;  // it sees no key, and its maximum says nothing
+      Vector<S> distance{};
+      distance[0] = *queries.sink - max[i];
+      *queries.d_sink -= exp<S>(distance)[0] * inverse_sum[i] * delta[i];
+    }
+  }
+  if (relative) {
+    for (S* sums : {distances.of_keys, distances.of_values}) {
+      __builtin_memset(sums, 0, sizeof(S) * kTile * distances.columns);
+    }
+  }
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
@@ -423,7 +308,8 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
           if constexpr (x.kPairs) {
             store_in_row(kept_p, j + n, i, p_in_rows);
             store_in_row(ds[n], j + n, i, ds_in_rows);
-            if (key.d_bias) store(ds_t + (j + n) * kTile + i, ds[n]);
+            if (key.d_bias || relative) store(ds_t + (j + n) * kTile + i, ds[n]);
+            if (kept && relative) store(p_t + (j + n) * kTile + i, kept_p);
           } else if (kept) {
             store(p_t + (j + n) * kTile + i, kept_p);
           }
@@ -432,6 +318,12 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       }
     }
     if (key.d_bias) add_bias_gradient(pair, ds_t, num_queries, key);
+    if (relative && key.positions) {
+      collect_tile(ds_t, queries, key, x.added_rows, distances.of_keys, distances.columns);
+      if (relative->values) {
+        collect_tile(p_t, queries, key, x.added_rows, distances.of_values, distances.columns);
+      }
+    }
     multiply_to_keys(pair, p_in_rows, d_out_stacked, columns, x.d_key);
     store_rows(x.d_key, kept_scale, key.num_keys, D, columns, key.d_v_sum, key.d_v);
     multiply_to_keys(pair, ds_in_rows, q_stacked, columns, x.d_key);
@@ -440,6 +332,13 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
                         columns, x.acc, tile > 0);
   }
   if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
+  if (relative) {
+    tables.add_rows(distances.of_keys, whole_queries, relative->keys, x.acc);
+    tables.add_gradient(distances.of_keys, num_queries, wide_q, relative->d_keys);
+    if (relative->values) {
+      tables.add_gradient(distances.of_values, num_queries, wide_d_out, relative->d_values);
+    }
+  }
   store_rows(x.acc, scale, num_queries, D, columns, queries.d_q_sum, queries.d_q);
   return !met_nan;
 }

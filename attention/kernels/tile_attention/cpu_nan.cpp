@@ -67,6 +67,21 @@ void make_nan(Rows<Sum<T>> sums, Rows<T> rows, int j, int head_dim, const T* lik
   }
 }
 
+// Writes NaN to the gradients of the vectors of the distance between query i and key j, as to those
+// of the key and its value.
+template <typename T>
+void make_table_nan(const QueryTile<T>& queries, const KeyTile<T>& keys, int i, int j, int head_dim,
+                    bool nan_p) {
+  const TileDistances<T>& relative = *queries.relative;
+  const int row = std::clamp(keys.positions[j] - queries.positions[i] - relative.least, 0,
+                             relative.num_distances - 1);
+  const auto rows = [&](Sum<T>* table) { return Rows<Sum<T>>{table, whole_columns<T>(head_dim)}; };
+  make_nan<T>(rows(relative.d_keys), {}, row, head_dim, nullptr);
+  if (!relative.values) return;
+  make_nan<T>(rows(relative.d_values), {}, row, head_dim,
+              nan_p ? nullptr : queries.d_out.data + i * queries.d_out.stride);
+}
+
 // The same call on clean copies.
 template <typename T>
 struct CleanCall {
@@ -176,6 +191,7 @@ void add_gradients_past_nan(const TileKernels<T>& kernels, const TileShape& shap
     const bool nan_ds = sees_keys && (nan_p || d_out.has_nan_in(i) || nan_v || nan_rest);
     if (!nan_ds) continue;
     make_nan<T>(queries.d_q_sum, queries.d_q, i, D, nullptr);
+    if (queries.d_sink) *queries.d_sink = kNaN<double>;
     for (int t = 0; t < num_key_tiles; ++t) {
       const KeyTile<T>& tile = keys[t];
       for (int j = 0; j < tile.num_keys; ++j) {
@@ -183,6 +199,9 @@ void add_gradients_past_nan(const TileKernels<T>& kernels, const TileShape& shap
         make_nan<T>(tile.d_k_sum, tile.d_k, j, D, nullptr);
         make_nan<T>(tile.d_v_sum, tile.d_v, j, D,
                     nan_p ? nullptr : queries.d_out.data + i * queries.d_out.stride);
+        if (queries.relative && tile.positions) {
+          make_table_nan(queries, tile, i, j, D, nan_p);
+        }
         if (tile.d_bias) {
           tile.d_bias[i * tile.d_bias_query_stride + j * tile.d_bias_key_stride] = kNaN<double>;
         }

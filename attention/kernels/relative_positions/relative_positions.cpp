@@ -1,0 +1,55 @@
+#include "attention/kernels/relative_positions/relative_positions.h"
+
+#include <ATen/ATen.h>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+// The table of every head, or of the one that all share, as [1, H, 1, R, D].
+at::Tensor of_heads(const at::Tensor& table_HRD) { return table_HRD.unsqueeze(0).unsqueeze(2); }
+
+at::Tensor expand_pairs(const at::Tensor& rows, const at::Tensor& x_BHXIn) {
+  std::vector<std::int64_t> sizes = x_BHXIn.sizes().vec();
+  sizes.back() = rows.size(-1);
+  return rows.expand(sizes);
+}
+
+}  // namespace
+
+void check_relative_positions(const RelativePositions& relative, const at::Tensor& q,
+                              std::int64_t heads) {
+  if (!relative.defined()) return;
+  const at::Tensor &keys = relative.keys_HRD, &values = relative.values_HRD;
+  require(keys.dim() == 3 && (keys.size(0) == 1 || keys.size(0) == heads) && keys.size(1) > 0 &&
+              keys.size(2) == q.size(-1) && keys.scalar_type() == q.scalar_type() &&
+              keys.device() == q.device(),
+          "relative positions: the table of keys must be [1 or H, R, D], like the queries");
+  require(!values.defined() ||
+              (values.sizes() == keys.sizes() && values.scalar_type() == keys.scalar_type() &&
+               values.device() == keys.device()),
+          "relative positions: the table of values must be like that of keys");
+}
+
+at::Tensor table_rows(const RelativePositions& relative, const at::Tensor& distances) {
+  return (distances - relative.least).clamp(0, relative.num_distances() - 1);
+}
+
+at::Tensor relative_scores(const RelativePositions& relative, const at::Tensor& q_BHXID,
+                           const at::Tensor& rows_BHXIJ) {
+  const at::Tensor scores_BHXIR =
+      at::matmul(q_BHXID, of_heads(relative.keys_HRD).transpose(-1, -2));
+  return scores_BHXIR.gather(-1, expand_pairs(rows_BHXIJ, scores_BHXIR));
+}
+
+at::Tensor relative_values(const RelativePositions& relative, const at::Tensor& p_BHXIJ,
+                           const at::Tensor& rows_BHXIJ) {
+  std::vector<std::int64_t> sizes = p_BHXIJ.sizes().vec();
+  sizes.back() = relative.num_distances();
+  const at::Tensor p_BHXIR = at::zeros(sizes, p_BHXIJ.options())
+                                 .scatter_add(-1, expand_pairs(rows_BHXIJ, p_BHXIJ), p_BHXIJ);
+  return at::matmul(p_BHXIR, of_heads(relative.values_HRD));
+}
+
+}  // namespace birkhoff

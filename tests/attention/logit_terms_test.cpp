@@ -1,0 +1,182 @@
+// Relative positions, sinks and grouped queries in attention over blocks and over gathered rows.
+// Legend: B batch, H heads, L queries, S keys, N blocks, b tokens of a block, R rows of a table, D
+// head dim.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/kernels/block_attention/paths.h"
+#include "attention/kernels/gathered_attention/gathered_attention.h"
+#include "attention/kernels/gathered_attention/lists.h"
+#include "tests/attention/gathered_problem.h"
+#include "tests/attention/mechanism_cases.h"
+
+namespace birkhoff::test {
+namespace {
+
+constexpr Path kPaths[] = {Path::kReference, Path::kFused};
+constexpr int kProblems = 120;
+
+struct Operands {
+  at::Tensor q_BHLD, k_BHSD, v_BHSD;
+  RelativePositions relative;
+  at::Tensor sink_H;
+
+  std::vector<at::Tensor> leaves() const {
+    return {q_BHLD, k_BHSD, v_BHSD, relative.keys_HRD, relative.values_HRD, sink_H};
+  }
+};
+
+// Four query heads, two key heads; a table for each head or one for all.
+Operands operands(std::int64_t tokens, std::int64_t least, std::int64_t rows, bool per_head) {
+  const auto leaf = [](at::IntArrayRef sizes, std::uint64_t seed) {
+    return random_tensor(sizes, at::kDouble, seed).set_requires_grad(true);
+  };
+  const std::int64_t D = 12, table_heads = per_head ? 4 : 1;
+  return {.q_BHLD = leaf({2, 4, tokens, D}, 1),
+          .k_BHSD = leaf({2, 2, tokens, D}, 2),
+          .v_BHSD = leaf({2, 2, tokens, D}, 3),
+          .relative = {.keys_HRD = leaf({table_heads, rows, D}, 4),
+                       .values_HRD = leaf({table_heads, rows, D}, 5),
+                       .least = least},
+          .sink_H = leaf({4}, 6)};
+}
+
+// From the definition (Shaw et al. 2018, equations 3 and 4): the vectors of all pairs are written
+// out. `sees` [L, S].
+at::Tensor attend_pairs(const Operands& in, const at::Tensor& sees) {
+  const std::int64_t L = in.q_BHLD.size(2), S = in.k_BHSD.size(2);
+  const at::Tensor row_LS = (at::arange(S) - at::arange(L).unsqueeze(1) - in.relative.least)
+                                .clamp(0, in.relative.keys_HRD.size(1) - 1);
+  const auto of_pairs = [&](const at::Tensor& table) {  // [H, L, S, D]
+    return table.index_select(1, row_LS.flatten()).unflatten(1, {L, S}).expand({4, L, S, -1});
+  };
+  const auto of_heads = [](const at::Tensor& x) {  // [B, H, 1, S, D]
+    return at::stack({x.select(1, 0), x.select(1, 0), x.select(1, 1), x.select(1, 1)}, 1)
+        .unsqueeze(2);
+  };
+  const at::Tensor scores =
+      (in.q_BHLD.unsqueeze(3) * (of_heads(in.k_BHSD) + of_pairs(in.relative.keys_HRD))).sum(4) /
+      std::sqrt(12.0);
+  const at::Tensor e = scores.exp() * sees;
+  const at::Tensor sum = e.sum(3, true) + in.sink_H.exp().view({1, 4, 1, 1});
+  return ((e / sum).unsqueeze(4) * (of_heads(in.v_BHSD) + of_pairs(in.relative.values_HRD))).sum(3);
+}
+
+void expect_same(const at::Tensor& out, const at::Tensor& expected, const Operands& in,
+                 const std::string& what) {
+  EXPECT_LE(max_difference(out, expected), 1e-12) << what;
+  const auto made = gradients(out, in.leaves()), right = gradients(expected, in.leaves());
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    EXPECT_LE(max_difference(made[i], right[i]), 1e-11) << what << " gradient " << i;
+  }
+}
+
+TEST(LogitTerms, BlocksAreTheDefinition) {
+  constexpr std::int64_t kTokens = 90, kBlock = 30;
+  for (const bool causal : {false, true}) {
+    for (const bool per_head : {false, true}) {
+      const Operands in = operands(kTokens, -7, causal ? 8 : 15, per_head);
+      const Blocks blocks(in.q_BHLD, TokenMasks{}, kBlock, causal);
+      const at::Tensor block_L = at::arange(kTokens).div(kBlock, "floor");
+      const at::Tensor distance_LS = block_L.unsqueeze(1) - block_L;
+      at::Tensor sees = at::logical_and(distance_LS <= 1, distance_LS >= (causal ? 0 : -1));
+      if (causal) sees = sees.tril();
+      for (const Path path : kPaths) {
+        const BlockAttention attention{
+            .q_BHNbD = blocks.to_blocks(in.q_BHLD, 2),
+            .keys = {neighbouring_keys(blocks, in.k_BHSD, in.v_BHSD, 1, causal ? 0 : 1, causal)},
+            .noise = {},
+            .relative = in.relative,
+            .sink_H = in.sink_H};
+        ASSERT_EQ(choose_path(attention, path), path);
+        expect_same(blocks.from_blocks(attend_in_blocks(attention, path), 2),
+                    attend_pairs(in, sees), in, causal ? "causal" : "encoder");
+      }
+    }
+  }
+}
+
+// Windows of gathered rows; their order in a segment decides no distance.
+TEST(LogitTerms, GatheredRowsAreTheDefinition) {
+  constexpr std::int64_t kTokens = 90;
+  const at::Tensor order = at::randperm(kTokens).to(at::kInt).view({1, 1, -1}),
+                   end = at::full({1, 1, 1}, kTokens, at::kInt);
+  for (const bool causal : {false, true}) {
+    for (const PlaceMerge merge : {PlaceMerge::kOneSoftmax, PlaceMerge::kMean}) {
+      const Operands in = operands(kTokens, -7, causal ? 8 : 15, causal);
+      const RowLists all = make_row_lists(order, end, kTokens);
+      const at::Tensor distance_LS = at::arange(kTokens).unsqueeze(1) - at::arange(kTokens);
+      const at::Tensor sees = at::logical_and(distance_LS >= (causal ? 0 : -20), distance_LS <= 20);
+      for (const Path path : kPaths) {
+        const GatheredAttention attention{
+            .q_BHLD = in.q_BHLD,
+            .k_BHSD = in.k_BHSD,
+            .v_BHSD = in.v_BHSD,
+            .rows = {all, all, {.least = causal ? 0 : -20, .most = 20}},
+            .merge = merge,
+            .relative = in.relative,
+            .sink_H = in.sink_H};
+        ASSERT_EQ(choose_path(attention, path), path);
+        expect_same(attend_gathered(attention, path).out_BHLD, attend_pairs(in, sees), in,
+                    causal ? "causal" : "encoder");
+      }
+    }
+  }
+}
+
+class LogitTermsMergedAs : public ::testing::TestWithParam<PlaceMerge> {};
+INSTANTIATE_TEST_SUITE_P(Merges, LogitTermsMergedAs,
+                         ::testing::Values(PlaceMerge::kOneSoftmax, PlaceMerge::kMean));
+
+TEST_P(LogitTermsMergedAs, Fp64EqualsTheReference) {
+  for (int seed = 0; seed < kProblems; ++seed) {
+    GatheredProblem problem = random_problem_with_terms(seed).to(at::kDouble);
+    problem.attention.merge = GetParam();
+    const auto reference = solve(problem, Path::kReference), fused = solve(problem, Path::kFused);
+    for (std::size_t i = 0; i < reference.size(); ++i) {
+      const double scale = std::max(1.0, reference[i].abs().max().item<double>());
+      EXPECT_LE(max_difference(fused[i], reference[i]), 1e-11 * scale)
+          << problem.name << " result " << i;
+    }
+  }
+}
+
+TEST_P(LogitTermsMergedAs, ErrorsAreThoseOfTheReference) {
+  int checked = 0;
+  for (int seed = 0; seed < kProblems; seed += 4) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      checked += expect_errors_of_the_reference(
+          seed, dtype, 1000, dtype == at::kBFloat16 ? 0x1p-8 : 0x1p-23,
+          [](const GatheredProblem& problem) { return solve(problem, Path::kFused); }, GetParam(),
+          random_problem_with_terms);
+    }
+  }
+  EXPECT_GT(checked, 20);
+}
+
+TEST_P(LogitTermsMergedAs, SameBitsForAnyNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  for (int seed = 0; seed < kProblems; seed += 5) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      GatheredProblem problem = random_problem_with_terms(seed).to(dtype);
+      problem.attention.merge = GetParam();
+      at::set_num_threads(1);
+      const auto one = solve(problem, Path::kFused);
+      for (const int more : {2, 3}) {
+        at::set_num_threads(more);
+        const auto other = solve(problem, Path::kFused);
+        for (std::size_t i = 0; i < one.size(); ++i) {
+          EXPECT_TRUE(at::equal(one[i], other[i])) << problem.name << " threads " << more;
+        }
+      }
+    }
+  }
+  at::set_num_threads(threads);
+}
+
+}  // namespace
+}  // namespace birkhoff::test
