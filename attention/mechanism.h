@@ -1,7 +1,7 @@
 // The interface between a Transformer layer and the attention of its heads.
 //
-// Legend: B batch, H heads of this group, L queries, S keys, D head dim, C channels, P position
-// coordinates. The layer owns the projections and the output map
+// Legend: B batch, H heads of this group (keys and values may have fewer heads than queries,
+// MechanismShape::key_heads), L queries, S keys, D head dim, C channels, P position coordinates. The layer owns the projections and the output map
 // (models/transformer/multi_head_attention.h). A mechanism gets q, k, v per head and the layer's
 // inputs, and owns everything else: SortNets, tying of K and V, dropout on probabilities, decoding.
 #pragma once
@@ -90,6 +90,8 @@ struct MechanismTraits {
   bool skips_queries = false;
   // Weights grow without bound with the layer's input: large inputs overflow.
   bool unbounded = false;
+  // It can have relative positions.
+  bool takes_relative_positions = false;
   // Queries see keys of their clusters, and the numbers of a token decide which these are.
   bool clusters = false;
   // The reference holds the scores of all queries and keys at once.
@@ -126,10 +128,13 @@ class Mechanism {
 // What a mechanism is built for.
 struct MechanismShape {
   std::int64_t channels = 0;         // C of x_q, x_kv
-  std::int64_t heads = 0;            // H of this group
+  std::int64_t heads = 0;            // H of this group: query heads
+  std::int64_t key_heads = 0;        // heads of keys and values; 0: as many
   std::int64_t head_dim = 0;         // D
   std::int64_t sequence_length = 0;  // longest L; determines the size of SortNets
   bool causal = false;
+
+  std::int64_t heads_of_keys() const { return key_heads > 0 ? key_heads : heads; }
 };
 
 // Builds the mechanism that `config` names and adds its parameters to `parameters` under `prefix`.

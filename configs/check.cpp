@@ -161,6 +161,10 @@ class ConsistencyCheck {
             "several groups omit heads",
             config_.model().heads());
       }
+      if (group.key_heads() > 0 && group.heads() % group.key_heads() != 0) {
+        config_error(places_, group_path + ".key_heads", "{} does not divide the group's {}",
+                     group.key_heads(), counted(group.heads(), "head"));
+      }
       sum += group.heads();
       check_mechanism(group.mechanism(), group_path + ".mechanism", causal);
     }

@@ -39,25 +39,43 @@ void clear_defaults(Message& message) {
   }
 }
 
-// The chosen mechanism, with the fields that differ from their defaults.
-std::string mechanism_text(const configs::Mechanism& mechanism) {
+// The fields that differ from their defaults.
+std::string changed_fields(const Message& message) {
+  const std::unique_ptr<Message> rest(message.New());
+  rest->CopyFrom(message);
+  clear_defaults(*rest);
+  return rest->ShortDebugString();
+}
+
+// The chosen mechanism and what else is chosen for its heads, with the fields that differ from their
+// defaults.
+std::string mechanism_text(const configs::HeadGroup& group) {
+  const configs::Mechanism& mechanism = group.mechanism();
   const auto& reflection = *mechanism.GetReflection();
   const FieldDescriptor* kind =
       reflection.GetOneofFieldDescriptor(mechanism, mechanism.GetDescriptor()->oneof_decl(0));
   const Message& chosen = reflection.GetMessage(mechanism, kind);
-  const std::unique_ptr<Message> rest(chosen.New());
-  rest->CopyFrom(chosen);
-  clear_defaults(*rest);
-  const std::string fields = rest->ShortDebugString();
-  return fields.empty() ? kind->name() : fmt::format("{} {{ {} }}", kind->name(), fields);
+  std::string text = kind->name();
+  if (const std::string fields = changed_fields(chosen); !fields.empty()) {
+    text += fmt::format(" {{ {} }}", fields);
+  }
+  configs::Mechanism terms = mechanism;
+  terms.clear_kind();
+  configs::HeadGroup rest = group;
+  rest.clear_heads();
+  rest.clear_mechanism();
+  for (const std::string& fields : {changed_fields(terms), changed_fields(rest)}) {
+    if (!fields.empty()) text += " " + fields;
+  }
+  return text;
 }
 
 std::string groups_text(const configs::Attention& attention) {
-  if (attention.group_size() == 1) return mechanism_text(attention.group(0).mechanism());
+  if (attention.group_size() == 1) return mechanism_text(attention.group(0));
   std::string text;
   for (const configs::HeadGroup& group : attention.group()) {
     text += fmt::format("{}{} {} {}", text.empty() ? "" : ", ", group.heads(),
-                        group.heads() == 1 ? "head" : "heads", mechanism_text(group.mechanism()));
+                        group.heads() == 1 ? "head" : "heads", mechanism_text(group));
   }
   return text;
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 #include "attention/mechanisms/block_local/block_local.h"
 #include "attention/mechanisms/dense/dense.h"
@@ -14,6 +15,7 @@
 #include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
 #include "attention/mechanisms/sliding_window/sliding_window.h"
 #include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
 #include "configs/attention.pb.h"
 #include "configs/check.h"
 #include "configs/message_text.h"
@@ -28,6 +30,7 @@ struct MakeArguments {
   const MechanismShape& shape;
   const std::string& prefix;
   Parameters& parameters;
+  const LogitTerms& terms;
 };
 
 struct Entry {
@@ -38,30 +41,30 @@ struct Entry {
 const Entry kMechanisms[] = {
     {Kind::kDense,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<DenseAttention>(m.config.dense(), m.shape);
+       return std::make_unique<DenseAttention>(m.config.dense(), m.shape, m.terms);
      }},
     {Kind::kBlockLocal,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<BlockLocalAttention>(m.config.block_local(), m.shape);
+       return std::make_unique<BlockLocalAttention>(m.config.block_local(), m.shape, m.terms);
      }},
     {Kind::kSinkhorn,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SinkhornAttention>(m.config.sinkhorn(), m.shape, m.prefix,
-                                                  m.parameters);
+                                                  m.parameters, m.terms);
      }},
     {Kind::kSinkhornMixture,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SinkhornMixtureMechanism>(m.config.sinkhorn_mixture(), m.shape,
-                                                         m.prefix, m.parameters);
+                                                         m.prefix, m.parameters, m.terms);
      }},
     {Kind::kSlidingWindow,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
-       return std::make_unique<SlidingWindowAttention>(m.config.sliding_window(), m.shape);
+       return std::make_unique<SlidingWindowAttention>(m.config.sliding_window(), m.shape, m.terms);
      }},
     {Kind::kRouting,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<RoutingAttention>(m.config.routing(), m.shape, m.prefix,
-                                                 m.parameters);
+                                                 m.parameters, m.terms);
      }},
 };
 
@@ -78,7 +81,24 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
     fail(ExitCode::kConfig, "{}: no attention mechanism is chosen; set one of {}", prefix,
          fmt::join(names, ", "));
   }
-  return entry->make({config, shape, prefix, parameters});
+  if (shape.heads % shape.heads_of_keys() != 0) {
+    fail(ExitCode::kConfig, "key_heads: {} does not divide the {} of the group", shape.key_heads,
+         counted(shape.heads, "head"));
+  }
+  const LogitTerms terms(config, shape, prefix, parameters);
+  std::unique_ptr<Mechanism> mechanism = entry->make({config, shape, prefix, parameters, terms});
+  const MechanismTraits traits = mechanism->traits();
+  if (config.relative_positions().max_distance() > 0 && !traits.takes_relative_positions) {
+    fail(ExitCode::kConfig,
+         "relative_positions: this mechanism has none; remove them, or choose block_local, "
+         "sliding_window, sinkhorn (not with combine: add_logits) or routing");
+  }
+  if (shape.heads_of_keys() != shape.heads && traits.shares_query_key) {
+    fail(ExitCode::kConfig,
+         "key_heads: heads whose queries are their keys have as many of both; remove key_heads, or "
+         "set share_query_key: false");
+  }
+  return mechanism;
 }
 
 }  // namespace birkhoff

@@ -13,10 +13,12 @@ HeadProjections::HeadProjections(const configs::Model& config, std::vector<Group
                                  KeySource source, const std::string& name, Parameters& parameters)
     : head_dim_(config.channels() / config.heads()), groups_(std::move(groups)) {
   std::int64_t query_heads = 0, key_heads = 0, value_heads = 0;
+  bool all_have_keys = true;
   for (const GroupProjections& group : groups_) {
     query_heads += group.heads;
-    key_heads += group.has_key ? group.heads : 0;
-    value_heads += group.has_value ? group.heads : 0;
+    key_heads += group.has_key ? group.key_heads : 0;
+    value_heads += group.has_value ? group.key_heads : 0;
+    all_have_keys = all_have_keys && group.has_key;
   }
   const std::int64_t C = config.channels(), queries = query_heads * head_dim_,
                      keys_and_values = (key_heads + value_heads) * head_dim_;
@@ -25,7 +27,7 @@ HeadProjections::HeadProjections(const configs::Model& config, std::vector<Group
                              name + ".query_key_value", parameters);
     return;
   }
-  if (key_heads != query_heads) {
+  if (!all_have_keys) {
     fail(ExitCode::kInternal, "{}: heads without keys of their own cannot read a memory", name);
   }
   query_.emplace(config, WeightRole::kInner, C, queries, name + ".query", parameters);
@@ -38,12 +40,16 @@ HeadProjections::Heads HeadProjections::split(const at::Tensor& outputs, bool wi
   // A single split: its gradient is one concatenation, whereas the gradients of separate slices
   // would fill and add whole tensors.
   std::vector<std::int64_t> widths;
-  const auto add_width = [&](const GroupProjections& group, bool exists) {
-    if (exists) widths.push_back(group.heads * head_dim_);
+  const auto add_width = [&](std::int64_t heads, bool exists) {
+    if (exists) widths.push_back(heads * head_dim_);
   };
-  for (const GroupProjections& group : groups_) add_width(group, with_queries);
-  for (const GroupProjections& group : groups_) add_width(group, with_keys && group.has_key);
-  for (const GroupProjections& group : groups_) add_width(group, with_keys && group.has_value);
+  for (const GroupProjections& group : groups_) add_width(group.heads, with_queries);
+  for (const GroupProjections& group : groups_) {
+    add_width(group.key_heads, with_keys && group.has_key);
+  }
+  for (const GroupProjections& group : groups_) {
+    add_width(group.key_heads, with_keys && group.has_value);
+  }
   const std::vector<at::Tensor> pieces = at::split_with_sizes(outputs, widths, -1);
   auto piece = pieces.begin();
   const auto next_heads = [&] { return (piece++)->unflatten(-1, {-1, head_dim_}).transpose(1, 2); };

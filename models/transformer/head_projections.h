@@ -1,7 +1,8 @@
 // The linear maps of an attention layer: from its inputs to queries, keys and values of each head
 // group.
 //
-// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group, D head dim.
+// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group (keys and values
+// may have fewer than queries), D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,9 +25,10 @@ enum class KeySource { kOwnSequence, kMemory };
 
 // Which projections a head group has.
 struct GroupProjections {
-  std::int64_t heads = 0;
-  bool has_key = true;    // false: the queries are also the keys
-  bool has_value = true;  // false: the keys are also the values
+  std::int64_t heads = 0;      // of queries
+  std::int64_t key_heads = 0;  // of keys and values
+  bool has_key = true;         // false: the queries are also the keys
+  bool has_value = true;       // false: the keys are also the values
 };
 
 class HeadProjections {

@@ -66,6 +66,7 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
     const std::int64_t heads = attention.group(g).heads();
     const MechanismShape shape{.channels = config.channels(),
                                .heads = heads,
+                               .key_heads = attention.group(g).key_heads(),
                                .head_dim = config.channels() / config.heads(),
                                .sequence_length = sequence_length,
                                .causal = causal};
@@ -79,8 +80,10 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
            "choose one that can, for instance dense",
            group_field);
     }
-    projections.push_back(
-        {.heads = heads, .has_key = !traits.shares_query_key, .has_value = !traits.ties_key_value});
+    projections.push_back({.heads = heads,
+                           .key_heads = shape.heads_of_keys(),
+                           .has_key = !traits.shares_query_key,
+                           .has_value = !traits.ties_key_value});
     head_groups_.push_back(std::move(group));
   }
   projections_.emplace(config, std::move(projections), source_, name, parameters);

@@ -178,5 +178,90 @@ TEST_P(LogitTermsMergedAs, SameBitsForAnyNumberOfThreads) {
   at::set_num_threads(threads);
 }
 
+// Mechanisms with three query heads for each of two key heads.
+class GroupedQueries : public ::testing::TestWithParam<MechanismCase> {
+ protected:
+  static MechanismShape shape(std::int64_t heads, std::int64_t key_heads) {
+    return {.channels = 5,
+            .heads = heads,
+            .key_heads = key_heads,
+            .head_dim = 3,
+            .sequence_length = 32,
+            .causal = GetParam().causal};
+  }
+  static AttentionInput input(const Built& built) {
+    AttentionInput in = random_input(kTokens, at::kDouble, 1, built.traits);
+    in.q_BHLD = random_tensor({2, 6, kTokens, 3}, at::kDouble, 9).set_requires_grad(true);
+    return in;
+  }
+};
+// Those whose sort matrices and masks depend on no query.
+class SeparateGroupedQueries : public GroupedQueries {};
+INSTANTIATE_TEST_SUITE_P(All, GroupedQueries,
+                         ::testing::ValuesIn(cases_where([](const MechanismCase&,
+                                                            const MechanismTraits& traits) {
+                           return !traits.shares_query_key;
+                         })),
+                         test::name_of);
+INSTANTIATE_TEST_SUITE_P(All, SeparateGroupedQueries,
+                         ::testing::ValuesIn(cases_where([](const MechanismCase&,
+                                                            const MechanismTraits& traits) {
+                           return !traits.shares_query_key && !traits.clusters;
+                         })),
+                         test::name_of);
+
+// They are what one mechanism per key head, with that head's parameters, gives on copied keys.
+TEST_P(SeparateGroupedQueries, AreQueriesOfCopiedKeys) {
+  const Built built(GetParam().config, shape(6, 2), at::kDouble);
+  const AttentionInput in = input(built);
+  for (const Path path : kPaths) {
+    const at::Tensor out = run(*built.mechanism, in, path);
+    for (std::int64_t h = 0; h < 6; ++h) {
+      const Built one(GetParam().config, shape(1, 1), at::kDouble);
+      at::NoGradGuard no_grad;
+      for (std::size_t p = 0; p < one.parameters.list().size(); ++p) {
+        const at::Tensor of_all = built.parameters.list()[p].value;
+        at::Tensor of_one = one.parameters.list()[p].value;
+        const std::int64_t rows = of_all.size(0) / of_one.size(0);
+        const std::int64_t row = rows == 6 ? h : rows == 2 ? h / 3 : 0;
+        of_one.copy_(of_all.narrow(0, row * of_one.size(0), of_one.size(0)));
+      }
+      AttentionInput of_head = in;
+      of_head.q_BHLD = in.q_BHLD.narrow(1, h, 1);
+      of_head.k_BHSD = in.k_BHSD.narrow(1, h / 3, 1);
+      of_head.v_BHSD = built.traits.ties_key_value ? of_head.k_BHSD : in.v_BHSD.narrow(1, h / 3, 1);
+      EXPECT_LE(max_difference(run(*one.mechanism, of_head, path).select(1, 0), out.select(1, h)),
+                1e-12);
+    }
+  }
+}
+
+TEST_P(GroupedQueries, PathsAndDecodingAgree) {
+  const Built built(GetParam().config, shape(6, 2), at::kDouble);
+  const AttentionInput in = input(built);
+  const auto all = leaves(in, built.parameters);
+  const at::Tensor reference = run(*built.mechanism, in, Path::kReference);
+  const auto d_reference = gradients(reference, all);
+  for (const Path path : {Path::kSdpa, Path::kFused}) {
+    const at::Tensor out = run(*built.mechanism, in, path);
+    EXPECT_LE(max_difference(out, reference), 1e-11);
+    const auto d = gradients(out, all);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      EXPECT_LE(max_difference(d[i], d_reference[i]),
+                1e-11 * std::max(1.0, d_reference[i].abs().max().item<double>()))
+          << "leaf " << i;
+    }
+  }
+  if (!built.traits.exact_in_decoding) return;
+  at::NoGradGuard no_grad;
+  const auto state = built.mechanism->decode_state(2);
+  for (std::int64_t t = 0; t < kTokens; ++t) {
+    EXPECT_LE(max_difference(built.mechanism->decode_step(*state, token_slice(in, t, 1)),
+                             reference.narrow(2, t, 1)),
+              1e-12)
+        << t;
+  }
+}
+
 }  // namespace
 }  // namespace birkhoff::test

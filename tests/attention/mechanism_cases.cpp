@@ -82,8 +82,22 @@ std::vector<MechanismCase> all_cases(std::int64_t block) {
       const auto add = [&](const std::string& name) {
         cases.push_back({name + (causal ? "_causal" : "_encoder"), config, causal});
       };
-      add(oneof->field(i)->name());
-      visit_variants(chosen, oneof->field(i)->name(), add);
+      const std::string& name = oneof->field(i)->name();
+      add(name);
+      visit_variants(chosen, name, add);
+      config.set_sink(true);
+      add(name + "_sink");
+      if (Built(config, causal, at::kFloat, 8 * block).traits.takes_relative_positions) {
+        auto& relative = *config.mutable_relative_positions();
+        relative.set_max_distance(3);
+        add(name + "_sink_relative");
+        config.clear_sink();
+        relative.set_per_head(true);
+        relative.set_values(false);
+        add(name + "_relative_keys");
+        config.clear_relative_positions();
+      }
+      config.clear_sink();
     }
   }
   return cases;

@@ -27,8 +27,9 @@ struct MechanismCase {
 };
 std::ostream& operator<<(std::ostream& out, const MechanismCase& mechanism_case);
 
-// Each member of Mechanism's oneof, causal and not: with its defaults, and with each other value of
-// its enums, its bools, and its integers with the option `variant`. Blocks have `block` tokens.
+// Each member of Mechanism's oneof, causal and not: with its defaults; with each other value of its
+// enums, its bools, and its integers with the option `variant`; with a sink; and, if it takes them,
+// with relative positions. Blocks have `block` tokens.
 std::vector<MechanismCase> all_cases(std::int64_t block = kBlock);
 // The name of a parameterized test.
 inline std::string name_of(const ::testing::TestParamInfo<MechanismCase>& test) {

@@ -115,7 +115,8 @@ struct Definition {
   }
 };
 
-// Every selection, overlap and sharing: tokens in no cluster, in several, alone, masks by position.
+// Covers every selection, overlap and sharing. Tokens are in no cluster, in one or in several; some
+// see only themselves.
 TEST(Routing, IsItsDefinition) {
   int none = 0, several = 0;
   for (const auto selection : {Routing::causal_bucket, Routing::full_topw, Routing::prefix_topw}) {
@@ -157,7 +158,8 @@ TEST(Routing, IsItsDefinition) {
 // One cluster of all tokens is dense attention on the same unit vectors.
 TEST(Routing, OneClusterIsDenseAttention) {
   for (const bool causal : {false, true}) {
-    const Built built(routing(1, 200, Routing::causal_bucket), causal, at::kDouble);
+    const Built built(routing(1, 200, Routing::causal_bucket), causal, at::kDouble,
+                      /*sequence_length=*/200);
     const AttentionInput in = random_input(150, at::kDouble, 2);
     at::Tensor logits =
         at::matmul(unit(in.q_BHLD), unit(in.k_BHSD).transpose(2, 3)) * std::sqrt(3.0);

@@ -41,7 +41,10 @@ TEST(Diff, ListsAndChoices) {
   expect_difference(differences[1], mechanism + "block_local", "(absent)",
                     "{ block: 8 look_back: 0 dropout: 0 }", true);
   expect_difference(differences[2], "model.attention.1", "(absent)",
-                    "{ group { heads: 4 mechanism { dense { dropout: 0 } } } }", true);
+                    "{ group { heads: 4 mechanism { dense { dropout: 0 } sink: false "
+                    "relative_positions { max_distance: 0 per_head: false values: true } } "
+                    "key_heads: 0 } }",
+                    true);
   EXPECT_EQ(differences[3].path, "train.optimizer.adamw");
   EXPECT_EQ(differences[4].path, "train.optimizer.adafactor");
   // Each optimizer has its own state: (fixed_choice).

@@ -158,6 +158,8 @@ const Malformed kMalformed[] = {
     {"model { channels: 130 }", "2:9: model.channels",
      "130 channels cannot be split among 4 heads"},
     {"model { heads: 3 }", "2:1: model.channels", "128 channels cannot be split among 3 heads"},
+    {"model { heads: 4 attention { group { key_heads: 3 } } }",
+     "2:38: model.attention.0.group.0.key_heads", "3 does not divide the group's 4 heads"},
     {"model { channels: 5 heads: 5 positions: sinusoidal }", "2:9: model.channels", "even number"},
     {"model { attention { group { heads: 1 } } }", "2:9: model.attention.0",
      "its groups have 1 head together, model.heads is 4"},

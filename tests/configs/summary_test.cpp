@@ -27,6 +27,12 @@ TEST(Summary, AttentionIsNamedWithWhatIsNotItsDefault) {
                                         "text", {})
                                .model()),
             "encoder: block_local | decoder: dense | cross-attention: dense");
+  EXPECT_EQ(
+      attention_text(parse("model { heads: 4 attention { group { heads: 2 key_heads: 1 mechanism { "
+                           "block_local {} sink: true } } group { mechanism { dense {} } } } }",
+                           {})
+                         .model()),
+      "2 heads block_local sink: true key_heads: 1, 2 heads dense");
 }
 
 TEST(Summary, FieldsThatDifferAreRowsInTheOrderOfTheSchema) {
@@ -39,7 +45,14 @@ TEST(Summary, FieldsThatDifferAreRowsInTheOrderOfTheSchema) {
   }
   EXPECT_THAT(rows, ElementsAre("model.layers 4 2 4", "model.attention.1.group.0.heads - - 4",
                                 "model.attention.1.group.0.mechanism.dense.dropout - - 0",
-                                "train.steps 5 7 5"));
+                                "model.attention.1.group.0.mechanism.sink - - false",
+                                "model.attention.1.group.0.mechanism.relative_positions."
+                                "max_distance - - 0",
+                                "model.attention.1.group.0.mechanism.relative_positions."
+                                "per_head - - false",
+                                "model.attention.1.group.0.mechanism.relative_positions."
+                                "values - - true",
+                                "model.attention.1.group.0.key_heads - - 0", "train.steps 5 7 5"));
   EXPECT_TRUE(differing_fields({configs[0], configs[0]}).empty());
 }
 

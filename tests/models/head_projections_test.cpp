@@ -42,10 +42,11 @@ struct HeadProjectionsTest : ::testing::Test {
   Parameters parameters{3, at::kDouble};
   at::Tensor x_BTC = at::rand({2, kPlaces, kChannels}, at::kDouble);
   // All projections, tied values, shared queries and keys, one projection for all three.
-  std::vector<GroupProjections> groups{{.heads = 1},
-                                       {.heads = 2, .has_value = false},
-                                       {.heads = 2, .has_key = false},
-                                       {.heads = 1, .has_key = false, .has_value = false}};
+  std::vector<GroupProjections> groups{
+      {.heads = 1, .key_heads = 1},
+      {.heads = 2, .key_heads = 2, .has_value = false},
+      {.heads = 2, .key_heads = 2, .has_key = false},
+      {.heads = 1, .key_heads = 1, .has_key = false, .has_value = false}};
 };
 
 TEST_F(HeadProjectionsTest, GroupsGetTheTensorsThatTheyShare) {
@@ -68,8 +69,23 @@ TEST_F(HeadProjectionsTest, GroupsGetTheTensorsThatTheyShare) {
   EXPECT_TRUE(heads.k_BHTD[3].is_same(heads.q_BHTD[3]) && heads.v_BHTD[3].is_same(heads.q_BHTD[3]));
 }
 
+TEST_F(HeadProjectionsTest, GroupedQueriesHaveFewerKeysAndValues) {
+  groups = {{.heads = 4, .key_heads = 2}, {.heads = 2, .key_heads = 1, .has_value = false}};
+  const HeadProjections projections = make(KeySource::kOwnSequence);
+  // Heads: 6 of queries, 3 of keys, 2 of values.
+  EXPECT_THAT(shapes(), ::testing::ElementsAre("attention.query_key_value.weight 22"));
+  const HeadProjections::Heads heads = projections.all(x_BTC);
+  const auto equal = [&](const at::Tensor& part, std::int64_t first_head, std::int64_t count) {
+    return at::allclose(
+        part, expected("attention.query_key_value.weight", x_BTC, first_head * kHeadDim, count));
+  };
+  EXPECT_TRUE(equal(heads.q_BHTD[0], 0, 4) && equal(heads.k_BHTD[0], 6, 2) &&
+              equal(heads.v_BHTD[0], 9, 2));
+  EXPECT_TRUE(equal(heads.q_BHTD[1], 4, 2) && equal(heads.k_BHTD[1], 8, 1));
+}
+
 TEST_F(HeadProjectionsTest, AMemoryHasKeysAndValuesOfItsOwn) {
-  groups = {{.heads = 2}, {.heads = 4, .has_value = false}};
+  groups = {{.heads = 2, .key_heads = 2}, {.heads = 4, .key_heads = 4, .has_value = false}};
   const HeadProjections projections = make(KeySource::kMemory);
   EXPECT_THAT(shapes(),
               ::testing::ElementsAre("attention.query.weight 12", "attention.key_value.weight 16"));

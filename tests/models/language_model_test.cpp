@@ -23,6 +23,12 @@ const std::string kMixed =
     "            group { mechanism { dense {} } } } "
     "attention { group { heads: 1 mechanism { sinkhorn { block: 4 tie_key_value: true } } }"
     "            group { mechanism { dense {} } } }";
+// Two heads whose queries share a key head.
+const std::string kGrouped =
+    "attention { group { key_heads: 1 mechanism { sink: true block_local { block: 4 look_back: 1 } "
+    "                    relative_positions { max_distance: 5 } } } } "
+    "attention { group { key_heads: 1 mechanism { "
+    "                    routing { clusters: 2 share_query_key: false } } } }";
 
 std::string message_of(const std::function<void()>& action, ExitCode* code = nullptr) {
   try {
@@ -163,7 +169,7 @@ TEST(LanguageModel, DecodingEqualsTheForwardPass) {
        {Precision{"train.precision=fp64", 1e-12}, Precision{"train.precision=fp32", 1e-5}}) {
     for (const std::string& text :
          {std::string("positions: learned"), std::string("positions: sinusoidal"),
-          "positions: no_positions scale_embeddings: true " + kMixed}) {
+          "positions: no_positions scale_embeddings: true " + kMixed, kGrouped}) {
       const TestModel model = make_test_model(text, {precision.setting});
       const Batch batch = make_batch(3, 16);
       const at::Tensor logits_BTV = model->logits(batch, std::nullopt);
@@ -298,6 +304,21 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
                     ->set_dropout(1);
               }),
               HasSubstr("dense.dropout: must be in [0, 1), is 1"));
+  const auto group_of = [](configs::Config& c) -> configs::HeadGroup& {
+    return *c.mutable_model()->mutable_attention(0)->mutable_group(0);
+  };
+  EXPECT_THAT(refused([&](auto& c) { group_of(c).set_key_heads(3); }),
+              HasSubstr("model.attention.0.group.0.mechanism: key_heads: 3 does not divide the 2 "
+                        "heads of the group"));
+  EXPECT_THAT(refused([&](auto& c) {
+                group_of(c).set_key_heads(1);
+                group_of(c).mutable_mechanism()->mutable_routing();
+              }),
+              HasSubstr("key_heads: heads whose queries are their keys have as many of both"));
+  EXPECT_THAT(refused([&](auto& c) {
+                group_of(c).mutable_mechanism()->mutable_relative_positions()->set_max_distance(4);
+              }),
+              HasSubstr("relative_positions: this mechanism has none"));
   EXPECT_THAT(refused([](auto& c) { c.mutable_task()->Clear(); }), HasSubstr("no task is set"));
   for (const char* name : {"translation", "pixel_model", "image_classification", "point_sets"}) {
     const std::string message = refused([&](auto& c) {

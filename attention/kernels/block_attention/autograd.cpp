@@ -11,6 +11,7 @@
 
 #include "attention/kernels/block_attention/cpu_tasks.h"
 #include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/common/fitting_rows.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
 
@@ -23,7 +24,7 @@ using torch::autograd::variable_list;
 // x, or a copy that the kernels of its device can read.
 at::Tensor with_fitting_rows(const at::Tensor& x) {
   if (x.is_cuda()) return with_aligned_rows(x);
-  return x.stride(-1) == 1 ? x : x.contiguous();
+  return with_contiguous_rows(x);
 }
 
 BlockResults attend(const BlockOperands& operands) {

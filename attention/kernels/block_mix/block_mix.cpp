@@ -17,6 +17,7 @@
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_scratch.h"
 #include "attention/kernels/common/cpu_sets.h"
+#include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
@@ -40,8 +41,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-at::Tensor with_dense_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 // Head h of sample b of each tensor, without data for an undefined tensor.
 template <typename T>
@@ -175,7 +174,7 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
   static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
                                at::TensorList x_BHNbD, std::int64_t diagonal) {
     variable_list x, y;
-    for (const at::Tensor& each : x_BHNbD) x.push_back(with_dense_rows(each));
+    for (const at::Tensor& each : x_BHNbD) x.push_back(with_contiguous_rows(each));
     if (has_kernel(x[0])) {
       for (const at::Tensor& each : x) y.push_back(new_blocks_like(each));
       dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
@@ -205,8 +204,8 @@ struct MixLowerBlocks : torch::autograd::Function<MixLowerBlocks> {
     variable_list d_y, others, d_x;
     for (std::size_t i = 0; i < x.size(); ++i) {
       const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
-      d_y.push_back(of_y.defined() ? with_dense_rows(of_y) : at::zeros_like(x[i]));
-      others.push_back(other.defined() ? with_dense_rows(other) : other);
+      d_y.push_back(of_y.defined() ? with_contiguous_rows(of_y) : at::zeros_like(x[i]));
+      others.push_back(other.defined() ? with_contiguous_rows(other) : other);
     }
     if (has_kernel(x[0])) {
       for (const at::Tensor& each : x) d_x.push_back(new_blocks_like(each));

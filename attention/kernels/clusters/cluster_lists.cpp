@@ -64,54 +64,67 @@ Buckets sort_into_buckets(const ClusterProblem& problem, const ClusteredRows& q,
           .k_rank_BHL = rank(0, k_bucket_BHL)};
 }
 
-// The same by counting.
+// The same by counting, for one head. Arrays have L or G numbers.
+struct BucketsOfHead {
+  const std::int32_t* document;
+  std::int64_t clusters, L, G;
+
+  std::size_t bucket(const std::int32_t* cluster, std::int64_t row) const {
+    return static_cast<std::size_t>(document[row] * clusters + cluster[row]);
+  }
+
+  // Lists the rows of each bucket. `ends` is 0 at first.
+  void list(const std::int32_t* cluster, std::int32_t* rows, std::int32_t* ends) const {
+    for (std::int64_t row = 0; row < L; ++row) {
+      if (cluster[row] >= 0) ++ends[bucket(cluster, row)];
+    }
+    std::vector<std::int32_t> next(static_cast<std::size_t>(G), 0);
+    for (std::int64_t g = 1; g < G; ++g) {
+      next[static_cast<std::size_t>(g)] = ends[g - 1];
+      ends[g] += ends[g - 1];
+    }
+    for (std::int64_t row = 0; row < L; ++row) {
+      if (cluster[row] >= 0) rows[next[bucket(cluster, row)]++] = static_cast<std::int32_t>(row);
+    }
+  }
+
+  void rank(const std::int32_t* q_cluster, const std::int32_t* k_cluster, std::int32_t* q_rank,
+            std::int32_t* k_rank) const {
+    std::vector<std::int32_t> keys_so_far(static_cast<std::size_t>(G), 0);
+    for (std::int64_t row = 0; row < L; ++row) {
+      if (k_cluster[row] >= 0) k_rank[row] = keys_so_far[bucket(k_cluster, row)]++;
+      if (q_cluster[row] >= 0) q_rank[row] = keys_so_far[bucket(q_cluster, row)] - 1;
+    }
+  }
+};
+
 Buckets count_into_buckets(const ClusterProblem& problem, const ClusteredRows& q,
                            const ClusteredRows& k) {
-  const at::Tensor &q_cluster = q.cluster_BHL, &k_cluster = k.cluster_BHL;
   const at::Tensor& number_BL = problem.documents.number_BL;
-  const std::int64_t B = q_cluster.size(0), H = q_cluster.size(1), L = q_cluster.size(2),
-                     K = problem.centroids_HKD.size(1), G = problem.documents.count * K;
+  const std::int64_t B = q.cluster_BHL.size(0), H = q.cluster_BHL.size(1),
+                     L = q.cluster_BHL.size(2), K = problem.centroids_HKD.size(1),
+                     G = problem.documents.count * K;
   const auto numbers = [&](std::int64_t count) {
-    return at::zeros({B, H, count}, q_cluster.options());
+    return at::zeros({B, H, count}, q.cluster_BHL.options());
   };
-  Buckets buckets{numbers(L), numbers(G), numbers(L), numbers(G), numbers(L), numbers(L)};
+  const Buckets buckets{numbers(L), numbers(G), numbers(L), numbers(G), numbers(L), numbers(L)};
   at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
-    const auto of_head = [&](const at::Tensor& x, std::int64_t head) {
-      return static_cast<std::int32_t*>(const_cast<void*>(x.const_data_ptr())) + head * x.size(2);
-    };
-    std::vector<std::int32_t> next;
     for (std::int64_t head = begin; head < end; ++head) {
-      const auto* document =
-          number_BL.const_data_ptr<std::int32_t>() + (number_BL.size(0) == 1 ? 0 : head / H) * L;
-      const auto bucket = [&](const std::int32_t* cluster, std::int64_t row) {
-        return static_cast<std::size_t>(document[row] * K + cluster[row]);
+      const auto read = [&](const at::Tensor& x) {
+        return x.const_data_ptr<std::int32_t>() + head * x.size(2);
       };
-      const auto fill = [&](const std::int32_t* cluster, std::int32_t* rows, std::int32_t* ends) {
-        for (std::int64_t row = 0; row < L; ++row) {
-          if (cluster[row] >= 0) ++ends[bucket(cluster, row)];
-        }
-        next.assign(static_cast<std::size_t>(G), 0);
-        for (std::int64_t g = 1; g < G; ++g) {
-          next[static_cast<std::size_t>(g)] = ends[g - 1];
-          ends[g] += ends[g - 1];
-        }
-        for (std::int64_t row = 0; row < L; ++row) {
-          if (cluster[row] >= 0) {
-            rows[next[bucket(cluster, row)]++] = static_cast<std::int32_t>(row);
-          }
-        }
+      const auto write = [&](const at::Tensor& x) {
+        return x.mutable_data_ptr<std::int32_t>() + head * x.size(2);
       };
-      const std::int32_t *q_of = of_head(q_cluster, head), *k_of = of_head(k_cluster, head);
-      fill(q_of, of_head(buckets.q_rows_BHL, head), of_head(buckets.q_ends_BHG, head));
-      fill(k_of, of_head(buckets.k_rows_BHL, head), of_head(buckets.k_ends_BHG, head));
-      std::vector<std::int32_t>& keys_so_far = next;
-      keys_so_far.assign(static_cast<std::size_t>(G), 0);
-      std::int32_t *q_rank = of_head(buckets.q_rank_BHL, head),
-                   *k_rank = of_head(buckets.k_rank_BHL, head);
-      for (std::int64_t row = 0; row < L; ++row) {
-        if (k_of[row] >= 0) k_rank[row] = keys_so_far[bucket(k_of, row)]++;
-        if (q_of[row] >= 0) q_rank[row] = keys_so_far[bucket(q_of, row)] - 1;
-      }
+      const BucketsOfHead of_head{.document = number_BL.const_data_ptr<std::int32_t>() +
+                                              (number_BL.size(0) == 1 ? 0 : head / H) * L,
+                                  .clusters = K,
+                                  .L = L,
+                                  .G = G};
+      of_head.list(read(q.cluster_BHL), write(buckets.q_rows_BHL), write(buckets.q_ends_BHG));
+      of_head.list(read(k.cluster_BHL), write(buckets.k_rows_BHL), write(buckets.k_ends_BHG));
+      of_head.rank(read(q.cluster_BHL), read(k.cluster_BHL), write(buckets.q_rank_BHL),
+                   write(buckets.k_rank_BHL));
     }
   });
   return buckets;
@@ -161,7 +174,8 @@ GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& 
                     .positions_q_BHL = buckets.k_rank_BHL,
                     .positions_k_BHS = buckets.k_rank_BHL};
   if (window > 1) {
-    // The first of a bucket is alone, and sees its own key at distance 1; the others do not.
+    // The first query of a bucket sees only its own key, at distance 1. The other queries do not see
+    // theirs.
     band.least = 1;
     band.positions_q_BHL = buckets.k_rank_BHL.clamp_min(1);
   }
@@ -177,7 +191,7 @@ GatheredRows nearest_lists(const ClusteredRows& q, const ClusteredRows& k, bool 
     return {queries, make_row_lists(k.nearest_BHP, k.nearest_ends_BHG, L), band};
   }
   if (causal) {
-    // A row that is alone in all of its clusters sees its own key at distance 1.
+    // A row that would see no other key sees its own, at distance 1.
     band.least = 1;
     band.positions_q_BHL =
         at::arange(L, q.cluster_BHL.options()) + are_always_first(queries).to(at::kInt);

@@ -46,8 +46,8 @@ void choose_nearest(const ClusterProblem& problem, const at::Tensor& scores_BHLK
   const std::int64_t N = problem.documents.count, K = scores_BHLK.size(3), L = scores_BHLK.size(2),
                      W = std::min(problem.window, L);
   const double most = std::numeric_limits<double>::infinity();
-  const at::Tensor scores_BHKL = scores_BHLK.transpose(2, 3).masked_fill(
-      scores_BHLK.transpose(2, 3).ne(scores_BHLK.transpose(2, 3)), most);
+  const at::Tensor scores_BHKL =
+      scores_BHLK.masked_fill(scores_BHLK.ne(scores_BHLK), most).transpose(2, 3);
   const at::Tensor document_BHL = documents_BHL(problem);
   std::vector<at::Tensor> segments, chosen;  // of each document: [B, H, K W]
   for (std::int64_t n = 0; n < N; ++n) {
@@ -72,18 +72,12 @@ void choose_nearest(const ClusterProblem& problem, const at::Tensor& scores_BHLK
 }
 
 ClusteredRows cluster_rows_reference(const ClusterProblem& problem) {
-  const at::ScalarType wide = at::toOpMathType(problem.x_BHLD.scalar_type());
-  const at::Tensor x_BHLD = problem.x_BHLD.to(wide);
-  const at::Tensor norm_BHL1 = at::linalg_vector_norm(x_BHLD, 2, at::IntArrayRef({3}), true);
-  const at::Tensor zero_BHL1 = norm_BHL1 == 0;
-  const at::Tensor unit_BHLD =
-      (x_BHLD / norm_BHL1.masked_fill(zero_BHL1, 1)).masked_fill(zero_BHL1, 0);
   const at::Tensor& centroids_HKD = problem.centroids_HKD;
-  const at::Tensor scores_BHLK =
-      at::matmul(unit_BHLD.detach(), centroids_HKD.transpose(1, 2).unsqueeze(0));
+  const at::Tensor unit_BHLD = unit_rows(problem.x_BHLD.to(centroids_HKD.scalar_type()), 1);
+  const at::Tensor scores_BHLK = cluster_scores(problem);
   const at::Tensor cluster_BHL = scores_BHLK.argmax(3);
   const at::Tensor chosen_BHLD = centroids_HKD.unsqueeze(0)
-                                     .expand({x_BHLD.size(0), -1, -1, -1})
+                                     .expand({unit_BHLD.size(0), -1, -1, -1})
                                      .gather(2, cluster_BHL.unsqueeze(3).expand_as(unit_BHLD));
   const at::Tensor padding_BHL = documents_BHL(problem) < 0;
   ClusteredRows rows;
@@ -155,6 +149,18 @@ ClusteredRows cluster_rows(const ClusterProblem& problem, Path limit) {
   rows.unit_BHLD = differentiable[0];
   rows.distance_BH = differentiable[1];
   return rows;
+}
+
+at::Tensor unit_rows(const at::Tensor& x, double length) {
+  const at::Tensor norm = at::linalg_vector_norm(x, 2, at::IntArrayRef({-1}), true);
+  const at::Tensor is_zero = norm == 0;
+  return (x / norm.masked_fill(is_zero, 1)).masked_fill(is_zero, 0) * length;
+}
+
+at::Tensor cluster_scores(const ClusterProblem& problem) {
+  const at::Tensor& centroids_HKD = problem.centroids_HKD;
+  const at::Tensor x_BHLD = problem.x_BHLD.detach().to(centroids_HKD.scalar_type());
+  return at::matmul(unit_rows(x_BHLD, 1), centroids_HKD.transpose(1, 2).unsqueeze(0));
 }
 
 at::Tensor cluster_sums(const ClusterProblem& problem, const ClusteredRows& rows, Path limit) {

@@ -1,7 +1,7 @@
 // Rows as unit vectors in clusters: the steps of online k-means that attention by clusters needs
 // (Roy et al. 2021, "Efficient Content-Based Sparse Attention with Routing Transformers", section
-// 4.1). The score of a row x for a centroid is their product with x / |x|. Scores are never stored
-// for more than a tile of rows.
+// 4.1). The score of a row x for a centroid is their product with x / |x|. The CPU's kernels store
+// scores for a tile of rows at a time; the reference stores them all.
 //
 // Legend: B batch, H heads, L rows, D head dim, K clusters, W rows that are chosen for a cluster, N
 // documents, G segments, P places of a list (gathered_attention.h).
@@ -40,7 +40,7 @@ struct ClusteredRows {
   // length x / |x|, of x's dtype; 0 for x = 0. Differentiable by x.
   at::Tensor unit_BHLD;
   // The sum over rows, except padding, of |x / |x| - centroid|^2, in the dtype of sums.
-  // Differentiable by x alone.
+  // Differentiable only by x.
   at::Tensor distance_BH;
   // int32: the cluster with the highest score, the first of equal ones. -1: padding.
   at::Tensor cluster_BHL;
@@ -57,6 +57,12 @@ Path choose_path(const ClusterProblem& problem, Path limit);
 // On the CPU the same bits for any number of threads. Error(kInternal) if shapes or dtypes do not
 // fit.
 ClusteredRows cluster_rows(const ClusterProblem& problem, Path limit);
+
+// length x / |x| [.., D], in x's dtype; 0 for x = 0. Differentiable plain operations.
+at::Tensor unit_rows(const at::Tensor& x, double length);
+
+// The scores of all rows [B, H, L, K], in the dtype of sums. No gradients.
+at::Tensor cluster_scores(const ClusterProblem& problem);
 
 // The sums over the batch of x / |x| in each cluster, then the number of its rows: [H, K, D + 1].
 // `rows` are those of the problem. No gradients.

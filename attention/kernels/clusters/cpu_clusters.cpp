@@ -16,23 +16,11 @@
 #include "attention/kernels/common/cpu_scratch.h"
 #include "attention/kernels/common/cpu_sets.h"
 #include "attention/kernels/common/cpu_vector.h"
+#include "attention/kernels/common/fitting_rows.h"
+#include "attention/kernels/gathered_attention/cpu_lists.h"
 
 namespace birkhoff {
 namespace {
-
-// Row `row` of x [B, H, rows, D], whose numbers are contiguous.
-template <typename T>
-const T* row_of(const at::Tensor& x, std::int64_t b, std::int64_t h, std::int64_t row) {
-  return static_cast<const T*>(x.const_data_ptr()) + b * x.stride(0) + h * x.stride(1) +
-         row * x.stride(2);
-}
-template <typename T>
-T* mutable_row_of(const at::Tensor& x, std::int64_t b, std::int64_t h, std::int64_t row) {
-  return static_cast<T*>(x.mutable_data_ptr()) + b * x.stride(0) + h * x.stride(1) +
-         row * x.stride(2);
-}
-
-at::Tensor with_fitting_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 // The rows with the highest scores of each cluster, found in one pass over the rows. A cluster
 // keeps up to twice as many rows as it will choose, and a score that any later row must exceed.
@@ -109,16 +97,16 @@ struct HeadClusters {
   std::int64_t padded = shape.padded_clusters<S>();
   const ScoreKernels<T>& kernels = score_kernels<T>();
 
-  void run(std::int64_t b, std::int64_t h) const {
+  void run(Head at) const {
     const at::Tensor& number_BL = problem.documents.number_BL;
     const auto* document =
-        number_BL.const_data_ptr<std::int32_t>() + (number_BL.size(0) == 1 ? 0 : b) * L;
+        number_BL.const_data_ptr<std::int32_t>() + (number_BL.size(0) == 1 ? 0 : at.b) * L;
     const ScratchMemory scratch = scratch_memory(kernels.scratch_bytes(shape.head_dim)),
                         scores =
                             scratch_memory(static_cast<std::size_t>(kTile * padded) * sizeof(S));
     std::int32_t best[kTile];
     S best_score[kTile];
-    const std::int64_t head = b * H + h;
+    const std::int64_t head = at.b * H + at.h;
     auto* const cluster = rows.cluster_BHL.mutable_data_ptr<std::int32_t>() + head * L;
     S distance = 0;
     Chosen chosen(*this, head);
@@ -126,13 +114,14 @@ struct HeadClusters {
       const std::int64_t count = std::min<std::int64_t>(kTile, L - first);
       const ScoredRows<T> tile{
           .num_rows = static_cast<int>(count),
-          .x = {row_of<T>(problem.x_BHLD, b, h, first), problem.x_BHLD.stride(2)},
-          .unit = {mutable_row_of<T>(rows.unit_BHLD, b, h, first), rows.unit_BHLD.stride(2)},
+          .x = {row_of<T>(problem.x_BHLD, at, first), problem.x_BHLD.stride(2)},
+          .unit = {mutable_row_of<T>(rows.unit_BHLD, at, first), rows.unit_BHLD.stride(2)},
           .inverse = inverse_BHL.mutable_data_ptr<S>() + head * L + first,
           .scores = reinterpret_cast<S*>(scores.get()),
           .best = best,
           .best_score = best_score};
-      kernels.score(shape, centroids_HDK.const_data_ptr<S>() + h * D * padded, tile, scratch.get());
+      kernels.score(shape, centroids_HDK.const_data_ptr<S>() + at.h * D * padded, tile,
+                    scratch.get());
       for (std::int64_t r = 0; r < count; ++r) {
         const bool exists = document[first + r] >= 0;
         cluster[first + r] = exists ? best[r] : -1;
@@ -201,11 +190,11 @@ std::int64_t most_places(const ClusterProblem& problem) {
   return most;
 }
 
-// Calls work(b, h) for each head of each sample.
+// Calls work(head) for each head of each sample.
 template <typename Work>
 void for_each_head(std::int64_t B, std::int64_t H, const Work& work) {
   at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t head = begin; head < end; ++head) work(head / H, head % H);
+    for (std::int64_t head = begin; head < end; ++head) work(Head{head / H, head % H});
   });
 }
 
@@ -221,7 +210,7 @@ const ScoreKernels<T>& score_kernels() {
 
 at::Tensor cluster_rows_on_cpu(const ClusterProblem& problem, ClusteredRows& rows) {
   ClusterProblem fitting = problem;
-  fitting.x_BHLD = with_fitting_rows(problem.x_BHLD.detach());
+  fitting.x_BHLD = with_contiguous_rows(problem.x_BHLD.detach());
   const at::Tensor& x = fitting.x_BHLD;
   const std::int64_t B = x.size(0), H = x.size(1), L = x.size(2);
   const at::TensorOptions sums = problem.centroids_HKD.options(), numbers = sums.dtype(at::kInt);
@@ -241,7 +230,7 @@ at::Tensor cluster_rows_on_cpu(const ClusterProblem& problem, ClusteredRows& row
                             {0, shape.padded_clusters<Sum<T>>() - shape.clusters})
             .contiguous();
     const HeadClusters<T> clusters{fitting, centroids_HDK, rows, inverse_BHL};
-    for_each_head(B, H, [&](std::int64_t b, std::int64_t h) { clusters.run(b, h); });
+    for_each_head(B, H, [&](Head head) { clusters.run(head); });
   });
   return inverse_BHL;
 }
@@ -251,7 +240,7 @@ at::Tensor cluster_gradients_on_cpu(const ClusterGradientProblem& problem) {
   const std::int64_t B = unit.size(0), H = unit.size(1), L = unit.size(2), D = unit.size(3),
                      K = problem.centroids_HKD.size(1);
   const at::Tensor d_unit =
-      problem.d_unit_BHLD.defined() ? with_fitting_rows(problem.d_unit_BHLD) : at::Tensor();
+      problem.d_unit_BHLD.defined() ? with_contiguous_rows(problem.d_unit_BHLD) : at::Tensor();
   const at::Tensor d_distance = problem.d_distance_BH.defined()
                                     ? problem.d_distance_BH.contiguous()
                                     : at::zeros({B, H}, problem.centroids_HKD.options());
@@ -261,21 +250,21 @@ at::Tensor cluster_gradients_on_cpu(const ClusterGradientProblem& problem) {
     using S = Sum<T>;
     const ScoreKernels<T>& kernels = score_kernels<T>();
     const ScoreShape shape{static_cast<int>(D), static_cast<int>(K), problem.length};
-    for_each_head(B, H, [&](std::int64_t b, std::int64_t h) {
+    for_each_head(B, H, [&](Head at) {
       const ScratchMemory scratch = scratch_memory(kernels.scratch_bytes(shape.head_dim));
-      const std::int64_t head = b * H + h;
+      const std::int64_t head = at.b * H + at.h;
       const auto* cluster = problem.cluster_BHL.const_data_ptr<std::int32_t>() + head * L;
       for (std::int64_t row = 0; row < L; ++row) {
         const bool exists = cluster[row] >= 0;
         kernels.row_gradient(
             shape,
-            {.unit = row_of<T>(unit, b, h, row),
-             .d_unit = d_unit.defined() ? row_of<T>(d_unit, b, h, row) : nullptr,
+            {.unit = row_of<T>(unit, at, row),
+             .d_unit = d_unit.defined() ? row_of<T>(d_unit, at, row) : nullptr,
              .inverse = problem.inverse_BHL.const_data_ptr<S>()[head * L + row],
              .d_distance = exists ? d_distance.const_data_ptr<S>()[head] : S{0},
              .centroid =
-                 exists ? centroids.const_data_ptr<S>() + (h * K + cluster[row]) * D : nullptr,
-             .d_x = mutable_row_of<T>(d_x, b, h, row)},
+                 exists ? centroids.const_data_ptr<S>() + (at.h * K + cluster[row]) * D : nullptr,
+             .d_x = mutable_row_of<T>(d_x, at, row)},
             scratch.get());
       }
     });
@@ -284,20 +273,20 @@ at::Tensor cluster_gradients_on_cpu(const ClusterGradientProblem& problem) {
 }
 
 at::Tensor cluster_sums_on_cpu(const ClusterProblem& problem, const ClusteredRows& rows) {
-  const at::Tensor unit = with_fitting_rows(rows.unit_BHLD.detach());
+  const at::Tensor unit = with_contiguous_rows(rows.unit_BHLD.detach());
   const std::int64_t B = unit.size(0), H = unit.size(1), L = unit.size(2), D = unit.size(3),
                      K = problem.centroids_HKD.size(1);
   const at::Tensor sums = at::zeros({H, K, D + 1}, problem.centroids_HKD.options());
   dispatch_tile_type(unit.scalar_type(), [&]<typename T>(T) {
     using S = Sum<T>;
-    for_each_head(1, H, [&](std::int64_t, std::int64_t h) {
-      S* const of_head = sums.mutable_data_ptr<S>() + h * K * (D + 1);
+    for_each_head(1, H, [&](Head at) {
+      S* const of_head = sums.mutable_data_ptr<S>() + at.h * K * (D + 1);
       for (std::int64_t b = 0; b < B; ++b) {
-        const auto* cluster = rows.cluster_BHL.const_data_ptr<std::int32_t>() + (b * H + h) * L;
+        const auto* cluster = rows.cluster_BHL.const_data_ptr<std::int32_t>() + (b * H + at.h) * L;
         for (std::int64_t row = 0; row < L; ++row) {
           if (cluster[row] < 0) continue;
           S* const sum = of_head + cluster[row] * (D + 1);
-          const T* const x = row_of<T>(unit, b, h, row);
+          const T* const x = row_of<T>(unit, {b, at.h}, row);
           for (std::int64_t d = 0; d < D; ++d) sum[d] += to_sum(x[d]);
           sum[D] += 1;
         }

@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "attention/kernels/common/fitting_rows.h"
 #include "attention/kernels/gathered_attention/cpu_segments.h"
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
 #include "attention/kernels/gathered_attention/paths.h"
@@ -14,9 +15,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-// x, or a copy with contiguous rows.
-at::Tensor with_fitting_rows(const at::Tensor& x) { return x.stride(-1) == 1 ? x : x.contiguous(); }
 
 GatheredResults attend(const GatheredAttention& in) {
   if (in.q_BHLD.is_cpu()) return attend_in_segments(in);
@@ -43,13 +41,14 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
   static variable_list forward(AutogradContext* context, const at::Tensor& /*q_BHLD*/,
                                const at::Tensor& /*k_BHSD*/, const at::Tensor& /*v_BHSD*/,
                                at::TensorList /*others*/, GatheredAttention in) {
-    in.q_BHLD = with_fitting_rows(in.q_BHLD);
-    in.k_BHSD = with_fitting_rows(in.k_BHSD);
-    in.v_BHSD = with_fitting_rows(in.v_BHSD);
+    in.q_BHLD = with_contiguous_rows(in.q_BHLD);
+    in.k_BHSD = with_contiguous_rows(in.k_BHSD);
+    in.v_BHSD = with_contiguous_rows(in.v_BHSD);
     const GatheredResults results = attend(in);
     context->set_materialize_grads(false);
-    context->mark_non_differentiable({results.part.max_BHL});
-    if (in.merge == PlaceMerge::kMean) context->mark_non_differentiable({results.part.sum_BHL});
+    variable_list constants{results.part.max_BHL};
+    if (in.merge == PlaceMerge::kMean) constants.push_back(results.part.sum_BHL);
+    context->mark_non_differentiable(constants);
     save(context, in, results);
     return {results.part.out_BHLD, results.part.max_BHL, results.part.sum_BHL};
   }
@@ -58,7 +57,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
     refuse_second_gradient();
     const auto [in, results] = restore(context);
     const at::Tensor d_out =
-        gradients[0].defined() ? with_fitting_rows(gradients[0]) : at::zeros_like(in.q_BHLD);
+        gradients[0].defined() ? with_contiguous_rows(gradients[0]) : at::zeros_like(in.q_BHLD);
     const at::Tensor d_sum = gradients[2].defined() ? gradients[2].contiguous() : at::Tensor();
     const GatheredGradients made = gradients_of(in, results, d_out, d_sum);
     variable_list result{made.d_q_BHLD, made.d_k_BHSD, made.d_v_BHSD};

@@ -173,14 +173,11 @@ struct Call {
     }
   }
 
-  std::int64_t position_of(const at::Tensor& positions_BHL, Head head, std::int64_t row) const {
-    return positions_BHL.defined() ? numbers_of(positions_BHL, head)[row] : row;
-  }
   // p of a place, given its row and its rank in the segment.
   std::int64_t p_of(const at::Tensor& positions_BHL, Head head, std::int64_t row,
                     std::int64_t rank) const {
     if (in.rows.band.of == DistanceBand::Of::kRanks) return rank;
-    return position_of(positions_BHL, head, row);
+    return positions_BHL.defined() ? numbers_of(positions_BHL, head)[row] : row;
   }
 
   void load_keys(const Segment& segment, Worker& worker) const {
@@ -198,8 +195,7 @@ struct Call {
       std::int64_t& p = worker.p[static_cast<std::size_t>(j)];
       p = rows[j] < length ? p_of(in.rows.band.positions_k_BHS, head, rows[j], j) : kNowhere;
       worker.reaches[static_cast<std::size_t>(j / kTile)].add(p);
-      worker.positions[static_cast<std::size_t>(j)] =
-          static_cast<std::int32_t>(position_of(in.rows.band.positions_k_BHS, head, rows[j]));
+      worker.positions[static_cast<std::size_t>(j)] = rows[j];
     }
   }
 
@@ -250,8 +246,7 @@ struct Call {
     std::int64_t p_q[kTile];
     for (std::int64_t i = 0; i < count; ++i) {
       p_q[i] = p_of(band.positions_q_BHL, segment.head, rows[i], first + i - segment.first_query);
-      worker.query_positions[i] =
-          static_cast<std::int32_t>(position_of(band.positions_q_BHL, segment.head, rows[i]));
+      worker.query_positions[i] = rows[i];
     }
     list_tiles(p_q, count, worker);
     for (std::int64_t h = segment.head.h * group(); h < (segment.head.h + 1) * group(); ++h) {

@@ -72,7 +72,7 @@ struct GatheredAttention {
   GatheredRows rows;
   at::Tensor key_lengths_B{};  // int64; keys at rows >= length are hidden. Undefined: none
   PlaceMerge merge = PlaceMerge::kOneSoftmax;
-  RelativePositions relative{};  // of the rows' positions, also if the band is of ranks
+  RelativePositions relative{};  // positions are the numbers of the rows, whatever the band says
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
 };
 

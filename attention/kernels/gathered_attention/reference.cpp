@@ -136,13 +136,8 @@ AttentionPart attend_gathered_reference(const GatheredAttention& given) {
   at::Tensor scores_BHGMN = at::matmul(q_BHGMD, keys.gather(in.k_BHSD).transpose(-1, -2)),
              table_rows_BHGMN;
   if (in.relative.defined()) {
-    const DistanceBand& band = in.rows.band;
-    const auto position = [](const PaddedSegments& segments, const at::Tensor& positions) {
-      return segments.p_of(DistanceBand::Of::kPositions, positions);
-    };
     table_rows_BHGMN =
-        table_rows(in.relative, position(keys, band.positions_k_BHS).unsqueeze(3) -
-                                    position(queries, band.positions_q_BHL).unsqueeze(4));
+        table_rows(in.relative, keys.rows_BHGM.unsqueeze(3) - queries.rows_BHGM.unsqueeze(4));
     scores_BHGMN = scores_BHGMN + relative_scores(in.relative, q_BHGMD, table_rows_BHGMN);
   }
   scores_BHGMN = scores_BHGMN * (1 / std::sqrt(static_cast<double>(D)));

@@ -127,7 +127,8 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
                      .v_BHNbD = sorted.own_v_BHNbD,
                      .window = {.causal = in.causal},
                      .mask_BHNbb = {blocks.mask(0)},
-                     .bias_BHNbb = {}};
+                     .bias_BHNbb = {},
+                     .in_place = true};
   if (in.combine == Combine::kAddLogits) {
     sorted_keys.k_BHNbD =
         sorted.k_BHNbD + sorted.own_k_BHNbD;  // q (k_s + k) is the sum of both logits

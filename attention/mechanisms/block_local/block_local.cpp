@@ -5,18 +5,18 @@
 #include <ATen/ATen.h>
 
 #include "attention/kernels/block_attention/block_attention.h"
-#include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
 #include "configs/attention.pb.h"
 
 namespace birkhoff {
 
 BlockLocalAttention::BlockLocalAttention(const configs::BlockLocalAttention& config,
-                                         const MechanismShape& shape)
+                                         const MechanismShape& shape, const LogitTerms& terms)
     : shape_(shape),
       block_(config.block()),
       look_back_(config.look_back()),
-      dropout_(config.dropout()) {}
+      dropout_(config.dropout()),
+      terms_(terms) {}
 
 AttentionOutput BlockLocalAttention::attend(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, block_, shape_.causal);
@@ -25,12 +25,17 @@ AttentionOutput BlockLocalAttention::attend(const AttentionInput& in, Path limit
   const BlockAttention attention{.q_BHNbD = blocks.to_blocks(in.q_BHLD, 2),
                                  .keys = {keys},
                                  .dropout = dropout_,
-                                 .noise = in.noise};
+                                 .noise = in.noise,
+                                 .relative = terms_.relative(in.q_BHLD),
+                                 .sink_H = terms_.sink(in.q_BHLD)};
   return {blocks.from_blocks(attend_in_blocks(attention, limit), 2), {}};
 }
 
 MechanismTraits BlockLocalAttention::traits() const {
-  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal, .convex = true};
+  return {.causal = shape_.causal,
+          .exact_in_decoding = shape_.causal,
+          .convex = terms_.is_convex(),
+          .takes_relative_positions = true};
 }
 
 at::Tensor BlockLocalAttention::visible_keys(std::int64_t num_queries,
@@ -46,7 +51,8 @@ double BlockLocalAttention::forward_flops(std::int64_t num_tokens) const {
   const double n = static_cast<double>(num_tokens), b = static_cast<double>(block_);
   const double own = shape_.causal ? (b + 1) / 2 : b;
   const double neighbours = static_cast<double>(shape_.causal ? look_back_ : 2 * look_back_) * b;
-  return 4 * n * (own + neighbours) * static_cast<double>(shape_.heads * shape_.head_dim);
+  return 4 * n * (own + neighbours) * static_cast<double>(shape_.heads * shape_.head_dim) +
+         n * static_cast<double>(shape_.heads) * terms_.forward_flops();
 }
 
 std::unique_ptr<DecodeState> BlockLocalAttention::decode_state(std::int64_t batch) const {
@@ -59,8 +65,8 @@ at::Tensor BlockLocalAttention::decode_step(DecodeState& state, const AttentionI
   cache.append(in.k_BHSD, in.v_BHSD);
   const std::int64_t own_block = (cache.size() - 1) / block_;
   const std::int64_t first = std::max<std::int64_t>(0, own_block - look_back_) * block_;
-  return library_attention(in.q_BHLD, cache.keys(first, cache.size()),
-                           cache.values(first, cache.size()));
+  return terms_.attend(in.q_BHLD, cache.keys(first, cache.size()),
+                       cache.values(first, cache.size()), cache.size() - first);
 }
 
 }  // namespace birkhoff

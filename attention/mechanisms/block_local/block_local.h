@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/kernels/block_attention/block_attention.h"
+#include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 
 namespace birkhoff::configs {
@@ -13,7 +14,8 @@ namespace birkhoff {
 
 class BlockLocalAttention : public Mechanism {
  public:
-  BlockLocalAttention(const configs::BlockLocalAttention& config, const MechanismShape& shape);
+  BlockLocalAttention(const configs::BlockLocalAttention& config, const MechanismShape& shape,
+                      const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
@@ -27,6 +29,7 @@ class BlockLocalAttention : public Mechanism {
   std::int64_t block_;
   std::int64_t look_back_;  // previous blocks visible, and following ones if not causal
   float dropout_;
+  LogitTerms terms_;
 };
 
 }  // namespace birkhoff

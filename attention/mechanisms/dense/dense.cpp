@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "attention/kernels/block_attention/block_attention.h"
+#include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
 #include "cluster/base/error.h"
@@ -31,8 +32,9 @@ at::Tensor earlier_keys(const AttentionInput& in) {
 
 }  // namespace
 
-DenseAttention::DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape)
-    : shape_(shape), dropout_(config.dropout()) {}
+DenseAttention::DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape,
+                               const LogitTerms& terms)
+    : shape_(shape), dropout_(config.dropout()), terms_(terms) {}
 
 at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
   at::Tensor mask;
@@ -53,19 +55,22 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
   if (limit == Path::kFused) {
     if (const at::Tensor out_BHLD = fused(in); out_BHLD.defined()) return {out_BHLD, {}};
   }
-  // LibTorch's fused kernels cannot use our noise.
-  const bool drops = in.noise && dropout_ > 0;
-  return {limit == Path::kReference || drops ? reference(in) : by_library(in), {}};
+  // LibTorch's fused kernels cannot use our noise, and have no sinks.
+  const bool plain = !(in.noise && dropout_ > 0) && !terms_.sink(in.q_BHLD).defined();
+  return {limit == Path::kReference || !plain ? reference(in) : by_library(in), {}};
 }
 
 at::Tensor DenseAttention::reference(const AttentionInput& in) const {
-  const at::Tensor scores_BHLS = at::matmul(in.q_BHLD, in.k_BHSD.transpose(-1, -2)) *
+  const at::Tensor k_BHSD = to_query_heads(in.k_BHSD, shape_.heads),
+                   scores_BHLS = at::matmul(in.q_BHLD, k_BHSD.transpose(-1, -2)) *
                                  (1 / std::sqrt(static_cast<double>(shape_.head_dim)));
   at::Tensor mask = key_mask(in);
   if (shape_.causal) mask = and_defined(mask, earlier_keys(in));
+  at::Tensor sink = terms_.sink(in.q_BHLD);
+  if (sink.defined()) sink = sink.view({1, -1, 1, 1});
   const at::Tensor p_BHLS =
-      drop_probabilities(masked_softmax(scores_BHLS, mask), dropout_, in.noise);
-  return at::matmul(p_BHLS, in.v_BHSD);
+      drop_probabilities(masked_softmax(scores_BHLS, mask, sink), dropout_, in.noise);
+  return at::matmul(p_BHLS, to_query_heads(in.v_BHSD, shape_.heads));
 }
 
 at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
@@ -80,9 +85,9 @@ at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
 }
 
 at::Tensor DenseAttention::fused(const AttentionInput& in) const {
-  const bool drops = in.noise && dropout_ > 0;
+  const bool by_us = (in.noise && dropout_ > 0) || terms_.sink(in.q_BHLD).defined();
   if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2) ||
-      (library_is_faster(in.q_BHLD, shape_.causal) && !drops)) {
+      (library_is_faster(in.q_BHLD, shape_.causal) && !by_us)) {
     return {};
   }
   BlockAttention attention{.q_BHNbD = in.q_BHLD.unsqueeze(2),
@@ -92,7 +97,8 @@ at::Tensor DenseAttention::fused(const AttentionInput& in) const {
                                      .mask_BHNbb = {at::Tensor()},
                                      .bias_BHNbb = {}}},
                            .dropout = dropout_,
-                           .noise = in.noise};
+                           .noise = in.noise,
+                           .sink_H = terms_.sink(in.q_BHLD)};
   if (choose_path(attention, Path::kFused) != Path::kFused) return {};
   const at::Tensor mask = key_mask(in);
   if (mask.defined()) attention.keys[0].mask_BHNbb = {mask.unsqueeze(2)};
@@ -103,7 +109,7 @@ MechanismTraits DenseAttention::traits() const {
   return {.causal = shape_.causal,
           .exact_in_decoding = shape_.causal,
           .crosses = !shape_.causal,
-          .convex = true,
+          .convex = terms_.is_convex(),
           .quadratic = true};
 }
 
@@ -128,7 +134,8 @@ std::unique_ptr<DecodeState> DenseAttention::decode_state(std::int64_t batch) co
 at::Tensor DenseAttention::decode_step(DecodeState& state, const AttentionInput& in) const {
   KeyValueCache& cache = static_cast<KeyValueState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
-  return library_attention(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()));
+  return terms_.attend(in.q_BHLD, cache.keys(0, cache.size()), cache.values(0, cache.size()),
+                       cache.size());
 }
 
 }  // namespace birkhoff

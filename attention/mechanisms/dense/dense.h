@@ -3,6 +3,7 @@
 // LibTorch's.
 #pragma once
 
+#include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 
 namespace birkhoff::configs {
@@ -13,7 +14,8 @@ namespace birkhoff {
 
 class DenseAttention : public Mechanism {
  public:
-  DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape);
+  DenseAttention(const configs::DenseAttention& config, const MechanismShape& shape,
+                 const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
@@ -33,6 +35,7 @@ class DenseAttention : public Mechanism {
 
   MechanismShape shape_;
   float dropout_;
+  LogitTerms terms_;
 };
 
 }  // namespace birkhoff

@@ -21,7 +21,7 @@ using RoutingConfig = configs::RoutingAttention;
 constexpr std::int64_t kCompared = 16;
 
 std::int64_t window_of(const RoutingConfig& config, const MechanismShape& shape) {
-  if (config.window() > 0) return config.window();
+  if (config.window() > 0) return std::min<std::int64_t>(config.window(), shape.sequence_length);
   return std::max<std::int64_t>(
       1, (shape.sequence_length + config.clusters() - 1) / config.clusters());
 }
@@ -34,7 +34,7 @@ double length_of(const RoutingConfig& config, const MechanismShape& shape) {
 
 // How many rows moved to another cluster by the last update of the centroids, and of how many.
 NamedSums moved_tokens(const ClusterProblem& problem, const ClusteredRows& rows,
-                       const at::Tensor& previous_HKD) {
+                       const at::Tensor& previous_HKD, Path limit) {
   ClusterProblem before = problem;
   before.x_BHLD = problem.x_BHLD.detach().slice(2, 0, std::nullopt, kCompared);
   before.centroids_HKD = previous_HKD.to(problem.centroids_HKD.scalar_type());
@@ -42,15 +42,16 @@ NamedSums moved_tokens(const ClusterProblem& problem, const ClusteredRows& rows,
       problem.documents.number_BL.slice(1, 0, std::nullopt, kCompared).contiguous();
   before.window = 0;
   const at::Tensor cluster_BHL = rows.cluster_BHL.slice(2, 0, std::nullopt, kCompared);
-  const at::Tensor moved_BHL = cluster_rows(before, Path::kFused).cluster_BHL.ne(cluster_BHL);
+  const at::Tensor moved_BHL = cluster_rows(before, limit).cluster_BHL.ne(cluster_BHL);
   const at::ScalarType dtype = problem.centroids_HKD.scalar_type();
   return {{"moved_tokens", moved_BHL.sum().to(dtype)},
           {"compared_tokens", cluster_BHL.ge(0).sum().to(dtype)}};
 }
 
+// Adds sums of the same names in the same order.
 void add(const NamedSums& from, NamedSums& to) {
   for (std::size_t i = 0; i < from.size(); ++i) {
-    if (i == to.size()) to.push_back({from[i].first, at::zeros_like(from[i].second)});
+    require(from[i].first == to[i].first, "routing: sums have different names");
     to[i].second = to[i].second + from[i].second;
   }
 }
@@ -58,7 +59,8 @@ void add(const NamedSums& from, NamedSums& to) {
 }  // namespace
 
 RoutingAttention::RoutingAttention(const RoutingConfig& config, const MechanismShape& shape,
-                                   const std::string& prefix, Parameters& parameters)
+                                   const std::string& prefix, Parameters& parameters,
+                                   const LogitTerms& terms)
     : config_(config),
       shape_(shape),
       window_(window_of(config, shape)),
@@ -66,10 +68,23 @@ RoutingAttention::RoutingAttention(const RoutingConfig& config, const MechanismS
       centroids_({.clusters = config.clusters(),
                   .decay = config.decay(),
                   .reseed_after = config.reseed_after()},
-                 shape.heads, shape.head_dim, prefix, parameters) {}
+                 shape.heads_of_keys(), shape.head_dim, prefix, parameters),
+      terms_(terms) {}
 
 RoutingConfig::CausalSelection RoutingAttention::selection() const {
   return shape_.causal ? config_.causal_selection() : RoutingConfig::full_topw;
+}
+
+at::Tensor RoutingAttention::to_key_heads(const at::Tensor& q_BHLD) const {
+  const std::int64_t groups = shape_.heads_of_keys();
+  if (shape_.heads == groups) return q_BHLD;
+  return unit_queries(q_BHLD, {}).unflatten(1, {groups, -1}).mean(2);
+}
+
+at::Tensor RoutingAttention::unit_queries(const at::Tensor& q_BHLD, const ClusteredRows& q) const {
+  if (shape_.heads == shape_.heads_of_keys()) return q.unit_BHLD;
+  const at::Tensor wide_BHLD = q_BHLD.to(at::toOpMathType(q_BHLD.scalar_type()));
+  return unit_rows(wide_BHLD, length_).to(q_BHLD.scalar_type());
 }
 
 ClusterProblem RoutingAttention::problem(const at::Tensor& x_BHLD,
@@ -85,7 +100,8 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
   require(in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "routing attention needs as many keys as queries");
   const Documents documents(in.segments_q_BL, in.key_lengths_B, in.q_BHLD);
-  const ClusterProblem of_q = problem(in.q_BHLD, documents), of_k = problem(in.k_BHSD, documents);
+  const ClusterProblem of_q = problem(to_key_heads(in.q_BHLD), documents),
+                       of_k = problem(in.k_BHSD, documents);
   const bool shared = config_.share_query_key();
   const ClusteredRows q = cluster_rows(of_q, limit);
   const ClusteredRows k = shared ? q : cluster_rows(of_k, limit);
@@ -95,24 +111,26 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
     output.out_BHLD = attend_prefixes(in, documents, q, k);
   } else {
     const bool buckets = selection() == RoutingConfig::causal_bucket;
-    const GatheredAttention attention{.q_BHLD = q.unit_BHLD,
+    const GatheredAttention attention{.q_BHLD = unit_queries(in.q_BHLD, q),
                                       .k_BHSD = k.unit_BHLD,
                                       .v_BHSD = in.v_BHSD,
                                       .rows = buckets ? causal_buckets(of_q, q, k, window_, limit)
                                                       : nearest_lists(q, k, shape_.causal),
                                       .merge = config_.overlap() == RoutingConfig::mean
                                                    ? PlaceMerge::kMean
-                                                   : PlaceMerge::kOneSoftmax};
+                                                   : PlaceMerge::kOneSoftmax,
+                                      .relative = terms_.relative(in.q_BHLD),
+                                      .sink_H = terms_.sink(in.q_BHLD)};
     output.out_BHLD = attend_gathered(attention, limit).out_BHLD;
   }
 
   const at::Tensor distance = shared ? q.distance_BH.sum() : (q.distance_BH + k.distance_BH).sum();
   output.sums.emplace_back(
-      "auxiliary_loss",
-      distance * (config_.commitment() / static_cast<double>(shape_.heads * shape_.head_dim)));
+      "auxiliary_loss", distance * (config_.commitment() /
+                                    static_cast<double>(shape_.heads_of_keys() * shape_.head_dim)));
   at::NoGradGuard no_grad;
-  NamedSums figures = figure_sums(of_q, q);
-  if (!shared) add(figure_sums(of_k, k), figures);
+  NamedSums figures = figure_sums(of_q, q, limit);
+  if (!shared) add(figure_sums(of_k, k, limit), figures);
   output.sums.insert(output.sums.end(), figures.begin(), figures.end());
   if (in.noise) {
     at::Tensor sums = cluster_sums(of_q, q, limit);
@@ -123,15 +141,16 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
   return output;
 }
 
-NamedSums RoutingAttention::figure_sums(const ClusterProblem& problem,
-                                        const ClusteredRows& rows) const {
+NamedSums RoutingAttention::figure_sums(const ClusterProblem& problem, const ClusteredRows& rows,
+                                        Path limit) const {
   const at::TensorOptions options = problem.centroids_HKD.options();
-  const std::int64_t B = rows.cluster_BHL.size(0), H = shape_.heads, K = config_.clusters();
+  const std::int64_t B = rows.cluster_BHL.size(0), H = shape_.heads_of_keys(),
+                     K = config_.clusters();
   const at::Tensor exists_BHL = rows.cluster_BHL.ge(0).to(options.dtype());
   const at::Tensor counts_BHK =
       at::zeros({B, H, K}, options)
           .scatter_add(2, rows.cluster_BHL.clamp_min(0).to(at::kLong), exists_BHL);
-  NamedSums sums = moved_tokens(problem, rows, centroids_.previous());
+  NamedSums sums = moved_tokens(problem, rows, centroids_.previous(), limit);
   sums.emplace_back("largest_cluster", counts_BHK.amax(2).sum());
   sums.emplace_back("tokens", exists_BHL.sum());
   sums.emplace_back("dead_clusters", centroids_.idle_steps().gt(0).sum().to(options.dtype()));
@@ -144,9 +163,10 @@ MechanismTraits RoutingAttention::traits() const {
   MechanismTraits traits{.causal = causal && selection() != RoutingConfig::full_topw,
                          .exact_in_decoding = causal && selection() != RoutingConfig::full_topw,
                          .shares_query_key = config_.share_query_key(),
-                         .convex = buckets && config_.share_query_key(),
+                         .convex = buckets && config_.share_query_key() && terms_.is_convex(),
                          .selects = true,
                          .skips_queries = !(buckets && config_.share_query_key()),
+                         .takes_relative_positions = true,
                          .clusters = true,
                          .quadratic = selection() == RoutingConfig::prefix_topw};
   if (causal && selection() == RoutingConfig::full_topw) {
@@ -179,7 +199,9 @@ double RoutingAttention::forward_flops(std::int64_t num_tokens) const {
   } else {
     pairs = k * (shape_.causal ? w * (w + 1) / 2 : w * w);
   }
-  return (2 * scores + 4 * pairs) * static_cast<double>(shape_.heads * shape_.head_dim);
+  const double heads = static_cast<double>(shape_.heads), D = static_cast<double>(shape_.head_dim);
+  return 2 * scores * static_cast<double>(shape_.heads_of_keys()) * D + 4 * pairs * heads * D +
+         n * heads * terms_.forward_flops();
 }
 
 }  // namespace birkhoff

@@ -17,6 +17,8 @@
 //   query has its own selection. Decoding with full_topw does the same.
 // - Masks compare positions in the sequence. (Published code compares ranks in the cluster, which
 //   leaks values unless queries are keys.)
+// - With grouped queries, clusters belong to key heads: the queries of a group join the clusters of
+//   the mean of their unit vectors.
 // - If queries are keys, a causal query does not see its own, unless it would see none.
 // - Logits are logit_scale times the cosine of query and key.
 // - The commitment loss of a sequence is `commitment` / (H D) times the sum over its tokens of
@@ -26,6 +28,7 @@
 #pragma once
 
 #include "attention/kernels/clusters/clusters.h"
+#include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 #include "attention/mechanisms/routing/centroids.h"
 #include "configs/attention.pb.h"
@@ -36,7 +39,7 @@ class RoutingAttention : public Mechanism {
  public:
   // Adds the statistic prefix + ".centroids".
   RoutingAttention(const configs::RoutingAttention& config, const MechanismShape& shape,
-                   const std::string& prefix, Parameters& parameters);
+                   const std::string& prefix, Parameters& parameters, const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
@@ -48,19 +51,30 @@ class RoutingAttention : public Mechanism {
  private:
   // How clusters get their tokens; encoders have full_topw.
   configs::RoutingAttention::CausalSelection selection() const;
+  // The heads whose clusters a sequence's queries share: those of keys. With grouped queries, the
+  // mean of the unit queries of each group.
+  at::Tensor to_key_heads(const at::Tensor& q_BHLD) const;
+  // Queries of unit length, of all heads: those of `q`, the clustered ones, unless they are grouped.
+  at::Tensor unit_queries(const at::Tensor& q_BHLD, const ClusteredRows& q) const;
   // What a sequence's queries or keys are clustered with. `documents` are those of the input.
   ClusterProblem problem(const at::Tensor& x_BHLD, const Documents& documents) const;
   // The output of one query per sequence from the scores of its query and key and those of all
   // earlier ones (routing_decode.cpp).
   at::Tensor attend_prefixes(const AttentionInput& in, const Documents& documents,
                              const ClusteredRows& q, const ClusteredRows& k) const;
-  NamedSums figure_sums(const ClusterProblem& problem, const ClusteredRows& rows) const;
+  // The attention of the query `token` to the tokens of its clusters, where in_BHK is true. `q` has
+  // one row for each query head.
+  at::Tensor attend_to_tokens(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
+                              const at::Tensor& v_BHSD, const at::Tensor& in_BHK,
+                              const at::Tensor& token_BHKW, std::int64_t token) const;
+  NamedSums figure_sums(const ClusterProblem& problem, const ClusteredRows& rows, Path limit) const;
 
   configs::RoutingAttention config_;
   MechanismShape shape_;
   std::int64_t window_;
   double length_;  // of queries and keys
   Centroids centroids_;
+  LogitTerms terms_;
 };
 
 }  // namespace birkhoff

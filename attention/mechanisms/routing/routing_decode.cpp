@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
 #include "attention/mechanisms/routing/routing.h"
@@ -19,14 +20,16 @@ void select(at::Tensor& x, const at::Tensor& rows_B) {
   if (x.defined()) x = x.index_select(0, rows_B);
 }
 
-// The last W keys and values of each cluster: the next one goes to slot `count` mod W.
+// The last W keys of each cluster: the next one goes to slot `count` mod W.
 struct BucketState final : DecodeState {
   void select_rows(const at::Tensor& rows_B) override {
-    for (at::Tensor* each : {&k_BHKWD, &v_BHKWD, &count_BHK}) select(*each, rows_B);
+    cache.select_rows(rows_B);
+    for (at::Tensor* each : {&token_BHKW, &count_BHK}) select(*each, rows_B);
   }
 
-  at::Tensor k_BHKWD, v_BHKWD;
-  at::Tensor count_BHK;  // int64: keys so far
+  KeyValueCache cache;    // unit keys and values
+  at::Tensor token_BHKW;  // int64; -1: none
+  at::Tensor count_BHK;   // int64: keys so far
 };
 
 // The W tokens so far with the highest scores of each cluster; the first of equal ones.
@@ -81,54 +84,63 @@ struct TopState final : DecodeState {
   TopTokens queries, keys;
 };
 
-// The attention of the query `token` over the tokens of its clusters. `q` has one row per sample;
-// in_BHK: its clusters.
-at::Tensor attend_to_tokens(const RoutingConfig& config, const at::Tensor& q_BH1D,
-                            const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
-                            const at::Tensor& in_BHK, const at::Tensor& token_BHKW,
-                            std::int64_t token) {
+}  // namespace
+
+at::Tensor RoutingAttention::attend_to_tokens(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
+                                              const at::Tensor& v_BHSD, const at::Tensor& in_BHK,
+                                              const at::Tensor& token_BHKW,
+                                              std::int64_t token) const {
+  const std::int64_t H = shape_.heads, K = token_BHKW.size(2), D = shape_.head_dim;
   at::Tensor visible_BHKW = at::logical_and(token_BHKW >= 0, in_BHK.unsqueeze(3));
-  if (config.share_query_key()) {
+  if (config_.share_query_key()) {
     const at::Tensor others_BHKW = at::logical_and(visible_BHKW, token_BHKW != token);
     const at::Tensor alone_BH11 =
         others_BHKW.flatten(2).any(2).logical_not().view({in_BHK.size(0), in_BHK.size(1), 1, 1});
     visible_BHKW = at::logical_or(others_BHKW, at::logical_and(visible_BHKW, alone_BH11));
   }
-  const std::int64_t D = k_BHSD.size(3);
-  const auto gather = [&](const at::Tensor& x_BHSD) {
-    return x_BHSD.gather(2, token_BHKW.clamp_min(0).flatten(2).unsqueeze(3).expand({-1, -1, -1, D}))
-        .view({token_BHKW.size(0), token_BHKW.size(1), token_BHKW.size(2), token_BHKW.size(3), D});
+  visible_BHKW = to_query_heads(visible_BHKW, H);
+  const auto gather = [&](const at::Tensor& x_BHSD) {  // [B, H, K, W, D]
+    return to_query_heads(
+        x_BHSD.gather(2, token_BHKW.clamp_min(0).flatten(2).unsqueeze(3).expand({-1, -1, -1, D}))
+            .unflatten(2, {K, -1}),
+        H);
   };
-  const at::Tensor logits_BHKW =
-      at::matmul(gather(k_BHSD), q_BH1D.transpose(2, 3).unsqueeze(2)).squeeze(4) *
-      (1 / std::sqrt(static_cast<double>(D)));
-  if (config.overlap() == RoutingConfig::one_softmax) {
-    const at::Tensor p_BH1P =
-        masked_softmax(logits_BHKW.flatten(2), visible_BHKW.flatten(2)).unsqueeze(2);
-    return at::matmul(p_BH1P, gather(v_BHSD).flatten(2, 3));
+  const RelativePositions relative = terms_.relative(q_BH1D);
+  const at::Tensor q_BHK1D = q_BH1D.unsqueeze(2).expand({-1, -1, K, -1, -1});
+  at::Tensor scores_BHK1W = at::matmul(q_BHK1D, gather(k_BHSD).transpose(3, 4)), rows_BHK1W;
+  if (relative.defined()) {
+    rows_BHK1W = to_query_heads(table_rows(relative, token_BHKW - token).unsqueeze(3), H);
+    scores_BHK1W = scores_BHK1W + relative_scores(relative, q_BHK1D, rows_BHK1W);
   }
-  const at::Tensor p_BHK1W = masked_softmax(logits_BHKW, visible_BHKW).unsqueeze(3);
-  const at::Tensor sum_BH1D = at::matmul(p_BHK1W, gather(v_BHSD)).squeeze(3).sum(2, true);
+  const at::Tensor logits_BHKW = scores_BHK1W.squeeze(3) * (1 / std::sqrt(static_cast<double>(D)));
+  const at::Tensor sink_H = terms_.sink(q_BH1D);
+  const auto sink = [&](at::IntArrayRef sizes) {
+    return sink_H.defined() ? sink_H.view(sizes) : sink_H;
+  };
+  const bool one_softmax = config_.overlap() == RoutingConfig::one_softmax;
+  const at::Tensor p_BHK1W =
+      (one_softmax
+           ? masked_softmax(logits_BHKW.flatten(2), visible_BHKW.flatten(2), sink({1, H, 1}))
+                 .view_as(logits_BHKW)
+           : masked_softmax(logits_BHKW, visible_BHKW, sink({1, H, 1, 1})))
+          .unsqueeze(3);
+  at::Tensor out_BHK1D = at::matmul(p_BHK1W, gather(v_BHSD));
+  if (relative.values_HRD.defined()) {
+    out_BHK1D = out_BHK1D + relative_values(relative, p_BHK1W, rows_BHK1W);
+  }
+  const at::Tensor sum_BH1D = out_BHK1D.squeeze(3).sum(2, /*keepdim=*/true);
+  if (one_softmax) return sum_BH1D;
   const at::Tensor clusters_BH11 =
       visible_BHKW.any(3).sum(2, true).clamp_min(1).unsqueeze(3).to(sum_BH1D.scalar_type());
   return sum_BH1D / clusters_BH11;
 }
 
-// [B, H, L, K]: as scores of clusters.h.
-at::Tensor scores_of(const ClusterProblem& problem) {
-  const at::Tensor x_BHLD = problem.x_BHLD.detach().to(problem.centroids_HKD.scalar_type());
-  const at::Tensor norm_BHL1 = at::linalg_vector_norm(x_BHLD, 2, at::IntArrayRef({3}), true);
-  return at::matmul(x_BHLD / norm_BHL1.masked_fill(norm_BHL1 == 0, 1),
-                    problem.centroids_HKD.transpose(1, 2).unsqueeze(0));
-}
-
-}  // namespace
-
 at::Tensor RoutingAttention::attend_prefixes(const AttentionInput& in, const Documents& documents,
                                              const ClusteredRows& q, const ClusteredRows& k) const {
   const std::int64_t L = in.q_BHLD.size(2);
-  const at::Tensor q_scores_BHLK = scores_of(problem(in.q_BHLD, documents)),
-                   k_scores_BHLK = scores_of(problem(in.k_BHSD, documents));
+  const at::Tensor q_scores_BHLK = cluster_scores(problem(to_key_heads(in.q_BHLD), documents)),
+                   k_scores_BHLK = cluster_scores(problem(in.k_BHSD, documents)),
+                   unit_BHLD = unit_queries(in.q_BHLD, q);
   const at::Tensor document_BL = documents.number_BL.expand({in.q_BHLD.size(0), L});
   TopTokens queries, keys;
   std::vector<at::Tensor> out_BH1D;
@@ -141,9 +153,9 @@ at::Tensor RoutingAttention::attend_prefixes(const AttentionInput& in, const Doc
     const at::Tensor in_BHK = queries.add(q_scores_BHLK.select(2, t), t, window_);
     keys.add(k_scores_BHLK.select(2, t), t, window_);
     const at::Tensor exists_B = document_BL.select(1, t) >= 0;
-    out_BH1D.push_back(
-        attend_to_tokens(config_, q.unit_BHLD.narrow(2, t, 1), k.unit_BHLD, in.v_BHSD,
-                         at::logical_and(in_BHK, exists_B.view({-1, 1, 1})), keys.token_BHKW, t));
+    out_BH1D.push_back(attend_to_tokens(unit_BHLD.narrow(2, t, 1), k.unit_BHLD, in.v_BHSD,
+                                        at::logical_and(in_BHK, exists_B.view({-1, 1, 1})),
+                                        keys.token_BHKW, t));
   }
   return at::cat(out_BH1D, 2);
 }
@@ -158,54 +170,43 @@ at::Tensor RoutingAttention::decode_step(DecodeState& decode_state,
                                          const AttentionInput& in) const {
   const Documents documents({}, {}, in.q_BHLD);
   const bool shared = config_.share_query_key();
-  ClusterProblem of_q = problem(in.q_BHLD, documents), of_k = problem(in.k_BHSD, documents);
+  ClusterProblem of_q = problem(to_key_heads(in.q_BHLD), documents),
+                 of_k = problem(in.k_BHSD, documents);
   of_q.window = of_k.window = 0;
   const ClusteredRows q = cluster_rows(of_q, Path::kFused);
   const ClusteredRows k = shared ? q : cluster_rows(of_k, Path::kFused);
+
+  const at::Tensor unit_BH1D = unit_queries(in.q_BHLD, q);
 
   if (selection() != RoutingConfig::causal_bucket) {
     auto& state = static_cast<TopState&>(decode_state);
     const std::int64_t t = state.cache.size();
     state.cache.append(k.unit_BHLD, in.v_BHSD);
-    const at::Tensor in_BHK = state.queries.add(scores_of(of_q).select(2, 0), t, window_);
-    state.keys.add(scores_of(of_k).select(2, 0), t, window_);
-    return attend_to_tokens(config_, q.unit_BHLD, state.cache.keys(0, t + 1),
-                            state.cache.values(0, t + 1), in_BHK, state.keys.token_BHKW, t);
+    const at::Tensor in_BHK = state.queries.add(cluster_scores(of_q).select(2, 0), t, window_);
+    state.keys.add(cluster_scores(of_k).select(2, 0), t, window_);
+    return attend_to_tokens(unit_BH1D, state.cache.keys(0, t + 1), state.cache.values(0, t + 1),
+                            in_BHK, state.keys.token_BHKW, t);
   }
 
   auto& state = static_cast<BucketState&>(decode_state);
-  const std::int64_t B = in.q_BHLD.size(0), H = shape_.heads, K = config_.clusters(),
-                     D = shape_.head_dim;
-  if (!state.k_BHKWD.defined()) {
-    state.k_BHKWD = at::zeros({B, H, K, window_, D}, k.unit_BHLD.options());
-    state.v_BHKWD = at::zeros({B, H, K, window_, D}, in.v_BHSD.options());
-    state.count_BHK = at::zeros({B, H, K}, q.cluster_BHL.options().dtype(at::kLong));
+  const std::int64_t B = in.q_BHLD.size(0), H = shape_.heads_of_keys(), K = config_.clusters(),
+                     t = state.cache.size();
+  state.cache.append(k.unit_BHLD, in.v_BHSD);
+  const at::TensorOptions numbers = in.q_BHLD.options().dtype(at::kLong);
+  if (t == 0) {
+    state.token_BHKW = at::full({B, H, K, window_}, -1, numbers);
+    state.count_BHK = at::zeros({B, H, K}, numbers);
   }
-  const at::Tensor b_B1 = at::arange(B, state.count_BHK.options()).unsqueeze(1),
-                   h_H = at::arange(H, state.count_BHK.options());
+  const at::Tensor b_B1 = at::arange(B, numbers).unsqueeze(1), h_H = at::arange(H, numbers);
   const at::Tensor to_BH = k.cluster_BHL.select(2, 0).to(at::kLong),
                    from_BH = q.cluster_BHL.select(2, 0).to(at::kLong);
   const at::Tensor slot_BH =
       state.count_BHK.gather(2, to_BH.unsqueeze(2)).squeeze(2).remainder(window_);
-  state.k_BHKWD.index_put_({b_B1, h_H, to_BH, slot_BH}, k.unit_BHLD.select(2, 0));
-  state.v_BHKWD.index_put_({b_B1, h_H, to_BH, slot_BH}, in.v_BHSD.select(2, 0));
+  state.token_BHKW.index_put_({b_B1, h_H, to_BH, slot_BH}, at::full({}, t, numbers));
   state.count_BHK.scatter_add_(2, to_BH.unsqueeze(2), at::ones_like(to_BH).unsqueeze(2));
-  const at::Tensor count_BH1 = state.count_BHK.gather(2, from_BH.unsqueeze(2));
-  const at::Tensor slot_W = at::arange(window_, count_BH1.options());
-  at::Tensor visible_BHW = slot_W < count_BH1;
-  if (shared && window_ > 1) {
-    const at::Tensor own_BHW = slot_W == (count_BH1 - 1).remainder(window_);
-    visible_BHW =
-        at::logical_and(visible_BHW, at::logical_or(own_BHW.logical_not(), count_BH1 == 1));
-  }
-  const auto of_cluster = [&](const at::Tensor& x_BHKWD) {
-    return x_BHKWD.index({b_B1, h_H, from_BH});  // [B, H, W, D]
-  };
-  const at::Tensor logits_BH1W =
-      at::matmul(q.unit_BHLD, of_cluster(state.k_BHKWD).transpose(2, 3)) *
-      (1 / std::sqrt(static_cast<double>(D)));
-  return at::matmul(masked_softmax(logits_BH1W, visible_BHW.unsqueeze(2)),
-                    of_cluster(state.v_BHKWD));
+  return attend_to_tokens(unit_BH1D, state.cache.keys(0, t + 1), state.cache.values(0, t + 1),
+                          at::ones({B, H, 1}, numbers.dtype(at::kBool)),
+                          state.token_BHKW.index({b_B1, h_H, from_BH}).unsqueeze(2), t);
 }
 
 }  // namespace birkhoff

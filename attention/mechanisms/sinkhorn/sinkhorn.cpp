@@ -32,10 +32,13 @@ Combine combine_of(Config::Combine combine) {
 }  // namespace
 
 SinkhornAttention::SinkhornAttention(const Config& config, const MechanismShape& shape,
-                                     const std::string& prefix, Parameters& parameters)
-    : config_(config), shape_(shape) {
+                                     const std::string& prefix, Parameters& parameters,
+                                     const LogitTerms& terms)
+    : config_(config), shape_(shape), terms_(terms) {
   const bool uniform = shape.causal && config.causal_balance() == Config::uniform;
-  if (!uniform) sort_net_.emplace(config, shape, prefix + ".sort_net", parameters);
+  MechanismShape sorted = shape;  // keys are sorted
+  sorted.heads = shape.heads_of_keys();
+  if (!uniform) sort_net_.emplace(config, sorted, prefix + ".sort_net", parameters);
   if (leaky() && sort_net_->reads_sources()) {
     fail(ExitCode::kConfig,
          "sinkhorn.causal_balance is paper_masked and sort_net is attention (in {}): blocks would "
@@ -138,7 +141,7 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
   AttentionOutput output;
   if (config_.top_m() > 0) {
     const at::Tensor all =
-        all_weights_BHNN.detach().expand({in.q_BHLD.size(0), shape_.heads, N, N});
+        all_weights_BHNN.detach().expand({in.q_BHLD.size(0), shape_.heads_of_keys(), N, N});
     output.sums = {{"block_weight", all.sum(at::kDouble)},
                    {"block_weight_dropped", (all - weights_BHNN.detach()).sum(at::kDouble)}};
   }
@@ -153,6 +156,8 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
       in.q_BHLD, in.k_BHSD, config_.tie_key_value() ? in.k_BHSD : in.v_BHSD, limit);
   attention.dropout = config_.dropout();
   attention.noise = in.noise;
+  attention.relative = terms_.relative(in.q_BHLD);
+  attention.sink_H = terms_.sink(in.q_BHLD);
   output.out_BHLD = blocks.from_blocks(attend_in_blocks(attention, limit), 2);
   return output;
 }
@@ -169,10 +174,11 @@ MechanismTraits SinkhornAttention::traits() const {
                       : "",
       .exact_in_decoding = shape_.causal && !leaky(),
       .ties_key_value = config_.tie_key_value(),
-      .convex = rows_sum_to_1() && config_.combine() != Config::add_outputs,
+      .convex = rows_sum_to_1() && config_.combine() != Config::add_outputs && terms_.is_convex(),
       // The first query of a block has one aligned logit, so its own key changes nothing.
       .selects = config_.top_m() > 0 || (shape_.causal && config_.combine() == Config::add_logits),
       .unbounded = balances() && config_.iterations() == 0,
+      .takes_relative_positions = config_.combine() != Config::add_logits,
       .figures = std::move(figures)};
 }
 
@@ -199,7 +205,8 @@ at::Tensor SinkhornAttention::visible_keys(std::int64_t num_queries, std::int64_
 double SinkhornAttention::forward_flops(std::int64_t num_tokens) const {
   const double b = static_cast<double>(config_.block());
   const double N = std::ceil(static_cast<double>(num_tokens) / b), L = N * b;
-  const double width = static_cast<double>(shape_.heads * shape_.head_dim);
+  const double width = static_cast<double>(shape_.heads * shape_.head_dim),
+               key_width = static_cast<double>(shape_.heads_of_keys() * shape_.head_dim);
   const bool causal = shape_.causal;
   const double own_pairs = L * (causal ? (b + 1) / 2 : b);
   const double sorted_pairs =
@@ -213,9 +220,10 @@ double SinkhornAttention::forward_flops(std::int64_t num_tokens) const {
   }
   // A step of the balance touches each pair about five times; an iteration is two steps.
   const double balance = 10 * static_cast<double>(config_.iterations()) * balance_pairs;
-  return 4 * (own_pairs + sorted_pairs) * width + 2 * mixes * mixed_pairs * b * width +
+  return 4 * (own_pairs + sorted_pairs) * width + 2 * mixes * mixed_pairs * b * key_width +
          (sort_net_ ? sort_net_->flops(static_cast<std::int64_t>(N)) : 0) +
-         balance * static_cast<double>(shape_.heads);
+         balance * static_cast<double>(shape_.heads_of_keys()) +
+         L * static_cast<double>(shape_.heads) * terms_.forward_flops();
 }
 
 }  // namespace birkhoff

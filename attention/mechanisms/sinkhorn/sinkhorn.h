@@ -26,6 +26,7 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/sinkhorn/sinkhorn.h"
+#include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 #include "attention/mechanisms/sinkhorn/sort_net.h"
 #include "configs/attention.pb.h"
@@ -36,7 +37,7 @@ class SinkhornAttention : public Mechanism {
  public:
   // Adds the SortNet's parameters under prefix + ".sort_net"; causal `uniform` has none.
   SinkhornAttention(const configs::SinkhornAttention& config, const MechanismShape& shape,
-                    const std::string& prefix, Parameters& parameters);
+                    const std::string& prefix, Parameters& parameters, const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
@@ -65,6 +66,7 @@ class SinkhornAttention : public Mechanism {
   configs::SinkhornAttention config_;
   MechanismShape shape_;
   std::optional<SortNet> sort_net_;  // none: all scores are 0
+  LogitTerms terms_;
 };
 
 }  // namespace birkhoff

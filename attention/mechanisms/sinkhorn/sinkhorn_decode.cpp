@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include "attention/kernels/block_mix/block_mix.h"
-#include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
 #include "attention/mechanisms/sinkhorn/sinkhorn.h"
 #include "cluster/base/error.h"
@@ -86,14 +85,15 @@ at::Tensor SinkhornAttention::decode_step(DecodeState& decode_state,
   }
   state.block_sum_BC = state.block_sum_BC + wide_x_BC;
 
+  const std::int64_t num_own = t + 1 - u * b;
   const at::Tensor own_k = state.cache.keys(u * b, t + 1), own_v = state.cache.values(u * b, t + 1);
-  const auto attend = [&](const at::Tensor& k, const at::Tensor& v) {
-    return library_attention(in.q_BHLD, k, v);
+  // To these keys, of which the last `in_place` are own ones.
+  const auto attend = [&](const at::Tensor& k, const at::Tensor& v, std::int64_t in_place) {
+    return terms_.attend(in.q_BHLD, k, v, in_place);
   };
-  if (!state.sorted_k_BHbD.defined()) return attend(own_k, own_v);
+  if (!state.sorted_k_BHbD.defined()) return attend(own_k, own_v, num_own);
 
   // Only aligned positions, up to the query's own.
-  const std::int64_t num_own = t + 1 - u * b;
   at::Tensor sorted_k = state.sorted_k_BHbD, sorted_v = state.sorted_v_BHbD;
   if (leaky() || config_.combine() == Config::add_logits) {
     sorted_k = sorted_k.narrow(2, 0, num_own);
@@ -107,11 +107,11 @@ at::Tensor SinkhornAttention::decode_step(DecodeState& decode_state,
   }
   switch (config_.combine()) {
     case Config::concat:
-      return attend(at::cat({sorted_k, own_k}, 2), at::cat({sorted_v, own_v}, 2));
+      return attend(at::cat({sorted_k, own_k}, 2), at::cat({sorted_v, own_v}, 2), num_own);
     case Config::add_outputs:
-      return attend(sorted_k, sorted_v) + attend(own_k, own_v);
+      return attend(sorted_k, sorted_v, 0) + attend(own_k, own_v, num_own);
     case Config::add_logits:
-      return attend(sorted_k + own_k, sorted_v);
+      return attend(sorted_k + own_k, sorted_v, 0);
   }
   require(false, "unknown combine");
   return {};

@@ -22,9 +22,9 @@ struct MixtureDecodeState final : DecodeState {
 SinkhornMixtureMechanism::SinkhornMixtureMechanism(const configs::SinkhornMixture& config,
                                                    const MechanismShape& shape,
                                                    const std::string& prefix,
-                                                   Parameters& parameters)
-    : sinkhorn_(config.sinkhorn(), shape, prefix, parameters),
-      dense_(config.dense(), shape),
+                                                   Parameters& parameters, const LogitTerms& terms)
+    : sinkhorn_(config.sinkhorn(), shape, prefix, parameters, terms),
+      dense_(config.dense(), shape, terms),
       ties_key_value_(config.sinkhorn().tie_key_value()) {}
 
 AttentionInput SinkhornMixtureMechanism::dense_input(const AttentionInput& in) const {
@@ -44,6 +44,7 @@ MechanismTraits SinkhornMixtureMechanism::traits() const {
   MechanismTraits traits = sinkhorn_.traits();
   traits.convex = false;   // the sum of two means
   traits.selects = false;  // the dense part reaches all keys
+  traits.takes_relative_positions = false;
   traits.quadratic = true;
   return traits;
 }

@@ -11,7 +11,8 @@ namespace birkhoff {
 class SinkhornMixtureMechanism : public Mechanism {
  public:
   SinkhornMixtureMechanism(const configs::SinkhornMixture& config, const MechanismShape& shape,
-                           const std::string& prefix, Parameters& parameters);
+                           const std::string& prefix, Parameters& parameters,
+                           const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "attention/kernels/block_attention/block_attention.h"
-#include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
 #include "configs/attention.pb.h"
 
@@ -26,8 +25,8 @@ std::int64_t block_length(std::int64_t width, std::int64_t num_tokens) {
 }  // namespace
 
 SlidingWindowAttention::SlidingWindowAttention(const configs::SlidingWindowAttention& config,
-                                               const MechanismShape& shape)
-    : shape_(shape), width_(config.width()), dropout_(config.dropout()) {}
+                                               const MechanismShape& shape, const LogitTerms& terms)
+    : shape_(shape), width_(config.width()), dropout_(config.dropout()), terms_(terms) {}
 
 AttentionOutput SlidingWindowAttention::attend(const AttentionInput& in, Path limit) const {
   const Blocks blocks = token_blocks(in, block_length(width_, in.q_BHLD.size(2)), shape_.causal);
@@ -35,12 +34,17 @@ AttentionOutput SlidingWindowAttention::attend(const AttentionInput& in, Path li
       .q_BHNbD = blocks.to_blocks(in.q_BHLD, 2),
       .keys = {nearest_keys(blocks, in.k_BHSD, in.v_BHSD, width_, shape_.causal)},
       .dropout = dropout_,
-      .noise = in.noise};
+      .noise = in.noise,
+      .relative = terms_.relative(in.q_BHLD),
+      .sink_H = terms_.sink(in.q_BHLD)};
   return {blocks.from_blocks(attend_in_blocks(attention, limit), 2), {}};
 }
 
 MechanismTraits SlidingWindowAttention::traits() const {
-  return {.causal = shape_.causal, .exact_in_decoding = shape_.causal, .convex = true};
+  return {.causal = shape_.causal,
+          .exact_in_decoding = shape_.causal,
+          .convex = terms_.is_convex(),
+          .takes_relative_positions = true};
 }
 
 at::Tensor SlidingWindowAttention::visible_keys(std::int64_t num_queries,
@@ -56,7 +60,8 @@ double SlidingWindowAttention::forward_flops(std::int64_t num_tokens) const {
   const double w = static_cast<double>(std::min(width_, num_tokens));
   const double past = n * w - w * (w - 1) / 2;
   const double pairs = shape_.causal ? past : 2 * past - n;
-  return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim);
+  return 4 * pairs * static_cast<double>(shape_.heads * shape_.head_dim) +
+         n * static_cast<double>(shape_.heads) * terms_.forward_flops();
 }
 
 std::unique_ptr<DecodeState> SlidingWindowAttention::decode_state(std::int64_t batch) const {
@@ -68,8 +73,8 @@ at::Tensor SlidingWindowAttention::decode_step(DecodeState& state, const Attenti
   KeyValueCache& cache = static_cast<KeyValueState&>(state).cache;
   cache.append(in.k_BHSD, in.v_BHSD);
   const std::int64_t first = std::max<std::int64_t>(0, cache.size() - width_);
-  return library_attention(in.q_BHLD, cache.keys(first, cache.size()),
-                           cache.values(first, cache.size()));
+  return terms_.attend(in.q_BHLD, cache.keys(first, cache.size()),
+                       cache.values(first, cache.size()), cache.size() - first);
 }
 
 }  // namespace birkhoff

@@ -3,6 +3,7 @@
 // Child et al. 2019, "Generating Long Sequences with Sparse Transformers", section 4.2).
 #pragma once
 
+#include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 
 namespace birkhoff::configs {
@@ -13,8 +14,8 @@ namespace birkhoff {
 
 class SlidingWindowAttention : public Mechanism {
  public:
-  SlidingWindowAttention(const configs::SlidingWindowAttention& config,
-                         const MechanismShape& shape);
+  SlidingWindowAttention(const configs::SlidingWindowAttention& config, const MechanismShape& shape,
+                         const LogitTerms& terms);
 
   AttentionOutput attend(const AttentionInput& in, Path limit) const override;
   MechanismTraits traits() const override;
@@ -27,6 +28,7 @@ class SlidingWindowAttention : public Mechanism {
   MechanismShape shape_;
   std::int64_t width_;
   float dropout_;
+  LogitTerms terms_;
 };
 
 }  // namespace birkhoff

@@ -1,0 +1,83 @@
+#include "attention/logit_terms.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "attention/kernels/common/grouped_queries.h"
+#include "attention/kernels/common/masked_softmax.h"
+#include "configs/attention.pb.h"
+
+namespace birkhoff {
+namespace {
+
+// As the embeddings of T2T, whose authors proposed relative positions: vectors of length 1.
+Initializer table_init(std::int64_t head_dim) {
+  return Initializer::normal(1 / std::sqrt(static_cast<double>(head_dim)));
+}
+
+at::Tensor in_dtype_of(const at::Tensor& parameter, const at::Tensor& q) {
+  return parameter.defined() ? parameter.to(q.scalar_type()) : parameter;
+}
+
+}  // namespace
+
+LogitTerms::LogitTerms(const configs::Mechanism& config, const MechanismShape& shape,
+                       const std::string& prefix, Parameters& parameters) {
+  const configs::RelativePositions& relative = config.relative_positions();
+  if (const std::int64_t most = relative.max_distance(); most > 0) {
+    const std::vector<std::int64_t> sizes{relative.per_head() ? shape.heads : 1,
+                                          shape.causal ? most + 1 : 2 * most + 1, shape.head_dim};
+    const auto table = [&](const char* name) {
+      return parameters.add(prefix + name, sizes, table_init(shape.head_dim), /*decay=*/false);
+    };
+    relative_.least = -most;
+    relative_.keys_HRD = table(".relative_keys");
+    if (relative.values()) relative_.values_HRD = table(".relative_values");
+  }
+  if (config.sink()) {
+    sink_H_ = parameters.add(prefix + ".sink", {shape.heads}, Initializer::zeros(),
+                             /*decay=*/false);
+  }
+}
+
+RelativePositions LogitTerms::relative(const at::Tensor& q_BHLD) const {
+  return {.keys_HRD = in_dtype_of(relative_.keys_HRD, q_BHLD),
+          .values_HRD = in_dtype_of(relative_.values_HRD, q_BHLD),
+          .least = relative_.least};
+}
+
+at::Tensor LogitTerms::sink(const at::Tensor& q_BHLD) const { return in_dtype_of(sink_H_, q_BHLD); }
+
+at::Tensor LogitTerms::attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
+                              const at::Tensor& v_BHSD, std::int64_t in_place) const {
+  if (!relative_.defined() && !sink_H_.defined()) {
+    return library_attention(q_BH1D, k_BHSD, v_BHSD);
+  }
+  const std::int64_t heads = q_BH1D.size(1), S = k_BHSD.size(2), before = S - in_place;
+  const RelativePositions tables = relative(q_BH1D);
+  at::Tensor scores_BH1S = at::matmul(q_BH1D, to_query_heads(k_BHSD, heads).transpose(2, 3)),
+             rows_S;
+  if (tables.defined()) {
+    const at::Tensor last = at::arange(1 - in_place, 1, q_BH1D.options().dtype(at::kLong));
+    rows_S = table_rows(tables, last);
+    scores_BH1S.narrow(3, before, in_place)
+        .add_(relative_scores(tables, q_BH1D.unsqueeze(2), rows_S).squeeze(2));
+  }
+  at::Tensor sink = sink_H_;
+  if (sink.defined()) sink = this->sink(q_BH1D).view({1, -1, 1, 1});
+  const at::Tensor p_BH1S =
+      masked_softmax(scores_BH1S * (1 / std::sqrt(static_cast<double>(q_BH1D.size(3)))), {}, sink);
+  const at::Tensor out_BH1D = at::matmul(p_BH1S, to_query_heads(v_BHSD, heads));
+  if (!tables.values_HRD.defined()) return out_BH1D;
+  const at::Tensor last_p = p_BH1S.narrow(3, before, in_place).unsqueeze(2);
+  return out_BH1D + relative_values(tables, last_p, rows_S).squeeze(2);
+}
+
+double LogitTerms::forward_flops() const {
+  if (!relative_.defined()) return 0;
+  const double tables = relative_.values_HRD.defined() ? 2 : 1;
+  return 2 * tables * static_cast<double>(relative_.num_distances() * relative_.keys_HRD.size(2));
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,43 @@
+// What a mechanism may add to the softmax of its heads, whatever keys they see: relative positions
+// and sinks. Parameters that the mechanism owns.
+//
+// Legend: B batch, H heads, S keys, R rows of a table, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+#include "attention/kernels/relative_positions/relative_positions.h"
+#include "attention/mechanism.h"
+
+namespace birkhoff {
+
+class LogitTerms {
+ public:
+  // Adds "<prefix>.relative_keys" and "<prefix>.relative_values", [1 or H, R, D], and
+  // "<prefix>.sink", [H], as far as the configuration has them.
+  LogitTerms(const configs::Mechanism& config, const MechanismShape& shape,
+             const std::string& prefix, Parameters& parameters);
+
+  // In the dtype of the queries; undefined where there are none.
+  RelativePositions relative(const at::Tensor& q_BHLD) const;
+  at::Tensor sink(const at::Tensor& q_BHLD) const;
+
+  // The attention of one query of each sequence to all these keys. Relative positions apply to the
+  // last `in_place` of them, which end at the query's own token.
+  at::Tensor attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
+                    std::int64_t in_place) const;
+
+  // Whether outputs stay weighted means of values.
+  bool is_convex() const { return !relative_.values_HRD.defined() && !sink_H_.defined(); }
+  // Twice the multiply-adds of the forward pass of one token.
+  double forward_flops() const;
+
+ private:
+  RelativePositions relative_;
+  at::Tensor sink_H_;
+};
+
+}  // namespace birkhoff
