@@ -74,6 +74,45 @@ at::Tensor LogitTerms::attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD
   return out_BH1D + relative_values(tables, last_p, rows_S).squeeze(2);
 }
 
+at::Tensor LogitTerms::attend_listed(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
+                                     const at::Tensor& v_BHSD, const at::Tensor& token_BHKW,
+                                     const at::Tensor& visible_BHKW, std::int64_t now,
+                                     PlaceMerge merge) const {
+  const std::int64_t H = q_BH1D.size(1), K = token_BHKW.size(2), D = q_BH1D.size(3);
+  const auto gather = [&](const at::Tensor& x_BHSD) {  // [B, query heads, K, W, D]
+    const at::Tensor index =
+        token_BHKW.clamp_min(0).flatten(2).unsqueeze(3).expand({-1, -1, -1, D});
+    return to_query_heads(x_BHSD.gather(2, index).unflatten(2, {K, -1}), H);
+  };
+  const RelativePositions tables = relative(q_BH1D);
+  const at::Tensor q_BHK1D = q_BH1D.unsqueeze(2).expand({-1, -1, K, -1, -1});
+  at::Tensor scores_BHK1W = at::matmul(q_BHK1D, gather(k_BHSD).transpose(3, 4)), rows_BHK1W;
+  if (tables.defined()) {
+    rows_BHK1W = to_query_heads(table_rows(tables, token_BHKW - now).unsqueeze(3), H);
+    scores_BHK1W = scores_BHK1W + relative_scores(tables, q_BHK1D, rows_BHK1W);
+  }
+  const at::Tensor logits_BHKW = scores_BHK1W.squeeze(3) * (1 / std::sqrt(static_cast<double>(D))),
+                   visible = to_query_heads(visible_BHKW, H), sink_H = sink(q_BH1D);
+  const auto sink_as = [&](at::IntArrayRef sizes) {
+    return sink_H.defined() ? sink_H.view(sizes) : sink_H;
+  };
+  const bool one_softmax = merge == PlaceMerge::kOneSoftmax;
+  const at::Tensor p_BHK1W =
+      (one_softmax ? masked_softmax(logits_BHKW.flatten(2), visible.flatten(2), sink_as({1, H, 1}))
+                         .view_as(logits_BHKW)
+                   : masked_softmax(logits_BHKW, visible, sink_as({1, H, 1, 1})))
+          .unsqueeze(3);
+  at::Tensor out_BHK1D = at::matmul(p_BHK1W, gather(v_BHSD));
+  if (tables.values_HRD.defined()) {
+    out_BHK1D = out_BHK1D + relative_values(tables, p_BHK1W, rows_BHK1W);
+  }
+  const at::Tensor sum_BH1D = out_BHK1D.squeeze(3).sum(2, /*keepdim=*/true);
+  if (one_softmax) return sum_BH1D;
+  const at::Tensor lists_BH11 =
+      visible.any(3).sum(2, true).clamp_min(1).unsqueeze(3).to(sum_BH1D.scalar_type());
+  return sum_BH1D / lists_BH11;
+}
+
 double LogitTerms::forward_flops() const {
   if (!relative_.defined()) return 0;
   const double tables = relative_.values_HRD.defined() ? 2 : 1;

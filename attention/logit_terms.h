@@ -1,7 +1,7 @@
 // What a mechanism may add to the softmax of its heads, whatever keys they see: relative positions
 // and sinks. Parameters that the mechanism owns.
 //
-// Legend: B batch, H heads, S keys, R rows of a table, D head dim.
+// Legend: B batch, H heads, S keys, K lists of W keys, R rows of a table, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "attention/kernels/gathered_attention/gathered_attention.h"
 #include "attention/kernels/relative_positions/relative_positions.h"
 #include "attention/mechanism.h"
 
@@ -29,6 +30,14 @@ class LogitTerms {
   // last `in_place` of them, which end at the query's own token.
   at::Tensor attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD, const at::Tensor& v_BHSD,
                     std::int64_t in_place) const;
+
+  // The attention of the query at position `now` of each sequence to listed keys: where
+  // visible_BHKW, to token token_BHKW (int64) of k and v. H are key heads, K lists of W tokens. One
+  // softmax over all lists, or the mean of one for each list that has a visible key.
+  at::Tensor attend_listed(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
+                           const at::Tensor& v_BHSD, const at::Tensor& token_BHKW,
+                           const at::Tensor& visible_BHKW, std::int64_t now,
+                           PlaceMerge merge) const;
 
   // Whether outputs stay weighted means of values.
   bool is_convex() const { return !relative_.values_HRD.defined() && !sink_H_.defined(); }

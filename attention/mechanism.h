@@ -92,6 +92,8 @@ struct MechanismTraits {
   bool unbounded = false;
   // It can have relative positions.
   bool takes_relative_positions = false;
+  // The numbers of queries decide which keys they see. Grouped queries decide together.
+  bool chooses_keys = false;
   // Queries see keys of their clusters, and the numbers of a token decide which these are.
   bool clusters = false;
   // The reference holds the scores of all queries and keys at once.

@@ -10,6 +10,7 @@
 #include "attention/mechanism.h"
 #include "attention/mechanisms/block_local/block_local.h"
 #include "attention/mechanisms/dense/dense.h"
+#include "attention/mechanisms/moba/moba.h"
 #include "attention/mechanisms/routing/routing.h"
 #include "attention/mechanisms/sinkhorn/sinkhorn.h"
 #include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
@@ -61,6 +62,10 @@ const Entry kMechanisms[] = {
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<SlidingWindowAttention>(m.config.sliding_window(), m.shape, m.terms);
      }},
+    {Kind::kMoba,
+     [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
+       return std::make_unique<MixtureOfBlockAttention>(m.config.moba(), m.shape, m.terms);
+     }},
     {Kind::kRouting,
      [](const MakeArguments& m) -> std::unique_ptr<Mechanism> {
        return std::make_unique<RoutingAttention>(m.config.routing(), m.shape, m.prefix,
@@ -91,7 +96,7 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
   if (config.relative_positions().max_distance() > 0 && !traits.takes_relative_positions) {
     fail(ExitCode::kConfig,
          "relative_positions: this mechanism has none; remove them, or choose block_local, "
-         "sliding_window, sinkhorn (not with combine: add_logits) or routing");
+         "sliding_window, sinkhorn (not with combine: add_logits), routing or moba");
   }
   if (shape.heads_of_keys() != shape.heads && traits.shares_query_key) {
     fail(ExitCode::kConfig,

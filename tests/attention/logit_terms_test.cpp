@@ -195,30 +195,29 @@ class GroupedQueries : public ::testing::TestWithParam<MechanismCase> {
     return in;
   }
 };
-// Those whose sort matrices and masks depend on no query.
-class SeparateGroupedQueries : public GroupedQueries {};
 INSTANTIATE_TEST_SUITE_P(All, GroupedQueries,
                          ::testing::ValuesIn(cases_where([](const MechanismCase&,
                                                             const MechanismTraits& traits) {
                            return !traits.shares_query_key;
                          })),
                          test::name_of);
-INSTANTIATE_TEST_SUITE_P(All, SeparateGroupedQueries,
-                         ::testing::ValuesIn(cases_where([](const MechanismCase&,
-                                                            const MechanismTraits& traits) {
-                           return !traits.shares_query_key && !traits.clusters;
-                         })),
-                         test::name_of);
-
-// They are what one mechanism per key head, with that head's parameters, gives on copied keys.
-TEST_P(SeparateGroupedQueries, AreQueriesOfCopiedKeys) {
+// They are what one mechanism per query head, with its parameters, gives on the key head. Where the
+// queries of a group decide together, they are equal here.
+TEST_P(GroupedQueries, AreQueriesOfCopiedKeys) {
   const Built built(GetParam().config, shape(6, 2), at::kDouble);
-  const AttentionInput in = input(built);
+  AttentionInput in = input(built);
+  if (built.traits.chooses_keys) {
+    in.q_BHLD = in.q_BHLD.detach().slice(1, 0, 6, 3).repeat_interleave(3, 1);
+  }
   for (const Path path : kPaths) {
     const at::Tensor out = run(*built.mechanism, in, path);
     for (std::int64_t h = 0; h < 6; ++h) {
       const Built one(GetParam().config, shape(1, 1), at::kDouble);
       at::NoGradGuard no_grad;
+      for (std::size_t s = 0; s < one.parameters.statistics().size(); ++s) {
+        at::Tensor of_one = one.parameters.statistics()[s].value;
+        of_one.copy_(built.parameters.statistics()[s].value.narrow(0, h / 3, 1));
+      }
       for (std::size_t p = 0; p < one.parameters.list().size(); ++p) {
         const at::Tensor of_all = built.parameters.list()[p].value;
         at::Tensor of_one = one.parameters.list()[p].value;

@@ -208,6 +208,10 @@ const ScoreKernels<T>& score_kernels() {
   });
 }
 
+template const ScoreKernels<float>& score_kernels();
+template const ScoreKernels<double>& score_kernels();
+template const ScoreKernels<Bf16>& score_kernels();
+
 at::Tensor cluster_rows_on_cpu(const ClusterProblem& problem, ClusteredRows& rows) {
   ClusterProblem fitting = problem;
   fitting.x_BHLD = with_contiguous_rows(problem.x_BHLD.detach());

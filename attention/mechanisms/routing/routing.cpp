@@ -116,9 +116,7 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
                                       .v_BHSD = in.v_BHSD,
                                       .rows = buckets ? causal_buckets(of_q, q, k, window_, limit)
                                                       : nearest_lists(q, k, shape_.causal),
-                                      .merge = config_.overlap() == RoutingConfig::mean
-                                                   ? PlaceMerge::kMean
-                                                   : PlaceMerge::kOneSoftmax,
+                                      .merge = merge(),
                                       .relative = terms_.relative(in.q_BHLD),
                                       .sink_H = terms_.sink(in.q_BHLD)};
     output.out_BHLD = attend_gathered(attention, limit).out_BHLD;
@@ -167,6 +165,7 @@ MechanismTraits RoutingAttention::traits() const {
                          .selects = true,
                          .skips_queries = !(buckets && config_.share_query_key()),
                          .takes_relative_positions = true,
+                         .chooses_keys = true,
                          .clusters = true,
                          .quadratic = selection() == RoutingConfig::prefix_topw};
   if (causal && selection() == RoutingConfig::full_topw) {

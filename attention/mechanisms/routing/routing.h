@@ -51,6 +51,10 @@ class RoutingAttention : public Mechanism {
  private:
   // How clusters get their tokens; encoders have full_topw.
   configs::RoutingAttention::CausalSelection selection() const;
+  PlaceMerge merge() const {
+    return config_.overlap() == configs::RoutingAttention::mean ? PlaceMerge::kMean
+                                                                : PlaceMerge::kOneSoftmax;
+  }
   // The heads whose clusters a sequence's queries share: those of keys. With grouped queries, the
   // mean of the unit queries of each group.
   at::Tensor to_key_heads(const at::Tensor& q_BHLD) const;

@@ -2,11 +2,8 @@
 // far, D head dim, K clusters, W tokens of a cluster's window.
 #include <ATen/ATen.h>
 
-#include <cmath>
 #include <limits>
 
-#include "attention/kernels/common/grouped_queries.h"
-#include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
 #include "attention/mechanisms/routing/routing.h"
 #include "cluster/base/error.h"
@@ -90,7 +87,6 @@ at::Tensor RoutingAttention::attend_to_tokens(const at::Tensor& q_BH1D, const at
                                               const at::Tensor& v_BHSD, const at::Tensor& in_BHK,
                                               const at::Tensor& token_BHKW,
                                               std::int64_t token) const {
-  const std::int64_t H = shape_.heads, K = token_BHKW.size(2), D = shape_.head_dim;
   at::Tensor visible_BHKW = at::logical_and(token_BHKW >= 0, in_BHK.unsqueeze(3));
   if (config_.share_query_key()) {
     const at::Tensor others_BHKW = at::logical_and(visible_BHKW, token_BHKW != token);
@@ -98,41 +94,7 @@ at::Tensor RoutingAttention::attend_to_tokens(const at::Tensor& q_BH1D, const at
         others_BHKW.flatten(2).any(2).logical_not().view({in_BHK.size(0), in_BHK.size(1), 1, 1});
     visible_BHKW = at::logical_or(others_BHKW, at::logical_and(visible_BHKW, alone_BH11));
   }
-  visible_BHKW = to_query_heads(visible_BHKW, H);
-  const auto gather = [&](const at::Tensor& x_BHSD) {  // [B, H, K, W, D]
-    return to_query_heads(
-        x_BHSD.gather(2, token_BHKW.clamp_min(0).flatten(2).unsqueeze(3).expand({-1, -1, -1, D}))
-            .unflatten(2, {K, -1}),
-        H);
-  };
-  const RelativePositions relative = terms_.relative(q_BH1D);
-  const at::Tensor q_BHK1D = q_BH1D.unsqueeze(2).expand({-1, -1, K, -1, -1});
-  at::Tensor scores_BHK1W = at::matmul(q_BHK1D, gather(k_BHSD).transpose(3, 4)), rows_BHK1W;
-  if (relative.defined()) {
-    rows_BHK1W = to_query_heads(table_rows(relative, token_BHKW - token).unsqueeze(3), H);
-    scores_BHK1W = scores_BHK1W + relative_scores(relative, q_BHK1D, rows_BHK1W);
-  }
-  const at::Tensor logits_BHKW = scores_BHK1W.squeeze(3) * (1 / std::sqrt(static_cast<double>(D)));
-  const at::Tensor sink_H = terms_.sink(q_BH1D);
-  const auto sink = [&](at::IntArrayRef sizes) {
-    return sink_H.defined() ? sink_H.view(sizes) : sink_H;
-  };
-  const bool one_softmax = config_.overlap() == RoutingConfig::one_softmax;
-  const at::Tensor p_BHK1W =
-      (one_softmax
-           ? masked_softmax(logits_BHKW.flatten(2), visible_BHKW.flatten(2), sink({1, H, 1}))
-                 .view_as(logits_BHKW)
-           : masked_softmax(logits_BHKW, visible_BHKW, sink({1, H, 1, 1})))
-          .unsqueeze(3);
-  at::Tensor out_BHK1D = at::matmul(p_BHK1W, gather(v_BHSD));
-  if (relative.values_HRD.defined()) {
-    out_BHK1D = out_BHK1D + relative_values(relative, p_BHK1W, rows_BHK1W);
-  }
-  const at::Tensor sum_BH1D = out_BHK1D.squeeze(3).sum(2, /*keepdim=*/true);
-  if (one_softmax) return sum_BH1D;
-  const at::Tensor clusters_BH11 =
-      visible_BHKW.any(3).sum(2, true).clamp_min(1).unsqueeze(3).to(sum_BH1D.scalar_type());
-  return sum_BH1D / clusters_BH11;
+  return terms_.attend_listed(q_BH1D, k_BHSD, v_BHSD, token_BHKW, visible_BHKW, token, merge());
 }
 
 at::Tensor RoutingAttention::attend_prefixes(const AttentionInput& in, const Documents& documents,

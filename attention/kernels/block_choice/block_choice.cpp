@@ -1,0 +1,127 @@
+#include "attention/kernels/block_choice/block_choice.h"
+
+#include <ATen/ATen.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "attention/kernels/block_choice/cpu_choice.h"
+#include "attention/kernels/common/cpu_dtype.h"
+#include "attention/kernels/common/limits.h"
+#include "attention/kernels/gathered_attention/inverse_lists.h"
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+void check(const BlockChoice& choice) {
+  const at::Tensor &q = choice.q_BHLD, &k = choice.k_BHLD;
+  require(q.dim() == 4 && q.sizes() == k.sizes() && q.scalar_type() == k.scalar_type() &&
+              q.device() == k.device() && q.numel() > 0,
+          "block choice: q and k must be [B, H, L, D], not empty");
+  require(choice.block > 0 && choice.others >= 0, "block choice: block and others");
+}
+
+// The mean keys of whole blocks, in the dtype of sums.
+at::Tensor mean_keys(const BlockChoice& choice) {
+  const std::int64_t N = choice.k_BHLD.size(2) / choice.block;
+  return choice.k_BHLD.detach()
+      .narrow(2, 0, N * choice.block)
+      .unflatten(2, {N, choice.block})
+      .mean(3, /*keepdim=*/false, at::toOpMathType(choice.k_BHLD.scalar_type()));
+}
+
+// int32 [B or 1, N]: the document of whole blocks; -1: more than one, or padding.
+at::Tensor documents_of_blocks(const BlockChoice& choice) {
+  const at::Tensor& number_BL = choice.documents.number_BL;
+  const std::int64_t N = number_BL.size(1) / choice.block;
+  const at::Tensor number_BNb =
+      number_BL.narrow(1, 0, N * choice.block).unflatten(1, {N, choice.block});
+  const at::Tensor first_BN = number_BNb.select(2, 0);
+  return first_BN.masked_fill((number_BNb != first_BN.unsqueeze(2)).any(2), -1);
+}
+
+at::Tensor choose_reference(const BlockChoice& choice, const at::Tensor& mean_BHND,
+                            const at::Tensor& document_BN) {
+  const std::int64_t N = mean_BHND.size(2), C = std::min(choice.others, N);
+  const at::Tensor scores_BHLN =
+      at::matmul(choice.q_BHLD.detach().to(mean_BHND.scalar_type()), mean_BHND.transpose(2, 3));
+  const at::TensorOptions numbers = choice.documents.number_BL.options().dtype(at::kLong);
+  const at::Tensor block_N = at::arange(N, numbers);
+  const at::Tensor own_L1 =
+      at::div(at::arange(choice.q_BHLD.size(2), numbers), choice.block, "floor").unsqueeze(1);
+  const at::Tensor in_order_LN = choice.causal ? block_N < own_L1 : block_N != own_L1;
+  const at::Tensor number_BL1 = choice.documents.number_BL.unsqueeze(2);
+  const at::Tensor open_BLN = at::logical_and(
+      at::logical_and(in_order_LN, number_BL1 == document_BN.unsqueeze(1)), number_BL1 >= 0);
+  const at::Tensor hidden_B1LN = open_BLN.logical_not().unsqueeze(1);
+  const at::Tensor order_BHLC = largest_first(
+      scores_BHLN.masked_fill(hidden_B1LN, -std::numeric_limits<double>::infinity()), C);
+  return order_BHLC.masked_fill(hidden_B1LN.expand_as(scores_BHLN).gather(3, order_BHLC), -1)
+      .to(at::kInt);
+}
+
+}  // namespace
+
+at::Tensor choose_blocks(const BlockChoice& choice, Path limit) {
+  check(choice);
+  const at::Tensor &q = choice.q_BHLD, mean_BHND = mean_keys(choice),
+                   document_BN = documents_of_blocks(choice);
+  const bool fits = q.is_cpu() && has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim;
+  return limit == Path::kFused && fits ? choose_on_cpu(choice, mean_BHND, document_BN)
+                                       : choose_reference(choice, mean_BHND, document_BN);
+}
+
+at::Tensor largest_first(const at::Tensor& scores, std::int64_t count) {
+  const at::Tensor numbers =
+      scores.masked_fill(scores.ne(scores), std::numeric_limits<double>::infinity());
+  return std::get<1>(at::sort(numbers, std::optional<bool>(true), /*dim=*/-1, /*descending=*/true))
+      .narrow(-1, 0, count);
+}
+
+GatheredRows lists_of_blocks(const BlockChoice& choice, const at::Tensor& chosen_BHLC) {
+  const std::int64_t B = chosen_BHLC.size(0), H = chosen_BHLC.size(1), L = chosen_BHLC.size(2),
+                     all = (L + choice.block - 1) / choice.block;
+  const at::TensorOptions numbers = chosen_BHLC.options().dtype(at::kLong);
+  const at::Tensor row_L = at::arange(L, numbers), block_L = at::div(row_L, choice.block, "floor");
+  const at::Tensor exists_B1L = (choice.documents.number_BL >= 0).unsqueeze(1);
+  // Segment `all` is not used.
+  const at::Tensor own_BHL1 =
+      block_L.masked_fill(exists_B1L.logical_not(), all).expand({B, H, L}).unsqueeze(3);
+  const at::Tensor segment_BHP =
+      at::cat({own_BHL1, chosen_BHLC.to(at::kLong).masked_fill(chosen_BHLC < 0, all)}, 3)
+          .flatten(2);
+  const at::Tensor row_P =
+      row_L.unsqueeze(1).expand({L, segment_BHP.size(2) / L}).reshape({1, 1, -1});
+  const at::Tensor sorted_BHP =
+      std::get<0>(at::sort(segment_BHP * L + row_P, std::optional<bool>(true), /*dim=*/2));
+  const at::Tensor ends_BHG =
+      count_numbers(segment_BHP, all + 1).cumsum(2).narrow(2, 0, all).to(at::kInt);
+  // A causal query is in segments of its own and earlier blocks only.
+  const at::Tensor k_ends_G =
+      ((at::arange(all, numbers) + 1) * choice.block).clamp_max(L).to(at::kInt);
+  GatheredRows rows{
+      make_row_lists(at::remainder(sorted_BHP, L).to(at::kInt), ends_BHG, L),
+      make_row_lists(row_L.to(at::kInt).view({1, 1, -1}), k_ends_G.view({1, 1, -1}), L),
+      {}};
+  if (choice.causal) rows.band.least = 0;
+  if (choice.documents.count > 1) {
+    // Keys of another document are further away than all of the query's own.
+    if (choice.documents.count * L > std::numeric_limits<std::int32_t>::max()) {
+      fail(ExitCode::kData,
+           "listed blocks: {} documents in a sequence of {} tokens; their product must be below "
+           "2^31: use shorter sequences, or set data.restart_at_documents: false",
+           choice.documents.count, L);
+    }
+    const at::Tensor position_BHL =
+        (choice.documents.number_BL.to(at::kLong) * L + row_L).to(at::kInt).unsqueeze(1);
+    rows.band.positions_q_BHL = rows.band.positions_k_BHS = position_BHL;
+    rows.band.least = choice.causal ? 0 : 1 - L;
+    rows.band.most = L - 1;
+  }
+  return rows;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,44 @@
+// Which blocks of keys each query sees (Lu et al. 2025, "MoBA: Mixture of Block Attention for
+// Long-Context LLMs", section 2.2): its own, and those whose mean key has the largest products with
+// it. Attention over gathered rows then reads each block for all of its queries.
+//
+// Legend: B batch, H heads, L tokens, N blocks, D head dim, C chosen blocks, G segments.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "attention/kernels/clusters/clusters.h"
+#include "attention/kernels/common/path.h"
+#include "attention/kernels/gathered_attention/gathered_attention.h"
+
+namespace birkhoff {
+
+// Self-attention of as many queries as keys; q and k have as many heads.
+struct BlockChoice {
+  at::Tensor q_BHLD, k_BHLD;
+  Documents documents;
+  std::int64_t block = 0;   // tokens of a block; the last may have fewer
+  std::int64_t others = 0;  // blocks that a query sees besides its own, at most
+  bool causal = false;      // only earlier blocks
+};
+
+// int32 [B, H, L, C]: for each query the other blocks that it sees, the best first, -1 where there
+// are no more. A block can be chosen if it is whole, all of it belongs to the query's document, and,
+// if causal, it ends before the query's own block begins: then no choice depends on later tokens. Of
+// equal products the earlier block wins; NaN counts as the largest. No gradients.
+//
+// kFused (fp32, fp64 and bf16 on the CPU, D up to 256) stores the products of a tile of queries at a
+// time, the reference those of all. On the CPU the same bits for any number of threads.
+at::Tensor choose_blocks(const BlockChoice& choice, Path limit);
+
+// int64 [.., count]: where the largest of scores [.., N] are, the largest first. Of equal ones the
+// earlier comes first; NaN counts as the largest.
+at::Tensor largest_first(const at::Tensor& scores, std::int64_t count);
+
+// Segment n has block n as its keys, and the queries that see it: those of the block itself, then
+// those that chose it, in ascending order.
+GatheredRows lists_of_blocks(const BlockChoice& choice, const at::Tensor& chosen_BHLC);
+
+}  // namespace birkhoff
