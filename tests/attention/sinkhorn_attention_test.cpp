@@ -154,6 +154,29 @@ TEST(SinkhornAttention, TopMOfEqualWeightsIsTheEarlierBlocks) {
   EXPECT_TRUE(reached(6).all().item<bool>());
 }
 
+// With few sources of many blocks, kernels gather blocks instead of multiplying all of them.
+TEST(SinkhornAttention, GatheredSourcesEqualTheReference) {
+  for (const bool causal : {false, true}) {
+    for (const bool padded : {false, true}) {
+      configs::Mechanism config = sinkhorn_config();
+      config.mutable_sinkhorn()->set_top_m(2);
+      const Built built(config, causal, at::kDouble, 64);
+      AttentionInput in = random_input(64, at::kDouble, 1);
+      if (padded) in.key_lengths_B = at::tensor({64, 49}, at::kLong);
+      const auto all = leaves(in, built.parameters);
+      const at::Tensor reference = run(*built.mechanism, in, Path::kReference),
+                       fused = run(*built.mechanism, in, Path::kFused);
+      EXPECT_LE(max_difference(fused, reference), 1e-12);
+      const auto d_reference = gradients(reference, all), d_fused = gradients(fused, all);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        EXPECT_LE(max_difference(d_fused[i], d_reference[i]),
+                  1e-11 * std::max(1.0, d_reference[i].abs().max().item<double>()))
+            << "leaf " << i << " causal " << causal << " padded " << padded;
+      }
+    }
+  }
+}
+
 TEST(SinkhornAttention, OneBlockIsDenseAttention) {
   const AttentionInput in = random_input(8, at::kDouble, 1);
   const at::Tensor dense =

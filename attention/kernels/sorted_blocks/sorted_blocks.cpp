@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention/kernels/block_mix/block_mix.h"
+#include "attention/kernels/block_mix/listed_mix.h"
 #include "attention/kernels/common/masked_softmax.h"
 
 namespace birkhoff {
@@ -34,6 +35,11 @@ at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
 }
 
 BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD, Path limit) {
+  const at::Tensor& sources = sorted.sources_BHNm;
+  if (sources.defined() && limit == Path::kFused &&
+      prefers_listed_mix(x_BHNbD.front(), sources.size(3))) {
+    return mix_listed_blocks(sorted.weights_BHNN.gather(3, sources), sources, x_BHNbD);
+  }
   const std::int64_t all = x_BHNbD.front().size(2) - 1;
   return mix_lower_blocks(sorted.weights_BHNN, x_BHNbD,
                           !sorted.causal ? all

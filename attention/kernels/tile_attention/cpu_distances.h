@@ -1,6 +1,7 @@
 // Relative positions in the tile kernels: sums over the keys at each distance from a query. A row
 // of distances belongs to one query and has a column for each row of the tables. Included by files
-// that are compiled with different flags from the rest: nothing here has external linkage.
+// that are compiled with different flags from the rest: nothing here has external linkage. Functions are not inlined, so that a loop
+// without relative positions stays as it is.
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
@@ -61,7 +62,7 @@ struct TableProducts {
         w_columns(distance_columns) {}
 
   // w = factor x table_t.
-  void multiply(const S* x, int rows, const S* table_t, S factor, S* w) const {
+  [[gnu::noinline]] void multiply(const S* x, int rows, const S* table_t, S factor, S* w) const {
     for (int i = 0; i < rows; i += kPanel) {
       multiply_panel<Summation::kInParts>(x + i * x_columns, x_columns, 1, table_t,
                                           whole_columns<T>(num_distances), head_dim,
@@ -70,14 +71,14 @@ struct TableProducts {
     for (int n = 0; n < rows * w_columns; ++n) w[n] *= factor;
   }
   // x += w table.
-  void add_rows(const S* w, int rows, const S* table, S* x) const {
+  [[gnu::noinline]] void add_rows(const S* w, int rows, const S* table, S* x) const {
     for (int i = 0; i < rows; i += kPanel) {
       multiply_panel(w + i * w_columns, w_columns, 1, table, whole_columns<T>(head_dim),
                      num_distances, x + i * x_columns, x_columns, x_columns, true);
     }
   }
   // d_table += w^T x.
-  void add_gradient(const S* w, int rows, const S* x, S* d_table) const {
+  [[gnu::noinline]] void add_gradient(const S* w, int rows, const S* x, S* d_table) const {
     for (int r = 0; r < w_columns; r += kPanel) {
       multiply_panel(w + r, 1, w_columns, x, x_columns, rows,
                      d_table + r * whole_columns<T>(head_dim), whole_columns<T>(head_dim),
@@ -130,8 +131,9 @@ void collect_distances(const S* row, int least, int last_row, std::int32_t posit
 
 // rows [kTile, kTile] = the numbers of each query's keys, from its row of distances; 0 in the padding.
 template <typename T>
-void spread_tile(const Sum<T>* of_distance, int distances, const QueryTile<T>& queries,
-                 const KeyTile<T>& keys, Sum<T>* rows) {
+[[gnu::noinline]] void spread_tile(const Sum<T>* of_distance, int distances,
+                                   const QueryTile<T>& queries, const KeyTile<T>& keys,
+                                   Sum<T>* rows) {
   const TileDistances<T>& relative = *queries.relative;
   for (int i = 0; i < kTile; ++i) {
     const int num_keys = i < queries.num_queries ? keys.num_keys : 0;
@@ -145,8 +147,9 @@ void spread_tile(const Sum<T>* of_distance, int distances, const QueryTile<T>& q
 
 // x_t [keys, queries] += the same. `rows` and `rows_t` are scratch, [kTile, kTile].
 template <typename T>
-void add_distances_t(const Sum<T>* of_distance, int distances, const QueryTile<T>& queries,
-                     const KeyTile<T>& keys, Sum<T>* rows, Sum<T>* rows_t, Sum<T>* x_t) {
+[[gnu::noinline]] void add_distances_t(const Sum<T>* of_distance, int distances,
+                                       const QueryTile<T>& queries, const KeyTile<T>& keys,
+                                       Sum<T>* rows, Sum<T>* rows_t, Sum<T>* x_t) {
   using S = Sum<T>;
   spread_tile(of_distance, distances, queries, keys, rows);
   transpose_matrix(rows, padded_rows<S>(queries.num_queries), kTile, kTile, rows_t, kTile);
@@ -158,8 +161,9 @@ void add_distances_t(const Sum<T>* of_distance, int distances, const QueryTile<T
 // Adds the weights w_t [keys, queries] of a tile to each query's row of distances. `rows` is
 // scratch, [kTile, kTile].
 template <typename T>
-void collect_tile(const Sum<T>* w_t, const QueryTile<T>& queries, const KeyTile<T>& keys,
-                  Sum<T>* rows, Sum<T>* of_distance, int distances) {
+[[gnu::noinline]] void collect_tile(const Sum<T>* w_t, const QueryTile<T>& queries,
+                                    const KeyTile<T>& keys, Sum<T>* rows, Sum<T>* of_distance,
+                                    int distances) {
   using S = Sum<T>;
   const TileDistances<T>& relative = *queries.relative;
   transpose_matrix(w_t, padded_rows<S>(keys.num_keys), padded_rows<S>(queries.num_queries), kTile,

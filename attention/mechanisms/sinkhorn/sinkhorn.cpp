@@ -112,14 +112,17 @@ at::Tensor SinkhornAttention::weights(const at::Tensor& scores_BHNN, const at::T
   return {};
 }
 
-at::Tensor SinkhornAttention::keep_largest(const at::Tensor& weights_BHUN) const {
-  const std::int64_t num_sources = weights_BHUN.size(3);
-  if (config_.top_m() == 0 || config_.top_m() >= num_sources) return weights_BHUN;
-  const at::Tensor order_BHUN =
-      at::argsort(weights_BHUN.detach(), /*stable=*/true, /*dim=*/3, /*descending=*/true);
+at::Tensor SinkhornAttention::largest_sources(const at::Tensor& weights_BHUN) const {
+  if (config_.top_m() == 0 || config_.top_m() >= weights_BHUN.size(3)) return {};
+  return at::argsort(weights_BHUN.detach(), /*stable=*/true, /*dim=*/3, /*descending=*/true)
+      .narrow(3, 0, config_.top_m());
+}
+
+at::Tensor SinkhornAttention::keep(const at::Tensor& weights_BHUN, const at::Tensor& sources_BHUm) {
+  if (!sources_BHUm.defined()) return weights_BHUN;
   const at::Tensor cut_BHUN =
       at::ones(weights_BHUN.sizes(), weights_BHUN.options().dtype(at::kBool))
-          .scatter_(3, order_BHUN.narrow(3, 0, config_.top_m()), 0);
+          .scatter_(3, sources_BHUm, 0);
   return weights_BHUN.masked_fill(cut_BHUN, 0);
 }
 
@@ -137,7 +140,8 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
   }
   const at::Tensor open_BNN = open_pairs(blocks);
   const at::Tensor all_weights_BHNN = weights(scores_BHNN, open_BNN, /*first_row=*/0, limit);
-  const at::Tensor weights_BHNN = keep_largest(all_weights_BHNN);
+  const at::Tensor sources_BHNm = largest_sources(all_weights_BHNN);
+  const at::Tensor weights_BHNN = keep(all_weights_BHNN, sources_BHNm);
   AttentionOutput output;
   if (config_.top_m() > 0) {
     const at::Tensor all =
@@ -149,6 +153,7 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
   BlockAttention attention = sorted_and_own_attention(
       blocks,
       {.weights_BHNN = weights_BHNN,
+       .sources_BHNm = sources_BHNm,
        .visible_BNN = open_BNN.defined() ? visible_pairs(open_BNN) : at::Tensor(),
        .causal = shape_.causal,
        .leaky = leaky(),

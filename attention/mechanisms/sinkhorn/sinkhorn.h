@@ -60,8 +60,10 @@ class SinkhornAttention : public Mechanism {
   // visible.
   at::Tensor weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                      std::int64_t first_row, Path limit) const;
-  // The weights, with all but the top_m largest of each row set to 0.
-  at::Tensor keep_largest(const at::Tensor& weights_BHUN) const;
+  // int64 [B, H, U, top_m]: the sources with the largest weights of each row. Undefined: all.
+  at::Tensor largest_sources(const at::Tensor& weights_BHUN) const;
+  // The weights, with those of all other sources set to 0.
+  static at::Tensor keep(const at::Tensor& weights_BHUN, const at::Tensor& sources_BHUm);
 
   configs::SinkhornAttention config_;
   MechanismShape shape_;

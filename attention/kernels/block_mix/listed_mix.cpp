@@ -1,0 +1,228 @@
+// Legend: see listed_mix.h; T number type, S the type of its sums.
+#include "attention/kernels/block_mix/listed_mix.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "attention/kernels/common/cpu_dtype.h"
+#include "attention/kernels/common/cpu_vector.h"
+#include "attention/kernels/common/fitting_rows.h"
+#include "attention/kernels/token_blocks/token_blocks.h"
+#include "cluster/base/tensors/second_gradient.h"
+
+namespace birkhoff {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+template <typename T>
+struct ListedMix {
+  using S = Sum<T>;
+
+  at::Tensor weights_BHNm, sources_BHNm;  // contiguous
+  std::int64_t B, H, N, block, D, m = weights_BHNm.size(3);
+
+  // One pair of a destination and a source.
+  struct Pair {
+    std::int64_t block;  // the other one's number
+    S weight;
+  };
+
+  ListedMix(const at::Tensor& weights, const at::Tensor& sources, const at::Tensor& x_BHNbD)
+      : weights_BHNm(weights),
+        sources_BHNm(sources),
+        B(x_BHNbD.size(0)),
+        H(x_BHNbD.size(1)),
+        N(x_BHNbD.size(2)),
+        block(x_BHNbD.size(3)),
+        D(x_BHNbD.size(4)) {}
+
+  template <typename P>
+  static P* row(const at::Tensor& x, std::int64_t b, std::int64_t h, std::int64_t n,
+                std::int64_t token) {
+    return static_cast<P*>(const_cast<void*>(x.const_data_ptr())) + b * x.stride(0) +
+           h * x.stride(1) + n * x.stride(2) + token * x.stride(3);
+  }
+  std::int64_t place(std::int64_t b, std::int64_t h, std::int64_t n) const {
+    return ((b * H + h) * N + n) * m;
+  }
+
+  // The sources of destination u, without those of weight 0.
+  std::vector<Pair> sources_of(std::int64_t b, std::int64_t h, std::int64_t u) const {
+    std::vector<Pair> pairs;
+    for (std::int64_t i = 0; i < m; ++i) {
+      const S weight =
+          to_sum(static_cast<const T*>(weights_BHNm.const_data_ptr())[place(b, h, u) + i]);
+      if (weight == 0) continue;
+      pairs.push_back({sources_BHNm.const_data_ptr<std::int64_t>()[place(b, h, u) + i], weight});
+    }
+    return pairs;
+  }
+
+  // y block n = start block n (where defined) + the sum of the pairs' blocks of x, in their order.
+  void add_blocks(const std::vector<Pair>& pairs, const at::Tensor& x, const at::Tensor& start,
+                  const at::Tensor& y, std::int64_t b, std::int64_t h, std::int64_t n) const {
+    std::vector<S> sums(static_cast<std::size_t>(D));
+    S* const sum = sums.data();
+    for (std::int64_t token = 0; token < block; ++token) {
+      if (start.defined()) {
+        const T* from = row<const T>(start, b, h, n, token);
+        for (std::int64_t d = 0; d < D; ++d) sum[d] = to_sum(from[d]);
+      } else {
+        std::fill(sums.begin(), sums.end(), S{0});
+      }
+      for (const Pair& pair : pairs) {
+        const T* from = row<const T>(x, b, h, pair.block, token);
+        for (std::int64_t d = 0; d < D; ++d) sum[d] += pair.weight * to_sum(from[d]);
+      }
+      T* to = row<T>(y, b, h, n, token);
+      for (std::int64_t d = 0; d < D; ++d) to[d] = from_sum<T>(sum[d]);
+    }
+  }
+
+  // Calls work(b, h, n) for each block of each head.
+  template <typename Work>
+  void for_each_block(const Work& work) const {
+    const std::int64_t grain = 100'000 / std::max<std::int64_t>(block * D, 1) + 1;
+    at::parallel_for(0, B * H * N, grain, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) work(i / N / H, i / N % H, i % N);
+    });
+  }
+
+  void forward(const variable_list& x, const variable_list& y) const {
+    for_each_block([&](std::int64_t b, std::int64_t h, std::int64_t u) {
+      const std::vector<Pair> pairs = sources_of(b, h, u);
+      for (std::size_t i = 0; i < x.size(); ++i) add_blocks(pairs, x[i], {}, y[i], b, h, u);
+    });
+  }
+
+  // The destinations of each source of a head, in ascending order.
+  std::vector<std::vector<Pair>> destinations(std::int64_t b, std::int64_t h) const {
+    std::vector<std::vector<Pair>> result(static_cast<std::size_t>(N));
+    for (std::int64_t u = 0; u < N; ++u) {
+      for (const Pair& source : sources_of(b, h, u)) {
+        result[static_cast<std::size_t>(source.block)].push_back({u, source.weight});
+      }
+    }
+    return result;
+  }
+
+  void backward(const variable_list& x, const variable_list& d_y, const variable_list& others,
+                const variable_list& d_x, const at::Tensor& d_w_BHNm) const {
+    std::vector<std::vector<std::vector<Pair>>> of_heads(static_cast<std::size_t>(B * H));
+    at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t head = begin; head < end; ++head) {
+        of_heads[static_cast<std::size_t>(head)] = destinations(head / H, head % H);
+      }
+    });
+    for_each_block([&](std::int64_t b, std::int64_t h, std::int64_t n) {
+      const std::vector<Pair>& pairs =
+          of_heads[static_cast<std::size_t>(b * H + h)][static_cast<std::size_t>(n)];
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        add_blocks(pairs, d_y[i], others[i], d_x[i], b, h, n);
+      }
+      add_weight_gradients(x, d_y, b, h, n, d_w_BHNm);
+    });
+  }
+
+  void add_weight_gradients(const variable_list& x, const variable_list& d_y, std::int64_t b,
+                            std::int64_t h, std::int64_t u, const at::Tensor& d_w_BHNm) const {
+    for (std::int64_t i = 0; i < m; ++i) {
+      const std::int64_t at = place(b, h, u) + i;
+      if (to_sum(static_cast<const T*>(weights_BHNm.const_data_ptr())[at]) == 0) continue;
+      const std::int64_t source = sources_BHNm.const_data_ptr<std::int64_t>()[at];
+      S sum = 0;
+      for (std::size_t t = 0; t < x.size(); ++t) {
+        for (std::int64_t token = 0; token < block; ++token) {
+          sum += dot(row<const T>(x[t], b, h, source, token), row<const T>(d_y[t], b, h, u, token));
+        }
+      }
+      static_cast<T*>(d_w_BHNm.mutable_data_ptr())[at] = from_sum<T>(sum);
+    }
+  }
+
+  // In parts, which the compiler adds in parallel.
+  S dot(const T* a, const T* c) const {
+    constexpr std::int64_t kParts = 16;
+    S parts[kParts] = {};
+    std::int64_t d = 0;
+    for (; d + kParts <= D; d += kParts) {
+      for (std::int64_t p = 0; p < kParts; ++p) parts[p] += to_sum(a[d + p]) * to_sum(c[d + p]);
+    }
+    S sum = 0;
+    for (const S part : parts) sum += part;
+    for (; d < D; ++d) sum += to_sum(a[d]) * to_sum(c[d]);
+    return sum;
+  }
+};
+
+struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
+  // Returns each y, then each x for its other consumers.
+  static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNm,
+                               at::TensorList x_BHNbD, const at::Tensor& sources_BHNm) {
+    variable_list x, y;
+    for (const at::Tensor& each : x_BHNbD) x.push_back(with_contiguous_rows(each));
+    for (const at::Tensor& each : x) y.push_back(new_blocks_like(each));
+    dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
+      ListedMix<T>(weights_BHNm, sources_BHNm, x[0]).forward(x, y);
+    });
+    x.insert(x.end(), {weights_BHNm, sources_BHNm});
+    context->save_for_backward(std::move(x));
+    context->set_materialize_grads(false);
+    y.insert(y.end(), x_BHNbD.begin(), x_BHNbD.end());
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_gradient();
+    variable_list x = context->get_saved_variables();
+    const at::Tensor sources = x.back(), weights = x[x.size() - 2];
+    x.resize(x.size() - 2);
+    variable_list d_y, others, d_x;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const at::Tensor &of_y = gradients[i], &other = gradients[x.size() + i];
+      d_y.push_back(of_y.defined() ? with_contiguous_rows(of_y) : at::zeros_like(x[i]));
+      others.push_back(other.defined() ? with_contiguous_rows(other) : other);
+      d_x.push_back(new_blocks_like(x[i]));
+    }
+    const at::Tensor d_w = at::zeros_like(weights);
+    dispatch_tile_type(x[0].scalar_type(), [&]<typename T>(T) {
+      ListedMix<T>(weights, sources, x[0]).backward(x, d_y, others, d_x, d_w);
+    });
+    variable_list result{d_w};
+    result.insert(result.end(), d_x.begin(), d_x.end());
+    result.emplace_back();  // none for the sources
+    return result;
+  }
+};
+
+}  // namespace
+
+bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_sources) {
+  constexpr std::int64_t kFewer = 8;  // a product of a matrix is so much faster than of a list
+  return x_BHNbD.is_cpu() && has_tile_type(x_BHNbD.scalar_type()) &&
+         kFewer * num_sources <= x_BHNbD.size(2);
+}
+
+BlockMixes mix_listed_blocks(const at::Tensor& weights_BHNm, const at::Tensor& sources_BHNm,
+                             const std::vector<at::Tensor>& x_BHNbD) {
+  const at::Tensor& first = x_BHNbD.at(0);
+  std::vector<std::int64_t> sizes = weights_BHNm.sizes().vec();
+  sizes[0] = first.size(0);
+  sizes[1] = first.size(1);
+  const variable_list results =
+      MixListedBlocks::apply(weights_BHNm.to(first.scalar_type()).expand(sizes).contiguous(),
+                             at::TensorList(x_BHNbD), sources_BHNm.expand(sizes).contiguous());
+  const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
+  return {{results.begin(), end_y}, {end_y, results.end()}};
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,25 @@
+// Block mixing where each destination has a list of few sources: y_u = sum_i w_ui x_{s_ui}. Legend: B
+// batch, H heads, N blocks, m sources of a block, b tokens of a block, D head dim.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "attention/kernels/block_mix/block_mix.h"
+
+namespace birkhoff {
+
+// Whether mix_listed_blocks() supports x and is faster than mix_lower_blocks() with 0 for the
+// weights of all other sources.
+bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_sources);
+
+// On the CPU, in fp32, fp64 and bf16; sums in fp32 at least. Weights [B, H, N, m] (B or H may be 1)
+// and sources, int64 numbers of blocks, of the same sizes. A source with weight 0 is not read, and
+// its weight gets no gradient. The same bits for any number of threads. Second gradients are not
+// supported.
+BlockMixes mix_listed_blocks(const at::Tensor& weights_BHNm, const at::Tensor& sources_BHNm,
+                             const std::vector<at::Tensor>& x_BHNbD);
+
+}  // namespace birkhoff
