@@ -158,6 +158,17 @@ template <typename T>
   }
 }
 
+// of_values *= factor_i in each row i.
+template <typename T>
+[[gnu::noinline]] void scale_rows(const Sum<T>* factor, int num_queries,
+                                  const DistanceScratch<T>& distances) {
+  for (int i = 0; i < num_queries; ++i) {
+    for (int r = 0; r < distances.columns; ++r) {
+      distances.of_values[i * distances.columns + r] *= factor[i];
+    }
+  }
+}
+
 // Adds the weights w_t [keys, queries] of a tile to each query's row of distances. `rows` is
 // scratch, [kTile, kTile].
 template <typename T>

@@ -104,13 +104,13 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
       for (int i = 0; i < queries.num_queries; ++i) {
         if (factor[i] == 1) continue;  // the usual case after a few tiles
         for (int d = 0; d < columns; ++d) x.acc[i * columns + d] *= factor[i];
-        for (int r = 0; relative_values && r < distances.columns; ++r) {
-          distances.of_values[i * distances.columns + r] *= factor[i];
-        }
       }
     }
-    if (relative_values && key.positions) {
-      collect_tile(s_t, queries, key, x.added_rows, distances.of_values, distances.columns);
+    if (relative_values) {
+      if (tile > 0) scale_rows(factor, queries.num_queries, distances);
+      if (key.positions) {
+        collect_tile(s_t, queries, key, x.added_rows, distances.of_values, distances.columns);
+      }
     }
     multiply_to_queries(pair, weights, stack_rows(x.v, pair.keys, columns, x.key_stacked), columns,
                         x.acc, tile > 0);
