@@ -50,10 +50,35 @@ T* mutable_row_of(const at::Tensor& x, Head head, std::int64_t row) {
   return static_cast<T*>(x.mutable_data_ptr()) + head.b * x.stride(0) + head.h * x.stride(1) +
          row * x.stride(2);
 }
-// Number `row` of x [B, H, rows], which is contiguous.
+// Numbers of places or rows, [B, H, count], contiguous, as a pointer: asking a tensor for it costs
+// more than the work of a row. Without data for an undefined tensor.
 template <typename S>
-S* number_of(const at::Tensor& x, Head head, std::int64_t row) {
-  return x.mutable_data_ptr<S>() + (head.b * x.size(1) + head.h) * x.size(2) + row;
-}
+struct Numbers {
+  S* data = nullptr;
+  std::int64_t heads = 0, count = 0;
+
+  Numbers() = default;
+  explicit Numbers(const at::Tensor& x)
+      : data(x.defined() ? x.mutable_data_ptr<S>() : nullptr),
+        heads(x.defined() ? x.size(1) : 0),
+        count(x.defined() ? x.size(2) : 0) {}
+  S& at(Head head, std::int64_t i) const { return data[(head.b * heads + head.h) * count + i]; }
+};
+
+// Rows of D numbers, [B, H, count, D].
+template <typename T>
+struct RowPointers {
+  T* data;
+  std::int64_t sample_stride, head_stride, row_stride;
+
+  explicit RowPointers(const at::Tensor& x)
+      : data(static_cast<T*>(const_cast<void*>(x.const_data_ptr()))),
+        sample_stride(x.stride(0)),
+        head_stride(x.stride(1)),
+        row_stride(x.stride(2)) {}
+  T* at(Head head, std::int64_t i) const {
+    return data + head.b * sample_stride + head.h * head_stride + i * row_stride;
+  }
+};
 
 }  // namespace birkhoff

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "attention/kernels/common/cpu_dtype.h"
@@ -33,108 +34,131 @@ template <typename Work>
 void for_each_row(const RowLists& lists, const at::Tensor& x_BHLD, const Work& work) {
   const std::int64_t H = x_BHLD.size(1), L = x_BHLD.size(2), D = x_BHLD.size(3),
                      list_heads = lists.rows_BHP.size(1);
-  at::parallel_for(0, x_BHLD.size(0) * H * L, kWorthAThread / (16 * D) + 1,
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t r = begin; r < end; ++r) {
-                       const Head head{r / L / H, r / L % H};
-                       const HeadLists of_head(lists, key_head(head, H, list_heads));
-                       const std::int32_t* starts = of_head.starts + r % L;
-                       work(head, r % L, Places{of_head.order + starts[0], starts[1] - starts[0]});
-                     }
-                   });
+  at::parallel_for(
+      0, x_BHLD.size(0) * H * L, kWorthAThread / (16 * D) + 1,
+      [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t first = begin; first < end;) {
+          const Head head{first / L / H, first / L % H};
+          const HeadLists of_head(lists, key_head(head, H, list_heads));
+          const std::int64_t last = std::min(end, (first / L + 1) * L);
+          for (; first < last; ++first) {
+            const std::int32_t* starts = of_head.starts + first % L;
+            work(head, first % L, Places{of_head.order + starts[0], starts[1] - starts[0]});
+          }
+        }
+      });
 }
 
 template <typename S>
 struct PlaceSums {
-  at::Tensor out_BHPD, max_BHP, inverse_BHP;
+  RowPointers<const S> outs;
+  Numbers<S> maxima, inverses;
 
   explicit PlaceSums(const PlaceResults& places)
-      : out_BHPD(places.out_BHPD),
-        max_BHP(places.softmax_2BHP[0]),
-        inverse_BHP(places.softmax_2BHP[1]) {}
+      : outs(places.out_BHPD), maxima(places.softmax_2BHP[0]), inverses(places.softmax_2BHP[1]) {}
 
-  const S* out(Head head, std::int32_t place) const { return row_of<S>(out_BHPD, head, place); }
-  bool sees(Head head, std::int32_t place) const {
-    return *number_of<S>(inverse_BHP, head, place) != 0;
-  }
-  S max(Head head, std::int32_t place) const { return *number_of<S>(max_BHP, head, place); }
+  const S* out(Head head, std::int32_t place) const { return outs.at(head, place); }
+  bool sees(Head head, std::int32_t place) const { return inverses.at(head, place) != 0; }
+  S max(Head head, std::int32_t place) const { return maxima.at(head, place); }
   // The place's sum, for another maximum.
   S sum(Head head, std::int32_t place, S max_of_all) const {
     if (!sees(head, place)) return 0;
-    return std::exp(max(head, place) - max_of_all) / *number_of<S>(inverse_BHP, head, place);
+    return std::exp(max(head, place) - max_of_all) / inverses.at(head, place);
+  }
+};
+
+// The part that is made.
+template <typename T>
+struct PartRows {
+  RowPointers<T> out;
+  Numbers<Sum<T>> max, sum;
+  std::int64_t D;
+  decltype(TileKernels<T>::write_rows) write_rows = tile_kernels<T>().write_rows;
+
+  explicit PartRows(const AttentionPart& part)
+      : out(part.out_BHLD), max(part.max_BHL), sum(part.sum_BHL), D(part.out_BHLD.size(3)) {}
+
+  void set(Head head, std::int64_t row, const Sum<T>* out_D, Sum<T> row_max, Sum<T> row_sum) const {
+    write_rows(out_D, 1, static_cast<int>(D), {out.at(head, row), D});
+    max.at(head, row) = row_max;
+    sum.at(head, row) = row_sum;
   }
 };
 
 template <typename T>
 void merge_row(const PlaceSums<Sum<T>>& sums, Head head, std::int64_t row, Places places,
-               const AttentionPart& part) {
+               const PartRows<T>& part) {
   using S = Sum<T>;
-  const std::int64_t D = part.out_BHLD.size(3);
   S max = -std::numeric_limits<S>::infinity();
   for (const std::int32_t place : places) {
     if (sums.sees(head, place)) max = std::max(max, sums.max(head, place));
   }
-  S sum = 0, merged[kMostTileHeadDim] = {};
+  S sum = 0, merged[kMostTileHeadDim];
+  std::fill_n(merged, part.D, S{0});
   for (const std::int32_t place : places) {
     const S weight = sums.sum(head, place, max);
     const S* out = sums.out(head, place);
     sum += weight;
-    for (std::int64_t d = 0; d < D; ++d) merged[d] += weight * out[d];
+    for (std::int64_t d = 0; d < part.D; ++d) merged[d] += weight * out[d];
   }
-  for (std::int64_t d = 0; d < D; ++d) merged[d] /= sum != 0 ? sum : 1;
-  const S* out = places.count == 1 ? sums.out(head, places.data[0]) : merged;
-  tile_kernels<T>().write_rows(out, 1, static_cast<int>(D),
-                               {mutable_row_of<T>(part.out_BHLD, head, row), D});
-  *number_of<S>(part.max_BHL, head, row) = sum > 0 ? max : 0;
-  *number_of<S>(part.sum_BHL, head, row) = sum;
+  for (std::int64_t d = 0; d < part.D; ++d) merged[d] /= sum != 0 ? sum : 1;
+  part.set(head, row, places.count == 1 ? sums.out(head, places.data[0]) : merged,
+           sum > 0 ? max : 0, sum);
 }
 
 template <typename T>
 void average_row(const PlaceSums<Sum<T>>& sums, Head head, std::int64_t row, Places places,
-                 const AttentionPart& part) {
+                 const PartRows<T>& part) {
   using S = Sum<T>;
-  const std::int64_t D = part.out_BHLD.size(3);
-  S count = 0, mean[kMostTileHeadDim] = {};
+  S count = 0, mean[kMostTileHeadDim];
+  std::fill_n(mean, part.D, S{0});
   for (const std::int32_t place : places) {
     if (!sums.sees(head, place)) continue;
     const S* out = sums.out(head, place);
     count += 1;
-    for (std::int64_t d = 0; d < D; ++d) mean[d] += out[d];
+    for (std::int64_t d = 0; d < part.D; ++d) mean[d] += out[d];
   }
-  for (std::int64_t d = 0; d < D; ++d) mean[d] /= count != 0 ? count : 1;
-  tile_kernels<T>().write_rows(mean, 1, static_cast<int>(D),
-                               {mutable_row_of<T>(part.out_BHLD, head, row), D});
-  *number_of<S>(part.max_BHL, head, row) = 0;
-  *number_of<S>(part.sum_BHL, head, row) = count;
+  for (std::int64_t d = 0; d < part.D; ++d) mean[d] /= count != 0 ? count : 1;
+  part.set(head, row, mean, 0, count);
 }
 
+// In parts, which the compiler adds in parallel.
 template <typename T>
 Sum<T> dot(const T* d_out, const Sum<T>* out, std::int64_t head_dim) {
-  Sum<T> product = 0;
-  for (std::int64_t d = 0; d < head_dim; ++d) product += to_sum(d_out[d]) * out[d];
+  using S = Sum<T>;
+  constexpr std::int64_t kParts = 16;
+  S parts[kParts] = {};
+  std::int64_t d = 0;
+  for (; d + kParts <= head_dim; d += kParts) {
+    for (std::int64_t p = 0; p < kParts; ++p) parts[p] += to_sum(d_out[d + p]) * out[d + p];
+  }
+  S product = 0;
+  for (const S part : parts) product += part;
+  for (; d < head_dim; ++d) product += to_sum(d_out[d]) * out[d];
   return product;
 }
 
 // Adds to the rest of each place the deltas of the others, each by itself, so that nothing cancels.
 template <typename T>
-void add_others(const PlaceSums<Sum<T>>& sums, const AttentionPart& part, const T* d_out, Head head,
-                std::int64_t row, Places places, const at::Tensor& rest_BHP) {
+void add_others(const PlaceSums<Sum<T>>& sums, Sum<T> max, Sum<T> sum, const T* d_out,
+                std::int64_t head_dim, Head head, Places places, const Numbers<Sum<T>>& rest) {
   using S = Sum<T>;
-  const std::int64_t D = sums.out_BHPD.size(3);
-  const S max = *number_of<S>(part.max_BHL, head, row),
-          sum = *number_of<S>(part.sum_BHL, head, row);
-  std::vector<S> deltas;
-  for (const std::int32_t place : places) {
-    deltas.push_back(sums.sum(head, place, max) / (sum != 0 ? sum : 1) *
-                     dot(d_out, sums.out(head, place), D));
-  }
+  const auto delta = [&](std::int32_t place) {
+    return sums.sum(head, place, max) / (sum != 0 ? sum : 1) *
+           dot(d_out, sums.out(head, place), head_dim);
+  };
+  constexpr std::int32_t kFew = 16;
+  S few[kFew];
+  std::vector<S> many(places.count > kFew ? static_cast<std::size_t>(places.count) : 0);
+  S* const deltas = places.count > kFew ? many.data() : few;
+  for (std::int32_t n = 0; n < places.count; ++n) deltas[n] = delta(places.data[n]);
   S before = 0, after = 0;
   for (std::int32_t n = 0; n < places.count; ++n) {
     const std::int32_t last = places.count - 1 - n;
-    *number_of<S>(rest_BHP, head, places.data[n]) += before;
-    *number_of<S>(rest_BHP, head, places.data[last]) += after;
-    before += deltas[static_cast<std::size_t>(n)];
-    after += deltas[static_cast<std::size_t>(last)];
+    rest.at(head, places.data[n]) += before;
+    rest.at(head, places.data[last]) += after;
+    before += deltas[n];
+    after += deltas[last];
   }
 }
 
@@ -147,11 +171,12 @@ AttentionPart merge_places(const GatheredAttention& in, const PlaceResults& plac
                            at::empty({q.size(0), q.size(1), q.size(2)}, options)};
   dispatch_tile_type(q.scalar_type(), [&]<typename T>(T) {
     const PlaceSums<Sum<T>> sums(places);
+    const PartRows<T> rows(part);
     for_each_row(in.rows.queries, q, [&](Head head, std::int64_t row, Places of_row) {
       if (in.merge == PlaceMerge::kMean) {
-        average_row<T>(sums, head, row, of_row, part);
+        average_row<T>(sums, head, row, of_row, rows);
       } else {
-        merge_row<T>(sums, head, row, of_row, part);
+        merge_row<T>(sums, head, row, of_row, rows);
       }
     });
   });
@@ -165,25 +190,27 @@ at::Tensor rests_of_places(const GatheredAttention& in, const GatheredResults& r
                                         results.part.sum_BHL.options());
   dispatch_tile_type(q.scalar_type(), [&]<typename T>(T) {
     using S = Sum<T>;
+    const std::int64_t D = q.size(3);
+    const std::optional<PlaceSums<S>> sums = results.places.out_BHPD.defined()
+                                                 ? std::optional<PlaceSums<S>>(results.places)
+                                                 : std::nullopt;
+    const RowPointers<const T> d_out(d_out_BHLD);
+    const Numbers<S> rest(rest_BHP), d_sum(d_sum_BHL), max(results.part.max_BHL),
+        sum(results.part.sum_BHL);
     for_each_row(in.rows.queries, q, [&](Head head, std::int64_t row, Places places) {
       if (in.merge == PlaceMerge::kMean) {
-        const PlaceSums<S> sums(results.places);
-        const S count = *number_of<S>(results.part.sum_BHL, head, row);
+        const S count = sum.at(head, row);
         for (const std::int32_t place : places) {
-          *number_of<S>(rest_BHP, head, place) =
-              count > 1 ? (1 - 1 / count) * dot(row_of<T>(d_out_BHLD, head, row),
-                                                sums.out(head, place), q.size(3))
-                        : 0;
+          rest.at(head, place) =
+              count > 1 ? (1 - 1 / count) * dot(d_out.at(head, row), sums->out(head, place), D) : 0;
         }
         return;
       }
-      const S d_lse = d_sum_BHL.defined() ? *number_of<S>(d_sum_BHL, head, row) *
-                                                *number_of<S>(results.part.sum_BHL, head, row)
-                                          : S{0};
-      for (const std::int32_t place : places) *number_of<S>(rest_BHP, head, place) = -d_lse;
+      const S d_lse = d_sum.data ? d_sum.at(head, row) * sum.at(head, row) : S{0};
+      for (const std::int32_t place : places) rest.at(head, place) = -d_lse;
       if (places.count < 2) return;
-      add_others<T>(PlaceSums<S>(results.places), results.part, row_of<T>(d_out_BHLD, head, row),
-                    head, row, places, rest_BHP);
+      add_others<T>(*sums, max.at(head, row), sum.at(head, row), d_out.at(head, row), D, head,
+                    places, rest);
     });
   });
   return rest_BHP;
@@ -195,14 +222,17 @@ at::Tensor add_places(const RowLists& lists, const at::Tensor& x_BHPD,
   dispatch_tile_type(result.scalar_type(), [&]<typename T>(T) {
     using S = Sum<T>;
     const std::int64_t D = result.size(3);
+    const RowPointers<const S> of_places(x_BHPD);
+    const RowPointers<T> of_rows(result);
+    const auto write_rows = tile_kernels<T>().write_rows;
     for_each_row(lists, result, [&](Head head, std::int64_t row, Places places) {
-      S sums[kMostTileHeadDim] = {};
+      S sums[kMostTileHeadDim];
+      std::fill_n(sums, D, S{0});
       for (const std::int32_t place : places) {
-        const S* x = row_of<S>(x_BHPD, head, place);
+        const S* x = of_places.at(head, place);
         for (std::int64_t d = 0; d < D; ++d) sums[d] += x[d];
       }
-      tile_kernels<T>().write_rows(sums, 1, static_cast<int>(D),
-                                   {mutable_row_of<T>(result, head, row), D});
+      write_rows(sums, 1, static_cast<int>(D), {of_rows.at(head, row), D});
     });
   });
   return result;

@@ -73,9 +73,11 @@ struct Call {
   const TileKernels<T>& kernels = tile_kernels<T>();
   std::vector<Segment> segments = all_segments();
   // Forward; for a mean of places, the last two also backward.
-  at::Tensor place_out_BHPD, place_max_BHP, place_inverse_BHP;
+  at::Tensor place_out_BHPD;
+  Numbers<S> place_maxima, place_inverses;
   // Backward.
-  at::Tensor d_out_BHLD, max_BHL, sum_BHL, rest_BHP, d_q_BHPD, d_k_BHPD, d_v_BHPD;
+  at::Tensor d_out_BHLD, rest_BHP, d_q_BHPD, d_k_BHPD, d_v_BHPD;
+  Numbers<S> maxima, sums, rests;
   DistanceTables<T> tables{in.relative};
   at::Tensor sink_H =
       in.sink_H.defined() ? in.sink_H.detach().to(sum_options).contiguous() : at::Tensor();
@@ -293,8 +295,8 @@ struct Call {
   void attend_places(Worker& worker, const Task& task) const {
     for_each_head(task, task.first_query, worker, [&](QueryTile<T>& queries, Head head) {
       queries.out_sum = {mutable_row_of<S>(place_out_BHPD, head, task.first_query), D};
-      queries.max = number_of<S>(place_max_BHP, head, task.first_query);
-      queries.inverse_sum = number_of<S>(place_inverse_BHP, head, task.first_query);
+      queries.max = &place_maxima.at(head, task.first_query);
+      queries.inverse_sum = &place_inverses.at(head, task.first_query);
       attend_tile(kernels, shape(), queries, worker.tiles.data(),
                   static_cast<int>(worker.tiles.size()), worker.loop.get());
     });
@@ -302,21 +304,21 @@ struct Call {
 
   // Query i of the worker has this row and place.
   void set_softmax(Worker& worker, int i, Head head, std::int64_t row, std::int64_t place) const {
-    const S sum = *number_of<S>(sum_BHL, head, row);
+    const S sum = sums.at(head, row);
     if (in.merge == PlaceMerge::kMean) {  // sum: the places that it is the mean of
-      worker.max[i] = *number_of<S>(place_max_BHP, head, place);
-      worker.inverse_sum[i] = sum != 0 ? *number_of<S>(place_inverse_BHP, head, place) / sum : 0;
+      worker.max[i] = place_maxima.at(head, place);
+      worker.inverse_sum[i] = sum != 0 ? place_inverses.at(head, place) / sum : 0;
     } else {
-      worker.max[i] = *number_of<S>(max_BHL, head, row);
+      worker.max[i] = maxima.at(head, row);
       worker.inverse_sum[i] = sum != 0 ? 1 / sum : 0;
     }
   }
 
   void add_gradients_of_segment(Worker& worker, const Task& task) const {
     const Segment& segment = segments[task.segment];
-    for (const at::Tensor* sums : {&d_k_BHPD, &d_v_BHPD}) {
-      std::fill_n(mutable_row_of<S>(*sums, segment.head, segment.first_key), segment.num_keys() * D,
-                  S{0});
+    for (const at::Tensor* of_keys : {&d_k_BHPD, &d_v_BHPD}) {
+      std::fill_n(mutable_row_of<S>(*of_keys, segment.head, segment.first_key),
+                  segment.num_keys() * D, S{0});
     }
     for (std::int64_t first = task.first_query; first < task.end_query; first += kTile) {
       const std::int32_t* rows = HeadLists(in.rows.queries, segment.head).rows + first;
@@ -327,7 +329,7 @@ struct Call {
         queries.d_out = {worker.d_out, D};
         queries.max = worker.max;
         queries.inverse_sum = worker.inverse_sum;
-        if (rest_BHP.defined()) queries.rest = number_of<S>(rest_BHP, head, first);
+        if (rests.data) queries.rest = &rests.at(head, first);
         queries.d_q_sum = {mutable_row_of<S>(d_q_BHPD, head, first), D};
         std::fill_n(queries.d_q_sum.data, queries.num_queries * D, S{0});
         add_tile_gradients(kernels, shape(), queries, worker.tiles.data(),
@@ -339,8 +341,8 @@ struct Call {
   GatheredResults run_forward() {
     const at::Tensor softmax_2BHP = at::empty({2, B, H, num_query_places}, sum_options);
     place_out_BHPD = at::empty({B, H, num_query_places, D}, sum_options);
-    place_max_BHP = softmax_2BHP[0];
-    place_inverse_BHP = softmax_2BHP[1];
+    place_maxima = Numbers<S>(softmax_2BHP[0]);
+    place_inverses = Numbers<S>(softmax_2BHP[1]);
     std::vector<Task> tasks;
     for (std::size_t s = 0; s < segments.size(); ++s) {
       for (std::int64_t first = segments[s].first_query; first < segments[s].end_query;
@@ -404,14 +406,16 @@ GatheredGradients gradients_in_segments(GatheredAttention in, const GatheredResu
   dispatch_tile_type(in.q_BHLD.scalar_type(), [&]<typename T>(T) {
     Call<T> call(in);
     call.d_out_BHLD = d_out_BHLD;
-    call.max_BHL = results.part.max_BHL;
-    call.sum_BHL = results.part.sum_BHL;
+    using S = Sum<T>;
+    call.maxima = Numbers<S>(results.part.max_BHL);
+    call.sums = Numbers<S>(results.part.sum_BHL);
     if (in.merge == PlaceMerge::kMean) {
-      call.place_max_BHP = results.places.softmax_2BHP[0];
-      call.place_inverse_BHP = results.places.softmax_2BHP[1];
+      call.place_maxima = Numbers<S>(results.places.softmax_2BHP[0]);
+      call.place_inverses = Numbers<S>(results.places.softmax_2BHP[1]);
     }
     if (merged || d_sum_BHL.defined()) {
       call.rest_BHP = rests_of_places(in, results, d_out_BHLD, d_sum_BHL);
+      call.rests = Numbers<S>(call.rest_BHP);
     }
     gradients = call.run_backward();
   });
