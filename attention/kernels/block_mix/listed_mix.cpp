@@ -14,6 +14,7 @@
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/cpu_vector.h"
 #include "attention/kernels/common/fitting_rows.h"
+#include "attention/kernels/common/limits.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
 #include "cluster/base/tensors/second_gradient.h"
 
@@ -22,6 +23,29 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+// The rows of one block of one head. Rows of neighbouring tokens lie far apart in the layers' order,
+// which the CPU's own prefetcher does not follow.
+template <typename T>
+struct BlockRows {
+  T* data = nullptr;
+  std::int64_t stride = 0, D = 0;
+
+  BlockRows() = default;
+  BlockRows(const at::Tensor& x, std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t width)
+      : data(static_cast<T*>(const_cast<void*>(x.const_data_ptr())) + b * x.stride(0) +
+             h * x.stride(1) + n * x.stride(2)),
+        stride(x.stride(3)),
+        D(width) {}
+  T* at(std::int64_t token) const { return data + token * stride; }
+  // Row `token`, which also fetches one that comes soon; rows after the block may not exist, but may
+  // be prefetched.
+  T* read(std::int64_t token) const {
+    constexpr std::int64_t kAhead = 12, kLine = 64 / sizeof(T);
+    for (std::int64_t d = 0; d < D; d += kLine) __builtin_prefetch(at(token + kAhead) + d);
+    return at(token);
+  }
+};
 
 template <typename T>
 struct ListedMix {
@@ -45,12 +69,6 @@ struct ListedMix {
         block(x_BHNbD.size(3)),
         D(x_BHNbD.size(4)) {}
 
-  template <typename P>
-  static P* row(const at::Tensor& x, std::int64_t b, std::int64_t h, std::int64_t n,
-                std::int64_t token) {
-    return static_cast<P*>(const_cast<void*>(x.const_data_ptr())) + b * x.stride(0) +
-           h * x.stride(1) + n * x.stride(2) + token * x.stride(3);
-  }
   std::int64_t place(std::int64_t b, std::int64_t h, std::int64_t n) const {
     return ((b * H + h) * N + n) * m;
   }
@@ -70,21 +88,26 @@ struct ListedMix {
   // y block n = start block n (where defined) + the sum of the pairs' blocks of x, in their order.
   void add_blocks(const std::vector<Pair>& pairs, const at::Tensor& x, const at::Tensor& start,
                   const at::Tensor& y, std::int64_t b, std::int64_t h, std::int64_t n) const {
-    std::vector<S> sums(static_cast<std::size_t>(D));
-    S* const sum = sums.data();
+    S sum[kMostTileHeadDim];
+    const BlockRows<const T> from_start =
+        start.defined() ? BlockRows<const T>(start, b, h, n, D) : BlockRows<const T>();
+    const BlockRows<T> to(y, b, h, n, D);
+    std::vector<BlockRows<const T>> sources;
+    for (const Pair& pair : pairs) sources.emplace_back(x, b, h, pair.block, D);
     for (std::int64_t token = 0; token < block; ++token) {
-      if (start.defined()) {
-        const T* from = row<const T>(start, b, h, n, token);
-        for (std::int64_t d = 0; d < D; ++d) sum[d] = to_sum(from[d]);
+      if (from_start.data) {
+        const T* row = from_start.read(token);
+        for (std::int64_t d = 0; d < D; ++d) sum[d] = to_sum(row[d]);
       } else {
-        std::fill(sums.begin(), sums.end(), S{0});
+        std::fill_n(sum, D, S{0});
       }
-      for (const Pair& pair : pairs) {
-        const T* from = row<const T>(x, b, h, pair.block, token);
-        for (std::int64_t d = 0; d < D; ++d) sum[d] += pair.weight * to_sum(from[d]);
+      for (std::size_t i = 0; i < sources.size(); ++i) {
+        const T* row = sources[i].read(token);
+        const S weight = pairs[i].weight;
+        for (std::int64_t d = 0; d < D; ++d) sum[d] += weight * to_sum(row[d]);
       }
-      T* to = row<T>(y, b, h, n, token);
-      for (std::int64_t d = 0; d < D; ++d) to[d] = from_sum<T>(sum[d]);
+      T* row = to.at(token);
+      for (std::int64_t d = 0; d < D; ++d) row[d] = from_sum<T>(sum[d]);
     }
   }
 
@@ -141,8 +164,9 @@ struct ListedMix {
       const std::int64_t source = sources_BHNm.const_data_ptr<std::int64_t>()[at];
       S sum = 0;
       for (std::size_t t = 0; t < x.size(); ++t) {
+        const BlockRows<const T> of_x(x[t], b, h, source, D), of_y(d_y[t], b, h, u, D);
         for (std::int64_t token = 0; token < block; ++token) {
-          sum += dot(row<const T>(x[t], b, h, source, token), row<const T>(d_y[t], b, h, u, token));
+          sum += dot(of_x.read(token), of_y.read(token));
         }
       }
       static_cast<T*>(d_w_BHNm.mutable_data_ptr())[at] = from_sum<T>(sum);
@@ -209,7 +233,7 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
 bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_sources) {
   constexpr std::int64_t kFewer = 8;  // a product of a matrix is so much faster than of a list
   return x_BHNbD.is_cpu() && has_tile_type(x_BHNbD.scalar_type()) &&
-         kFewer * num_sources <= x_BHNbD.size(2);
+         x_BHNbD.size(4) <= kMostTileHeadDim && kFewer * num_sources <= x_BHNbD.size(2);
 }
 
 BlockMixes mix_listed_blocks(const at::Tensor& weights_BHNm, const at::Tensor& sources_BHNm,
