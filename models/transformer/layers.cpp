@@ -14,6 +14,31 @@
 
 namespace birkhoff {
 
+namespace {
+
+at::Tensor gelu(const at::Tensor& up) { return at::gelu(up); }
+
+// The gelu of the first half gates the second.
+at::Tensor geglu(const at::Tensor& up) {
+  const std::vector<at::Tensor> halves = up.chunk(2, -1);
+  return at::gelu(halves[0]) * halves[1];
+}
+
+at::Tensor (*activation_of(const configs::Model& config))(const at::Tensor&) {
+  switch (config.activation()) {
+    case configs::Model::gelu:
+      return &gelu;
+    case configs::Model::relu:
+      return &at::relu;
+    case configs::Model::geglu:
+      return &geglu;
+  }
+  require(false, "model.activation has a value outside its enum");
+  return nullptr;
+}
+
+}  // namespace
+
 Initializer weight_init(const configs::Model& config, WeightRole role, std::int64_t fan_in) {
   switch (config.init()) {
     case configs::Model::normal: {
@@ -73,17 +98,17 @@ LayerNorm::Output LayerNorm::operator()(const ResidualStream& stream) const {
 
 FeedForward::FeedForward(const configs::Model& config, const std::string& name,
                          Parameters& parameters)
-    : up_(config, WeightRole::kInner, config.channels(), config.feed_forward(), name + ".up",
-          parameters),
+    : up_(config, WeightRole::kInner, config.channels(),
+          (config.activation() == configs::Model::geglu ? 2 : 1) * config.feed_forward(),
+          name + ".up", parameters),
       down_(config, WeightRole::kResidual, config.feed_forward(), config.channels(), name + ".down",
             parameters),
-      relu_(config.activation() == configs::Model::relu),
+      activate_(activation_of(config)),
       dropout_(config.dropout().activation()) {}
 
 at::Tensor FeedForward::operator()(const at::Tensor& x_BTC,
                                    const std::optional<NoiseKey>& noise) const {
-  at::Tensor hidden_BTF = up_(x_BTC);
-  hidden_BTF = relu_ ? at::relu(hidden_BTF) : at::gelu(hidden_BTF);
+  at::Tensor hidden_BTF = activate_(up_(x_BTC));
   if (noise) {
     hidden_BTF = philox_dropout(hidden_BTF, dropout_, *noise, NoisePurpose::kActivationDropout);
   }

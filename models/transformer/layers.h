@@ -97,8 +97,8 @@ class FeedForward {
   double flops() const { return up_.flops() + down_.flops(); }
 
  private:
-  Linear up_, down_;
-  bool relu_;
+  Linear up_, down_;                           // up_ is twice as wide if the activation has a gate
+  at::Tensor (*activate_)(const at::Tensor&);  // of the outputs of up_
   float dropout_;
 };
 

@@ -9,6 +9,7 @@
 #include "configs/config.pb.h"
 #include "model_fixture.h"
 #include "models/describe.h"
+#include "models/transformer/layers.h"
 #include "models/transformer/sinusoid.h"
 
 namespace birkhoff {
@@ -212,7 +213,8 @@ TEST(LanguageModel, PackedDocumentsEqualTheDocumentsAlone) {
 TEST(LanguageModel, GradientsEqualFiniteDifferences) {
   for (const std::string& text :
        {std::string("bias: true tie_embeddings: false"),
-        "positions: sinusoidal activation: relu scale_embeddings: true " + kMixed}) {
+        "positions: sinusoidal activation: relu scale_embeddings: true " + kMixed,
+        "activation: geglu " + kGrouped}) {
     const TestModel model = make_test_model(text);
     enlarge_parameters(*model.model);
     Batch batch = make_batch(2, 16);
@@ -234,6 +236,25 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
       EXPECT_NEAR(numeric, analytic, 1e-6 * (1 + std::abs(analytic))) << p.name;
     }
   }
+}
+
+// gelu(x W) times x V, where W and V are the halves of one matrix.
+TEST(FeedForward, GegluIsItsFormula) {
+  const configs::Config config = parse_config(
+      "task { language_model {} } data { corpus: 'none' } model { channels: 8 heads: 2 "
+      "feed_forward: 5 activation: geglu bias: true }",
+      "test", {});
+  Parameters parameters(3, at::kDouble);
+  const FeedForward layer(config.model(), "ff", parameters);
+  const auto parameter = [&](std::size_t i) { return parameters.list().at(i).value; };
+  EXPECT_EQ(parameter(0).sizes(), at::IntArrayRef({10, 8}));
+  EXPECT_EQ(parameter(2).sizes(), at::IntArrayRef({8, 5}));
+  const at::Tensor x_BTC = at::randn({2, 3, 8}, at::kDouble);
+  const at::Tensor up = at::matmul(x_BTC, parameter(0).t()) + parameter(1);
+  const at::Tensor hidden = at::gelu(up.narrow(2, 0, 5)) * up.narrow(2, 5, 5);
+  EXPECT_LE(greatest_difference(layer(x_BTC, std::nullopt),
+                                at::matmul(hidden, parameter(2).t()) + parameter(3)),
+            1e-14);
 }
 
 TEST(LanguageModel, LayersFollowThePatternAndTiedHeadsHaveNoValues) {
