@@ -40,6 +40,26 @@ TEST(Include, LaterValuesReplaceMessagesMergeListsReplace) {
   EXPECT_EQ(config.include_size(), 0);
 }
 
+// A file says what to train; the same value is fine where a trained model is evaluated.
+TEST(Include, ValuesOnlyForEvaluationAreRefused) {
+  const TemporaryFolder folder;
+  const std::string text = std::string(kTask) +
+                           "model { attention { group { mechanism {\n"
+                           "  routing { causal_selection: prefix_topw } } } } }";
+  const fs::path file = folder.write("run.txtpb", text);
+  const std::string what = config_error([&] { load_config(file, {}); });
+  EXPECT_THAT(what, StartsWith(file.string() + ":3:13: model.attention.0.group.0.mechanism.routing."
+                                               "causal_selection: prefix_topw"));
+  EXPECT_EQ(parse_config(text, "text", {})
+                .model()
+                .attention(0)
+                .group(0)
+                .mechanism()
+                .routing()
+                .causal_selection(),
+            configs::RoutingAttention::prefix_topw);
+}
+
 TEST(Include, ChosenMemberOfAOneofIsMergedIfItIsTheSame) {
   const TemporaryFolder folder;
   folder.write("base.txtpb", std::string(kTask) + "train { optimizer { adamw { beta1: 0.5 } } }");
