@@ -38,6 +38,10 @@ std::string describe_model(Model& model, std::int64_t sequence_length) {
   text += fmt::format("{:<32} {:>14.4g} FLOP forward\n", "a sequence", forward);
   text += fmt::format("{:<32} {:>14.4g} FLOP forward and backward\n", "a token in training",
                       3 * forward / static_cast<double>(sequence_length));
+  for (const Statistic& statistic : model.parameters().statistics()) {
+    if (!statistic.describe) continue;
+    text += fmt::format("\n{}\n{}", statistic.name, statistic.describe(statistic.value));
+  }
   return text;
 }
 

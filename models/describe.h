@@ -20,7 +20,7 @@ struct ModelPart {
 std::vector<ModelPart> model_parts(Model& model);
 
 // A table of the parts and their total, then the forward FLOPs of one sequence and the training
-// FLOPs of one of its `sequence_length` tokens.
+// FLOPs of one of its `sequence_length` tokens, then what the model's statistics say.
 std::string describe_model(Model& model, std::int64_t sequence_length);
 
 }  // namespace birkhoff

@@ -294,8 +294,21 @@ TEST(Centroids, StartAsUnitVectorsWithCountOne) {
                             parameters);
   EXPECT_LE(max_difference(centroids.directions().square().sum(2), at::ones({2, 5})), 1e-6);
   EXPECT_TRUE(at::equal(centroids.directions(), centroids.previous()));
-  EXPECT_TRUE(at::equal(centroids.counts(), at::ones({2, 5})));
+  EXPECT_TRUE(at::equal(parameters.statistics().at(0).value.select(2, 17), at::ones({2, 5})));
   EXPECT_TRUE(at::equal(centroids.idle_steps(), at::zeros({2, 5})));
+}
+
+// One head with centroids along both axes and opposite to the first.
+TEST(Centroids, DescribeThemselves) {
+  const at::Tensor value = at::tensor({1.,  0., 1.,  0., 1., 2., 0.,  //
+                                       0.,  1., 0.,  1., 1., 1., 3.,  //
+                                       -1., 0., -1., 0., 1., 5., 0.})
+                               .view({1, 3, 7});
+  EXPECT_EQ(
+      Centroids::describe(value),
+      "  head 0: rows a step 1 to 5, median 2; 1 of 3 clusters had none in the last step; the "
+      "largest has 62.5 % of the rows; angles between centroids 90.0 to 180.0 degrees, median "
+      "90.0\n");
 }
 
 AttentionInput training_input(const Built& built, std::int64_t step) {

@@ -88,6 +88,9 @@ TEST(LanguageModel, PartsAddUpToTheHandCount) {
   EXPECT_EQ(parts, expected);
   EXPECT_EQ(model->parameters().num_elements(), 1792);
   EXPECT_THAT(describe_model(*model.model, 16), HasSubstr("1792"));
+  const TestModel grouped = make_test_model(kGrouped);
+  EXPECT_THAT(describe_model(*grouped.model, 16),
+              HasSubstr("\nblocks.1.attention.groups.0.centroids\n  head 0: rows a step 1 to 1"));
 }
 
 TEST(LanguageModel, FlopsEqualTheHandCount) {

@@ -1,6 +1,7 @@
 #include "attention/mechanisms/routing/centroids.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "cluster/base/error.h"
 
@@ -11,12 +12,27 @@ at::Tensor norms(const at::Tensor& x) {
   return at::linalg_vector_norm(x, 2, at::IntArrayRef({-1}), /*keepdim=*/true);
 }
 
+// The parts of a statistic's value, [H, K, D] or [H, K, 1].
+struct Parts {
+  at::Tensor direction, previous, mass, count, idle;
+
+  explicit Parts(const at::Tensor& value_HKV) {
+    const std::int64_t D = (value_HKV.size(2) - 3) / 2;
+    const auto part = [&](std::int64_t first, std::int64_t size) {
+      return value_HKV.narrow(2, first, size);
+    };
+    direction = part(0, D);
+    previous = part(D, D);
+    mass = part(2 * D, 1);
+    count = part(2 * D + 1, 1);
+    idle = part(2 * D + 2, 1);
+  }
+};
+
 at::Tensor next_value(const Centroids::Options& options, const at::Tensor& value_HKV,
                       const at::Tensor& sums_HKS) {
-  const std::int64_t D = (value_HKV.size(2) - 3) / 2;
-  const auto column = [&](std::int64_t i) { return value_HKV.narrow(2, i, 1); };
-  const at::Tensor direction = value_HKV.narrow(2, 0, D), mass = column(2 * D),
-                   count = column(2 * D + 1), idle = column(2 * D + 2);
+  const auto [direction, previous, mass, count, idle] = Parts(value_HKV);
+  const std::int64_t D = direction.size(2);
   const at::Tensor rows = sums_HKS.narrow(2, D, 1), seeds = sums_HKS.narrow(2, D + 1, D);
   const double w = options.decay;
   const at::Tensor sum = w * mass * direction + (1 - w) * sums_HKS.narrow(2, 0, D);
@@ -48,13 +64,42 @@ Centroids::Centroids(const Options& options, std::int64_t heads, std::int64_t he
           {heads, options.clusters, 2 * head_dim + 1},
           [options](const at::Tensor& value_HKV, const at::Tensor& sums_HKS) {
             return next_value(options, value_HKV, sums_HKS);
-          })) {
+          },
+          &Centroids::describe)) {
   // Random directions, with mass and count 1.
   const at::Tensor direction = directions() / norms(directions());
   directions().copy_(direction);
   previous().copy_(direction);
   value_HKV_.narrow(2, 2 * head_dim, 2).fill_(1);
   idle_steps().fill_(0);
+}
+
+std::string Centroids::describe(const at::Tensor& value_HKV) {
+  const Parts parts(value_HKV.detach().to(at::kCPU, at::kDouble));
+  const std::int64_t K = value_HKV.size(1);
+  std::string text;
+  for (std::int64_t h = 0; h < value_HKV.size(0); ++h) {
+    const at::Tensor count_K = parts.count[h].flatten(), idle_K = parts.idle[h].flatten();
+    const at::Tensor directions_KD = parts.direction[h];
+    const auto number = [](const at::Tensor& x) { return x.item<double>(); };
+    text += fmt::format(
+        "  head {}: rows a step {:.4g} to {:.4g}, median {:.4g}; {} of {} clusters had none in the "
+        "last step; the largest has {:.1f} % of the rows",
+        h, number(count_K.min()), number(count_K.max()), number(count_K.median()),
+        idle_K.gt(0).sum().item<std::int64_t>(), K,
+        100 * number(count_K.max()) / number(count_K.sum()));
+    if (K > 1) {
+      const at::Tensor pair_2P = at::triu_indices(K, K, 1);
+      const at::Tensor cosine_P =
+          at::matmul(directions_KD, directions_KD.t()).index({pair_2P[0], pair_2P[1]}).clamp(-1, 1);
+      const at::Tensor degrees_P = cosine_P.acos() * (180 / 3.14159265358979323846);
+      text +=
+          fmt::format("; angles between centroids {:.1f} to {:.1f} degrees, median {:.1f}",
+                      number(degrees_P.min()), number(degrees_P.max()), number(degrees_P.median()));
+    }
+    text += '\n';
+  }
+  return text;
 }
 
 at::Tensor Centroids::sums(const at::Tensor& cluster_sums, const at::Tensor& seeds) {

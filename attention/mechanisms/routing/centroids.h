@@ -43,9 +43,13 @@ class Centroids {
   // [H, K, D], unit vectors: those of this step, and those before the last update.
   at::Tensor directions() const { return value_HKV_.narrow(2, 0, head_dim_); }
   at::Tensor previous() const { return value_HKV_.narrow(2, head_dim_, head_dim_); }
-  // [H, K]: moving averages of the rows of a step, and steps since the last row.
-  at::Tensor counts() const { return value_HKV_.select(2, 2 * head_dim_ + 1); }
+  // [H, K]: steps since the last row.
   at::Tensor idle_steps() const { return value_HKV_.select(2, 2 * head_dim_ + 2); }
+
+  // For each head: the moving averages of rows a step (EMA counts), clusters without a row in the
+  // last step, the largest share of the rows, and the angles between centroids. Of a statistic's
+  // value.
+  static std::string describe(const at::Tensor& value_HKV);
 
   // The statistic's sums, from cluster_sums() [H, K, D + 1] and new_seeds() [H, K, D].
   static at::Tensor sums(const at::Tensor& cluster_sums, const at::Tensor& seeds);

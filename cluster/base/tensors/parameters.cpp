@@ -93,10 +93,10 @@ at::Tensor Parameters::add(const std::string& name, at::IntArrayRef shape, Initi
 
 at::Tensor Parameters::add_statistic(const std::string& name, at::IntArrayRef shape,
                                      Initializer init, at::IntArrayRef sums_shape,
-                                     Statistic::Update update) {
+                                     Statistic::Update update, Statistic::Describe describe) {
   require_new(name);
   const at::Tensor value = initial(name, shape, init);
-  statistics_.push_back({name, value, sums_shape.vec(), std::move(update)});
+  statistics_.push_back({name, value, sums_shape.vec(), std::move(update), std::move(describe)});
   return value;
 }
 

@@ -37,11 +37,14 @@ struct Statistic {
   // The next value from the value and the sums of a step. Reads nothing else; does not wait for the
   // device.
   using Update = std::function<at::Tensor(const at::Tensor& value, const at::Tensor& sums)>;
+  // What a value says, in lines of text, for `birkhoff inspect`.
+  using Describe = std::function<std::string(const at::Tensor& value)>;
 
   std::string name;  // dotted path, as of a parameter
   at::Tensor value;  // without gradients; the step changes it in place
   std::vector<std::int64_t> sums_shape;
   Update update;
+  Describe describe;  // may be empty
 };
 
 class Parameters {
@@ -59,7 +62,8 @@ class Parameters {
   // Creates and owns a statistic; the returned tensor shares its memory. A forward pass with noise
   // returns its sums, of `sums_shape`, under the same name (LossSums). Errors as add().
   at::Tensor add_statistic(const std::string& name, at::IntArrayRef shape, Initializer init,
-                           at::IntArrayRef sums_shape, Statistic::Update update);
+                           at::IntArrayRef sums_shape, Statistic::Update update,
+                           Statistic::Describe describe = {});
 
   const std::vector<Parameter>& list() const { return list_; }
   const std::vector<Statistic>& statistics() const { return statistics_; }
