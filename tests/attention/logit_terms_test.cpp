@@ -3,9 +3,11 @@
 // head dim.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 
 #include "attention/kernels/block_attention/paths.h"
@@ -125,6 +127,54 @@ TEST(LogitTerms, GatheredRowsAreTheDefinition) {
                     causal ? "causal" : "encoder");
       }
     }
+  }
+}
+
+// Counts the bytes that tensors take, freed or not.
+class CountedBytes : public c10::Allocator {
+ public:
+  CountedBytes() : before_(c10::GetCPUAllocator()) { c10::SetCPUAllocator(this, /*priority=*/1); }
+  ~CountedBytes() override { c10::SetCPUAllocator(before_, /*priority=*/1); }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    total_ += bytes;
+    return before_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return before_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    before_->copy_data(to, from, bytes);
+  }
+  std::size_t total() const { return total_; }
+
+ private:
+  c10::Allocator* before_;
+  std::atomic<std::size_t> total_{0};
+};
+
+// Eight query heads take no more memory with one key head than with eight.
+TEST(LogitTerms, KeysAreNotCopiedToQueryHeads) {
+  constexpr std::int64_t kTokens = 512;
+  const auto bytes_of = [&](std::int64_t key_heads, bool gathered) {
+    const auto tensor = [&](std::int64_t heads) {
+      return at::ones({1, heads, kTokens, 32}).set_requires_grad(true);
+    };
+    const at::Tensor q = tensor(8), k = tensor(key_heads), v = tensor(key_heads);
+    const GatheredRows rows = sliding_window_lists(kTokens, 64, true, at::kCPU);
+    const Blocks blocks(q, TokenMasks{}, 64, true);
+    const CountedBytes bytes;
+    const at::Tensor out =
+        gathered
+            ? attend_gathered({.q_BHLD = q, .k_BHSD = k, .v_BHSD = v, .rows = rows}, Path::kFused)
+                  .out_BHLD
+            : attend_in_blocks({.q_BHNbD = blocks.to_blocks(q, 2),
+                                .keys = {neighbouring_keys(blocks, k, v, 1, 0, true)},
+                                .noise = {}},
+                               Path::kFused);
+    gradients(out, {q, k, v});
+    return bytes.total();
+  };
+  for (const bool gathered : {false, true}) {
+    EXPECT_LE(bytes_of(1, gathered), bytes_of(8, gathered)) << "gathered " << gathered;
   }
 }
 
