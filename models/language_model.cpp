@@ -13,16 +13,20 @@ LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabul
     : parameters_(make_parameters(config, parallel)),
       transformer_(config, StackRole::kDecoder, vocabulary, parameters_, parallel) {
   const configs::Model& model = config.model();
-  const std::int64_t channels = model.channels();
-  output_VC = model.tie_embeddings()
-                  ? transformer_.embedding_VC()
-                  : parameters_.add("output.weight", {vocabulary, channels},
+  const std::int64_t channels = model.channels(), width = embedding_width(model);
+  if (width != channels) {
+    output_down_.emplace(model, WeightRole::kInner, channels, width, "output.down", parameters_);
+  }
+  output_VE = model.tie_embeddings()
+                  ? transformer_.embedding_VE()
+                  : parameters_.add("output.weight", {vocabulary, width},
                                     weight_init(model, WeightRole::kEmbedding, channels),
                                     /*decay=*/true);
 }
 
 at::Tensor LanguageModel::output_logits(const at::Tensor& x) const {
-  return at::linear(x, output_VC.to(parameters_.compute_dtype()));
+  return at::linear(output_down_ ? (*output_down_)(x) : x,
+                    output_VE.to(parameters_.compute_dtype()));
 }
 
 LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
@@ -51,8 +55,9 @@ at::Tensor LanguageModel::decode_step(DecodeCache& cache, const at::Tensor& toke
 }
 
 double LanguageModel::forward_flops_per_sequence() const {
-  return 2.0 * static_cast<double>(transformer_.sequence_length()) *
-             static_cast<double>(output_VC.numel()) +
+  const double of_token =
+      2.0 * static_cast<double>(output_VE.numel()) + (output_down_ ? output_down_->flops() : 0);
+  return static_cast<double>(transformer_.sequence_length()) * of_token +
          transformer_.forward_flops();
 }
 

@@ -1,6 +1,6 @@
 // A decoder-only language model after T2T's lmx: a causal Transformer and an output layer.
 //
-// Legend: B batch, T tokens, C channels, V vocabulary.
+// Legend: B batch, T tokens, C channels, E columns of the embedding table, V vocabulary.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +14,7 @@
 #include "models/decoder.h"
 #include "models/model.h"
 #include "models/transformer.h"
+#include "models/transformer/layers.h"
 
 namespace birkhoff {
 
@@ -42,7 +43,8 @@ class LanguageModel final : public Model, public Decoder {
 
   Parameters parameters_;
   Transformer transformer_;
-  at::Tensor output_VC;  // the embedding table itself if embeddings are tied
+  std::optional<Linear> output_down_;  // from C to E, of a factorised embedding
+  at::Tensor output_VE;                // the embedding table itself if embeddings are tied
 };
 
 }  // namespace birkhoff

@@ -96,9 +96,14 @@ Transformer::Transformer(const configs::Config& config, StackRole role, std::int
   check(model, role, vocabulary);
   const std::int64_t channels = model.channels();
   const std::string prefix = stack_prefix(role);
+  const std::int64_t width = embedding_width(model);
   const Initializer init = weight_init(model, WeightRole::kEmbedding, channels);
   embedding_ =
-      parameters.add(prefix + "embedding.weight", {vocabulary, channels}, init, /*decay=*/true);
+      parameters.add(prefix + "embedding.weight", {vocabulary, width}, init, /*decay=*/true);
+  if (width != channels) {
+    embedding_up_.emplace(model, WeightRole::kInner, width, channels, prefix + "embedding.up",
+                          parameters);
+  }
   switch (model.positions()) {
     case configs::Model::learned:
       positions_ = parameters.add(prefix + "positions.weight", {sequence_length_, channels}, init,
@@ -120,6 +125,7 @@ Transformer::Transformer(const configs::Config& config, StackRole role, std::int
 
 at::Tensor Transformer::embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const {
   at::Tensor x_BTC = at::embedding(embedding_, tokens_BT);
+  if (embedding_up_) x_BTC = (*embedding_up_)(x_BTC).to(parameters_.dtype());
   if (embedding_scale_ != 1) x_BTC = x_BTC * embedding_scale_;
   if (!positions_.defined()) return x_BTC;
   return x_BTC + (positions_BT.defined() ? at::embedding(positions_, positions_BT)
@@ -260,7 +266,7 @@ at::Tensor Transformer::decode_step(DecodeCache& decode_cache, const at::Tensor&
 }
 
 double Transformer::forward_flops() const {
-  double flops = 0;
+  double flops = embedding_up_ ? static_cast<double>(sequence_length_) * embedding_up_->flops() : 0;
   for (const TransformerLayer& layer : layers_) flops += layer.forward_flops(sequence_length_);
   return flops;
 }

@@ -47,7 +47,8 @@ class Transformer {
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) const;
 
   std::int64_t sequence_length() const { return sequence_length_; }
-  const at::Tensor& embedding_VC() const { return embedding_; }
+  // [V, E], where E is embedding_width() of the model.
+  const at::Tensor& embedding_VE() const { return embedding_; }
   // Of one sequence of data.sequence_length tokens; a memory has as many.
   double forward_flops() const;
   std::vector<Figure> figures() const;
@@ -73,7 +74,9 @@ class Transformer {
   double embedding_scale_;
   float embedding_dropout_;
   bool recompute_;
-  at::Tensor embedding_, positions_;  // [V, C], [T, C]; no positions: undefined
+  // [V, E], [T, C]; no positions: undefined. E is C unless the embedding is factorised.
+  at::Tensor embedding_, positions_;
+  std::optional<Linear> embedding_up_;  // from E to C; of a factorised embedding
   std::vector<TransformerLayer> layers_;
   std::optional<LayerNorm> final_norm_;
 };

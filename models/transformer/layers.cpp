@@ -59,6 +59,10 @@ Initializer weight_init(const configs::Model& config, WeightRole role, std::int6
   return {};
 }
 
+std::int64_t embedding_width(const configs::Model& config) {
+  return config.embedding_channels() > 0 ? config.embedding_channels() : config.channels();
+}
+
 Linear::Linear(const configs::Model& config, WeightRole role, std::int64_t inputs,
                std::int64_t outputs, const std::string& name, Parameters& parameters)
     : weight_OI(parameters.add(name + ".weight", {outputs, inputs},

@@ -27,6 +27,9 @@ enum class WeightRole {
 };
 Initializer weight_init(const configs::Model& config, WeightRole role, std::int64_t fan_in);
 
+// The columns of the embedding table.
+std::int64_t embedding_width(const configs::Model& config);
+
 // Numbers the consumers of noise in a model, so that no two share a random stream
 // (NoiseKey::at_layer). `layer` is a noise_number().
 enum class RandomStream : std::uint32_t { kAttention = 0, kFeedForward = 1, kHeadGroup = 2 };

@@ -173,7 +173,8 @@ TEST(LanguageModel, DecodingEqualsTheForwardPass) {
        {Precision{"train.precision=fp64", 1e-12}, Precision{"train.precision=fp32", 1e-5}}) {
     for (const std::string& text :
          {std::string("positions: learned"), std::string("positions: sinusoidal"),
-          "positions: no_positions scale_embeddings: true " + kMixed, kGrouped}) {
+          "positions: no_positions scale_embeddings: true " + kMixed, kGrouped,
+          std::string("embedding_channels: 3")}) {
       const TestModel model = make_test_model(text, {precision.setting});
       const Batch batch = make_batch(3, 16);
       const at::Tensor logits_BTV = model->logits(batch, std::nullopt);
@@ -217,7 +218,7 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
   for (const std::string& text :
        {std::string("bias: true tie_embeddings: false"),
         "positions: sinusoidal activation: relu scale_embeddings: true " + kMixed,
-        "activation: geglu " + kGrouped}) {
+        "activation: geglu embedding_channels: 5 " + kGrouped}) {
     const TestModel model = make_test_model(text);
     enlarge_parameters(*model.model);
     Batch batch = make_batch(2, 16);
@@ -239,6 +240,24 @@ TEST(LanguageModel, GradientsEqualFiniteDifferences) {
       EXPECT_NEAR(numeric, analytic, 1e-6 * (1 + std::abs(analytic))) << p.name;
     }
   }
+}
+
+TEST(LanguageModel, FactorisedEmbeddingsProjectBothWays) {
+  for (const bool tied : {false, true}) {
+    const TestModel model = make_test_model("embedding_channels: 3 bias: true tie_embeddings: " +
+                                            std::string(tied ? "true" : "false"));
+    EXPECT_EQ(parameter_of(*model.model, "embedding.weight").size(1), 3);
+    EXPECT_EQ(parameter_of(*model.model, "embedding.up.weight").sizes(), at::IntArrayRef({8, 3}));
+    EXPECT_EQ(parameter_of(*model.model, "output.down.weight").sizes(), at::IntArrayRef({3, 8}));
+    // Logits are products of three numbers: a table of rank 3 whatever the channels.
+    const at::Tensor logits_NV =
+        model->logits(make_batch(3, 16), std::nullopt).flatten(0, 1).detach();
+    const at::Tensor singular = std::get<1>(at::linalg_svd(logits_NV, /*full_matrices=*/false));
+    EXPECT_GT(singular[2].item<double>(), 1e-9);
+    EXPECT_LT(singular[3].item<double>(), 1e-12);
+  }
+  const TestModel plain = make_test_model(""), same = make_test_model("embedding_channels: 8");
+  EXPECT_EQ(plain->parameters().num_elements(), same->parameters().num_elements());
 }
 
 // gelu(x W) times x V, where W and V are the halves of one matrix.
