@@ -1,7 +1,9 @@
 #include "attention/kernels/relative_positions/cpu_tables.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/TypeCast.h>
 
 namespace birkhoff {
