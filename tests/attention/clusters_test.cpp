@@ -132,6 +132,7 @@ TEST(Clusters, TheFirstOfEqualScoresIsChosen) {
     const auto nearest = segments_of(rows.nearest_BHP, rows.nearest_ends_BHG);
     for (const auto& found : nearest[0]) {
       ASSERT_EQ(found.size(), 20u);
+      EXPECT_LT(found[0], 3);
       for (std::size_t i = 0; i < found.size(); ++i) {
         EXPECT_EQ(found[i], found[0] + 3 * static_cast<int>(i));
       }

@@ -155,22 +155,19 @@ class CountedBytes : public c10::Allocator {
 TEST(LogitTerms, KeysAreNotCopiedToQueryHeads) {
   constexpr std::int64_t kTokens = 512;
   const auto bytes_of = [&](std::int64_t key_heads, bool gathered) {
-    const auto tensor = [&](std::int64_t heads) {
-      return at::ones({1, heads, kTokens, 32}).set_requires_grad(true);
-    };
+    const auto tensor = [&](std::int64_t heads) { return at::ones({1, heads, kTokens, 32}); };
     const at::Tensor q = tensor(8), k = tensor(key_heads), v = tensor(key_heads);
     const GatheredRows rows = sliding_window_lists(kTokens, 64, true, at::kCPU);
     const Blocks blocks(q, TokenMasks{}, 64, true);
     const CountedBytes bytes;
-    const at::Tensor out =
-        gathered
-            ? attend_gathered({.q_BHLD = q, .k_BHSD = k, .v_BHSD = v, .rows = rows}, Path::kFused)
-                  .out_BHLD
-            : attend_in_blocks({.q_BHNbD = blocks.to_blocks(q, 2),
-                                .keys = {neighbouring_keys(blocks, k, v, 1, 0, true)},
-                                .noise = {}},
-                               Path::kFused);
-    gradients(out, {q, k, v});
+    if (gathered) {
+      attend_gathered({.q_BHLD = q, .k_BHSD = k, .v_BHSD = v, .rows = rows}, Path::kFused);
+    } else {
+      attend_in_blocks({.q_BHNbD = blocks.to_blocks(q, 2),
+                        .keys = {neighbouring_keys(blocks, k, v, 1, 0, true)},
+                        .noise = {}},
+                       Path::kFused);
+    }
     return bytes.total();
   };
   for (const bool gathered : {false, true}) {
