@@ -90,15 +90,16 @@ at::Tensor DenseAttention::fused(const AttentionInput& in) const {
       (library_is_faster(in.q_BHLD, shape_.causal) && !by_us)) {
     return {};
   }
-  BlockAttention attention{.q_BHNbD = in.q_BHLD.unsqueeze(2),
-                           .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
-                                     .v_BHNbD = in.v_BHSD.unsqueeze(2),
-                                     .window = {.causal = shape_.causal},
-                                     .mask_BHNbb = {at::Tensor()},
-                                     .bias_BHNbb = {}}},
-                           .dropout = dropout_,
-                           .noise = in.noise,
-                           .sink_H = terms_.sink(in.q_BHLD)};
+  BlockAttention attention;
+  attention.q_BHNbD = in.q_BHLD.unsqueeze(2);
+  attention.keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
+                     .v_BHNbD = in.v_BHSD.unsqueeze(2),
+                     .window = {.causal = shape_.causal},
+                     .mask_BHNbb = {at::Tensor()},
+                     .bias_BHNbb = {}}};
+  attention.dropout = dropout_;
+  attention.noise = in.noise;
+  attention.sink_H = terms_.sink(in.q_BHLD);
   if (choose_path(attention, Path::kFused) != Path::kFused) return {};
   const at::Tensor mask = key_mask(in);
   if (mask.defined()) attention.keys[0].mask_BHNbb = {mask.unsqueeze(2)};
