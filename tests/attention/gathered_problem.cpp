@@ -240,7 +240,7 @@ bool expect_errors_of_the_reference(
     raise(product[2], rounding * largest(in.k_BHSD));
     raise(product[3], rounding * largest(in.q_BHLD));
     for (std::size_t i = 5; i < results; ++i) {
-      const at::Tensor& leaf = problem.leaves()[i - 2];
+      const at::Tensor leaf = problem.leaves()[i - 2];
       if (leaf.is_same(in.relative.keys_HRD)) raise(product[i], rounding * largest(in.q_BHLD));
       if (leaf.is_same(in.sink_H)) raise(product[i], rounding * std::sqrt(in.q_BHLD.size(3)));
     }
