@@ -1,63 +1,115 @@
-"""The table of docs/results.md: validation loss after 2,000 steps at context 256, b = 16,
-tinyshakespeare by character, mean and spread of three seeds for each mechanism. Runs of one rank
-and one thread run in parallel, one per core. Finished runs are kept in build/bench/table and not
-repeated.
+"""The tables of docs/results.md: validation loss after 2,000 steps of 3,072 tokens of
+tinyshakespeare by character, mean and spread of three seeds. `variants` are forms of Sinkhorn
+attention at context 256 and b = 16; `mechanisms` are all mechanisms at contexts 256 and 1,024, where
+a sparse query sees at most 64 or 128 tokens. Runs of one rank and one thread run in parallel, one
+per core. Finished runs are kept in build/bench/table and not repeated.
 """
 
 import argparse
 import concurrent.futures
+import json
 import os
 import statistics
 
 import birkhoff_runs as runs
 
-SINKHORN = "{group{mechanism{sinkhorn{block:16 iterations:8 causal_balance:%s pooling:%s}}}}"
-LOCAL = "{group{mechanism{block_local{block:16 look_back:%d}}}}"
-ARMS = {
-    "dense": "{group{mechanism{dense{}}}}",
-    "block-local, look_back 0": LOCAL % 0,
-    "block-local, look_back 1": LOCAL % 1,
-    "Sinkhorn `uniform`": SINKHORN % ("uniform", "first"),
-    "Sinkhorn `none`, pooling cumulative mean": SINKHORN % ("none", "cumulative_mean"),
-    "Sinkhorn `none`, pooling first": SINKHORN % ("none", "first"),
-    "Sinkhorn `prefix`, pooling cumulative mean": SINKHORN % ("prefix", "cumulative_mean"),
-    "Sinkhorn `prefix`, pooling first": SINKHORN % ("prefix", "first"),
-    "Sinkhorn `paper_masked` (LEAKS), pooling cumulative mean": SINKHORN % ("paper_masked", "cumulative_mean"),
-}
+TOKENS = 3072  # a step
+LEAKY, HONEST = "causal_selection:full_topw", "causal_selection:prefix_topw"
 
 
-def validation_loss(corpus, name, seed, steps):
-    folder = runs.WORK / f"table/{list(ARMS).index(name)}-{seed}-{steps}"
-    kept = runs.metrics(folder) if (folder / "metrics.jsonl").exists() else []
-    evaluations = [row for row in kept if "split" in row and row["step"] == steps]
-    if not evaluations:
-        settings = [f"data.corpus={corpus}", "data.sequence_length=256", f"train.seed={seed}",
-                    f"train.steps={steps}", "metrics.every=100", "evaluate.every=0",
-                    "checkpoint.every=0", f"model.attention.0={ARMS[name]}"]
+def group(mechanism, heads=0):
+    return "group{heads:%d mechanism{%s}}" % (heads, mechanism)
+
+
+def variants(context):
+    sinkhorn = "sinkhorn{block:16 iterations:8 causal_balance:%s pooling:%s}"
+    return {
+        "dense": group("dense{}"),
+        "block-local, look_back 0": group("block_local{block:16 look_back:0}"),
+        "block-local, look_back 1": group("block_local{block:16 look_back:1}"),
+        "Sinkhorn `uniform`": group(sinkhorn % ("uniform", "first")),
+        "Sinkhorn `none`, pooling cumulative mean": group(sinkhorn % ("none", "cumulative_mean")),
+        "Sinkhorn `none`, pooling first": group(sinkhorn % ("none", "first")),
+        "Sinkhorn `prefix`, pooling cumulative mean": group(sinkhorn % ("prefix", "cumulative_mean")),
+        "Sinkhorn `prefix`, pooling first": group(sinkhorn % ("prefix", "first")),
+        "Sinkhorn `paper_masked` (LEAKS), pooling cumulative mean": group(sinkhorn % ("paper_masked", "cumulative_mean")),
+    }
+
+
+def mechanisms(context):
+    keys = {256: 64, 1024: 128}[context]
+    routing = "routing{clusters:%d window:%d %s}" % (context // keys, keys, "%s")
+    local = "block_local{block:%d look_back:1}" % (keys // 2)
+    sinkhorn = "sinkhorn{block:%d iterations:8}" % (keys // 2)
+    return {
+        "dense": group("dense{}"),
+        "block-local": group(local),
+        "sliding window": group("sliding_window{width:%d}" % keys),
+        "Sinkhorn": group(sinkhorn),
+        "Sinkhorn Mixture (quadratic)": group("sinkhorn_mixture{%s dense{}}" % sinkhorn),
+        "MoBA": group("moba{block:%d top_blocks:4}" % (keys // 4)),
+        "routing `causal_bucket`": group(routing % ""),
+        "half block-local, half routing `causal_bucket`": group(local, 2) + group(routing % "", 2),
+        "routing `full_topw` (LEAKS)": group(routing % LEAKY),
+        "half block-local, half routing `full_topw` (LEAKS)": group(local, 2) + group(routing % LEAKY, 2),
+    }
+
+
+TABLES = {"variants": (variants, [256]), "mechanisms": (mechanisms, [256, 1024])}
+
+
+def losses(corpus, folder, label, attention, context, seed, steps):
+    """The validation loss of one run and, where its selection leaks, that of the same model without the leak."""
+    result = folder / f"losses-{steps}.json"
+    if not result.exists():
+        settings = [f"data.corpus={corpus}", f"data.sequence_length={context}", f"train.global_batch={TOKENS // context}",
+                    f"train.seed={seed}", f"train.steps={steps}", "metrics.every=100", "evaluate.every=0",
+                    "checkpoint.every=0", "model.attention.0={%s}" % attention]
         rows = runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", folder, settings, threads=1)
-        evaluations = [row for row in rows if "split" in row]
-        print(f"seed {seed}: {evaluations[-1]['loss']:.4f}  {name}", flush=True)
-    return evaluations[-1]["loss"]
+        found = [[row["loss"] for row in rows if "split" in row][-1]]
+        if LEAKY in attention:
+            honest = "model.attention.0={%s}" % attention.replace(LEAKY, HONEST)
+            found.append(json.loads(runs.birkhoff("eval", folder, "--json", "--set", honest, threads=1))["loss"])
+        result.write_text(json.dumps(found))
+        print(f"context {context}, seed {seed}: {', '.join(f'{loss:.4f}' for loss in found)}  {label}", flush=True)
+    return json.loads(result.read_text())
+
+
+def line(label, values):
+    each = ", ".join(f"{loss:.4f}" for loss in values)
+    print(f"| {label} | {statistics.mean(values):.4f} | {max(values) - min(values):.4f} | {each} |")
 
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("--table", choices=TABLES, default="mechanisms")
+    parser.add_argument("--contexts", type=int, nargs="+", help="default: all of the table")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="parallel runs")
     parser.add_argument("--only", default="", help="substring of the arms to run")
     a = parser.parse_args()
+    arms, contexts = TABLES[a.table]
+    contexts = a.contexts or contexts
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
-    names = [name for name in ARMS if a.only in name]
-    # Seed by seed, so that an interrupted run has results for every arm.
+    # Seed by seed, so that an interrupted table has results for every arm.
     with concurrent.futures.ThreadPoolExecutor(a.workers) as pool:
-        losses = {(name, seed): pool.submit(validation_loss, corpus, name, seed, a.steps)
-                  for seed in a.seeds for name in names}
-    print(f"\n| attention | mean | spread | seeds {a.seeds} |\n|---|---|---|---|")
-    for name in names:
-        row = [losses[name, seed].result() for seed in a.seeds]
-        each = ", ".join(f"{loss:.4f}" for loss in row)
-        print(f"| {name} | {statistics.mean(row):.4f} | {max(row) - min(row):.4f} | {each} |")
+        done = {}
+        for seed in a.seeds:
+            for context in contexts:
+                for number, (label, attention) in enumerate(arms(context).items()):
+                    if a.only in label:
+                        folder = runs.WORK / f"table/{a.table}-{context}-{number}-{seed}"
+                        done[context, label, seed] = pool.submit(losses, corpus, folder, label, attention, context, seed, a.steps)
+    for context in contexts:
+        print(f"\nContext {context}\n\n| attention | mean | spread | seeds {a.seeds} |\n|---|---|---|---|")
+        for label in arms(context):
+            if a.only in label:
+                rows = list(zip(*[done[context, label, seed].result() for seed in a.seeds]))
+                line(label, rows[0])
+                if len(rows) == 2:
+                    line(f"the same models, evaluated by `prefix_topw`: the leak is worth "
+                         f"{statistics.mean(rows[1]) - statistics.mean(rows[0]):.4f} nats", rows[1])
 
 
 if __name__ == "__main__":
