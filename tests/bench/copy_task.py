@@ -1,0 +1,83 @@
+"""Copies 64 symbols over a gap: each sequence is 64 random symbols of 16, 128 dots, and the same 64
+symbols, so that T = 256 and a copied symbol is 192 tokens away. Two layers of local windows of 64
+reach 128 tokens. Prints the share of symbols that a trained model continues correctly, free-running
+(greedy, from the first 192 tokens of new sequences). Chance is 1/16.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import random
+
+import birkhoff_runs as runs
+
+SYMBOLS, COPIED, GAP = "abcdefghijklmnop", 64, 128
+LENGTH = 2 * COPIED + GAP
+LOCAL = "block_local{block:32 look_back:1}"
+ROUTING = "routing{clusters:4 window:64}"
+ARMS = {
+    "block-local": "group{mechanism{%s}}" % LOCAL,
+    "routing `causal_bucket`": "group{mechanism{%s}}" % ROUTING,
+    "half block-local, half routing `causal_bucket`": "group{heads:2 mechanism{%s}} group{heads:2 mechanism{%s}}" % (LOCAL, ROUTING),
+    "MoBA": "group{mechanism{moba{block:16 top_blocks:4}}}",
+}
+
+
+def sequence(draw):
+    symbols = "".join(draw.choices(SYMBOLS, k=COPIED))
+    return symbols + "." * GAP + symbols
+
+
+def corpus(sequences=40_000):
+    folder = runs.WORK / "copy_task"
+    if not (folder / "corpus/manifest.json").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, seed, count in (("train", 1, sequences), ("valid", 2, 100)):
+            draw = random.Random(seed)
+            (folder / f"{name}.txt").write_text("".join(sequence(draw) for _ in range(count)))
+        runs.birkhoff("prepare", "--out", folder / "corpus", "--tokenizer", "chars", "--train", folder / "train.txt", "--valid", folder / "valid.txt")
+    return folder / "corpus"
+
+
+def copied_share(run, count):
+    """Share of the symbols of `count` new sequences that the model copies."""
+    draw, right = random.Random(3), 0
+    for _ in range(count):
+        text = sequence(draw)
+        found = runs.birkhoff("sample", run, "--prompt", text[:COPIED + GAP], "--tokens", COPIED, "--temperature", 0, threads=1)
+        found = found.strip()[-COPIED:]
+        right += sum(a == b for a, b in zip(found, text[-COPIED:]))
+    return right / (count * COPIED)
+
+
+def trained(data, name, a):
+    run = runs.WORK / f"copy_task/{list(ARMS).index(name)}-{a.seed}-{a.steps}"
+    if not (run / "done").exists():
+        settings = [f"data.corpus={data}", f"data.sequence_length={LENGTH}", "data.shift_windows=false", "model.layers=2",
+                    f"train.seed={a.seed}", f"train.steps={a.steps}", "train.global_batch=16", "train.optimizer.adamw.weight_decay=0", "train.schedule.learning_rate=2e-3",
+                    "metrics.every=100", "evaluate.every=500", "model.attention.0={%s}" % ARMS[name]]
+        runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", run, settings, threads=1)
+        (run / "done").touch()
+    share = copied_share(run, a.sequences)
+    print(f"{100 * share:.1f} %  {name}", flush=True)
+    return share
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sequences", type=int, default=50, help="new sequences to continue")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="parallel runs")
+    parser.add_argument("--only", default="", help="substring of the arms to run")
+    a = parser.parse_args()
+    data, names = corpus(), [name for name in ARMS if a.only in name]
+    with concurrent.futures.ThreadPoolExecutor(a.workers) as pool:
+        shares = list(pool.map(lambda name: trained(data, name, a), names))
+    print(f"\n{runs.title()}\n\n| attention | symbols copied, chance {100 / len(SYMBOLS):.1f} % |\n|---|---|")
+    for name, share in zip(names, shares):
+        print(f"| {name} | {100 * share:.1f} % |")
+
+
+if __name__ == "__main__":
+    main()
