@@ -10,21 +10,11 @@
 namespace birkhoff::ops {
 namespace {
 
-void check_dtype(const char* name, const at::Tensor& x) {
+void check_float(const char* name, const at::Tensor& x) {
   constexpr std::array kTypes = {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf};
   TORCH_CHECK_VALUE(std::find(kTypes.begin(), kTypes.end(), x.scalar_type()) != kTypes.end(),
                     "birkhoff: ", name, " must be float32, float64, bfloat16 or float16, not ",
                     x.scalar_type());
-}
-
-void check_device(const char* name, const at::Tensor& x, const at::Tensor& q) {
-  TORCH_CHECK_VALUE(x.device() == q.device(), "birkhoff: ", name, " must be on q's device, ",
-                    q.device(), ", not on ", x.device());
-}
-
-void check_between(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
-  TORCH_CHECK_VALUE(value >= least && value <= most, "birkhoff: ", name, " must be at least ",
-                    least, " and at most ", most, ", not ", value);
 }
 
 void check_integers(const char* name, const std::optional<at::Tensor>& x, const at::Tensor& q) {
@@ -59,24 +49,6 @@ void check_segments(const at::Tensor& segments_BL) {
                     " falls from ", id(token), " to ", id(token + 1), " at token ", token + 1);
 }
 
-void check_inputs(at::TensorList inputs) {
-  TORCH_CHECK_VALUE(inputs.size() == 3 || inputs.size() == 4,
-                    "birkhoff: inputs must be q, k, v and optionally block weights, not ",
-                    inputs.size(), " tensors");
-  const at::Tensor& q = inputs[0];
-  constexpr std::array kNames = {"q", "k", "v", "block weights (or their scores)"};
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    TORCH_CHECK_VALUE(inputs[i].dim() == 4, "birkhoff: ", kNames[i], " must be ",
-                      i < 3 ? "[B, H, L, D]" : "[B, H, N, N]", ", not ", inputs[i].sym_sizes());
-    check_dtype(kNames[i], inputs[i]);
-    check_device(kNames[i], inputs[i], q);
-  }
-  TORCH_CHECK_VALUE(
-      inputs[1].scalar_type() == q.scalar_type() && inputs[2].scalar_type() == q.scalar_type(),
-      "birkhoff: q, k and v must have one dtype, not ", q.scalar_type(), ", ",
-      inputs[1].scalar_type(), " and ", inputs[2].scalar_type());
-}
-
 void check_window(std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
                   bool causal) {
   if (block != kWholeSequence) check_block(block);
@@ -97,18 +69,104 @@ void check_dropout(double dropout, const std::optional<at::Tensor>& seed, const 
   check_integers("seed", seed, q);
 }
 
+// What is an input's name and shape.
+struct InputForm {
+  const char *name, *sizes;
+  std::int64_t dim;
+};
+constexpr std::array kInputForms = {
+    InputForm{"q", "[B, H, L, D]", 4},
+    InputForm{"k", "[B, H, L, D]", 4},
+    InputForm{"v", "[B, H, L, D]", 4},
+    InputForm{"relative_keys", "[H or 1, R, D]", 3},
+    InputForm{"relative_values", "[H or 1, R, D]", 3},
+    InputForm{"sink", "[H]", 1},
+    InputForm{"block weights (or their scores)", "[B, H, N, N]", 4},
+};
+
 }  // namespace
+
+void check_between(const char* name, std::int64_t value, std::int64_t least, std::int64_t most) {
+  TORCH_CHECK_VALUE(value >= least && value <= most, "birkhoff: ", name, " must be at least ",
+                    least, " and at most ", most, ", not ", value);
+}
+
+void check_dtype(const char* name, const at::Tensor& x, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(x.scalar_type() == dtype, "birkhoff: ", name, " must be ", dtype, ", not ",
+                    x.scalar_type());
+}
+
+void check_device(const char* name, const at::Tensor& x, const at::Tensor& q) {
+  TORCH_CHECK_VALUE(x.device() == q.device(), "birkhoff: ", name, " must be on q's device, ",
+                    q.device(), ", not on ", x.device());
+}
+
+void check_inputs(at::TensorList inputs, bool may_have_weights) {
+  TORCH_CHECK_VALUE(
+      inputs.size() == kWeights || (may_have_weights && inputs.size() == kWeights + 1),
+      "birkhoff: inputs must be q, k, v, relative_keys, relative_values, sink",
+      may_have_weights ? " and optionally block weights" : "", ", not ", inputs.size(), " tensors");
+  const at::Tensor& q = inputs[kQueries];
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (i != kQueries && i != kValues && is_none(inputs[i])) continue;
+    const auto [name, sizes, dim] = kInputForms[i];
+    TORCH_CHECK_VALUE(inputs[i].dim() == dim, "birkhoff: ", name, " must be ", sizes, ", not ",
+                      inputs[i].sym_sizes());
+    check_float(name, inputs[i]);
+    check_device(name, inputs[i], q);
+  }
+  const at::Tensor &v = inputs[kValues], &k = is_none(inputs[kKeys]) ? v : inputs[kKeys];
+  TORCH_CHECK_VALUE(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(),
+                    "birkhoff: q, k and v must have one dtype, not ", q.scalar_type(), ", ",
+                    k.scalar_type(), " and ", v.scalar_type());
+  for (std::size_t i = kRelativeKeys; i < kWeights; ++i) {
+    if (!is_none(inputs[i])) check_dtype(kInputForms[i].name, inputs[i], q.scalar_type());
+  }
+  TORCH_CHECK_VALUE(is_none(inputs[kRelativeValues]) || !is_none(inputs[kRelativeKeys]),
+                    "birkhoff: relative_values need relative_keys");
+}
+
+void check_sizes_of_inputs(at::TensorList inputs, bool causal) {
+  const at::Tensor &q = inputs[kQueries], &keys = inputs[kRelativeKeys],
+                   &values = inputs[kRelativeValues], &sink = inputs[kSink];
+  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0,
+                    "birkhoff: q must be [B, H, L, D], none of them 0, not ", q.sizes());
+  const std::int64_t H = q.size(1), D = q.size(3), key_heads = inputs[kValues].size(1);
+  for (const at::Tensor& x : {inputs[kKeys], inputs[kValues]}) {
+    if (is_none(x)) continue;
+    const bool like = key_heads > 0 && H % key_heads == 0 &&
+                      x.sizes() == at::IntArrayRef({q.size(0), key_heads, q.size(2), D});
+    TORCH_CHECK_VALUE(like, "birkhoff: k and v must be like q, which is ", q.sizes(),
+                      ", except that q may have a multiple of their heads, not ", x.sizes());
+  }
+  if (!is_none(keys)) {
+    const std::int64_t R = keys.size(1);
+    TORCH_CHECK_VALUE((keys.size(0) == 1 || keys.size(0) == H) && R > 0 && keys.size(2) == D,
+                      "birkhoff: relative_keys must be [", H, " or 1, R, ", D, "], R above 0, not ",
+                      keys.sizes());
+    TORCH_CHECK_VALUE(causal || R % 2 == 1,
+                      "birkhoff: relative_keys must have an odd number of rows "
+                      "unless attention is causal: distances from -m to m; not ",
+                      R);
+    TORCH_CHECK_VALUE(is_none(values) || values.sizes() == keys.sizes(),
+                      "birkhoff: relative_values must be like relative_keys, which are ",
+                      keys.sizes(), ", not ", values.sizes());
+  }
+  TORCH_CHECK_VALUE(is_none(sink) || sink.size(0) == H, "birkhoff: sink must be [", H, "], not ",
+                    sink.sizes());
+}
 
 void check_options(at::TensorList inputs, std::int64_t block, std::int64_t look_back,
                    std::int64_t look_ahead, bool causal, std::string_view combine, double dropout,
                    const std::optional<at::Tensor>& seed,
                    const std::optional<at::Tensor>& key_lengths,
                    const std::optional<at::Tensor>& segments) {
-  check_inputs(inputs);
+  check_inputs(inputs, /*may_have_weights=*/true);
   check_window(block, look_back, look_ahead, causal);
-  combine_named(combine);
-  check_dropout(dropout, seed, inputs[0]);
-  check_mask_types(inputs[0], key_lengths, segments);
+  TORCH_CHECK_VALUE(combine_named(combine) != Combine::kAddLogits || is_none(inputs[kRelativeKeys]),
+                    "birkhoff: combine 'add_logits' has no relative positions");
+  check_dropout(dropout, seed, inputs[kQueries]);
+  check_mask_types(inputs[kQueries], key_lengths, segments);
 }
 
 void check_mask_types(const at::Tensor& q, const std::optional<at::Tensor>& key_lengths,

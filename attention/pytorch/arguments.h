@@ -14,6 +14,10 @@
 
 namespace birkhoff::ops {
 
+// Checks the number, dims, dtypes and devices of an operator's inputs (calls.h).
+void check_inputs(at::TensorList inputs, bool may_have_weights);
+// Checks the sizes of all inputs but block weights. Tensors must have memory.
+void check_sizes_of_inputs(at::TensorList inputs, bool causal);
 // Checks everything about a call of attention_in_blocks except the sizes of its tensors and the
 // values of its masks.
 void check_options(at::TensorList inputs, std::int64_t block, std::int64_t look_back,
@@ -27,6 +31,9 @@ void check_mask_types(const at::Tensor& q, const std::optional<at::Tensor>& key_
 // Checks a block size that users give: 1 to kMostBlockTokens, not kWholeSequence.
 void check_block(std::int64_t block);
 void check_iterations(std::int64_t iterations);
+void check_between(const char* name, std::int64_t value, std::int64_t least, std::int64_t most);
+void check_dtype(const char* name, const at::Tensor& x, at::ScalarType dtype);
+void check_device(const char* name, const at::Tensor& x, const at::Tensor& q);
 
 // Checks lengths [B] from 0 to L and document ids [B, L] that never decrease along a row. Values
 // are read only on the CPU: elsewhere that would wait for the device. Tensors must have memory.

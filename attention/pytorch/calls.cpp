@@ -4,11 +4,8 @@
 #include <ATen/OpMathType.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <vector>
 
@@ -17,6 +14,7 @@
 #include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "attention/kernels/sorted_blocks/sorted_blocks.h"
 #include "attention/pytorch/arguments.h"
+#include "attention/pytorch/differentiate.h"
 
 namespace birkhoff::ops {
 namespace {
@@ -24,38 +22,6 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
-
-// Tensors, and the gradients of the loss with respect to them.
-struct Differentiated {
-  Tensors values, gradients;
-};
-
-// Returns the gradients of the loss with respect to `inputs`. `run` computes values from the
-// inputs; it runs under autograd here, because the kernel of an operator runs below autograd.
-Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
-                      at::TensorList inputs) {
-  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
-  keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-  const c10::impl::ForceDispatchKeyGuard with_autograd(keys);
-  const c10::AutoGradMode with_gradients(true);
-  Tensors leaves;
-  for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
-  const Differentiated made = run(leaves);
-  return torch::autograd::grad(made.values, leaves, made.gradients);
-}
-
-// Returns x in the layout that autograd, compiled graphs and the kernel's meta function all expect.
-at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
-  const at::Tensor result = at::empty_like(model);
-  return result.strides() == x.strides() ? x : result.copy_(x);
-}
-
-// Checks what a backward pass gets from the forward pass or from the caller.
-void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
-                 at::IntArrayRef sizes) {
-  TORCH_CHECK_VALUE(x.scalar_type() == dtype && x.sizes() == sizes, "birkhoff: ", name, " must be ",
-                    dtype, " ", sizes, ", not ", x.scalar_type(), " ", x.sizes());
-}
 
 // The number of tokens in a block of q [B, H, L, D]. A sequence that is shorter than the block is
 // one block of its own length.
@@ -66,8 +32,6 @@ std::int64_t block_within(const at::Tensor& q, std::int64_t block) {
 Blocks blocks_of(const at::Tensor& q, std::int64_t block, bool causal,
                  const std::optional<at::Tensor>& key_lengths,
                  const std::optional<at::Tensor>& segments) {
-  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0,
-                    "birkhoff: q must be [B, H, L, D], none of them 0, not ", q.sizes());
   check_masks(q, key_lengths, segments);
   return Blocks(q,
                 {.key_lengths_B = key_lengths.value_or(at::Tensor()),
@@ -81,24 +45,20 @@ class Call {
   Call(at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
        bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,
        const std::optional<at::Tensor>& key_lengths, const std::optional<at::Tensor>& segments)
-      : blocks_(blocks_of(inputs[0], block, causal, key_lengths, segments)),
+      : blocks_(blocks_of(checked(inputs, causal), block, causal, key_lengths, segments)),
         // At most as many blocks as exist.
         look_back_(std::min(look_back, blocks_.num_blocks() - 1)),
         look_ahead_(std::min(look_ahead, blocks_.num_blocks() - 1)),
         causal_(causal),
         combine_(combine_named(combine)),
         dropout_(static_cast<float>(dropout)) {
-    const at::Tensor& q = inputs[0];
-    for (const at::Tensor& x : {inputs[1], inputs[2]}) {
-      TORCH_CHECK_VALUE(x.sizes() == q.sizes(), "birkhoff: k and v must be like q, which is ",
-                        q.sizes(), ", not ", x.sizes());
-    }
-    if (inputs.size() == 4) {
+    const at::Tensor& q = inputs[kQueries];
+    if (inputs.size() > kWeights) {
       const std::int64_t N = blocks_.num_blocks();
-      const at::Tensor& weights = inputs[3];
-      TORCH_CHECK_VALUE(weights.sizes() == at::IntArrayRef({q.size(0), q.size(1), N, N}),
+      const std::vector<std::int64_t> sizes{q.size(0), inputs[kKeys].size(1), N, N};
+      TORCH_CHECK_VALUE(inputs[kWeights].sizes() == sizes,
                         "birkhoff: block weights (or their scores) must be ",
-                        at::IntArrayRef({q.size(0), q.size(1), N, N}), ", not ", weights.sizes());
+                        at::IntArrayRef(sizes), ", not ", inputs[kWeights].sizes());
     }
     if (dropout_ == 0) return;
     noise_ = NoiseKey{.step = *seed, .sample_ids_B = at::arange(q.size(0), seed->options())};
@@ -108,22 +68,31 @@ class Call {
 
   // Differentiable in the `inputs` of attention_in_blocks.
   BlockAttention attention(at::TensorList inputs) const {
-    BlockAttention attention = inputs.size() == 4 ? sorted(inputs) : local(inputs);
+    BlockAttention attention = inputs.size() > kWeights ? sorted(inputs) : local(inputs);
+    const LogitTerms terms = terms_of(inputs, causal_);
+    attention.relative = terms.relative;
+    attention.sink_H = terms.sink_H;
     attention.dropout = dropout_;
     attention.noise = noise_;
     return attention;
   }
 
  private:
+  static const at::Tensor& checked(at::TensorList inputs, bool causal) {
+    check_sizes_of_inputs(inputs, causal);
+    TORCH_CHECK_VALUE(!is_none(inputs[kKeys]), "birkhoff: k must be [B, H, L, D], not none");
+    return inputs[kQueries];
+  }
+
   BlockAttention local(at::TensorList inputs) const {
-    return {.q_BHNbD = blocks_.to_blocks(inputs[0], 2),
-            .keys = {neighbouring_keys(blocks_, inputs[1], inputs[2], look_back_, look_ahead_,
-                                       causal_)},
+    return {.q_BHNbD = blocks_.to_blocks(inputs[kQueries], 2),
+            .keys = {neighbouring_keys(blocks_, inputs[kKeys], inputs[kValues], look_back_,
+                                       look_ahead_, causal_)},
             .noise = {}};
   }
 
   BlockAttention sorted(at::TensorList inputs) const {
-    at::Tensor weights_BHNN = causal_ ? inputs[3].tril(-1) : inputs[3];
+    at::Tensor weights_BHNN = causal_ ? inputs[kWeights].tril(-1) : inputs[kWeights];
     at::Tensor visible_BNN = open_pairs(blocks_);
     if (visible_BNN.defined()) {
       if (causal_) visible_BNN = visible_BNN.tril(-1);
@@ -134,7 +103,7 @@ class Call {
                                      .visible_BNN = visible_BNN,
                                      .causal = causal_,
                                      .combine = combine_},
-                                    inputs[0], inputs[1], inputs[2], Path::kFused);
+                                    inputs[kQueries], inputs[kKeys], inputs[kValues], Path::kFused);
   }
 
   Blocks blocks_;
@@ -226,7 +195,7 @@ std::vector<at::Tensor> attention_in_blocks_backward(
   check_saved("out", out, q.scalar_type(), q.sizes());
   check_saved("softmax", softmax, at::toOpMathType(q.scalar_type()),
               {2, q.size(0), q.size(1), blocks.num_blocks(), blocks.block()});
-  Tensors gradients = differentiate(
+  return differentiate(
       [&](const Tensors& x) -> Differentiated {
         const BlockAttention attention = call.attention(x);
         if (!has_two_passes(attention)) {
@@ -239,15 +208,14 @@ std::vector<at::Tensor> attention_in_blocks_backward(
           if (keys.bias_BHNbb.defined()) biases.push_back(keys.bias_BHNbb);
         }
         values.insert(values.end(), biases.begin(), biases.end());
+        for (const std::size_t term : {kRelativeKeys, kRelativeValues, kSink}) {
+          if (!is_none(x[term])) values.push_back(x[term]);
+        }
         const c10::AutoGradMode without_gradients(false);
         return {values, fused_backward(attention, {blocks.to_blocks(out, 2), softmax},
                                        blocks.to_blocks(d_out, 2))};
       },
       inputs);
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
-    gradients[i] = laid_out_as(inputs[i], gradients[i]);
-  }
-  return gradients;
 }
 
 at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
@@ -256,6 +224,8 @@ at::Tensor open_block_pairs(const at::Tensor& q, std::int64_t block,
   check_block(block);
   check_mask_types(q, key_lengths, segments);
   const c10::OptionalDeviceGuard guard(q.device());
+  TORCH_CHECK_VALUE(q.dim() == 4 && q.numel() > 0,
+                    "birkhoff: q must be [B, H, L, D], none of them 0, not ", q.sizes());
   const Blocks blocks = blocks_of(q, block, /*causal=*/true, key_lengths, segments);
   const std::int64_t N = blocks.num_blocks();
   const at::Tensor open_BNN = open_pairs(blocks);
@@ -290,12 +260,11 @@ at::Tensor sinkhorn_balance_backward(const at::Tensor& d_weights, const at::Tens
     return laid_out_as(scores, fused_balance_backward(d_weights, masked(scores, form), solved,
                                                       iterations, form == Form::kPrefix, 0));
   }
-  const Tensors gradients = differentiate(
+  return differentiate(
       [&](const Tensors& x) -> Differentiated {
         return {{balanced(x[0], iterations, form)}, {d_weights}};
       },
-      {scores});
-  return laid_out_as(scores, gradients[0]);
+      {scores})[0];
 }
 
 }  // namespace birkhoff::ops

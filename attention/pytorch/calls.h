@@ -2,10 +2,11 @@
 // attention and block weights as functions of tensors. They use the fused kernels where these fit,
 // otherwise LibTorch operations, whose backward pass runs the forward pass again.
 //
-// Legend: B batch, H heads, L tokens, N = ceil(L / b) blocks of b tokens, D head dim. q, k, v,
-// d_out and gradients [B, H, L, D], of one dtype on one device; weights and scores [B, H, N, N],
-// row = destination, column = source. Throws c10::ValueError (in Python: ValueError) on wrong
-// shapes or values.
+// Legend: B batch, H heads, L tokens, N = ceil(L / b) blocks of b tokens, D head dim, R rows of a
+// table. q, k, v, d_out and gradients [B, H, L, D], of one dtype on one device; k and v may have
+// fewer heads (common/grouped_queries.h), and then so have weights and scores [B, H, N, N], row =
+// destination, column = source. Throws c10::ValueError (in Python: ValueError) on wrong shapes or
+// values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,15 +19,31 @@
 
 namespace birkhoff::ops {
 
+// The inputs of an operator that have gradients, in this order. One that a call does not have is a
+// tensor of sizes [0].
+enum Input : std::size_t {
+  kQueries,
+  kKeys,
+  kValues,
+  // Relative positions (relative_positions.h), [H or 1, R, D]. Causal: row R - 1 is for the query's
+  // own position, earlier rows for earlier keys. Else row (R - 1) / 2 is for its own.
+  kRelativeKeys,
+  kRelativeValues,
+  kSink,  // [H]: a logit with value 0
+  kWeights,
+};
+inline bool is_none(const at::Tensor& x) { return x.dim() == 1 && x.sym_size(0) == 0; }
+
 // As the block size: the whole sequence is one block, however long it is.
 constexpr std::int64_t kWholeSequence = 0;
 
 // Attention of queries to the keys of their own block; if causal, up to the query itself. `inputs`
-// are q, k and v and, for sorted attention, the block weights.
-// - q, k, v: queries also see `look_back` blocks before their own and `look_ahead` blocks after it;
+// end with the sinks or, for sorted attention, with the block weights.
+// - Without weights: queries also see `look_back` blocks before their own and `look_ahead` blocks after it;
 //   if causal, look_ahead is 0.
 // - With weights: queries also see the sorted block (sorted_blocks.h); look_back and look_ahead are
-//   not read. Weights of block pairs that causality, padding or documents mask count as 0.
+//   not read. Weights of block pairs that causality, padding or documents mask count as 0. Relative
+//   positions apply to the own block.
 // block: at least 1, or kWholeSequence. combine: "concat", "add_outputs" or "add_logits" (Combine).
 // seed: int64, one element; attention dropout then uses NoiseKey{.seed = 0, .step = seed,
 // .layer = 0} and samples 0, 1, .. key_lengths: int64 [B], segments: int64 [B, L], as in

@@ -19,6 +19,7 @@
 #include "attention/kernels/common/limits.h"
 #include "attention/pytorch/arguments.h"
 #include "attention/pytorch/calls.h"
+#include "attention/pytorch/dispatch.h"
 
 namespace birkhoff::ops {
 namespace {
@@ -26,14 +27,7 @@ namespace {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using OptionalTensor = std::optional<Tensor>;
 using Two = std::tuple<Tensor, Tensor>;
-
-// Finds a registered operator, given the type of the kernel that implements it.
-template <typename Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 // ---- Both passes of each operator, called through the dispatcher.
 
@@ -61,10 +55,6 @@ const auto& balance_backward_op() {
 }
 
 // ---- Autograd.
-
-OptionalTensor if_defined(const Tensor& x) {
-  return x.defined() ? OptionalTensor(x) : std::nullopt;
-}
 
 struct AttentionInBlocks : torch::autograd::Function<AttentionInBlocks> {
   static variable_list forward(AutogradContext* context, at::TensorList inputs, std::int64_t block,
@@ -196,19 +186,25 @@ Tensor balance_backward_meta(const Tensor&, const Tensor& scores, const Tensor&,
 Tensor user_block_local(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t block,
                         std::int64_t look_back, std::int64_t look_ahead, bool causal,
                         double dropout, const OptionalTensor& seed,
-                        const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+                        const OptionalTensor& key_lengths, const OptionalTensor& segments,
+                        const OptionalTensor& relative_keys, const OptionalTensor& relative_values,
+                        const OptionalTensor& sink) {
   check_block(block);
-  return std::get<0>(attention_forward_op().call({q, k, v}, block, look_back, look_ahead, causal,
-                                                 "concat", dropout, seed, key_lengths, segments));
+  return std::get<0>(attention_forward_op().call(
+      with_terms(q, k, v, relative_keys, relative_values, sink), block, look_back, look_ahead,
+      causal, "concat", dropout, seed, key_lengths, segments));
 }
 
 Tensor user_sorted(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& weights,
                    std::int64_t block, bool causal, std::string_view combine, double dropout,
                    const OptionalTensor& seed, const OptionalTensor& key_lengths,
-                   const OptionalTensor& segments) {
+                   const OptionalTensor& segments, const OptionalTensor& relative_keys,
+                   const OptionalTensor& relative_values, const OptionalTensor& sink) {
   check_block(block);
-  return std::get<0>(attention_forward_op().call({q, k, v, weights}, block, 0, 0, causal, combine,
-                                                 dropout, seed, key_lengths, segments));
+  std::vector<Tensor> inputs = with_terms(q, k, v, relative_keys, relative_values, sink);
+  inputs.push_back(weights);
+  return std::get<0>(attention_forward_op().call(inputs, block, 0, 0, causal, combine, dropout,
+                                                 seed, key_lengths, segments));
 }
 
 Tensor user_balance(const Tensor& scores, std::int64_t iterations, std::string_view form) {
@@ -218,10 +214,13 @@ Tensor user_balance(const Tensor& scores, std::int64_t iterations, std::string_v
 Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& scores,
                      std::int64_t block, std::string_view form, std::int64_t iterations,
                      std::string_view combine, double dropout, const OptionalTensor& seed,
-                     const OptionalTensor& key_lengths, const OptionalTensor& segments) {
+                     const OptionalTensor& key_lengths, const OptionalTensor& segments,
+                     const OptionalTensor& relative_keys, const OptionalTensor& relative_values,
+                     const OptionalTensor& sink) {
   check_block(block);
-  check_options({q, k, v, scores}, block, 0, 0, form != "full", combine, dropout, seed, key_lengths,
-                segments);
+  std::vector<Tensor> inputs = with_terms(q, k, v, relative_keys, relative_values, sink);
+  inputs.push_back(scores);
+  check_options(inputs, block, 0, 0, form != "full", combine, dropout, seed, key_lengths, segments);
   Tensor open_scores = scores;
   if (key_lengths || segments) {
     const Tensor open = open_block_pairs_op().call(q, block, key_lengths, segments);
@@ -233,7 +232,8 @@ Tensor user_sinkhorn(const Tensor& q, const Tensor& k, const Tensor& v, const Te
     open_scores = scores.masked_fill(open.logical_not(), -std::numeric_limits<double>::infinity());
   }
   return user_sorted(q, k, v, user_balance(open_scores, iterations, form), block,
-                     /*causal=*/form != "full", combine, dropout, seed, key_lengths, segments);
+                     /*causal=*/form != "full", combine, dropout, seed, key_lengths, segments,
+                     relative_keys, relative_values, sink);
 }
 
 // Whether the CPU kernels can compute dense attention of these tensors.
@@ -241,21 +241,25 @@ bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
   const at::ScalarType dtype = q.scalar_type();
   return q.is_cpu() && q.dim() == 4 && q.sym_numel() > 0 && q.sym_size(3) <= kMostTileHeadDim &&
          has_tile_type(dtype) && k.scalar_type() == dtype && v.scalar_type() == dtype &&
-         k.sym_sizes() == q.sym_sizes() && v.sym_sizes() == q.sym_sizes();
+         v.sym_sizes() == k.sym_sizes() && k.sym_size(0) == q.sym_size(0) &&
+         k.sym_size(2) == q.sym_size(2) && k.sym_size(3) == q.sym_size(3);
 }
 
-// Without dropout and masks, PyTorch's own attention serves what the CPU kernels do not take, and
+// Without any option, PyTorch's own attention serves what the CPU kernels do not take, and
 // all calls on a GPU.
 Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout,
                   const OptionalTensor& seed, const OptionalTensor& key_lengths,
-                  const OptionalTensor& segments) {
-  check_options({q, k, v}, kWholeSequence, 0, 0, causal, "concat", dropout, seed, key_lengths,
+                  const OptionalTensor& segments, const OptionalTensor& relative_keys,
+                  const OptionalTensor& relative_values, const OptionalTensor& sink) {
+  const std::vector<Tensor> inputs = with_terms(q, k, v, relative_keys, relative_values, sink);
+  check_options(inputs, kWholeSequence, 0, 0, causal, "concat", dropout, seed, key_lengths,
                 segments);
-  const bool plain = dropout == 0 && !key_lengths && !segments;
+  const bool plain = dropout == 0 && !key_lengths && !segments && !relative_keys && !sink;
   if (plain && !fits_kernels(q, k, v)) {
-    return at::scaled_dot_product_attention(q, k, v, {}, 0, causal);
+    return at::scaled_dot_product_attention(q, k, v, {}, 0, causal, std::nullopt,
+                                            /*enable_gqa=*/q.sym_size(1) != k.sym_size(1));
   }
-  return std::get<0>(attention_forward_op().call({q, k, v}, kWholeSequence, 0, 0, causal, "concat",
+  return std::get<0>(attention_forward_op().call(inputs, kWholeSequence, 0, 0, causal, "concat",
                                                  dropout, seed, key_lengths, segments));
 }
 
@@ -274,22 +278,24 @@ TORCH_LIBRARY(birkhoff, library) {
     library.def(schema.c_str(), {at::Tag::pt2_compliant_tag});
   };
   const std::string masks = "Tensor? key_lengths=None, Tensor? segments=None";
-  const std::string dropout_and_masks = "float dropout=0.0, Tensor? seed=None, " + masks;
+  const std::string options_of_users =
+      "float dropout=0.0, Tensor? seed=None, " + masks +
+      ", Tensor? relative_keys=None, Tensor? relative_values=None, Tensor? sink=None";
   define(
       "block_local_attention(Tensor q, Tensor k, Tensor v, int block, int look_back=0, "
       "int look_ahead=0, bool causal=True, *, " +
-      dropout_and_masks + ") -> Tensor");
+      options_of_users + ") -> Tensor");
   define(
       "sinkhorn_attention(Tensor q, Tensor k, Tensor v, Tensor scores, int block, "
       "str balance='prefix', int iterations=5, *, str combine='concat', " +
-      dropout_and_masks + ") -> Tensor");
+      options_of_users + ") -> Tensor");
   define("sinkhorn_balance(Tensor scores, int iterations=5, str balance='prefix') -> Tensor");
   define(
       "sorted_attention(Tensor q, Tensor k, Tensor v, Tensor weights, int block, "
       "bool causal=True, *, str combine='concat', " +
-      dropout_and_masks + ") -> Tensor");
+      options_of_users + ") -> Tensor");
   define("open_block_pairs(Tensor q, int block, *, " + masks + ") -> Tensor");
-  define("dense_attention(Tensor q, Tensor k, Tensor v, bool causal=True, *, " + dropout_and_masks +
+  define("dense_attention(Tensor q, Tensor k, Tensor v, bool causal=True, *, " + options_of_users +
          ") -> Tensor");
 
   const std::string options =

@@ -7,6 +7,8 @@ import sys
 
 import torch
 
+import gathered_operators
+
 
 def check(good, what):
     if not good:
@@ -22,7 +24,7 @@ def refusals():
         q, q if k is None else k, q if v is None else v, *(arguments or (4,)), **options)
     sorted_by = lambda weights=scores, block=4, **options: ops.sorted_attention(q, q, q, weights, block, **options)
     sinkhorn_by = lambda scores=scores, block=4, *arguments, **options: ops.sinkhorn_attention(q, q, q, scores, block, *arguments, **options)
-    inputs, result = [q, q, q], torch.zeros(2, 1, 2, 3, 4)
+    inputs, result = [q, q, q] + [torch.zeros(0)] * 3, torch.zeros(2, 1, 2, 3, 4)
     window = (4, 0, 0, True, "concat", 0.0, None, None, None)
     forward = ops._attention_in_blocks
     backward = lambda d_out=q, inputs=inputs, out=q, softmax=result: ops._attention_in_blocks_backward(d_out, inputs, out, softmax, *window)
@@ -142,6 +144,7 @@ def refusals():
         ("solved must be", lambda: balance_backward(solved=solved[:, :, 1:])),
         ("solved must be", lambda: balance_backward(solved=solved.int())),
         ("iterations .* not 10000000", lambda: balance_backward(iterations=10**7)),
+        *gathered_operators.gathered_refusals(),
     ]
     for what, call in table:
         try:

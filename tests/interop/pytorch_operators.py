@@ -23,7 +23,8 @@ except Exception as error:  # no PyTorch, or one without its libraries or the pa
     print(f"SKIPPED: import torch: {error}")
     sys.exit(77)
 
-from operator_arguments import check, extremes, refusals  # noqa: E402 - after PyTorch, which may be missing
+from gathered_operators import gathered_cases, gathered_definitions, gathered_meaning  # noqa: E402 - after PyTorch, which may be missing
+from operator_arguments import check, extremes, refusals  # noqa: E402
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs/pytorch.md"
 BARRED = -math.inf
@@ -330,12 +331,22 @@ def cases(device):
 
 def gradients_and_traces(device):
     count = 0
-    for name, arguments, keywords in cases(device):
+    for name, arguments, keywords in (*cases(device), *gathered_cases(heads, device)):
         operator = getattr(torch.ops.birkhoff, name).default
-        tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
-        rest = arguments[len(tensors):]
-        check(torch.autograd.gradcheck(lambda *x: operator(*x, *rest, **keywords), tensors), f"gradcheck of {name}{rest} with {keywords}")
-        torch.library.opcheck(operator, arguments, keywords)
+        keywords = {key: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in keywords.items()}
+        arguments = list(arguments)
+        places = [*(i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and x.requires_grad),
+                  *(key for key, x in keywords.items() if isinstance(x, torch.Tensor) and x.requires_grad)]
+        at = lambda place: arguments[place] if isinstance(place, int) else keywords[place]
+
+        def call(*tensors):
+            mine = dict(zip(places, tensors))
+            out = operator(*(mine.get(i, x) for i, x in enumerate(arguments)), **{key: mine.get(key, x) for key, x in keywords.items()})
+            return out[:2] if name == "routing_attention" else out
+
+        if name != "choose_blocks":
+            check(torch.autograd.gradcheck(call, list(map(at, places))), f"gradcheck of {name} with {list(keywords)}")
+        torch.library.opcheck(operator, tuple(arguments), keywords)
         count += 1
     # No CPU kernel supports float16.
     half = [torch.randn(1, 2, 10, 4, device=device).half().requires_grad_() for _ in range(3)]
@@ -347,6 +358,7 @@ def gradients_and_traces(device):
     count = 0
     for name, arguments, keywords in cases(device):
         plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
+        none = [torch.zeros(0, dtype=torch.float64, device=device)] * 3  # relative keys and values, sinks
         if name == "sinkhorn_balance":
             torch.library.opcheck(ops._sinkhorn_balance.default, arguments)
             weights, solved = ops._sinkhorn_balance(*plain)
@@ -355,31 +367,55 @@ def gradients_and_traces(device):
             number = 3 if name == "block_local_attention" else 4
             options = arguments[number:] if number == 3 else (arguments[4], 0, 0, arguments[5])
             options += (keywords.get("combine", "concat"), keywords.get("dropout", 0.0), *map(keywords.get, ("seed", "key_lengths", "segments")))
-            torch.library.opcheck(ops._attention_in_blocks.default, (list(arguments[:number]), *options))
-            inputs = list(plain[:number])
+            with_none = lambda x: [*x[:3], *none, *x[3:number]]
+            torch.library.opcheck(ops._attention_in_blocks.default, (with_none(arguments), *options))
+            inputs = with_none(plain)
             out, softmax = ops._attention_in_blocks(inputs, *options)
             torch.library.opcheck(ops._attention_in_blocks_backward.default, (torch.randn_like(out), inputs, out, softmax, *options))
         else:
             continue
         count += 2
+    for name, arguments, keywords in gathered_cases(heads, device):
+        plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
+        inputs = [*(none[0] if x is None else x for x in plain[:3]), *(keywords.get(key, none[0]) for key in ("relative_keys", "relative_values", "sink"))]
+        masks = tuple(map(keywords.get, ("key_lengths", "segments")))
+        if name == "routing_attention":
+            options = (*plain[3:5], (plain[5:] or ["causal_bucket"])[0], keywords.get("overlap", "mean"), keywords.get("logit_scale", 0.0), *masks)
+            torch.library.opcheck(ops._attention_in_clusters.default, (inputs, *options))
+            out, distance, _ = ops._attention_in_clusters(inputs, *options)
+            torch.library.opcheck(ops._attention_in_clusters_backward.default, (torch.randn_like(out), torch.randn_like(distance), inputs, *options))
+        elif name == "listed_block_attention":
+            options = (*plain[3:5], True, *masks)
+            torch.library.opcheck(ops._attention_to_listed_blocks.default, (inputs, *options))
+            torch.library.opcheck(ops._attention_to_listed_blocks_backward.default, (torch.randn_like(plain[0]), inputs, *options))
+        else:
+            continue
+        count += 2
+    name, arguments, keywords = list(cases(device))[-1]
+    plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
     torch.library.opcheck(ops.open_block_pairs.default, (plain[0], 2), {name: keywords[name] for name in ("key_lengths", "segments")})
     print(f"torch.library.opcheck passes on {count + 1} calls of the private operators")
 
 
-def documented_module(library):
-    code = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S).group(1)
+def documented_modules(library):
+    """The types that the document defines, after checking that each takes few lines."""
     os.chdir(library.parent)
-    names = {}
-    exec(compile(code, str(DOCUMENT), "exec"), names)
-    return names["SinkhornAttention"], len([line for line in code.splitlines() if line.strip()])
+    types = {}
+    for code in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S):
+        names = {}
+        exec(compile(code, str(DOCUMENT), "exec"), names)
+        lines = len([line for line in code.splitlines() if line.strip()])
+        check(lines <= 30, f"a documented module has {lines} lines")
+        types |= {name: x for name, x in names.items() if isinstance(x, type)}
+    return types
 
 
-def training(module_type, device):
-    """The module gives the same losses eager and compiled (inductor), with two sequence lengths."""
+def training(make, device):
+    """The module that make() returns gives the same losses eager and compiled (inductor), with two sequence lengths."""
     losses = {}
     for way in ("eager", "compiled"):
         torch.manual_seed(3)
-        model = torch.nn.Sequential(torch.nn.Embedding(17, 32), module_type(32, 4, 8, 8), torch.nn.Linear(32, 17)).to(device)
+        model = torch.nn.Sequential(torch.nn.Embedding(17, 32), make(), torch.nn.Linear(32, 17)).to(device)
         if way == "compiled":
             # A graph break would be an error: the operators must be part of the graph.
             run = torch.compile(model, fullgraph=True)
@@ -387,7 +423,7 @@ def training(module_type, device):
             run = model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses[way] = []
-        for step in range(40):
+        for step in range(60):
             length = 64 if step % 4 else 40
             tokens = (torch.arange(length + 1)[None] * torch.tensor([[1], [3], [5], [7]]) + step) % 17
             tokens = tokens.to(device)
@@ -395,11 +431,13 @@ def training(module_type, device):
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if hasattr(model[1], "update"):
+                model[1].update()
             losses[way].append(loss.item())
     worst = max(abs(a - b) / a for a, b in zip(*losses.values()))
     check(worst < 1e-3, f"compiled losses differ from eager ones by {worst:.1e}")
     check(losses["eager"][-1] < 0.5 * losses["eager"][0], f"the loss does not fall: {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}")
-    print(f"40 steps of training, loss {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}; torch.compile's losses differ by at most {worst:.1e}")
+    print(f"{type(make()).__name__}: 60 steps of training, loss {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}; torch.compile's losses differ by at most {worst:.1e}")
 
 
 def compiled_options(device):
@@ -433,16 +471,18 @@ def main():
         print(f"SKIPPED: PyTorch {torch.__version__} is not {arguments.torch}")
         return 77
     torch.manual_seed(1)
-    module_type, lines = documented_module(arguments.library.resolve())
-    check(lines <= 22, f"the documented module has {lines} lines")
+    types = documented_modules(arguments.library.resolve())
     definitions(arguments.device)
     meaning(arguments.device)
+    gathered_definitions(same, heads, arguments.device)
+    gathered_meaning(heads, arguments.device)
     if arguments.device == "cpu":
         refusals()
         extremes()
     gradients_and_traces(arguments.device)
     compiled_options(arguments.device)
-    training(module_type, arguments.device)
+    for make in (lambda: types["SinkhornAttention"](32, 4, 8, 8), lambda: types["RoutingAttention"](32, 4, 4, 16), lambda: types["MixtureOfBlockAttention"](32, 4, 8, 2)):
+        training(make, arguments.device)
     return 0
 
 

@@ -20,4 +20,9 @@ inline at::Tensor to_query_heads(const at::Tensor& x, std::int64_t query_heads) 
   return x.expand(sizes);
 }
 
+// The means of the groups of x [B, query heads, ..]: [B, key heads, ..]. Differentiable.
+inline at::Tensor group_means(const at::Tensor& x, std::int64_t key_heads) {
+  return x.size(1) == key_heads ? x : x.unflatten(1, {key_heads, -1}).mean(2);
+}
+
 }  // namespace birkhoff

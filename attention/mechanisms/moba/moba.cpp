@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "attention/kernels/common/grouped_queries.h"
 #include "attention/key_value_cache.h"
 #include "cluster/base/error.h"
 #include "configs/attention.pb.h"
@@ -31,15 +32,9 @@ MixtureOfBlockAttention::MixtureOfBlockAttention(const configs::MixtureOfBlockAt
                                                  const LogitTerms& terms)
     : shape_(shape), block_(config.block()), others_(config.top_blocks() - 1), terms_(terms) {}
 
-at::Tensor MixtureOfBlockAttention::choosing_queries(const at::Tensor& q_BHLD) const {
-  const std::int64_t key_heads = shape_.heads_of_keys();
-  if (shape_.heads == key_heads) return q_BHLD;
-  return q_BHLD.detach().unflatten(1, {key_heads, -1}).mean(2);
-}
-
 AttentionOutput MixtureOfBlockAttention::attend(const AttentionInput& in, Path limit) const {
   require(in.q_BHLD.size(2) == in.k_BHSD.size(2), "MoBA needs as many keys as queries");
-  const BlockChoice choice{.q_BHLD = choosing_queries(in.q_BHLD),
+  const BlockChoice choice{.q_BHLD = group_means(in.q_BHLD.detach(), in.k_BHSD.size(1)),
                            .k_BHLD = in.k_BHSD,
                            .documents = {in.segments_q_BL, in.key_lengths_B, in.q_BHLD},
                            .block = block_,
@@ -101,7 +96,8 @@ at::Tensor MixtureOfBlockAttention::decode_step(DecodeState& state,
   const at::Tensor own_W = at::arange(own * block_, size, numbers);
   at::Tensor token_BHW = own_W.expand({k_BHSD.size(0), k_BHSD.size(1), -1});
   if (const std::int64_t C = std::min(others_, own); C > 0) {
-    const at::Tensor q_BH1D = choosing_queries(in.q_BHLD).to(mean_BHND.scalar_type());
+    const at::Tensor q_BH1D =
+        group_means(in.q_BHLD.detach(), in.k_BHSD.size(1)).to(mean_BHND.scalar_type());
     const at::Tensor chosen_BHC =
         largest_first(at::matmul(q_BH1D, mean_BHND.transpose(2, 3)).squeeze(2), C);
     const at::Tensor tokens_BHCb = chosen_BHC.unsqueeze(3) * block_ + at::arange(block_, numbers);

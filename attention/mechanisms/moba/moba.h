@@ -30,8 +30,6 @@ class MixtureOfBlockAttention : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
-  at::Tensor choosing_queries(const at::Tensor& q_BHLD) const;  // of key heads
-
   MechanismShape shape_;
   std::int64_t block_, others_;
   LogitTerms terms_;

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "attention/kernels/clusters/cluster_lists.h"
-#include "attention/kernels/gathered_attention/gathered_attention.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -75,66 +73,46 @@ RoutingConfig::CausalSelection RoutingAttention::selection() const {
   return shape_.causal ? config_.causal_selection() : RoutingConfig::full_topw;
 }
 
-at::Tensor RoutingAttention::to_key_heads(const at::Tensor& q_BHLD) const {
-  const std::int64_t groups = shape_.heads_of_keys();
-  if (shape_.heads == groups) return q_BHLD;
-  return unit_queries(q_BHLD, {}).unflatten(1, {groups, -1}).mean(2);
-}
-
-at::Tensor RoutingAttention::unit_queries(const at::Tensor& q_BHLD, const ClusteredRows& q) const {
-  if (shape_.heads == shape_.heads_of_keys()) return q.unit_BHLD;
-  const at::Tensor wide_BHLD = q_BHLD.to(at::toOpMathType(q_BHLD.scalar_type()));
-  return unit_rows(wide_BHLD, length_).to(q_BHLD.scalar_type());
-}
-
-ClusterProblem RoutingAttention::problem(const at::Tensor& x_BHLD,
-                                         const Documents& documents) const {
-  return {.x_BHLD = x_BHLD,
-          .centroids_HKD = centroids_.directions().to(at::toOpMathType(x_BHLD.scalar_type())),
+ClusterAttention RoutingAttention::problem(const AttentionInput& in,
+                                           const Documents& documents) const {
+  const RoutingConfig::CausalSelection chosen = selection();
+  const bool nearest = chosen == RoutingConfig::full_topw;
+  return {.q_BHLD = in.q_BHLD,
+          .k_BHLD = config_.share_query_key() ? at::Tensor() : in.k_BHSD,
+          .v_BHLD = in.v_BHSD,
+          .centroids_HKD = centroids_.directions().to(at::toOpMathType(in.q_BHLD.scalar_type())),
           .documents = documents,
           .length = length_,
-          .window = selection() == RoutingConfig::full_topw ? window_ : 0};
+          .selection = !nearest        ? ClusterSelection::kCausalBucket
+                       : shape_.causal ? ClusterSelection::kNearestCausal
+                                       : ClusterSelection::kNearest,
+          .window = window_,
+          .merge = merge(),
+          .relative = terms_.relative(in.q_BHLD),
+          .sink_H = terms_.sink(in.q_BHLD)};
 }
 
 AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) const {
   require(in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "routing attention needs as many keys as queries");
-  const Documents documents(in.segments_q_BL, in.key_lengths_B, in.q_BHLD);
-  const ClusterProblem of_q = problem(to_key_heads(in.q_BHLD), documents),
-                       of_k = problem(in.k_BHSD, documents);
-  const bool shared = config_.share_query_key();
-  const ClusteredRows q = cluster_rows(of_q, limit);
-  const ClusteredRows k = shared ? q : cluster_rows(of_k, limit);
+  const ClusterAttention attention = problem(in, {in.segments_q_BL, in.key_lengths_B, in.q_BHLD});
+  const ClusteredTokens tokens = cluster_tokens(attention, limit);
 
-  AttentionOutput output;
-  if (selection() == RoutingConfig::prefix_topw) {
-    output.out_BHLD = attend_prefixes(in, documents, q, k);
-  } else {
-    const bool buckets = selection() == RoutingConfig::causal_bucket;
-    const GatheredAttention attention{.q_BHLD = unit_queries(in.q_BHLD, q),
-                                      .k_BHSD = k.unit_BHLD,
-                                      .v_BHSD = in.v_BHSD,
-                                      .rows = buckets ? causal_buckets(of_q, q, k, window_, limit)
-                                                      : nearest_lists(q, k, shape_.causal),
-                                      .merge = merge(),
-                                      .relative = terms_.relative(in.q_BHLD),
-                                      .sink_H = terms_.sink(in.q_BHLD)};
-    output.out_BHLD = attend_gathered(attention, limit).out_BHLD;
-  }
-
-  const at::Tensor distance = shared ? q.distance_BH.sum() : (q.distance_BH + k.distance_BH).sum();
+  AttentionOutput output{selection() == RoutingConfig::prefix_topw
+                             ? attend_prefixes(attention, tokens)
+                             : attend_in_clusters(attention, tokens, limit),
+                         {}};
   output.sums.emplace_back(
-      "auxiliary_loss", distance * (config_.commitment() /
-                                    static_cast<double>(shape_.heads_of_keys() * shape_.head_dim)));
+      "auxiliary_loss",
+      tokens.distance_BH().sum() *
+          (config_.commitment() / static_cast<double>(shape_.heads_of_keys() * shape_.head_dim)));
   at::NoGradGuard no_grad;
-  NamedSums figures = figure_sums(of_q, q, limit);
-  if (!shared) add(figure_sums(of_k, k, limit), figures);
+  NamedSums figures = figure_sums(tokens.of_q, tokens.q, limit);
+  if (!tokens.shared) add(figure_sums(tokens.of_k, tokens.k, limit), figures);
   output.sums.insert(output.sums.end(), figures.begin(), figures.end());
   if (in.noise) {
-    at::Tensor sums = cluster_sums(of_q, q, limit);
-    if (!shared) sums = sums + cluster_sums(of_k, k, limit);
-    output.sums.emplace_back(Centroids::kName,
-                             Centroids::sums(sums, centroids_.new_seeds(of_k, k, *in.noise)));
+    const at::Tensor seeds = centroids_.new_seeds(tokens.of_k, tokens.k, *in.noise);
+    output.sums.emplace_back(Centroids::kName, Centroids::sums(tokens.sums(limit), seeds));
   }
   return output;
 }

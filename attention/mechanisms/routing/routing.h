@@ -27,7 +27,7 @@
 //   numbers. It moves queries and keys, never centroids.
 #pragma once
 
-#include "attention/kernels/clusters/clusters.h"
+#include "attention/kernels/clusters/cluster_attention.h"
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 #include "attention/mechanisms/routing/centroids.h"
@@ -55,17 +55,11 @@ class RoutingAttention : public Mechanism {
     return config_.overlap() == configs::RoutingAttention::mean ? PlaceMerge::kMean
                                                                 : PlaceMerge::kOneSoftmax;
   }
-  // The heads whose clusters a sequence's queries share: those of keys. With grouped queries, the
-  // mean of the unit queries of each group.
-  at::Tensor to_key_heads(const at::Tensor& q_BHLD) const;
-  // Queries of unit length, of all heads: those of `q`, the clustered ones, unless they are grouped.
-  at::Tensor unit_queries(const at::Tensor& q_BHLD, const ClusteredRows& q) const;
-  // What a sequence's queries or keys are clustered with. `documents` are those of the input.
-  ClusterProblem problem(const at::Tensor& x_BHLD, const Documents& documents) const;
+  // The attention of an input to its clusters. `documents` are those of the input.
+  ClusterAttention problem(const AttentionInput& in, const Documents& documents) const;
   // The output of one query per sequence from the scores of its query and key and those of all
   // earlier ones (routing_decode.cpp).
-  at::Tensor attend_prefixes(const AttentionInput& in, const Documents& documents,
-                             const ClusteredRows& q, const ClusteredRows& k) const;
+  at::Tensor attend_prefixes(const ClusterAttention& in, const ClusteredTokens& tokens) const;
   // The attention of the query `token` to the tokens of its clusters, where in_BHK is true. `q` has
   // one row for each query head.
   at::Tensor attend_to_tokens(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,

@@ -97,13 +97,13 @@ at::Tensor RoutingAttention::attend_to_tokens(const at::Tensor& q_BH1D, const at
   return terms_.attend_listed(q_BH1D, k_BHSD, v_BHSD, token_BHKW, visible_BHKW, token, merge());
 }
 
-at::Tensor RoutingAttention::attend_prefixes(const AttentionInput& in, const Documents& documents,
-                                             const ClusteredRows& q, const ClusteredRows& k) const {
+at::Tensor RoutingAttention::attend_prefixes(const ClusterAttention& in,
+                                             const ClusteredTokens& tokens) const {
   const std::int64_t L = in.q_BHLD.size(2);
-  const at::Tensor q_scores_BHLK = cluster_scores(problem(to_key_heads(in.q_BHLD), documents)),
-                   k_scores_BHLK = cluster_scores(problem(in.k_BHSD, documents)),
-                   unit_BHLD = unit_queries(in.q_BHLD, q);
-  const at::Tensor document_BL = documents.number_BL.expand({in.q_BHLD.size(0), L});
+  const at::Tensor q_scores_BHLK = cluster_scores(tokens.of_q),
+                   k_scores_BHLK = cluster_scores(tokens.of_k),
+                   unit_BHLD = unit_queries(in.q_BHLD, tokens.q, length_);
+  const at::Tensor document_BL = in.documents.number_BL.expand({in.q_BHLD.size(0), L});
   TopTokens queries, keys;
   std::vector<at::Tensor> out_BH1D;
   for (std::int64_t t = 0; t < L; ++t) {
@@ -115,7 +115,7 @@ at::Tensor RoutingAttention::attend_prefixes(const AttentionInput& in, const Doc
     const at::Tensor in_BHK = queries.add(q_scores_BHLK.select(2, t), t, window_);
     keys.add(k_scores_BHLK.select(2, t), t, window_);
     const at::Tensor exists_B = document_BL.select(1, t) >= 0;
-    out_BH1D.push_back(attend_to_tokens(unit_BHLD.narrow(2, t, 1), k.unit_BHLD, in.v_BHSD,
+    out_BH1D.push_back(attend_to_tokens(unit_BHLD.narrow(2, t, 1), tokens.k.unit_BHLD, in.v_BHLD,
                                         at::logical_and(in_BHK, exists_B.view({-1, 1, 1})),
                                         keys.token_BHKW, t));
   }
@@ -130,22 +130,19 @@ std::unique_ptr<DecodeState> RoutingAttention::decode_state(std::int64_t batch) 
 
 at::Tensor RoutingAttention::decode_step(DecodeState& decode_state,
                                          const AttentionInput& in) const {
-  const Documents documents({}, {}, in.q_BHLD);
-  const bool shared = config_.share_query_key();
-  ClusterProblem of_q = problem(to_key_heads(in.q_BHLD), documents),
-                 of_k = problem(in.k_BHSD, documents);
-  of_q.window = of_k.window = 0;
-  const ClusteredRows q = cluster_rows(of_q, Path::kFused);
-  const ClusteredRows k = shared ? q : cluster_rows(of_k, Path::kFused);
-
-  const at::Tensor unit_BH1D = unit_queries(in.q_BHLD, q);
+  ClusterAttention attention = problem(in, {{}, {}, in.q_BHLD});
+  attention.selection = ClusterSelection::kCausalBucket;  // the state selects
+  const ClusteredTokens tokens = cluster_tokens(attention, Path::kFused);
+  const ClusteredRows &q = tokens.q, &k = tokens.k;
+  const at::Tensor unit_BH1D = unit_queries(in.q_BHLD, q, length_);
 
   if (selection() != RoutingConfig::causal_bucket) {
     auto& state = static_cast<TopState&>(decode_state);
     const std::int64_t t = state.cache.size();
     state.cache.append(k.unit_BHLD, in.v_BHSD);
-    const at::Tensor in_BHK = state.queries.add(cluster_scores(of_q).select(2, 0), t, window_);
-    state.keys.add(cluster_scores(of_k).select(2, 0), t, window_);
+    const at::Tensor in_BHK =
+        state.queries.add(cluster_scores(tokens.of_q).select(2, 0), t, window_);
+    state.keys.add(cluster_scores(tokens.of_k).select(2, 0), t, window_);
     return attend_to_tokens(unit_BH1D, state.cache.keys(0, t + 1), state.cache.values(0, t + 1),
                             in_BHK, state.keys.token_BHKW, t);
   }

@@ -1,0 +1,56 @@
+#include "attention/pytorch/differentiate.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "attention/pytorch/calls.h"
+
+namespace birkhoff::ops {
+
+Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
+                      at::TensorList inputs) {
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  keys.excluded_ = keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+  const c10::impl::ForceDispatchKeyGuard with_autograd(keys);
+  const c10::AutoGradMode with_gradients(true);
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) leaves.push_back(input.detach().requires_grad_(true));
+  const Differentiated made = run(leaves);
+  Tensors gradients =
+      torch::autograd::grad(made.values, leaves, made.gradients, /*retain_graph=*/std::nullopt,
+                            /*create_graph=*/false, /*allow_unused=*/true);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    gradients[i] =
+        gradients[i].defined() ? laid_out_as(inputs[i], gradients[i]) : at::zeros_like(inputs[i]);
+  }
+  return gradients;
+}
+
+at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x) {
+  const at::Tensor result = at::empty_like(model);
+  return result.strides() == x.strides() ? x : result.copy_(x);
+}
+
+void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
+                 at::IntArrayRef sizes) {
+  TORCH_CHECK_VALUE(x.scalar_type() == dtype && x.sizes() == sizes, "birkhoff: ", name, " must be ",
+                    dtype, " ", sizes, ", not ", x.scalar_type(), " ", x.sizes());
+}
+
+LogitTerms terms_of(at::TensorList inputs, bool causal) {
+  const auto term = [&](Input which) {
+    return is_none(inputs[which]) ? at::Tensor() : inputs[which];
+  };
+  LogitTerms terms{
+      .relative = {.keys_HRD = term(kRelativeKeys), .values_HRD = term(kRelativeValues)},
+      .sink_H = term(kSink)};
+  if (terms.relative.defined()) {
+    const std::int64_t R = terms.relative.num_distances();
+    terms.relative.least = causal ? 1 - R : (1 - R) / 2;
+  }
+  return terms;
+}
+
+}  // namespace birkhoff::ops
