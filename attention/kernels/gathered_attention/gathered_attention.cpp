@@ -140,7 +140,10 @@ Path choose_path(const GatheredAttention& in, Path limit) {
                         : kHasGpuKernels && q.is_cuda() && in.merge == PlaceMerge::kOneSoftmax &&
                               !in.relative.defined() && q.size(1) == in.k_BHSD.size(1) &&
                               fits_gpu_kernels(in);
-  return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
+  if (limit == Path::kFused && fits) return Path::kFused;
+  const bool fits_library =
+      in.merge == PlaceMerge::kMean && !in.relative.defined() && !in.sink_H.defined();
+  return limit != Path::kReference && fits_library ? Path::kSdpa : Path::kReference;
 }
 
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
@@ -150,8 +153,15 @@ AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
     of_keys.sink_H = at::Tensor();
     return with_sink(attend_gathered(of_keys, limit), in.sink_H);
   }
-  return choose_path(in, limit) == Path::kFused ? attend_gathered_fused(readable(in))
-                                                : attend_gathered_reference(in);
+  switch (choose_path(in, limit)) {
+    case Path::kFused:
+      return attend_gathered_fused(readable(in));
+    case Path::kSdpa:
+      return attend_gathered_sdpa(in);
+    case Path::kReference:
+      break;
+  }
+  return attend_gathered_reference(in);
 }
 
 }  // namespace birkhoff

@@ -76,15 +76,16 @@ struct GatheredAttention {
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
 };
 
-// The fastest path up to `limit` that supports `in`; kSdpa is never it. kFused: on the CPU fp32,
-// fp64 and bf16, on a GPU fp32, bf16 and fp16, D up to 256; PlaceMerge::kMean, relative positions and
-// grouped queries on the CPU only.
+// The fastest path up to `limit` that supports `in`. kFused: on the CPU fp32, fp64 and bf16, on a
+// GPU fp32, bf16 and fp16, D up to 256; PlaceMerge::kMean, relative positions and grouped queries on
+// the CPU only. kSdpa: PlaceMerge::kMean without relative positions and sinks.
 Path choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
-// Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not fit. There is
-// no dropout of probabilities. On the CPU the same bits for any number of threads. With kMean the
-// part's sums are above 0 where a query sees a key, have no gradient and do not merge.
+// Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not
+// fit. There is no dropout of probabilities. On the CPU the same bits for any number of threads.
+// With kMean the part's sums are above 0 where a query sees a key, have no gradient and do not
+// merge.
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit);
 
 }  // namespace birkhoff

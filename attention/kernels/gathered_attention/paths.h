@@ -8,6 +8,9 @@ namespace birkhoff {
 // Path::kReference: gathers the rows of all segments, padded to the longest.
 AttentionPart attend_gathered_reference(const GatheredAttention& in);
 
+// Path::kSdpa: the same segments as a batch of LibTorch's fused attention.
+AttentionPart attend_gathered_sdpa(const GatheredAttention& in);
+
 // Path::kFused: the loop of tile_attention/cpu_loop.h on the CPU, gpu_gathered.cu on a GPU. Nothing
 // of size queries x keys is stored. Asynchronous on a CUDA device's current stream.
 AttentionPart attend_gathered_fused(const GatheredAttention& in);
