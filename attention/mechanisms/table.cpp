@@ -87,8 +87,8 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
          fmt::join(names, ", "));
   }
   if (shape.heads % shape.heads_of_keys() != 0) {
-    fail(ExitCode::kConfig, "key_heads: {} does not divide the {} of the group", shape.key_heads,
-         counted(shape.heads, "head"));
+    fail(ExitCode::kConfig, "the group has {} and key_heads: {}, which does not divide that",
+         counted(shape.heads, "head"), shape.key_heads);
   }
   const LogitTerms terms(config, shape, prefix, parameters);
   std::unique_ptr<Mechanism> mechanism = entry->make({config, shape, prefix, parameters, terms});
@@ -100,7 +100,7 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
   }
   if (shape.heads_of_keys() != shape.heads && traits.shares_query_key) {
     fail(ExitCode::kConfig,
-         "key_heads: heads whose queries are their keys have as many of both; remove key_heads, or "
+         "heads whose queries are their keys have as many of both; remove the group's key_heads, or "
          "set share_query_key: false");
   }
   return mechanism;

@@ -23,16 +23,25 @@ inline OptionalTensor if_defined(const at::Tensor& x) {
   return x.defined() ? OptionalTensor(x) : std::nullopt;
 }
 
-// An input that a call does not have (calls.h).
-inline at::Tensor none_like(const at::Tensor& q) { return at::empty({0}, q.options()); }
+// What a call has for an argument: a tensor of sizes [0] stands for None (calls.h), so users must
+// not pass one.
+inline at::Tensor or_none(const char* name, const OptionalTensor& x, const at::Tensor& q) {
+  if (!x) return at::empty({0}, q.options());
+  TORCH_CHECK_VALUE(!is_none(*x), "birkhoff: ", name, " is empty; leave it out, or pass None");
+  return *x;
+}
 
 // The inputs q, k, v and the terms of their logits.
 inline std::vector<at::Tensor> with_terms(const at::Tensor& q, const at::Tensor& k,
                                           const at::Tensor& v, const OptionalTensor& relative_keys,
                                           const OptionalTensor& relative_values,
                                           const OptionalTensor& sink) {
-  const auto term = [&](const OptionalTensor& x) { return x ? *x : none_like(q); };
-  return {q, k, v, term(relative_keys), term(relative_values), term(sink)};
+  return {q,
+          k,
+          v,
+          or_none("relative_keys", relative_keys, q),
+          or_none("relative_values", relative_values, q),
+          or_none("sink", sink, q)};
 }
 
 }  // namespace birkhoff::ops

@@ -168,8 +168,8 @@ Three user_routing(const Tensor& q, const OptionalTensor& k, const Tensor& v,
                    const OptionalTensor& segments, const OptionalTensor& relative_keys,
                    const OptionalTensor& relative_values, const OptionalTensor& sink) {
   return clusters_op().call(
-      with_terms(q, k.value_or(none_like(q)), v, relative_keys, relative_values, sink), centroids,
-      window, selection, overlap, logit_scale, key_lengths, segments);
+      with_terms(q, or_none("k", k, q), v, relative_keys, relative_values, sink), centroids, window,
+      selection, overlap, logit_scale, key_lengths, segments);
 }
 
 Tensor user_listed(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& chosen,

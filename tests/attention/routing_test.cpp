@@ -306,8 +306,8 @@ TEST(Centroids, DescribeThemselves) {
                                .view({1, 3, 7});
   EXPECT_EQ(
       Centroids::describe(value),
-      "  head 0: rows a step 1 to 5, median 2; 1 of 3 clusters had none in the last step; the "
-      "largest has 62.5 % of the rows; angles between centroids 90.0 to 180.0 degrees, median "
+      "  head 0: moving averages of the rows in a step 1 to 5, median 2 (they start at 1); 1 of 3 "
+      "clusters had none in the last step; the largest has 62.5 % of the rows; angles between centroids 90.0 to 180.0 degrees, median "
       "90.0\n");
 }
 

@@ -90,7 +90,8 @@ TEST(LanguageModel, PartsAddUpToTheHandCount) {
   EXPECT_THAT(describe_model(*model.model, 16), HasSubstr("1792"));
   const TestModel grouped = make_test_model(kGrouped);
   EXPECT_THAT(describe_model(*grouped.model, 16),
-              HasSubstr("\nblocks.1.attention.groups.0.centroids\n  head 0: rows a step 1 to 1"));
+              HasSubstr("\nblocks.1.attention.groups.0.centroids\n  head 0: moving averages of the "
+                        "rows in a step 1 to 1"));
 }
 
 TEST(LanguageModel, FlopsEqualTheHandCount) {
@@ -351,13 +352,13 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
     return *c.mutable_model()->mutable_attention(0)->mutable_group(0);
   };
   EXPECT_THAT(refused([&](auto& c) { group_of(c).set_key_heads(3); }),
-              HasSubstr("model.attention.0.group.0.mechanism: key_heads: 3 does not divide the 2 "
-                        "heads of the group"));
+              HasSubstr("model.attention.0.group.0.mechanism: the group has 2 heads and key_heads: "
+                        "3, which does not divide that"));
   EXPECT_THAT(refused([&](auto& c) {
                 group_of(c).set_key_heads(1);
                 group_of(c).mutable_mechanism()->mutable_routing();
               }),
-              HasSubstr("key_heads: heads whose queries are their keys have as many of both"));
+              HasSubstr("heads whose queries are their keys have as many of both"));
   EXPECT_THAT(refused([&](auto& c) {
                 group_of(c).mutable_mechanism()->mutable_relative_positions()->set_max_distance(4);
               }),

@@ -46,7 +46,8 @@ at::Tensor next_value(const Centroids::Options& options, const at::Tensor& value
   at::Tensor next_idle = (idle + 1).masked_fill(has_rows, 0);
   if (options.reseed_after > 0) {
     const at::Tensor reseeds = at::logical_and(next_idle >= options.reseed_after, norms(seeds) > 0);
-    next_direction = at::where(reseeds, seeds, next_direction);
+    // Seeds may have been rounded to bf16.
+    next_direction = at::where(reseeds, seeds / norms(seeds), next_direction);
     next_mass = next_mass.masked_fill(reseeds, 1);
     next_count = next_count.masked_fill(reseeds, 1);
     next_idle = next_idle.masked_fill(reseeds, 0);
@@ -83,8 +84,8 @@ std::string Centroids::describe(const at::Tensor& value_HKV) {
     const at::Tensor directions_KD = parts.direction[h];
     const auto number = [](const at::Tensor& x) { return x.item<double>(); };
     text += fmt::format(
-        "  head {}: rows a step {:.4g} to {:.4g}, median {:.4g}; {} of {} clusters had none in the "
-        "last step; the largest has {:.1f} % of the rows",
+        "  head {}: moving averages of the rows in a step {:.4g} to {:.4g}, median {:.4g} (they start "
+        "at 1); {} of {} clusters had none in the last step; the largest has {:.1f} % of the rows",
         h, number(count_K.min()), number(count_K.max()), number(count_K.median()),
         idle_K.gt(0).sum().item<std::int64_t>(), K,
         100 * number(count_K.max()) / number(count_K.sum()));
