@@ -6,6 +6,7 @@ reach 128 tokens. Prints the share of symbols that a trained model continues cor
 
 import argparse
 import concurrent.futures
+import hashlib
 import os
 import random
 
@@ -14,7 +15,7 @@ import birkhoff_runs as runs
 SYMBOLS, COPIED, GAP = "abcdefghijklmnop", 64, 128
 LENGTH = 2 * COPIED + GAP
 LOCAL = "block_local{block:32 look_back:1}"
-ROUTING = "routing{clusters:4 window:64}"
+ROUTING = "routing{clusters:4 window:64 logit_scale:32}"  # the head dim, as in the published code
 ARMS = {
     "block-local": "group{mechanism{%s}}" % LOCAL,
     "routing `causal_bucket`": "group{mechanism{%s}}" % ROUTING,
@@ -51,7 +52,7 @@ def copied_share(run, count):
 
 
 def trained(data, name, a):
-    run = runs.WORK / f"copy_task/{list(ARMS).index(name)}-{a.seed}-{a.steps}"
+    run = runs.WORK / "copy_task" / hashlib.sha1(f"{ARMS[name]} {a.seed} {a.steps}".encode()).hexdigest()[:12]
     if not (run / "done").exists():
         settings = [f"data.corpus={data}", f"data.sequence_length={LENGTH}", "data.shift_windows=false", "model.layers=2",
                     f"train.seed={a.seed}", f"train.steps={a.steps}", "train.global_batch=16", "train.optimizer.adamw.weight_decay=0", "train.schedule.learning_rate=2e-3",

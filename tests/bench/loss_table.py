@@ -2,14 +2,18 @@
 tinyshakespeare by character, mean and spread of three seeds. `variants` are forms of Sinkhorn
 attention at context 256 and b = 16; `mechanisms` are all mechanisms at contexts 256 and 1,024, where
 a sparse query sees at most 64 or 128 tokens. Runs of one rank and one thread run in parallel, one
-per core. Finished runs are kept in build/bench/table and not repeated.
+per core. docs/benchmarks/losses.csv has the result of each finished run, with the commit that made
+it; these are not repeated.
 """
 
 import argparse
 import concurrent.futures
+import csv
 import json
 import os
 import statistics
+import subprocess
+import threading
 
 import birkhoff_runs as runs
 
@@ -58,10 +62,29 @@ def mechanisms(context):
 TABLES = {"variants": (variants, [256]), "mechanisms": (mechanisms, [256, 1024])}
 
 
-def losses(corpus, folder, label, attention, context, seed, steps):
+class Finished:
+    """The losses of finished runs, in a file that a line is added to."""
+
+    FILE = runs.ROOT / "docs/benchmarks/losses.csv"
+    FIELDS = ["table", "context", "attention", "seed", "steps", "commit", "loss", "loss without the leak"]
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        with open(self.FILE, newline="") as rows:
+            self.rows = {tuple(row[:5]): [float(loss) for loss in row[6:] if loss] for row in csv.reader(rows) if row != self.FIELDS}
+
+    def add(self, run, losses):
+        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=runs.ROOT, text=True).strip()
+        with self.lock, open(self.FILE, "a", newline="") as rows:
+            csv.writer(rows, lineterminator="\n").writerow([*run, commit, *(f"{loss:.4f}" for loss in losses)])
+        self.rows[run] = losses
+
+
+def losses(finished, corpus, table, label, attention, context, seed, steps):
     """The validation loss of one run and, where its selection leaks, that of the same model without the leak."""
-    result = folder / f"losses-{steps}.json"
-    if not result.exists():
+    run = tuple(map(str, (table, context, label, seed, steps)))
+    if run not in finished.rows:
+        folder = runs.WORK / "table" / "-".join(run).translate({ord(c): "_" for c in " /`"})
         settings = [f"data.corpus={corpus}", f"data.sequence_length={context}", f"train.global_batch={TOKENS // context}",
                     f"train.seed={seed}", f"train.steps={steps}", "metrics.every=100", "evaluate.every=0",
                     "checkpoint.every=0", "model.attention.0={%s}" % attention]
@@ -70,9 +93,9 @@ def losses(corpus, folder, label, attention, context, seed, steps):
         if LEAKY in attention:
             honest = "model.attention.0={%s}" % attention.replace(LEAKY, HONEST)
             found.append(json.loads(runs.birkhoff("eval", folder, "--json", "--set", honest, threads=1))["loss"])
-        result.write_text(json.dumps(found))
+        finished.add(run, found)
         print(f"context {context}, seed {seed}: {', '.join(f'{loss:.4f}' for loss in found)}  {label}", flush=True)
-    return json.loads(result.read_text())
+    return finished.rows[run]
 
 
 def line(label, values):
@@ -93,14 +116,13 @@ def main():
     contexts = a.contexts or contexts
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
     # Seed by seed, so that an interrupted table has results for every arm.
+    finished, done = Finished(), {}
     with concurrent.futures.ThreadPoolExecutor(a.workers) as pool:
-        done = {}
         for seed in a.seeds:
             for context in contexts:
-                for number, (label, attention) in enumerate(arms(context).items()):
+                for label, attention in arms(context).items():
                     if a.only in label:
-                        folder = runs.WORK / f"table/{a.table}-{context}-{number}-{seed}"
-                        done[context, label, seed] = pool.submit(losses, corpus, folder, label, attention, context, seed, a.steps)
+                        done[context, label, seed] = pool.submit(losses, finished, corpus, a.table, label, attention, context, seed, a.steps)
     for context in contexts:
         print(f"\nContext {context}\n\n| attention | mean | spread | seeds {a.seeds} |\n|---|---|---|---|")
         for label in arms(context):
