@@ -118,8 +118,23 @@ void CommandLine::add_train() {
   c->add_option("--run", train_.run, "run folder: created if new, resumed otherwise")
       ->required()
       ->type_name("DIR");
-  c->add_option("--ranks", train_.ranks, "start this many MPI ranks here and supervise them")
-      ->check(CLI::Range(1, 4096));
+  CLI::Option* ranks =
+      c->add_option("--ranks", train_.ranks, "start this many MPI ranks here and supervise them")
+          ->check(CLI::Range(1, 4096));
+  c->add_option("--restarts", train_.restarts,
+                "if ranks are lost or hang, start them again, so often without a new checkpoint")
+      ->check(CLI::Range(0, 1'000'000))
+      ->needs(ranks)
+      ->capture_default_str();
+  c->add_option("--spare-nodes", train_.spare_nodes,
+                "in a Slurm job: leave so many of its nodes free until others are lost")
+      ->check(CLI::Range(0, 65536))
+      ->needs(ranks)
+      ->capture_default_str();
+  c->add_option("--least-ranks", train_.least_ranks,
+                "in a Slurm job: go on with so many ranks if nodes are lost; default: --ranks")
+      ->check(CLI::Range(1, 4096))
+      ->needs(ranks);
   add_settings(c, train_.settings);
   c->add_flag("--fresh", train_.fresh, "move the contents of the run folder aside and start again");
 }

@@ -30,6 +30,9 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
 struct TrainArguments {
   std::string config, run;
   std::optional<int> ranks;  // start mpirun with this many ranks and supervise it
+  int restarts = 0;          // with `ranks`: start them again, so often in a row without a new save
+  int spare_nodes = 0;       // of a Slurm job: left free until a node is lost
+  std::optional<int> least_ranks;  // go on with so many if nodes are lost; not set: `ranks`
   std::vector<std::string> settings;
   bool fresh = false;  // move the contents of the run folder aside and start again
 };

@@ -1,6 +1,7 @@
 #include "runtime/train_run.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -29,6 +30,7 @@
 #include "runtime/device_prefetcher.h"
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"
+#include "runtime/reporting/run_history.h"
 #include "runtime/run_checks.h"
 #include "runtime/tasks/task.h"
 
@@ -108,16 +110,41 @@ WatchdogLimits make_limits(const configs::Watchdog& config) {
   return {config.seconds(), config.steps(), config.patient_seconds()};
 }
 
-// resumed_from: set to the step that the run resumed from.
+// What the run's history calls this job.
+std::string job_id(const RunHooks& hooks, const World& world) {
+  if (!hooks.job_id.empty()) return hooks.job_id;
+  return fmt::format("{}-{}-{:.6f}", world.host(), getpid(), unix_seconds());
+}
+
+JobStart job_start(const std::string& id, const World& world, std::int64_t step,
+                   const std::vector<std::string>& host_of_rank) {
+  JobStart start{.time = unix_seconds(),
+                 .step = step,
+                 .ranks = world.size(),
+                 .hosts = {},
+                 .program = BIRKHOFF_VERSION,
+                 .scheduler_job = scheduler_job(),
+                 .id = id};
+  for (const std::string& host : host_of_rank) {
+    if (std::find(start.hosts.begin(), start.hosts.end(), host) == start.hosts.end()) {
+      start.hosts.push_back(host);
+    }
+  }
+  return start;
+}
+
+// resumed_from: set to the step that the run resumed from. history: made where training begins, on
+// rank 0.
 Outcome run_logged(const configs::Config& config, const std::filesystem::path& run_folder,
                    bool fresh, World& world, const RunHooks& hooks, Log& log,
-                   std::int64_t& resumed_from) {
+                   std::int64_t& resumed_from, std::optional<RunHistory>& history) {
   check_same_config(world.group(), config);
   const at::Device device = config.device() == configs::Config::cuda
                                 ? cuda_device(world.local_rank())
                                 : at::Device(at::kCPU);
   Mesh mesh(world, config.mesh(), device);
   ProcessGroup& group = mesh.data();
+  const std::string id = job_id(hooks, world);
   Activity activity;
   const Heartbeat heartbeat(
       world.group(), make_limits(config.watchdog()),
@@ -126,6 +153,10 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
       },
       [&](const Diagnosis& diagnosis) {
         log.write_to_file(LogLevel::kError, diagnosis.text);
+        if (world.rank() == 0) {
+          note_lost_job(RunPaths{run_folder}.history(), RunPaths{run_folder}.status(), id,
+                        static_cast<int>(diagnosis.code), diagnosis.text);
+        }
         hooks.on_hang(diagnosis);
       });
   const Corpus corpus(config.data().corpus());
@@ -180,7 +211,11 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     }
     return Outcome::kDone;
   }
+  const std::vector<std::string> host_of_rank =
+      world.group().all_gather_bytes(world.host(), "hosts of the run");
   if (world.rank() == 0) {
+    history.emplace(paths.history(), paths.status(), job_start(id, world, state.step, host_of_rank),
+                    config.train().steps());
     log_info("{}: {} at step {} of {}; {}, {}", run_folder.string(),
              resume_path.empty() ? "starts" : "resumes", state.step, config.train().steps(),
              counted(model->parameters().num_elements(), "parameter"),
@@ -226,9 +261,10 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.signals,
                    evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr, &step_log,
-                   &agreement, &activity});
+                   history ? &*history : nullptr, &agreement, &activity});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
+  history->saved(checkpoints.newest().value_or(0));
   metrics->close();
   log_info("memory: {}", memory_report(device));
   if (outcome == Outcome::kDone) {
@@ -260,13 +296,28 @@ void check_run(const configs::Config& config, const Corpus& corpus,
 Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
                      bool fresh, World& world, const RunHooks& hooks) {
   Log log(world.rank());
+  std::optional<RunHistory> history;
+  const auto note_end = [&](ExitCode code, const char* reason) {
+    if (history) history->end(static_cast<int>(code), reason);
+    history.reset();
+  };
   try {
     std::int64_t resumed_from = -1;
     for (int num_restores = 0;;) {
       const std::int64_t before = resumed_from;
       const Outcome outcome =
-          run_logged(config, run_folder, fresh, world, hooks, log, resumed_from);
-      if (outcome != Outcome::kRestore) return outcome;
+          run_logged(config, run_folder, fresh, world, hooks, log, resumed_from, history);
+      switch (outcome) {
+        case Outcome::kDone:
+          note_end(ExitCode::kOk, "finished");
+          return outcome;
+        case Outcome::kRequeue:
+          note_end(ExitCode::kRequeue, "stopped on request");
+          return outcome;
+        case Outcome::kRestore:
+          note_end(ExitCode::kNumerical, "ranks differed: back to the last checkpoint");
+          break;
+      }
       fresh = false;
       num_restores = resumed_from == before ? num_restores + 1 : 1;
       if (num_restores > config.agreement().max_restores()) {
@@ -277,7 +328,12 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
             counted(num_restores, "time"), resumed_from, config.agreement().max_restores());
       }
     }
+  } catch (const Error& error) {
+    note_end(error.code(), error.what());
+    log.write_to_file(LogLevel::kError, error.what());
+    throw;
   } catch (const std::exception& error) {
+    note_end(ExitCode::kInternal, error.what());
     log.write_to_file(LogLevel::kError, error.what());
     throw;
   }

@@ -29,6 +29,9 @@ struct RunHooks {
   // The heartbeat's thread calls it at most once: the job hangs and should be ended (World::abort)
   // with the diagnosis's code. It need not return.
   std::function<void(const Diagnosis&)> on_hang;
+  // What the run's history calls this job; empty: a name is made. A launcher that knows the name
+  // can note the end of a job that could not do so itself.
+  std::string job_id = {};
 };
 
 // Trains in `run_folder` from its newest valid checkpoint, or from the start if it has none. With
@@ -36,7 +39,8 @@ struct RunHooks {
 // RUN/log/rank-*.log, metrics, the loss curve and checkpoints. A run that has done all its steps is
 // left as it is. Opens the process's Log: no other may be open; an error is written to its file
 // before it is thrown. If ranks disagree and agreement.on_difference is restore, training starts
-// again from the last checkpoint. Collective over the world.
+// again from the last checkpoint. Notes its start and its end in the run's history. Collective over
+// the world.
 //
 // Errors: Error(kConfig) if ranks have different configurations or a fixed field changed since the
 // checkpoint (with the difference); Error(kData) if ranks see different corpora or the corpus

@@ -43,6 +43,9 @@ Outcome Trainer::run(TrainState& state) {
       if (result.applied) parts_.checkpoints->confirm();
       parts_.checkpoints->poll();
     }
+    if (parts_.history != nullptr) {
+      parts_.history->step(state.step, result.report.step_ms, result.tokens, newest_saved());
+    }
     // A request to stop leaves little time: the resumed run makes the evaluation.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
     if (!stop && state.evaluation_due) evaluate(state);
@@ -173,6 +176,10 @@ std::string Trainer::find_divergence(const TrainState& state) {
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
   return fmt::format("its parameters give values that are not finite: {}",
                      sums.describe_non_finite());
+}
+
+std::int64_t Trainer::newest_saved() const {
+  return parts_.checkpoints != nullptr ? parts_.checkpoints->newest().value_or(0) : 0;
 }
 
 std::string Trainer::cure() const {

@@ -16,6 +16,7 @@
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/optimizer.h"
 #include "runtime/reporting/metrics.h"
+#include "runtime/reporting/run_history.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/signals.h"
 #include "runtime/step_graph.h"
@@ -48,6 +49,7 @@ struct TrainerParts {
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Metrics* metrics = nullptr;             // rank 0's; null: nothing is reported
   StepLog* step_log = nullptr;            // for ranks without metrics; null: they report nothing
+  RunHistory* history = nullptr;          // rank 0's; null: none is kept
   Agreement* agreement = nullptr;         // null: ranks are not compared
   Activity* activity = nullptr;           // null: no watchdog
 };
@@ -79,7 +81,8 @@ class Trainer {
   // At the end: why training cannot resume from the state; empty if it can. If the state is to be
   // saved, its gradients are computed as a check, because no later step will do so.
   std::string find_divergence(const TrainState& state);
-  std::string cure() const;  // for a divergence; the end of messages
+  std::string cure() const;           // for a divergence; the end of messages
+  std::int64_t newest_saved() const;  // the newest checkpoint's step; 0: none
   // Call when this process has no more steps to do. `divergence`: from find_divergence().
   Outcome end(const TrainState& state, bool stop, const std::string& divergence);
   // Returns false if the ranks differ and the run must go back to its last checkpoint.

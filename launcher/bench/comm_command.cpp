@@ -250,10 +250,11 @@ int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, s
     }
   });
   if (arguments.ranks) {
-    return supervise(ranks,
+    return supervise({ranks},
                      {"bench", "comm", "--device", arguments.device, "--bytes", arguments.bytes,
                       "--rounds", std::to_string(arguments.rounds)},
-                     signals, err);
+                     signals, err)
+        .code;
   }
   return run_in_world(
       [&](World& world) { return measure_in_world(world, arguments, signals, out, err); }, err);

@@ -85,6 +85,9 @@ RunSummary read_run(const std::filesystem::path& folder) {
   }
   if (!run.records.steps.empty()) run.step = std::max(run.step, run.records.steps.back().step);
   if (!run.checkpoints.empty()) run.step = std::max(run.step, run.checkpoints.back());
+  run.jobs = read_history(paths.history());
+  run.status = read_status(paths.status());
+  if (run.status && !run.jobs.empty()) run.step = std::max(run.step, run.status->step);
   run.changed = time_changed(paths);
   run.state = state_of(run);
   return run;

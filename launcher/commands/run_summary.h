@@ -9,6 +9,7 @@
 
 #include "configs/config.pb.h"
 #include "runtime/reporting/metrics_reader.h"
+#include "runtime/reporting/run_history.h"
 
 namespace birkhoff {
 
@@ -26,6 +27,8 @@ struct RunSummary {
   MetricsRecords records;                 // evaluations of only the last split that was evaluated
   std::vector<std::int64_t> checkpoints;  // their steps, in increasing order
   std::optional<std::string> holder;      // the process that trains here
+  std::vector<Job> jobs;                  // all that trained here, the last one last
+  std::optional<JobStatus> status;        // of the last job
   RunState state = RunState::kNew;
   std::int64_t step = 0;     // the last step that is known to be done
   std::int64_t changed = 0;  // when its metrics were last written, in seconds since 1970

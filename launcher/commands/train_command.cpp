@@ -1,7 +1,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -18,8 +20,12 @@
 #include "data/corpus/corpus.h"
 #include "launcher/commands.h"
 #include "launcher/processes/ranks.h"
+#include "launcher/processes/restarts.h"
 #include "launcher/processes/supervisor.h"
 #include "models/model.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/run_history.h"
 #include "runtime/tasks/task.h"
 #include "runtime/train_run.h"
 
@@ -69,12 +75,13 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// Runs this command line on ranks, which read the same configuration. A pipe can be read only once,
-// so its ranks read the resolved configuration instead.
-int train_on_ranks(const TrainArguments& arguments, const configs::Config& config, int ranks,
-                   StopSignals& signals, std::ostream& err) {
-  std::optional<FileInMemory> resolved;
-  if (is_pipe(arguments.config)) resolved.emplace(config_text(config));
+bool has_job(const std::vector<Job>& jobs, const std::string& id) {
+  return std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return job.start.id == id; });
+}
+
+// The arguments of the ranks' command line, without --fresh.
+std::vector<std::string> line_of_ranks(const TrainArguments& arguments,
+                                       const std::optional<FileInMemory>& resolved) {
   std::vector<std::string> line = {"train", resolved ? resolved->path() : arguments.config, "--run",
                                    arguments.run};
   if (!resolved) {
@@ -82,8 +89,49 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
       line.insert(line.end(), {"--set", setting});
     }
   }
-  if (arguments.fresh) line.push_back("--fresh");
-  return supervise(ranks, line, signals, err);
+  return line;
+}
+
+// Runs this command line on ranks, which read the same configuration, until the run is finished or
+// must not be started again. A pipe can be read only once, so its ranks read the resolved
+// configuration instead.
+int train_on_ranks(const TrainArguments& arguments, const configs::Config& config, int ranks,
+                   StopSignals& signals, std::ostream& err) {
+  std::optional<FileInMemory> resolved;
+  if (is_pipe(arguments.config)) resolved.emplace(config_text(config));
+  const std::vector<std::string> line = line_of_ranks(arguments, resolved);
+  const RunPaths paths{arguments.run};
+  const std::optional<SlurmJob> slurm = SlurmJob::of_environment();
+  const PlacementPolicy policy{ranks, arguments.least_ranks.value_or(ranks), arguments.spare_nodes};
+  Restarts restarts(arguments.restarts);
+  std::string why;
+  std::optional<Placement> placement =
+      slurm ? place(*slurm, policy, slurm->nodes, why) : std::optional(Placement{ranks});
+  for (bool fresh = arguments.fresh; placement;) {
+    std::vector<std::string> of_job = line;
+    if (fresh) of_job.emplace_back("--fresh");
+    const EndOfRanks end = supervise(*placement, of_job, signals, err);
+    // The earlier run is aside once the job has noted its start.
+    fresh = fresh && !has_job(read_history(paths.history()), end.job);
+    if (end.code != static_cast<int>(ExitCode::kOk)) {
+      const std::string problem = note_lost_job(paths.history(), paths.status(), end.job, end.code,
+                                                end.why.empty() ? "the ranks ended" : end.why);
+      if (!problem.empty()) err << "birkhoff: warning: " << problem << '\n';
+    }
+    const auto saved = list_checkpoints(paths.checkpoints());
+    why.clear();
+    const bool again = signals.received() == 0 &&
+                       restarts.again(end.code, saved.empty() ? 0 : saved.rbegin()->first, why);
+    if (!why.empty()) err << "birkhoff: " << why << std::endl;
+    if (!again) return end.code;
+    if (slurm) {
+      slurm->end_steps();
+      placement = place(*slurm, policy, slurm->responding_nodes(), why);
+    }
+  }
+  // A new job may get other nodes.
+  err << "birkhoff: " << why << std::endl;
+  return static_cast<int>(ExitCode::kRequeue);
 }
 
 // The number of threads that a rank computes with.
@@ -99,8 +147,9 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
     err << "birkhoff: " << diagnosis.text << std::endl;
     world.abort(static_cast<int>(diagnosis.code));
   };
-  const Outcome outcome =
-      run_training(config, arguments.run, arguments.fresh, world, {signals, end_hanging_job});
+  const char* job = std::getenv(kJobVariable);
+  const Outcome outcome = run_training(config, arguments.run, arguments.fresh, world,
+                                       {signals, end_hanging_job, job == nullptr ? "" : job});
   return static_cast<int>(outcome == Outcome::kRequeue ? ExitCode::kRequeue : ExitCode::kOk);
 }
 

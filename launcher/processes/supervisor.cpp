@@ -27,10 +27,6 @@ namespace {
 
 constexpr int kNotStarted = 127;  // as shells report it
 
-// This environment variable marks the processes that a supervisor started. Its value is a number
-// that no other supervisor has, not even in another container.
-constexpr char kMark[] = "BIRKHOFF_SUPERVISOR";
-
 // How often to check a running mpirun, and how often to repeat a request to stop: mpirun loses a
 // signal for ranks that it has not started yet.
 constexpr std::chrono::milliseconds kLook{20};
@@ -67,6 +63,7 @@ void check_open_files(int ranks) {
        ranks, needed, limit.rlim_cur, needed);
 }
 
+// mpirun that starts the ranks here.
 std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
                                           const std::string& shared_folder,
                                           const std::vector<std::string>& arguments) {
@@ -92,6 +89,26 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
     if (!users && !shared_folder.empty()) line.insert(line.end(), {"--mca", place, shared_folder});
   }
   line.push_back(own_path());
+  line.insert(line.end(), arguments.begin(), arguments.end());
+  return line;
+}
+
+// A step of the Slurm job on these nodes. It ends if one rank does, or if a node is lost.
+std::vector<std::string> srun_arguments(const std::string& srun, const Placement& placement,
+                                        const std::vector<std::string>& arguments) {
+  const auto nodes = static_cast<int>(placement.nodes.size());
+  std::vector<std::string> line = {
+      srun,
+      "--mpi=pmix",
+      "--overlap",
+      "--kill-on-bad-exit=1",
+      "--cpu-bind=none",
+      "--quiet",
+      "--nodes=" + std::to_string(nodes),
+      "--ntasks=" + std::to_string(placement.ranks),
+      "--ntasks-per-node=" + std::to_string((placement.ranks + nodes - 1) / nodes),
+      fmt::format("--nodelist={}", fmt::join(placement.nodes, ",")),
+      own_path()};
   line.insert(line.end(), arguments.begin(), arguments.end());
   return line;
 }
@@ -172,42 +189,50 @@ std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals) {
 
 }  // namespace
 
-int supervise(int ranks, const std::vector<std::string>& arguments, StopSignals& signals,
-              std::ostream& err) {
-  const std::string mpirun = find_in_path("mpirun");
-  if (mpirun.empty()) {
-    fail(ExitCode::kUsage,
-         "--ranks {} needs mpirun, which is not in PATH: install Open MPI (openmpi-bin) or load "
-         "its module",
-         ranks);
+EndOfRanks supervise(const Placement& placement, const std::vector<std::string>& arguments,
+                     StopSignals& signals, std::ostream& err) {
+  const bool in_slurm = !placement.nodes.empty();
+  const std::string launcher = find_in_path(in_slurm ? "srun" : "mpirun");
+  if (launcher.empty()) {
+    fail(ExitCode::kUsage, "--ranks {} needs {}, which is not in PATH: {}", placement.ranks,
+         in_slurm ? "srun" : "mpirun",
+         in_slurm ? "make Slurm's commands available in the job"
+                  : "install Open MPI (openmpi-bin) or load its module");
   }
-  check_open_files(ranks);
-  const SharedMemoryFolder shared_folder;
-  std::vector<std::string> line = mpirun_arguments(mpirun, ranks, shared_folder.path(), arguments);
+  std::optional<SharedMemoryFolder> shared_folder;
+  std::vector<std::string> line;
+  if (in_slurm) {
+    line = srun_arguments(launcher, placement, arguments);
+  } else {
+    check_open_files(placement.ranks);
+    shared_folder.emplace();
+    line = mpirun_arguments(launcher, placement.ranks, shared_folder->path(), arguments);
+  }
   signals.note_second_interrupt();
   const pid_t parent = getpid();
   std::random_device random;
-  const std::string number = fmt::format("{}-{:08x}{:08x}", parent, random(), random());
-  setenv(kMark, number.c_str(), /*overwrite=*/1);
+  const std::string job = fmt::format("{}-{:08x}{:08x}", parent, random(), random());
+  setenv(kJobVariable, job.c_str(), /*overwrite=*/1);
   const pid_t child = fork();
   if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
   if (child == 0) become_mpirun(line, parent);
   const std::optional<int> status = wait_for(child, signals);
   if (!status) kill(child, SIGKILL);  // it may not be mpirun yet, and then lacks the mark
-  const std::vector<pid_t> left = end_marked_processes(kMark + ("=" + number));
+  const std::vector<pid_t> left = end_marked_processes(kJobVariable + ("=" + job));
   if (!left.empty()) {
     err << "birkhoff: warning: process " << left.front()
         << " does not end: it waits for a file system or a device\n";
   }
-  if (!status) {
-    err << "birkhoff: interrupted twice: ended at once, without saving; run the same command "
-           "again\n";
-    return 128 + SIGINT;
+  EndOfRanks end{
+      .code = 128 + SIGINT,
+      .why = "interrupted twice: ended at once, without saving; run the same command again",
+      .job = job};
+  if (status) {
+    end.why.clear();
+    end.code = map_mpirun_status(*status, signals.received() != 0, end.why);
   }
-  std::string why;
-  const int code = map_mpirun_status(*status, signals.received() != 0, why);
-  if (!why.empty()) err << "birkhoff: " << why << '\n';
-  return code;
+  if (!end.why.empty()) err << "birkhoff: " << end.why << '\n';
+  return end;
 }
 
 }  // namespace birkhoff

@@ -1,12 +1,13 @@
-// `--ranks N`: starts mpirun, supervises it, and turns its signals and codes into ours. On
-// SIGTERM, Open MPI 4.1 ends its ranks before they can save. So every request to stop reaches them
-// as SIGUSR1, on which they save and exit with 75.
+// `--ranks N`: starts mpirun, or srun on the nodes of a Slurm job, supervises it, and turns its
+// signals and codes into ours. On SIGTERM, Open MPI 4.1 ends its ranks before they can save. So
+// every request to stop reaches them as SIGUSR1, on which they save and exit with 75.
 #pragma once
 
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "launcher/processes/slurm_job.h"
 #include "runtime/signals.h"
 
 namespace birkhoff {
@@ -15,12 +16,22 @@ namespace birkhoff {
 // a progress bar.
 inline constexpr const char* kProgressVariable = "BIRKHOFF_PROGRESS";
 
-// Runs this program with `arguments` on `ranks` MPI ranks of this machine and returns the exit code
-// to report. Passes on the requests that `signals` notes; a second SIGINT ends the ranks, and then
-// this process, at once. However mpirun ends, no process that it started outlives the call.
-// Error(kUsage) if there is no mpirun.
-int supervise(int ranks, const std::vector<std::string>& arguments, StopSignals& signals,
-              std::ostream& err);
+// The environment variable that marks the processes that a supervisor started, and with which it
+// names the job. No two jobs have the same name, not even in different containers.
+inline constexpr const char* kJobVariable = "BIRKHOFF_SUPERVISOR";
+
+// How a job ended.
+struct EndOfRanks {
+  int code = 0;     // the exit code to report
+  std::string why;  // the line that the user got from the supervisor; empty: the ranks said it
+  std::string job;  // its name
+};
+
+// Runs this program with `arguments` on MPI ranks. Passes on the requests that `signals` notes; a
+// second SIGINT ends the ranks, and then this process, at once. However the launcher ends, no
+// process that it started here outlives the call. Error(kUsage) if there is no mpirun.
+EndOfRanks supervise(const Placement& placement, const std::vector<std::string>& arguments,
+                     StopSignals& signals, std::ostream& err);
 
 // Maps mpirun's exit status (from waitpid) to a documented code; `why` receives a line for the
 // user, or nothing. A rank ended by SIGUSR1 after a request to stop had not installed its handler

@@ -43,7 +43,8 @@ bool can_become_run(const std::vector<std::string>& names) {
 // Temporary files of write_file_durably() that killed processes left in `root`.
 void remove_temporary_files(const fs::path& root) {
   for (const std::string& name : list_directory(root.string())) {
-    for (const char* file : {"run.json", "config.txtpb", "metrics.jsonl", "loss.svg"}) {
+    for (const char* file :
+         {"run.json", "config.txtpb", "metrics.jsonl", "loss.svg", "status.json"}) {
       if (name.starts_with(std::string(file) + ".tmp-")) remove_file((root / name).string());
     }
   }

@@ -3,6 +3,7 @@
 //   RUN/run.json       identity of the run, and whether it ever had a checkpoint
 //   RUN/lock           locked (flock) while a job trains here; names the holder
 //   RUN/config.txtpb   the resolved configuration
+//   RUN/history.jsonl, RUN/status.json  the past of the run (reporting/run_history.h)
 //   RUN/metrics.jsonl, RUN/loss.svg, RUN/log/rank-*.log, RUN/checkpoints/step-*/
 #pragma once
 
@@ -23,6 +24,8 @@ struct RunPaths {
   std::filesystem::path identity() const { return root / "run.json"; }
   std::filesystem::path lock() const { return root / "lock"; }
   std::filesystem::path config() const { return root / "config.txtpb"; }
+  std::filesystem::path history() const { return root / "history.jsonl"; }
+  std::filesystem::path status() const { return root / "status.json"; }
   std::filesystem::path metrics() const { return root / "metrics.jsonl"; }
   std::filesystem::path loss_plot() const { return root / "loss.svg"; }
   std::filesystem::path log_folder() const { return root / "log"; }

@@ -9,6 +9,8 @@
 #include <sstream>
 #include <thread>
 
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/run_history.h"
 #include "train_process_fixture.h"
 
 namespace birkhoff {
@@ -241,6 +243,62 @@ TEST_F(TrainProcessTest, RanksInsideMpirunAreRefused) {
 // machine that goes down), at random moments: the job ends within 5 s, nothing is left running, and
 // the resumed run ends with the same bits. The run saves at every step, so that many kills hit a
 // save. BIRKHOFF_KILLS sets the number of kills.
+// --restarts: a lost rank costs the steps since the last save, not the run.
+TEST_F(TrainProcessTest, LostRanksAreStartedAgain) {
+  const std::string name = "restarted";
+  Child child(train(name, {"--ranks", "2", "--restarts", "1"}));
+  for (const int step : {70, 160}) {  // each after a new checkpoint
+    ASSERT_TRUE(wait_for_step(child, run(name), step)) << child.finish(seconds(1)).err;
+    const fs::path saved =
+        run(name) / "checkpoints" / (step == 70 ? "step-00000050" : "step-00000150");
+    while (child.is_running() && !fs::exists(saved)) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    signal_rank(run(name), step == 70 ? 1 : 0, SIGKILL);
+  }
+  const Finished finished = child.finish();
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("starting again from the checkpoint of step 50"));
+  EXPECT_THAT(finished.err, HasSubstr("starting again from the checkpoint of step 150"));
+  expect_like_reference(name);
+
+  const std::vector<Job> jobs = read_history(RunPaths{run(name)}.history());
+  ASSERT_EQ(jobs.size(), 3u);
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    SCOPED_TRACE(i);
+    const Job& job = jobs[i];
+    EXPECT_EQ(job.start.step, std::vector({0, 50, 150})[i]);
+    EXPECT_EQ(job.start.ranks, 2);
+    EXPECT_EQ(job.start.hosts.size(), 1u);
+    ASSERT_TRUE(job.end);
+    EXPECT_EQ(job.end->code, i < 2 ? 7 : 0);
+    EXPECT_THAT(job.end->reason, HasSubstr(i < 2 ? "ended by signal 9" : "finished"));
+    EXPECT_GE(job.end->time, job.start.time);
+  }
+  EXPECT_EQ(jobs[2].end->step, kSteps);
+  const Finished inspected = run_child({.line = birkhoff_line({"inspect", run(name).string()})});
+  EXPECT_THAT(inspected.out, HasSubstr("history      2 restarts, "));
+  EXPECT_THAT(inspected.out, HasSubstr("exit 7, a rank was ended by signal 9"));
+}
+
+TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
+  const std::string name = "stuck";
+  Child child(train(name, {"--ranks", "2", "--restarts", "1", "--set", "checkpoint.every=0"}));
+  for (int kill = 0; kill < 2; ++kill) {
+    // The second job begins at step 1 again, and cuts the metrics of the first.
+    ASSERT_TRUE(wait_for_step(child, run(name), 20)) << child.finish(seconds(1)).err;
+    signal_rank(run(name), 1, SIGKILL);
+    const auto is_at_the_start = [&] { return last_step(run(name)) < 20; };
+    while (kill == 0 && !is_at_the_start() && child.is_running()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  const Finished ended = child.finish();
+  EXPECT_EQ(ended.code, 7) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("restart 1 of 1"));
+  EXPECT_THAT(ended.err, HasSubstr("not started again: no new checkpoint since that of step 0"));
+}
+
 TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   const char* set = std::getenv("BIRKHOFF_KILLS");
   const int num_kills = set != nullptr ? std::atoi(set) : 20;

@@ -52,7 +52,8 @@ class ToyTraining {
     DevicePrefetcher feed([this] { return next_batch(); }, group_.device());
     Trainer trainer({config_, model, feed, group_, world == nullptr ? group_ : *world, buckets,
                      *optimizer, signals, evaluator, checkpoints, /*metrics=*/nullptr,
-                     /*step_log=*/nullptr, agreement});
+                     /*step_log=*/nullptr,
+                     /*history=*/nullptr, agreement});
     return trainer.run(state);
   }
 

@@ -184,19 +184,37 @@ void File::close() {
 
 // ---- Whole files
 
-void write_file_durably(const std::string& path, std::string_view bytes) {
+namespace {
+
+void rename_without_sync(const std::string& from, const std::string& to) {
+  const std::int64_t result =
+      retried("rename", from, [&] { return ::rename(from.c_str(), to.c_str()); });
+  if (result < 0) fail_call("rename", from, fmt::format(" (to '{}')", to));
+}
+
+void replace(const std::string& path, std::string_view bytes, bool durably) {
   const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
   if (path_exists(temporary)) remove_file(temporary);
   File file = File::create(temporary);
   try {
     file.write_all(bytes);
-    file.sync();
+    if (durably) file.sync();
     file.close();
-    rename_path(temporary, path);
+    durably ? rename_path(temporary, path) : rename_without_sync(temporary, path);
   } catch (...) {
     ::unlink(temporary.c_str());  // the first error is the one to report
     throw;
   }
+}
+
+}  // namespace
+
+void write_file_durably(const std::string& path, std::string_view bytes) {
+  replace(path, bytes, /*durably=*/true);
+}
+
+void replace_file(const std::string& path, std::string_view bytes) {
+  replace(path, bytes, /*durably=*/false);
 }
 
 namespace {
@@ -316,9 +334,7 @@ std::vector<std::string> list_directory(const std::string& path, ExitCode code) 
 }
 
 void rename_path(const std::string& from, const std::string& to) {
-  const std::int64_t result =
-      retried("rename", from, [&] { return ::rename(from.c_str(), to.c_str()); });
-  if (result < 0) fail_call("rename", from, fmt::format(" (to '{}')", to));
+  rename_without_sync(from, to);
   sync_directory(parent_path(to));
   if (parent_path(from) != parent_path(to)) sync_directory(parent_path(from));
 }

@@ -79,6 +79,8 @@ class File {
 // temporary file in the same folder, fsync, rename, fsync of the folder. The next call by a process
 // with the same id replaces a temporary file that a crash has left.
 void write_file_durably(const std::string& path, std::string_view bytes);
+// The same without fsync: cheap, but after a crash of the machine the file may be empty.
+void replace_file(const std::string& path, std::string_view bytes);
 // Reads the whole file. A file larger than max_bytes is an error.
 std::string read_file(const std::string& path, std::int64_t max_bytes,
                       ExitCode code = ExitCode::kStorage);

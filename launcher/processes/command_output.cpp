@@ -1,0 +1,97 @@
+#include "launcher/processes/command_output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/unique_handle.h"
+
+namespace birkhoff {
+namespace {
+
+using Descriptor = UniqueHandle<FileDescriptorTraits>;
+
+struct Running {
+  pid_t process = -1;
+  Descriptor out;
+  CommandOutput result;
+};
+
+Running start(const std::vector<std::string>& line) {
+  std::vector<char*> argv;
+  for (const std::string& part : line) argv.push_back(const_cast<char*>(part.c_str()));
+  argv.push_back(nullptr);
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) fail(ExitCode::kMemory, "pipe: {}", std::strerror(errno));
+  Descriptor read_end(ends[0]), write_end(ends[1]);
+  const pid_t process = fork();
+  if (process < 0) fail(ExitCode::kMemory, "fork for {}: {}", line[0], std::strerror(errno));
+  if (process == 0) {
+    setpgid(0, 0);  // so that all of it can be killed
+    const int null = open("/dev/null", O_RDWR);
+    dup2(null, STDIN_FILENO);
+    dup2(write_end.get(), STDOUT_FILENO);
+    dup2(null, STDERR_FILENO);
+    execvp(argv[0], argv.data());
+    _exit(127);
+  }
+  return {process, std::move(read_end), {}};
+}
+
+// Reads what is there. Returns false at the end.
+bool read_more(Running& command) {
+  char buffer[4096];
+  const ssize_t count = read(command.out.get(), buffer, sizeof buffer);
+  if (count > 0) command.result.out.append(buffer, static_cast<std::size_t>(count));
+  return count > 0 || (count < 0 && errno == EINTR);
+}
+
+void finish(Running& command, bool too_slow) {
+  if (too_slow) kill(-command.process, SIGKILL);
+  int status = 0;
+  while (waitpid(command.process, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (!too_slow) {
+    command.result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+}
+
+}  // namespace
+
+std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>>& lines,
+                                      std::chrono::milliseconds limit) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point deadline = Clock::now() + limit;
+  std::vector<Running> commands;
+  for (const auto& line : lines) commands.push_back(start(line));
+  for (Running& command : commands) {
+    bool at_end = false;
+    while (!at_end) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+      if (left.count() <= 0) break;
+      pollfd waiting{command.out.get(), POLLIN, 0};
+      if (poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1000))) > 0) {
+        at_end = !read_more(command);
+      }
+    }
+    finish(command, !at_end);
+  }
+  std::vector<CommandOutput> results;
+  for (Running& command : commands) results.push_back(std::move(command.result));
+  return results;
+}
+
+CommandOutput output_of(const std::vector<std::string>& line, std::chrono::milliseconds limit) {
+  return outputs_of({line}, limit)[0];
+}
+
+}  // namespace birkhoff

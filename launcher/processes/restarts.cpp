@@ -1,0 +1,50 @@
+#include "launcher/processes/restarts.h"
+
+#include <fmt/format.h>
+
+#include "cluster/base/error.h"
+
+namespace birkhoff {
+namespace {
+
+bool may_pass(int code) {
+  switch (static_cast<ExitCode>(code)) {
+    case ExitCode::kInternal:  // mpirun's own failures have this code, too
+    case ExitCode::kStorage:
+    case ExitCode::kPeer:
+    case ExitCode::kHang:
+    case ExitCode::kMemory:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+bool Restarts::again(int code, std::int64_t saved_step, std::string& why) {
+  if (most_ == 0 || code == static_cast<int>(ExitCode::kOk) ||
+      code == static_cast<int>(ExitCode::kRequeue)) {
+    return false;
+  }
+  if (!may_pass(code)) {
+    why = fmt::format("not started again: exit code {} would come again", code);
+    return false;
+  }
+  in_a_row_ = saved_step > saved_step_ ? 1 : in_a_row_ + 1;
+  saved_step_ = saved_step;
+  if (in_a_row_ > most_) {
+    why = fmt::format(
+        "not started again: no new checkpoint since that of step {}, after {} "
+        "restarts (--restarts {})",
+        saved_step, most_, most_);
+    return false;
+  }
+  why = fmt::format(
+      "exit code {}: starting again from the checkpoint of step {} (restart {} of {} "
+      "without a new checkpoint)",
+      code, saved_step, in_a_row_, most_);
+  return true;
+}
+
+}  // namespace birkhoff

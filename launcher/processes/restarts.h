@@ -1,0 +1,28 @@
+// `train --restarts N`: whether a job that has ended is started again.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace birkhoff {
+
+// A job is started again if its end may pass: a rank or machine was lost, it hung, a file could not
+// be written, memory ran out, mpirun failed. Never after wrong input (the next job would find it,
+// too), after a divergence, or after a request to stop.
+class Restarts {
+ public:
+  // most: in a row, without a new checkpoint; 0: none.
+  explicit Restarts(int most) : most_(most) {}
+
+  // A job ended with this exit code; `saved_step` is the step of the run's newest checkpoint, 0 if
+  // there is none. Returns whether to start it again; `why` receives a line for the user, or nothing
+  // if there is nothing to say.
+  bool again(int code, std::int64_t saved_step, std::string& why);
+
+ private:
+  const int most_;
+  int in_a_row_ = 0;
+  std::int64_t saved_step_ = -1;  // before the last restart
+};
+
+}  // namespace birkhoff

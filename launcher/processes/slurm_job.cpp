@@ -1,0 +1,82 @@
+#include "launcher/processes/slurm_job.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <sstream>
+
+#include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
+#include "launcher/processes/command_output.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr std::chrono::seconds kCommandLimit{30}, kNodeLimit{10};
+
+std::vector<std::string> words_of(const std::string& text) {
+  std::istringstream words(text);
+  std::vector<std::string> result;
+  for (std::string word; words >> word;) result.push_back(word);
+  return result;
+}
+
+}  // namespace
+
+std::optional<SlurmJob> SlurmJob::of_environment() {
+  const char *id = std::getenv("SLURM_JOB_ID"), *nodes = std::getenv("SLURM_JOB_NODELIST");
+  if (id == nullptr || nodes == nullptr || std::getenv("SLURM_STEP_NUM_TASKS") != nullptr) {
+    return std::nullopt;
+  }
+  const CommandOutput names = output_of({"scontrol", "show", "hostnames", nodes}, kCommandLimit);
+  SlurmJob job{id, words_of(names.out)};
+  if (names.code != 0 || job.nodes.empty()) {
+    fail(ExitCode::kUsage,
+         "Slurm job {}: `scontrol show hostnames {}` fails: make Slurm's commands work in the job",
+         id, nodes);
+  }
+  return job;
+}
+
+std::vector<std::string> SlurmJob::responding_nodes() const {
+  std::vector<std::vector<std::string>> lines;
+  for (const std::string& node : nodes) {
+    lines.push_back({"srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=" + node,
+                     "--mpi=none", "--quiet", "true"});
+  }
+  const std::vector<CommandOutput> outputs = outputs_of(lines, kNodeLimit);
+  std::vector<std::string> responding;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (outputs[i].code == 0) responding.push_back(nodes[i]);
+  }
+  return responding;
+}
+
+void SlurmJob::end_steps() const {
+  const CommandOutput steps =
+      output_of({"squeue", "--steps", "--noheader", "--jobs=" + id, "--format=%i"}, kCommandLimit);
+  for (const std::string& step : words_of(steps.out)) {
+    const std::string name = step.substr(step.find('.') + 1);
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;  // batch, extern
+    output_of({"scancel", "--signal=KILL", step}, kCommandLimit);
+  }
+}
+
+std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& policy,
+                               const std::vector<std::string>& responding, std::string& why) {
+  const int used = std::max(1, static_cast<int>(job.nodes.size()) - policy.spare_nodes),
+            of_node = (policy.ranks + used - 1) / used,
+            ranks = std::min(policy.ranks, of_node * static_cast<int>(responding.size()));
+  if (ranks < policy.least_ranks || ranks == 0) {
+    why = fmt::format("{} of {} respond, and each has {}: too few for {}", responding.size(),
+                      counted(job.nodes.size(), "node"), counted(of_node, "rank"),
+                      counted(policy.least_ranks, "rank"));
+    return std::nullopt;
+  }
+  const auto needed = static_cast<std::ptrdiff_t>((ranks + of_node - 1) / of_node);
+  return Placement{ranks, {responding.begin(), responding.begin() + needed}};
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,43 @@
+// The Slurm job in whose batch script this process runs. Its nodes stay with it until it ends, so
+// ranks that were lost can be started again on those that are left.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace birkhoff {
+
+struct SlurmJob {
+  std::string id;
+  std::vector<std::string> nodes;
+
+  // nullopt outside a Slurm job, and in its steps (srun). Error(kUsage) if Slurm's commands do not
+  // work.
+  static std::optional<SlurmJob> of_environment();
+
+  // The nodes that start a process within ten seconds, in the order of `nodes`.
+  std::vector<std::string> responding_nodes() const;
+  // Ends all steps of the job at once, without asking them.
+  void end_steps() const;
+};
+
+// Where the ranks of a job run.
+struct Placement {
+  int ranks = 1;
+  std::vector<std::string> nodes = {};  // of the Slurm job; empty: this machine, by mpirun
+};
+
+// How ranks are spread over a Slurm job's nodes.
+struct PlacementPolicy {
+  int ranks = 1;        // wanted
+  int least_ranks = 1;  // it goes on with so many if nodes are lost
+  int spare_nodes = 0;  // nodes that are left free at first
+};
+
+// Puts ranks on `responding` nodes of the job, as many on each as its nodes without the spare ones
+// would get. nullopt if fewer than least_ranks fit; then `why` receives a line.
+std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& policy,
+                               const std::vector<std::string>& responding, std::string& why);
+
+}  // namespace birkhoff

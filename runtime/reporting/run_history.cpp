@@ -1,0 +1,268 @@
+#include "runtime/reporting/run_history.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/logging/log.h"
+#include "runtime/reporting/display_text.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+constexpr char kFormat[] = "birkhoff history";
+constexpr int kVersion = 1;
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
+constexpr std::chrono::seconds kStatusEvery{2};
+
+ordered_json json_of(const JobStart& start) {
+  return {{"event", "start"},         {"id", start.id},
+          {"time", start.time},       {"step", start.step},
+          {"ranks", start.ranks},     {"hosts", start.hosts},
+          {"program", start.program}, {"scheduler_job", start.scheduler_job}};
+}
+
+ordered_json json_of(const std::string& id, const JobEnd& end) {
+  return {{"event", "end"},
+          {"id", id},
+          {"time", end.time},
+          {"step", end.step},
+          {"step_seconds", end.step_seconds},
+          {"code", end.code},
+          {"reason", end.reason}};
+}
+
+// Fields that are missing or of another type keep their value.
+template <typename T>
+void read(const ordered_json& json, const char* name, T& value) {
+  const auto found = json.find(name);
+  if (found == json.end()) return;
+  try {
+    found->get_to(value);
+  } catch (const ordered_json::exception&) {
+  }
+}
+
+JobStart start_of(const ordered_json& json) {
+  JobStart start;
+  read(json, "time", start.time);
+  read(json, "step", start.step);
+  read(json, "ranks", start.ranks);
+  read(json, "hosts", start.hosts);
+  read(json, "program", start.program);
+  read(json, "scheduler_job", start.scheduler_job);
+  read(json, "id", start.id);
+  return start;
+}
+
+JobEnd end_of(const ordered_json& json) {
+  JobEnd end;
+  read(json, "time", end.time);
+  read(json, "step", end.step);
+  read(json, "step_seconds", end.step_seconds);
+  read(json, "code", end.code);
+  read(json, "reason", end.reason);
+  return end;
+}
+
+std::string line_of(const ordered_json& json) {
+  return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + '\n';
+}
+
+// Adds a line. A new file begins with its format. If a crash left an incomplete line, that line is
+// ended first, and readers ignore it.
+void add_line(const fs::path& file, const ordered_json& json) {
+  std::string text;
+  if (!path_exists(file.string())) {
+    text = line_of({{"format", kFormat}, {"version", kVersion}});
+  } else {
+    const std::string before = read_file(file.string(), kMostBytes);
+    if (!before.empty() && before.back() != '\n') text = "\n";
+  }
+  File out = File::open_for_append(file.string());
+  out.write_all(text + line_of(json));
+  out.sync();
+  out.close();
+}
+
+// The end of a job that could not write it, from its last status.
+JobEnd lost_end(const Job& job, const std::optional<JobStatus>& status, int code,
+                const std::string& reason) {
+  const bool is_of_job = status && status->time >= job.start.time;
+  return {.time = is_of_job ? status->time : job.start.time,
+          .step = is_of_job ? status->step : job.start.step,
+          .step_seconds = is_of_job ? status->step_seconds : 0,
+          .code = code,
+          .reason = reason};
+}
+
+std::string host_name() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
+}  // namespace
+
+std::string scheduler_job() {
+  const char* job = std::getenv("SLURM_JOB_ID");
+  return job == nullptr ? "" : fmt::format("slurm {}", job);
+}
+
+double unix_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+std::vector<Job> read_history(const fs::path& file) {
+  std::vector<Job> jobs;
+  if (!path_exists(file.string())) return jobs;
+  const std::string text = read_file(file.string(), kMostBytes);
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const ordered_json json = ordered_json::parse(text.substr(begin, end - begin), nullptr,
+                                                  /*allow_exceptions=*/false);
+    begin = end + 1;
+    if (!json.is_object()) continue;
+    std::string event, id;
+    read(json, "event", event);
+    read(json, "id", id);
+    if (event == "start") jobs.push_back({start_of(json), {}});
+    if (event != "end") continue;
+    // The next job may have started before this one noted its end.
+    const auto ended = std::find_if(jobs.rbegin(), jobs.rend(),
+                                    [&](const Job& job) { return job.start.id == id; });
+    if (ended != jobs.rend() && !ended->end) ended->end = end_of(json);
+  }
+  return jobs;
+}
+
+std::optional<JobStatus> read_status(const fs::path& file) {
+  if (!path_exists(file.string())) return std::nullopt;
+  const ordered_json json = ordered_json::parse(read_file(file.string(), kMostBytes), nullptr,
+                                                /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  JobStatus status;
+  read(json, "time", status.time);
+  read(json, "step", status.step);
+  read(json, "steps", status.steps);
+  read(json, "saved_step", status.saved_step);
+  read(json, "tokens_per_second", status.tokens_per_second);
+  read(json, "step_seconds", status.step_seconds);
+  read(json, "host", status.host);
+  read(json, "process", status.process);
+  return status;
+}
+
+RunTotals totals_of(const std::vector<Job>& jobs, const std::optional<JobStatus>& status,
+                    double now) {
+  RunTotals totals;
+  if (jobs.empty()) return totals;
+  totals.restarts = static_cast<std::int64_t>(jobs.size()) - 1;
+  totals.seconds = now - jobs.front().start.time;
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    const JobEnd end = jobs[i].end ? *jobs[i].end : lost_end(jobs[i], status, -1, "");
+    const std::int64_t done = end.step - jobs[i].start.step;
+    const std::int64_t kept_until =
+        i + 1 < jobs.size() ? std::min(end.step, jobs[i + 1].start.step) : end.step;
+    const std::int64_t kept = std::max<std::int64_t>(kept_until - jobs[i].start.step, 0);
+    totals.lost_steps += done - kept;
+    if (done > 0) {
+      totals.effective_seconds +=
+          end.step_seconds * static_cast<double>(kept) / static_cast<double>(done);
+    }
+  }
+  return totals;
+}
+
+std::string note_lost_job(const fs::path& history, const fs::path& status, const std::string& id,
+                          int code, const std::string& reason) {
+  try {
+    const std::vector<Job> jobs = read_history(history);
+    if (jobs.empty() || jobs.back().end || (!id.empty() && jobs.back().start.id != id)) {
+      return "";
+    }
+    add_line(history, json_of(jobs.back().start.id,
+                              lost_end(jobs.back(), read_status(status), code, reason)));
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+RunHistory::RunHistory(fs::path history, fs::path status, JobStart start, std::int64_t num_steps)
+    : history_(std::move(history)),
+      status_file_(std::move(status)),
+      id_(start.id),
+      status_({.step = start.step,
+               .steps = num_steps,
+               .saved_step = start.step,
+               .host = host_name(),
+               .process = ::getpid()}),
+      next_write_(Clock::now()) {
+  std::string problem =
+      note_lost_job(history_, status_file_, "", -1, "the job was lost; nothing could note why");
+  try {
+    add_line(history_, json_of(start));
+  } catch (const Error& error) {
+    problem = error.what();
+  }
+  if (!problem.empty()) log_warning("{}", problem);
+  write_status();
+}
+
+void RunHistory::step(std::int64_t step, double step_ms, std::int64_t tokens,
+                      std::int64_t saved_step) {
+  status_.step = step;
+  status_.saved_step = saved_step;
+  status_.step_seconds += step_ms / 1000;
+  recent_ms_ += step_ms;
+  recent_tokens_ += tokens;
+  if (Clock::now() >= next_write_) write_status();
+}
+
+void RunHistory::end(int code, const std::string& reason) {
+  if (std::exchange(ended_, true)) return;
+  write_status();
+  try {
+    add_line(history_, json_of(id_, {unix_seconds(), status_.step, status_.step_seconds, code,
+                                     display_text(reason)}));
+  } catch (const Error& error) {
+    log_warning("{}", error.what());
+  }
+}
+
+void RunHistory::write_status() {
+  status_.time = unix_seconds();
+  if (recent_ms_ > 0) {
+    status_.tokens_per_second = static_cast<double>(recent_tokens_) / recent_ms_ * 1000;
+  }
+  recent_ms_ = 0;
+  recent_tokens_ = 0;
+  next_write_ = Clock::now() + kStatusEvery;
+  const ordered_json json = {{"time", status_.time},
+                             {"step", status_.step},
+                             {"steps", status_.steps},
+                             {"saved_step", status_.saved_step},
+                             {"tokens_per_second", status_.tokens_per_second},
+                             {"step_seconds", status_.step_seconds},
+                             {"host", status_.host},
+                             {"process", status_.process}};
+  try {
+    replace_file(status_file_.string(), line_of(json));
+    warned_ = false;
+  } catch (const Error& error) {
+    if (!std::exchange(warned_, true)) log_warning("{}", error.what());
+  }
+}
+
+}  // namespace birkhoff
