@@ -9,7 +9,7 @@
 namespace birkhoff::test {
 namespace {
 
-constexpr std::int64_t kQueries = 9, kKeys = 14;
+constexpr std::int64_t kCrossQueries = 9, kCrossKeys = 14;
 
 bool crosses(const MechanismCase&, const MechanismTraits& traits) { return traits.crosses; }
 bool stays(const MechanismCase&, const MechanismTraits& traits) { return !traits.crosses; }
@@ -18,14 +18,14 @@ class Cross : public ::testing::TestWithParam<MechanismCase> {
  protected:
   // Queries of one input, keys and values of another.
   AttentionInput cross_input(std::int64_t num_queries) const {
-    AttentionInput in = random_input(kKeys, at::kDouble, 1, built_.traits);
+    AttentionInput in = random_input(kCrossKeys, at::kDouble, 1, built_.traits);
     const AttentionInput queries = random_input(num_queries, at::kDouble, 2);
     in.q_BHLD = queries.q_BHLD;
     in.x_q_BLC = queries.x_q_BLC;
     return in;
   }
   static AttentionInput padded(AttentionInput in) {
-    in.key_lengths_B = at::tensor({kKeys, std::int64_t{5}}, at::kLong);
+    in.key_lengths_B = at::tensor({kCrossKeys, std::int64_t{5}}, at::kLong);
     return in;
   }
   at::Tensor run(const AttentionInput& in, Path path) const {
@@ -40,7 +40,8 @@ INSTANTIATE_TEST_SUITE_P(All, CrossConformance, ::testing::ValuesIn(cases_where(
 INSTANTIATE_TEST_SUITE_P(All, SelfConformance, ::testing::ValuesIn(cases_where(stays)), name_of);
 
 TEST_P(CrossConformance, AllPathsEqualTheReference) {
-  for (const std::int64_t num_queries : {std::int64_t{1}, kQueries, kKeys, kKeys + 3}) {
+  for (const std::int64_t num_queries :
+       {std::int64_t{1}, kCrossQueries, kCrossKeys, kCrossKeys + 3}) {
     const AttentionInput unpadded = cross_input(num_queries);
     for (const AttentionInput& in : {unpadded, padded(unpadded)}) {
       const auto all = leaves(in, built_.parameters);
@@ -62,9 +63,9 @@ TEST_P(CrossConformance, AllPathsEqualTheReference) {
 // Decoding relies on it.
 TEST_P(CrossConformance, QueriesMayComeOneAtATime) {
   const at::NoGradGuard no_grad;
-  const AttentionInput in = padded(cross_input(kQueries));
+  const AttentionInput in = padded(cross_input(kCrossQueries));
   const at::Tensor all = run(in, Path::kFused);
-  for (std::int64_t i = 0; i < kQueries; ++i) {
+  for (std::int64_t i = 0; i < kCrossQueries; ++i) {
     AttentionInput one = in;
     one.q_BHLD = in.q_BHLD.narrow(2, i, 1);
     one.x_q_BLC = in.x_q_BLC.narrow(1, i, 1);
@@ -75,7 +76,7 @@ TEST_P(CrossConformance, QueriesMayComeOneAtATime) {
 // Keys, values and inputs of padding change no bit, on any path.
 TEST_P(CrossConformance, PaddingIsUnseen) {
   const at::NoGradGuard no_grad;
-  const AttentionInput in = padded(cross_input(kQueries));
+  const AttentionInput in = padded(cross_input(kCrossQueries));
   AttentionInput changed = in;
   changed.k_BHSD = in.k_BHSD.clone();
   changed.v_BHSD = built_.traits.ties_key_value ? changed.k_BHSD : in.v_BHSD.clone();
@@ -90,10 +91,10 @@ TEST_P(CrossConformance, PaddingIsUnseen) {
 }
 
 TEST_P(CrossConformance, GradientsReachVisibleKeysAlone) {
-  const AttentionInput in = cross_input(kQueries);
-  const at::Tensor visible_LS = built_.mechanism->visible_keys(kQueries, kKeys);
+  const AttentionInput in = cross_input(kCrossQueries);
+  const at::Tensor visible_LS = built_.mechanism->visible_keys(kCrossQueries, kCrossKeys);
   const at::Tensor out = run(in, Path::kFused);
-  for (std::int64_t i = 0; i < kQueries; ++i) {
+  for (std::int64_t i = 0; i < kCrossQueries; ++i) {
     const at::Tensor d_v = gradients(out.select(2, i), {in.v_BHSD})[0];
     const at::Tensor reached_S = d_v.ne(0).any(3).any(1).any(0);
     EXPECT_TRUE(at::equal(reached_S, visible_LS[i])) << i;
@@ -102,7 +103,8 @@ TEST_P(CrossConformance, GradientsReachVisibleKeysAlone) {
 
 // Mechanisms of one sequence refuse two lengths; they must not align them in some way.
 TEST_P(SelfConformance, RefusesTwoLengths) {
-  for (const AttentionInput& in : {cross_input(kQueries), padded(cross_input(kQueries))}) {
+  for (const AttentionInput& in :
+       {cross_input(kCrossQueries), padded(cross_input(kCrossQueries))}) {
     for (const Path path : {Path::kReference, Path::kSdpa, Path::kFused}) {
       EXPECT_THROW(run(in, path), Error);
     }
