@@ -8,10 +8,12 @@
 #include <limits>
 
 #include "attention/kernels/block_choice/cpu_choice.h"
+#include "attention/kernels/block_choice/gpu_arguments.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
 #include "attention/kernels/gathered_attention/inverse_lists.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {
@@ -24,27 +26,8 @@ void check(const BlockChoice& choice) {
   require(choice.block > 0 && choice.others >= 0, "block choice: block and others");
 }
 
-// The mean keys of whole blocks, in the dtype of sums.
-at::Tensor mean_keys(const BlockChoice& choice) {
-  const std::int64_t N = choice.k_BHLD.size(2) / choice.block;
-  return choice.k_BHLD.detach()
-      .narrow(2, 0, N * choice.block)
-      .unflatten(2, {N, choice.block})
-      .mean(3, /*keepdim=*/false, at::toOpMathType(choice.k_BHLD.scalar_type()));
-}
-
-// int32 [B or 1, N]: the document of whole blocks; -1: more than one, or padding.
-at::Tensor documents_of_blocks(const BlockChoice& choice) {
-  const at::Tensor& number_BL = choice.documents.number_BL;
-  const std::int64_t N = number_BL.size(1) / choice.block;
-  const at::Tensor number_BNb =
-      number_BL.narrow(1, 0, N * choice.block).unflatten(1, {N, choice.block});
-  const at::Tensor first_BN = number_BNb.select(2, 0);
-  return first_BN.masked_fill((number_BNb != first_BN.unsqueeze(2)).any(2), -1);
-}
-
-at::Tensor choose_reference(const BlockChoice& choice, const at::Tensor& mean_BHND,
-                            const at::Tensor& document_BN) {
+at::Tensor choose_reference(const BlockChoice& choice, const WholeBlocks& blocks) {
+  const at::Tensor &mean_BHND = blocks.mean_BHND, &document_BN = blocks.document_BN;
   const std::int64_t N = mean_BHND.size(2), C = std::min(choice.others, N);
   const at::Tensor scores_BHLN =
       at::matmul(choice.q_BHLD.detach().to(mean_BHND.scalar_type()), mean_BHND.transpose(2, 3));
@@ -65,13 +48,33 @@ at::Tensor choose_reference(const BlockChoice& choice, const at::Tensor& mean_BH
 
 }  // namespace
 
+WholeBlocks::WholeBlocks(const BlockChoice& choice) {
+  const std::int64_t N = choice.k_BHLD.size(2) / choice.block;
+  mean_BHND = choice.k_BHLD.detach()
+                  .narrow(2, 0, N * choice.block)
+                  .unflatten(2, {N, choice.block})
+                  .mean(3, /*keepdim=*/false, at::toOpMathType(choice.k_BHLD.scalar_type()));
+  const at::Tensor number_BNb =
+      choice.documents.number_BL.narrow(1, 0, N * choice.block).unflatten(1, {N, choice.block});
+  const at::Tensor first_BN = number_BNb.select(2, 0);
+  document_BN = first_BN.masked_fill((number_BNb != first_BN.unsqueeze(2)).any(2), -1);
+}
+
+Path choose_path(const BlockChoice& choice, Path limit) {
+  const at::Tensor& q = choice.q_BHLD;
+  const bool fits = q.is_cpu() ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
+                               : kHasGpuKernels && q.is_cuda() && fits_gpu_kernels(choice);
+  return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
+}
+
 at::Tensor choose_blocks(const BlockChoice& choice, Path limit) {
   check(choice);
-  const at::Tensor &q = choice.q_BHLD, mean_BHND = mean_keys(choice),
-                   document_BN = documents_of_blocks(choice);
-  const bool fits = q.is_cpu() && has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim;
-  return limit == Path::kFused && fits ? choose_on_cpu(choice, mean_BHND, document_BN)
-                                       : choose_reference(choice, mean_BHND, document_BN);
+  const WholeBlocks blocks(choice);
+  if (choose_path(choice, limit) == Path::kReference) return choose_reference(choice, blocks);
+  if (choice.q_BHLD.is_cpu()) return choose_on_cpu(choice, blocks);
+  const GpuChoice gpu = gpu_choice(choice, blocks);
+  if constexpr (kHasGpuKernels) launch_block_choice(gpu.params, current_stream(choice.q_BHLD));
+  return gpu.chosen_BHLC;
 }
 
 at::Tensor largest_first(const at::Tensor& scores, std::int64_t count) {

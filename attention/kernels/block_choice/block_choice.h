@@ -24,13 +24,26 @@ struct BlockChoice {
   bool causal = false;      // only earlier blocks
 };
 
+// What queries compare: the whole blocks. No gradients.
+struct WholeBlocks {
+  at::Tensor mean_BHND;    // their mean keys, in the dtype of sums
+  at::Tensor document_BN;  // int32; -1: more than one, or padding. B may be 1
+
+  explicit WholeBlocks(const BlockChoice& choice);
+};
+
+// The fastest path up to `limit` that supports q; kSdpa is never it. kFused: on the CPU fp32, fp64
+// and bf16, on a GPU fp32, bf16 and fp16 with C up to 64; D up to 256.
+Path choose_path(const BlockChoice& choice, Path limit);
+
 // int32 [B, H, L, C]: for each query the other blocks that it sees, the best first, -1 where there
 // are no more. A block can be chosen if it is whole, all of it belongs to the query's document, and,
 // if causal, it ends before the query's own block begins: then no choice depends on later tokens. Of
 // equal products the earlier block wins; NaN counts as the largest. No gradients.
 //
-// kFused (fp32, fp64 and bf16 on the CPU, D up to 256) stores the products of a tile of queries at a
-// time, the reference those of all. On the CPU the same bits for any number of threads.
+// kFused stores the products of a tile of queries at a time (on a GPU with a tile of blocks), the
+// reference those of all. On the CPU the same bits for any number of threads; on a GPU the same bits
+// each time, asynchronous on the current stream.
 at::Tensor choose_blocks(const BlockChoice& choice, Path limit);
 
 // int64 [.., count]: where the largest of scores [.., N] are, the largest first. Of equal ones the

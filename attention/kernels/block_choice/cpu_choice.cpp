@@ -107,9 +107,8 @@ struct ChoiceCall {
 
 }  // namespace
 
-at::Tensor choose_on_cpu(const BlockChoice& choice, const at::Tensor& mean_BHND,
-                         const at::Tensor& document_BN) {
-  const at::Tensor& q = choice.q_BHLD;
+at::Tensor choose_on_cpu(const BlockChoice& choice, const WholeBlocks& blocks) {
+  const at::Tensor &q = choice.q_BHLD, &mean_BHND = blocks.mean_BHND;
   const std::int64_t N = mean_BHND.size(2), C = std::min(choice.others, N);
   const at::Tensor chosen_BHLC =
       at::empty({q.size(0), q.size(1), q.size(2), C}, q.options().dtype(at::kInt));
@@ -119,8 +118,8 @@ at::Tensor choose_on_cpu(const BlockChoice& choice, const at::Tensor& mean_BHND,
     const at::Tensor mean_BHDN =
         at::constant_pad_nd(mean_BHND.transpose(2, 3), {0, shape.padded_clusters<Sum<T>>() - N})
             .contiguous();
-    ChoiceCall<T>{choice, with_contiguous_rows(q.detach()), mean_BHDN, document_BN.contiguous(),
-                  chosen_BHLC}
+    ChoiceCall<T>{choice, with_contiguous_rows(q.detach()), mean_BHDN,
+                  blocks.document_BN.contiguous(), chosen_BHLC}
         .run();
   });
   return chosen_BHLC;

@@ -8,9 +8,7 @@
 
 namespace birkhoff {
 
-// choose_blocks(), from the mean keys of whole blocks, in the dtype of sums, and their documents,
-// int32 [B or 1, N], -1 for blocks that cannot be chosen.
-at::Tensor choose_on_cpu(const BlockChoice& choice, const at::Tensor& mean_BHND,
-                         const at::Tensor& document_BN);
+// choose_blocks() of the problems for which choose_path() returns kFused.
+at::Tensor choose_on_cpu(const BlockChoice& choice, const WholeBlocks& blocks);
 
 }  // namespace birkhoff

@@ -156,9 +156,9 @@ at::Tensor are_always_first(const RowLists& lists) {
 
 GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& q,
                             const ClusteredRows& k, std::int64_t window, Path limit) {
-  const Buckets buckets = choose_path(problem, limit) == Path::kFused
-                              ? count_into_buckets(problem, q, k)
-                              : sort_into_buckets(problem, q, k);
+  const bool counts = q.cluster_BHL.is_cpu() && choose_path(problem, limit) == Path::kFused;
+  const Buckets buckets =
+      counts ? count_into_buckets(problem, q, k) : sort_into_buckets(problem, q, k);
   const std::int64_t L = q.cluster_BHL.size(2);
   const RowLists queries = make_row_lists(buckets.q_rows_BHL, buckets.q_ends_BHG, L);
   if (!are_shared(q, k)) {

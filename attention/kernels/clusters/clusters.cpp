@@ -8,10 +8,12 @@
 #include <limits>
 
 #include "attention/kernels/clusters/cpu_clusters.h"
+#include "attention/kernels/clusters/gpu_arguments.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
 #include "attention/kernels/gathered_attention/inverse_lists.h"
 #include "cluster/base/error.h"
+#include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
 
 namespace birkhoff {
@@ -88,11 +90,40 @@ ClusteredRows cluster_rows_reference(const ClusterProblem& problem) {
   return rows;
 }
 
-// Gives the unit vectors and distances of the CPU kernels their gradients.
+// The kernels of the device. Those of a GPU are asynchronous on the current stream.
+
+// Fills in `rows`; returns the inverse norms.
+at::Tensor fused_rows(const ClusterProblem& problem, ClusteredRows& rows) {
+  if (problem.x_BHLD.is_cpu()) return cluster_rows_on_cpu(problem, rows);
+  const ClusterForward forward = cluster_forward(problem);
+  if constexpr (kHasGpuKernels) {
+    launch_cluster_rows(forward.params, current_stream(problem.x_BHLD));
+  }
+  rows = forward.rows;
+  return forward.inverse_BHL;
+}
+
+at::Tensor fused_gradients(const ClusterGradientProblem& problem) {
+  if (problem.unit_BHLD.is_cpu()) return cluster_gradients_on_cpu(problem);
+  const ClusterBackward backward = cluster_backward(problem);
+  if constexpr (kHasGpuKernels) {
+    launch_cluster_gradients(backward.params, current_stream(problem.unit_BHLD));
+  }
+  return backward.d_x_BHLD;
+}
+
+at::Tensor fused_sums(const ClusterProblem& problem, const ClusteredRows& rows) {
+  if (rows.unit_BHLD.is_cpu()) return cluster_sums_on_cpu(problem, rows);
+  const ClusterSums sums = cluster_sums_of(problem, rows);
+  if constexpr (kHasGpuKernels) launch_cluster_sums(sums.params, current_stream(rows.unit_BHLD));
+  return sums.sums;
+}
+
+// Gives the unit vectors and distances of the kernels their gradients.
 struct FusedClusterRows : torch::autograd::Function<FusedClusterRows> {
   static variable_list forward(AutogradContext* context, const at::Tensor& /*x_BHLD*/,
                                const ClusterProblem& problem, ClusteredRows& rows) {
-    const at::Tensor inverse_BHL = cluster_rows_on_cpu(problem, rows);
+    const at::Tensor inverse_BHL = fused_rows(problem, rows);
     context->save_for_backward(
         {rows.unit_BHLD, inverse_BHL, rows.cluster_BHL, problem.centroids_HKD});
     context->saved_data["length"] = problem.length;
@@ -103,13 +134,13 @@ struct FusedClusterRows : torch::autograd::Function<FusedClusterRows> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_gradient();
     const variable_list saved = context->get_saved_variables();
-    return {cluster_gradients_on_cpu({.unit_BHLD = saved[0],
-                                      .inverse_BHL = saved[1],
-                                      .cluster_BHL = saved[2],
-                                      .centroids_HKD = saved[3],
-                                      .length = context->saved_data["length"].toDouble(),
-                                      .d_unit_BHLD = gradients[0],
-                                      .d_distance_BH = gradients[1]}),
+    return {fused_gradients({.unit_BHLD = saved[0],
+                             .inverse_BHL = saved[1],
+                             .cluster_BHL = saved[2],
+                             .centroids_HKD = saved[3],
+                             .length = context->saved_data["length"].toDouble(),
+                             .d_unit_BHLD = gradients[0],
+                             .d_distance_BH = gradients[1]}),
             {},
             {}};
   }
@@ -137,7 +168,8 @@ Documents::Documents(const at::Tensor& segments_BL, const at::Tensor& lengths_B,
 
 Path choose_path(const ClusterProblem& problem, Path limit) {
   const at::Tensor& x = problem.x_BHLD;
-  const bool fits = x.is_cpu() && has_tile_type(x.scalar_type()) && x.size(3) <= kMostTileHeadDim;
+  const bool fits = x.is_cpu() ? has_tile_type(x.scalar_type()) && x.size(3) <= kMostTileHeadDim
+                               : kHasGpuKernels && x.is_cuda() && fits_gpu_kernels(problem);
   return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
 }
 
@@ -165,7 +197,7 @@ at::Tensor cluster_scores(const ClusterProblem& problem) {
 
 at::Tensor cluster_sums(const ClusterProblem& problem, const ClusteredRows& rows, Path limit) {
   const at::Tensor& centroids_HKD = problem.centroids_HKD;
-  if (choose_path(problem, limit) == Path::kFused) return cluster_sums_on_cpu(problem, rows);
+  if (choose_path(problem, limit) == Path::kFused) return fused_sums(problem, rows);
   const std::int64_t B = rows.unit_BHLD.size(0), H = centroids_HKD.size(0),
                      K = centroids_HKD.size(1), D = centroids_HKD.size(2);
   const at::Tensor unit_BHLD =

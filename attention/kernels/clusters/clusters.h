@@ -1,7 +1,8 @@
 // Rows as unit vectors in clusters: the steps of online k-means that attention by clusters needs
 // (Roy et al. 2021, "Efficient Content-Based Sparse Attention with Routing Transformers", section
-// 4.1). The score of a row x for a centroid is their product with x / |x|. The CPU's kernels store
-// scores for a tile of rows at a time; the reference stores them all.
+// 4.1). The score of a row x for a centroid is their product with x / |x|. The kernels store scores
+// for a tile of rows (CPU) or, with a window, for 32 clusters (GPU) at a time; the reference stores
+// them all.
 //
 // Legend: B batch, H heads, L rows, D head dim, K clusters, W rows that are chosen for a cluster, N
 // documents, G segments, P places of a list (gathered_attention.h).
@@ -51,11 +52,11 @@ struct ClusteredRows {
 };
 
 // The fastest path up to `limit` that supports x; kSdpa is never it. kFused: on the CPU fp32, fp64
-// and bf16, D up to 256.
+// and bf16, on a GPU fp32, bf16 and fp16, D up to 256.
 Path choose_path(const ClusterProblem& problem, Path limit);
 
-// On the CPU the same bits for any number of threads. Error(kInternal) if shapes or dtypes do not
-// fit.
+// On the CPU the same bits for any number of threads; on a GPU the same bits each time, asynchronous
+// on the current stream. Error(kInternal) if shapes or dtypes do not fit.
 ClusteredRows cluster_rows(const ClusterProblem& problem, Path limit);
 
 // length x / |x| [.., D], in x's dtype; 0 for x = 0. Differentiable plain operations.

@@ -1,15 +1,26 @@
-// The rows that the CPU's kernels can read: their numbers are neighbours in memory. Rows themselves
-// may lie anywhere, as in the layers' [B, L, H, D], whose heads are read without a copy.
+// The rows that kernels can read: their numbers are neighbours in memory. Rows themselves may lie
+// anywhere, as in the layers' [B, L, H, D], whose heads are read without a copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include "attention/kernels/common/gpu_rows.h"
+#include "cluster/base/error.h"
+
 namespace birkhoff {
 
-// x [.., D] itself, or a copy if its rows are not contiguous. GPU kernels ask for aligned rows,
-// which are more than that (block_attention/gpu_arguments.h).
+// x [.., D] itself, or a copy if its rows are not contiguous. Block attention's GPU kernels ask for
+// aligned rows, which are more than that (block_attention/gpu_arguments.h).
 inline at::Tensor with_contiguous_rows(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
+}
+
+// x [B, H, L, D] for GPU kernels, which write to it only where it is a result. Error(kInternal) if
+// its rows are not contiguous.
+inline RowsParams rows_params(const at::Tensor& x) {
+  require(x.dim() == 4 && (x.stride(3) == 1 || x.size(3) == 1), "kernels: rows must be contiguous");
+  return {.data = const_cast<void*>(x.const_data_ptr()),
+          .strides = {x.stride(0), x.stride(1), x.stride(2)}};
 }
 
 }  // namespace birkhoff

@@ -139,6 +139,21 @@ T exchange(T value, int distance) {
   return value;
 }
 
+// Calls use(lane, value) with the value of each lane of the warp.
+template <typename T, typename Use>
+void read_lanes(T value, Use use) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t));
+  const unsigned thread = machine.thread, first = thread / kWarp * kWarp;
+  Barrier& warp = machine.warps[thread / kWarp];
+  std::memcpy(&machine.lanes[thread], &value, sizeof(T));
+  wait(warp);
+  for (unsigned lane = 0; lane < kWarp; ++lane) {
+    std::memcpy(&value, &machine.lanes[first + lane], sizeof(T));
+    use(lane, value);
+  }
+  wait(warp);
+}
+
 }  // namespace birkhoff::emulated
 
 using dim3 = birkhoff::emulated::Dim3;
@@ -150,6 +165,24 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int distance) {
   return birkhoff::emulated::exchange(value, distance);
+}
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  unsigned lanes = 0;
+  birkhoff::emulated::read_lanes(
+      predicate, [&](unsigned lane, bool value) { lanes |= (value ? 1u : 0u) << lane; });
+  return lanes;
+}
+inline int __reduce_add_sync(unsigned, int value) {
+  int sum = 0;
+  birkhoff::emulated::read_lanes(value, [&](unsigned, int other) { sum += other; });
+  return sum;
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }
+inline unsigned __float_as_uint(float x) {
+  unsigned bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
 }
 using std::max;
 using std::min;

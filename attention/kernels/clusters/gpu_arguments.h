@@ -1,0 +1,41 @@
+// Arguments of the GPU kernels of clusters, made from tensors, with the results and the scratch
+// memory that they need. Used by clusters.cpp. Legend: see clusters.h.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "attention/kernels/clusters/cluster_gradients.h"
+#include "attention/kernels/clusters/clusters.h"
+#include "attention/kernels/clusters/gpu_params.h"
+
+namespace birkhoff {
+
+// Whether the kernels support dtype and sizes.
+bool fits_gpu_kernels(const ClusterProblem& problem);
+
+// `params` point to the results, `arguments` and `scratch`, which must outlive the launch.
+struct ClusterForward {
+  ClusterRowsParams params;
+  ClusteredRows rows;
+  at::Tensor inverse_BHL;  // 1 / |x|, in fp32; 0 for x = 0
+  std::vector<at::Tensor> arguments, scratch;
+};
+ClusterForward cluster_forward(const ClusterProblem& problem);
+
+struct ClusterBackward {
+  ClusterGradientParams params;
+  at::Tensor d_x_BHLD;
+  std::vector<at::Tensor> arguments;
+};
+ClusterBackward cluster_backward(const ClusterGradientProblem& problem);
+
+struct ClusterSums {
+  ClusterSumsParams params;
+  at::Tensor sums;  // [H, K, D + 1]
+  std::vector<at::Tensor> arguments;
+};
+ClusterSums cluster_sums_of(const ClusterProblem& problem, const ClusteredRows& rows);
+
+}  // namespace birkhoff

@@ -1,0 +1,308 @@
+// Clusters of unit rows (clusters.h). Legend: b sample, h head, r row, c cluster of K, d of D, n
+// document.
+//
+//   u_rd = x_rd / |x_r|,  s_rc = sum_d x_rd mu_cd / |x_r|,  unit_rd = length u_rd,
+//   c(r) = the first c with the largest s_rc,  distance = sum_r |u_r - mu_c(r)|^2
+//        = sum_r (2 - 2 s_rc(r)), since centroids are unit vectors; 1 instead of 2 for x_r = 0,
+//   nearest_nc = the W rows of document n with the largest s_rc, in ascending order,
+//   d_x: cluster_gradients.h,  sums_cd = sum_br [c(r) = c] u_rd, and how many rows that are
+//
+// Scores are fp32. NaN is the smallest score for c(r) and the largest for nearest, as on the CPU.
+//
+// scores: a block of 256 threads owns 32 rows of a head and passes over a range of clusters in
+//   tiles of 32; it keeps the best so far. With nearest rows the range is a chunk of 32 clusters,
+//   whose scores it writes as integers in the same order, and chunks follow each other: the only
+//   memory for scores is [B, H, 32, L], whatever K is. Otherwise the range is all of K, and nothing
+//   is stored. Shared memory: two tiles of vectors, 3 KiB (D = 1) to 67 KiB (D = 256).
+// nearest: a warp owns a cluster of the chunk in one document. 16 passes over its scores, two bits
+//   each, find the W-th largest, another counts those above it, and the last writes the rows above
+//   it and the first of those equal to it.
+// distances: a block owns a head. Each thread adds every 256th row, then warps add up their lanes.
+// gradients: a warp owns a row, a lane every 32nd column.
+// sums: a block owns a cluster of a head; each of its warps visits every eighth run of 32 rows of
+//   the batch and adds those of the cluster, and the warps' sums are added in order.
+//
+// Each result has one owner, which adds in a fixed order: no atomics, the same bits each time.
+// Documents are read on the device, so nothing waits for the host.
+#include <math.h>
+
+#include <algorithm>
+
+#include "attention/kernels/clusters/gpu_params.h"
+#include "attention/kernels/clusters/gpu_scores.cuh"
+
+namespace birkhoff {
+namespace {
+
+// A score and its cluster.
+struct Best {
+  float score;
+  int cluster;
+
+  __device__ bool beats(const Best& other) const {
+    if (other.score != other.score) return score == score;
+    return score > other.score || (score == other.score && cluster < other.cluster);
+  }
+};
+
+// Larger for larger scores, equal for equal ones. NaN is the largest.
+__device__ inline std::uint32_t key_of(float score) {
+  const float number = score != score ? INFINITY : score == 0 ? 0.0f : score;  // no -0
+  const std::uint32_t bits = __float_as_uint(number);
+  return bits ^ (number < 0 ? 0xffffffffu : 0x80000000u);
+}
+
+// Shared memory of scores: tiles of rows and of centroids, then 1 / |x|, then the best of each warp.
+std::size_t score_bytes(int head_dim) {
+  return sizeof(float) * static_cast<std::size_t>(2 * ScoreTile::words(head_dim) + kTile) +
+         sizeof(Best) * kThreads;
+}
+
+// The clusters [begin, end), after those before `begin`.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    scores_kernel(const ClusterRowsParams p, int begin, int end) {
+  const int D = p.shape.head_dim, lane = lane_number(), warp = warp_number();
+  const OwnRows own(p.shape.heads, p.shape.rows);
+  const ScoreTile x(0, D), centroids(1, D);
+  float* const inverse = ScoreTile(2, D).data;
+  Best* const bests = reinterpret_cast<Best*>(inverse + kTile);            // [kWarps, kTile]
+  const std::int64_t first_entry = own.number * p.shape.rows + own.first;  // in [B, H, L]
+  x.load(row_of<const T>(p.x, own.head, own.first), p.x.strides[2], own.count, D);
+  for (int i = warp; i < kTile; i += kWarps) {  // the rows that this warp has loaded
+    float square = 0;
+    for (int d = lane; d < D; d += kWarp) square += x.row(i)[d] * x.row(i)[d];
+    square = warp_sum(square);
+    const float of_row = square == 0 ? 0.0f : 1 / sqrtf(square);
+    if (lane == 0) inverse[i] = of_row;
+    if (begin > 0 || i >= own.count) continue;
+    T* const unit = row_of<T>(p.unit, own.head, own.first + i);
+    const float factor = of_row * p.shape.length;
+    for (int d = lane; d < D; d += kWarp) unit[d] = from_float<T>(x.row(i)[d] * factor);
+    if (lane == 0) p.inverse[first_entry + i] = of_row;
+  }
+  const bool exists = lane < own.count;
+  const std::int64_t entry = first_entry + lane;
+  Best best{NAN, 0};
+  if (begin > 0 && exists) best = {p.best_score[entry], p.cluster[entry]};
+  for (int first = begin; first < end; first += kTile) {
+    __syncthreads();
+    centroids.load(p.centroids + (own.head.h * p.shape.clusters + first) * D, D, end - first, D);
+    __syncthreads();
+    float products[kPairs];
+    multiply(x, centroids, D, products);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int cluster = first + warp + n * kWarps;
+      if (cluster >= end) break;
+      const Best found{products[n] * inverse[lane], cluster};
+      if (found.beats(best)) best = found;
+      if (p.keys != nullptr && exists) {
+        const std::int64_t list = own.number * ClusterRowsParams::kChunk + cluster - begin;
+        p.keys[list * p.shape.rows + own.first + lane] = key_of(found.score);
+      }
+    }
+  }
+  bests[threadIdx.x] = best;
+  __syncthreads();
+  if (warp > 0 || !exists) return;
+  for (int w = 1; w < kWarps; ++w) {
+    const Best& other = bests[w * kTile + lane];
+    if (other.beats(best)) best = other;
+  }
+  const std::int32_t document =
+      p.documents[(p.shared_documents ? 0 : own.head.b * p.shape.rows) + own.first + lane];
+  p.best_score[entry] = best.score;
+  p.cluster[entry] = document < 0 ? -1 : best.cluster;
+}
+
+// The nearest rows of the clusters [begin, begin + count).
+__global__ void __launch_bounds__(kThreads)
+    nearest_kernel(const ClusterRowsParams p, int begin, int count) {
+  constexpr int kBits = 2, kSteps = (1 << kBits) - 1;
+  const std::int64_t number = std::int64_t{blockIdx.x} * kWarps + warp_number(),
+                     head = number / p.num_documents / count;
+  const int document = static_cast<int>(number % p.num_documents),
+            cluster = static_cast<int>(number / p.num_documents % count), lane = lane_number();
+  if (head >= std::int64_t{p.shape.batch} * p.shape.heads) return;
+  const std::int32_t* const document_ends =
+      p.document_ends + (p.shared_documents ? 0 : head / p.shape.heads * p.num_documents);
+  const int first = document == 0 ? 0 : document_ends[document - 1], end = document_ends[document];
+  const int segment = document * p.shape.clusters + begin + cluster;
+  const std::int32_t* const ends = p.ends + head * p.num_documents * p.shape.clusters;
+  const int start = segment == 0 ? 0 : ends[segment - 1], wanted = ends[segment] - start;
+  const std::uint32_t* const keys =
+      p.keys + (head * ClusterRowsParams::kChunk + cluster) * p.shape.rows;
+  std::int32_t* next = p.nearest + head * p.places + start;
+
+  // The wanted-th largest key, the highest that as many keys reach; all are above 0.
+  std::uint32_t threshold = 0;
+  for (int shift = 32 - kBits; shift >= 0 && wanted < end - first; shift -= kBits) {
+    int reach[kSteps] = {};
+    for (int row = first + lane; row < end; row += kWarp) {
+      const std::uint32_t key = keys[row];
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) reach[s] += key >= threshold + ((s + 1u) << shift);
+    }
+    std::uint32_t highest = threshold;
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      if (__reduce_add_sync(kAllLanes, reach[s]) >= wanted) {
+        highest = threshold + ((s + 1u) << shift);
+      }
+    }
+    threshold = highest;
+  }
+  int above = 0;
+  for (int row = first + lane; row < end; row += kWarp) above += keys[row] > threshold;
+  int ties = wanted - __reduce_add_sync(kAllLanes, above);  // rows at the threshold to choose
+  const unsigned before = (1u << lane) - 1;
+  for (int run = first; run < end; run += kWarp) {
+    const int row = run + lane;
+    const std::uint32_t key = row < end ? keys[row] : 0;
+    const bool ties_here = row < end && key == threshold;
+    const unsigned tied = __ballot_sync(kAllLanes, ties_here);
+    const bool chosen = key > threshold || (ties_here && __popc(tied & before) < ties);
+    const unsigned all_chosen = __ballot_sync(kAllLanes, chosen);
+    if (chosen) next[__popc(all_chosen & before)] = row;
+    ties -= __popc(tied);
+    next += __popc(all_chosen);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) distances_kernel(const ClusterRowsParams p) {
+  float* const sums = reinterpret_cast<float*>(score_memory);  // [kWarps]
+  float sum = 0;
+  for (int row = static_cast<int>(threadIdx.x); row < p.shape.rows; row += kThreads) {
+    const std::int64_t entry = std::int64_t{blockIdx.x} * p.shape.rows + row;
+    if (p.cluster[entry] < 0) continue;
+    sum += (p.inverse[entry] == 0 ? 1.0f : 2.0f) - 2 * p.best_score[entry];
+  }
+  sum = warp_sum(sum);
+  if (lane_number() == 0) sums[warp_number()] = sum;
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  for (int w = 1; w < kWarps; ++w) sum += sums[w];
+  p.distance[blockIdx.x] = sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) gradients_kernel(const ClusterGradientParams p) {
+  const ClusterShape& shape = p.shape;
+  const std::int64_t entry = std::int64_t{blockIdx.x} * kWarps + warp_number(),
+                     row = entry % shape.rows;
+  const HeadOfSample head{entry / shape.rows / shape.heads, entry / shape.rows % shape.heads};
+  if (head.b >= shape.batch) return;
+  const std::int32_t cluster = p.cluster[entry];
+  const float factor = p.d_distance == nullptr || cluster < 0
+                           ? 0.0f
+                           : 2 * p.d_distance[head.b * shape.heads + head.h];
+  const float* const centroid =
+      p.centroids + (head.h * shape.clusters + max(cluster, 0)) * shape.head_dim;
+  const T* const unit = row_of<const T>(p.unit, head, row);
+  const T* const d_unit = p.d_unit.data == nullptr ? nullptr : row_of<const T>(p.d_unit, head, row);
+  T* const d_x = row_of<T>(p.d_x, head, row);
+  const auto u = [&](int d) { return to_float(unit[d]) / shape.length; };
+  const auto gradient = [&](int d) {
+    const float g = d_unit == nullptr ? 0.0f : shape.length * to_float(d_unit[d]);
+    return factor == 0 ? g : g + factor * (u(d) - centroid[d]);
+  };
+  float along = 0;
+  for (int d = lane_number(); d < shape.head_dim; d += kWarp) along += u(d) * gradient(d);
+  along = warp_sum(along);
+  for (int d = lane_number(); d < shape.head_dim; d += kWarp) {
+    d_x[d] = from_float<T>((gradient(d) - u(d) * along) * p.inverse[entry]);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) sums_kernel(const ClusterSumsParams p) {
+  constexpr int kColumns = ClusterShape::kMostHeadDim / kWarp;  // of a lane
+  const ClusterShape& shape = p.shape;
+  const int D = shape.head_dim, lane = lane_number();
+  const int h = static_cast<int>(blockIdx.x) / shape.clusters,
+            cluster = static_cast<int>(blockIdx.x) % shape.clusters;
+  float sum[kColumns] = {};
+  int count = 0;
+  for (int b = 0; b < shape.batch; ++b) {
+    const std::int32_t* const clusters =
+        p.cluster + (std::int64_t{b} * shape.heads + h) * shape.rows;
+    for (int run = warp_number() * kWarp; run < shape.rows; run += kThreads) {
+      const int own = run + lane;
+      unsigned members = __ballot_sync(kAllLanes, own < shape.rows && clusters[own] == cluster);
+      count += __popc(members);
+      for (; members != 0; members &= members - 1) {
+        const T* const unit = row_of<const T>(p.unit, {b, h}, run + __ffs(members) - 1);
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          const int d = lane + c * kWarp;
+          if (d < D) sum[c] += to_float(unit[d]);
+        }
+      }
+    }
+  }
+  float* const sums = reinterpret_cast<float*>(score_memory);  // [kWarps, D + 1]
+  float* const of_warp = sums + warp_number() * (D + 1);
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    if (lane + c * kWarp < D) of_warp[lane + c * kWarp] = sum[c];
+  }
+  if (lane == 0) of_warp[D] = static_cast<float>(count);
+  __syncthreads();
+  for (int d = static_cast<int>(threadIdx.x); d <= D; d += kThreads) {
+    float total = 0;
+    for (int w = 0; w < kWarps; ++w) total += sums[w * (D + 1) + d];
+    p.sums[std::int64_t{blockIdx.x} * (D + 1) + d] = d < D ? total / shape.length : total;
+  }
+}
+
+}  // namespace
+
+void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
+  const ClusterShape& shape = params.shape;
+  const std::int64_t heads = std::int64_t{shape.batch} * shape.heads;
+  const int chunk = params.keys == nullptr ? shape.clusters : ClusterRowsParams::kChunk;
+  for (int begin = 0; begin < shape.clusters; begin += chunk) {
+    const int count = std::min(chunk, shape.clusters - begin);
+    with_row_type(shape.dtype, [&]<typename T>() {
+      launch_tiles(&scores_kernel<T>, heads, shape.rows, score_bytes(shape.head_dim), stream,
+                   params, begin, begin + count);
+    });
+    if (params.keys == nullptr) continue;
+    launch({.grid = dim3(static_cast<unsigned>((heads * count * params.num_documents + kWarps - 1) /
+                                               kWarps)),
+            .block = dim3(kThreads),
+            .stream = stream},
+           &nearest_kernel, params, begin, count);
+  }
+  launch({.grid = dim3(static_cast<unsigned>(heads)),
+          .block = dim3(kThreads),
+          .stream = stream,
+          .shared_bytes = sizeof(float) * kWarps},
+         &distances_kernel, params);
+}
+
+void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t stream) {
+  const std::int64_t rows =
+      std::int64_t{params.shape.batch} * params.shape.heads * params.shape.rows;
+  with_row_type(params.shape.dtype, [&]<typename T>() {
+    launch({.grid = dim3(static_cast<unsigned>((rows + kWarps - 1) / kWarps)),
+            .block = dim3(kThreads),
+            .stream = stream},
+           &gradients_kernel<T>, params);
+  });
+}
+
+void launch_cluster_sums(const ClusterSumsParams& params, cudaStream_t stream) {
+  const ClusterShape& shape = params.shape;
+  with_row_type(shape.dtype, [&]<typename T>() {
+    launch(
+        {.grid = dim3(static_cast<unsigned>(shape.heads) * static_cast<unsigned>(shape.clusters)),
+         .block = dim3(kThreads),
+         .stream = stream,
+         .shared_bytes = sizeof(float) * static_cast<std::size_t>(kWarps * (shape.head_dim + 1))},
+        &sums_kernel<T>, params);
+  });
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,64 @@
+// Arguments of the GPU kernels of clusters. See attention/kernels/clusters/gpu_clusters.cu. Legend:
+// B batch, H heads, L rows, D head dim, K clusters, N documents, P places of a list.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/kernels/common/gpu_rows.h"
+#include "cluster/base/gpu/kernel_types.h"
+
+struct CUstream_st;
+
+namespace birkhoff {
+
+struct ClusterShape {
+  static constexpr int kMostHeadDim = 256;
+
+  KernelDtype dtype;  // of rows: kFloat, kBFloat16 or kHalf
+  int batch, heads, rows, head_dim, clusters;
+  float length;  // of the rows of `unit`
+};
+
+struct ClusterRowsParams {
+  static constexpr int kChunk = 32;  // clusters whose scores are in memory at a time
+
+  ClusterShape shape;
+  RowsParams x, unit;
+  const float* centroids;         // [H, K, D]
+  const std::int32_t* documents;  // [B, L], or [1, L] if shared: Documents::number_BL
+  bool shared_documents;          // by all samples
+  float *inverse, *best_score;    // [B, H, L]; best_score is scratch
+  std::int32_t* cluster;          // [B, H, L]
+  float* distance;                // [B, H]
+
+  // The nearest rows. All null: none are chosen.
+  int num_documents, places;
+  const std::int32_t* document_ends;  // [B, N], or [1, N]: the row after the last
+  const std::int32_t* ends;           // [B, H, N K]: of the segments, which says how many to choose
+  std::int32_t* nearest;              // [B, H, P]
+  std::uint32_t* keys;                // scratch [B, H, kChunk, L]
+};
+
+// ClusterGradientProblem (cluster_gradients.h).
+struct ClusterGradientParams {
+  ClusterShape shape;
+  RowsParams unit, d_unit, d_x;  // d_unit null: 0
+  const float* centroids;        // [H, K, D]
+  const float* inverse;          // [B, H, L]
+  const std::int32_t* cluster;   // [B, H, L]
+  const float* d_distance;       // [B, H]; null: 0
+};
+
+struct ClusterSumsParams {
+  ClusterShape shape;
+  RowsParams unit;
+  const std::int32_t* cluster;  // [B, H, L]
+  float* sums;                  // [H, K, D + 1]
+};
+
+// Asynchronous on `stream`.
+void launch_cluster_rows(const ClusterRowsParams& params, CUstream_st* stream);
+void launch_cluster_gradients(const ClusterGradientParams& params, CUstream_st* stream);
+void launch_cluster_sums(const ClusterSumsParams& params, CUstream_st* stream);
+
+}  // namespace birkhoff
