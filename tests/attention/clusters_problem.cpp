@@ -74,9 +74,9 @@ ClusterProblem cluster_problem(const ClusterSizes& s, at::ScalarType dtype, std:
 }
 
 ClusterProblem repeated_rows() {
-  ClusterProblem problem = cluster_problem({1, 1, 150, 16, 4, 20, false, false}, at::kFloat);
+  ClusterProblem problem = cluster_problem({1, 1, 150, 16, 40, 20, false, false}, at::kFloat);
   problem.x_BHLD = problem.x_BHLD.detach().narrow(2, 0, 3).repeat({1, 1, 50, 1});
-  problem.centroids_HKD = problem.centroids_HKD.narrow(1, 0, 1).repeat({1, 4, 1});
+  problem.centroids_HKD = problem.centroids_HKD.narrow(1, 0, 1).repeat({1, 40, 1});
   return problem;
 }
 

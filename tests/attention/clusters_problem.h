@@ -28,7 +28,7 @@ inline const ClusterSizes kClusterSizes[] = {
 // rows of the second sample.
 ClusterProblem cluster_problem(const ClusterSizes& sizes, at::ScalarType dtype,
                                std::uint64_t seed = 5);
-// Three rows that repeat, and one centroid K times.
+// Three rows that repeat, and one centroid 40 times; 20 rows are chosen.
 ClusterProblem repeated_rows();
 
 // The used places of lists, as vectors: [head][segment].
