@@ -11,11 +11,13 @@ struct PhiloxParams {
   std::uint64_t seed;
   const std::int64_t* step;  // device memory: a captured graph can replay with another step
   std::uint32_t layer, purpose;
-  const std::int64_t* sample_ids;  // [rows], device memory
+  const std::int64_t* sample_ids;  // [rows / rows_of_sample], device memory
   std::int64_t rows, inner;
-  std::uint64_t offset;  // of the counters, in blocks of four words
-  float* out;            // [rows, inner]
-  bool vectors;          // rows of `out` can be written 16 bytes at a time
+  std::int64_t rows_of_sample;
+  // Of the counters, in blocks of four words: of all, and from one row of a sample to the next.
+  std::uint64_t offset, row_stride;
+  float* out;    // [rows, inner]
+  bool vectors;  // rows of `out` can be written 16 bytes at a time
   // A uniform number u is written as it is, or for a dropout mask as u > p ? scale : 0.
   bool is_mask;
   float p, scale;

@@ -127,10 +127,21 @@ void set_map(PhiloxParams& params, Mask mask) {
   params.scale = mask.scale;
 }
 
+// Where the rows of a sample begin: row r at counter `offset` + r `stride`.
+struct Counters {
+  std::uint64_t offset = 0;
+  std::int64_t rows = 1;  // of a sample
+  std::uint64_t stride = 0;
+
+  std::uint64_t of_row(std::int64_t row) const {
+    return offset + static_cast<std::uint64_t>(row % rows) * stride;
+  }
+};
+
 template <typename Map>
-void launch(const NoiseKey& key, NoisePurpose purpose, std::uint64_t offset, Map map,
+void launch(const NoiseKey& key, NoisePurpose purpose, const Counters& counters, Map map,
             const at::Tensor& out) {
-  const std::int64_t rows = out.size(0), inner = out.numel() / rows;
+  const std::int64_t rows = out.size(0) * counters.rows, inner = out.numel() / rows;
   PhiloxParams params{};
   params.seed = key.seed;
   params.step = key.step.const_data_ptr<std::int64_t>();
@@ -139,18 +150,20 @@ void launch(const NoiseKey& key, NoisePurpose purpose, std::uint64_t offset, Map
   params.sample_ids = key.sample_ids_B.const_data_ptr<std::int64_t>();
   params.rows = rows;
   params.inner = inner;
-  params.offset = offset;
+  params.offset = counters.offset;
+  params.rows_of_sample = counters.rows;
+  params.row_stride = counters.stride;
   params.out = out.mutable_data_ptr<float>();
   params.vectors = fits_vectors(out, inner * static_cast<std::int64_t>(sizeof(float)));
   set_map(params, map);
   if constexpr (kHasGpuKernels) launch_philox(params, current_stream(out));
 }
 
-// fp32 [B, inner...] of map(bits), in parallel over pieces of rows. No number depends on how rows
-// are cut into pieces.
+// fp32 [B, inner...] of map(bits), in parallel over pieces of rows; with several rows of a sample,
+// they are the first inner dimension. No number depends on how rows are cut into pieces.
 template <typename Map>
 at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
-                    std::uint64_t offset, Map map) {
+                    const Counters& counters, Map map) {
   const at::Tensor& ids_B = key.sample_ids_B;
   require(ids_B.defined() && ids_B.dim() == 1 && ids_B.scalar_type() == at::kLong &&
               ids_B.is_contiguous(),
@@ -164,7 +177,7 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
   if (out.numel() == 0) return out;
   if (!out.is_cpu()) {
     require(kHasGpuKernels && out.is_cuda(), "noise: this program has no kernel for the device");
-    launch(key, purpose, offset, map, out);
+    launch(key, purpose, counters, map, out);
     return out;
   }
 
@@ -172,20 +185,20 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
   const std::uint64_t philox_key = noise_key(key.seed, step, key.layer, purpose);
   const std::int64_t* ids = ids_B.const_data_ptr<std::int64_t>();
   float* data = out.mutable_data_ptr<float>();
-  const std::int64_t num_inner = out.numel() / ids_B.size(0);
+  const std::int64_t num_rows = ids_B.size(0) * counters.rows, num_inner = out.numel() / num_rows;
   constexpr std::int64_t kPiece = 4096;  // elements, a few microseconds; a multiple of kBlock
   const std::int64_t pieces_per_row = (num_inner + kPiece - 1) / kPiece;
-  at::parallel_for(0, ids_B.size(0) * pieces_per_row,
-                   std::max<std::int64_t>(1, 65536 / std::min(num_inner, kPiece)),
-                   [&](std::int64_t begin, std::int64_t end) {
-                     for (std::int64_t piece = begin; piece < end; ++piece) {
-                       const std::int64_t row = piece / pieces_per_row;
-                       const std::int64_t first = piece % pieces_per_row * kPiece;
-                       const RowPart part{philox_key, static_cast<std::uint64_t>(ids[row]), offset,
-                                          first, std::min(first + kPiece, num_inner)};
-                       fill_dispatched(part, data + row * num_inner + first, map);
-                     }
-                   });
+  at::parallel_for(
+      0, num_rows * pieces_per_row, std::max<std::int64_t>(1, 65536 / std::min(num_inner, kPiece)),
+      [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t piece = begin; piece < end; ++piece) {
+          const std::int64_t row = piece / pieces_per_row;
+          const std::int64_t first = piece % pieces_per_row * kPiece;
+          const RowPart part{philox_key, static_cast<std::uint64_t>(ids[row / counters.rows]),
+                             counters.of_row(row), first, std::min(first + kPiece, num_inner)};
+          fill_dispatched(part, data + row * num_inner + first, map);
+        }
+      });
   return out;
 }
 
@@ -211,7 +224,7 @@ NoiseKey NoiseKey::at_layer(std::uint32_t new_layer) const {
 
 at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                           std::uint64_t offset) {
-  return generate(key, purpose, inner_shape, offset, Uniform{});
+  return generate(key, purpose, inner_shape, {.offset = offset}, Uniform{});
 }
 
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape) {
@@ -226,8 +239,18 @@ at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, Noi
   if (p == 0) return x;
   require(x.dim() >= 1 && x.size(0) == key.sample_ids_B.size(0),
           "dropout: x must have one row for each sample id");
-  const at::Tensor mask = generate(key, purpose, x.sizes().slice(1), 0, Mask{p, 1 / (1 - p)});
+  const at::Tensor mask = generate(key, purpose, x.sizes().slice(1), {}, Mask{p, 1 / (1 - p)});
   return at::mul(x, mask).to(x.scalar_type());  // bf16 is multiplied in fp32 and rounded once
+}
+
+at::Tensor philox_dropout_rows(float p, const NoiseKey& key, NoisePurpose purpose,
+                               std::int64_t num_rows, std::int64_t row_size,
+                               std::int64_t row_stride) {
+  require(p >= 0 && p < 1 && row_stride % 4 == 0,
+          "dropout: p must be in [0, 1), and rows begin at multiples of 4");
+  return generate(key, purpose, {num_rows, row_size},
+                  {.rows = num_rows, .stride = static_cast<std::uint64_t>(row_stride / 4)},
+                  Mask{p, 1 / (1 - p)});
 }
 
 }  // namespace birkhoff

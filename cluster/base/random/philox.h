@@ -64,4 +64,10 @@ at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArray
 // 0. x: [B, ...].
 at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, NoisePurpose purpose);
 
+// fp32 [B, num_rows, row_size]: the factors by which dropout multiplies numbers, 0 or 1 / (1 - p).
+// Number n of row r is element r row_stride + n of its sample; row_stride is a multiple of 4.
+at::Tensor philox_dropout_rows(float p, const NoiseKey& key, NoisePurpose purpose,
+                               std::int64_t num_rows, std::int64_t row_size,
+                               std::int64_t row_stride);
+
 }  // namespace birkhoff

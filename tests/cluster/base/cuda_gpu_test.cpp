@@ -145,6 +145,12 @@ void check_noise(std::int64_t rows, at::IntArrayRef inner) {
     return philox_dropout(values, 0.3f, key, NoisePurpose::kResidualDropout).cpu();
   };
   EXPECT_TRUE(at::equal(dropped(host, x), dropped(device, x.cuda())));
+  const auto in_rows = [&](const NoiseKey& key) {
+    return philox_dropout_rows(0.3f, key, NoisePurpose::kAttentionDropout, /*num_rows=*/3,
+                               inner.back(), std::int64_t{1} << 31)
+        .cpu();
+  };
+  EXPECT_TRUE(at::equal(in_rows(host), in_rows(device)));
   const auto gumbel = [&](const NoiseKey& key) {
     return philox_gumbel(key, NoisePurpose::kGumbel, inner).cpu();
   };

@@ -140,6 +140,25 @@ TEST(Philox, DropoutKeepsTheExpectationAndScalesTheGradient) {
   }
 }
 
+TEST(Philox, RowsOfDropoutBeginWhereTheirStrideSays) {
+  const NoiseKey key = make_key(4, {3, 9});
+  const float p = 0.25f;
+  const at::Tensor u = philox_uniform(key, NoisePurpose::kAttentionDropout, {5 * 64}),
+                   factors = philox_dropout_rows(p, key, NoisePurpose::kAttentionDropout,
+                                                 /*num_rows=*/5, /*row_size=*/37,
+                                                 /*row_stride=*/64);
+  EXPECT_TRUE(
+      at::equal(factors, ((u > p).to(at::kFloat) / (1 - p)).view({2, 5, 64}).narrow(2, 0, 37)));
+  // Far beyond what a tensor can hold.
+  const auto far = static_cast<std::uint64_t>(3) << 60;
+  EXPECT_TRUE(at::equal(
+      philox_dropout_rows(p, key, NoisePurpose::kAttentionDropout, 4, 8, std::int64_t{1} << 60)
+          .select(1, 3),
+      (philox_uniform(key, NoisePurpose::kAttentionDropout, {8}, far / 4) > p).to(at::kFloat) /
+          (1 - p)));
+  EXPECT_THROW(philox_dropout_rows(p, key, NoisePurpose::kAttentionDropout, 4, 8, 6), Error);
+}
+
 TEST(Philox, MisuseIsAnError) {
   NoiseKey key = make_key(0, {1, 2});
   EXPECT_THROW(philox_dropout(at::ones({3, 4}), 0.5f, key, NoisePurpose::kGumbel), Error);
