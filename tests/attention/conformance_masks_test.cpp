@@ -191,5 +191,23 @@ TEST_P(NoisyMasks, NoiseFollowsSampleAndStep) {
   EXPECT_GT(max_difference(with, run(*built.mechanism, in, path)), 1e-3);
 }
 
+// Documents and padding of the other samples do not move it either, in outputs and gradients.
+TEST_P(NoisyMasks, NoiseOfASampleDoesNotDependOnTheOthers) {
+  const Built built(with_noise(GetParam().config), GetParam().causal, at::kDouble);
+  AttentionInput in = input(built);
+  in.key_lengths_B = lengths(14, 9);
+  set_segments(in, 5, 14);
+  in.noise = noise(3);
+  const AttentionInput second = batch_slice(in, 1, 1);
+  for (const Path path : {Path::kReference, Path::kFused}) {
+    const at::Tensor out = run(*built.mechanism, in, path).narrow(0, 1, 1),
+                     alone = run(*built.mechanism, second, path);
+    EXPECT_LE(max_difference(alone, out), 1e-11 * std::max(1.0, out.abs().max().item<double>()));
+    const at::Tensor d = gradients(out, {in.q_BHLD})[0].narrow(0, 1, 1),
+                     d_alone = gradients(alone, {second.q_BHLD})[0];
+    EXPECT_LE(max_difference(d_alone, d), 1e-10 * std::max(1.0, d.abs().max().item<double>()));
+  }
+}
+
 }  // namespace
 }  // namespace birkhoff::test

@@ -65,6 +65,17 @@ GatheredProblem random_problem_with_terms(int seed, int draw_index) {
   return problem.to(at::kFloat);
 }
 
+GatheredProblem random_problem_with_dropout(int seed, int draw_index) {
+  GatheredProblem problem = random_problem_with_terms(seed, draw_index);
+  GatheredAttention& in = problem.attention;
+  in.dropout = seed % 2 == 0 ? 0.4f : 0.1f;
+  in.noise = NoiseKey{.seed = 3,
+                      .step = at::full({1}, 5, at::kLong),
+                      .layer = 2,
+                      .sample_ids_B = at::arange(in.q_BHLD.size(0), at::kLong) * 17 + 40};
+  return problem;
+}
+
 GatheredProblem random_gathered_problem(int seed, int draw_index) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const auto draw = [&](const std::vector<std::int64_t>& from) {
@@ -236,7 +247,7 @@ bool expect_errors_of_the_reference(
     }
     const GatheredAttention& in = problem.attention;
     const double rounding = 3 * product_eps * longest(problem.d_out_BHLD) * longest(in.v_BHSD) /
-                            std::sqrt(static_cast<double>(in.q_BHLD.size(3)));
+                            std::sqrt(static_cast<double>(in.q_BHLD.size(3))) / (1 - in.dropout);
     raise(product[2], rounding * largest(in.k_BHSD));
     raise(product[3], rounding * largest(in.q_BHLD));
     for (std::size_t i = 5; i < results; ++i) {

@@ -30,6 +30,9 @@ GatheredProblem random_gathered_problem(int seed, int draw_index = 0);
 // and grouped queries, each with some seeds.
 GatheredProblem random_problem_with_terms(int seed, int draw_index = 0);
 
+// The problem with terms and with dropout.
+GatheredProblem random_problem_with_dropout(int seed, int draw_index = 0);
+
 // Causal sliding windows of `width` tokens, D = 64.
 GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int64_t num_tokens,
                                std::int64_t width);
@@ -50,7 +53,8 @@ inline double out_rounding(at::ScalarType dtype) {
 // the same dtype, and two roundings. Where a query sees the same key from several places, or has a
 // gradient of its log-sum-exp, ds is a difference of products d_out . v, which the reference takes
 // from one rounded product: three roundings of relative size `product_eps` of such a product are
-// allowed in the gradients of q, k, sinks and the table of keys. The problems are those of `random_problem` with this merge.
+// allowed in the gradients of q, k, sinks and the table of keys; with dropout, products of kept
+// probabilities are 1 / (1 - p) times as large. The problems are those of `random_problem` with this merge.
 // Returns false if the shape has too few queries to compare.
 bool expect_errors_of_the_reference(
     int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,

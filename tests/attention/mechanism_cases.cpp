@@ -5,6 +5,8 @@
 #include <google/protobuf/message.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "cluster/base/error.h"
+#include "configs/check.h"
 #include "configs/options.pb.h"
 
 namespace birkhoff::test {
@@ -123,6 +125,15 @@ configs::Mechanism with_noise(configs::Mechanism config) {
     }
   });
   return config;
+}
+
+bool has_noise(const MechanismCase& each, const MechanismTraits&) {
+  try {
+    check_trains(each.config, SourceLocations("test"));
+  } catch (const Error&) {
+    return false;
+  }
+  return with_noise(each.config).SerializeAsString() != each.config.SerializeAsString();
 }
 
 at::Tensor random_tensor(at::IntArrayRef shape, at::ScalarType dtype, std::uint64_t seed) {

@@ -42,9 +42,8 @@ inline bool is_causal(const MechanismCase&, const MechanismTraits& traits) { ret
 
 // The config with all noise that its fields with the option `noise` add.
 configs::Mechanism with_noise(configs::Mechanism config);
-inline bool has_noise(const MechanismCase& each, const MechanismTraits&) {
-  return with_noise(each.config).SerializeAsString() != each.config.SerializeAsString();
-}
+// Whether the case can be trained, with noise.
+bool has_noise(const MechanismCase& each, const MechanismTraits& traits);
 
 // A mechanism and its parameters, all drawn from N(0, 1/4), so that block weights are far from
 // equal.

@@ -400,7 +400,8 @@ TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
 }
 
 // With virtual shards the centroids of routing attention have the same bits on any number of ranks,
-// also when clusters die and get new centroids, and when the run goes on with more ranks.
+// also with dropout, when clusters die and get new centroids, and when the run goes on with more
+// ranks.
 TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   const std::string routing = "model.attention.0.group.0.mechanism.routing.";
   const auto train_on = [&](const std::string& name, int ranks, int steps) {
@@ -408,7 +409,7 @@ TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
     for (const std::string& setting :
          {"train.steps=" + std::to_string(steps), std::string("train.invariant.shards=4"),
           routing + "clusters=12", routing + "window=4", routing + "decay=0.5",
-          routing + "reseed_after=1"}) {
+          routing + "reseed_after=1", routing + "dropout=0.2"}) {
       arguments.insert(arguments.end(), {"--set", setting});
     }
     const Finished finished = run_child(train(name, arguments));

@@ -11,7 +11,7 @@
 namespace birkhoff {
 namespace {
 
-// Every source of randomness, in two layers with different attention. If the weights of a SortNet
+// Every source of randomness, in three layers with different attention. If the weights of a SortNet
 // were balanced, its bias would have no effect: the balance starts with the columns and cancels it.
 constexpr const char* kNoisy = R"(
     bias: true
@@ -22,6 +22,10 @@ constexpr const char* kNoisy = R"(
     }
     attention {
       group { mechanism { sinkhorn { block: 4 sort_net: attention gumbel_noise: true } } }
+    }
+    attention {
+      group { heads: 1 mechanism { routing { clusters: 2 dropout: 0.2 } } }
+      group { mechanism { moba { block: 4 top_blocks: 2 dropout: 0.2 } } }
     }
     dropout { embedding: 0.2 residual: 0.3 activation: 0.1 })";
 
@@ -39,7 +43,7 @@ std::map<std::string, at::Tensor> gradients(const TestModel& model, const at::Te
 }
 
 TEST(Noise, GradientsDoNotDependOnTheSplitIntoMicroBatches) {
-  const TestModel model = make_test_model(kNoisy);
+  const TestModel model = make_test_model(kNoisy, {"model.layers=3"});
   enlarge_parameters(*model.model);
   Batch batch = make_batch(4, 16);
   batch.sample_ids_B = at::tensor({31, 4, 15, 9}, at::kLong);
@@ -60,7 +64,7 @@ TEST(Noise, GradientsDoNotDependOnTheSplitIntoMicroBatches) {
 
 // With fixed noise, the training loss is a plain function of the parameters.
 TEST(Noise, GradientOfEveryParameterIsTheDifferenceQuotient) {
-  const TestModel model = make_test_model(kNoisy);
+  const TestModel model = make_test_model(kNoisy, {"model.layers=3"});
   enlarge_parameters(*model.model);
   const Batch batch = make_batch(2, 16);
   const auto loss = [&] { return model->loss_sums(batch, make_noise(batch)).loss; };

@@ -23,6 +23,10 @@ constexpr const char* kModel = R"(
       group { mechanism { sinkhorn_mixture { sinkhorn {
         block: 4 causal_balance: cumulative sort_net: attention } } } }
     }
+    attention {
+      group { heads: 1 mechanism { routing { clusters: 2 dropout: 0.2 } } }
+      group { mechanism { moba { block: 4 top_blocks: 2 dropout: 0.2 } } }
+    }
     dropout { embedding: 0.2 residual: 0.3 activation: 0.1 })";
 
 // The gradients in creation order. Adds the hook calls of each accumulator to `calls`.
@@ -63,8 +67,9 @@ TEST(Recompute, GivesTheSameBits) {
   const Batch batch = make_batch(4, 16);
   for (const char* const precision : {"fp32", "fp64"}) {
     const std::string setting = std::string("train.precision=") + precision;
-    const TestModel plain = make_test_model(kModel, {setting});
-    const TestModel recomputing = make_test_model(kModel, {setting, "train.recompute=true"});
+    const TestModel plain = make_test_model(kModel, {setting, "model.layers=3"});
+    const TestModel recomputing =
+        make_test_model(kModel, {setting, "model.layers=3", "train.recompute=true"});
     enlarge_parameters(*plain.model);
     enlarge_parameters(*recomputing.model);
     std::vector<int> calls, recomputing_calls;

@@ -179,8 +179,9 @@ TEST_F(TrainRunMpi, RecomputationMayBeSwitchedWhenARunGoesOnAndChangesNoBit) {
 TEST_F(TrainRunMpi, CentroidsGoOnFromACheckpointWithTheSameBits) {
   const std::string routing = "model.attention.0.group.0.mechanism.routing.";
   const auto with_centroids = [&](int steps, std::vector<std::string> settings = {}) {
-    settings.insert(settings.end(), {routing + "clusters=40", routing + "window=4",
-                                     routing + "decay=0.5", routing + "reseed_after=2"});
+    settings.insert(settings.end(),
+                    {routing + "clusters=40", routing + "window=4", routing + "decay=0.5",
+                     routing + "reseed_after=2", routing + "dropout=0.2"});
     return config(steps, settings);
   };
   EXPECT_EQ(train(with_centroids(12), "whole"), Outcome::kDone);

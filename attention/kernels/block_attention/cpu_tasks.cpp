@@ -18,8 +18,7 @@
 #include "attention/kernels/relative_positions/cpu_tables.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 #include "attention/kernels/tile_attention/cpu_nan.h"
-#include "cluster/base/error.h"
-#include "cluster/base/random/philox.h"
+#include "attention/kernels/tile_attention/cpu_noise.h"
 
 namespace birkhoff {
 namespace {
@@ -293,19 +292,6 @@ struct Call {
   }
 };
 
-std::optional<TileDropout> tile_dropout_of(const BlockOperands& operands) {
-  if (!operands.noise) return std::nullopt;
-  const NoiseKey& noise = *operands.noise;
-  require(operands.dropout < 1 && noise.sample_ids_B.size(0) == operands.q_BHNbD.size(0),
-          "dropout: p must be below 1, and each row needs a sample id");
-  const auto step = static_cast<std::uint64_t>(*noise.step.const_data_ptr<std::int64_t>());
-  return TileDropout{
-      .key = noise_key(noise.seed, step, noise.layer, NoisePurpose::kAttentionDropout),
-      .least = static_cast<std::uint32_t>(operands.dropout * 0x1p24f),
-      .scale = 1 / (1 - operands.dropout),
-      .query_stride = operands.columns.all};
-}
-
 template <typename T>
 Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) {
   const at::Tensor& q_BHNbD = operands.q_BHNbD;
@@ -323,7 +309,7 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
                .d_q = {},
                .max_BHNb = softmax_2BHNb[0].mutable_data_ptr<Sum<T>>(),
                .inverse_sum_BHNb = softmax_2BHNb[1].mutable_data_ptr<Sum<T>>(),
-               .dropout = tile_dropout_of(operands),
+               .dropout = tile_dropout(operands.dropout, operands.noise, B, operands.columns.all),
                .sample_ids_B = operands.noise ? operands.noise->sample_ids_B : at::Tensor(),
                .sources = {},
                .tables = DistanceTables<T>(operands.relative),

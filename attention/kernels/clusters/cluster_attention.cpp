@@ -60,7 +60,9 @@ at::Tensor attend_in_clusters(const ClusterAttention& in, const ClusteredTokens&
                                       in.selection == ClusterSelection::kNearestCausal),
       .merge = in.merge,
       .relative = in.relative,
-      .sink_H = in.sink_H};
+      .sink_H = in.sink_H,
+      .dropout = in.dropout,
+      .noise = in.noise};
   return attend_gathered(attention, limit).out_BHLD;
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "attention/kernels/clusters/clusters.h"
 #include "attention/kernels/gathered_attention/gathered_attention.h"
@@ -30,6 +31,8 @@ struct ClusterAttention {
   PlaceMerge merge = PlaceMerge::kMean;
   RelativePositions relative{};
   at::Tensor sink_H{};
+  float dropout = 0;  // as in GatheredAttention
+  std::optional<NoiseKey> noise{};
 };
 
 // The queries as rows of the key heads: with grouped queries, the mean of the unit vectors of each

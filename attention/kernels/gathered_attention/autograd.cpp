@@ -74,6 +74,7 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                    const GatheredResults& results) {
     const RowLists &queries = in.rows.queries, &keys = in.rows.keys;
     const DistanceBand& band = in.rows.band;
+    const NoiseKey noise = in.drops() ? *in.noise : NoiseKey{};
     // The CPU loop does not need `out` in its backward pass.
     const at::Tensor out = results.part.out_BHLD.is_cpu() ? at::Tensor() : results.part.out_BHLD;
     context->save_for_backward({in.q_BHLD,
@@ -97,11 +98,16 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                                 out,
                                 in.relative.keys_HRD,
                                 in.relative.values_HRD,
-                                in.sink_H});
+                                in.sink_H,
+                                noise.step,
+                                noise.sample_ids_B});
     context->saved_data["band"] =
         std::vector<std::int64_t>{static_cast<std::int64_t>(band.of), band.least, band.most};
     context->saved_data["merge"] = static_cast<std::int64_t>(in.merge);
     context->saved_data["least"] = in.relative.least;
+    context->saved_data["dropout"] = static_cast<double>(in.dropout);
+    context->saved_data["noise"] =
+        std::vector<std::int64_t>{static_cast<std::int64_t>(noise.seed), noise.layer};
   }
 
   static std::pair<GatheredAttention, GatheredResults> restore(AutogradContext* context) {
@@ -125,6 +131,14 @@ struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention
                    .values_HRD = saved[20],
                    .least = context->saved_data["least"].toInt()};
     in.sink_H = saved[21];
+    if (saved[22].defined()) {
+      const std::vector<std::int64_t> noise = context->saved_data["noise"].toIntVector();
+      in.dropout = static_cast<float>(context->saved_data["dropout"].toDouble());
+      in.noise = NoiseKey{.seed = static_cast<std::uint64_t>(noise[0]),
+                          .step = saved[22],
+                          .layer = static_cast<std::uint32_t>(noise[1]),
+                          .sample_ids_B = saved[23]};
+    }
     return {in, {.part = {saved[18], saved[3], saved[4]}, .places = {saved[5], saved[6]}}};
   }
 };

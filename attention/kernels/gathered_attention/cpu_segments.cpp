@@ -17,6 +17,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "attention/kernels/common/cpu_dtype.h"
@@ -26,6 +27,7 @@
 #include "attention/kernels/relative_positions/cpu_tables.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 #include "attention/kernels/tile_attention/cpu_nan.h"
+#include "attention/kernels/tile_attention/cpu_noise.h"
 
 namespace birkhoff {
 namespace {
@@ -82,6 +84,8 @@ struct Call {
   at::Tensor sink_H =
       in.sink_H.defined() ? in.sink_H.detach().to(sum_options).contiguous() : at::Tensor();
   at::Tensor d_sink_PH;  // of each part of the work, for backward
+  std::optional<TileDropout> dropout =
+      tile_dropout(in.dropout, in.noise, B, H* GatheredAttention::kNoiseRow);
 
   // A thread's memory: the loop's, and the current segment's rows.
   struct Worker {
@@ -214,6 +218,7 @@ struct Call {
       if (farthest < band.least || nearest > band.most) continue;
       KeyTile<T>& tile = worker.tiles.emplace_back();
       tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, segment.num_keys() - first));
+      tile.first_element = first;  // of the first row of noise
       tile.k = {worker.k + first * D, D};
       tile.v = {worker.v + first * D, D};
       if (in.relative.defined()) tile.positions = worker.positions.data() + first;
@@ -266,6 +271,15 @@ struct Call {
       if (d_sink_PH.defined()) {
         queries.d_sink = d_sink_PH.mutable_data_ptr<double>() + sums_of(task) * H + h;
       }
+      if (dropout) {
+        queries.sample_id = static_cast<std::uint64_t>(
+            in.noise->sample_ids_B.const_data_ptr<std::int64_t>()[head.b]);
+        constexpr std::int64_t kNoiseRow = GatheredAttention::kNoiseRow;
+        for (KeyTile<T>& tile : worker.tiles) {
+          const std::int64_t rank = tile.first_element % kNoiseRow;
+          tile.first_element = (first * H + h) * kNoiseRow + rank;
+        }
+      }
       work(queries, head);
     }
   }
@@ -289,6 +303,7 @@ struct Call {
   TileShape shape() const {
     return {.head_dim = static_cast<int>(D),
             .scale = 1 / std::sqrt(static_cast<double>(D)),
+            .dropout = dropout ? &*dropout : nullptr,
             .num_distances = tables.num_distances()};
   }
 
@@ -372,7 +387,7 @@ struct Call {
     }
     for_each(tasks, /*backward=*/true,
              [&](Worker& worker, const Task& task) { add_gradients_of_segment(worker, task); });
-    const auto of_tables = tables.gradients(shape().scale, /*value_factor=*/1);
+    const auto of_tables = tables.gradients(shape().scale, dropout ? dropout->scale : 1);
     return {
         .d_q_BHLD = add_places(in.rows.queries, d_q_BHPD, in.q_BHLD),
         .d_k_BHSD = add_places(in.rows.keys, d_k_BHPD, in.k_BHSD),

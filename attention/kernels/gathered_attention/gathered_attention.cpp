@@ -92,6 +92,16 @@ void check(const GatheredAttention& in) {
           (in.key_lengths_B.dim() == 1 && in.key_lengths_B.size(0) == q.size(0) &&
            in.key_lengths_B.scalar_type() == at::kLong && in.key_lengths_B.device() == q.device()),
       "gathered attention: key lengths must be int64, one for each sample, on the device of q");
+  require(in.dropout >= 0 && in.dropout < 1, "gathered attention: dropout must be in [0, 1)");
+  if (!in.drops()) return;
+  const at::Tensor& ids_B = in.noise->sample_ids_B;
+  require(ids_B.defined() && ids_B.dim() == 1 && ids_B.size(0) == q.size(0) &&
+              ids_B.scalar_type() == at::kLong && ids_B.is_contiguous() &&
+              ids_B.device() == q.device(),
+          "gathered attention: noise needs an int64 id for each sample, on the device of q");
+  // The last element of noise fits int64.
+  require(in.rows.queries.rows_BHP.size(2) * q.size(1) < GatheredAttention::kNoiseRow,
+          "gathered attention: with dropout, places times heads must be below 2^31");
 }
 
 // The same with numbers as the kernels read them: contiguous, and no bound beyond all distances.
@@ -138,11 +148,11 @@ Path choose_path(const GatheredAttention& in, Path limit) {
   const bool fits = q.is_cpu()
                         ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
                         : kHasGpuKernels && q.is_cuda() && in.merge == PlaceMerge::kOneSoftmax &&
-                              !in.relative.defined() && q.size(1) == in.k_BHSD.size(1) &&
-                              fits_gpu_kernels(in);
+                              !in.drops() && !in.relative.defined() &&
+                              q.size(1) == in.k_BHSD.size(1) && fits_gpu_kernels(in);
   if (limit == Path::kFused && fits) return Path::kFused;
-  const bool fits_library =
-      in.merge == PlaceMerge::kMean && !in.relative.defined() && !in.sink_H.defined();
+  const bool fits_library = in.merge == PlaceMerge::kMean && !in.drops() &&
+                            !in.relative.defined() && !in.sink_H.defined();
   return limit != Path::kReference && fits_library ? Path::kSdpa : Path::kReference;
 }
 

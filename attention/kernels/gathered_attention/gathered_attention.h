@@ -18,10 +18,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "attention/kernels/common/path.h"
 #include "attention/kernels/gathered_attention/parts.h"
 #include "attention/kernels/relative_positions/relative_positions.h"
+#include "cluster/base/random/philox.h"
 
 namespace birkhoff {
 
@@ -74,18 +76,25 @@ struct GatheredAttention {
   PlaceMerge merge = PlaceMerge::kOneSoftmax;
   RelativePositions relative{};  // positions are the numbers of the rows, whatever the band says
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
+  // Of probabilities, if there is noise. The query at place r of head h's list and the key at rank n
+  // of its segment draw element (r H + h) kNoiseRow + n of their sample. Places and ranks follow
+  // from the lists of the sample, so noise does not depend on the rest of the batch.
+  float dropout = 0;
+  std::optional<NoiseKey> noise{};
+  static constexpr std::int64_t kNoiseRow = std::int64_t{1} << 31;  // beyond all ranks
+
+  bool drops() const { return noise && dropout > 0; }
 };
 
 // The fastest path up to `limit` that supports `in`. kFused: on the CPU fp32, fp64 and bf16, on a
-// GPU fp32, bf16 and fp16, D up to 256; PlaceMerge::kMean, relative positions and grouped queries on
-// the CPU only. kSdpa: PlaceMerge::kMean without relative positions and sinks.
+// GPU fp32, bf16 and fp16, D up to 256; PlaceMerge::kMean, relative positions, grouped queries and
+// dropout on the CPU only. kSdpa: PlaceMerge::kMean without relative positions, sinks and dropout.
 Path choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
 // Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not
-// fit. There is no dropout of probabilities. On the CPU the same bits for any number of threads.
-// With kMean the part's sums are above 0 where a query sees a key, have no gradient and do not
-// merge.
+// fit. On the CPU the same bits for any number of threads. The part's sums are those without
+// dropout. With kMean they are above 0 where a query sees a key, have no gradient and do not merge.
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit);
 
 }  // namespace birkhoff

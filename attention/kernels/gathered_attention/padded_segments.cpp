@@ -20,17 +20,17 @@ PaddedSegments::PaddedSegments(const RowLists& lists, std::int64_t B, std::int64
                                    ? lists.rows_BHP.size(2)
                                    : (ends_BHG - starts_BHG).max().item<std::int64_t>();
   const at::Tensor rank_M = at::arange(std::max<std::int64_t>(longest, 1), ends_BHG.options());
-  const at::Tensor place_BHGM = starts_BHG.unsqueeze(3) + rank_M;
+  place_BHGM = starts_BHG.unsqueeze(3) + rank_M;
   exists_BHGM = place_BHGM < ends_BHG.unsqueeze(3);
+  place_BHGM = place_BHGM.masked_fill(exists_BHGM.logical_not(), 0);
   const at::Tensor rows_BHP = at::constant_pad_nd(lists.rows_BHP.to(at::kLong), {0, 1});
-  rows_BHGM = rows_BHP.gather(2, place_BHGM.masked_fill(exists_BHGM.logical_not(), 0).flatten(2))
+  rows_BHGM = rows_BHP.gather(2, place_BHGM.flatten(2))
                   .view_as(place_BHGM)
                   .masked_fill(exists_BHGM.logical_not(), 0);
   std::vector<std::int64_t> sizes = rows_BHGM.sizes().vec();
   sizes[0] = B;
   sizes[1] = H;
-  rows_BHGM = rows_BHGM.expand(sizes);
-  exists_BHGM = exists_BHGM.expand(sizes);
+  for (at::Tensor* each : {&rows_BHGM, &place_BHGM, &exists_BHGM}) *each = each->expand(sizes);
 }
 
 at::Tensor PaddedSegments::gather(const at::Tensor& x_BHLD) const {

@@ -14,6 +14,7 @@ namespace birkhoff {
 // The rows of each segment, padded to the longest, which counts as at least one row.
 struct PaddedSegments {
   at::Tensor rows_BHGM;    // int64; 0 in the padding
+  at::Tensor place_BHGM;   // int64: in the list; 0 in the padding
   at::Tensor exists_BHGM;  // bool: not padding
 
   // Lists of B samples and H heads, or shared by them. Waits for a GPU.

@@ -17,6 +17,21 @@ namespace {
 // at::isnan does not support the meta device.
 at::Tensor is_nan(const at::Tensor& x) { return x.ne(x); }
 
+// Dropout of the probabilities of N keys, whose elements of noise gathered_attention.h names.
+at::Tensor drop(const GatheredAttention& in, const PaddedSegments& queries,
+                const at::Tensor& p_BHGMN) {
+  if (!in.drops()) return p_BHGMN;
+  const std::int64_t H = p_BHGMN.size(1), N = p_BHGMN.size(4),
+                     places = std::max<std::int64_t>(in.rows.queries.rows_BHP.size(2), 1);
+  const at::Tensor factors =  // [B, H, places, N]
+      philox_dropout_rows(in.dropout, *in.noise, NoisePurpose::kAttentionDropout, places * H, N,
+                          GatheredAttention::kNoiseRow)
+          .unflatten(1, {places, H})
+          .transpose(1, 2);
+  const at::Tensor place = queries.place_BHGM.flatten(2).unsqueeze(3).expand({-1, -1, -1, N});
+  return p_BHGMN * factors.gather(2, place).view_as(p_BHGMN);
+}
+
 // PlaceMerge::kMean, from the logits of each place. mix_values(p) returns the outputs of the places
 // [B, H, P, D].
 template <typename MixValues>
@@ -25,8 +40,7 @@ AttentionPart mean_of_softmaxes(const GatheredAttention& in, const PaddedSegment
   const at::Tensor visible_BHGMN = logits_BHGMN != -std::numeric_limits<double>::infinity();
   const at::Tensor sink = in.sink_H.defined() ? in.sink_H.view({1, -1, 1, 1, 1}) : in.sink_H;
   const at::Tensor p_BHGMN = masked_softmax(logits_BHGMN, visible_BHGMN, sink);
-  return mean_of_places(queries, mix_values(p_BHGMN.to(in.q_BHLD.scalar_type())),
-                        visible_BHGMN.any(4).flatten(2), in.q_BHLD);
+  return mean_of_places(queries, mix_values(p_BHGMN), visible_BHGMN.any(4).flatten(2), in.q_BHLD);
 }
 
 }  // namespace
@@ -56,7 +70,8 @@ AttentionPart attend_gathered_reference(const GatheredAttention& given) {
   const auto of_places = [&](const at::Tensor& x_BHL) {  // [B, H, G, M, 1]
     return x_BHL.gather(2, row_BHP).view_as(queries.rows_BHGM).unsqueeze(4);
   };
-  const auto mix_values = [&](const at::Tensor& p_BHGMN) {  // [B, H, P, D]
+  const auto mix_values = [&](const at::Tensor& all_BHGMN) {  // [B, H, P, D]
+    const at::Tensor p_BHGMN = drop(in, queries, all_BHGMN).to(dtype);
     at::Tensor out_BHGMD = at::matmul(p_BHGMN, keys.gather(in.v_BHSD));
     if (in.relative.values_HRD.defined()) {
       out_BHGMD = out_BHGMD + relative_values(in.relative, p_BHGMN, table_rows_BHGMN);
@@ -74,7 +89,7 @@ AttentionPart attend_gathered_reference(const GatheredAttention& given) {
   const at::Tensor sum_BHL =
       at::zeros({B, H, L + 1}, sums).scatter_add(2, row_BHP, e_BHGMN.sum(4).flatten(2));
   const at::Tensor p_BHGMN = e_BHGMN / of_places(sum_BHL.masked_fill(sum_BHL == 0, 1));
-  const at::Tensor out_BHPD = mix_values(p_BHGMN.to(dtype));
+  const at::Tensor out_BHPD = mix_values(p_BHGMN);
   const at::Tensor out_BHLD =
       at::zeros({B, H, L + 1, D}, sums)
           .scatter_add(2, row_BHP.unsqueeze(3).expand_as(out_BHPD), out_BHPD);

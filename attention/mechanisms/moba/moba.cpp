@@ -30,7 +30,11 @@ struct MobaState final : DecodeState {
 MixtureOfBlockAttention::MixtureOfBlockAttention(const configs::MixtureOfBlockAttention& config,
                                                  const MechanismShape& shape,
                                                  const LogitTerms& terms)
-    : shape_(shape), block_(config.block()), others_(config.top_blocks() - 1), terms_(terms) {}
+    : shape_(shape),
+      block_(config.block()),
+      others_(config.top_blocks() - 1),
+      dropout_(config.dropout()),
+      terms_(terms) {}
 
 AttentionOutput MixtureOfBlockAttention::attend(const AttentionInput& in, Path limit) const {
   require(in.q_BHLD.size(2) == in.k_BHSD.size(2), "MoBA needs as many keys as queries");
@@ -46,7 +50,9 @@ AttentionOutput MixtureOfBlockAttention::attend(const AttentionInput& in, Path l
                                     .rows = lists_of_blocks(choice, choose_blocks(choice, limit)),
                                     .key_lengths_B = in.key_lengths_B,
                                     .relative = terms_.relative(in.q_BHLD),
-                                    .sink_H = terms_.sink(in.q_BHLD)};
+                                    .sink_H = terms_.sink(in.q_BHLD),
+                                    .dropout = dropout_,
+                                    .noise = in.noise};
   return {attend_gathered(attention, limit).out_BHLD, {}};
 }
 

@@ -32,6 +32,7 @@ class MixtureOfBlockAttention : public Mechanism {
  private:
   MechanismShape shape_;
   std::int64_t block_, others_;
+  float dropout_;
   LogitTerms terms_;
 };
 

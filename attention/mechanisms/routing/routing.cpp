@@ -89,7 +89,9 @@ ClusterAttention RoutingAttention::problem(const AttentionInput& in,
           .window = window_,
           .merge = merge(),
           .relative = terms_.relative(in.q_BHLD),
-          .sink_H = terms_.sink(in.q_BHLD)};
+          .sink_H = terms_.sink(in.q_BHLD),
+          .dropout = config_.dropout(),
+          .noise = in.noise};
 }
 
 AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) const {

@@ -19,6 +19,8 @@
 //   leaks values unless queries are keys.)
 // - With grouped queries, clusters belong to key heads: the queries of a group join the clusters of
 //   the mean of their unit vectors.
+// - The paper trains with dropout of probabilities; a token that is in several clusters draws for
+//   each by itself.
 // - If queries are keys, a causal query does not see its own, unless it would see none.
 // - Logits are logit_scale times the cosine of query and key.
 // - The commitment loss of a sequence is `commitment` / (H D) times the sum over its tokens of
