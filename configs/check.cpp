@@ -385,6 +385,12 @@ void check_trains(const Message& message, const SourceLocations& places, const s
                    "{} is only for evaluation; train with another value, then use `birkhoff eval "
                    "RUN --set {}={}`",
                    value.name(), at, value.name());
+    } else if (field->options().GetExtension(configs::measurement) &&
+               reflection.GetBool(message, field)) {
+      config_error(places, at,
+                   "is only for evaluation; train without it, then use `birkhoff eval RUN --set "
+                   "{}=true`",
+                   at);
     }
   }
 }

@@ -50,8 +50,8 @@ void resolve(configs::Config& config);
 // Checks the values of a resolved config against each other.
 void check_consistency(const configs::Config& config, const SourceLocations& places);
 
-// Refuses values that are only for evaluation (evaluation_only) in a config that is to be trained,
-// or in a message at `path` inside it.
+// Refuses what is only for evaluation, values (evaluation_only) and fields (measurement), in a
+// config that is to be trained, or in a message at `path` inside it.
 void check_trains(const google::protobuf::Message& message, const SourceLocations& places,
                   const std::string& path = "");
 

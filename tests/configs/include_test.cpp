@@ -58,6 +58,17 @@ TEST(Include, ValuesOnlyForEvaluationAreRefused) {
                 .routing()
                 .causal_selection(),
             configs::RoutingAttention::prefix_topw);
+
+  const fs::path measures =
+      folder.write("measures.txtpb", std::string(kTask) +
+                                         "model { attention { group { mechanism {\n"
+                                         "  routing { measure_dense_mass: true } } } } }");
+  const std::string field = "model.attention.0.group.0.mechanism.routing.measure_dense_mass";
+  EXPECT_EQ(config_error([&] { load_config(measures, {}); }),
+            measures.string() + ":3:13: " + field +
+                ": is only for evaluation; train without it, then use `birkhoff eval RUN --set " +
+                field + "=true`");
+  load_config(measures, {field + "=false"});
 }
 
 TEST(Include, ChosenMemberOfAOneofIsMergedIfItIsTheSame) {

@@ -427,6 +427,14 @@ TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   for (const char* other : {"routing_2", "routing_4", "routing_resized"}) {
     EXPECT_EQ(final_tensors(run(other)), tensors) << other;
   }
+
+  const Finished eval =
+      run_child({.line = birkhoff_line({"eval", run("routing_1").string(), "--json", "--set",
+                                        routing + "measure_dense_mass=true"})});
+  ASSERT_EQ(eval.code, 0) << eval.err;
+  const double mass = nlohmann::json::parse(eval.out).at("blocks.0.attention.groups.0.dense_mass");
+  EXPECT_GT(mass, 0.01);
+  EXPECT_LT(mass, 0.99);
 }
 
 // An error that only the ranks can find is reported once, whatever their number.

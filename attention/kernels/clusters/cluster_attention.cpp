@@ -48,21 +48,24 @@ ClusteredTokens cluster_tokens(const ClusterAttention& in, Path limit) {
   return {of_q, of_k, q, shared ? q : cluster_rows(of_k, limit), shared};
 }
 
+GatheredRows lists_of_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,
+                               Path limit) {
+  return in.selection == ClusterSelection::kCausalBucket
+             ? causal_buckets(tokens.of_q, tokens.q, tokens.k, in.window, limit)
+             : nearest_lists(tokens.q, tokens.k, in.selection == ClusterSelection::kNearestCausal);
+}
+
 at::Tensor attend_in_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,
                               Path limit) {
-  const bool buckets = in.selection == ClusterSelection::kCausalBucket;
-  const GatheredAttention attention{
-      .q_BHLD = unit_queries(in.q_BHLD, tokens.q, in.length),
-      .k_BHSD = tokens.k.unit_BHLD,
-      .v_BHSD = in.v_BHLD,
-      .rows = buckets ? causal_buckets(tokens.of_q, tokens.q, tokens.k, in.window, limit)
-                      : nearest_lists(tokens.q, tokens.k,
-                                      in.selection == ClusterSelection::kNearestCausal),
-      .merge = in.merge,
-      .relative = in.relative,
-      .sink_H = in.sink_H,
-      .dropout = in.dropout,
-      .noise = in.noise};
+  const GatheredAttention attention{.q_BHLD = unit_queries(in.q_BHLD, tokens.q, in.length),
+                                    .k_BHSD = tokens.k.unit_BHLD,
+                                    .v_BHSD = in.v_BHLD,
+                                    .rows = lists_of_clusters(in, tokens, limit),
+                                    .merge = in.merge,
+                                    .relative = in.relative,
+                                    .sink_H = in.sink_H,
+                                    .dropout = in.dropout,
+                                    .noise = in.noise};
   return attend_gathered(attention, limit).out_BHLD;
 }
 

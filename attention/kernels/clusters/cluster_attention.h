@@ -55,6 +55,10 @@ struct ClusteredTokens {
 };
 ClusteredTokens cluster_tokens(const ClusterAttention& in, Path limit);
 
+// Which keys each query sees, on the path of clusters.h up to `limit`.
+GatheredRows lists_of_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,
+                               Path limit);
+
 // The output [B, H, L, D]. Differentiable by q, k, v, tables and sinks.
 at::Tensor attend_in_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,
                               Path limit);

@@ -134,25 +134,71 @@ bool are_shared(const ClusteredRows& q, const ClusteredRows& k) {
   return q.unit_BHLD.is_same(k.unit_BHLD);
 }
 
+// The row and the segment of each place, int64; row num_rows and a segment that exists where the
+// place is not used.
+struct ListedPlaces {
+  at::Tensor row_BHP, segment_BHP;
+
+  explicit ListedPlaces(const RowLists& lists) {
+    const at::Tensor ends_BHG = lists.ends_BHG.to(at::kLong);
+    const std::int64_t P = lists.rows_BHP.size(2), G = ends_BHG.size(2);
+    segment_BHP = count_numbers(ends_BHG, P + 1).cumsum(2).narrow(2, 0, P);
+    row_BHP = lists.rows_BHP.to(at::kLong).masked_fill(segment_BHP == G, lists.num_rows);
+    segment_BHP = segment_BHP.clamp_max(G - 1);
+  }
+};
+
 // bool [B, H, L]: rows that have places, of which each is the first of its segment.
 at::Tensor are_always_first(const RowLists& lists) {
-  const at::Tensor ends_BHG = lists.ends_BHG.to(at::kLong);
-  const at::Tensor starts_BHG = at::constant_pad_nd(ends_BHG, {1, -1});
+  const at::Tensor starts_BHG = at::constant_pad_nd(lists.ends_BHG.to(at::kLong), {1, -1});
   const std::int64_t P = lists.rows_BHP.size(2), R = lists.num_rows;
-  const auto sizes = std::vector<std::int64_t>{ends_BHG.size(0), ends_BHG.size(1), R + 1};
-  // The places of row R are not used.
-  const at::Tensor place_P = at::arange(P, ends_BHG.options());
-  const at::Tensor row_BHP = lists.rows_BHP.to(at::kLong).masked_fill(
-      place_P >= ends_BHG.narrow(2, ends_BHG.size(2) - 1, 1), R);
-  const at::Tensor segment_BHP = count_numbers(ends_BHG, P + 1).cumsum(2).narrow(2, 0, P);
+  const ListedPlaces places(lists);
   const at::Tensor rank_BHP =
-      place_P - starts_BHG.gather(2, segment_BHP.clamp_max(ends_BHG.size(2) - 1));
+      at::arange(P, starts_BHG.options()) - starts_BHG.gather(2, places.segment_BHP);
   const at::Tensor most_BHR =
-      at::full(sizes, -1, ends_BHG.options()).scatter_reduce(2, row_BHP, rank_BHP, "amax");
+      at::full({starts_BHG.size(0), starts_BHG.size(1), R + 1}, -1, starts_BHG.options())
+          .scatter_reduce(2, places.row_BHP, rank_BHP, "amax");
   return most_BHR.narrow(2, 0, R) == 0;
 }
 
+// [B, H, K, L], 1 where the row is in the cluster in its document, else 0.
+at::Tensor members_of_clusters(const RowLists& lists, std::int64_t K,
+                               const at::TensorOptions& options) {
+  const ListedPlaces places(lists);
+  const std::int64_t B = places.row_BHP.size(0), H = places.row_BHP.size(1), R = lists.num_rows + 1;
+  const at::Tensor index_BHP = places.segment_BHP.remainder(K) * R + places.row_BHP;
+  return at::zeros({B, H, K * R}, options)
+      .scatter(2, index_BHP, 1)
+      .view({B, H, K, R})
+      .narrow(3, 0, lists.num_rows);
+}
+
+// p of DistanceBand, [B, H, L] or [L]. int64, like the bounds of distances.
+at::Tensor positions_of(const at::Tensor& positions_BHL, const RowLists& lists) {
+  return positions_BHL.defined()
+             ? positions_BHL.to(at::kLong)
+             : at::arange(lists.num_rows, lists.rows_BHP.options().dtype(at::kLong));
+}
+
 }  // namespace
+
+ClusterPairs::ClusterPairs(const GatheredRows& rows, std::int64_t clusters,
+                           const at::TensorOptions& options)
+    : q_members_BHKL_(members_of_clusters(rows.queries, clusters, options)),
+      k_members_BHKL_(members_of_clusters(rows.keys, clusters, options)),
+      q_position_BHL_(positions_of(rows.band.positions_q_BHL, rows.queries)),
+      k_position_BHL_(positions_of(rows.band.positions_k_BHS, rows.keys)),
+      least_(rows.band.least),
+      most_(rows.band.most) {}
+
+at::Tensor ClusterPairs::of_queries(std::int64_t first, std::int64_t count) const {
+  const at::Tensor shared_BHML =
+      at::matmul(q_members_BHKL_.narrow(3, first, count).transpose(2, 3), k_members_BHKL_);
+  const at::Tensor distance_BHML =
+      q_position_BHL_.narrow(-1, first, count).unsqueeze(-1) - k_position_BHL_.unsqueeze(-2);
+  return at::logical_and(shared_BHML > 0,
+                         at::logical_and(distance_BHML >= least_, distance_BHML <= most_));
+}
 
 GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& q,
                             const ClusteredRows& k, std::int64_t window, Path limit) {

@@ -18,4 +18,19 @@ GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& 
 // position, as above. Encoders whose queries are keys hide nothing.
 GatheredRows nearest_lists(const ClusteredRows& q, const ClusteredRows& k, bool causal);
 
+// The lists of clusters by pairs of query and key, for figures: a chunk of queries at a time.
+class ClusterPairs {
+ public:
+  // `rows` are lists of `clusters` clusters in each document; `options` those of numbers.
+  ClusterPairs(const GatheredRows& rows, std::int64_t clusters, const at::TensorOptions& options);
+
+  // bool [B, H, count, L]: whether queries `first`, `first` + 1, .. see each key. Of keys in another
+  // document or in padding it says nothing.
+  at::Tensor of_queries(std::int64_t first, std::int64_t count) const;
+
+ private:
+  at::Tensor q_members_BHKL_, k_members_BHKL_, q_position_BHL_, k_position_BHL_;
+  std::int64_t least_, most_;  // of DistanceBand
+};
+
 }  // namespace birkhoff

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attention/kernels/clusters/dense_mass.h"
 #include "cluster/base/error.h"
 
 namespace birkhoff {
@@ -99,10 +100,11 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
           "routing attention needs as many keys as queries");
   const ClusterAttention attention = problem(in, {in.segments_q_BL, in.key_lengths_B, in.q_BHLD});
   const ClusteredTokens tokens = cluster_tokens(attention, limit);
+  const bool of_prefixes = selection() == RoutingConfig::prefix_topw;
 
-  AttentionOutput output{selection() == RoutingConfig::prefix_topw
-                             ? attend_prefixes(attention, tokens)
-                             : attend_in_clusters(attention, tokens, limit),
+  at::Tensor mass = at::zeros({}, attention.centroids_HKD.options());
+  AttentionOutput output{of_prefixes ? attend_prefixes(attention, tokens, mass)
+                                     : attend_in_clusters(attention, tokens, limit),
                          {}};
   output.sums.emplace_back(
       "auxiliary_loss",
@@ -112,6 +114,13 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
   NamedSums figures = figure_sums(tokens.of_q, tokens.q, limit);
   if (!tokens.shared) add(figure_sums(tokens.of_k, tokens.k, limit), figures);
   output.sums.insert(output.sums.end(), figures.begin(), figures.end());
+  if (config_.measure_dense_mass()) {
+    if (!of_prefixes) mass = dense_mass(attention, tokens, limit);
+    const at::Tensor exists_BL =
+        attention.documents.number_BL.ge(0).expand({in.q_BHLD.size(0), in.q_BHLD.size(2)});
+    output.sums.emplace_back("dense_mass", mass);
+    output.sums.emplace_back("queries", (exists_BL.sum() * shape_.heads).to(mass.scalar_type()));
+  }
   if (in.noise) {
     const at::Tensor seeds = centroids_.new_seeds(tokens.of_k, tokens.k, *in.noise);
     output.sums.emplace_back(Centroids::kName, Centroids::sums(tokens.sums(limit), seeds));
@@ -158,6 +167,7 @@ MechanismTraits RoutingAttention::traits() const {
                     {"moved_tokens", "compared_tokens"},
                     {"largest_cluster", "tokens"},
                     {"dead_clusters", "clusters"}};
+  if (config_.measure_dense_mass()) traits.figures.push_back({"dense_mass", "queries"});
   return traits;
 }
 

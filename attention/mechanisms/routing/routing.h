@@ -60,13 +60,12 @@ class RoutingAttention : public Mechanism {
   // The attention of an input to its clusters. `documents` are those of the input.
   ClusterAttention problem(const AttentionInput& in, const Documents& documents) const;
   // The output of one query per sequence from the scores of its query and key and those of all
-  // earlier ones (routing_decode.cpp).
-  at::Tensor attend_prefixes(const ClusterAttention& in, const ClusteredTokens& tokens) const;
-  // The attention of the query `token` to the tokens of its clusters, where in_BHK is true. `q` has
-  // one row for each query head.
-  at::Tensor attend_to_tokens(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
-                              const at::Tensor& v_BHSD, const at::Tensor& in_BHK,
-                              const at::Tensor& token_BHKW, std::int64_t token) const;
+  // earlier ones (routing_decode.cpp). A dense_mass() that is wanted is added to `mass`.
+  at::Tensor attend_prefixes(const ClusterAttention& in, const ClusteredTokens& tokens,
+                             at::Tensor& mass) const;
+  // Where in_BHK is true, the listed tokens that the query `token` sees.
+  at::Tensor visible_tokens(const at::Tensor& in_BHK, const at::Tensor& token_BHKW,
+                            std::int64_t token) const;
   NamedSums figure_sums(const ClusterProblem& problem, const ClusteredRows& rows, Path limit) const;
 
   configs::RoutingAttention config_;

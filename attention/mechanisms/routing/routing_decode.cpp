@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "attention/kernels/clusters/dense_mass.h"
 #include "attention/key_value_cache.h"
 #include "attention/mechanisms/routing/routing.h"
 #include "cluster/base/error.h"
@@ -81,24 +82,30 @@ struct TopState final : DecodeState {
   TopTokens queries, keys;
 };
 
+// bool [B, H, 1, num_tokens]: the tokens that are listed where visible_BHKW.
+at::Tensor as_pairs(const at::Tensor& token_BHKW, const at::Tensor& visible_BHKW,
+                    std::int64_t num_tokens) {
+  return at::zeros({token_BHKW.size(0), token_BHKW.size(1), num_tokens}, token_BHKW.options())
+      .scatter_add(2, token_BHKW.clamp_min(0).flatten(2), visible_BHKW.flatten(2).to(at::kLong))
+      .gt(0)
+      .unsqueeze(2);
+}
+
 }  // namespace
 
-at::Tensor RoutingAttention::attend_to_tokens(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
-                                              const at::Tensor& v_BHSD, const at::Tensor& in_BHK,
-                                              const at::Tensor& token_BHKW,
-                                              std::int64_t token) const {
-  at::Tensor visible_BHKW = at::logical_and(token_BHKW >= 0, in_BHK.unsqueeze(3));
-  if (config_.share_query_key()) {
-    const at::Tensor others_BHKW = at::logical_and(visible_BHKW, token_BHKW != token);
-    const at::Tensor alone_BH11 =
-        others_BHKW.flatten(2).any(2).logical_not().view({in_BHK.size(0), in_BHK.size(1), 1, 1});
-    visible_BHKW = at::logical_or(others_BHKW, at::logical_and(visible_BHKW, alone_BH11));
-  }
-  return terms_.attend_listed(q_BH1D, k_BHSD, v_BHSD, token_BHKW, visible_BHKW, token, merge());
+at::Tensor RoutingAttention::visible_tokens(const at::Tensor& in_BHK, const at::Tensor& token_BHKW,
+                                            std::int64_t token) const {
+  const at::Tensor visible_BHKW = at::logical_and(token_BHKW >= 0, in_BHK.unsqueeze(3));
+  if (!config_.share_query_key()) return visible_BHKW;
+  const at::Tensor others_BHKW = at::logical_and(visible_BHKW, token_BHKW != token);
+  const at::Tensor alone_BH11 =
+      others_BHKW.flatten(2).any(2).logical_not().view({in_BHK.size(0), in_BHK.size(1), 1, 1});
+  return at::logical_or(others_BHKW, at::logical_and(visible_BHKW, alone_BH11));
 }
 
 at::Tensor RoutingAttention::attend_prefixes(const ClusterAttention& in,
-                                             const ClusteredTokens& tokens) const {
+                                             const ClusteredTokens& tokens,
+                                             at::Tensor& mass) const {
   const std::int64_t L = in.q_BHLD.size(2);
   const at::Tensor q_scores_BHLK = cluster_scores(tokens.of_q),
                    k_scores_BHLK = cluster_scores(tokens.of_k),
@@ -115,9 +122,14 @@ at::Tensor RoutingAttention::attend_prefixes(const ClusterAttention& in,
     const at::Tensor in_BHK = queries.add(q_scores_BHLK.select(2, t), t, window_);
     keys.add(k_scores_BHLK.select(2, t), t, window_);
     const at::Tensor exists_B = document_BL.select(1, t) >= 0;
-    out_BH1D.push_back(attend_to_tokens(unit_BHLD.narrow(2, t, 1), tokens.k.unit_BHLD, in.v_BHLD,
-                                        at::logical_and(in_BHK, exists_B.view({-1, 1, 1})),
-                                        keys.token_BHKW, t));
+    const at::Tensor& token_BHKW = keys.token_BHKW;
+    const at::Tensor visible_BHKW =
+        visible_tokens(at::logical_and(in_BHK, exists_B.view({-1, 1, 1})), token_BHKW, t);
+    out_BH1D.push_back(terms_.attend_listed(unit_BHLD.narrow(2, t, 1), tokens.k.unit_BHLD,
+                                            in.v_BHLD, token_BHKW, visible_BHKW, t, merge()));
+    if (config_.measure_dense_mass()) {
+      mass = mass + dense_mass(in, tokens, t, as_pairs(token_BHKW, visible_BHKW, L));
+    }
   }
   return at::cat(out_BH1D, 2);
 }
@@ -143,8 +155,9 @@ at::Tensor RoutingAttention::decode_step(DecodeState& decode_state,
     const at::Tensor in_BHK =
         state.queries.add(cluster_scores(tokens.of_q).select(2, 0), t, window_);
     state.keys.add(cluster_scores(tokens.of_k).select(2, 0), t, window_);
-    return attend_to_tokens(unit_BH1D, state.cache.keys(0, t + 1), state.cache.values(0, t + 1),
-                            in_BHK, state.keys.token_BHKW, t);
+    const at::Tensor& token_BHKW = state.keys.token_BHKW;
+    return terms_.attend_listed(unit_BH1D, state.cache.keys(0, t + 1), state.cache.values(0, t + 1),
+                                token_BHKW, visible_tokens(in_BHK, token_BHKW, t), t, merge());
   }
 
   auto& state = static_cast<BucketState&>(decode_state);
@@ -163,9 +176,10 @@ at::Tensor RoutingAttention::decode_step(DecodeState& decode_state,
       state.count_BHK.gather(2, to_BH.unsqueeze(2)).squeeze(2).remainder(window_);
   state.token_BHKW.index_put_({b_B1, h_H, to_BH, slot_BH}, at::full({}, t, numbers));
   state.count_BHK.scatter_add_(2, to_BH.unsqueeze(2), at::ones_like(to_BH).unsqueeze(2));
-  return attend_to_tokens(unit_BH1D, state.cache.keys(0, t + 1), state.cache.values(0, t + 1),
-                          at::ones({B, H, 1}, numbers.dtype(at::kBool)),
-                          state.token_BHKW.index({b_B1, h_H, from_BH}).unsqueeze(2), t);
+  const at::Tensor token_BH1W = state.token_BHKW.index({b_B1, h_H, from_BH}).unsqueeze(2),
+                   in_BH1 = at::ones({B, H, 1}, numbers.dtype(at::kBool));
+  return terms_.attend_listed(unit_BH1D, state.cache.keys(0, t + 1), state.cache.values(0, t + 1),
+                              token_BH1W, visible_tokens(in_BH1, token_BH1W, t), t, merge());
 }
 
 }  // namespace birkhoff
