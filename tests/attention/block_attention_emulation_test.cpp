@@ -10,6 +10,7 @@
 #include "attention/kernels/block_attention/gpu_arguments.h"
 #include "attention/kernels/block_attention/gpu_backward.h"
 #include "attention/kernels/block_attention/gpu_forward.h"
+#include "attention/kernels/block_attention/gpu_terms.h"
 #include "tests/attention/block_attention_problem.h"
 #include "tests/cluster/base/emulated_gpu.h"
 
@@ -61,7 +62,8 @@ void with_kernel(const BlockAttentionParams& params, Function f) {
   with_number.template operator()<256>();
 }
 
-// Returns out, d_q, and then for each entry d_k, d_v and, if there is one, d_bias, for one softmax.
+// Returns out, d_q, d_sink if there is one, and then for each entry d_k, d_v and, if there is one,
+// d_bias, for one softmax.
 std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor& d_out,
                                       NoiseColumns columns, bool backwards) {
   BlockOperands operands = operands_of(in, columns);
@@ -94,6 +96,7 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
   });
 
   std::vector<at::Tensor> result{results.out_BHNbD, gradients.d_q_BHNbD};
+  if (in.sink_H.defined()) result.push_back(sink_gradient(operands, results, delta));
   for (std::size_t s = 0; s < operands.keys.size(); ++s) {
     const KeyGradients& keys = gradients.keys[s];
     result.push_back(keys.d_k_BHNbD);
@@ -114,16 +117,18 @@ std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwar
   if (problem.attention.one_softmax) {
     return solve_entries(problem.attention, problem.d_out, columns, backwards);
   }
+  const BlockAttention& in = problem.attention;
   std::vector<at::Tensor> result;
-  for (const KeyBlocks& keys : problem.attention.keys) {
-    BlockAttention one = problem.attention;
+  for (const KeyBlocks& keys : in.keys) {
+    BlockAttention one = in;
     one.keys = {keys};
     const auto part = solve_entries(one, problem.d_out, columns, backwards);
     if (result.empty()) {
       result = part;
     } else {
-      for (const std::size_t shared : {0, 1}) result[shared] = result[shared] + part[shared];
-      result.insert(result.end(), part.begin() + 2, part.end());
+      const std::ptrdiff_t num_shared = in.sink_H.defined() ? 3 : 2;
+      for (std::ptrdiff_t i = 0; i < num_shared; ++i) result[i] = result[i] + part[i];
+      result.insert(result.end(), part.begin() + num_shared, part.end());
     }
     columns.first += num_columns(keys);
   }
@@ -226,11 +231,57 @@ TEST(BlockAttentionEmulation, RandomProblems) {
   }
 }
 
+// With kernels that own their keys, and with one for queries and one for keys.
+TEST(BlockAttentionEmulation, Sinks) {
+  const KeyChoice window{.first_offset = -1, .causal = true, .mask = KeyChoice::kPairs};
+  check(with_sink(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 37},
+                                     {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 20),
+                  20));
+  check(with_sink(make_block_problem({.heads = 3, .blocks = 3, .block = 32, .head_dim = 40},
+                                     {window}, at::kHalf, 3, 0, 21),
+                  21));
+  BlockProblem added = make_block_problem({.heads = 2, .blocks = 2, .block = 24}, {kOwn, kSorted},
+                                          at::kBFloat16, 1, 0, 22);
+  added.attention.one_softmax = false;
+  check(with_sink(added, 22));
+}
+
+// Also if the sink's exponential is infinite.
+TEST(BlockAttentionEmulation, ASinkAloneGivesZero) {
+  BlockProblem problem =
+      with_sink(make_block_problem({.heads = 2, .blocks = 2, .block = 24},
+                                   {{.mask = KeyChoice::kQueries}}, at::kBFloat16, 1, 0, 15),
+                15);
+  problem.attention.sink_H.detach()[1] = 100;
+  check(problem);
+  const at::Tensor blind =
+      problem.attention.keys[0].mask_BHNbb[0].expand({1, 2, 2, 24, 24}).any(4).logical_not();
+  EXPECT_TRUE(blind.any().item<bool>());
+  const auto results = solve_emulated(problem);
+  for (const std::size_t i : {0, 1}) {  // out, d_q
+    EXPECT_EQ(results[i].masked_select(blind.unsqueeze(4)).abs().max().item<float>(), 0);
+  }
+}
+
+TEST(BlockAttentionEmulation, GroupedQueries) {
+  const KeyChoice window{.first_offset = -1, .causal = true, .mask = KeyChoice::kNear};
+  for (const bool sink : {false, true}) {
+    for (const auto& problem :
+         {make_block_problem(
+              {.batch = 2, .heads = 2, .blocks = 2, .block = 32, .head_dim = 40, .group = 2},
+              {kSorted, {.causal = true, .mask = KeyChoice::kQueries}}, at::kBFloat16, 1, 0.2f, 23),
+          make_block_problem({.heads = 2, .blocks = 3, .block = 37, .group = 3}, {window},
+                             at::kHalf, 1, 0, 24)}) {
+      check(sink ? with_sink(problem, 25) : problem);
+    }
+  }
+}
+
 TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
   for (const auto& problem :
        {make_block_problem({.blocks = 2, .block = 37}, {kSorted, kOwn}, at::kBFloat16, 1, 0, 13),
-        make_block_problem({.blocks = 2, .block = 65}, {{.first_offset = -1}}, at::kBFloat16, 1, 0,
-                           14)}) {
+        make_block_problem({.blocks = 2, .block = 65, .group = 2}, {{.first_offset = -1}},
+                           at::kBFloat16, 1, 0, 14)}) {
     const auto forwards = solve_emulated(problem), backwards = solve_emulated(problem, true);
     for (std::size_t i = 0; i < forwards.size(); ++i) {
       EXPECT_TRUE(at::equal(forwards[i], backwards[i])) << problem.name << " tensor " << i;
@@ -243,12 +294,14 @@ TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
 struct Source {
   KeyWindow window;
 };
-// Source, block and first token of the queries; offset and first token of the keys.
-using Pair = std::tuple<int, int, int, int, int>;
+// Source; head in the group, block and first token of the queries; offset and first token of the
+// keys.
+using Pair = std::tuple<int, int, int, int, int, int>;
 
 TEST(BlockAttentionTiles, EachVisiblePairOfTilesIsListedOnce) {
   const std::vector<Source> sources{
       {{0, 0, false}}, {{-2, 0, true}}, {{-1, 1, true}}, {{1, 2, false}}};
+  constexpr int kGroup = 3;
   for (const int blocks : {1, 2, 5}) {
     for (const int block : {1, 64, 65, 200}) {
       std::multiset<Pair> expected, of_queries, of_keys;
@@ -262,16 +315,16 @@ TEST(BlockAttentionTiles, EachVisiblePairOfTilesIsListedOnce) {
             for (int i = 0; i < block; i += kTileRows) {
               for (int j = 0; j < block; j += kTileRows) {
                 if (window.causal && offset == 0 && j > i) continue;
-                expected.insert({s, n, i, offset, j});
+                for (int h = 0; h < kGroup; ++h) expected.insert({s, h, n, i, offset, j});
               }
             }
           }
         }
         for (int m = 0; m < blocks; ++m) {
           for (int j = 0; j < block; j += kTileRows) {
-            QueryTiles tiles(window, blocks, block, m, j);
+            QueryTiles tiles(window, kGroup, blocks, block, m, j);
             while (tiles.next()) {
-              of_keys.insert({s, tiles.n(), tiles.first_query(), tiles.offset(), j});
+              of_keys.insert({s, tiles.head(), tiles.n(), tiles.first_query(), tiles.offset(), j});
             }
           }
         }
@@ -280,7 +333,9 @@ TEST(BlockAttentionTiles, EachVisiblePairOfTilesIsListedOnce) {
         for (int i = 0; i < block; i += kTileRows) {
           KeyTiles<Source> tiles(sources.data(), num_sources, blocks, block, n, i);
           while (tiles.next()) {
-            of_queries.insert({tiles.source(), n, i, tiles.offset(), tiles.first_key()});
+            for (int h = 0; h < kGroup; ++h) {
+              of_queries.insert({tiles.source(), h, n, i, tiles.offset(), tiles.first_key()});
+            }
           }
         }
       }

@@ -19,6 +19,7 @@ BlockProblem BlockProblem::to(at::ScalarType dtype, at::Device device) const {
     return other.leaves.back();
   };
   other.attention.q_BHNbD = leaf(attention.q_BHNbD);
+  if (attention.sink_H.defined()) other.attention.sink_H = leaf(attention.sink_H);
   for (KeyBlocks& keys : other.attention.keys) {
     keys.k_BHNbD = leaf(keys.k_BHNbD);
     keys.v_BHNbD = leaf(keys.v_BHNbD);
@@ -39,23 +40,25 @@ BlockProblem BlockProblem::to(at::ScalarType dtype, at::Device device) const {
 BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyChoice>& choices,
                                 at::ScalarType dtype, double size, float dropout,
                                 std::uint64_t seed) {
-  const auto [B, H, N, b, D] = shape;
+  const auto [B, H, N, b, D, G] = shape;
   std::uint64_t next = 100 * seed;
   // Contiguous, or in the layout of the layers inside a wider tensor, where q, k and v come from
   // one product.
-  const auto tensor = [&](double factor) {
+  const auto tensor = [&](double factor, std::int64_t heads) {
     ++next;
-    if (next % 3 == 0) return (random_tensor({B, H, N, b, D}, at::kFloat, next) * factor).to(dtype);
+    if (next % 3 == 0) {
+      return (random_tensor({B, heads, N, b, D}, at::kFloat, next) * factor).to(dtype);
+    }
     const at::Tensor wide =
-        (random_tensor({B, N, b, 3, H, D}, at::kFloat, next) * factor).to(dtype);
+        (random_tensor({B, N, b, 3, heads, D}, at::kFloat, next) * factor).to(dtype);
     return wide.select(3, static_cast<std::int64_t>(next % 2)).permute({0, 3, 1, 2, 4});
   };
   BlockProblem problem;
-  problem.attention.q_BHNbD = tensor(size);
+  problem.attention.q_BHNbD = tensor(size, H * G);
   for (const KeyChoice& choice : choices) {
     KeyBlocks keys;
-    keys.k_BHNbD = tensor(size);
-    keys.v_BHNbD = tensor(1);
+    keys.k_BHNbD = tensor(size, H);
+    keys.v_BHNbD = tensor(1, H);
     keys.window.first_offset = choice.first_offset;
     keys.window.last_offset = choice.last_offset;
     keys.window.causal = choice.causal;
@@ -88,10 +91,19 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
                                        .layer = 3,
                                        .sample_ids_B = at::arange(B, at::kLong) + 1000};
   }
-  problem.d_out = tensor(1);
-  problem.name = fmt::format("seed {}: B {} H {} N {} b {} D {}, size {}, dropout {}", seed, B, H,
-                             N, b, D, size, dropout);
+  problem.d_out = tensor(1, H * G);
+  problem.name = fmt::format("seed {}: B {} H {} G {} N {} b {} D {}, size {}, dropout {}", seed, B,
+                             H, G, N, b, D, size, dropout);
   return problem.to(dtype);
+}
+
+BlockProblem with_sink(BlockProblem problem, std::uint64_t seed) {
+  const at::Tensor& q = problem.attention.q_BHNbD;
+  const double size = q.detach().abs().max().to(at::kDouble).item<double>() / 3;
+  problem.attention.sink_H =
+      (random_tensor({q.size(1)}, at::kFloat, seed).abs() * (size * size)).to(q.scalar_type());
+  problem.name += ", sink";
+  return problem.to(q.scalar_type());
 }
 
 BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t most_tokens,

@@ -1,5 +1,6 @@
 // Random problems for the GPU block-attention kernels, and the reference's results for them.
-// Legend: B batch, H heads, N blocks, b tokens of a block, D head dim.
+// Legend: B batch, H heads (of keys), G query heads of each, N blocks, b tokens of a block, D head
+// dim.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +14,7 @@
 namespace birkhoff::test {
 
 struct BlockShape {
-  std::int64_t batch = 1, heads = 1, blocks = 1, block = 16, head_dim = 64;
+  std::int64_t batch = 1, heads = 1, blocks = 1, block = 16, head_dim = 64, group = 1;
 };
 
 // The options of a problem's keys.
@@ -40,6 +41,9 @@ struct BlockProblem {
 BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyChoice>& keys,
                                 at::ScalarType dtype, double size, float dropout,
                                 std::uint64_t seed);
+// The same with a sink of each query head. Of the size of the largest logits: a sink far below them
+// has the gradient of a single query.
+BlockProblem with_sink(BlockProblem problem, std::uint64_t seed);
 // Draws all of these options by `seed`: blocks of at most `most_tokens`, D of at most
 // `most_head_dim`.
 BlockProblem random_block_problem(int seed, at::ScalarType dtype, std::int64_t most_tokens,

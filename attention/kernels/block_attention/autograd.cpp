@@ -11,6 +11,7 @@
 
 #include "attention/kernels/block_attention/cpu_tasks.h"
 #include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/block_attention/gpu_terms.h"
 #include "attention/kernels/common/fitting_rows.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
@@ -45,12 +46,15 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
     gradients_in_tiles(operands, results, d_out, gradients);
     return gradients;
   }
-  const BlockGradients gradients = new_gradients(operands, at::kFloat);
+  BlockGradients gradients = new_gradients(operands, at::kFloat);
   if constexpr (kHasGpuKernels) {
     const at::Tensor delta_BHNb = at::empty_like(results.softmax_2BHNb[0]);
     launch_block_attention_backward(
         block_attention_params(operands, results, d_out, delta_BHNb, gradients),
         current_stream(d_out));
+    if (operands.sink_H.defined()) {
+      gradients.d_sink_H = sink_gradient(operands, results, delta_BHNb);
+    }
   }
   return gradients;
 }

@@ -55,11 +55,11 @@ bool fits_gpu_kernels(const BlockAttention& in) {
   const at::Tensor& q = in.q_BHNbD;
   const at::ScalarType dtype = q.scalar_type();
   const std::int64_t head_dim = q.size(4);
-  if (in.relative.defined() || in.sink_H.defined() || q.size(1) != in.keys[0].k_BHNbD.size(1))
-    return false;
+  if (in.relative.defined()) return false;
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || head_dim % 8 != 0 ||
       head_dim > BlockAttentionParams::kMostHeadDim || q.size(3) < kLeastBlock ||
-      in.keys.size() > BlockAttentionParams::kMostSources) {
+      in.keys.size() > BlockAttentionParams::kMostSources ||
+      (in.sink_H.defined() && in.sink_H.scalar_type() != dtype)) {
     return false;
   }
   std::int64_t num_masks = 0;
@@ -94,6 +94,8 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   params.dtype = q.scalar_type() == at::kHalf ? KernelDtype::kHalf : KernelDtype::kBFloat16;
   params.batch = size(0);
   params.heads = size(1);
+  const std::int64_t key_heads = operands.keys[0].k_BHNbD.size(1);
+  params.group = static_cast<int>(size(1) / key_heads);
   params.blocks = size(2);
   params.block = size(3);
   params.head_dim = size(4);
@@ -102,6 +104,9 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   params.out = block_rows(results.out_BHNbD);
   params.max = floats_of(results.softmax_2BHNb[0]);
   params.inverse_sum = floats_of(results.softmax_2BHNb[1]);
+  if (operands.sink_H.defined()) {
+    params.sinks = {.data = words_of(operands.sink_H), .stride = operands.sink_H.stride(0)};
+  }
   params.dropout = gpu_dropout_of(operands);
   params.num_sources = static_cast<int>(operands.keys.size());
   for (std::size_t s = 0, m = 0; s < operands.keys.size(); ++s) {
@@ -112,7 +117,7 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
     source.k = block_rows(keys.k_BHNbD);
     source.v = block_rows(keys.v_BHNbD);
     if (keys.bias_BHNbb.defined()) {
-      const at::Tensor bias = keys.bias_BHNbb.expand({size(0), size(1), size(2), 1, size(3)});
+      const at::Tensor bias = keys.bias_BHNbb.expand({size(0), key_heads, size(2), 1, size(3)});
       source.bias.data = words_of(bias);
       const std::int64_t dims[] = {0, 1, 2, 4};
       std::transform(dims, dims + 4, source.bias.strides,

@@ -22,7 +22,7 @@ BlockRowsParams block_rows(const at::Tensor& x_BHNbD);
 // tensors must outlive the launch.
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results);
-// The same for the backward pass. delta_BHNb is fp32 scratch.
+// The same for the backward pass, which writes delta_BHNb (fp32).
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results,
                                             const at::Tensor& d_out_BHNbD,

@@ -6,14 +6,14 @@
 //   d_v_jd = sum_i p_ij M_ij d_out_id.
 //
 // BlockAttentionBackwardQueries: a thread block owns a tile of queries of one head and computes
-// their d_q. If no other tile of queries sees its keys (BlockAttentionParams::owns_keys: blocks of
-// at most 64, as in Sinkhorn attention and block-local attention without neighbours), it also
-// computes d_k, d_v and d_bias of each tile of keys, with p and d_s in shared memory; a warp then
-// owns 16 keys. Otherwise it stores delta for BlockAttentionBackwardKeys.
+// their d_q and delta. If no other tile of queries sees its keys (BlockAttentionParams::owns_keys:
+// blocks of at most 64, as in Sinkhorn attention and block-local attention without neighbours), it
+// also computes d_k, d_v and d_bias of each tile of keys, with p and d_s in shared memory; a warp
+// then owns 16 keys. Otherwise BlockAttentionBackwardKeys does, with delta.
 //
-// BlockAttentionBackwardKeys: a thread block owns a tile of keys of one head and computes their
-// gradients from all tiles of queries that see them, with the keys as rows of p; a warp owns 16
-// keys.
+// BlockAttentionBackwardKeys: a thread block owns a tile of keys of one key head and computes their
+// gradients from all tiles of queries that see them, query head by query head, with the keys as
+// rows of p; a warp owns 16 keys.
 //
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
 // and 256: 65, 113 and 145 KiB for queries, 50, 98 and 129 KiB for keys. Products are 16-bit with
@@ -53,11 +53,14 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   using Body::Body;
 
   // The number of thread blocks.
-  static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
+  static std::int64_t num_tasks(const BlockAttentionParams& p) {
+    return Body::num_tiles(p, p.heads);
+  }
 
   BIRKHOFF_DEVICE void run() {
     int first_query;
-    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
+    const BlockPlace place =
+        this->place_of(static_cast<unsigned>(thread_.block()), p_.heads, first_query);
     const int num_queries = this->rows_from(first_query);
     this->find_noise(place.batch);
 
@@ -81,7 +84,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       if (more && kStages == 2) load_keys(keys, place, stage ^ 1);
       thread_.commit();
       // Work that needs no tile, while the tiles load.
-      this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
+      this->load_bias(kBias, p_.sources[now.source()].bias, this->key_place(place),
+                      now.first_key());
       const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
@@ -112,8 +116,9 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     }
     thread_.template wait<0>();
     thread_.sync();
-    if (!kOwnsKeys && thread_.index() < num_queries) {
-      p_.delta[this->number_of(place, first_query) + thread_.index()] = delta_of(thread_.index());
+    if (thread_.index() < num_queries) {
+      p_.delta[this->query_number(place, first_query) + thread_.index()] =
+          delta_of(thread_.index());
     }
     if (first_row_ < num_queries) {
       this->store_rows(d_q, p_.scale, kQ, p_.d_q, place, first_query);
@@ -131,6 +136,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, BlockPlace place,
                                  int stage) const {
     const KeySourceParams& source = p_.sources[keys.source()];
+    place = this->key_place(place);
     place.n += keys.offset();
     this->load_rows(k_tile(stage), source.k, place, keys.first_key());
     this->load_rows(v_tile(stage), source.v, place, keys.first_key());
@@ -264,7 +270,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     if (source.bias.data == nullptr || first_column_ != 0 || lane_ % 4 != 0) return;
     for (int half = 0; half < 2; ++half) {
       const int row = first_row_ + lane_ / 4 + 8 * half;
-      if (row < p_.block) source.bias.gradient[this->number_of(place, row)] = d_bias[2 * half];
+      if (row < p_.block) source.bias.gradient[this->key_number(place, row)] = d_bias[2 * half];
     }
   }
 };
@@ -291,22 +297,23 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
-    return p.num_sources * Body::num_tiles(p);
+    return p.num_sources * Body::num_tiles(p, p.key_heads());
   }
 
   BIRKHOFF_DEVICE void run() {
-    const unsigned tiles_of_source = static_cast<unsigned>(Body::num_tiles(p_)),
+    const unsigned tiles_of_source = static_cast<unsigned>(Body::num_tiles(p_, p_.key_heads())),
                    task = static_cast<unsigned>(thread_.block());
     const int source_index = static_cast<int>(task / tiles_of_source);
     const KeySourceParams& source = p_.sources[source_index];
     int first_key;
-    const BlockPlace place = this->place_of(task % tiles_of_source, first_key);  // of the keys
+    const BlockPlace place =
+        this->place_of(task % tiles_of_source, p_.key_heads(), first_key);  // of the keys
     const int num_keys = this->rows_from(first_key);
     this->find_noise(place.batch);
 
     this->load_rows(kK, source.k, place, first_key);
     this->load_rows(kV, source.v, place, first_key);
-    QueryTiles queries(source.window, p_.blocks, p_.block, place.n, first_key);
+    QueryTiles queries(source.window, p_.group, p_.blocks, p_.block, place.n, first_key);
     bool more = queries.next();
     if (more) load_queries(queries, place, 0);
     thread_.commit();
@@ -320,8 +327,8 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
       if (more && kStages == 2) load_queries(queries, place, stage ^ 1);
       thread_.commit();
       // Work that needs no tile, while the tiles load.
-      const TilePair pair = this->pair_of({place.batch, place.head, now.n()}, now.first_query(),
-                                          source_index, now.offset(), first_key);
+      const TilePair pair = this->pair_of(query_place(now, place), now.first_query(), source_index,
+                                          now.offset(), first_key);
       const std::uint32_t visible = this->template visible_pairs<true>(pair);
       const std::uint32_t kept = this->template kept_pairs<true>(pair);
       thread_.template wait<kStages - 1>();
@@ -360,17 +367,22 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
       total += thread_.exchange(total, 1);
       total += thread_.exchange(total, 2);
       if (first_column_ == 0 && lane_ % 4 == 0 && row < num_keys) {
-        source.bias.gradient[this->number_of(place, first_key) + row] = total;
+        source.bias.gradient[this->key_number(place, first_key) + row] = total;
       }
     }
   }
 
  private:
+  BIRKHOFF_DEVICE BlockPlace query_place(const QueryTiles& queries, const BlockPlace& keys) const {
+    return {keys.batch, keys.head * p_.group + queries.head(), queries.n()};
+  }
+
   // Loads q and d_out, then maximum, inverse sum and delta of each query; zeros for queries that do
   // not exist.
-  BIRKHOFF_DEVICE void load_queries(const QueryTiles& queries, BlockPlace place, int stage) const {
+  BIRKHOFF_DEVICE void load_queries(const QueryTiles& queries, const BlockPlace& keys,
+                                    int stage) const {
     const std::uint32_t tile = kQueries + stage * kStageBytes;
-    place.n = queries.n();
+    const BlockPlace place = query_place(queries, keys);
     const int first_query = queries.first_query();
     this->load_rows(tile, p_.q, place, first_query);
     this->load_rows(tile + Shape::kRowsBytes, p_.d_out, place, first_query);

@@ -65,16 +65,16 @@ class BlockAttentionBody {
 
   // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
 
-  // The number of tiles of queries, or of one source's keys.
-  BIRKHOFF_HOST_DEVICE static std::int64_t num_tiles(const BlockAttentionParams& p) {
-    return std::int64_t{p.batch} * p.heads * p.blocks * tiles_of_block(p);
+  // The number of tiles of queries, or of one source's keys, which have `heads` heads.
+  BIRKHOFF_HOST_DEVICE static std::int64_t num_tiles(const BlockAttentionParams& p, int heads) {
+    return std::int64_t{p.batch} * heads * p.blocks * tiles_of_block(p);
   }
   BIRKHOFF_HOST_DEVICE static int tiles_of_block(const BlockAttentionParams& p) {
     return (p.block + kTileRows - 1) / kTileRows;
   }
   // Sets `first` to the tile's first row in its block. Uses 32 bits: a grid has fewer than 2^31
   // thread blocks, and 64-bit divisions would take longer than the first loads.
-  BIRKHOFF_DEVICE BlockPlace place_of(unsigned tile, int& first) const {
+  BIRKHOFF_DEVICE BlockPlace place_of(unsigned tile, int heads, int& first) const {
     const auto next = [&](int count) {
       const unsigned divisor = static_cast<unsigned>(count), quotient = tile / divisor;
       const unsigned remainder = tile - quotient * divisor;
@@ -82,22 +82,34 @@ class BlockAttentionBody {
       return static_cast<int>(remainder);
     };
     BlockPlace place;
-    place.head = next(p_.heads);
+    place.head = next(heads);
     first = next(tiles_of_block(p_)) * kTileRows;
     place.n = next(p_.blocks);
     place.batch = static_cast<int>(tile);
     return place;
   }
 
+  // The block of keys in the place of a block of queries.
+  BIRKHOFF_DEVICE BlockPlace key_place(BlockPlace place) const {
+    place.head /= p_.group;
+    return place;
+  }
+
   BIRKHOFF_DEVICE int rows_from(int first) const {
     return p_.block - first < kTileRows ? p_.block - first : kTileRows;
   }
-  // Index of row `first` of a block in [batch, heads, blocks, block].
-  BIRKHOFF_DEVICE std::int64_t number_of(const BlockPlace& place, int first) const {
-    return ((static_cast<std::int64_t>(place.batch) * p_.heads + place.head) * p_.blocks +
-            place.n) *
+  // Index of row `first` of a block in [batch, heads, blocks, block], for numbers of queries or of
+  // keys.
+  BIRKHOFF_DEVICE std::int64_t number_of(const BlockPlace& place, int heads, int first) const {
+    return ((static_cast<std::int64_t>(place.batch) * heads + place.head) * p_.blocks + place.n) *
                p_.block +
            first;
+  }
+  BIRKHOFF_DEVICE std::int64_t query_number(const BlockPlace& place, int first) const {
+    return number_of(place, p_.heads, first);
+  }
+  BIRKHOFF_DEVICE std::int64_t key_number(const BlockPlace& place, int first) const {
+    return number_of(place, p_.key_heads(), first);
   }
 
   // `place` is the queries' place.
@@ -113,13 +125,13 @@ class BlockAttentionBody {
     pair.mask_query_stride = mask.strides[3];
     pair.mask_key_stride = mask.strides[4];
     if (mask.data != nullptr) {
-      pair.mask = mask.data + place.of(mask.strides) + first_query * mask.strides[3] +
+      pair.mask = mask.data + key_place(place).of(mask.strides) + first_query * mask.strides[3] +
                   first_key * mask.strides[4];
       // A mask with one entry for the whole block, as in Sinkhorn attention, costs one read.
       if (mask.strides[3] == 0 && mask.strides[4] == 0 && *pair.mask) pair.mask = nullptr;
     }
     pair.has_bias = source.bias.data != nullptr;
-    pair.element = number_of({0, place.head, place.n}, first_query) * p_.dropout.columns +
+    pair.element = query_number({0, place.head, place.n}, first_query) * p_.dropout.columns +
                    p_.dropout.first_column + mask_index * p_.block + first_key;
     return pair;
   }
@@ -160,18 +172,19 @@ class BlockAttentionBody {
     }
   }
 
-  // Likewise, one number per row of [batch, heads, blocks, block]; 0 for rows that do not exist.
+  // Likewise, one number per row of queries, [batch, heads, blocks, block]; 0 for rows that do not
+  // exist.
   BIRKHOFF_DEVICE void load_numbers(std::uint32_t to, const float* numbers, const BlockPlace& place,
                                     int first) const {
     const int row = thread_.index();
     if (row >= kTileRows) return;
     const bool exists = row < rows_from(first);
-    thread_.template copy_async<4>(to + 4 * row,
-                                   numbers + (exists ? number_of(place, first) + row : 0), exists);
+    thread_.template copy_async<4>(
+        to + 4 * row, numbers + (exists ? query_number(place, first) + row : 0), exists);
   }
 
   // Stores the bias of a tile of keys, times log2(e); it is visible after a barrier. Sources with a
-  // bias have only offset 0: `place` is that of the queries and of the keys.
+  // bias have only offset 0: `place` is that of the keys, and of the queries' own block.
   BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
                                  const BlockPlace& place, int first) const {
     const int row = thread_.index();

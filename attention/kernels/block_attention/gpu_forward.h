@@ -4,11 +4,12 @@
 //   s_ij = scale sum_d q_id k_jd + bias_j,  m_i = max_j s_ij,  z_i = 1 / sum_j exp(s_ij - m_i),
 //   p_ij = exp(s_ij - m_i) z_i,             out_id = sum_j p_ij M_ij v_jd,
 //
-// over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). A query that sees no
-// key has out = 0 and m = z = 0. m is stored times log2(e), and separately from z: a single
-// log-sum-exp would lose the digits of large logits to rounding.
+// over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). A sink is one more
+// logit in m and z. A query that sees no key has out = 0 and m = z = 0. m is stored times log2(e),
+// and separately from z: a single log-sum-exp would lose the digits of large logits to rounding.
 //
-// A thread block owns a tile of queries of one head. A warp owns 16 of these queries and, for D >
+// A thread block owns a tile of queries of one head; with grouped queries, several heads read the
+// tiles of one key head. A warp owns 16 of these queries and, for D >
 // 128, half of the columns of `out` (both halves then compute the same s). Shared memory holds the
 // tile of q, the tiles of k and v that are in use and those that come next, and biases
 // (BlockAttentionShape): 40, 80 and 160 KiB for D = 64, 128 and 256. s, p and out stay in
@@ -37,12 +38,15 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
   using Body::Body;
 
   // The number of thread blocks.
-  static std::int64_t num_tasks(const BlockAttentionParams& p) { return Body::num_tiles(p); }
+  static std::int64_t num_tasks(const BlockAttentionParams& p) {
+    return Body::num_tiles(p, p.heads);
+  }
 
   BIRKHOFF_DEVICE void run() {
     constexpr std::uint32_t kQ = 0, kBias = (1 + 2 * Shape::kForwardStages) * Shape::kRowsBytes;
     int first_query;
-    const BlockPlace place = this->place_of(static_cast<unsigned>(thread_.block()), first_query);
+    const BlockPlace place =
+        this->place_of(static_cast<unsigned>(thread_.block()), p_.heads, first_query);
     this->find_noise(place.batch);
 
     this->load_rows(kQ, p_.q, place, first_query);
@@ -61,7 +65,8 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
       if (more) load_keys(keys, place, stage ^ 1);
       thread_.commit();
       // Work that needs no tile, while the tiles load.
-      this->load_bias(kBias, p_.sources[now.source()].bias, place, now.first_key());
+      this->load_bias(kBias, p_.sources[now.source()].bias, this->key_place(place),
+                      now.first_key());
       const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
@@ -96,6 +101,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, BlockPlace place,
                                  int stage) const {
     const KeySourceParams& source = p_.sources[keys.source()];
+    place = this->key_place(place);
     place.n += keys.offset();
     this->load_rows(k_tile(stage), source.k, place, keys.first_key());
     this->load_rows(v_tile(stage), source.v, place, keys.first_key());
@@ -138,21 +144,30 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void finish(Columns& out, const float (&maximum)[2], const float (&sum)[2],
                               const BlockPlace& place, int first_query) const {
     if (first_row_ >= this->rows_from(first_query)) return;
+    const SinkParams& sinks = p_.sinks;
+    const bool has_sink = sinks.data != nullptr;
+    const float sink =
+        has_sink ? Body::kLog2E * thread_.unpack(sinks.data[place.head * sinks.stride]) : 0;
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      float total = sum[half];
+      float total = sum[half], largest = maximum[half], correction = 1;
       total += thread_.exchange(total, 1);
       total += thread_.exchange(total, 2);
+      if (has_sink && total != 0) {
+        largest = fmaxf(largest, sink);
+        correction = thread_.exp2(maximum[half] - largest);
+        total = total * correction + thread_.exp2(sink - largest);
+      }
       const float inverse = total == 0 ? 0 : 1 / total;
       BIRKHOFF_UNROLL
       for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
-        out[j][2 * half] *= inverse;
-        out[j][2 * half + 1] *= inverse;
+        out[j][2 * half] *= inverse * correction;
+        out[j][2 * half + 1] *= inverse * correction;
       }
       const int row = first_row_ + lane_ / 4 + 8 * half;
       if (first_column_ == 0 && lane_ % 4 == 0 && row < this->rows_from(first_query)) {
-        const std::int64_t number = this->number_of(place, first_query) + row;
-        p_.max[number] = maximum[half] == -kInfinity ? 0 : maximum[half];
+        const std::int64_t number = this->query_number(place, first_query) + row;
+        p_.max[number] = largest == -kInfinity ? 0 : largest;
         p_.inverse_sum[number] = inverse;
       }
     }

@@ -17,19 +17,19 @@ struct BlockRowsParams {
   std::int64_t strides[4];
 };
 
-// Which keys of a block the queries of block n see: data[batch strides[0] + head strides[1] +
+// Which keys of a block the queries of block n see: data[batch strides[0] + key head strides[1] +
 // n strides[2] + query strides[3] + key strides[4]]. Null: all.
 struct BlockMaskParams {
   const bool* data;
   std::int64_t strides[5];
 };
 
-// Added to the logits of a key: data[batch strides[0] + head strides[1] + n strides[2] + key
+// Added to the logits of a key: data[batch strides[0] + key head strides[1] + n strides[2] + key
 // strides[3]]. Null: nothing. A source with a bias has only offset 0.
 struct KeyBiasParams {
   const std::uint16_t* data;
   std::int64_t strides[4];
-  float* gradient;  // backward: [batch, heads, blocks, block]; null if data is
+  float* gradient;  // backward: [batch, key heads, blocks, block]; null if data is
 };
 
 // Keys in blocks, like KeyBlocks in attention/kernels/block_attention/block_attention.h.
@@ -39,6 +39,13 @@ struct KeySourceParams {
   BlockRowsParams k, v;
   KeyBiasParams bias;
   BlockRowsParams d_k, d_v;  // backward: all rows are written
+};
+
+// A logit of each query head that takes part in its softmax, with value 0: data[head stride]. Null:
+// none.
+struct SinkParams {
+  const std::uint16_t* data;
+  std::int64_t stride;
 };
 
 // The noise of philox_dropout() on probabilities [batch, heads, blocks, block, columns]. This call
@@ -58,23 +65,26 @@ struct BlockAttentionParams {
   static constexpr int kMostHeadDim = 256;
 
   KernelDtype dtype;                          // kBFloat16 or kHalf
-  int batch, heads, blocks, block, head_dim;  // head_dim: a multiple of 8
+  int batch, heads, blocks, block, head_dim;  // of queries; head_dim: a multiple of 8
+  int group;                                  // query heads of each key head
   float scale;                                // of q . k
   BlockRowsParams q, out;
   float *max, *inverse_sum;  // [batch, heads, blocks, block]
   int num_sources;
   KeySourceParams sources[kMostSources];
   BlockMaskParams masks[kMostMasks];
+  SinkParams sinks;
   BlockDropoutParams dropout;
 
   // Backward only.
   BlockRowsParams d_out, d_q;
-  float* delta;  // [batch, heads, blocks, block], scratch; unused if owns_keys()
+  float* delta;  // [batch, heads, blocks, block]
 
+  BIRKHOFF_HOST_DEVICE int key_heads() const { return heads / group; }
   // Whether only one tile of queries sees each tile of keys. The keys' gradients are then computed
   // together with those of the queries.
   BIRKHOFF_HOST_DEVICE bool owns_keys() const {
-    bool owns = block <= kTileRows;
+    bool owns = group == 1 && block <= kTileRows;
     for (int s = 0; s < num_sources; ++s) {
       owns = owns && sources[s].window.first_offset == 0 && sources[s].window.last_offset == 0;
     }

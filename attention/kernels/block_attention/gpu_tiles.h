@@ -95,13 +95,14 @@ class KeyTiles {
   int source_ = 0, offset_, first_key_ = -kTileRows;
 };
 
-// Iterates over the tiles of queries that see keys [first_key, first_key + kTileRows) of block m.
-// `window` must outlive it.
+// Iterates over the tiles of queries that see keys [first_key, first_key + kTileRows) of block m:
+// those of each of the `group` query heads that read the keys' head. `window` must outlive it.
 class QueryTiles {
  public:
-  BIRKHOFF_HOST_DEVICE QueryTiles(const KeyWindow& window, int num_blocks, int block, int m,
-                                  int first_key)
+  BIRKHOFF_HOST_DEVICE QueryTiles(const KeyWindow& window, int group, int num_blocks, int block,
+                                  int m, int first_key)
       : window_(window),
+        group_(group),
         num_blocks_(num_blocks),
         block_(block),
         m_(m),
@@ -111,14 +112,20 @@ class QueryTiles {
 
   BIRKHOFF_HOST_DEVICE bool next() {
     first_query_ += kTileRows;
-    while (offset_ <= window_.last_offset) {
-      if (n() >= 0 && n() < num_blocks_ && first_query_ < block_) return true;
-      ++offset_;
+    for (;;) {
+      while (offset_ <= window_.last_offset) {
+        if (n() >= 0 && n() < num_blocks_ && first_query_ < block_) return true;
+        ++offset_;
+        first_query_ = first_of_offset();
+      }
+      if (head_ + 1 == group_) return false;
+      ++head_;
+      offset_ = window_.first_offset;
       first_query_ = first_of_offset();
     }
-    return false;
   }
 
+  BIRKHOFF_HOST_DEVICE int head() const { return head_; }  // in the group
   BIRKHOFF_HOST_DEVICE int n() const { return m_ - offset_; }
   BIRKHOFF_HOST_DEVICE int offset() const { return offset_; }
   BIRKHOFF_HOST_DEVICE int first_query() const { return first_query_; }
@@ -129,7 +136,7 @@ class QueryTiles {
   }
 
   const KeyWindow& window_;
-  int num_blocks_, block_, m_, first_key_, offset_, first_query_;
+  int group_, num_blocks_, block_, m_, first_key_, offset_, first_query_, head_ = 0;
 };
 
 // ---- Tensor cores (PTX ISA, sections "Matrix Fragments for mma.m16n8k16" and "ldmatrix").

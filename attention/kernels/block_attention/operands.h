@@ -43,7 +43,7 @@ struct KeyGradients {
 struct BlockGradients {
   at::Tensor d_q_BHNbD;
   std::vector<KeyGradients> keys;
-  // On the CPU only; undefined without the operand.
+  // Undefined without the operand.
   at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{};
 };
 
