@@ -62,8 +62,8 @@ void with_kernel(const BlockAttentionParams& params, Function f) {
   with_number.template operator()<256>();
 }
 
-// Returns out, d_q, d_sink if there is one, and then for each entry d_k, d_v and, if there is one,
-// d_bias, for one softmax.
+// Returns out, d_q, then the gradients of the table and the sink that there are, and then for each
+// entry d_k, d_v and, if there is one, d_bias, for one softmax.
 std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor& d_out,
                                       NoiseColumns columns, bool backwards) {
   BlockOperands operands = operands_of(in, columns);
@@ -73,7 +73,7 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
     keys.v_BHNbD = with_aligned_rows(keys.v_BHNbD);
   }
   const BlockResults results = new_results(operands);
-  const BlockGradients gradients = new_gradients(operands, at::kFloat);
+  BlockGradients gradients = new_gradients(operands, at::kFloat);
   // Numbers that a kernel forgets to write stay NaN.
   results.out_BHNbD.fill_(NAN);
   results.softmax_2BHNb.fill_(NAN);
@@ -83,20 +83,24 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
       if (x.defined()) x.fill_(NAN);
     }
   }
-  const BlockAttentionParams params = block_attention_params(operands, results);
+  const DistanceScores distances = distance_scores(operands, /*backward=*/true);
+  const BlockAttentionParams params = block_attention_params(operands, results, distances);
   with_kernel(params, [&]<EmulatedNumber kNumber, int kHeadDim>() {
     run_forward<kNumber, kHeadDim>(params, backwards);
   });
   const at::Tensor delta = at::full_like(results.softmax_2BHNb[0], NAN);
   const at::Tensor aligned = with_aligned_rows(d_out);
   const BlockAttentionParams backward_params =
-      block_attention_params(operands, results, aligned, delta, gradients);
+      block_attention_params(operands, results, aligned, delta, distances, gradients);
   with_kernel(params, [&]<EmulatedNumber kNumber, int kHeadDim>() {
     run_backward<kNumber, kHeadDim>(backward_params, backwards);
   });
+  add_term_gradients(operands, results, delta, distances, gradients);
 
   std::vector<at::Tensor> result{results.out_BHNbD, gradients.d_q_BHNbD};
-  if (in.sink_H.defined()) result.push_back(sink_gradient(operands, results, delta));
+  for (const at::Tensor& each : {gradients.d_relative_keys_HRD, gradients.d_sink_H}) {
+    if (each.defined()) result.push_back(each);
+  }
   for (std::size_t s = 0; s < operands.keys.size(); ++s) {
     const KeyGradients& keys = gradients.keys[s];
     result.push_back(keys.d_k_BHNbD);
@@ -126,9 +130,10 @@ std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwar
     if (result.empty()) {
       result = part;
     } else {
-      const std::ptrdiff_t num_shared = in.sink_H.defined() ? 3 : 2;
-      for (std::ptrdiff_t i = 0; i < num_shared; ++i) result[i] = result[i] + part[i];
-      result.insert(result.end(), part.begin() + num_shared, part.end());
+      const std::size_t num_shared = 2u + in.relative.defined() + in.sink_H.defined();
+      for (std::size_t i = 0; i < num_shared; ++i) result[i] = result[i] + part[i];
+      result.insert(result.end(), part.begin() + static_cast<std::ptrdiff_t>(num_shared),
+                    part.end());
     }
     columns.first += num_columns(keys);
   }
@@ -277,9 +282,71 @@ TEST(BlockAttentionEmulation, GroupedQueries) {
   }
 }
 
+TEST(BlockAttentionEmulation, RelativePositions) {
+  const KeyChoice window{.first_offset = -1, .causal = true, .mask = KeyChoice::kPairs},
+      encoder{.first_offset = -1, .last_offset = 1},
+      one_and_a_half{.first_offset = -2, .causal = true, .mask = KeyChoice::kNear};
+  check(with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 37},
+                                         {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 30),
+                      9, -8, false, 30));
+  check(
+      with_sink(with_relative(make_block_problem({.heads = 2, .blocks = 3, .block = 32, .group = 2},
+                                                 {encoder}, at::kHalf, 1, 0, 31),
+                              41, -20, true, 31),
+                31));
+  check(with_relative(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 70},
+                                         {window}, at::kBFloat16, 3, 0.3f, 32),
+                      65, -64, true, 32));
+  BlockProblem added = make_block_problem({.heads = 2, .blocks = 2, .block = 24, .head_dim = 40},
+                                          {kOwn, kSorted}, at::kBFloat16, 1, 0, 33);
+  added.attention.one_softmax = false;
+  check(with_relative(added, 5, -2, false, 33));
+  // A table longer than the window.
+  check(with_relative(make_block_problem({.heads = 2, .blocks = 4, .block = 32}, {one_and_a_half},
+                                         at::kBFloat16, 1, 0, 34),
+                      200, -199, false, 34));
+}
+
+// Distances that are all clipped to one row.
+TEST(BlockAttentionEmulation, TablesOfOneRow) {
+  for (const auto& [rows, least] : {std::pair{1, 0}, {3, -500}, {3, 500}}) {
+    const BlockProblem problem = with_relative(
+        make_block_problem({.blocks = 2, .block = 24}, {kOwn}, at::kBFloat16, 1, 0, 35), rows,
+        least, false, 35);
+    check(with_sink(problem, 35));  // without a sink the gradient of the table is 0
+  }
+}
+
+TEST(BlockAttentionEmulation, WideHeadsWithAllTerms) {
+  check(with_sink(
+      with_relative(
+          make_block_problem({.blocks = 2, .block = 32, .head_dim = 256, .group = 2},
+                             {{.first_offset = -1, .causal = true}}, at::kBFloat16, 1, 0, 36),
+          33, -32, true, 36),
+      36));
+}
+
+// What the kernels do not support, so that the reference computes it.
+TEST(BlockAttentionEmulation, TablesThatTheKernelsRefuse) {
+  const BlockAttention fits =
+      with_relative(make_block_problem({.block = 16}, {kOwn, kOwn}, at::kBFloat16, 1, 0, 37), 3, -2,
+                    false, 37)
+          .attention;
+  EXPECT_TRUE(fits_gpu_kernels(fits));
+  BlockAttention values = fits, twice = fits;
+  values.relative.values_HRD = values.relative.keys_HRD;
+  EXPECT_FALSE(fits_gpu_kernels(values));
+  for (KeyBlocks& keys : twice.keys) keys.in_place = true;
+  EXPECT_FALSE(fits_gpu_kernels(twice));
+  twice.one_softmax = false;
+  EXPECT_TRUE(fits_gpu_kernels(twice));
+}
+
 TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
   for (const auto& problem :
-       {make_block_problem({.blocks = 2, .block = 37}, {kSorted, kOwn}, at::kBFloat16, 1, 0, 13),
+       {with_relative(make_block_problem({.blocks = 2, .block = 37}, {kSorted, kOwn}, at::kBFloat16,
+                                         1, 0, 13),
+                      9, -4, false, 13),
         make_block_problem({.blocks = 2, .block = 65, .group = 2}, {{.first_offset = -1}},
                            at::kBFloat16, 1, 0, 14)}) {
     const auto forwards = solve_emulated(problem), backwards = solve_emulated(problem, true);

@@ -42,6 +42,24 @@ TEST(BlockAttentionKernel, SmallQueriesWithoutAVisibleKey) {
                            at::kHalf, 1, 0, 7));
 }
 
+// The same with sinks, grouped queries and relative positions.
+TEST(BlockAttentionKernel, SmallShapesWithAllTerms) {
+  for (const std::int64_t head_dim : {40, 128, 256}) {
+    check(with_sink(with_relative(make_block_problem(
+                                      {.heads = 2, .blocks = 2, .block = 37, .head_dim = head_dim},
+                                      {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 8),
+                                  9, -8, false, 8),
+                    8));
+    check(with_sink(
+        with_relative(
+            make_block_problem({.blocks = 2, .block = 70, .head_dim = head_dim, .group = 2},
+                               {{.first_offset = -1, .causal = true, .mask = KeyChoice::kPairs}},
+                               at::kHalf, 1, 0, 9),
+            33, -32, true, 9),
+        9));
+  }
+}
+
 TEST(BlockAttentionKernel, SmallBlocksAreAsExactAsTheReference) {
   for (const std::int64_t block : {16, 37, 64}) {
     for (const at::ScalarType dtype : kDtypes) {
@@ -63,6 +81,13 @@ TEST(BlockAttentionKernel, ManyBlocks) {
                            at::kBFloat16, 1, 0, 4));
   check(make_block_problem({.heads = 8, .blocks = 16, .block = 128, .head_dim = 128},
                            {{.first_offset = -1, .causal = true}}, at::kBFloat16, 1, 0, 5));
+}
+
+TEST(BlockAttentionKernel, ManyBlocksOfGroupedQueriesWithRelativePositions) {
+  check(with_relative(
+      make_block_problem({.batch = 2, .heads = 2, .blocks = 64, .block = 64, .group = 4},
+                         {{.first_offset = -1, .causal = true}}, at::kBFloat16, 1, 0.1f, 10),
+      129, -128, true, 10));
 }
 
 TEST(BlockAttentionKernel, LargeLogits) {

@@ -19,7 +19,9 @@ BlockProblem BlockProblem::to(at::ScalarType dtype, at::Device device) const {
     return other.leaves.back();
   };
   other.attention.q_BHNbD = leaf(attention.q_BHNbD);
-  if (attention.sink_H.defined()) other.attention.sink_H = leaf(attention.sink_H);
+  for (at::Tensor* each : {&other.attention.relative.keys_HRD, &other.attention.sink_H}) {
+    if (each->defined()) *each = leaf(*each);
+  }
   for (KeyBlocks& keys : other.attention.keys) {
     keys.k_BHNbD = leaf(keys.k_BHNbD);
     keys.v_BHNbD = leaf(keys.v_BHNbD);
@@ -95,6 +97,20 @@ BlockProblem make_block_problem(const BlockShape& shape, const std::vector<KeyCh
   problem.name = fmt::format("seed {}: B {} H {} G {} N {} b {} D {}, size {}, dropout {}", seed, B,
                              H, G, N, b, D, size, dropout);
   return problem.to(dtype);
+}
+
+BlockProblem with_relative(BlockProblem problem, std::int64_t rows, std::int64_t least,
+                           bool per_head, std::uint64_t seed) {
+  const at::Tensor& q = problem.attention.q_BHNbD;
+  problem.attention.relative = {
+      .keys_HRD = random_tensor({per_head ? q.size(1) : 1, rows, q.size(4)}, q.scalar_type(), seed),
+      .values_HRD = {},
+      .least = least};
+  for (KeyBlocks& keys : problem.attention.keys) {
+    keys.in_place = !problem.attention.one_softmax || &keys == &problem.attention.keys.back();
+  }
+  problem.name += fmt::format(", {} rows from {}", rows, least);
+  return problem.to(q.scalar_type());
 }
 
 BlockProblem with_sink(BlockProblem problem, std::uint64_t seed) {

@@ -33,7 +33,8 @@ BlockResults attend(const BlockOperands& operands) {
   if (operands.q_BHNbD.is_cpu()) {
     attend_in_tiles(operands, results);
   } else if constexpr (kHasGpuKernels) {
-    launch_block_attention(block_attention_params(operands, results),
+    const DistanceScores distances = distance_scores(operands, /*backward=*/false);
+    launch_block_attention(block_attention_params(operands, results, distances),
                            current_stream(operands.q_BHNbD));
   }
   return results;
@@ -49,12 +50,11 @@ BlockGradients gradients_of(const BlockOperands& operands, const BlockResults& r
   BlockGradients gradients = new_gradients(operands, at::kFloat);
   if constexpr (kHasGpuKernels) {
     const at::Tensor delta_BHNb = at::empty_like(results.softmax_2BHNb[0]);
+    const DistanceScores distances = distance_scores(operands, /*backward=*/true);
     launch_block_attention_backward(
-        block_attention_params(operands, results, d_out, delta_BHNb, gradients),
+        block_attention_params(operands, results, d_out, delta_BHNb, distances, gradients),
         current_stream(d_out));
-    if (operands.sink_H.defined()) {
-      gradients.d_sink_H = sink_gradient(operands, results, delta_BHNb);
-    }
+    add_term_gradients(operands, results, delta_BHNb, distances, gradients);
   }
   return gradients;
 }

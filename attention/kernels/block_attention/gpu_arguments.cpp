@@ -55,7 +55,12 @@ bool fits_gpu_kernels(const BlockAttention& in) {
   const at::Tensor& q = in.q_BHNbD;
   const at::ScalarType dtype = q.scalar_type();
   const std::int64_t head_dim = q.size(4);
-  if (in.relative.defined()) return false;
+  const auto num_in_place = std::count_if(in.keys.begin(), in.keys.end(),
+                                          [](const KeyBlocks& keys) { return keys.in_place; });
+  if (in.relative.values_HRD.defined() ||
+      (in.relative.defined() && in.one_softmax && num_in_place > 1)) {
+    return false;
+  }
   if ((dtype != at::kBFloat16 && dtype != at::kHalf) || head_dim % 8 != 0 ||
       head_dim > BlockAttentionParams::kMostHeadDim || q.size(3) < kLeastBlock ||
       in.keys.size() > BlockAttentionParams::kMostSources ||
@@ -87,7 +92,8 @@ BlockRowsParams block_rows(const at::Tensor& x_BHNbD) {
 }
 
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
-                                            const BlockResults& results) {
+                                            const BlockResults& results,
+                                            const DistanceScores& distances) {
   const at::Tensor& q = operands.q_BHNbD;
   const auto size = [&](std::int64_t dim) { return static_cast<int>(q.size(dim)); };
   BlockAttentionParams params{};
@@ -107,6 +113,12 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
   if (operands.sink_H.defined()) {
     params.sinks = {.data = words_of(operands.sink_H), .stride = operands.sink_H.stride(0)};
   }
+  if (distances.defined()) {
+    params.distances = {.scores = floats_of(distances.scores_BHNbR),
+                        .d_s = nullptr,
+                        .rows = static_cast<int>(distances.scores_BHNbR.size(4)),
+                        .least = static_cast<int>(distances.least)};
+  }
   params.dropout = gpu_dropout_of(operands);
   params.num_sources = static_cast<int>(operands.keys.size());
   for (std::size_t s = 0, m = 0; s < operands.keys.size(); ++s) {
@@ -114,6 +126,7 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
     KeySourceParams& source = params.sources[s];
     source.window = keys.window;
     source.first_mask = static_cast<int>(m);
+    source.in_place = keys.in_place;
     source.k = block_rows(keys.k_BHNbD);
     source.v = block_rows(keys.v_BHNbD);
     if (keys.bias_BHNbb.defined()) {
@@ -137,11 +150,13 @@ BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results,
                                             const at::Tensor& d_out_BHNbD,
                                             const at::Tensor& delta_BHNb,
+                                            const DistanceScores& distances,
                                             const BlockGradients& gradients) {
-  BlockAttentionParams params = block_attention_params(operands, results);
+  BlockAttentionParams params = block_attention_params(operands, results, distances);
   params.d_out = block_rows(d_out_BHNbD);
   params.d_q = block_rows(gradients.d_q_BHNbD);
   params.delta = floats_of(delta_BHNb);
+  if (distances.defined()) params.distances.d_s = floats_of(distances.d_s_BHNbR);
   for (std::size_t s = 0; s < gradients.keys.size(); ++s) {
     KeySourceParams& source = params.sources[s];
     source.d_k = block_rows(gradients.keys[s].d_k_BHNbD);

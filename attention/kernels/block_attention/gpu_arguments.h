@@ -3,13 +3,15 @@
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_params.h"
+#include "attention/kernels/block_attention/gpu_terms.h"
 #include "attention/kernels/block_attention/operands.h"
 
 namespace birkhoff {
 
 // Whether the kernels support this, regardless of where its tensors are: bf16 or fp16, blocks of at
 // least 16 (64-row tiles would be mostly empty), D a multiple of 8 and at most 256, few key
-// sources, and a bias only on keys of a query's own block and the same for all of its queries.
+// sources, a bias only on keys of a query's own block and the same for all of its queries, and
+// relative positions only of keys, of one source of each softmax.
 bool fits_gpu_kernels(const BlockAttention& in);
 
 // x, or a copy whose rows can be moved 16 bytes at a time.
@@ -21,12 +23,11 @@ BlockRowsParams block_rows(const at::Tensor& x_BHNbD);
 // The kernels' arguments for the forward pass. Rows of operands and results must be aligned; all
 // tensors must outlive the launch.
 BlockAttentionParams block_attention_params(const BlockOperands& operands,
-                                            const BlockResults& results);
-// The same for the backward pass, which writes delta_BHNb (fp32).
-BlockAttentionParams block_attention_params(const BlockOperands& operands,
                                             const BlockResults& results,
-                                            const at::Tensor& d_out_BHNbD,
-                                            const at::Tensor& delta_BHNb,
-                                            const BlockGradients& gradients);
+                                            const DistanceScores& distances);
+// The same for the backward pass, which writes delta_BHNb (fp32).
+BlockAttentionParams block_attention_params(
+    const BlockOperands& operands, const BlockResults& results, const at::Tensor& d_out_BHNbD,
+    const at::Tensor& delta_BHNb, const DistanceScores& distances, const BlockGradients& gradients);
 
 }  // namespace birkhoff

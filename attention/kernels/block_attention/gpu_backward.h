@@ -9,7 +9,8 @@
 // their d_q and delta. If no other tile of queries sees its keys (BlockAttentionParams::owns_keys:
 // blocks of at most 64, as in Sinkhorn attention and block-local attention without neighbours), it
 // also computes d_k, d_v and d_bias of each tile of keys, with p and d_s in shared memory; a warp
-// then owns 16 keys. Otherwise BlockAttentionBackwardKeys does, with delta.
+// then owns 16 keys. Otherwise BlockAttentionBackwardKeys does, with delta. With relative positions
+// it also adds up d_s for each row of the table; gpu_terms.h does the rest.
 //
 // BlockAttentionBackwardKeys: a thread block owns a tile of keys of one key head and computes their
 // gradients from all tiles of queries that see them, query head by query head, with the keys as
@@ -100,6 +101,9 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
           this->template take_logits<false>(p, pair, kBias, first, visible);
           this->multiply_rows(d_s, kDOut, v_tile(stage), first);
           take_gradient(p, d_s, kept >> first / 2);
+          if (pair.distances != nullptr && first_column_ == 0) {
+            add_distances(d_s, pair, first, visible);
+          }
           this->multiply_columns(d_q, d_s, k_tile(stage), first);
         }
         if (kOwnsKeys && first_column_ == 0) {
@@ -218,6 +222,44 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
         }
       }
     }
+  }
+
+  // Adds d_s to DistanceParams::d_s. Only the first and the last row, to which distances are
+  // clipped, have more than one key of a query: four lanes add those up.
+  BIRKHOFF_DEVICE void add_distances(const Pairs& d_s, const TilePair& pair, int first_column,
+                                     std::uint32_t visible) const {
+    const int last = p_.distances.rows - 1;
+    float* const tile = p_.distances.d_s + (pair.distances - p_.distances.scores);
+    BIRKHOFF_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int query = first_row_ + lane_ / 4 + 8 * half;
+      float* const sums = tile + query * p_.distances.rows;
+      float at_first = 0, at_last = 0;
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < 2 * (kAtOnce / 8); ++i) {
+        const int number = i / 2 * 4 + 2 * half + i % 2;
+        if ((visible >> (first_column / 2 + number) & 1) == 0) continue;
+        const float d = d_s[i / 2][2 * half + i % 2];
+        const int key = first_column + place_in_c(lane_, number % 4).column + i / 2 * 8;
+        const int row = this->table_row(pair, query, key);
+        if (row == 0) {
+          at_first += d;
+        } else if (row == last) {
+          at_last += d;
+        } else {
+          sums[row] = d;
+        }
+      }
+      at_first = sum_of_lanes(at_first);
+      at_last = sum_of_lanes(at_last);
+      if (lane_ % 4 != 0 || query >= pair.num_queries) continue;
+      sums[0] += at_first;
+      sums[last] += at_last;
+    }
+  }
+  BIRKHOFF_DEVICE float sum_of_lanes(float x) const {
+    x += thread_.exchange(x, 1);
+    return x + thread_.exchange(x, 2);
   }
 
   BIRKHOFF_DEVICE void store_pairs(std::uint32_t tile, const Pairs& c, int first) const {

@@ -32,7 +32,9 @@ struct TilePair {
   const bool* mask;  // of query 0 and key 0; null: all
   std::int64_t mask_query_stride, mask_key_stride;
   bool has_bias;
-  std::int64_t element;  // of the noise of query 0 and key 0
+  const float* distances;  // query 0's in DistanceParams::scores; null: the keys have none
+  int first_row;           // of the table: that of query 0 and key 0, before clipping
+  std::int64_t element;    // of the noise of query 0 and key 0
 };
 
 template <typename Thread, int kHeadDim>
@@ -131,6 +133,10 @@ class BlockAttentionBody {
       if (mask.strides[3] == 0 && mask.strides[4] == 0 && *pair.mask) pair.mask = nullptr;
     }
     pair.has_bias = source.bias.data != nullptr;
+    if (p_.distances.scores != nullptr && source.in_place) {
+      pair.distances = p_.distances.scores + query_number(place, first_query) * p_.distances.rows;
+      pair.first_row = offset * p_.block + first_key - first_query - p_.distances.least;
+    }
     pair.element = query_number({0, place.head, place.n}, first_query) * p_.dropout.columns +
                    p_.dropout.first_column + mask_index * p_.block + first_key;
     return pair;
@@ -365,11 +371,26 @@ class BlockAttentionBody {
     return (bits >> i & 1) != 0 ? p_.dropout.scale : 0.0f;
   }
 
+  // The row of the table for a pair.
+  BIRKHOFF_DEVICE int table_row(const TilePair& pair, int query, int key) const {
+    const int row = pair.first_row + key - query, last = p_.distances.rows - 1;
+    return row < 0 ? 0 : row > last ? last : row;
+  }
+
   // Turns products q . k into logits times log2(e), so that 2^x applies to them; masked logits
   // become -infinity. The pairs start at `first_column`; `bias` is where load_bias() stored it.
   template <bool kKeysAreRows, int kGroups>
   BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const TilePair& pair, std::uint32_t bias,
                                    int first_column, std::uint32_t visible) const {
+    if (pair.distances != nullptr) {
+      BIRKHOFF_UNROLL
+      for (int i = 0; i < 4 * kGroups; ++i) {
+        if ((visible >> (first_column / 2 + i) & 1) == 0) continue;
+        int query, key;
+        place_of_pair<kKeysAreRows>(first_column / 2 + i, query, key);
+        s[i / 4][i % 4] += pair.distances[query * p_.distances.rows + table_row(pair, query, key)];
+      }
+    }
     const float factor = p_.scale * kLog2E;
     BIRKHOFF_UNROLL
     for (int i = 0; i < 4 * kGroups; ++i) s[i / 4][i % 4] *= factor;

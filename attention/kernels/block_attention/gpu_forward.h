@@ -1,20 +1,21 @@
 // Softmax attention of blocks of queries to their lists of keys. Legend: i query of a block, j key
 // of the block's list (KeyTiles), d of D.
 //
-//   s_ij = scale sum_d q_id k_jd + bias_j,  m_i = max_j s_ij,  z_i = 1 / sum_j exp(s_ij - m_i),
-//   p_ij = exp(s_ij - m_i) z_i,             out_id = sum_j p_ij M_ij v_jd,
+//   s_ij = scale (sum_d q_id k_jd + t_ij) + bias_j,  m_i = max_j s_ij,
+//   z_i = 1 / sum_j exp(s_ij - m_i),  p_ij = exp(s_ij - m_i) z_i,  out_id = sum_j p_ij M_ij v_jd,
 //
-// over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). A sink is one more
-// logit in m and z. A query that sees no key has out = 0 and m = z = 0. m is stored times log2(e),
-// and separately from z: a single log-sum-exp would lose the digits of large logits to rounding.
+// over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). t_ij is the number of
+// j's distance (DistanceParams), if there are relative positions. A sink is one more logit in m and
+// z. A query that sees no key has out = 0 and m = z = 0. m is stored times log2(e), and separately
+// from z: a single log-sum-exp would lose the digits of large logits to rounding.
 //
 // A thread block owns a tile of queries of one head; with grouped queries, several heads read the
-// tiles of one key head. A warp owns 16 of these queries and, for D >
-// 128, half of the columns of `out` (both halves then compute the same s). Shared memory holds the
-// tile of q, the tiles of k and v that are in use and those that come next, and biases
-// (BlockAttentionShape): 40, 80 and 160 KiB for D = 64, 128 and 256. s, p and out stay in
-// registers. Products are 16-bit with fp32 sums; everything else is fp32. Keys are taken in the
-// order of the list, and thread blocks share nothing: the same bits each time.
+// same keys. A warp owns 16 of these queries and, for D > 128, half of the columns of `out` (both
+// halves then compute the same s). Shared memory holds the tile of q, the tiles of k and v that are
+// in use and those that come next, and biases (BlockAttentionShape): 40, 80 and 160 KiB for D = 64,
+// 128 and 256. s, p and out stay in registers. Products are 16-bit with fp32 sums; everything else
+// is fp32. Keys are taken in the order of the list, and thread blocks share nothing: the same bits
+// each time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"

@@ -39,6 +39,7 @@ struct KeySourceParams {
   BlockRowsParams k, v;
   KeyBiasParams bias;
   BlockRowsParams d_k, d_v;  // backward: all rows are written
+  bool in_place;             // distances apply to these keys; at most one source
 };
 
 // A logit of each query head that takes part in its softmax, with value 0: data[head stride]. Null:
@@ -46,6 +47,15 @@ struct KeySourceParams {
 struct SinkParams {
   const std::uint16_t* data;
   std::int64_t stride;
+};
+
+// Relative positions of keys: q . a_r, added to q . k, for each query and each row r of a table,
+// [batch, heads, blocks, block, rows]. A key at the distance d from the query has the row d -
+// least, clipped to the table. Null: none.
+struct DistanceParams {
+  const float* scores;
+  float* d_s;  // backward: the sum of d_s (gpu_backward.h) of each row; zeros before; as `scores`
+  int rows, least;
 };
 
 // The noise of philox_dropout() on probabilities [batch, heads, blocks, block, columns]. This call
@@ -74,6 +84,7 @@ struct BlockAttentionParams {
   KeySourceParams sources[kMostSources];
   BlockMaskParams masks[kMostMasks];
   SinkParams sinks;
+  DistanceParams distances;
   BlockDropoutParams dropout;
 
   // Backward only.
