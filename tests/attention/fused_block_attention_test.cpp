@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
@@ -30,7 +31,12 @@ struct Problem {
   Problem to(at::ScalarType dtype) const {
     Problem other = *this;
     other.leaves.clear();
-    const auto leaf = [&](const at::Tensor& x) {
+    std::vector<at::Tensor> originals;
+    const auto leaf = [&](const at::Tensor& x) {  // the same one for two entries' keys
+      for (std::size_t i = 0; i < originals.size(); ++i) {
+        if (originals[i].is_same(x)) return other.leaves[i];
+      }
+      originals.push_back(x);
       other.leaves.push_back(x.detach().to(dtype).set_requires_grad(true));
       return other.leaves.back();
     };
@@ -39,6 +45,7 @@ struct Problem {
       keys.k_BHNbD = leaf(keys.k_BHNbD);
       keys.v_BHNbD = leaf(keys.v_BHNbD);
       if (keys.bias_BHNbb.defined()) keys.bias_BHNbb = leaf(keys.bias_BHNbb);
+      if (keys.weights_BHN.defined()) keys.weights_BHN = leaf(keys.weights_BHN);
     }
     for (at::Tensor* each : {&other.attention.relative.keys_HRD,
                              &other.attention.relative.values_HRD, &other.attention.sink_H}) {
@@ -79,8 +86,33 @@ void add_terms(int seed, std::uint64_t tensor_seed, Problem& problem) {
   problem.name += " with terms";
 }
 
+// Adds an entry whose blocks are chosen, by several destinations or by none, some with weight 0.
+// Its keys are often those of another entry.
+void add_chosen(int seed, std::uint64_t tensor_seed, Problem& problem) {
+  std::mt19937 random(static_cast<unsigned>(seed) + 2000);
+  std::vector<KeyBlocks>& entries = problem.attention.keys;
+  KeyBlocks keys;
+  keys.k_BHNbD = entries[0].k_BHNbD;
+  keys.v_BHNbD = entries[0].v_BHNbD;
+  if (random() % 4 == 0) {
+    keys.k_BHNbD = keys.k_BHNbD.clone();
+    keys.v_BHNbD = keys.v_BHNbD.flip(2);
+  }
+  const std::int64_t N = keys.k_BHNbD.size(2), b = keys.k_BHNbD.size(3);
+  const auto tensor = [&](at::IntArrayRef sizes) {
+    return random_tensor(sizes, at::kFloat, ++tensor_seed);
+  };
+  const at::Tensor draws_BHN = tensor(keys.k_BHNbD.sizes().slice(0, 3));
+  keys.chosen_BHN = draws_BHN.abs().mul(static_cast<double>(N) / 2).to(at::kLong).clamp_max(N - 1);
+  keys.weights_BHN = tensor(draws_BHN.sizes()).masked_fill(draws_BHN > 1, 0);
+  keys.mask_BHNbb = {random() % 2 ? tensor({1, 1, N, b, b}) > -0.5 : at::Tensor()};
+  if (random() % 2) keys.bias_BHNbb = tensor({1, 1, N, 1, b});
+  entries.insert(random() % 4 ? entries.begin() : entries.end(), keys);
+  problem.name += " with chosen blocks";
+}
+
 // `seed` determines everything except the numbers, which also depend on `draw_index`. Those that
-// divide by three have more terms.
+// divide by three have more terms, and a fifth of them chooses blocks.
 Problem random_problem(int seed, int draw_index = 0) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const auto draw = [&](const std::vector<std::int64_t>& from) {
@@ -146,6 +178,7 @@ Problem random_problem(int seed, int draw_index = 0) {
   problem.d_out = tensor(1);
   problem.name = "seed " + std::to_string(seed) + " N " + std::to_string(N) + " b " +
                  std::to_string(b) + " D " + std::to_string(D);
+  if (seed % 5 == 1) add_chosen(seed, tensor_seed + 50, problem);
   if (seed % 3 == 0) add_terms(seed, tensor_seed, problem);
   return problem.to(at::kFloat);
 }
@@ -169,7 +202,9 @@ bool reference_can(const BlockAttention& in) {
   const auto width = [](const KeyBlocks& keys) {
     return keys.window.last_offset - keys.window.first_offset;
   };
-  return in.one_softmax || width(in.keys.front()) == width(in.keys.back());
+  return in.one_softmax || std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
+           return width(keys) == width(in.keys.front());
+         });
 }
 
 class FusedBlockAttentionIn : public ::testing::TestWithParam<at::ScalarType> {
@@ -298,8 +333,8 @@ INSTANTIATE_TEST_SUITE_P(All, TileKernelsOf,
                          ::testing::Values(InstructionSet::kPortable, InstructionSet::kAvx2,
                                            InstructionSet::kAvx512, InstructionSet::kAvx512Bf16));
 
-// One query tile over three key tiles, the second masked, the last causal, against autograd in
-// fp64.
+// One query tile over three key tiles, the second masked and weighted, the last causal, against
+// autograd in fp64.
 template <typename T>
 double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   constexpr std::int64_t kQueries = 37, D = 20;
@@ -338,6 +373,11 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
   tiles[1].mask_query_stride = 64;
   tiles[1].mask_key_stride = 1;
   tiles[2].causal = true;
+  const at::Tensor weight = at::full({}, 0.75, at::kDouble).set_requires_grad(true);
+  double d_weight = 0;
+  tiles[1].weight = weight.item<Sum<T>>();
+  tiles[1].d_weight = &d_weight;
+  for (std::vector<at::Tensor>* x : {&k, &v}) (*x)[1] = (*x)[1].to(at::kDouble) * weight;
 
   const at::Tensor out = at::empty_like(q), statistics = at::empty({2, kQueries}, sum_dtype);
   QueryTile<T> queries;
@@ -371,8 +411,12 @@ double worst_tile_error(const TileKernels<T>& kernels, at::ScalarType dtype) {
                       .masked_fill(hidden, -std::numeric_limits<double>::infinity()),
                   -1),
       at::cat(v, 0).to(at::kDouble));
-  const auto exact = torch::autograd::grad({exact_out}, leaves, {d_out.to(at::kDouble)});
+  std::vector<at::Tensor> inputs = leaves;
+  inputs.push_back(weight);
+  const auto exact = torch::autograd::grad({exact_out}, inputs, {d_out.to(at::kDouble)});
   double worst = max_difference(out, exact_out);
+  // Both passes added to it.
+  worst = std::max(worst, std::abs(d_weight / 2 - exact.back().item<double>()));
   for (std::size_t i = 0; i < leaves.size(); ++i) {
     worst = std::max(worst, max_difference(results[i], exact[i]));
     if (i > 0) worst = std::max(worst, max_difference(sums[i], exact[i] + 1));

@@ -68,16 +68,21 @@ at::Tensor sum_to_bias(at::Tensor sums, const at::Tensor& bias) {
   return sums.to(bias.scalar_type());
 }
 
-// Gradients of q, of all keys and values, of the defined biases, and of the tables and sinks that
-// are defined.
+// Gradients of q, of all keys and values, of the defined biases and weights, and of the tables and
+// sinks that are defined.
 variable_list listed(const BlockOperands& operands, const BlockGradients& made) {
   variable_list result{made.d_q_BHNbD};
   for (const KeyGradients& keys : made.keys) {
     result.insert(result.end(), {keys.d_k_BHNbD, keys.d_v_BHNbD});
   }
   for (std::size_t s = 0; s < made.keys.size(); ++s) {
-    if (!made.keys[s].d_bias.defined()) continue;
-    result.push_back(sum_to_bias(made.keys[s].d_bias, operands.keys[s].bias_BHNbb));
+    const KeyBlocks& keys = operands.keys[s];
+    if (keys.bias_BHNbb.defined()) {
+      result.push_back(sum_to_bias(made.keys[s].d_bias, keys.bias_BHNbb));
+    }
+    if (keys.weights_BHN.defined()) {
+      result.push_back(made.keys[s].d_weights_BHN.to(keys.weights_BHN.scalar_type()));
+    }
   }
   for (const at::Tensor* each :
        {&made.d_relative_keys_HRD, &made.d_relative_values_HRD, &made.d_sink_H}) {
@@ -98,8 +103,8 @@ BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
 }
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
-  // Autograd sees q, the keys, and the biases, tables and sinks that are defined; `in` holds them
-  // again, with everything else.
+  // Autograd sees q, the keys, and the biases, weights, tables and sinks that are defined; `in` holds
+  // them again, with everything else.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHNbD*/,
                             at::TensorList /*keys_BHNbD*/, at::TensorList /*others*/,
                             const BlockAttention& in, NoiseColumns columns) {
@@ -134,7 +139,8 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
                         operands.sink_H};
     std::vector<std::int64_t> windows;
     for (const KeyBlocks& keys : operands.keys) {
-      saved.insert(saved.end(), {keys.k_BHNbD, keys.v_BHNbD, keys.bias_BHNbb});
+      saved.insert(saved.end(), {keys.k_BHNbD, keys.v_BHNbD, keys.bias_BHNbb, keys.chosen_BHN,
+                                 keys.weights_BHN});
       saved.insert(saved.end(), keys.mask_BHNbb.begin(), keys.mask_BHNbb.end());
       windows.insert(windows.end(), {keys.window.first_offset, keys.window.last_offset,
                                      keys.window.causal, keys.in_place});
@@ -164,6 +170,8 @@ struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
       keys.k_BHNbD = *next++;
       keys.v_BHNbD = *next++;
       keys.bias_BHNbb = *next++;
+      keys.chosen_BHN = *next++;
+      keys.weights_BHN = *next++;
       keys.mask_BHNbb = {next, next + keys.window.num_offsets()};
       next += keys.window.num_offsets();
     }
@@ -188,9 +196,15 @@ at::Tensor attend_entries(BlockAttention in, NoiseColumns columns) {
   std::vector<at::Tensor> keys_BHNbD, others;
   for (KeyBlocks& keys : in.keys) {
     keys_BHNbD.insert(keys_BHNbD.end(), {keys.k_BHNbD, keys.v_BHNbD});
-    if (!keys.bias_BHNbb.defined()) continue;
-    while (keys.bias_BHNbb.dim() < 5) keys.bias_BHNbb = keys.bias_BHNbb.unsqueeze(0);
-    others.push_back(keys.bias_BHNbb);
+    if (keys.bias_BHNbb.defined()) {
+      while (keys.bias_BHNbb.dim() < 5) keys.bias_BHNbb = keys.bias_BHNbb.unsqueeze(0);
+      others.push_back(keys.bias_BHNbb);
+    }
+    if (keys.weights_BHN.defined()) {
+      keys.chosen_BHN = keys.chosen_BHN.contiguous();
+      keys.weights_BHN = keys.weights_BHN.contiguous();
+      others.push_back(keys.weights_BHN);
+    }
   }
   for (const at::Tensor* each : {&in.relative.keys_HRD, &in.relative.values_HRD, &in.sink_H}) {
     if (each->defined()) others.push_back(*each);

@@ -29,6 +29,11 @@ struct KeyBlocks {
   at::Tensor bias_BHNbb{};  // added to the logits of each offset, broadcastable; undefined: none
   // Block n has the tokens n b, n b + 1, ..: relative positions apply to these keys.
   bool in_place = false;
+  // [B, H, N]: instead of its own block, block n of queries sees block chosen_BHN[n] (int64) of k and
+  // v times weights_BHN[n] (in their dtype). The window must be that of own blocks, and the keys are
+  // not in place. With weight 0 the keys are zeros, and nothing gets a gradient. Undefined: the
+  // window's blocks.
+  at::Tensor chosen_BHN{}, weights_BHN{};
 };
 
 // For k and v [B, H, L, D]: queries see their own block, `look_back` blocks before it and

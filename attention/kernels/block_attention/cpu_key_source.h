@@ -8,10 +8,14 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "attention/kernels/common/cpu_vector.h"
 #include "attention/kernels/common/key_window.h"
+#include "attention/kernels/common/limits.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 
 namespace birkhoff {
@@ -43,12 +47,17 @@ struct BlockRows {
   }
 };
 
-// Sums, in scratch, of the gradients of one source's keys, for the `reach` blocks that the current
-// block of queries sees. A block that comes into reach takes the place of the block that left it.
+// Sums of the gradients of one source's keys. They are in scratch, for the `reach` blocks that the
+// current block of queries may see: a block that comes into reach takes the place of the block that
+// left it. Or they are where the gradients will be, and a task owns the head: the first tile of
+// queries that sees a tile of keys writes, the others add.
 template <typename T>
 struct KeySums {
-  Sum<T>* data = nullptr;  // null: only one tile of queries sees each tile of keys
+  Sum<T>* data =
+      nullptr;  // the scratch; null: in place, or only one tile of queries sees each tile
   std::int64_t reach = 0, block = 0, head_dim = 0;
+  std::vector<char> written{};     // in place: whether each tile of keys is, [N, tiles of a block]
+  std::vector<Sum<T>> unwanted{};  // a row for gradients of zeros that are not keys
 
   // The sums of one block of keys: d_k, then d_v, [2, b, D].
   std::int64_t block_size() const { return 2 * block * head_dim; }
@@ -59,6 +68,48 @@ struct KeySums {
   Rows<Sum<T>> d_v(std::int64_t key_block, std::int64_t row) const {
     return d_k(key_block, block + row);
   }
+
+  // Sets where the gradients of a tile go, the keys of a block from row `row` on. `to_k` and `to_v`
+  // are the rows of the finished gradients.
+  void take(std::int64_t key_block, std::int64_t row, Rows<T> to_k, Rows<T> to_v,
+            KeyTile<T>& tile) {
+    if (data) {
+      tile.d_k_sum = d_k(key_block, row);
+      tile.d_v_sum = d_v(key_block, row);
+      return;
+    }
+    tile.d_k = to_k;
+    tile.d_v = to_v;
+    if constexpr (std::is_same_v<T, Sum<T>>) {
+      if (written.empty()) return;
+      const std::int64_t place = key_block * ((block + kTile - 1) / kTile) + row / kTile;
+      if (std::exchange(written[static_cast<std::size_t>(place)], 1)) {
+        tile.d_k_sum = to_k;
+        tile.d_v_sum = to_v;
+      }
+    }
+  }
+};
+
+// The block of keys that each block of queries chose, and its weight. All contiguous.
+template <typename T>
+struct ChosenBlocks {
+  at::Tensor blocks_BHN, weights_BHN;  // undefined: queries see the window's blocks
+  at::Tensor d_weights_BHN;            // the gradient sums in fp64; undefined: not wanted
+
+  bool defined() const { return blocks_BHN.defined(); }
+  std::int64_t place(std::int64_t batch, std::int64_t head, std::int64_t n) const {
+    return (batch * blocks_BHN.size(1) + head) * blocks_BHN.size(2) + n;
+  }
+  std::int64_t block(std::int64_t place) const {
+    return blocks_BHN.const_data_ptr<std::int64_t>()[place];
+  }
+  Sum<T> weight(std::int64_t place) const {
+    return to_sum(static_cast<const T*>(weights_BHN.const_data_ptr())[place]);
+  }
+  double* d_weight(std::int64_t place) const {
+    return d_weights_BHN.defined() ? d_weights_BHN.mutable_data_ptr<double>() + place : nullptr;
+  }
 };
 
 // One KeyBlocks entry as the kernels see it.
@@ -66,43 +117,57 @@ template <typename T>
 struct KeySource {
   BlockRows<const T> k, v;
   BlockRows<T> d_k, d_v;
-  bool summed = false;  // several tiles of queries add to the gradients of a tile of keys
-  bool in_place = false;
+  // Several tiles of queries add to the gradients of a tile of keys: in scratch, or in place.
+  bool summed = false, summed_in_place = false;
+  std::optional<std::size_t> shared;  // the source to whose sums it adds, which has the same keys
+  bool in_place = false;              // its keys have positions
   // KeySums of blocks that two runs see: [2, B, H, runs - 1, reach - 1, 2, b, D], the earlier run's
   // first.
   at::Tensor border_sums;
+  ChosenBlocks<T> chosen;
   KeyWindow window;
+  KeyWindow summed_window;             // the blocks to whose sums block n of queries may add
   std::int64_t first_column;           // of its keys, among the keys of all sources
   std::vector<at::Tensor> mask_BHNbb;  // [B, H, N, b, b], one for each offset; may be undefined
   at::Tensor bias_BHNbb;               // [B, H, N, b, b], or undefined
   at::Tensor d_bias_BHNbb;             // the gradient sums in fp64; undefined: not wanted
 
-  std::int64_t reach() const { return window.num_offsets(); }
+  std::int64_t reach() const { return summed_window.num_offsets(); }
   // Whether only one tile of queries of each head sees each tile of keys.
-  bool is_owned(std::int64_t block) const { return window.is_own_block() && block <= kTile; }
+  bool is_owned(std::int64_t block) const {
+    return window.is_own_block() && !chosen.defined() && block <= kTile;
+  }
 
   // Appends the tiles that queries [first_query, ..) of block n see. `positions` are those of all
   // tokens; null without relative positions.
   void add_tiles(std::int64_t batch, std::int64_t head, std::int64_t n, std::int64_t num_blocks,
                  std::int64_t block, std::int64_t first_query, const std::int32_t* positions,
-                 const KeySums<T>& sums, std::vector<KeyTile<T>>& tiles) const {
+                 KeySums<T>& sums, std::vector<KeyTile<T>>& tiles) const {
     for (std::int64_t offset = window.first_offset; offset <= window.last_offset; ++offset) {
-      const std::int64_t source = n + offset;
+      const std::int64_t place = chosen.defined() ? chosen.place(batch, head, n) : 0;
+      const std::int64_t source = chosen.defined() ? chosen.block(place) : n + offset;
       if (source < 0 || source >= num_blocks) continue;
+      const bool of_zeros = chosen.defined() && chosen.weight(place) == 0;
       const bool own_past = window.causal && offset == 0;
       const std::int64_t end_key = own_past ? first_query + 1 : block;
       const at::Tensor& mask = mask_BHNbb[static_cast<std::size_t>(offset - window.first_offset)];
       for (std::int64_t j = 0; j < end_key; j += kTile) {
         KeyTile<T>& tile = tiles.emplace_back();
         tile.num_keys = static_cast<int>(std::min<std::int64_t>(kTile, block - j));
-        tile.k = k.rows(batch, head, source, j);
-        tile.v = v.rows(batch, head, source, j);
-        if (sums.data) {
-          tile.d_k_sum = sums.d_k(source, j);
-          tile.d_v_sum = sums.d_v(source, j);
+        if (of_zeros) {
+          static constexpr T kZeros[kMostTileHeadDim] = {};
+          tile.k = tile.v = {kZeros, 0};
+          tile.d_k_sum = tile.d_v_sum = {sums.unwanted.data(), 0};
+        } else {
+          tile.k = k.rows(batch, head, source, j);
+          tile.v = v.rows(batch, head, source, j);
+          sums.take(source, j, d_k.rows(batch, head, source, j), d_v.rows(batch, head, source, j),
+                    tile);
         }
-        tile.d_k = d_k.rows(batch, head, source, j);
-        tile.d_v = d_v.rows(batch, head, source, j);
+        if (chosen.defined() && !of_zeros) {
+          tile.weight = chosen.weight(place);
+          tile.d_weight = chosen.d_weight(place);
+        }
         tile.causal = own_past && j == first_query;
         if (in_place && positions) tile.positions = positions + source * block + j;
         tile.first_element = first_column + (offset - window.first_offset) * block + j;

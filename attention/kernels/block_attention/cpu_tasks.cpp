@@ -62,11 +62,16 @@ struct Call {
             dropout ? &*dropout : nullptr, tables.num_distances()};
   }
 
+  // The blocks of a source whose sums are in scratch.
+  std::int64_t reach_of(const KeySource<T>& source) const {
+    return std::min(source.reach(), num_blocks);
+  }
+
   Worker worker(Pass pass) const {
     std::int64_t num_tiles = 0, num_sums = 0;
     for (const KeySource<T>& source : sources) {
-      num_tiles += source.reach() * tiles_per_block();
-      if (source.summed) num_sums += source.reach() * 2 * block * head_dim;
+      num_tiles += source.window.num_offsets() * tiles_per_block();
+      if (source.summed) num_sums += reach_of(source) * 2 * block * head_dim;
     }
     if (pass == Pass::kForward) num_tiles = 1;  // forward keeps nothing of earlier tiles
     Worker worker{
@@ -77,8 +82,12 @@ struct Call {
     auto* data = reinterpret_cast<Sum<T>*>(worker.sums_memory.get());
     for (const KeySource<T>& source : sources) {
       KeySums<T>& sums = worker.sums.emplace_back();
+      sums.block = block;
+      if (source.chosen.defined()) sums.unwanted.resize(static_cast<std::size_t>(head_dim));
       if (!source.summed) continue;
-      sums = {data, source.reach(), block, head_dim};
+      sums.data = data;
+      sums.reach = reach_of(source);
+      sums.head_dim = head_dim;
       data += sums.reach * sums.block_size();
     }
     return worker;
@@ -112,7 +121,8 @@ struct Call {
     tiles.clear();
     for (std::size_t s = 0; s < sources.size(); ++s) {
       sources[s].add_tiles(b, h / group(), n, num_blocks, block, first,
-                           queries.relative ? positions.data() : nullptr, worker.sums[s], tiles);
+                           queries.relative ? positions.data() : nullptr,
+                           worker.sums[sources[s].shared.value_or(s)], tiles);
     }
     if (dropout) {
       queries.sample_id =
@@ -139,7 +149,7 @@ struct Call {
   // in a causal block the last tiles see the most keys, and each thread gets neighbouring tasks.
   void run_forward() {
     std::int64_t num_key_blocks = 0;
-    for (const KeySource<T>& source : sources) num_key_blocks += source.reach();
+    for (const KeySource<T>& source : sources) num_key_blocks += source.window.num_offsets();
     const std::int64_t tiles = tiles_per_block();
     at::parallel_for(
         0, batch * num_blocks * tiles * heads,
@@ -165,7 +175,8 @@ struct Call {
     std::int64_t run_length = 1, num_key_blocks = 0;
     for (const KeySource<T>& source : sources) {
       if (source.summed) run_length = std::max({run_length, kLeastRun, source.reach() - 1});
-      num_key_blocks += source.reach();
+      if (source.chosen.defined()) run_length = num_blocks;
+      num_key_blocks += source.window.num_offsets();
     }
     const std::int64_t num_runs = (num_blocks + run_length - 1) / run_length;
     for (KeySource<T>& source : sources) {
@@ -208,12 +219,16 @@ struct Call {
   }
 
   void attend_run(const Run& run, Worker& worker) {
+    for (std::size_t s = 0; s < sources.size(); ++s) {
+      if (!sources[s].summed_in_place) continue;
+      worker.sums[s].written.assign(static_cast<std::size_t>(num_blocks * tiles_per_block()), 0);
+    }
     for (std::int64_t n = run.begin; n < run.end; ++n) {
       for (std::size_t s = 0; s < sources.size(); ++s) {
         if (!sources[s].summed) continue;
-        const std::int64_t first =
-            n == run.begin ? sources[s].window.first_offset : sources[s].window.last_offset;
-        for_key_blocks(n + first, n + sources[s].window.last_offset, [&](std::int64_t m) {
+        const KeyWindow& window = sources[s].summed_window;
+        const std::int64_t first = n == run.begin ? window.first_offset : window.last_offset;
+        for_key_blocks(n + first, n + window.last_offset, [&](std::int64_t m) {
           std::fill_n(worker.sums[s].of(m), worker.sums[s].block_size(), Sum<T>{0});
         });
       }
@@ -224,10 +239,26 @@ struct Call {
       }
       for (std::size_t s = 0; s < sources.size(); ++s) {
         if (!sources[s].summed) continue;
-        const std::int64_t last =
-            n + 1 == run.end ? sources[s].window.last_offset : sources[s].window.first_offset;
-        for_key_blocks(n + sources[s].window.first_offset, n + last,
+        const KeyWindow& window = sources[s].summed_window;
+        const std::int64_t last = n + 1 == run.end ? window.last_offset : window.first_offset;
+        for_key_blocks(n + window.first_offset, n + last,
                        [&](std::int64_t m) { leave(sources[s], worker.sums[s], run, m); });
+      }
+    }
+    for (std::size_t s = 0; s < sources.size(); ++s) {
+      if (sources[s].summed_in_place) clear_unseen(sources[s], worker.sums[s], run);
+    }
+  }
+
+  // Sets the gradients of keys that no query has seen to 0.
+  void clear_unseen(const KeySource<T>& source, const KeySums<T>& sums, const Run& run) const {
+    for (std::size_t tile = 0; tile < sums.written.size(); ++tile) {
+      if (sums.written[tile]) continue;
+      const std::int64_t m = static_cast<std::int64_t>(tile) / tiles_per_block(),
+                         first = static_cast<std::int64_t>(tile) % tiles_per_block() * kTile;
+      for (std::int64_t row = first; row < std::min(first + kTile, block); ++row) {
+        std::fill_n(source.d_k.rows(run.batch, run.head, m, row).data, head_dim, T{});
+        std::fill_n(source.d_v.rows(run.batch, run.head, m, row).data, head_dim, T{});
       }
     }
   }
@@ -244,8 +275,9 @@ struct Call {
   // Called when no later query of the run sees block m.
   void leave(const KeySource<T>& source, const KeySums<T>& sums, const Run& run,
              std::int64_t m) const {
-    const bool seen_before = std::max<std::int64_t>(m - source.window.last_offset, 0) < run.begin;
-    const bool seen_after = std::min(m - source.window.first_offset, num_blocks - 1) >= run.end;
+    const KeyWindow& window = source.summed_window;
+    const bool seen_before = std::max<std::int64_t>(m - window.last_offset, 0) < run.begin;
+    const bool seen_after = std::min(m - window.first_offset, num_blocks - 1) >= run.end;
     if (!seen_before && !seen_after) {
       write_gradients(source, sums.of(m), run.batch, run.head, m);
       return;
@@ -254,7 +286,7 @@ struct Call {
     std::copy_n(sums.of(m), sums.block_size(),
                 border_sums(source, seen_before, run.batch, run.head,
                             (seen_before ? run.index : run.index + 1) - 1,
-                            m - border - source.window.first_offset));
+                            m - border - window.first_offset));
   }
 
   // The sums of d_k and d_v of block `place` among the blocks that two runs see.
@@ -275,20 +307,22 @@ struct Call {
 
   void add_borders(const KeySource<T>& source, std::int64_t run_length) const {
     const std::int64_t borders = source.border_sums.size(3), places = source.reach() - 1;
-    at::parallel_for(
-        0, batch * key_heads * borders * places, 4, [&](std::int64_t begin, std::int64_t end) {
-          for (std::int64_t task = begin; task < end; ++task) {
-            const std::int64_t place = task % places, border = task / places % borders,
-                               h = task / places / borders % key_heads,
-                               b = task / places / borders / key_heads;
-            const std::int64_t m = (border + 1) * run_length + source.window.first_offset + place;
-            if (m < 0 || m >= num_blocks) continue;
-            Sum<T>* sums = border_sums(source, false, b, h, border, place);
-            const Sum<T>* later = border_sums(source, true, b, h, border, place);
-            for (std::int64_t i = 0; i < source.border_sums.stride(4); ++i) sums[i] += later[i];
-            write_gradients(source, sums, b, h, m);
-          }
-        });
+    at::parallel_for(0, batch * key_heads * borders * places, 4,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t task = begin; task < end; ++task) {
+                         const std::int64_t place = task % places, border = task / places % borders,
+                                            h = task / places / borders % key_heads,
+                                            b = task / places / borders / key_heads;
+                         const std::int64_t m =
+                             (border + 1) * run_length + source.summed_window.first_offset + place;
+                         if (m < 0 || m >= num_blocks) continue;
+                         Sum<T>* sums = border_sums(source, false, b, h, border, place);
+                         const Sum<T>* later = border_sums(source, true, b, h, border, place);
+                         for (std::int64_t i = 0; i < source.border_sums.stride(4); ++i)
+                           sums[i] += later[i];
+                         write_gradients(source, sums, b, h, m);
+                       }
+                     });
   }
 };
 
@@ -326,6 +360,8 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
     call.sinks.assign(sinks.const_data_ptr<Sum<T>>(),
                       sinks.const_data_ptr<Sum<T>>() + sinks.numel());
   }
+  const KeyWindow all_blocks{.first_offset = static_cast<int>(1 - N),
+                             .last_offset = static_cast<int>(N - 1)};
   std::int64_t column = operands.columns.first;
   for (const KeyBlocks& keys : operands.keys) {
     const at::Tensor& bias = keys.bias_BHNbb;
@@ -335,9 +371,12 @@ Call<T> call_of(const BlockOperands& operands, const at::Tensor& softmax_2BHNb) 
          .d_k = {},
          .d_v = {},
          .summed = false,
+         .shared = {},
          .in_place = keys.in_place,
          .border_sums = {},
+         .chosen = {keys.chosen_BHN, keys.weights_BHN, {}},
          .window = keys.window,
+         .summed_window = keys.chosen_BHN.defined() ? all_blocks : keys.window,
          .first_column = column,
          .mask_BHNbb = keys.mask_BHNbb,
          .bias_BHNbb = bias.defined() ? bias.expand({B, H, N, block, block}) : at::Tensor(),
@@ -365,16 +404,24 @@ void gradients_in_tiles(const BlockOperands& operands, const BlockResults& resul
     call.d_q = BlockRows<T>(gradients.d_q_BHNbD);
     for (std::size_t s = 0; s < call.sources.size(); ++s) {
       KeySource<T>& source = call.sources[s];
-      const KeyGradients& made = gradients.keys[s];
+      const std::size_t owner = owner_of_gradients(operands.keys, s);
+      const KeyGradients& made = gradients.keys[owner];
       source.d_k = BlockRows<T>(made.d_k_BHNbD);
       source.d_v = BlockRows<T>(made.d_v_BHNbD);
-      source.summed = !source.is_owned(call.block) || call.group() > 1;
+      if (owner != s) {
+        source.shared = owner;
+      } else if (source.chosen.defined() && std::is_same_v<T, Sum<T>>) {
+        source.summed_in_place = true;
+      } else {
+        source.summed = !source.is_owned(call.block) || call.group() > 1;
+      }
       if (source.window.first_offset > 0 || source.window.last_offset < 0) {
         made.d_k_BHNbD.zero_();  // no query sees some of the keys
         made.d_v_BHNbD.zero_();
       }
-      if (made.d_bias.defined()) {
-        source.d_bias_BHNbb = made.d_bias.expand(source.bias_BHNbb.sizes());
+      source.chosen.d_weights_BHN = gradients.keys[s].d_weights_BHN;
+      if (gradients.keys[s].d_bias.defined()) {
+        source.d_bias_BHNbb = gradients.keys[s].d_bias.expand(source.bias_BHNbb.sizes());
       }
     }
     call.run_backward();

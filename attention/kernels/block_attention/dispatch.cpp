@@ -20,7 +20,8 @@ bool fits_cpu_loop(const BlockAttention& in) {
   if (!has_tile_type(dtype) || in.q_BHNbD.size(4) > kMostTileHeadDim) return false;
   return std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
     return keys.k_BHNbD.scalar_type() == dtype && keys.v_BHNbD.scalar_type() == dtype &&
-           (!keys.bias_BHNbb.defined() || keys.bias_BHNbb.scalar_type() == dtype);
+           (!keys.bias_BHNbb.defined() || keys.bias_BHNbb.scalar_type() == dtype) &&
+           (!keys.weights_BHN.defined() || keys.weights_BHN.scalar_type() == dtype);
   });
 }
 

@@ -71,7 +71,8 @@ bool fits_gpu_kernels(const BlockAttention& in) {
   const bool keys_fit = std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
     num_masks += keys.window.num_offsets();
     const at::Tensor& bias = keys.bias_BHNbb;
-    return keys.k_BHNbD.scalar_type() == dtype && keys.v_BHNbD.scalar_type() == dtype &&
+    return !keys.chosen_BHN.defined() && keys.k_BHNbD.scalar_type() == dtype &&
+           keys.v_BHNbD.scalar_type() == dtype &&
            (!bias.defined() || (keys.window.is_own_block() && bias.scalar_type() == dtype &&
                                 bias.dim() == 5 && bias.size(3) == 1));
   });

@@ -22,6 +22,14 @@ at::Tensor mask_in_order(const KeyBlocks& keys, std::int64_t offset) {
   return keys.window.causal ? at::ones({1, 1, 1, b, b}, options).tril() : at::Tensor();
 }
 
+// x itself, or the block of x that each block of queries chose.
+at::Tensor chosen_blocks(const KeyBlocks& keys, const at::Tensor& x_BHNbD) {
+  if (!keys.chosen_BHN.defined()) return x_BHNbD;
+  const at::Tensor chosen = keys.chosen_BHN.unsqueeze(3).unsqueeze(4).expand(x_BHNbD.sizes());
+  const at::Tensor weights = keys.weights_BHN.unsqueeze(3).unsqueeze(4);
+  return (x_BHNbD.gather(2, chosen) * weights).masked_fill(weights == 0, 0);
+}
+
 }  // namespace
 
 ListedKeys list_keys(const BlockAttention& in) {
@@ -31,9 +39,11 @@ ListedKeys list_keys(const BlockAttention& in) {
     const auto& sizes = keys.k_BHNbD.sizes();
     const std::vector<std::int64_t> pairs{sizes[0], sizes[1], sizes[2], sizes[3], sizes[3]};
     const auto options = keys.k_BHNbD.options();
+    const at::Tensor of_k = chosen_blocks(keys, keys.k_BHNbD),
+                     of_v = chosen_blocks(keys, keys.v_BHNbD);
     for (int offset = keys.window.first_offset; offset <= keys.window.last_offset; ++offset) {
-      k.push_back(shift_blocks(keys.k_BHNbD, 2, offset, 0));
-      v.push_back(shift_blocks(keys.v_BHNbD, 2, offset, 0));
+      k.push_back(shift_blocks(of_k, 2, offset, 0));
+      v.push_back(shift_blocks(of_v, 2, offset, 0));
       const at::Tensor part =
           and_defined(mask_in_order(keys, offset),
                       keys.mask_BHNbb[static_cast<std::size_t>(offset - keys.window.first_offset)]);

@@ -32,6 +32,17 @@ std::int64_t num_columns(const KeyBlocks& keys) {
   return keys.window.num_offsets() * keys.k_BHNbD.size(3);
 }
 
+std::size_t owner_of_gradients(const std::vector<KeyBlocks>& keys, std::size_t s) {
+  for (std::size_t owner = 0; owner < s; ++owner) {
+    const KeyBlocks& earlier = keys[owner];
+    if (earlier.chosen_BHN.defined() && earlier.k_BHNbD.is_same(keys[s].k_BHNbD) &&
+        earlier.v_BHNbD.is_same(keys[s].v_BHNbD)) {
+      return owner;
+    }
+  }
+  return s;
+}
+
 BlockResults new_results(const BlockOperands& operands) {
   const at::Tensor& q = operands.q_BHNbD;
   return {new_blocks_like(q), at::empty({2, q.size(0), q.size(1), q.size(2), q.size(3)},
@@ -41,15 +52,21 @@ BlockResults new_results(const BlockOperands& operands) {
 BlockGradients new_gradients(const BlockOperands& operands, at::ScalarType bias_sums) {
   const at::Tensor& q = operands.q_BHNbD;
   BlockGradients gradients{.d_q_BHNbD = new_blocks_like(q), .keys = {}};
-  for (const KeyBlocks& keys : operands.keys) {
+  const auto zeros = [&](at::IntArrayRef sizes) {
+    return at::zeros(sizes, q.options().dtype(bias_sums));
+  };
+  for (std::size_t s = 0; s < operands.keys.size(); ++s) {
+    const KeyBlocks& keys = operands.keys[s];
+    KeyGradients& made = gradients.keys.emplace_back();
+    if (owner_of_gradients(operands.keys, s) == s) {
+      made.d_k_BHNbD = new_blocks_like(keys.k_BHNbD);
+      made.d_v_BHNbD = new_blocks_like(keys.v_BHNbD);
+    }
     const at::Tensor& bias = keys.bias_BHNbb;
-    gradients.keys.push_back({.d_k_BHNbD = new_blocks_like(keys.k_BHNbD),
-                              .d_v_BHNbD = new_blocks_like(keys.v_BHNbD),
-                              .d_bias = bias.defined()
-                                            ? at::zeros({q.size(0), keys.k_BHNbD.size(1), q.size(2),
-                                                         bias.size(3), bias.size(4)},
-                                                        q.options().dtype(bias_sums))
-                                            : at::Tensor()});
+    if (bias.defined()) {
+      made.d_bias = zeros({q.size(0), keys.k_BHNbD.size(1), q.size(2), bias.size(3), bias.size(4)});
+    }
+    if (keys.weights_BHN.defined()) made.d_weights_BHN = zeros(keys.weights_BHN.sizes());
   }
   return gradients;
 }

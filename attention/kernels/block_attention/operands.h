@@ -34,10 +34,12 @@ struct BlockResults {
 };
 
 struct KeyGradients {
+  // Undefined for an entry that does not own them.
   at::Tensor d_k_BHNbD, d_v_BHNbD;
   // Separate for each block of each head: [B, H, N, b or 1, b or 1], as the bias is. Undefined
   // without a bias.
   at::Tensor d_bias;
+  at::Tensor d_weights_BHN{};  // on the CPU, of chosen blocks
 };
 
 struct BlockGradients {
@@ -53,8 +55,12 @@ BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns);
 // The number of these keys that each block of queries sees.
 std::int64_t num_columns(const KeyBlocks& keys);
 
+// The entry that gets the gradients of the keys of entry s: an earlier one of chosen blocks that has
+// the same k and v, else s itself.
+std::size_t owner_of_gradients(const std::vector<KeyBlocks>& keys, std::size_t s);
+
 // New, uninitialised tensors: contiguous where q and the keys are, else in the layers' order [B, N,
-// b, H, D]. Gradients of biases are zeros of dtype `bias_sums`.
+// b, H, D]. Gradients of biases and of weights are zeros of dtype `bias_sums`.
 BlockResults new_results(const BlockOperands& operands);
 BlockGradients new_gradients(const BlockOperands& operands, at::ScalarType bias_sums);
 

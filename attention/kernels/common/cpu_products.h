@@ -119,9 +119,11 @@ inline int padded_rows(int num_rows) {
   return round_up(num_rows, kPanel > kLanes<S> ? kPanel : kLanes<S>);
 }
 
-// Copies the rows to `operands`, [padded_rows(num_rows), columns], padded with zeros.
+// Copies the rows times `factor` to `operands`, [padded_rows(num_rows), columns], padded with
+// zeros.
 template <typename T>
-void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Operand<T>* operands) {
+void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Operand<T>* operands,
+               Sum<T> factor = 1) {
   const int all_rows = padded_rows<Sum<T>>(num_rows);
   const auto fill = [&](auto* x, auto convert) {
     for (int r = 0; r < num_rows; ++r) {
@@ -132,26 +134,34 @@ void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Oper
     for (int i = num_rows * columns; i < all_rows * columns; ++i) x[i] = {};
   };
   if constexpr (kTakesPairs<T>) {
-    fill(reinterpret_cast<T*>(operands), [](T x) { return x; });
-  } else {
+    T* numbers = reinterpret_cast<T*>(operands);
+    if (factor == 1) {
+      fill(numbers, [](T x) { return x; });
+    } else {
+      fill(numbers, [factor](T x) { return from_sum<T>(factor * to_sum(x)); });
+    }
+  } else if (factor == 1) {
     fill(operands, [](T x) { return to_sum(x); });
+  } else {
+    fill(operands, [factor](T x) { return factor * to_sum(x); });
   }
 }
 
-// The rows, for a product that reads each number once: in place if the numbers already are operands
-// and fill whole panels, else copied to `scratch`.
+// The rows times `factor`, for a product that reads each number once: in place if the numbers
+// already are operands and fill whole panels, else copied to `scratch`.
 template <typename T>
 Rows<const Operand<T>> operand_rows(Rows<const T> rows, int num_rows, int head_dim, int columns,
-                                    Operand<T>* scratch) {
+                                    Operand<T>* scratch, Sum<T> factor = 1) {
   using E = Operand<T>;
   constexpr int kN = kNumbers<E>;
   if constexpr (sizeof(E) == kN * sizeof(T)) {
     const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % sizeof(E) == 0;
-    if (aligned && rows.stride % kN == 0 && head_dim % kN == 0 && num_rows % kPanel == 0) {
+    if (factor == 1 && aligned && rows.stride % kN == 0 && head_dim % kN == 0 &&
+        num_rows % kPanel == 0) {
       return {reinterpret_cast<const E*>(rows.data), rows.stride / kN};
     }
   }
-  load_rows(rows, num_rows, head_dim, columns, scratch);
+  load_rows(rows, num_rows, head_dim, columns, scratch, factor);
   return {scratch, columns / kN};
 }
 

@@ -7,6 +7,8 @@
 
 #include "attention/kernels/block_mix/block_mix.h"
 #include "attention/kernels/block_mix/listed_mix.h"
+#include "attention/kernels/common/cpu_dtype.h"
+#include "attention/kernels/common/limits.h"
 #include "attention/kernels/common/masked_softmax.h"
 
 namespace birkhoff {
@@ -17,6 +19,7 @@ constexpr double kLeastShare = 1e-20;  // least share of a sorted key's weight o
 // The sorted blocks that each block's queries attend to.
 struct SortedKeys {
   at::Tensor k_BHNbD, v_BHNbD;
+  at::Tensor chosen_BHN, weights_BHN;   // see KeyBlocks; undefined: k and v are mixes
   at::Tensor own_k_BHNbD, own_v_BHNbD;  // the sort's input; other uses read it from here
   at::Tensor queries_BHNb1;             // bool: queries that see their block's sorted keys at all
   at::Tensor mask_BHNbb;                // bool: queries that see each sorted key
@@ -48,18 +51,36 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
                           limit);
 }
 
+// Whether block attention reads each block's only source where it lies, so that nothing is mixed.
+bool reads_sources(const SortedBlocks& in, const at::Tensor& k_BHNbD, Path limit) {
+  return in.sources_BHNm.defined() && in.sources_BHNm.size(3) == 1 && limit == Path::kFused &&
+         in.combine != Combine::kAddLogits && k_BHNbD.is_cpu() &&
+         has_tile_type(k_BHNbD.scalar_type()) && k_BHNbD.size(4) <= kMostTileHeadDim;
+}
+
 // v_BHNbD may be k_BHNbD itself; then the sorted ones are the same tensor, too.
 SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Tensor& k_BHNbD,
                      const at::Tensor& v_BHNbD, Path limit) {
   const bool tied = v_BHNbD.is_same(k_BHNbD);
-  std::vector<at::Tensor> keys_BHNbD{k_BHNbD};
-  if (!tied) keys_BHNbD.push_back(v_BHNbD);
-  const BlockMixes mixes = mix(in, keys_BHNbD, limit);
   SortedKeys sorted;
-  sorted.k_BHNbD = mixes.y_BHNbD.front();
-  sorted.v_BHNbD = mixes.y_BHNbD.back();
-  sorted.own_k_BHNbD = mixes.x_BHNbD.front();
-  sorted.own_v_BHNbD = mixes.x_BHNbD.back();
+  sorted.k_BHNbD = sorted.own_k_BHNbD = k_BHNbD;
+  sorted.v_BHNbD = sorted.own_v_BHNbD = v_BHNbD;
+  if (reads_sources(in, k_BHNbD, limit)) {
+    const auto of_heads = [&](const at::Tensor& x_BHN1) {
+      return x_BHN1.squeeze(3).expand(k_BHNbD.sizes().slice(0, 3));
+    };
+    sorted.chosen_BHN = of_heads(in.sources_BHNm);
+    sorted.weights_BHN =
+        of_heads(in.weights_BHNN.gather(3, in.sources_BHNm)).to(k_BHNbD.scalar_type());
+  } else {
+    std::vector<at::Tensor> keys_BHNbD{k_BHNbD};
+    if (!tied) keys_BHNbD.push_back(v_BHNbD);
+    const BlockMixes mixes = mix(in, keys_BHNbD, limit);
+    sorted.k_BHNbD = mixes.y_BHNbD.front();
+    sorted.v_BHNbD = mixes.y_BHNbD.back();
+    sorted.own_k_BHNbD = mixes.x_BHNbD.front();
+    sorted.own_v_BHNbD = mixes.x_BHNbD.back();
+  }
 
   const std::int64_t block = k_BHNbD.size(3);
   sorted.queries_BHNb1 = seeing_blocks(blocks, in);
@@ -79,12 +100,13 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
     const at::Tensor total_BHN1 = weights_BHNN.sum(3, /*keepdim=*/true);
     const at::Tensor share_BHNb =
         at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
+    const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a NaN share stays visible
+    sorted.mask_BHNbb = at::logical_and(sorted.mask_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
+    if (sorted.chosen_BHN.defined()) return sorted;  // a single source's share is 0 or 1
     const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
     const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
-    const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a NaN share stays visible
     sorted.k_BHNbD = sorted.k_BHNbD / divisor;
     sorted.v_BHNbD = tied ? sorted.k_BHNbD : sorted.v_BHNbD / divisor;
-    sorted.mask_BHNbb = at::logical_and(sorted.mask_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
     sorted.bias_BHN1b = divisor_BHNb.log().unsqueeze(3).to(k_BHNbD.scalar_type());
   }
   return sorted;
@@ -128,7 +150,9 @@ BlockAttention sorted_and_own_attention(const Blocks& blocks, const SortedBlocks
   KeyBlocks sorted_keys{.k_BHNbD = sorted.k_BHNbD,
                         .v_BHNbD = sorted.v_BHNbD,
                         .mask_BHNbb = {sorted.mask_BHNbb},
-                        .bias_BHNbb = sorted.bias_BHN1b};
+                        .bias_BHNbb = sorted.bias_BHN1b,
+                        .chosen_BHN = sorted.chosen_BHN,
+                        .weights_BHN = sorted.weights_BHN};
   KeyBlocks own_keys{.k_BHNbD = sorted.own_k_BHNbD,
                      .v_BHNbD = sorted.own_v_BHNbD,
                      .window = {.causal = in.causal},

@@ -86,7 +86,9 @@ template <typename T>
 struct KeyTile {
   int num_keys = 0;  // <= kTile
   Rows<const T> k, v;
-  bool causal = false;  // query i of its tile sees keys j <= i of this tile
+  Sum<T> weight = 1;           // the formulas' k and v are these rows times it
+  double* d_weight = nullptr;  // backward adds to it; null: not wanted
+  bool causal = false;         // query i of its tile sees keys j <= i of this tile
   // mask[i * mask_query_stride + j * mask_key_stride] != 0: key j is visible to query i. Null: all.
   const bool* mask = nullptr;
   std::ptrdiff_t mask_query_stride = 0, mask_key_stride = 0;

@@ -58,10 +58,10 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
     const Pair<S> pair = masked_pair(queries, key, x);
-    const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k);
+    const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k, key.weight);
     prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
     multiply_scores(pair, k, x.q_t, D, s_t);
-    load_rows(key.v, key.num_keys, D, columns, x.v);
+    load_rows(key.v, key.num_keys, D, columns, x.v, key.weight);
     if (tile + 1 < num_key_tiles) {
       prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
     } else {
@@ -175,6 +175,34 @@ void store_rows(const Sum<T>* x, Sum<T> factor, int num_rows, int head_dim, int 
   }
 }
 
+// The sum over all rows and columns of x [num_rows, columns] times the rows.
+template <typename T>
+double dot_rows(const Sum<T>* x, Rows<const T> rows, int num_rows, int head_dim, int columns) {
+  constexpr int kParts = 4 * kLanes<Sum<T>>;  // which the compiler adds in parallel
+  Sum<T> parts[kParts] = {};
+  for (int r = 0; r < num_rows; ++r) {
+    const Sum<T>* x_row = x + std::ptrdiff_t{r} * columns;
+    const T* row = rows.data + r * rows.stride;
+    int d = 0;
+    for (; d + kParts <= head_dim; d += kParts) {
+      for (int p = 0; p < kParts; ++p) parts[p] += x_row[d + p] * to_sum(row[d + p]);
+    }
+    for (int p = 0; d + p < head_dim; ++p) parts[p] += x_row[d + p] * to_sum(row[d + p]);
+  }
+  double sum = 0;
+  for (const Sum<T> part : parts) sum += part;
+  return sum;
+}
+
+// Adds x [num_keys, columns] times `factor`, the gradient of a tile's weighted rows, to the gradients
+// of the rows and of the weight.
+template <typename T>
+void finish_key_gradient(const KeyTile<T>& key, Sum<T> factor, Rows<const T> rows, int head_dim,
+                         int columns, const Sum<T>* x, Rows<Sum<T>> d_sums, Rows<T> d_rows) {
+  store_rows(x, factor * key.weight, key.num_keys, head_dim, columns, d_sums, d_rows);
+  if (key.d_weight) *key.d_weight += factor * dot_rows(x, rows, key.num_keys, head_dim, columns);
+}
+
 template <typename T>
 bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<T>* keys,
               int num_key_tiles, OnNaN on_nan, void* memory) {
@@ -225,12 +253,12 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
     const KeyTile<T>& key = keys[tile];
     const Pair<S> pair = masked_pair(queries, key, x);
     S *p_t = x.p_t(tile), *d_p_t = x.ds_t(tile);
-    const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k);
+    const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k, key.weight);
     k_is_loaded = k.data == x.k;
     prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
     multiply_scores(pair, k, x.q_t, D, p_t);
     finish_scores(pair, key.num_keys, scale, p_t);
-    const Rows<const E> v = operand_rows(key.v, key.num_keys, D, columns, x.v);
+    const Rows<const E> v = operand_rows(key.v, key.num_keys, D, columns, x.v, key.weight);
     if (tile + 1 < num_key_tiles) {
       prefetch_rows<Use::kRead>(keys[tile + 1].k, keys[tile + 1].num_keys, D);
     }
@@ -291,12 +319,12 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       ds_in_rows = ds_stacked = ds_t;
     }
     const Bit<S>* kept = shape.dropout ? x.kept(tile) : nullptr;
-    if (!key.d_k_sum.data) {
-      prefetch_rows<Use::kWrite>(key.d_v, key.num_keys, D);
-      prefetch_rows<Use::kWrite>(key.d_k, key.num_keys, D);
-    }
+    prefetch_rows<Use::kWrite>(key.d_v, key.num_keys, D);
+    prefetch_rows<Use::kWrite>(key.d_k, key.num_keys, D);
     if (tile + 1 == num_key_tiles) prefetch_rows<Use::kWrite>(queries.d_q, num_queries, D);
-    if (num_key_tiles > 1 || !k_is_loaded) load_rows(key.k, key.num_keys, D, columns, x.k);
+    if (num_key_tiles > 1 || !k_is_loaded) {
+      load_rows(key.k, key.num_keys, D, columns, x.k, key.weight);
+    }
     for (int i = 0; i < pair.queries; i += kN) {
       const Vector<S> delta_i = load(delta + i);
       for (int j = 0; j < pair.end_key(i); j += kNumbers<E>) {
@@ -325,9 +353,9 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
       }
     }
     multiply_to_keys(pair, p_in_rows, d_out_stacked, columns, x.d_key);
-    store_rows(x.d_key, kept_scale, key.num_keys, D, columns, key.d_v_sum, key.d_v);
+    finish_key_gradient(key, kept_scale, key.v, D, columns, x.d_key, key.d_v_sum, key.d_v);
     multiply_to_keys(pair, ds_in_rows, q_stacked, columns, x.d_key);
-    store_rows(x.d_key, scale, key.num_keys, D, columns, key.d_k_sum, key.d_k);
+    finish_key_gradient(key, scale, key.k, D, columns, x.d_key, key.d_k_sum, key.d_k);
     multiply_to_queries(pair, ds_stacked, stack_rows(x.k, pair.keys, columns, x.key_stacked),
                         columns, x.acc, tile > 0);
   }

@@ -98,6 +98,10 @@ struct CleanCall {
     for (KeyTile<T>& tile : keys) {
       k.emplace_back(tile.k, tile.num_keys, shape.head_dim);
       v.emplace_back(tile.v, tile.num_keys, shape.head_dim);
+      if (is_nan(tile.weight)) {
+        std::fill(k.back().has_nan.begin(), k.back().has_nan.end(), 1);
+        tile.weight = 1;
+      }
       bias.emplace_back(tile.bias, tile.bias_query_stride, tile.bias_key_stride,
                         tile.bias ? given.num_queries : 0, tile.num_keys);
     }
@@ -199,6 +203,7 @@ void add_gradients_past_nan(const TileKernels<T>& kernels, const TileShape& shap
         make_nan<T>(tile.d_k_sum, tile.d_k, j, D, nullptr);
         make_nan<T>(tile.d_v_sum, tile.d_v, j, D,
                     nan_p ? nullptr : queries.d_out.data + i * queries.d_out.stride);
+        if (tile.d_weight) *tile.d_weight = kNaN<double>;
         if (queries.relative && tile.positions) {
           make_table_nan(queries, tile, i, j, D, nan_p);
         }
