@@ -12,8 +12,8 @@ namespace birkhoff {
 // Fills the results.
 void attend_in_tiles(const BlockOperands& operands, const BlockResults& results);
 
-// Fills the gradients of q, keys, tables and sinks, given the forward pass's results (`out` is not read). Adds to
-// the gradients of biases, which are fp64.
+// Fills the gradients of q, keys, tables and sinks, given the forward pass's results (`out` is not
+// read). Adds to the gradients of biases and of weights, which are fp64.
 void gradients_in_tiles(const BlockOperands& operands, const BlockResults& results,
                         const at::Tensor& d_out_BHNbD, BlockGradients& gradients);
 
