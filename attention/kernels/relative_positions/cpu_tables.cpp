@@ -1,6 +1,5 @@
 #include "attention/kernels/relative_positions/cpu_tables.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -67,14 +66,8 @@ TileDistances<T> DistanceTables<T>::of(std::int64_t head, std::int64_t part) con
 template <typename T>
 typename DistanceTables<T>::Gradients DistanceTables<T>::gradients(double key_factor,
                                                                    double value_factor) const {
-  // In fp64, because these sums cancel strongly; one dim at a time, because a LibTorch sum over
-  // several would depend on the number of threads.
   const auto gradient = [&](const at::Tensor& sums_PHRD, const at::Tensor& table, double factor) {
-    if (!sums_PHRD.defined()) return at::Tensor();
-    at::Tensor sums_HRD = sums_PHRD.sum(0, /*keepdim=*/false, at::kDouble);
-    if (table.size(0) == 1) sums_HRD = sums_HRD.sum(0, /*keepdim=*/true);
-    return (sums_HRD.narrow(1, 0, table.size(1)).narrow(2, 0, table.size(2)) * factor)
-        .to(table.scalar_type());
+    return sums_PHRD.defined() ? gradient_of_table(sums_PHRD, table, factor) : at::Tensor();
   };
   return {gradient(d_keys_PHRD_, relative_.keys_HRD, key_factor),
           gradient(d_values_PHRD_, relative_.values_HRD, value_factor)};

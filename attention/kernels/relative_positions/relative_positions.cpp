@@ -52,4 +52,14 @@ at::Tensor relative_values(const RelativePositions& relative, const at::Tensor& 
   return at::matmul(p_BHXIR, of_heads(relative.values_HRD));
 }
 
+at::Tensor gradient_of_table(const at::Tensor& sums_NHRD, const at::Tensor& table_HRD,
+                             double factor) {
+  // In fp64, because these sums cancel strongly; one dim at a time, because a LibTorch sum over
+  // several would depend on the number of threads.
+  at::Tensor sums_HRD = sums_NHRD.sum(0, /*keepdim=*/false, at::kDouble);
+  if (table_HRD.size(0) == 1) sums_HRD = sums_HRD.sum(0, /*keepdim=*/true);
+  return (sums_HRD.narrow(1, 0, table_HRD.size(1)).narrow(2, 0, table_HRD.size(2)) * factor)
+      .to(table_HRD.scalar_type());
+}
+
 }  // namespace birkhoff

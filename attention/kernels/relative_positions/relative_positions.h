@@ -38,4 +38,9 @@ at::Tensor relative_scores(const RelativePositions& relative, const at::Tensor& 
 at::Tensor relative_values(const RelativePositions& relative, const at::Tensor& p_BHXIJ,
                            const at::Tensor& rows_BHXIJ);
 
+// The gradient of a table from the sums of each of N parts of the work, whose rows and columns may
+// be padded: `factor` times their sum, over all heads if these share the table.
+at::Tensor gradient_of_table(const at::Tensor& sums_NHRD, const at::Tensor& table_HRD,
+                             double factor);
+
 }  // namespace birkhoff
