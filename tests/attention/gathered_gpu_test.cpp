@@ -14,9 +14,9 @@ GatheredProblem on_gpu(const GatheredProblem& problem) {
     if (x.defined()) x = x.detach().to(at::kCUDA);
   };
   GatheredAttention& in = there.attention;
-  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
+  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD, &in.sink_H}) {
     move(*x);
-    x->set_requires_grad(true);
+    if (x->defined()) x->set_requires_grad(true);
   }
   for (at::Tensor* x : {&in.rows.band.positions_q_BHL, &in.rows.band.positions_k_BHS,
                         &in.key_lengths_B, &there.d_out_BHLD, &there.d_lse_BHL}) {
@@ -46,6 +46,21 @@ TEST(GatheredKernel, SmallIsAsExactAsTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (int seed = 0; seed < 60; ++seed) {
       expect_errors_of_the_reference(seed, dtype, 300, out_rounding(dtype), solve_on_gpu);
+    }
+  }
+}
+
+class GatheredKernelMergedAs : public ::testing::TestWithParam<PlaceMerge> {};
+INSTANTIATE_TEST_SUITE_P(Merges, GatheredKernelMergedAs,
+                         ::testing::Values(PlaceMerge::kOneSoftmax, PlaceMerge::kMean));
+
+// Relative positions, sinks and grouped queries. Also run under compute-sanitizer.
+TEST_P(GatheredKernelMergedAs, SmallWithTermsIsAsExactAsTheReference) {
+  const bool mean = GetParam() == PlaceMerge::kMean;
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (int seed = 0; seed < 60; ++seed) {
+      expect_errors_of_the_reference(seed, dtype, 300, out_rounding(mean ? at::kFloat : dtype),
+                                     solve_on_gpu, GetParam(), random_problem_for_gpus);
     }
   }
 }

@@ -76,6 +76,12 @@ GatheredProblem random_problem_with_dropout(int seed, int draw_index) {
   return problem;
 }
 
+GatheredProblem random_problem_for_gpus(int seed, int draw_index) {
+  GatheredProblem problem = random_problem_with_terms(seed, draw_index);
+  problem.attention.relative.values_HRD = at::Tensor();
+  return problem;
+}
+
 GatheredProblem random_gathered_problem(int seed, int draw_index) {
   std::mt19937 random(static_cast<unsigned>(seed));
   const auto draw = [&](const std::vector<std::int64_t>& from) {

@@ -26,9 +26,10 @@ struct GatheredProblem {
 // `seed` determines everything except the numbers of tensors, which also depend on `draw_index`.
 GatheredProblem random_gathered_problem(int seed, int draw_index = 0);
 
-// The problem of that seed with terms that only the CPU's kernels have: relative positions, sinks
-// and grouped queries, each with some seeds.
+// The problem of that seed with relative positions, sinks and grouped queries, each for some seeds.
 GatheredProblem random_problem_with_terms(int seed, int draw_index = 0);
+// The same without the table of values, which the GPU kernels do not have.
+GatheredProblem random_problem_for_gpus(int seed, int draw_index = 0);
 
 // The problem with terms and with dropout.
 GatheredProblem random_problem_with_dropout(int seed, int draw_index = 0);

@@ -32,7 +32,7 @@ GatheredGradients gradients_of(const GatheredAttention& in, const GatheredResult
   if constexpr (kHasGpuKernels) {
     launch_gathered_attention_backward(backward.params, current_stream(d_out));
   }
-  return backward.gradients;
+  return finished_gradients(in, backward);
 }
 
 struct FusedGatheredAttention : torch::autograd::Function<FusedGatheredAttention> {

@@ -1,5 +1,6 @@
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -46,13 +47,19 @@ GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_
   return params;
 }
 
-GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part) {
+// Tables and sinks in fp32 are added to `inputs`.
+GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
+                         std::vector<at::Tensor>& inputs) {
+  const auto as_floats = [&](const at::Tensor& x) {
+    return floats_of(inputs.emplace_back(x.to(at::kFloat).contiguous()));
+  };
   const at::Tensor& q = in.q_BHLD;
   const DistanceBand& band = in.rows.band;
   GatheredParams params{};
   params.dtype = kernel_dtype(q);
   params.batch = static_cast<int>(q.size(0));
   params.heads = static_cast<int>(q.size(1));
+  params.key_heads = static_cast<int>(in.k_BHSD.size(1));
   params.segments = static_cast<int>(in.rows.queries.ends_BHG.size(2));
   params.head_dim = static_cast<int>(q.size(3));
   params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(q.size(3))));
@@ -64,6 +71,14 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part)
   if (in.key_lengths_B.defined()) {
     params.key_lengths = in.key_lengths_B.const_data_ptr<std::int64_t>();
   }
+  params.mean = in.merge == PlaceMerge::kMean;
+  if (in.sink_H.defined()) params.sink = as_floats(in.sink_H);
+  if (in.relative.defined()) {
+    params.relative = {.table = as_floats(in.relative.keys_HRD),
+                       .heads = static_cast<int>(in.relative.keys_HRD.size(0)),
+                       .rows = static_cast<int>(in.relative.num_distances()),
+                       .least = in.relative.least};
+  }
   params.q = rows_of(q);
   params.k = rows_of(in.k_BHSD);
   params.v = rows_of(in.v_BHSD);
@@ -73,11 +88,29 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part)
   return params;
 }
 
-// New numbers for each place of a list.
-at::Tensor new_places(const GatheredAttention& in, const RowLists& lists, bool rows) {
-  const at::Tensor& q = in.q_BHLD;
-  return at::empty({q.size(0), q.size(1), lists.rows_BHP.size(2), rows ? q.size(3) : 1},
-                   q.options().dtype(at::kFloat));
+at::Tensor new_floats(const GatheredAttention& in, at::IntArrayRef sizes) {
+  return at::empty(sizes, in.q_BHLD.options().dtype(at::kFloat));
+}
+
+// New rows for the places of `lists`, for the heads of x [B, H, rows, D].
+at::Tensor new_places(const GatheredAttention& in, const RowLists& lists, const at::Tensor& x) {
+  return new_floats(in, {x.size(0), x.size(1), lists.rows_BHP.size(2), x.size(3)});
+}
+
+void set_places(const PlaceResults& places, GatheredParams& params) {
+  params.place_out = floats_of(places.out_BHPD);
+  params.place_max = floats_of(places.softmax_2BHP[0]);
+  params.place_sum = floats_of(places.softmax_2BHP[1]);
+}
+
+// How many blocks share the queries of a head. With a table they have sums for its gradient, which
+// take memory: then there are only as many as keep a GPU busy.
+std::int64_t blocks_of_head(const GatheredAttention& in) {
+  constexpr std::int64_t kEnoughBlocks = 256, kTile = GatheredParams::kTile;
+  const std::int64_t tiles = (in.rows.queries.rows_BHP.size(2) + kTile - 1) / kTile;
+  if (!in.relative.defined()) return tiles;
+  return std::min(
+      tiles, std::max<std::int64_t>(kEnoughBlocks / (in.q_BHLD.size(0) * in.q_BHLD.size(1)), 1));
 }
 
 }  // namespace
@@ -91,45 +124,83 @@ bool fits_gpu_kernels(const GatheredAttention& in) {
                 in.rows.keys.rows_BHP.size(2)});
   return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
          in.q_BHLD.size(3) <= GatheredParams::kMostHeadDim &&
-         in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMostNumbers;
+         in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMostNumbers &&
+         !in.relative.values_HRD.defined() &&
+         (!in.relative.defined() ||
+          in.relative.num_distances() <= kMostNumbers / GatheredParams::kMostHeadDim);
 }
 
 GatheredForward gathered_forward(const GatheredAttention& in) {
   const at::Tensor& q = in.q_BHLD;
-  const auto statistics = [&] {
-    return at::empty({q.size(0), q.size(1), q.size(2)}, q.options().dtype(at::kFloat));
-  };
-  const AttentionPart part{at::empty_like(q), statistics(), statistics()};
-  const RowLists& queries = in.rows.queries;
-  GatheredForward forward{.params = params_of(in, part),
+  const std::int64_t B = q.size(0), H = q.size(1), L = q.size(2),
+                     P = in.rows.queries.rows_BHP.size(2);
+  const AttentionPart part{at::empty_like(q), new_floats(in, {B, H, L}), new_floats(in, {B, H, L})};
+  const PlaceResults places{new_places(in, in.rows.queries, q), new_floats(in, {2, B, H, P})};
+  GatheredForward forward{.params = {},
                           .results = {part, {}},
-                          .scratch = {new_places(in, queries, true), new_places(in, queries, false),
-                                      new_places(in, queries, false)}};
-  forward.params.place_out = floats_of(forward.scratch[0]);
-  forward.params.place_max = floats_of(forward.scratch[1]);
-  forward.params.place_sum = floats_of(forward.scratch[2]);
+                          .inputs = {},
+                          .scratch = {places.out_BHPD, places.softmax_2BHP}};
+  if (in.merge == PlaceMerge::kMean) forward.results.places = places;
+  forward.params = params_of(in, part, forward.inputs);
+  set_places(places, forward.params);
   return forward;
 }
 
 GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredResults& results,
                                    const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL) {
+  const at::Tensor& q = in.q_BHLD;
+  const bool mean = in.merge == PlaceMerge::kMean;
+  const std::int64_t B = q.size(0), H = q.size(1), L = q.size(2),
+                     P = in.rows.queries.rows_BHP.size(2), parts = blocks_of_head(in);
   GatheredBackward backward{
-      .params = params_of(in, results.part),
-      .gradients = {at::empty_like(in.q_BHLD), at::empty_like(in.k_BHSD),
-                    at::empty_like(in.v_BHSD)},
-      .scratch = {at::empty_like(results.part.sum_BHL), new_places(in, in.rows.queries, true),
-                  new_places(in, in.rows.keys, true), new_places(in, in.rows.keys, true)}};
-  GatheredParams& params = backward.params;
+      .params = {},
+      .gradients = {at::empty_like(q), at::empty_like(in.k_BHSD), at::empty_like(in.v_BHSD)},
+      .d_table_NHRD = {},
+      .d_sink_BHL = {},
+      .inputs = {},
+      .scratch = {new_floats(in, {2, B, H, mean ? P : L}), new_places(in, in.rows.queries, q),
+                  new_places(in, in.rows.keys, in.k_BHSD),
+                  new_places(in, in.rows.keys, in.k_BHSD)}};
+  GatheredParams& params = backward.params = params_of(in, results.part, backward.inputs);
+  if (mean) set_places(results.places, params);
   params.d_out = rows_of(d_out_BHLD);
   if (d_sum_BHL.defined()) params.d_sum = floats_of(d_sum_BHL);
   params.d_q = rows_of(backward.gradients.d_q_BHLD);
   params.d_k = rows_of(backward.gradients.d_k_BHSD);
   params.d_v = rows_of(backward.gradients.d_v_BHSD);
-  params.delta = floats_of(backward.scratch[0]);
+  params.delta = floats_of(backward.scratch[0][0]);
+  params.inverse = floats_of(backward.scratch[0][1]);
   params.d_q_places = floats_of(backward.scratch[1]);
   params.d_k_places = floats_of(backward.scratch[2]);
   params.d_v_places = floats_of(backward.scratch[3]);
+  params.parts = static_cast<int>(parts);
+  if (in.relative.defined()) {
+    const std::int64_t R = in.relative.num_distances();
+    backward.d_table_NHRD = new_floats(in, {B * parts, H, R, q.size(3)});
+    params.d_table = floats_of(backward.d_table_NHRD);
+    params.distance_sums = floats_of(
+        backward.scratch.emplace_back(new_floats(in, {B * parts, H, GatheredParams::kTile, R})));
+  }
+  if (in.sink_H.defined()) {
+    backward.d_sink_BHL = new_floats(in, {B, H, L});
+    params.d_sink = floats_of(backward.d_sink_BHL);
+  }
   return backward;
+}
+
+GatheredGradients finished_gradients(const GatheredAttention& in,
+                                     const GatheredBackward& backward) {
+  GatheredGradients gradients = backward.gradients;
+  if (in.relative.defined()) {
+    gradients.d_relative_keys_HRD =
+        gradient_of_table(backward.d_table_NHRD, in.relative.keys_HRD, backward.params.scale);
+  }
+  if (in.sink_H.defined()) {
+    gradients.d_sink_H = backward.d_sink_BHL.sum(2, /*keepdim=*/false, at::kDouble)
+                             .sum(0)
+                             .to(in.sink_H.scalar_type());
+  }
+  return gradients;
 }
 
 }  // namespace birkhoff

@@ -14,22 +14,28 @@ namespace birkhoff {
 // Whether the kernels support dtype and sizes.
 bool fits_gpu_kernels(const GatheredAttention& in);
 
-// Rows of q, k, v and d_out are contiguous. `params` point to the results and to `scratch`, which
-// must outlive the launch.
+// Rows of q, k, v and d_out are contiguous. `params` point to all other members, which must outlive
+// the launch: `inputs` are tables and sinks in fp32, the rest is written by the kernels.
 struct GatheredForward {
   GatheredParams params;
   GatheredResults results;
-  std::vector<at::Tensor> scratch;
+  std::vector<at::Tensor> inputs, scratch;
 };
 GatheredForward gathered_forward(const GatheredAttention& in);
 
 struct GatheredBackward {
   GatheredParams params;
-  GatheredGradients gradients;
-  std::vector<at::Tensor> scratch;
+  GatheredGradients gradients;  // of q, k and v
+  // What each of N parts of the work adds to the gradient of the table, before it is multiplied by
+  // the scale of logits, and each query to that of the sink; undefined without the operand.
+  at::Tensor d_table_NHRD, d_sink_BHL;
+  std::vector<at::Tensor> inputs, scratch;
 };
 // d_sum_BHL may be undefined.
 GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredResults& results,
                                    const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL);
+
+// All gradients, after the launch.
+GatheredGradients finished_gradients(const GatheredAttention& in, const GatheredBackward& backward);
 
 }  // namespace birkhoff

@@ -1,7 +1,9 @@
 // Attention over gathered rows (gathered_attention.h). Legend: i place of a query, j place of a key
-// in the same segment that i sees, r(i) the row at a place, d of D.
+// in the same segment that i sees, r(i) the row at a place, d of D; a_td the table of relative
+// positions, 0 without, and t = t(i, j) its row for the distance r(j) - r(i). Lists and keys are
+// those of the query's key head.
 //
-//   s_ij = scale sum_d q_r(i)d k_r(j)d,  m_i = max_j s_ij,  l_i = sum_j exp(s_ij - m_i),
+//   s_ij = scale sum_d q_r(i)d (k_r(j)d + a_td),  m_i = max_j s_ij,  l_i = sum_j exp(s_ij - m_i),
 //   o_id = sum_j exp(s_ij - m_i) v_r(j)d / l_i
 //
 // and of each row r, over its places i, in ascending order (the inverse list):
@@ -13,23 +15,36 @@
 //
 //   delta_r = sum_d d_out_rd out_rd - d_Z_r Z_r,
 //   ds_ij = p_ij (sum_d d_out_rd v_r(j)d - delta_r),
-//   d_q_id = scale sum_j ds_ij k_r(j)d,  d_k_jd = scale sum_i ds_ij q_r(i)d,
-//   d_v_jd = sum_i p_ij d_out_r(i)d,
+//   d_q_id = scale sum_j ds_ij (k_r(j)d + a_td),  d_k_jd = scale sum_i ds_ij q_r(i)d,
+//   d_v_jd = sum_i p_ij d_out_r(i)d,  d_a_td = scale sum_ij ds_ij q_r(i)d,
 //
-// and the gradient of a row is the sum over its places. fp32 throughout; results are rounded once.
+// and the gradient of a row is the sum over its places; those of keys are also sums over the query
+// heads of the key head. fp32 throughout; results are rounded once.
+//
+// With a mean, over the n_r places i of row r that see a key, a sink z is one more logit of each i:
+// m_i = max(z, max_j s_ij), and exp(z - m_i) is added to l_i. Then
+//
+//   out_rd = sum_i o_id / n_r,  p_ij = exp(s_ij - m_i) / (n_r l_i),
+//   delta_i = sum_d d_out_rd o_id,  d_z = -sum_i exp(z - m_i) / (n_r l_i) delta_i.
 //
 // forward, query_gradients: a block of 256 threads owns kTile successive places of queries of a
 //   head, which may be in several segments, and reads the keys of these segments in tiles of kTile.
-// key_gradients: the same with queries and keys exchanged.
+//   With a table, a block of query_gradients owns several such tiles, one after another, so that at
+//   most about 256 blocks have sums [R, D] for d_a (gpu_distances.cuh), which LibTorch adds up.
+// key_gradients: the same with queries and keys exchanged. A block owns places of a key head and
+//   reads the queries of all its heads.
 //   Eight threads own a place: of each kTile x kTile product a thread has kTile / 8 numbers, of D
 //   columns every eighth. Shared memory: two (forward) or four tiles of rows and one or two of
 //   products, 13 KiB (D = 32) to 137 KiB (D = 256).
-// merge, delta, add: a warp owns a row, a lane every 32nd column.
+// merge, average, delta, mean_delta, add (gpu_places.cuh): a warp owns a row, a lane every 32nd
+//   column.
 //
 // Results belong to places and then to rows: no atomics, fixed orders, the same bits each time.
 #include <math.h>
 
+#include "attention/kernels/gathered_attention/gpu_distances.cuh"
 #include "attention/kernels/gathered_attention/gpu_params.h"
+#include "attention/kernels/gathered_attention/gpu_places.cuh"
 #include "attention/kernels/gathered_attention/gpu_tiles.cuh"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
@@ -38,27 +53,40 @@ namespace birkhoff {
 
 namespace {
 
+// How many blocks of a backward kernel a multiprocessor has registers for. D above 128 leaves hardly
+// any shared memory for a second one, and relative positions take more than 128 registers.
+constexpr int backward_blocks(int columns, bool relative) {
+  return columns > 128 || relative ? 1 : 2;
+}
+
 std::size_t shared_bytes(int head_dim, int row_tiles, int product_tiles) {
   return sizeof(float) * kTile *
          static_cast<std::size_t>(row_tiles * (head_dim + 1) + product_tiles * (kTile + 1));
 }
 
 // The logit of a query and a key. Rounded before anything is subtracted from it, so that both passes
-// have the same bits.
-__device__ inline float logit(const float* q, const float* k, const GatheredParams& p) {
-  return __fmul_rn(product(q, k, p.head_dim), p.scale);
+// have the same bits. `a` is the pair's row of the table, or null.
+__device__ inline float logit(const float* q, const float* k, const float* a,
+                              const GatheredParams& p) {
+  float sum = product(q, k, p.head_dim);
+  if (a != nullptr) sum = __fadd_rn(sum, product(q, a, p.head_dim));
+  return __fmul_rn(sum, p.scale);
 }
 
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(const GatheredParams p) {
-  const Tile tile(p, p.queries);
+template <typename T, int kColumns, bool kRelative>
+__global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
+    forward_kernel(const GatheredParams p) {
+  const BlockHead block(p.heads, tiles_of(p.queries));
+  const Head head = block.head, of_keys = key_head(p, head, p.heads);
+  const HeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
+  const Tile tile(queries, block.number);
   if (tile.first >= tile.end) return;
-  const HeadLists queries(p.queries, tile.head, p.segments), keys(p.keys, tile.head, p.segments);
   const int D = p.head_dim;
   const Memory memory(D);
   const RowTile q = memory.rows(0), k_or_v = memory.rows(1);
   float* const weights = memory.products(2, 0) + tile.local * (kTile + 1);
-  q.load<T>(p.q, queries, tile.first, tile.end, D);
+  const HeadTable table(p, head);
+  q.load<T>(p.q, head, queries, tile.first, tile.end, D);
   float m = -INFINITY, l = 0, o[kColumns / kTeam] = {};
   for (int g = queries.segment_of(tile.first, p.segments);
        g < p.segments && queries.first_of(g) < tile.end; ++g) {
@@ -66,15 +94,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(const Gather
     const bool is_member = tile.place >= queries.first_of(g) && tile.place < queries.ends[g];
     for (int first = keys.first_of(g); first < keys.ends[g]; first += kTile) {
       __syncthreads();
-      k_or_v.load<T>(p.k, keys, first, keys.ends[g], D);
+      k_or_v.load<T>(p.k, of_keys, keys, first, keys.ends[g], D);
       __syncthreads();
       float s[kPairs], tile_max = -INFINITY;
 #pragma unroll
       for (int n = 0; n < kPairs; ++n) {
         const int j = tile.member + n * kTeam;
-        const bool visible = is_member && first + j < keys.ends[g] &&
-                             sees(p, queries, tile.place, keys, first + j, g);
-        s[n] = visible ? logit(q.row(tile.local), k_or_v.row(j), p) : -INFINITY;
+        s[n] = -INFINITY;
+        if (is_member && first + j < keys.ends[g] &&
+            sees(p, queries, tile.place, keys, first + j, g)) {
+          const float* a =
+              kRelative ? table.row(queries.row(tile.place), keys.row(first + j)) : nullptr;
+          s[n] = logit(q.row(tile.local), k_or_v.row(j), a, p);
+        }
         tile_max = fmaxf(tile_max, s[n]);
       }
       const float new_m = fmaxf(m, team_max(tile_max));
@@ -90,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(const Gather
       m = new_m;
       l = l * factor + team_sum(sum);
       __syncthreads();
-      k_or_v.load<T>(p.v, keys, first, keys.ends[g], D);
+      k_or_v.load<T>(p.v, of_keys, keys, first, keys.ends[g], D);
       __syncthreads();
 #pragma unroll
       for (int c = 0; c < kColumns / kTeam; ++c) {
@@ -101,7 +133,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(const Gather
     }
   }
   if (tile.place >= tile.end) return;
-  const std::int64_t entry = tile.entry(p, p.queries);
+  if (p.sink != nullptr && l != 0) {
+    const float sink = p.sink[head.h], new_m = fmaxf(m, sink), factor = expf(m - new_m);
+    l = l * factor + expf(sink - new_m);
+    m = new_m;
+#pragma unroll
+    for (int c = 0; c < kColumns / kTeam; ++c) o[c] *= factor;
+  }
+  const std::int64_t entry = entry_of(head, p.heads, p.queries.places, tile.place);
 #pragma unroll
   for (int c = 0; c < kColumns / kTeam; ++c) {
     const int d = tile.member + c * kTeam;
@@ -117,259 +156,203 @@ __global__ void __launch_bounds__(kThreads, kBlocks) forward_kernel(const Gather
 // those of the query.
 struct Gradient {
   float p, ds;
-  __device__ Gradient(const float* q, const float* k, const float* d_out, const float* v, float M,
-                      float inverse_Z, float delta, const GatheredParams& params) {
-    p = expf(logit(q, k, params) - M) * inverse_Z;
+  __device__ Gradient(const float* q, const float* k, const float* a, const float* d_out,
+                      const float* v, float M, float inverse_Z, float delta,
+                      const GatheredParams& params) {
+    p = expf(logit(q, k, a, params) - M) * inverse_Z;
     ds = p * (product(d_out, v, params.head_dim) - delta);
   }
 };
 
-// M, 1 / Z and delta of the query at a place.
+// M, 1 / Z and delta of the query at a place; of a mean, of the place.
 struct QueryStatistics {
   float M, inverse_Z, delta;
-  __device__ QueryStatistics(const GatheredParams& p, const HeadLists& queries, int place) {
-    const std::int64_t row =
-        (queries.head.b * p.heads + queries.head.h) * p.queries.rows + queries.row(place);
-    M = p.max[row];
-    inverse_Z = p.sum[row] == 0 ? 0.0f : 1 / p.sum[row];
-    delta = p.delta[row];
+  __device__ QueryStatistics(const GatheredParams& p, Head head, const HeadLists& queries,
+                             int place) {
+    const std::int64_t at = p.mean ? entry_of(head, p.heads, p.queries.places, place)
+                                   : entry_of(head, p.heads, p.queries.rows, queries.row(place));
+    M = p.mean ? p.place_max[at] : p.max[at];
+    inverse_Z = p.inverse[at];
+    delta = p.delta[at];
   }
 };
 
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+template <typename T, int kColumns, bool kRelative>
+__global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative))
     query_gradients_kernel(const GatheredParams p) {
-  const Tile tile(p, p.queries);
-  if (tile.first >= tile.end) return;
-  const HeadLists queries(p.queries, tile.head, p.segments), keys(p.keys, tile.head, p.segments);
+  const BlockHead block(p.heads, p.parts);
+  const Head head = block.head, of_keys = key_head(p, head, p.heads);
+  const HeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
   const int D = p.head_dim;
   const Memory memory(D);
   const RowTile q = memory.rows(0), d_out = memory.rows(1), k = memory.rows(2), v = memory.rows(3);
-  float* const weights = memory.products(4, 0) + tile.local * (kTile + 1);
-  q.load<T>(p.q, queries, tile.first, tile.end, D);
-  d_out.load<T>(p.d_out, queries, tile.first, tile.end, D);
-  const QueryStatistics own(p, queries, min(tile.place, tile.end - 1));
-  float d_q[kColumns / kTeam] = {};
-  for (int g = queries.segment_of(tile.first, p.segments);
-       g < p.segments && queries.first_of(g) < tile.end; ++g) {
-    if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
-    const bool is_member = tile.place >= queries.first_of(g) && tile.place < queries.ends[g];
-    for (int first = keys.first_of(g); first < keys.ends[g]; first += kTile) {
-      __syncthreads();
-      k.load<T>(p.k, keys, first, keys.ends[g], D);
-      v.load<T>(p.v, keys, first, keys.ends[g], D);
-      __syncthreads();
+  const HeadTable table(p, head);
+  const DistanceSums distances(p, block);
+  if constexpr (kRelative) distances.start();
+  for (int number = block.number; number < tiles_of(p.queries); number += p.parts) {
+    const Tile tile(queries, number);
+    if (tile.first >= tile.end) return;
+    float* const weights = memory.products(4, 0) + tile.local * (kTile + 1);
+    q.load<T>(p.q, head, queries, tile.first, tile.end, D);
+    d_out.load<T>(p.d_out, head, queries, tile.first, tile.end, D);
+    const int place = min(tile.place, tile.end - 1);
+    const QueryStatistics own(p, head, queries, place);
+    if constexpr (kRelative) distances.start_tile(tile);
+    float d_q[kColumns / kTeam] = {};
+    for (int g = queries.segment_of(tile.first, p.segments);
+         g < p.segments && queries.first_of(g) < tile.end; ++g) {
+      if (queries.first_of(g) == queries.ends[g]) continue;  // no query of the tile
+      const bool is_member = tile.place >= queries.first_of(g) && tile.place < queries.ends[g];
+      for (int first = keys.first_of(g); first < keys.ends[g]; first += kTile) {
+        __syncthreads();
+        k.load<T>(p.k, of_keys, keys, first, keys.ends[g], D);
+        v.load<T>(p.v, of_keys, keys, first, keys.ends[g], D);
+        __syncthreads();
 #pragma unroll
-      for (int n = 0; n < kPairs; ++n) {
-        const int j = tile.member + n * kTeam;
-        const bool visible = is_member && first + j < keys.ends[g] &&
-                             sees(p, queries, tile.place, keys, first + j, g);
-        weights[j] = visible ? Gradient(q.row(tile.local), k.row(j), d_out.row(tile.local),
-                                        v.row(j), own.M, own.inverse_Z, own.delta, p)
-                                   .ds
-                             : 0.0f;
-      }
-      __syncthreads();
+        for (int n = 0; n < kPairs; ++n) {
+          const int j = tile.member + n * kTeam;
+          weights[j] = 0;
+          if (!is_member || first + j >= keys.ends[g] ||
+              !sees(p, queries, tile.place, keys, first + j, g)) {
+            continue;
+          }
+          const float* a = kRelative ? table.row(queries.row(place), keys.row(first + j)) : nullptr;
+          weights[j] = Gradient(q.row(tile.local), k.row(j), a, d_out.row(tile.local), v.row(j),
+                                own.M, own.inverse_Z, own.delta, p)
+                           .ds;
+        }
+        __syncthreads();
 #pragma unroll
-      for (int c = 0; c < kColumns / kTeam; ++c) {
-        const int d = tile.member + c * kTeam;
-        if (d >= D) break;
-        d_q[c] += weighted_sum(weights, k, d);
+        for (int c = 0; c < kColumns / kTeam; ++c) {
+          const int d = tile.member + c * kTeam;
+          if (d >= D) break;
+          d_q[c] += weighted_sum(weights, k, d);
+        }
+        if constexpr (kRelative) {
+          if (is_member) {
+            distances.add(tile, weights, queries.row(place), keys, first, keys.ends[g]);
+          }
+        }
       }
     }
-  }
-  if (tile.place >= tile.end) return;
+    const std::int64_t entry = entry_of(head, p.heads, p.queries.places, tile.place);
 #pragma unroll
-  for (int c = 0; c < kColumns / kTeam; ++c) {
-    const int d = tile.member + c * kTeam;
-    if (d < D) p.d_q_places[tile.entry(p, p.queries) * D + d] = d_q[c] * p.scale;
+    for (int c = 0; c < kColumns / kTeam; ++c) {
+      const int d = tile.member + c * kTeam;
+      if (tile.place < tile.end && d < D) p.d_q_places[entry * D + d] = d_q[c] * p.scale;
+    }
+    if constexpr (!kRelative) return;  // parts: all tiles
+    distances.finish_tile(tile, q, table.data, p.d_q_places + entry * D);
   }
 }
 
-template <typename T, int kColumns>
-__global__ void __launch_bounds__(kThreads, kBlocks) key_gradients_kernel(const GatheredParams p) {
-  const Tile tile(p, p.keys);
+template <typename T, int kColumns, bool kRelative>
+__global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative))
+    key_gradients_kernel(const GatheredParams p) {
+  const BlockHead block(p.key_heads, tiles_of(p.keys));
+  const Head of_keys = block.head;
+  const HeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
+  const Tile tile(keys, block.number);
   if (tile.first >= tile.end) return;
-  const HeadLists queries(p.queries, tile.head, p.segments), keys(p.keys, tile.head, p.segments);
-  const int D = p.head_dim;
+  const int D = p.head_dim, group = p.heads / p.key_heads;
   const Memory memory(D);
   const RowTile k = memory.rows(0), v = memory.rows(1), q = memory.rows(2), d_out = memory.rows(3);
   float* const weights = memory.products(4, 0) + tile.local * (kTile + 1);    // p
   float* const gradients = memory.products(4, 1) + tile.local * (kTile + 1);  // ds
-  k.load<T>(p.k, keys, tile.first, tile.end, D);
-  v.load<T>(p.v, keys, tile.first, tile.end, D);
+  k.load<T>(p.k, of_keys, keys, tile.first, tile.end, D);
+  v.load<T>(p.v, of_keys, keys, tile.first, tile.end, D);
   float d_k[kColumns / kTeam] = {}, d_v[kColumns / kTeam] = {};
   for (int g = keys.segment_of(tile.first, p.segments);
        g < p.segments && keys.first_of(g) < tile.end; ++g) {
     if (keys.first_of(g) == keys.ends[g]) continue;  // no key of the tile
     const bool is_member = tile.place >= keys.first_of(g) && tile.place < keys.ends[g];
-    for (int first = queries.first_of(g); first < queries.ends[g]; first += kTile) {
-      __syncthreads();
-      q.load<T>(p.q, queries, first, queries.ends[g], D);
-      d_out.load<T>(p.d_out, queries, first, queries.ends[g], D);
-      __syncthreads();
-#pragma unroll
-      for (int n = 0; n < kPairs; ++n) {
-        const int i = tile.member + n * kTeam;
-        weights[i] = gradients[i] = 0;
-        if (!is_member || first + i >= queries.ends[g] ||
-            !sees(p, queries, first + i, keys, tile.place, g)) {
-          continue;
+    for (int of_group = 0; of_group < group; ++of_group) {
+      const Head head{of_keys.b, of_keys.h * group + of_group};
+      const HeadTable table(p, head);
+      for (int first = queries.first_of(g); first < queries.ends[g]; first += kTile) {
+        __syncthreads();
+        q.load<T>(p.q, head, queries, first, queries.ends[g], D);
+        d_out.load<T>(p.d_out, head, queries, first, queries.ends[g], D);
+        __syncthreads();
+#pragma unroll 2  // whole, it would need more registers
+        for (int n = 0; n < kPairs; ++n) {
+          const int i = tile.member + n * kTeam;
+          weights[i] = gradients[i] = 0;
+          if (!is_member || first + i >= queries.ends[g] ||
+              !sees(p, queries, first + i, keys, tile.place, g)) {
+            continue;
+          }
+          const QueryStatistics query(p, head, queries, first + i);
+          const float* a =
+              kRelative ? table.row(queries.row(first + i), keys.row(tile.place)) : nullptr;
+          const Gradient pair(q.row(i), k.row(tile.local), a, d_out.row(i), v.row(tile.local),
+                              query.M, query.inverse_Z, query.delta, p);
+          weights[i] = pair.p;
+          gradients[i] = pair.ds;
         }
-        const QueryStatistics query(p, queries, first + i);
-        const Gradient pair(q.row(i), k.row(tile.local), d_out.row(i), v.row(tile.local), query.M,
-                            query.inverse_Z, query.delta, p);
-        weights[i] = pair.p;
-        gradients[i] = pair.ds;
-      }
-      __syncthreads();
+        __syncthreads();
 #pragma unroll
-      for (int c = 0; c < kColumns / kTeam; ++c) {
-        const int d = tile.member + c * kTeam;
-        if (d >= D) break;
-        d_k[c] += weighted_sum(gradients, q, d);
-        d_v[c] += weighted_sum(weights, d_out, d);
+        for (int c = 0; c < kColumns / kTeam; ++c) {
+          const int d = tile.member + c * kTeam;
+          if (d >= D) break;
+          d_k[c] += weighted_sum(gradients, q, d);
+          d_v[c] += weighted_sum(weights, d_out, d);
+        }
       }
     }
   }
   if (tile.place >= tile.end) return;
+  const std::int64_t entry = entry_of(of_keys, p.key_heads, p.keys.places, tile.place);
 #pragma unroll
   for (int c = 0; c < kColumns / kTeam; ++c) {
     const int d = tile.member + c * kTeam;
     if (d >= D) break;
-    p.d_k_places[tile.entry(p, p.keys) * D + d] = d_k[c] * p.scale;
-    p.d_v_places[tile.entry(p, p.keys) * D + d] = d_v[c];
+    p.d_k_places[entry * D + d] = d_k[c] * p.scale;
+    p.d_v_places[entry * D + d] = d_v[c];
   }
 }
 
-// What a warp of merge, delta and add owns: a row of a list's tensor.
-struct WarpRow {
-  Head head;
-  int row, lane;
-  bool exists;
-  std::int64_t number;  // in [B, H, rows]
-
-  __device__ WarpRow(const GatheredParams& p, int rows) {
-    number = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-    lane = static_cast<int>(threadIdx.x % kWarp);
-    row = static_cast<int>(number % rows);
-    head = {number / rows / p.heads, number / rows % p.heads};
-    exists = head.b < p.batch;
-  }
-  template <typename T>
-  __device__ T* of(const GatheredRowsParams& x) const {
-    return static_cast<T*>(x.data) + head.b * x.strides[0] + head.h * x.strides[1] +
-           row * x.strides[2];
-  }
-  // The row's head in [B, H, P].
-  __device__ std::int64_t first_place(const GatheredParams& p,
-                                      const GatheredListsParams& lists) const {
-    return (head.b * p.heads + head.h) * lists.places;
-  }
-};
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const GatheredParams p) {
-  const WarpRow own(p, p.queries.rows);
-  if (!own.exists) return;
-  const HeadLists lists(p.queries, own.head, p.segments);
-  const int begin = lists.starts[own.row], end = lists.starts[own.row + 1];
-  const std::int64_t first = own.first_place(p, p.queries);
-  float M = -INFINITY, Z = 0;
-#pragma unroll 1
-  for (int n = begin; n < end; ++n) {
-    const std::int64_t place = first + lists.order[n];
-    if (p.place_sum[place] != 0) M = fmaxf(M, p.place_max[place]);
-  }
-#pragma unroll 1
-  for (int n = begin; n < end; ++n) {
-    const std::int64_t place = first + lists.order[n];
-    if (p.place_sum[place] != 0) Z += p.place_sum[place] * expf(p.place_max[place] - M);
-  }
-  for (int d = own.lane; d < p.head_dim; d += kWarp) {
-    float out = 0;
-#pragma unroll 1
-    for (int n = begin; n < end; ++n) {
-      const std::int64_t place = first + lists.order[n];
-      if (p.place_sum[place] == 0) continue;
-      out +=
-          p.place_sum[place] * expf(p.place_max[place] - M) * p.place_out[place * p.head_dim + d];
-    }
-    own.of<T>(p.out)[d] = from_float<T>(Z == 0 ? 0.0f : out / Z);
-  }
-  if (own.lane == 0) {
-    p.max[own.number] = Z > 0 ? M : 0.0f;
-    p.sum[own.number] = Z;
-  }
-}
-
-template <typename T>
-__global__ void __launch_bounds__(kThreads) delta_kernel(const GatheredParams p) {
-  const WarpRow own(p, p.queries.rows);
-  if (!own.exists) return;
-  const T *d_out = own.of<T>(p.d_out), *out = own.of<T>(p.out);
-  float delta = 0;
-  for (int d = own.lane; d < p.head_dim; d += kWarp) delta += to_float(d_out[d]) * to_float(out[d]);
-  delta = warp_sum(delta);
-  if (p.d_sum != nullptr) delta -= p.d_sum[own.number] * p.sum[own.number];
-  if (own.lane == 0) p.delta[own.number] = delta;
-}
-
-// The sums of the places of each row.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    add_kernel(const GatheredParams p, const GatheredListsParams lists, const float* places,
-               const GatheredRowsParams sums) {
-  const WarpRow own(p, lists.rows);
-  if (!own.exists) return;
-  const HeadLists of_head(lists, own.head, p.segments);
-  for (int d = own.lane; d < p.head_dim; d += kWarp) {
-    float sum = 0;
-    for (int n = of_head.starts[own.row]; n < of_head.starts[own.row + 1]; ++n) {
-      sum += places[(own.first_place(p, lists) + of_head.order[n]) * p.head_dim + d];
-    }
-    own.of<T>(sums)[d] = from_float<T>(sum);
-  }
-}
-
-// One block for each tile of a list's places.
-void launch_tiles(void (*kernel)(GatheredParams), const GatheredParams& p,
-                  const GatheredListsParams& lists, std::size_t bytes, cudaStream_t stream) {
-  const std::int64_t tiles = (lists.places + kTile - 1) / kTile;
-  if (tiles == 0) return;
+// `blocks` blocks for each of `heads` heads.
+void launch_blocks(void (*kernel)(GatheredParams), const GatheredParams& p, int heads, int blocks,
+                   std::size_t bytes, cudaStream_t stream) {
+  if (blocks == 0) return;
   cuda_check(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
       "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(p.batch * p.heads * tiles)),
+  launch({.grid = dim3(static_cast<unsigned>(std::int64_t{p.batch} * heads * blocks)),
           .block = dim3(kThreads),
           .stream = stream,
           .shared_bytes = bytes},
          kernel, p);
 }
 
-// One warp for each row of a list's tensor.
+// One warp for each row of a list's tensor of `heads` heads.
 template <typename... Parameters, typename... Arguments>
-void launch_rows(void (*kernel)(Parameters...), const GatheredParams& p, int rows,
+void launch_rows(void (*kernel)(Parameters...), const GatheredParams& p, int heads, int rows,
                  cudaStream_t stream, const Arguments&... arguments) {
-  const std::int64_t warps = std::int64_t{p.batch} * p.heads * rows;
+  const std::int64_t warps = std::int64_t{p.batch} * heads * rows;
   launch({.grid = dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)),
           .block = dim3(kThreads),
           .stream = stream},
          kernel, p, arguments...);
 }
 
-// Calls f<T, kColumns>(), where kColumns >= D.
+// Calls f<T, kColumns, kRelative>(), where kColumns >= D.
 template <typename Function>
 void with_shape(const GatheredParams& p, Function f) {
-  const auto with_columns = [&]<typename T>() {
-    if (p.head_dim <= 64) return f.template operator()<T, 64>();
-    if (p.head_dim <= 128) return f.template operator()<T, 128>();
-    f.template operator()<T, GatheredParams::kMostHeadDim>();
+  const auto with_columns = [&]<typename T, bool kRelative>() {
+    if (p.head_dim <= 64) return f.template operator()<T, 64, kRelative>();
+    if (p.head_dim <= 128) return f.template operator()<T, 128, kRelative>();
+    f.template operator()<T, GatheredParams::kMostHeadDim, kRelative>();
   };
-  if (p.dtype == KernelDtype::kBFloat16) return with_columns.template operator()<__nv_bfloat16>();
-  if (p.dtype == KernelDtype::kHalf) return with_columns.template operator()<__half>();
-  with_columns.template operator()<float>();
+  const auto with_type = [&]<typename T>() {
+    if (p.relative.table != nullptr) return with_columns.template operator()<T, true>();
+    with_columns.template operator()<T, false>();
+  };
+  if (p.dtype == KernelDtype::kBFloat16) return with_type.template operator()<__nv_bfloat16>();
+  if (p.dtype == KernelDtype::kHalf) return with_type.template operator()<__half>();
+  with_type.template operator()<float>();
 }
 
 }  // namespace
@@ -377,25 +360,29 @@ void with_shape(const GatheredParams& p, Function f) {
 void launch_gathered_attention(const GatheredParams& params, cudaStream_t stream) {
   const GatheredParams& p = params;
   if (p.batch * p.heads == 0) return;
-  with_shape(p, [&]<typename T, int kColumns>() {
-    launch_tiles(&forward_kernel<T, kColumns>, p, p.queries, shared_bytes(p.head_dim, 2, 1),
-                 stream);
-    launch_rows(&merge_kernel<T>, p, p.queries.rows, stream);
+  with_shape(p, [&]<typename T, int kColumns, bool kRelative>() {
+    launch_blocks(&forward_kernel<T, kColumns, kRelative>, p, p.heads, tiles_of(p.queries),
+                  shared_bytes(p.head_dim, 2, 1), stream);
+    launch_rows(p.mean ? &average_kernel<T> : &merge_kernel<T>, p, p.heads, p.queries.rows, stream);
   });
 }
 
 void launch_gathered_attention_backward(const GatheredParams& params, cudaStream_t stream) {
   const GatheredParams& p = params;
   if (p.batch * p.heads == 0) return;
-  with_shape(p, [&]<typename T, int kColumns>() {
-    launch_rows(&delta_kernel<T>, p, p.queries.rows, stream);
-    launch_tiles(&query_gradients_kernel<T, kColumns>, p, p.queries, shared_bytes(p.head_dim, 4, 1),
-                 stream);
-    launch_tiles(&key_gradients_kernel<T, kColumns>, p, p.keys, shared_bytes(p.head_dim, 4, 2),
-                 stream);
-    launch_rows(&add_kernel<T>, p, p.queries.rows, stream, p.queries, p.d_q_places, p.d_q);
-    launch_rows(&add_kernel<T>, p, p.keys.rows, stream, p.keys, p.d_k_places, p.d_k);
-    launch_rows(&add_kernel<T>, p, p.keys.rows, stream, p.keys, p.d_v_places, p.d_v);
+  with_shape(p, [&]<typename T, int kColumns, bool kRelative>() {
+    launch_rows(p.mean ? &mean_delta_kernel<T> : &delta_kernel<T>, p, p.heads, p.queries.rows,
+                stream);
+    launch_blocks(&query_gradients_kernel<T, kColumns, kRelative>, p, p.heads, p.parts,
+                  shared_bytes(p.head_dim, 4, 1), stream);
+    launch_blocks(&key_gradients_kernel<T, kColumns, kRelative>, p, p.key_heads, tiles_of(p.keys),
+                  shared_bytes(p.head_dim, 4, 2), stream);
+    launch_rows(&add_kernel<T>, p, p.heads, p.queries.rows, stream, p.heads, p.queries,
+                p.d_q_places, p.d_q);
+    launch_rows(&add_kernel<T>, p, p.key_heads, p.keys.rows, stream, p.key_heads, p.keys,
+                p.d_k_places, p.d_k);
+    launch_rows(&add_kernel<T>, p, p.key_heads, p.keys.rows, stream, p.key_heads, p.keys,
+                p.d_v_places, p.d_v);
   });
 }
 

@@ -1,6 +1,6 @@
 // Arguments of the GPU kernels of attention over gathered rows. See
-// attention/kernels/gathered_attention/gpu_gathered.cu. Legend: B batch, H heads, L queries, D head
-// dim, P places of a list.
+// attention/kernels/gathered_attention/gpu_gathered.cu. Legend: B batch, H heads of queries, L
+// queries, D head dim, P places of the list of queries, R rows of a table.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// RowLists (gathered_attention.h) for the heads of `batch` samples; batch or heads is 1 if all
+// RowLists (gathered_attention.h) for the key heads of `batch` samples; batch or heads is 1 if all
 // share a list.
 struct GatheredListsParams {
   int batch, heads, places, rows;
@@ -26,26 +26,43 @@ struct GatheredRowsParams {
   std::int64_t strides[3];
 };
 
+// RelativePositions of keys (relative_positions.h).
+struct RelativeKeysParams {
+  const float* table;  // [H or 1, R, D]; null: none
+  int heads, rows;
+  std::int64_t least;
+};
+
 struct GatheredParams {
   static constexpr int kMostHeadDim = 256;
+  static constexpr int kTile = 32;  // places that a block owns at a time
 
   KernelDtype dtype;  // of all rows: kFloat, kBFloat16 or kHalf
-  int batch, heads, segments, head_dim;
+  int batch, heads, key_heads, segments, head_dim;
   float scale;
   GatheredListsParams queries, keys;
   bool by_rank;  // DistanceBand
   std::int64_t least, most;
   const std::int64_t* key_lengths;  // [B]; null: no padding
+  bool mean;                        // PlaceMerge::kMean
+  const float* sink;                // [H], with a mean only; null: none
+  RelativeKeysParams relative;
   GatheredRowsParams q, k, v, out;
-  float *max, *sum;  // [B, H, L]
+  float *max, *sum;  // [B, H, L]; of a mean 0 and the number of places that see a key
 
-  // Forward, scratch.
+  // Scratch of the forward pass; with a mean the backward pass reads it.
   float *place_out, *place_max, *place_sum;  // [B, H, P, D] and [B, H, P]
 
   // Backward.
   GatheredRowsParams d_out, d_q, d_k, d_v;
-  const float* d_sum;                                   // [B, H, L]; null: 0
-  float *delta, *d_q_places, *d_k_places, *d_v_places;  // scratch [B, H, L], [B, H, P, D]
+  const float* d_sum;                           // [B, H, L]; null: 0
+  float *delta, *inverse;                       // scratch [B, H, L]; of a mean [B, H, P]
+  float *d_q_places, *d_k_places, *d_v_places;  // scratch [B, H, P, D]; of the places of keys
+  float* d_sink;                                // [B, H, L], what each query adds; with a sink
+  int parts;                                    // blocks that share the queries of a head
+  // With a table, what each of these blocks adds to its gradient, without `scale`, and their
+  // scratch: [B, parts, H, R, D] and [B, parts, H, kTile, R].
+  float *d_table, *distance_sums;
 };
 
 // Asynchronous on `stream`.

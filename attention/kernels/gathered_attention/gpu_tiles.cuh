@@ -1,4 +1,5 @@
-// What the kernels of gpu_gathered.cu read: lists, tiles of places and of rows. For that file only.
+// What the kernels of gpu_gathered.cu read: lists, tiles of places and of rows. For that file and
+// gpu_distances.cuh only.
 #pragma once
 
 #include "attention/kernels/gathered_attention/gpu_params.h"
@@ -10,8 +11,8 @@ extern __shared__ float4 gathered_memory[];  // float4 for its alignment
 
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp, kTile = 32;
-constexpr int kBlocks = 2;  // of a multiprocessor: 128 registers a thread, which spill nowhere
+constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
+constexpr int kTile = GatheredParams::kTile;
 constexpr int kTeam = kThreads / kTile;  // threads that own a place
 constexpr int kPairs = kTile / kTeam;    // of a thread's place with the places of the other tile
 
@@ -41,7 +42,17 @@ struct Head {
   std::int64_t b, h;
 };
 
-// The lists of one head.
+// The key head of one of `heads`.
+__device__ inline Head key_head(const GatheredParams& p, Head head, int heads) {
+  return {head.b, head.h / (heads / p.key_heads)};
+}
+
+// Number `at` of a head, in [B, heads, count].
+__device__ inline std::int64_t entry_of(Head head, int heads, int count, int at) {
+  return (head.b * heads + head.h) * count + at;
+}
+
+// The lists of one key head.
 struct HeadLists {
   const GatheredListsParams& lists;
   Head head;
@@ -100,22 +111,21 @@ struct RowTile {
   __device__ float* row(int i) const { return data + i * pitch; }
   // The rows of places [first, end), as far as they fit; zeros after them. All threads call it.
   template <typename T>
-  __device__ void load(const GatheredRowsParams& x, const HeadLists& lists, int first, int end,
-                       int head_dim) const {
+  __device__ void load(const GatheredRowsParams& x, Head head, const HeadLists& lists, int first,
+                       int end, int head_dim) const {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     for (int i = warp; i < kTile; i += kWarps) {
       const bool exists = first + i < end;
-      const T* from = static_cast<const T*>(x.data) + lists.head.b * x.strides[0] +
-                      lists.head.h * x.strides[1] +
-                      (exists ? lists.row(first + i) * x.strides[2] : 0);
+      const T* from = static_cast<const T*>(x.data) + head.b * x.strides[0] +
+                      head.h * x.strides[1] + (exists ? lists.row(first + i) * x.strides[2] : 0);
       for (int d = lane; d < head_dim; d += kWarp) row(i)[d] = exists ? to_float(from[d]) : 0.0f;
     }
   }
 };
 
-// The loops of both sums are unrolled only a little: whole, they need more registers than kBlocks
-// leave.
+// The loops of both sums are unrolled only a little: whole, they need more than the 128 registers
+// that two blocks of a multiprocessor leave a thread.
 __device__ inline float product(const float* a, const float* b, int head_dim) {
   float sum = 0;
 #pragma unroll 4
@@ -131,26 +141,34 @@ __device__ inline float weighted_sum(const float* weights, const RowTile& rows, 
   return sum;
 }
 
+inline __host__ __device__ int tiles_of(const GatheredListsParams& lists) {
+  return (lists.places + kTile - 1) / kTile;
+}
+
+// The head of `heads` that a block works on, if `blocks` share one, and its number among these.
+struct BlockHead {
+  Head head;
+  int number;
+
+  __device__ BlockHead(int heads, int blocks) {
+    const std::int64_t of_all = blockIdx.x / static_cast<unsigned>(blocks);
+    head = {of_all / heads, of_all % heads};
+    number = static_cast<int>(blockIdx.x % static_cast<unsigned>(blocks));
+  }
+};
+
 // What a block owns: kTile places of a list; and what its thread owns: one of them.
 struct Tile {
-  Head head;
   int first, end;     // of the block's places; none are used if first >= end
   int place, member;  // of the thread; its number in the place's team
   int local;          // place - first
 
-  __device__ Tile(const GatheredParams& p, const GatheredListsParams& lists) {
-    const int tiles = (lists.places + kTile - 1) / kTile;
-    const std::int64_t number = blockIdx.x / static_cast<unsigned>(tiles);
-    head = {number / p.heads, number % p.heads};
-    first = static_cast<int>(blockIdx.x % static_cast<unsigned>(tiles)) * kTile;
-    end = min(first + kTile, HeadLists(lists, head, p.segments).used);
+  __device__ Tile(const HeadLists& lists, int number) {
+    first = number * kTile;
+    end = min(first + kTile, lists.used);
     local = static_cast<int>(threadIdx.x) / kTeam;
     place = first + local;
     member = static_cast<int>(threadIdx.x) % kTeam;
-  }
-  // Of the thread's place, in [B, H, P].
-  __device__ std::int64_t entry(const GatheredParams& p, const GatheredListsParams& lists) const {
-    return (head.b * p.heads + head.h) * lists.places + place;
   }
 };
 

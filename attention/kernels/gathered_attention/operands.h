@@ -9,7 +9,7 @@
 namespace birkhoff {
 
 // What the backward pass needs of the softmax of each place by itself: out, and maximum and inverse
-// sum. Their dtype is that of sums. Undefined where it needs nothing of them.
+// sum (on a GPU the sum). Their dtype is that of sums. Undefined where it needs nothing of them.
 struct PlaceResults {
   at::Tensor out_BHPD, softmax_2BHP;
 };
@@ -21,7 +21,7 @@ struct GatheredResults {
 
 struct GatheredGradients {
   at::Tensor d_q_BHLD, d_k_BHSD, d_v_BHSD;
-  // On the CPU only; undefined without the operand.
+  // Undefined without the operand.
   at::Tensor d_relative_keys_HRD{}, d_relative_values_HRD{}, d_sink_H{};
 };
 

@@ -161,6 +161,7 @@ using dim3 = birkhoff::emulated::Dim3;
 #define blockIdx (birkhoff::emulated::block_index())
 #define __syncthreads() birkhoff::emulated::wait(birkhoff::emulated::machine.block_barrier)
 
+inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
 template <typename T>
 T __shfl_xor_sync(unsigned, T value, int distance) {
