@@ -14,7 +14,7 @@
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/kernels/gathered_attention/inverse_lists.h"
-#include "attention/kernels/gathered_attention/lists.h"
+#include "tests/attention/position_lists.h"
 #include "cluster/base/error.h"
 #include "tests/attention/gathered_problem.h"
 #include "tests/attention/mechanism_cases.h"

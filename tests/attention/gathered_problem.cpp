@@ -10,7 +10,7 @@
 #include <limits>
 #include <random>
 
-#include "attention/kernels/gathered_attention/lists.h"
+#include "tests/attention/position_lists.h"
 #include "tests/attention/mechanism_cases.h"
 
 namespace birkhoff::test {

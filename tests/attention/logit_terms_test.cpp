@@ -12,7 +12,7 @@
 
 #include "attention/kernels/block_attention/paths.h"
 #include "attention/kernels/gathered_attention/gathered_attention.h"
-#include "attention/kernels/gathered_attention/lists.h"
+#include "tests/attention/position_lists.h"
 #include "tests/attention/gathered_problem.h"
 #include "tests/attention/mechanism_cases.h"
 

@@ -1,4 +1,4 @@
-#include "attention/kernels/gathered_attention/lists.h"
+#include "tests/attention/position_lists.h"
 
 #include <ATen/ops/tensor.h>
 

@@ -1,4 +1,5 @@
-// Lists for mechanisms whose keys only positions decide. All heads and samples share them.
+// Lists whose keys only positions decide: of sliding windows, of strided attention, of blocks. All
+// heads and samples share them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
