@@ -97,6 +97,10 @@ GatheredAttention listed(at::TensorList inputs, const at::Tensor& chosen, std::i
                            .block = of_block,
                            .others = chosen.size(3),
                            .causal = causal};
+  // lists_of_blocks() tells documents apart by their positions.
+  TORCH_CHECK_VALUE(choice.documents.count * q.size(2) < (std::int64_t{1} << 31),
+                    "birkhoff: ", choice.documents.count, " segments in ", q.size(2),
+                    " tokens; their product must be below 2^31");
   const LogitTerms terms = terms_of(inputs, causal);
   return {.q_BHLD = q,
           .k_BHSD = k,

@@ -10,6 +10,7 @@
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
 #include "attention/kernels/common/masked_softmax.h"
+#include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
@@ -76,6 +77,8 @@ Path choose_path(const BlockAttention& in, Path limit) {
 
 at::Tensor attend_in_blocks(const BlockAttention& in, Path limit) {
   check_relative_positions(in.relative, in.q_BHNbD, in.q_BHNbD.size(1));
+  require(!in.sink_H.defined() || (in.sink_H.dim() == 1 && in.sink_H.size(0) == in.q_BHNbD.size(1)),
+          "block attention: sinks must be [H]");
   switch (choose_path(in, limit)) {
     case Path::kReference:
       return attend_reference(in);

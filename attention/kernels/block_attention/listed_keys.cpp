@@ -50,9 +50,11 @@ ListedKeys list_keys(const BlockAttention& in) {
       all_visible = all_visible && !part.defined();
       mask.push_back(part.defined() ? part : at::ones({1}, options.dtype(at::kBool)));
       mask.back() = mask.back().expand(pairs);
-      const at::Tensor place_b = at::arange(sizes[3], options.dtype(at::kLong));
-      distance.push_back(place_b + offset * sizes[3] - place_b.unsqueeze(1));
-      in_place.push_back(at::full({sizes[3]}, keys.in_place, options.dtype(at::kBool)));
+      if (in.relative.defined()) {
+        const at::Tensor place_b = at::arange(sizes[3], options.dtype(at::kLong));
+        distance.push_back(place_b + offset * sizes[3] - place_b.unsqueeze(1));
+        in_place.push_back(at::full({sizes[3]}, keys.in_place, options.dtype(at::kBool)));
+      }
       biased = biased || keys.bias_BHNbb.defined();
       bias.push_back(
           (keys.bias_BHNbb.defined() ? keys.bias_BHNbb : at::zeros({1}, options)).expand(pairs));
@@ -63,8 +65,10 @@ ListedKeys list_keys(const BlockAttention& in) {
   listed.k_BHNWD = k.size() == 1 ? k[0] : concatenate_keys(k);
   listed.v_BHNWD = all_tied ? listed.k_BHNWD : v.size() == 1 ? v[0] : concatenate_keys(v);
   if (!all_visible) listed.mask_BHNbW = at::cat(mask, 4);
-  listed.distance_bW = at::cat(distance, 1);
-  listed.in_place_W = at::cat(in_place, 0);
+  if (in.relative.defined()) {
+    listed.distance_bW = at::cat(distance, 1);
+    listed.in_place_W = at::cat(in_place, 0);
+  }
   if (biased) listed.bias_BHNbW = at::cat(bias, 4);
   return listed;
 }

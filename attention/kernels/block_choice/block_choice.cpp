@@ -93,9 +93,10 @@ GatheredRows lists_of_blocks(const BlockChoice& choice, const at::Tensor& chosen
   // Segment `all` is not used.
   const at::Tensor own_BHL1 =
       block_L.masked_fill(exists_B1L.logical_not(), all).expand({B, H, L}).unsqueeze(3);
+  const at::Tensor is_none_BHLC =
+      at::logical_or(chosen_BHLC < 0, exists_B1L.logical_not().unsqueeze(3));
   const at::Tensor segment_BHP =
-      at::cat({own_BHL1, chosen_BHLC.to(at::kLong).masked_fill(chosen_BHLC < 0, all)}, 3)
-          .flatten(2);
+      at::cat({own_BHL1, chosen_BHLC.to(at::kLong).masked_fill(is_none_BHLC, all)}, 3).flatten(2);
   const at::Tensor row_P =
       row_L.unsqueeze(1).expand({L, segment_BHP.size(2) / L}).reshape({1, 1, -1});
   const at::Tensor sorted_BHP =
