@@ -53,8 +53,7 @@ struct BlockRows {
 // queries that sees a tile of keys writes, the others add.
 template <typename T>
 struct KeySums {
-  Sum<T>* data =
-      nullptr;  // the scratch; null: in place, or only one tile of queries sees each tile
+  Sum<T>* data = nullptr;  // in scratch; null: in place, or one tile of queries sees each tile
   std::int64_t reach = 0, block = 0, head_dim = 0;
   std::vector<char> written{};     // in place: whether each tile of keys is, [N, tiles of a block]
   std::vector<Sum<T>> unwanted{};  // a row for gradients of zeros that are not keys
