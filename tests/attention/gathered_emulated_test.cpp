@@ -57,9 +57,9 @@ std::vector<at::Tensor> emulate(const GatheredProblem& problem) {
                             /*create_graph=*/false, /*allow_unused=*/true);
 
   const at::NoGradGuard no_grad;
-  const GatheredBackward backward =
-      gathered_backward(in, forward.results, d_inputs[0].contiguous(),
-                        mean ? at::Tensor() : d_inputs[1].contiguous());
+  const at::Tensor d_out = d_inputs[0].contiguous(),
+                   d_sum = mean ? at::Tensor() : d_inputs[1].contiguous();
+  const GatheredBackward backward = gathered_backward(in, forward.results, d_out, d_sum);
   spoil(backward.scratch);
   spoil({backward.gradients.d_q_BHLD, backward.gradients.d_k_BHSD, backward.gradients.d_v_BHSD,
          backward.d_table_NHRD, backward.d_sink_BHL});
