@@ -19,8 +19,8 @@ ROUTING = "routing{clusters:4 window:64 logit_scale:32}"  # the head dim, as in 
 ARMS = {
     "block-local": "group{mechanism{%s}}" % LOCAL,
     "routing `causal_bucket`": "group{mechanism{%s}}" % ROUTING,
-    "half block-local, half routing `causal_bucket`": "group{heads:2 mechanism{%s}} group{heads:2 mechanism{%s}}" % (LOCAL, ROUTING),
-    "MoBA": "group{mechanism{moba{block:16 top_blocks:4}}}",
+    "half block-local, half routing `causal_bucket`": "group{heads:4 mechanism{%s}} group{heads:4 mechanism{%s}}" % (LOCAL, ROUTING),
+    "MoBA": "group{mechanism{moba{block:32 top_blocks:4} relative_positions{max_distance:224}}}",
 }
 
 
@@ -54,7 +54,7 @@ def copied_share(run, count):
 def trained(data, name, a):
     run = runs.WORK / "copy_task" / hashlib.sha1(f"{ARMS[name]} {a.seed} {a.steps}".encode()).hexdigest()[:12]
     if not (run / "done").exists():
-        settings = [f"data.corpus={data}", f"data.sequence_length={LENGTH}", "data.shift_windows=false", "model.layers=2",
+        settings = [f"data.corpus={data}", f"data.sequence_length={LENGTH}", "data.shift_windows=false", "model.layers=2", "model.heads=8",
                     f"train.seed={a.seed}", f"train.steps={a.steps}", "train.global_batch=16", "train.optimizer.adamw.weight_decay=0", "train.schedule.learning_rate=2e-3",
                     "metrics.every=100", "evaluate.every=500", "model.attention.0={%s}" % ARMS[name]]
         runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", run, settings, threads=1)
@@ -66,7 +66,7 @@ def trained(data, name, a):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sequences", type=int, default=50, help="new sequences to continue")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="parallel runs")
