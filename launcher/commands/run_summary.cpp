@@ -87,7 +87,6 @@ RunSummary read_run(const std::filesystem::path& folder) {
   if (!run.checkpoints.empty()) run.step = std::max(run.step, run.checkpoints.back());
   run.jobs = read_history(paths.history());
   run.status = read_status(paths.status());
-  if (run.status && !run.jobs.empty()) run.step = std::max(run.step, run.status->step);
   run.changed = time_changed(paths);
   run.state = state_of(run);
   return run;

@@ -215,8 +215,12 @@ std::string lost_files(const Tree& before, const Tree& after, bool train) {
     if (found != after.end() && found->second == bytes) continue;
     if (train &&
         (path.find("/log/") != std::string::npos || path.ends_with("/lock") ||
-         path.ends_with("/config.txtpb")) &&
+         path.ends_with("/config.txtpb") || path.ends_with("/status.json")) &&
         found != after.end())
+      continue;
+    // The end of a job is noted.
+    if (train && path.ends_with("/history.jsonl") && found != after.end() &&
+        found->second.starts_with(bytes))
       continue;
     if (const std::size_t step = path.find("checkpoints/step-");
         train && found == after.end() && step != std::string::npos) {

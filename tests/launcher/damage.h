@@ -62,9 +62,9 @@ std::string checkpoint_file(const std::string& folder, const std::string& start)
 using Tree = std::map<std::string, std::string>;
 Tree read_tree();
 // Returns a line about the files of `before` that are not in `after` with the same content; empty
-// if there are none. With `train`, files that every start of a run writes (lock, logs) may differ,
-// and a damaged checkpoint may have been renamed to damaged-step-N, one of a diverged run to
-// diverged-step-N.
+// if there are none. With `train`, files that every start of a run writes (lock, logs, status) may
+// differ, its history may grow, and a damaged checkpoint may have been renamed to damaged-step-N,
+// one of a diverged run to diverged-step-N.
 std::string lost_files(const Tree& before, const Tree& after, bool train);
 
 }  // namespace birkhoff
