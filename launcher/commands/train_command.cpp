@@ -79,6 +79,23 @@ bool has_job(const std::vector<Job>& jobs, const std::string& id) {
   return std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return job.start.id == id; });
 }
 
+// What could never be placed would be requeued forever.
+void check_placement(const TrainArguments& arguments, int ranks,
+                     const std::optional<SlurmJob>& slurm) {
+  if (!slurm && (arguments.spare_nodes > 0 || arguments.least_ranks)) {
+    fail(ExitCode::kUsage,
+         "--spare-nodes and --least-ranks need the batch script of a Slurm job: leave them out");
+  }
+  if (arguments.least_ranks.value_or(ranks) > ranks) {
+    fail(ExitCode::kUsage, "--least-ranks {} is above --ranks {}: lower it", *arguments.least_ranks,
+         ranks);
+  }
+  if (slurm && arguments.spare_nodes >= static_cast<int>(slurm->nodes.size())) {
+    fail(ExitCode::kUsage, "--spare-nodes {} leaves none of the job's {}: lower it",
+         arguments.spare_nodes, counted(slurm->nodes.size(), "node"));
+  }
+}
+
 // The arguments of the ranks' command line, without --fresh.
 std::vector<std::string> line_of_ranks(const TrainArguments& arguments,
                                        const std::optional<FileInMemory>& resolved) {
@@ -102,6 +119,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   const std::vector<std::string> line = line_of_ranks(arguments, resolved);
   const RunPaths paths{arguments.run};
   const std::optional<SlurmJob> slurm = SlurmJob::of_environment();
+  check_placement(arguments, ranks, slurm);
   const PlacementPolicy policy{ranks, arguments.least_ranks.value_or(ranks), arguments.spare_nodes};
   Restarts restarts(arguments.restarts);
   std::string why;
