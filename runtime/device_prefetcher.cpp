@@ -22,16 +22,17 @@ namespace birkhoff {
 
 class DevicePrefetcher::Gpu {
  public:
-  Gpu(std::function<Batch()> next, at::Device device)
+  Gpu(std::function<std::optional<Batch>()> next, at::Device device)
       : next_(std::move(next)), device_(device), stream_(CudaStream::Priority::kNormal) {}
   ~Gpu() {
     // The pinned memory is freed now; copies may still read it.
     (void)cudaStreamSynchronize(stream_.get());
   }
 
-  Batch next() {
+  std::optional<Batch> next() {
     const cudaStream_t computing = c10::cuda::getCurrentCUDAStream(device_.index()).stream();
     prefetch();
+    if (!prefetched_) return std::nullopt;
     prefetched_ = false;
     Slot& slot = slots_[current_];
     current_ = 1 - current_;
@@ -41,10 +42,7 @@ class DevicePrefetcher::Gpu {
     return slot.on_device;
   }
 
-  void prefetch() {
-    if (!prefetched_) fill(slots_[current_]);
-    prefetched_ = true;
-  }
+  void prefetch() { prefetched_ = prefetched_ || fill(slots_[current_]); }
 
  private:
   struct Slot {
@@ -57,8 +55,11 @@ class DevicePrefetcher::Gpu {
                           at::MemoryFormat::Contiguous);
   }
 
-  void fill(Slot& slot) {
-    const Batch batch = next_();
+  // Returns false if there is no batch.
+  bool fill(Slot& slot) {
+    const std::optional<Batch> next = next_();
+    if (!next) return false;
+    const Batch& batch = *next;
     // Do not overwrite pinned memory that a copy still reads; usually it finished long ago.
     while (!slot.copied.passed()) std::this_thread::yield();
     if (!slot.pinned.sample_ids_B.defined()) {
@@ -81,9 +82,10 @@ class DevicePrefetcher::Gpu {
     copy(slot.on_device, slot.pinned);
     slot.on_device.global_size = batch.global_size;
     slot.copied.record(stream_.get());
+    return true;
   }
 
-  std::function<Batch()> next_;
+  std::function<std::optional<Batch>()> next_;
   const at::Device device_;
   CudaStream stream_;
   std::array<Slot, 2> slots_;
@@ -91,14 +93,16 @@ class DevicePrefetcher::Gpu {
   bool prefetched_ = false;
 };
 
-DevicePrefetcher::DevicePrefetcher(std::function<Batch()> next, at::Device device)
+DevicePrefetcher::DevicePrefetcher(std::function<std::optional<Batch>()> next, at::Device device)
     : next_(std::move(next)) {
   if (device.is_cuda()) {
     gpu_ = std::make_unique<Gpu>([this] { return timed_next(); }, device);
   }
 }
 
-Batch DevicePrefetcher::next() { return gpu_ != nullptr ? gpu_->next() : timed_next(); }
+std::optional<Batch> DevicePrefetcher::next() {
+  return gpu_ != nullptr ? gpu_->next() : timed_next();
+}
 
 void DevicePrefetcher::prefetch() {
   if (gpu_ != nullptr) gpu_->prefetch();
@@ -108,18 +112,18 @@ void DevicePrefetcher::prefetch() {
 
 class DevicePrefetcher::Gpu {};
 
-DevicePrefetcher::DevicePrefetcher(std::function<Batch()> next, at::Device)
+DevicePrefetcher::DevicePrefetcher(std::function<std::optional<Batch>()> next, at::Device)
     : next_(std::move(next)) {}
 
-Batch DevicePrefetcher::next() { return timed_next(); }
+std::optional<Batch> DevicePrefetcher::next() { return timed_next(); }
 
 void DevicePrefetcher::prefetch() {}
 
 #endif
 
-Batch DevicePrefetcher::timed_next() {
+std::optional<Batch> DevicePrefetcher::timed_next() {
   const auto start = std::chrono::steady_clock::now();
-  Batch batch = next_();
+  std::optional<Batch> batch = next_();
   waited_ms_ +=
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   return batch;

@@ -49,7 +49,7 @@ Evaluator::Evaluator(Model& model, ProcessGroup& group, EvaluationPlan plan,
   require(plan_.micro_batch > 0 && plan_.num_sequences > 0, "an evaluation reads something");
 }
 
-Evaluation Evaluator::run(const std::function<void()>& tick) {
+std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   const at::NoGradGuard no_grad;
   const std::int64_t num_batches =
       (plan_.num_sequences + plan_.micro_batch - 1) / plan_.micro_batch;
@@ -57,7 +57,7 @@ Evaluation Evaluator::run(const std::function<void()>& tick) {
   enum Column : std::int64_t { kNats, kCount, kTokens, kFigures };
   const std::int64_t num_columns = kFigures + figures_.num_columns();
   at::Tensor sums = at::zeros({num_batches, num_columns}, at::kDouble);
-  for (std::int64_t j = group_.rank(); j < num_batches; j += group_.size()) {
+  const auto compute = [&](std::int64_t j) {
     const std::int64_t begin = j * plan_.micro_batch;
     const std::int64_t end = std::min(begin + plan_.micro_batch, plan_.num_sequences);
     const LossSums loss_sums =
@@ -72,7 +72,11 @@ Evaluation Evaluator::run(const std::function<void()>& tick) {
       require(column >= 0, "every named sum of an evaluation belongs to a figure");
       row[kFigures + column] = value.item<double>();
     }
-    tick();
+  };
+  for (std::int64_t first = 0; first < num_batches; first += group_.size()) {
+    const std::int64_t mine = first + group_.rank();
+    if (mine < num_batches) compute(mine);
+    if (stops()) return std::nullopt;
   }
   const at::Tensor reduced = sums.to(group_.device());
   group_.all_reduce(reduced, ReduceOp::kSum, "evaluation");

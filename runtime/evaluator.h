@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cluster/base/collectives/process_group.h"
@@ -48,9 +49,13 @@ class Evaluator {
   Evaluator(Model& model, ProcessGroup& group, EvaluationPlan plan,
             std::function<Batch(std::int64_t, std::int64_t)> read);
 
-  // Collective over the group: rank j modulo size computes micro-batch j. Calls `tick` after each
-  // micro-batch of this rank.
-  Evaluation run(const std::function<void()>& tick = [] {});
+  // Collective over the group: rank j modulo size computes micro-batch j. After each micro-batch of
+  // this rank it calls `stops` (all ranks equally often, so `stops` may be collective); once that
+  // returns true, the evaluation ends without a result.
+  std::optional<Evaluation> run(const std::function<bool()>& stops);
+  Evaluation run() {
+    return *run([] { return false; });
+  }
   const EvaluationPlan& plan() const { return plan_; }
 
  private:

@@ -39,6 +39,8 @@ std::vector<TensorPart> training_shards(Model& model, Optimizer& optimizer, int 
 
 namespace {
 
+constexpr double kGuessedBytesPerSecond = 100e6;  // written, and read back
+
 std::int64_t bytes_of_all_ranks(const std::vector<TensorPart>& shards, ProcessGroup& world) {
   const at::Tensor bytes = at::zeros({1}, at::kLong);
   for (const TensorPart& shard : shards) {
@@ -75,19 +77,30 @@ RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world,
       shards_(std::move(shards)),
       bytes_(bytes_of_all_ranks(shards_, world)),
       newest_(newest),
+      newest_begun_(newest),
+      seconds_of_save_(static_cast<double>(bytes_) / kGuessedBytesPerSecond),
       folder_(folder),
       metrics_(metrics) {}
+
+void RunCheckpoints::require_folder() const {
+  if (folder_ != nullptr) folder_->lease().require_held();
+}
 
 void RunCheckpoints::save(const TrainState& state) {
   confirm();  // this state was computed from the last one saved
   finish();   // records the previous save's commit; writer_.save() would only wait for it
   save_start_ = Clock::now();
   check_finite(state);
+  if (folder_ != nullptr) {
+    folder_->lease().check();
+    header_.set_holder(folder_->lease().number());
+  }
   require_space();
   write_state(state, header_);
   if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
   writer_.save(header_, shards_);
   confirmed_ = false;
+  newest_begun_ = state.step;
   stall_ = Clock::now() - save_start_;
 }
 
@@ -160,12 +173,13 @@ void RunCheckpoints::note(Clock::time_point start, bool committed) {
   stall_ += now - start;
   if (!committed) return;
   newest_ = header_.step();
+  const double seconds = std::chrono::duration<double>(now - save_start_).count();
+  seconds_of_save_ = std::max(seconds_of_save_, seconds);
   if (folder_ == nullptr) return;
   folder_->note_checkpoint();
   if (metrics_ != nullptr) metrics_->clear_bar();
   log_info("saved step {}: stall {:.1f} ms, written in {:.2f} s", header_.step(),
-           std::chrono::duration<double, std::milli>(stall_).count(),
-           std::chrono::duration<double>(now - save_start_).count());
+           std::chrono::duration<double, std::milli>(stall_).count(), seconds);
 }
 
 }  // namespace birkhoff

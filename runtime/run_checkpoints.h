@@ -52,8 +52,12 @@ class RunCheckpoints {
 
   // Starts a save of a state that follows an applied step or is known to be sound; this confirms
   // the previous save. Error(kNumerical), on all ranks, if a value of the state is not finite: no
-  // later step can repair that. Error(kStorage) if the disk is too full.
+  // later step can repair that. Error(kStorage) if the disk is too full. FolderLost as
+  // require_folder().
   void save(const TrainState& state);
+  // FolderLost, on rank 0, if another job has taken the run's folder. Call it before other files are
+  // written there. Local.
+  void require_folder() const;
   // Confirms the last save: gradients computed from its state are finite. Local; call it on all
   // ranks alike.
   void confirm() { confirmed_ = true; }
@@ -65,6 +69,11 @@ class RunCheckpoints {
 
   // Step of the newest checkpoint, if any. The same on all ranks. Local.
   std::optional<std::int64_t> newest() const { return newest_; }
+  // The same, with the save that is still being written. Local.
+  std::optional<std::int64_t> newest_begun() const { return newest_begun_; }
+  // How long a save takes, at most: the longest so far, or a guess from its size. Local; rank 0
+  // knows it best.
+  double seconds_of_save() const { return seconds_of_save_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -79,7 +88,8 @@ class RunCheckpoints {
   CheckpointHeader header_;
   const std::vector<TensorPart> shards_;
   const std::int64_t bytes_;  // of a checkpoint, all ranks' files together
-  std::optional<std::int64_t> newest_;
+  std::optional<std::int64_t> newest_, newest_begun_;
+  double seconds_of_save_ = 0;
   RunFolder* folder_;
   Metrics* metrics_;
   bool confirmed_ = true;  // the last save is confirmed, or there was none

@@ -238,7 +238,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   TrainLoader loader(training_source(config, corpus),
                      make_loader_options(config, group.rank(), group.size()), state.consumed);
-  DevicePrefetcher feed([&] { return loader.next(); }, device);
+  DevicePrefetcher feed([&] { return loader.next([&] { return hooks.stop.pressing(); }); }, device);
   const std::unique_ptr<Evaluator> evaluator = evaluator_of_run(config, corpus, *model, group);
 
   std::optional<Metrics> metrics;
@@ -248,7 +248,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
   CheckpointWriter writer(paths.checkpoints(),
                           {config.checkpoint().keep(), config.checkpoint().keep_best()},
-                          tokenizer_files, world.group());
+                          tokenizer_files, world.group(), [&] { folder->lease().check(); });
   // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
   // while the other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
@@ -259,7 +259,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
   checkpoints.check_space();
 
-  Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.signals,
+  Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
                    evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr, &step_log,
                    history ? &*history : nullptr, &agreement, &activity});
   const Outcome outcome = trainer.run(state);
@@ -328,6 +328,8 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
             counted(num_restores, "time"), resumed_from, config.agreement().max_restores());
       }
     }
+  } catch (const FolderLost&) {
+    throw;  // the folder is another job's, with its history and its log
   } catch (const Error& error) {
     note_end(error.code(), error.what());
     log.write_to_file(LogLevel::kError, error.what());

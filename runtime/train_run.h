@@ -25,7 +25,7 @@ void check_run(const configs::Config& config, const Corpus& corpus,
 
 // What a run needs from its process.
 struct RunHooks {
-  const StopSignals& signals;  // must outlive MPI_Finalize, or a late signal would kill the process
+  StopRequest& stop;
   // The heartbeat's thread calls it at most once: the job hangs and should be ended (World::abort)
   // with the diagnosis's code. It need not return.
   std::function<void(const Diagnosis&)> on_hang;

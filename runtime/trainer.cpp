@@ -1,5 +1,7 @@
 #include "runtime/trainer.h"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -25,11 +27,25 @@ Trainer::Trainer(TrainerParts parts)
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
-  if (state.evaluation_due) evaluate(state);
-  if (state.step >= config.train().steps()) return end(state, false, find_divergence(state));
+  if (any_asks_to_stop()) return end(state, true, "");
+  const bool made_up_for = state.evaluation_due;
+  if (made_up_for && !evaluate(state)) return end(state, true, "");
+  if (state.step >= config.train().steps()) {
+    const std::string divergence = find_divergence(state, false);
+    if (made_up_for && parts_.checkpoints != nullptr && divergence.empty()) {
+      parts_.checkpoints->save(state);
+    }
+    return end(state, false, divergence);
+  }
   for (bool save_due = false;;) {
     enter(Phase::kStep, state.step + 1);
     const StepResult result = step(state);
+    if (result.abandoned) {
+      const std::string divergence = find_divergence(state, true);
+      if (divergence.empty()) save_unless_begun(state);
+      return end(state, true, divergence);
+    }
+    if (parts_.checkpoints != nullptr) parts_.checkpoints->require_folder();
     if (parts_.metrics != nullptr) {
       parts_.metrics->step(result.report, result.tokens);
     } else if (parts_.step_log != nullptr) {
@@ -38,7 +54,7 @@ Outcome Trainer::run(TrainState& state) {
 
     // Between steps: all ranks are here, at the same step.
     const bool last = state.step == config.train().steps();
-    const bool stop = result.stop_requested && !last;
+    bool stop = result.stop_requested && !last;
     if (parts_.checkpoints != nullptr) {
       if (result.applied) parts_.checkpoints->confirm();
       parts_.checkpoints->poll();
@@ -48,8 +64,8 @@ Outcome Trainer::run(TrainState& state) {
     }
     // A request to stop leaves little time: the resumed run makes the evaluation.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
-    if (!stop && state.evaluation_due) evaluate(state);
-    const std::string divergence = last || stop ? find_divergence(state) : "";
+    if (!stop && state.evaluation_due) stop = !evaluate(state);
+    const std::string divergence = last || stop ? find_divergence(state, stop) : "";
     // A save that is due at a skipped step waits for the next applied step.
     save_due |= is_due(state.step, config.checkpoint().every());
     const bool save = parts_.checkpoints != nullptr &&
@@ -62,6 +78,7 @@ Outcome Trainer::run(TrainState& state) {
       parts_.checkpoints->save(state);
       save_due = false;
     }
+    note_needed_seconds(result.report.step_ms);
     if (last || stop) return end(state, stop, divergence);
   }
 }
@@ -77,9 +94,11 @@ Outcome Trainer::end(const TrainState& state, bool stop, const std::string& dive
   }
   if (!stop) return Outcome::kDone;
   if (divergence.empty()) {
-    log_info("a signal asked to stop: saved at step {}", state.step);
+    const bool saved = parts_.checkpoints != nullptr && parts_.checkpoints->newest() == state.step;
+    log_info("{}: {} step {}", parts_.stop.why(), saved ? "saved at" : "not saved, still at",
+             state.step);
   } else if (parts_.world.rank() == 0) {
-    log_warning("a signal asked to stop at step {}: not saved, because {}. {}", state.step,
+    log_warning("{} at step {}: not saved, because {}. {}", parts_.stop.why(), state.step,
                 divergence, cure());
   }
   return Outcome::kRequeue;
@@ -88,12 +107,18 @@ Outcome Trainer::end(const TrainState& state, bool stop, const std::string& dive
 Trainer::StepResult Trainer::step(TrainState& state) {
   const auto start = std::chrono::steady_clock::now();
   const configs::Train& train = parts_.config.train();
+  const double waited_ms = parts_.feed.waited_ms();
+  std::optional<Batch> next = parts_.feed.next();
+  const bool has_batch = next.has_value();
+  if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
+  const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale,
+                                          [&] { return !has_batch || parts_.stop.pressing(); });
+  StepResult result;
+  result.abandoned = sums.abandoned;
+  if (result.abandoned) return result;
+  has_stepped_ = true;
   ++state.step;
   state.held_out_loss.reset();
-  const double waited_ms = parts_.feed.waited_ms();
-  batch_ = parts_.feed.next();
-  if (train.cuda_graph()) batch_ = static_batch_.hold(*batch_);
-  const GradientSums sums = sum_gradients(state.step, state.loss_scale);
   const double scale = state.loss_scale.value;
   const double rate = step_.update(sums, state.step, scale);
 
@@ -114,7 +139,6 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   } else {
     count_skipped(state, sums);
   }
-  StepResult result;
   result.applied = sums.finite();
   result.stop_requested = sums.stop_requested;
   result.tokens = sums.num_tokens;
@@ -130,10 +154,13 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   return result;
 }
 
-GradientSums Trainer::sum_gradients(std::int64_t step, const LossScale& scale) {
-  return step_.sum_gradients(*batch_, step, scale.value,
+GradientSums Trainer::sum_gradients(std::int64_t step, const LossScale& scale,
+                                    const std::function<bool()>& gives_up) {
+  const Batch none{.fields = {}, .sample_ids_B = at::zeros({0}, at::kLong)};
+  return step_.sum_gradients(batch_ ? *batch_ : none, step, scale.value,
                              {.launched = [this] { parts_.feed.prefetch(); },
-                              .asks_to_stop = [this] { return parts_.signals.received() != 0; }});
+                              .asks_to_stop = [this] { return parts_.stop.asked(); },
+                              .gives_up = gives_up});
 }
 
 bool Trainer::scale_overflows(const GradientSums& sums, const LossScale& scale) const {
@@ -160,7 +187,7 @@ void Trainer::count_skipped(TrainState& state, const GradientSums& sums) const {
   }
 }
 
-std::string Trainer::find_divergence(const TrainState& state) {
+std::string Trainer::find_divergence(const TrainState& state, bool stop) {
   if (state.skipped > 0) {
     return fmt::format(
         "its last {} skipped as not finite",
@@ -169,10 +196,12 @@ std::string Trainer::find_divergence(const TrainState& state) {
   if (state.held_out_loss && !std::isfinite(*state.held_out_loss)) {
     return fmt::format("the loss of its evaluation is {}", fixed_text(*state.held_out_loss, 4));
   }
-  if (parts_.checkpoints == nullptr || !batch_) return "";
+  if (parts_.checkpoints == nullptr || !has_stepped_) return "";
   // Uses the same sequences again: a batch that cannot be read must not keep the run from saving.
   enter(Phase::kSave, state.step);
-  const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale);
+  int asked = 0;  // before the micro-batches, and before each
+  const GradientSums sums =
+      sum_gradients(state.step + 1, state.loss_scale, [&] { return stop && ++asked > 2; });
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
   return fmt::format("its parameters give values that are not finite: {}",
                      sums.describe_non_finite());
@@ -187,17 +216,44 @@ std::string Trainer::cure() const {
                                                           : std::nullopt);
 }
 
-void Trainer::evaluate(TrainState& state) {
-  state.evaluation_due = false;
-  if (parts_.evaluator == nullptr) return;
-  enter(Phase::kEvaluate, state.step);
-  const Evaluation evaluation = parts_.evaluator->run([this] {
-    if (parts_.activity != nullptr) parts_.activity->tick();
-  });
-  state.held_out_loss = evaluation.loss;
-  if (parts_.metrics != nullptr) {
-    parts_.metrics->evaluation(state.step, parts_.evaluator->plan().split, evaluation);
+bool Trainer::evaluate(TrainState& state) {
+  if (parts_.evaluator != nullptr) {
+    enter(Phase::kEvaluate, state.step);
+    const std::optional<Evaluation> evaluation = parts_.evaluator->run([this] {
+      if (parts_.activity != nullptr) parts_.activity->tick();
+      return any_asks_to_stop();
+    });
+    if (!evaluation) return false;
+    state.held_out_loss = evaluation->loss;
+    if (parts_.checkpoints != nullptr) parts_.checkpoints->require_folder();
+    if (parts_.metrics != nullptr) {
+      parts_.metrics->evaluation(state.step, parts_.evaluator->plan().split, *evaluation);
+    }
   }
+  state.evaluation_due = false;
+  return true;
+}
+
+bool Trainer::any_asks_to_stop() {
+  const at::Tensor asks = at::full({1}, static_cast<std::int64_t>(parts_.stop.asked()), at::kLong);
+  if (parts_.world.size() > 1) parts_.world.all_reduce(asks, ReduceOp::kMax, "requests to stop");
+  return asks.item<std::int64_t>() != 0;
+}
+
+void Trainer::note_needed_seconds(double step_ms) {
+  longest_step_seconds_ = std::max(longest_step_seconds_, step_ms / 1000);
+  const double save = parts_.checkpoints != nullptr ? parts_.checkpoints->seconds_of_save() : 0;
+  // The step that runs when the time comes, the check of its state, and a slow save.
+  parts_.stop.set_needed_seconds(5 + 2 * longest_step_seconds_ + 2 * save);
+}
+
+void Trainer::save_unless_begun(const TrainState& state) {
+  if (parts_.checkpoints == nullptr || state.step == 0 ||
+      parts_.checkpoints->newest_begun() == state.step) {
+    return;
+  }
+  enter(Phase::kSave, state.step);
+  parts_.checkpoints->save(state);
 }
 
 bool Trainer::ranks_agree(const TrainState& state) {

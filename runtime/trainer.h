@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -18,8 +19,8 @@
 #include "runtime/reporting/metrics.h"
 #include "runtime/reporting/run_history.h"
 #include "runtime/run_checkpoints.h"
-#include "runtime/signals.h"
 #include "runtime/step_graph.h"
+#include "runtime/stop_request.h"
 #include "runtime/training_step.h"
 
 namespace birkhoff::configs {
@@ -30,8 +31,8 @@ namespace birkhoff {
 
 enum class Outcome {
   kDone,     // all steps are done and saved
-  kRequeue,  // a signal came: the state is saved if training can resume from it; the same command
-             // resumes from the last checkpoint (exit code 75)
+  kRequeue,  // it was asked to stop: the state is saved if training can resume from it; the same
+             // command resumes from the last checkpoint (exit code 75)
   kRestore,  // ranks disagree and the policy is restore: resume from the last checkpoint
 };
 
@@ -44,7 +45,7 @@ struct TrainerParts {
   ProcessGroup& world;     // all ranks, on hosts
   GradBuckets& buckets;
   Optimizer& optimizer;
-  const StopSignals& signals;
+  StopRequest& stop;                      // of this process
   Evaluator* evaluator = nullptr;         // null: no evaluation
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
   Metrics* metrics = nullptr;             // rank 0's; null: nothing is reported
@@ -58,8 +59,9 @@ class Trainer {
  public:
   explicit Trainer(TrainerParts parts);
 
-  // Trains from `state` to the configured number of steps, or until a signal. Collective over the
-  // world. Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if
+  // Trains from `state` to the configured number of steps, or until a rank asks to stop. The ranks
+  // then save the last step they have done. An evaluation ends without a result, and is made up for
+  // later; so is a step that takes long, or a rank that waits for data. Collective over the world. Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if
   // training ends with such values, or if ranks disagree and the policy is stop.
   Outcome run(TrainState& state);
 
@@ -69,18 +71,28 @@ class Trainer {
     std::int64_t tokens = 0;      // counted targets of the step
     bool applied = false;         // false: skipped
     bool stop_requested = false;  // on any rank
+    bool abandoned = false;       // it was not done; the state is as before
   };
 
   StepResult step(TrainState& state);
   // Gradients of batch_ as step `step`.
-  GradientSums sum_gradients(std::int64_t step, const LossScale& scale);
+  GradientSums sum_gradients(std::int64_t step, const LossScale& scale,
+                             const std::function<bool()>& gives_up);
   // Whether non-finite gradients are attributed to the loss scale, which is then halved.
   bool scale_overflows(const GradientSums& sums, const LossScale& scale) const;
   void count_skipped(TrainState& state, const GradientSums& sums) const;
-  void evaluate(TrainState& state);
+  // Returns false if a request to stop ended the evaluation.
+  bool evaluate(TrainState& state);
+  // Whether any rank asks to stop. Collective over the world.
+  bool any_asks_to_stop();
+  // Tells the request how long a step and a save take.
+  void note_needed_seconds(double step_ms);
+  // For a step that was abandoned: the state is that of the step before.
+  void save_unless_begun(const TrainState& state);
   // At the end: why training cannot resume from the state; empty if it can. If the state is to be
   // saved, its gradients are computed as a check, because no later step will do so.
-  std::string find_divergence(const TrainState& state);
+  // With `stop` time is short: each rank computes only one micro-batch.
+  std::string find_divergence(const TrainState& state, bool stop);
   std::string cure() const;           // for a divergence; the end of messages
   std::int64_t newest_saved() const;  // the newest checkpoint's step; 0: none
   // Call when this process has no more steps to do. `divergence`: from find_divergence().
@@ -90,8 +102,10 @@ class Trainer {
   void enter(Phase phase, std::int64_t step);
 
   TrainerParts parts_;
-  std::optional<Batch> batch_;  // of the last step
-  StaticBatch static_batch_;    // with train.cuda_graph: the batch that a recorded step reads
+  std::optional<Batch> batch_;  // the last that came
+  bool has_stepped_ = false;    // a step is done: each rank has a batch
+  double longest_step_seconds_ = 0;
+  StaticBatch static_batch_;  // with train.cuda_graph: the batch that a recorded step reads
   TrainingStep step_;
 };
 

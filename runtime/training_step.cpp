@@ -47,6 +47,8 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   scalars_.publish();
   batch_ = &batch;
   hooks_ = &hooks;
+  abandoned_ = false;
+  gives_up();
   gradients_graph_.run([this] { compute_gradients(); });
   if (hooks.launched) hooks.launched();
 
@@ -67,20 +69,27 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
 
 void TrainingStep::decide(bool losses_finite, bool stop_requested, GradientSums& sums) const {
   // One row of votes per rank.
-  enum Vote : std::int64_t { kStop, kLossNotFinite, kNormNotFinite, kNumVotes };
+  enum Vote : std::int64_t { kStop, kAbandoned, kLossNotFinite, kNormNotFinite, kNumVotes };
   const at::Tensor votes = at::zeros({world_.size(), kNumVotes}, at::kLong);
   auto* all = votes.mutable_data_ptr<std::int64_t>();
   auto* mine = all + world_.rank() * kNumVotes;
   mine[kStop] = stop_requested;
+  mine[kAbandoned] = abandoned_;
   mine[kLossNotFinite] = !losses_finite;
   mine[kNormNotFinite] = !std::isfinite(sums.norm);
   if (world_.size() > 1) world_.all_reduce(votes, ReduceOp::kSum, "decisions of the step");
   for (int rank = 0; rank < world_.size(); ++rank) {
     const auto* vote = all + rank * kNumVotes;
     sums.stop_requested |= vote[kStop] > 0;
+    sums.abandoned |= vote[kAbandoned] > 0;
     if (vote[kLossNotFinite] > 0) sums.losses_not_finite.push_back(rank);
     if (vote[kNormNotFinite] > 0) sums.norms_not_finite.push_back(rank);
   }
+}
+
+bool TrainingStep::gives_up() {
+  if (!abandoned_ && hooks_->gives_up) abandoned_ = hooks_->gives_up();
+  return abandoned_;
 }
 
 double TrainingStep::update(const GradientSums& sums, std::int64_t step, double loss_scale) {
@@ -113,6 +122,7 @@ void TrainingStep::compute_gradients() {
       buckets_.next_shard(/*one_pass=*/shard.rows.size() <= micro_batch);
     }
     for (std::int64_t begin = shard.rows.begin; begin < shard.rows.end; begin += micro_batch) {
+      if (!train_.cuda_graph() && gives_up()) break;
       const std::int64_t end = std::min(begin + micro_batch, shard.rows.end);
       const Batch micro = batch.narrow(begin, end);
 

@@ -37,6 +37,7 @@ struct GradientSums {
 
   std::int64_t num_tokens = 0;  // read, without padding
   bool stop_requested = false;  // by any rank
+  bool abandoned = false;       // a rank has not computed all of its part: the sums are worthless
   // Ranks of the world whose losses, or whose gradients' norms, are not finite.
   std::vector<int> losses_not_finite{}, norms_not_finite{};
   bool losses_finite() const { return losses_not_finite.empty(); }
@@ -49,6 +50,9 @@ struct GradientSums {
 struct StepHooks {
   std::function<void()> launched{};      // all passes are launched, before finish_reducing()
   std::function<bool()> asks_to_stop{};  // called next: does this rank want to stop?
+  // Called first, and before each micro-batch (not if train.cuda_graph replays it): does this rank
+  // give up the step? It then takes part only in the reductions.
+  std::function<bool()> gives_up{};
   std::function<void()> forward_done{};  // after each micro-batch's pass, as backward_done
   std::function<void()> backward_done{};
 };
@@ -82,6 +86,7 @@ class TrainingStep {
 
   void compute_gradients();  // of *batch_
   std::vector<ShardRows> shards_of_batch(std::int64_t batch_size) const;
+  bool gives_up();
   // Fills in what all ranks decide together, from this rank's part. Collective over the world.
   void decide(bool losses_finite, bool stop_requested, GradientSums& sums) const;
 
@@ -95,6 +100,7 @@ class TrainingStep {
   // Of the running call; members because a recorded part must not capture them.
   const Batch* batch_ = nullptr;
   const StepHooks* hooks_ = nullptr;
+  bool abandoned_ = false;
   StepScalars scalars_;
   StepSums step_sums_;
   at::Tensor chunk_sums_;  // of squares, for the gradient norm

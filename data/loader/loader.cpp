@@ -73,24 +73,35 @@ class TrainLoader::Impl {
     require(options_.global_batch >= 1 && options_.size >= 1 && options_.rank >= 0 &&
                 options_.rank < options_.size && options_.prefetch >= 1 && consumed >= 0,
             "options of the loader");
-    thread_ = std::thread([this] { run(); });
   }
 
-  ~Impl() {
+  static void start(const std::shared_ptr<Impl>& impl) {
+    impl->thread_ = std::thread([impl] { impl->run(); });
+  }
+
+  void stop() {
     {
       const std::lock_guard lock(mutex_);
       stop_ = true;
     }
     taken_.notify_one();
-    thread_.join();
+    if (gave_up_) {
+      thread_.detach();
+    } else {
+      thread_.join();
+    }
   }
 
-  Batch next() {
+  std::optional<Batch> next(const std::function<bool()>& gives_up) {
     std::unique_lock lock(mutex_);
     // Polls instead of waiting to be notified: notifying would cost the reading thread more time
     // than a row does.
     while (queue_.empty() && error_ == nullptr) {
       lock.unlock();
+      if (gives_up && gives_up()) {
+        gave_up_ = true;
+        return std::nullopt;
+      }
       std::this_thread::sleep_for(std::chrono::microseconds(20));
       lock.lock();
     }
@@ -148,6 +159,7 @@ class TrainLoader::Impl {
     return batch;
   }
 
+  bool gave_up_ = false;  // used only by the caller
   const LoaderOptions options_;
   // Used only by the thread.
   const std::unique_ptr<SampleSource> source_;
@@ -169,8 +181,13 @@ class TrainLoader::Impl {
 
 TrainLoader::TrainLoader(std::unique_ptr<SampleSource> source, const LoaderOptions& options,
                          std::int64_t consumed)
-    : impl_(std::make_unique<Impl>(std::move(source), options, consumed)) {}
-TrainLoader::~TrainLoader() = default;
-Batch TrainLoader::next() { return impl_->next(); }
+    : impl_(std::make_shared<Impl>(std::move(source), options, consumed)) {
+  Impl::start(impl_);
+}
+TrainLoader::~TrainLoader() { impl_->stop(); }
+Batch TrainLoader::next() { return *impl_->next({}); }
+std::optional<Batch> TrainLoader::next(const std::function<bool()>& gives_up) {
+  return impl_->next(gives_up);
+}
 
 }  // namespace birkhoff

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 
 #include "data/batch/batch.h"
 #include "data/loader/sample_source.h"
@@ -30,10 +32,13 @@ class TrainLoader {
   // samples). Its memory is reused once no copy or view of its tensors is left. Rethrows errors of
   // the thread.
   Batch next();
+  // The same, but returns nullopt if `gives_up` returns true while it waits for the thread. After
+  // that the destructor does not wait for the thread, which ends once its read returns.
+  std::optional<Batch> next(const std::function<bool()>& gives_up);
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // the thread has one, too
 };
 
 }  // namespace birkhoff

@@ -37,15 +37,16 @@ Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,
   std::int64_t done = 0;
   std::optional<ProgressLines> lines;
   if (group.rank() == 0) lines.emplace(err);
-  return evaluator.run([&] {
+  return *evaluator.run([&] {
     tick();
-    if (!lines) return;
+    if (!lines) return false;
     done = std::min(done + plan.micro_batch * group.size(), plan.num_sequences);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const double left =
         seconds * static_cast<double>(plan.num_sequences - done) / static_cast<double>(done);
     lines->show(fmt::format("eval: {}, {} of {} sequences, {} left", evaluated, done,
                             plan.num_sequences, duration_text(left)));
+    return false;
   });
 }
 

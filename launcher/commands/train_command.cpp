@@ -22,10 +22,12 @@
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/restarts.h"
 #include "launcher/processes/supervisor.h"
+#include "launcher/processes/time_limit.h"
 #include "models/model.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
+#include "runtime/stop_request.h"
 #include "runtime/tasks/task.h"
 #include "runtime/train_run.h"
 
@@ -166,8 +168,11 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
     world.abort(static_cast<int>(diagnosis.code));
   };
   const char* job = std::getenv(kJobVariable);
+  std::optional<TimeLimit> limit;  // one rank asks Slurm
+  if (world.rank() == 0) limit.emplace();
+  StopRequest stop(signals, [&] { return limit ? limit->end() : std::nullopt; });
   const Outcome outcome = run_training(config, arguments.run, arguments.fresh, world,
-                                       {signals, end_hanging_job, job == nullptr ? "" : job});
+                                       {stop, end_hanging_job, job == nullptr ? "" : job});
   return static_cast<int>(outcome == Outcome::kRequeue ? ExitCode::kRequeue : ExitCode::kOk);
 }
 

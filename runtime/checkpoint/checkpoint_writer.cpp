@@ -10,6 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/files/lease.h"
 #include "data/tokenizers/tokenizer_file.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
@@ -62,8 +63,11 @@ bool belongs_to_model(const TensorPart& shard) {
 class CheckpointWriter::Impl {
  public:
   Impl(fs::path folder, Retention retention, const std::vector<fs::path>& extra_files,
-       ProcessGroup& world)
-      : folder_(std::move(folder)), retention_(retention), world_(world) {
+       ProcessGroup& world, std::function<void()> before_commit)
+      : folder_(std::move(folder)),
+        retention_(retention),
+        world_(world),
+        before_commit_(std::move(before_commit)) {
     require(retention.newest >= 1, "a run keeps at least one checkpoint");
     if (world_.rank() == 0) {
       for (const fs::path& file : extra_files) {
@@ -196,6 +200,7 @@ class CheckpointWriter::Impl {
         remove_tree(aside_folder().string());
         make_directory(aside_folder().string());
       } catch (const Error& error) {
+        if (const std::string lost = why_lost(); !lost.empty()) throw FolderLost(lost);
         problem = error.what();
       }
     }
@@ -243,8 +248,9 @@ class CheckpointWriter::Impl {
       require(of_rank.ParseFromString(list), "a rank's list of checkpoint files");
       manifest_.MergeFrom(of_rank);
     }
-    start_thread(
-        [this] { commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_); });
+    start_thread([this] {
+      commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_, before_commit_);
+    });
   }
 
   // Call if some rank failed and no thread runs: throws the same error on all ranks.
@@ -254,6 +260,7 @@ class CheckpointWriter::Impl {
         world_.all_gather_bytes(failure_, "checkpoint failure");
     const auto first = std::find_if(failures.begin(), failures.end(),
                                     [](const std::string& text) { return !text.empty(); });
+    if (code == ExitCode::kUsage) throw FolderLost(*first);
     fail_save(code, static_cast<int>(first - failures.begin()), *first);
   }
 
@@ -275,6 +282,17 @@ class CheckpointWriter::Impl {
              : "report this defect");
   }
 
+  // Whether a failure has this cause: the new holder removes the files of a save that runs.
+  std::string why_lost() const {
+    try {
+      if (before_commit_) before_commit_();
+    } catch (const FolderLost& lost) {
+      return lost.what();
+    } catch (const Error&) {  // not known; the failure itself is reported
+    }
+    return "";
+  }
+
   template <typename Task>
   void start_thread(Task task) {
     failure_.clear();
@@ -284,11 +302,15 @@ class CheckpointWriter::Impl {
       try {
         task();
       } catch (const Error& error) {
-        failure_ = error.what();
         // Every failure here is a failure to store, whatever code the failed call gave; only our
         // own defects keep a code of their own.
+        failure_ = error.what();
         failure_code_ =
             error.code() == ExitCode::kInternal ? ExitCode::kInternal : ExitCode::kStorage;
+        if (const std::string lost = why_lost(); !lost.empty()) {
+          failure_ = lost;
+          failure_code_ = ExitCode::kUsage;
+        }
       } catch (const std::bad_alloc&) {
         failure_ = "out of memory";
         failure_code_ = ExitCode::kMemory;
@@ -308,6 +330,7 @@ class CheckpointWriter::Impl {
   const Retention retention_;
   std::map<std::string, std::string> extra_files_;  // rank 0: content by name
   ProcessGroup& world_;
+  const std::function<void()> before_commit_;  // rank 0
 
   Phase phase_ = Phase::kIdle;
   std::int64_t step_ = 0;
@@ -328,8 +351,10 @@ class CheckpointWriter::Impl {
 };
 
 CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
-                                   std::vector<fs::path> extra_files, ProcessGroup& world)
-    : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world)) {}
+                                   std::vector<fs::path> extra_files, ProcessGroup& world,
+                                   std::function<void()> before_commit)
+    : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world,
+                                   std::move(before_commit))) {}
 CheckpointWriter::~CheckpointWriter() = default;
 void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& shards) {
   impl_->save(header, shards);

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -53,12 +54,13 @@ configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& 
 // name), the index and the manifest (which already lists the ranks' files), reads it all back,
 // renames, and removes the oldest checkpoints that `retention` does not keep. Returns the new
 // folder. A crash or an error at any call leaves either the earlier checkpoints or the new one,
-// intact.
+// intact. Calls before_rename just before it renames.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,
                                         const std::map<std::string, std::string>& extra_files,
-                                        Retention retention);
+                                        Retention retention,
+                                        const std::function<void()>& before_rename = {});
 
 // Removes what unfinished saves left, and renames .replaced-step-N back to step-N if there is no
 // new step-N.

@@ -10,6 +10,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
+#include "runtime/checkpoint/commit.h"
 
 namespace birkhoff {
 namespace {
@@ -32,11 +33,16 @@ std::string make_run_id(std::uint64_t seed) {
   return xxh3_hex(text.data(), text.size());
 }
 
+// What belongs to the folder and not to the run in it.
+bool stays(const std::string& name) {
+  return name == "lock" || name.starts_with(kHolderPrefix) || name.starts_with(kBeforeFresh);
+}
+
 // A folder may become a run if it is empty, or holds only what a crash leaves: at the very start of
 // a run, or between moving an earlier run aside and writing the new one's identity.
 bool can_become_run(const std::vector<std::string>& names) {
   return std::all_of(names.begin(), names.end(), [](const std::string& name) {
-    return name == "lock" || name.starts_with("run.json") || name.starts_with(kBeforeFresh);
+    return stays(name) || name.starts_with("run.json");
   });
 }
 
@@ -47,10 +53,13 @@ void remove_temporary_files(const fs::path& root) {
          {"run.json", "config.txtpb", "metrics.jsonl", "loss.svg", "status.json"}) {
       if (name.starts_with(std::string(file) + ".tmp-")) remove_file((root / name).string());
     }
+    if (name.starts_with(kHolderPrefix) && name.find(".tmp-") != std::string::npos) {
+      remove_file((root / name).string());
+    }
   }
 }
 
-// Moves everything except the lock and earlier before-fresh folders into before-fresh-K, for the
+// Moves everything except locks and earlier before-fresh folders into before-fresh-K, for the
 // first free K.
 void move_aside(const fs::path& root) {
   fs::path target;
@@ -63,7 +72,7 @@ void move_aside(const fs::path& root) {
   std::stable_partition(names.begin(), names.end(),
                         [](const std::string& name) { return name != "run.json"; });
   for (const std::string& name : names) {
-    if (name != "lock" && !name.starts_with(kBeforeFresh)) {
+    if (!stays(name)) {
       rename_path((root / name).string(), (target / name).string());
     }
   }
@@ -90,7 +99,14 @@ void RunFolder::check_usable(const fs::path& folder) {
 RunFolder::RunFolder(const fs::path& folder, std::uint64_t seed, bool fresh) : paths_{folder} {
   check_usable(folder);
   make_directory(folder.string());
-  lock_.emplace(paths_.lock().string(), fmt::format("the run folder {}", folder.string()));
+  const std::string what = fmt::format("the run folder {}", folder.string());
+  try {
+    lock_.emplace(paths_.lock().string(), what);
+  } catch (const Error& error) {
+    if (error.code() != ExitCode::kUsage || !Lease::outlived_by_lock(folder)) throw;
+  }
+  lease_.emplace(folder, what);
+  remove_leftovers(paths_.checkpoints());
   remove_temporary_files(folder);
   if (path_exists(paths_.identity().string())) {
     read_identity();
@@ -167,9 +183,7 @@ void RunFolder::cut_metrics(std::int64_t bytes) const {
   // machine may have lost power.
   const std::size_t last_line_end = kept.rfind('\n');
   const std::size_t size = last_line_end == std::string_view::npos ? 0 : last_line_end + 1;
-  if (size != text.size()) {
-    write_file_durably(path, kept.substr(0, size));
-  }
+  write_file_durably(path, kept.substr(0, size));
 }
 
 }  // namespace birkhoff

@@ -2,6 +2,7 @@
 //
 //   RUN/run.json       identity of the run, and whether it ever had a checkpoint
 //   RUN/lock           locked (flock) while a job trains here; names the holder
+//   RUN/holder-N       the lease of the N-th job that trains here (cluster/base/files/lease.h)
 //   RUN/config.txtpb   the resolved configuration
 //   RUN/history.jsonl, RUN/status.json  the past of the run (reporting/run_history.h)
 //   RUN/metrics.jsonl, RUN/loss.svg, RUN/log/rank-*.log, RUN/checkpoints/step-*/
@@ -13,6 +14,7 @@
 #include <string>
 
 #include "cluster/base/files/file.h"
+#include "cluster/base/files/lease.h"
 #include "runtime/checkpoint/checkpoint.h"
 
 namespace birkhoff {
@@ -37,15 +39,18 @@ struct RunPaths {
 class RunFolder {
  public:
   // Creates the folder, or opens the run in it, and locks it. With `fresh`, the files of an earlier
-  // run are first moved to RUN/before-fresh-K, so that nothing is lost. Error(kUsage): not a run's
-  // folder and not empty; locked by another job (names its host and process). Error(kStorage):
-  // cannot be created or written.
+  // run are first moved to RUN/before-fresh-K, so that nothing is lost. If another job held it and
+  // may be gone, this waits until its lease expires, and removes what its unfinished saves left, so
+  // that they fail if it is not gone. Error(kUsage): not a run's folder and not empty; held by
+  // another job (names its host and process). Error(kStorage): cannot be created or written.
   RunFolder(const std::filesystem::path& folder, std::uint64_t seed, bool fresh);
 
   // Error(kUsage) if `folder` exists and neither is nor can become a run's. Changes nothing.
   static void check_usable(const std::filesystem::path& folder);
 
   const RunPaths& paths() const { return paths_; }
+  // Whether the folder is still this job's (FolderLost if not), and which holder it is.
+  const Lease& lease() const { return *lease_; }
   // XXH3-128 (hex), made when the folder was created; CheckpointManifest.run of all its
   // checkpoints.
   const std::string& id() const { return id_; }
@@ -61,7 +66,8 @@ class RunFolder {
   void note_checkpoint();
 
   // Cuts metrics.jsonl to its first `bytes` bytes (CheckpointManifest.metrics_bytes, 0 at the
-  // start), and to whole lines if less is there.
+  // start), and to whole lines if less is there. Always writes a new file: a job that lost the folder
+  // may still have the old one open.
   void cut_metrics(std::int64_t bytes) const;
 
  private:
@@ -71,7 +77,8 @@ class RunFolder {
   RunPaths paths_;
   std::string id_;
   bool has_checkpoint_ = false;
-  std::optional<FileLock> lock_;
+  std::optional<FileLock> lock_;  // none: it is kept by a machine that seems to be gone
+  std::optional<Lease> lease_;
 };
 
 }  // namespace birkhoff

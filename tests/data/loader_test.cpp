@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <future>
 #include <map>
 #include <set>
 #include <thread>
@@ -103,6 +104,40 @@ TEST_F(LoaderTest, RowsAreTheTokensOfTheirSample) {
   }
   ASSERT_EQ(firsts.size(), 100u);  // every sample once per epoch
   for (const auto& [sample, count] : firsts) EXPECT_EQ(count, 7) << sample;
+}
+
+// A source whose second batch comes only once `gate` opens.
+class StuckSource : public SampleSource {
+ public:
+  explicit StuckSource(std::shared_future<void> gate) : gate_(std::move(gate)) {}
+  std::int64_t num_samples() const override { return 4; }
+  Batch make_batch(std::int64_t rows) const override {
+    Batch batch;
+    batch.sample_ids_B = at::zeros({rows}, at::kLong);
+    return batch;
+  }
+  void fill(Batch&, const std::vector<Row>&) override {
+    if (++num_filled_ == 2) gate_.wait();
+  }
+
+ private:
+  const std::shared_future<void> gate_;
+  int num_filled_ = 0;
+};
+
+TEST(TrainLoader, CanBeLeftWhileItWaits) {
+  std::promise<void> gate;
+  {
+    TrainLoader loader(std::make_unique<StuckSource>(gate.get_future().share()),
+                       {.global_batch = 2}, 0);
+    int asked = 0;
+    const auto gives_up = [&] { return ++asked == 3; };
+    EXPECT_TRUE(loader.next(gives_up));
+    asked = 0;
+    EXPECT_FALSE(loader.next(gives_up));
+    EXPECT_EQ(asked, 3);
+  }  // does not wait for the thread
+  gate.set_value();
 }
 
 Numbers inputs_of(const Batch& batch) {

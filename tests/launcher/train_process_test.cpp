@@ -9,6 +9,7 @@
 #include <sstream>
 #include <thread>
 
+#include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
 #include "train_process_fixture.h"
@@ -118,7 +119,7 @@ TEST_F(TrainProcessTest, AFinishedRunStaysAsItIs) {
   Tree after = read_tree();
   fs::current_path(before);
   for (const auto& [file, bytes] : tree) {
-    const bool may_grow = file.find("log/") == 0 || file == "lock";
+    const bool may_grow = file.find("log/") == 0 || file == "lock" || file.starts_with("holder-");
     EXPECT_TRUE(may_grow || after[file] == bytes) << file;
   }
 }
@@ -187,6 +188,58 @@ TEST_F(TrainProcessTest, ARequestInEveryPhaseIsObeyed) {
       EXPECT_TRUE(phase.name != "evaluation" || metrics.evaluated == all_steps);
     }
   }
+}
+
+// What takes long is given up: a step of many micro-batches, and a rank that waits for data. The run
+// saves the last step that it has done.
+TEST_F(TrainProcessTest, ARequestEndsWhatTakesLong) {
+  struct Case {
+    std::string name;
+    std::vector<std::string> settings;
+    Environment environment;
+  };
+  const std::vector<Case> cases = {
+      {"accumulation", {"--set", "train.global_batch=10000", "--set", "train.micro_batch=1"}, {}},
+      {"no_data",
+       {"--set", "data.prefetch=1"},
+       {{"LD_PRELOAD", SLOW_READS},
+        {"READS_HANG_FROM", "60"},
+        {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}}};
+  for (const Case& phase : cases) {
+    SCOPED_TRACE(phase.name);
+    std::vector<std::string> options = {"--ranks", "2", "--set", "train.schedule.shape=constant"};
+    options.insert(options.end(), phase.settings.begin(), phase.settings.end());
+    Command command = train(phase.name, options);
+    command.environment = phase.environment;
+    Child child(command);
+    ASSERT_TRUE(wait_for_step(child, run(phase.name), 1));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    const auto asked = std::chrono::steady_clock::now();
+    child.signal(SIGUSR1);
+    const Finished stopped = child.finish(seconds(30));
+    EXPECT_EQ(stopped.code, 75) << stopped.err;
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, seconds(20));
+    const int step = last_step(run(phase.name));
+    EXPECT_GE(step, 1);
+    EXPECT_THAT(stopped.err,
+                HasSubstr("a signal asked to stop: saved at step " + std::to_string(step)));
+    EXPECT_EQ(checkpoint_names(run(phase.name)).back(), step_name(step));
+  }
+}
+
+// Nobody sends a signal, but Slurm will end the job.
+TEST_F(TrainProcessTest, ARunSavesBeforeItsJobEnds) {
+  const fs::path programs = folder_->path() / "programs";
+  fs::create_directory(programs);
+  write_bytes((programs / "squeue").string(), "#!/bin/sh\necho 0:16\n");
+  fs::permissions(programs / "squeue", fs::perms::owner_all);
+  Command command = train("job_ends", {"--set", "train.steps=100000000"});
+  command.environment = {{"SLURM_JOB_ID", "17"},
+                         {"PATH", programs.string() + ":" + std::getenv("PATH")}};
+  const Finished stopped = run_child(command, seconds(40));
+  EXPECT_EQ(stopped.code, 75);
+  EXPECT_THAT(read_bytes(run("job_ends") / "log/rank-0.log"),
+              HasSubstr("the job's time limit is near: saved at step "));
 }
 
 TEST_F(TrainProcessTest, CtrlCWithoutRanksSaves) {

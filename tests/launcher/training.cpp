@@ -6,7 +6,9 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -218,13 +220,17 @@ MetricsLines lines_of_metrics(const fs::path& run, Predicts predicts) {
   if (!text) step_keys.emplace_back("accuracy");
   MetricsLines metrics;
   double elapsed_seconds = 0;
+  std::map<bool, std::optional<Keys>> of_mechanisms;  // of evaluations, and of steps
   std::ifstream lines(run / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const ordered_json json = ordered_json::parse(line);
-    Keys keys;
+    Keys keys, figures_of_mechanisms;
     for (const auto& [key, value] : json.items()) {
-      if (!key.starts_with("blocks.")) keys.push_back(key);  // figures of a mechanism
+      (key.starts_with("blocks.") ? figures_of_mechanisms : keys).push_back(key);
     }
+    std::optional<Keys>& expected = of_mechanisms[json.contains("split")];
+    if (!expected) expected = figures_of_mechanisms;
+    EXPECT_EQ(figures_of_mechanisms, *expected) << "all lines of a kind have the same figures";
     if (json.contains("split")) {
       EXPECT_EQ(keys, evaluation_keys);
       metrics.evaluated.push_back(json["step"].get<int>());

@@ -30,7 +30,7 @@ TEST(DevicePrefetcher, SmallBatchesArriveWholeAndStayUntilTheyAreRead) {
   std::vector<Batch> copies;
   constexpr std::int64_t kBatches = 20;
   for (std::int64_t i = 0; i < kBatches; ++i) {
-    const Batch batch = feed.next();
+    const Batch batch = *feed.next();
     EXPECT_EQ(made, i + 1) << "by next(), or by the prefetch() before it";
     // The stream lags far behind the host when it reaches the copies.
     at::Tensor work = busy;

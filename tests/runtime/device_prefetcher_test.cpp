@@ -21,7 +21,7 @@ TEST(DevicePrefetcher, OnTheCpuBatchesPassWhenTheyAreAskedFor) {
       },
       at::kCPU);
   for (std::int64_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(feed.next().sample_ids_B[0].item<std::int64_t>(), i);
+    EXPECT_EQ(feed.next()->sample_ids_B[0].item<std::int64_t>(), i);
     feed.prefetch();
     EXPECT_EQ(made, i + 1) << "nothing is prefetched: the loader does that";
   }

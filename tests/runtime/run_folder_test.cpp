@@ -54,7 +54,7 @@ TEST(RunFolder, IsCreatedWithParentsAndKeepsItsIdentity) {
     const RunFolder run(path, 7, false);
     id = run.id();
     EXPECT_EQ(id.size(), 32u);
-    EXPECT_THAT(names_in(path), ElementsAre("lock", "run.json"));
+    EXPECT_THAT(names_in(path), ElementsAre("holder-1", "lock", "run.json"));
     EXPECT_EQ(run.paths().log(3), path / "log" / "rank-3.log");
   }
   EXPECT_EQ(RunFolder(path, 8, false).id(), id);
@@ -98,7 +98,7 @@ TEST(RunFolder, RemovesWhatKilledWritersLeft) {
   }
   write_bytes(folder.path() / "notes.tmp-1", "the user's");
   const RunFolder run(folder, 1, false);
-  EXPECT_THAT(names_in(folder), ElementsAre("lock", "notes.tmp-1", "run.json"));
+  EXPECT_THAT(names_in(folder), ElementsAre("holder-2", "lock", "notes.tmp-1", "run.json"));
 }
 
 // A save that begins before the trainer has polled the previous one commits that one.
@@ -189,7 +189,7 @@ TEST(RunFolder, FreshMovesTheOldRunAsideAndLosesNothing) {
   }
   { const RunFolder run(folder, 1, true); }
   EXPECT_THAT(names_in(folder),
-              ElementsAre("before-fresh-1", "before-fresh-2", "lock", "run.json"));
+              ElementsAre("before-fresh-1", "before-fresh-2", "holder-3", "lock", "run.json"));
   EXPECT_EQ(read_bytes(folder.path() / "before-fresh-1" / "metrics.jsonl"), "first");
   EXPECT_EQ(read_bytes(folder.path() / "before-fresh-2" / "metrics.jsonl"), "second");
   EXPECT_TRUE(fs::exists(folder.path() / "before-fresh-2" / "checkpoints" / "step-00000005"));
@@ -267,7 +267,8 @@ TEST(RunFolder, EveryCallMayFail) {
   fail_every_call(
       "a new run", [](const fs::path&) {}, start,
       [](const fs::path& folder) {
-        EXPECT_THAT(names_in(folder / "run"), ElementsAre("lock", "run.json"));
+        EXPECT_THAT(names_in(folder / "run"),
+                    ElementsAre(testing::StartsWith("holder-"), "lock", "run.json"));
       });
 
   std::string id;

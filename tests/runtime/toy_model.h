@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <set>
@@ -65,6 +66,7 @@ class ToyModel : public Model {
 
   // Compute the mechanism's part of the network again in the backward pass.
   bool recompute = false;
+  std::function<void()> before_pass;  // called before each forward pass of training
 
   // Makes the training losses of this step and this sample non-finite, or only the gradients.
   void spoil(std::int64_t step, std::int64_t sample) { spoilt_.insert({step, sample}); }
@@ -75,6 +77,7 @@ class ToyModel : public Model {
   Parameters& parameters() override { return parameters_; }
 
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override {
+    if (noise && before_pass) before_pass();
     NamedSums named;
     const auto scores_BTV = forward(batch, noise, named);
     const auto targets_BT = batch.at(field::kTargets);

@@ -50,8 +50,9 @@ class ToyTraining {
   Outcome run(const StopSignals& signals) {
     consumed_ = state.consumed;
     DevicePrefetcher feed([this] { return next_batch(); }, group_.device());
+    StopRequest stop(signals);
     Trainer trainer({config_, model, feed, group_, world == nullptr ? group_ : *world, buckets,
-                     *optimizer, signals, evaluator, checkpoints, /*metrics=*/nullptr,
+                     *optimizer, stop, evaluator, checkpoints, /*metrics=*/nullptr,
                      /*step_log=*/nullptr,
                      /*history=*/nullptr, agreement});
     return trainer.run(state);

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <chrono>
 #include <cmath>
+#include <optional>
+#include <thread>
 
 #include "cluster/mesh.h"
 #include "runtime/trainer.h"
@@ -65,9 +68,35 @@ TEST(TrainerMpi, ZeroChangesNoBit) {
 TEST(TrainerMpi, ASignalToOneRankStopsAllAfterTheSameStep) {
   const StopSignals signals;
   ToyTraining training(toy_config(20), test_world().group(), at::kFloat);
-  if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  training.before_batch = [](std::int64_t) {
+    if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  };
   EXPECT_EQ(training.run(signals), Outcome::kRequeue);
   EXPECT_EQ(training.state.step, 1);
+}
+
+TEST(TrainerMpi, AStepThatOneRankAbandonsIsDoneByNone) {
+  configs::Config config = toy_config(5);
+  config.mutable_train()->set_micro_batch(1);
+  ASSERT_LE(2 * test_world().size(), config.train().global_batch()) << "two micro-batches a rank";
+  ToyTraining training(config, test_world().group(), at::kFloat),
+      whole(config, test_world().group(), at::kFloat);
+  std::optional<StopSignals> signals;
+  signals.emplace();
+  whole.run(*signals);
+  training.before_batch = [](std::int64_t step) {
+    if (step == 3 && test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  };
+  training.model.before_pass = [&] {
+    if (signals->received() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  };
+  EXPECT_EQ(training.run(*signals), Outcome::kRequeue);
+  EXPECT_EQ(training.state.step, 2);
+  signals.reset();
+  signals.emplace();
+  training.before_batch = {};
+  EXPECT_EQ(training.run(*signals), Outcome::kDone);
+  EXPECT_TRUE(training.parameters().equal(whole.parameters()));
 }
 
 // A mesh with a second axis: each column trains a replica of its own. What happens to one rank of a
@@ -90,7 +119,9 @@ TEST_F(TrainerMpiMesh, ASignalToOneRankStopsAllColumns) {
   Mesh mesh(test_world(), columns(), at::kCPU);
   ToyTraining training(toy_config(20), mesh.data(), at::kFloat);
   training.world = &test_world().group();
-  if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  training.before_batch = [](std::int64_t) {
+    if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  };
   EXPECT_EQ(training.run(signals), Outcome::kRequeue);
   EXPECT_EQ(training.state.step, 1);
 }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "attention/kernels/clusters/dense_mass.h"
 #include "cluster/base/error.h"
@@ -23,6 +24,17 @@ std::int64_t window_of(const RoutingConfig& config, const MechanismShape& shape)
   if (config.window() > 0) return std::min<std::int64_t>(config.window(), shape.sequence_length);
   return std::max<std::int64_t>(
       1, (shape.sequence_length + config.clusters() - 1) / config.clusters());
+}
+
+// Lists count places in 32 bits.
+void check_places(const RoutingConfig& config, std::int64_t window) {
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  if (config.clusters() * window > most) {
+    fail(
+        ExitCode::kConfig,
+        "routing: clusters: {} of up to {} tokens are {} places, above {}: lower clusters or window",
+        config.clusters(), window, config.clusters() * window, most);
+  }
 }
 
 double length_of(const RoutingConfig& config, const MechanismShape& shape) {
@@ -68,7 +80,9 @@ RoutingAttention::RoutingAttention(const RoutingConfig& config, const MechanismS
                   .decay = config.decay(),
                   .reseed_after = config.reseed_after()},
                  shape.heads_of_keys(), shape.head_dim, prefix, parameters),
-      terms_(terms) {}
+      terms_(terms) {
+  check_places(config, window_);
+}
 
 RoutingConfig::CausalSelection RoutingAttention::selection() const {
   return shape_.causal ? config_.causal_selection() : RoutingConfig::full_topw;

@@ -1,0 +1,243 @@
+#include "cluster/base/files/lease.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cluster/base/files/file.h"
+#include "cluster/base/files/system_call.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kMostRecordBytes = 4096;
+
+std::string this_host() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
+// Where process ids mean the same: one kernel, one namespace.
+std::string process_space() {
+  std::error_code error;
+  const fs::path space = fs::read_symlink("/proc/self/ns/pid", error);
+  return this_host() + " " + space.string();
+}
+
+// When the process started, in ticks since boot; empty: not known.
+std::string start_of(std::int64_t process) {
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  std::string stat;
+  std::getline(file, stat);
+  // The name, in parentheses, may hold spaces; the start is the 20th field after it.
+  std::size_t at = stat.rfind(')');
+  for (int field = 0; field < 20 && at != std::string::npos; ++field) at = stat.find(' ', at + 1);
+  return at == std::string::npos ? "" : stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
+}
+
+struct Record {
+  std::int64_t number = 0;
+  std::string holder, host{}, space{}, start{};  // for messages; machine; see process_space()
+  std::int64_t process = 0;
+  bool held = true;
+};
+
+std::string record_text(bool held) {
+  const std::string host = this_host();
+  const nlohmann::ordered_json record = {
+      {"holder", fmt::format("process {} on {}", ::getpid(), host)},
+      {"host", host},
+      {"space", process_space()},
+      {"process", ::getpid()},
+      {"start", start_of(::getpid())},
+      {"held", held}};
+  return record.dump() + "\n";
+}
+
+std::string file_of(const fs::path& folder, std::int64_t number) {
+  return (folder / fmt::format("{}{}", kHolderPrefix, number)).string();
+}
+
+// Paths of the holders' files by number.
+std::map<std::int64_t, std::string> holders_in(const fs::path& folder) {
+  std::map<std::int64_t, std::string> holders;
+  for (const std::string& name : list_directory(folder.string())) {
+    if (!name.starts_with(kHolderPrefix)) continue;
+    const char *begin = name.data() + kHolderPrefix.size(), *end = name.data() + name.size();
+    std::int64_t number = 0;
+    const auto [rest, error] = std::from_chars(begin, end, number);
+    if (error == std::errc() && rest == end) holders[number] = (folder / name).string();
+  }
+  return holders;
+}
+
+std::optional<Record> newest_holder(const fs::path& folder) {
+  const auto holders = holders_in(folder);
+  if (holders.empty()) return std::nullopt;
+  const auto& [number, path] = *holders.rbegin();
+  std::string text;
+  try {
+    text = read_file(path, kMostRecordBytes);
+  } catch (const Error&) {
+    if (path_exists(path)) throw;
+    return newest_holder(folder);  // a newer one has just removed it
+  }
+  Record record{.number = number, .holder = "another process"};
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto read = [&](const char* key, auto& value) {
+    try {
+      if (json.is_object()) value = json.value(key, value);
+    } catch (const nlohmann::json::exception&) {  // another version's record
+    }
+  };
+  read("holder", record.holder);
+  read("host", record.host);
+  read("space", record.space);
+  read("start", record.start);
+  read("process", record.process);
+  read("held", record.held);
+  return record;
+}
+
+// A process has a folder once at most: if the record is its own, it is of an object that is gone.
+bool has_ended(const Record& record) {
+  if (record.process <= 0 || record.space != process_space()) return false;
+  if (record.process == ::getpid()) return true;
+  const auto process = static_cast<pid_t>(record.process);
+  if (::kill(process, 0) != 0) return errno == ESRCH;
+  const std::string start = start_of(record.process);
+  return !start.empty() && start != record.start;  // the number is another process's now
+}
+
+// Opening the file makes a network file system ask for its present state.
+std::optional<std::pair<std::int64_t, std::int64_t>> last_touch(const std::string& path) {
+  const UniqueHandle<FileDescriptorTraits> fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat status {};
+  if (fd.get() < 0 || ::fstat(fd.get(), &status) != 0) return std::nullopt;
+  return std::pair<std::int64_t, std::int64_t>(status.st_mtim.tv_sec, status.st_mtim.tv_nsec);
+}
+
+// Waits until the holder renews its lease (false) or it expires (true).
+bool expires(const fs::path& folder, const Record& record, LeaseTimes times) {
+  const std::string path = file_of(folder, record.number);
+  const auto seen = last_touch(path);
+  for (const auto until = Clock::now() + times.expires; Clock::now() < until;) {
+    std::this_thread::sleep_for(times.renew / 10);
+    if (last_touch(path) != seen) return false;
+  }
+  return true;
+}
+
+// Creates the file, complete from its first moment on. Returns false if it exists.
+bool create_record(const std::string& path) {
+  const std::string complete = fmt::format("{}.tmp-{}", path, ::getpid());
+  replace_file(complete, record_text(/*held=*/true));
+  const std::int64_t linked =
+      retried("link", path, [&] { return ::link(complete.c_str(), path.c_str()); });
+  const int reason = errno;
+  remove_file(complete);
+  if (linked < 0 && reason == EEXIST) return false;
+  errno = reason;
+  check_call(linked, "link", path);
+  sync_directory(parent_path(path));
+  return true;
+}
+
+}  // namespace
+
+Lease::Lease(fs::path folder, std::string what, LeaseTimes times)
+    : folder_(std::move(folder)), what_(std::move(what)), times_(times) {
+  for (bool created = false; !created;) {
+    const std::optional<Record> holder = newest_holder(folder_);
+    if (holder && holder->held && !has_ended(*holder) && !expires(folder_, *holder, times_)) {
+      fail(ExitCode::kUsage, "{} is in use by {} (lease '{}'): wait for it or stop it", what_,
+           holder->holder, file_of(folder_, holder->number));
+    }
+    number_ = holder ? holder->number + 1 : 1;
+    created = create_record(file());
+  }
+  renewed_ = Clock::now();
+  // In ascending order: at each moment an earlier holder either misses its own file or sees the
+  // next one.
+  for (const auto& [number, path] : holders_in(folder_)) {
+    if (number < number_) remove_file(path);
+  }
+  thread_ = std::thread([this] { keep_renewing(); });
+}
+
+Lease::~Lease() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wakes_.notify_one();
+  thread_.join();
+  // Not removed: the next number must be higher. If this fails, others wait until the lease expires.
+  const std::string complete = fmt::format("{}.tmp-{}", file(), ::getpid());
+  std::ofstream(complete) << record_text(/*held=*/false);
+  std::error_code ignored;
+  if (!is_next()) fs::rename(complete, file(), ignored);
+  fs::remove(complete, ignored);
+}
+
+// Errors count as no.
+bool Lease::is_next() const { return ::access(file_of(folder_, number_ + 1).c_str(), F_OK) == 0; }
+
+std::string Lease::file() const { return file_of(folder_, number_); }
+
+bool Lease::is_taken() const {
+  return path_exists(file_of(folder_, number_ + 1)) || !path_exists(file());
+}
+
+void Lease::check() const {
+  if (!is_taken()) return;
+  const std::optional<Record> holder = newest_holder(folder_);
+  throw FolderLost(fmt::format(
+      "{} was taken by {}, because this job had not answered for {} s: it ends here and "
+      "writes nothing more",
+      what_, holder ? holder->holder : "another process",
+      std::chrono::duration_cast<std::chrono::seconds>(times_.expires).count()));
+}
+
+void Lease::require_held() const {
+  if (Clock::now() - renewed_.load() > times_.expires / 2) check();
+}
+
+// If a call fails, the lease is not renewed now; the next call may succeed.
+void Lease::renew() {
+  const auto now = Clock::now();
+  if (!is_next() && ::utimensat(AT_FDCWD, file().c_str(), nullptr, 0) == 0 && !is_next()) {
+    renewed_ = now;
+  }
+}
+
+void Lease::keep_renewing() {
+  std::unique_lock lock(mutex_);
+  while (!wakes_.wait_for(lock, times_.renew, [this] { return stop_; })) {
+    lock.unlock();
+    renew();
+    lock.lock();
+  }
+}
+
+bool Lease::outlived_by_lock(const fs::path& folder, LeaseTimes times) {
+  const std::optional<Record> holder = newest_holder(folder);
+  return holder && holder->held && !holder->host.empty() && holder->host != this_host() &&
+         expires(folder, *holder, times);
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,40 @@
+// Whether this process asks the run to save and stop: because a signal came, or because the
+// scheduler will soon end the job. Ranks must agree before they act.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "runtime/signals.h"
+
+namespace birkhoff {
+
+class StopRequest {
+ public:
+  // job_end: seconds since 1970 at which the job will be ended, as far as known. It is called often
+  // and must not wait. Empty: nobody ends it. `signals` must outlive this object.
+  explicit StopRequest(const StopSignals& signals,
+                       std::function<std::optional<double>()> job_end = {})
+      : signals_(signals), job_end_(std::move(job_end)) {}
+
+  // Seconds that stopping takes at most: a step that has begun, and a save.
+  void set_needed_seconds(double seconds) { needed_seconds_ = seconds; }
+
+  bool asked();
+  // Asked at least two seconds ago: what still takes long should be given up.
+  bool pressing();
+  // For a message: who asks.
+  std::string why() const;
+
+ private:
+  static constexpr std::chrono::seconds kPatience{2};
+
+  const StopSignals& signals_;
+  const std::function<std::optional<double>()> job_end_;
+  double needed_seconds_ = 10;  // until a step is measured
+  std::optional<std::chrono::steady_clock::time_point> asked_at_;
+};
+
+}  // namespace birkhoff
