@@ -161,11 +161,11 @@ void RunCheckpoints::note(Clock::time_point start, bool committed) {
   if (!committed) return;
   newest_ = header_.step();
   if (folder_ == nullptr) return;
+  save_seconds_ = std::chrono::duration<double>(now - save_start_).count();
   folder_->note_checkpoint();
   if (metrics_ != nullptr) metrics_->clear_bar();
   log_info("saved step {}: stall {:.1f} ms, written in {:.2f} s", header_.step(),
-           std::chrono::duration<double, std::milli>(stall_).count(),
-           std::chrono::duration<double>(now - save_start_).count());
+           std::chrono::duration<double, std::milli>(stall_).count(), save_seconds_);
 }
 
 }  // namespace birkhoff

@@ -65,6 +65,8 @@ class RunCheckpoints {
 
   // Step of the newest checkpoint, if any. The same on all ranks. Local.
   std::optional<std::int64_t> newest() const { return newest_; }
+  // Seconds from the start of the last save that was committed here to its commit; 0: none. Rank 0.
+  double save_seconds() const { return save_seconds_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -86,6 +88,7 @@ class RunCheckpoints {
   // Of the running save.
   Clock::time_point save_start_;
   Clock::duration stall_{};
+  double save_seconds_ = 0;
 };
 
 }  // namespace birkhoff

@@ -44,7 +44,8 @@ Outcome Trainer::run(TrainState& state) {
       parts_.checkpoints->poll();
     }
     if (parts_.history != nullptr) {
-      parts_.history->step(state.step, result.report.step_ms, result.tokens, newest_saved());
+      note_saved();
+      parts_.history->step(state.step, result.report.step_ms, result.tokens);
     }
     // A request to stop leaves little time: the resumed run makes the evaluation.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
@@ -178,8 +179,10 @@ std::string Trainer::find_divergence(const TrainState& state) {
                      sums.describe_non_finite());
 }
 
-std::int64_t Trainer::newest_saved() const {
-  return parts_.checkpoints != nullptr ? parts_.checkpoints->newest().value_or(0) : 0;
+void Trainer::note_saved() {
+  if (parts_.checkpoints == nullptr) return;
+  parts_.history->saved(parts_.checkpoints->newest().value_or(0),
+                        parts_.checkpoints->save_seconds());
 }
 
 std::string Trainer::cure() const {
