@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,7 +22,7 @@ using Descriptor = UniqueHandle<FileDescriptorTraits>;
 
 struct Running {
   pid_t process = -1;
-  Descriptor out;
+  Descriptor out, err;  // a pipe; a file in memory
   CommandOutput result;
 };
 
@@ -31,19 +32,28 @@ Running start(const std::vector<std::string>& line) {
   argv.push_back(nullptr);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail(ExitCode::kMemory, "pipe: {}", std::strerror(errno));
-  Descriptor read_end(ends[0]), write_end(ends[1]);
+  Descriptor read_end(ends[0]), write_end(ends[1]), err(memfd_create("stderr", MFD_CLOEXEC));
+  if (err.get() < 0) fail(ExitCode::kMemory, "memfd_create: {}", std::strerror(errno));
   const pid_t process = fork();
   if (process < 0) fail(ExitCode::kMemory, "fork for {}: {}", line[0], std::strerror(errno));
   if (process == 0) {
     setpgid(0, 0);  // so that all of it can be killed
-    const int null = open("/dev/null", O_RDWR);
+    const int null = open("/dev/null", O_RDONLY);
     dup2(null, STDIN_FILENO);
     dup2(write_end.get(), STDOUT_FILENO);
-    dup2(null, STDERR_FILENO);
+    dup2(err.get(), STDERR_FILENO);
     execvp(argv[0], argv.data());
     _exit(127);
   }
-  return {process, std::move(read_end), {}};
+  return {process, std::move(read_end), std::move(err), {}};
+}
+
+// What a program wrote to its file in memory; no more than a message needs.
+std::string text_of(const Descriptor& file) {
+  std::string text(std::size_t{64} << 10, '\0');
+  const ssize_t count = pread(file.get(), text.data(), text.size(), 0);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  return text;
 }
 
 // Reads what is there. Returns false at the end.
@@ -62,6 +72,7 @@ void finish(Running& command, bool too_slow) {
   if (!too_slow) {
     command.result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
+  command.result.err = text_of(command.err);
 }
 
 }  // namespace
