@@ -23,7 +23,8 @@ using Descriptor = UniqueHandle<FileDescriptorTraits>;
 struct Running {
   pid_t process = -1;
   Descriptor out, err;  // a pipe; a file in memory
-  CommandOutput result;
+  CommandOutput result = {};
+  bool at_end = false;  // it has closed the pipe
 };
 
 Running start(const std::vector<std::string>& line) {
@@ -45,7 +46,7 @@ Running start(const std::vector<std::string>& line) {
     execvp(argv[0], argv.data());
     _exit(127);
   }
-  return {process, std::move(read_end), std::move(err), {}};
+  return {process, std::move(read_end), std::move(err)};
 }
 
 // What a program wrote to its file in memory; no more than a message needs.
@@ -83,19 +84,24 @@ std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>
   const Clock::time_point deadline = Clock::now() + limit;
   std::vector<Running> commands;
   for (const auto& line : lines) commands.push_back(start(line));
-  for (Running& command : commands) {
-    bool at_end = false;
-    while (!at_end) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-      if (left.count() <= 0) break;
-      pollfd waiting{command.out.get(), POLLIN, 0};
-      if (poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1000))) > 0) {
-        at_end = !read_more(command);
-      }
+  for (;;) {
+    std::vector<pollfd> waiting;  // poll ignores -1
+    for (const Running& command : commands) {
+      waiting.push_back({command.at_end ? -1 : command.out.get(), POLLIN, 0});
     }
-    finish(command, !at_end);
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const bool done = std::all_of(commands.begin(), commands.end(),
+                                  [](const Running& command) { return command.at_end; });
+    if (done || left <= 0) break;
+    if (poll(waiting.data(), waiting.size(),
+             static_cast<int>(std::min<std::int64_t>(left, 1000))) <= 0)
+      continue;
+    for (std::size_t i = 0; i < commands.size(); ++i) {
+      if (waiting[i].revents != 0) commands[i].at_end = !read_more(commands[i]);
+    }
   }
+  for (Running& command : commands) finish(command, !command.at_end);
   std::vector<CommandOutput> results;
   for (Running& command : commands) results.push_back(std::move(command.result));
   return results;

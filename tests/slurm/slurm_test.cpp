@@ -47,7 +47,7 @@ TEST_F(Slurm, ALostRankIsStartedAgainInTheSameJob) {
   kill(rank, SIGKILL);
   release();
   expect_finished(job, "lost_rank");
-  EXPECT_EQ(field(job, "Restarts"), "0") << "it never left the queue";
+  EXPECT_EQ(field(job, "Restarts"), "0") << "it went back to the queue";
   EXPECT_EQ(history("lost_rank").size(), 2u) << output("lost_rank");
   EXPECT_EQ(status("lost_rank").at("restarts"), 1);
 }
@@ -61,6 +61,7 @@ TEST_F(Slurm, ASpareNodeReplacesALostOne) {
   expect_finished(job, "lost_node");
   ASSERT_EQ(history("lost_node").size(), 2u) << output("lost_node");
   EXPECT_EQ(history("lost_node")[1].start.ranks, 2);
+  EXPECT_EQ(field(job, "Restarts"), "0") << "it went back to the queue: " << output("lost_node");
   const Finished revived = run_child({.line = {SLURM_CLUSTER, "revive", cluster_, "1"}});
   EXPECT_EQ(revived.code, 0) << revived.err;
 }
