@@ -93,7 +93,7 @@ if [ ${#tests[@]} -gt 0 ]; then
 fi
 cp cmake/package_launch.sh "$package/bin/birkhoff"
 for name in mpirun mpiexec orted; do ln -s birkhoff "$package/bin/$name"; done
-cp configs/*.txtpb "$package/configs"
+cp -r configs/*.txtpb configs/sites "$package/configs"
 awk '/^## / { on = /^## A relocatable package/ } on' docs/install.md >"$package/README.md"
 [ -s "$package/README.md" ] || stop "docs/install.md has no section 'A relocatable package'"
 {

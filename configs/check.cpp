@@ -45,9 +45,12 @@ void check_message(const Message& message, const std::string& path, const Source
     };
     if (field->is_repeated()) {
       for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
-        if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) continue;
-        check_message(reflection.GetRepeatedMessage(message, field, i),
-                      join_path(at, std::to_string(i)), places);
+        const std::string entry = join_path(at, std::to_string(i));
+        if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+          check_message(reflection.GetRepeatedMessage(message, field, i), entry, places);
+        } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING) {
+          check_string(reflection.GetRepeatedString(message, field, i), entry, places);
+        }
       }
       continue;
     }

@@ -35,8 +35,8 @@ struct ConfigDifference {
 std::vector<ConfigDifference> diff_configs(const configs::Config& before,
                                            const configs::Config& after);
 
-// Returns a Markdown reference of every field: type, default, fixed or free, and the comment of the
-// .proto. docs/configuration.md is this text.
+// Returns a Markdown reference of every field of configurations and site profiles: type, default,
+// fixed or free, and the comment of the .proto. docs/configuration.md is this text.
 std::string config_reference();
 
 // For "did you mean ...": returns the candidate nearest to `name` by edit distance, or "" if none

@@ -8,6 +8,7 @@
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
 #include "configs/message_text.h"
+#include "configs/site.pb.h"
 
 namespace birkhoff {
 
@@ -48,6 +49,13 @@ would use.
   member of a "one of" cannot change. `birkhoff eval --set` may change fields marked *eval*.
 )";
 
+constexpr const char* kSites = R"(
+# Site profiles
+
+A file of its own for `birkhoff submit --site` (`docs/slurm.md`), in the same text format, without
+`include`. Examples: `configs/sites/`.
+)";
+
 // The schema's descriptors, with comments.
 class SchemaSource {
  public:
@@ -63,8 +71,8 @@ class SchemaSource {
     }
   }
 
-  const Descriptor& root() const {
-    return *pool_.FindMessageTypeByName(configs::Config::descriptor()->full_name());
+  const Descriptor& message(const Descriptor& own) const {
+    return *pool_.FindMessageTypeByName(own.full_name());
   }
 
  private:
@@ -151,8 +159,11 @@ std::string meaning(const FieldDescriptor& field) {
 
 class Writer {
  public:
-  std::string write(const Descriptor& root) {
-    section(root, false);
+  std::string write(const Descriptor& config, const Descriptor& site) {
+    section(config, false);
+    text_ += kSites;
+    of_run_ = false;
+    section(site, false);
     return std::move(text_);
   }
 
@@ -166,8 +177,9 @@ class Writer {
     if (message.oneof_decl_count() > 0 && message.oneof_decl(0)->field_count() > 1) {
       text_ += "One of:\n\n";
     }
-    text_ += "| field | type | default | range | on resume | meaning |\n";
-    text_ += "|---|---|---|---|---|---|\n";
+    text_ += fmt::format("| field | type | default | range |{} meaning |\n",
+                         of_run_ ? " on resume |" : "");
+    text_ += fmt::format("|---|---|---|---|{}---|\n", of_run_ ? "---|" : "");
     for (int i = 0; i < message.field_count(); ++i) {
       if (!message.field(i)->options().GetExtension(configs::replaced))
         row(*message.field(i), fixed);
@@ -182,9 +194,10 @@ class Writer {
   void row(const FieldDescriptor& field, bool fixed) {
     const std::string range = range_text(field);
     const char* evaluation = field.options().GetExtension(configs::evaluation) ? ", eval" : "";
-    text_ += fmt::format("| `{}` | {} | {} | {} | {}{} | {} |\n", field.name(), type_text(field),
-                         default_text(field), range, on_resume(field, fixed), evaluation,
-                         meaning(field));
+    const std::string resume =
+        of_run_ ? fmt::format(" {}{} |", on_resume(field, fixed), evaluation) : "";
+    text_ += fmt::format("| `{}` | {} | {} | {} |{} {} |\n", field.name(), type_text(field),
+                         default_text(field), range, resume, meaning(field));
   }
 
   static const char* on_resume(const FieldDescriptor& field, bool fixed) {
@@ -193,6 +206,7 @@ class Writer {
   }
 
   std::string text_ = kIntroduction;
+  bool of_run_ = true;  // the fields are those of a configuration, which a run keeps
   std::set<std::string> written_;
 };
 
@@ -200,7 +214,8 @@ class Writer {
 
 std::string config_reference() {
   const SchemaSource schema;
-  return Writer().write(schema.root());
+  return Writer().write(schema.message(*configs::Config::descriptor()),
+                        schema.message(*configs::Site::descriptor()));
 }
 
 }  // namespace birkhoff

@@ -27,6 +27,8 @@ CommandLine::CommandLine() {
   add_compare();
   add_verify();
   add_config();
+  add_submit();
+  add_looks();
   add_bench();
 }
 
@@ -134,6 +136,14 @@ void CommandLine::add_train() {
   c->add_option("--least-ranks", train_.least_ranks,
                 "in a Slurm job: go on with so many ranks if nodes are lost; default: --ranks")
       ->check(CLI::Range(1, 4096))
+      ->needs(ranks);
+  c->add_option("--launcher", train_.launcher,
+                "in a Slurm job: what starts the ranks on its nodes, srun or mpirun; default: srun")
+      ->check(CLI::IsMember({"srun", "mpirun"}))
+      ->needs(ranks);
+  c->add_option("--container", train_.container,
+                "the ranks run the birkhoff in this Apptainer image; default: this program")
+      ->type_name("IMAGE")
       ->needs(ranks);
   add_settings(c, train_.settings);
   c->add_flag("--fresh", train_.fresh, "move the contents of the run folder aside and start again");
@@ -303,6 +313,9 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   if (app_.got_subcommand("compare")) return compare_command(compare_, out);
   if (app_.got_subcommand("verify")) return verify_command(verify_path_, out, err);
   if (app_.got_subcommand("bench")) return run_bench(arguments, out, err);
+  for (const char* command : {"submit", "status", "tail", "cancel"}) {
+    if (app_.got_subcommand(command)) return run_slurm(out, err);
+  }
   CLI::App* config = app_.get_subcommand("config");
   if (config->got_subcommand("print"))
     return config_print_command(config_file_, config_settings_, out);

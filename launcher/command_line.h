@@ -37,6 +37,9 @@ class CommandLine {
   void add_compare();
   void add_verify();
   void add_config();
+  void add_submit();  // this and the next two: slurm/command_line.cpp
+  void add_looks();
+  int run_slurm(std::ostream& out, std::ostream& err);
   void add_bench();  // this and the next two: bench/command_line.cpp
   void add_bench_attention(CLI::App& bench);
   int run_bench(const std::vector<std::string>& arguments, std::ostream& out, std::ostream& err);
@@ -55,6 +58,10 @@ class CommandLine {
   BenchCommArguments bench_comm_;
   BenchStepArguments bench_step_;
   BenchAttentionArguments bench_attention_;
+  SubmitArguments submit_;
+  StatusArguments status_;
+  TailArguments tail_;
+  std::string cancel_run_;
   std::string verify_path_;
   std::string config_file_, config_before_, config_after_;
   std::vector<std::string> config_settings_;

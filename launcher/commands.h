@@ -32,7 +32,9 @@ struct TrainArguments {
   std::optional<int> ranks;  // start mpirun with this many ranks and supervise it
   int restarts = 0;          // with `ranks`: start them again, so often in a row without a new save
   int spare_nodes = 0;       // of a Slurm job: left free until a node is lost
-  std::optional<int> least_ranks;  // go on with so many if nodes are lost; not set: `ranks`
+  std::optional<int> least_ranks;       // go on with so many if nodes are lost; not set: `ranks`
+  std::optional<std::string> launcher;  // in a Slurm job: srun or mpirun; not set: srun
+  std::string container;  // Apptainer image whose birkhoff the ranks run; empty: this one
   std::vector<std::string> settings;
   bool fresh = false;  // move the contents of the run folder aside and start again
 };
@@ -83,6 +85,38 @@ struct CompareArguments {
   std::string svg = "compare.svg";
 };
 int compare_command(const CompareArguments& arguments, std::ostream& out);
+
+// What is submitted to Slurm (docs/slurm.md).
+struct SubmitArguments {
+  std::string config, run;
+  std::string site;  // file of a site profile
+  std::vector<std::string> settings;
+  int nodes = 1;
+  std::string time;                   // limit of a job, as sbatch accepts it; empty: the profile's
+  int restarts = 3, spare_nodes = 0;  // as in TrainArguments
+  std::optional<int> least_ranks;
+  bool fresh = false;
+  int chain = 1;      // so many jobs, one after another, continue the run
+  std::string sweep;  // "path=value,value,...": a run RUN/value for each; empty: one run
+  std::string name;   // of the job; empty: that of the run folder
+  bool dry_run = false;
+};
+int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct StatusArguments {
+  std::string run;
+  bool json = false;
+};
+int status_command(const StatusArguments& arguments, std::ostream& out, std::ostream& err);
+
+struct TailArguments {
+  std::string run;
+  int lines = 10;  // of each file, from its end
+  bool follow = true;
+};
+int tail_command(const TailArguments& arguments, std::ostream& out, std::ostream& err);
+
+int cancel_command(const std::string& run, std::ostream& out, std::ostream& err);
 
 int verify_command(const std::string& path, std::ostream& out, std::ostream& err);
 

@@ -78,9 +78,12 @@ RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world,
       bytes_(bytes_of_all_ranks(shards_, world)),
       newest_(newest),
       newest_begun_(newest),
-      seconds_of_save_(static_cast<double>(bytes_) / kGuessedBytesPerSecond),
       folder_(folder),
       metrics_(metrics) {}
+
+double RunCheckpoints::expected_save_seconds() const {
+  return save_seconds_ > 0 ? save_seconds_ : static_cast<double>(bytes_) / kGuessedBytesPerSecond;
+}
 
 void RunCheckpoints::require_folder() const {
   if (folder_ != nullptr) folder_->lease().require_held();
@@ -174,7 +177,7 @@ void RunCheckpoints::note(Clock::time_point start, bool committed) {
   if (!committed) return;
   newest_ = header_.step();
   const double seconds = std::chrono::duration<double>(now - save_start_).count();
-  seconds_of_save_ = std::max(seconds_of_save_, seconds);
+  save_seconds_ = std::max(save_seconds_, seconds);
   if (folder_ == nullptr) return;
   folder_->note_checkpoint();
   if (metrics_ != nullptr) metrics_->clear_bar();

@@ -71,9 +71,10 @@ class RunCheckpoints {
   std::optional<std::int64_t> newest() const { return newest_; }
   // The same, with the save that is still being written. Local.
   std::optional<std::int64_t> newest_begun() const { return newest_begun_; }
-  // How long a save takes, at most: the longest so far, or a guess from its size. Local; rank 0
-  // knows it best.
-  double seconds_of_save() const { return seconds_of_save_; }
+  // Seconds from the start of a save to its commit, of the slowest so far; 0: none. Local.
+  double save_seconds() const { return save_seconds_; }
+  // The same, or a guess from a save's size if there was none.
+  double expected_save_seconds() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -89,13 +90,13 @@ class RunCheckpoints {
   const std::vector<TensorPart> shards_;
   const std::int64_t bytes_;  // of a checkpoint, all ranks' files together
   std::optional<std::int64_t> newest_, newest_begun_;
-  double seconds_of_save_ = 0;
   RunFolder* folder_;
   Metrics* metrics_;
   bool confirmed_ = true;  // the last save is confirmed, or there was none
   // Of the running save.
   Clock::time_point save_start_;
   Clock::duration stall_{};
+  double save_seconds_ = 0;
 };
 
 }  // namespace birkhoff

@@ -1,10 +1,9 @@
 #include "runtime/signals.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <csignal>
 
 #include "cluster/base/error.h"
 
@@ -48,7 +47,13 @@ StopSignals::StopSignals() {
 
 StopSignals::~StopSignals() {
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
-    sigaction(kSignals[i], &previous_actions[i], nullptr);
+    if (kSignals[i] == SIGTERM && received() != 0) {
+      // When one rank has ended with 75, srun sends SIGTERM to the others. Ranks that have saved and
+      // are about to end must not look lost.
+      std::signal(SIGTERM, SIG_IGN);
+    } else {
+      sigaction(kSignals[i], &previous_actions[i], nullptr);
+    }
   }
   installed = false;
 }

@@ -264,7 +264,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
                    history ? &*history : nullptr, &agreement, &activity});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
-  history->saved(checkpoints.newest().value_or(0));
+  history->saved(checkpoints.newest().value_or(0), checkpoints.save_seconds());
   metrics->close();
   log_info("memory: {}", memory_report(device));
   if (outcome == Outcome::kDone) {

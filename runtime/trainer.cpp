@@ -60,7 +60,8 @@ Outcome Trainer::run(TrainState& state) {
       parts_.checkpoints->poll();
     }
     if (parts_.history != nullptr) {
-      parts_.history->step(state.step, result.report.step_ms, result.tokens, newest_saved());
+      note_saved();
+      parts_.history->step(state.step, result.report.step_ms, result.tokens);
     }
     // A request to stop leaves little time: the resumed run makes the evaluation.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
@@ -207,8 +208,10 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
                      sums.describe_non_finite());
 }
 
-std::int64_t Trainer::newest_saved() const {
-  return parts_.checkpoints != nullptr ? parts_.checkpoints->newest().value_or(0) : 0;
+void Trainer::note_saved() {
+  if (parts_.checkpoints == nullptr) return;
+  parts_.history->saved(parts_.checkpoints->newest().value_or(0),
+                        parts_.checkpoints->save_seconds());
 }
 
 std::string Trainer::cure() const {
@@ -242,7 +245,8 @@ bool Trainer::any_asks_to_stop() {
 
 void Trainer::note_needed_seconds(double step_ms) {
   longest_step_seconds_ = std::max(longest_step_seconds_, step_ms / 1000);
-  const double save = parts_.checkpoints != nullptr ? parts_.checkpoints->seconds_of_save() : 0;
+  const double save =
+      parts_.checkpoints != nullptr ? parts_.checkpoints->expected_save_seconds() : 0;
   // The step that runs when the time comes, the check of its state, and a slow save.
   parts_.stop.set_needed_seconds(5 + 2 * longest_step_seconds_ + 2 * save);
 }

@@ -93,8 +93,8 @@ class Trainer {
   // saved, its gradients are computed as a check, because no later step will do so.
   // With `stop` time is short: each rank computes only one micro-batch.
   std::string find_divergence(const TrainState& state, bool stop);
-  std::string cure() const;           // for a divergence; the end of messages
-  std::int64_t newest_saved() const;  // the newest checkpoint's step; 0: none
+  std::string cure() const;  // for a divergence; the end of messages
+  void note_saved();         // the newest checkpoint, in the history
   // Call when this process has no more steps to do. `divergence`: from find_divergence().
   Outcome end(const TrainState& state, bool stop, const std::string& divergence);
   // Returns false if the ranks differ and the run must go back to its last checkpoint.

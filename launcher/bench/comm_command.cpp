@@ -250,7 +250,7 @@ int bench_comm_command(const BenchCommArguments& arguments, std::ostream& out, s
     }
   });
   if (arguments.ranks) {
-    return supervise({ranks},
+    return supervise({ranks}, {},
                      {"bench", "comm", "--device", arguments.device, "--bytes", arguments.bytes,
                       "--rounds", std::to_string(arguments.rounds)},
                      signals, err)

@@ -219,7 +219,7 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
     }
     if (arguments.ranks) config_of(checkpoint_of(arguments.path), arguments.settings);
   });
-  if (arguments.ranks) return supervise({ranks}, command_line(arguments), signals, err).code;
+  if (arguments.ranks) return supervise({ranks}, {}, command_line(arguments), signals, err).code;
   return run_in_world(
       [&](World& world) { return evaluate_in_world(arguments, world, signals, out, err); }, err);
 }

@@ -1,4 +1,3 @@
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,40 +28,6 @@ std::string loss_at_step(const Record& record) {
 }
 
 constexpr std::size_t kMostJobs = 10;  // that are listed
-
-std::string local_time(double unix_seconds) {
-  return fmt::format("{:%Y-%m-%d %H:%M:%S}",
-                     fmt::localtime(static_cast<std::time_t>(unix_seconds)));
-}
-
-// "2026-11-24 10:00:00: 4 ranks on a, b, step 100 to 180: exit 7, a rank was ended by signal 9".
-std::string job_text(const Job& job) {
-  std::string text = fmt::format("{}: {} on {}, step {}", local_time(job.start.time),
-                                 counted(job.start.ranks, "rank"), fmt::join(job.start.hosts, ", "),
-                                 job.start.step);
-  if (!job.start.scheduler_job.empty()) text += ", " + job.start.scheduler_job;
-  if (!job.end) return text;
-  text += fmt::format(" to {} at {}: ", job.end->step, local_time(job.end->time));
-  if (job.end->code >= 0) text += fmt::format("exit {}, ", job.end->code);
-  return text + job.end->reason;
-}
-
-// "2 restarts, 30 steps done again; 91.5 % of 1 h 02 min was spent in steps that count".
-std::string history_text(const RunSummary& run) {
-  const Job& last = run.jobs.back();
-  const double now = run.holder   ? unix_seconds()
-                     : last.end   ? last.end->time
-                     : run.status ? std::max(run.status->time, last.start.time)
-                                  : last.start.time;
-  const RunTotals totals = totals_of(run.jobs, run.status, now);
-  std::string text = fmt::format("{}, {} done again", counted(totals.restarts, "restart"),
-                                 counted(totals.lost_steps, "step"));
-  if (totals.seconds > 0) {
-    text += fmt::format("; {:.1f} % of {} was spent in steps that count",
-                        100 * totals.effective_seconds / totals.seconds, time_text(totals.seconds));
-  }
-  return text;
-}
 
 std::string describe_run(const RunSummary& run) {
   const configs::Config& config = run.config;

@@ -1,5 +1,6 @@
 #include "launcher/commands/run_summary.h"
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -7,6 +8,7 @@
 #include <cmath>
 
 #include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
 #include "configs/config_io.h"
 #include "launcher/bench/report.h"
 #include "runtime/checkpoint/commit.h"
@@ -56,6 +58,11 @@ double recent_median(const std::vector<StepRecord>& steps, double StepRecord::*f
     if (std::isfinite((*record).*figure)) values.push_back((*record).*figure);
   }
   return values.empty() ? kUnknown : median(values);
+}
+
+std::string local_time(double unix_seconds) {
+  return fmt::format("{:%Y-%m-%d %H:%M:%S}",
+                     fmt::localtime(static_cast<std::time_t>(unix_seconds)));
 }
 
 }  // namespace
@@ -129,6 +136,38 @@ RunFigures figures_of(const MetricsRecords& records) {
     }
   }
   return figures;
+}
+
+RunTotals totals_of(const RunSummary& run) {
+  if (run.jobs.empty()) return {};
+  const Job& last = run.jobs.back();
+  const double now = run.holder   ? unix_seconds()
+                     : last.end   ? last.end->time
+                     : run.status ? std::max(run.status->time, last.start.time)
+                                  : last.start.time;
+  return totals_of(run.jobs, run.status, now);
+}
+
+std::string job_text(const Job& job) {
+  std::string text = fmt::format("{}: {} on {}, step {}", local_time(job.start.time),
+                                 counted(job.start.ranks, "rank"), fmt::join(job.start.hosts, ", "),
+                                 job.start.step);
+  if (!job.start.scheduler_job.empty()) text += ", " + job.start.scheduler_job;
+  if (!job.end) return text;
+  text += fmt::format(" to {} at {}: ", job.end->step, local_time(job.end->time));
+  if (job.end->code >= 0) text += fmt::format("exit {}, ", job.end->code);
+  return text + job.end->reason;
+}
+
+std::string history_text(const RunSummary& run) {
+  const RunTotals totals = totals_of(run);
+  std::string text = fmt::format("{}, {} done again", counted(totals.restarts, "restart"),
+                                 counted(totals.lost_steps, "step"));
+  if (totals.seconds > 0) {
+    text += fmt::format("; {:.1f} % of {} was spent in steps that count",
+                        100 * totals.effective_seconds / totals.seconds, time_text(totals.seconds));
+  }
+  return text;
 }
 
 std::string loss_text(double loss) {

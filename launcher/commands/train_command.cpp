@@ -17,47 +17,30 @@
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/text/plural.h"
 #include "configs/config_io.h"
-#include "data/corpus/corpus.h"
 #include "launcher/commands.h"
+#include "launcher/commands/train_checks.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/restarts.h"
 #include "launcher/processes/supervisor.h"
 #include "launcher/processes/time_limit.h"
-#include "models/model.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
 #include "runtime/stop_request.h"
-#include "runtime/tasks/task.h"
 #include "runtime/train_run.h"
 
 namespace birkhoff {
 namespace {
 
-// Finds all errors that can be found before MPI starts, so that they are reported once and in one
-// line.
-configs::Config check_before_start(const TrainArguments& arguments, int ranks) {
-  configs::Config config = load_config(arguments.config, arguments.settings);
+// Finds all errors that can be found before MPI starts; those of this machine's devices and threads,
+// too.
+configs::Config check_here(const TrainArguments& arguments, int ranks) {
+  configs::Config config = check_before_start(
+      {arguments.config, arguments.settings, arguments.run, arguments.fresh, ranks});
   if (config.device() == configs::Config::cuda) count_cuda_devices();
-  if (config.data().corpus().empty()) {
-    fail(ExitCode::kConfig,
-         "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set "
-         "data.corpus=corpus/mine",
-         arguments.config);
-  }
   if (config.train().invariant().shards() > 0) {
     check_threads("train.invariant.threads", config.train().invariant().threads(),
                   ExitCode::kConfig);
-  }
-  const Corpus corpus(config.data().corpus());
-  // Build the model without values; each rank makes its parameters later, once.
-  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
-  make_model(config, model_inputs(config, corpus), ParallelGroups{*one, *one, *one});
-  check_run(config, corpus, arguments.run, arguments.fresh);
-  if (config.mesh().data() != 0 && config.mesh().data() != ranks) {
-    fail(ExitCode::kConfig,
-         "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 to use all",
-         config.mesh().data(), counted(ranks, "rank"));
   }
   return config;
 }
@@ -84,9 +67,10 @@ bool has_job(const std::vector<Job>& jobs, const std::string& id) {
 // What could never be placed would be requeued forever.
 void check_placement(const TrainArguments& arguments, int ranks,
                      const std::optional<SlurmJob>& slurm) {
-  if (!slurm && (arguments.spare_nodes > 0 || arguments.least_ranks)) {
+  if (!slurm && (arguments.spare_nodes > 0 || arguments.least_ranks || arguments.launcher)) {
     fail(ExitCode::kUsage,
-         "--spare-nodes and --least-ranks need the batch script of a Slurm job: leave them out");
+         "--spare-nodes, --least-ranks and --launcher need the batch script of a Slurm job: leave "
+         "them out");
   }
   if (arguments.least_ranks.value_or(ranks) > ranks) {
     fail(ExitCode::kUsage, "--least-ranks {} is above --ranks {}: lower it", *arguments.least_ranks,
@@ -127,10 +111,12 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   std::string why;
   std::optional<Placement> placement =
       slurm ? place(*slurm, policy, slurm->nodes, why) : std::optional(Placement{ranks});
+  const RankProgram program{.by_mpirun = !slurm || arguments.launcher == "mpirun",
+                            .container = arguments.container};
   for (bool fresh = arguments.fresh; placement;) {
     std::vector<std::string> of_job = line;
     if (fresh) of_job.emplace_back("--fresh");
-    const EndOfRanks end = supervise(*placement, of_job, signals, err);
+    const EndOfRanks end = supervise(*placement, program, of_job, signals, err);
     // The earlier run is aside once the job has noted its start.
     fresh = fresh && !has_job(read_history(paths.history()), end.job);
     if (end.code != static_cast<int>(ExitCode::kOk)) {
@@ -184,7 +170,7 @@ int train_command(const TrainArguments& arguments, std::ostream&, std::ostream& 
   StopSignals signals;
   const int ranks = ranks_to_run_on(arguments.ranks);
   configs::Config config;
-  check_before_ranks([&] { config = check_before_start(arguments, ranks); });
+  check_before_ranks([&] { config = check_here(arguments, ranks); });
   if (arguments.ranks) return train_on_ranks(arguments, config, ranks, signals, err);
   return run_in_world(
       [&](World& world) { return train_in_world(config, arguments, world, signals, err); }, err);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,8 +22,9 @@ using Descriptor = UniqueHandle<FileDescriptorTraits>;
 
 struct Running {
   pid_t process = -1;
-  Descriptor out;
-  CommandOutput result;
+  Descriptor out, err;  // a pipe; a file in memory
+  CommandOutput result = {};
+  bool at_end = false;  // it has closed the pipe
 };
 
 Running start(const std::vector<std::string>& line) {
@@ -31,19 +33,28 @@ Running start(const std::vector<std::string>& line) {
   argv.push_back(nullptr);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) fail(ExitCode::kMemory, "pipe: {}", std::strerror(errno));
-  Descriptor read_end(ends[0]), write_end(ends[1]);
+  Descriptor read_end(ends[0]), write_end(ends[1]), err(memfd_create("stderr", MFD_CLOEXEC));
+  if (err.get() < 0) fail(ExitCode::kMemory, "memfd_create: {}", std::strerror(errno));
   const pid_t process = fork();
   if (process < 0) fail(ExitCode::kMemory, "fork for {}: {}", line[0], std::strerror(errno));
   if (process == 0) {
     setpgid(0, 0);  // so that all of it can be killed
-    const int null = open("/dev/null", O_RDWR);
+    const int null = open("/dev/null", O_RDONLY);
     dup2(null, STDIN_FILENO);
     dup2(write_end.get(), STDOUT_FILENO);
-    dup2(null, STDERR_FILENO);
+    dup2(err.get(), STDERR_FILENO);
     execvp(argv[0], argv.data());
     _exit(127);
   }
-  return {process, std::move(read_end), {}};
+  return {process, std::move(read_end), std::move(err)};
+}
+
+// What a program wrote to its file in memory; no more than a message needs.
+std::string text_of(const Descriptor& file) {
+  std::string text(std::size_t{64} << 10, '\0');
+  const ssize_t count = pread(file.get(), text.data(), text.size(), 0);
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+  return text;
 }
 
 // Reads what is there. Returns false at the end.
@@ -62,6 +73,7 @@ void finish(Running& command, bool too_slow) {
   if (!too_slow) {
     command.result.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   }
+  command.result.err = text_of(command.err);
 }
 
 }  // namespace
@@ -72,19 +84,24 @@ std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>
   const Clock::time_point deadline = Clock::now() + limit;
   std::vector<Running> commands;
   for (const auto& line : lines) commands.push_back(start(line));
-  for (Running& command : commands) {
-    bool at_end = false;
-    while (!at_end) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
-      if (left.count() <= 0) break;
-      pollfd waiting{command.out.get(), POLLIN, 0};
-      if (poll(&waiting, 1, static_cast<int>(std::min<std::int64_t>(left.count(), 1000))) > 0) {
-        at_end = !read_more(command);
-      }
+  for (;;) {
+    std::vector<pollfd> waiting;  // poll ignores -1
+    for (const Running& command : commands) {
+      waiting.push_back({command.at_end ? -1 : command.out.get(), POLLIN, 0});
     }
-    finish(command, !at_end);
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const bool done = std::all_of(commands.begin(), commands.end(),
+                                  [](const Running& command) { return command.at_end; });
+    if (done || left <= 0) break;
+    if (poll(waiting.data(), waiting.size(),
+             static_cast<int>(std::min<std::int64_t>(left, 1000))) <= 0)
+      continue;
+    for (std::size_t i = 0; i < commands.size(); ++i) {
+      if (waiting[i].revents != 0) commands[i].at_end = !read_more(commands[i]);
+    }
   }
+  for (Running& command : commands) finish(command, !command.at_end);
   std::vector<CommandOutput> results;
   for (Running& command : commands) results.push_back(std::move(command.result));
   return results;

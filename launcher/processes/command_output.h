@@ -9,11 +9,11 @@ namespace birkhoff {
 
 struct CommandOutput {
   int code = -1;  // exit code; 128 + n if ended by signal n; -1 if it was killed for being too slow
-  std::string out;  // what it printed to stdout
+  std::string out, err;  // what it printed to stdout and stderr
 };
 
 // Runs line[0], found in PATH, with the other parts as arguments: no shell reads them. stdin is
-// empty, stderr is dropped. A program that cannot be started ends with 127.
+// empty. A program that cannot be started ends with 127.
 CommandOutput output_of(const std::vector<std::string>& line, std::chrono::milliseconds limit);
 
 // The same for several programs that run at the same time.

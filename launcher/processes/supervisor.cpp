@@ -23,6 +23,14 @@
 #include "launcher/processes/shared_memory_folder.h"
 
 namespace birkhoff {
+
+std::string own_path() {
+  char buffer[4096];
+  const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
+  if (length <= 0) fail(ExitCode::kInternal, "readlink /proc/self/exe: {}", std::strerror(errno));
+  return std::string(buffer, static_cast<std::size_t>(length));
+}
+
 namespace {
 
 constexpr int kNotStarted = 127;  // as shells report it
@@ -44,11 +52,18 @@ std::string find_in_path(const char* name) {
   return "";
 }
 
-std::string own_path() {
-  char buffer[4096];
-  const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
-  if (length <= 0) fail(ExitCode::kInternal, "readlink /proc/self/exe: {}", std::strerror(errno));
-  return std::string(buffer, static_cast<std::size_t>(length));
+// What a rank runs, with its arguments.
+std::vector<std::string> rank_line(const RankProgram& program,
+                                   const std::vector<std::string>& arguments) {
+  std::vector<std::string> line = {own_path()};
+  if (!program.container.empty()) line = {"apptainer", "exec", program.container, "birkhoff"};
+  line.insert(line.end(), arguments.begin(), arguments.end());
+  return line;
+}
+
+int ranks_of_node(const Placement& placement) {
+  const auto nodes = static_cast<int>(placement.nodes.size());
+  return (placement.ranks + nodes - 1) / nodes;
 }
 
 // With too few descriptors, mpirun waits forever for files that it could not open. Open MPI 4.1
@@ -63,20 +78,26 @@ void check_open_files(int ranks) {
        ranks, needed, limit.rlim_cur, needed);
 }
 
-// mpirun that starts the ranks here.
-std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
+// mpirun that starts the ranks here, or on the nodes of a Slurm job.
+std::vector<std::string> mpirun_arguments(const std::string& mpirun, const Placement& placement,
                                           const std::string& shared_folder,
-                                          const std::vector<std::string>& arguments) {
-  const int cores = usable_cores();
+                                          const std::vector<std::string>& of_rank) {
+  const int cores = usable_cores(), ranks = placement.ranks;
   // Turn binding off and divide the threads: by default, mpirun gives each of two ranks one core
   // and LibTorch one thread.
   std::vector<std::string> line = {
       mpirun, "-n", std::to_string(ranks), "--bind-to", "none", "--oversubscribe", "-q"};
   if (geteuid() == 0) line.push_back("--allow-run-as-root");
-  if (std::getenv("OMP_NUM_THREADS") == nullptr) {
+  if (!placement.nodes.empty()) {
+    const std::string slots = fmt::format(":{}", ranks_of_node(placement));
+    line.insert(line.end(),
+                {"--host", fmt::format("{}{}", fmt::join(placement.nodes, slots + ","), slots),
+                 "-x", kJobVariable});
+  }
+  if (std::getenv("OMP_NUM_THREADS") == nullptr && placement.nodes.empty()) {
     line.insert(line.end(),
                 {"-x", "OMP_NUM_THREADS=" + std::to_string(std::max(1, cores / ranks))});
-  } else {
+  } else if (std::getenv("OMP_NUM_THREADS") != nullptr) {
     line.insert(line.end(), {"-x", "OMP_NUM_THREADS"});
   }
   const char* terminal = std::getenv("TERM");
@@ -88,28 +109,24 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, int ranks,
     const bool users = std::getenv((std::string("OMPI_MCA_") + place).c_str()) != nullptr;
     if (!users && !shared_folder.empty()) line.insert(line.end(), {"--mca", place, shared_folder});
   }
-  line.push_back(own_path());
-  line.insert(line.end(), arguments.begin(), arguments.end());
+  line.insert(line.end(), of_rank.begin(), of_rank.end());
   return line;
 }
 
 // A step of the Slurm job on these nodes. It ends if one rank does, or if a node is lost.
 std::vector<std::string> srun_arguments(const std::string& srun, const Placement& placement,
-                                        const std::vector<std::string>& arguments) {
-  const auto nodes = static_cast<int>(placement.nodes.size());
-  std::vector<std::string> line = {
-      srun,
-      "--mpi=pmix",
-      "--overlap",
-      "--kill-on-bad-exit=1",
-      "--cpu-bind=none",
-      "--quiet",
-      "--nodes=" + std::to_string(nodes),
-      "--ntasks=" + std::to_string(placement.ranks),
-      "--ntasks-per-node=" + std::to_string((placement.ranks + nodes - 1) / nodes),
-      fmt::format("--nodelist={}", fmt::join(placement.nodes, ",")),
-      own_path()};
-  line.insert(line.end(), arguments.begin(), arguments.end());
+                                        const std::vector<std::string>& of_rank) {
+  std::vector<std::string> line = {srun,
+                                   "--mpi=pmix",
+                                   "--overlap",
+                                   "--kill-on-bad-exit=1",
+                                   "--cpu-bind=none",
+                                   "--quiet",
+                                   "--nodes=" + std::to_string(placement.nodes.size()),
+                                   "--ntasks=" + std::to_string(placement.ranks),
+                                   "--ntasks-per-node=" + std::to_string(ranks_of_node(placement)),
+                                   fmt::format("--nodelist={}", fmt::join(placement.nodes, ","))};
+  line.insert(line.end(), of_rank.begin(), of_rank.end());
   return line;
 }
 
@@ -126,7 +143,7 @@ int map_mpirun_status(int status, bool stop_requested, std::string& why) {
     why = "mpirun could not be started: the first mpirun in PATH is not a program that runs here";
     return static_cast<int>(ExitCode::kPeer);
   }
-  if (code == 128 + SIGUSR1 && stop_requested) {
+  if ((code == 128 + SIGUSR1 || code == 128 + SIGTERM) && stop_requested) {
     why = "stopped on request while its ranks were starting; run the same command to continue";
     return static_cast<int>(ExitCode::kRequeue);
   }
@@ -189,24 +206,26 @@ std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals) {
 
 }  // namespace
 
-EndOfRanks supervise(const Placement& placement, const std::vector<std::string>& arguments,
-                     StopSignals& signals, std::ostream& err) {
-  const bool in_slurm = !placement.nodes.empty();
-  const std::string launcher = find_in_path(in_slurm ? "srun" : "mpirun");
+EndOfRanks supervise(const Placement& placement, const RankProgram& program,
+                     const std::vector<std::string>& arguments, StopSignals& signals,
+                     std::ostream& err) {
+  const std::string name = program.by_mpirun ? "mpirun" : "srun";
+  const std::string launcher = find_in_path(name.c_str());
   if (launcher.empty()) {
-    fail(ExitCode::kUsage, "--ranks {} needs {}, which is not in PATH: {}", placement.ranks,
-         in_slurm ? "srun" : "mpirun",
-         in_slurm ? "make Slurm's commands available in the job"
-                  : "install Open MPI (openmpi-bin) or load its module");
+    fail(ExitCode::kUsage, "--ranks {} needs {}, which is not in PATH: {}", placement.ranks, name,
+         program.by_mpirun ? "install Open MPI (openmpi-bin) or load its module"
+                           : "make Slurm's commands available in the job");
   }
+  const std::vector<std::string> of_rank = rank_line(program, arguments);
   std::optional<SharedMemoryFolder> shared_folder;
   std::vector<std::string> line;
-  if (in_slurm) {
-    line = srun_arguments(launcher, placement, arguments);
-  } else {
+  if (program.by_mpirun) {
     check_open_files(placement.ranks);
-    shared_folder.emplace();
-    line = mpirun_arguments(launcher, placement.ranks, shared_folder->path(), arguments);
+    if (placement.nodes.empty()) shared_folder.emplace();  // other machines lack the folder
+    line =
+        mpirun_arguments(launcher, placement, shared_folder ? shared_folder->path() : "", of_rank);
+  } else {
+    line = srun_arguments(launcher, placement, of_rank);
   }
   signals.note_second_interrupt();
   const pid_t parent = getpid();

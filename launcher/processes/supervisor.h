@@ -27,15 +27,25 @@ struct EndOfRanks {
   std::string job;  // its name
 };
 
-// Runs this program with `arguments` on MPI ranks. Passes on the requests that `signals` notes; a
+// How the ranks are started, and what they run.
+struct RankProgram {
+  bool by_mpirun = true;       // not by srun, which needs the nodes of a Slurm job
+  std::string container = "";  // Apptainer image whose birkhoff they run; empty: this program
+};
+
+// The file of this program.
+std::string own_path();
+
+// Runs the program with `arguments` on MPI ranks. Passes on the requests that `signals` notes; a
 // second SIGINT ends the ranks, and then this process, at once. However the launcher ends, no
-// process that it started here outlives the call. Error(kUsage) if there is no mpirun.
-EndOfRanks supervise(const Placement& placement, const std::vector<std::string>& arguments,
-                     StopSignals& signals, std::ostream& err);
+// process that it started here outlives the call. Error(kUsage) if there is no mpirun or srun.
+EndOfRanks supervise(const Placement& placement, const RankProgram& program,
+                     const std::vector<std::string>& arguments, StopSignals& signals,
+                     std::ostream& err);
 
 // Maps mpirun's exit status (from waitpid) to a documented code; `why` receives a line for the
-// user, or nothing. A rank ended by SIGUSR1 after a request to stop had not installed its handler
-// yet.
+// user, or nothing. A rank ended by SIGUSR1 or SIGTERM (which Slurm sends to ranks, too) after a
+// request to stop had not installed its handlers yet.
 int map_mpirun_status(int status, bool stop_requested, std::string& why);
 
 }  // namespace birkhoff

@@ -158,6 +158,7 @@ std::optional<JobStatus> read_status(const fs::path& file) {
   read(json, "saved_step", status.saved_step);
   read(json, "tokens_per_second", status.tokens_per_second);
   read(json, "step_seconds", status.step_seconds);
+  read(json, "save_seconds", status.save_seconds);
   read(json, "host", status.host);
   read(json, "process", status.process);
   return status;
@@ -209,6 +210,7 @@ RunHistory::RunHistory(fs::path history, fs::path status, JobStart start, std::i
                .host = host_name(),
                .process = ::getpid()}),
       next_write_(Clock::now()) {
+  if (const auto before = read_status(status_file_)) status_.save_seconds = before->save_seconds;
   std::string problem =
       note_lost_job(history_, status_file_, "", -1, "the job was lost; nothing could note why");
   try {
@@ -220,10 +222,13 @@ RunHistory::RunHistory(fs::path history, fs::path status, JobStart start, std::i
   write_status();
 }
 
-void RunHistory::step(std::int64_t step, double step_ms, std::int64_t tokens,
-                      std::int64_t saved_step) {
+void RunHistory::saved(std::int64_t step, double seconds) {
+  status_.saved_step = step;
+  if (seconds > 0) status_.save_seconds = seconds;
+}
+
+void RunHistory::step(std::int64_t step, double step_ms, std::int64_t tokens) {
   status_.step = step;
-  status_.saved_step = saved_step;
   status_.step_seconds += step_ms / 1000;
   recent_ms_ += step_ms;
   recent_tokens_ += tokens;
@@ -255,6 +260,7 @@ void RunHistory::write_status() {
                              {"saved_step", status_.saved_step},
                              {"tokens_per_second", status_.tokens_per_second},
                              {"step_seconds", status_.step_seconds},
+                             {"save_seconds", status_.save_seconds},
                              {"host", status_.host},
                              {"process", status_.process}};
   try {

@@ -46,6 +46,7 @@ struct JobStatus {
   double time = 0;
   std::int64_t step = 0, steps = 0, saved_step = 0;  // saved_step: of the newest checkpoint
   double tokens_per_second = 0, step_seconds = 0;
+  double save_seconds = 0;  // that a save took until it was committed, at most; 0: none yet
   std::string host;
   std::int64_t process = 0;
 };
@@ -78,9 +79,9 @@ class RunHistory {
              std::int64_t num_steps);
 
   // Call after each step; `tokens` are the step's. Writes the status at most every other second.
-  void step(std::int64_t step, double step_ms, std::int64_t tokens, std::int64_t saved_step);
-  // A save was committed after the last step.
-  void saved(std::int64_t step) { status_.saved_step = step; }
+  void step(std::int64_t step, double step_ms, std::int64_t tokens);
+  // The newest checkpoint, and the seconds that saving it took; 0: not known.
+  void saved(std::int64_t step, double seconds);
   // The job ends. Further calls do nothing.
   void end(int code, const std::string& reason);
 

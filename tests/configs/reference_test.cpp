@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "configs/check.h"
+#include "configs/site.pb.h"
 #include "helpers.h"
 
 namespace birkhoff {
@@ -24,6 +25,7 @@ void collect(const Descriptor* message, std::set<const Descriptor*>& messages) {
 std::set<const Descriptor*> all_messages() {
   std::set<const Descriptor*> messages;
   collect(configs::Config::descriptor(), messages);
+  collect(configs::Site::descriptor(), messages);
   return messages;
 }
 

@@ -60,10 +60,12 @@ TEST(MapMpirunStatus, AnEndWithoutALineOfOursSaysWhatToTry) {
 
 // Before its handler is installed, the signal that asks a rank to stop kills it: nothing is lost.
 TEST(MapMpirunStatus, ARankStoppedWhileItLoadsIsARequeue) {
-  std::string why;
-  EXPECT_EQ(map_mpirun_status(exited(128 + SIGUSR1), true, why), 75);
-  EXPECT_THAT(why, HasSubstr("stopped on request"));
-  EXPECT_EQ(map_mpirun_status(exited(128 + SIGUSR1), false, why), 7);
+  for (const int signal : {SIGUSR1, SIGTERM}) {
+    std::string why;
+    EXPECT_EQ(map_mpirun_status(exited(128 + signal), true, why), 75);
+    EXPECT_THAT(why, HasSubstr("stopped on request"));
+    EXPECT_EQ(map_mpirun_status(exited(128 + signal), false, why), 7);
+  }
 }
 
 TEST(MapMpirunStatus, MpirunThatCannotBeStartedIsALostPeer) {
@@ -115,6 +117,8 @@ INSTANTIATE_TEST_SUITE_P(
         Subcommand{{"eval"}, "bits per byte"}, Subcommand{{"sample"}, "Generate text"},
         Subcommand{{"inspect"}, "Describe a"}, Subcommand{{"runs"}, "List the runs"},
         Subcommand{{"compare"}, "loss curves"}, Subcommand{{"verify"}, "Check every byte"},
+        Subcommand{{"submit"}, "Queue a run in Slurm"}, Subcommand{{"status"}, "how far a run is"},
+        Subcommand{{"tail"}, "until it ends"}, Subcommand{{"cancel"}, "saves first"},
         Subcommand{{"config"}, "configurations"}, Subcommand{{"config", "print"}, "resolved"},
         Subcommand{{"config", "diff"}, "differ"}, Subcommand{{"config", "reference"}, "Markdown"}),
     [](const auto& test) { return test.param.name.back(); });
@@ -123,7 +127,7 @@ TEST(Help, OfTheProgramListsSubcommandsAndExitCodes) {
   const Said said = say({"--help"});
   EXPECT_EQ(said.code, 0);
   for (const char* subcommand : {"prepare", "train", "eval", "sample", "inspect", "runs", "compare",
-                                 "verify", "config", "bench"})
+                                 "verify", "config", "bench", "submit", "status", "tail", "cancel"})
     EXPECT_THAT(said.out, HasSubstr(subcommand));
   for (const char* code :
        {"0 done", "2 usage", "3 configuration", "4 data", "5 checkpoint", "6 storage",

@@ -203,7 +203,7 @@ TEST_F(TrainProcessTest, ARequestEndsWhatTakesLong) {
       {"no_data",
        {"--set", "data.prefetch=1"},
        {{"LD_PRELOAD", SLOW_READS},
-        {"READS_HANG_FROM", "60"},
+        {"BIRKHOFF_HANGING_READS", "60"},
         {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}}};
   for (const Case& phase : cases) {
     SCOPED_TRACE(phase.name);

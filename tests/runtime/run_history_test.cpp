@@ -29,7 +29,8 @@ JobStart start_at(std::int64_t step, const std::string& id) {
 // A job that starts at `step` and does `steps` steps of 1 s.
 RunHistory job(const RunPaths& run, std::int64_t step, std::int64_t steps, const std::string& id) {
   RunHistory history(run.history(), run.status(), start_at(step, id), 1000);
-  for (std::int64_t i = 1; i <= steps; ++i) history.step(step + i, 1000, 50, step);
+  history.saved(step, 0.5);
+  for (std::int64_t i = 1; i <= steps; ++i) history.step(step + i, 1000, 50);
   return history;
 }
 
@@ -62,6 +63,7 @@ TEST(RunHistory, KeepsWhatJobsNote) {
   EXPECT_EQ(status->step, 300);
   EXPECT_EQ(status->steps, 1000);
   EXPECT_EQ(status->saved_step, 100);
+  EXPECT_EQ(status->save_seconds, 0.5);
   EXPECT_EQ(status->tokens_per_second, 50);
 
   // Steps 101 to 120 were done twice. Of the first job's 120 s, 100 count.
@@ -75,7 +77,7 @@ TEST(RunHistory, KeepsWhatJobsNote) {
 TEST(RunHistory, TheNextJobNotesTheEndOfALostOne) {
   const TestFolder folder;
   const RunPaths run{folder};
-  job(run, 0, 30, "lost").step(31, 1000, 50, 25);  // killed: no end; its status is of its start
+  job(run, 0, 30, "lost").step(31, 1000, 50);  // killed: no end; its status is of its start
   job(run, 25, 5, "next").end(0, "finished");
   const std::vector<Job> jobs = read_history(run.history());
   ASSERT_EQ(jobs.size(), 2u);

@@ -297,57 +297,6 @@ TEST(Trainer, SkippedStepsInARowAreCountedAnewAfterAGoodOne) {
   EXPECT_EQ(training.state.skipped, 0);
 }
 
-TEST(StopSignals, AreNotedAndTheOldHandlersComeBack) {
-  for (const int signal : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) {
-    struct sigaction before {
-    }, after{};
-    sigaction(signal, nullptr, &before);
-    {
-      const StopSignals signals;
-      EXPECT_EQ(signals.received(), 0);
-      raise(signal);
-      EXPECT_EQ(signals.received(), signal);
-      EXPECT_THROW(StopSignals(), Error);  // one at a time
-    }
-    sigaction(signal, nullptr, &after);
-    EXPECT_EQ(before.sa_handler, after.sa_handler);
-  }
-}
-
-TEST(StopSignals, ASecondInterruptEndsTheProcess) {
-  EXPECT_EXIT(
-      {
-        const StopSignals signals;
-        raise(SIGINT);
-        raise(SIGINT);
-      },
-      testing::KilledBySignal(SIGINT), "");
-}
-
-TEST(StopSignals, ASecondInterruptIsNotedWhereThatIsAskedFor) {
-  StopSignals signals;
-  raise(SIGINT);
-  signals.note_second_interrupt();
-  raise(SIGTERM);
-  EXPECT_FALSE(signals.interrupted_twice());
-  raise(SIGINT);
-  EXPECT_TRUE(signals.interrupted_twice());
-}
-
-TEST(StopSignals, AnIgnoredTerminalStaysIgnored) {
-  for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGUSR1}) {
-    ::signal(signal, SIG_IGN);
-    {
-      StopSignals signals;
-      signals.note_second_interrupt();
-      raise(signal);
-      const bool is_terminals = signal == SIGHUP || signal == SIGINT;
-      EXPECT_EQ(signals.received(), is_terminals ? 0 : signal);
-    }
-    ::signal(signal, SIG_DFL);
-  }
-}
-
 // A run that is stopped where an evaluation is due leaves it to the resumed run.
 TEST(Trainer, AnEvaluationThatAStopSkipsIsMadeUpFor) {
   const auto group = make_single_group();

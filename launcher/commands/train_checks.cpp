@@ -1,0 +1,36 @@
+#include "launcher/commands/train_checks.h"
+
+#include <memory>
+
+#include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
+#include "configs/config_io.h"
+#include "data/corpus/corpus.h"
+#include "models/model.h"
+#include "runtime/tasks/task.h"
+#include "runtime/train_run.h"
+
+namespace birkhoff {
+
+configs::Config check_before_start(const PlannedRun& planned) {
+  configs::Config config = load_config(planned.config, planned.settings);
+  if (config.data().corpus().empty()) {
+    fail(ExitCode::kConfig,
+         "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set "
+         "data.corpus=corpus/mine",
+         planned.config);
+  }
+  const Corpus corpus(config.data().corpus());
+  // Build the model without values; each rank makes its parameters later, once.
+  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
+  make_model(config, model_inputs(config, corpus), ParallelGroups{*one, *one, *one});
+  check_run(config, corpus, planned.run, planned.fresh);
+  if (config.mesh().data() != 0 && config.mesh().data() != planned.ranks) {
+    fail(ExitCode::kConfig,
+         "mesh.data is {} but the run has {}: start that many, or set mesh.data=0 to use all",
+         config.mesh().data(), counted(planned.ranks, "rank"));
+  }
+  return config;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,25 @@
+// What `train` checks before a run starts, and `submit` before it waits in a queue.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "configs/config.pb.h"
+
+namespace birkhoff {
+
+// What is to be trained, and where.
+struct PlannedRun {
+  std::string config;  // file
+  std::vector<std::string> settings;
+  std::string run;     // folder
+  bool fresh = false;  // an earlier run in the folder is moved aside first
+  int ranks = 1;
+};
+
+// Finds all errors that can be found on any machine before MPI starts, so that they are reported
+// once and in one line: in the configuration, the corpus, the model, the run folder and the
+// checkpoint to resume from. Returns the resolved configuration. Changes nothing.
+configs::Config check_before_start(const PlannedRun& planned);
+
+}  // namespace birkhoff

@@ -1,0 +1,26 @@
+// The jobs of a run: what was submitted for it, and what of that is in Slurm's queue.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "launcher/slurm/queue.h"
+#include "launcher/slurm/submissions.h"
+
+namespace birkhoff {
+
+struct RunJobs {
+  std::vector<SubmittedJob> submitted;  // oldest first
+  std::vector<QueuedJob> queued;        // those of them that wait or run
+  bool squeue_answers = true;           // or none was submitted, so nobody asked
+};
+// Error(kUsage) if the path is neither a run's folder nor one that runs were submitted for.
+RunJobs jobs_of(const std::filesystem::path& run);
+
+// The folders of runs that `run` stands for: itself or, if it is the folder of a sweep, those of
+// the sweep.
+std::vector<std::filesystem::path> runs_in(const std::filesystem::path& run, const RunJobs& jobs);
+
+}  // namespace birkhoff

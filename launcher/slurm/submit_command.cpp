@@ -1,0 +1,289 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <filesystem>
+#include <ostream>
+#include <set>
+
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
+#include "cluster/base/text/utf8.h"
+#include "configs/config_io.h"
+#include "configs/message_text.h"
+#include "configs/site_io.h"
+#include "launcher/commands.h"
+#include "launcher/commands/run_summary.h"
+#include "launcher/commands/train_checks.h"
+#include "launcher/failure.h"
+#include "launcher/processes/command_output.h"
+#include "launcher/processes/supervisor.h"
+#include "launcher/slurm/batch_script.h"
+#include "launcher/slurm/queue.h"
+#include "launcher/slurm/submissions.h"
+#include "runtime/checkpoint/run_folder.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::chrono::seconds kSbatchLimit{120};
+constexpr int kMostRanks = 4096;  // of `train --ranks`
+
+// One run of a submission.
+struct Planned {
+  fs::path folder;
+  std::vector<std::string> settings;
+  configs::Config config = {};
+};
+
+// A value as the name of a folder.
+std::string folder_name(const std::string& value) {
+  std::string name;
+  for (const char c : value) {
+    const bool safe = std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '.' || c == '-' ||
+                      c == '+' || c == '_';
+    name += safe ? c : '_';
+  }
+  return name.starts_with('.') || name.starts_with('-') ? "_" + name.substr(1) : name;
+}
+
+// The runs to submit, and what each changes in the configuration.
+std::vector<Planned> runs_of(const SubmitArguments& arguments) {
+  const fs::path run = absolute_run(arguments.run);
+  if (find_invalid_utf8(run.string()) != std::string::npos) {
+    fail(ExitCode::kUsage, "--run {}: is not UTF-8: rename it", quoted(run.string()));
+  }
+  if (arguments.sweep.empty()) return {Planned{run, arguments.settings}};
+  const std::size_t equals = arguments.sweep.find('=');
+  if (equals == std::string::npos || equals == 0 || equals + 1 == arguments.sweep.size()) {
+    fail(ExitCode::kUsage, "--sweep {}: expected path=value,value,...", quoted(arguments.sweep));
+  }
+  if (is_run(run)) {
+    fail(ExitCode::kUsage,
+         "{}: is a run, and the runs of a sweep are folders in --run: choose another",
+         run.string());
+  }
+  std::vector<Planned> runs;
+  std::set<std::string> names;
+  for (std::size_t begin = equals + 1; begin <= arguments.sweep.size();) {
+    const std::size_t end = std::min(arguments.sweep.find(',', begin), arguments.sweep.size());
+    const std::string value = arguments.sweep.substr(begin, end - begin);
+    begin = end + 1;
+    const std::string name = folder_name(value);
+    if (value.empty() || name.size() > 128 || !names.insert(name).second) {
+      fail(ExitCode::kUsage,
+           "--sweep {}: the value {} {}: give each value once, in a few characters",
+           quoted(arguments.sweep), quoted(value),
+           value.empty()       ? "is empty"
+           : name.size() > 128 ? "is too long for the name of a folder"
+                               : "has the folder name " + name + " of another one");
+    }
+    runs.push_back({run / name, arguments.settings});
+    runs.back().settings.push_back(arguments.sweep.substr(0, equals + 1) + value);
+  }
+  return runs;
+}
+
+int ranks_of(const SubmitArguments& arguments, const configs::Site& site) {
+  if (arguments.spare_nodes >= arguments.nodes) {
+    fail(ExitCode::kUsage, "--spare-nodes {} leaves none of --nodes {}: lower it",
+         arguments.spare_nodes, arguments.nodes);
+  }
+  const std::int64_t ranks =
+      std::int64_t{arguments.nodes - arguments.spare_nodes} * site.ranks_per_node();
+  if (ranks > kMostRanks) {
+    fail(ExitCode::kUsage, "--nodes {} with {} ranks on each are more than {} ranks: lower it",
+         arguments.nodes, site.ranks_per_node(), kMostRanks);
+  }
+  if (arguments.least_ranks.value_or(1) > ranks) {
+    fail(ExitCode::kUsage, "--least-ranks {} is above the {} of {}: lower it",
+         *arguments.least_ranks, counted(ranks, "rank"),
+         counted(arguments.nodes - arguments.spare_nodes, "node"));
+  }
+  return static_cast<int>(ranks);
+}
+
+// What the profile says must fit the job and its configuration.
+void check_site(const SubmitArguments& arguments, const configs::Site& site,
+                std::chrono::seconds limit, const configs::Config& config) {
+  if (std::chrono::seconds(site.signal_seconds()) >= limit) {
+    fail(ExitCode::kUsage,
+         "a time limit of {} is not longer than signal_seconds {} of {}: raise --time",
+         time_text(static_cast<double>(limit.count())), site.signal_seconds(), arguments.site);
+  }
+  if (config.device() == configs::Config::cuda && site.gpus_per_node() == 0) {
+    fail(ExitCode::kConfig,
+         "{}: gpus_per_node is 0, and device is cuda in {}: name the GPUs of a node, or choose "
+         "another profile",
+         arguments.site, arguments.config);
+  }
+  if (!site.container().empty() && !path_exists(site.container())) {
+    fail(ExitCode::kConfig, "{}: container: {} does not exist", arguments.site,
+         quoted(site.container()));
+  }
+}
+
+// Warns if a step and a save, as far as an earlier job measured them, do not fit.
+void warn_of_short_time(const fs::path& run, const configs::Site& site, std::chrono::seconds limit,
+                        std::ostream& err) {
+  if (!is_run(run) || !path_exists(RunPaths{run}.config().string())) return;
+  const RunSummary summary = read_run(run);
+  const double step_ms = figures_of(summary.records).step_ms;
+  if (!(step_ms > 0)) return;
+  const double needed = step_ms / 1000 + (summary.status ? summary.status->save_seconds : 0);
+  const auto warn = [&](const std::string& what) {
+    err << fmt::format("birkhoff: warning: {}: a step and a save took {:.1f} s, but {}\n",
+                       run.string(), needed, one_line(what));
+  };
+  if (needed > static_cast<double>(limit.count())) {
+    warn(fmt::format("the time limit is {} s: raise --time", limit.count()));
+  } else if (site.signal_seconds() > 0 && needed > site.signal_seconds()) {
+    warn(fmt::format("signal_seconds is {}: raise it, or the last save may be lost",
+                     site.signal_seconds()));
+  }
+}
+
+void check_not_queued(const fs::path& run) {
+  const std::vector<SubmittedJob> submitted = submitted_jobs(run);
+  if (submitted.empty()) return;
+  std::vector<std::string> ids;
+  for (const SubmittedJob& job : submitted) ids.push_back(job.id);
+  const auto queue = queued_jobs();
+  const std::vector<QueuedJob> jobs = queue ? jobs_with(*queue, ids) : std::vector<QueuedJob>();
+  if (jobs.empty()) return;
+  fail(ExitCode::kUsage,
+       "{}: its job {} is in the queue ({}): wait for its end, or `birkhoff cancel` it first",
+       run.string(), jobs[0].id, jobs[0].state);
+}
+
+std::vector<std::string> train_options(const SubmitArguments& arguments, const configs::Site& site,
+                                       int ranks) {
+  std::vector<std::string> options = {"--ranks", std::to_string(ranks), "--restarts",
+                                      std::to_string(arguments.restarts)};
+  const auto add = [&options](const char* name, const std::string& value) {
+    options.insert(options.end(), {name, value});
+  };
+  if (arguments.spare_nodes > 0) add("--spare-nodes", std::to_string(arguments.spare_nodes));
+  if (arguments.least_ranks) add("--least-ranks", std::to_string(*arguments.least_ranks));
+  if (site.launcher() == configs::Site::mpirun) add("--launcher", "mpirun");
+  if (!site.container().empty()) add("--container", site.container());
+  return options;
+}
+
+// Returns the job's id. `after`: the job that must have ended first; empty: none.
+std::string queue_script(const fs::path& script, const std::string& after) {
+  std::vector<std::string> line = {"sbatch", "--parsable"};
+  if (!after.empty()) line.push_back("--dependency=afterany:" + after);
+  line.push_back(script.string());
+  const CommandOutput output = output_of(line, kSbatchLimit);
+  const std::string id = output.out.substr(0, output.out.find_first_not_of("0123456789"));
+  if (output.code == 0 && !id.empty()) return id;
+  const std::string why = output.code == 127 ? "it is not in PATH: submit where Slurm is installed"
+                          : output.code == -1
+                              ? fmt::format("no answer in {} s", kSbatchLimit.count())
+                              : output.err;
+  fail(ExitCode::kUsage, "sbatch did not take the job: {}", why);
+}
+
+// Creates the folder; fails if another submission has just taken it.
+void create_folder(const fs::path& folder) {
+  make_directory(folder.parent_path().string());
+  std::error_code error;
+  if (!fs::create_directory(folder, error)) {
+    fail(ExitCode::kStorage, "{}: cannot be created ({}): submit once more", folder.string(),
+         error ? error.message() : "it has just appeared");
+  }
+}
+
+// What a submission consists of, apart from its folder.
+struct Submission {
+  fs::path folder;
+  std::vector<Planned> runs;
+  std::string script;
+};
+
+// Writes the files and queues the jobs. Returns their ids.
+std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob& job,
+                                    const SubmitArguments& arguments) {
+  create_folder(submission.folder);
+  for (std::size_t i = 0; i < submission.runs.size(); ++i) {
+    write_file_durably(job.runs[i].config.string(), config_text(submission.runs[i].config));
+  }
+  const fs::path script = submission.folder / "job.sh";
+  write_file_durably(script.string(), submission.script);
+  for (const Planned& run : submission.runs) {
+    if (arguments.fresh) RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);
+  }
+  std::vector<std::string> ids;
+  std::vector<SubmittedJob> jobs;
+  for (int i = 0; i < arguments.chain; ++i) {
+    try {
+      ids.push_back(queue_script(script, ids.empty() ? "" : ids.back()));
+    } catch (const Error&) {
+      if (ids.empty()) remove_tree(submission.folder.string());
+      throw;
+    }
+    for (std::size_t run = 0; run < submission.runs.size(); ++run) {
+      const std::string id =
+          submission.runs.size() == 1 ? ids.back() : fmt::format("{}_{}", ids.back(), run);
+      jobs.push_back({id, submission.runs[run].folder, ""});
+    }
+    write_jobs(submission.folder, jobs);  // after each: what is queued is known, whatever follows
+  }
+  return ids;
+}
+
+}  // namespace
+
+int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ostream& err) {
+  const configs::Site site = load_site(arguments.site);
+  const std::string time = arguments.time.empty() ? site.time_limit() : arguments.time;
+  const std::optional<std::chrono::seconds> limit = slurm_time(time);
+  if (!limit) {
+    fail(ExitCode::kUsage, "--time {}: is not a time: write days-hours:minutes:seconds",
+         quoted(time));
+  }
+  const int ranks = ranks_of(arguments, site);
+  Submission submission{next_submission(arguments.run), runs_of(arguments), ""};
+  BatchJob job{.name = arguments.name.empty() ? absolute_run(arguments.run).filename().string()
+                                              : arguments.name,
+               .time = time,
+               .nodes = arguments.nodes,
+               .program = own_path(),
+               .work_folder = fs::current_path(),
+               .output_folder = submission.folder,
+               .runs = {},
+               .train_options = train_options(arguments, site, ranks)};
+  const bool sweep = !arguments.sweep.empty();
+  for (std::size_t i = 0; i < submission.runs.size(); ++i) {
+    Planned& run = submission.runs[i];
+    run.config = check_before_start(
+        {arguments.config, run.settings, run.folder.string(), arguments.fresh, ranks});
+    check_site(arguments, site, *limit, run.config);
+    if (!arguments.fresh) warn_of_short_time(run.folder, site, *limit, err);
+    const std::string file = sweep ? fmt::format("config-{}.txtpb", i) : "config.txtpb";
+    job.runs.push_back({submission.folder / file, run.folder});
+  }
+  submission.script = batch_script(job, site);
+  if (arguments.dry_run) {
+    out << submission.script;
+    return 0;
+  }
+  for (const Planned& run : submission.runs) check_not_queued(run.folder);
+  for (const std::string& id : queue_jobs(submission, job, arguments)) {
+    out << fmt::format(
+        "job {}: {}, {}{}, at most {}\n", id, counted(arguments.nodes, "node"),
+        counted(ranks, "rank"),
+        sweep ? " for each of " + counted(static_cast<std::int64_t>(submission.runs.size()), "run")
+              : "",
+        time);
+  }
+  out << "its script and output: " << submission.folder.string() << '\n';
+  return 0;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,33 @@
+// Small programs that run at the same time, and what they print.
+#include "launcher/processes/command_output.h"
+
+#include <gtest/gtest.h>
+
+namespace birkhoff {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(CommandOutput, HasCodeAndBothOutputs) {
+  const CommandOutput output =
+      output_of({"sh", "-c", "echo to out; echo to err >&2; exit 3"}, std::chrono::seconds(30));
+  EXPECT_EQ(output.code, 3);
+  EXPECT_EQ(output.out, "to out\n");
+  EXPECT_EQ(output.err, "to err\n");
+  EXPECT_EQ(output_of({"/no/such/program"}, std::chrono::seconds(30)).code, 127);
+  EXPECT_EQ(output_of({"sh", "-c", "kill -9 $$"}, std::chrono::seconds(30)).code, 128 + 9);
+}
+
+// A node that does not answer must not make those after it look lost.
+TEST(CommandOutput, OneThatIsTooSlowHidesNoOther) {
+  const std::vector<CommandOutput> outputs =
+      outputs_of({{"echo", "first"}, {"sleep", "60"}, {"echo", "last"}}, milliseconds(1500));
+  ASSERT_EQ(outputs.size(), 3u);
+  EXPECT_EQ(outputs[0].code, 0);
+  EXPECT_EQ(outputs[1].code, -1);
+  EXPECT_EQ(outputs[2].code, 0);
+  EXPECT_EQ(outputs[2].out, "last\n");
+}
+
+}  // namespace
+}  // namespace birkhoff

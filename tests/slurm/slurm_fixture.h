@@ -1,0 +1,172 @@
+// Runs that `birkhoff submit` queues in a real Slurm of four nodes on this machine (slurm_cluster).
+// Needs root and Slurm's packages; skipped, by name, without them.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launcher/slurm/submissions.h"
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/run_history.h"
+#include "tests/launcher/train_process_fixture.h"
+
+namespace birkhoff {
+
+class Slurm : public TrainProcess {
+ protected:
+  using Clock = std::chrono::steady_clock;
+  using seconds = std::chrono::seconds;
+
+  static bool is_possible() {
+    return geteuid() == 0 && run_child({.line = {"slurmctld", "-V"}}).code == 0 &&
+           run_child({.line = {"munged", "-V"}}).code == 0;
+  }
+
+  static void SetUpTestSuite() {
+    if (!is_possible()) return;
+    TrainProcess::SetUpTestSuite();
+    cluster_ = (folder_->path() / "slurm").string();
+    const Finished started = run_child({.line = {SLURM_CLUSTER, "start", cluster_, "4"}});
+    ASSERT_EQ(started.code, 0) << started.err;
+    setenv("SLURM_CONF", (cluster_ + "/slurm.conf").c_str(), 1);
+    unsetenv("OMP_NUM_THREADS");
+  }
+  static void TearDownTestSuite() {
+    if (folder_ == nullptr) return;
+    run_child({.line = {SLURM_CLUSTER, "stop", cluster_}});
+    unsetenv("SLURM_CONF");
+    TrainProcess::TearDownTestSuite();
+    folder_ = nullptr;
+  }
+
+  void SetUp() override {
+    if (folder_ == nullptr) GTEST_SKIP() << "needs root, slurm-wlm, slurm-wlm-basic-plugins, munge";
+    std::filesystem::remove(folder_->path() / "fast");
+  }
+  void TearDown() override {
+    if (folder_ == nullptr) return;
+    run_child({.line = {"scancel", "--user=root"}});
+    for (int wait = 0; wait < 300 && !run_child({.line = {"squeue", "-h"}}).out.empty(); ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    TrainProcess::TearDown();
+  }
+
+  // Submits tiny.txtpb in run(name) by the profile `site`, with further options. Returns the jobs.
+  // Until release(), every read of the corpus takes read_ms longer, so that whatever happens to
+  // a job happens in the middle of its run.
+  static std::vector<std::string> submit(const std::string& name, int read_ms,
+                                         const std::vector<std::string>& options,
+                                         const std::string& site = "") {
+    std::string text = site + '\n';
+    for (const std::string& variable :
+         {std::string("OMP_NUM_THREADS=1"), std::string("LD_PRELOAD=" SLOW_READS),
+          std::string("ASAN_OPTIONS=verify_asan_link_order=0"),
+          "BIRKHOFF_SLOW_READS=" + std::to_string(read_ms),
+          "BIRKHOFF_FAST_READS=" + (folder_->path() / "fast").string()}) {
+      text += "environment: \"" + variable + "\"\n";
+    }
+    write_bytes((folder_->path() / "site.txtpb").string(), text);
+    std::vector<std::string> line = {"submit", "tiny.txtpb", "--run", run(name).string(),
+                                     "--site", "site.txtpb", "--set", "data.prefetch=1"};
+    line.insert(line.end(), options.begin(), options.end());
+    const Finished submitted = run_child({.line = birkhoff_line(line)});
+    EXPECT_EQ(submitted.code, 0) << submitted.err;
+    std::vector<std::string> ids;
+    for (const SubmittedJob& job : submitted_jobs(run(name))) ids.push_back(job.id);
+    return ids;
+  }
+  // From now on nothing of this test is slow.
+  static void release() { write_bytes((folder_->path() / "fast").string(), ""); }
+
+  // What the run's jobs have printed, without a line for each step.
+  static std::string output(const std::string& name) {
+    std::string text;
+    for (const SubmittedJob& job : submitted_jobs(run(name))) {
+      std::ifstream lines(job.output);
+      for (std::string line; std::getline(lines, line);) {
+        if (line.find(" info: step ") == std::string::npos) text += line + '\n';
+      }
+    }
+    return text;
+  }
+
+  // A field of `scontrol show job`, such as JobState.
+  static std::string field(const std::string& job, const std::string& name) {
+    const Finished shown = run_child({.line = {"scontrol", "show", "job", "-o", job}});
+    const std::size_t at = shown.out.find(" " + name + "=");
+    if (at == std::string::npos) return "";
+    const std::size_t begin = at + name.size() + 2;
+    return shown.out.substr(begin, shown.out.find_first_of(" \n", begin) - begin);
+  }
+
+  // Waits for the state; gives up at another one that a job does not leave. (It may go back to the
+  // queue after a TIMEOUT.)
+  static bool wait_for_state(const std::string& job, const std::string& state,
+                             seconds limit = seconds(180)) {
+    const auto deadline = Clock::now() + limit;
+    for (;;) {
+      const std::string now = field(job, "JobState");
+      if (now == state) return true;
+      const bool final = now == "COMPLETED" || now == "FAILED" || now == "CANCELLED";
+      if (final || Clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  }
+
+  // Waits until the run has done step 70 and saved step 50.
+  static bool wait_for_step_70(const std::string& name) {
+    const auto deadline = Clock::now() + seconds(120);
+    while (last_step(run(name)) < 70 ||
+           !std::filesystem::exists(run(name) / "checkpoints/step-00000050")) {
+      if (Clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return true;
+  }
+
+  // Waits until a job that trained in the run has noted its end.
+  static bool wait_for_end_of_job(const std::string& name) {
+    const auto deadline = Clock::now() + seconds(120);
+    for (std::vector<Job> jobs; jobs.empty() || !jobs.front().end; jobs = history(name)) {
+      if (Clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    return true;
+  }
+
+  // Expects that the job ended well and that the run has the bits of an uninterrupted one.
+  static void expect_finished(const std::string& job, const std::string& name) {
+    EXPECT_TRUE(wait_for_state(job, "COMPLETED")) << field(job, "JobState") << '\n' << output(name);
+    expect_like_reference(name);
+  }
+
+  static std::vector<Job> history(const std::string& name) {
+    return read_history(RunPaths{run(name)}.history());
+  }
+  // Expects that no step was done again.
+  static void expect_no_step_lost(const std::string& name) {
+    const std::vector<Job> jobs = history(name);
+    EXPECT_EQ(totals_of(jobs, std::nullopt, unix_seconds()).lost_steps, 0) << output(name);
+  }
+
+  static nlohmann::json status(const std::string& name) {
+    const Finished said =
+        run_child({.line = birkhoff_line({"status", run(name).string(), "--json"})});
+    EXPECT_EQ(said.code, 0) << said.err;
+    return nlohmann::json::parse(said.out);
+  }
+
+  static inline std::string cluster_;
+};
+
+}  // namespace birkhoff

@@ -1,0 +1,81 @@
+// What takes minutes: arrays, chains, time limits without a warning, and cancelled runs.
+#include "slurm_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+class SlurmNightly : public Slurm {};
+
+TEST_F(SlurmNightly, AnArrayOfFourRunsEach) {
+  const std::vector<std::string> jobs =
+      submit("sweep", 2, {"--nodes", "2", "--sweep", "train.seed=1,2,3,4"});
+  ASSERT_EQ(jobs.size(), 4u);
+  for (const std::string& job : jobs) {
+    EXPECT_TRUE(wait_for_state(job, "COMPLETED")) << output("sweep");
+  }
+  for (const char* seed : {"1", "2", "3", "4"}) {
+    EXPECT_EQ(last_step(run("sweep") / seed), kSteps) << output("sweep");
+  }
+  expect_like_reference("sweep/1");
+}
+
+TEST_F(SlurmNightly, AChainContinuesARunThatMayNotBeRequeued) {
+  const std::vector<std::string> jobs =
+      submit("chain", 60, {"--nodes", "2", "--time", "1", "--chain", "3"},
+             "requeue: false signal_seconds: 20");
+  ASSERT_EQ(jobs.size(), 3u);
+  EXPECT_TRUE(wait_for_end_of_job("chain")) << output("chain");
+  release();
+  EXPECT_FALSE(wait_for_state(jobs[0], "COMPLETED")) << "it was saved, and ended with 75";
+  for (const std::string& job : jobs) {
+    wait_for_state(job, "COMPLETED");
+    EXPECT_EQ(field(job, "Restarts"), "0");
+  }
+  expect_like_reference("chain");
+  expect_no_step_lost("chain");
+  EXPECT_EQ(field(jobs[2], "JobState"), "COMPLETED") << output("chain");
+}
+
+TEST_F(SlurmNightly, AFinishedRunEndsTheRestOfItsChain) {
+  const std::vector<std::string> jobs = submit("short", 0, {"--nodes", "2", "--chain", "3"});
+  for (const std::string& job : jobs) EXPECT_TRUE(wait_for_state(job, "COMPLETED"));
+  expect_like_reference("short");
+}
+
+// Slurm ends the job at its limit by SIGTERM, and leaves it KillWait to save.
+TEST_F(SlurmNightly, AtATimeLimitWithoutAWarningAJobSaves) {
+  const std::string job =
+      submit("sudden", 120, {"--nodes", "2", "--time", "1"}, "signal_seconds: 0")[0];
+  EXPECT_TRUE(wait_for_end_of_job("sudden")) << output("sudden");
+  release();
+  expect_finished(job, "sudden");
+  expect_no_step_lost("sudden");
+  EXPECT_NE(field(job, "Restarts"), "0") << output("sudden");
+}
+
+TEST_F(SlurmNightly, ACancelledRunIsSavedAndContinues) {
+  const std::string job = submit("cancelled", 20, {"--nodes", "2", "--chain", "2"})[0];
+  ASSERT_TRUE(wait_for_step_70("cancelled")) << output("cancelled");
+  const Finished cancelled =
+      run_child({.line = birkhoff_line({"cancel", run("cancelled").string()})});
+  EXPECT_EQ(cancelled.code, 0) << cancelled.err;
+  EXPECT_THAT(cancelled.out, HasSubstr("job " + job + ": asked to save and end"));
+  EXPECT_EQ(run_child({.line = {"squeue", "-h"}}).out, "");
+  EXPECT_THAT(output("cancelled"), HasSubstr("saved; cancelled"));
+  EXPECT_THAT(output("cancelled"), Not(HasSubstr("goes back")));
+  EXPECT_EQ(status("cancelled").at("state"), "stopped");
+  const std::vector<std::string> jobs = submit("cancelled", 0, {"--nodes", "2"});
+  expect_finished(jobs.back(), "cancelled");
+  expect_no_step_lost("cancelled");
+}
+
+TEST_F(SlurmNightly, MpirunStartsTheRanksWhereSlurmHasNoPmix) {
+  const std::string job = submit("mpirun", 0, {"--nodes", "2"}, "launcher: mpirun")[0];
+  expect_finished(job, "mpirun");
+}
+
+}  // namespace
+}  // namespace birkhoff
