@@ -1,8 +1,9 @@
 """Predictions of `birkhoff plan` against runs on this machine: parameters, checkpoint size, memory of a rank, tokens/s.
 
 Plans and runs alternate, and medians are compared, because other load disturbs both. Memory is the growth of a rank's peak resident
-set, which the run logs, over that of a run with a tiny model of the same kind: the program, its libraries and MPI are in both.
-Exit code 1 if a prediction misses its bar.
+set, which the run logs, over that of a run with a tiny model of the same kind: the program, its libraries and MPI are in both. It has
+no bar, because the C library's heap also keeps freed memory that no later tensor fits into; tests/launcher/plan_test.cpp compares
+predictions with the bytes of live tensors. Exit code 1 if a prediction misses its bar.
 """
 
 import argparse
@@ -29,7 +30,7 @@ MODELS = {
     "dense, bf16, recomputed, ZeRO": ("", "precision: bf16 recompute: true micro_batch: 4 zero_stage: 1"),
 }
 TINY = ["--set", "model.layers=1", "--set", "model.channels=16", "--set", "train.global_batch=2"]
-BARS = {"elements of the model": 0, "checkpoint bytes": 0.03, "memory of a rank, MB": 0.03, "tokens/s": 0.15}
+BARS = {"elements of the model": 0, "checkpoint bytes": 0.03, "resident memory of a rank, MB": None, "tokens/s": 0.15}
 
 
 def plan(config, corpus, ranks, *more):
@@ -65,7 +66,7 @@ def main():
         config.write_text(CONFIG % MODELS[name])
         for ranks in a.ranks:
             tiny_plan = plan(config, corpus, ranks, *TINY)
-            tiny_peak, *_ = run(config, corpus, ranks, 2, TINY[1::2])
+            tiny_peak, *_ = run(config, corpus, ranks, 4, TINY[1::2])
             predicted, measured = {what: [] for what in BARS}, {what: [] for what in BARS}
             for _ in range(a.rounds):
                 p = plan(config, corpus, ranks, "--measure")
@@ -74,14 +75,14 @@ def main():
                 growth = (p["memory"]["total"]["configured"] - tiny_plan["memory"]["total"]["configured"]) / 1e6
                 for what, (of_plan, of_run) in {"elements of the model": (p["parameters"]["total"]["elements"] + statistic, elements),
                                                 "checkpoint bytes": (p["checkpoint"]["total"]["bytes"], size),
-                                                "memory of a rank, MB": (growth, peak - tiny_peak),
+                                                "resident memory of a rank, MB": (growth, peak - tiny_peak),
                                                 "tokens/s": (p["speed"]["tokens"]["per_second"], speed)}.items():
                     predicted[what].append(of_plan)
                     measured[what].append(of_run)
             for what, bar in BARS.items():
                 ours, theirs = statistics.median(predicted[what]), statistics.median(measured[what])
-                missed |= abs(ours / theirs - 1) > bar
-                print(f"| {name} | {ranks} | {what} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.3f} | {bar or 'exact'} |", flush=True)
+                missed |= bar is not None and abs(ours / theirs - 1) > bar
+                print(f"| {name} | {ranks} | {what} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:.3f} | {'' if bar is None else bar or 'exact'} |", flush=True)
     sys.exit(missed)
 
 

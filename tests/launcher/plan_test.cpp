@@ -1,6 +1,7 @@
 // What `birkhoff plan` predicts, against what the runtime does: parameters, memory, communication
 // and checkpoints; and its model of faults, against a simulation.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -291,6 +292,26 @@ TEST_F(PlanCommand, PartsAddUpToTheModelsParameters) {
                 ->parameters()
                 .num_elements());
   EXPECT_EQ(sum, total);
+}
+
+TEST_F(PlanCommand, TotalMemoryIsThePeakOfTraining) {
+  for (const char* const setting : {"model.channels=128", "train.recompute=true"}) {
+    const auto memory = nlohmann::json::parse(plan({"--json", "--set", setting}))["memory"];
+    const auto predicted = [&](const char* part) {
+      return memory[part]["configured"].get<double>();
+    };
+    const configs::Config config = config_of({setting});
+    const Batch batch = synthetic_batch(config, kVocabulary);
+    PeakMemory counted(at::kCPU);
+    counted.restart();
+    const auto group = make_single_group();
+    RankTraining training(config, *group);
+    for (int i = 0; i < 2; ++i) training.take_step(batch);
+    EXPECT_NEAR((predicted("total") - predicted("batches") - predicted("copy_for_a_checkpoint")) /
+                    static_cast<double>(counted.extra_bytes()),
+                1, 0.03)
+        << setting;
+  }
 }
 
 TEST_F(PlanCommand, EveryTableIsInBothForms) {
