@@ -79,8 +79,8 @@ class Planner {
     const Trial trial(config_, request_.vocabulary, micro_batch_);
     if (trial.least_flops() > kMostTrialFlops) {
       note(
-          "Memory and bytes moved are not predicted: the smallest trial step takes {:.3g} TFLOP, "
-          "and a plan spends at most {:.3g}.",
+          "Memory, bytes moved and times to measure are not predicted: the smallest trial step takes "
+          "{:.3g} TFLOP, and a plan spends at most {:.3g}.",
           trial.least_flops() / 1e12, kMostTrialFlops / 1e12);
     } else {
       run_trials();

@@ -206,14 +206,18 @@ TrialMemory Trial::memory() {
       (without_layers[1] != nullptr ? without_layers[1] : without_layers[0])->kept, wanted);
   bytes.layers = kept - bytes.rest;
   bytes.temporary = extrapolate(wanted, [](const Point& p) { return p.peak; }) - kept;
-  // Without gradients a layer's tensors are gone when the next one runs, so any point will do.
-  const std::int64_t most = sequences_.high, evaluated = config_.evaluate().micro_batch();
-  const Axis evaluations{
-      .low = std::max<std::int64_t>(1, most / 2), .high = most, .wanted = evaluated};
-  Point& largest = *points_[0][sequences_.low == sequences_.high ? 0 : 1];
+  // Without gradients a layer's tensors are gone when the next one runs, so any number of layers
+  // will do.
+  const Axis evaluations{.low = std::max<std::int64_t>(1, sequences_.high / 2),
+                         .high = std::max<std::int64_t>(2, sequences_.high)};
+  std::unique_ptr<Point> pair;
+  if (sequences_.high == 1) {
+    pair = std::make_unique<Point>(part_of(config_, layers_.low, 2), vocabulary_);
+  }
+  Point& largest = pair != nullptr ? *pair : *points_[0][sequences_.low == sequences_.high ? 0 : 1];
   bytes.evaluation = evaluations.extrapolate(largest.evaluation_bytes(memory, evaluations.low),
                                              largest.evaluation_bytes(memory, evaluations.high),
-                                             static_cast<double>(evaluated));
+                                             static_cast<double>(config_.evaluate().micro_batch()));
   return bytes;
 }
 

@@ -199,6 +199,14 @@ TEST(Plan, MemoryOfAMicroBatchIsExtrapolated) {
   }
 }
 
+TEST(Plan, AnEvaluationMayTakeMoreThanAStep) {
+  const auto evaluation = [](const char* micro_batch) {
+    return Trial(config_of({micro_batch}), kVocabulary, 1).memory().evaluation;
+  };
+  EXPECT_NEAR(evaluation("evaluate.micro_batch=32") / evaluation("evaluate.micro_batch=16"), 2,
+              0.1);
+}
+
 TEST(Plan, RecomputationKeepsLess) {
   const auto layers = [](const char* setting) {
     return Trial(config_of({setting}), kVocabulary, 4).memory().layers;
@@ -346,7 +354,7 @@ TEST_F(PlanCommand, SaysWhatItDoesNotPredict) {
   EXPECT_THAT(plan({"--ranks", "2", "--ranks-per-node", "1", "--peak-tflops", "1"}),
               HasSubstr("The time of the network is not predicted: give --network-gbs"));
   EXPECT_THAT(plan({"--set", "data.sequence_length=1048576", "--set", "model.attention=[]"}),
-              HasSubstr("Memory and bytes moved are not predicted"));
+              HasSubstr("Memory, bytes moved and times to measure are not predicted"));
 }
 
 TEST_F(PlanCommand, MeasuresThisMachine) {
