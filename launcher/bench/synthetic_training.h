@@ -33,7 +33,6 @@ class SyntheticTraining {
 
   Model& model() { return *model_; }
   at::Device device() const { return device_; }
-  const Batch& batch() const { return batch_; }
   double loss_scale() const { return loss_scale_; }
 
   // Sums over the first sequences of the batch. Returns the loss in nats, and leaves the gradients,

@@ -82,11 +82,11 @@ class Trial::Point {
     peak = static_cast<double>(memory.extra_bytes());
   }
 
-  // The peak of an evaluation of the first sequences of the batch.
-  double evaluation_bytes(PeakMemory& memory, std::int64_t sequences) {
+  // The peak of an evaluation of the batch.
+  double evaluation_bytes(PeakMemory& memory, const Batch& batch) {
     const at::NoGradGuard no_gradients;
     memory.restart();
-    training_.model().loss_sums(training_.batch().narrow(0, sequences), std::nullopt);
+    training_.model().loss_sums(batch, std::nullopt);
     return static_cast<double>(memory.extra_bytes());
   }
 
@@ -144,12 +144,9 @@ void Trial::choose_axes() {
     smallest.count_memory(memory);
     bytes_of_sequence = std::max(smallest.peak, 1.0);
   }
-  const auto affordable = [&](double per_flops, double per_bytes) {
-    return static_cast<std::int64_t>(
-        std::max(1.0, std::min(limits_.flops / per_flops, limits_.bytes / per_bytes)));
-  };
-  sequences_.high =
-      std::min(sequences_.wanted, affordable(flops(layers_.high, 1), bytes_of_sequence));
+  affordable_ = static_cast<std::int64_t>(std::max(
+      1.0, std::min(limits_.flops / flops(layers_.high, 1), limits_.bytes / bytes_of_sequence)));
+  sequences_.high = std::min(sequences_.wanted, affordable_);
   sequences_.low = sequences_.high;
   if (sequences_.high < sequences_.wanted) {
     sequences_.high = std::max<std::int64_t>(2, sequences_.high);
@@ -208,16 +205,16 @@ TrialMemory Trial::memory() {
   bytes.temporary = extrapolate(wanted, [](const Point& p) { return p.peak; }) - kept;
   // Without gradients a layer's tensors are gone when the next one runs, so any number of layers
   // will do.
-  const Axis evaluations{.low = std::max<std::int64_t>(1, sequences_.high / 2),
-                         .high = std::max<std::int64_t>(2, sequences_.high)};
-  std::unique_ptr<Point> pair;
-  if (sequences_.high == 1) {
-    pair = std::make_unique<Point>(part_of(config_, layers_.low, 2), vocabulary_);
-  }
-  Point& largest = pair != nullptr ? *pair : *points_[0][sequences_.low == sequences_.high ? 0 : 1];
-  bytes.evaluation = evaluations.extrapolate(largest.evaluation_bytes(memory, evaluations.low),
-                                             largest.evaluation_bytes(memory, evaluations.high),
-                                             static_cast<double>(config_.evaluate().micro_batch()));
+  const std::int64_t evaluated = config_.evaluate().micro_batch();
+  Axis evaluations;
+  evaluations.high = std::min(evaluated, std::max<std::int64_t>(2, affordable_));
+  evaluations.low = evaluations.high < evaluated ? evaluations.high / 2 : evaluations.high;
+  const auto peak_of = [&](std::int64_t sequences) {
+    return points_[0][0]->evaluation_bytes(
+        memory, synthetic_batch(part_of(config_, layers_.low, sequences), vocabulary_));
+  };
+  bytes.evaluation = evaluations.extrapolate(peak_of(evaluations.low), peak_of(evaluations.high),
+                                             static_cast<double>(evaluated));
   return bytes;
 }
 

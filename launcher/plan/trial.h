@@ -77,6 +77,7 @@ class Trial {
   const TrialLimits limits_;
   double flops_without_layers_ = 0, flops_of_layer_ = 0;  // of a sequence's forward pass
   Axis layers_, sequences_;
+  std::int64_t affordable_ = 1;  // sequences within the limits
   // By number of layers and of sequences; null where the numbers are equal.
   std::array<std::array<std::unique_ptr<Point>, 2>, 2> points_;
 };

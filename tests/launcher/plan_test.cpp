@@ -184,7 +184,8 @@ TEST(Plan, MemoryOfAMicroBatchIsExtrapolated) {
     EXPECT_NEAR(part.rest / whole.rest, 1, 0.01);
     const auto total = [](const TrialMemory& m) { return m.layers + m.rest + m.temporary; };
     EXPECT_NEAR(total(part) / total(whole), 1, 0.02);
-    EXPECT_NEAR(part.evaluation / whole.evaluation, 1, 0.02);
+    // With one sequence the peak is at another place than with two, because weights in bf16 matter.
+    EXPECT_NEAR(part.evaluation / whole.evaluation, 1, 0.05);
 
     PeakMemory memory(at::kCPU);
     SyntheticTraining training(config, kVocabulary, at::kCPU);
@@ -194,8 +195,8 @@ TEST(Plan, MemoryOfAMicroBatchIsExtrapolated) {
     EXPECT_NEAR(total(whole) / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
     const at::NoGradGuard no_gradients;
     memory.restart();
-    training.model().loss_sums(training.batch().narrow(0, 4), std::nullopt);
-    EXPECT_NEAR(whole.evaluation / static_cast<double>(memory.extra_bytes()), 1, 0.02);
+    training.model().loss_sums(synthetic_batch(config, kVocabulary).narrow(0, 4), std::nullopt);
+    EXPECT_NEAR(whole.evaluation / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
   }
 }
 
