@@ -194,8 +194,9 @@ TEST(Plan, MemoryOfAMicroBatchIsExtrapolated) {
     training.timed_parts();
     EXPECT_NEAR(total(whole) / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
     const at::NoGradGuard no_gradients;
+    const Batch evaluated = synthetic_batch(config, kVocabulary).narrow(0, 4);
     memory.restart();
-    training.model().loss_sums(synthetic_batch(config, kVocabulary).narrow(0, 4), std::nullopt);
+    training.model().loss_sums(evaluated, std::nullopt);
     EXPECT_NEAR(whole.evaluation / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
   }
 }
