@@ -1,4 +1,4 @@
-# Untried: compiled by Python and checked against this project's own list of packages, but no Spack has built it.
+# Untried: Python compiles it, but no Spack has built it.
 #   spack repo add cmake/site/spack
 #   spack dev-build birkhoff@main torch=/path/to/libtorch        in a checkout; the folder with include/ and lib/
 from spack.package import *
