@@ -19,6 +19,7 @@ CommandLine::CommandLine() {
   app_.footer(kFooter);
   add_prepare();
   add_train();
+  add_plan();
   add_eval();
   add_sample();
   add_classify();
@@ -147,6 +148,47 @@ void CommandLine::add_train() {
       ->needs(ranks);
   add_settings(c, train_.settings);
   c->add_flag("--fresh", train_.fresh, "move the contents of the run folder aside and start again");
+}
+
+void CommandLine::add_plan() {
+  CLI::App* c = subcommand(
+      app_, "plan",
+      "Predict memory, communication, checkpoint size, speed and lost time of a run (docs/plan.md)",
+      "  birkhoff plan my.txtpb --ranks 8 --vocabulary 32000\n"
+      "  birkhoff plan my.txtpb --ranks 16 --ranks-per-node 8 --peak-tflops 400 --network-gbs 100\n"
+      "  birkhoff plan my.txtpb --measure --faults-per-day 0.5 --save-seconds 2 "
+      "--restart-seconds 90");
+  c->add_option("CONFIG", plan_.config, "configuration (.txtpb)")->required();
+  add_settings(c, plan_.settings);
+  c->add_option("--vocabulary", plan_.vocabulary, "number of token ids; default: the corpus'")
+      ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
+  c->add_option("--ranks", plan_.ranks, "number of ranks; default: mesh.data, else 1")
+      ->check(CLI::Range(1, 4096));
+  c->add_option("--ranks-per-node", plan_.ranks_per_node, "ranks on each node; default: all")
+      ->check(CLI::Range(1, 4096));
+  CLI::Option* peak =
+      c->add_option("--peak-tflops", plan_.peak_tflops,
+                    "TFLOP/s that the passes of a rank reach: for a lower bound of the step's time")
+          ->check(CLI::Range(1e-6, 1e6));
+  c->add_flag("--measure", plan_.measure,
+              "measure this machine, a minute or so, and predict the time of a step on it")
+      ->excludes(peak);
+  c->add_option("--network-gbs", plan_.network_gbs,
+                "GB/s between nodes, of a node in one direction")
+      ->check(CLI::Range(1e-6, 1e6));
+  CLI::Option* faults =
+      c->add_option("--faults-per-day", plan_.faults_per_day,
+                    "faults of the whole job: predict the share of its time in steps that count")
+          ->check(CLI::Range(0.0, 86400.0));
+  c->add_option("--save-seconds", plan_.save_seconds, "that training stands still for a save")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->needs(faults)
+      ->capture_default_str();
+  c->add_option("--restart-seconds", plan_.restart_seconds, "from a fault to the next step")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->needs(faults)
+      ->capture_default_str();
+  c->add_flag("--json", plan_.json, "print one JSON object, in bytes, FLOP and seconds");
 }
 
 void CommandLine::add_device(CLI::App* c, std::string& device) {
@@ -305,6 +347,7 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
     return prepare_command(prepare_, out, err);
   }
   if (app_.got_subcommand("train")) return train_command(train_, out, err);
+  if (app_.got_subcommand("plan")) return plan_command(plan_, out);
   if (app_.got_subcommand("eval")) return eval_command(eval_, out, err);
   if (app_.got_subcommand("sample")) return sample_command(sample_, out, err);
   if (app_.got_subcommand("classify")) return classify_command(classify_, out, err);

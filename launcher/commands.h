@@ -40,6 +40,18 @@ struct TrainArguments {
 };
 int train_command(const TrainArguments& arguments, std::ostream& out, std::ostream& err);
 
+struct PlanArguments {
+  std::string config;
+  std::vector<std::string> settings;
+  std::optional<std::int64_t> vocabulary;    // not set: the corpus'
+  std::optional<int> ranks, ranks_per_node;  // not set: mesh.data, and all ranks
+  bool measure = false;
+  std::optional<double> peak_tflops, network_gbs, faults_per_day;
+  double save_seconds = 0, restart_seconds = 0;
+  bool json = false;
+};
+int plan_command(const PlanArguments& arguments, std::ostream& out);
+
 struct EvalArguments {
   std::string path, corpus, split = "valid", device = "cpu";
   std::int64_t sequences = 0;  // from the start of the split; 0: all

@@ -27,6 +27,7 @@
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/checkpoint/shared_verification.h"
 #include "runtime/device_prefetcher.h"
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"
@@ -162,14 +163,20 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   const Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
 
-  // Rank 0 holds the folder and decides where to start; the broadcast also tells the other ranks
-  // that the folder exists.
+  // Rank 0 holds the folder and decides where to start, after all have verified the checkpoint; the
+  // broadcast also tells the other ranks that the folder exists.
   std::optional<RunFolder> folder;
   std::string resume_path, run_id;
+  SharedVerification verification(world.group());
   if (world.rank() == 0) {
     folder.emplace(run_folder, config.train().seed(), fresh);
-    if (const auto found = folder->find_resume_point()) resume_path = found->path.string();
+    const auto found = folder->find_resume_point(
+        [&](const CheckpointFolder& checkpoint) { return verification.verify(checkpoint); });
+    if (found) resume_path = found->path.string();
     run_id = folder->id();
+    verification.finish();
+  } else {
+    verification.help();
   }
   run_id = world.group().broadcast_bytes(run_id, 0, "identity of the run");
   resume_path = world.group().broadcast_bytes(resume_path, 0, "checkpoint to resume from");

@@ -67,17 +67,19 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   return sums;
 }
 
+at::Tensor TrainingStep::blank_votes(int num_ranks) {
+  return at::zeros({num_ranks, kNumVotes}, at::kLong);
+}
+
 void TrainingStep::decide(bool losses_finite, bool stop_requested, GradientSums& sums) const {
-  // One row of votes per rank.
-  enum Vote : std::int64_t { kStop, kAbandoned, kLossNotFinite, kNormNotFinite, kNumVotes };
-  const at::Tensor votes = at::zeros({world_.size(), kNumVotes}, at::kLong);
+  const at::Tensor votes = blank_votes(world_.size());
   auto* all = votes.mutable_data_ptr<std::int64_t>();
   auto* mine = all + world_.rank() * kNumVotes;
   mine[kStop] = stop_requested;
   mine[kAbandoned] = abandoned_;
   mine[kLossNotFinite] = !losses_finite;
   mine[kNormNotFinite] = !std::isfinite(sums.norm);
-  if (world_.size() > 1) world_.all_reduce(votes, ReduceOp::kSum, "decisions of the step");
+  if (world_.size() > 1) world_.all_reduce(votes, ReduceOp::kSum, kVotesName);
   for (int rank = 0; rank < world_.size(); ++rank) {
     const auto* vote = all + rank * kNumVotes;
     sums.stop_requested |= vote[kStop] > 0;

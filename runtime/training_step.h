@@ -76,7 +76,13 @@ class TrainingStep {
   // model's statistics. Returns the learning rate. Collective over the group.
   double update(const GradientSums& sums, std::int64_t step, double loss_scale);
 
+  // What the ranks of the world add up to decide together: a row of votes for each.
+  static at::Tensor blank_votes(int num_ranks);
+  static constexpr char kVotesName[] = "decisions of the step";
+
  private:
+  enum Vote : std::int64_t { kStop, kAbandoned, kLossNotFinite, kNormNotFinite, kNumVotes };
+
   // Rows of this rank's batch that form one virtual shard, or all of them, and their row of the
   // step's sums.
   struct ShardRows {

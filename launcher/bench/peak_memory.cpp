@@ -75,12 +75,20 @@ PeakMemory::~PeakMemory() {
 void PeakMemory::restart() {
   if (device_.is_cpu()) {
     counting_allocator().restart();
-    live_at_start_ = counting_allocator().live();
   } else {
     c10::getDeviceAllocator(device_.type())->resetPeakStats(device_.index());
-    live_at_start_ =
-        static_cast<std::size_t>(allocated(device_, &c10::CachingAllocator::Stat::current));
   }
+  live_at_start_ = live();
+}
+
+std::size_t PeakMemory::live() const {
+  return device_.is_cpu()
+             ? counting_allocator().live()
+             : static_cast<std::size_t>(allocated(device_, &c10::CachingAllocator::Stat::current));
+}
+
+std::int64_t PeakMemory::live_bytes() const {
+  return static_cast<std::int64_t>(live()) - static_cast<std::int64_t>(live_at_start_);
 }
 
 std::size_t PeakMemory::extra_bytes() const {

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace c10 {
 struct Allocator;
@@ -23,8 +24,12 @@ class PeakMemory {
   void restart();
   // The peak since restart(), in bytes above what was in use then.
   std::size_t extra_bytes() const;
+  // What is in use now, in bytes above what was in use at restart().
+  std::int64_t live_bytes() const;
 
  private:
+  std::size_t live() const;
+
   c10::Device device_;
   c10::Allocator* before_ = nullptr;
   std::size_t live_at_start_ = 0;

@@ -1,19 +1,13 @@
 // One process, synthetic tokens: the time of a training step (runtime/training_step) without a
 // loader.
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <ostream>
 #include <utility>
 #include <vector>
@@ -25,144 +19,16 @@
 #include "launcher/bench/operation_profile.h"
 #include "launcher/bench/other_load.h"
 #include "launcher/bench/report.h"
+#include "launcher/bench/synthetic_training.h"
 #include "launcher/commands.h"
 #include "launcher/processes/ranks.h"
-#include "models/model.h"
-#include "runtime/optimizers/optimizer.h"
 #include "runtime/step_graph.h"
-#include "runtime/training_step.h"
 
 namespace birkhoff {
 namespace {
 
 // Limits the fp64 check of the first step, which runs on the CPU, to a second or so.
 constexpr double kMostCheckedFlops = 3e11;
-
-// Seconds of a step's parts, with a wait for the device after each.
-struct PartTimes {
-  double forward = 0, backward = 0, optimizer = 0;
-};
-
-// What a model would get from a corpus with so many ids.
-ModelInputs synthetic_inputs(const configs::Config& config, std::int64_t vocabulary) {
-  ModelInputs inputs{.vocabulary = vocabulary, .class_names = {}};
-  if (config.task().has_classification()) {
-    for (int i = 0; i < config.task().classification().classes(); ++i)
-      inputs.class_names.push_back(std::to_string(i));
-  }
-  return inputs;
-}
-
-// Tokens and labels that depend only on train.seed, laid out like the loader's. For language models,
-// inputs and targets are views of rows of B * (T + 1) tokens; for classifiers, no sequence is
-// padded.
-Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary) {
-  const std::int64_t batch_size = config.train().global_batch();
-  const std::int64_t length = config.data().sequence_length();
-  const at::Generator generator = at::detail::createCPUGenerator(config.train().seed());
-  const at::Tensor tokens = at::randint(vocabulary, {batch_size, length + 1}, generator, at::kLong);
-  Batch batch;
-  if (config.task().has_classification()) {
-    batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
-    batch.fields[std::string(field::kLengths)] = at::full({batch_size}, length, at::kLong);
-    batch.fields[std::string(field::kLabels)] =
-        at::randint(config.task().classification().classes(), {batch_size}, generator, at::kLong);
-    batch.sample_ids_B = at::arange(batch_size, at::kLong);
-    return batch;
-  }
-  batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
-  batch.fields[std::string(field::kTargets)] = tokens.narrow(1, 1, length);
-  batch.fields[std::string(field::kMask)] = at::ones({batch_size, length}, at::kByte);
-  batch.sample_ids_B = at::arange(batch_size, at::kLong);
-  return batch;
-}
-
-configs::Config without_graph(configs::Config config) {
-  config.mutable_train()->set_cuda_graph(false);
-  return config;
-}
-
-// A model, its optimizer, and the steps it takes on one batch.
-class SyntheticTraining {
- public:
-  SyntheticTraining(const configs::Config& config, std::int64_t vocabulary, at::Device device)
-      : config_(config),
-        plain_config_(without_graph(config)),
-        device_(device),
-        batch_(synthetic_batch(config, vocabulary).to(device)),
-        loss_scale_(loss_scale(config)),
-        group_(make_single_group(device)),
-        model_(
-            make_model(config, synthetic_inputs(config, vocabulary), {*group_, *group_, *group_})),
-        buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
-        optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
-        plain_(plain_config_.train(), *model_, *group_, *group_, buckets_, *optimizer_),
-        recorded_(config_.train(), *model_, *group_, *group_, buckets_, *optimizer_) {}
-
-  Model& model() { return *model_; }
-  at::Device device() const { return device_; }
-  double loss_scale() const { return loss_scale_; }
-
-  // Sums over the first sequences of the batch. Returns the loss in nats, and leaves the gradients,
-  // times loss_scale(), in the parameters.
-  double gradients_of_first(std::int64_t num_sequences) {
-    return plain_.sum_gradients(batch_.narrow(0, num_sequences), kStep, loss_scale_).nats;
-  }
-
-  PartTimes timed_parts() {
-    PartTimes times;
-    double before = now();
-    const auto add_to = [&](double& part) {
-      const double here = now();
-      part += here - before;
-      before = here;
-    };
-    const GradientSums sums =
-        plain_.sum_gradients(batch_, kStep, loss_scale_,
-                             {.launched = [&] { before = now(); },
-                              .forward_done = [&] { add_to(times.forward); },
-                              .backward_done = [&] { add_to(times.backward); }});
-    plain_.update(sums, kStep, loss_scale_);
-    add_to(times.optimizer);
-    return times;
-  }
-
-  // Seconds of a whole step, recorded (with train.cuda_graph) or not. In it, only the host waits,
-  // for the gradient norm.
-  double step_seconds(bool recorded) {
-    TrainingStep& step = recorded ? recorded_ : plain_;
-    const double start = now();
-    step.update(step.sum_gradients(batch_, kStep, loss_scale_), kStep, loss_scale_);
-    return now() - start;
-  }
-
- private:
-  static constexpr std::int64_t kStep = 1;
-
-  // About the value that the dynamic scale of runtime/gradients/loss_scale.h reaches; 1 if the
-  // precision needs none.
-  static double loss_scale(const configs::Config& config) {
-    if (config.train().precision() != configs::Train::fp16) return 1;
-    const double tokens = 1.0 * config.train().global_batch() * config.data().sequence_length();
-    return std::exp2(17 - std::ceil(std::log2(tokens)));
-  }
-
-  // The time once the device has finished its work.
-  double now() const {
-    synchronize(device_);
-    return wall_seconds();
-  }
-
-  const configs::Config config_, plain_config_;
-  const at::Device device_;
-  const Batch batch_;
-  const double loss_scale_;
-  const std::unique_ptr<ProcessGroup> group_;
-  const std::unique_ptr<Model> model_;
-  GradBuckets buckets_;
-  const std::unique_ptr<Optimizer> optimizer_;
-  TrainingStep plain_, recorded_;
-};
 
 struct Gradients {
   double nats = 0;

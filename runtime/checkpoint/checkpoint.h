@@ -73,16 +73,22 @@ struct CheckpointFolder {
 // Error(kCheckpoint) says what is wrong.
 CheckpointFolder open_checkpoint(const std::filesystem::path& path);
 
+// Verifies all files of a checkpoint: returns the name of the first tensor that holds a non-finite
+// value, or nothing; errors as verify_checkpoint().
+using CheckpointVerifier = std::function<std::string(const CheckpointFolder&)>;
+
 // The newest valid checkpoint in a run's `checkpoints` folder, fully verified (all hashes). A
 // damaged one is reported on stderr and the one before it is tried. nullopt: there is none and
-// never was one. Error(kCheckpoint): there were some but none is valid. Local: call it on one rank.
+// never was one. Error(kCheckpoint): there were some but none is valid. Call it on one rank; local
+// if `verify` is (empty: this process reads all files).
 //
 // With `set_aside`, to resume training from it: damaged ones are renamed to damaged-step-N, so that
 // they are neither used nor lost. Checkpoints that earlier versions saved while a run diverged
 // (steps were being skipped, or values were not finite) are renamed to diverged-step-N; one warning
 // names them.
 std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder,
-                                                       bool set_aside);
+                                                       bool set_aside,
+                                                       const CheckpointVerifier& verify = {});
 
 // Fills the shards' data from the checkpoint, whatever mesh wrote it; every byte read is checked.
 // Local. Missing, surplus or mismatched tensors: Error(kCheckpoint) with the tensor's name. A rank

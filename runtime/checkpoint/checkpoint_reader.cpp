@@ -56,13 +56,14 @@ struct VerifiedCheckpoint {
   std::string diverged;
 };
 
-VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step) {
+VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step,
+                                   const CheckpointVerifier& verify) {
   CheckpointFolder checkpoint = open_checkpoint(path);
   if (checkpoint.manifest.step() != step) {
     fail(ExitCode::kCheckpoint, "{}: holds step {}; rename the folder to {}", path.string(),
          checkpoint.manifest.step(), step_name(checkpoint.manifest.step()));
   }
-  const std::string non_finite = verify_files(checkpoint);
+  const std::string non_finite = verify ? verify(checkpoint) : verify_files(checkpoint);
   std::string diverged;
   if (!non_finite.empty()) {
     diverged = fmt::format("{} is not finite", non_finite);
@@ -186,7 +187,8 @@ CheckpointFolder open_checkpoint(const fs::path& path) {
   return checkpoint;
 }
 
-std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, bool set_aside) {
+std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, bool set_aside,
+                                                       const CheckpointVerifier& verify) {
   if (set_aside) {
     restore_replaced(folder);
   }
@@ -199,7 +201,7 @@ std::optional<CheckpointFolder> find_newest_checkpoint(const fs::path& folder, b
   };
   for (auto newest = candidates.rbegin(); newest != candidates.rend(); ++newest) {
     try {
-      VerifiedCheckpoint verified = open_and_verify(newest->second, newest->first);
+      VerifiedCheckpoint verified = open_and_verify(newest->second, newest->first, verify);
       if (!set_aside || verified.diverged.empty()) {
         warn_of_diverged(fmt::format("resuming from step {}", newest->first));
         return std::move(verified.checkpoint);

@@ -14,49 +14,14 @@
 #include "data/tokenizers/tokenizer_file.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
-#include "runtime/checkpoint/safetensors.h"
 
 namespace birkhoff {
 namespace {
 
 namespace fs = std::filesystem;
 using configs::CheckpointManifest;
-
-constexpr std::int64_t kStagingAlignment = 64;
-
-// The key in the safetensors file: the plain name of a whole tensor, else the name with box and
-// range.
-std::string shard_key(const TensorPart& shard) {
-  if (shard.region.is_whole()) {
-    return shard.name;
-  }
-  return fmt::format("{}@{}+{}[{}:{}]", shard.name, fmt::join(shard.region.box_offset, ","),
-                     fmt::join(shard.region.box_size, ","), shard.region.flat_begin,
-                     shard.region.flat_end);
-}
-
-CheckpointManifest::Tensor manifest_entry(const TensorPart& shard) {
-  CheckpointManifest::Tensor entry;
-  entry.set_name(shard.name);
-  entry.set_kind(kind_name(shard.kind));
-  entry.set_dtype(safetensors_dtype(shard.data.scalar_type()));
-  entry.mutable_global_shape()->Assign(shard.region.global_shape.begin(),
-                                       shard.region.global_shape.end());
-  entry.mutable_box_offset()->Assign(shard.region.box_offset.begin(),
-                                     shard.region.box_offset.end());
-  entry.mutable_box_size()->Assign(shard.region.box_size.begin(), shard.region.box_size.end());
-  entry.set_flat_begin(shard.region.flat_begin);
-  entry.set_flat_end(shard.region.flat_end);
-  entry.set_key(shard_key(shard));
-  return entry;
-}
-
-// Whole parameters and statistics are in the model files, which other programs read; everything
-// else is in the rank's own file.
-bool belongs_to_model(const TensorPart& shard) {
-  return shard.kind != StateKind::kOptimizer && shard.region.is_whole();
-}
 
 }  // namespace
 
@@ -90,9 +55,8 @@ class CheckpointWriter::Impl {
     finish();
     stage(shards);
     announce(header);
-    const std::string model_name = model_file_name();
-    const std::string state_name =
-        fmt::format("optimizer-{:05d}-of-{:05d}.safetensors", world_.rank() + 1, world_.size());
+    const std::string model_name = my_model_file_name();
+    const std::string state_name = state_file_name(world_.rank() + 1, world_.size());
     phase_ = Phase::kWriting;
     start_thread([this, model_name, state_name] {
       make_directory(aside_.string());  // folders may appear late on other machines
@@ -149,9 +113,6 @@ class CheckpointWriter::Impl {
     state_tensors_.clear();
     std::vector<const TensorPart*> owned;
     std::int64_t total_bytes = 0;
-    const auto aligned = [](std::int64_t bytes) {
-      return (bytes + kStagingAlignment - 1) / kStagingAlignment * kStagingAlignment;
-    };
     for (const TensorPart& shard : shards) {
       require(
           region_defect(shard.region).empty() && shard.owner >= 0 && shard.owner < world_.size(),
@@ -159,17 +120,12 @@ class CheckpointWriter::Impl {
       require(shard.data.numel() == shard.region.flat_end - shard.region.flat_begin &&
                   shard.data.is_contiguous(),
               "a shard's data must be contiguous and as long as its range");
-      // An empty shard only names a tensor, but a tensor without elements is written as its only
-      // shard.
-      if (shard.owner == world_.rank() && (shard.data.numel() > 0 || shard.region.is_whole())) {
+      if (shard.owner == world_.rank() && is_written(shard)) {
         owned.push_back(&shard);
-        total_bytes += aligned(static_cast<std::int64_t>(shard.data.nbytes()));
+        total_bytes += staged_bytes(shard);
       }
     }
-    // Tensors in a file are aligned to their element size if the larger elements come first.
-    std::stable_sort(owned.begin(), owned.end(), [](const TensorPart* a, const TensorPart* b) {
-      return a->data.element_size() > b->data.element_size();
-    });
+    put_in_file_order(owned);
     if (!staging_.defined() || staging_.numel() < total_bytes) {
       staging_ = at::empty({total_bytes}, at::kByte);
     }
@@ -181,7 +137,7 @@ class CheckpointWriter::Impl {
       auto& list = belongs_to_model(*shard) ? model_tensors_ : state_tensors_;
       list.push_back(
           {manifest_entry(*shard), static_cast<const std::byte*>(slot.data_ptr()), num_bytes});
-      offset += aligned(num_bytes);
+      offset += staged_bytes(*shard);
     }
   }
 
@@ -213,15 +169,14 @@ class CheckpointWriter::Impl {
   }
 
   // model-0000i-of-0000n: n ranks own whole parameters, and this one is the i-th of them.
-  std::string model_file_name() {
+  std::string my_model_file_name() {
     at::Tensor mine = at::zeros({1}, at::kLong);
     at::Tensor all = at::zeros({world_.size()}, at::kLong);
     mine.data_ptr<std::int64_t>()[0] = !model_tensors_.empty();
     world_.all_gather(all, mine, "checkpoint model files");
     const std::int64_t* owns = all.data_ptr<std::int64_t>();
-    return fmt::format("model-{:05d}-of-{:05d}.safetensors",
-                       std::count(owns, owns + world_.rank() + 1, 1),
-                       std::count(owns, owns + world_.size(), 1));
+    return model_file_name(std::count(owns, owns + world_.rank() + 1, 1),
+                           std::count(owns, owns + world_.size(), 1));
   }
 
   // On the thread: writes one file and its entries for the manifest.

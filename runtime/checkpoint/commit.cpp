@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <charconv>
-#include <nlohmann/json.hpp>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
+#include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
 
@@ -19,7 +19,6 @@ namespace fs = std::filesystem;
 using configs::CheckpointManifest;
 
 constexpr std::int64_t kPieceBytes = 8 << 20;
-constexpr char kIndexName[] = "model.safetensors.index.json";
 
 // N of prefix + N, where N is all digits.
 std::optional<std::int64_t> parse_step(std::string_view name, std::string_view prefix) {
@@ -50,22 +49,6 @@ CheckpointManifest::File describe_file(const fs::path& path) {
   description.set_bytes(num_bytes);
   description.set_hash(hasher.hex_digest());
   return description;
-}
-
-// The index that Python's loaders look for: which file holds which tensor of the model.
-std::string index_text(const CheckpointManifest& manifest) {
-  nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
-  std::int64_t elements_bytes = 0;
-  for (const auto& tensor : manifest.tensor()) {
-    if (tensor.kind() != "optimizer" && region_of(tensor).is_whole()) {
-      weight_map[tensor.key()] = tensor.file();
-      elements_bytes +=
-          region_of(tensor).num_elements() * safetensors_element_bytes(tensor.dtype());
-    }
-  }
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", elements_bytes}}},
-                                        {"weight_map", weight_map}};
-  return index.dump(1) + "\n";
 }
 
 // Renames before deleting: a half-deleted folder must never look like a checkpoint.
@@ -137,16 +120,8 @@ CheckpointManifest::File write_shard_file(const fs::path& folder, const std::str
                                           const std::atomic<bool>& abandon) {
   const std::string path = (folder / name).string();
   std::vector<SafetensorsEntry> entries;
-  for (const StagedTensor& tensor : tensors) {
-    const TensorRegion region = region_of(tensor.entry);
-    SafetensorsEntry& entry = entries.emplace_back();
-    entry.name = tensor.entry.key();
-    entry.dtype = tensor.entry.dtype();
-    entry.shape =
-        region.is_whole() ? region.global_shape : std::vector<std::int64_t>{region.num_elements()};
-  }
-  // Hugging Face's Transformers rejects files that do not say which framework's layout they have.
-  SafetensorsWriter writer(path, entries, {{"format", "pt"}});
+  for (const StagedTensor& tensor : tensors) entries.push_back(safetensors_entry(tensor.entry));
+  SafetensorsWriter writer(path, entries, kShardMetadata);
   for (StagedTensor& tensor : tensors) {
     std::uint32_t crc = 0;
     for (std::int64_t at = 0; at < tensor.num_bytes; at += kPieceBytes) {
@@ -182,8 +157,8 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
     write_file_durably((aside / name).string(), content);
     *manifest.add_file() = describe_file(aside / name);
   }
-  write_file_durably((aside / kIndexName).string(), index_text(manifest));
-  *manifest.add_file() = describe_file(aside / kIndexName);
+  write_file_durably((aside / kModelIndexName).string(), index_text(manifest));
+  *manifest.add_file() = describe_file(aside / kModelIndexName);
   write_file_durably((aside / kCheckpointManifestName).string(), manifest_text(manifest));
   // Do not commit what cannot be read back, or is not visible from this rank.
   open_checkpoint(aside);

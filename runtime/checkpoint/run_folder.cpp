@@ -147,8 +147,8 @@ void RunFolder::write_identity() const {
   write_file_durably(paths_.identity().string(), json.dump() + "\n");
 }
 
-std::optional<CheckpointFolder> RunFolder::find_resume_point() {
-  auto newest = find_newest_checkpoint(paths_.checkpoints(), /*set_aside=*/true);
+std::optional<CheckpointFolder> RunFolder::find_resume_point(const CheckpointVerifier& verify) {
+  auto newest = find_newest_checkpoint(paths_.checkpoints(), /*set_aside=*/true, verify);
   if (!newest && has_checkpoint_) {
     fail(ExitCode::kCheckpoint,
          "{}: this run had checkpoints and none is left; put a copy back, or start afresh with "

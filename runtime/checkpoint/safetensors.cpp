@@ -132,9 +132,8 @@ std::string safetensors_dtype(c10::ScalarType type) {
   fail(ExitCode::kInternal, "internal error: no safetensors dtype for {}", c10::toString(type));
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,
-                                     const SafetensorsMetadata& metadata)
-    : file_(File::create(path)) {
+std::string safetensors_header(std::vector<SafetensorsEntry>& entries,
+                               const SafetensorsMetadata& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) {
     header["__metadata__"] = metadata;
@@ -158,9 +157,16 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Safete
   require(static_cast<std::int64_t>(text.size()) <= kMaxHeaderBytes,
           "safetensors header above 100 MB");
   const std::uint64_t length = text.size();
-  expected_bytes_ = kLengthBytes + static_cast<std::int64_t>(length) + data_bytes;
-  write(&length, sizeof length);
-  write(text.data(), text.size());
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,
+                                     const SafetensorsMetadata& metadata)
+    : file_(File::create(path)) {
+  const std::string header = safetensors_header(entries, metadata);
+  expected_bytes_ =
+      static_cast<std::int64_t>(header.size()) + (entries.empty() ? 0 : entries.back().end);
+  write(header.data(), header.size());
 }
 
 void SafetensorsWriter::write(const void* data, std::size_t num_bytes) {

@@ -35,11 +35,16 @@ struct SafetensorsEntry {
 
 using SafetensorsMetadata = std::map<std::string, std::string>;
 
+// Everything before the data of a file with these tensors, in this order: length, JSON and padding.
+// Sets their offsets. Order them by element size, largest first, because readers want tensors
+// aligned to their element size. Names must differ.
+std::string safetensors_header(std::vector<SafetensorsEntry>& entries,
+                               const SafetensorsMetadata& metadata);
+
 // Writes a new file front to back. Local. Errors: Error(kStorage).
 class SafetensorsWriter {
  public:
-  // Creates the file and writes the header. Readers want tensors aligned to their element size, so
-  // order `entries` by element size, largest first. Names must differ.
+  // Creates the file and writes its safetensors_header().
   SafetensorsWriter(const std::string& path, std::vector<SafetensorsEntry> entries,
                     const SafetensorsMetadata& metadata);
   // Writes the next bytes of the data: tensors in the order of `entries`, in pieces of any size.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
@@ -132,22 +133,41 @@ std::string verify_tensor_file(const std::string& path, const CheckpointManifest
   return non_finite;
 }
 
+// Returns the name of the first tensor of the file that holds a non-finite value; empty if none
+// does.
+std::string verify_file(const CheckpointFolder& checkpoint, const TensorsOfFile& tensors,
+                        const CheckpointManifest::File& file) {
+  const std::string path = (checkpoint.path / file.name()).string();
+  check_size(path, file);
+  if (const auto found = tensors.find(file.name()); found != tensors.end()) {
+    return verify_tensor_file(path, file, found->second);
+  }
+  verify_plain_file(path, file);
+  return "";
+}
+
 }  // namespace
 
-std::string verify_files(const CheckpointFolder& checkpoint) {
+FileFinding verify_some_files(const CheckpointFolder& checkpoint, const std::vector<int>& files) {
   const TensorsOfFile tensors = tensors_by_file(checkpoint.manifest);
-  std::string non_finite;
-  for (const auto& file : checkpoint.manifest.file()) {
-    const std::string path = (checkpoint.path / file.name()).string();
-    check_size(path, file);
-    if (const auto found = tensors.find(file.name()); found != tensors.end()) {
-      const std::string name = verify_tensor_file(path, file, found->second);
-      if (non_finite.empty()) non_finite = name;
-    } else {
-      verify_plain_file(path, file);
+  FileFinding finding;
+  for (const int file : files) {
+    try {
+      const std::string name = verify_file(checkpoint, tensors, checkpoint.manifest.file(file));
+      if (finding.non_finite.empty() && !name.empty()) finding = {file, ExitCode::kOk, "", name};
+    } catch (const Error& error) {
+      return {file, error.code(), error.what(), ""};
     }
   }
-  return non_finite;
+  return finding;
+}
+
+std::string verify_files(const CheckpointFolder& checkpoint) {
+  std::vector<int> all(static_cast<std::size_t>(checkpoint.manifest.file_size()));
+  std::iota(all.begin(), all.end(), 0);
+  const FileFinding finding = verify_some_files(checkpoint, all);
+  if (finding.code != ExitCode::kOk) throw Error(finding.code, finding.error);
+  return finding.non_finite;
 }
 
 }  // namespace birkhoff

@@ -28,6 +28,17 @@ void check_size(const std::string& path, const configs::CheckpointManifest::File
 void check_crc(std::uint32_t crc, const configs::CheckpointManifest::Tensor& tensor,
                const std::string& path);
 
+// What verification found: the first damaged file, or else the first that holds a non-finite value.
+struct FileFinding {
+  int file = -1;  // in the manifest's order; -1: nothing
+  ExitCode code = ExitCode::kOk;
+  std::string error;       // if the code is not kOk: the message
+  std::string non_finite;  // else: the name of a tensor
+};
+
+// Verifies these files of the manifest, in increasing order, up to the first damaged one.
+FileFinding verify_some_files(const CheckpointFolder& checkpoint, const std::vector<int>& files);
+
 // Reads every file and checks sizes, hashes and checksums. Returns the name of the first tensor
 // that holds a non-finite value; empty if none does.
 std::string verify_files(const CheckpointFolder& checkpoint);

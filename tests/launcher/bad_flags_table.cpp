@@ -84,6 +84,37 @@ std::vector<BadInput> train() {
   };
 }
 
+std::vector<BadInput> plan() {
+  return {
+      usage("plan without a configuration", "plan", {"CONFIG", "required"}),
+      usage("plan of no corpus", "plan good.txtpb --set data.corpus=nowhere",
+            {"nowhere", "--vocabulary"}),
+      usage("plan --vocabulary 1", "plan good.txtpb --vocabulary 1", {"--vocabulary", "1"}),
+      usage("plan --ranks 0", "plan good.txtpb --ranks 0", {"--ranks", "0"}),
+      usage("plan --ranks-per-node not a divisor", "plan good.txtpb --ranks 6 --ranks-per-node 4",
+            {"--ranks-per-node 4", "6 ranks"}),
+      usage("plan --ranks-per-node above --ranks", "plan good.txtpb --ranks 2 --ranks-per-node 4",
+            {"--ranks-per-node 4", "2 ranks"}),
+      {.name = "plan of another mesh",
+       .line = "plan good.txtpb --ranks 2 --set mesh.data=4",
+       .code = ExitCode::kConfig,
+       .words = {"mesh.data", "4", "--ranks", "2"}},
+      usage("plan --measure and --peak-tflops", "plan good.txtpb --measure --peak-tflops 1",
+            {"--measure", "--peak-tflops"}),
+      usage("plan --peak-tflops 0", "plan good.txtpb --peak-tflops 0", {"--peak-tflops", "0"}),
+      usage("plan --network-gbs a word", "plan good.txtpb --network-gbs fast",
+            {"--network-gbs", "fast"}),
+      usage("plan --save-seconds without faults", "plan good.txtpb --save-seconds 2",
+            {"--save-seconds", "--faults-per-day"}),
+      usage("plan --faults-per-day negative", "plan good.txtpb --faults-per-day -1",
+            {"--faults-per-day"}),
+      {.name = "plan of a damaged configuration",
+       .line = "plan good.txtpb --set model.heads=3 --vocabulary 9",
+       .code = ExitCode::kConfig,
+       .words = {"model.heads", "3"}},
+  };
+}
+
 std::vector<BadInput> eval_and_sample() {
   return {
       usage("eval without a path", "eval", {"PATH", "required"}),
@@ -353,7 +384,7 @@ std::vector<BadInput> bench() {
 
 std::vector<BadInput> bad_flags() {
   std::vector<BadInput> rows;
-  for (auto table : {subcommands, train, eval_and_sample, inspect_and_verify, bench}) {
+  for (auto table : {subcommands, train, plan, eval_and_sample, inspect_and_verify, bench}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

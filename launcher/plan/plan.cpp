@@ -1,0 +1,429 @@
+#include "launcher/plan/plan.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <set>
+
+#include "cluster/base/cpu.h"
+#include "configs/options.pb.h"
+#include "data/batch/partition.h"
+#include "launcher/bench/synthetic_training.h"
+#include "launcher/plan/rank_state.h"
+#include "launcher/plan/trial.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr double kMega = 1e6, kGiga = 1e9;
+constexpr double kMostTrialFlops = 1e13;  // a minute or two
+constexpr int kRounds = 7;
+
+// The part of a model that a parameter belongs to, by its name.
+const char* part_of(const std::string& parameter) {
+  const auto names = [&](const char* word) { return parameter.find(word) != std::string::npos; };
+  if (names("_norm")) return "norms";
+  if (names("attention.")) return "attention";
+  if (names("feed_forward.")) return "feed-forward";
+  if (parameter.starts_with("output.")) return "head";
+  return "embedding";
+}
+
+bool optimizer_has_slices(const configs::Optimizer& optimizer) {
+  const auto* kind = optimizer.GetReflection()->GetOneofFieldDescriptor(
+      optimizer, optimizer.GetDescriptor()->oneof_decl(0));
+  return kind != nullptr && kind->message_type()->options().GetExtension(configs::slices);
+}
+
+std::int64_t batch_bytes(const configs::Config& config, std::int64_t rows) {
+  configs::Config one = config;
+  one.mutable_train()->set_global_batch(1);
+  std::set<const void*> seen;
+  std::int64_t bytes = 0;
+  const Batch batch = synthetic_batch(one, /*vocabulary=*/2);
+  const auto add = [&](const at::Tensor& tensor) {
+    if (seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+      bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
+    }
+  };
+  for (const auto& [name, tensor] : batch.fields) add(tensor);
+  add(batch.sample_ids_B);
+  if (config.data().restart_at_documents()) bytes += 12L * config.data().sequence_length();
+  return rows * bytes;
+}
+
+class Planner {
+ public:
+  explicit Planner(const PlanRequest& request)
+      : request_(request),
+        config_(request.config),
+        one_(make_single_group(at::kMeta)),
+        model_(make_model(config_, synthetic_inputs(config_, request.vocabulary),
+                          {*one_, *one_, *one_})) {
+    const configs::Train& train = config_.train();
+    for (int rank = 0; rank < request.ranks; ++rank) {
+      rows_ = std::max(
+          rows_,
+          rank_share(train.global_batch(), train.invariant().shards(), rank, request.ranks).size());
+    }
+    micro_batch_ =
+        train.micro_batch() > 0 ? std::min<std::int64_t>(train.micro_batch(), rows_) : rows_;
+  }
+
+  Plan plan() {
+    add_parameters();
+    const Trial trial(config_, request_.vocabulary, micro_batch_);
+    if (trial.least_flops() > kMostTrialFlops) {
+      note(
+          "Memory, bytes moved and times to measure are not predicted: the smallest trial step takes "
+          "{:.3g} TFLOP, and a plan spends at most {:.3g}.",
+          trial.least_flops() / 1e12, kMostTrialFlops / 1e12);
+    } else {
+      run_trials();
+      add_memory();
+    }
+    add_computation();
+    add_communication();
+    add_checkpoint();
+    if (request_.measure && times_) add_machine();
+    add_time();
+    add_effective_time();
+    return std::move(plan_);
+  }
+
+ private:
+  template <typename... Args>
+  void note(fmt::format_string<Args...> format, Args&&... args) {
+    plan_.notes.push_back(fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  double forward_flops() const {
+    return model_->forward_flops_per_sequence() * static_cast<double>(rows_);
+  }
+  double backward_flops() const { return (config_.train().recompute() ? 3 : 2) * forward_flops(); }
+  double micro_batches() const {
+    return static_cast<double>(rows_) / static_cast<double>(micro_batch_);
+  }
+
+  configs::Config with(int zero_stage, bool recompute) const {
+    configs::Config config = config_;
+    config.mutable_train()->set_zero_stage(zero_stage);
+    config.mutable_train()->set_recompute(recompute);
+    return config;
+  }
+
+  void add_parameters() {
+    PlanTable table{"parameters", "Parameters of the model.", {{"elements", "elements"}}, {}};
+    std::map<std::string, std::int64_t> elements;
+    for (const Parameter& parameter : model_->parameters().list()) {
+      elements[part_of(parameter.name)] += parameter.value.numel();
+    }
+    for (const char* part : {"embedding", "attention", "feed-forward", "norms", "head"}) {
+      table.add(part, {static_cast<double>(elements[part])});
+    }
+    table.add("total", {static_cast<double>(model_->parameters().num_elements())});
+    std::int64_t statistics = 0;
+    for (const Statistic& each : model_->parameters().statistics()) {
+      statistics += each.value.numel();
+    }
+    if (statistics > 0) table.add("state without gradients", {static_cast<double>(statistics)});
+    plan_.tables.push_back(std::move(table));
+  }
+
+  void run_trials() {
+    for (const bool recompute : {false, true}) {
+      Trial trial(with(config_.train().zero_stage(), recompute), request_.vocabulary, micro_batch_);
+      memory_[recompute] = trial.memory();
+      if (request_.measure && recompute == config_.train().recompute()) {
+        const int others = usable_cores() / at::get_num_threads() - 1;
+        times_ = trial.times(kRounds, std::clamp(others, 0, request_.ranks_per_node - 1));
+      }
+    }
+  }
+
+  void add_memory() {
+    const configs::Train& train = config_.train();
+    PlanTable table{
+        "memory",
+        fmt::format("Memory of a rank at its peak, in LibTorch's tensors and in buffers "
+                    "of the communication; micro-batches of {} of {} sequences.",
+                    micro_batch_, rows_),
+        {},
+        {}};
+    struct Variant {
+      int zero_stage;
+      bool recompute;
+    };
+    std::vector<Variant> variants = {{train.zero_stage(), train.recompute()},
+                                     {train.zero_stage(), !train.recompute()}};
+    const bool sliceable = request_.ranks > 1 && optimizer_has_slices(train.optimizer());
+    if (sliceable) variants.push_back({1 - train.zero_stage(), train.recompute()});
+    table.columns = {{"configured", "MB as configured", kMega},
+                     {train.recompute() ? "without_recompute" : "with_recompute",
+                      train.recompute() ? "without recompute" : "with recompute", kMega}};
+    if (sliceable) {
+      table.columns.push_back({train.zero_stage() > 0 ? "without_zero" : "with_zero",
+                               train.zero_stage() > 0 ? "without ZeRO" : "with ZeRO", kMega});
+    }
+    std::vector<RankState> states;
+    for (const Variant& variant : variants) {
+      states.push_back(rank_state(with(variant.zero_stage, variant.recompute), request_.vocabulary,
+                                  request_.ranks));
+    }
+    const double copy =
+        static_cast<double>(saved_state(config_, request_.vocabulary, request_.ranks).copy_bytes);
+    // Those in the queue, the one being trained on, and the one being filled.
+    const double batches =
+        static_cast<double>(batch_bytes(config_, rows_) * (config_.data().prefetch() + 2));
+    std::vector<double> totals(variants.size(), 0);
+    const auto add = [&](const char* part, const auto& value) {
+      std::vector<std::optional<double>> values;
+      for (std::size_t i = 0; i < variants.size(); ++i) {
+        values.push_back(value(states[i], memory_[variants[i].recompute]));
+        totals[i] += *values.back();
+      }
+      table.add(part, std::move(values));
+    };
+    using State = const RankState&;
+    using Tensors = const TrialMemory&;
+    add("values", [](State s, Tensors) { return static_cast<double>(s.values_bytes); });
+    add("gradients", [](State s, Tensors) { return static_cast<double>(s.gradients_bytes); });
+    add("optimizer state", [](State s, Tensors) { return static_cast<double>(s.optimizer_bytes); });
+    add("activations of the layers", [](State, Tensors t) { return t.layers; });
+    add("embedding and logits and loss", [](State, Tensors t) { return t.rest; });
+    add("temporary in the backward pass", [](State, Tensors t) { return t.temporary; });
+    add("evaluation beyond a step", [](State, Tensors t) {
+      return std::max(0.0, t.evaluation - t.layers - t.rest - t.temporary);
+    });
+    add("batches", [&](State, Tensors) { return batches; });
+    add("copy for a checkpoint", [&](State, Tensors) { return copy; });
+    add("communication", [](State s, Tensors) { return static_cast<double>(s.exchange_bytes); });
+    table.add("total", {totals.begin(), totals.end()});
+    plan_.tables.push_back(std::move(table));
+    if (config_.device() == configs::Config::cuda) {
+      note(
+          "Activations are those of the CPU's kernels: on a GPU the fused ones keep less, and "
+          "NCCL's buffers are not counted.");
+    }
+    if (train.invariant().shards() > 0) {
+      note("The partial sums of train.invariant.shards are not counted in the memory.");
+    }
+  }
+
+  void add_computation() {
+    PlanTable table{"computation",
+                    "Computation of a rank in a step. Bytes: each tensor that is kept, each value "
+                    "and each moment once for each use, so real kernels move more.",
+                    {{"flops", "GFLOP", kGiga}, {"bytes", "GB moved at least", kGiga}},
+                    {}};
+    const RankState state = rank_state(config_, request_.vocabulary, request_.ranks);
+    const auto values = static_cast<double>(state.values_bytes);
+    const auto gradients = static_cast<double>(state.gradients_bytes);
+    const double kept = memory_.empty() ? 0
+                                        : (memory_[config_.train().recompute()].layers +
+                                           memory_[config_.train().recompute()].rest) *
+                                              micro_batches();
+    const auto bytes = [&](double moved) {
+      return memory_.empty() ? std::nullopt : std::optional(moved);
+    };
+    table.add("forward", {forward_flops(), bytes(values * micro_batches() + kept)});
+    table.add("backward",
+              {backward_flops(), bytes((values + 2 * gradients) * micro_batches() + kept)});
+    const double share = static_cast<double>(state.optimizer_bytes);
+    table.add("optimizer", {std::nullopt, 2 * share + 2 * values + gradients});
+    table.add("step", {forward_flops() + backward_flops(), std::nullopt});
+    plan_.tables.push_back(std::move(table));
+  }
+
+  // The share of what a rank sends that leaves its node, if every rank sends equally much to every
+  // other rank.
+  double share_between_nodes() const {
+    if (request_.ranks <= request_.ranks_per_node) return 0;
+    return static_cast<double>(request_.ranks - request_.ranks_per_node) / (request_.ranks - 1);
+  }
+
+  void add_communication() {
+    exchanges_ = rank_state(config_, request_.vocabulary, request_.ranks).exchanges;
+    if (exchanges_.empty()) return;
+    PlanTable table{"communication",
+                    "Communication of a rank in a step. Inputs: as the process group counts them. "
+                    "Sent: to other ranks, and of that to other nodes.",
+                    {{"operations", "operations"},
+                     {"bytes", "MB of inputs", kMega},
+                     {"sent_bytes", "MB sent", kMega},
+                     {"sent_to_other_nodes", "MB to other nodes", kMega}},
+                    {}};
+    Exchange total{.what = "total"};
+    const auto add = [&](const Exchange& each) {
+      table.add(each.what, {static_cast<double>(each.operations), static_cast<double>(each.bytes),
+                            each.sent_bytes, each.sent_bytes * share_between_nodes()});
+    };
+    for (const Exchange& each : exchanges_) {
+      add(each);
+      total.operations += each.operations;
+      total.bytes += each.bytes;
+      total.sent_bytes += each.sent_bytes;
+    }
+    add(total);
+    plan_.tables.push_back(std::move(table));
+  }
+
+  void add_checkpoint() {
+    const CheckpointSize size = saved_state(config_, request_.vocabulary, request_.ranks).size;
+    PlanTable table{"checkpoint",
+                    fmt::format("A checkpoint on disk, without the tokenizer's file; a run keeps "
+                                "{} (checkpoint.keep) and writes one more.",
+                                config_.checkpoint().keep()),
+                    {{"bytes", "MB", kMega}},
+                    {}};
+    table.add("tensors", {static_cast<double>(size.tensors)});
+    table.add("descriptions", {static_cast<double>(size.descriptions)});
+    table.add("total", {static_cast<double>(size.total())});
+    plan_.tables.push_back(std::move(table));
+  }
+
+  void add_machine() {
+    const double passes = (forward_flops() + backward_flops()) / micro_batches() /
+                          (times_->forward + times_->backward);
+    PlanTable table{
+        "machine",
+        fmt::format("This machine, measured just now with {} per rank.",
+                    at::get_num_threads() == 1 ? "1 thread"
+                                               : fmt::format("{} threads", at::get_num_threads())),
+        {{"per_second", "G per second", kGiga}},
+        {}};
+    table.add("FLOP of matrix products", {times_->product_flops});
+    table.add("FLOP of the passes", {passes});
+    table.add("bytes copied", {times_->copy_bytes});
+    plan_.tables.push_back(std::move(table));
+  }
+
+  void add_time() {
+    if (!times_ && !request_.flops_per_second) {
+      if (!request_.measure) {
+        note("The time of a step is not predicted: give --measure, or --peak-tflops.");
+      }
+      return;
+    }
+    PlanTable table{"time",
+                    times_ ? "Time of a step, from the measurements above."
+                           : fmt::format("Time of a step at {:.4g} TFLOP/s a rank: a lower bound, "
+                                         "without the optimizer and copies within a node.",
+                                         *request_.flops_per_second / 1e12),
+                    {{"seconds", "ms", 1e-3}},
+                    {}};
+    const double speed = request_.flops_per_second.value_or(1);
+    const double forward = times_ ? times_->forward * micro_batches() : forward_flops() / speed;
+    const double backward = times_ ? times_->backward * micro_batches() : backward_flops() / speed;
+    // A byte sent within a node is written to shared memory, read there, and added up: three
+    // copies. A node's ranks share its network.
+    const auto seconds = [&](bool network, bool in_backward_pass) {
+      double sent = 0;
+      for (const Exchange& each : exchanges_) {
+        if (each.in_backward_pass == in_backward_pass) sent += each.sent_bytes;
+      }
+      if (!network) {
+        return times_ ? 6 * sent * (1 - share_between_nodes()) / times_->copy_bytes : 0.0;
+      }
+      return sent * share_between_nodes() * request_.ranks_per_node /
+             request_.network_bytes_per_second.value_or(INFINITY);
+    };
+    const double local = seconds(false, true) + seconds(false, false);
+    const double hidden = config_.train().cuda_graph() ? 0 : backward;
+    const double network = std::max(0.0, seconds(true, true) - hidden) + seconds(true, false);
+    double step = forward + backward + local + network;
+    table.add("forward", {forward});
+    table.add("backward", {backward});
+    if (times_) {
+      // With slices a rank updates its share only.
+      const RankState state = rank_state(config_, request_.vocabulary, request_.ranks);
+      const RankState whole =
+          rank_state(with(0, config_.train().recompute()), request_.vocabulary, request_.ranks);
+      const double optimizer = times_->optimizer * static_cast<double>(state.optimizer_bytes) /
+                               static_cast<double>(whole.optimizer_bytes);
+      step += optimizer;
+      table.add("optimizer", {optimizer});
+    }
+    if (request_.ranks > 1 && times_) table.add("communication within a node", {local});
+    if (share_between_nodes() > 0 && request_.network_bytes_per_second) {
+      table.add("network not hidden by the backward pass", {network});
+    } else if (share_between_nodes() > 0) {
+      note("The time of the network is not predicted: give --network-gbs.");
+    }
+    table.add("step", {step});
+    step_seconds_ = step;
+    plan_.tables.push_back(std::move(table));
+    PlanTable speeds{"speed", "Speed of the run.", {{"per_second", "per second"}}, {}};
+    const double tokens = 1.0 * config_.train().global_batch() * config_.data().sequence_length();
+    speeds.add("tokens", {tokens / step});
+    speeds.add("steps", {1 / step});
+    plan_.tables.push_back(std::move(speeds));
+  }
+
+  void add_effective_time() {
+    if (!request_.faults) return;
+    const FaultModel& faults = *request_.faults;
+    const double best = best_interval_seconds(faults);
+    const auto every = static_cast<double>(config_.checkpoint().every());
+    std::vector<double> intervals;
+    PlanTable table{
+        "effective_time",
+        fmt::format("Shares of a job's time at {:.4g} faults a day, {:.4g} s a save and "
+                    "{:.4g} s a restart.",
+                    faults.faults_per_day, faults.save_seconds, faults.restart_seconds),
+        {},
+        {}};
+    if (step_seconds_ && every > 0) {
+      table.columns.push_back({"configured", "as configured"});
+      intervals.push_back(every * *step_seconds_);
+    } else {
+      note("The effective time of checkpoint.every is not predicted, because {} unknown.",
+           every > 0 ? "the time of a step is" : "no interval is set: it is");
+    }
+    if (std::isfinite(best) && best > 0) {
+      table.columns.push_back({"best", "best interval"});
+      intervals.push_back(best);
+    }
+    const auto add = [&](const char* part, const auto& value) {
+      std::vector<std::optional<double>> values;
+      for (const double interval : intervals) values.push_back(value(interval));
+      table.add(part, std::move(values));
+    };
+    add("seconds between saves", [](double interval) { return interval; });
+    if (step_seconds_) {
+      add("steps between saves", [&](double interval) { return interval / *step_seconds_; });
+      add("steps lost per fault", [&](double interval) {
+        return lost_seconds_per_fault(faults, interval) / *step_seconds_;
+      });
+    }
+    const auto share = [&](double EffectiveTime::*part) {
+      return [&faults, part](double interval) { return effective_time(faults, interval).*part; };
+    };
+    add("steps that count", share(&EffectiveTime::steps));
+    add("saves", share(&EffectiveTime::saves));
+    add("lost to faults", share(&EffectiveTime::lost));
+    add("restarts", share(&EffectiveTime::restarts));
+    plan_.tables.push_back(std::move(table));
+  }
+
+  const PlanRequest& request_;
+  const configs::Config& config_;
+  const std::unique_ptr<ProcessGroup> one_;
+  const std::unique_ptr<Model> model_;
+  std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with most
+  std::map<bool, TrialMemory> memory_;       // by train.recompute; empty: not measured
+  std::optional<TrialTimes> times_;          // as configured
+  std::vector<Exchange> exchanges_;
+  std::optional<double> step_seconds_;
+  Plan plan_;
+};
+
+}  // namespace
+
+Plan make_plan(const PlanRequest& request) { return Planner(request).plan(); }
+
+}  // namespace birkhoff

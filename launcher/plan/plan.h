@@ -1,0 +1,36 @@
+// What a configuration will need on a number of ranks, before anything runs there: docs/plan.md.
+// Local.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "configs/config.pb.h"
+#include "launcher/plan/effective_time.h"
+#include "launcher/plan/plan_tables.h"
+
+namespace birkhoff {
+
+struct PlanRequest {
+  configs::Config config;
+  std::int64_t vocabulary = 0;
+  int ranks = 1, ranks_per_node = 1;
+  // Where the time of a step comes from: measured here, or a stated speed of the passes; else it is
+  // not predicted.
+  bool measure = false;
+  std::optional<double> flops_per_second;          // of a rank
+  std::optional<double> network_bytes_per_second;  // of a node, in one direction
+  std::optional<FaultModel> faults;
+};
+
+struct Plan {
+  std::vector<PlanTable> tables;
+  std::vector<std::string> notes;  // sentences: what could not be predicted, and why
+};
+
+// Error(kConfig) as make_model().
+Plan make_plan(const PlanRequest& request);
+
+}  // namespace birkhoff

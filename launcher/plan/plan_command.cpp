@@ -1,0 +1,92 @@
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <ostream>
+
+#include "cluster/base/cpu.h"
+#include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
+#include "configs/config_io.h"
+#include "data/corpus/corpus.h"
+#include "launcher/commands.h"
+#include "launcher/plan/plan.h"
+#include "launcher/processes/ranks.h"
+
+namespace birkhoff {
+namespace {
+
+std::int64_t vocabulary_of(const PlanArguments& arguments, const configs::Config& config) {
+  if (arguments.vocabulary) return *arguments.vocabulary;
+  const std::string& corpus = config.data().corpus();
+  if (!corpus.empty() && path_exists(corpus)) {
+    return Corpus(corpus).manifest().tokenizer().vocabulary();
+  }
+  fail(ExitCode::kUsage, "the number of token ids is unknown: {}; give it with --vocabulary",
+       corpus.empty() ? "data.corpus is not set"
+                      : fmt::format("there is no corpus {} (data.corpus)", corpus));
+}
+
+PlanRequest request_of(const PlanArguments& arguments, const configs::Config& config) {
+  PlanRequest request;
+  request.config = config;
+  request.vocabulary = vocabulary_of(arguments, config);
+  request.ranks = arguments.ranks.value_or(std::max(1, config.mesh().data()));
+  if (config.mesh().data() != 0 && config.mesh().data() != request.ranks) {
+    fail(ExitCode::kConfig,
+         "mesh.data is {} but --ranks is {}: set mesh.data=0, or leave --ranks out",
+         config.mesh().data(), request.ranks);
+  }
+  request.ranks_per_node = arguments.ranks_per_node.value_or(request.ranks);
+  if (request.ranks % request.ranks_per_node != 0) {
+    fail(ExitCode::kUsage, "--ranks-per-node {} does not divide the {}: choose a divisor",
+         request.ranks_per_node, counted(request.ranks, "rank"));
+  }
+  request.measure = arguments.measure;
+  if (arguments.peak_tflops) request.flops_per_second = *arguments.peak_tflops * 1e12;
+  if (arguments.network_gbs) request.network_bytes_per_second = *arguments.network_gbs * 1e9;
+  if (arguments.faults_per_day) {
+    request.faults = FaultModel{.faults_per_day = *arguments.faults_per_day,
+                                .save_seconds = arguments.save_seconds,
+                                .restart_seconds = arguments.restart_seconds};
+  }
+  return request;
+}
+
+void print_json(const PlanArguments& arguments, const PlanRequest& request, const Plan& plan,
+                std::ostream& out) {
+  nlohmann::ordered_json json = {{"config", arguments.config},
+                                 {"ranks", request.ranks},
+                                 {"ranks_per_node", request.ranks_per_node},
+                                 {"vocabulary", request.vocabulary}};
+  for (const PlanTable& table : plan.tables) json[table.key] = table_json(table);
+  json["notes"] = plan.notes;
+  out << json.dump() << '\n';
+}
+
+void print_text(const PlanArguments& arguments, const PlanRequest& request, const Plan& plan,
+                std::ostream& out) {
+  out << fmt::format("Plan of {} on {}, {} on each node, with a vocabulary of {}.\n",
+                     arguments.config, counted(request.ranks, "rank"), request.ranks_per_node,
+                     request.vocabulary);
+  for (const PlanTable& table : plan.tables) out << '\n' << table_text(table);
+  for (const std::string& note : plan.notes) out << '\n' << note << '\n';
+}
+
+}  // namespace
+
+int plan_command(const PlanArguments& arguments, std::ostream& out) {
+  const configs::Config config = load_config(arguments.config, arguments.settings);
+  const PlanRequest request = request_of(arguments, config);
+  compute_on_cpu(threads_of_rank(request.ranks_per_node));
+  const Plan plan = make_plan(request);
+  if (arguments.json) {
+    print_json(arguments, request, plan, out);
+  } else {
+    print_text(arguments, request, plan, out);
+  }
+  return 0;
+}
+
+}  // namespace birkhoff

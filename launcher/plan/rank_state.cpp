@@ -1,0 +1,168 @@
+#include "launcher/plan/rank_state.h"
+
+#include <algorithm>
+#include <cctype>
+#include <memory>
+#include <set>
+
+#include "launcher/bench/synthetic_training.h"
+#include "models/model.h"
+#include "runtime/gradients/grad_norm.h"
+#include "runtime/gradients/step_sums.h"
+#include "runtime/optimizers/optimizer.h"
+#include "runtime/run_checkpoints.h"
+#include "runtime/training_step.h"
+
+namespace birkhoff {
+namespace {
+
+// Rank 0 of a group whose operations do nothing but count.
+class CountingGroup : public ProcessGroup {
+ public:
+  CountingGroup(int size, at::Device device, std::vector<Exchange>& exchanges)
+      : size_(size), device_(device), exchanges_(exchanges) {}
+  int rank() const override { return 0; }
+  int size() const override { return size_; }
+  at::Device device() const override { return device_; }
+
+ protected:
+  std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp) override {
+    return count(2 * share_of_others(tensor));
+  }
+  std::unique_ptr<Work> do_reduce_scatter(at::Tensor, at::Tensor input, ReduceOp) override {
+    return count(share_of_others(input));
+  }
+  std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor) override {
+    return count(share_of_others(output));
+  }
+  std::unique_ptr<Work> do_all_to_all(at::Tensor, std::vector<std::int64_t>, at::Tensor input,
+                                      std::vector<std::int64_t>) override {
+    return count(share_of_others(input));
+  }
+  std::unique_ptr<Work> do_broadcast(at::Tensor tensor, int) override {
+    return count(share_of_others(tensor));
+  }
+  std::unique_ptr<Work> do_barrier() override { return count(0); }
+
+ private:
+  double share_of_others(const at::Tensor& tensor) const {
+    return static_cast<double>(tensor.nbytes()) * (size_ - 1) / size_;
+  }
+
+  std::unique_ptr<Work> count(double sent_bytes) {
+    const OperationRing::Entry entry = ring().current();
+    // "gradients of bucket 3" and the other buckets' are one purpose.
+    const std::string what = entry.name.substr(0, entry.name.find(" of bucket "));
+    auto found = std::ranges::find(exchanges_, what, &Exchange::what);
+    if (found == exchanges_.end()) {
+      exchanges_.push_back({.what = what, .in_backward_pass = what == "gradients"});
+      found = exchanges_.end() - 1;
+    }
+    ++found->operations;
+    found->bytes += entry.bytes;
+    found->sent_bytes += sent_bytes;
+    return done_work();
+  }
+
+  const int size_;
+  const at::Device device_;
+  std::vector<Exchange>& exchanges_;
+};
+
+// Bytes of the memory that the tensors share, each piece once.
+class MemoryOf {
+ public:
+  void add(const at::Tensor& tensor) {
+    if (seen_.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+      bytes_ += static_cast<std::int64_t>(tensor.storage().nbytes());
+    }
+  }
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  std::set<const c10::StorageImpl*> seen_;
+  std::int64_t bytes_ = 0;
+};
+
+// The objects of rank 0 that hold its state.
+struct StatefulParts {
+  StatefulParts(const configs::Config& config, std::int64_t vocabulary, ProcessGroup& group)
+      : one(make_single_group(at::kMeta)),
+        model(make_model(config, synthetic_inputs(config, vocabulary), {group, *one, *one})),
+        buckets(model->parameters(), group, config.train().bucket_elements(),
+                config.train().invariant().shards(), config.train().zero_stage()),
+        optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
+
+  const std::unique_ptr<ProcessGroup> one;
+  const std::unique_ptr<Model> model;
+  GradBuckets buckets;
+  const std::unique_ptr<Optimizer> optimizer;
+};
+
+CheckpointHeader typical_header(const configs::Config& config, std::int64_t vocabulary) {
+  const std::string hash(32, '0');
+  CheckpointHeader header;
+  header.set_run(hash);
+  *header.mutable_config() = config;
+  header.set_step(config.train().steps());
+  header.set_corpus(hash);
+  header.set_vocabulary(vocabulary);
+  return header;
+}
+
+}  // namespace
+
+RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks) {
+  RankState state;
+  CountingGroup group(num_ranks, at::kMeta, state.exchanges);
+  StatefulParts parts(config, vocabulary, group);
+  for (const GradBuckets::Bucket& bucket : parts.buckets.buckets()) {
+    state.values_bytes += static_cast<std::int64_t>(bucket.values.nbytes());
+    state.gradients_bytes += static_cast<std::int64_t>(bucket.gradients.nbytes());
+    if (num_ranks == 1 || config.device() != configs::Config::cpu) continue;
+    state.exchange_bytes =
+        std::max(state.exchange_bytes, static_cast<std::int64_t>(bucket.gradients.nbytes()));
+  }
+  for (const Statistic& statistic : parts.model->parameters().statistics()) {
+    state.values_bytes += static_cast<std::int64_t>(statistic.value.nbytes());
+  }
+  MemoryOf optimizer;
+  for (const TensorPart& part : parts.optimizer->state()) optimizer.add(part.data);
+  state.optimizer_bytes = optimizer.bytes();
+
+  // The communication of TrainingStep's two halves.
+  const std::int64_t num_shards = config.train().invariant().shards();
+  const Interval mine = partition(num_shards, 0, num_ranks);
+  for (std::int64_t shard = 1; shard < mine.size(); ++shard) {
+    parts.buckets.next_shard(/*one_pass=*/false);
+  }
+  const StepSums sums(*parts.model, num_shards);
+  parts.buckets.finish_reducing(sums.tensors());
+  gradient_chunk_sums(parts.buckets);
+  if (num_ranks > 1) {
+    CountingGroup world(num_ranks, at::kCPU, state.exchanges);
+    world.all_reduce(TrainingStep::blank_votes(num_ranks), ReduceOp::kSum,
+                     TrainingStep::kVotesName);
+  }
+  parts.buckets.all_gather_parameters();
+  return state;
+}
+
+SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks) {
+  // Without slices every rank lists all state, with the owners that slices would have.
+  configs::Config whole = config;
+  whole.mutable_train()->set_zero_stage(0);
+  std::vector<Exchange> unused;
+  CountingGroup group(num_ranks, at::kMeta, unused);
+  const StatefulParts parts(whole, vocabulary, group);
+  const std::vector<TensorPart> shards = training_shards(*parts.model, *parts.optimizer, num_ranks);
+  SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), shards, num_ranks)};
+  std::vector<std::int64_t> copies(static_cast<std::size_t>(num_ranks), 0);
+  for (const TensorPart& shard : shards) {
+    if (is_written(shard)) copies[static_cast<std::size_t>(shard.owner)] += staged_bytes(shard);
+  }
+  saved.copy_bytes = *std::ranges::max_element(copies);
+  return saved;
+}
+
+}  // namespace birkhoff

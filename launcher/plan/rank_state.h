@@ -1,0 +1,42 @@
+// What one rank of a run holds between steps, sends in a step and writes into a checkpoint. Found
+// with the run's own objects on LibTorch's meta device, which has sizes and no memory, and with
+// groups that count. Local.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "configs/config.pb.h"
+#include "runtime/checkpoint/layout.h"
+
+namespace birkhoff {
+
+// Collective operations of a step with one purpose.
+struct Exchange {
+  std::string what;  // "gradients", "values", ...
+  std::int64_t operations = 0;
+  std::int64_t bytes = 0;  // of this rank's inputs, as OperationRing counts them
+  // To other ranks, if all send their slices directly or in a ring (MpiGroup, and NCCL's ring).
+  double sent_bytes = 0;
+  bool in_backward_pass = false;  // may run while the backward pass continues
+};
+
+struct RankState {
+  std::int64_t values_bytes = 0;  // parameters in their buckets, and statistics
+  std::int64_t gradients_bytes = 0;
+  std::int64_t optimizer_bytes = 0;
+  // Of a CPU run's group: what the other ranks' slices of the longest bucket are received into.
+  std::int64_t exchange_bytes = 0;
+  std::vector<Exchange> exchanges;  // rank 0's, in a step
+};
+// Error(kConfig) as make_model().
+RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks);
+
+struct SavedState {
+  CheckpointSize size;
+  std::int64_t copy_bytes = 0;  // of the rank that copies most
+};
+SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks);
+
+}  // namespace birkhoff

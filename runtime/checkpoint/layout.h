@@ -1,0 +1,55 @@
+// What the files of a checkpoint hold: which tensor is in which file, under which name and in which
+// order. docs/checkpoint_format.md describes the files. Local.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "configs/checkpoint_manifest.pb.h"
+#include "runtime/checkpoint/checkpoint.h"
+#include "runtime/checkpoint/safetensors.h"
+#include "runtime/checkpoint/tensor_part.h"
+
+namespace birkhoff {
+
+inline constexpr char kModelIndexName[] = "model.safetensors.index.json";
+// Of every file of tensors: Hugging Face's Transformers rejects files that do not say which
+// framework's layout they have.
+inline const SafetensorsMetadata kShardMetadata = {{"format", "pt"}};
+
+// Whole parameters and statistics are in the model files, which other programs read; everything
+// else is in the rank's own file.
+bool belongs_to_model(const TensorPart& shard);
+// Whether its owner writes the shard. An empty one only names a tensor, but a tensor without
+// elements is written as its only shard.
+bool is_written(const TensorPart& shard);
+// Bytes that the shard takes in its owner's copy of the state, padding included.
+std::int64_t staged_bytes(const TensorPart& shard);
+// The order in a file: the larger elements first, so that tensors are aligned to their element
+// size.
+void put_in_file_order(std::vector<const TensorPart*>& shards);
+
+// number: from 1 to count. For model files, those of the ranks that own whole parameters.
+std::string model_file_name(std::int64_t number, std::int64_t count);
+std::string state_file_name(std::int64_t number, std::int64_t count);
+
+// The shard's entry in the manifest, complete except for file and crc32c.
+configs::CheckpointManifest::Tensor manifest_entry(const TensorPart& shard);
+// The entry of a tensor of the manifest in the file that holds it, without offsets.
+SafetensorsEntry safetensors_entry(const configs::CheckpointManifest::Tensor& tensor);
+// The index that Python's loaders look for: which file holds which tensor of the model.
+std::string index_text(const configs::CheckpointManifest& manifest);
+
+// Sizes in bytes of the files of a checkpoint that was never written.
+struct CheckpointSize {
+  std::int64_t tensors = 0;       // parameters, statistics and optimizer state
+  std::int64_t descriptions = 0;  // headers, index and manifest
+  std::int64_t total() const { return tensors + descriptions; }
+};
+// What CheckpointWriter::save() of `num_ranks` ranks would write, without the tokenizer's file.
+// `shards`: those of all ranks, each once; their data is not read.
+CheckpointSize checkpoint_size(const CheckpointHeader& header,
+                               const std::vector<TensorPart>& shards, int num_ranks);
+
+}  // namespace birkhoff

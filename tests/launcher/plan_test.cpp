@@ -1,0 +1,370 @@
+// What `birkhoff plan` predicts, against what the runtime does: parameters, memory, communication
+// and checkpoints; and its model of faults, against a simulation.
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <sstream>
+
+#include "cluster/base/collectives/thread_group.h"
+#include "configs/config_io.h"
+#include "launcher/app.h"
+#include "launcher/bench/peak_memory.h"
+#include "launcher/bench/synthetic_training.h"
+#include "launcher/plan/effective_time.h"
+#include "launcher/plan/rank_state.h"
+#include "launcher/plan/trial.h"
+#include "runtime/run_checkpoints.h"
+#include "tests/cluster/base/temporary_folder.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+constexpr std::int64_t kVocabulary = 70;
+
+// Two kinds of layers, one with statistics and sums of figures, and buckets that cut tensors.
+constexpr const char* kConfig = R"(
+task { language_model {} }
+data { corpus: "none" sequence_length: 64 }
+model {
+  layers: 5 channels: 32 heads: 4
+  attention { group { mechanism { dense {} } } }
+  attention { group { heads: 2 mechanism { routing { clusters: 4 } } }
+              group { mechanism { sinkhorn { block: 16 } } } }
+}
+train { global_batch: 12 micro_batch: 2 bucket_elements: 5000 }
+checkpoint { every: 10 }
+evaluate { micro_batch: 1 }
+)";
+
+configs::Config config_of(const std::vector<std::string>& settings = {}) {
+  return parse_config(kConfig, "test", settings);
+}
+
+// The model, state and step of one rank, on synthetic tokens.
+struct RankTraining {
+  RankTraining(const configs::Config& config_in, ProcessGroup& group)
+      : config(config_in),
+        one(make_single_group()),
+        model(make_model(config, synthetic_inputs(config, kVocabulary), {group, *one, *one})),
+        buckets(model->parameters(), group, config.train().bucket_elements(),
+                config.train().invariant().shards(), config.train().zero_stage()),
+        optimizer(make_optimizer(config.train().optimizer(), buckets)),
+        step(config.train(), *model, group, group, buckets, *optimizer) {}
+
+  void take_step(const Batch& batch) { step.update(step.sum_gradients(batch, 1, 1), 1, 1); }
+
+  const configs::Config config;
+  const std::unique_ptr<ProcessGroup> one;
+  const std::unique_ptr<Model> model;
+  GradBuckets buckets;
+  const std::unique_ptr<Optimizer> optimizer;
+  TrainingStep step;
+};
+
+// The rank's rows of the global batch.
+Batch batch_of_rank(const configs::Config& config, const ProcessGroup& group) {
+  const Interval rows = rank_share(config.train().global_batch(),
+                                   config.train().invariant().shards(), group.rank(), group.size());
+  Batch batch = synthetic_batch(config, kVocabulary).narrow(rows.begin, rows.end);
+  batch.global_size = config.train().global_batch();
+  return batch;
+}
+
+using Counted = std::map<std::string, std::pair<std::int64_t, std::int64_t>>;  // operations, bytes
+
+TEST(Plan, CommunicationIsWhatTheProcessGroupCounts) {
+  for (const int ranks : {1, 2, 3}) {
+    for (const char* const setting :
+         {"train.zero_stage=0", "train.zero_stage=1", "train.invariant.shards=6",
+          "train.optimizer={adafactor {}}"}) {
+      SCOPED_TRACE(testing::Message() << ranks << " ranks, " << setting);
+      const configs::Config config = config_of({setting});
+      Counted expected;
+      for (const Exchange& each : rank_state(config, kVocabulary, ranks).exchanges) {
+        expected[each.what] = {each.operations, each.bytes};
+        EXPECT_GT(each.sent_bytes, 0) << each.what;
+      }
+      EXPECT_EQ(expected.empty(), ranks == 1);
+      run_ranks(ranks, [&](ProcessGroup& group) {
+        RankTraining training(config, group);
+        training.take_step(batch_of_rank(config, group));
+        if (group.rank() != 0) return;
+        Counted counted;
+        for (const OperationRing::Entry& entry : group.ring().entries()) {
+          auto& [operations, bytes] = counted[entry.name.substr(0, entry.name.find(" of bucket "))];
+          ++operations;
+          bytes += entry.bytes;
+        }
+        EXPECT_EQ(counted, expected);
+        EXPECT_LT(group.ring().total_operations(), OperationRing::kCapacity) << "all were seen";
+      });
+    }
+  }
+}
+
+TEST(Plan, StateIsWhatARankAllocates) {
+  for (const int ranks : {1, 2}) {
+    for (const char* const setting : {"train.zero_stage=0", "train.zero_stage=1"}) {
+      SCOPED_TRACE(testing::Message() << ranks << " ranks, " << setting);
+      const configs::Config config = config_of({setting, "model.channels=128"});
+      const RankState state = rank_state(config, kVocabulary, ranks);
+      PeakMemory memory(at::kCPU);
+      memory.restart();
+      run_ranks(ranks, [&](ProcessGroup& group) {
+        const RankTraining training(config, group);
+        group.barrier("all hold their state");
+        if (group.rank() == 0) {
+          const auto predicted = static_cast<double>(state.values_bytes + state.gradients_bytes +
+                                                     state.optimizer_bytes);
+          EXPECT_NEAR(static_cast<double>(memory.live_bytes()) / (ranks * predicted), 1, 0.01);
+        }
+        group.barrier("counted");
+      });
+    }
+  }
+}
+
+double bytes_of_files(const fs::path& folder) {
+  double bytes = 0;
+  for (const auto& file : fs::recursive_directory_iterator(folder)) {
+    if (file.is_regular_file()) bytes += static_cast<double>(file.file_size());
+  }
+  return bytes;
+}
+
+TEST(Plan, ACheckpointTakesThePredictedBytes) {
+  for (const int ranks : {1, 3}) {
+    for (const char* const setting : {"train.zero_stage=0", "train.zero_stage=1"}) {
+      const configs::Config config = config_of({setting});
+      const SavedState saved = saved_state(config, kVocabulary, ranks);
+      const TemporaryFolder folder;
+      run_ranks(ranks, [&](ProcessGroup& group) {
+        RankTraining training(config, group);
+        CheckpointWriter writer(folder.path(), 1, {}, group);
+        CheckpointHeader header;
+        header.set_run(std::string(32, 'a'));
+        header.set_step(100);
+        *header.mutable_config() = config;
+        writer.save(header, training_shards(*training.model, *training.optimizer, ranks));
+        writer.finish();
+      });
+      EXPECT_NEAR(bytes_of_files(folder.path()) / static_cast<double>(saved.size.total()), 1, 0.005)
+          << ranks << " ranks, " << setting;
+      EXPECT_GE(ranks * saved.copy_bytes, saved.size.tensors);
+    }
+  }
+}
+
+// The whole model on the whole micro-batch, counted, against an extrapolation from fewer layers and
+// sequences. No layer has clusters, whose sizes, and so their memory, depend on the tokens; and
+// sequences are long enough for LibTorch to multiply bf16 in the same way for any number of them.
+TEST(Plan, MemoryOfAMicroBatchIsExtrapolated) {
+  for (const auto& [recompute, precision] :
+       {std::pair("train.recompute=false", "train.precision=fp32"),
+        std::pair("train.recompute=true", "train.precision=bf16")}) {
+    SCOPED_TRACE(testing::Message() << recompute << " " << precision);
+    const configs::Config config = config_of(
+        {recompute, precision, "model.layers=7", "train.global_batch=6", "train.micro_batch=0",
+         "data.sequence_length=256", "evaluate.micro_batch=4",
+         "model.attention.1={group{heads:2 mechanism{dense{}}} group{mechanism{sinkhorn{}}}}"});
+    const TrialMemory whole =
+        Trial(config, kVocabulary, 6, {.flops = 1e18, .bytes = 1e18}).memory();
+    const TrialMemory part = Trial(config, kVocabulary, 6, {.flops = 1, .bytes = 1}).memory();
+    EXPECT_NEAR(part.layers / whole.layers, 1, 0.01);
+    EXPECT_NEAR(part.rest / whole.rest, 1, 0.01);
+    const auto total = [](const TrialMemory& m) { return m.layers + m.rest + m.temporary; };
+    EXPECT_NEAR(total(part) / total(whole), 1, 0.02);
+    // With one sequence the peak is at another place than with two, because weights in bf16 matter.
+    EXPECT_NEAR(part.evaluation / whole.evaluation, 1, 0.05);
+
+    PeakMemory memory(at::kCPU);
+    SyntheticTraining training(config, kVocabulary, at::kCPU);
+    training.timed_parts();
+    memory.restart();
+    training.timed_parts();
+    EXPECT_NEAR(total(whole) / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
+    const at::NoGradGuard no_gradients;
+    const Batch evaluated = synthetic_batch(config, kVocabulary).narrow(0, 4);
+    memory.restart();
+    training.model().loss_sums(evaluated, std::nullopt);
+    EXPECT_NEAR(whole.evaluation / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
+  }
+}
+
+TEST(Plan, AnEvaluationMayTakeMoreThanAStep) {
+  const auto evaluation = [](const char* micro_batch) {
+    return Trial(config_of({micro_batch}), kVocabulary, 1).memory().evaluation;
+  };
+  EXPECT_NEAR(evaluation("evaluate.micro_batch=32") / evaluation("evaluate.micro_batch=16"), 2,
+              0.1);
+}
+
+TEST(Plan, RecomputationKeepsLess) {
+  const auto layers = [](const char* setting) {
+    return Trial(config_of({setting}), kVocabulary, 4).memory().layers;
+  };
+  EXPECT_LT(3 * layers("train.recompute=true"), layers("train.recompute=false"));
+}
+
+// ---- Faults.
+
+// The share of steps that count, by trying: time passes until the next fault, wherever that falls.
+double simulated_share(const FaultModel& faults, double interval) {
+  std::mt19937_64 random(1);
+  std::exponential_distribution<double> gap(1 / faults.seconds_between_faults());
+  double time = 0, done = 0;
+  for (int fault = 0; fault < 200'000; ++fault) {
+    const double alive = gap(random);
+    time += alive;
+    const double worked = alive - (fault == 0 ? 0 : faults.restart_seconds);
+    if (worked > 0) done += interval * std::floor(worked / (interval + faults.save_seconds));
+  }
+  return done / time;
+}
+
+TEST(EffectiveTime, IsThatOfASimulation) {
+  for (const FaultModel& faults :
+       {FaultModel{24, 30, 120}, FaultModel{4, 5, 600}, FaultModel{200, 60, 60}}) {
+    const double best = best_interval_seconds(faults);
+    for (const double interval : {best / 4, best, 4 * best}) {
+      const EffectiveTime share = effective_time(faults, interval);
+      EXPECT_NEAR(share.steps, simulated_share(faults, interval), 0.005) << interval;
+      EXPECT_NEAR(share.steps + share.saves + share.lost + share.restarts, 1, 1e-12);
+      EXPECT_GT(std::min({share.saves, share.lost, share.restarts}), 0);
+    }
+  }
+}
+
+TEST(EffectiveTime, TheBestIntervalIsTheBest) {
+  for (const double faults_per_day : {0.1, 1.0, 10.0, 100.0}) {
+    for (const double save : {0.1, 10.0, 100.0}) {
+      const FaultModel faults{faults_per_day, save, 60};
+      const double best = effective_time(faults, best_interval_seconds(faults)).steps;
+      for (double interval = 1; interval < 1e6; interval *= 1.01) {
+        EXPECT_LT(effective_time(faults, interval).steps, best + 1e-3);
+      }
+    }
+  }
+}
+
+TEST(EffectiveTime, WithoutFaultsOnlySavesCost) {
+  const EffectiveTime share = effective_time({0, 10, 60}, 90);
+  EXPECT_DOUBLE_EQ(share.steps, 0.9);
+  EXPECT_DOUBLE_EQ(share.saves, 0.1);
+  EXPECT_EQ(share.lost + share.restarts, 0);
+  EXPECT_EQ(lost_seconds_per_fault({0, 10, 60}, 90), 0);
+}
+
+TEST(EffectiveTime, AFaultLosesHalfOfAShortInterval) {
+  EXPECT_NEAR(lost_seconds_per_fault({1, 0, 60}, 100), 50, 0.1);
+}
+
+// ---- The command.
+
+class PlanCommand : public testing::Test {
+ protected:
+  PlanCommand() { std::ofstream(file()) << kConfig; }
+  std::string file() const { return folder_.path() + "/plan.txtpb"; }
+
+  std::string plan(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), {"plan", file(), "--vocabulary", "70"});
+    std::ostringstream out, err;
+    EXPECT_EQ(run_app(arguments, out, err), 0) << err.str();
+    EXPECT_EQ(err.str(), "");
+    return out.str();
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+TEST_F(PlanCommand, PartsAddUpToTheModelsParameters) {
+  const auto json = nlohmann::json::parse(plan({"--json"}));
+  std::int64_t sum = 0, total = 0;
+  for (const auto& [part, values] : json["parameters"].items()) {
+    const auto elements = values["elements"].get<std::int64_t>();
+    (part == "total" ? total : sum) += part == "state_without_gradients" ? 0 : elements;
+    EXPECT_TRUE(elements > 0 || part == "head") << part;
+  }
+  const auto group = make_single_group();
+  const configs::Config config = config_of();
+  EXPECT_EQ(total,
+            make_model(config, synthetic_inputs(config, kVocabulary), {*group, *group, *group})
+                ->parameters()
+                .num_elements());
+  EXPECT_EQ(sum, total);
+}
+
+TEST_F(PlanCommand, TotalMemoryIsThePeakOfTraining) {
+  for (const char* const setting : {"model.channels=128", "train.recompute=true"}) {
+    const auto memory = nlohmann::json::parse(plan({"--json", "--set", setting}))["memory"];
+    const auto predicted = [&](const char* part) {
+      return memory[part]["configured"].get<double>();
+    };
+    const configs::Config config = config_of({setting});
+    const Batch batch = synthetic_batch(config, kVocabulary);
+    PeakMemory counted(at::kCPU);
+    counted.restart();
+    const auto group = make_single_group();
+    RankTraining training(config, *group);
+    for (int i = 0; i < 2; ++i) training.take_step(batch);
+    EXPECT_NEAR((predicted("total") - predicted("batches") - predicted("copy_for_a_checkpoint")) /
+                    static_cast<double>(counted.extra_bytes()),
+                1, 0.03)
+        << setting;
+  }
+}
+
+TEST_F(PlanCommand, EveryTableIsInBothForms) {
+  const std::vector<std::string> arguments = {
+      "--ranks",           "4",     "--ranks-per-node", "2", "--peak-tflops",  "0.1",
+      "--network-gbs",     "0.001", "--faults-per-day", "1", "--save-seconds", "2",
+      "--restart-seconds", "60"};
+  std::vector<std::string> with_json = arguments;
+  with_json.push_back("--json");
+  const std::string text = plan(arguments);
+  const auto json = nlohmann::json::parse(plan(with_json));
+  for (const char* const table : {"parameters", "memory", "computation", "communication",
+                                  "checkpoint", "time", "speed", "effective_time"}) {
+    EXPECT_TRUE(json.contains(table)) << table;
+  }
+  EXPECT_THAT(text, HasSubstr("| copy for a checkpoint |"));
+  EXPECT_THAT(text, HasSubstr("| steps that count |"));
+  const auto& memory = json["memory"];
+  EXPECT_LT(memory["total"]["with_zero"], memory["total"]["configured"]);
+  EXPECT_LT(memory["total"]["with_recompute"], memory["total"]["configured"]);
+  // Two of the three ranks that each rank sends to are on the other node.
+  const auto& sent = json["communication"]["total"];
+  EXPECT_NEAR(sent["sent_to_other_nodes"].get<double>(), sent["sent_bytes"].get<double>() * 2 / 3,
+              1e-6);
+  EXPECT_GT(json["time"]["step"]["seconds"], json["time"]["forward"]["seconds"].get<double>() +
+                                                 json["time"]["backward"]["seconds"].get<double>());
+}
+
+TEST_F(PlanCommand, SaysWhatItDoesNotPredict) {
+  EXPECT_THAT(plan({}), HasSubstr("The time of a step is not predicted: give --measure"));
+  EXPECT_THAT(plan({"--ranks", "2", "--ranks-per-node", "1", "--peak-tflops", "1"}),
+              HasSubstr("The time of the network is not predicted: give --network-gbs"));
+  EXPECT_THAT(plan({"--set", "data.sequence_length=1048576", "--set", "model.attention=[]"}),
+              HasSubstr("Memory, bytes moved and times to measure are not predicted"));
+}
+
+TEST_F(PlanCommand, MeasuresThisMachine) {
+  const auto json = nlohmann::json::parse(plan({"--measure", "--json"}));
+  EXPECT_GT(json["machine"]["FLOP_of_matrix_products"]["per_second"], 1e8);
+  EXPECT_GT(json["speed"]["tokens"]["per_second"], 0);
+  EXPECT_GT(json["time"]["optimizer"]["seconds"], 0);
+}
+
+}  // namespace
+}  // namespace birkhoff
