@@ -29,6 +29,7 @@ class CommandLine {
   void add_prepare();
   std::vector<PrepareArguments::Text> prepare_texts() const;
   void add_train();
+  void add_doctor();
   void add_eval();
   void add_sample();
   void add_classify();
@@ -45,6 +46,7 @@ class CommandLine {
                 "birkhoff"};
   PrepareArguments prepare_;
   TrainArguments train_;
+  DoctorArguments doctor_;
   EvalArguments eval_;
   SampleArguments sample_;
   ClassifyArguments classify_;

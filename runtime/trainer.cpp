@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "cluster/base/error.h"
@@ -21,7 +20,8 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 Trainer::Trainer(TrainerParts parts)
     : parts_(std::move(parts)),
       step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
-            parts_.optimizer, parts_.activity) {}
+            parts_.optimizer, parts_.activity),
+      clock_(parts_.group.device()) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
@@ -86,13 +86,14 @@ Outcome Trainer::end(const TrainState& state, bool stop, const std::string& dive
 }
 
 Trainer::StepResult Trainer::step(TrainState& state) {
-  const auto start = std::chrono::steady_clock::now();
+  clock_.begin();
   const configs::Train& train = parts_.config.train();
   ++state.step;
   state.held_out_loss.reset();
   const double waited_ms = parts_.feed.waited_ms();
   batch_ = parts_.feed.next();
   if (train.cuda_graph()) batch_ = static_batch_.hold(*batch_);
+  clock_.has_batch();
   const GradientSums sums = sum_gradients(state.step, state.loss_scale);
   const double scale = state.loss_scale.value;
   const double rate = step_.update(sums, state.step, scale);
@@ -125,14 +126,19 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   result.report.grad_norm = sums.norm;
   result.report.figures = sums.figures;
   result.report.loader_wait_ms = parts_.feed.waited_ms() - waited_ms;
-  result.report.step_ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  clock_.end();
+  result.report.step_ms = clock_.step_ms();
+  if (parts_.activity != nullptr) parts_.activity->count_step(clock_.times(), batch_->size());
   return result;
 }
 
 GradientSums Trainer::sum_gradients(std::int64_t step, const LossScale& scale) {
   return step_.sum_gradients(*batch_, step, scale.value,
-                             {.launched = [this] { parts_.feed.prefetch(); },
+                             {.launched =
+                                  [this] {
+                                    clock_.passes_launched();
+                                    parts_.feed.prefetch();
+                                  },
                               .asks_to_stop = [this] { return parts_.signals.received() != 0; }});
 }
 

@@ -17,6 +17,7 @@
 #include "runtime/optimizers/optimizer.h"
 #include "runtime/reporting/metrics.h"
 #include "runtime/reporting/run_history.h"
+#include "runtime/reporting/step_clock.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/signals.h"
 #include "runtime/step_graph.h"
@@ -93,6 +94,7 @@ class Trainer {
   std::optional<Batch> batch_;  // of the last step
   StaticBatch static_batch_;    // with train.cuda_graph: the batch that a recorded step reads
   TrainingStep step_;
+  StepClock clock_;
 };
 
 }  // namespace birkhoff

@@ -1,0 +1,14 @@
+// How long a thread has waited for other ranks: the time between the call and the return of
+// Work::wait(), added up over all groups. What a rank computes itself takes the rest. On a GPU
+// wait() does not block, and the wait happens in the stream.
+#pragma once
+
+namespace birkhoff {
+
+// Seconds that the calling thread has waited so far. Local.
+double waited_seconds();
+
+// Adds to it. For ProcessGroup.
+void add_waited_seconds(double seconds);
+
+}  // namespace birkhoff
