@@ -53,18 +53,22 @@ Judgement judge_speed(const Answers& answers, const char* unit, const char* cure
       fmt::format("{:.3g} to {:.3g} {} a rank", sorted.front(), sorted.back(), unit)};
   for (const Answers& host : by_host(answers)) {
     std::vector<int> ranks;
-    double slowest = usual;
+    double slowest = usual, cpu_share = 1;
     for (const Answer& answer : host) {
       if (speed(answer) >= kSlow * usual) continue;
       ranks.push_back(answer.rank);
-      slowest = std::min(slowest, speed(answer));
+      if (speed(answer) >= slowest) continue;
+      slowest = speed(answer);
+      cpu_share = answer.facts.value("cpu_share", 1.0);
     }
     if (ranks.empty()) continue;
+    std::string found = fmt::format("{:.3g} {}, {:.0f} % of the usual {:.3g} {}", slowest, unit,
+                                    100 * slowest / usual, usual, unit);
+    if (cpu_share < kFullShare) {
+      found += fmt::format("; it had a CPU for {:.0f} % of the time", 100 * cpu_share);
+    }
     judgement.findings.push_back({slowest < kVerySlow * usual ? Verdict::kFail : Verdict::kWarn,
-                                  host.front().host, ranks,
-                                  fmt::format("{:.3g} {}, {:.0f} % of the usual {:.3g} {}", slowest,
-                                              unit, 100 * slowest / usual, usual, unit),
-                                  cure});
+                                  host.front().host, ranks, found, cure});
   }
   return judgement;
 }

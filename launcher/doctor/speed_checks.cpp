@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -36,6 +37,13 @@ at::Device device_of(const Subject& subject) {
   const bool cuda =
       subject.configuration && subject.configuration->device() == configs::Config::cuda;
   return cuda ? cuda_device(subject.world.local_rank()) : at::Device(at::kCPU);
+}
+
+// Seconds of CPU time of all threads of this process.
+double cpu_seconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 // How often per second `operation` is done, in the fastest round.
@@ -71,19 +79,22 @@ Facts measure_in_turns(const Subject& subject, const std::function<double()>& me
   const int with_cores = std::max(1, usable_cores() / subject.threads);
   const int together = std::max(with_cores, (local_size + kMostTurns - 1) / kMostTurns);
   const std::int64_t turns = most_of_ranks(world, (local_size + together - 1) / together);
-  double speed = 0;
+  double speed = 0, cpu_share = 1;
   std::exception_ptr error;
   for (std::int64_t turn = 0; turn < turns; ++turn) {
     world.barrier("doctor: turn");
     if (subject.world.local_rank() / together != turn) continue;
     try {
+      const Clock::time_point start = Clock::now();
+      const double cpu_start = cpu_seconds();
       speed = measure();
+      cpu_share = (cpu_seconds() - cpu_start) / seconds_since(start);
     } catch (...) {
       error = std::current_exception();
     }
   }
   if (error) std::rethrow_exception(error);
-  return {{"speed", speed}};
+  return {{"speed", speed}, {"cpu_share", cpu_share}};
 }
 
 // The partner of `rank` in a round of a tournament of `size` players, an even number, in which all

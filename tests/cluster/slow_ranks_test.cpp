@@ -98,14 +98,14 @@ TEST(SlowRanks, ABreakBeginsAnew) {
   }
 }
 
-// One of four steps is interrupted, on random ranks: the medians hardly see it.
+// At every eighth report a rank's median is twice as long, as other processes may make it.
 TEST(SlowRanks, RandomTimesRaiseNoAlarm) {
   std::mt19937 random(7);
   for (const int size : {2, 3, 4, 16}) {
     TestRanks ranks(size);
     for (int i = 0; i < 2000; ++i) {
       for (RankStatus& status : ranks.statuses) {
-        status.step_times.passes = 0.1 * (random() % 4 == 0 ? 2 : 1);
+        status.step_times.passes = 0.1 * (random() % 8 == 0 ? 2 : 1);
       }
       ASSERT_THAT(ranks.steps(5), IsEmpty());
     }

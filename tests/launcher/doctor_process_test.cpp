@@ -112,18 +112,26 @@ TEST_F(DoctorProcess, AHealthyWorldPassesWithinAMinuteAndLeavesNothing) {
                              "report.json", "--exclude-file", "bad"},
                             ""),
                 seconds(60));
-  EXPECT_EQ(finished.code, 0) << finished.out << finished.err;
   EXPECT_THAT(finished.out,
               AllOf(HasSubstr("corpus"), HasSubstr("4 ranks on 1 host, examined in")));
   const json found = report(finished);
-  EXPECT_NE(found.at("verdict"), "fail");
+  bool other_load = false;
   EXPECT_EQ(found.at("checks").size(), 16u) << "all checks";
   for (const json& check : found.at("checks")) {
-    // Four ranks may share the cores of this machine, and other processes its time.
+    // Four ranks may share the cores of this machine. If it is busy with other processes, they
+    // make ranks slow, and the doctor says that they have no CPU.
     const std::string name = check.at("check");
-    if (name == "threads" || name.ends_with("speed")) continue;
-    EXPECT_EQ(check.at("verdict"), "pass") << check.dump(2);
+    if (name.ends_with("speed")) {
+      for (const json& finding : check.at("findings")) {
+        if (finding.at("verdict") == "warn") continue;
+        EXPECT_THAT(finding.at("found").get<std::string>(), HasSubstr("it had a CPU for"));
+        other_load = true;
+      }
+    } else if (name != "threads") {
+      EXPECT_EQ(check.at("verdict"), "pass") << check.dump(2);
+    }
   }
+  EXPECT_EQ(finished.code, other_load ? 2 : 0) << finished.out << finished.err;
   EXPECT_EQ(fs::file_size("bad"), 0u) << "no host is excluded";
   fs::remove("bad");
   EXPECT_EQ(names_in("."), before);

@@ -181,6 +181,10 @@ TEST(JudgeSpeed, OneSlowHostIsNamed) {
   EXPECT_THAT(facts({10, 10, 8.1, 12}).findings, IsEmpty());
   expect_finding(only(facts({10, 10, 10, 7.9})), Verdict::kWarn, "node1", {3}, "7.9 GB/s, 79 % of");
   expect_finding(only(facts({10, 10, 10, 4.9})), Verdict::kFail, "node1", {3}, "49 %");
+  expect_finding(only(judge_speed(answers({{{"speed", 10}, {"cpu_share", 1}},
+                                           {{"speed", 7}, {"cpu_share", 0.7}}}),
+                                  "GB/s", "look")),
+                 Verdict::kWarn, "node0", {1}, "it had a CPU for 70 %");
   // Half of all ranks are slow: the fast half is right.
   expect_finding(only(facts({10, 10, 4, 4})), Verdict::kFail, "node1", {2, 3}, "40 %");
   expect_finding(only(facts({4, 4, 10, 10, 10, 10})), Verdict::kFail, "node0", {0, 1}, "40 %");

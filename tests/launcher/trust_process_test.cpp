@@ -272,7 +272,7 @@ class Slow : public TrustProcessTest {
   static Command train_longer(const std::string& name, int ranks, int steps) {
     return train(name,
                  {"--ranks", std::to_string(ranks), "--set", "train.steps=" + std::to_string(steps),
-                  "--set", "model.channels=128", "--set", "train.global_batch=32", "--set",
+                  "--set", "model.channels=256", "--set", "train.global_batch=32", "--set",
                   "evaluate.every=0", "--set", "checkpoint.every=0"});
   }
 };
@@ -313,7 +313,7 @@ TEST_F(Slow, ARankThatIsSlowerThanTheOthersIsNamed) {
 }
 
 TEST_F(Slow, HealthyRanksRaiseNoAlarm) {
-  const int num_steps = std::getenv("BIRKHOFF_SLOW") != nullptr ? 10000 : 100;
+  const int num_steps = std::getenv("BIRKHOFF_SLOW") != nullptr ? 10000 : 40;
   const Finished finished = run_child(train_longer("steady", 2, num_steps), seconds(1500));
   EXPECT_EQ(finished.code, 0) << finished.err;
   EXPECT_EQ(finished.err.find("is slow"), std::string::npos) << finished.err;

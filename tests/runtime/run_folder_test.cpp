@@ -322,7 +322,8 @@ TEST(RunFolder, MetricsAreCutToWholeLines) {
 }
 
 TEST(RunFolder, RanksThatSeeAnotherFolderAreNamed) {
-  const TestFolder folder;
+  const TestFolder test;
+  const fs::path folder = test.path();
   const RunFolder run(folder / "shared", 1, false);
   RunFolder other(folder / "local", 2, false);
   const auto check = [&](ProcessGroup& world, const fs::path& path) {
@@ -342,7 +343,8 @@ TEST(RunFolder, RanksThatSeeAnotherFolderAreNamed) {
 
 // As on a network file system.
 TEST(RunFolder, AFolderThatIsSeenLateIsShared) {
-  const TestFolder folder;
+  const TestFolder test;
+  const fs::path folder = test.path();
   const RunFolder run(folder / "early", 1, false);
   run_ranks(2, [&](ProcessGroup& world) {
     std::thread late([&] {
