@@ -23,7 +23,7 @@ namespace birkhoff {
 void check_same_config(ProcessGroup& world, const configs::Config& config);
 void check_same_corpus(ProcessGroup& world, const Corpus& corpus);
 
-// Checks that this rank, on `host`, sees the run folder of rank 0, the run `id`: that all ranks have
+// Checks that this rank, on `host`, sees the folder of rank 0, the run `id`: that all ranks have
 // one shared folder. A network file system may show a new folder late, so it waits for it, at most
 // `patience`. Collective over the world; Error(kStorage) on all ranks.
 void check_shared_folder(ProcessGroup& world, const std::string& host, const RunPaths& paths,

@@ -82,10 +82,10 @@ Majority majority_of(const Answers& answers, const char* key);
 // The answers of each host, in the order of ranks.
 std::vector<Answers> by_host(const Answers& answers);
 
-// "GB/s": the hosts whose ranks measured less than the usual facts["speed"], the upper median of all
-// ranks (the upper one, so that of two hosts the slower is compared with the faster): a warning
-// below 80 % of it, a failure below 50 %. If facts["cpu_share"] of a host's slowest rank is
-// below kFullShare, the finding says so: something takes its CPU.
+// The hosts whose ranks measured less than the usual facts["speed"], which is the upper median of
+// all ranks (the upper one, so that of two hosts the slower is compared with the faster): a warning
+// below 80 % of it, a failure below 50 %. If facts["cpu_share"] of a host's slowest rank is below
+// kFullShare, the finding says so: something takes its CPU.
 inline constexpr double kSlow = 0.8, kVerySlow = 0.5, kFullShare = 0.9;
 Judgement judge_speed(const Answers& answers, const char* unit, const char* cure);
 

@@ -1,4 +1,4 @@
-// The probes and judges of `birkhoff doctor`, one pair for each check (check.h). docs/doctor.md says
+// The probes and judges of `birkhoff doctor`, a pair for each check (check.h). docs/doctor.md says
 // what each finds.
 #pragma once
 

@@ -1,6 +1,7 @@
 // How long a thread has waited for other ranks: the time between the call and the return of
-// Work::wait(), added up over all groups. What a rank computes itself takes the rest. On a GPU
-// wait() does not block, and the wait happens in the stream.
+// Work::wait() (process_group.h), added up over all groups. What a rank computes itself takes the
+// rest of a step. For GPU tensors wait() does not block: the GPU's stream waits, which nothing here
+// counts.
 #pragma once
 
 namespace birkhoff {
