@@ -115,23 +115,19 @@ TEST_F(DoctorProcess, AHealthyWorldPassesWithinAMinuteAndLeavesNothing) {
   EXPECT_THAT(finished.out,
               AllOf(HasSubstr("corpus"), HasSubstr("4 ranks on 1 host, examined in")));
   const json found = report(finished);
-  bool other_load = false;
   EXPECT_EQ(found.at("checks").size(), 16u) << "all checks";
+  // If this machine is busy with other processes, they make ranks slow, and the doctor says that a
+  // rank had no CPU.
+  const bool busy = found.dump().find("it had a CPU for") != std::string::npos;
   for (const json& check : found.at("checks")) {
-    // Four ranks may share the cores of this machine. If it is busy with other processes, they
-    // make ranks slow, and the doctor says that they have no CPU.
     const std::string name = check.at("check");
     if (name.ends_with("speed")) {
-      for (const json& finding : check.at("findings")) {
-        if (finding.at("verdict") == "warn") continue;
-        EXPECT_THAT(finding.at("found").get<std::string>(), HasSubstr("it had a CPU for"));
-        other_load = true;
-      }
-    } else if (name != "threads") {
+      EXPECT_TRUE(busy || check.at("verdict") != "fail") << check.dump(2);
+    } else if (name != "threads") {  // four ranks may share the cores of this machine
       EXPECT_EQ(check.at("verdict"), "pass") << check.dump(2);
     }
   }
-  EXPECT_EQ(finished.code, other_load ? 2 : 0) << finished.out << finished.err;
+  EXPECT_EQ(finished.code, found.at("code")) << finished.err;
   EXPECT_EQ(fs::file_size("bad"), 0u) << "no host is excluded";
   fs::remove("bad");
   EXPECT_EQ(names_in("."), before);
@@ -167,17 +163,23 @@ TEST_F(DoctorProcess, FaultsOfFileSystems) {
   expect_found(report, "space", "fail", "", {}, "MB free, but 3 of ");
 }
 
-// Limits are those of the shell that starts the ranks.
+// The second rank is started by a shell that sets limits.
 TEST_F(DoctorProcess, FaultsOfLimits) {
-  Command command = with_faults({"doctor", "--ranks", "2", "--no-speed", "--json", "report.json"},
-                                "0:host=node0 1:host=node1");
-  command.line.insert(command.line.begin(),
-                      {"bash", "-c", "ulimit -n 200; ulimit -v 80000000; exec \"$0\" \"$@\""});
+  Command command =
+      with_faults({"doctor", "--no-speed", "--json", "report.json"}, "0:host=node0 1:host=node1");
+  const std::vector<std::string> line = command.line;
+  command.line = {"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "1"};
+  command.line.insert(command.line.end(), line.begin(), line.end());
+  for (const char* part :
+       {":", "-n", "1", "bash", "-c", "ulimit -n 200; ulimit -v 80000000; exec \"$0\" \"$@\""}) {
+    command.line.emplace_back(part);
+  }
+  command.line.insert(command.line.end(), line.begin(), line.end());
   const Finished finished = run_child(command);
   EXPECT_EQ(finished.code, 0) << finished.err;
   const json found = report(finished);
   expect_found(found, "limits", "warn", "node1", {1}, "200 open files are allowed");
-  expect_found(found, "limits", "warn", "node0", {0}, "the address space is limited");
+  expect_found(found, "limits", "warn", "node1", {1}, "the address space is limited");
 }
 
 // Each rank has its own folder, program or configuration.
