@@ -52,6 +52,12 @@ at::Device current(at::Device device) {
 
 }  // namespace
 
+std::string nccl_version() {
+  int version = 0;
+  if (ncclGetVersion(&version) != ncclSuccess) return "unknown";
+  return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
+}
+
 // ---- Handles
 
 // wait() makes the caller's current stream wait. The handle keeps the tensors until then: if they

@@ -23,6 +23,9 @@
 
 namespace birkhoff {
 
+// Version of the NCCL library that this process uses, such as "2.28.3". Local.
+std::string nccl_version();
+
 class NcclGroup : public ProcessGroup {
  public:
   // Connects the ranks of `control`, a group for host tensors: it broadcasts the communicator's id

@@ -121,6 +121,14 @@ void World::abort(int exit_code) {
   std::_Exit(exit_code);
 }
 
+std::string mpi_library() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  mpi_check(MPI_Get_library_version(text, &length), "MPI_Get_library_version");
+  const std::string_view all(text, static_cast<std::size_t>(length));
+  return std::string(all.substr(0, all.find(',')));  // the rest names who built it
+}
+
 int announced_ranks() {
   return environment_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
       .value_or(1);

@@ -39,6 +39,8 @@ class World {
   std::unique_ptr<Impl> impl_;
 };
 
+// Name and version of the MPI library that this process uses. Local.
+std::string mpi_library();
 // Number of ranks that the environment announces (Open MPI, PMI, Slurm) before MPI starts; 1 if
 // none.
 int announced_ranks();

@@ -20,6 +20,7 @@ CommandLine::CommandLine() {
   add_prepare();
   add_train();
   add_plan();
+  add_doctor();
   add_eval();
   add_sample();
   add_classify();
@@ -191,6 +192,26 @@ void CommandLine::add_plan() {
   c->add_flag("--json", plan_.json, "print one JSON object, in bytes, FLOP and seconds");
 }
 
+void CommandLine::add_doctor() {
+  CLI::App* c = subcommand(
+      app_, "doctor",
+      "Check the ranks, their hosts and their files before training, in at most a minute",
+      "  birkhoff doctor my.txtpb --run run/big --ranks 8\n"
+      "  srun --mpi=pmix birkhoff doctor my.txtpb --run run/big --exclude-file bad-hosts\n"
+      "  birkhoff doctor --ranks 2 --no-speed --json report.json");
+  c->add_option("CONFIG", doctor_.config, "configuration (.txtpb) to train; default: none");
+  c->add_option("--run", doctor_.run, "run folder to train in; need not exist")->type_name("DIR");
+  add_settings(c, doctor_.settings);
+  c->add_option("--ranks", doctor_.ranks, "start this many MPI ranks here, as train does")
+      ->check(CLI::Range(1, 4096));
+  c->add_flag("--no-speed", doctor_.no_speed, "leave the measurements of speed out");
+  c->add_option("--json", doctor_.json, "file for the report as JSON (see docs/doctor.md)")
+      ->type_name("FILE");
+  c->add_option("--exclude-file", doctor_.exclude_file,
+                "file to which the hosts that fail are added, one a line")
+      ->type_name("FILE");
+}
+
 void CommandLine::add_device(CLI::App* c, std::string& device) {
   c->add_option("--device", device, "cpu or cuda, regardless of the device that trained the model")
       ->check(CLI::IsMember({"cpu", "cuda"}))
@@ -348,6 +369,7 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   }
   if (app_.got_subcommand("train")) return train_command(train_, out, err);
   if (app_.got_subcommand("plan")) return plan_command(plan_, out);
+  if (app_.got_subcommand("doctor")) return doctor_command(doctor_, out, err);
   if (app_.got_subcommand("eval")) return eval_command(eval_, out, err);
   if (app_.got_subcommand("sample")) return sample_command(sample_, out, err);
   if (app_.got_subcommand("classify")) return classify_command(classify_, out, err);

@@ -30,6 +30,7 @@ class CommandLine {
   std::vector<PrepareArguments::Text> prepare_texts() const;
   void add_train();
   void add_plan();
+  void add_doctor();
   void add_eval();
   void add_sample();
   void add_classify();
@@ -50,6 +51,7 @@ class CommandLine {
   PrepareArguments prepare_;
   TrainArguments train_;
   PlanArguments plan_;
+  DoctorArguments doctor_;
   EvalArguments eval_;
   SampleArguments sample_;
   ClassifyArguments classify_;

@@ -52,6 +52,16 @@ struct PlanArguments {
 };
 int plan_command(const PlanArguments& arguments, std::ostream& out);
 
+struct DoctorArguments {
+  std::optional<std::string> config;
+  std::string run;  // empty: no folder is tried
+  std::vector<std::string> settings;
+  std::optional<int> ranks;        // as TrainArguments::ranks
+  bool no_speed = false;           // leave the measurements out
+  std::string json, exclude_file;  // files to write; empty: none
+};
+int doctor_command(const DoctorArguments& arguments, std::ostream& out, std::ostream& err);
+
 struct EvalArguments {
   std::string path, corpus, split = "valid", device = "cpu";
   std::int64_t sequences = 0;  // from the start of the split; 0: all

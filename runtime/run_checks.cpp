@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
@@ -63,6 +65,35 @@ void check_same_corpus(ProcessGroup& world, const Corpus& corpus) {
     difference = fmt::format("fingerprint {} -> {} in {}", rank_0, mine, corpus.folder().string());
   }
   fail_together(world, ExitCode::kData, "corpus", difference);
+}
+
+void check_shared_folder(ProcessGroup& world, const std::string& host, const RunPaths& paths,
+                         const std::string& id, std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kPause{50};
+  constexpr std::int64_t kMostBytes = 65536;
+  const std::string file = paths.identity().string();
+  const auto sees = [&] {
+    return path_exists(file) && read_file(file, kMostBytes).find(id) != std::string::npos;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  std::string problem;
+  try {
+    while (!sees()) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        problem = fmt::format(
+            "rank {} on {} does not see {}, which rank 0 wrote: use a folder on a file system that "
+            "all hosts share for --run",
+            world.rank(), host, file);
+        break;
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+  } catch (const Error& error) {
+    problem = fmt::format("rank {} on {}: {}", world.rank(), host, error.what());
+  }
+  for (const std::string& of_rank : world.all_gather_bytes(problem, "shared run folder")) {
+    if (!of_rank.empty()) fail(ExitCode::kStorage, "{}", of_rank);
+  }
 }
 
 void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& config,

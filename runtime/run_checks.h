@@ -2,11 +2,14 @@
 // both values and what to do.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <string>
 
 #include "cluster/base/collectives/process_group.h"
 #include "data/corpus/corpus.h"
 #include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/run_folder.h"
 
 namespace birkhoff::configs {
 class Config;
@@ -19,6 +22,13 @@ namespace birkhoff {
 // Error(kConfig) and Error(kData) on all ranks.
 void check_same_config(ProcessGroup& world, const configs::Config& config);
 void check_same_corpus(ProcessGroup& world, const Corpus& corpus);
+
+// Checks that this rank, on `host`, sees the folder of rank 0, the run `id`: that all ranks have
+// one shared folder. A network file system may show a new folder late, so it waits for it, at most
+// `patience`. Collective over the world; Error(kStorage) on all ranks.
+void check_shared_folder(ProcessGroup& world, const std::string& host, const RunPaths& paths,
+                         const std::string& id,
+                         std::chrono::milliseconds patience = std::chrono::seconds(60));
 
 // Checks that a run can resume from the checkpoint: no fixed field of the configuration has changed
 // (Error(kConfig)), nor has the corpus (Error(kData)).

@@ -159,6 +159,11 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
                         static_cast<int>(diagnosis.code), diagnosis.text);
         }
         hooks.on_hang(diagnosis);
+      },
+      [&](const SlowRank& slow) {
+        const std::string problem =
+            note_slow_rank(RunPaths{run_folder}.history(), id, {unix_seconds(), slow});
+        if (!problem.empty()) log_warning("{}", problem);
       });
   const Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
@@ -181,6 +186,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   run_id = world.group().broadcast_bytes(run_id, 0, "identity of the run");
   resume_path = world.group().broadcast_bytes(resume_path, 0, "checkpoint to resume from");
   const RunPaths paths{run_folder};
+  check_shared_folder(world.group(), world.host(), paths, run_id);
   log.open(paths.log(world.rank()).string());
 
   const std::unique_ptr<Model> model =

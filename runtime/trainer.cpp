@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 
 #include "cluster/base/error.h"
@@ -23,7 +22,8 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 Trainer::Trainer(TrainerParts parts)
     : parts_(std::move(parts)),
       step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
-            parts_.optimizer, parts_.activity) {}
+            parts_.optimizer, parts_.activity),
+      clock_(parts_.group.device()) {}
 
 Outcome Trainer::run(TrainState& state) {
   const configs::Config& config = parts_.config;
@@ -106,12 +106,13 @@ Outcome Trainer::end(const TrainState& state, bool stop, const std::string& dive
 }
 
 Trainer::StepResult Trainer::step(TrainState& state) {
-  const auto start = std::chrono::steady_clock::now();
+  clock_.begin();
   const configs::Train& train = parts_.config.train();
   const double waited_ms = parts_.feed.waited_ms();
   std::optional<Batch> next = parts_.feed.next();
   const bool has_batch = next.has_value();
   if (has_batch) batch_ = train.cuda_graph() ? static_batch_.hold(*next) : std::move(next);
+  clock_.has_batch();
   const GradientSums sums = sum_gradients(state.step + 1, state.loss_scale,
                                           [&] { return !has_batch || parts_.stop.pressing(); });
   StepResult result;
@@ -150,8 +151,9 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   result.report.grad_norm = sums.norm;
   result.report.figures = sums.figures;
   result.report.loader_wait_ms = parts_.feed.waited_ms() - waited_ms;
-  result.report.step_ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  clock_.end();
+  result.report.step_ms = clock_.step_ms();
+  if (parts_.activity != nullptr) parts_.activity->count_step(clock_.times(), batch_->size());
   return result;
 }
 
@@ -159,7 +161,11 @@ GradientSums Trainer::sum_gradients(std::int64_t step, const LossScale& scale,
                                     const std::function<bool()>& gives_up) {
   const Batch none{.fields = {}, .sample_ids_B = at::zeros({0}, at::kLong)};
   return step_.sum_gradients(batch_ ? *batch_ : none, step, scale.value,
-                             {.launched = [this] { parts_.feed.prefetch(); },
+                             {.launched =
+                                  [this] {
+                                    clock_.passes_launched();
+                                    parts_.feed.prefetch();
+                                  },
                               .asks_to_stop = [this] { return parts_.stop.asked(); },
                               .gives_up = gives_up});
 }

@@ -18,6 +18,7 @@
 #include "runtime/optimizers/optimizer.h"
 #include "runtime/reporting/metrics.h"
 #include "runtime/reporting/run_history.h"
+#include "runtime/reporting/step_clock.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/step_graph.h"
 #include "runtime/stop_request.h"
@@ -107,6 +108,7 @@ class Trainer {
   double longest_step_seconds_ = 0;
   StaticBatch static_batch_;  // with train.cuda_graph: the batch that a recorded step reads
   TrainingStep step_;
+  StepClock clock_;
 };
 
 }  // namespace birkhoff

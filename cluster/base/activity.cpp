@@ -13,6 +13,13 @@ double seconds_between(std::chrono::steady_clock::time_point a,
   return std::chrono::duration<double>(b - a).count();
 }
 
+double median_of(const std::vector<StepTimes>& times, double StepTimes::*phase) {
+  std::vector<double> values;
+  for (const StepTimes& step : times) values.push_back(step.*phase);
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
+
 }  // namespace
 
 void Activity::enter(Phase phase, std::int64_t step) {
@@ -43,6 +50,17 @@ void Activity::tick() {
   ++now_.ticks;
 }
 
+void Activity::count_step(const StepTimes& times, std::int64_t sequences) {
+  const std::lock_guard lock(mutex_);
+  if (timed_.size() < kTimedSteps) {
+    timed_.push_back(times);
+  } else {
+    timed_[static_cast<std::size_t>(now_.num_timed) % kTimedSteps] = times;
+  }
+  ++now_.num_timed;
+  now_.sequences = sequences;
+}
+
 Activity::Snapshot Activity::snapshot() const {
   const std::lock_guard lock(mutex_);
   Snapshot snapshot = now_;
@@ -52,6 +70,11 @@ Activity::Snapshot Activity::snapshot() const {
     std::vector<double> sorted = step_seconds_;
     std::nth_element(sorted.begin(), sorted.begin() + sorted.size() / 2, sorted.end());
     snapshot.usual_seconds = sorted[sorted.size() / 2];
+  }
+  if (timed_.size() == kTimedSteps) {
+    for (double StepTimes::*phase : {&StepTimes::data, &StepTimes::passes, &StepTimes::update}) {
+      snapshot.step_times.*phase = median_of(timed_, phase);
+    }
   }
   return snapshot;
 }

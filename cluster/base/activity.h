@@ -16,6 +16,15 @@ enum class Phase : std::int32_t {
   kEnd,       // no more work follows
 };
 
+// Seconds of a step that a rank spent itself, without waiting for others, by phase.
+struct StepTimes {
+  double data = 0;    // waiting for the loader
+  double passes = 0;  // forward and backward
+  double update = 0;  // clipping, the optimizer, and all else
+
+  double busy() const { return data + passes + update; }
+};
+
 class Activity {
  public:
   struct Snapshot {
@@ -25,13 +34,21 @@ class Activity {
     // Usual seconds between two signs of progress in this phase: the median step, or the longest
     // micro-batch of an evaluation; 0 if not known yet.
     double usual_seconds = 0;
+    // Medians of the last kTimedSteps steps, by phase; 0 while there are fewer.
+    StepTimes step_times;
+    std::int64_t num_timed = 0;  // steps whose times are known
+    std::int64_t sequences = 0;  // of the last one
   };
 
   // Begins a phase; every training step begins one. Counts as a sign of progress.
   void enter(Phase phase, std::int64_t step);
   // Counts a sign of progress inside a phase: a micro-batch is done.
   void tick();
+  // The step that is ending took these times for so many sequences.
+  void count_step(const StepTimes& times, std::int64_t sequences);
   Snapshot snapshot() const;
+
+  static constexpr std::size_t kTimedSteps = 20;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -42,6 +59,7 @@ class Activity {
   Clock::time_point step_begin_ = Clock::now();  // of the running step
   std::vector<double> step_seconds_;             // of the last steps, a ring
   std::size_t num_steps_ = 0;
+  std::vector<StepTimes> timed_;  // of the last steps, a ring
   double longest_evaluation_tick_ = 0;
 };
 

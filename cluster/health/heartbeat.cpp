@@ -53,6 +53,9 @@ RankStatus make_status(const World& world, const Activity& activity,
   status.step = now.step;
   status.usual_seconds = now.usual_seconds;
   status.progress = now.ticks;
+  status.step_times = now.step_times;
+  status.num_timed = now.num_timed;
+  status.sequences = now.sequences;
   for (const ProcessGroup* group : groups) {
     status.progress += group->ring().total_operations();
     const OperationRing::Entry operation = group->ring().current();
@@ -67,11 +70,14 @@ RankStatus make_status(const World& world, const Activity& activity,
 class Heartbeat::Impl {
  public:
   Impl(ProcessGroup& world, const WatchdogLimits& limits, std::function<RankStatus()> status,
-       std::function<void(const Diagnosis&)> alarm)
+       std::function<void(const Diagnosis&)> alarm,
+       std::function<void(const SlowRank&)> on_slow_rank)
       : rank_(world.rank()),
         sign_(std::move(status)),
         alarm_(std::move(alarm)),
-        watchdog_(world.size(), limits) {
+        on_slow_rank_(std::move(on_slow_rank)),
+        watchdog_(world.size(), limits),
+        slow_ranks_(world.size()) {
     // Rank 0 broadcasts "token token port address address ...".
     std::ostringstream offer;
     if (rank_ == 0) {
@@ -112,7 +118,13 @@ class Heartbeat::Impl {
       }
       for (Peer& peer : peers) hear(peer, now);
       std::erase_if(peers, [](const Peer& peer) { return !peer.connection.open(); });
-      watchdog_.on_heartbeat(packet().status, now);
+      const RankStatus mine = packet().status;
+      watchdog_.on_heartbeat(mine, now);
+      slow_ranks_.on_heartbeat(mine);
+      for (const SlowRank& slow : slow_ranks_.find(now)) {
+        log_warning("step {}: {}; see \"Slow ranks\" in docs/runbook.md", slow.step, slow.text());
+        if (on_slow_rank_) on_slow_rank_(slow);
+      }
       if (alarmed || !judge(now)) continue;
       alarmed = true;
       alarm_(*watchdog_.diagnosis(now));
@@ -143,6 +155,7 @@ class Heartbeat::Impl {
       if (!ours) return;
       peer.rank = packet.status.rank;
       watchdog_.on_heartbeat(packet.status, now);
+      slow_ranks_.on_heartbeat(packet.status);
       peer.connection.send(this->packet());
     });
     if (!peer.connection.open() && peer.rank >= 0) watchdog_.on_disconnect(peer.rank, now);
@@ -244,7 +257,9 @@ class Heartbeat::Impl {
   const int rank_;
   const std::function<RankStatus()> sign_;
   const std::function<void(const Diagnosis&)> alarm_;
+  const std::function<void(const SlowRank&)> on_slow_rank_;
   Watchdog watchdog_;
+  SlowRanks slow_ranks_;  // rank 0's
   Token token_ = {};
   std::uint16_t port_ = 0;
   std::vector<std::string> addresses_;
@@ -257,9 +272,11 @@ class Heartbeat::Impl {
 
 Heartbeat::Heartbeat(ProcessGroup& world, const WatchdogLimits& limits,
                      std::function<RankStatus()> status,
-                     std::function<void(const Diagnosis&)> alarm) {
+                     std::function<void(const Diagnosis&)> alarm,
+                     std::function<void(const SlowRank&)> on_slow_rank) {
   if (limits.seconds > 0) {
-    impl_ = std::make_unique<Impl>(world, limits, std::move(status), std::move(alarm));
+    impl_ = std::make_unique<Impl>(world, limits, std::move(status), std::move(alarm),
+                                   std::move(on_slow_rank));
   }
 }
 

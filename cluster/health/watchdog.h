@@ -31,7 +31,10 @@ struct RankStatus {
   std::int64_t progress = 0;  // grows with every sign of progress
   double usual_seconds = 0;   // as in Activity::Snapshot
   std::int64_t operation_number = -1;
-  std::int32_t waiting = 0;  // 1: waits in this operation for the other ranks
+  std::int32_t waiting = 0;   // 1: waits in this operation for the other ranks
+  StepTimes step_times = {};  // as in Activity::Snapshot, with the next two
+  std::int64_t num_timed = 0;
+  std::int64_t sequences = 0;
   std::array<char, 64> host = {};
   std::array<char, 100> operation = {};  // of the group; empty: none yet
 

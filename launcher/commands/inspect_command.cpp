@@ -67,7 +67,13 @@ std::string describe_run(const RunSummary& run) {
   line("history", history_text(run));
   const std::size_t first = run.jobs.size() - std::min(run.jobs.size(), kMostJobs);
   if (first > 0) line("jobs", fmt::format("{} earlier ones are in history.jsonl", first));
-  for (std::size_t i = first; i < run.jobs.size(); ++i) line("job", job_text(run.jobs[i]));
+  for (std::size_t i = first; i < run.jobs.size(); ++i) {
+    line("job", job_text(run.jobs[i]));
+    for (const SlowEpisode& episode : run.jobs[i].slow) {
+      line("slow rank", fmt::format("{}, step {}: {}", local_time(episode.time), episode.slow.step,
+                                    episode.slow.text()));
+    }
+  }
   return text;
 }
 

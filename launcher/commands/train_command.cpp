@@ -19,6 +19,7 @@
 #include "configs/config_io.h"
 #include "launcher/commands.h"
 #include "launcher/commands/train_checks.h"
+#include "launcher/doctor/examination.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/restarts.h"
 #include "launcher/processes/supervisor.h"
@@ -153,6 +154,17 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
     err << "birkhoff: " << diagnosis.text << std::endl;
     world.abort(static_cast<int>(diagnosis.code));
   };
+  const Examination examination =
+      examine({.world = world, .threads = rank_threads(config, world), .configuration = config},
+              Cost::kInstant);
+  if (examination.verdict() == Verdict::kFail) {
+    if (world.rank() == 0) {
+      for (const std::string& line : examination.failures()) {
+        err << "birkhoff: " << line << std::endl;
+      }
+    }
+    return static_cast<int>(examination.code());
+  }
   const char* job = std::getenv(kJobVariable);
   std::optional<TimeLimit> limit;  // one rank asks Slurm
   if (world.rank() == 0) limit.emplace();

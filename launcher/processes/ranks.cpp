@@ -48,17 +48,6 @@ std::optional<int> threads_asked_for() {
   world.abort(static_cast<int>(failure.code));
 }
 
-// Hash of the executable of this process.
-std::string program_hash() {
-  File file = File::open_for_read("/proc/self/exe");
-  Xxh3Hasher hasher;
-  std::vector<char> buffer(std::size_t{1} << 20);
-  while (const std::size_t num_read = file.read_some(buffer.data(), buffer.size())) {
-    hasher.update(buffer.data(), num_read);
-  }
-  return hasher.hex_digest();
-}
-
 // Ranks of different builds would compute different results or misread each other's data.
 // Collective.
 void check_same_program(World& world) {
@@ -118,15 +107,33 @@ void check_before_ranks(const std::function<void()>& check) {
   }
 }
 
-int run_in_world(const std::function<int(World&)>& run, std::ostream& err) {
+std::string program_hash() {
+  File file = File::open_for_read("/proc/self/exe");
+  Xxh3Hasher hasher;
+  std::vector<char> buffer(std::size_t{1} << 20);
+  while (const std::size_t num_read = file.read_some(buffer.data(), buffer.size())) {
+    hasher.update(buffer.data(), num_read);
+  }
+  return hasher.hex_digest();
+}
+
+int run_in_any_world(const std::function<int(World&)>& run, std::ostream& err) {
   World world;
   try {
-    check_same_program(world);
     return run(world);
   } catch (...) {
     if (world.size() == 1) throw;
     end_world(world, describe_failure(std::current_exception()), err);
   }
+}
+
+int run_in_world(const std::function<int(World&)>& run, std::ostream& err) {
+  return run_in_any_world(
+      [&](World& world) {
+        check_same_program(world);
+        return run(world);
+      },
+      err);
 }
 
 }  // namespace birkhoff

@@ -31,9 +31,13 @@ int ranks_to_run_on(std::optional<int> asked);
 // reported once and in one line. Rethrows its Error, later on ranks other than the first. Local.
 void check_before_ranks(const std::function<void()>& check);
 
+// Hash of the executable file of this process. Local.
+std::string program_hash();
+
 // Joins the world of ranks and returns the result of `run`. If there are several ranks, an error
-// ends all of them with its code. Error(kUsage) if ranks run different builds. Collective over all
-// processes.
+// ends all of them with its code. Collective over all processes.
+int run_in_any_world(const std::function<int(World&)>& run, std::ostream& err);
+// The same, and Error(kUsage) if ranks run different builds.
 int run_in_world(const std::function<int(World&)>& run, std::ostream& err);
 
 }  // namespace birkhoff

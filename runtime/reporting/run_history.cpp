@@ -42,6 +42,19 @@ ordered_json json_of(const std::string& id, const JobEnd& end) {
           {"reason", end.reason}};
 }
 
+ordered_json json_of(const std::string& id, const SlowEpisode& episode) {
+  const SlowRank& slow = episode.slow;
+  return {{"event", "slow"},
+          {"id", id},
+          {"time", episode.time},
+          {"step", slow.step},
+          {"rank", slow.rank},
+          {"host", slow.host},
+          {"phase", slow.phase},
+          {"busy_ms", 1000 * slow.seconds},
+          {"usual_ms", 1000 * slow.usual}};
+}
+
 // Fields that are missing or of another type keep their value.
 template <typename T>
 void read(const ordered_json& json, const char* name, T& value) {
@@ -73,6 +86,21 @@ JobEnd end_of(const ordered_json& json) {
   read(json, "code", end.code);
   read(json, "reason", end.reason);
   return end;
+}
+
+SlowEpisode slow_of(const ordered_json& json) {
+  SlowEpisode episode;
+  double busy_ms = 0, usual_ms = 0;
+  read(json, "time", episode.time);
+  read(json, "step", episode.slow.step);
+  read(json, "rank", episode.slow.rank);
+  read(json, "host", episode.slow.host);
+  read(json, "phase", episode.slow.phase);
+  read(json, "busy_ms", busy_ms);
+  read(json, "usual_ms", usual_ms);
+  episode.slow.seconds = busy_ms / 1000;
+  episode.slow.usual = usual_ms / 1000;
+  return episode;
 }
 
 std::string line_of(const ordered_json& json) {
@@ -136,12 +164,13 @@ std::vector<Job> read_history(const fs::path& file) {
     std::string event, id;
     read(json, "event", event);
     read(json, "id", id);
-    if (event == "start") jobs.push_back({start_of(json), {}});
-    if (event != "end") continue;
+    if (event == "start") jobs.push_back({start_of(json)});
     // The next job may have started before this one noted its end.
-    const auto ended = std::find_if(jobs.rbegin(), jobs.rend(),
-                                    [&](const Job& job) { return job.start.id == id; });
-    if (ended != jobs.rend() && !ended->end) ended->end = end_of(json);
+    const auto job = std::find_if(jobs.rbegin(), jobs.rend(),
+                                  [&](const Job& other) { return other.start.id == id; });
+    if (job == jobs.rend()) continue;
+    if (event == "slow") job->slow.push_back(slow_of(json));
+    if (event == "end" && !job->end) job->end = end_of(json);
   }
   return jobs;
 }
@@ -194,6 +223,16 @@ std::string note_lost_job(const fs::path& history, const fs::path& status, const
     }
     add_line(history, json_of(jobs.back().start.id,
                               lost_end(jobs.back(), read_status(status), code, reason)));
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+std::string note_slow_rank(const fs::path& history, const std::string& id,
+                           const SlowEpisode& episode) {
+  try {
+    add_line(history, json_of(id, episode));
     return "";
   } catch (const Error& error) {
     return error.what();

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "cluster/health/slow_ranks.h"
+
 namespace birkhoff {
 
 // Times are seconds since 1970.
@@ -32,9 +34,16 @@ struct JobEnd {
   std::string reason;       // one line
 };
 
+// A rank was found to be slow.
+struct SlowEpisode {
+  double time = 0;
+  SlowRank slow;
+};
+
 struct Job {
   JobStart start;
-  std::optional<JobEnd> end;  // unknown while it runs, or if it was killed
+  std::optional<JobEnd> end = {};  // unknown while it runs, or if it was killed
+  std::vector<SlowEpisode> slow = {};
 };
 
 // Jobs of the file in their order. No file: none. Lines that are not a job's are ignored, because a
@@ -70,6 +79,11 @@ RunTotals totals_of(const std::vector<Job>& jobs, const std::optional<JobStatus>
 // taken from `status`. An error of the file system is returned as one line, not thrown.
 std::string note_lost_job(const std::filesystem::path& history, const std::filesystem::path& status,
                           const std::string& id, int code, const std::string& reason);
+
+// Adds a slow rank of the job `id` to `history`; errors as note_lost_job's. Any thread of the
+// process that holds the run's lock may call it.
+std::string note_slow_rank(const std::filesystem::path& history, const std::string& id,
+                           const SlowEpisode& episode);
 
 // Writes both files. For rank 0, which holds the run's lock; one object for each job.
 class RunHistory {

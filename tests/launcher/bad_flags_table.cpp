@@ -115,6 +115,24 @@ std::vector<BadInput> plan() {
   };
 }
 
+std::vector<BadInput> doctor() {
+  return {
+      usage("doctor --ranks 0", "doctor --ranks 0", {"--ranks", "1 to 4096"}),
+      usage("doctor with two configurations", "doctor good.txtpb other.txtpb", {"other.txtpb"}),
+      usage("doctor --set without a configuration", "doctor --set train.steps=4",
+            {"--set train.steps=4", "without CONFIG"}),
+      usage("doctor --speed", "doctor --speed", {"--speed"}),
+      {.name = "doctor of a configuration that is not there",
+       .line = "doctor nothing.txtpb --ranks 2",
+       .code = ExitCode::kConfig,
+       .words = {"nothing.txtpb"}},
+      {.name = "doctor --set of an unknown field",
+       .line = "doctor good.txtpb --set train.stps=4 --ranks 2",
+       .code = ExitCode::kConfig,
+       .words = {"stps", "steps"}},
+  };
+}
+
 std::vector<BadInput> eval_and_sample() {
   return {
       usage("eval without a path", "eval", {"PATH", "required"}),
@@ -384,7 +402,8 @@ std::vector<BadInput> bench() {
 
 std::vector<BadInput> bad_flags() {
   std::vector<BadInput> rows;
-  for (auto table : {subcommands, train, plan, eval_and_sample, inspect_and_verify, bench}) {
+  for (auto table :
+       {subcommands, train, plan, doctor, eval_and_sample, inspect_and_verify, bench}) {
     for (BadInput& row : table()) rows.push_back(std::move(row));
   }
   return rows;

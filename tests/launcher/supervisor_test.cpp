@@ -114,20 +114,22 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Subcommand{{"prepare"}, "Make a corpus folder from text"},
         Subcommand{{"train"}, "run the same command again to resume"},
-        Subcommand{{"eval"}, "bits per byte"}, Subcommand{{"sample"}, "Generate text"},
-        Subcommand{{"inspect"}, "Describe a"}, Subcommand{{"runs"}, "List the runs"},
-        Subcommand{{"compare"}, "loss curves"}, Subcommand{{"verify"}, "Check every byte"},
-        Subcommand{{"submit"}, "Queue a run in Slurm"}, Subcommand{{"status"}, "how far a run is"},
-        Subcommand{{"tail"}, "until it ends"}, Subcommand{{"cancel"}, "saves first"},
-        Subcommand{{"config"}, "configurations"}, Subcommand{{"config", "print"}, "resolved"},
-        Subcommand{{"config", "diff"}, "differ"}, Subcommand{{"config", "reference"}, "Markdown"}),
+        Subcommand{{"doctor"}, "before training"}, Subcommand{{"eval"}, "bits per byte"},
+        Subcommand{{"sample"}, "Generate text"}, Subcommand{{"inspect"}, "Describe a"},
+        Subcommand{{"runs"}, "List the runs"}, Subcommand{{"compare"}, "loss curves"},
+        Subcommand{{"verify"}, "Check every byte"}, Subcommand{{"submit"}, "Queue a run in Slurm"},
+        Subcommand{{"status"}, "how far a run is"}, Subcommand{{"tail"}, "until it ends"},
+        Subcommand{{"cancel"}, "saves first"}, Subcommand{{"config"}, "configurations"},
+        Subcommand{{"config", "print"}, "resolved"}, Subcommand{{"config", "diff"}, "differ"},
+        Subcommand{{"config", "reference"}, "Markdown"}),
     [](const auto& test) { return test.param.name.back(); });
 
 TEST(Help, OfTheProgramListsSubcommandsAndExitCodes) {
   const Said said = say({"--help"});
   EXPECT_EQ(said.code, 0);
-  for (const char* subcommand : {"prepare", "train", "eval", "sample", "inspect", "runs", "compare",
-                                 "verify", "config", "bench", "submit", "status", "tail", "cancel"})
+  for (const char* subcommand :
+       {"prepare", "train", "doctor", "eval", "sample", "inspect", "runs", "compare", "verify",
+        "config", "bench", "submit", "status", "tail", "cancel"})
     EXPECT_THAT(said.out, HasSubstr(subcommand));
   for (const char* code :
        {"0 done", "2 usage", "3 configuration", "4 data", "5 checkpoint", "6 storage",

@@ -224,7 +224,7 @@ TEST_F(Hangs, HealthyRanksRaiseNoAlarm) {
                         "--set", "metrics.every=100"}),
       seconds(900));
   EXPECT_EQ(finished.code, 0) << finished.err;
-  for (const char* alarm : {"silent", "progress for", "without an error", "unwatched"}) {
+  for (const char* alarm : {"silent", "progress for", "without an error", "unwatched", "is slow"}) {
     EXPECT_EQ(finished.err.find(alarm), std::string::npos) << finished.err;
   }
   std::cout << "healthy steps: tried " << num_steps << ", alarms " << (finished.code != 0) << "\n";
@@ -257,6 +257,72 @@ TEST_F(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
   }
   std::cout << "stop: tried " << num_trials() << ", named " << num_named << ", slowest " << slowest
             << " s from the stop to the job's end\n";
+}
+
+// ---- Slow ranks. BIRKHOFF_SLOW sets the number of trials. Every other one is of a rank that is
+// stopped four fifths of the time, which shows only on a machine with nothing else to do.
+
+class Slow : public TrustProcessTest {
+ protected:
+  static int num_trials() {
+    const char* set = std::getenv("BIRKHOFF_SLOW");
+    return set != nullptr ? std::atoi(set) : 1;
+  }
+
+  // Steps that take long enough for a fifth of one to count.
+  static Command train_longer(const std::string& name, int ranks, int steps) {
+    return train(name,
+                 {"--ranks", std::to_string(ranks), "--set", "train.steps=" + std::to_string(steps),
+                  "--set", "model.channels=256", "--set", "train.global_batch=32", "--set",
+                  "evaluate.every=0", "--set", "checkpoint.every=0"});
+  }
+};
+
+TEST_F(Slow, ARankThatIsSlowerThanTheOthersIsNamed) {
+  constexpr int kRanks = 4;
+  int num_named = 0;
+  for (int trial = 0; trial < num_trials(); ++trial) {
+    const std::string name = "slow" + std::to_string(trial), errors = name + ".err";
+    const int victim = trial % kRanks;
+    Command command = train_longer(name, kRanks, 1000000);
+    command.errors = errors;
+    const bool reads = trial % 2 == 0;
+    command.environment = {{"LD_PRELOAD", RANK_FAULTS},
+                           {"RANK_FAULTS", std::to_string(victim) + (reads ? ":delay" : ":slow")}};
+    Child child(command);
+    const auto warned = [&] {
+      std::ifstream file(errors);
+      const std::string text((std::istreambuf_iterator<char>(file)), {});
+      return text.find("is slow: it takes ") != std::string::npos;
+    };
+    const auto deadline = std::chrono::steady_clock::now() + seconds(60);
+    while (!warned() && child.is_running() && std::chrono::steady_clock::now() < deadline)
+      usleep(50'000);
+    child.signal(SIGTERM);
+    const Finished finished = child.finish(seconds(60));
+    EXPECT_EQ(finished.code, 75) << finished.err;
+    const std::string rank = "rank " + std::to_string(victim) + " on ";
+    EXPECT_THAT(finished.err,
+                AllOf(HasSubstr(": " + rank), HasSubstr("is slow: it takes "),
+                      HasSubstr(reads ? "reading data" : "the forward and backward passes")));
+    const Finished inspected = run_child({.line = birkhoff_line({"inspect", run(name).string()})});
+    EXPECT_THAT(inspected.out, AllOf(HasSubstr("slow rank "), HasSubstr(rank)));
+    std::size_t num_lines = 0;
+    for (std::size_t at = 0; (at = finished.err.find("is slow:", at)) != std::string::npos; ++at)
+      ++num_lines;
+    EXPECT_EQ(num_lines, 1u) << "once for an episode, and no other rank: " << finished.err;
+    num_named += num_lines == 1 && inspected.out.find(rank) != std::string::npos;
+  }
+  std::cout << "slow ranks: tried " << num_trials() << ", named " << num_named << "\n";
+}
+
+TEST_F(Slow, HealthyRanksRaiseNoAlarm) {
+  const int num_steps = std::getenv("BIRKHOFF_SLOW") != nullptr ? 10000 : 40;
+  const Finished finished = run_child(train_longer("steady", 2, num_steps), seconds(1500));
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(finished.err.find("is slow"), std::string::npos) << finished.err;
+  std::cout << "healthy steps of 2 ranks: tried " << num_steps << ", alarms "
+            << (finished.err.find("is slow") != std::string::npos) << "\n";
 }
 
 }  // namespace

@@ -8,10 +8,12 @@
 #include <csignal>
 #include <functional>
 #include <regex>
+#include <thread>
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "runtime/run_checkpoints.h"
+#include "runtime/run_checks.h"
 #include "tests/cluster/base/faults.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/runtime/checkpoint_fixture.h"
@@ -318,6 +320,41 @@ TEST(RunFolder, MetricsAreCutToWholeLines) {
   EXPECT_EQ(cut("{1}\n{2", 100),
             "{1}\n");  // the machine lost power: less is there than was counted
   EXPECT_EQ(cut("{1", 100), "");
+}
+
+TEST(RunFolder, RanksThatSeeAnotherFolderAreNamed) {
+  const TestFolder test;
+  const fs::path folder = test.path();
+  const RunFolder run(folder / "shared", 1, false);
+  RunFolder other(folder / "local", 2, false);
+  const auto check = [&](ProcessGroup& world, const fs::path& path) {
+    check_shared_folder(world, "node" + std::to_string(world.rank()), RunPaths{path}, run.id(),
+                        std::chrono::milliseconds(100));
+  };
+  run_ranks(3, [&](ProcessGroup& world) { check(world, folder / "shared"); });
+  run_ranks(3, [&](ProcessGroup& world) {
+    for (const char* name : {"local", "none"}) {
+      const fs::path path = folder / (world.rank() == 2 ? name : "shared");
+      EXPECT_THAT(error_of(ExitCode::kStorage, [&] { check(world, path); }),
+                  AllOf(HasSubstr("rank 2 on node2 does not see"), HasSubstr("run.json"),
+                        HasSubstr("all hosts share")));
+    }
+  });
+}
+
+// As on a network file system.
+TEST(RunFolder, AFolderThatIsSeenLateIsShared) {
+  const TestFolder test;
+  const fs::path folder = test.path();
+  const RunFolder run(folder / "early", 1, false);
+  run_ranks(2, [&](ProcessGroup& world) {
+    std::thread late([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      if (world.rank() == 0) fs::copy(folder / "early", folder / "late");
+    });
+    check_shared_folder(world, "node", RunPaths{folder / "late"}, run.id());
+    late.join();
+  });
 }
 
 }  // namespace

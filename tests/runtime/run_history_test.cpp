@@ -154,5 +154,25 @@ TEST(RunHistory, FilesThatCannotBeWrittenDoNotEndTheRun) {
   set_file_fault_hook({});
 }
 
+TEST(RunHistory, SlowRanksBelongToTheirJob) {
+  const TestFolder folder;
+  const RunPaths run{folder};
+  RunHistory first = job(run, 0, 10, "first");
+  const SlowRank slow{
+      .rank = 3, .host = "b", .step = 7, .phase = "the update", .seconds = 0.3, .usual = 0.2};
+  EXPECT_EQ(note_slow_rank(run.history(), "first", {unix_seconds(), slow}), "");
+  first.end(7, "lost");
+  job(run, 0, 10, "second").end(0, "finished");
+  const std::vector<Job> jobs = read_history(run.history());
+  ASSERT_EQ(jobs.size(), 2u);
+  ASSERT_EQ(jobs[0].slow.size(), 1u);
+  EXPECT_TRUE(jobs[0].end);
+  EXPECT_TRUE(jobs[1].slow.empty());
+  EXPECT_EQ(jobs[0].slow[0].slow.step, 7);
+  EXPECT_THAT(jobs[0].slow[0].slow.text(),
+              HasSubstr("rank 3 on b is slow: it takes 300.0 ms for a step without waiting for "
+                        "others, 50 % more than the usual 200.0 ms, most of it in the update"));
+}
+
 }  // namespace
 }  // namespace birkhoff

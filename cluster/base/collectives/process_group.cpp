@@ -4,14 +4,18 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 
+#include "cluster/base/collectives/wait_time.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 
 namespace birkhoff {
 namespace {
+
+thread_local double waited_by_thread = 0;  // seconds
 
 // Keeps the ring's record of an operation up to date while the caller waits.
 class RecordedWork : public Work {
@@ -20,7 +24,10 @@ class RecordedWork : public Work {
       : work_(std::move(work)), ring_(ring), sequence_(sequence) {}
   void wait() override {
     ring_.begin_waiting(sequence_);
+    const auto start = std::chrono::steady_clock::now();
     work_->wait();
+    add_waited_seconds(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     ring_.finish(sequence_);
   }
 
@@ -117,6 +124,9 @@ class SingleGroup : public ProcessGroup {
 };
 
 }  // namespace
+
+double waited_seconds() { return waited_by_thread; }
+void add_waited_seconds(double seconds) { waited_by_thread += seconds; }
 
 std::unique_ptr<Work> done_work() { return std::make_unique<DoneWork>(); }
 

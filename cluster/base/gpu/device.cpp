@@ -87,6 +87,7 @@ at::Device cuda_device(int local_rank) {
     setenv("NCCL_MNNVL_ENABLE", "0", /*overwrite=*/0);  // all are on one machine
   }
   const int num_devices = count_cuda_devices();
+  if (num_devices == 1) local_rank = 0;  // launchers may give each rank its own
   if (local_rank >= num_devices) {
     if (std::getenv("BIRKHOFF_SHARE_GPUS") == nullptr) {
       fail(ExitCode::kUsage,

@@ -23,11 +23,11 @@ inline constexpr bool kHasGpuKernels = false;
 // program was built without CUDA. Allocates nothing on any GPU. Local.
 int count_cuda_devices();
 
-// The GPU for rank `local_rank` of this machine: the one with the same number. Makes it the current
-// device of the calling thread, gives the thread its own stream (the default stream cannot be
-// captured into CUDA graphs), and makes LibTorch's operations deterministic. Errors as above, and
-// Error(kUsage) if the machine has too few GPUs. With BIRKHOFF_SHARE_GPUS in the environment the
-// ranks of a machine share its GPUs, for functional tests. Local.
+// The GPU of rank `local_rank` of this machine: the only one that the process sees, or else that of
+// the same number. Makes it current in the calling thread, gives the thread its own stream (graphs
+// cannot capture the default one), and makes LibTorch's operations deterministic. Errors as above,
+// and Error(kUsage) if there are too few GPUs. With BIRKHOFF_SHARE_GPUS in the environment ranks of
+// a machine share its GPUs, for functional tests; otherwise `train` refuses it. Local.
 at::Device cuda_device(int local_rank);
 
 // This process's current and peak memory on the device, in one line: resident memory for the CPU;

@@ -1,0 +1,63 @@
+// Finds ranks that are slower than the others, from the times that ranks report about their steps.
+// All ranks take the same time for a step, because they wait for each other; a slow rank is the one
+// that does not wait. Uses neither sockets nor clocks: cluster/health/heartbeat.h delivers the
+// statuses.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cluster/health/watchdog.h"
+
+namespace birkhoff {
+
+struct SlowRank {
+  int rank = 0;
+  std::string host;
+  std::int64_t step = 0;  // that it was doing
+  std::string phase;      // in which it loses most
+  double seconds = 0;     // that it takes for a step, without waiting for others
+  double usual = 0;       // that such a rank takes
+
+  // One line for users, without the step.
+  std::string text() const;
+};
+
+class SlowRanks {
+ public:
+  // A rank is slow if its busy time is above kSlower times the usual one and kLeastSeconds above
+  // it, without a break over kSteps steps and kLeastDuration seconds: in less time another process
+  // may take a rank's core for a moment. The usual one is the median of all ranks; a rank that has
+  // fewer sequences of each batch than the judged one counts as if its time grew with them, so that
+  // unequal shares are no fault.
+  static constexpr double kSlower = 1.2, kLeastSeconds = 0.005;
+  static constexpr std::int64_t kSteps = 20;
+  static constexpr double kLeastDuration = 5;
+
+  explicit SlowRanks(int num_ranks) : ranks_(static_cast<std::size_t>(num_ranks)) {}
+
+  // `now` is in seconds and never decreases.
+  void on_heartbeat(const RankStatus& status) { ranks_.at(status.rank).status = status; }
+  // Ranks that have become slow since the last call. Each is named once, until it has been as fast
+  // as the others for kSteps steps.
+  std::vector<SlowRank> find(double now);
+
+ private:
+  struct Rank {
+    std::optional<RankStatus> status;       // the last one
+    std::optional<std::int64_t> slow_from;  // RankStatus::num_timed, when it became slow
+    std::int64_t last_slow = 0;
+    double since = 0;  // the time of slow_from
+    bool named = false;
+  };
+
+  template <typename Time>
+  double usual(const RankStatus& judged, Time time) const;
+  SlowRank describe(const RankStatus& status) const;
+
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace birkhoff

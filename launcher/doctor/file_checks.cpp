@@ -1,0 +1,213 @@
+// Where the run's files are: whether all ranks see one folder in which fsync, rename and flock do
+// what checkpoints need, and whether there is space for the saves.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <random>
+
+#include "cluster/base/files/file.h"
+#include "data/corpus/corpus.h"
+#include "launcher/doctor/probes.h"
+#include "models/model.h"
+#include "runtime/gradients/grad_buckets.h"
+#include "runtime/optimizers/optimizer.h"
+#include "runtime/run_checkpoints.h"
+#include "runtime/tasks/task.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t kMostTrialBytes = std::int64_t{64} << 20;
+
+// The run folder, or the nearest folder above it that exists.
+std::string existing_folder(const fs::path& run) {
+  std::string folder = run.string();
+  while (!path_exists(folder)) folder = parent_path(folder);
+  return folder;
+}
+
+// A name of a file or folder of the trials, which they remove.
+std::string trial_path(const std::string& folder) {
+  return fmt::format("{}/.birkhoff-doctor-{:08x}", folder, std::random_device()());
+}
+
+std::string size_text(double bytes) { return fmt::format("{:.3g} MB", bytes / 1e6); }
+
+// Of a checkpoint of such a run: parameters, statistics and optimizer state.
+std::int64_t checkpoint_bytes(const configs::Config& config) {
+  const Corpus corpus(config.data().corpus());
+  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
+  const std::unique_ptr<Model> model =
+      make_model(config, model_inputs(config, corpus), ParallelGroups{*one, *one, *one});
+  GradBuckets buckets(model->parameters(), *one, config.train().bucket_elements());
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
+  std::int64_t bytes = 0;
+  for (const TensorPart& shard : training_shards(*model, *optimizer, /*num_ranks=*/1)) {
+    bytes += static_cast<std::int64_t>(shard.data.nbytes());
+  }
+  return bytes;
+}
+
+// MB/s of a durable write of so many bytes, which shows quotas, too. Removes the file.
+double write_trial(const std::string& folder, std::int64_t num_bytes) {
+  const std::string path = trial_path(folder);
+  const std::string block(std::size_t{1} << 20, 'x');
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    File file = File::create(path);
+    for (std::int64_t left = num_bytes; left > 0;) {
+      const auto part = std::min<std::int64_t>(left, static_cast<std::int64_t>(block.size()));
+      file.write_all(block.data(), static_cast<std::size_t>(part));
+      left -= part;
+    }
+    file.sync();
+    file.close();
+  } catch (...) {
+    remove_tree(path);
+    throw;
+  }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+  remove_file(path);
+  return static_cast<double>(num_bytes) / 1e6 / seconds.count();
+}
+
+}  // namespace
+
+// ---- Run folder
+
+Facts probe_run_folder(const Subject& subject) {
+  ProcessGroup& world = subject.world.group();
+  std::string error;
+  const auto attempt = [&error](const std::function<void()>& step) {
+    if (!error.empty()) return;
+    try {
+      step();
+    } catch (const Error& failure) {
+      error = failure.what();
+    }
+  };
+  // Rank 0 makes a folder, every rank a file in it.
+  std::string trial;
+  if (world.rank() == 0) {
+    attempt([&] {
+      trial = trial_path(existing_folder(*subject.run));
+      make_directory(trial);
+    });
+  }
+  trial = world.broadcast_bytes(error.empty() ? trial : "", 0, "doctor: trial folder");
+  const bool made = !trial.empty();
+  struct stat status {};
+  bool sees = false;
+  if (made) attempt([&] { sees = find_status(trial, /*follow_links=*/true, &status); });
+  const std::string mine = fmt::format("{}/rank-{}", trial, world.rank()), lock = trial + "/lock";
+  if (sees) {
+    attempt([&] {
+      File file = File::create(mine + ".new");
+      file.write_all("doctor\n");
+      file.sync();
+      file.close();
+      rename_path(mine + ".new", mine);
+    });
+  }
+  // Rank 0 looks for the files and holds a lock, which the others must see.
+  std::optional<FileLock> held;
+  if (made && world.rank() == 0)
+    attempt([&] { held.emplace(lock, "the trial of the run folder"); });
+  world.barrier("doctor: files are written");
+  std::vector<std::string> names;
+  if (made && world.rank() == 0) attempt([&] { names = list_directory(trial); });
+  bool locked = false;
+  if (sees) attempt([&] { locked = lock_holder(lock).has_value(); });
+  world.barrier("doctor: files are seen");
+  held.reset();
+  if (made && world.rank() == 0) attempt([&] { remove_tree(trial); });
+  if (!error.empty()) fail(ExitCode::kStorage, "{}", error);
+  Facts facts = {{"folder", trial.substr(0, trial.rfind('/'))},
+                 {"sees", sees},
+                 {"inode", fmt::to_string(status.st_ino)},
+                 {"locked", locked}};
+  if (world.rank() == 0) facts["names"] = names;
+  return facts;
+}
+
+Judgement judge_run_folder(const Answers& answers) {
+  const std::string folder = answers.front().facts.at("folder").get<std::string>();
+  Judgement judgement{folder + ": one folder for all ranks; fsync, rename and flock work"};
+  const auto fails = [&](const Answer& answer, const std::string& found, const char* cure) {
+    judgement.findings.push_back({Verdict::kFail, answer.host, {answer.rank}, found, cure});
+  };
+  constexpr const char* kShare =
+      "mount the same shared file system on all hosts, or choose a --run there";
+  for (const Answer& answer : answers) {
+    if (!answer.facts.at("sees").get<bool>()) {
+      fails(answer, fmt::format("does not see what rank 0 writes in {}", folder), kShare);
+    } else if (!answer.facts.at("locked").get<bool>()) {
+      fails(
+          answer, fmt::format("locks (flock) in {} are not honoured", folder),
+          "mount it with locks (Lustre: flock; NFS: local_lock=none): two jobs could train in one "
+          "folder");
+    }
+  }
+  const Answer& first = answers.front();
+  if (!first.facts.contains("names")) return judgement;  // rank 0 has failed
+  const auto names = first.facts.at("names").get<std::vector<std::string>>();
+  for (const Answer& answer : answers) {
+    const std::string file = fmt::format("rank-{}", answer.rank);
+    const bool is_there = std::find(names.begin(), names.end(), file) != names.end();
+    if (answer.facts.at("sees").get<bool>() && !is_there) {
+      fails(answer, fmt::format("rank 0 does not see what it writes in {}", folder), kShare);
+    }
+  }
+  for (const Answer* other : majority_of(answers, "inode").others) {
+    if (!other->facts.at("sees").get<bool>()) continue;
+    judgement.findings.push_back({Verdict::kWarn,
+                                  other->host,
+                                  {other->rank},
+                                  fmt::format("{} has another inode than on most ranks", folder),
+                                  "make sure that it is the same file system on all hosts"});
+  }
+  return judgement;
+}
+
+// ---- Space
+
+Facts probe_space(const Subject& subject) {
+  const std::string folder = existing_folder(*subject.run);
+  const std::int64_t checkpoint = checkpoint_bytes(subject.config());
+  const configs::Checkpoint& saves = subject.config().checkpoint();
+  return {{"folder", folder},
+          {"checkpoint", checkpoint},
+          {"kept", saves.keep() + (saves.keep_best() ? 1 : 0) + 1},
+          {"free", free_bytes(folder)},
+          {"speed", write_trial(folder, std::min(checkpoint, kMostTrialBytes))}};
+}
+
+Judgement judge_space(const Answers& answers) {
+  const Answer& answer = answers.front();
+  const double checkpoint = answer.facts.at("checkpoint").get<double>(),
+               free = answer.facts.at("free").get<double>();
+  const int kept = answer.facts.at("kept").get<int>();
+  const std::string folder = answer.facts.at("folder").get<std::string>();
+  Judgement judgement{fmt::format("{} free, {} a checkpoint, written at {:.0f} MB/s",
+                                  size_text(free), size_text(checkpoint),
+                                  answer.facts.at("speed").get<double>())};
+  if (free >= checkpoint * kept) return judgement;
+  // The space is the file system's, not the host's.
+  judgement.findings.push_back(
+      {free < checkpoint ? Verdict::kFail : Verdict::kWarn,
+       "",
+       {},
+       fmt::format("{}: {} free, but {} of {} each are kept at a time", folder, size_text(free),
+                   kept, size_text(checkpoint)),
+       "free space there, choose another --run, or lower checkpoint.keep"});
+  return judgement;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,304 @@
+// Where ranks run: names of hosts, cores and threads, limits, clocks, the network, and the files
+// that share memory.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "cluster/base/cpu.h"
+#include "cluster/base/files/file.h"
+#include "cluster/base/text/plural.h"
+#include "cluster/health/connection.h"
+#include "launcher/doctor/probes.h"
+
+namespace birkhoff {
+namespace {
+
+constexpr double kMebibyte = 1 << 20;
+
+double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Cores that this process may use.
+std::vector<int> own_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
+// -1: unlimited.
+std::int64_t soft_limit(int resource) {
+  rlimit limit{};
+  if (::getrlimit(static_cast<__rlimit_resource>(resource), &limit) != 0) return -1;
+  return limit.rlim_cur == RLIM_INFINITY ? -1 : static_cast<std::int64_t>(limit.rlim_cur);
+}
+
+std::string folder_from(std::initializer_list<const char*> variables, const char* otherwise) {
+  for (const char* name : variables) {
+    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') return value;
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+// ---- Hosts
+
+Facts probe_hosts(const Subject&) {
+  // Differs between machines, and is the same in all containers of one.
+  return {{"boot", read_file("/proc/sys/kernel/random/boot_id", 4096)}};
+}
+
+Judgement judge_hosts(const Answers& answers) {
+  std::set<std::string> machines;
+  for (const Answer& answer : answers) machines.insert(answer.facts.at("boot"));
+  const std::vector<Answers> hosts = by_host(answers);
+  std::vector<std::string> names;
+  for (const Answers& host : hosts) names.push_back(host.front().host);
+  Judgement judgement{fmt::format(
+      "{}: {}", counted(static_cast<std::int64_t>(hosts.size()), "host"), fmt::join(names, ", "))};
+  for (const Answers& host : hosts) {
+    std::vector<int> others;  // on another machine than the host's first rank
+    for (const Answer& answer : host) {
+      if (answer.facts.at("boot") != host.front().facts.at("boot")) others.push_back(answer.rank);
+    }
+    if (others.empty()) continue;
+    judgement.findings.push_back(
+        {Verdict::kFail, host.front().host, others,
+         fmt::format("another machine than that of rank {} has the same name", host.front().rank),
+         "give each machine its own host name: messages and exclude lists name hosts"});
+  }
+  return judgement;
+}
+
+// ---- Threads
+
+Facts probe_threads(const Subject& subject) {
+  return {{"threads", subject.threads}, {"cores", own_cores()}};
+}
+
+Judgement judge_threads(const Answers& answers) {
+  Judgement judgement;
+  for (const Answers& host : by_host(answers)) {
+    std::set<int> cores;
+    int threads = 0;
+    bool a_rank_has_too_many = false;
+    for (const Answer& answer : host) {
+      const auto own = answer.facts.at("cores").get<std::set<int>>();
+      const int its = answer.facts.at("threads").get<int>();
+      cores.insert(own.begin(), own.end());
+      threads += its;
+      if (its <= static_cast<int>(own.size())) continue;
+      a_rank_has_too_many = true;
+      judgement.findings.push_back(
+          {Verdict::kWarn,
+           answer.host,
+           {answer.rank},
+           fmt::format("{} on {}", counted(its, "thread"),
+                       counted(static_cast<std::int64_t>(own.size()), "core")),
+           "set OMP_NUM_THREADS to the number of cores of a rank"});
+    }
+    if (threads > static_cast<int>(cores.size()) && !a_rank_has_too_many) {
+      judgement.findings.push_back(
+          {Verdict::kWarn,
+           host.front().host,
+           {},
+           fmt::format("{} with {} share {}",
+                       counted(static_cast<std::int64_t>(host.size()), "rank"),
+                       counted(threads, "thread"),
+                       counted(static_cast<std::int64_t>(cores.size()), "core")),
+           "start fewer ranks there, or give each its own cores (srun --cpus-per-task, mpirun "
+           "--map-by)"});
+    }
+    judgement.summary +=
+        fmt::format("{}{} on {}", judgement.summary.empty() ? "" : "; ", counted(threads, "thread"),
+                    counted(static_cast<std::int64_t>(cores.size()), "core"));
+  }
+  return judgement;
+}
+
+// ---- Limits
+
+Facts probe_limits(const Subject& subject) {
+  const std::string devices = "/sys/class/infiniband";
+  const bool infiniband = is_directory(devices) && !list_directory(devices).empty();
+  return {{"ranks", subject.world.size()},
+          {"open_files", soft_limit(RLIMIT_NOFILE)},
+          {"locked_bytes", soft_limit(RLIMIT_MEMLOCK)},
+          {"address_bytes", soft_limit(RLIMIT_AS)},
+          {"core_bytes", soft_limit(RLIMIT_CORE)},
+          {"infiniband", infiniband}};
+}
+
+Judgement judge_limits(const Answers& answers) {
+  constexpr std::int64_t kFiles = 256, kFilesOfRank = 2;
+  Judgement judgement{"open files, locked memory, address space"};
+  const auto warn = [&](const Answer& answer, const std::string& found, const std::string& cure) {
+    judgement.findings.push_back({Verdict::kWarn, answer.host, {answer.rank}, found, cure});
+  };
+  for (const Answer& answer : answers) {
+    const auto limit = [&](const char* name) { return answer.facts.at(name).get<std::int64_t>(); };
+    const std::int64_t files = kFiles + kFilesOfRank * limit("ranks");
+    if (limit("open_files") >= 0 && limit("open_files") < files) {
+      warn(answer,
+           fmt::format("{} open files are allowed, and {} may be needed", limit("open_files"),
+                       files),
+           fmt::format("ulimit -n {}", files));
+    }
+    if (answer.facts.at("infiniband").get<bool>() && limit("locked_bytes") >= 0) {
+      warn(answer,
+           fmt::format("InfiniBand, but only {} bytes may be locked", limit("locked_bytes")),
+           "ulimit -l unlimited (in Slurm: PropagateResourceLimitsExcept=MEMLOCK)");
+    }
+    if (limit("address_bytes") >= 0) {
+      warn(answer, fmt::format("the address space is limited to {} bytes", limit("address_bytes")),
+           "ulimit -v unlimited: GPUs and memory-mapped files need more than they use");
+    }
+    if (limit("core_bytes") != 0 && answer.rank > 0 &&
+        limit("core_bytes") != answers.front().facts.at("core_bytes").get<std::int64_t>()) {
+      warn(answer, "the limit of core files differs from rank 0's",
+           "set the same ulimit -c on all hosts");
+    }
+  }
+  return judgement;
+}
+
+// ---- Clock
+
+Facts probe_clock(const Subject& subject) {
+  // Right after a barrier all ranks read their clocks at nearly the same time.
+  constexpr int kReadings = 3;
+  std::vector<double> readings;
+  for (int i = 0; i < kReadings; ++i) {
+    subject.world.group().barrier("doctor: clock");
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    readings.push_back(std::chrono::duration<double>(now).count());
+  }
+  return {{"readings", readings}};
+}
+
+Judgement judge_clock(const Answers& answers) {
+  constexpr double kWarnSeconds = 1, kFailSeconds = 60;
+  std::vector<std::vector<double>> readings;
+  for (const Answer& answer : answers) readings.push_back(answer.facts.at("readings"));
+  std::vector<std::vector<double>> ahead(answers.size());  // of the usual clock, at each reading
+  for (std::size_t i = 0; i < readings.front().size(); ++i) {
+    std::vector<double> all;
+    for (const auto& of_rank : readings) all.push_back(of_rank.at(i));
+    const double usual = median_of(all);
+    for (std::size_t r = 0; r < answers.size(); ++r) ahead[r].push_back(readings[r][i] - usual);
+  }
+  Judgement judgement;
+  double most = 0;
+  for (std::size_t r = 0; r < answers.size(); ++r) {
+    const double seconds = median_of(ahead[r]);
+    most = std::max(most, std::abs(seconds));
+    if (std::abs(seconds) < kWarnSeconds) continue;
+    judgement.findings.push_back(
+        {std::abs(seconds) < kFailSeconds ? Verdict::kWarn : Verdict::kFail,
+         answers[r].host,
+         {answers[r].rank},
+         fmt::format("the clock is {:.0f} s {}", std::abs(seconds),
+                     seconds > 0 ? "ahead" : "behind"),
+         "synchronise it (chronyc makestep): ages of files and times in logs are wrong"});
+  }
+  judgement.summary = fmt::format("clocks agree to {:.3f} s", most);
+  return judgement;
+}
+
+// ---- Network
+
+// As the heartbeat does, all ranks connect to rank 0.
+Facts probe_network(const Subject& subject) {
+  constexpr int kConnectMs = 2000;
+  ProcessGroup& world = subject.world.group();
+  Socket listener;
+  std::string offer;
+  if (world.rank() == 0) {
+    std::uint16_t port = 0;
+    listener = listen_anywhere(port);
+    offer = fmt::format("{} {}", port, fmt::join(own_addresses(), " "));
+  }
+  std::istringstream words(world.broadcast_bytes(offer, 0, "doctor: address of rank 0"));
+  std::string port, reached;
+  words >> port;
+  for (std::string address; reached.empty() && words >> address;) {
+    if (connect_to(address, port, kConnectMs)) reached = address;
+  }
+  world.barrier("doctor: all have tried to connect");
+  return {{"port", port}, {"reached", reached}};
+}
+
+Judgement judge_network(const Answers& answers) {
+  Judgement judgement{"all ranks reach rank 0 by TCP"};
+  for (const Answer& answer : answers) {
+    if (!answer.facts.at("reached").get<std::string>().empty()) continue;
+    judgement.findings.push_back(
+        {Verdict::kWarn,
+         answer.host,
+         {answer.rank},
+         fmt::format("no TCP connection to rank 0 on {} (its port {})", answers.front().host,
+                     answer.facts.at("port").get<std::string>()),
+         "open the firewall between the hosts: without it the watchdog does not see this rank"});
+  }
+  return judgement;
+}
+
+// ---- Files that share memory
+
+Facts probe_memory_files(const Subject& subject) {
+  // Where Open MPI's ranks of a machine exchange messages, and its other files.
+  const std::string memory = folder_from({"OMPI_MCA_btl_vader_backing_directory"}, "/dev/shm"),
+                    other = folder_from({"OMPI_MCA_orte_tmpdir_base", "TMPDIR"}, "/tmp");
+  return {{"ranks", subject.world.local_size()},
+          {"memory", memory},
+          {"memory_bytes", free_bytes(memory)},
+          {"other", other},
+          {"other_bytes", free_bytes(other)}};
+}
+
+Judgement judge_memory_files(const Answers& answers) {
+  constexpr double kMemoryOfRank = 64 * kMebibyte, kOther = 64 * kMebibyte, kNothing = kMebibyte;
+  Judgement judgement;
+  for (const Answer& answer : answers) {
+    const int ranks = answer.facts.at("ranks").get<int>();
+    const auto compare = [&](const char* folder, const char* bytes, double needed) {
+      const double free = answer.facts.at(bytes).get<double>();
+      const std::string name = answer.facts.at(folder).get<std::string>();
+      judgement.summary += fmt::format(
+          "{}{:.0f} MiB free in {}", judgement.summary.empty() ? "" : "; ", free / kMebibyte, name);
+      if (free >= needed) return;
+      judgement.findings.push_back(
+          {free < kNothing ? Verdict::kFail : Verdict::kWarn,
+           answer.host,
+           {},
+           fmt::format("{:.1f} MiB are free in {}, and {} may need {:.0f}", free / kMebibyte, name,
+                       counted(ranks, "rank"), needed / kMebibyte),
+           fmt::format("remove files that ended jobs left in {}, or enlarge it (containers: "
+                       "--shm-size)",
+                       name)});
+    };
+    compare("memory", "memory_bytes", ranks * kMemoryOfRank);
+    if (answer.facts.at("other") != answer.facts.at("memory")) {
+      compare("other", "other_bytes", kOther);
+    }
+  }
+  return judgement;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,49 @@
+// The probes and judges of `birkhoff doctor`, a pair for each check (check.h). docs/doctor.md says
+// what each finds.
+#pragma once
+
+#include "launcher/doctor/check.h"
+
+namespace birkhoff {
+
+// What runs: job_checks.cpp.
+Facts probe_world(const Subject& subject);
+Judgement judge_world(const Answers& answers);
+Facts probe_program(const Subject& subject);
+Judgement judge_program(const Answers& answers);
+Facts probe_configuration(const Subject& subject);
+Judgement judge_configuration(const Answers& answers);
+Facts probe_corpus(const Subject& subject);
+Judgement judge_corpus(const Answers& answers);
+Facts probe_gpus(const Subject& subject);
+Judgement judge_gpus(const Answers& answers);
+
+// Where it runs: host_checks.cpp.
+Facts probe_hosts(const Subject& subject);
+Judgement judge_hosts(const Answers& answers);
+Facts probe_threads(const Subject& subject);
+Judgement judge_threads(const Answers& answers);
+Facts probe_limits(const Subject& subject);
+Judgement judge_limits(const Answers& answers);
+Facts probe_clock(const Subject& subject);
+Judgement judge_clock(const Answers& answers);
+Facts probe_network(const Subject& subject);
+Judgement judge_network(const Answers& answers);
+Facts probe_memory_files(const Subject& subject);
+Judgement judge_memory_files(const Answers& answers);
+
+// Where its files are: file_checks.cpp.
+Facts probe_run_folder(const Subject& subject);
+Judgement judge_run_folder(const Answers& answers);
+Facts probe_space(const Subject& subject);
+Judgement judge_space(const Answers& answers);
+
+// How fast it is: speed_checks.cpp.
+Facts probe_matrix_speed(const Subject& subject);
+Judgement judge_matrix_speed(const Answers& answers);
+Facts probe_memory_speed(const Subject& subject);
+Judgement judge_memory_speed(const Answers& answers);
+Facts probe_exchange_speed(const Subject& subject);
+Judgement judge_exchange_speed(const Answers& answers);
+
+}  // namespace birkhoff

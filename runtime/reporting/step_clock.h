@@ -1,0 +1,40 @@
+// Measures one training step: how long it took, and where this rank's own time went.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <chrono>
+
+#include "cluster/base/activity.h"
+#include "cluster/base/gpu/device_timer.h"
+
+namespace birkhoff {
+
+// Call begin(), has_batch(), passes_launched() and end() in this order, on the thread that trains.
+class StepClock {
+ public:
+  explicit StepClock(at::Device device) : is_gpu_(device.is_cuda()), passes_(device) {}
+
+  void begin();
+  void has_batch();
+  // All passes are launched, and nothing has been waited for that needs other ranks.
+  void passes_launched();
+  // Blocks until the passes are done. On a GPU the update, which ends later, counts as 0.
+  void end();
+
+  double step_ms() const { return 1000 * seconds_; }
+  // Without the time in which this rank waited for others (wait_time.h).
+  const StepTimes& times() const { return times_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const bool is_gpu_;
+  DeviceTimer passes_;
+  Clock::time_point begin_, launched_;
+  double waited_ = 0;  // when the running part began
+  double seconds_ = 0;
+  StepTimes times_;
+};
+
+}  // namespace birkhoff
