@@ -21,7 +21,7 @@
 #include "runtime/reporting/step_clock.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/step_graph.h"
-#include "runtime/stop_request.h"
+#include "runtime/stopping/stop_request.h"
 #include "runtime/training_step.h"
 
 namespace birkhoff::configs {

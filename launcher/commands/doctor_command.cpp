@@ -132,13 +132,14 @@ int doctor_command(const DoctorArguments& arguments, std::ostream& out, std::ost
     if (arguments.config) load_config(*arguments.config, arguments.settings);
   });
   Placement placement{ranks};
-  if (const std::optional<SlurmJob> slurm = SlurmJob::of_environment()) {
+  const std::optional<SlurmJob> slurm = SlurmJob::of_environment();
+  if (slurm) {
     std::string why;
     const auto placed = place(*slurm, {.ranks = ranks, .least_ranks = ranks}, slurm->nodes, why);
     if (!placed) fail(ExitCode::kUsage, "{}", why);
     placement = *placed;
   }
-  return supervise(placement, line_of_ranks(arguments), signals, err).code;
+  return supervise(placement, {.by_mpirun = !slurm}, line_of_ranks(arguments), signals, err).code;
 }
 
 }  // namespace birkhoff

@@ -21,7 +21,7 @@
 #include "runtime/evaluator.h"
 #include "runtime/reporting/progress.h"
 #include "runtime/run_checks.h"
-#include "runtime/signals.h"
+#include "runtime/stopping/signals.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {

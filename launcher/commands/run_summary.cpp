@@ -60,12 +60,12 @@ double recent_median(const std::vector<StepRecord>& steps, double StepRecord::*f
   return values.empty() ? kUnknown : median(values);
 }
 
+}  // namespace
+
 std::string local_time(double unix_seconds) {
   return fmt::format("{:%Y-%m-%d %H:%M:%S}",
                      fmt::localtime(static_cast<std::time_t>(unix_seconds)));
 }
-
-}  // namespace
 
 bool is_run(const std::filesystem::path& folder) {
   std::error_code unreadable;  // a folder that cannot be read is not a known run

@@ -54,6 +54,9 @@ struct RunFigures {
 };
 RunFigures figures_of(const MetricsRecords& records);
 
+// A time in seconds since 1970, as a clock on the wall shows it here.
+std::string local_time(double unix_seconds);
+
 // What all jobs of the run have done together, until now or the end of the last one.
 RunTotals totals_of(const RunSummary& run);
 // "2026-11-24 10:00:00: 4 ranks on a, b, step 100 to 180: exit 7, a rank was ended by signal 9".

@@ -27,7 +27,7 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
-#include "runtime/stop_request.h"
+#include "runtime/stopping/stop_request.h"
 #include "runtime/train_run.h"
 
 namespace birkhoff {

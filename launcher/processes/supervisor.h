@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "launcher/processes/slurm_job.h"
-#include "runtime/signals.h"
+#include "runtime/stopping/signals.h"
 
 namespace birkhoff {
 

@@ -1,5 +1,5 @@
 // Requests to stop, while they are noted and afterwards.
-#include "runtime/signals.h"
+#include "runtime/stopping/signals.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -76,9 +76,9 @@ class TrainRunMpi : public testing::Test {
   Outcome train(const configs::Config& config, const std::string& run) const {
     const StopSignals signals;
     StopRequest stop(signals);
-    const Outcome outcome = run_training(
-        config, folder_ / run, false, test_world(),
-        {stop, [](const Diagnosis& diagnosis) { ADD_FAILURE() << diagnosis.text; }});
+    const Outcome outcome =
+        run_training(config, folder_ / run, false, test_world(),
+                     {stop, [](const Diagnosis& diagnosis) { ADD_FAILURE() << diagnosis.text; }});
     test_world().group().barrier("end of a run");
     return outcome;
   }

@@ -1,4 +1,4 @@
-#include "runtime/stop_request.h"
+#include "runtime/stopping/stop_request.h"
 
 namespace birkhoff {
 

@@ -1,4 +1,4 @@
-#include "runtime/signals.h"
+#include "runtime/stopping/signals.h"
 
 #include <algorithm>
 #include <array>

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "runtime/signals.h"
+#include "runtime/stopping/signals.h"
 
 namespace birkhoff {
 

@@ -1,0 +1,137 @@
+// Requests to stop, and the end of the job, in any phase of the real program.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <numeric>
+#include <thread>
+
+#include "runtime/checkpoint/commit.h"
+#include "train_process_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+using StopProcess = TrainProcess;
+
+// While mpirun starts and while ranks load, check and meet, a request to stop is always obeyed.
+// (Before main(), the program cannot catch a signal.)
+TEST_F(StopProcess, ARequestAtAnyMomentOfTheStartIsObeyed) {
+  const Command command = train("early", {"--ranks", "2", "--set", "train.steps=1000000"});
+  for (const int delay_ms : {0, 50, 150, 300, 500, 700, 900, 1200, 1600}) {
+    SCOPED_TRACE(std::to_string(delay_ms) + " ms");
+    Child child(command);
+    ASSERT_TRUE(wait_for_handler(child, SIGTERM));
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    child.signal(SIGTERM);
+    const Finished stopped = child.finish(seconds(30));
+    EXPECT_EQ(stopped.code, 75) << stopped.err;
+    EXPECT_TRUE(processes_of(run("early")).empty());
+  }
+}
+
+// A request in any phase of a run is obeyed at the end of the step; no step is repeated or skipped.
+// Slow reads make a run that waits for data.
+TEST_F(StopProcess, ARequestInEveryPhaseIsObeyed) {
+  struct Case {
+    std::string name;
+    std::vector<std::string> settings;
+    Environment environment;
+  };
+  const std::vector<Case> cases = {
+      {"step", {}, {}},
+      {"evaluation", {"--set", "evaluate.every=1", "--set", "evaluate.micro_batch=1"}, {}},
+      {"save", {"--set", "checkpoint.every=1"}, {}},
+      {"data",
+       {"--set", "data.prefetch=1"},
+       {{"LD_PRELOAD", SLOW_READS},
+        {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}},
+  };
+  for (const Case& phase : cases) {
+    for (const int signal : {SIGTERM, SIGUSR1}) {
+      const std::string name = phase.name + std::to_string(signal);
+      SCOPED_TRACE(name);
+      std::vector<std::string> options = {
+          "--ranks", "2", "--set", "train.steps=100000", "--set", "train.schedule.shape=constant"};
+      options.insert(options.end(), phase.settings.begin(), phase.settings.end());
+      Command command = train(name, options);
+      command.environment = phase.environment;
+      Child child(command);
+      ASSERT_TRUE(wait_for_step(child, run(name), 3));
+      child.signal(signal);
+      const Finished stopped = child.finish(seconds(30));
+      EXPECT_EQ(stopped.code, 75) << stopped.err;
+      EXPECT_TRUE(processes_of(run(name)).empty());
+      const int step = last_step(run(name));
+      options[3] = "train.steps=" + std::to_string(step + 2);
+      const Finished resumed = run_child(train(name, options));
+      EXPECT_EQ(resumed.code, 0) << resumed.err;
+      EXPECT_THAT(resumed.err, HasSubstr("resumes at step " + std::to_string(step)));
+      const MetricsLines metrics = lines_of_metrics(run(name));
+      std::vector<int> all_steps(static_cast<std::size_t>(step) + 2);
+      std::iota(all_steps.begin(), all_steps.end(), 1);
+      EXPECT_EQ(metrics.steps, all_steps) << "each step once";
+      EXPECT_TRUE(phase.name != "evaluation" || metrics.evaluated == all_steps);
+    }
+  }
+}
+
+// What takes long is given up: a step of many micro-batches, and a rank that waits for data. The run
+// saves the last step that it has done.
+TEST_F(StopProcess, ARequestEndsWhatTakesLong) {
+  struct Case {
+    std::string name;
+    std::vector<std::string> settings;
+    Environment environment;
+  };
+  const std::vector<Case> cases = {
+      {"accumulation", {"--set", "train.global_batch=10000", "--set", "train.micro_batch=1"}, {}},
+      {"no_data",
+       {"--set", "data.prefetch=1"},
+       {{"LD_PRELOAD", SLOW_READS},
+        {"BIRKHOFF_HANGING_READS", "60"},
+        {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}}};
+  for (const Case& phase : cases) {
+    SCOPED_TRACE(phase.name);
+    std::vector<std::string> options = {"--ranks", "2", "--set", "train.schedule.shape=constant"};
+    options.insert(options.end(), phase.settings.begin(), phase.settings.end());
+    Command command = train(phase.name, options);
+    command.environment = phase.environment;
+    Child child(command);
+    ASSERT_TRUE(wait_for_step(child, run(phase.name), 1));
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+    const auto asked = std::chrono::steady_clock::now();
+    child.signal(SIGUSR1);
+    const Finished stopped = child.finish(seconds(30));
+    EXPECT_EQ(stopped.code, 75) << stopped.err;
+    EXPECT_LT(std::chrono::steady_clock::now() - asked, seconds(20));
+    const int step = last_step(run(phase.name));
+    EXPECT_GE(step, 1);
+    EXPECT_THAT(stopped.err,
+                HasSubstr("a signal asked to stop: saved at step " + std::to_string(step)));
+    EXPECT_EQ(checkpoint_names(run(phase.name)).back(), step_name(step));
+  }
+}
+
+// Nobody sends a signal, but Slurm will end the job.
+TEST_F(StopProcess, ARunSavesBeforeItsJobEnds) {
+  const fs::path programs = folder_->path() / "programs";
+  fs::create_directory(programs);
+  write_bytes((programs / "squeue").string(), "#!/bin/sh\necho 0:16\n");
+  fs::permissions(programs / "squeue", fs::perms::owner_all);
+  Command command = train("job_ends", {"--set", "train.steps=100000000"});
+  command.environment = {{"SLURM_JOB_ID", "17"},
+                         {"PATH", programs.string() + ":" + std::getenv("PATH")}};
+  const Finished stopped = run_child(command, seconds(40));
+  EXPECT_EQ(stopped.code, 75);
+  EXPECT_THAT(read_bytes(run("job_ends") / "log/rank-0.log"),
+              HasSubstr("the job's time limit is near: saved at step "));
+}
+
+}  // namespace
+}  // namespace birkhoff
