@@ -16,9 +16,9 @@
 #include "data/prepare/documents.h"
 #include "data/prepare/text_lines.h"
 #include "launcher/commands.h"
-#include "launcher/commands/run_paths.h"
 #include "launcher/output.h"
 #include "launcher/processes/ranks.h"
+#include "launcher/runs/run_paths.h"
 #include "models/classifier.h"
 
 namespace birkhoff {

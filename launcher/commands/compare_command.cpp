@@ -7,9 +7,9 @@
 #include "cluster/base/files/file.h"
 #include "configs/summary.h"
 #include "launcher/commands.h"
-#include "launcher/commands/run_paths.h"
-#include "launcher/commands/run_summary.h"
-#include "launcher/commands/text_table.h"
+#include "launcher/runs/run_paths.h"
+#include "launcher/runs/run_summary.h"
+#include "launcher/runs/text_table.h"
 #include "runtime/reporting/loss_curve.h"
 
 namespace birkhoff {

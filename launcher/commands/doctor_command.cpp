@@ -14,10 +14,10 @@
 #include "cluster/health/heartbeat.h"
 #include "configs/config_io.h"
 #include "launcher/commands.h"
-#include "launcher/commands/text_table.h"
 #include "launcher/doctor/examination.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/supervisor.h"
+#include "launcher/runs/text_table.h"
 
 namespace birkhoff {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "cluster/base/error.h"
 #include "data/corpus/verify.h"
-#include "launcher/commands/run_paths.h"
+#include "launcher/runs/run_paths.h"
 
 namespace birkhoff {
 namespace {

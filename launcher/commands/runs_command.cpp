@@ -9,9 +9,9 @@
 
 #include "cluster/base/error.h"
 #include "launcher/commands.h"
-#include "launcher/commands/run_summary.h"
-#include "launcher/commands/text_table.h"
 #include "launcher/failure.h"
+#include "launcher/runs/run_summary.h"
+#include "launcher/runs/text_table.h"
 
 namespace birkhoff {
 namespace {

@@ -9,9 +9,9 @@
 #include "configs/checkpoint_manifest.pb.h"
 #include "data/tokenizers/text_decoder.h"
 #include "launcher/commands.h"
-#include "launcher/commands/run_paths.h"
 #include "launcher/output.h"
 #include "launcher/processes/ranks.h"
+#include "launcher/runs/run_paths.h"
 #include "runtime/generator.h"
 
 namespace birkhoff {

@@ -4,7 +4,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/message_text.h"
-#include "launcher/commands/run_summary.h"
+#include "launcher/runs/run_summary.h"
 
 namespace birkhoff {
 

@@ -9,7 +9,7 @@
 #include "cluster/base/files/file.h"
 #include "configs/site_io.h"
 #include "launcher/commands.h"
-#include "launcher/commands/run_summary.h"
+#include "launcher/runs/run_summary.h"
 #include "launcher/slurm/run_jobs.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"

@@ -12,8 +12,8 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "launcher/commands.h"
-#include "launcher/commands/run_summary.h"
 #include "launcher/output.h"
+#include "launcher/runs/run_summary.h"
 #include "launcher/slurm/run_jobs.h"
 #include "runtime/checkpoint/run_folder.h"
 

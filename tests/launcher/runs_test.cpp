@@ -12,7 +12,7 @@
 #include "damage.h"
 #include "good_input.h"
 #include "launcher/app.h"
-#include "launcher/commands/text_table.h"
+#include "launcher/runs/text_table.h"
 
 namespace birkhoff {
 namespace {

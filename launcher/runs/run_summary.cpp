@@ -1,4 +1,4 @@
-#include "launcher/commands/run_summary.h"
+#include "launcher/runs/run_summary.h"
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-#include "launcher/commands/text_table.h"
+#include "launcher/runs/text_table.h"
 
 #include <algorithm>
 

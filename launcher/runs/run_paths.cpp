@@ -1,4 +1,4 @@
-#include "launcher/commands/run_paths.h"
+#include "launcher/runs/run_paths.h"
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
