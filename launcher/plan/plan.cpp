@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kMega = 1e6, kGiga = 1e9;
 constexpr double kMostTrialFlops = 1e13;  // a minute or two
-constexpr int kRounds = 7;
+constexpr int kPlanRounds = 7;
 
 // The part of a model that a parameter belongs to, by its name.
 const char* part_of(const std::string& parameter) {
@@ -140,7 +140,7 @@ class Planner {
       memory_[recompute] = trial.memory();
       if (request_.measure && recompute == config_.train().recompute()) {
         const int others = usable_cores() / at::get_num_threads() - 1;
-        times_ = trial.times(kRounds, std::clamp(others, 0, request_.ranks_per_node - 1));
+        times_ = trial.times(kPlanRounds, std::clamp(others, 0, request_.ranks_per_node - 1));
       }
     }
   }

@@ -221,7 +221,7 @@ class CheckpointWriter::Impl {
 
   // Removes what rank 0 can remove of the save, and throws.
   [[noreturn]] void fail_save(ExitCode code, int rank, const std::string& why) const {
-    if (world_.rank() == 0) {
+    if (world_.rank() == 0 && why_lost().empty()) {
       try {
         remove_leftovers(folder_);
       } catch (const Error&) {

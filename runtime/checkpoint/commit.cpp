@@ -171,7 +171,9 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
     rename_path(folder.string(), replaced.string());
   }
   rename_path(aside.string(), folder.string());
-  remove_leftovers(checkpoints);
+  if (path_exists(replaced.string())) remove_checkpoint(replaced);
+  // Only what is this save's own was removed so far. The run may be another job's by now.
+  if (before_rename) before_rename();
   remove_oldest(checkpoints, manifest.step(), retention);
   return folder;
 }

@@ -54,7 +54,8 @@ configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& 
 // name), the index and the manifest (which already lists the ranks' files), reads it all back,
 // renames, and removes the oldest checkpoints that `retention` does not keep. Returns the new
 // folder. A crash or an error at any call leaves either the earlier checkpoints or the new one,
-// intact. Calls before_rename just before it renames.
+// intact. Calls before_rename just before it renames, and before it removes
+// the oldest.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,

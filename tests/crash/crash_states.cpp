@@ -81,6 +81,10 @@ class Disk {
         const int inode = find(event.path);
         return name_operation(number, {{from_folder, from, kNothing}, {to_folder, to, inode}});
       }
+      case Kind::kLink: {
+        const auto [folder, name] = place(event.new_path);
+        return name_operation(number, {{folder, name, find(event.path)}});
+      }
       case Kind::kMakeFolder: {
         const auto [folder, name] = place(event.path);
         return name_operation(number, {{folder, name, make_inode(true)}});

@@ -62,6 +62,10 @@ class Recorder {
     const auto path = relative(from), new_path = relative(to);
     if (path && new_path) add(Kind::kRename, *path).new_path = *new_path;
   }
+  void linked(const char* from, const char* to) {
+    const auto path = relative(from), new_path = relative(to);
+    if (path && new_path) add(Kind::kLink, *path).new_path = *new_path;
+  }
   IoEvent& add(Kind kind, const std::string& path) {
     IoEvent& event = events_.emplace_back();
     event.kind = kind;
@@ -210,6 +214,8 @@ std::string describe(const IoTrace& trace, std::size_t number) {
       return fmt::format("sync of {}", file().empty() ? "the folder" : file());
     case Kind::kRename:
       return fmt::format("rename {} to {}", event.path, event.new_path);
+    case Kind::kLink:
+      return fmt::format("link {} to {}", event.path, event.new_path);
     case Kind::kMakeFolder:
       return fmt::format("mkdir {}", event.path);
     case Kind::kRemoveFile:
@@ -302,6 +308,12 @@ int rename(const char* from, const char* to) noexcept {
   static auto* const real = birkhoff::next<int(const char*, const char*)>("rename");
   return birkhoff::recorded([&] { return real(from, to); },
                             [&](auto& recorder, int) { recorder.renamed(from, to); });
+}
+
+int link(const char* from, const char* to) noexcept {
+  static auto* const real = birkhoff::next<int(const char*, const char*)>("link");
+  return birkhoff::recorded([&] { return real(from, to); },
+                            [&](auto& recorder, int) { recorder.linked(from, to); });
 }
 
 int mkdir(const char* path, mode_t mode) noexcept {

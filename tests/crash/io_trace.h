@@ -32,14 +32,15 @@ struct IoEvent {
     kTruncate,
     kSync,
     kRename,
+    kLink,
     kMakeFolder,
     kRemoveFile,
     kRemoveFolder,
     kMark,
   };
   Kind kind = Kind::kMark;
-  std::string path;        // of open, rename (from), make, remove
-  std::string new_path;    // of rename
+  std::string path;        // of open, rename and link (from), make, remove
+  std::string new_path;    // of rename, link
   bool truncates = false;  // of open
   std::size_t opened = 0;  // of write, truncate, sync: the number of the event that opened the file
   std::int64_t offset = 0;  // of write; of truncate: the new size

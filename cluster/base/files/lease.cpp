@@ -110,6 +110,7 @@ std::optional<Record> newest_holder(const fs::path& folder) {
   read("start", record.start);
   read("process", record.process);
   read("held", record.held);
+  if (text.empty()) record.held = false;  // the machine crashed before it wrote that
   return record;
 }
 
@@ -145,7 +146,7 @@ bool expires(const fs::path& folder, const Record& record, LeaseTimes times) {
 // Creates the file, complete from its first moment on. Returns false if it exists.
 bool create_record(const std::string& path) {
   const std::string complete = fmt::format("{}.tmp-{}", path, ::getpid());
-  replace_file(complete, record_text(/*held=*/true));
+  write_file_durably(complete, record_text(/*held=*/true));
   const std::int64_t linked =
       retried("link", path, [&] { return ::link(complete.c_str(), path.c_str()); });
   const int reason = errno;
@@ -188,10 +189,16 @@ Lease::~Lease() {
   thread_.join();
   // Not removed: the next number must be higher. If this fails, others wait until the lease expires.
   const std::string complete = fmt::format("{}.tmp-{}", file(), ::getpid());
-  std::ofstream(complete) << record_text(/*held=*/false);
-  std::error_code ignored;
-  if (!is_next()) fs::rename(complete, file(), ignored);
-  fs::remove(complete, ignored);
+  const std::string text = record_text(/*held=*/false);
+  UniqueHandle<FileDescriptorTraits> fd(
+      ::open(complete.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const bool is_complete = fd.get() >= 0 &&
+                           ::write(fd.get(), text.data(), text.size()) == std::ssize(text) &&
+                           ::fsync(fd.get()) == 0;
+  fd.reset();
+  if (!is_complete || is_next() || ::rename(complete.c_str(), file().c_str()) != 0) {
+    ::unlink(complete.c_str());
+  }
 }
 
 // Errors count as no.
