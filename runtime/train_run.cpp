@@ -277,6 +277,14 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
                    history ? &*history : nullptr, &agreement, &activity});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
+  // Such a job would come back for ever.
+  if (outcome == Outcome::kRequeue && hooks.stop.by_time_limit() &&
+      checkpoints.newest().value_or(0) <= resumed_from) {
+    fail(ExitCode::kUsage,
+         "{}: the job's time limit is too short for a step and a save after step {}: give the job "
+         "more time",
+         run_folder.string(), resumed_from);
+  }
   history->saved(checkpoints.newest().value_or(0), checkpoints.save_seconds());
   metrics->close();
   log_info("memory: {}", memory_report(device));

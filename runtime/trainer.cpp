@@ -32,9 +32,9 @@ Outcome Trainer::run(TrainState& state) {
   if (made_up_for && !evaluate(state)) return end(state, true, "");
   if (state.step >= config.train().steps()) {
     const std::string divergence = find_divergence(state, false);
-    if (made_up_for && parts_.checkpoints != nullptr && divergence.empty()) {
-      parts_.checkpoints->save(state);
-    }
+    const bool save = made_up_for && parts_.checkpoints != nullptr && divergence.empty();
+    if (save && !ranks_agree(state)) return Outcome::kRestore;
+    if (save) begin_save(state);
     return end(state, false, divergence);
   }
   for (bool save_due = false;;) {
@@ -42,7 +42,9 @@ Outcome Trainer::run(TrainState& state) {
     const StepResult result = step(state);
     if (result.abandoned) {
       const std::string divergence = find_divergence(state, true);
-      if (divergence.empty()) save_unless_begun(state);
+      const bool save = divergence.empty() && is_unsaved(state);
+      if (save && !ranks_agree(state)) return Outcome::kRestore;
+      if (save) begin_save(state);
       return end(state, true, divergence);
     }
     if (parts_.checkpoints != nullptr) parts_.checkpoints->require_folder();
@@ -75,8 +77,7 @@ Outcome Trainer::run(TrainState& state) {
       if (!ranks_agree(state)) return Outcome::kRestore;
     }
     if (save) {
-      enter(Phase::kSave, state.step);
-      parts_.checkpoints->save(state);
+      begin_save(state);
       save_due = false;
     }
     note_needed_seconds(result.report.step_ms);
@@ -257,11 +258,12 @@ void Trainer::note_needed_seconds(double step_ms) {
   parts_.stop.set_needed_seconds(5 + 2 * longest_step_seconds_ + 2 * save);
 }
 
-void Trainer::save_unless_begun(const TrainState& state) {
-  if (parts_.checkpoints == nullptr || state.step == 0 ||
-      parts_.checkpoints->newest_begun() == state.step) {
-    return;
-  }
+bool Trainer::is_unsaved(const TrainState& state) const {
+  return parts_.checkpoints != nullptr && state.step > 0 &&
+         parts_.checkpoints->newest_begun() != state.step;
+}
+
+void Trainer::begin_save(const TrainState& state) {
   enter(Phase::kSave, state.step);
   parts_.checkpoints->save(state);
 }

@@ -61,9 +61,10 @@ class Trainer {
   explicit Trainer(TrainerParts parts);
 
   // Trains from `state` to the configured number of steps, or until a rank asks to stop. The ranks
-  // then save the last step they have done. An evaluation ends without a result, and is made up for
-  // later; so is a step that takes long, or a rank that waits for data. Collective over the world. Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if
-  // training ends with such values, or if ranks disagree and the policy is stop.
+  // then save the last step that they have done. They give up an evaluation, a step that takes long,
+  // and waiting for data; the resumed run does that again. Collective over the world.
+  // Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if training
+  // ends with such values, or if ranks disagree and the policy is stop.
   Outcome run(TrainState& state);
 
  private:
@@ -88,11 +89,13 @@ class Trainer {
   bool any_asks_to_stop();
   // Tells the request how long a step and a save take.
   void note_needed_seconds(double step_ms);
-  // For a step that was abandoned: the state is that of the step before.
-  void save_unless_begun(const TrainState& state);
+  // Whether no save of this step has begun, although steps are done.
+  bool is_unsaved(const TrainState& state) const;
+  // Call only if the ranks agree.
+  void begin_save(const TrainState& state);
   // At the end: why training cannot resume from the state; empty if it can. If the state is to be
-  // saved, its gradients are computed as a check, because no later step will do so.
-  // With `stop` time is short: each rank computes only one micro-batch.
+  // saved, its gradients are computed as a check, because no later step will do so. With `stop` time
+  // is short: each rank computes only one micro-batch.
   std::string find_divergence(const TrainState& state, bool stop);
   std::string cure() const;  // for a divergence; the end of messages
   void note_saved();         // the newest checkpoint, in the history

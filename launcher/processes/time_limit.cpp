@@ -1,10 +1,10 @@
 #include "launcher/processes/time_limit.h"
 
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 
 #include "cluster/base/error.h"
+#include "configs/site_io.h"
 #include "launcher/processes/command_output.h"
 
 namespace birkhoff {
@@ -19,10 +19,10 @@ constexpr std::chrono::minutes kAskEvery{3};
 std::optional<double> end_of_job(const std::string& job) {
   const CommandOutput left =
       output_of({"squeue", "--noheader", "--jobs=" + job, "--format=%L"}, kAnswerLimit);
-  const std::optional<double> seconds =
-      left.code == 0 ? seconds_of_slurm_time(left.out) : std::nullopt;
+  if (left.code != 0) return std::nullopt;
+  const auto time = slurm_time(left.out.substr(0, left.out.find('\n')));  // not of "UNLIMITED"
   const Seconds now = std::chrono::system_clock::now().time_since_epoch();
-  return seconds ? std::optional(now.count() + *seconds) : std::nullopt;
+  return time ? std::optional((now + *time).count()) : std::nullopt;
 }
 
 }  // namespace
@@ -60,19 +60,6 @@ void TimeLimit::ask_again_and_again(const std::string& job) {
     lock.lock();
     wakes_.wait_for(lock, kAskEvery, [this] { return stop_; });
   }
-}
-
-std::optional<double> seconds_of_slurm_time(const std::string& text) {
-  int days = 0, hours = 0, minutes = 0, seconds = 0;
-  const char* line = text.c_str();
-  if (std::sscanf(line, "%d-%d:%d:%d", &days, &hours, &minutes, &seconds) != 4) {
-    days = 0;
-    if (std::sscanf(line, "%d:%d:%d", &hours, &minutes, &seconds) != 3) {
-      hours = 0;
-      if (std::sscanf(line, "%d:%d", &minutes, &seconds) != 2) return std::nullopt;
-    }
-  }
-  return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds;
 }
 
 }  // namespace birkhoff

@@ -13,7 +13,7 @@ namespace birkhoff {
 // A thread asks Slurm, and asks again every few minutes, because the time can be changed.
 class TimeLimit {
  public:
-  // Asks nobody if the process is in no Slurm job.
+  // Does nothing outside a Slurm job.
   TimeLimit();
   ~TimeLimit();
   TimeLimit(const TimeLimit&) = delete;
@@ -31,9 +31,5 @@ class TimeLimit {
   bool stop_ = false;  // guarded by mutex_
   std::thread thread_;
 };
-
-// Seconds of a time as Slurm prints it: "[[days-]hours:]minutes:seconds". nullopt: another text,
-// such as UNLIMITED.
-std::optional<double> seconds_of_slurm_time(const std::string& text);
 
 }  // namespace birkhoff

@@ -20,7 +20,7 @@ bool StopRequest::pressing() {
 
 std::string StopRequest::why() const {
   if (signals_.received() != 0) return "a signal asked to stop";
-  return asked_at_ ? "the job's time limit is near" : "another rank asked to stop";
+  return by_time_limit() ? "the job's time limit is near" : "another rank asked to stop";
 }
 
 }  // namespace birkhoff

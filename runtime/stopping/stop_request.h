@@ -14,7 +14,7 @@ namespace birkhoff {
 class StopRequest {
  public:
   // job_end: seconds since 1970 at which the job will be ended, as far as known. It is called often
-  // and must not wait. Empty: nobody ends it. `signals` must outlive this object.
+  // and must not wait. Empty: the job has no end. `signals` must outlive this object.
   explicit StopRequest(const StopSignals& signals,
                        std::function<std::optional<double>()> job_end = {})
       : signals_(signals), job_end_(std::move(job_end)) {}
@@ -25,6 +25,8 @@ class StopRequest {
   bool asked();
   // Asked at least two seconds ago: what still takes long should be given up.
   bool pressing();
+  // Asked because the job will end, and no signal came.
+  bool by_time_limit() const { return asked_at_.has_value() && signals_.received() == 0; }
   // For a message: who asks.
   std::string why() const;
 

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "launcher/processes/time_limit.h"
-
 namespace birkhoff {
 namespace {
 
@@ -31,15 +29,6 @@ TEST(Restarts, OftenWhileTheRunGetsOn) {
   EXPECT_THAT(why, HasSubstr("restart 2 of 2"));
   EXPECT_FALSE(restarts.again(7, 90, why));
   EXPECT_THAT(why, HasSubstr("no new checkpoint since that of step 90, after 2 restarts"));
-}
-
-TEST(TimeLimit, TimesAsSlurmPrintsThem) {
-  EXPECT_EQ(seconds_of_slurm_time("1:05\n"), 65);
-  EXPECT_EQ(seconds_of_slurm_time("2:00:10\n"), 7210);
-  EXPECT_EQ(seconds_of_slurm_time("3-01:00:00\n"), 3 * 86400 + 3600);
-  for (const char* text : {"UNLIMITED\n", "INVALID\n", "NOT_SET\n", ""}) {
-    EXPECT_EQ(seconds_of_slurm_time(text), std::nullopt) << text;
-  }
 }
 
 }  // namespace

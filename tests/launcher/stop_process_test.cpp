@@ -131,6 +131,14 @@ TEST_F(StopProcess, ARunSavesBeforeItsJobEnds) {
   EXPECT_EQ(stopped.code, 75);
   EXPECT_THAT(read_bytes(run("job_ends") / "log/rank-0.log"),
               HasSubstr("the job's time limit is near: saved at step "));
+
+  // A job that is too short for anything new must not go back to the queue.
+  const int step = last_step(run("job_ends"));
+  write_bytes((programs / "squeue").string(), "#!/bin/sh\necho 0:05\n");
+  const Finished hopeless = run_child(command, seconds(40));
+  EXPECT_EQ(hopeless.code, 2);
+  EXPECT_THAT(hopeless.err, HasSubstr("time limit is too short for a step and a save after step " +
+                                      std::to_string(step)));
 }
 
 }  // namespace
