@@ -13,7 +13,7 @@ struct PlannedRun {
   std::string config;  // file
   std::vector<std::string> settings;
   std::string run;     // folder
-  bool fresh = false;  // an earlier run in the folder is moved aside first
+  bool fresh = false;  // moves an earlier run in the folder aside first
   int ranks = 1;
 };
 

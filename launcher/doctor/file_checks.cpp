@@ -7,17 +7,12 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <random>
 
 #include "cluster/base/files/file.h"
 #include "data/corpus/corpus.h"
 #include "launcher/doctor/probes.h"
-#include "models/model.h"
-#include "runtime/gradients/grad_buckets.h"
-#include "runtime/optimizers/optimizer.h"
-#include "runtime/run_checkpoints.h"
-#include "runtime/tasks/task.h"
+#include "launcher/plan/rank_state.h"
 
 namespace birkhoff {
 namespace {
@@ -40,19 +35,10 @@ std::string trial_path(const std::string& folder) {
 
 std::string size_text(double bytes) { return fmt::format("{:.3g} MB", bytes / 1e6); }
 
-// Of a checkpoint of such a run: parameters, statistics and optimizer state.
+// Of a checkpoint of such a run.
 std::int64_t checkpoint_bytes(const configs::Config& config) {
-  const Corpus corpus(config.data().corpus());
-  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
-  const std::unique_ptr<Model> model =
-      make_model(config, model_inputs(config, corpus), ParallelGroups{*one, *one, *one});
-  GradBuckets buckets(model->parameters(), *one, config.train().bucket_elements());
-  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
-  std::int64_t bytes = 0;
-  for (const TensorPart& shard : training_shards(*model, *optimizer, /*num_ranks=*/1)) {
-    bytes += static_cast<std::int64_t>(shard.data.nbytes());
-  }
-  return bytes;
+  const std::int64_t vocabulary = Corpus(config.data().corpus()).vocabulary();
+  return saved_state(config, vocabulary, /*num_ranks=*/1).size.total();
 }
 
 // MB/s of a durable write of so many bytes, which shows quotas, too. Removes the file.
@@ -114,6 +100,13 @@ Facts probe_run_folder(const Subject& subject) {
       file.sync();
       file.close();
       rename_path(mine + ".new", mine);
+      // The lease of a run folder is a link (cluster/base/files/lease.h).
+      std::error_code reason;
+      fs::create_hard_link(mine, mine + ".link", reason);
+      if (reason) {
+        fail(ExitCode::kStorage, "no hard links in {} ({}); choose a --run on another file system",
+             trial, reason.message());
+      }
     });
   }
   // Rank 0 looks for the files and holds a lock, which the others must see.
@@ -149,10 +142,13 @@ Judgement judge_run_folder(const Answers& answers) {
     if (!answer.facts.at("sees").get<bool>()) {
       fails(answer, fmt::format("does not see what rank 0 writes in {}", folder), kShare);
     } else if (!answer.facts.at("locked").get<bool>()) {
-      fails(
-          answer, fmt::format("locks (flock) in {} are not honoured", folder),
-          "mount it with locks (Lustre: flock; NFS: local_lock=none): two jobs could train in one "
-          "folder");
+      judgement.findings.push_back(
+          {Verdict::kWarn,
+           answer.host,
+           {answer.rank},
+           fmt::format("locks (flock) in {} are not honoured", folder),
+           "mount it with locks (Lustre: flock; NFS: local_lock=none): only the lease guards the "
+           "folder, so a job may wait ten seconds for one that is gone"});
     }
   }
   const Answer& first = answers.front();

@@ -17,17 +17,13 @@
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/health/connection.h"
+#include "launcher/bench/report.h"
 #include "launcher/doctor/probes.h"
 
 namespace birkhoff {
 namespace {
 
 constexpr double kMebibyte = 1 << 20;
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // Cores that this process may use.
 std::vector<int> own_cores() {
@@ -200,13 +196,13 @@ Judgement judge_clock(const Answers& answers) {
   for (std::size_t i = 0; i < readings.front().size(); ++i) {
     std::vector<double> all;
     for (const auto& of_rank : readings) all.push_back(of_rank.at(i));
-    const double usual = median_of(all);
+    const double usual = median(all);
     for (std::size_t r = 0; r < answers.size(); ++r) ahead[r].push_back(readings[r][i] - usual);
   }
   Judgement judgement;
   double most = 0;
   for (std::size_t r = 0; r < answers.size(); ++r) {
-    const double seconds = median_of(ahead[r]);
+    const double seconds = median(ahead[r]);
     most = std::max(most, std::abs(seconds));
     if (std::abs(seconds) < kWarnSeconds) continue;
     judgement.findings.push_back(

@@ -14,7 +14,7 @@ namespace birkhoff {
 struct RunJobs {
   std::vector<SubmittedJob> submitted;  // oldest first
   std::vector<QueuedJob> queued;        // those of them that wait or run
-  bool squeue_answers = true;           // or none was submitted, so nobody asked
+  bool squeue_answers = true;           // also if nothing was submitted: it is not asked then
 };
 // Error(kUsage) if the path is neither a run's folder nor one that runs were submitted for.
 RunJobs jobs_of(const std::filesystem::path& run);

@@ -35,11 +35,11 @@ class CheckpointWriter {
   // Saves into `folder`/step-NNNNNNNN. `extra_files` (the tokenizer's model) are part of each
   // checkpoint, as rank 0 reads them here: later changes to them do not matter. Rank 0 removes what
   // an unfinished save left. Local. `world` is used only between steps, never by the writing
-  // thread, and must outlive the writer. before_commit: called on rank 0, by that thread, just before
-  // a save becomes a checkpoint, and after a failure; if it throws, the save fails with that error.
+  // thread, and must outlive the writer. require_folder: FolderLost if the run is another job's by
+  // now (cluster/base/files/lease.h). Called on rank 0, also by the thread.
   CheckpointWriter(std::filesystem::path folder, Retention retention,
                    std::vector<std::filesystem::path> extra_files, ProcessGroup& world,
-                   std::function<void()> before_commit = {});
+                   std::function<void()> require_folder = {});
   // Joins the thread. An unfinished save is abandoned: its temporary folder is removed at the next
   // start.
   ~CheckpointWriter();

@@ -28,11 +28,11 @@ using configs::CheckpointManifest;
 class CheckpointWriter::Impl {
  public:
   Impl(fs::path folder, Retention retention, const std::vector<fs::path>& extra_files,
-       ProcessGroup& world, std::function<void()> before_commit)
+       ProcessGroup& world, std::function<void()> require_folder)
       : folder_(std::move(folder)),
         retention_(retention),
         world_(world),
-        before_commit_(std::move(before_commit)) {
+        require_folder_(std::move(require_folder)) {
     require(retention.newest >= 1, "a run keeps at least one checkpoint");
     if (world_.rank() == 0) {
       for (const fs::path& file : extra_files) {
@@ -204,7 +204,7 @@ class CheckpointWriter::Impl {
       manifest_.MergeFrom(of_rank);
     }
     start_thread([this] {
-      commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_, before_commit_);
+      commit_checkpoint(folder_, aside_, manifest_, extra_files_, retention_, require_folder_);
     });
   }
 
@@ -240,7 +240,7 @@ class CheckpointWriter::Impl {
   // Whether a failure has this cause: the new holder removes the files of a save that runs.
   std::string why_lost() const {
     try {
-      if (before_commit_) before_commit_();
+      if (require_folder_) require_folder_();
     } catch (const FolderLost& lost) {
       return lost.what();
     } catch (const Error&) {  // not known; the failure itself is reported
@@ -285,7 +285,7 @@ class CheckpointWriter::Impl {
   const Retention retention_;
   std::map<std::string, std::string> extra_files_;  // rank 0: content by name
   ProcessGroup& world_;
-  const std::function<void()> before_commit_;  // rank 0
+  const std::function<void()> require_folder_;  // rank 0
 
   Phase phase_ = Phase::kIdle;
   std::int64_t step_ = 0;
@@ -307,9 +307,9 @@ class CheckpointWriter::Impl {
 
 CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
                                    std::vector<fs::path> extra_files, ProcessGroup& world,
-                                   std::function<void()> before_commit)
+                                   std::function<void()> require_folder)
     : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world,
-                                   std::move(before_commit))) {}
+                                   std::move(require_folder))) {}
 CheckpointWriter::~CheckpointWriter() = default;
 void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& shards) {
   impl_->save(header, shards);

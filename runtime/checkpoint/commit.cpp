@@ -147,7 +147,7 @@ CheckpointManifest::File write_shard_file(const fs::path& folder, const std::str
 fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
                            CheckpointManifest manifest,
                            const std::map<std::string, std::string>& extra_files,
-                           Retention retention, const std::function<void()>& before_rename) {
+                           Retention retention, const std::function<void()>& require_folder) {
   // A state that could not be loaded is a defect of the caller, and it is never committed.
   if (const std::string defect = manifest_defect(manifest); !defect.empty()) {
     fail(ExitCode::kInternal, "internal error: the ranks' shards do not make up the state: {}",
@@ -164,7 +164,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   open_checkpoint(aside);
   sync_directory(aside.string());
 
-  if (before_rename) before_rename();
+  if (require_folder) require_folder();
   const fs::path folder = checkpoints / step_name(manifest.step());
   const fs::path replaced = checkpoints / fmt::format("{}{:08d}", kReplacedPrefix, manifest.step());
   if (path_exists(folder.string())) {
@@ -173,7 +173,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   rename_path(aside.string(), folder.string());
   if (path_exists(replaced.string())) remove_checkpoint(replaced);
   // Only what is this save's own was removed so far. The run may be another job's by now.
-  if (before_rename) before_rename();
+  if (require_folder) require_folder();
   remove_oldest(checkpoints, manifest.step(), retention);
   return folder;
 }

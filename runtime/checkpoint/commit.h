@@ -54,14 +54,14 @@ configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& 
 // name), the index and the manifest (which already lists the ranks' files), reads it all back,
 // renames, and removes the oldest checkpoints that `retention` does not keep. Returns the new
 // folder. A crash or an error at any call leaves either the earlier checkpoints or the new one,
-// intact. Calls before_rename just before it renames, and before it removes
-// the oldest.
+// intact. Calls require_folder, which throws if the run is another job's, just before it renames and
+// just before it removes the oldest.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,
                                         const std::map<std::string, std::string>& extra_files,
                                         Retention retention,
-                                        const std::function<void()>& before_rename = {});
+                                        const std::function<void()>& require_folder = {});
 
 // Removes what unfinished saves left, and renames .replaced-step-N back to step-N if there is no
 // new step-N.

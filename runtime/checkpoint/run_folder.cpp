@@ -4,12 +4,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
+#include "cluster/base/logging/log.h"
 #include "runtime/checkpoint/commit.h"
 
 namespace birkhoff {
@@ -25,11 +25,9 @@ constexpr std::int64_t kMaxMetricsBytes = std::int64_t{4} << 30;
 
 // Differs between any two runs, on whatever machines they start.
 std::string make_run_id(std::uint64_t seed) {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const std::string text = fmt::format("{} {} {} {}", seed, std::chrono::nanoseconds(now).count(),
-                                       host.data(), ::getpid());
+                                       host_name(), ::getpid());
   return xxh3_hex(text.data(), text.size());
 }
 
@@ -105,7 +103,9 @@ RunFolder::RunFolder(const fs::path& folder, std::uint64_t seed, bool fresh) : p
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUsage || !Lease::outlived_by_lock(folder)) throw;
   }
-  lease_.emplace(folder, what);
+  lease_.emplace(folder, what, LeaseTimes{}, [&](const std::string& holder) {
+    log_info("{}: held by {}, which may be gone: waiting for its lease to end", what, holder);
+  });
   remove_leftovers(paths_.checkpoints());
   remove_temporary_files(folder);
   if (path_exists(paths_.identity().string())) {

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -132,12 +131,6 @@ JobEnd lost_end(const Job& job, const std::optional<JobStatus>& status, int code
           .step_seconds = is_of_job ? status->step_seconds : 0,
           .code = code,
           .reason = reason};
-}
-
-std::string host_name() {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return host.data();
 }
 
 }  // namespace

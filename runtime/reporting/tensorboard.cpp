@@ -73,13 +73,11 @@ File start_event_file(const std::string& path, std::int64_t first_step) {
 
 // TensorBoard wants "tfevents" in the name and orders files by the time in it.
 std::string new_event_path(const std::filesystem::path& folder) {
-  std::array<char, 256> host{};
-  if (gethostname(host.data(), host.size() - 1) != 0) host = {'h', 'o', 's', 't'};
   const auto seconds = static_cast<std::int64_t>(wall_time_now());
   std::string path;
   int unique = 0;
   do {
-    path = (folder / fmt::format("events.out.tfevents.{:010d}.{}.{}.{}", seconds, host.data(),
+    path = (folder / fmt::format("events.out.tfevents.{:010d}.{}.{}.{}", seconds, host_name(),
                                  getpid(), unique++))
                .string();
   } while (path_exists(path));

@@ -228,7 +228,7 @@ TEST(Examination, WhatAllHostsHaveIsNoFaultOfAHost) {
       examined(check_named("run folder"), answers({broken, broken, {{"error", "no space"}}}))
           .hosts_to_exclude(),
       IsEmpty());
-  // Of a single host nobody could take the place.
+  // A single host has no other to compare it with.
   EXPECT_EQ(place_text(examined(check_named("run folder"), answers({broken, broken}))
                            .checks.front()
                            .judgement.findings.front()),

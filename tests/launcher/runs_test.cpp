@@ -11,8 +11,8 @@
 #include "cluster/base/files/file.h"
 #include "damage.h"
 #include "good_input.h"
-#include "launcher/app.h"
 #include "launcher/runs/text_table.h"
+#include "said.h"
 
 namespace birkhoff {
 namespace {
@@ -20,17 +20,6 @@ namespace {
 namespace fs = std::filesystem;
 using testing::HasSubstr;
 using testing::Not;
-
-struct Said {
-  int code = -1;
-  std::string out, err;
-};
-
-Said birkhoff_says(const std::vector<std::string>& arguments) {
-  std::ostringstream out, err;
-  const int code = run_app(arguments, out, err);
-  return {code, out.str(), err.str()};
-}
 
 class RunsTest : public testing::Test {
  protected:

@@ -14,9 +14,9 @@
 #include "configs/site_io.h"
 #include "damage.h"
 #include "good_input.h"
-#include "launcher/app.h"
 #include "launcher/slurm/batch_script.h"
 #include "launcher/slurm/submissions.h"
+#include "said.h"
 #include "stub_programs.h"
 
 namespace birkhoff {
@@ -254,17 +254,6 @@ TEST_F(ScriptTest, ShellcheckFindsNothing) {
       EXPECT_EQ(run_child({.line = {"shellcheck", file.string()}}).out, "");
     }
   }
-}
-
-struct Said {
-  int code = -1;
-  std::string out, err;
-};
-
-Said birkhoff_says(const std::vector<std::string>& arguments) {
-  std::ostringstream out, err;
-  const int code = run_app(arguments, out, err);
-  return {code, out.str(), err.str()};
 }
 
 // The commands in this process, with stubs of Slurm's commands: sbatch gives the ids 17, 18, ...,

@@ -1,5 +1,6 @@
 // The launcher's help and version texts, and how it reads mpirun's codes.
 #include "launcher/processes/supervisor.h"
+#include "said.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,23 +8,10 @@
 #include <csignal>
 #include <sstream>
 
-#include "launcher/app.h"
-
 namespace birkhoff {
 namespace {
 
 using testing::HasSubstr;
-
-struct Said {
-  int code;
-  std::string out, err;
-};
-
-Said say(const std::vector<std::string>& arguments) {
-  std::ostringstream out, err;
-  const int code = run_app(arguments, out, err);
-  return {code, out.str(), err.str()};
-}
 
 // waitpid's status of a process that exited with a code, or was ended by a signal.
 constexpr int exited(int code) { return code << 8; }
@@ -90,7 +78,7 @@ class HelpTest : public testing::TestWithParam<Subcommand> {};
 TEST_P(HelpTest, HasPurposeAndTwoExamples) {
   std::vector<std::string> arguments = GetParam().name;
   arguments.push_back("--help");
-  const Said said = say(arguments);
+  const Said said = birkhoff_says(arguments);
   EXPECT_EQ(said.code, 0);
   EXPECT_EQ(said.err, "");
   EXPECT_THAT(said.out, HasSubstr(GetParam().purpose));
@@ -125,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& test) { return test.param.name.back(); });
 
 TEST(Help, OfTheProgramListsSubcommandsAndExitCodes) {
-  const Said said = say({"--help"});
+  const Said said = birkhoff_says({"--help"});
   EXPECT_EQ(said.code, 0);
   for (const char* subcommand :
        {"prepare", "train", "doctor", "eval", "sample", "inspect", "runs", "compare", "verify",
@@ -139,14 +127,14 @@ TEST(Help, OfTheProgramListsSubcommandsAndExitCodes) {
 }
 
 TEST(Help, IsShownWhereNothingIsAskedFor) {
-  const Said said = say({});
+  const Said said = birkhoff_says({});
   EXPECT_EQ(said.code, 2);
   EXPECT_EQ(said.out, "");
   EXPECT_THAT(said.err, HasSubstr("Usage: birkhoff"));
 }
 
 TEST(Version, NamesEverythingLinked) {
-  const Said said = say({"--version"});
+  const Said said = birkhoff_says({"--version"});
   EXPECT_EQ(said.code, 0);
   for (const char* what : {"birkhoff", "compiler", "LibTorch", "MPI", "HDF5", "Protobuf",
                            "SentencePiece", "fmt", "CLI11", "nlohmann-json"}) {

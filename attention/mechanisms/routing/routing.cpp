@@ -30,10 +30,10 @@ std::int64_t window_of(const RoutingConfig& config, const MechanismShape& shape)
 void check_places(const RoutingConfig& config, std::int64_t window) {
   const std::int64_t most = std::numeric_limits<std::int32_t>::max();
   if (config.clusters() * window > most) {
-    fail(
-        ExitCode::kConfig,
-        "routing: clusters: {} of up to {} tokens are {} places, above {}: lower clusters or window",
-        config.clusters(), window, config.clusters() * window, most);
+    fail(ExitCode::kConfig,
+         "routing: clusters: {} of up to {} tokens are {} places, above {}; lower clusters or "
+         "window",
+         config.clusters(), window, config.clusters() * window, most);
   }
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -382,6 +383,12 @@ std::string holder_of(const std::string& path) {
 
 }  // namespace
 
+std::string host_name() {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
 FileLock::FileLock(const std::string& path, const std::string& what) {
   fd_.reset(static_cast<int>(retried(
       "open", path, [&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666); })));
@@ -400,9 +407,7 @@ FileLock::FileLock(const std::string& path, const std::string& what) {
          holder_of(path), path);
   }
   check_call(locked, "flock", path);
-  char host[256] = "";
-  ::gethostname(host, sizeof(host) - 1);
-  const std::string holder = fmt::format("process {} on {}", ::getpid(), host);
+  const std::string holder = fmt::format("process {} on {}", ::getpid(), host_name());
   check_call(retried("ftruncate", path, [&] { return ::ftruncate(fd_.get(), 0); }), "ftruncate",
              path);
   const std::int64_t written =

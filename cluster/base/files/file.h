@@ -123,6 +123,9 @@ std::int64_t free_bytes(const std::string& path);
 // The folder part of a path: "a/b" -> "a", "b" -> ".", "/b" -> "/".
 std::string parent_path(const std::string& path);
 
+// The name of this machine, or of the container that the process is in.
+std::string host_name();
+
 // An exclusive lock (flock) on the file `path`, held until destruction. The file stays and names
 // its last holder. Error(kUsage) with the holder's host and process if another process holds the
 // lock.

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
@@ -25,17 +24,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kMostRecordBytes = 4096;
 
-std::string this_host() {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
-  return host.data();
-}
-
 // Where process ids mean the same: one kernel, one namespace.
 std::string process_space() {
   std::error_code error;
   const fs::path space = fs::read_symlink("/proc/self/ns/pid", error);
-  return this_host() + " " + space.string();
+  return host_name() + " " + space.string();
 }
 
 // When the process started, in ticks since boot; empty: not known.
@@ -57,7 +50,7 @@ struct Record {
 };
 
 std::string record_text(bool held) {
-  const std::string host = this_host();
+  const std::string host = host_name();
   const nlohmann::ordered_json record = {
       {"holder", fmt::format("process {} on {}", ::getpid(), host)},
       {"host", host},
@@ -160,11 +153,14 @@ bool create_record(const std::string& path) {
 
 }  // namespace
 
-Lease::Lease(fs::path folder, std::string what, LeaseTimes times)
+Lease::Lease(fs::path folder, std::string what, LeaseTimes times,
+             const std::function<void(const std::string&)>& on_wait)
     : folder_(std::move(folder)), what_(std::move(what)), times_(times) {
   for (bool created = false; !created;) {
     const std::optional<Record> holder = newest_holder(folder_);
-    if (holder && holder->held && !has_ended(*holder) && !expires(folder_, *holder, times_)) {
+    const bool may_live = holder && holder->held && !has_ended(*holder);
+    if (may_live && on_wait) on_wait(holder->holder);
+    if (may_live && !expires(folder_, *holder, times_)) {
       fail(ExitCode::kUsage, "{} is in use by {} (lease '{}'): wait for it or stop it", what_,
            holder->holder, file_of(folder_, holder->number));
     }
@@ -187,7 +183,7 @@ Lease::~Lease() {
   }
   wakes_.notify_one();
   thread_.join();
-  // Not removed: the next number must be higher. If this fails, others wait until the lease expires.
+  // Not removed: the next number must be higher. If this fails, others wait for the lease to end.
   const std::string complete = fmt::format("{}.tmp-{}", file(), ::getpid());
   const std::string text = record_text(/*held=*/false);
   UniqueHandle<FileDescriptorTraits> fd(
@@ -243,7 +239,7 @@ void Lease::keep_renewing() {
 
 bool Lease::outlived_by_lock(const fs::path& folder, LeaseTimes times) {
   const std::optional<Record> holder = newest_holder(folder);
-  return holder && holder->held && !holder->host.empty() && holder->host != this_host() &&
+  return holder && holder->held && !holder->host.empty() && holder->host != host_name() &&
          expires(folder, *holder, times);
 }
 

@@ -1,11 +1,11 @@
 // The right to write in a folder that machines share, for file systems whose flock means nothing,
 // or keeps the lock of a machine that is gone.
 //
-// FOLDER/holder-N names the N-th holder. N is the fencing number: whoever creates holder-(N+1),
-// which only one process can, has the folder from then on. The holder touches its file every other
-// second. Others may take the folder once they have seen the file unchanged for ten seconds by
-// their own clock, so clocks need not agree; at once if the holder gave it back, or was a process
-// of this machine that has ended.
+// FOLDER/holder-N names the N-th holder; N is the fencing number. Only one process can create
+// holder-(N+1), and it has the folder from then on. The holder touches its file every two seconds.
+// Others may take the folder once they have seen the file unchanged for ten seconds by their own
+// clock, so clocks need not agree; at once if the holder gave it back, or was a process of this
+// machine that has ended.
 #pragma once
 
 #include <atomic>
@@ -13,6 +13,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -37,8 +38,10 @@ struct LeaseTimes {
 class Lease {
  public:
   // Takes the folder; waits until a holder that may be gone has not renewed its lease for
-  // times.expires. what: its name in messages. Error(kUsage) if another process holds it.
-  Lease(std::filesystem::path folder, std::string what, LeaseTimes times = {});
+  // times.expires; calls on_wait, unless it is empty, with that holder before it waits. what: the
+  // folder's name in messages. Error(kUsage) if another process holds it.
+  Lease(std::filesystem::path folder, std::string what, LeaseTimes times = {},
+        const std::function<void(const std::string& holder)>& on_wait = {});
   // Gives the folder back.
   ~Lease();
   Lease(const Lease&) = delete;

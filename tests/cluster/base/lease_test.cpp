@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 
+#include "tests/cluster/base/tally.h"
 #include "tests/cluster/base/temporary_folder.h"
 
 namespace birkhoff {
@@ -32,7 +33,7 @@ struct Folder {
   TemporaryFolder temporary;
 };
 
-// The record of a holder on another machine, whose process nobody here can see.
+// Writes the record of a holder on another machine.
 void write_holder(const fs::path& folder, int number, bool held = true) {
   std::ofstream(folder / ("holder-" + std::to_string(number)))
       << R"({"holder":"process 7 on elsewhere","host":"elsewhere","space":"elsewhere pid:[1]",)"
@@ -146,35 +147,37 @@ TEST(Lease, OneOfManyProcessesGetsIt) {
 TEST(Lease, AStoppedHolderDoesNotPassAfterATakeover) {
   const char* count = std::getenv("BIRKHOFF_TAKEOVERS");
   const int trials = count == nullptr ? 2 : std::atoi(count);
+  Tally tally("leases taken from stopped holders");
   for (int trial = 0; trial < trials; ++trial) {
-    const Folder folder;
-    const fs::path passes = folder.path() / "passes";
-    const pid_t holder = fork();
-    if (holder == 0) {
-      const Lease lease(folder.path(), "the folder", kFast);
-      const int log = ::open(passes.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0666);
-      try {
-        for (;;) {
-          lease.check();
-          if (::write(log, ".", 1) != 1) _exit(2);
+    tally.attempt([&] {
+      const Folder folder;
+      const fs::path passes = folder.path() / "passes";
+      const pid_t holder = fork();
+      if (holder == 0) {
+        const Lease lease(folder.path(), "the folder", kFast);
+        const int log = ::open(passes.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0666);
+        try {
+          for (;;) {
+            lease.check();
+            if (::write(log, ".", 1) != 1) _exit(2);
+          }
+        } catch (const FolderLost&) {
+          _exit(0);
         }
-      } catch (const FolderLost&) {
-        _exit(0);
       }
-    }
-    while (!fs::exists(passes)) std::this_thread::sleep_for(milliseconds(1));
-    std::this_thread::sleep_for(std::chrono::microseconds(997 * (trial % 50)));
-    kill(holder, SIGSTOP);
-    const Lease taken(folder.path(), "the folder", kFast);
-    const auto before = fs::file_size(passes);
-    kill(holder, SIGCONT);
-    int status = 0;
-    waitpid(holder, &status, 0);
-    EXPECT_EQ(status, 0);
-    // It may have been stopped between check() and what it did then: one pass.
-    EXPECT_LE(fs::file_size(passes) - before, 1u);
+      while (!fs::exists(passes)) std::this_thread::sleep_for(milliseconds(1));
+      std::this_thread::sleep_for(std::chrono::microseconds(997 * (trial % 50)));
+      kill(holder, SIGSTOP);
+      const Lease taken(folder.path(), "the folder", kFast);
+      const auto before = fs::file_size(passes);
+      kill(holder, SIGCONT);
+      int status = 0;
+      waitpid(holder, &status, 0);
+      EXPECT_EQ(status, 0);
+      // It may have been stopped between check() and what it did then: one pass.
+      EXPECT_LE(fs::file_size(passes) - before, 1u);
+    });
   }
-  if (count != nullptr) std::printf("takeovers: tried %d, lost 0\n", trials);
 }
 
 }  // namespace
