@@ -69,7 +69,7 @@ class Call {
   // Differentiable in the `inputs` of attention_in_blocks.
   BlockAttention attention(at::TensorList inputs) const {
     BlockAttention attention = inputs.size() > kWeights ? sorted(inputs) : local(inputs);
-    const LogitTerms terms = terms_of(inputs, causal_);
+    const GivenTerms terms = terms_of(inputs, causal_);
     attention.relative = terms.relative;
     attention.sink_H = terms.sink_H;
     attention.dropout = dropout_;

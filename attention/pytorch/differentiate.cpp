@@ -39,11 +39,11 @@ void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
                     dtype, " ", sizes, ", not ", x.scalar_type(), " ", x.sizes());
 }
 
-LogitTerms terms_of(at::TensorList inputs, bool causal) {
+GivenTerms terms_of(at::TensorList inputs, bool causal) {
   const auto term = [&](Input which) {
     return is_none(inputs[which]) ? at::Tensor() : inputs[which];
   };
-  LogitTerms terms{
+  GivenTerms terms{
       .relative = {.keys_HRD = term(kRelativeKeys), .values_HRD = term(kRelativeValues)},
       .sink_H = term(kSink)};
   if (terms.relative.defined()) {

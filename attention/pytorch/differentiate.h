@@ -32,10 +32,10 @@ void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
                  at::IntArrayRef sizes);
 
 // What the inputs of a call (calls.h) add to its logits. Undefined where they do not.
-struct LogitTerms {
+struct GivenTerms {
   RelativePositions relative;
   at::Tensor sink_H;
 };
-LogitTerms terms_of(at::TensorList inputs, bool causal);
+GivenTerms terms_of(at::TensorList inputs, bool causal);
 
 }  // namespace birkhoff::ops

@@ -56,14 +56,13 @@ ClusterAttention clusters_of(at::TensorList inputs, const at::Tensor& centroids,
       centroids.size(0) == v.size(1) && centroids.size(1) > 0 && centroids.size(2) == q.size(3),
       "birkhoff: centroids must be [", v.size(1), ", K, ", q.size(3), "], K above 0, not ",
       centroids.sizes());
-  const double root = std::sqrt(static_cast<double>(q.size(3)));
-  const LogitTerms terms = terms_of(inputs, causal);
+  const GivenTerms terms = terms_of(inputs, causal);
   return {.q_BHLD = q,
           .k_BHLD = is_none(k) ? at::Tensor() : k,
           .v_BHLD = v,
           .centroids_HKD = centroids.detach().contiguous(),
           .documents = documents_of(q, key_lengths, segments),
-          .length = logit_scale > 0 ? std::sqrt(logit_scale * root) : root,
+          .length = length_for(logit_scale, q.size(3)),
           .selection = chosen,
           .window = std::min(window, q.size(2)),
           .merge = merge_named(overlap),
@@ -101,7 +100,7 @@ GatheredAttention listed(at::TensorList inputs, const at::Tensor& chosen, std::i
   TORCH_CHECK_VALUE(choice.documents.count * q.size(2) < (std::int64_t{1} << 31),
                     "birkhoff: ", choice.documents.count, " segments in ", q.size(2),
                     " tokens; their product must be below 2^31");
-  const LogitTerms terms = terms_of(inputs, causal);
+  const GivenTerms terms = terms_of(inputs, causal);
   return {.q_BHLD = q,
           .k_BHSD = k,
           .v_BHSD = inputs[kValues],

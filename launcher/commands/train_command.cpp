@@ -61,6 +61,15 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
+// The exit code of a job that failed, once that is in the run's history.
+std::optional<int> failure_of(const std::vector<Job>& jobs, const std::string& id) {
+  if (jobs.empty() || jobs.back().start.id != id || !jobs.back().end) return std::nullopt;
+  const int code = jobs.back().end->code;
+  const bool failed =
+      code != static_cast<int>(ExitCode::kOk) && code != static_cast<int>(ExitCode::kRequeue);
+  return failed ? std::optional(code) : std::nullopt;
+}
+
 bool has_job(const std::vector<Job>& jobs, const std::string& id) {
   return std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return job.start.id == id; });
 }
@@ -113,7 +122,10 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   std::optional<Placement> placement =
       slurm ? place(*slurm, policy, slurm->nodes, why) : std::optional(Placement{ranks});
   const RankProgram program{.by_mpirun = !slurm || arguments.launcher == "mpirun",
-                            .container = arguments.container};
+                            .container = arguments.container,
+                            .noted_failure = [&](const std::string& job) {
+                              return failure_of(read_history(paths.history()), job);
+                            }};
   for (bool fresh = arguments.fresh; placement;) {
     std::vector<std::string> of_job = line;
     if (fresh) of_job.emplace_back("--fresh");
@@ -132,8 +144,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
     if (!why.empty()) err << "birkhoff: " << why << std::endl;
     if (!again) return end.code;
     if (slurm) {
-      slurm->end_steps();
-      placement = place(*slurm, policy, slurm->responding_nodes(), why);
+      placement = place(*slurm, policy, slurm->end_steps(nodes_needed(*slurm, policy)), why);
     }
   }
   // A new job may get other nodes.

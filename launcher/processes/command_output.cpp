@@ -18,6 +18,8 @@
 namespace birkhoff {
 namespace {
 
+constexpr std::chrono::seconds kForTheOthers{2};
+
 using Descriptor = UniqueHandle<FileDescriptorTraits>;
 
 struct Running {
@@ -79,9 +81,9 @@ void finish(Running& command, bool too_slow) {
 }  // namespace
 
 std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>>& lines,
-                                      std::chrono::milliseconds limit) {
+                                      std::chrono::milliseconds limit, std::size_t wanted) {
   using Clock = std::chrono::steady_clock;
-  const Clock::time_point deadline = Clock::now() + limit;
+  Clock::time_point deadline = Clock::now() + limit;
   std::vector<Running> commands;
   for (const auto& line : lines) commands.push_back(start(line));
   for (;;) {
@@ -99,6 +101,12 @@ std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>
       continue;
     for (std::size_t i = 0; i < commands.size(); ++i) {
       if (waiting[i].revents != 0) commands[i].at_end = !read_more(commands[i]);
+    }
+    const auto printed = static_cast<std::size_t>(std::count_if(
+        commands.begin(), commands.end(), [](const Running& c) { return !c.result.out.empty(); }));
+    if (printed >= wanted) {
+      deadline = std::min(deadline, Clock::now() + kForTheOthers);
+      wanted = std::numeric_limits<std::size_t>::max();
     }
   }
   for (Running& command : commands) finish(command, !command.at_end);

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -16,8 +18,10 @@ struct CommandOutput {
 // empty. A program that cannot be started ends with 127.
 CommandOutput output_of(const std::vector<std::string>& line, std::chrono::milliseconds limit);
 
-// The same for several programs that run at the same time.
+// The same for several programs that run at the same time. Once `wanted` of them have printed
+// something, the others get two more seconds.
 std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>>& lines,
-                                      std::chrono::milliseconds limit);
+                                      std::chrono::milliseconds limit,
+                                      std::size_t wanted = std::numeric_limits<std::size_t>::max());
 
 }  // namespace birkhoff

@@ -40,34 +40,46 @@ std::optional<SlurmJob> SlurmJob::of_environment() {
   return job;
 }
 
-std::vector<std::string> SlurmJob::responding_nodes() const {
+std::vector<std::string> SlurmJob::end_steps(std::size_t wanted) const {
   std::vector<std::vector<std::string>> lines;
   for (const std::string& node : nodes) {
+    // srun's exit code is 0 even if the node does not answer.
     lines.push_back({"srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=" + node,
-                     "--mpi=none", "--quiet", "true"});
+                     "--mpi=none", "--quiet", "echo", "here"});
   }
-  const std::vector<CommandOutput> outputs = outputs_of(lines, kNodeLimit);
-  std::vector<std::string> responding;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    if (outputs[i].code == 0) responding.push_back(nodes[i]);
-  }
-  return responding;
-}
-
-void SlurmJob::end_steps() const {
   const CommandOutput steps =
       output_of({"squeue", "--steps", "--noheader", "--jobs=" + id, "--format=%i"}, kCommandLimit);
   for (const std::string& step : words_of(steps.out)) {
     const std::string name = step.substr(step.find('.') + 1);
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;  // batch, extern
-    output_of({"scancel", "--signal=KILL", step}, kCommandLimit);
+    // It waits for a node that is gone, after it has reached the others.
+    lines.push_back({"scancel", "--signal=KILL", step});
   }
+  const std::vector<CommandOutput> outputs = outputs_of(lines, kNodeLimit, wanted);
+  std::vector<std::string> responding;
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    if (outputs[i].out.starts_with("here")) responding.push_back(nodes[i]);
+  }
+  return responding;
+}
+
+namespace {
+
+int ranks_of_node(const SlurmJob& job, const PlacementPolicy& policy) {
+  const int used = std::max(1, static_cast<int>(job.nodes.size()) - policy.spare_nodes);
+  return (policy.ranks + used - 1) / used;
+}
+
+}  // namespace
+
+std::size_t nodes_needed(const SlurmJob& job, const PlacementPolicy& policy) {
+  const int of_node = ranks_of_node(job, policy);
+  return static_cast<std::size_t>((policy.ranks + of_node - 1) / of_node);
 }
 
 std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& policy,
                                const std::vector<std::string>& responding, std::string& why) {
-  const int used = std::max(1, static_cast<int>(job.nodes.size()) - policy.spare_nodes),
-            of_node = (policy.ranks + used - 1) / used,
+  const int of_node = ranks_of_node(job, policy),
             ranks = std::min(policy.ranks, of_node * static_cast<int>(responding.size()));
   if (ranks < policy.least_ranks || ranks == 0) {
     why = fmt::format("{} of {} respond, and each has {}: too few for {}", responding.size(),

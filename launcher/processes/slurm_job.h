@@ -2,6 +2,7 @@
 // ranks that were lost can be started again on those that are left.
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,10 +17,9 @@ struct SlurmJob {
   // work.
   static std::optional<SlurmJob> of_environment();
 
-  // The nodes that start a process within ten seconds, in the order of `nodes`.
-  std::vector<std::string> responding_nodes() const;
-  // Ends all steps of the job at once, without asking them.
-  void end_steps() const;
+  // Ends all steps of the job at once, without asking them. Returns the nodes that start a process,
+  // in the order of `nodes`. Waits ten seconds for that, or two after `wanted` nodes have.
+  std::vector<std::string> end_steps(std::size_t wanted) const;
 };
 
 // Where the ranks of a job run.
@@ -34,6 +34,9 @@ struct PlacementPolicy {
   int least_ranks = 1;  // it goes on with so many if nodes are lost
   int spare_nodes = 0;  // nodes that are left free at first
 };
+
+// The nodes that the ranks need.
+std::size_t nodes_needed(const SlurmJob& job, const PlacementPolicy& policy);
 
 // Puts ranks on `responding` nodes of the job, as many on each as its nodes without the spare ones
 // would get. nullopt if fewer than least_ranks fit; then `why` receives a line.

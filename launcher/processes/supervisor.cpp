@@ -183,12 +183,41 @@ namespace {
   _exit(kNotStarted);
 }
 
+// Looks now and then whether a rank has noted a failure. srun waits about half a minute for the ranks
+// of a node that is gone, and mpirun longer.
+class LostLauncher {
+ public:
+  LostLauncher(const RankProgram& program, const std::string& job) : program_(program), job_(job) {}
+
+  // Whether the launcher had its time to end after the failure.
+  bool is_late() {
+    if (!program_.noted_failure || Clock::now() < next_look_) return false;
+    next_look_ = Clock::now() + kLookForFailure;
+    if (code_ == kNone) {
+      code_ = program_.noted_failure(job_).value_or(kNone);
+      noted_ = Clock::now();
+    }
+    return code_ != kNone && Clock::now() >= noted_ + kTimeToEnd;
+  }
+  int code() const { return code_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kLookForFailure{500}, kTimeToEnd{2000};
+
+  const RankProgram& program_;
+  const std::string& job_;
+  Clock::time_point next_look_ = Clock::now(), noted_;
+  static constexpr int kNone = 0;
+  int code_ = kNone;
+};
+
 // Passes on requests to stop until mpirun has ended, and returns its waitpid status. Returns
-// nullopt after two interrupts, while mpirun still runs.
-std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals) {
+// nullopt after two interrupts, or if it is late, while mpirun still runs.
+std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals, LostLauncher& lost) {
   using Clock = std::chrono::steady_clock;
   Clock::time_point next_request = Clock::now();
-  while (!signals.interrupted_twice()) {
+  while (!signals.interrupted_twice() && !lost.is_late()) {
     int status = 0;
     const pid_t ended = waitpid(mpirun, &status, WNOHANG);
     if (ended == mpirun) return status;
@@ -235,7 +264,8 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
   const pid_t child = fork();
   if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
   if (child == 0) become_mpirun(line, parent);
-  const std::optional<int> status = wait_for(child, signals);
+  LostLauncher lost(program, job);
+  const std::optional<int> status = wait_for(child, signals, lost);
   if (!status) kill(child, SIGKILL);  // it may not be mpirun yet, and then lacks the mark
   const std::vector<pid_t> left = end_marked_processes(kJobVariable + ("=" + job));
   if (!left.empty()) {
@@ -249,6 +279,8 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
   if (status) {
     end.why.clear();
     end.code = map_mpirun_status(*status, signals.received() != 0, end.why);
+  } else if (!signals.interrupted_twice()) {
+    end = {.code = lost.code(), .why = "", .job = job};
   }
   if (!end.why.empty()) err << "birkhoff: " << end.why << '\n';
   return end;

@@ -3,6 +3,8 @@
 // every request to stop reaches them as SIGUSR1, on which they save and exit with 75.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -31,6 +33,9 @@ struct EndOfRanks {
 struct RankProgram {
   bool by_mpirun = true;       // not by srun, which needs the nodes of a Slurm job
   std::string container = "";  // Apptainer image whose birkhoff they run; empty: this program
+  // The exit code of a failure that ended the job of this name, once a rank has noted it. A launcher
+  // that still waits some seconds later waits for a lost node, and is ended. Empty: never.
+  std::function<std::optional<int>(const std::string& job)> noted_failure = {};
 };
 
 // The file of this program.

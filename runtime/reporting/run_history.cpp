@@ -214,8 +214,9 @@ std::string note_lost_job(const fs::path& history, const fs::path& status, const
     if (jobs.empty() || jobs.back().end || (!id.empty() && jobs.back().start.id != id)) {
       return "";
     }
-    add_line(history, json_of(jobs.back().start.id,
-                              lost_end(jobs.back(), read_status(status), code, reason)));
+    JobEnd end = lost_end(jobs.back(), read_status(status), code, reason);
+    if (!id.empty()) end.time = unix_seconds();
+    add_line(history, json_of(jobs.back().start.id, end));
     return "";
   } catch (const Error& error) {
     return error.what();
@@ -252,6 +253,7 @@ RunHistory::RunHistory(fs::path history, fs::path status, JobStart start, std::i
   }
   if (!problem.empty()) log_warning("{}", problem);
   write_status();
+  next_write_ = Clock::now();  // after the first step, too
 }
 
 void RunHistory::saved(std::int64_t step, double seconds) {

@@ -19,11 +19,13 @@ LENGTH = 2 * COPIED + DOTS + 3
 PROMPT = LENGTH - COPIED
 LOCAL = "block_local{block:32 look_back:1}"
 ROUTING = "routing{clusters:4 window:64 logit_scale:32}"  # much above sqrt(head dim): nothing is learned without
+# One table for all places: the first cluster that a symbol shares with its copy teaches it the distance.
+RELATIVE = "relative_positions{max_distance:224}"
 ARMS = {
     "block-local": "group{mechanism{%s}}" % LOCAL,
-    "routing `causal_bucket`": "group{mechanism{%s}}" % ROUTING,
-    "half block-local, half routing `causal_bucket`": "group{heads:8 mechanism{%s}} group{heads:8 mechanism{%s}}" % (LOCAL, ROUTING),
-    "MoBA": "group{mechanism{moba{block:32 top_blocks:4} relative_positions{max_distance:224}}}",
+    "routing `causal_bucket`": "group{mechanism{%s %s}}" % (ROUTING, RELATIVE),
+    "half block-local, half routing `causal_bucket`": "group{heads:8 mechanism{%s}} group{heads:8 mechanism{%s %s}}" % (LOCAL, ROUTING, RELATIVE),
+    "MoBA": "group{mechanism{moba{block:32 top_blocks:4} %s}}" % RELATIVE,
 }
 
 

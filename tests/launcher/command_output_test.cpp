@@ -29,5 +29,18 @@ TEST(CommandOutput, OneThatIsTooSlowHidesNoOther) {
   EXPECT_EQ(outputs[2].out, "last\n");
 }
 
+// A lost node delays a restart no longer than it takes to find enough others.
+TEST(CommandOutput, OnceEnoughHavePrintedTheOthersGetTwoSeconds) {
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<CommandOutput> outputs = outputs_of(
+      {{"sleep", "60"}, {"echo", "first"}, {"sh", "-c", "sleep 1; echo second"}, {"true"}},
+      std::chrono::seconds(30), /*wanted=*/1);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_EQ(outputs[0].code, -1);
+  EXPECT_EQ(outputs[1].out, "first\n");
+  EXPECT_EQ(outputs[2].out, "second\n");
+  EXPECT_EQ(outputs[3].code, 0);
+}
+
 }  // namespace
 }  // namespace birkhoff

@@ -2,9 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <numeric>
+#include <random>
 #include <thread>
 
 #include "runtime/checkpoint/commit.h"
@@ -35,8 +37,8 @@ TEST_F(StopProcess, ARequestAtAnyMomentOfTheStartIsObeyed) {
   }
 }
 
-// A request in any phase of a run is obeyed at the end of the step; no step is repeated or skipped.
-// Slow reads make a run that waits for data.
+// A request in any phase of a run is obeyed within a grace of 20 s; no step is repeated or skipped.
+// Slow reads make a run that waits for data. BIRKHOFF_REQUESTS sets the number of trials.
 TEST_F(StopProcess, ARequestInEveryPhaseIsObeyed) {
   struct Case {
     std::string name;
@@ -52,33 +54,46 @@ TEST_F(StopProcess, ARequestInEveryPhaseIsObeyed) {
        {{"LD_PRELOAD", SLOW_READS},
         {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}},
   };
-  for (const Case& phase : cases) {
-    for (const int signal : {SIGTERM, SIGUSR1}) {
-      const std::string name = phase.name + std::to_string(signal);
-      SCOPED_TRACE(name);
-      std::vector<std::string> options = {
-          "--ranks", "2", "--set", "train.steps=100000", "--set", "train.schedule.shape=constant"};
-      options.insert(options.end(), phase.settings.begin(), phase.settings.end());
-      Command command = train(name, options);
-      command.environment = phase.environment;
-      Child child(command);
-      ASSERT_TRUE(wait_for_step(child, run(name), 3));
-      child.signal(signal);
-      const Finished stopped = child.finish(seconds(30));
-      EXPECT_EQ(stopped.code, 75) << stopped.err;
-      EXPECT_TRUE(processes_of(run(name)).empty());
-      const int step = last_step(run(name));
-      options[3] = "train.steps=" + std::to_string(step + 2);
-      const Finished resumed = run_child(train(name, options));
-      EXPECT_EQ(resumed.code, 0) << resumed.err;
-      EXPECT_THAT(resumed.err, HasSubstr("resumes at step " + std::to_string(step)));
-      const MetricsLines metrics = lines_of_metrics(run(name));
-      std::vector<int> all_steps(static_cast<std::size_t>(step) + 2);
-      std::iota(all_steps.begin(), all_steps.end(), 1);
-      EXPECT_EQ(metrics.steps, all_steps) << "each step once";
-      EXPECT_TRUE(phase.name != "evaluation" || metrics.evaluated == all_steps);
-    }
+  const char* set = std::getenv("BIRKHOFF_REQUESTS");
+  const int trials = set != nullptr ? std::atoi(set) : 8;
+  std::mt19937 random(1);
+  int num_saved = 0;
+  double slowest = 0;
+  for (int trial = 0; trial < trials; ++trial) {
+    const Case& phase = cases[static_cast<std::size_t>(trial / 2) % cases.size()];
+    const int signal = trial % 2 == 0 ? SIGTERM : SIGUSR1;
+    const std::string name = phase.name + std::to_string(trial);
+    SCOPED_TRACE(name);
+    std::vector<std::string> options = {
+        "--ranks", "2", "--set", "train.steps=100000", "--set", "train.schedule.shape=constant"};
+    options.insert(options.end(), phase.settings.begin(), phase.settings.end());
+    Command command = train(name, options);
+    command.environment = phase.environment;
+    Child child(command);
+    ASSERT_TRUE(wait_for_step(child, run(name), 3));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));
+    const auto asked = std::chrono::steady_clock::now();
+    child.signal(signal);
+    const Finished stopped = child.finish(seconds(30));
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - asked;
+    slowest = std::max(slowest, taken.count());
+    num_saved += stopped.code == 75 && taken < seconds(20);
+    EXPECT_EQ(stopped.code, 75) << stopped.err;
+    EXPECT_LT(taken, seconds(20));
+    EXPECT_TRUE(processes_of(run(name)).empty());
+    const int step = last_step(run(name));
+    options[3] = "train.steps=" + std::to_string(step + 2);
+    const Finished resumed = run_child(train(name, options));
+    EXPECT_EQ(resumed.code, 0) << resumed.err;
+    EXPECT_THAT(resumed.err, HasSubstr("resumes at step " + std::to_string(step)));
+    const MetricsLines metrics = lines_of_metrics(run(name));
+    std::vector<int> all_steps(static_cast<std::size_t>(step) + 2);
+    std::iota(all_steps.begin(), all_steps.end(), 1);
+    EXPECT_EQ(metrics.steps, all_steps) << "each step once";
+    EXPECT_TRUE(phase.name != "evaluation" || metrics.evaluated == all_steps);
   }
+  std::cout << "requests to stop: tried " << trials << ", lost " << trials - num_saved
+            << ", slowest " << slowest << " s\n";
 }
 
 // What takes long is given up: a step of many micro-batches, and a rank that waits for data. The run

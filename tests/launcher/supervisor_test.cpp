@@ -1,11 +1,15 @@
 // The launcher's help and version texts, and how it reads mpirun's codes.
 #include "launcher/processes/supervisor.h"
+#include "child.h"
 #include "said.h"
+#include "stub_programs.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <sstream>
 
 namespace birkhoff {
@@ -142,6 +146,37 @@ TEST(Version, NamesEverythingLinked) {
     EXPECT_THAT(said.out,
                 testing::ContainsRegex(std::string(what) + "[^\n,]* v?[0-9]+(\\.[0-9]+)+"));
   }
+}
+
+// An srun that waits for a lost node is ended soon after a rank has noted why the job failed; one that
+// ends by itself is not.
+TEST(Supervise, ALauncherThatWaitsForALostNodeIsEnded) {
+  const TemporaryFolder folder("birkhoff_supervise");
+  StubPrograms stubs(folder.path() / "stubs");
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", stubs.path().c_str(), 1);
+  struct Case {
+    std::string srun;
+    int noted, code;
+  };
+  for (const Case& c :
+       {Case{"sleep 60", 7, 7}, Case{"sleep 1; exit 8", 7, 8}, Case{"sleep 5; exit 8", 0, 8}}) {
+    SCOPED_TRACE(c.srun);
+    stubs.write("srun", c.srun);
+    std::string asked;
+    const RankProgram program{.by_mpirun = false, .noted_failure = [&](const std::string& job) {
+                                asked = job;
+                                return c.noted == 0 ? std::nullopt : std::optional(c.noted);
+                              }};
+    StopSignals signals;
+    std::ostringstream err;
+    const auto start = std::chrono::steady_clock::now();
+    const EndOfRanks end = supervise({2, {"node0", "node1"}}, program, {"train"}, signals, err);
+    EXPECT_EQ(end.code, c.code) << err.str();
+    EXPECT_EQ(end.job, asked);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  }
+  setenv("PATH", path.c_str(), 1);
 }
 
 }  // namespace

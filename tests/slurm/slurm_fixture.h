@@ -25,6 +25,7 @@ class Slurm : public TrainProcess {
  protected:
   using Clock = std::chrono::steady_clock;
   using seconds = std::chrono::seconds;
+  static constexpr int kReadMs = 20;  // a step then takes 0.06 s
 
   static bool is_possible() {
     return geteuid() == 0 && run_child({.line = {"slurmctld", "-V"}}).code == 0 &&
@@ -87,6 +88,20 @@ class Slurm : public TrainProcess {
   }
   // From now on nothing of this test is slow.
   static void release() { write_bytes((folder_->path() / "fast").string(), ""); }
+
+  // The process of a task of a step that trains in the run; -1 if there is none.
+  static pid_t process_of_task(const std::filesystem::path& run, int task) {
+    const std::string wanted = "SLURM_PROCID=" + std::to_string(task);
+    for (const pid_t process : processes_of(run)) {
+      const std::string environment =
+          '\0' + read_bytes("/proc/" + std::to_string(process) + "/environ");
+      const auto has = [&](const std::string& variable) {
+        return environment.find('\0' + variable) != std::string::npos;
+      };
+      if (has("SLURM_STEP_NUM_TASKS=") && has(wanted + '\0')) return process;
+    }
+    return -1;
+  }
 
   // What the run's jobs have printed, without a line for each step.
   static std::string output(const std::string& name) {

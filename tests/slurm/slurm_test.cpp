@@ -6,24 +6,7 @@
 namespace birkhoff {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::HasSubstr;
-
-constexpr int kReadMs = 20;  // a step then takes 0.06 s
-
-// The process of a task of a step that trains in the run; -1 if there is none.
-pid_t process_of_task(const fs::path& run, int task) {
-  const std::string wanted = "SLURM_PROCID=" + std::to_string(task);
-  for (const pid_t process : processes_of(run)) {
-    const std::string environment =
-        '\0' + read_bytes("/proc/" + std::to_string(process) + "/environ");
-    const auto has = [&](const std::string& variable) {
-      return environment.find('\0' + variable) != std::string::npos;
-    };
-    if (has("SLURM_STEP_NUM_TASKS=") && has(wanted + '\0')) return process;
-  }
-  return -1;
-}
 
 TEST_F(Slurm, ARunOfTwoNodesFinishes) {
   const std::string name = "a 'run' $(of) %j \"two\" nodes";  // sbatch reads it, too

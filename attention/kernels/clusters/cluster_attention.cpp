@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 
+#include <cmath>
+
 #include "attention/kernels/clusters/cluster_lists.h"
 #include "attention/kernels/common/grouped_queries.h"
 
@@ -14,6 +16,12 @@ at::Tensor unit_vectors(const at::Tensor& x, double length) {
 }
 
 }  // namespace
+
+double length_for(double logit_scale, std::int64_t head_dim) {
+  const double root = std::sqrt(static_cast<double>(head_dim));
+  // Attention divides logits by `root`.
+  return logit_scale > 0 ? std::sqrt(logit_scale * root) : root;
+}
 
 at::Tensor queries_to_cluster(const at::Tensor& q_BHLD, std::int64_t key_heads, double length) {
   return q_BHLD.size(1) == key_heads ? q_BHLD

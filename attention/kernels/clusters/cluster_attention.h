@@ -35,6 +35,9 @@ struct ClusterAttention {
   std::optional<NoiseKey> noise{};
 };
 
+// The `length` with which logits are logit_scale, or sqrt(D) where that is 0, times the cosine.
+double length_for(double logit_scale, std::int64_t head_dim);
+
 // The queries as rows of the key heads: with grouped queries, the mean of the unit vectors of each
 // group, times `length`. Differentiable.
 at::Tensor queries_to_cluster(const at::Tensor& q_BHLD, std::int64_t key_heads, double length);

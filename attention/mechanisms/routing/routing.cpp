@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "attention/kernels/clusters/dense_mass.h"
@@ -35,12 +34,6 @@ void check_places(const RoutingConfig& config, std::int64_t window) {
          "window",
          config.clusters(), window, config.clusters() * window, most);
   }
-}
-
-double length_of(const RoutingConfig& config, const MechanismShape& shape) {
-  const double root = std::sqrt(static_cast<double>(shape.head_dim));
-  // Attention divides logits by `root`.
-  return config.logit_scale() > 0 ? std::sqrt(config.logit_scale() * root) : root;
 }
 
 // How many rows moved to another cluster by the last update of the centroids, and of how many.
@@ -75,7 +68,7 @@ RoutingAttention::RoutingAttention(const RoutingConfig& config, const MechanismS
     : config_(config),
       shape_(shape),
       window_(window_of(config, shape)),
-      length_(length_of(config, shape)),
+      length_(length_for(config.logit_scale(), shape.head_dim)),
       centroids_({.clusters = config.clusters(),
                   .decay = config.decay(),
                   .reseed_after = config.reseed_after()},
