@@ -73,7 +73,7 @@ def trained(data, name, a):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sequences", type=int, default=50, help="new sequences to continue")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="parallel runs")

@@ -269,6 +269,15 @@ TEST(EffectiveTime, AFaultLosesHalfOfAShortInterval) {
   EXPECT_NEAR(lost_seconds_per_fault({1, 0, 60}, 100), 50, 0.1);
 }
 
+// With the default interval between saves, steps of up to 0.7 s, and a restart that takes as long as
+// the slowest of tests/nightly.
+TEST(EffectiveTime, AFaultEveryThreeHoursCostsTwoPercent) {
+  const auto every = static_cast<double>(configs::Config().checkpoint().every());
+  const EffectiveTime share = effective_time(
+      {.faults_per_day = 8, .save_seconds = 0.1, .restart_seconds = 15}, 0.7 * every);
+  EXPECT_GT(share.steps, 0.98);
+}
+
 // ---- The command.
 
 class PlanCommand : public testing::Test {
