@@ -111,7 +111,8 @@ int compare_command(const CompareArguments& arguments, std::ostream& out);
 // What is submitted to Slurm (docs/slurm.md).
 struct SubmitArguments {
   std::string config, run;
-  std::string site;  // file of a site profile
+  std::string site;          // file of a site profile
+  std::string exclude_file;  // of doctor, with hosts that jobs must not get; empty: none
   std::vector<std::string> settings;
   int nodes = 1;
   std::string time;                   // limit of a job, as sbatch accepts it; empty: the profile's

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <ostream>
-#include <set>
-#include <sstream>
 
 #include "cluster/base/activity.h"
 #include "cluster/base/cpu.h"
@@ -15,6 +13,7 @@
 #include "configs/config_io.h"
 #include "launcher/commands.h"
 #include "launcher/doctor/examination.h"
+#include "launcher/doctor/exclude_file.h"
 #include "launcher/processes/ranks.h"
 #include "launcher/processes/supervisor.h"
 #include "launcher/runs/text_table.h"
@@ -22,7 +21,6 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::int64_t kMostExcludeBytes = std::int64_t{1} << 20;
 // A rank that is stuck in a check is named, and the doctor ends within its minute.
 constexpr WatchdogLimits kLimits{.seconds = 20, .steps = 4, .patient_seconds = 40};
 
@@ -40,18 +38,6 @@ std::string table_of(const Examination& examination) {
     }
   }
   return text_table({{"check"}, {"verdict"}, {"where"}, {"found"}}, rows);
-}
-
-// Adds hosts to those that the file names already.
-void exclude(const std::string& path, const std::vector<std::string>& hosts) {
-  std::set<std::string> all(hosts.begin(), hosts.end());
-  if (path_exists(path)) {
-    std::istringstream lines(read_file(path, kMostExcludeBytes));
-    for (std::string line; std::getline(lines, line);) {
-      if (!line.empty()) all.insert(line);
-    }
-  }
-  write_file_durably(path, fmt::format("{}{}", fmt::join(all, "\n"), all.empty() ? "" : "\n"));
 }
 
 int examine_in_world(const DoctorArguments& arguments, World& world, std::ostream& out,
@@ -91,7 +77,7 @@ int examine_in_world(const DoctorArguments& arguments, World& world, std::ostrea
                        json.dump(2, ' ', false, Facts::error_handler_t::replace) + '\n');
   }
   if (!arguments.exclude_file.empty()) {
-    exclude(arguments.exclude_file, examination.hosts_to_exclude());
+    add_hosts_to_file(arguments.exclude_file, examination.hosts_to_exclude());
   }
   return static_cast<int>(examination.code());
 }

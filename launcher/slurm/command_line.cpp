@@ -21,6 +21,9 @@ void CommandLine::add_submit() {
   c->add_option("--site", submit_.site, "site profile (.txtpb), such as configs/sites/*.txtpb")
       ->required()
       ->type_name("FILE");
+  c->add_option("--exclude-file", submit_.exclude_file,
+                "file of hosts that jobs must not get, as `doctor --exclude-file` writes it")
+      ->type_name("FILE");
   c->add_option("--nodes", submit_.nodes, "nodes of a job")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();

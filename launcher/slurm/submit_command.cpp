@@ -16,6 +16,7 @@
 #include "configs/site_io.h"
 #include "launcher/commands.h"
 #include "launcher/commands/train_checks.h"
+#include "launcher/doctor/exclude_file.h"
 #include "launcher/failure.h"
 #include "launcher/processes/command_output.h"
 #include "launcher/processes/supervisor.h"
@@ -240,7 +241,10 @@ std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob
 }  // namespace
 
 int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ostream& err) {
-  const configs::Site site = load_site(arguments.site);
+  configs::Site site = load_site(arguments.site);
+  if (!arguments.exclude_file.empty()) {
+    for (const std::string& host : hosts_in_file(arguments.exclude_file)) site.add_exclude(host);
+  }
   const std::string time = arguments.time.empty() ? site.time_limit() : arguments.time;
   const std::optional<std::chrono::seconds> limit = slurm_time(time);
   if (!limit) {

@@ -323,6 +323,14 @@ TEST_F(SlurmCommands, DryRunPrintsTheScriptAndLeavesNothing) {
   EXPECT_THAT(calls("sbatch"), ElementsAre());
 }
 
+TEST_F(SlurmCommands, JobsDoNotGetTheHostsThatDoctorExcludes) {
+  write_bytes("site.txtpb", "time_limit: \"1:00:00\" exclude: \"node[1-2]\"");
+  write_bytes("bad", "node7\nnode12.cluster\n\n");
+  const Said said = submit("new", {"--exclude-file", "bad", "--dry-run"});
+  EXPECT_EQ(said.code, 0) << said.err;
+  EXPECT_THAT(said.out, HasSubstr("--exclude=node[1-2],node12.cluster,node7\n"));
+}
+
 TEST_F(SlurmCommands, TheConfigurationIsThatOfTheSubmission) {
   const Said said = submit("new", {"--set", "train.steps=77"});
   EXPECT_EQ(said.code, 0) << said.err;
