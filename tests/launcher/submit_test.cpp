@@ -328,7 +328,7 @@ TEST_F(SlurmCommands, JobsDoNotGetTheHostsThatDoctorExcludes) {
   write_bytes("bad", "node7\nnode12.cluster\n\n");
   const Said said = submit("new", {"--exclude-file", "bad", "--dry-run"});
   EXPECT_EQ(said.code, 0) << said.err;
-  EXPECT_THAT(said.out, HasSubstr("--exclude=node[1-2],node12.cluster,node7\n"));
+  EXPECT_THAT(said.out, HasSubstr("--exclude=\"node[1-2],node12.cluster,node7\"\n"));
 }
 
 TEST_F(SlurmCommands, TheConfigurationIsThatOfTheSubmission) {
