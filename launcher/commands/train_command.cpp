@@ -61,8 +61,15 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// The exit code of a job that failed, once that is in the run's history.
-std::optional<int> failure_of(const std::vector<Job>& jobs, const std::string& id) {
+// The exit code of a job that failed, once that is in the run's history. A file that cannot be read
+// at the moment must not end a job that trains.
+std::optional<int> failure_of(const std::filesystem::path& history, const std::string& id) {
+  std::vector<Job> jobs;
+  try {
+    jobs = read_history(history);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
   if (jobs.empty() || jobs.back().start.id != id || !jobs.back().end) return std::nullopt;
   const int code = jobs.back().end->code;
   const bool failed =
@@ -121,11 +128,10 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   std::string why;
   std::optional<Placement> placement =
       slurm ? place(*slurm, policy, slurm->nodes, why) : std::optional(Placement{ranks});
-  const RankProgram program{.by_mpirun = !slurm || arguments.launcher == "mpirun",
-                            .container = arguments.container,
-                            .noted_failure = [&](const std::string& job) {
-                              return failure_of(read_history(paths.history()), job);
-                            }};
+  const RankProgram program{
+      .by_mpirun = !slurm || arguments.launcher == "mpirun",
+      .container = arguments.container,
+      .noted_failure = [&](const std::string& job) { return failure_of(paths.history(), job); }};
   for (bool fresh = arguments.fresh; placement;) {
     std::vector<std::string> of_job = line;
     if (fresh) of_job.emplace_back("--fresh");

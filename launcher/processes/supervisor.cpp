@@ -183,8 +183,8 @@ namespace {
   _exit(kNotStarted);
 }
 
-// Looks now and then whether a rank has noted a failure. srun waits about half a minute for the ranks
-// of a node that is gone, and mpirun longer.
+// Looks now and then whether a rank has noted a failure. A launcher may still wait for the ranks of a
+// node that is gone.
 class LostLauncher {
  public:
   LostLauncher(const RankProgram& program, const std::string& job) : program_(program), job_(job) {}

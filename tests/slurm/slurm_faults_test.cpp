@@ -32,7 +32,7 @@ const char* name_of(Fault fault) {
   return "";
 }
 
-// Seconds, ascending.
+// The least of the values that this share of them does not exceed; 0 without values.
 double quantile(std::vector<double> values, double share) {
   std::sort(values.begin(), values.end());
   const double last = static_cast<double>(values.size()) - 1;
@@ -152,7 +152,7 @@ class SlurmFaults : public Slurm {
     const auto status = wait_for_job(name, jobs_before + 1);
     ASSERT_TRUE(status) << name_of(fault) << '\n' << output(name);
     const std::vector<Job> jobs = history(name);
-    // Nobody but the next job can note the end of one whose supervisor is gone.
+    // If the supervisor is gone, the next job notes the end, with the time of the last status.
     const double training = jobs[jobs_before].start.time,
                  noted = std::clamp(jobs[jobs_before - 1].end->time, made, training);
     all.push_back({fault, noted - made, training - noted, status->time - training});
