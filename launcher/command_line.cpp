@@ -147,6 +147,12 @@ void CommandLine::add_train() {
                 "the ranks run the birkhoff in this Apptainer image; default: this program")
       ->type_name("IMAGE")
       ->needs(ranks);
+  c->add_option("--launch-seconds", train_.launch_seconds,
+                "if the ranks have not started after so long, end their launcher (and, with "
+                "--restarts, try again)")
+      ->check(CLI::Range(1, 86400))
+      ->needs(ranks)
+      ->capture_default_str();
   add_settings(c, train_.settings);
   c->add_flag("--fresh", train_.fresh, "move the contents of the run folder aside and start again");
 }

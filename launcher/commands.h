@@ -34,7 +34,8 @@ struct TrainArguments {
   int spare_nodes = 0;       // of a Slurm job: left free until a node is lost
   std::optional<int> least_ranks;       // go on with so many if nodes are lost; not set: `ranks`
   std::optional<std::string> launcher;  // in a Slurm job: srun or mpirun; not set: srun
-  std::string container;  // Apptainer image whose birkhoff the ranks run; empty: this one
+  std::string container;     // Apptainer image whose birkhoff the ranks run; empty: this one
+  int launch_seconds = 300;  // the start of all ranks may take
   std::vector<std::string> settings;
   bool fresh = false;  // move the contents of the run folder aside and start again
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -61,20 +62,23 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// The exit code of a job that failed, once that is in the run's history. A file that cannot be read
-// at the moment must not end a job that trains.
-std::optional<int> failure_of(const std::filesystem::path& history, const std::string& id) {
-  std::vector<Job> jobs;
-  try {
-    jobs = read_history(history);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-  if (jobs.empty() || jobs.back().start.id != id || !jobs.back().end) return std::nullopt;
+// The exit code of the job's failure, if that is in the run's history; else 0.
+int noted_failure(const std::filesystem::path& history, const std::string& id) {
+  const std::vector<Job> jobs = read_history(history);
+  if (jobs.empty() || jobs.back().start.id != id || !jobs.back().end) return 0;
   const int code = jobs.back().end->code;
-  const bool failed =
-      code != static_cast<int>(ExitCode::kOk) && code != static_cast<int>(ExitCode::kRequeue);
-  return failed ? std::optional(code) : std::nullopt;
+  return code == static_cast<int>(ExitCode::kRequeue) ? 0 : code;
+}
+
+// `holder`: the fencing number of the run's holder before the job. Rank 0 takes the folder once all
+// ranks run. A file that cannot be read at the moment must not end a job that trains.
+TracesOfJob traces_of(const RunPaths& paths, std::int64_t holder, const std::string& id) {
+  try {
+    return {.began = Lease::newest_number(paths.root) > holder,
+            .failure = noted_failure(paths.history(), id)};
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 bool has_job(const std::vector<Job>& jobs, const std::string& id) {
@@ -128,11 +132,14 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   std::string why;
   std::optional<Placement> placement =
       slurm ? place(*slurm, policy, slurm->nodes, why) : std::optional(Placement{ranks});
+  std::int64_t holder = 0;
   const RankProgram program{
       .by_mpirun = !slurm || arguments.launcher == "mpirun",
       .container = arguments.container,
-      .noted_failure = [&](const std::string& job) { return failure_of(paths.history(), job); }};
+      .look = [&](const std::string& job) { return traces_of(paths, holder, job); },
+      .launch_limit = std::chrono::seconds(arguments.launch_seconds)};
   for (bool fresh = arguments.fresh; placement;) {
+    holder = Lease::newest_number(paths.root);
     std::vector<std::string> of_job = line;
     if (fresh) of_job.emplace_back("--fresh");
     const EndOfRanks end = supervise(*placement, program, of_job, signals, err);

@@ -47,11 +47,13 @@ std::vector<std::string> SlurmJob::end_steps(std::size_t wanted) const {
     lines.push_back({"srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=" + node,
                      "--mpi=none", "--quiet", "echo", "here"});
   }
-  const CommandOutput steps =
-      output_of({"squeue", "--steps", "--noheader", "--jobs=" + id, "--format=%i"}, kCommandLimit);
-  for (const std::string& step : words_of(steps.out)) {
-    const std::string name = step.substr(step.find('.') + 1);
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;  // batch, extern
+  const CommandOutput steps = output_of(
+      {"squeue", "--steps", "--noheader", "--jobs=" + id, "--format=%i %j"}, kCommandLimit);
+  std::istringstream each(steps.out);
+  for (std::string step, name; each >> step && std::getline(each >> std::ws, name);) {
+    const std::string number = step.substr(step.find('.') + 1);
+    if (number.find_first_not_of("0123456789") != std::string::npos) continue;  // batch, extern
+    if (name.starts_with(kGuardStep)) continue;
     // It waits for a node that is gone, after it has reached the others.
     lines.push_back({"scancel", "--signal=KILL", step});
   }

@@ -9,6 +9,10 @@
 
 namespace birkhoff {
 
+// The name of the job's steps that are not ranks': they wait for the loss of the node of the batch
+// script, and stay while ranks are started again.
+inline constexpr const char* kGuardStep = "birkhoff-guard";
+
 struct SlurmJob {
   std::string id;
   std::vector<std::string> nodes;
@@ -17,7 +21,7 @@ struct SlurmJob {
   // work.
   static std::optional<SlurmJob> of_environment();
 
-  // Ends all steps of the job at once, without asking them. Returns the nodes that start a process,
+  // Ends the steps of ranks at once, without asking them. Returns the nodes that start a process,
   // in the order of `nodes`. Waits ten seconds for that, or two after `wanted` nodes have.
   std::vector<std::string> end_steps(std::size_t wanted) const;
 };

@@ -34,6 +34,8 @@ std::string own_path() {
 namespace {
 
 constexpr int kNotStarted = 127;  // as shells report it
+constexpr const char* kStoppedAtStart =
+    "stopped on request while its ranks were starting; run the same command to continue";
 
 // How often to check a running mpirun, and how often to repeat a request to stop: mpirun loses a
 // signal for ranks that it has not started yet.
@@ -144,7 +146,7 @@ int map_mpirun_status(int status, bool stop_requested, std::string& why) {
     return static_cast<int>(ExitCode::kPeer);
   }
   if ((code == 128 + SIGUSR1 || code == 128 + SIGTERM) && stop_requested) {
-    why = "stopped on request while its ranks were starting; run the same command to continue";
+    why = kStoppedAtStart;
     return static_cast<int>(ExitCode::kRequeue);
   }
   if (code > 128) {
@@ -183,33 +185,38 @@ namespace {
   _exit(kNotStarted);
 }
 
-// Looks now and then whether a rank has noted a failure. A launcher may still wait for the ranks of a
-// node that is gone.
+// Looks now and then for traces of the job. A launcher may wait for ever for a node that is gone, or
+// to start ranks.
 class LostLauncher {
  public:
   LostLauncher(const RankProgram& program, const std::string& job) : program_(program), job_(job) {}
 
-  // Whether the launcher had its time to end after the failure.
+  // Whether the launcher waits for ever.
   bool is_late() {
-    if (!program_.noted_failure || Clock::now() < next_look_) return false;
-    next_look_ = Clock::now() + kLookForFailure;
-    if (code_ == kNone) {
-      code_ = program_.noted_failure(job_).value_or(kNone);
-      noted_ = Clock::now();
+    const Clock::time_point now = Clock::now();
+    if (!program_.look || now < next_look_) return false;
+    next_look_ = now + kLookEvery;
+    const TracesOfJob traces = program_.look(job_);
+    began_ = began_ || traces.began;
+    if (failure_ == 0 && traces.failure != 0) {
+      failure_ = traces.failure;
+      noted_ = now;
     }
-    return code_ != kNone && Clock::now() >= noted_ + kTimeToEnd;
+    if (failure_ != 0) return now >= noted_ + kTimeToEnd;
+    return !began_ && now >= launched_ + program_.launch_limit;
   }
-  int code() const { return code_; }
+  int failure() const { return failure_; }  // 0: it is late because the ranks did not start
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kLookForFailure{500}, kTimeToEnd{2000};
+  static constexpr std::chrono::milliseconds kLookEvery{500}, kTimeToEnd{2000};
 
   const RankProgram& program_;
   const std::string& job_;
-  Clock::time_point next_look_ = Clock::now(), noted_;
-  static constexpr int kNone = 0;
-  int code_ = kNone;
+  const Clock::time_point launched_ = Clock::now();
+  Clock::time_point next_look_ = launched_, noted_;
+  bool began_ = false;
+  int failure_ = 0;
 };
 
 // Passes on requests to stop until mpirun has ended, and returns its waitpid status. Returns
@@ -231,6 +238,21 @@ std::optional<int> wait_for(pid_t mpirun, const StopSignals& signals, LostLaunch
     std::this_thread::sleep_for(kLook);
   }
   return std::nullopt;
+}
+
+// `name`: the launcher that was late.
+EndOfRanks end_of_late(const LostLauncher& lost, const std::string& name,
+                       const RankProgram& program, const StopSignals& signals,
+                       const std::string& job) {
+  if (lost.failure() != 0) return {.code = lost.failure(), .why = "", .job = job};
+  if (signals.received() != 0) {
+    return {.code = static_cast<int>(ExitCode::kRequeue), .why = kStoppedAtStart, .job = job};
+  }
+  return {
+      .code = static_cast<int>(ExitCode::kPeer),
+      .why = fmt::format("{} did not start the ranks within {} s (--launch-seconds), and was ended",
+                         name, program.launch_limit.count()),
+      .job = job};
 }
 
 }  // namespace
@@ -280,7 +302,7 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
     end.why.clear();
     end.code = map_mpirun_status(*status, signals.received() != 0, end.why);
   } else if (!signals.interrupted_twice()) {
-    end = {.code = lost.code(), .why = "", .job = job};
+    end = end_of_late(lost, name, program, signals, job);
   }
   if (!end.why.empty()) err << "birkhoff: " << end.why << '\n';
   return end;

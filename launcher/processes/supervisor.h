@@ -3,6 +3,7 @@
 // every request to stop reaches them as SIGUSR1, on which they save and exit with 75.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <ostream>
@@ -29,13 +30,21 @@ struct EndOfRanks {
   std::string job;  // its name
 };
 
+// What the ranks of a job have left where others see it.
+struct TracesOfJob {
+  bool began = false;  // its ranks run: their watchdog ends them if they hang
+  int failure = 0;     // the exit code of the failure that a rank noted; 0: none
+};
+
 // How the ranks are started, and what they run.
 struct RankProgram {
   bool by_mpirun = true;       // not by srun, which needs the nodes of a Slurm job
   std::string container = "";  // Apptainer image whose birkhoff they run; empty: this program
-  // The exit code of a failure that ended the job of this name, once a rank has noted it. A launcher
-  // that still waits some seconds later waits for a lost node, and is ended. Empty: never.
-  std::function<std::optional<int>(const std::string& job)> noted_failure = {};
+  // Looks for traces of the job of this name. A launcher is ended if the job has not begun within
+  // launch_limit, or if it still runs two seconds after a failure was noted: then it waits for a
+  // lost node. Empty: never.
+  std::function<TracesOfJob(const std::string& job)> look = {};
+  std::chrono::seconds launch_limit{300};
 };
 
 // The file of this program.

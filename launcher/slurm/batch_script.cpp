@@ -7,6 +7,7 @@
 #include "cluster/base/error.h"
 #include "configs/message_text.h"
 #include "configs/site_io.h"
+#include "launcher/processes/slurm_job.h"
 
 namespace birkhoff {
 namespace {
@@ -27,6 +28,28 @@ trap 'limit_near=1; ask' USR1
 trap 'cancelled=1; ask' USR2
 trap ask TERM
 
+)SH";
+
+// Slurm keeps a job that has lost the node of its script, because of --no-kill.
+constexpr const char* kGuard = R"SH(
+# If this node is lost, either of two others puts the job back in the queue.
+guard() { # NODE
+  while :; do
+    srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --job-name="$step" --mpi=none bash -c '
+      while sleep 30; do
+        nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N)
+        [ -z "$nodes" ] || scontrol show hostnames "$nodes" | grep -Fqx "$0" ||
+          scontrol requeue "$SLURM_JOB_ID"
+      done' "$SLURMD_NODENAME"
+    sleep 10 # it ended with its node
+  done
+}
+guards=()
+for node in $(scontrol show hostnames | grep -Fvx "$SLURMD_NODENAME" | head -n 2); do
+  guard "$node" </dev/null >/dev/null 2>&1 &
+  guards+=($!)
+done
+trap 'kill "${guards[@]}" 2>/dev/null' EXIT
 )SH";
 
 // The rest of every script.
@@ -189,6 +212,7 @@ std::string batch_script(const BatchJob& job, const configs::Site& site) {
   text += settings_of(job) + array_of("options", job.train_options);
   text += fmt::format("limit={}  # seconds\n", slurm_time(job.time).value().count());
   text += kFunctions + environment_of(site);
+  if (site.requeue() && job.nodes > 1) text += fmt::format("\nstep={}", kGuardStep) + kGuard;
   return text + kBody + (site.requeue() ? kRequeueEnd : kStayEnd);
 }
 

@@ -172,6 +172,7 @@ std::vector<std::string> train_options(const SubmitArguments& arguments, const c
   if (arguments.least_ranks) add("--least-ranks", std::to_string(*arguments.least_ranks));
   if (site.launcher() == configs::Site::mpirun) add("--launcher", "mpirun");
   if (!site.container().empty()) add("--container", site.container());
+  if (site.has_launch_seconds()) add("--launch-seconds", std::to_string(site.launch_seconds()));
   return options;
 }
 

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md: validation loss after 2,000 steps of 3,072 tokens of
+"""The tables of docs/results.md: validation loss after --steps steps of 3,072 tokens of
 tinyshakespeare by character, mean and spread of three seeds. `variants` are forms of Sinkhorn
 attention at context 256 and b = 16; `mechanisms` are all mechanisms at contexts 256 and 1,024, where
 a sparse query sees at most 64 or 128 tokens. Runs of one rank and one thread run in parallel, one

@@ -24,6 +24,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
+using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
@@ -38,7 +39,7 @@ class ScriptTest : public testing::Test {
     fs::create_directories(work_);
     job_ = {.name = kHostile,
             .time = "1:00",
-            .nodes = 2,
+            .nodes = 1,
             .program = work_ / "program $(x)",
             .work_folder = work_,
             .output_folder = work_ / "run.slurm/1",
@@ -181,6 +182,34 @@ TEST_F(ScriptTest, AJobThatSlurmHasEndedIsNotRequeued) {
   EXPECT_THAT(run_script("75").out, HasSubstr("saved; submit it again to continue\n"));
 }
 
+// A process on another node of the job puts it back if Slurm has taken the script's node from it.
+TEST_F(ScriptTest, TheLossOfItsNodeIsNoticed) {
+  job_.nodes = 2;
+  stubs_.write("srun", "while [ \"$1\" != bash ]; do shift; done; exec \"$@\"");
+  stubs_.write("sleep", "exec /bin/sleep 0.1");
+  stubs_.write("squeue", "echo 'node[1-2]'");
+  stubs_.write("scontrol", "[ \"$1\" != show ] || printf 'node1\\nnode2\\n'");
+  stubs_.write_at(job_.program, "/bin/sleep 2");
+  for (const auto& [node, lost] : {std::pair{"node1", false}, std::pair{"node", true}}) {
+    Command command = script();
+    command.environment.emplace_back("SLURMD_NODENAME", node);
+    const Finished finished = run_child(command);
+    EXPECT_EQ(finished.code, 0) << finished.out;
+    const auto calls = stubs_.calls("scontrol");
+    EXPECT_THAT(calls, Contains(ElementsAre("show", "hostnames", "node[1-2]")));
+    EXPECT_EQ(testing::Matches(Contains(ElementsAre("requeue", "17")))(calls), lost) << node;
+    for (const auto& [guard, guards] : {std::pair{"node1", lost}, std::pair{"node2", true}}) {
+      const auto starts = Contains(Contains(std::string("--nodelist=") + guard));
+      EXPECT_EQ(testing::Matches(starts)(stubs_.calls("srun")), guards) << node << ' ' << guard;
+    }
+  }
+  site_.set_requeue(false);
+  EXPECT_THAT(batch_script(job_, site_), Not(HasSubstr("srun")));
+  site_.set_requeue(true);
+  job_.nodes = 1;
+  EXPECT_THAT(batch_script(job_, site_), Not(HasSubstr("srun")));
+}
+
 TEST_F(ScriptTest, WhatIsMissingOnTheNodeIsNamed) {
   site_.add_modules("gone");
   stubs_.write("module", "exit 1");
@@ -247,8 +276,9 @@ TEST_F(ScriptTest, ShellcheckFindsNothing) {
   site_.add_modules("gcc/12");
   for (const bool requeue : {true, false}) {
     site_.set_requeue(requeue);
-    for (const std::size_t runs : {1, 2}) {
-      job_.runs.resize(runs, job_.runs[0]);
+    for (const int size : {1, 2}) {
+      job_.nodes = size;
+      job_.runs.resize(static_cast<std::size_t>(size), job_.runs[0]);
       const fs::path file = folder_.path() / "job.sh";
       write_bytes(file.string(), batch_script(job_, site_));
       EXPECT_EQ(run_child({.line = {"shellcheck", file.string()}}).out, "");

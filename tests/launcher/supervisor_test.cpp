@@ -148,31 +148,40 @@ TEST(Version, NamesEverythingLinked) {
   }
 }
 
-// An srun that waits for a lost node is ended soon after a rank has noted why the job failed; one that
-// ends by itself is not.
-TEST(Supervise, ALauncherThatWaitsForALostNodeIsEnded) {
+// An srun that waits for a lost node is ended soon after a rank has noted why the job failed, and one
+// that never starts its ranks after its limit; one that ends by itself is not.
+TEST(Supervise, ALauncherThatWaitsForEverIsEnded) {
   const TemporaryFolder folder("birkhoff_supervise");
   StubPrograms stubs(folder.path() / "stubs");
   const std::string path = std::getenv("PATH");
   setenv("PATH", stubs.path().c_str(), 1);
   struct Case {
     std::string srun;
-    int noted, code;
+    TracesOfJob traces;
+    int code;
+    std::string why;
   };
-  for (const Case& c :
-       {Case{"sleep 60", 7, 7}, Case{"sleep 1; exit 8", 7, 8}, Case{"sleep 5; exit 8", 0, 8}}) {
+  for (const Case& c : {Case{"sleep 60", {.began = true, .failure = 8}, 8, ""},
+                        Case{"sleep 1; exit 8", {.began = true, .failure = 7}, 8, ""},
+                        Case{"sleep 5; exit 8", {.began = true, .failure = 0}, 8, ""},
+                        Case{"sleep 1; exit 8", {.began = false, .failure = 0}, 8, ""},
+                        Case{"sleep 60", {.began = false, .failure = 0}, 7, "within 3 s"}}) {
     SCOPED_TRACE(c.srun);
     stubs.write("srun", c.srun);
     std::string asked;
-    const RankProgram program{.by_mpirun = false, .noted_failure = [&](const std::string& job) {
-                                asked = job;
-                                return c.noted == 0 ? std::nullopt : std::optional(c.noted);
-                              }};
+    const RankProgram program{.by_mpirun = false,
+                              .look =
+                                  [&](const std::string& job) {
+                                    asked = job;
+                                    return c.traces;
+                                  },
+                              .launch_limit = std::chrono::seconds(3)};
     StopSignals signals;
     std::ostringstream err;
     const auto start = std::chrono::steady_clock::now();
     const EndOfRanks end = supervise({2, {"node0", "node1"}}, program, {"train"}, signals, err);
     EXPECT_EQ(end.code, c.code) << err.str();
+    EXPECT_THAT(end.why, HasSubstr(c.why));
     EXPECT_EQ(end.job, asked);
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
   }

@@ -12,6 +12,7 @@
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
+#include "stub_programs.h"
 #include "train_process_fixture.h"
 
 namespace birkhoff {
@@ -218,6 +219,22 @@ TEST_F(TrainProcessTest, LostRanksAreStartedAgain) {
   const Finished inspected = run_child({.line = birkhoff_line({"inspect", run(name).string()})});
   EXPECT_THAT(inspected.out, HasSubstr("history      2 restarts, "));
   EXPECT_THAT(inspected.out, HasSubstr("exit 7, a rank was ended by signal 9"));
+}
+
+TEST_F(TrainProcessTest, RanksThatNeverStartAreStartedAgain) {
+  StubPrograms stubs(folder_->path() / "stubs");
+  stubs.write("mpirun", R"([ -e hung ] || { touch hung; sleep 300; }
+PATH=${PATH#*:}; exec mpirun "$@")");
+  Command command =
+      train("unstarted", {"--ranks", "2", "--restarts", "1", "--launch-seconds", "2"});
+  command.environment = {{"PATH", stubs.path()}};
+  const Finished finished = run_child(command);
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("birkhoff: mpirun did not start the ranks within 2 s "
+                                      "(--launch-seconds), and was ended\n"));
+  EXPECT_THAT(finished.err, HasSubstr("exit code 7: starting again from the checkpoint of step 0"));
+  EXPECT_EQ(stubs.calls("mpirun").size(), 2u);
+  expect_like_reference("unstarted");
 }
 
 TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {

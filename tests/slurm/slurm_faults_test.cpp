@@ -77,7 +77,8 @@ class SlurmFaults : public Slurm {
     submit(name, kReadMs,
            {"--nodes", "4", "--spare-nodes", "1", "--restarts", "5", "--set", steps, "--set",
             "train.schedule.shape=constant", "--set", "evaluate.every=0", "--set",
-            "checkpoint.every=" + every});
+            "checkpoint.every=" + every},
+           "launch_seconds: 60");
     dead_ = 0;
   }
   static std::string job(const std::string& name) { return submitted_jobs(run(name)).back().id; }
@@ -143,10 +144,12 @@ class SlurmFaults : public Slurm {
     const double made = unix_seconds();
     make(fault, name, rank);
     if (HasFatalFailure()) return;
-    if (fault == Fault::kBatchHost) {  // Slurm puts its job back once it misses the node
+    if (fault == Fault::kBatchHost) {  // its job goes back once Slurm misses the node
       for (int wait = 0; field(job(name), "JobState") == "RUNNING" && wait < 600; ++wait) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
       }
+      EXPECT_NE(field(job(name), "JobState"), "RUNNING") << output(name);
+      std::cout << "lost batch host: back in the queue after " << unix_seconds() - made << " s\n";
       revive();
     }
     const auto status = wait_for_job(name, jobs_before + 1);

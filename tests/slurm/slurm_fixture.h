@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -43,6 +44,8 @@ class Slurm : public TrainProcess {
   }
   static void TearDownTestSuite() {
     if (folder_ == nullptr) return;
+    if (testing::UnitTest::GetInstance()->current_test_suite()->failed_test_count() > 0)
+      keep_logs();
     run_child({.line = {SLURM_CLUSTER, "stop", cluster_}});
     unsetenv("SLURM_CONF");
     TrainProcess::TearDownTestSuite();
@@ -179,6 +182,21 @@ class Slurm : public TrainProcess {
         run_child({.line = birkhoff_line({"status", run(name).string(), "--json"})});
     EXPECT_EQ(said.code, 0) << said.err;
     return nlohmann::json::parse(said.out);
+  }
+
+  // Keeps what shows why a test failed: Slurm's logs, the jobs' output, the runs' history and logs.
+  static void keep_logs() {
+    namespace fs = std::filesystem;
+    const fs::path kept =
+        fs::temp_directory_path() / ("birkhoff_slurm_failed_" + std::to_string(getpid()));
+    for (const auto& entry : fs::recursive_directory_iterator(folder_->path())) {
+      const fs::path extension = entry.path().extension(), path = entry.path();
+      if (extension != ".log" && extension != ".out" && extension != ".jsonl") continue;
+      const fs::path copy = kept / fs::relative(path, folder_->path());
+      fs::create_directories(copy.parent_path());
+      fs::copy_file(path, copy, fs::copy_options::overwrite_existing);
+    }
+    std::cout << "logs of the failed tests: " << kept.string() << '\n';
   }
 
   static inline std::string cluster_;

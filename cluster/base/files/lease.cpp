@@ -237,6 +237,12 @@ void Lease::keep_renewing() {
   }
 }
 
+std::int64_t Lease::newest_number(const fs::path& folder) {
+  if (!path_exists(folder.string())) return 0;
+  const auto holders = holders_in(folder);
+  return holders.empty() ? 0 : holders.rbegin()->first;
+}
+
 bool Lease::outlived_by_lock(const fs::path& folder, LeaseTimes times) {
   const std::optional<Record> holder = newest_holder(folder);
   return holder && holder->held && !holder->host.empty() && holder->host != host_name() &&

@@ -55,6 +55,9 @@ class Lease {
   // The same, but always reads the file system. Call it before what must not happen twice.
   void check() const;
 
+  // The fencing number of the folder's newest holder; 0: it never had one.
+  static std::int64_t newest_number(const std::filesystem::path& folder);
+
   // Waits until the holder's lease expires or is renewed. Returns true if it expires and the holder
   // is of another machine: the machine may be gone, and its flock with it.
   static bool outlived_by_lock(const std::filesystem::path& folder, LeaseTimes times = {});
