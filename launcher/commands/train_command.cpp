@@ -34,8 +34,8 @@
 namespace birkhoff {
 namespace {
 
-// Finds all errors that can be found before MPI starts; those of this machine's devices and threads,
-// too.
+// Finds all errors that can be found before MPI starts; those of this machine's devices and
+// threads, too.
 configs::Config check_here(const TrainArguments& arguments, int ranks) {
   configs::Config config = check_before_start(
       {arguments.config, arguments.settings, arguments.run, arguments.fresh, ranks});

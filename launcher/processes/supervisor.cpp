@@ -185,8 +185,8 @@ namespace {
   _exit(kNotStarted);
 }
 
-// Looks now and then for traces of the job. A launcher may wait for ever for a node that is gone, or
-// to start ranks.
+// Looks now and then for traces of the job. A launcher may wait for ever for a node that is gone,
+// or to start ranks.
 class LostLauncher {
  public:
   LostLauncher(const RankProgram& program, const std::string& job) : program_(program), job_(job) {}

@@ -269,8 +269,8 @@ TEST(EffectiveTime, AFaultLosesHalfOfAShortInterval) {
   EXPECT_NEAR(lost_seconds_per_fault({1, 0, 60}, 100), 50, 0.1);
 }
 
-// With the default interval between saves, steps of up to 0.7 s, and a restart that takes as long as
-// the slowest of tests/nightly.
+// With the default interval between saves, steps of up to 0.7 s, and a restart that takes as long
+// as the slowest of tests/nightly.
 TEST(EffectiveTime, AFaultEveryThreeHoursCostsTwoPercent) {
   const auto every = static_cast<double>(configs::Config().checkpoint().every());
   const EffectiveTime share = effective_time(

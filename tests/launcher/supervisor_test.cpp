@@ -148,8 +148,8 @@ TEST(Version, NamesEverythingLinked) {
   }
 }
 
-// An srun that waits for a lost node is ended soon after a rank has noted why the job failed, and one
-// that never starts its ranks after its limit; one that ends by itself is not.
+// An srun that waits for a lost node is ended soon after a rank has noted why the job failed, and
+// one that never starts its ranks after its limit; one that ends by itself is not.
 TEST(Supervise, ALauncherThatWaitsForEverIsEnded) {
   const TemporaryFolder folder("birkhoff_supervise");
   StubPrograms stubs(folder.path() / "stubs");
