@@ -25,10 +25,14 @@
 namespace birkhoff {
 
 std::string own_path() {
-  char buffer[4096];
-  const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
-  if (length <= 0) fail(ExitCode::kInternal, "readlink /proc/self/exe: {}", std::strerror(errno));
-  return std::string(buffer, static_cast<std::size_t>(length));
+  // Read once: if the file is replaced while this program runs, the link names it no longer.
+  static const std::string path = [] {
+    char buffer[4096];
+    const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
+    if (length <= 0) fail(ExitCode::kInternal, "readlink /proc/self/exe: {}", std::strerror(errno));
+    return std::string(buffer, static_cast<std::size_t>(length));
+  }();
+  return path;
 }
 
 namespace {
