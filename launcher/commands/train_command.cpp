@@ -98,6 +98,16 @@ void unless_storage_fails(const std::function<void()>& look) {
   }
 }
 
+// What keeps ranks from starting needs more time to pass than what ends them.
+void wait_before_relaunch(int restarts_in_a_row, const StopSignals& signals) {
+  constexpr int kMostDoublings = 5;
+  const auto until = std::chrono::steady_clock::now() +
+                     std::chrono::seconds(1 << std::min(restarts_in_a_row - 1, kMostDoublings));
+  while (signals.received() == 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
 // A lost rank may keep the folder while it waits for a file system, even after it was killed.
 void wait_for_folder(const RunPaths& paths) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -185,6 +195,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
       if (!problem.empty()) err << "birkhoff: warning: " << problem << '\n';
     }
     if (!is_failure(end.code)) return end.code;
+    const bool began = traces_of(paths, holder, end.job).began;
     unless_storage_fails([&] {
       // The earlier run is aside once the job has noted its start.
       fresh = fresh && !has_job(read_history(paths.history()), end.job);
@@ -203,6 +214,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
     const bool again = restarts.again(end.code, saved_step, why);
     if (!why.empty()) err << "birkhoff: " << why << std::endl;
     if (!again) return end.code;
+    if (!began) wait_before_relaunch(restarts.in_a_row(), signals);
     if (slurm) {
       placement = place(*slurm, policy, slurm->end_steps(nodes_needed(*slurm, policy)), why);
     }

@@ -18,6 +18,7 @@ class Restarts {
   // there is none. Returns whether to start it again; `why` receives a line for the user, or
   // nothing if there is nothing to say.
   bool again(int code, std::int64_t saved_step, std::string& why);
+  int in_a_row() const { return in_a_row_; }
   // Whether an end with this exit code may pass.
   static bool may_pass(int code);
 

@@ -241,13 +241,16 @@ PATH=${PATH#*:}; exec mpirun "$@")");
 TEST_F(TrainProcessTest, AFailingFileSystemChangesNoEnd) {
   StubPrograms stubs(folder_->path() / "stubs");
   stubs.write("mpirun", R"(mkdir -p broken; touch broken/checkpoints
-[ -e again ] && exit 0; touch again; exit 6)");
+[ -e twice ] && exit 0; [ -e once ] && touch twice; touch once; exit 6)");
   stubs.forget_calls();
-  Command command = train("broken", {"--ranks", "2", "--restarts", "1"});
+  Command command = train("broken", {"--ranks", "2", "--restarts", "2"});
   command.environment = {{"PATH", stubs.path()}};
+  const auto start = std::chrono::steady_clock::now();
   const Finished finished = run_child(command);
   EXPECT_EQ(finished.code, 0) << finished.err;
-  EXPECT_EQ(stubs.calls("mpirun").size(), 2u);
+  EXPECT_EQ(stubs.calls("mpirun").size(), 3u);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::seconds(1 + 2))
+      << "ranks that have not begun are started again after a while";
 }
 
 // The next job of a Slurm job that was asked to stop goes on, also if ranks were lost meanwhile.
