@@ -1,9 +1,10 @@
 // The interface between a Transformer layer and the attention of its heads.
 //
 // Legend: B batch, H heads of this group (keys and values may have fewer heads than queries,
-// MechanismShape::key_heads), L queries, S keys, D head dim, C channels, P position coordinates. The layer owns the projections and the output map
-// (models/transformer/multi_head_attention.h). A mechanism gets q, k, v per head and the layer's
-// inputs, and owns everything else: SortNets, tying of K and V, dropout on probabilities, decoding.
+// MechanismShape::key_heads), L queries, S keys, D head dim, C channels, P position coordinates.
+// The layer owns the projections and the output map (models/transformer/multi_head_attention.h). A
+// mechanism gets q, k, v per head and the layer's inputs, and owns everything else: SortNets, tying
+// of K and V, dropout on probabilities, decoding.
 #pragma once
 
 #include <ATen/core/Tensor.h>

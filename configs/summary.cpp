@@ -47,8 +47,8 @@ std::string changed_fields(const Message& message) {
   return rest->ShortDebugString();
 }
 
-// The chosen mechanism and what else is chosen for its heads, with the fields that differ from their
-// defaults.
+// The chosen mechanism and what else is chosen for its heads, with the fields that differ from
+// their defaults.
 std::string mechanism_text(const configs::HeadGroup& group) {
   const configs::Mechanism& mechanism = group.mechanism();
   const auto& reflection = *mechanism.GetReflection();

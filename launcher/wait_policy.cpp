@@ -1,12 +1,13 @@
-// Makes OpenMP's threads sleep soon while they wait for work. By default they spin for milliseconds.
-// While any other load runs, one of them loses its core for a time slice and the others spin on
-// theirs until it continues: a step takes many times as long. But to sleep at once costs a small
-// model a third of its speed on an idle machine, because waking takes longer than most waits
-// (tests/bench/waiting_threads.py).
+// Makes OpenMP's threads sleep soon while they wait for work. By default they spin for
+// milliseconds. While any other load runs, one of them loses its core for a time slice and the
+// others spin on theirs until it continues: a step takes many times as long. But to sleep at once
+// costs a small model a third of its speed on an idle machine, because waking takes longer than
+// most waits (tests/bench/waiting_threads.py).
 //
 // OpenMP reads its environment when it is loaded, which is before main and before any constructor
 // here. So this program first executes itself again, in the same process, with GOMP_SPINCOUNT set,
-// unless the user has set how threads wait. The second time, the variable is set. If the program cannot be executed again, it continues without the variable.
+// unless the user has set how threads wait. The second time, the variable is set. If the program
+// cannot be executed again, it continues without the variable.
 #include <alloca.h>
 #include <unistd.h>
 

@@ -36,8 +36,8 @@ struct EvaluationPlan {
   std::int64_t all_sequences = 0;  // sequences in the split
 };
 
-// num_sequences: sequences in the split. If the task predicts text, the plan's bytes are those of the
-// whole split, or the share of the windows read if what.sequences stops before the split's end.
+// num_sequences: sequences in the split. If the task predicts text, the plan's bytes are those of
+// the whole split, or the share of the windows read if what.sequences stops before the split's end.
 // Error(kData) if the corpus does not count the bytes of the text.
 EvaluationPlan plan_evaluation(const configs::Config& config, const configs::Evaluate& what,
                                const Corpus& corpus, std::int64_t num_sequences);

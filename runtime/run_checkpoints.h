@@ -55,8 +55,8 @@ class RunCheckpoints {
   // later step can repair that. Error(kStorage) if the disk is too full. FolderLost as
   // require_folder().
   void save(const TrainState& state);
-  // FolderLost, on rank 0, if another job has taken the run's folder. Call it before other files are
-  // written there. Local.
+  // FolderLost, on rank 0, if another job has taken the run's folder. Call it before other files
+  // are written there. Local.
   void require_folder() const;
   // Confirms the last save: gradients computed from its state are finite. Local; call it on all
   // ranks alike.

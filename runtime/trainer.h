@@ -61,8 +61,8 @@ class Trainer {
   explicit Trainer(TrainerParts parts);
 
   // Trains from `state` to the configured number of steps, or until a rank asks to stop. The ranks
-  // then save the last step that they have done. They give up an evaluation, a step that takes long,
-  // and waiting for data; the resumed run does that again. Collective over the world.
+  // then save the last step that they have done. They give up an evaluation, a step that takes
+  // long, and waiting for data; the resumed run does that again. Collective over the world.
   // Error(kNumerical), on all ranks, if values are not finite and the policy is stop, if training
   // ends with such values, or if ranks disagree and the policy is stop.
   Outcome run(TrainState& state);
@@ -94,8 +94,8 @@ class Trainer {
   // Call only if the ranks agree.
   void begin_save(const TrainState& state);
   // At the end: why training cannot resume from the state; empty if it can. If the state is to be
-  // saved, its gradients are computed as a check, because no later step will do so. With `stop` time
-  // is short: each rank computes only one micro-batch.
+  // saved, its gradients are computed as a check, because no later step will do so. With `stop`
+  // time is short: each rank computes only one micro-batch.
   std::string find_divergence(const TrainState& state, bool stop);
   std::string cure() const;  // for a divergence; the end of messages
   void note_saved();         // the newest checkpoint, in the history

@@ -84,6 +84,7 @@ const std::regex kMechanismNames(
     std::regex::icase);
 
 constexpr int kMostFiles = 25, kFewestLines = 15, kMostLines = 500;
+constexpr std::size_t kMostColumns = 100;
 
 std::string text_of(const fs::path& file) {
   std::ifstream in(file);
@@ -270,6 +271,20 @@ Findings sizes(const Tree& tree) {
   return findings;
 }
 
+// clang-format leaves the lines of comments as they are.
+Findings wide_comments(const Tree& tree) {
+  static const std::regex kWide("(?:^|\n)( *//[^\n]*)");
+  Findings findings;
+  for (const auto& [path, text] : tree.texts()) {
+    for (auto m = std::sregex_iterator(text.begin(), text.end(), kWide);
+         m != std::sregex_iterator(); ++m) {
+      const std::string line = (*m)[1];
+      if (line.size() > kMostColumns) findings.push_back(path + " has a wide comment: " + line);
+    }
+  }
+  return findings;
+}
+
 Findings mechanisms_are_named_in_attention(const Tree& tree) {
   Findings findings;
   for (const auto& [path, text] : tree.product()) {
@@ -431,6 +446,13 @@ TEST(Layering, FilesAndFoldersHaveOneSubject) {
   EXPECT_THAT(sizes(broken.tree()), testing::UnorderedElementsAre(HasSubstr("models/short.h: 14"),
                                                                   HasSubstr("models/long.h: 501"),
                                                                   HasSubstr("data: 26 files")));
+}
+
+TEST(Layering, CommentsFitTheColumns) {
+  EXPECT_THAT(wide_comments(our_tree()), IsEmpty());
+  const BrokenTree broken({{"models/x.h", "  // " + std::string(96, 'x') + "\n"},
+                           {"models/y.h", "// " + std::string(97, 'x') + "\nint x;\n"}});
+  EXPECT_THAT(wide_comments(broken.tree()), testing::ElementsAre(HasSubstr("models/x.h has")));
 }
 
 TEST(Layering, MechanismsAreNamedInAttentionOnly) {

@@ -39,8 +39,8 @@ constexpr std::int64_t kWholeSequence = 0;
 
 // Attention of queries to the keys of their own block; if causal, up to the query itself. `inputs`
 // end with the sinks or, for sorted attention, with the block weights.
-// - Without weights: queries also see `look_back` blocks before their own and `look_ahead` blocks after it;
-//   if causal, look_ahead is 0.
+// - Without weights: queries also see `look_back` blocks before their own and `look_ahead` blocks
+//   after it; if causal, look_ahead is 0.
 // - With weights: queries also see the sorted block (sorted_blocks.h); look_back and look_ahead are
 //   not read. Weights of block pairs that causality, padding or documents mask count as 0. Relative
 //   positions apply to the own block.

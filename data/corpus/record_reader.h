@@ -1,5 +1,5 @@
-// Reads the labels of a split by document, as data/corpus/shard_reader.h reads its tokens. One thread
-// at a time.
+// Reads the labels of a split by document, as data/corpus/shard_reader.h reads its tokens. One
+// thread at a time.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Reads elements of streams and rows of records by byte offset, with pread instead of the HDF5
-// library. Each 64 KiB page is checked against its CRC32C the first time it is read. One thread at a
-// time.
+// library. Each 64 KiB page is checked against its CRC32C the first time it is read. One thread at
+// a time.
 #pragma once
 
 #include <cstdint>

@@ -15,9 +15,9 @@ std::string describe_corpus(const Corpus& corpus);
 std::string classes_text(const google::protobuf::RepeatedPtrField<std::string>& names);
 
 // Reads every shard again and checks page CRCs, ids against the vocabulary, labels against the
-// number of classes, document ends and file hash. If all of that is right in every shard, checks the
-// HDF5 structure in a sandboxed child process. Error(kData) names the first difference: the file,
-// and the page if it is in one.
+// number of classes, document ends and file hash. If all of that is right in every shard, checks
+// the HDF5 structure in a sandboxed child process. Error(kData) names the first difference: the
+// file, and the page if it is in one.
 void verify_corpus(const Corpus& corpus);
 
 }  // namespace birkhoff

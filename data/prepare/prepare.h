@@ -1,5 +1,5 @@
-// Makes a corpus folder from text. A file is a document, or each row of a table is. Each split gets its share of the bytes of
-// every input: small documents go to a split whole, larger ones are cut
+// Makes a corpus folder from text. A file is a document, or each row of a table is. Each split gets
+// its share of the bytes of every input: small documents go to a split whole, larger ones are cut
 // (data/prepare/split_rule.h). See docs/corpus_format.md.
 #pragma once
 
@@ -55,8 +55,8 @@ struct PrepareOptions {
 };
 
 struct PrepareProgress {
-  std::string
-      phase;  // "read standard input", "read tables", "build vocabulary", "train SentencePiece", "encode"
+  // "read standard input", "read tables", "build vocabulary", "train SentencePiece", "encode"
+  std::string phase;
   std::int64_t done_bytes = 0, total_bytes = 0;  // of this phase; total 0 = unknown
   double elapsed_seconds = 0;                    // since the start of the command
   // Time until the end of the command, if the rest is read as fast as in this phase and training
@@ -73,10 +73,10 @@ struct PrepareResult {
 
 // Makes the corpus. The manifest is written last: a folder without one is not a corpus, and the
 // same command starts over. Memory does not depend on the size of the input, except for the names
-// in one folder and the labels of tables, of which there are at most 65,536. `progress` is called at most every 0.1 s, and at the end of each phase.
-// Error(kUsage): invalid options or paths, or a folder that holds something else, which is not
-// touched. Error(kData): text that the tokenizer cannot encode, with file and byte, or a row that
-// cannot be used, with file and line.
+// in one folder and the labels of tables, of which there are at most 65,536. `progress` is called
+// at most every 0.1 s, and at the end of each phase. Error(kUsage): invalid options or paths, or a
+// folder that holds something else, which is not touched. Error(kData): text that the tokenizer
+// cannot encode, with file and byte, or a row that cannot be used, with file and line.
 // Error(kStorage): the file system failed. The manifest of the corpus holds its statistics.
 PrepareResult prepare_corpus(const PrepareOptions& options,
                              const std::function<void(const PrepareProgress&)>& progress = {});

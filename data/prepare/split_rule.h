@@ -26,8 +26,9 @@ std::uint64_t document_key(std::string_view name);
 // would exceed its share by more than the limit for small documents, the document goes to the split
 // that is owed most. A larger document is cut at the fractions into train, valid and test, each
 // time at the first character that begins there. The share of a split differs from the requested
-// one by at most 1/128 of the input, and its share of all larger documents by at most 3 bytes. A row
-// of a table is drawn however large it is, because half a text need not have the label of the whole.
+// one by at most 1/128 of the input, and its share of all larger documents by at most 3 bytes. A
+// row of a table is drawn however large it is, because half a text need not have the label of the
+// whole.
 class SplitRule {
  public:
   SplitRule(const InputScan& scan, double valid_fraction, double test_fraction);

@@ -110,6 +110,10 @@ int doctor_command(const DoctorArguments& arguments, std::ostream& out, std::ost
     fail(ExitCode::kUsage, "--set {} without CONFIG: name the configuration that it changes",
          arguments.settings.front());
   }
+  check_before_ranks([&] {
+    const std::string& excluded = arguments.exclude_file;
+    if (!excluded.empty() && path_exists(excluded)) hosts_in_file(excluded);
+  });
   if (!arguments.ranks) {
     return run_in_any_world(
         [&](World& world) { return examine_in_world(arguments, world, out, err); }, err);

@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <ostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cluster/base/cpu.h"
@@ -34,8 +36,8 @@
 namespace birkhoff {
 namespace {
 
-// Finds all errors that can be found before MPI starts; those of this machine's devices and threads,
-// too.
+// Finds all errors that can be found before MPI starts; those of this machine's devices and
+// threads, too.
 configs::Config check_here(const TrainArguments& arguments, int ranks) {
   configs::Config config = check_before_start(
       {arguments.config, arguments.settings, arguments.run, arguments.fresh, ranks});
@@ -62,12 +64,15 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// The exit code of the job's failure, if that is in the run's history; else 0.
+// The code of a lost rank or a hang that the job has noted in the run's history; else 0. After other
+// ends its ranks end by themselves or, if ranks differed, go on.
 int noted_failure(const std::filesystem::path& history, const std::string& id) {
   const std::vector<Job> jobs = read_history(history);
   if (jobs.empty() || jobs.back().start.id != id || !jobs.back().end) return 0;
   const int code = jobs.back().end->code;
-  return code == static_cast<int>(ExitCode::kRequeue) ? 0 : code;
+  const bool lost =
+      code == static_cast<int>(ExitCode::kPeer) || code == static_cast<int>(ExitCode::kHang);
+  return lost ? code : 0;
 }
 
 // `holder`: the fencing number of the run's holder before the job. Rank 0 takes the folder once all
@@ -79,6 +84,38 @@ TracesOfJob traces_of(const RunPaths& paths, std::int64_t holder, const std::str
   } catch (const Error&) {
     return {};
   }
+}
+
+bool is_failure(int code) {
+  return code != static_cast<int>(ExitCode::kOk) && code != static_cast<int>(ExitCode::kRequeue);
+}
+
+// What ended the ranks may fail here, too: then what was known before stands.
+void unless_storage_fails(const std::function<void()>& look) {
+  try {
+    look();
+  } catch (const Error&) {
+  }
+}
+
+// What keeps ranks from starting needs more time to pass than what ends them.
+void wait_before_relaunch(int restarts_in_a_row, const StopSignals& signals) {
+  constexpr int kMostDoublings = 5;
+  const auto until = std::chrono::steady_clock::now() +
+                     std::chrono::seconds(1 << std::min(restarts_in_a_row - 1, kMostDoublings));
+  while (signals.received() == 0 && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+}
+
+// A lost rank may keep the folder while it waits for a file system, even after it was killed.
+void wait_for_folder(const RunPaths& paths) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  unless_storage_fails([&] {
+    while (lock_holder(paths.lock().string()) && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+  });
 }
 
 bool has_job(const std::vector<Job>& jobs, const std::string& id) {
@@ -132,37 +169,58 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   std::string why;
   std::optional<Placement> placement =
       slurm ? place(*slurm, policy, slurm->nodes, why) : std::optional(Placement{ranks});
-  std::int64_t holder = 0;
+  std::int64_t holder = 0, saved_step = 0;
   const RankProgram program{
       .by_mpirun = !slurm || arguments.launcher == "mpirun",
       .container = arguments.container,
       .look = [&](const std::string& job) { return traces_of(paths, holder, job); },
       .launch_limit = std::chrono::seconds(arguments.launch_seconds)};
+  const auto requeue = [&](const std::string& reason) {
+    err << "birkhoff: " << reason << std::endl;
+    return static_cast<int>(ExitCode::kRequeue);
+  };
   for (bool fresh = arguments.fresh; placement;) {
-    holder = Lease::newest_number(paths.root);
+    if (signals.received() != 0) {
+      return requeue(
+          "stopped on request before the ranks were started; run the same command to "
+          "continue");
+    }
+    unless_storage_fails([&] { holder = Lease::newest_number(paths.root); });
     std::vector<std::string> of_job = line;
     if (fresh) of_job.emplace_back("--fresh");
     const EndOfRanks end = supervise(*placement, program, of_job, signals, err);
-    // The earlier run is aside once the job has noted its start.
-    fresh = fresh && !has_job(read_history(paths.history()), end.job);
     if (end.code != static_cast<int>(ExitCode::kOk)) {
       const std::string problem = note_lost_job(paths.history(), paths.status(), end.job, end.code,
                                                 end.why.empty() ? "the ranks ended" : end.why);
       if (!problem.empty()) err << "birkhoff: warning: " << problem << '\n';
     }
-    const auto saved = list_checkpoints(paths.checkpoints());
+    if (!is_failure(end.code)) return end.code;
+    const bool began = traces_of(paths, holder, end.job).began;
+    unless_storage_fails([&] {
+      // The earlier run is aside once the job has noted its start.
+      fresh = fresh && !has_job(read_history(paths.history()), end.job);
+      const auto saved = list_checkpoints(paths.checkpoints());
+      saved_step = saved.empty() ? 0 : saved.rbegin()->first;
+    });
+    if (signals.received() != 0) {
+      // Who asked could not know that ranks would be lost.
+      if (!slurm || !Restarts::may_pass(end.code) || signals.interrupted_twice()) return end.code;
+      return requeue(
+          fmt::format("exit code {} in a job that was asked to stop: the next one goes on "
+                      "from the checkpoint of step {}",
+                      end.code, saved_step));
+    }
     why.clear();
-    const bool again = signals.received() == 0 &&
-                       restarts.again(end.code, saved.empty() ? 0 : saved.rbegin()->first, why);
+    const bool again = restarts.again(end.code, saved_step, why);
     if (!why.empty()) err << "birkhoff: " << why << std::endl;
     if (!again) return end.code;
+    if (!began) wait_before_relaunch(restarts.in_a_row(), signals);
     if (slurm) {
       placement = place(*slurm, policy, slurm->end_steps(nodes_needed(*slurm, policy)), why);
     }
+    wait_for_folder(paths);
   }
-  // A new job may get other nodes.
-  err << "birkhoff: " << why << std::endl;
-  return static_cast<int>(ExitCode::kRequeue);
+  return requeue(why);  // a new job may get other nodes
 }
 
 // The number of threads that a rank computes with.

@@ -12,19 +12,27 @@ const configs::Config& Subject::config() const {
   return *configuration;
 }
 
+std::string fact_of(const Answer& answer, const std::string& key) {
+  return answer.facts.value(key, "none");
+}
+
 Majority majority_of(const Answers& answers, const char* key) {
-  std::vector<std::string> values;
-  for (const Answer& answer : answers) values.push_back(answer.facts.at(key).get<std::string>());
-  std::map<std::string, std::ptrdiff_t> counts;
-  for (const std::string& value : values) ++counts[value];
-  Majority majority;
+  if (answers.empty()) return {};
+  std::map<std::string, std::size_t> counts;
+  for (const Answer& answer : answers) ++counts[fact_of(answer, key)];
   // max_element returns the first of equals.
-  majority.value =
-      *std::max_element(values.begin(), values.end(),
-                        [&](const auto& a, const auto& b) { return counts[a] < counts[b]; });
-  for (std::size_t i = 0; i < answers.size(); ++i) {
-    if (values[i] != majority.value) majority.others.push_back(&answers[i]);
+  const Answer& usual =
+      *std::max_element(answers.begin(), answers.end(), [&](const Answer& a, const Answer& b) {
+        return counts[fact_of(a, key)] < counts[fact_of(b, key)];
+      });
+  Majority majority{fact_of(usual, key), {}};
+  const bool is_strict = 2 * counts[majority.value] > answers.size();
+  for (const Answer& answer : answers) {
+    if (fact_of(answer, key) == majority.value) continue;
+    majority.others.push_back(answer);
+    if (!is_strict) majority.others.back().host.clear();
   }
+  if (!is_strict) majority.value += fmt::format(" on rank {}", usual.rank);
   return majority;
 }
 

@@ -72,10 +72,15 @@ struct Check {
 
 // ---- For judges.
 
-// The ranks whose facts[key] is not what most ranks have (ties: what the lowest rank has).
+// The text facts[key] of a rank; "none" if it has no such fact.
+std::string fact_of(const Answer& answer, const std::string& key);
+
+// What most ranks have as facts[key], and the answers of the others. If no value is that of more
+// than half of the ranks, each may be the right one: then the others have no host, and `value`, one
+// of the most frequent, names its lowest rank ("abc on rank 0").
 struct Majority {
   std::string value;
-  std::vector<const Answer*> others;
+  Answers others;
 };
 Majority majority_of(const Answers& answers, const char* key);
 

@@ -251,6 +251,9 @@ ExaminedCheck judge(const Check& check, const Answers& answers) {
   if (!sound.empty()) examined.judgement = check.judge(sound);
   findings.insert(findings.end(), examined.judgement.findings.begin(),
                   examined.judgement.findings.end());
+  if (check.scope == Scope::kOnce) {  // any rank might have found the same
+    for (Finding& finding : findings) finding.host.clear();
+  }
   findings = joined(findings);
   clear_common_host(findings, by_host(answers).size());
   examined.judgement.findings = joined(findings);

@@ -38,7 +38,8 @@ std::string place_text(const Finding& finding);
 const char* verdict_name(Verdict verdict);
 
 // Judges `answers`, of which those with the fact "error" come from a probe that failed. Findings
-// that are equal on several ranks of a host become one; those of all hosts blame no host.
+// that are equal on several ranks of a host become one. Those of all hosts blame no host, nor do
+// those of a check that only rank 0 makes.
 ExaminedCheck judge(const Check& check, const Answers& answers);
 
 // Runs the checks up to `most` whose needs `subject` fulfils, and returns the same on all ranks.

@@ -122,7 +122,8 @@ Facts probe_run_folder(const Subject& subject) {
   held.reset();
   if (made && world.rank() == 0) attempt([&] { remove_tree(trial); });
   if (!error.empty()) fail(ExitCode::kStorage, "{}", error);
-  Facts facts = {{"folder", trial.substr(0, trial.rfind('/'))},
+  Facts facts = {{"made", made},
+                 {"folder", trial.substr(0, trial.rfind('/'))},
                  {"sees", sees},
                  {"inode", fmt::to_string(status.st_ino)},
                  {"locked", locked}};
@@ -131,17 +132,24 @@ Facts probe_run_folder(const Subject& subject) {
 }
 
 Judgement judge_run_folder(const Answers& answers) {
-  const std::string folder = answers.front().facts.at("folder").get<std::string>();
+  const Answer& first = answers.front();
+  if (!first.facts.at("made").get<bool>()) return {"rank 0 has made no folder for a trial"};
+  const std::string folder = first.facts.at("folder").get<std::string>();
   Judgement judgement{folder + ": one folder for all ranks; fsync, rename and flock work"};
   const auto fails = [&](const Answer& answer, const std::string& found, const char* cure) {
     judgement.findings.push_back({Verdict::kFail, answer.host, {answer.rank}, found, cure});
   };
   constexpr const char* kShare =
       "mount the same shared file system on all hosts, or choose a --run there";
+  const bool rank_0_has_failed = !first.facts.contains("names");  // it may have held no lock
+  Answers seeing;
   for (const Answer& answer : answers) {
     if (!answer.facts.at("sees").get<bool>()) {
       fails(answer, fmt::format("does not see what rank 0 writes in {}", folder), kShare);
-    } else if (!answer.facts.at("locked").get<bool>()) {
+      continue;
+    }
+    seeing.push_back(answer);
+    if (!rank_0_has_failed && !answer.facts.at("locked").get<bool>()) {
       judgement.findings.push_back(
           {Verdict::kWarn,
            answer.host,
@@ -151,22 +159,21 @@ Judgement judge_run_folder(const Answers& answers) {
            "folder, so a job may wait ten seconds for one that is gone"});
     }
   }
-  const Answer& first = answers.front();
-  if (!first.facts.contains("names")) return judgement;  // rank 0 has failed
+  if (rank_0_has_failed) return judgement;
   const auto names = first.facts.at("names").get<std::vector<std::string>>();
-  for (const Answer& answer : answers) {
+  for (const Answer& answer : seeing) {
     const std::string file = fmt::format("rank-{}", answer.rank);
-    const bool is_there = std::find(names.begin(), names.end(), file) != names.end();
-    if (answer.facts.at("sees").get<bool>() && !is_there) {
+    if (std::find(names.begin(), names.end(), file) == names.end()) {
       fails(answer, fmt::format("rank 0 does not see what it writes in {}", folder), kShare);
     }
   }
-  for (const Answer* other : majority_of(answers, "inode").others) {
-    if (!other->facts.at("sees").get<bool>()) continue;
+  const Majority majority = majority_of(seeing, "inode");
+  for (const Answer& other : majority.others) {
     judgement.findings.push_back({Verdict::kWarn,
-                                  other->host,
-                                  {other->rank},
-                                  fmt::format("{} has another inode than on most ranks", folder),
+                                  other.host,
+                                  {other.rank},
+                                  fmt::format("{} has inode {} instead of {}", folder,
+                                              fact_of(other, "inode"), majority.value),
                                   "make sure that it is the same file system on all hosts"});
   }
   return judgement;

@@ -199,21 +199,34 @@ Judgement judge_clock(const Answers& answers) {
     const double usual = median(all);
     for (std::size_t r = 0; r < answers.size(); ++r) ahead[r].push_back(readings[r][i] - usual);
   }
-  Judgement judgement;
-  double most = 0;
-  for (std::size_t r = 0; r < answers.size(); ++r) {
-    const double seconds = median(ahead[r]);
-    most = std::max(most, std::abs(seconds));
-    if (std::abs(seconds) < kWarnSeconds) continue;
+  std::vector<double> seconds;
+  for (const std::vector<double>& of_rank : ahead) seconds.push_back(median(of_rank));
+  const auto [earliest, latest] = std::minmax_element(seconds.begin(), seconds.end());
+  const double most = *latest - *earliest;
+  Judgement judgement{fmt::format("clocks agree to {:.3f} s", most)};
+  const auto find = [&](double difference, const std::string& host, const std::vector<int>& ranks,
+                        const std::string& found) {
     judgement.findings.push_back(
-        {std::abs(seconds) < kFailSeconds ? Verdict::kWarn : Verdict::kFail,
-         answers[r].host,
-         {answers[r].rank},
-         fmt::format("the clock is {:.0f} s {}", std::abs(seconds),
-                     seconds > 0 ? "ahead" : "behind"),
-         "synchronise it (chronyc makestep): ages of files and times in logs are wrong"});
+        {difference < kFailSeconds ? Verdict::kWarn : Verdict::kFail, host, ranks, found,
+         "synchronise clocks (chronyc makestep): ages of files and times in logs are wrong"});
+  };
+  const auto is_usual = [](double its) { return std::abs(its) < kWarnSeconds; };
+  if (2 * std::count_if(seconds.begin(), seconds.end(), is_usual) <= std::ssize(seconds)) {
+    // No time is that of more than half of the ranks: each clock may be the right one.
+    const auto host = [&](auto its) -> const std::string& {
+      return answers[static_cast<std::size_t>(its - seconds.begin())].host;
+    };
+    find(most, "", {},
+         fmt::format("the clock of {} is {:.0f} s ahead of that of {}, and most ranks have neither",
+                     host(latest), most, host(earliest)));
+    return judgement;
   }
-  judgement.summary = fmt::format("clocks agree to {:.3f} s", most);
+  for (std::size_t r = 0; r < answers.size(); ++r) {
+    if (is_usual(seconds[r])) continue;
+    const double difference = std::abs(seconds[r]);
+    find(difference, answers[r].host, {answers[r].rank},
+         fmt::format("the clock is {:.0f} s {}", difference, seconds[r] > 0 ? "ahead" : "behind"));
+  }
   return judgement;
 }
 

@@ -96,17 +96,18 @@ Facts probe_program(const Subject&) {
 }
 
 Judgement judge_program(const Answers& answers) {
-  Judgement judgement{fmt::format("the same build; {}",
-                                  answers.front().facts.at("MPI library").get<std::string>())};
-  for (const auto& [key, value] : answers.front().facts.items()) {
+  Judgement judgement{fmt::format("the same build; {}", fact_of(answers.front(), "MPI library"))};
+  Facts keys;  // another build may have others: NCCL
+  for (const Answer& answer : answers) keys.update(answer.facts);
+  for (const auto& [key, value] : keys.items()) {
     const Majority majority = majority_of(answers, key.c_str());
-    for (const Answer* other : majority.others) {
-      const std::string its = other->facts.at(key).get<std::string>();
-      judgement.findings.push_back({Verdict::kFail,
-                                    other->host,
-                                    {other->rank},
-                                    fmt::format("{}: {} instead of {}", key, its, majority.value),
-                                    "install the same build and the same libraries on all hosts"});
+    for (const Answer& other : majority.others) {
+      judgement.findings.push_back(
+          {Verdict::kFail,
+           other.host,
+           {other.rank},
+           fmt::format("{}: {} instead of {}", key, fact_of(other, key), majority.value),
+           "install the same build and the same libraries on all hosts"});
     }
   }
   return judgement;
@@ -128,12 +129,15 @@ Facts probe_configuration(const Subject& subject) {
 
 Judgement judge_configuration(const Answers& answers) {
   Judgement judgement{"the same on all ranks"};
-  for (const Answer* other : majority_of(answers, "hash").others) {
-    std::string difference = other->facts.at("from_rank_0").get<std::string>();
-    if (difference.empty()) difference = "differs from that of most ranks";
+  const Majority majority = majority_of(answers, "hash");
+  for (const Answer& other : majority.others) {
+    std::string difference = other.facts.at("from_rank_0").get<std::string>();
+    if (difference.empty()) {
+      difference = fmt::format("hash {} instead of {}", fact_of(other, "hash"), majority.value);
+    }
     judgement.findings.push_back({Verdict::kFail,
-                                  other->host,
-                                  {other->rank},
+                                  other.host,
+                                  {other.rank},
                                   difference,
                                   "give all ranks the same file and settings"});
   }
@@ -158,13 +162,12 @@ Facts probe_corpus(const Subject& subject) {
 Judgement judge_corpus(const Answers& answers) {
   const Majority majority = majority_of(answers, "fingerprint");
   Judgement judgement{fmt::format("{}, readable on all ranks", majority.value)};
-  for (const Answer* other : majority.others) {
+  for (const Answer& other : majority.others) {
     judgement.findings.push_back(
         {Verdict::kFail,
-         other->host,
-         {other->rank},
-         fmt::format("corpus {} instead of {}", other->facts.at("fingerprint").get<std::string>(),
-                     majority.value),
+         other.host,
+         {other.rank},
+         fmt::format("corpus {} instead of {}", fact_of(other, "fingerprint"), majority.value),
          "copy the same corpus to all hosts, or name a shared folder in data.corpus"});
   }
   return judgement;
@@ -181,22 +184,28 @@ Facts probe_gpus(const Subject& subject) {
 }
 
 Judgement judge_gpus(const Answers& answers) {
-  if (answers.front().facts.at("gpu").get<std::string>().empty()) return {"none are used"};
-  const Majority majority = majority_of(answers, "name");
+  // The check of the configuration names ranks with another `device`.
+  Answers with_gpu;
+  std::map<std::string, std::vector<const Answer*>> users;
+  for (const Answer& answer : answers) {
+    const std::string gpu = answer.facts.value("gpu", "");
+    if (gpu.empty()) continue;
+    with_gpu.push_back(answer);
+    users[gpu].push_back(&answer);
+  }
+  if (with_gpu.empty()) return {"none are used"};
+  const Majority majority = majority_of(with_gpu, "name");
   Judgement judgement{fmt::format("{}, one for each rank", majority.value)};
-  for (const Answer* other : majority.others) {
+  for (const Answer& other : majority.others) {
     judgement.findings.push_back(
         {Verdict::kWarn,
-         other->host,
-         {other->rank},
-         fmt::format("{} instead of {}", other->facts.at("name").get<std::string>(),
-                     majority.value),
+         other.host,
+         {other.rank},
+         fmt::format("{} instead of {}", fact_of(other, "name"), majority.value),
          "the slowest GPU sets the pace: use GPUs of one kind"});
   }
-  std::map<std::string, std::vector<const Answer*>> users;
-  for (const Answer& answer : answers) users[answer.facts.at("gpu")].push_back(&answer);
   for (const auto& [gpu, ranks] : users) {
-    if (ranks.size() == 1 || ranks.front()->facts.at("shared").get<bool>()) continue;
+    if (ranks.size() == 1 || ranks.front()->facts.value("shared", false)) continue;
     Finding finding{Verdict::kFail,
                     ranks.front()->host,
                     {},

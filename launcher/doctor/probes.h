@@ -45,5 +45,10 @@ Facts probe_memory_speed(const Subject& subject);
 Judgement judge_memory_speed(const Answers& answers);
 Facts probe_exchange_speed(const Subject& subject);
 Judgement judge_exchange_speed(const Answers& answers);
+// The rounds of exchange speed: in each, the partner of each rank, or -1. Ranks of several hosts
+// have partners on other hosts, so that the network is what is measured, and all hosts have equally
+// many pairs at a time, so that none shares it with more. On hosts of different sizes ranks without
+// a counterpart on the smallest one have no partner.
+std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank);
 
 }  // namespace birkhoff

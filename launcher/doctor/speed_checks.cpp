@@ -10,11 +10,13 @@
 #include <ctime>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/gpu/device.h"
 #include "launcher/doctor/probes.h"
+#include "launcher/failure.h"
 
 #ifdef BIRKHOFF_CUDA
 #include "cluster/nccl_group.h"
@@ -33,10 +35,12 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+bool uses_gpu(const Subject& subject) {
+  return subject.configuration && subject.configuration->device() == configs::Config::cuda;
+}
+
 at::Device device_of(const Subject& subject) {
-  const bool cuda =
-      subject.configuration && subject.configuration->device() == configs::Config::cuda;
-  return cuda ? cuda_device(subject.world.local_rank()) : at::Device(at::kCPU);
+  return uses_gpu(subject) ? cuda_device(subject.world.local_rank()) : at::Device(at::kCPU);
 }
 
 // Seconds of CPU time of all threads of this process.
@@ -71,12 +75,14 @@ std::int64_t most_of_ranks(ProcessGroup& world, std::int64_t mine) {
 }
 
 // Calls `measure` on as many ranks of a host at a time as have cores of their own, because ranks
-// that share cores would measure each other. An error of one rank is thrown when all have had their
-// turns. Collective over the world.
+// that share cores would measure each other. "cpu_share" is the share of that time in which its
+// threads had CPUs. An error of one rank is thrown when all have had their turns. Collective over
+// the world.
 Facts measure_in_turns(const Subject& subject, const std::function<double()>& measure) {
   ProcessGroup& world = subject.world.group();
   const int local_size = subject.world.local_size();
   const int with_cores = std::max(1, usable_cores() / subject.threads);
+  const int computing_threads = std::min(subject.threads, usable_cores());
   const int together = std::max(with_cores, (local_size + kMostTurns - 1) / kMostTurns);
   const std::int64_t turns = most_of_ranks(world, (local_size + together - 1) / together);
   double speed = 0, cpu_share = 1;
@@ -88,24 +94,51 @@ Facts measure_in_turns(const Subject& subject, const std::function<double()>& me
       const Clock::time_point start = Clock::now();
       const double cpu_start = cpu_seconds();
       speed = measure();
-      cpu_share = (cpu_seconds() - cpu_start) / seconds_since(start);
+      cpu_share = (cpu_seconds() - cpu_start) / seconds_since(start) / computing_threads;
     } catch (...) {
       error = std::current_exception();
     }
   }
   if (error) std::rethrow_exception(error);
-  return {{"speed", speed}, {"cpu_share", cpu_share}};
+  Facts facts = {{"speed", speed}};
+  if (!uses_gpu(subject)) facts["cpu_share"] = cpu_share;  // threads sleep while a GPU works
+  return facts;
 }
 
-// The partner of `rank` in a round of a tournament of `size` players, an even number, in which all
-// meet all in size - 1 rounds (the circle method).
-int partner_of(int rank, int size, int round) {
+// The opponent of `player` in a round of a tournament of `size` players, an even number, in which
+// all meet all in size - 1 rounds (the circle method).
+int opponent_of(int player, int size, int round) {
   const int last = size - 1;
-  const auto opposite = [&](int player) { return (round - player + last) % last; };
-  if (rank < last) return opposite(rank) == rank ? last : opposite(rank);
-  int player = 0;
-  while (opposite(player) != player) ++player;
-  return player;
+  const auto opposite = [&](int other) { return (round - other + last) % last; };
+  if (player < last) return opposite(player) == player ? last : opposite(player);
+  int alone = 0;
+  while (opposite(alone) != alone) ++alone;
+  return alone;
+}
+
+// GB/s of all-reduces of `sums`, zeros, by a pair of ranks. Collective over the pair.
+double exchange_rate(std::unique_ptr<ProcessGroup> pair, const at::Tensor& sums) {
+  const at::Device device = sums.device();
+#ifdef BIRKHOFF_CUDA
+  if (device.is_cuda()) pair = std::make_unique<NcclGroup>(*pair, device);
+#endif
+  const auto reduce = [&](std::int64_t times) {
+    pair->barrier("doctor: exchange");
+    const Clock::time_point start = Clock::now();
+    for (std::int64_t i = 0; i < times; ++i)
+      pair->all_reduce(sums, ReduceOp::kSum, "doctor: exchange");
+    synchronize(device);
+    return seconds_since(start) / static_cast<double>(times);
+  };
+  reduce(1);
+  const auto times = static_cast<std::int64_t>(kRoundSeconds / std::max(reduce(2), 1e-6));
+  const at::Tensor agreed = at::empty({1}, sums.options().dtype(at::kLong))
+                                .fill_(std::clamp<std::int64_t>(times, 1, 1000));
+  pair->all_reduce(agreed, ReduceOp::kMin, "doctor: exchange");
+  double seconds = reduce(agreed.item<std::int64_t>());
+  seconds = std::min(seconds, reduce(agreed.item<std::int64_t>()));
+  // For two ranks, the bytes that each one sends and receives are those of the tensor.
+  return 1e-9 * static_cast<double>(sums.nbytes()) / seconds;
 }
 
 }  // namespace
@@ -146,54 +179,119 @@ Judgement judge_memory_speed(const Answers& answers) {
       "look for other processes, memory on another socket, or missing memory modules");
 }
 
-// All-reduces of pairs, so that a slow network has a name. A rank's speed is that of its fastest
-// pair, because a slow partner slows both.
-Facts probe_exchange_speed(const Subject& subject) {
-  constexpr std::int64_t kElements = std::int64_t{1} << 20;
-  constexpr int kPairs = 3;
-  World& world = subject.world;
-  const int players = world.size() + world.size() % 2;
-  const at::Device device = device_of(subject);
-  double speed = 0;
-  for (int round = 0; round < std::min(kPairs, players - 1); ++round) {
-    const int partner = partner_of(world.rank(), players, round);
-    const bool alone = partner >= world.size();
-    std::unique_ptr<ProcessGroup> pair =
-        world.split(alone ? world.rank() : std::min(world.rank(), partner), world.rank());
-#ifdef BIRKHOFF_CUDA
-    if (device.is_cuda() && !alone) pair = std::make_unique<NcclGroup>(*pair, device);
-#endif
-    if (alone) continue;
-    const at::Tensor sums =
-        at::ones({kElements}, at::TensorOptions().dtype(at::kFloat).device(device)).zero_();
-    const auto reduce = [&](std::int64_t times) {
-      pair->barrier("doctor: exchange");
-      const Clock::time_point start = Clock::now();
-      for (std::int64_t i = 0; i < times; ++i)
-        pair->all_reduce(sums, ReduceOp::kSum, "doctor: exchange");
-      synchronize(device);
-      return seconds_since(start) / static_cast<double>(times);
-    };
-    reduce(1);
-    const auto times = static_cast<std::int64_t>(kRoundSeconds / std::max(reduce(2), 1e-6));
-    const at::Tensor agreed = at::empty({1}, at::TensorOptions().dtype(at::kLong).device(device))
-                                  .fill_(std::clamp<std::int64_t>(times, 1, 1000));
-    pair->all_reduce(agreed, ReduceOp::kMin, "doctor: exchange");
-    // For two ranks, the bytes that each one sends and receives are those of the tensor.
-    const double gigabytes = 1e-9 * static_cast<double>(sums.nbytes());
-    for (int repetition = 0; repetition < 2; ++repetition) {
-      speed = std::max(speed, gigabytes / reduce(agreed.item<std::int64_t>()));
+std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank) {
+  constexpr int kMostRounds = 3;
+  const auto num_ranks = static_cast<int>(host_of_rank.size());
+  std::map<std::string, std::vector<int>> hosts;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    hosts[host_of_rank[static_cast<std::size_t>(rank)]].push_back(rank);
+  }
+  std::vector<std::vector<int>> players;  // hosts, or the ranks of the only one
+  if (hosts.size() == 1) {
+    for (int rank = 0; rank < num_ranks; ++rank) players.push_back({rank});
+  } else {
+    for (const auto& [name, ranks] : hosts) players.push_back(ranks);
+  }
+  std::size_t pairs = players.front().size();  // of two players
+  for (const std::vector<int>& player : players) pairs = std::min(pairs, player.size());
+  const auto size = static_cast<int>(players.size() + players.size() % 2);
+  std::vector<std::vector<int>> rounds(static_cast<std::size_t>(std::min(kMostRounds, size - 1)),
+                                       std::vector<int>(host_of_rank.size(), -1));
+  for (std::size_t round = 0; round < rounds.size(); ++round) {
+    for (std::size_t player = 0; player < players.size(); ++player) {
+      const auto opponent = static_cast<std::size_t>(
+          opponent_of(static_cast<int>(player), size, static_cast<int>(round)));
+      if (opponent == players.size()) continue;  // an odd number: one pauses
+      for (std::size_t i = 0; i < pairs; ++i) {
+        rounds[round][static_cast<std::size_t>(players[player][i])] = players[opponent][i];
+      }
     }
   }
-  return {{"speed", speed}};
+  return rounds;
+}
+
+// All-reduces of pairs, so that a slow network has a name. A rank's speed is that of its fastest
+// pair, because a slow partner slows both; for the same reason it fails only if all its pairs do.
+Facts probe_exchange_speed(const Subject& subject) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 20;
+  World& world = subject.world;
+  at::Tensor sums;
+  std::string device_type = "no device";
+  std::exception_ptr error;
+  try {
+    const at::Device device = device_of(subject);
+    sums = at::ones({kElements}, at::TensorOptions().dtype(at::kFloat).device(device)).zero_();
+#ifdef BIRKHOFF_CUDA
+    if (device.is_cuda()) {  // throws if NCCL cannot start
+      const NcclGroup alone(*make_single_group(), device);
+    }
+#endif
+    device_type = device.is_cuda() ? "a GPU" : "a CPU";
+  } catch (...) {
+    error = std::current_exception();
+  }
+  // If one rank cannot take part, its partners would wait for it.
+  const std::vector<std::string> devices =
+      world.group().all_gather_bytes(device_type, "doctor: devices");
+  if (error) std::rethrow_exception(error);
+  for (std::size_t rank = 1; rank < devices.size(); ++rank) {
+    if (devices[rank] == devices[0]) continue;
+    return {{"unmeasured", fmt::format("rank 0 computes on {}, and rank {} on {}", devices[0], rank,
+                                       devices[rank])}};
+  }
+  const std::vector<std::string> hosts =
+      world.group().all_gather_bytes(world.host(), "doctor: hosts");
+  const auto mine = static_cast<std::size_t>(world.rank());
+  double speed = 0;
+  std::string failure;
+  for (const std::vector<int>& partners : exchange_rounds(hosts)) {
+    const int partner = partners[mine];
+    // All ranks split the world in every round, whatever fails.
+    std::unique_ptr<ProcessGroup> pair =
+        world.split(partner < 0 ? world.rank() : std::min(world.rank(), partner), world.rank());
+    if (partner < 0) continue;
+    try {
+      speed = std::max(speed, exchange_rate(std::move(pair), sums));
+    } catch (...) {
+      failure =
+          fmt::format("with rank {} on {}: {}", partner, hosts[static_cast<std::size_t>(partner)],
+                      describe_failure(std::current_exception()).what);
+    }
+  }
+  if (speed == 0 && !failure.empty()) fail(ExitCode::kPeer, "exchange {}", failure);
+  Facts facts = Facts::object();
+  if (speed > 0) facts["speed"] = speed;
+  if (!failure.empty()) facts["failure"] = failure;
+  return facts;
 }
 
 Judgement judge_exchange_speed(const Answers& answers) {
-  if (answers.size() == 1) return {"one rank exchanges nothing"};
-  return judge_speed(
-      answers, "GB/s",
+  constexpr const char* kCure =
       "look at its network card and cable (ibstat, ethtool), and at what MPI or NCCL use "
-      "(NCCL_DEBUG=INFO)");
+      "(NCCL_DEBUG=INFO)";
+  if (const Facts& facts = answers.front().facts; facts.contains("unmeasured")) {
+    return {"",
+            {{Verdict::kWarn,
+              "",
+              {},
+              "not measured: " + facts.at("unmeasured").get<std::string>(),
+              "give all ranks the same `device`, and mend what other checks find"}}};
+  }
+  Answers measured;
+  for (const Answer& answer : answers) {
+    if (answer.facts.contains("speed")) measured.push_back(answer);
+  }
+  if (measured.empty()) return {"no rank has a partner"};
+  Judgement judgement = judge_speed(measured, "GB/s", kCure);
+  for (const Answer& answer : measured) {
+    if (!answer.facts.contains("failure")) continue;
+    judgement.findings.push_back({Verdict::kWarn,
+                                  "",  // its partner may be to blame
+                                  {answer.rank},
+                                  "exchange " + answer.facts.at("failure").get<std::string>(),
+                                  kCure});
+  }
+  return judgement;
 }
 
 }  // namespace birkhoff

@@ -77,6 +77,7 @@ class Planner {
   Plan plan() {
     add_parameters();
     const Trial trial(config_, request_.vocabulary, micro_batch_);
+    layers_flops_ = trial.layers_flops_per_sequence() * static_cast<double>(rows_);
     if (trial.least_flops() > kMostTrialFlops) {
       note(
           "Memory, bytes moved and times to measure are not predicted: the smallest trial step takes "
@@ -104,7 +105,9 @@ class Planner {
   double forward_flops() const {
     return model_->forward_flops_per_sequence() * static_cast<double>(rows_);
   }
-  double backward_flops() const { return (config_.train().recompute() ? 3 : 2) * forward_flops(); }
+  double backward_flops() const {
+    return 2 * forward_flops() + (config_.train().recompute() ? layers_flops_ : 0);
+  }
   double micro_batches() const {
     return static_cast<double>(rows_) / static_cast<double>(micro_batch_);
   }
@@ -233,17 +236,28 @@ class Planner {
     table.add("forward", {forward_flops(), bytes(values * micro_batches() + kept)});
     table.add("backward",
               {backward_flops(), bytes((values + 2 * gradients) * micro_batches() + kept)});
-    const double share = static_cast<double>(state.optimizer_bytes);
-    table.add("optimizer", {std::nullopt, 2 * share + 2 * values + gradients});
+    table.add("optimizer", {std::nullopt, 2 * static_cast<double>(state.optimizer_bytes) +
+                                              updated_share(state) * (2 * values + gradients)});
     table.add("step", {forward_flops() + backward_flops(), std::nullopt});
     plan_.tables.push_back(std::move(table));
   }
 
-  // The share of what a rank sends that leaves its node, if every rank sends equally much to every
-  // other rank.
-  double share_between_nodes() const {
-    if (request_.ranks <= request_.ranks_per_node) return 0;
-    return static_cast<double>(request_.ranks - request_.ranks_per_node) / (request_.ranks - 1);
+  // The share of the parameters that the rank updates: with slices, only its own.
+  double updated_share(const RankState& state) const {
+    const RankState whole =
+        rank_state(with(0, config_.train().recompute()), request_.vocabulary, request_.ranks);
+    return static_cast<double>(state.optimizer_bytes) / static_cast<double>(whole.optimizer_bytes);
+  }
+
+  bool has_several_nodes() const { return request_.ranks > request_.ranks_per_node; }
+  // Of what a rank sends, what leaves its node, on average over the node's ranks: what it sends
+  // directly goes to every other rank alike, and in a ring only one rank of a node sends to another.
+  double sent_to_other_nodes(const Exchange& exchange) const {
+    if (!has_several_nodes()) return 0;
+    const double share =
+        static_cast<double>(request_.ranks - request_.ranks_per_node) / (request_.ranks - 1);
+    return (exchange.sent_bytes - exchange.ring_bytes) * share +
+           exchange.ring_bytes / request_.ranks_per_node;
   }
 
   void add_communication() {
@@ -260,13 +274,14 @@ class Planner {
     Exchange total{.what = "total"};
     const auto add = [&](const Exchange& each) {
       table.add(each.what, {static_cast<double>(each.operations), static_cast<double>(each.bytes),
-                            each.sent_bytes, each.sent_bytes * share_between_nodes()});
+                            each.sent_bytes, sent_to_other_nodes(each)});
     };
     for (const Exchange& each : exchanges_) {
       add(each);
       total.operations += each.operations;
       total.bytes += each.bytes;
       total.sent_bytes += each.sent_bytes;
+      total.ring_bytes += each.ring_bytes;
     }
     add(total);
     plan_.tables.push_back(std::move(table));
@@ -321,37 +336,31 @@ class Planner {
     const double backward = times_ ? times_->backward * micro_batches() : backward_flops() / speed;
     // A byte sent within a node is written to shared memory, read there, and added up: three
     // copies. A node's ranks share its network.
-    const auto seconds = [&](bool network, bool in_backward_pass) {
-      double sent = 0;
-      for (const Exchange& each : exchanges_) {
-        if (each.in_backward_pass == in_backward_pass) sent += each.sent_bytes;
-      }
-      if (!network) {
-        return times_ ? 6 * sent * (1 - share_between_nodes()) / times_->copy_bytes : 0.0;
-      }
-      return sent * share_between_nodes() * request_.ranks_per_node /
-             request_.network_bytes_per_second.value_or(INFINITY);
-    };
-    const double local = seconds(false, true) + seconds(false, false);
-    const double hidden = config_.train().cuda_graph() ? 0 : backward;
-    const double network = std::max(0.0, seconds(true, true) - hidden) + seconds(true, false);
+    double local = 0;
+    std::map<bool, double> between;  // seconds, by in_backward_pass
+    for (const Exchange& each : exchanges_) {
+      const double to_others = sent_to_other_nodes(each);
+      if (times_) local += 6 * (each.sent_bytes - to_others) / times_->copy_bytes;
+      between[each.in_backward_pass] += to_others * request_.ranks_per_node /
+                                        request_.network_bytes_per_second.value_or(INFINITY);
+    }
+    // Gradients are reduced while the last micro-batch's backward pass continues.
+    const double hidden = config_.train().cuda_graph() ? 0 : backward / micro_batches();
+    const double network = std::max(0.0, between[true] - hidden) + between[false];
     double step = forward + backward + local + network;
     table.add("forward", {forward});
     table.add("backward", {backward});
     if (times_) {
-      // With slices a rank updates its share only.
-      const RankState state = rank_state(config_, request_.vocabulary, request_.ranks);
-      const RankState whole =
-          rank_state(with(0, config_.train().recompute()), request_.vocabulary, request_.ranks);
-      const double optimizer = times_->optimizer * static_cast<double>(state.optimizer_bytes) /
-                               static_cast<double>(whole.optimizer_bytes);
+      const double optimizer =
+          times_->optimizer *
+          updated_share(rank_state(config_, request_.vocabulary, request_.ranks));
       step += optimizer;
       table.add("optimizer", {optimizer});
     }
     if (request_.ranks > 1 && times_) table.add("communication within a node", {local});
-    if (share_between_nodes() > 0 && request_.network_bytes_per_second) {
+    if (has_several_nodes() && request_.network_bytes_per_second) {
       table.add("network not hidden by the backward pass", {network});
-    } else if (share_between_nodes() > 0) {
+    } else if (has_several_nodes()) {
       note("The time of the network is not predicted: give --network-gbs.");
     }
     table.add("step", {step});
@@ -415,6 +424,7 @@ class Planner {
   const std::unique_ptr<ProcessGroup> one_;
   const std::unique_ptr<Model> model_;
   std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with most
+  double layers_flops_ = 0;                  // of their forward pass, without embedding and head
   std::map<bool, TrialMemory> memory_;       // by train.recompute; empty: not measured
   std::optional<TrialTimes> times_;          // as configured
   std::vector<Exchange> exchanges_;

@@ -16,24 +16,28 @@
 namespace birkhoff {
 namespace {
 
-// Rank 0 of a group whose operations do nothing but count.
+// Rank 0 of a group whose operations do nothing but count. `gathers_in_rings`: as NcclGroup;
+// MpiGroup sends all slices directly.
 class CountingGroup : public ProcessGroup {
  public:
-  CountingGroup(int size, at::Device device, std::vector<Exchange>& exchanges)
-      : size_(size), device_(device), exchanges_(exchanges) {}
+  CountingGroup(int size, at::Device device, bool gathers_in_rings,
+                std::vector<Exchange>& exchanges)
+      : size_(size), device_(device), rings_(gathers_in_rings), exchanges_(exchanges) {}
   int rank() const override { return 0; }
   int size() const override { return size_; }
   at::Device device() const override { return device_; }
 
  protected:
   std::unique_ptr<Work> do_all_reduce(at::Tensor tensor, ReduceOp) override {
-    return count(2 * share_of_others(tensor));
+    const double half = share_of_others(tensor);  // then the sums are gathered
+    return count(2 * half, rings_ ? half : 0);
   }
   std::unique_ptr<Work> do_reduce_scatter(at::Tensor, at::Tensor input, ReduceOp) override {
     return count(share_of_others(input));
   }
   std::unique_ptr<Work> do_all_gather(at::Tensor output, at::Tensor) override {
-    return count(share_of_others(output));
+    const double sent = share_of_others(output);
+    return count(sent, rings_ ? sent : 0);
   }
   std::unique_ptr<Work> do_all_to_all(at::Tensor, std::vector<std::int64_t>, at::Tensor input,
                                       std::vector<std::int64_t>) override {
@@ -49,7 +53,7 @@ class CountingGroup : public ProcessGroup {
     return static_cast<double>(tensor.nbytes()) * (size_ - 1) / size_;
   }
 
-  std::unique_ptr<Work> count(double sent_bytes) {
+  std::unique_ptr<Work> count(double sent_bytes, double ring_bytes = 0) {
     const OperationRing::Entry entry = ring().current();
     // "gradients of bucket 3" and the other buckets' are one purpose.
     const std::string what = entry.name.substr(0, entry.name.find(" of bucket "));
@@ -61,11 +65,13 @@ class CountingGroup : public ProcessGroup {
     ++found->operations;
     found->bytes += entry.bytes;
     found->sent_bytes += sent_bytes;
+    found->ring_bytes += ring_bytes;
     return done_work();
   }
 
   const int size_;
   const at::Device device_;
+  const bool rings_;
   std::vector<Exchange>& exchanges_;
 };
 
@@ -114,12 +120,13 @@ CheckpointHeader typical_header(const configs::Config& config, std::int64_t voca
 
 RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int num_ranks) {
   RankState state;
-  CountingGroup group(num_ranks, at::kMeta, state.exchanges);
+  const bool is_gpu = config.device() == configs::Config::cuda;
+  CountingGroup group(num_ranks, at::kMeta, is_gpu, state.exchanges);
   StatefulParts parts(config, vocabulary, group);
   for (const GradBuckets::Bucket& bucket : parts.buckets.buckets()) {
     state.values_bytes += static_cast<std::int64_t>(bucket.values.nbytes());
     state.gradients_bytes += static_cast<std::int64_t>(bucket.gradients.nbytes());
-    if (num_ranks == 1 || config.device() != configs::Config::cpu) continue;
+    if (num_ranks == 1 || is_gpu) continue;
     state.exchange_bytes =
         std::max(state.exchange_bytes, static_cast<std::int64_t>(bucket.gradients.nbytes()));
   }
@@ -140,7 +147,7 @@ RankState rank_state(const configs::Config& config, std::int64_t vocabulary, int
   parts.buckets.finish_reducing(sums.tensors());
   gradient_chunk_sums(parts.buckets);
   if (num_ranks > 1) {
-    CountingGroup world(num_ranks, at::kCPU, state.exchanges);
+    CountingGroup world(num_ranks, at::kCPU, /*gathers_in_rings=*/false, state.exchanges);
     world.all_reduce(TrainingStep::blank_votes(num_ranks), ReduceOp::kSum,
                      TrainingStep::kVotesName);
   }
@@ -153,7 +160,7 @@ SavedState saved_state(const configs::Config& config, std::int64_t vocabulary, i
   configs::Config whole = config;
   whole.mutable_train()->set_zero_stage(0);
   std::vector<Exchange> unused;
-  CountingGroup group(num_ranks, at::kMeta, unused);
+  CountingGroup group(num_ranks, at::kMeta, /*gathers_in_rings=*/false, unused);
   const StatefulParts parts(whole, vocabulary, group);
   const std::vector<TensorPart> shards = training_shards(*parts.model, *parts.optimizer, num_ranks);
   SavedState saved{.size = checkpoint_size(typical_header(config, vocabulary), shards, num_ranks)};

@@ -17,8 +17,9 @@ struct Exchange {
   std::string what;  // "gradients", "values", ...
   std::int64_t operations = 0;
   std::int64_t bytes = 0;  // of this rank's inputs, as OperationRing counts them
-  // To other ranks, if all send their slices directly or in a ring (MpiGroup, and NCCL's ring).
-  double sent_bytes = 0;
+  double sent_bytes = 0;   // to other ranks
+  double ring_bytes =
+      0;  // of these, to the next rank of a ring (NCCL's); the rest goes to all alike
   bool in_backward_pass = false;  // may run while the backward pass continues
 };
 

@@ -114,6 +114,7 @@ Trial::Trial(const configs::Config& config, std::int64_t vocabulary, std::int64_
   layers_.low = layers_.wanted < 2 * period ? layers_.wanted : period + rest;
   layers_.high = std::min(layers_.wanted, layers_.low + period);
   flops_without_layers_ = forward_flops(config, vocabulary, 0);
+  flops_of_layers_ = forward_flops(config, vocabulary, layers_.wanted) - flops_without_layers_;
   flops_of_layer_ = (forward_flops(config, vocabulary, layers_.high) - flops_without_layers_) /
                     static_cast<double>(layers_.high);
 }

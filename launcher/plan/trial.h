@@ -45,6 +45,8 @@ class Trial {
   Trial(const Trial&) = delete;
   Trial& operator=(const Trial&) = delete;
 
+  // FLOPs of the forward pass of all layers, which is what train.recompute repeats.
+  double layers_flops_per_sequence() const { return flops_of_layers_; }
   // FLOPs of the smallest step that says enough.
   double least_flops() const;
 
@@ -75,7 +77,8 @@ class Trial {
   const configs::Config config_;
   const std::int64_t vocabulary_;
   const TrialLimits limits_;
-  double flops_without_layers_ = 0, flops_of_layer_ = 0;  // of a sequence's forward pass
+  // Of a sequence's forward pass; that of a layer is a mean.
+  double flops_without_layers_ = 0, flops_of_layer_ = 0, flops_of_layers_ = 0;
   Axis layers_, sequences_;
   std::int64_t affordable_ = 1;  // sequences within the limits
   // By number of layers and of sequences; null where the numbers are equal.

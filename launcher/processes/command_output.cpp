@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +52,16 @@ Running start(const std::vector<std::string>& line) {
   return {process, std::move(read_end), std::move(err)};
 }
 
+// Raises the limit of open files, as far as this user may, so that `more` can be opened.
+void raise_open_files(std::size_t more) {
+  constexpr rlim_t kInUse = 256;
+  rlimit limit{};
+  const rlim_t needed = kInUse + more;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  limit.rlim_cur = std::min(needed, limit.rlim_max);
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 // What a program wrote to its file in memory; no more than a message needs.
 std::string text_of(const Descriptor& file) {
   std::string text(std::size_t{64} << 10, '\0');
@@ -85,7 +96,13 @@ std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>
   using Clock = std::chrono::steady_clock;
   Clock::time_point deadline = Clock::now() + limit;
   std::vector<Running> commands;
-  for (const auto& line : lines) commands.push_back(start(line));
+  raise_open_files(2 * lines.size());
+  try {
+    for (const auto& line : lines) commands.push_back(start(line));
+  } catch (...) {
+    for (Running& command : commands) finish(command, /*too_slow=*/true);
+    throw;
+  }
   for (;;) {
     std::vector<pollfd> waiting;  // poll ignores -1
     for (const Running& command : commands) {

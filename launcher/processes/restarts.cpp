@@ -5,9 +5,8 @@
 #include "cluster/base/error.h"
 
 namespace birkhoff {
-namespace {
 
-bool may_pass(int code) {
+bool Restarts::may_pass(int code) {
   switch (static_cast<ExitCode>(code)) {
     case ExitCode::kInternal:  // mpirun's own failures have this code, too
     case ExitCode::kStorage:
@@ -19,8 +18,6 @@ bool may_pass(int code) {
       return false;
   }
 }
-
-}  // namespace
 
 bool Restarts::again(int code, std::int64_t saved_step, std::string& why) {
   if (most_ == 0 || code == static_cast<int>(ExitCode::kOk) ||

@@ -15,9 +15,12 @@ class Restarts {
   explicit Restarts(int most) : most_(most) {}
 
   // A job ended with this exit code; `saved_step` is the step of the run's newest checkpoint, 0 if
-  // there is none. Returns whether to start it again; `why` receives a line for the user, or nothing
-  // if there is nothing to say.
+  // there is none. Returns whether to start it again; `why` receives a line for the user, or
+  // nothing if there is nothing to say.
   bool again(int code, std::int64_t saved_step, std::string& why);
+  int in_a_row() const { return in_a_row_; }
+  // Whether an end with this exit code may pass.
+  static bool may_pass(int code);
 
  private:
   const int most_;

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "cluster/base/error.h"
+#include "cluster/base/slurm_job_id.h"
 #include "cluster/base/text/plural.h"
 #include "launcher/processes/command_output.h"
 
@@ -26,16 +27,17 @@ std::vector<std::string> words_of(const std::string& text) {
 }  // namespace
 
 std::optional<SlurmJob> SlurmJob::of_environment() {
-  const char *id = std::getenv("SLURM_JOB_ID"), *nodes = std::getenv("SLURM_JOB_NODELIST");
-  if (id == nullptr || nodes == nullptr || std::getenv("SLURM_STEP_NUM_TASKS") != nullptr) {
+  const std::optional<std::string> id = slurm_job_id();
+  const char* nodes = std::getenv("SLURM_JOB_NODELIST");
+  if (!id || nodes == nullptr || std::getenv("SLURM_STEP_NUM_TASKS") != nullptr) {
     return std::nullopt;
   }
   const CommandOutput names = output_of({"scontrol", "show", "hostnames", nodes}, kCommandLimit);
-  SlurmJob job{id, words_of(names.out)};
+  SlurmJob job{*id, words_of(names.out)};
   if (names.code != 0 || job.nodes.empty()) {
     fail(ExitCode::kUsage,
          "Slurm job {}: `scontrol show hostnames {}` fails: make Slurm's commands work in the job",
-         id, nodes);
+         *id, nodes);
   }
   return job;
 }

@@ -25,10 +25,14 @@
 namespace birkhoff {
 
 std::string own_path() {
-  char buffer[4096];
-  const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
-  if (length <= 0) fail(ExitCode::kInternal, "readlink /proc/self/exe: {}", std::strerror(errno));
-  return std::string(buffer, static_cast<std::size_t>(length));
+  // Read once: if the file is replaced while this program runs, the link names it no longer.
+  static const std::string path = [] {
+    char buffer[4096];
+    const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
+    if (length <= 0) fail(ExitCode::kInternal, "readlink /proc/self/exe: {}", std::strerror(errno));
+    return std::string(buffer, static_cast<std::size_t>(length));
+  }();
+  return path;
 }
 
 namespace {
@@ -123,6 +127,7 @@ std::vector<std::string> srun_arguments(const std::string& srun, const Placement
                                    "--overlap",
                                    "--kill-on-bad-exit=1",
                                    "--cpu-bind=none",
+                                   "--export=ALL",  // even if sbatch got another --export
                                    "--quiet",
                                    "--nodes=" + std::to_string(placement.nodes.size()),
                                    "--ntasks=" + std::to_string(placement.ranks),
@@ -134,15 +139,18 @@ std::vector<std::string> srun_arguments(const std::string& srun, const Placement
 
 }  // namespace
 
-int map_mpirun_status(int status, bool stop_requested, std::string& why) {
+int map_launcher_status(const std::string& launcher, int status, bool stop_requested,
+                        std::string& why) {
   if (WIFSIGNALED(status)) {
-    why = "mpirun was ended by signal " + std::to_string(WTERMSIG(status)) +
-          "; run the same command again to resume";
+    why = fmt::format("{} was ended by signal {}; run the same command again to resume", launcher,
+                      WTERMSIG(status));
     return static_cast<int>(ExitCode::kPeer);
   }
   const int code = WEXITSTATUS(status);
   if (code == kNotStarted) {
-    why = "mpirun could not be started: the first mpirun in PATH is not a program that runs here";
+    why = fmt::format(
+        "{0} could not be started: the first {0} in PATH is not a program that runs here",
+        launcher);
     return static_cast<int>(ExitCode::kPeer);
   }
   if ((code == 128 + SIGUSR1 || code == 128 + SIGTERM) && stop_requested) {
@@ -160,9 +168,10 @@ int map_mpirun_status(int status, bool stop_requested, std::string& why) {
     return static_cast<int>(ExitCode::kPeer);
   }
   if (code == static_cast<int>(ExitCode::kInternal)) {
-    why =
-        "mpirun ended with 1; if birkhoff printed no line above, mpirun itself failed: try "
-        "`mpirun -n 2 hostname`";
+    why = fmt::format(
+        "{0} ended with 1; if birkhoff printed no line above, {0} itself failed: try `{0} -n 2 "
+        "hostname`",
+        launcher);
   }
   return code;
 }
@@ -185,11 +194,12 @@ namespace {
   _exit(kNotStarted);
 }
 
-// Looks now and then for traces of the job. A launcher may wait for ever for a node that is gone, or
-// to start ranks.
+// Looks now and then for traces of the job. A launcher may wait for ever for a node that is gone,
+// or to start ranks.
 class LostLauncher {
  public:
-  LostLauncher(const RankProgram& program, const std::string& job) : program_(program), job_(job) {}
+  LostLauncher(const RankProgram& program, const StopSignals& signals, const std::string& job)
+      : program_(program), signals_(signals), job_(job) {}
 
   // Whether the launcher waits for ever.
   bool is_late() {
@@ -203,18 +213,23 @@ class LostLauncher {
       noted_ = now;
     }
     if (failure_ != 0) return now >= noted_ + kTimeToEnd;
-    return !began_ && now >= launched_ + program_.launch_limit;
+    if (signals_.received() != 0 && !asked_) asked_ = now;
+    if (began_) return false;  // from now on the ranks' watchdog ends what hangs
+    return now >= launched_ + program_.launch_limit || (asked_ && now >= *asked_ + kTimeToStop);
   }
   int failure() const { return failure_; }  // 0: it is late because the ranks did not start
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kLookEvery{500}, kTimeToEnd{2000};
+  // kTimeToStop: after a request, for ranks that have nothing to save yet.
+  static constexpr std::chrono::milliseconds kLookEvery{500}, kTimeToEnd{2000}, kTimeToStop{15000};
 
   const RankProgram& program_;
+  const StopSignals& signals_;
   const std::string& job_;
   const Clock::time_point launched_ = Clock::now();
   Clock::time_point next_look_ = launched_, noted_;
+  std::optional<Clock::time_point> asked_;  // to stop
   bool began_ = false;
   int failure_ = 0;
 };
@@ -286,7 +301,7 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
   const pid_t child = fork();
   if (child < 0) fail(ExitCode::kMemory, "fork for mpirun: {}", std::strerror(errno));
   if (child == 0) become_mpirun(line, parent);
-  LostLauncher lost(program, job);
+  LostLauncher lost(program, signals, job);
   const std::optional<int> status = wait_for(child, signals, lost);
   if (!status) kill(child, SIGKILL);  // it may not be mpirun yet, and then lacks the mark
   const std::vector<pid_t> left = end_marked_processes(kJobVariable + ("=" + job));
@@ -300,7 +315,7 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
       .job = job};
   if (status) {
     end.why.clear();
-    end.code = map_mpirun_status(*status, signals.received() != 0, end.why);
+    end.code = map_launcher_status(name, *status, signals.received() != 0, end.why);
   } else if (!signals.interrupted_twice()) {
     end = end_of_late(lost, name, program, signals, job);
   }

@@ -40,14 +40,14 @@ struct TracesOfJob {
 struct RankProgram {
   bool by_mpirun = true;       // not by srun, which needs the nodes of a Slurm job
   std::string container = "";  // Apptainer image whose birkhoff they run; empty: this program
-  // Looks for traces of the job of this name. A launcher is ended if the job has not begun within
-  // launch_limit, or if it still runs two seconds after a failure was noted: then it waits for a
-  // lost node. Empty: never.
+  // Looks for traces of the job of this name. A launcher is ended if it still runs two seconds after
+  // a failure was noted, because then it waits for a lost node; or if the job has not begun within
+  // launch_limit, or 15 seconds after a request to stop. Empty: never.
   std::function<TracesOfJob(const std::string& job)> look = {};
   std::chrono::seconds launch_limit{300};
 };
 
-// The file of this program.
+// The file of this program, as it was called at the first call.
 std::string own_path();
 
 // Runs the program with `arguments` on MPI ranks. Passes on the requests that `signals` notes; a
@@ -57,9 +57,10 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
                      const std::vector<std::string>& arguments, StopSignals& signals,
                      std::ostream& err);
 
-// Maps mpirun's exit status (from waitpid) to a documented code; `why` receives a line for the
-// user, or nothing. A rank ended by SIGUSR1 or SIGTERM (which Slurm sends to ranks, too) after a
-// request to stop had not installed its handlers yet.
-int map_mpirun_status(int status, bool stop_requested, std::string& why);
+// Maps the exit status (from waitpid) of `launcher`, mpirun or srun, to a documented code; `why`
+// receives a line for the user, or nothing. A rank ended by SIGUSR1 or SIGTERM (which Slurm sends to
+// ranks, too) after a request to stop had not installed its handlers yet.
+int map_launcher_status(const std::string& launcher, int status, bool stop_requested,
+                        std::string& why);
 
 }  // namespace birkhoff

@@ -1,9 +1,9 @@
 #include "launcher/processes/time_limit.h"
 
 #include <chrono>
-#include <cstdlib>
 
 #include "cluster/base/error.h"
+#include "cluster/base/slurm_job_id.h"
 #include "configs/site_io.h"
 #include "launcher/processes/command_output.h"
 
@@ -28,9 +28,8 @@ std::optional<double> end_of_job(const std::string& job) {
 }  // namespace
 
 TimeLimit::TimeLimit() {
-  const char* job = std::getenv("SLURM_JOB_ID");
-  if (job != nullptr)
-    thread_ = std::thread([this, job = std::string(job)] { ask_again_and_again(job); });
+  if (const auto job = slurm_job_id())
+    thread_ = std::thread([this, job = *job] { ask_again_and_again(job); });
 }
 
 TimeLimit::~TimeLimit() {

@@ -6,7 +6,6 @@
 
 #include "cluster/base/error.h"
 #include "configs/message_text.h"
-#include "configs/site_io.h"
 #include "launcher/processes/slurm_job.h"
 
 namespace birkhoff {
@@ -16,7 +15,10 @@ namespace fs = std::filesystem;
 
 // The start of every script. end: says in one line how the job ended; ask: passes a request on.
 constexpr const char* kFunctions = R"SH(
-say() { echo "birkhoff: $(date '+%F %T'): job $SLURM_JOB_ID: $1"; }
+# One element of an array also has the id of the whole array.
+job=$SLURM_JOB_ID
+[ -z "${SLURM_ARRAY_TASK_ID-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+say() { echo "birkhoff: $(date '+%F %T'): job $job: $1"; }
 end() { say "$2"; exit "$1"; }
 newest() { local saved=("$run"/checkpoints/step-*); echo "${saved[-1]}"; }
 
@@ -32,15 +34,17 @@ trap ask TERM
 
 // Slurm keeps a job that has lost the node of its script, because of --no-kill.
 constexpr const char* kGuard = R"SH(
-# If this node is lost, either of two others puts the job back in the queue.
+# If this node is lost, either of two others puts the job back in the queue, unless Slurm has done
+# so, or the job has ended.
 guard() { # NODE
   while :; do
-    srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" --job-name="$step" --mpi=none bash -c '
+    srun --overlap --export=ALL --nodes=1 --ntasks=1 --nodelist="$1" --job-name="$step" --mpi=none bash -c '
       while sleep 30; do
-        nodes=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%N)
-        [ -z "$nodes" ] || scontrol show hostnames "$nodes" | grep -Fqx "$0" ||
-          scontrol requeue "$SLURM_JOB_ID"
-      done' "$SLURMD_NODENAME"
+        read -r restarts nodes < <(squeue --noheader --jobs="$0" --states=RUNNING \
+          --Format=RestartCnt:9,NodeList:100000)
+        [ "$restarts" = "${SLURM_RESTART_COUNT:-0}" ] || continue
+        scontrol show hostnames "$nodes" | grep -Fqx "$1" || scontrol requeue Incomplete "$0"
+      done' "$job" "$SLURMD_NODENAME"
     sleep 10 # it ended with its node
   done
 }
@@ -75,15 +79,16 @@ esac
 if [ -n "$limit_near" ] && [ "$(newest)" = "$before" ]; then
   end 75 "nothing new was saved before the time limit, so it ends: submit it with a longer one"
 fi
-# A job that Slurm no longer calls running was cancelled, or goes back to the queue by itself.
-state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)
-if [ -n "$state" ] && [ "$state" != RUNNING ] && [ "$SECONDS" -lt "$limit" ]; then
+# A job that Slurm no longer calls running has reached its time limit, was cancelled, or goes back to
+# the queue by itself.
+read -r state reason < <(squeue --noheader --jobs="$job" --format='%T %r')
+if [ -n "$state" ] && [ "$state" != RUNNING ] && [ "$reason" != TimeLimit ]; then
   end 75 "saved; ended by Slurm ($state)"
 fi
 )SH";
 
 constexpr const char* kRequeueEnd = R"SH(say "saved; goes back to the queue"
-scontrol requeue "$SLURM_JOB_ID" || end 75 "saved, but cannot go back to the queue: submit it again"
+scontrol requeue "$job" || end 75 "saved, but cannot go back to the queue: submit it again"
 exit 75
 )SH";
 
@@ -210,7 +215,6 @@ std::string batch_script(const BatchJob& job, const configs::Site& site) {
   text += fmt::format("program={}\nwork_folder={}\n", shell_quoted(job.program.string()),
                       shell_quoted(job.work_folder.string()));
   text += settings_of(job) + array_of("options", job.train_options);
-  text += fmt::format("limit={}  # seconds\n", slurm_time(job.time).value().count());
   text += kFunctions + environment_of(site);
   if (site.requeue() && job.nodes > 1) text += fmt::format("\nstep={}", kGuardStep) + kGuard;
   return text + kBody + (site.requeue() ? kRequeueEnd : kStayEnd);

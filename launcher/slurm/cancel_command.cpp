@@ -40,8 +40,7 @@ int cancel_command(const std::string& run, std::ostream& out, std::ostream& err)
     if (jobs.queued.empty()) break;
     // Jobs that wait go first: the next one must not start when the running one ends.
     for (const QueuedJob& job : jobs.queued) {
-      if (job.state == "RUNNING" || job.state == "COMPLETING") continue;
-      if (!removed.insert(job.id).second) continue;
+      if (job.is_active() || !removed.insert(job.id).second) continue;
       scancel({}, job.id);
       out << "job " << job.id << ": removed from the queue" << std::endl;
     }

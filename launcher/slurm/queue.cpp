@@ -14,7 +14,8 @@ constexpr std::chrono::seconds kSqueueLimit{30};
 }  // namespace
 
 std::optional<std::vector<QueuedJob>> queued_jobs() {
-  // %i id, %T state, %L time left, %N nodes, %r reason; an element of an array in a line of its own.
+  // %i id, %T state, %L time left, %N nodes, %r reason; an element of an array in a line of its
+  // own.
   const CommandOutput output = output_of(
       {"squeue", "--me", "--noheader", "--array", "--format=%i|%T|%L|%N|%r"}, kSqueueLimit);
   if (output.code != 0) return std::nullopt;

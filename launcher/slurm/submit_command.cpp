@@ -154,7 +154,12 @@ void check_not_queued(const fs::path& run) {
   std::vector<std::string> ids;
   for (const SubmittedJob& job : submitted) ids.push_back(job.id);
   const auto queue = queued_jobs();
-  const std::vector<QueuedJob> jobs = queue ? jobs_with(*queue, ids) : std::vector<QueuedJob>();
+  if (!queue) {
+    fail(ExitCode::kUsage,
+         "{}: squeue does not answer, so it is not known whether a job of it waits: try again",
+         run.string());
+  }
+  const std::vector<QueuedJob> jobs = jobs_with(*queue, ids);
   if (jobs.empty()) return;
   fail(ExitCode::kUsage,
        "{}: its job {} is in the queue ({}): wait for its end, or `birkhoff cancel` it first",
@@ -176,19 +181,27 @@ std::vector<std::string> train_options(const SubmitArguments& arguments, const c
   return options;
 }
 
-// Returns the job's id. `after`: the job that must have ended first; empty: none.
-std::string queue_script(const fs::path& script, const std::string& after) {
-  std::vector<std::string> line = {"sbatch", "--parsable"};
-  if (!after.empty()) line.push_back("--dependency=afterany:" + after);
-  line.push_back(script.string());
-  const CommandOutput output = output_of(line, kSbatchLimit);
-  const std::string id = output.out.substr(0, output.out.find_first_not_of("0123456789"));
-  if (output.code == 0 && !id.empty()) return id;
+// What sbatch prints.
+std::string sbatch(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "sbatch");
+  const CommandOutput output = output_of(arguments, kSbatchLimit);
+  if (output.code == 0) return output.out;
   const std::string why = output.code == 127 ? "it is not in PATH: submit where Slurm is installed"
                           : output.code == -1
                               ? fmt::format("no answer in {} s", kSbatchLimit.count())
                               : output.err;
   fail(ExitCode::kUsage, "sbatch did not take the job: {}", why);
+}
+
+// Returns the job's id. `after`: the job that must have ended first; empty: none.
+std::string queue_script(const fs::path& script, const std::string& after) {
+  std::vector<std::string> arguments = {"--parsable"};
+  if (!after.empty()) arguments.push_back("--dependency=afterany:" + after);
+  arguments.push_back(script.string());
+  const std::string printed = sbatch(std::move(arguments));
+  const std::string id = printed.substr(0, printed.find_first_not_of("0123456789"));
+  if (id.empty()) fail(ExitCode::kUsage, "sbatch printed no job id: {}", quoted(printed));
+  return id;
 }
 
 // Creates the folder; fails if another submission has just taken it.
@@ -217,18 +230,22 @@ std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob
   }
   const fs::path script = submission.folder / "job.sh";
   write_file_durably(script.string(), submission.script);
-  for (const Planned& run : submission.runs) {
-    if (arguments.fresh) RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);
-  }
   std::vector<std::string> ids;
+  try {
+    if (arguments.fresh) {
+      sbatch({"--test-only", script.string()});
+      for (const Planned& run : submission.runs) {
+        RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);
+      }
+    }
+    ids.push_back(queue_script(script, ""));
+  } catch (const Error&) {
+    remove_tree(submission.folder.string());
+    throw;
+  }
   std::vector<SubmittedJob> jobs;
   for (int i = 0; i < arguments.chain; ++i) {
-    try {
-      ids.push_back(queue_script(script, ids.empty() ? "" : ids.back()));
-    } catch (const Error&) {
-      if (ids.empty()) remove_tree(submission.folder.string());
-      throw;
-    }
+    if (i > 0) ids.push_back(queue_script(script, ids.back()));
     for (std::size_t run = 0; run < submission.runs.size(); ++run) {
       const std::string id =
           submission.runs.size() == 1 ? ids.back() : fmt::format("{}_{}", ids.back(), run);

@@ -142,7 +142,9 @@ int tail_command(const TailArguments& arguments, std::ostream& out, std::ostream
   Clock::time_point next_question = Clock::now();
   while (arguments.follow) {
     if (Clock::now() >= next_question) {
-      jobs = jobs_of(arguments.run);
+      RunJobs now = jobs_of(arguments.run);
+      if (!now.squeue_answers) now.queued = jobs.queued;
+      jobs = std::move(now);
       next_question = Clock::now() + kAskSlurm;
       followed.add(jobs);
     }

@@ -1,8 +1,8 @@
 // The linear maps of an attention layer: from its inputs to queries, keys and values of each head
 // group.
 //
-// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group (keys and values
-// may have fewer than queries), D head dim.
+// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group (keys and
+// values may have fewer than queries), D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// The self- or cross-attention of one Transformer layer: projections, head groups with one mechanism
-// each, output projection.
+// The self- or cross-attention of one Transformer layer: projections, head groups with one
+// mechanism each, output projection.
 //
 // Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group, D head dim, P
 // position coordinates.
@@ -42,8 +42,8 @@ struct SequenceContext {
 
 class MultiHeadAttention {
  public:
-  // `field` is the path of `attention` in the configuration, for messages; `noise_number` is that of
-  // the layer. With a memory `causal` is false. Error(kConfig).
+  // `field` is the path of `attention` in the configuration, for messages; `noise_number` is that
+  // of the layer. With a memory `causal` is false. Error(kConfig).
   MultiHeadAttention(const configs::Model& config, const configs::Attention& attention,
                      const std::string& field, KeySource source, std::int64_t noise_number,
                      std::int64_t sequence_length, bool causal, const std::string& name,

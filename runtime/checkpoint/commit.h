@@ -54,8 +54,8 @@ configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& 
 // name), the index and the manifest (which already lists the ranks' files), reads it all back,
 // renames, and removes the oldest checkpoints that `retention` does not keep. Returns the new
 // folder. A crash or an error at any call leaves either the earlier checkpoints or the new one,
-// intact. Calls require_folder, which throws if the run is another job's, just before it renames and
-// just before it removes the oldest.
+// intact. Calls require_folder, which throws if the run is another job's, just before it renames
+// and just before it removes the oldest.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,

@@ -66,8 +66,8 @@ class RunFolder {
   void note_checkpoint();
 
   // Cuts metrics.jsonl to its first `bytes` bytes (CheckpointManifest.metrics_bytes, 0 at the
-  // start), and to whole lines if less is there. Always writes a new file: a job that lost the folder
-  // may still have the old one open.
+  // start), and to whole lines if less is there. Always writes a new file: a job that lost the
+  // folder may still have the old one open.
   void cut_metrics(std::int64_t bytes) const;
 
  private:

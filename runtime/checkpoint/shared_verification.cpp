@@ -78,7 +78,8 @@ std::vector<std::vector<int>> SharedVerification::shares(
   return files;
 }
 
-// Each rank stops at the first damaged file of its share, so the first of these is the first of all.
+// Each rank stops at the first damaged file of its share, so the first of these is the first of
+// all.
 std::string SharedVerification::verify_together(const CheckpointFolder& checkpoint) {
   const auto files = shares(checkpoint.manifest, world_.size());
   const FileFinding mine =

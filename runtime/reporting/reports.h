@@ -23,8 +23,8 @@ inline FigureValues model_figures(const FigureValues& figures) {
 // Figures of a step or of the steps since the last report.
 struct StepReport {
   std::int64_t step = 0;
-  // Nats per counted target (for language models a token, for classifiers a sequence), of this step,
-  // applied or not; may be non-finite.
+  // Nats per counted target (for language models a token, for classifiers a sequence), of this
+  // step, applied or not; may be non-finite.
   double loss = 0;
   std::int64_t tokens = 0;  // trained on so far in the run, without padding
   double tokens_per_second = 0;

@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/logging/log.h"
+#include "cluster/base/slurm_job_id.h"
 #include "runtime/reporting/display_text.h"
 
 namespace birkhoff {
@@ -136,8 +136,8 @@ JobEnd lost_end(const Job& job, const std::optional<JobStatus>& status, int code
 }  // namespace
 
 std::string scheduler_job() {
-  const char* job = std::getenv("SLURM_JOB_ID");
-  return job == nullptr ? "" : fmt::format("slurm {}", job);
+  const std::optional<std::string> job = slurm_job_id();
+  return job ? "slurm " + *job : "";
 }
 
 double unix_seconds() {

@@ -76,7 +76,8 @@ RunTotals totals_of(const std::vector<Job>& jobs, const std::optional<JobStatus>
 
 // Adds the end of the last job to `history`, for a job that could not write it itself; does nothing
 // if there is one already, or if `id` is neither empty nor that job's. What the job had done is
-// taken from `status`, and, without `id`, its time. An error of the file system is returned as one line, not thrown.
+// taken from `status`, and, without `id`, its time. An error of the file system is returned as one
+// line, not thrown.
 std::string note_lost_job(const std::filesystem::path& history, const std::filesystem::path& status,
                           const std::string& id, int code, const std::string& reason);
 

@@ -40,7 +40,8 @@ GatheredProblem window_problem(std::int64_t batch, std::int64_t heads, std::int6
 
 // The log-sum-exp of each query, 0 for those that see no key.
 at::Tensor finite_lse(const AttentionPart& part);
-// Returns out, log-sum-exp (of a mean: whether a query sees a key), and the gradients of the leaves.
+// Returns out, log-sum-exp (of a mean: whether a query sees a key), and the gradients of the
+// leaves.
 std::vector<at::Tensor> results_of(const AttentionPart& part, const GatheredProblem& problem);
 std::vector<at::Tensor> solve(const GatheredProblem& problem, Path path);
 
@@ -55,8 +56,8 @@ inline double out_rounding(at::ScalarType dtype) {
 // gradient of its log-sum-exp, ds is a difference of products d_out . v, which the reference takes
 // from one rounded product: three roundings of relative size `product_eps` of such a product are
 // allowed in the gradients of q, k, sinks and the table of keys; with dropout, products of kept
-// probabilities are 1 / (1 - p) times as large. The problems are those of `random_problem` with this merge.
-// Returns false if the shape has too few queries to compare.
+// probabilities are 1 / (1 - p) times as large. The problems are those of `random_problem` with
+// this merge. Returns false if the shape has too few queries to compare.
 bool expect_errors_of_the_reference(
     int seed, at::ScalarType dtype, std::int64_t queries, double product_eps,
     const std::function<std::vector<at::Tensor>(const GatheredProblem&)>& solver,

@@ -2,8 +2,8 @@
 tinyshakespeare by character, mean and spread of three seeds. `variants` are forms of Sinkhorn
 attention at context 256 and b = 16; `mechanisms` are all mechanisms at contexts 256 and 1,024, where
 a sparse query sees at most 64 or 128 tokens. Runs of one rank and one thread run in parallel, one
-per core. docs/benchmarks/losses.csv has the result of each finished run, with the commit that made
-it; these are not repeated.
+per core. docs/benchmarks/losses.csv has the result of each finished run, with the commit at
+which this script was started; these are not repeated.
 """
 
 import argparse
@@ -70,13 +70,13 @@ class Finished:
 
     def __init__(self):
         self.lock = threading.Lock()
+        self.commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=runs.ROOT, text=True).strip()
         with open(self.FILE, newline="") as rows:
             self.rows = {tuple(row[:5]): [float(loss) for loss in row[6:] if loss] for row in csv.reader(rows) if row != self.FIELDS}
 
     def add(self, run, losses):
-        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=runs.ROOT, text=True).strip()
         with self.lock, open(self.FILE, "a", newline="") as rows:
-            csv.writer(rows, lineterminator="\n").writerow([*run, commit, *(f"{loss:.4f}" for loss in losses)])
+            csv.writer(rows, lineterminator="\n").writerow([*run, self.commit, *(f"{loss:.4f}" for loss in losses)])
         self.rows[run] = losses
 
 

@@ -86,6 +86,18 @@ TEST(SlowRanks, FewPercentOrMillisecondsAreNoFault) {
   EXPECT_THAT(ranks.steps(200), IsEmpty());
 }
 
+TEST(SlowRanks, HalfOfTheRanksMayBeSlow) {
+  for (const int size : {2, 4}) {
+    TestRanks ranks(size);
+    for (int rank = 0; rank < size; rank += 2) {
+      ranks.statuses[static_cast<std::size_t>(rank)].step_times.passes = 0.13;
+    }
+    const std::vector<SlowRank> found = ranks.steps(200);
+    ASSERT_THAT(found, SizeIs(static_cast<std::size_t>(size / 2)));
+    EXPECT_THAT(found[0].text(), HasSubstr("27 % more than the usual 111.0 ms"));
+  }
+}
+
 // An interrupted slowness is noise.
 TEST(SlowRanks, ABreakBeginsAnew) {
   TestRanks ranks(4);

@@ -45,8 +45,8 @@ metrics { every: 1 }
 watchdog { seconds: 60 }
 )";
 
-// A table: a text is `good` if it has more of the words fine, warm and bright than of cold, dull and
-// grey; some texts are longer than the model reads.
+// A table: a text is `good` if it has more of the words fine, warm and bright than of cold, dull
+// and grey; some texts are longer than the model reads.
 std::string some_reviews(int rows, unsigned seed) {
   static const char* const kWords[] = {"fine", "warm", "bright", "cold", "dull", "grey",
                                        "the",  "plot", "scene",  "is",   "a"};

@@ -76,22 +76,27 @@ class DoctorProcess : public testing::Test {
     return report;
   }
 
-  // Expects a finding of the check, on this host, that says `found`.
-  static void expect_found(const json& report, const std::string& check, const std::string& verdict,
-                           const std::string& host, const std::vector<int>& ranks,
-                           const std::string& found) {
+  static json findings(const json& report, const std::string& check) {
     for (const json& examined : report.at("checks")) {
-      if (examined.at("check") != check) continue;
-      for (const json& finding : examined.at("findings")) {
-        if (finding.at("verdict") == verdict && finding.at("host") == host &&
-            finding.at("ranks") == ranks &&
-            finding.at("found").get<std::string>().find(found) != std::string::npos) {
-          return;
-        }
+      if (examined.at("check") == check) return examined.at("findings");
+    }
+    return json::array();
+  }
+
+  // Expects a finding of the check, on this host, that says `found`. Returns all that it says.
+  static std::string expect_found(const json& report, const std::string& check,
+                                  const std::string& verdict, const std::string& host,
+                                  const std::vector<int>& ranks, const std::string& found) {
+    for (const json& finding : findings(report, check)) {
+      const std::string text = finding.at("found");
+      if (finding.at("verdict") == verdict && finding.at("host") == host &&
+          finding.at("ranks") == ranks && text.find(found) != std::string::npos) {
+        return text;
       }
     }
     ADD_FAILURE() << check << " does not find '" << found << "' on " << host << ":\n"
                   << report.dump(2);
+    return "";
   }
 
   static std::vector<std::string> names_in(const fs::path& folder) {
@@ -151,8 +156,22 @@ TEST_F(DoctorProcess, FaultsOfSharedFolders) {
   expect_found(report, "run folder", "warn", "node1", {1}, "locks (flock) in");
   expect_found(report, "run folder", "fail", "node2", {2}, "fsync of '");
   expect_found(report, "run folder", "fail", "node3", {3}, "does not see what rank 0 writes");
-  expect_found(report, "space", "fail", "node0", {0}, "write of '");
+  expect_found(report, "space", "fail", "", {0}, "write of '");
+  EXPECT_EQ(report.at("exclude"), json({"node2", "node3"})) << "the quota is not node0's fault";
   EXPECT_EQ(names_in(".").size(), 3u) << "trials are removed";
+}
+
+TEST_F(DoctorProcess, AFolderThatRank0CannotMake) {
+  const json report = examined("0:readonly", 6);
+  expect_found(report, "run folder", "fail", "node0", {0}, "mkdir of '");
+  EXPECT_EQ(findings(report, "run folder").size(), 1u) << report.dump(2);
+  expect_found(report, "space", "fail", "", {0}, "Read-only file system");
+}
+
+TEST_F(DoctorProcess, SpaceIsNoFaultOfTheHostOfRank0) {
+  const json report = examined("0:quota", 6);
+  expect_found(report, "space", "fail", "", {0}, "write of '");
+  EXPECT_THAT(report.at("exclude"), IsEmpty());
 }
 
 TEST_F(DoctorProcess, FaultsOfFileSystems) {
@@ -180,6 +199,23 @@ TEST_F(DoctorProcess, FaultsOfLimits) {
   const json found = report(finished);
   expect_found(found, "limits", "warn", "node1", {1}, "200 open files are allowed");
   expect_found(found, "limits", "warn", "node1", {1}, "the address space is limited");
+}
+
+// A rank without the device of the others leaves none of them waiting for it.
+TEST_F(DoctorProcess, RanksOnDifferentDevicesExchangeNothing) {
+  const std::vector<std::string> first = {"doctor", "tiny.txtpb", "--json", "report.json"};
+  std::vector<std::string> second = first;
+  second.insert(second.end(), {"--set", "device=cuda"});
+  Command command = with_faults({}, "0:host=node0 1:host=node1");
+  command.line = {"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "1"};
+  for (const std::string& word : birkhoff_line(first)) command.line.push_back(word);
+  command.line.insert(command.line.end(), {":", "-n", "1"});
+  for (const std::string& word : birkhoff_line(second)) command.line.push_back(word);
+  const Finished finished = run_child(command);
+  const json found = report(finished);
+  expect_found(found, "exchange speed", "warn", "", {}, "not measured: rank 0 computes on a CPU");
+  // With two hosts, either configuration may be the right one.
+  expect_found(found, "configuration", "fail", "", {1}, "device: cuda instead of ");
 }
 
 // Each rank has its own folder, program or configuration.
@@ -225,8 +261,14 @@ TEST_F(DoctorProcess, RanksThatDiffer) {
 
 TEST_F(DoctorProcess, ASlowRankIsNamedAndItsHostExcluded) {
   write_bytes("bad", "node9\n");
-  const json report = examined("2:slow", 2, {}, {"--exclude-file", "bad"});
-  expect_found(report, "matrix speed", "fail", "node2", {2}, "GFLOP/s");
+  const json report = examined("2:slow", 2, {{"OMP_NUM_THREADS", "2"}}, {"--exclude-file", "bad"});
+  // Both of its threads have a CPU for a fifth of the time.
+  constexpr std::string_view kShare = "it had a CPU for ";
+  const std::string slow =
+      expect_found(report, "matrix speed", "fail", "node2", {2}, kShare.data());
+  const std::size_t at = slow.find(kShare);
+  ASSERT_NE(at, std::string::npos);
+  EXPECT_LT(std::stoi(slow.substr(at + kShare.size())), 30) << slow;
   std::ifstream file("bad");
   const std::string excluded((std::istreambuf_iterator<char>(file)), {});
   EXPECT_THAT(excluded, AllOf(HasSubstr("node2\n"), HasSubstr("node9\n")));

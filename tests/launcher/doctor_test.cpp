@@ -2,6 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <set>
+
 #include "launcher/doctor/examination.h"
 #include "launcher/doctor/probes.h"
 
@@ -11,6 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 using testing::SizeIs;
 
 constexpr int kRanksOfHost = 2;
@@ -48,6 +53,43 @@ const Check& check_named(const std::string& name) {
   return all_checks().front();
 }
 
+Examination examined(const Check& check, const Answers& all) {
+  Examination examination{.ranks = static_cast<int>(all.size()), .hosts = {}, .checks = {}};
+  for (const Answers& host : by_host(all)) examination.hosts.push_back(host.front().host);
+  examination.checks.push_back(judge(check, all));
+  return examination;
+}
+
+// ---- Majorities
+
+TEST(MajorityOf, OthersHaveAHostOnlyIfMoreThanHalfAgree) {
+  const Facts a = {{"key", "a"}}, b = {{"key", "b"}}, c = {{"key", "c"}};
+  const auto others = [](const Majority& majority) {
+    std::vector<std::pair<int, std::string>> found;
+    for (const Answer& other : majority.others) found.emplace_back(other.rank, other.host);
+    return found;
+  };
+  const Majority strict = majority_of(answers({b, a, a}), "key");
+  EXPECT_EQ(strict.value, "a");
+  EXPECT_THAT(others(strict), ElementsAre(std::pair(0, "node0")));
+  const Majority tie = majority_of(answers({a, a, b, b}), "key");
+  EXPECT_EQ(tie.value, "a on rank 0");
+  EXPECT_THAT(others(tie), ElementsAre(std::pair(2, ""), std::pair(3, "")));
+  const Majority half = majority_of(answers({c, a, b, a}), "key");
+  EXPECT_EQ(half.value, "a on rank 1") << "the most frequent, but not of more than half";
+  EXPECT_THAT(others(half), ElementsAre(std::pair(0, ""), std::pair(2, "")));
+  EXPECT_THAT(others(majority_of(answers({a, a, a}), "key")), IsEmpty());
+}
+
+TEST(MajorityOf, AMissingFactIsAnotherValue) {
+  const Facts with = {{"key", "a"}}, without = Facts::object();
+  const Majority majority = majority_of(answers({with, with, without}), "key");
+  EXPECT_EQ(majority.value, "a");
+  ASSERT_THAT(majority.others, SizeIs(1));
+  EXPECT_EQ(majority.others.front().rank, 2);
+  EXPECT_EQ(fact_of(majority.others.front(), "key"), "none");
+}
+
 // ---- What runs
 
 TEST(JudgeWorld, RanksThatAreNotSlurmsTasks) {
@@ -72,6 +114,21 @@ TEST(JudgeProgram, TheMinorityIsNamedEvenIfItIsRank0) {
                  Verdict::kFail, "node0", {0}, "file: def instead of abc");
   expect_finding(only(judge_program(answers({usual, usual, facts("abc", "Open MPI 5.0.3")}))),
                  Verdict::kFail, "node1", {2}, "MPI library: Open MPI 5.0.3 instead of");
+  // Only a build with CUDA has NCCL.
+  Facts cuda = usual;
+  cuda["NCCL"] = "2.28.3";
+  expect_finding(only(judge_program(answers({usual, usual, cuda}))), Verdict::kFail, "node1", {2},
+                 "NCCL: 2.28.3 instead of none");
+  expect_finding(only(judge_program(answers({usual, cuda, cuda}))), Verdict::kFail, "node0", {0},
+                 "NCCL: none instead of 2.28.3");
+}
+
+TEST(JudgeProgram, OneOfTwoHostsIsNotBlamed) {
+  const Facts a = {{"file", "abc"}}, b = {{"file", "def"}};
+  const Examination result = examined(check_named("program"), answers({a, a, b, b}));
+  expect_finding(only(result.checks.front().judgement), Verdict::kFail, "", {2, 3},
+                 "file: def instead of abc on rank 0");
+  EXPECT_THAT(result.hosts_to_exclude(), IsEmpty());
 }
 
 TEST(JudgeConfiguration, TheMinorityIsNamedWithItsFields) {
@@ -83,7 +140,10 @@ TEST(JudgeConfiguration, TheMinorityIsNamedWithItsFields) {
                  Verdict::kFail, "node1", {2}, "train.steps: 8 instead of 4");
   expect_finding(only(judge_configuration(answers({facts("a", ""), facts("b", "x: 1 instead of 2"),
                                                    facts("b", "x: 1 instead of 2")}))),
-                 Verdict::kFail, "node0", {0}, "differs from that of most ranks");
+                 Verdict::kFail, "node0", {0}, "hash a instead of b");
+  expect_finding(
+      only(judge_configuration(answers({facts("a", ""), facts("b", "x: 1 instead of 2")}))),
+      Verdict::kFail, "", {1}, "x: 1 instead of 2");
 }
 
 TEST(JudgeGpus, SharedOnesFailAndOtherKindsWarn) {
@@ -100,6 +160,11 @@ TEST(JudgeGpus, SharedOnesFailAndOtherKindsWarn) {
   expect_finding(
       only(judge_gpus(answers({facts("a", "H100"), facts("b", "H100"), facts("c", "A100")}))),
       Verdict::kWarn, "node1", {2}, "A100 instead of H100");
+  // A rank that computes on the CPU has no other facts.
+  const Facts cpu = {{"gpu", ""}};
+  EXPECT_THAT(judge_gpus(answers({facts("a", "H100"), cpu, cpu})).findings, IsEmpty());
+  expect_finding(only(judge_gpus(answers({cpu, cpu, facts("c", "H100"), facts("c", "H100")}))),
+                 Verdict::kFail, "node1", {2, 3}, "share GPU c");
 }
 
 // ---- Where it runs
@@ -132,10 +197,12 @@ TEST(JudgeThreads, CoresThatRanksShare) {
       Verdict::kWarn, "node1", {}, "2 ranks with 2 threads share 1 core");
 }
 
+Facts clock_ahead(double seconds) {
+  return {{"readings", {1000 + seconds, 1001 + seconds, 1002 + seconds}}};
+}
+
 TEST(JudgeClock, SecondsWarnAndMinutesFail) {
-  const auto facts = [](double ahead) {
-    return Facts{{"readings", {1000 + ahead, 1001 + ahead, 1002 + ahead}}};
-  };
+  const auto facts = clock_ahead;
   EXPECT_THAT(judge_clock(answers({facts(0), facts(0.9), facts(-0.9)})).findings, IsEmpty());
   expect_finding(only(judge_clock(answers({facts(0), facts(0), facts(-3)}))), Verdict::kWarn,
                  "node1", {2}, "3 s behind");
@@ -143,21 +210,59 @@ TEST(JudgeClock, SecondsWarnAndMinutesFail) {
                  "node1", {2}, "600 s ahead");
 }
 
+TEST(JudgeClock, OneOfTwoHostsIsNotBlamed) {
+  const auto facts = clock_ahead;
+  const auto judged = [&](double first, double second) {
+    return examined(check_named("clock"),
+                    answers({facts(first), facts(first), facts(second), facts(second)}));
+  };
+  const Examination result = judged(0, 120);
+  expect_finding(only(result.checks.front().judgement), Verdict::kFail, "", {},
+                 "the clock of node1 is 120 s ahead of that of node0");
+  EXPECT_THAT(result.hosts_to_exclude(), IsEmpty());
+  expect_finding(only(judged(0, -5).checks.front().judgement), Verdict::kWarn, "", {},
+                 "the clock of node0 is 5 s ahead of that of node1");
+  EXPECT_THAT(judged(0, 0.9).checks.front().judgement.findings, IsEmpty());
+}
+
 // ---- Where its files are
 
 TEST(JudgeRunFolder, TwoFoldersOfOneName) {
   const auto facts = [](bool sees, const char* inode) {
-    return Facts{{"folder", "/x"}, {"sees", sees}, {"inode", inode}, {"locked", true}};
+    return Facts{
+        {"made", true}, {"folder", "/x"}, {"sees", sees}, {"inode", inode}, {"locked", true}};
   };
   Facts first = facts(true, "5");
   first["names"] = {"rank-0", "rank-1", "rank-2"};
   EXPECT_THAT(judge_run_folder(answers({first, facts(true, "5"), facts(true, "5")})).findings,
               IsEmpty());
   expect_finding(only(judge_run_folder(answers({first, facts(true, "5"), facts(true, "6")}))),
-                 Verdict::kWarn, "node1", {2}, "another inode");
+                 Verdict::kWarn, "node1", {2}, "/x has inode 6 instead of 5");
+  // Those that do not see it have no say in its inode.
+  const Facts blind = facts(false, "0");
+  const Judgement judgement = judge_run_folder(answers({first, blind, blind, blind}));
+  EXPECT_THAT(judgement.findings, SizeIs(3));
+  for (const Finding& finding : judgement.findings) {
+    EXPECT_THAT(finding.found, HasSubstr("does not see what rank 0 writes"));
+  }
   expect_finding(only(judge_run_folder(
                      answers({first, facts(true, "5"), facts(true, "5"), facts(true, "5")}))),
                  Verdict::kFail, "node1", {3}, "rank 0 does not see what it writes");
+}
+
+TEST(JudgeRunFolder, AFailureOfRank0IsNotThatOfOthers) {
+  const Facts failed = {{"error", "Read-only file system"}};
+  const auto expect_only_rank_0 = [&](const Facts& other) {
+    const Examination result = examined(check_named("run folder"), answers({failed, other, other}));
+    const Finding finding = only(result.checks.front().judgement);
+    EXPECT_EQ(place_text(finding), "node0, rank 0");
+    EXPECT_EQ(finding.found, "Read-only file system");
+  };
+  // It has made no folder; it has failed in its folder, before it could hold the lock.
+  expect_only_rank_0(
+      {{"made", false}, {"folder", ""}, {"sees", false}, {"inode", "0"}, {"locked", false}});
+  expect_only_rank_0(
+      {{"made", true}, {"folder", "/x"}, {"sees", true}, {"inode", "5"}, {"locked", false}});
 }
 
 TEST(JudgeSpace, OneSaveOrAll) {
@@ -185,22 +290,84 @@ TEST(JudgeSpeed, OneSlowHostIsNamed) {
                                            {{"speed", 7}, {"cpu_share", 0.7}}}),
                                   "GB/s", "look")),
                  Verdict::kWarn, "node0", {1}, "it had a CPU for 70 %");
+  EXPECT_THAT(only(facts({10, 10, 10, 7.9})).found, Not(HasSubstr("CPU"))) << "of ranks with GPUs";
   // Half of all ranks are slow: the fast half is right.
   expect_finding(only(facts({10, 10, 4, 4})), Verdict::kFail, "node1", {2, 3}, "40 %");
   expect_finding(only(facts({4, 4, 10, 10, 10, 10})), Verdict::kFail, "node0", {0, 1}, "40 %");
 }
 
-// ---- All checks together
-
-Examination examined(const Check& check, const Answers& all) {
-  Examination examination{.ranks = static_cast<int>(all.size()), .hosts = {}, .checks = {}};
-  for (const Answers& host : by_host(all)) examination.hosts.push_back(host.front().host);
-  examination.checks.push_back(judge(check, all));
-  return examination;
+TEST(ExchangeRounds, PairsRanksOfDifferentHosts) {
+  const std::vector<std::vector<int>> worlds = {
+      {1},       {3},          {4},       {2, 2},       {4, 4},         {2, 2, 2},
+      {4, 4, 4}, {2, 2, 2, 2}, {4, 2, 3}, {1, 3, 3, 2}, {2, 2, 2, 2, 2}};
+  for (const std::vector<int>& ranks_of_host : worlds) {
+    SCOPED_TRACE(testing::PrintToString(ranks_of_host));
+    std::vector<std::string> hosts;
+    for (std::size_t host = 0; host < ranks_of_host.size(); ++host) {
+      for (int i = 0; i < ranks_of_host[host]; ++i) hosts.push_back("node" + std::to_string(host));
+    }
+    const bool several = ranks_of_host.size() > 1;
+    const int smallest = *std::min_element(ranks_of_host.begin(), ranks_of_host.end());
+    std::vector<std::set<std::string>> met(hosts.size());  // hosts, or ranks of the only one
+    for (const std::vector<int>& partners : exchange_rounds(hosts)) {
+      ASSERT_THAT(partners, SizeIs(hosts.size()));
+      std::map<std::string, int> pairs;
+      for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+        if (partners[rank] < 0) continue;
+        const auto partner = static_cast<std::size_t>(partners[rank]);
+        ASSERT_LT(partner, hosts.size());
+        EXPECT_NE(partner, rank);
+        EXPECT_EQ(partners[partner], static_cast<int>(rank));
+        EXPECT_TRUE(!several || hosts[partner] != hosts[rank]);
+        met[rank].insert(several ? hosts[partner] : std::to_string(partner));
+        ++pairs[hosts[rank]];
+      }
+      for (const auto& [host, count] : pairs) {
+        EXPECT_TRUE(!several || count == smallest) << host << " shares its network with " << count;
+      }
+    }
+    const std::size_t players = several ? ranks_of_host.size() : hosts.size();
+    std::map<std::string, int> seen;
+    for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+      if (several && seen[hosts[rank]]++ >= smallest) {
+        EXPECT_THAT(met[rank], IsEmpty()) << rank << " has no counterpart on the smallest host";
+      } else {
+        EXPECT_GE(met[rank].size(), std::min<std::size_t>(players - 1, 2)) << rank;
+      }
+    }
+  }
 }
 
+TEST(ExchangeRounds, RanksOfAHostNeedNotBeNeighbours) {
+  EXPECT_THAT(exchange_rounds({"a", "b", "a", "b"}), ElementsAre(ElementsAre(1, 0, 3, 2)));
+}
+
+TEST(JudgeExchangeSpeed, RanksWithoutAPartnerAreNotSlow) {
+  const Facts fast = {{"speed", 10.0}}, slow = {{"speed", 4.0}}, idle = Facts::object();
+  EXPECT_THAT(judge_exchange_speed(answers({idle})).findings, IsEmpty());
+  EXPECT_THAT(judge_exchange_speed(answers({fast, idle, fast, idle})).findings, IsEmpty());
+  expect_finding(only(judge_exchange_speed(answers({fast, idle, slow, idle, fast}))),
+                 Verdict::kFail, "node1", {2}, "40 %");
+}
+
+TEST(JudgeExchangeSpeed, OtherFailuresBlameNoHost) {
+  const Facts fast = {{"speed", 10.0}}, unmeasured = {{"unmeasured", "rank 1 on no device"}};
+  Facts broken = fast;
+  broken["failure"] = "with rank 3 on node1: NCCL";
+  expect_finding(only(judge_exchange_speed(answers({broken, fast, fast}))), Verdict::kWarn, "", {0},
+                 "exchange with rank 3 on node1: NCCL");
+  expect_finding(only(judge_exchange_speed(answers({unmeasured, unmeasured}))), Verdict::kWarn, "",
+                 {}, "not measured: rank 1 on no device");
+}
+
+// ---- All checks together
+
 TEST(Examination, AProbeThatFailsIsAFindingWithItsCure) {
-  const Facts good = {{"folder", "/x"}, {"sees", true}, {"inode", "5"}, {"locked", true}},
+  const Facts good = {{"made", true},
+                      {"folder", "/x"},
+                      {"sees", true},
+                      {"inode", "5"},
+                      {"locked", true}},
               broken = {{"error", "fsync of '/x': Input/output error; mend the disk"}};
   const Examination result =
       examined(check_named("run folder"), answers({good, good, broken, broken}));
@@ -233,6 +400,14 @@ TEST(Examination, WhatAllHostsHaveIsNoFaultOfAHost) {
                            .checks.front()
                            .judgement.findings.front()),
             "node0, ranks 0, 1");
+}
+
+TEST(Examination, WhatOnlyRank0TriesIsNoFaultOfItsHost) {
+  Examination result =
+      examined(check_named("space"), answers({{{"error", "no quota; free space"}}}));
+  result.hosts = {"node0", "node1"};
+  expect_finding(only(result.checks.front().judgement), Verdict::kFail, "", {0}, "no quota");
+  EXPECT_THAT(result.hosts_to_exclude(), IsEmpty());
 }
 
 TEST(Examination, ExcludesHostsThatFailAlone) {

@@ -269,8 +269,8 @@ TEST(EffectiveTime, AFaultLosesHalfOfAShortInterval) {
   EXPECT_NEAR(lost_seconds_per_fault({1, 0, 60}, 100), 50, 0.1);
 }
 
-// With the default interval between saves, steps of up to 0.7 s, and a restart that takes as long as
-// the slowest of tests/nightly.
+// With the default interval between saves, steps of up to 0.7 s, and a restart that takes as long
+// as the slowest of tests/nightly.
 TEST(EffectiveTime, AFaultEveryThreeHoursCostsTwoPercent) {
   const auto every = static_cast<double>(configs::Config().checkpoint().every());
   const EffectiveTime share = effective_time(
@@ -358,6 +358,62 @@ TEST_F(PlanCommand, EveryTableIsInBothForms) {
               1e-6);
   EXPECT_GT(json["time"]["step"]["seconds"], json["time"]["forward"]["seconds"].get<double>() +
                                                  json["time"]["backward"]["seconds"].get<double>());
+}
+
+// Embedding, head and loss are not computed again.
+TEST_F(PlanCommand, RecomputationRepeatsTheLayers) {
+  const auto flops = [&](const char* pass, const std::string& setting) {
+    const auto json = nlohmann::json::parse(plan({"--json", "--set", setting}));
+    return json["computation"][pass]["flops"].get<double>();
+  };
+  const double of_first = flops("forward", "model.layers=3") - flops("forward", "model.layers=2"),
+               layers = flops("forward", "model.layers=5") -
+                        (flops("forward", "model.layers=1") - of_first);
+  EXPECT_GT(of_first, 0);
+  EXPECT_NEAR(
+      flops("backward", "train.recompute=true") - flops("backward", "train.recompute=false"),
+      layers, 1e-6 * layers);
+}
+
+TEST_F(PlanCommand, TheLastMicroBatchHidesTheNetwork) {
+  const auto times = [&](const std::string& micro_batch) {
+    return nlohmann::json::parse(
+        plan({"--json", "--ranks", "2", "--ranks-per-node", "1", "--peak-tflops", "0.001",
+              "--network-gbs", "0.00001", "--set", "train.micro_batch=" + micro_batch}))["time"];
+  };
+  const auto whole = times("0"), single = times("1");
+  const auto seconds = [](const nlohmann::json& time, const char* part) {
+    return time[part]["seconds"].get<double>();
+  };
+  const char* const network = "network_not_hidden_by_the_backward_pass";
+  const double rows = static_cast<double>(config_of().train().global_batch()) / 2;
+  ASSERT_GT(seconds(whole, network), 0);
+  EXPECT_NEAR(seconds(single, network) - seconds(whole, network),
+              seconds(whole, "backward") * (1 - 1 / rows), 1e-6 * seconds(whole, "backward"));
+}
+
+// In a ring one rank of a node sends to another node; directly, each sends to all others.
+TEST_F(PlanCommand, WhatLeavesANodeDependsOnTheWayOfSending) {
+  for (const bool ring : {false, true}) {
+    const auto sent = nlohmann::json::parse(
+        plan({"--json", "--ranks", "4", "--ranks-per-node", "2", "--set", "train.zero_stage=1",
+              "--set", ring ? "device=cuda" : "device=cpu"}))["communication"];
+    for (const char* const what : {"gradients", "values"}) {
+      const bool in_ring = ring && what == std::string("values");
+      EXPECT_NEAR(sent[what]["sent_to_other_nodes"].get<double>(),
+                  sent[what]["sent_bytes"].get<double>() * (in_ring ? 1.0 / 2 : 2.0 / 3), 1e-6)
+          << what << ring;
+    }
+  }
+}
+
+TEST_F(PlanCommand, ASliceIsUpdatedAlone) {
+  const auto bytes = [&](const std::string& stage) {
+    const auto json = nlohmann::json::parse(
+        plan({"--json", "--ranks", "4", "--set", "train.zero_stage=" + stage}));
+    return json["computation"]["optimizer"]["bytes"].get<double>();
+  };
+  EXPECT_NEAR(bytes("1") / bytes("0"), 0.25, 0.01);
 }
 
 TEST_F(PlanCommand, SaysWhatItDoesNotPredict) {

@@ -8,7 +8,7 @@
 //   connect       no connection can be made
 //   fsync, rename, pread   the call fails with EIO
 //   quota         a write of a block fails with EDQUOT
-//   readonly      no file can be created
+//   readonly      no file or folder of a trial can be created
 //   blind         the trial folder of rank 0 is not there
 //   flock         locks are granted to all
 //   slow          the process runs for a fifth of the time
@@ -129,13 +129,20 @@ int open(const char* path, int flags, ...) {
   const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
   if (FROM_PROGRAM) {
-    if ((flags & O_CREAT) != 0 && fault("readonly") != nullptr) return fails(EROFS);
+    if (is_trial(path) && (flags & O_CREAT) != 0 && fault("readonly") != nullptr) {
+      return fails(EROFS);
+    }
     if (is_trial(path) && fault("blind") != nullptr) return fails(ENOENT);
     if (std::strstr(path, "boot_id") != nullptr && fault("boot") != nullptr) {
       path = "/proc/sys/kernel/random/uuid";
     }
   }
   return next(&open, "open")(path, flags, mode);
+}
+
+int mkdir(const char* path, mode_t mode) noexcept {
+  if (FROM_PROGRAM && is_trial(path) && fault("readonly") != nullptr) return fails(EROFS);
+  return next(&mkdir, "mkdir")(path, mode);
 }
 
 int stat(const char* path, struct stat* status) noexcept {

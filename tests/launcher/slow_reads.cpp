@@ -1,6 +1,6 @@
 // A library to preload: every pread takes longer, as on a slow file system: by a tenth of a second,
-// or by BIRKHOFF_SLOW_READS milliseconds; until the file that BIRKHOFF_FAST_READS names exists. From
-// the read on whose number is BIRKHOFF_HANGING_READS, each takes a minute.
+// or by BIRKHOFF_SLOW_READS milliseconds; until the file that BIRKHOFF_FAST_READS names exists.
+// From the read on whose number is BIRKHOFF_HANGING_READS, each takes a minute.
 #include <dlfcn.h>
 #include <sys/types.h>
 #include <unistd.h>

@@ -96,8 +96,8 @@ TEST_F(StopProcess, ARequestInEveryPhaseIsObeyed) {
             << ", slowest " << slowest << " s\n";
 }
 
-// What takes long is given up: a step of many micro-batches, and a rank that waits for data. The run
-// saves the last step that it has done.
+// What takes long is given up: a step of many micro-batches, and a rank that waits for data. The
+// run saves the last step that it has done.
 TEST_F(StopProcess, ARequestEndsWhatTakesLong) {
   struct Case {
     std::string name;

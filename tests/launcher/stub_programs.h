@@ -30,6 +30,11 @@ class StubPrograms {
     chmod(file.c_str(), 0755);
   }
 
+  void forget_calls() {
+    for (const auto& file : std::filesystem::directory_iterator(folder_ / "calls")) {
+      std::filesystem::remove(file);
+    }
+  }
   // The arguments of each call so far.
   std::vector<std::vector<std::string>> calls(const std::string& name) const {
     std::vector<std::vector<std::string>> found;

@@ -1,20 +1,15 @@
-// `submit`, `status`, `tail` and `cancel` without Slurm: the batch script itself, and the commands
-// with stubs of Slurm's in PATH. Under a real Slurm: tests/slurm.
+// `submit`, `status`, `tail` and `cancel` with stubs of Slurm's commands in PATH. Under a real Slurm:
+// tests/slurm.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <csignal>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <thread>
 
 #include "child.h"
-#include "cluster/base/error.h"
 #include "configs/config_io.h"
-#include "configs/site_io.h"
 #include "damage.h"
 #include "good_input.h"
-#include "launcher/slurm/batch_script.h"
 #include "launcher/slurm/submissions.h"
 #include "said.h"
 #include "stub_programs.h"
@@ -24,267 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using testing::AllOf;
-using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
-
-// Whatever a shell, sbatch or Slurm might read as more than text, except a line end.
-constexpr const char* kHostile = "a b'c\"d$(touch pwned)`touch pwned`$HOME;&|*?#{x,y}~!%j é";
-
-class ScriptTest : public testing::Test {
- protected:
-  ScriptTest() : stubs_(folder_.path() / "stubs") {
-    work_ = folder_.path() / kHostile;
-    fs::create_directories(work_);
-    job_ = {.name = kHostile,
-            .time = "1:00",
-            .nodes = 1,
-            .program = work_ / "program $(x)",
-            .work_folder = work_,
-            .output_folder = work_ / "run.slurm/1",
-            .runs = {{work_ / "config 'a'.txtpb", work_ / "run \"a\""}},
-            .train_options = {"--ranks", "2", "--container", kHostile}};
-    site_.set_ranks_per_node(1);
-    stubs_.write("squeue", "echo RUNNING");
-    stubs_.write("scontrol", "");
-    stubs_.write_at(job_.program, "exit ${STUB_CODE:-0}");
-  }
-
-  // The script of job_, run as Slurm would.
-  Command script() {
-    const fs::path file = folder_.path() / "job.sh";
-    write_bytes(file.string(), batch_script(job_, site_));
-    return {.line = {"bash", file.string()},
-            .folder = folder_.path(),
-            .environment = {{"PATH", stubs_.path()}, {"SLURM_JOB_ID", "17"}}};
-  }
-  Finished run_script(const std::string& code = "0") {
-    Command command = script();
-    command.environment.emplace_back("STUB_CODE", code);
-    return run_child(command);
-  }
-
-  TemporaryFolder folder_{"birkhoff_script"};
-  StubPrograms stubs_;
-  fs::path work_;
-  BatchJob job_;
-  configs::Site site_;
-};
-
-TEST_F(ScriptTest, PassesEveryFieldLiterally) {
-  site_.set_cpus_per_rank(3);
-  site_.add_environment(std::string("BIRKHOFF_HOSTILE=") + kHostile);
-  site_.add_modules(kHostile);
-  stubs_.write("module", "");
-  stubs_.write_at(job_.program, "printf '%s' \"$BIRKHOFF_HOSTILE/$OMP_NUM_THREADS/$PWD\" >seen");
-  const Finished finished = run_script();
-  EXPECT_EQ(finished.code, 0) << finished.out << finished.err;
-  EXPECT_EQ(finished.err, "");
-  EXPECT_THAT(stubs_.calls("module"), ElementsAre(ElementsAre("load", kHostile)));
-  EXPECT_THAT(stubs_.calls(job_.program.filename()),
-              ElementsAre(ElementsAre("train", job_.runs[0].config.string(), "--run",
-                                      job_.runs[0].folder.string(), "--ranks", "2", "--container",
-                                      kHostile)));
-  EXPECT_EQ(read_bytes((work_ / "seen").string()), std::string(kHostile) + "/3/" + work_.string());
-  for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
-    EXPECT_NE(entry.path().filename(), "pwned");
-  }
-}
-
-TEST_F(ScriptTest, AnElementOfAnArrayTrainsItsRun) {
-  job_.runs.push_back({work_ / "second", work_ / "run 2"});
-  Command command = script();
-  command.environment.emplace_back("SLURM_ARRAY_TASK_ID", "1");
-  EXPECT_EQ(run_child(command).code, 0);
-  const auto calls = stubs_.calls(job_.program.filename());
-  ASSERT_EQ(calls.size(), 1u);
-  EXPECT_EQ(calls[0][1], (work_ / "second").string());
-  EXPECT_EQ(calls[0][3], (work_ / "run 2").string());
-  EXPECT_THAT(batch_script(job_, site_),
-              AllOf(HasSubstr("#SBATCH --array=0-1\n"), HasSubstr("/%A_%a.out\"\n")));
-}
-
-TEST_F(ScriptTest, OptionsOfSbatchAreQuotedAsItReadsThem) {
-  job_.name = "a \"b\" \\ 'c' #d";
-  job_.output_folder = "/runs/50% done.slurm/1";
-  site_.set_partition("gpu");
-  site_.set_constraint("a&b");
-  site_.add_exclude("node[1-2]");
-  site_.add_exclude("node9");
-  site_.set_gpus_per_node(4);
-  site_.set_signal_seconds(90);
-  site_.add_sbatch("--mem=0");
-  EXPECT_THAT(
-      batch_script(job_, site_),
-      AllOf(HasSubstr("#SBATCH --job-name=\"a \\\"b\\\" \\\\ 'c' #d\"\n"),
-            HasSubstr("#SBATCH --output=\"/runs/50%% done.slurm/1/%j.out\"\n"),
-            HasSubstr("#SBATCH --partition=gpu\n"), HasSubstr("#SBATCH --constraint=\"a&b\"\n"),
-            HasSubstr("#SBATCH --exclude=\"node[1-2],node9\"\n"),
-            HasSubstr("#SBATCH --gpus-per-node=4\n"), HasSubstr("#SBATCH --signal=B:USR1@90\n"),
-            HasSubstr("#SBATCH --requeue\n"), HasSubstr("#SBATCH --no-kill\n#"),
-            HasSubstr("#SBATCH --open-mode=append\n"), HasSubstr("#SBATCH --mem=0\n"),
-            Not(HasSubstr("--account"))));
-  site_.set_signal_seconds(0);
-  site_.set_requeue(false);
-  EXPECT_THAT(batch_script(job_, site_),
-              AllOf(Not(HasSubstr("--signal")), HasSubstr("#SBATCH --no-requeue\n"),
-                    Not(HasSubstr("scontrol"))));
-}
-
-TEST_F(ScriptTest, WhatSbatchCannotExpressIsRefused) {
-  const auto refusal = [this] {
-    try {
-      batch_script(job_, site_);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ExitCode::kUsage);
-      return std::string(error.what());
-    }
-    return std::string("accepted");
-  };
-  job_.name = "two\nlines";
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("--job-name"), HasSubstr("control character")));
-  job_.name = "my_HetJob";
-  EXPECT_THAT(refusal(), HasSubstr("'HetJob'"));
-  job_.name = std::string(9000, 'x');
-  EXPECT_THAT(refusal(), HasSubstr("too long (9000 bytes)"));
-  job_.name = "x";
-  job_.output_folder = "/a\\b";
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("/a\\b"), HasSubstr("backslash")));
-  job_.output_folder = "/a\nb";
-  EXPECT_THAT(refusal(), HasSubstr("--output"));
-}
-
-TEST_F(ScriptTest, SaysHowItEndedAndRequeuesWhatWasSaved) {
-  Finished finished = run_script("0");
-  EXPECT_EQ(finished.code, 0);
-  EXPECT_THAT(finished.out, HasSubstr("job 17: the run is finished\n"));
-  finished = run_script("9");
-  EXPECT_EQ(finished.code, 9);
-  EXPECT_THAT(finished.out, HasSubstr("job 17: failed with exit code 9"));
-  EXPECT_THAT(stubs_.calls("scontrol"), ElementsAre());
-  finished = run_script("75");
-  EXPECT_EQ(finished.code, 75);
-  EXPECT_THAT(finished.out, HasSubstr("job 17: saved; goes back to the queue\n"));
-  EXPECT_THAT(stubs_.calls("scontrol"), ElementsAre(ElementsAre("requeue", "17")));
-  stubs_.write("scontrol", "exit 1");
-  finished = run_script("75");
-  EXPECT_EQ(finished.code, 75);
-  EXPECT_THAT(finished.out, HasSubstr("cannot go back to the queue: submit it again\n"));
-}
-
-TEST_F(ScriptTest, AJobThatSlurmHasEndedIsNotRequeued) {
-  stubs_.write("squeue", "echo COMPLETING");
-  EXPECT_THAT(run_script("75").out, HasSubstr("saved; ended by Slurm (COMPLETING)\n"));
-  EXPECT_THAT(stubs_.calls("scontrol"), ElementsAre());
-  site_.set_requeue(false);
-  stubs_.write("squeue", "echo RUNNING");
-  EXPECT_THAT(run_script("75").out, HasSubstr("saved; submit it again to continue\n"));
-}
-
-// A process on another node of the job puts it back if Slurm has taken the script's node from it.
-TEST_F(ScriptTest, TheLossOfItsNodeIsNoticed) {
-  job_.nodes = 2;
-  stubs_.write("srun", "while [ \"$1\" != bash ]; do shift; done; exec \"$@\"");
-  stubs_.write("sleep", "exec /bin/sleep 0.1");
-  stubs_.write("squeue", "echo 'node[1-2]'");
-  stubs_.write("scontrol", "[ \"$1\" != show ] || printf 'node1\\nnode2\\n'");
-  stubs_.write_at(job_.program, "/bin/sleep 2");
-  for (const auto& [node, lost] : {std::pair{"node1", false}, std::pair{"node", true}}) {
-    Command command = script();
-    command.environment.emplace_back("SLURMD_NODENAME", node);
-    const Finished finished = run_child(command);
-    EXPECT_EQ(finished.code, 0) << finished.out;
-    const auto calls = stubs_.calls("scontrol");
-    EXPECT_THAT(calls, Contains(ElementsAre("show", "hostnames", "node[1-2]")));
-    EXPECT_EQ(testing::Matches(Contains(ElementsAre("requeue", "17")))(calls), lost) << node;
-    for (const auto& [guard, guards] : {std::pair{"node1", lost}, std::pair{"node2", true}}) {
-      const auto starts = Contains(Contains(std::string("--nodelist=") + guard));
-      EXPECT_EQ(testing::Matches(starts)(stubs_.calls("srun")), guards) << node << ' ' << guard;
-    }
-  }
-  site_.set_requeue(false);
-  EXPECT_THAT(batch_script(job_, site_), Not(HasSubstr("srun")));
-  site_.set_requeue(true);
-  job_.nodes = 1;
-  EXPECT_THAT(batch_script(job_, site_), Not(HasSubstr("srun")));
-}
-
-TEST_F(ScriptTest, WhatIsMissingOnTheNodeIsNamed) {
-  site_.add_modules("gone");
-  stubs_.write("module", "exit 1");
-  Finished finished = run_script();
-  EXPECT_EQ(finished.code, 2);
-  EXPECT_THAT(finished.out, HasSubstr("gone: this module does not load\n"));
-  stubs_.write("module", "");
-  fs::remove(job_.program);
-  finished = run_script();
-  EXPECT_EQ(finished.code, 2);
-  EXPECT_THAT(finished.out, HasSubstr("birkhoff is missing on"));
-  job_.work_folder = folder_.path() / "gone";
-  finished = run_script();
-  EXPECT_EQ(finished.code, 2);
-  EXPECT_THAT(finished.out, HasSubstr("the folder that it was submitted in is missing"));
-}
-
-// A run that saves step-2 when it is asked to stop.
-class SignalsOfScripts : public ScriptTest {
- protected:
-  std::string output_after(int signal, bool saves) {
-    const std::string checkpoints = (job_.runs[0].folder / "checkpoints/step-").string();
-    fs::create_directories(checkpoints + "1");
-    // Perl, because bash cannot trap a signal that was ignored when it started.
-    stubs_.write_at(job_.program,
-                    "exec perl -e '$SIG{USR1} = sub { " +
-                        std::string(saves ? "mkdir \"$ARGV[0]/checkpoints/step-2\"; " : "") +
-                        "exit 75 }; mkdir \"ready\"; sleep 1 for 1..60' \"$4\"");
-    Command command = script();
-    command.output = (folder_.path() / "output").string();
-    Child child(command);
-    for (int i = 0; i < 600 && !fs::exists(work_ / "ready"); ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    }
-    kill(child.pid(), signal);  // as Slurm's, only to the script
-    return child.finish().out;
-  }
-};
-
-TEST_F(SignalsOfScripts, BeforeTheTimeLimitItIsRequeued) {
-  EXPECT_THAT(output_after(SIGUSR1, /*saves=*/true), HasSubstr("goes back to the queue"));
-  EXPECT_EQ(stubs_.calls("scontrol").size(), 1u);
-}
-
-TEST_F(SignalsOfScripts, WithoutANewCheckpointItWouldComeBackForEver) {
-  EXPECT_THAT(output_after(SIGUSR1, /*saves=*/false), HasSubstr("nothing new was saved"));
-  EXPECT_EQ(stubs_.calls("scontrol").size(), 0u);
-}
-
-TEST_F(SignalsOfScripts, APreemptedJobIsRequeuedEvenIfItHasDoneNothing) {
-  EXPECT_THAT(output_after(SIGTERM, /*saves=*/false), HasSubstr("goes back to the queue"));
-}
-
-TEST_F(SignalsOfScripts, ACancelledJobIsNotRequeued) {
-  EXPECT_THAT(output_after(SIGUSR2, /*saves=*/true), HasSubstr("saved; cancelled"));
-  EXPECT_EQ(stubs_.calls("scontrol").size(), 0u);
-}
-
-// Skipped, by name, without shellcheck.
-TEST_F(ScriptTest, ShellcheckFindsNothing) {
-  if (run_child({.line = {"shellcheck", "--version"}}).code != 0) GTEST_SKIP() << "no shellcheck";
-  site_.set_cpus_per_rank(2);
-  site_.add_environment(std::string("A=") + kHostile);
-  site_.add_modules("gcc/12");
-  for (const bool requeue : {true, false}) {
-    site_.set_requeue(requeue);
-    for (const int size : {1, 2}) {
-      job_.nodes = size;
-      job_.runs.resize(static_cast<std::size_t>(size), job_.runs[0]);
-      const fs::path file = folder_.path() / "job.sh";
-      write_bytes(file.string(), batch_script(job_, site_));
-      EXPECT_EQ(run_child({.line = {"shellcheck", file.string()}}).out, "");
-    }
-  }
-}
 
 // The commands in this process, with stubs of Slurm's commands: sbatch gives the ids 17, 18, ...,
 // and squeue prints the file `queue`.
@@ -306,7 +43,9 @@ class SlurmCommands : public testing::Test {
     fs::copy(folder_->path() / "good", folder_->path() / "scratch", fs::copy_options::recursive);
     fs::current_path(folder_->path() / "scratch");
     stubs_.emplace(folder_->path() / "scratch/stubs");
-    stubs_->write("sbatch", "n=$(wc -l <ids); echo $((n + 17)) | tee -a ids");
+    stubs_->write(
+        "sbatch",
+        "[ \"$1\" = --test-only ] || { n=$(wc -l <ids); echo $((n + 17)) | tee -a ids; }");
     stubs_->write("squeue", "cat queue");
     stubs_->write("scancel", "grep -v \"^${!#}|\" queue >rest; mv rest queue");
     write_bytes("ids", "");
@@ -344,7 +83,7 @@ TEST_F(SlurmCommands, DryRunPrintsTheScriptAndLeavesNothing) {
   EXPECT_EQ(said.code, 0) << said.err;
   EXPECT_THAT(said.out, AllOf(HasSubstr("#SBATCH --job-name=new\n"), HasSubstr("--nodes=3\n"),
                               HasSubstr("--ntasks-per-node=2\n"), HasSubstr("--time=2-00\n"),
-                              HasSubstr("--partition=p\n"), HasSubstr("limit=172800")));
+                              HasSubstr("--partition=p\n")));
   EXPECT_THAT(said.out, HasSubstr("options=(\n  '--ranks'\n  '4'\n  '--restarts'\n  '7'\n"
                                   "  '--spare-nodes'\n  '1'\n  '--least-ranks'\n  '2')\n"));
   EXPECT_THAT(said.out, HasSubstr("run='" + absolute("new") + "'\n"));
@@ -404,17 +143,22 @@ TEST_F(SlurmCommands, ASweepIsAnArrayOfRunsOfTheirOwn) {
 }
 
 TEST_F(SlurmCommands, CancelAsksTheRunningJobToSave) {
-  EXPECT_EQ(submit("new", {"--chain", "2"}).code, 0);
-  write_bytes("queue",
-              "17|RUNNING|50:00|n0|None\n18|PENDING|1:00:00||Dependency\n"
-              "99|RUNNING|1:00:00|n1|None\n");
+  EXPECT_EQ(submit("new", {"--chain", "3"}).code, 0);
+  // A suspended job has steps that are not saved; here it goes on after the first look.
+  stubs_->write("squeue", "cat queue; sed -i s/SUSPENDED/RUNNING/ queue");
+  write_bytes(
+      "queue",
+      "17|RUNNING|50:00|n0|None\n19|SUSPENDED|50:00|n0|None\n18|PENDING|1:00:00||Dependency\n"
+      "99|RUNNING|1:00:00|n1|None\n");
   EXPECT_THAT(submit("new").err, HasSubstr("its job 17 is in the queue (RUNNING)"));
   const Said said = birkhoff_says({"cancel", "new"});
   EXPECT_EQ(said.code, 0) << said.err;
   EXPECT_EQ(said.out,
-            "job 18: removed from the queue\njob 17: asked to save and end\njob 17: ended\n");
+            "job 18: removed from the queue\njob 17: asked to save and end\n"
+            "job 19: asked to save and end\njob 17: ended\njob 19: ended\n");
   EXPECT_THAT(calls("scancel"),
-              ElementsAre(ElementsAre("18"), ElementsAre("--batch", "--signal=USR2", "17")));
+              ElementsAre(ElementsAre("18"), ElementsAre("--batch", "--signal=USR2", "17"),
+                          ElementsAre("--batch", "--signal=USR2", "19")));
   EXPECT_THAT(birkhoff_says({"cancel", "new"}).out, HasSubstr("has no job in the queue"));
 }
 
@@ -449,6 +193,24 @@ TEST_F(SlurmCommands, TailPrintsTheNewestLines) {
   said = birkhoff_says({"tail", "run", "--lines", "2", "--no-follow"});
   EXPECT_THAT(said.out, AllOf(HasSubstr("==> 18.out <==\ntwo\\x1b[2J\nthree\n"),
                               Not(HasSubstr("old")), Not(HasSubstr("not yet"))));
+}
+
+TEST_F(SlurmCommands, FreshMovesNothingIfSbatchRefuses) {
+  stubs_->write("sbatch", "echo 'no such partition' >&2; exit 1");
+  const Said said = submit("run", {"--fresh", "--set", "model.heads=4"});
+  EXPECT_EQ(said.code, 2);
+  EXPECT_THAT(said.err, HasSubstr("no such partition"));
+  EXPECT_FALSE(fs::exists("run/before-fresh-1"));
+  EXPECT_FALSE(fs::exists("run.slurm/1"));
+}
+
+TEST_F(SlurmCommands, ASilentQueueIsNotAnEmptyOne) {
+  EXPECT_EQ(submit("new").code, 0);
+  stubs_->write("squeue", "exit 1");
+  const Said said = submit("new");
+  EXPECT_EQ(said.code, 2);
+  EXPECT_THAT(said.err, HasSubstr("squeue does not answer"));
+  EXPECT_EQ(calls("sbatch").size(), 1u);
 }
 
 TEST_F(SlurmCommands, FreshMovesTheRunAsideOnce) {

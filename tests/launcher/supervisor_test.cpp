@@ -21,54 +21,62 @@ using testing::HasSubstr;
 constexpr int exited(int code) { return code << 8; }
 constexpr int ended_by(int signal) { return signal; }
 
-TEST(MapMpirunStatus, PassesOurCodesOn) {
+TEST(MapLauncherStatus, PassesOurCodesOn) {
   for (const int code : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 75}) {
     for (const bool stop_requested : {false, true}) {
       std::string why;
-      EXPECT_EQ(map_mpirun_status(exited(code), stop_requested, why), code);
+      EXPECT_EQ(map_launcher_status("mpirun", exited(code), stop_requested, why), code);
     }
   }
   std::string why;
-  map_mpirun_status(exited(75), false, why);
+  map_launcher_status("mpirun", exited(75), false, why);
   EXPECT_EQ(why, "") << "the ranks have said why";
 }
 
-TEST(MapMpirunStatus, KilledRankIsALostPeer) {
+TEST(MapLauncherStatus, KilledRankIsALostPeer) {
   for (const int signal : {1, 2, 6, 9, 11, 15}) {
     std::string why;
-    EXPECT_EQ(map_mpirun_status(exited(128 + signal), false, why), 7);
+    EXPECT_EQ(map_launcher_status("mpirun", exited(128 + signal), false, why), 7);
     EXPECT_THAT(why, HasSubstr("signal " + std::to_string(signal) + ";"));
     EXPECT_THAT(why, HasSubstr("run the same command again"));
   }
 }
 
-TEST(MapMpirunStatus, AnEndWithoutALineOfOursSaysWhatToTry) {
+TEST(MapLauncherStatus, AnEndWithoutALineOfOursSaysWhatToTry) {
   std::string why;
-  EXPECT_EQ(map_mpirun_status(exited(1), false, why), 1);
+  EXPECT_EQ(map_launcher_status("mpirun", exited(1), false, why), 1);
   EXPECT_THAT(why, HasSubstr("mpirun itself failed"));
-  EXPECT_EQ(map_mpirun_status(exited(128 + 9), false, why), 7);
+  EXPECT_EQ(map_launcher_status("mpirun", exited(128 + 9), false, why), 7);
   EXPECT_THAT(why, HasSubstr("train.micro_batch"));
 }
 
 // Before its handler is installed, the signal that asks a rank to stop kills it: nothing is lost.
-TEST(MapMpirunStatus, ARankStoppedWhileItLoadsIsARequeue) {
+TEST(MapLauncherStatus, ARankStoppedWhileItLoadsIsARequeue) {
   for (const int signal : {SIGUSR1, SIGTERM}) {
     std::string why;
-    EXPECT_EQ(map_mpirun_status(exited(128 + signal), true, why), 75);
+    EXPECT_EQ(map_launcher_status("mpirun", exited(128 + signal), true, why), 75);
     EXPECT_THAT(why, HasSubstr("stopped on request"));
-    EXPECT_EQ(map_mpirun_status(exited(128 + signal), false, why), 7);
+    EXPECT_EQ(map_launcher_status("mpirun", exited(128 + signal), false, why), 7);
   }
 }
 
-TEST(MapMpirunStatus, MpirunThatCannotBeStartedIsALostPeer) {
+TEST(MapLauncherStatus, MpirunThatCannotBeStartedIsALostPeer) {
   std::string why;
-  EXPECT_EQ(map_mpirun_status(exited(127), false, why), 7);
+  EXPECT_EQ(map_launcher_status("mpirun", exited(127), false, why), 7);
   EXPECT_THAT(why, HasSubstr("mpirun could not be started"));
 }
 
-TEST(MapMpirunStatus, KilledMpirunIsALostPeer) {
+TEST(MapLauncherStatus, NamesTheLauncher) {
+  for (const int status : {exited(1), exited(127), ended_by(9)}) {
+    std::string why;
+    map_launcher_status("srun", status, false, why);
+    EXPECT_THAT(why, testing::AllOf(HasSubstr("srun"), testing::Not(HasSubstr("mpirun"))));
+  }
+}
+
+TEST(MapLauncherStatus, KilledMpirunIsALostPeer) {
   std::string why;
-  EXPECT_EQ(map_mpirun_status(ended_by(9), false, why), 7);
+  EXPECT_EQ(map_launcher_status("mpirun", ended_by(9), false, why), 7);
   EXPECT_THAT(why, HasSubstr("mpirun was ended by signal 9"));
 }
 
@@ -148,8 +156,8 @@ TEST(Version, NamesEverythingLinked) {
   }
 }
 
-// An srun that waits for a lost node is ended soon after a rank has noted why the job failed, and one
-// that never starts its ranks after its limit; one that ends by itself is not.
+// An srun that waits for a lost node is ended soon after a rank has noted why the job failed, and
+// one that never starts its ranks after its limit; one that ends by itself is not.
 TEST(Supervise, ALauncherThatWaitsForEverIsEnded) {
   const TemporaryFolder folder("birkhoff_supervise");
   StubPrograms stubs(folder.path() / "stubs");
@@ -185,6 +193,27 @@ TEST(Supervise, ALauncherThatWaitsForEverIsEnded) {
     EXPECT_EQ(end.job, asked);
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
   }
+  setenv("PATH", path.c_str(), 1);
+}
+
+// Ranks that have not begun have nothing to save.
+TEST(Supervise, ARequestEndsALaunchThatHangs) {
+  const TemporaryFolder folder("birkhoff_supervise");
+  StubPrograms stubs(folder.path() / "stubs");
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", stubs.path().c_str(), 1);
+  stubs.write("srun", "trap '' USR1; while :; do sleep 1; done");
+  const RankProgram program{.by_mpirun = false,
+                            .look = [](const std::string&) { return TracesOfJob{}; }};
+  StopSignals signals;
+  raise(SIGTERM);
+  std::ostringstream err;
+  const auto start = std::chrono::steady_clock::now();
+  const EndOfRanks end = supervise({2, {"node0", "node1"}}, program, {"train"}, signals, err);
+  EXPECT_EQ(end.code, 75);
+  EXPECT_THAT(end.why, HasSubstr("stopped on request while its ranks were starting"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(40));
+  EXPECT_THAT(stubs.calls("srun")[0], testing::Contains("--export=ALL"));
   setenv("PATH", path.c_str(), 1);
 }
 

@@ -237,6 +237,41 @@ PATH=${PATH#*:}; exec mpirun "$@")");
   expect_like_reference("unstarted");
 }
 
+// The file system that ended the ranks may fail in the supervisor, too.
+TEST_F(TrainProcessTest, AFailingFileSystemChangesNoEnd) {
+  StubPrograms stubs(folder_->path() / "stubs");
+  stubs.write("mpirun", R"(mkdir -p broken; touch broken/checkpoints
+[ -e twice ] && exit 0; [ -e once ] && touch twice; touch once; exit 6)");
+  stubs.forget_calls();
+  Command command = train("broken", {"--ranks", "2", "--restarts", "2"});
+  command.environment = {{"PATH", stubs.path()}};
+  const auto start = std::chrono::steady_clock::now();
+  const Finished finished = run_child(command);
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(stubs.calls("mpirun").size(), 3u);
+  EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::seconds(1 + 2))
+      << "ranks that have not begun are started again after a while";
+}
+
+// The next job of a Slurm job that was asked to stop goes on, also if ranks were lost meanwhile.
+TEST_F(TrainProcessTest, RanksLostAfterARequest) {
+  StubPrograms stubs(folder_->path() / "stubs");
+  for (const char* launcher : {"mpirun", "srun"}) {
+    stubs.write(launcher, "kill -TERM $PPID; sleep 0.5; exit 7");
+  }
+  stubs.write("scontrol", "echo node0");
+  Command command = train("asked", {"--ranks", "2", "--restarts", "1"});
+  command.environment = {{"PATH", stubs.path()}};
+  Finished finished = run_child(command);
+  EXPECT_EQ(finished.code, 7) << finished.err;
+  command.environment.emplace_back("SLURM_JOB_ID", "17");
+  command.environment.emplace_back("SLURM_JOB_NODELIST", "node0");
+  finished = run_child(command);
+  EXPECT_EQ(finished.code, 75) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr("exit code 7 in a job that was asked to stop: the next one "
+                                      "goes on from the checkpoint of step 0"));
+}
+
 TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
   const std::string name = "stuck";
   Child child(train(name, {"--ranks", "2", "--restarts", "1", "--set", "checkpoint.every=0"}));

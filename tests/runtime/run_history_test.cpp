@@ -1,4 +1,5 @@
-// The past of a run: what its jobs note, what is noted for lost ones, and what a damaged file costs.
+// The past of a run: what its jobs note, what is noted for lost ones, and what a damaged file
+// costs.
 #include "runtime/reporting/run_history.h"
 
 #include <gmock/gmock.h>

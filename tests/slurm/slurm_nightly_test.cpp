@@ -22,6 +22,29 @@ TEST_F(SlurmNightly, AnArrayOfFourRunsEach) {
   expect_like_reference("sweep/1");
 }
 
+// One of them has the id of the whole array.
+TEST_F(SlurmNightly, AnElementThatIsStartedAgainLeavesTheOthersAlone) {
+  const std::vector<std::string> jobs =
+      submit("array", kReadMs, {"--nodes", "2", "--sweep", "train.seed=1,2"});
+  ASSERT_EQ(jobs.size(), 2u);
+  for (const char* name : {"array/1", "array/2"}) {
+    ASSERT_TRUE(wait_for_step_70(name)) << output("array");
+  }
+  for (const char* name : {"array/1", "array/2"}) {
+    const pid_t process = process_of_task(run(name), 1);
+    ASSERT_GT(process, 0);
+    kill(process, SIGKILL);
+    for (int wait = 0; history(name).size() < 2 && wait < 600; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    EXPECT_EQ(history("array/1").size(), 2u) << output("array");
+    EXPECT_EQ(history("array/2").size(), name == std::string("array/1") ? 1u : 2u);
+  }
+  release();
+  for (const std::string& job : jobs) EXPECT_TRUE(wait_for_state(job, "COMPLETED"));
+  expect_like_reference("array/1");
+}
+
 TEST_F(SlurmNightly, AChainContinuesARunThatMayNotBeRequeued) {
   const std::vector<std::string> jobs =
       submit("chain", 60, {"--nodes", "2", "--time", "1", "--chain", "3"},
@@ -45,15 +68,23 @@ TEST_F(SlurmNightly, AFinishedRunEndsTheRestOfItsChain) {
   expect_like_reference("short");
 }
 
-// Slurm ends the job at its limit by SIGTERM, and leaves it KillWait to save.
+// The ranks learn of no limit. Slurm ends the job at its limit by SIGTERM, and leaves it KillWait to
+// save.
 TEST_F(SlurmNightly, AtATimeLimitWithoutAWarningAJobSaves) {
-  const std::string job =
-      submit("sudden", 120, {"--nodes", "2", "--time", "1"}, "signal_seconds: 0")[0];
+  const std::filesystem::path programs = folder_->path() / "programs";
+  std::filesystem::create_directories(programs);
+  write_bytes((programs / "squeue").string(),
+              "#!/bin/bash\n[[ \"$*\" != *=%L ]] || exit 1\nPATH=${PATH#*:} exec squeue \"$@\"\n");
+  std::filesystem::permissions(programs / "squeue", std::filesystem::perms::owner_all);
+  const std::string job = submit("sudden", 120, {"--nodes", "2", "--time", "1"},
+                                 "signal_seconds: 0 environment: \"PATH=" + programs.string() +
+                                     ":" + std::getenv("PATH") + "\"")[0];
   EXPECT_TRUE(wait_for_end_of_job("sudden")) << output("sudden");
   release();
   expect_finished(job, "sudden");
   expect_no_step_lost("sudden");
   EXPECT_NE(field(job, "Restarts"), "0") << output("sudden");
+  EXPECT_THAT(output("sudden"), HasSubstr("DUE TO TIME LIMIT"));
 }
 
 TEST_F(SlurmNightly, ACancelledRunIsSavedAndContinues) {

@@ -75,8 +75,8 @@ TEST_F(Slurm, APreemptedJobSavesAndResumes) {
   EXPECT_EQ(history("preempted")[0].end->code, 75);
 }
 
-// Slurm's shortest limit is a minute. It looks at limits twice a minute, and asks up to half a minute
-// early.
+// Slurm's shortest limit is a minute. It looks at limits twice a minute, and asks up to half a
+// minute early.
 TEST_F(Slurm, BeforeItsTimeLimitAJobSavesAndGoesBackToTheQueue) {
   const std::string job =
       submit("limit", 3 * kReadMs, {"--nodes", "2", "--time", "1"}, "signal_seconds: 20")[0];

@@ -103,8 +103,8 @@ BlockOperands fitting_operands(const BlockAttention& in, NoiseColumns columns) {
 }
 
 struct FusedBlockAttention : torch::autograd::Function<FusedBlockAttention> {
-  // Autograd sees q, the keys, and the biases, weights, tables and sinks that are defined; `in` holds
-  // them again, with everything else.
+  // Autograd sees q, the keys, and the biases, weights, tables and sinks that are defined; `in`
+  // holds them again, with everything else.
   static at::Tensor forward(AutogradContext* context, const at::Tensor& /*q_BHNbD*/,
                             at::TensorList /*keys_BHNbD*/, at::TensorList /*others*/,
                             const BlockAttention& in, NoiseColumns columns) {

@@ -1,8 +1,8 @@
 // Block attention: the queries of each block attend to that block's own list of keys. Legend: B
 // batch (1 where all rows agree), H heads, L tokens, N blocks, b tokens per block, D head dim.
 //
-// Keys may have fewer heads than queries (Ainslie et al. 2023, "GQA"): of G query heads for each key
-// head, query head h reads key head h / G. Masks and biases belong to key heads. Keys are never
+// Keys may have fewer heads than queries (Ainslie et al. 2023, "GQA"): of G query heads for each
+// key head, query head h reads key head h / G. Masks and biases belong to key heads. Keys are never
 // copied to query heads on the fused path.
 #pragma once
 
@@ -29,10 +29,10 @@ struct KeyBlocks {
   at::Tensor bias_BHNbb{};  // added to the logits of each offset, broadcastable; undefined: none
   // Block n has the tokens n b, n b + 1, ..: relative positions apply to these keys.
   bool in_place = false;
-  // [B, H, N]: instead of its own block, block n of queries sees block chosen_BHN[n] (int64) of k and
-  // v times weights_BHN[n] (in their dtype). The window must be that of own blocks, and the keys are
-  // not in place. With weight 0 the keys are zeros, and nothing gets a gradient. Undefined: the
-  // window's blocks.
+  // [B, H, N]: instead of its own block, block n of queries sees block chosen_BHN[n] (int64) of k
+  // and v times weights_BHN[n] (in their dtype). The window must be that of own blocks, and the
+  // keys are not in place. With weight 0 the keys are zeros, and nothing gets a gradient.
+  // Undefined: the window's blocks.
   at::Tensor chosen_BHN{}, weights_BHN{};
 };
 

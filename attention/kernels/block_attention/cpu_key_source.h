@@ -1,6 +1,6 @@
 // The keys of block attention as the CPU loop reads them: tiles of a source's blocks, and the sums
-// of their gradients. Used by cpu_tasks.cpp. Legend: B batch, H heads, N blocks, b tokens per block,
-// D head dim, T number type.
+// of their gradients. Used by cpu_tasks.cpp. Legend: B batch, H heads, N blocks, b tokens per
+// block, D head dim, T number type.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -166,10 +166,10 @@ struct Call {
         });
   }
 
-  // A task is a part of the runs of one key head; a run is consecutive blocks. No two tasks write to
-  // the same memory: sums of keys that two runs see wait in border_sums, and each part has sums of
-  // its own for tables and sinks. So there are no atomics, and the order of the sums does not depend
-  // on the number of threads.
+  // A task is a part of the runs of one key head; a run is consecutive blocks. No two tasks write
+  // to the same memory: sums of keys that two runs see wait in border_sums, and each part has sums
+  // of its own for tables and sinks. So there are no atomics, and the order of the sums does not
+  // depend on the number of threads.
   void run_backward() {
     constexpr std::int64_t kLeastRun = 8;  // longer runs have fewer blocks at borders
     std::int64_t run_length = 1, num_key_blocks = 0;

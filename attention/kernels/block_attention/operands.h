@@ -55,8 +55,8 @@ BlockOperands operands_of(const BlockAttention& in, NoiseColumns columns);
 // The number of these keys that each block of queries sees.
 std::int64_t num_columns(const KeyBlocks& keys);
 
-// The entry that gets the gradients of the keys of entry s: an earlier one of chosen blocks that has
-// the same k and v, else s itself.
+// The entry that gets the gradients of the keys of entry s: an earlier one of chosen blocks that
+// has the same k and v, else s itself.
 std::size_t owner_of_gradients(const std::vector<KeyBlocks>& keys, std::size_t s);
 
 // New, uninitialised tensors: contiguous where q and the keys are, else in the layers' order [B, N,

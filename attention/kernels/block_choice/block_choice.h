@@ -37,13 +37,13 @@ struct WholeBlocks {
 Path choose_path(const BlockChoice& choice, Path limit);
 
 // int32 [B, H, L, C]: for each query the other blocks that it sees, the best first, -1 where there
-// are no more. A block can be chosen if it is whole, all of it belongs to the query's document, and,
-// if causal, it ends before the query's own block begins: then no choice depends on later tokens. Of
-// equal products the earlier block wins; NaN counts as the largest. No gradients.
+// are no more. A block can be chosen if it is whole, all of it belongs to the query's document,
+// and, if causal, it ends before the query's own block begins: then no choice depends on later
+// tokens. Of equal products the earlier block wins; NaN counts as the largest. No gradients.
 //
 // kFused stores the products of a tile of queries at a time (on a GPU with a tile of blocks), the
-// reference those of all. On the CPU the same bits for any number of threads; on a GPU the same bits
-// each time, asynchronous on the current stream.
+// reference those of all. On the CPU the same bits for any number of threads; on a GPU the same
+// bits each time, asynchronous on the current stream.
 at::Tensor choose_blocks(const BlockChoice& choice, Path limit);
 
 // int64 [.., count]: where the largest of scores [.., N] are, the largest first. Of equal ones the

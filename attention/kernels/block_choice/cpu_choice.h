@@ -8,8 +8,8 @@
 
 namespace birkhoff {
 
-// choose_blocks() of the problems for which choose_path() returns kFused, from their whole blocks. The
-// same bits for any number of threads.
+// choose_blocks() of the problems for which choose_path() returns kFused, from their whole blocks.
+// The same bits for any number of threads.
 at::Tensor choose_on_cpu(const BlockChoice& choice, const WholeBlocks& blocks);
 
 }  // namespace birkhoff

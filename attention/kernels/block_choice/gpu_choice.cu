@@ -1,10 +1,10 @@
-// The blocks that a query sees besides its own (block_choice.h). Legend: t query, n block of N, d of
-// D, C blocks to choose, mean_n the mean key of block n.
+// The blocks that a query sees besides its own (block_choice.h). Legend: t query, n block of N, d
+// of D, C blocks to choose, mean_n the mean key of block n.
 //
 //   s_tn = sum_d q_td mean_nd;  result_t = the C open blocks with the largest s_tn, best first
 //
-// where open blocks are whole, of the document of t, not its own, and, if causal, before it. Of equal
-// products the earlier block wins; NaN is the largest.
+// where open blocks are whole, of the document of t, not its own, and, if causal, before it. Of
+// equal products the earlier block wins; NaN is the largest.
 //
 // choose: a block of 256 threads owns 32 queries of a head and passes over the blocks of keys in
 //   tiles of 32, if causal up to its last query's own. All threads multiply; then each lane of one

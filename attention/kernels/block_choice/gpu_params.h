@@ -1,5 +1,6 @@
-// Arguments of the GPU kernel that chooses blocks. See attention/kernels/block_choice/gpu_choice.cu.
-// Legend: B batch, H heads, L queries, D head dim, N whole blocks, C chosen blocks.
+// Arguments of the GPU kernel that chooses blocks. See
+// attention/kernels/block_choice/gpu_choice.cu. Legend: B batch, H heads, L queries, D head dim, N
+// whole blocks, C chosen blocks.
 #pragma once
 
 #include <cstdint>

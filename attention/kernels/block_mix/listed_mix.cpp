@@ -24,8 +24,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The rows of one block of one head. Rows of neighbouring tokens lie far apart in the layers' order,
-// which the CPU's own prefetcher does not follow.
+// The rows of one block of one head. Rows of neighbouring tokens lie far apart in the layers'
+// order, which the CPU's own prefetcher does not follow.
 template <typename T>
 struct BlockRows {
   T* data = nullptr;
@@ -38,8 +38,8 @@ struct BlockRows {
         stride(x.stride(3)),
         D(width) {}
   T* at(std::int64_t token) const { return data + token * stride; }
-  // Row `token`, which also fetches one that comes soon; rows after the block may not exist, but may
-  // be prefetched.
+  // Row `token`, which also fetches one that comes soon; rows after the block may not exist, but
+  // may be prefetched.
   T* read(std::int64_t token) const {
     constexpr std::int64_t kAhead = 12, kLine = 64 / sizeof(T);
     for (std::int64_t d = 0; d < D; d += kLine) __builtin_prefetch(at(token + kAhead) + d);

@@ -1,5 +1,5 @@
-// Block mixing where each destination has a list of few sources: y_u = sum_i w_ui x_{s_ui}. Legend: B
-// batch, H heads, N blocks, m sources of a block, b tokens of a block, D head dim.
+// Block mixing where each destination has a list of few sources: y_u = sum_i w_ui x_{s_ui}. Legend:
+// B batch, H heads, N blocks, m sources of a block, b tokens of a block, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>

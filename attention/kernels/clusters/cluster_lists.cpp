@@ -220,8 +220,8 @@ GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& 
                     .positions_q_BHL = buckets.k_rank_BHL,
                     .positions_k_BHS = buckets.k_rank_BHL};
   if (window > 1) {
-    // The first query of a bucket sees only its own key, at distance 1. The other queries do not see
-    // theirs.
+    // The first query of a bucket sees only its own key, at distance 1. The other queries do not
+    // see theirs.
     band.least = 1;
     band.positions_q_BHL = buckets.k_rank_BHL.clamp_min(1);
   }

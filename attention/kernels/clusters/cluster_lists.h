@@ -24,8 +24,8 @@ class ClusterPairs {
   // `rows` are lists of `clusters` clusters in each document; `options` those of numbers.
   ClusterPairs(const GatheredRows& rows, std::int64_t clusters, const at::TensorOptions& options);
 
-  // bool [B, H, count, L]: whether queries `first`, `first` + 1, .. see each key. Of keys in another
-  // document or in padding it says nothing.
+  // bool [B, H, count, L]: whether queries `first`, `first` + 1, .. see each key. Of keys in
+  // another document or in padding it says nothing.
   at::Tensor of_queries(std::int64_t first, std::int64_t count) const;
 
  private:

@@ -55,8 +55,8 @@ struct ClusteredRows {
 // and bf16, on a GPU fp32, bf16 and fp16, D up to 256.
 Path choose_path(const ClusterProblem& problem, Path limit);
 
-// On the CPU the same bits for any number of threads; on a GPU the same bits each time, asynchronous
-// on the current stream. Error(kInternal) if shapes or dtypes do not fit.
+// On the CPU the same bits for any number of threads; on a GPU the same bits each time,
+// asynchronous on the current stream. Error(kInternal) if shapes or dtypes do not fit.
 ClusteredRows cluster_rows(const ClusterProblem& problem, Path limit);
 
 // length x / |x| [.., D], in x's dtype; 0 for x = 0. Differentiable plain operations.

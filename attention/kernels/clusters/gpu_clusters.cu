@@ -52,7 +52,8 @@ __device__ inline std::uint32_t key_of(float score) {
   return bits ^ (number < 0 ? 0xffffffffu : 0x80000000u);
 }
 
-// Shared memory of scores: tiles of rows and of centroids, then 1 / |x|, then the best of each warp.
+// Shared memory of scores: tiles of rows and of centroids, then 1 / |x|, then the best of each
+// warp.
 std::size_t score_bytes(int head_dim) {
   return sizeof(float) * static_cast<std::size_t>(2 * ScoreTile::words(head_dim) + kTile) +
          sizeof(Best) * kThreads;

@@ -1,6 +1,7 @@
-// Products of a tile of rows with the vectors of a head: centroids (gpu_clusters.cu) or the mean keys
-// of blocks (block_choice/gpu_choice.cu). For these files only. A block of kThreads threads owns
-// kTile rows; lane l of each warp owns row l, and warp w the vectors w, w + kWarps, .. of a tile.
+// Products of a tile of rows with the vectors of a head: centroids (gpu_clusters.cu) or the mean
+// keys of blocks (block_choice/gpu_choice.cu). For these files only. A block of kThreads threads
+// owns kTile rows; lane l of each warp owns row l, and warp w the vectors w, w + kWarps, .. of a
+// tile.
 #pragma once
 
 #include <cstddef>

@@ -14,8 +14,8 @@ namespace birkhoff {
 // PlaceMerge::kMean `sum` is the number of its places that see a key, and `max` is 0.
 AttentionPart merge_places(const GatheredAttention& in, const PlaceResults& places);
 
-// rest [B, H, P] of each place (tile_attention/cpu_loop.h). With one softmax, it is what the query's
-// other places add to its delta = sum_j p_ij d_p_ij, less d_sum sum, the gradient of its
+// rest [B, H, P] of each place (tile_attention/cpu_loop.h). With one softmax, it is what the
+// query's other places add to its delta = sum_j p_ij d_p_ij, less d_sum sum, the gradient of its
 // log-sum-exp. With the mean over n places, whose p_ij are divided by n, it is what that takes from
 // the place's own delta: (1 - 1 / n) d_out . out.
 at::Tensor rests_of_places(const GatheredAttention& in, const GatheredResults& results,

@@ -76,8 +76,8 @@ struct GatheredAttention {
   PlaceMerge merge = PlaceMerge::kOneSoftmax;
   RelativePositions relative{};  // positions are the numbers of the rows, whatever the band says
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
-  // Of probabilities, if there is noise. The query at place r of head h's list and the key at rank n
-  // of its segment draw element (r H + h) kNoiseRow + n of their sample. Places and ranks follow
+  // Of probabilities, if there is noise. The query at place r of head h's list and the key at rank
+  // n of its segment draw element (r H + h) kNoiseRow + n of their sample. Places and ranks follow
   // from the lists of the sample, so noise does not depend on the rest of the batch.
   float dropout = 0;
   std::optional<NoiseKey> noise{};

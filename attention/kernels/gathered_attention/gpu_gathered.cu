@@ -53,8 +53,8 @@ namespace birkhoff {
 
 namespace {
 
-// How many blocks of a backward kernel a multiprocessor has registers for. D above 128 leaves hardly
-// any shared memory for a second one, and relative positions take more than 128 registers.
+// How many blocks of a backward kernel a multiprocessor has registers for. D above 128 leaves
+// hardly any shared memory for a second one, and relative positions take more than 128 registers.
 constexpr int backward_blocks(int columns, bool relative) {
   return columns > 128 || relative ? 1 : 2;
 }
@@ -64,8 +64,8 @@ std::size_t shared_bytes(int head_dim, int row_tiles, int product_tiles) {
          static_cast<std::size_t>(row_tiles * (head_dim + 1) + product_tiles * (kTile + 1));
 }
 
-// The logit of a query and a key. Rounded before anything is subtracted from it, so that both passes
-// have the same bits. `a` is the pair's row of the table, or null.
+// The logit of a query and a key. Rounded before anything is subtracted from it, so that both
+// passes have the same bits. `a` is the pair's row of the table, or null.
 __device__ inline float logit(const float* q, const float* k, const float* a,
                               const GatheredParams& p) {
   float sum = product(q, k, p.head_dim);

@@ -1,5 +1,5 @@
-// The inverse of row lists: the places of each row. Both functions set order and starts from rows and
-// ends; entries of order after the last used place are arbitrary. Legend: see
+// The inverse of row lists: the places of each row. Both functions set order and starts from rows
+// and ends; entries of order after the last used place are arbitrary. Legend: see
 // gathered_attention.h.
 #pragma once
 

@@ -22,9 +22,9 @@ class DistanceTables {
 
   int num_distances() const { return num_distances_; }  // 0 without relative positions
 
-  // Makes sums for the gradients of `parts` parts of the work for each of `heads` heads. Two threads
-  // may not work on the same part of a head. To keep the same bits for any number of threads, parts
-  // must not depend on it.
+  // Makes sums for the gradients of `parts` parts of the work for each of `heads` heads. Two
+  // threads may not work on the same part of a head. To keep the same bits for any number of
+  // threads, parts must not depend on it.
   void start_gradients(std::int64_t parts, std::int64_t heads);
 
   // For one head, with the sums of one part.

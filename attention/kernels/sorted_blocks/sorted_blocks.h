@@ -24,9 +24,9 @@ at::Tensor open_pairs(const Blocks& blocks);
 
 struct SortedBlocks {
   at::Tensor weights_BHNN;  // 0 where not visible; B and H may be 1
-  // int64: the sources whose weights may differ from 0, m for each destination, sizes of the weights
-  // otherwise. Undefined: all. With few sources, blocks are gathered instead of multiplied; a single
-  // one is read where it lies (on the CPU, except with kAddLogits).
+  // int64: the sources whose weights may differ from 0, m for each destination, sizes of the
+  // weights otherwise. Undefined: all. With few sources, blocks are gathered instead of multiplied;
+  // a single one is read where it lies (on the CPU, except with kAddLogits).
   at::Tensor sources_BHNm{};
   at::Tensor visible_BNN;  // bool: pairs whose weight may be above 0; undefined: order decides
   bool causal = false;     // blocks are mixed from earlier ones

@@ -1,7 +1,7 @@
 // Relative positions in the tile kernels: sums over the keys at each distance from a query. A row
 // of distances belongs to one query and has a column for each row of the tables. Included by files
-// that are compiled with different flags from the rest: nothing here has external linkage. Functions are not inlined, so that a loop
-// without relative positions stays as it is.
+// that are compiled with different flags from the rest: nothing here has external linkage.
+// Functions are not inlined, so that a loop without relative positions stays as it is.
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
@@ -129,7 +129,8 @@ void collect_distances(const S* row, int least, int last_row, std::int32_t posit
   }
 }
 
-// rows [kTile, kTile] = the numbers of each query's keys, from its row of distances; 0 in the padding.
+// rows [kTile, kTile] = the numbers of each query's keys, from its row of distances; 0 in the
+// padding.
 template <typename T>
 [[gnu::noinline]] void spread_tile(const Sum<T>* of_distance, int distances,
                                    const QueryTile<T>& queries, const KeyTile<T>& keys,

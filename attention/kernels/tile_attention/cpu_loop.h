@@ -11,8 +11,8 @@
 //   d_p_ij = c_ij sum_d d_out_id v_jd,   ds_ij = p_ij (d_p_ij - sum_j p_ij d_p_ij),
 //   d_q_id = scale sum_j ds_ij k_jd,  d_k_jd = scale sum_i ds_ij q_id,  d_bias_ij = ds_ij,
 //   d_v_jd = sum_i c_ij p_ij d_out_id.
-// Relative positions (Shaw et al. 2018, section 3.2) add the vectors a_r and b_r of two tables to the
-// keys and values, where r is the distance of key j from query i, clipped:
+// Relative positions (Shaw et al. 2018, section 3.2) add the vectors a_r and b_r of two tables to
+// the keys and values, where r is the distance of key j from query i, clipped:
 //   s_ij += scale sum_d q_id a_rd,  out_id += sum_j c_ij p_ij b_rd.
 // A sink, a logit s0 of the head, takes part in the softmax as though it were a key with value 0:
 //   m_i = max(s0, max_j s_ij),  z_i = 1 / (exp(s0 - m_i) + sum_j exp(s_ij - m_i)),
@@ -39,7 +39,8 @@
 
 namespace birkhoff {
 
-// The numbers from one row of a table to the next, in the type of sums, if rows hold `size` numbers.
+// The numbers from one row of a table to the next, in the type of sums, if rows hold `size`
+// numbers.
 template <typename T>
 constexpr int whole_columns(int size) {
   constexpr int kWhole = 128 / static_cast<int>(sizeof(Sum<T>));
@@ -47,8 +48,8 @@ constexpr int whole_columns(int size) {
 }
 
 // The tables of relative positions, in the type of sums. Their rows are for the distances least,
-// least + 1, .. of a key from a query (its position less the query's), `num_distances` in all; other
-// distances are clipped to these. All rows are padded with zeros to whole_columns().
+// least + 1, .. of a key from a query (its position less the query's), `num_distances` in all;
+// other distances are clipped to these. All rows are padded with zeros to whole_columns().
 template <typename T>
 struct TileDistances {
   int least = 0, num_distances = 0;

@@ -194,8 +194,8 @@ double dot_rows(const Sum<T>* x, Rows<const T> rows, int num_rows, int head_dim,
   return sum;
 }
 
-// Adds x [num_keys, columns] times `factor`, the gradient of a tile's weighted rows, to the gradients
-// of the rows and of the weight.
+// Adds x [num_keys, columns] times `factor`, the gradient of a tile's weighted rows, to the
+// gradients of the rows and of the weight.
 template <typename T>
 void finish_key_gradient(const KeyTile<T>& key, Sum<T> factor, Rows<const T> rows, int head_dim,
                          int columns, const Sum<T>* x, Rows<Sum<T>> d_sums, Rows<T> d_rows) {

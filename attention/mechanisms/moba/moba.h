@@ -1,6 +1,6 @@
 // Mixture of Block Attention (Lu et al. 2025, "MoBA: Mixture of Block Attention for Long-Context
-// LLMs", section 2.2): one softmax over the keys of a query's own block and of the blocks whose mean
-// keys have the largest products with the query. A block whose last token is missing is never
+// LLMs", section 2.2): one softmax over the keys of a query's own block and of the blocks whose
+// mean keys have the largest products with the query. A block whose last token is missing is never
 // chosen, so the causal choice is exact, and decoding gives the same. The choice has no gradient.
 //
 // With grouped queries, choices belong to key heads: the query that chooses is the mean of its

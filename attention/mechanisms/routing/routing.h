@@ -5,9 +5,9 @@
 // Where the paper is silent, wrong or leaks the future, this code does the following.
 // - Queries and keys are assigned separately to the same centroids, or keys are the queries
 //   (share_query_key). The paper clusters their sum, which does not bring them together.
-// - causal_bucket, the default of decoders: a token joins the cluster with the nearest centroid, and
-//   a query sees the last `window` keys of its cluster up to its own position. No token's cluster
-//   depends on another token, so it is exactly causal, and decoding gives the same.
+// - causal_bucket, the default of decoders: a token joins the cluster with the nearest centroid,
+//   and a query sees the last `window` keys of its cluster up to its own position. No token's
+//   cluster depends on another token, so it is exactly causal, and decoding gives the same.
 // - full_topw, as published, and in encoders: each cluster takes the `window` queries and keys of
 //   the sequence that are nearest to it. In a decoder this LEAKS: later tokens decide whether a
 //   token is among them. Tokens in no cluster have output 0, those in several the mean over their

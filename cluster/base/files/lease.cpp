@@ -24,11 +24,15 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kMostRecordBytes = 4096;
 
-// Where process ids mean the same: one kernel, one namespace.
+// Where process ids mean the same: one boot of one machine, one namespace. Machines may have the
+// same name, and their first namespaces have the same number.
 std::string process_space() {
   std::error_code error;
   const fs::path space = fs::read_symlink("/proc/self/ns/pid", error);
-  return host_name() + " " + space.string();
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  std::getline(file, boot);
+  return fmt::format("{} {} {}", host_name(), boot, space.string());
 }
 
 // When the process started, in ticks since boot; empty: not known.

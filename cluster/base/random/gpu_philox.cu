@@ -1,6 +1,7 @@
 // Noise as a function of its key and position (cluster/base/random/philox.h):
 //
-//   out[r, e] = map(word e % 4 of philox(key, sample_ids[r / n], e / 4 + offset + r % n * row_stride))
+//   out[r, e] = map(word e % 4 of philox(key, sample_ids[r / n],
+//                                        e / 4 + offset + r % n * row_stride))
 //   key       = noise_key(seed, step, layer, purpose), n = rows_of_sample
 //
 // out: [rows, inner] fp32. A thread computes one Philox block of four words and writes four

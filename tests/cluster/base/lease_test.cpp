@@ -168,6 +168,8 @@ TEST(Lease, AStoppedHolderDoesNotPassAfterATakeover) {
       while (!fs::exists(passes)) std::this_thread::sleep_for(milliseconds(1));
       std::this_thread::sleep_for(std::chrono::microseconds(997 * (trial % 50)));
       kill(holder, SIGSTOP);
+      int stopped = 0;
+      waitpid(holder, &stopped, WUNTRACED);  // until then it may renew its lease
       const Lease taken(folder.path(), "the folder", kFast);
       const auto before = fs::file_size(passes);
       kill(holder, SIGCONT);
