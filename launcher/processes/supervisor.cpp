@@ -213,9 +213,11 @@ class LostLauncher {
       noted_ = now;
     }
     if (failure_ != 0) return now >= noted_ + kTimeToEnd;
-    if (signals_.received() != 0 && !asked_) asked_ = now;
-    if (began_) return false;  // from now on the ranks' watchdog ends what hangs
-    return now >= launched_ + program_.launch_limit || (asked_ && now >= *asked_ + kTimeToStop);
+    if (signals_.received() != 0 && !asked_) {
+      asked_ = true;
+      give_up_ = std::min(give_up_, now + kTimeToStop);
+    }
+    return !began_ && now >= give_up_;  // once they have begun, the ranks' watchdog ends what hangs
   }
   int failure() const { return failure_; }  // 0: it is late because the ranks did not start
 
@@ -227,10 +229,9 @@ class LostLauncher {
   const RankProgram& program_;
   const StopSignals& signals_;
   const std::string& job_;
-  const Clock::time_point launched_ = Clock::now();
-  Clock::time_point next_look_ = launched_, noted_;
-  std::optional<Clock::time_point> asked_;  // to stop
-  bool began_ = false;
+  Clock::time_point next_look_ = Clock::now(), noted_;
+  Clock::time_point give_up_ = next_look_ + program_.launch_limit;
+  bool began_ = false, asked_ = false;  // asked_: to stop
   int failure_ = 0;
 };
 
