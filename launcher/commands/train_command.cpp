@@ -64,8 +64,8 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// The code of a lost rank or a hang that the job has noted in the run's history; else 0. After other
-// ends its ranks end by themselves or, if ranks differed, go on.
+// The code of a lost rank or a hang that the job has noted in the run's history; else 0. After
+// other ends its ranks end by themselves or, if ranks differed, go on.
 int noted_failure(const std::filesystem::path& history, const std::string& id) {
   const std::vector<Job> jobs = read_history(history);
   if (jobs.empty() || jobs.back().start.id != id || !jobs.back().end) return 0;

@@ -251,7 +251,8 @@ class Planner {
 
   bool has_several_nodes() const { return request_.ranks > request_.ranks_per_node; }
   // Of what a rank sends, what leaves its node, on average over the node's ranks: what it sends
-  // directly goes to every other rank alike, and in a ring only one rank of a node sends to another.
+  // directly goes to every other rank alike, and in a ring only one rank of a node sends to
+  // another.
   double sent_to_other_nodes(const Exchange& exchange) const {
     if (!has_several_nodes()) return 0;
     const double share =

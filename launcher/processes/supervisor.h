@@ -40,9 +40,9 @@ struct TracesOfJob {
 struct RankProgram {
   bool by_mpirun = true;       // not by srun, which needs the nodes of a Slurm job
   std::string container = "";  // Apptainer image whose birkhoff they run; empty: this program
-  // Looks for traces of the job of this name. A launcher is ended if it still runs two seconds after
-  // a failure was noted, because then it waits for a lost node; or if the job has not begun within
-  // launch_limit, or 15 seconds after a request to stop. Empty: never.
+  // Looks for traces of the job of this name. A launcher is ended if it still runs two seconds
+  // after a failure was noted, because then it waits for a lost node; or if the job has not begun
+  // within launch_limit, or 15 seconds after a request to stop. Empty: never.
   std::function<TracesOfJob(const std::string& job)> look = {};
   std::chrono::seconds launch_limit{300};
 };
@@ -58,8 +58,8 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
                      std::ostream& err);
 
 // Maps the exit status (from waitpid) of `launcher`, mpirun or srun, to a documented code; `why`
-// receives a line for the user, or nothing. A rank ended by SIGUSR1 or SIGTERM (which Slurm sends to
-// ranks, too) after a request to stop had not installed its handlers yet.
+// receives a line for the user, or nothing. A rank ended by SIGUSR1 or SIGTERM (which Slurm sends
+// to ranks, too) after a request to stop had not installed its handlers yet.
 int map_launcher_status(const std::string& launcher, int status, bool stop_requested,
                         std::string& why);
 

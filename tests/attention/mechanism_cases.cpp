@@ -5,12 +5,20 @@
 #include <google/protobuf/message.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <cstdlib>
+
 #include "cluster/base/error.h"
 #include "configs/check.h"
 #include "configs/options.pb.h"
 
 namespace birkhoff::test {
 namespace {
+
+// The reference, whose error bounds that of kernels, uses MKL. Its order of sums must not depend on
+// the CPU: with AVX-512 on Intel's CPUs it sums short products in more lanes than elsewhere. Read
+// at the first call of MKL.
+[[maybe_unused]] const int kSameReferenceOnAllCpus =
+    setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/0);
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;

@@ -1,5 +1,5 @@
-// `submit`, `status`, `tail` and `cancel` with stubs of Slurm's commands in PATH. Under a real Slurm:
-// tests/slurm.
+// `submit`, `status`, `tail` and `cancel` with stubs of Slurm's commands in PATH. Under a real
+// Slurm: tests/slurm.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -68,8 +68,8 @@ TEST_F(SlurmNightly, AFinishedRunEndsTheRestOfItsChain) {
   expect_like_reference("short");
 }
 
-// The ranks learn of no limit. Slurm ends the job at its limit by SIGTERM, and leaves it KillWait to
-// save.
+// The ranks learn of no limit. Slurm ends the job at its limit by SIGTERM, and leaves it KillWait
+// to save.
 TEST_F(SlurmNightly, AtATimeLimitWithoutAWarningAJobSaves) {
   const std::filesystem::path programs = folder_->path() / "programs";
   std::filesystem::create_directories(programs);
