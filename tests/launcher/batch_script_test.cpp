@@ -189,7 +189,6 @@ TEST_F(ScriptTest, AJobThatSlurmHasEndedIsNotRequeued) {
 TEST_F(ScriptTest, TheLossOfItsNodeIsNoticed) {
   job_.nodes = 3;
   stubs_.write("srun", "while [ \"$1\" != bash ]; do shift; done; exec \"$@\"");
-  stubs_.write("sleep", "exec /bin/sleep 0.1");
   stubs_.write("scontrol", "[ \"$1\" != show ] || printf '%s\\n' node1 node2 node3");
   stubs_.write_at(job_.program, "/bin/sleep 2");
   struct Case {
@@ -201,10 +200,13 @@ TEST_F(ScriptTest, TheLossOfItsNodeIsNoticed) {
                         Case{"node0", "", false}}) {          // it has ended
     SCOPED_TRACE(c.node + ": " + c.running);
     stubs_.forget_calls();
+    stubs_.write("sleep", "exec /bin/sleep 0.1");
     stubs_.write("squeue", "[[ \"$*\" != *--states=RUNNING* ]] || echo '" + c.running + "'");
     Command command = script();
     command.environment.emplace_back("SLURMD_NODENAME", c.node);
     EXPECT_EQ(run_child(command).code, 0);
+    stubs_.write("sleep", "exit 1");  // ends the loops of the steps, as Slurm does with the job
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
     const auto requeue = ElementsAre("requeue", "Incomplete", "17");
     EXPECT_EQ(testing::Matches(Contains(requeue))(stubs_.calls("scontrol")), c.lost);
     std::set<std::string> guarded;
