@@ -197,7 +197,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
     if (!is_failure(end.code)) return end.code;
     const bool began = traces_of(paths, holder, end.job).began;
     unless_storage_fails([&] {
-      // The earlier run is aside once the job has noted its start.
+      // A job that has noted its start has moved the earlier run aside before.
       fresh = fresh && !has_job(read_history(paths.history()), end.job);
       const auto saved = list_checkpoints(paths.checkpoints());
       saved_step = saved.empty() ? 0 : saved.rbegin()->first;

@@ -18,8 +18,8 @@ struct Exchange {
   std::int64_t operations = 0;
   std::int64_t bytes = 0;  // of this rank's inputs, as OperationRing counts them
   double sent_bytes = 0;   // to other ranks
-  double ring_bytes =
-      0;  // of these, to the next rank of a ring (NCCL's); the rest goes to all alike
+  // Of these, to the next rank of a ring (NCCL's gathers). The rest goes to all ranks alike.
+  double ring_bytes = 0;
   bool in_backward_pass = false;  // may run while the backward pass continues
 };
 

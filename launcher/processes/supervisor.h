@@ -47,7 +47,7 @@ struct RankProgram {
   std::chrono::seconds launch_limit{300};
 };
 
-// The file of this program, as it was called at the first call.
+// The path of this program's file when this was first called.
 std::string own_path();
 
 // Runs the program with `arguments` on MPI ranks. Passes on the requests that `signals` notes; a

@@ -5,8 +5,8 @@
 // keys of the query's document, of causal attention up to the query's own position. It is what one
 // cluster with a window for all tokens computes, so its rule for the query's own key is that of
 // cluster_lists.h: if queries are keys, a causal query does not see its own, unless it is the first
-// of its document. A query that is alone in its cluster then sees nothing of dense attention. A
-// sink takes part in neither.
+// of its document. The only query of a cluster then sees nothing of dense attention. A sink takes
+// part in neither.
 //
 // For evaluation: plain LibTorch operations on a chunk of queries and all keys at a time. No
 // gradients. Legend: B batch, H key heads, M queries of a chunk, L tokens.
