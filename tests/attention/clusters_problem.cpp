@@ -75,8 +75,10 @@ ClusterProblem cluster_problem(const ClusterSizes& s, at::ScalarType dtype, std:
 
 ClusterProblem repeated_rows() {
   ClusterProblem problem = cluster_problem({1, 1, 150, 16, 40, 20, false, false}, at::kFloat);
-  problem.x_BHLD = problem.x_BHLD.detach().narrow(2, 0, 3).repeat({1, 1, 50, 1});
-  problem.centroids_HKD = problem.centroids_HKD.narrow(1, 0, 1).repeat({1, 40, 1});
+  // Unit rows of 1/4 and -1/4, and centroids of few bits: scores are exact in any order of sums.
+  problem.x_BHLD = problem.x_BHLD.detach().narrow(2, 0, 3).sign().div(4).repeat({1, 1, 50, 1});
+  problem.centroids_HKD =
+      problem.centroids_HKD.narrow(1, 0, 1).mul(64).round().div(64).repeat({1, 40, 1});
   return problem;
 }
 
