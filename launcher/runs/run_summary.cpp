@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "configs/config_io.h"
 #include "launcher/bench/report.h"
@@ -78,7 +77,7 @@ RunSummary read_run(const std::filesystem::path& folder) {
   run.folder = folder;
   // Read the lock before the run's files: a run that ends in between must not look like one that
   // stopped early.
-  run.holder = lock_holder(paths.lock().string());
+  run.holder = run_holder(paths);
   run.config = load_config(paths.config(), {});
   run.records = read_metrics(paths.metrics());
   for (const auto& [step, path] : list_checkpoints(paths.checkpoints())) {
