@@ -214,6 +214,14 @@ void create_folder(const fs::path& folder) {
   }
 }
 
+// So that of a sweep all runs or none are moved aside.
+void check_not_held(const fs::path& run) {
+  if (const auto holder = run_holder(RunPaths{run})) {
+    fail(ExitCode::kUsage, "the run folder {} is in use by {}: wait for it or stop it",
+         run.string(), *holder);
+  }
+}
+
 // What a submission consists of, apart from its folder.
 struct Submission {
   fs::path folder;
@@ -234,6 +242,7 @@ std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob
   try {
     if (arguments.fresh) {
       sbatch({"--test-only", script.string()});
+      for (const Planned& run : submission.runs) check_not_held(run.folder);
       for (const Planned& run : submission.runs) {
         RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);
       }

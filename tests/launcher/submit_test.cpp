@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "child.h"
+#include "cluster/base/files/file.h"
 #include "configs/config_io.h"
 #include "damage.h"
 #include "good_input.h"
@@ -202,6 +203,19 @@ TEST_F(SlurmCommands, FreshMovesNothingIfSbatchRefuses) {
   EXPECT_THAT(said.err, HasSubstr("no such partition"));
   EXPECT_FALSE(fs::exists("run/before-fresh-1"));
   EXPECT_FALSE(fs::exists("run.slurm/1"));
+}
+
+TEST_F(SlurmCommands, FreshMovesNoRunOfASweepIfOneIsInUse) {
+  for (const std::string run : {"sweep/2", "sweep/4"}) {
+    fs::create_directories(run);
+    fs::copy("run", run, fs::copy_options::recursive);
+  }
+  const FileLock lock("sweep/4/lock", "the run");
+  const Said said = submit("sweep", {"--fresh", "--sweep", "model.heads=2,4"});
+  EXPECT_EQ(said.code, 2);
+  EXPECT_THAT(said.err, HasSubstr("sweep/4 is in use by process"));
+  EXPECT_FALSE(fs::exists("sweep/2/before-fresh-1"));
+  EXPECT_FALSE(fs::exists("sweep.slurm/1"));
 }
 
 TEST_F(SlurmCommands, ASilentQueueIsNotAnEmptyOne) {

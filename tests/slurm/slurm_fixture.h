@@ -189,12 +189,14 @@ class Slurm : public TrainProcess {
     namespace fs = std::filesystem;
     const fs::path kept =
         fs::temp_directory_path() / ("birkhoff_slurm_failed_" + std::to_string(getpid()));
-    for (const auto& entry : fs::recursive_directory_iterator(folder_->path())) {
-      const fs::path extension = entry.path().extension(), path = entry.path();
+    std::error_code vanished;  // daemons may still remove files
+    for (auto entry = fs::recursive_directory_iterator(folder_->path(), vanished);
+         entry != fs::recursive_directory_iterator(); entry.increment(vanished)) {
+      const fs::path extension = entry->path().extension(), path = entry->path();
       if (extension != ".log" && extension != ".out" && extension != ".jsonl") continue;
       const fs::path copy = kept / fs::relative(path, folder_->path());
       fs::create_directories(copy.parent_path());
-      fs::copy_file(path, copy, fs::copy_options::overwrite_existing);
+      fs::copy_file(path, copy, fs::copy_options::overwrite_existing, vanished);
     }
     std::cout << "logs of the failed tests: " << kept.string() << '\n';
   }
