@@ -86,10 +86,6 @@ TracesOfJob traces_of(const RunPaths& paths, std::int64_t holder, const std::str
   }
 }
 
-bool is_failure(int code) {
-  return code != static_cast<int>(ExitCode::kOk) && code != static_cast<int>(ExitCode::kRequeue);
-}
-
 // What ended the ranks may fail here, too: then what was known before stands.
 void unless_storage_fails(const std::function<void()>& look) {
   try {

@@ -160,8 +160,9 @@ std::string job_text(const Job& job) {
 
 std::string history_text(const RunSummary& run) {
   const RunTotals totals = totals_of(run);
-  std::string text = fmt::format("{}, {} done again", counted(totals.restarts, "restart"),
-                                 counted(totals.lost_steps, "step"));
+  std::string text =
+      fmt::format("{}, {} ({}) done again", counted(totals.restarts, "restart"),
+                  counted(totals.lost_steps, "step"), time_text(totals.lost_seconds));
   if (totals.seconds > 0) {
     text += fmt::format("; {:.1f} % of {} was spent in steps that count",
                         100 * totals.effective_seconds / totals.seconds, time_text(totals.seconds));

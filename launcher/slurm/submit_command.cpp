@@ -198,6 +198,7 @@ std::string queue_script(const fs::path& script, const std::string& after) {
   std::vector<std::string> arguments = {"--parsable"};
   if (!after.empty()) arguments.push_back("--dependency=afterany:" + after);
   arguments.push_back(script.string());
+  if (!after.empty()) arguments.push_back(after);
   const std::string printed = sbatch(std::move(arguments));
   const std::string id = printed.substr(0, printed.find_first_not_of("0123456789"));
   if (id.empty()) fail(ExitCode::kUsage, "sbatch printed no job id: {}", quoted(printed));
@@ -258,7 +259,7 @@ std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob
     for (std::size_t run = 0; run < submission.runs.size(); ++run) {
       const std::string id =
           submission.runs.size() == 1 ? ids.back() : fmt::format("{}_{}", ids.back(), run);
-      jobs.push_back({id, submission.runs[run].folder, ""});
+      jobs.push_back({.id = id, .run = submission.runs[run].folder, .output = {}, .end = {}});
     }
     write_jobs(submission.folder, jobs);  // after each: what is queued is known, whatever follows
   }

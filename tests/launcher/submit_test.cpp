@@ -113,6 +113,10 @@ TEST_F(SlurmCommands, TheConfigurationIsThatOfTheSubmission) {
   EXPECT_THAT(calls("sbatch"),
               ElementsAre(ElementsAre("--parsable", absolute("new.slurm/1/job.sh"))));
   EXPECT_EQ(status("new").at("state"), "new") << "squeue knows of no job: it is gone";
+  write_bytes("new.slurm/1/17.end", "4 failed with exit code 4\n");
+  EXPECT_EQ(status("new").at("state"), "failed") << "before it began to train";
+  EXPECT_THAT(status("new").at("reason").get<std::string>(),
+              AllOf(HasSubstr("job 17: failed with exit code 4"), HasSubstr("1/17.out")));
 }
 
 TEST_F(SlurmCommands, AChainWaitsForTheJobBefore) {
@@ -120,8 +124,9 @@ TEST_F(SlurmCommands, AChainWaitsForTheJobBefore) {
   const auto lines = calls("sbatch");
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[0].size(), 2u);
-  EXPECT_EQ(lines[1][1], "--dependency=afterany:17");
-  EXPECT_EQ(lines[2][1], "--dependency=afterany:18");
+  const std::string script = absolute("new.slurm/1/job.sh");
+  EXPECT_THAT(lines[1], ElementsAre("--parsable", "--dependency=afterany:17", script, "17"));
+  EXPECT_THAT(lines[2], ElementsAre("--parsable", "--dependency=afterany:18", script, "18"));
   EXPECT_EQ(submitted_jobs("new").size(), 3u);
 }
 

@@ -30,7 +30,8 @@ class Slurm : public TrainProcess {
 
   static bool is_possible() {
     return geteuid() == 0 && run_child({.line = {"slurmctld", "-V"}}).code == 0 &&
-           run_child({.line = {"munged", "-V"}}).code == 0;
+           run_child({.line = {"munged", "-V"}}).code == 0 &&
+           run_child({.line = {"unshare", "-m", "true"}}).code == 0;  // root of a container may not
   }
 
   static void SetUpTestSuite() {
@@ -53,7 +54,9 @@ class Slurm : public TrainProcess {
   }
 
   void SetUp() override {
-    if (folder_ == nullptr) GTEST_SKIP() << "needs root, slurm-wlm, slurm-wlm-basic-plugins, munge";
+    if (folder_ == nullptr)
+      GTEST_SKIP() << "needs root that may mount, slurm-wlm, slurm-wlm-basic-plugins, "
+                      "munge";
     std::filesystem::remove(folder_->path() / "fast");
   }
   void TearDown() override {
@@ -170,6 +173,14 @@ class Slurm : public TrainProcess {
 
   static std::vector<Job> history(const std::string& name) {
     return read_history(RunPaths{run(name)}.history());
+  }
+  // Expects that the second job went on from a checkpoint at most one interval and one step before
+  // the end of the first.
+  static void expect_only_unsaved_steps_lost(const std::string& name) {
+    const std::vector<Job> jobs = history(name);
+    ASSERT_GE(jobs.size(), 2u);
+    EXPECT_GE(jobs[1].start.step, 50) << "wait_for_step_70() saw its checkpoint";
+    EXPECT_GT(jobs[1].start.step, jobs[0].end->step - 100) << output(name);
   }
   // Expects that no step was done again.
   static void expect_no_step_lost(const std::string& name) {

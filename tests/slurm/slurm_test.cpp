@@ -32,6 +32,7 @@ TEST_F(Slurm, ALostRankIsStartedAgainInTheSameJob) {
   expect_finished(job, "lost_rank");
   EXPECT_EQ(field(job, "Restarts"), "0") << "it went back to the queue";
   EXPECT_EQ(history("lost_rank").size(), 2u) << output("lost_rank");
+  expect_only_unsaved_steps_lost("lost_rank");
   EXPECT_EQ(status("lost_rank").at("restarts"), 1);
 }
 
@@ -44,6 +45,7 @@ TEST_F(Slurm, ASpareNodeReplacesALostOne) {
   expect_finished(job, "lost_node");
   ASSERT_EQ(history("lost_node").size(), 2u) << output("lost_node");
   EXPECT_EQ(history("lost_node")[1].start.ranks, 2);
+  expect_only_unsaved_steps_lost("lost_node");
   EXPECT_EQ(field(job, "Restarts"), "0") << "it went back to the queue: " << output("lost_node");
   const Finished revived = run_child({.line = {SLURM_CLUSTER, "revive", cluster_, "1"}});
   EXPECT_EQ(revived.code, 0) << revived.err;
@@ -56,6 +58,7 @@ TEST_F(Slurm, ARequeuedJobResumes) {
   EXPECT_EQ(run_child({.line = {"scontrol", "requeue", job}}).code, 0);
   release();
   expect_finished(job, "requeued");
+  expect_no_step_lost("requeued");
   EXPECT_EQ(field(job, "Restarts"), "1");
 }
 
