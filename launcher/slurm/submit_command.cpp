@@ -14,10 +14,12 @@
 #include "configs/config_io.h"
 #include "configs/message_text.h"
 #include "configs/site_io.h"
+#include "data/corpus/corpus.h"
 #include "launcher/commands.h"
 #include "launcher/commands/train_checks.h"
 #include "launcher/doctor/exclude_file.h"
 #include "launcher/failure.h"
+#include "launcher/plan/plan.h"
 #include "launcher/processes/command_output.h"
 #include "launcher/processes/supervisor.h"
 #include "launcher/runs/run_summary.h"
@@ -126,6 +128,30 @@ void check_site(const SubmitArguments& arguments, const configs::Site& site,
     fail(ExitCode::kConfig, "{}: container: {} does not exist", arguments.site,
          quoted(site.container()));
   }
+}
+
+// Whether the run fits the memory that the profile says a rank has. Refuses it on CPUs; on GPUs
+// the prediction is of kernels that keep more.
+void check_memory(const SubmitArguments& arguments, const configs::Site& site,
+                  const configs::Config& config, int ranks, std::ostream& err) {
+  if (site.rank_memory_gb() == 0) return;
+  PlanRequest request;
+  request.config = config;
+  request.vocabulary = Corpus(config.data().corpus()).manifest().tokenizer().vocabulary();
+  request.ranks = ranks;
+  request.ranks_per_node = site.ranks_per_node();
+  const Plan plan = make_plan(request);
+  const std::optional<double> bytes = rank_memory(plan);
+  if (bytes && *bytes <= site.rank_memory_gb() * 1e9) return;
+  const std::string what =
+      bytes ? fmt::format(
+                  "a rank needs {:.3g} GB and has {:.3g} (rank_memory_gb of {}): lower "
+                  "train.micro_batch, or set train.recompute or train.zero_stage; `birkhoff plan` "
+                  "shows the parts",
+                  *bytes / 1e9, site.rank_memory_gb(), arguments.site)
+            : "the memory of a rank is not checked: " + plan.notes.front();
+  if (bytes && config.device() == configs::Config::cpu) fail(ExitCode::kConfig, "{}", what);
+  err << "birkhoff: warning: " << one_line(what) << '\n';
 }
 
 // Warns if a step and a save, as far as an earlier job measured them, do not fit.
@@ -296,6 +322,7 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
     run.config = check_before_start(
         {arguments.config, run.settings, run.folder.string(), arguments.fresh, ranks});
     check_site(arguments, site, *limit, run.config);
+    check_memory(arguments, site, run.config, ranks, err);
     if (!arguments.fresh) warn_of_short_time(run.folder, site, *limit, err);
     const std::string file = sweep ? fmt::format("config-{}.txtpb", i) : "config.txtpb";
     job.runs.push_back({submission.folder / file, run.folder});

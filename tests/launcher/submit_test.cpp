@@ -252,6 +252,17 @@ TEST_F(SlurmCommands, WarnsIfAStepAndASaveDoNotFit) {
               HasSubstr("the time limit is 180 s: raise --time"));
 }
 
+TEST_F(SlurmCommands, ARunThatDoesNotFitTheMemoryIsRefused) {
+  const std::string site = read_bytes("site.txtpb");
+  write_bytes("site.txtpb", site + " rank_memory_gb: 1e-6");
+  const Said said = submit("new");
+  EXPECT_EQ(said.code, 3);
+  EXPECT_THAT(said.err, AllOf(HasSubstr("a rank needs"), HasSubstr("has 1e-06")));
+  EXPECT_THAT(calls("sbatch"), ElementsAre());
+  write_bytes("site.txtpb", site + " rank_memory_gb: 1");
+  EXPECT_EQ(submit("new").code, 0);
+}
+
 TEST_F(SlurmCommands, WhatSbatchSaysReachesTheUser) {
   stubs_->write("sbatch", "echo 'sbatch: error: invalid partition specified: p' >&2; exit 1");
   const Said said = submit("new");

@@ -1,9 +1,11 @@
 // What takes minutes: arrays, chains, time limits without a warning, and cancelled runs.
+#include "launcher/slurm/batch_script.h"
 #include "slurm_fixture.h"
 
 namespace birkhoff {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -152,6 +154,24 @@ TEST_F(SlurmNightly, ACancelledRunIsSavedAndContinues) {
 TEST_F(SlurmNightly, MpirunStartsTheRanksWhereSlurmHasNoPmix) {
   const std::string job = submit("mpirun", 0, {"--nodes", "2"}, "launcher: mpirun")[0];
   expect_finished(job, "mpirun");
+  EXPECT_THAT(history("mpirun")[0].start.hosts, ElementsAre("node0", "node1"));
+}
+
+// The names are those that sbatch --exclude takes.
+TEST_F(SlurmNightly, DoctorExaminesTheNodesOfAJob) {
+  const std::string report = (folder_->path() / "doctor.json").string();
+  std::string line;
+  for (const std::string& word :
+       birkhoff_line({"doctor", "--ranks", "3", "--no-speed", "--json", report})) {
+    line += shell_quoted(word) + ' ';
+  }
+  const Finished job =
+      run_child({.line = {"sbatch", "--parsable", "--wait", "--nodes=3", "--ntasks-per-node=1",
+                          "--output=/dev/null", "--wrap=" + line}});
+  EXPECT_EQ(job.code, 0) << job.err;
+  const auto json = nlohmann::json::parse(read_bytes(report));
+  EXPECT_EQ(json.at("hosts"), nlohmann::json({"node0", "node1", "node2"}));
+  EXPECT_EQ(json.at("ranks"), 3);
 }
 
 }  // namespace
