@@ -83,6 +83,11 @@ class World::Impl {
     mpi_check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
     mpi_check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
     mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
+    // What sbatch --exclude and sinfo call the machine.
+    if (const char* node = std::getenv("SLURMD_NODENAME"); node != nullptr && *node != '\0') {
+      host_ = node;
+      return;
+    }
     char name[MPI_MAX_PROCESSOR_NAME] = "";
     int length = 0;
     mpi_check(MPI_Get_processor_name(name, &length), "MPI_Get_processor_name");

@@ -26,6 +26,7 @@ class World {
   int size() const;
   int local_rank() const;  // among the ranks of this machine
   int local_size() const;
+  // In a Slurm job the name of the node, else that of MPI.
   const std::string& host() const;
 
   // A group of the ranks with equal `color`, ordered by `key`. Collective over the world.

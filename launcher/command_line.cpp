@@ -11,6 +11,23 @@ constexpr const char* kFooter =
     "7 a rank was lost, 8 hang, 9 non-finite numbers or ranks that differ, 10 memory,\n"
     "75 saved: run the same command again. See docs/runbook.md.";
 
+// ranks: the option --ranks.
+void add_launch(CLI::App* c, CLI::Option* ranks, LaunchOptions& launch) {
+  c->add_option("--launcher", launch.launcher,
+                "in a Slurm job: what starts the ranks on its nodes, srun or mpirun; default: srun")
+      ->check(CLI::IsMember({"srun", "mpirun"}))
+      ->needs(ranks);
+  c->add_option("--container", launch.container,
+                "the ranks run the birkhoff in this Apptainer image; default: this program")
+      ->type_name("IMAGE")
+      ->needs(ranks);
+  c->add_option("--launch-seconds", launch.launch_seconds,
+                "if the ranks have not started after so long, end their launcher")
+      ->check(CLI::Range(1, 86400))
+      ->needs(ranks)
+      ->capture_default_str();
+}
+
 }  // namespace
 
 CommandLine::CommandLine() {
@@ -139,20 +156,7 @@ void CommandLine::add_train() {
                 "in a Slurm job: go on with so many ranks if nodes are lost; default: --ranks")
       ->check(CLI::Range(1, 4096))
       ->needs(ranks);
-  c->add_option("--launcher", train_.launcher,
-                "in a Slurm job: what starts the ranks on its nodes, srun or mpirun; default: srun")
-      ->check(CLI::IsMember({"srun", "mpirun"}))
-      ->needs(ranks);
-  c->add_option("--container", train_.container,
-                "the ranks run the birkhoff in this Apptainer image; default: this program")
-      ->type_name("IMAGE")
-      ->needs(ranks);
-  c->add_option("--launch-seconds", train_.launch_seconds,
-                "if the ranks have not started after so long, end their launcher (and, with "
-                "--restarts, try again)")
-      ->check(CLI::Range(1, 86400))
-      ->needs(ranks)
-      ->capture_default_str();
+  add_launch(c, ranks, train_.launch);
   add_settings(c, train_.settings);
   c->add_flag("--fresh", train_.fresh, "move the contents of the run folder aside and start again");
 }
@@ -208,8 +212,10 @@ void CommandLine::add_doctor() {
   c->add_option("CONFIG", doctor_.config, "configuration (.txtpb) to train; default: none");
   c->add_option("--run", doctor_.run, "run folder to train in; need not exist")->type_name("DIR");
   add_settings(c, doctor_.settings);
-  c->add_option("--ranks", doctor_.ranks, "start this many MPI ranks here, as train does")
-      ->check(CLI::Range(1, 4096));
+  CLI::Option* ranks =
+      c->add_option("--ranks", doctor_.ranks, "start this many MPI ranks here, as train does")
+          ->check(CLI::Range(1, 4096));
+  add_launch(c, ranks, doctor_.launch);
   c->add_flag("--no-speed", doctor_.no_speed, "leave the measurements of speed out");
   c->add_option("--json", doctor_.json, "file for the report as JSON (see docs/doctor.md)")
       ->type_name("FILE");

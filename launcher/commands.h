@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "launcher/processes/supervisor.h"
+
 namespace birkhoff {
 
 struct PrepareArguments {
@@ -32,10 +34,8 @@ struct TrainArguments {
   std::optional<int> ranks;  // start mpirun with this many ranks and supervise it
   int restarts = 0;          // with `ranks`: start them again, so often in a row without a new save
   int spare_nodes = 0;       // of a Slurm job: left free until a node is lost
-  std::optional<int> least_ranks;       // go on with so many if nodes are lost; not set: `ranks`
-  std::optional<std::string> launcher;  // in a Slurm job: srun or mpirun; not set: srun
-  std::string container;     // Apptainer image whose birkhoff the ranks run; empty: this one
-  int launch_seconds = 300;  // the start of all ranks may take
+  std::optional<int> least_ranks;  // go on with so many if nodes are lost; not set: `ranks`
+  LaunchOptions launch;
   std::vector<std::string> settings;
   bool fresh = false;  // move the contents of the run folder aside and start again
 };
@@ -57,7 +57,8 @@ struct DoctorArguments {
   std::optional<std::string> config;
   std::string run;  // empty: no folder is tried
   std::vector<std::string> settings;
-  std::optional<int> ranks;        // as TrainArguments::ranks
+  std::optional<int> ranks;  // as TrainArguments::ranks
+  LaunchOptions launch;
   bool no_speed = false;           // leave the measurements out
   std::string json, exclude_file;  // files to write; empty: none
 };

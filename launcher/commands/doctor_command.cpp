@@ -21,6 +21,8 @@
 namespace birkhoff {
 namespace {
 
+constexpr std::chrono::seconds kMostSeconds{60};
+
 // A rank that is stuck in a check is named, and the doctor ends within its minute.
 constexpr WatchdogLimits kLimits{.seconds = 20, .steps = 4, .patient_seconds = 40};
 
@@ -129,7 +131,11 @@ int doctor_command(const DoctorArguments& arguments, std::ostream& out, std::ost
     if (!placed) fail(ExitCode::kUsage, "{}", why);
     placement = *placed;
   }
-  return supervise(placement, {.by_mpirun = !slurm}, line_of_ranks(arguments), signals, err).code;
+  RankProgram program = rank_program(arguments.launch, slurm.has_value());
+  // It leaves no traces, and its own watchdog ends it within a minute of its start.
+  program.look = [](const std::string&) { return TracesOfJob{}; };
+  program.launch_limit += kMostSeconds;
+  return supervise(placement, program, line_of_ranks(arguments), signals, err).code;
 }
 
 }  // namespace birkhoff

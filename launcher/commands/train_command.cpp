@@ -86,10 +86,6 @@ TracesOfJob traces_of(const RunPaths& paths, std::int64_t holder, const std::str
   }
 }
 
-bool is_failure(int code) {
-  return code != static_cast<int>(ExitCode::kOk) && code != static_cast<int>(ExitCode::kRequeue);
-}
-
 // What ended the ranks may fail here, too: then what was known before stands.
 void unless_storage_fails(const std::function<void()>& look) {
   try {
@@ -125,10 +121,9 @@ bool has_job(const std::vector<Job>& jobs, const std::string& id) {
 // What could never be placed would be requeued forever.
 void check_placement(const TrainArguments& arguments, int ranks,
                      const std::optional<SlurmJob>& slurm) {
-  if (!slurm && (arguments.spare_nodes > 0 || arguments.least_ranks || arguments.launcher)) {
+  if (!slurm && (arguments.spare_nodes > 0 || arguments.least_ranks)) {
     fail(ExitCode::kUsage,
-         "--spare-nodes, --least-ranks and --launcher need the batch script of a Slurm job: leave "
-         "them out");
+         "--spare-nodes and --least-ranks need the batch script of a Slurm job: leave them out");
   }
   if (arguments.least_ranks.value_or(ranks) > ranks) {
     fail(ExitCode::kUsage, "--least-ranks {} is above --ranks {}: lower it", *arguments.least_ranks,
@@ -170,11 +165,8 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
   std::optional<Placement> placement =
       slurm ? place(*slurm, policy, slurm->nodes, why) : std::optional(Placement{ranks});
   std::int64_t holder = 0, saved_step = 0;
-  const RankProgram program{
-      .by_mpirun = !slurm || arguments.launcher == "mpirun",
-      .container = arguments.container,
-      .look = [&](const std::string& job) { return traces_of(paths, holder, job); },
-      .launch_limit = std::chrono::seconds(arguments.launch_seconds)};
+  RankProgram program = rank_program(arguments.launch, slurm.has_value());
+  program.look = [&](const std::string& job) { return traces_of(paths, holder, job); };
   const auto requeue = [&](const std::string& reason) {
     err << "birkhoff: " << reason << std::endl;
     return static_cast<int>(ExitCode::kRequeue);

@@ -437,4 +437,11 @@ class Planner {
 
 Plan make_plan(const PlanRequest& request) { return Planner(request).plan(); }
 
+std::optional<double> rank_memory(const Plan& plan) {
+  for (const PlanTable& table : plan.tables) {
+    if (table.key == "memory") return table.rows.back().values.front();  // the total
+  }
+  return std::nullopt;
+}
+
 }  // namespace birkhoff

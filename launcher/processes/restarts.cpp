@@ -19,11 +19,12 @@ bool Restarts::may_pass(int code) {
   }
 }
 
+bool is_failure(int code) {
+  return code != static_cast<int>(ExitCode::kOk) && code != static_cast<int>(ExitCode::kRequeue);
+}
+
 bool Restarts::again(int code, std::int64_t saved_step, std::string& why) {
-  if (most_ == 0 || code == static_cast<int>(ExitCode::kOk) ||
-      code == static_cast<int>(ExitCode::kRequeue)) {
-    return false;
-  }
+  if (most_ == 0 || !is_failure(code)) return false;
   if (!may_pass(code)) {
     why = fmt::format("not started again: exit code {} would come again", code);
     return false;

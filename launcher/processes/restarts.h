@@ -28,4 +28,7 @@ class Restarts {
   std::int64_t saved_step_ = -1;  // before the last restart
 };
 
+// Whether a job that ended with this exit code is neither finished nor saved.
+bool is_failure(int code);
+
 }  // namespace birkhoff

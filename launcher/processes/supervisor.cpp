@@ -176,6 +176,16 @@ int map_launcher_status(const std::string& launcher, int status, bool stop_reque
   return code;
 }
 
+RankProgram rank_program(const LaunchOptions& options, bool in_slurm_job) {
+  if (!in_slurm_job && options.launcher) {
+    fail(ExitCode::kUsage, "--launcher {} needs the batch script of a Slurm job: leave it out",
+         *options.launcher);
+  }
+  return {.by_mpirun = !in_slurm_job || options.launcher == "mpirun",
+          .container = options.container,
+          .launch_limit = std::chrono::seconds(options.launch_seconds)};
+}
+
 namespace {
 
 // In the forked child: becomes mpirun.

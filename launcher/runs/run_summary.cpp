@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
 #include "configs/config_io.h"
 #include "launcher/bench/report.h"
@@ -78,7 +77,7 @@ RunSummary read_run(const std::filesystem::path& folder) {
   run.folder = folder;
   // Read the lock before the run's files: a run that ends in between must not look like one that
   // stopped early.
-  run.holder = lock_holder(paths.lock().string());
+  run.holder = run_holder(paths);
   run.config = load_config(paths.config(), {});
   run.records = read_metrics(paths.metrics());
   for (const auto& [step, path] : list_checkpoints(paths.checkpoints())) {
@@ -161,8 +160,9 @@ std::string job_text(const Job& job) {
 
 std::string history_text(const RunSummary& run) {
   const RunTotals totals = totals_of(run);
-  std::string text = fmt::format("{}, {} done again", counted(totals.restarts, "restart"),
-                                 counted(totals.lost_steps, "step"));
+  std::string text =
+      fmt::format("{}, {} ({}) done again", counted(totals.restarts, "restart"),
+                  counted(totals.lost_steps, "step"), time_text(totals.lost_seconds));
   if (totals.seconds > 0) {
     text += fmt::format("; {:.1f} % of {} was spent in steps that count",
                         100 * totals.effective_seconds / totals.seconds, time_text(totals.seconds));

@@ -61,8 +61,8 @@ std::string local_time(double unix_seconds);
 RunTotals totals_of(const RunSummary& run);
 // "2026-11-24 10:00:00: 4 ranks on a, b, step 100 to 180: exit 7, a rank was ended by signal 9".
 std::string job_text(const Job& job);
-// "2 restarts, 30 steps done again; 91.5 % of 1 h 02 min was spent in steps that count". The run
-// has jobs.
+// "2 restarts, 30 steps (12 s) done again; 91.5 % of 1 h 02 min was spent in steps that count". The
+// run has jobs.
 std::string history_text(const RunSummary& run);
 
 // These functions return "-" for unknown values.

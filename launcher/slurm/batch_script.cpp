@@ -6,6 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "configs/message_text.h"
+#include "launcher/processes/restarts.h"
 #include "launcher/processes/slurm_job.h"
 
 namespace birkhoff {
@@ -13,13 +14,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The start of every script. end: says in one line how the job ended; ask: passes a request on.
+// The start of every script. end: says in one line how the job ended, and records it; ask: passes a
+// request on.
 constexpr const char* kFunctions = R"SH(
 # One element of an array also has the id of the whole array.
 job=$SLURM_JOB_ID
 [ -z "${SLURM_ARRAY_TASK_ID-}" ] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 say() { echo "birkhoff: $(date '+%F %T'): job $job: $1"; }
-end() { say "$2"; exit "$1"; }
+end() { say "$2"; echo "$1 $2" >"$output/$job.end"; exit "$1"; }
 newest() { local saved=("$run"/checkpoints/step-*); echo "${saved[-1]}"; }
 
 # USR1 comes before the time limit; TERM at the limit, if the job is preempted, and by scancel; USR2
@@ -61,6 +63,7 @@ constexpr const char* kBody = R"SH(
 cd -- "$work_folder" || end 2 "the folder that it was submitted in is missing on $HOSTNAME"
 [ -x "$program" ] || end 2 "birkhoff is missing on $HOSTNAME: $program"
 
+rm -f "$output/$job.end" # of its last start
 before=$(newest)
 (trap '' USR1; exec "$program" train "$config" --run "$run" "${options[@]}") &
 child=$!
@@ -73,17 +76,37 @@ code=$?
 case $code in
   0) end 0 "the run is finished" ;;
   75 | 138) ;; # saved; 138: asked before it could listen
-  *) end "$code" "failed with exit code $code: see above, and Birkhoff's docs/runbook.md" ;;
+  *) end "$code" "failed with exit code $code (Birkhoff's docs/runbook.md)" ;;
 esac
 [ -z "$cancelled" ] || end 75 "saved; cancelled"
-if [ -n "$limit_near" ] && [ "$(newest)" = "$before" ]; then
-  end 75 "nothing new was saved before the time limit, so it ends: submit it with a longer one"
-fi
-# A job that Slurm no longer calls running has reached its time limit, was cancelled, or goes back to
-# the queue by itself.
+# A job that Slurm no longer calls running has reached its time limit, was cancelled, or goes back
+# to the queue by itself.
 read -r state reason < <(squeue --noheader --jobs="$job" --format='%T %r')
+[ "$reason" != TimeLimit ] || limit_near=1
+# A job that saves nothing must not come back for ever. If it was preempted, it is not to blame.
+starts=$output/$job.fruitless
+if [ "$(newest)" != "$before" ]; then
+  rm -f "$starts"
+elif [ -n "$limit_near" ]; then
+  end 75 "nothing new was saved before the time limit, so it ends: submit it with a longer one"
+elif [ -z "$asked" ]; then
+  date >>"$starts"
+  [ "$(wc -l <"$starts")" -lt 5 ] || end 75 "saved nothing new in 5 starts, so it ends"
+fi
 if [ -n "$state" ] && [ "$state" != RUNNING ] && [ "$reason" != TimeLimit ]; then
   end 75 "saved; ended by Slurm ($state)"
+fi
+)SH";
+
+// A job of a chain gets the one before it as its argument. The codes: those of ends that would come
+// again.
+constexpr const char* kChain = R"SH(
+follows=$output/${{1-}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}.end
+if [ -n "${{1-}}" ] && [ -f "$follows" ]; then
+  read -r code _ <"$follows"
+  case $code in
+    {}) end "$code" "job $1, which it follows, failed with exit code $code, as this one would" ;;
+  esac
 fi
 )SH";
 
@@ -187,6 +210,15 @@ std::string settings_of(const BatchJob& job) {
          "config=${configs[$SLURM_ARRAY_TASK_ID]} run=${runs[$SLURM_ARRAY_TASK_ID]}\n";
 }
 
+// As a pattern of bash.
+std::string codes_that_come_again() {
+  std::vector<int> codes;
+  for (int code = 1; code <= static_cast<int>(ExitCode::kMemory); ++code) {
+    if (!Restarts::may_pass(code)) codes.push_back(code);
+  }
+  return fmt::format("{}", fmt::join(codes, " | "));
+}
+
 std::string environment_of(const configs::Site& site) {
   std::string text;
   if (site.cpus_per_rank() > 0) {
@@ -212,10 +244,11 @@ std::string batch_script(const BatchJob& job, const configs::Site& site) {
       "#!/bin/bash\n" + options_of_sbatch(job, site) +
       "\n# Written by `birkhoff submit`, and explained in Birkhoff's docs/slurm.md.\n"
       "# shellcheck disable=SC2016 # names are literal, whatever they hold\n";
-  text += fmt::format("program={}\nwork_folder={}\n", shell_quoted(job.program.string()),
-                      shell_quoted(job.work_folder.string()));
+  text +=
+      fmt::format("program={}\nwork_folder={}\noutput={}\n", shell_quoted(job.program.string()),
+                  shell_quoted(job.work_folder.string()), shell_quoted(job.output_folder.string()));
   text += settings_of(job) + array_of("options", job.train_options);
-  text += kFunctions + environment_of(site);
+  text += kFunctions + fmt::format(kChain, codes_that_come_again()) + environment_of(site);
   if (site.requeue() && job.nodes > 1) text += fmt::format("\nstep={}", kGuardStep) + kGuard;
   return text + kBody + (site.requeue() ? kRequeueEnd : kStayEnd);
 }
@@ -223,6 +256,8 @@ std::string batch_script(const BatchJob& job, const configs::Site& site) {
 fs::path job_output(const fs::path& folder, const std::string& job) {
   return folder / (job + ".out");
 }
+
+fs::path job_end(const fs::path& folder, const std::string& job) { return folder / (job + ".end"); }
 
 std::string shell_quoted(const std::string& text) {
   std::string word = "'";

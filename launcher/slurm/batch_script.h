@@ -32,6 +32,9 @@ std::string batch_script(const BatchJob& job, const configs::Site& site);
 // The file that a job's output goes to; job: "17", or "17_3" for an element of an array.
 std::filesystem::path job_output(const std::filesystem::path& folder, const std::string& job);
 
+// The file that says how a job ended, unless it goes back to the queue: "CODE text".
+std::filesystem::path job_end(const std::filesystem::path& folder, const std::string& job);
+
 // The text as one word of bash.
 std::string shell_quoted(const std::string& text);
 

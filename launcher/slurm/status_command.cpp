@@ -9,6 +9,7 @@
 #include "cluster/base/files/file.h"
 #include "configs/site_io.h"
 #include "launcher/commands.h"
+#include "launcher/processes/restarts.h"
 #include "launcher/runs/run_summary.h"
 #include "launcher/slurm/run_jobs.h"
 #include "runtime/checkpoint/commit.h"
@@ -29,6 +30,7 @@ struct Known {
   std::optional<RunSummary> summary;
   std::vector<QueuedJob> queued;  // its jobs in the queue
   bool squeue_answers = true;
+  std::optional<SubmittedJob> newest = {};  // of its jobs
 };
 
 struct State {
@@ -55,7 +57,13 @@ State state_of(const Known& run) {
     return end == nullptr ? State{"queued", waits} : State{"requeued", waits + "; " + ended};
   }
   if (run.summary && run.summary->state == RunState::kDiverged) return {"diverged", ended};
-  if (end != nullptr && end->code != 0 && end->code != static_cast<int>(ExitCode::kRequeue)) {
+  // The run's own history knows only of jobs that began to train.
+  const auto recorded = run.newest ? recorded_end(*run.newest) : std::nullopt;
+  if (recorded && (end == nullptr || end->code != recorded->code) && is_failure(recorded->code)) {
+    return {"failed", fmt::format("job {}: {}: see {}", run.newest->id, recorded->text,
+                                  run.newest->output.string())};
+  }
+  if (end != nullptr && is_failure(end->code)) {
     return {"failed", end->code < 0 ? ended : fmt::format("exit {}: {}", end->code, ended)};
   }
   if (end != nullptr) return {"stopped", ended};
@@ -134,6 +142,7 @@ ordered_json json_of(const Known& run) {
     json["checkpoint_step"] = summary.checkpoints.empty() ? 0 : summary.checkpoints.back();
     json["restarts"] = totals.restarts;
     json["lost_steps"] = totals.lost_steps;
+    json["lost_seconds"] = totals.lost_seconds;
     json["effective"] = number_or_null(totals.effective_seconds / totals.seconds);
     ordered_json ends = ordered_json::array();
     for (const Job& job : summary.jobs) {
@@ -162,7 +171,9 @@ Known known_of(const fs::path& folder, const RunJobs& jobs) {
   }
   std::vector<std::string> ids;
   for (const SubmittedJob& job : jobs.submitted) {
-    if (job.run == folder) ids.push_back(job.id);
+    if (job.run != folder) continue;
+    ids.push_back(job.id);
+    run.newest = job;
   }
   run.queued = jobs_with(jobs.queued, ids);
   return run;

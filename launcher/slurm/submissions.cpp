@@ -6,6 +6,7 @@
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
 constexpr char kJobsFormat[] = "birkhoff jobs";
-constexpr std::int64_t kMostJobsBytes = 64 << 20;
+constexpr std::int64_t kMostJobsBytes = 64 << 20, kMostEndBytes = 64 << 10;
 
 fs::path submissions_folder(const fs::path& run) { return absolute_run(run).string() + ".slurm"; }
 
@@ -44,7 +45,8 @@ std::vector<SubmittedJob> read_jobs(const fs::path& submission) {
     if (json.at("format") != kJobsFormat) throw std::runtime_error("another format");
     for (const auto& job : json.at("jobs")) {
       const std::string id = job.at("id");
-      jobs.push_back({id, job.at("run").get<std::string>(), job_output(submission, id)});
+      jobs.push_back({id, job.at("run").get<std::string>(), job_output(submission, id),
+                      job_end(submission, id)});
     }
   } catch (const Error&) {
     throw;
@@ -74,6 +76,15 @@ void write_jobs(const fs::path& submission, const std::vector<SubmittedJob>& job
   const ordered_json json = {{"format", kJobsFormat}, {"version", 1}, {"jobs", list}};
   write_file_durably((submission / "jobs.json").string(),
                      json.dump(-1, ' ', false, ordered_json::error_handler_t::replace) + '\n');
+}
+
+std::optional<RecordedEnd> recorded_end(const SubmittedJob& job) {
+  if (!path_exists(job.end.string())) return std::nullopt;
+  std::istringstream file(read_file(job.end.string(), kMostEndBytes));
+  RecordedEnd end;
+  if (!(file >> end.code >> std::ws)) return std::nullopt;  // the machine crashed then
+  std::getline(file, end.text);
+  return end;
 }
 
 std::vector<SubmittedJob> submitted_jobs(const fs::path& run) {

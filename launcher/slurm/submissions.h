@@ -4,9 +4,11 @@
 //                              sweep's run I): a job reads this one, whatever becomes of the file
 //   RUN.slurm/K/jobs.json      the jobs and their runs, in the order of their submission
 //   RUN.slurm/K/JOB.out        what a job printed
+//   RUN.slurm/K/JOB.end        its exit code and, in words, how it ended
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@ struct SubmittedJob {
   std::string id;                // "17", or "17_3" for an element of an array
   std::filesystem::path run;     // absolute
   std::filesystem::path output;  // file
+  std::filesystem::path end;     // file; absent while the job waits or runs, and if it was killed
 };
 
 // An absolute path without a slash at its end.
@@ -26,6 +29,13 @@ std::filesystem::path next_submission(const std::filesystem::path& run);
 
 // Writes jobs.json into the folder of a submission, durably.
 void write_jobs(const std::filesystem::path& submission, const std::vector<SubmittedJob>& jobs);
+
+struct RecordedEnd {
+  int code = 0;
+  std::string text;
+};
+// How the job ended, as its script has recorded it.
+std::optional<RecordedEnd> recorded_end(const SubmittedJob& job);
 
 // All jobs that were submitted for a run, or for the runs of a sweep in this folder, oldest first.
 // None: empty. Error(kStorage) if a file is damaged.

@@ -14,10 +14,12 @@
 #include "configs/config_io.h"
 #include "configs/message_text.h"
 #include "configs/site_io.h"
+#include "data/corpus/corpus.h"
 #include "launcher/commands.h"
 #include "launcher/commands/train_checks.h"
 #include "launcher/doctor/exclude_file.h"
 #include "launcher/failure.h"
+#include "launcher/plan/plan.h"
 #include "launcher/processes/command_output.h"
 #include "launcher/processes/supervisor.h"
 #include "launcher/runs/run_summary.h"
@@ -128,6 +130,30 @@ void check_site(const SubmitArguments& arguments, const configs::Site& site,
   }
 }
 
+// Whether the run fits the memory that the profile says a rank has. Refuses it on CPUs; on GPUs
+// the prediction is of kernels that keep more.
+void check_memory(const SubmitArguments& arguments, const configs::Site& site,
+                  const configs::Config& config, int ranks, std::ostream& err) {
+  if (site.rank_memory_gb() == 0) return;
+  PlanRequest request;
+  request.config = config;
+  request.vocabulary = Corpus(config.data().corpus()).manifest().tokenizer().vocabulary();
+  request.ranks = ranks;
+  request.ranks_per_node = site.ranks_per_node();
+  const Plan plan = make_plan(request);
+  const std::optional<double> bytes = rank_memory(plan);
+  if (bytes && *bytes <= site.rank_memory_gb() * 1e9) return;
+  const std::string what =
+      bytes ? fmt::format(
+                  "a rank needs {:.3g} GB and has {:.3g} (rank_memory_gb of {}): lower "
+                  "train.micro_batch, or set train.recompute or train.zero_stage; `birkhoff plan` "
+                  "shows the parts",
+                  *bytes / 1e9, site.rank_memory_gb(), arguments.site)
+            : "the memory of a rank is not checked: " + plan.notes.front();
+  if (bytes && config.device() == configs::Config::cpu) fail(ExitCode::kConfig, "{}", what);
+  err << "birkhoff: warning: " << one_line(what) << '\n';
+}
+
 // Warns if a step and a save, as far as an earlier job measured them, do not fit.
 void warn_of_short_time(const fs::path& run, const configs::Site& site, std::chrono::seconds limit,
                         std::ostream& err) {
@@ -198,6 +224,7 @@ std::string queue_script(const fs::path& script, const std::string& after) {
   std::vector<std::string> arguments = {"--parsable"};
   if (!after.empty()) arguments.push_back("--dependency=afterany:" + after);
   arguments.push_back(script.string());
+  if (!after.empty()) arguments.push_back(after);
   const std::string printed = sbatch(std::move(arguments));
   const std::string id = printed.substr(0, printed.find_first_not_of("0123456789"));
   if (id.empty()) fail(ExitCode::kUsage, "sbatch printed no job id: {}", quoted(printed));
@@ -211,6 +238,14 @@ void create_folder(const fs::path& folder) {
   if (!fs::create_directory(folder, error)) {
     fail(ExitCode::kStorage, "{}: cannot be created ({}): submit once more", folder.string(),
          error ? error.message() : "it has just appeared");
+  }
+}
+
+// So that of a sweep all runs or none are moved aside.
+void check_not_held(const fs::path& run) {
+  if (const auto holder = run_holder(RunPaths{run})) {
+    fail(ExitCode::kUsage, "the run folder {} is in use by {}: wait for it or stop it",
+         run.string(), *holder);
   }
 }
 
@@ -234,6 +269,7 @@ std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob
   try {
     if (arguments.fresh) {
       sbatch({"--test-only", script.string()});
+      for (const Planned& run : submission.runs) check_not_held(run.folder);
       for (const Planned& run : submission.runs) {
         RunFolder(run.folder, run.config.train().seed(), /*fresh=*/true);
       }
@@ -249,7 +285,7 @@ std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob
     for (std::size_t run = 0; run < submission.runs.size(); ++run) {
       const std::string id =
           submission.runs.size() == 1 ? ids.back() : fmt::format("{}_{}", ids.back(), run);
-      jobs.push_back({id, submission.runs[run].folder, ""});
+      jobs.push_back({.id = id, .run = submission.runs[run].folder, .output = {}, .end = {}});
     }
     write_jobs(submission.folder, jobs);  // after each: what is queued is known, whatever follows
   }
@@ -286,6 +322,7 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
     run.config = check_before_start(
         {arguments.config, run.settings, run.folder.string(), arguments.fresh, ranks});
     check_site(arguments, site, *limit, run.config);
+    check_memory(arguments, site, run.config, ranks, err);
     if (!arguments.fresh) warn_of_short_time(run.folder, site, *limit, err);
     const std::string file = sweep ? fmt::format("config-{}.txtpb", i) : "config.txtpb";
     job.runs.push_back({submission.folder / file, run.folder});

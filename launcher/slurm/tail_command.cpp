@@ -122,7 +122,7 @@ class Followed {
 
 // Whether more may come: a process trains in the folder, or a job is in the queue.
 bool is_active(const fs::path& run, const RunJobs& jobs) {
-  return !jobs.queued.empty() || lock_holder(RunPaths{run}.lock().string()).has_value();
+  return !jobs.queued.empty() || run_holder(RunPaths{run}).has_value();
 }
 
 }  // namespace

@@ -152,6 +152,7 @@ class CheckpointWriter::Impl {
       manifest_.clear_file();
       manifest_.clear_tensor();
       step_ = header.step();
+      holder_ = header.holder();
       try {
         remove_tree(aside_folder().string());
         make_directory(aside_folder().string());
@@ -160,7 +161,12 @@ class CheckpointWriter::Impl {
         problem = error.what();
       }
     }
-    step_ = std::stoll(world_.broadcast_bytes(std::to_string(step_), 0, "checkpoint step"));
+    at::Tensor which = at::zeros({2}, at::kLong);  // [step, holder]
+    which.data_ptr<std::int64_t>()[0] = step_;
+    which.data_ptr<std::int64_t>()[1] = holder_;
+    world_.broadcast(which, 0, "checkpoint step");
+    step_ = which.data_ptr<std::int64_t>()[0];
+    holder_ = which.data_ptr<std::int64_t>()[1];
     aside_ = aside_folder();
     problem = world_.broadcast_bytes(problem, 0, "checkpoint folder");
     if (!problem.empty()) {
@@ -277,8 +283,10 @@ class CheckpointWriter::Impl {
     });
   }
 
+  // Named after the run's holder: a job that lost the run, and does not know it yet, must not touch
+  // the files of the new holder's save of the same step.
   fs::path aside_folder() const {
-    return folder_ / fmt::format("{}{}", kAsidePrefix, step_name(step_));
+    return folder_ / fmt::format("{}{}-by-{}", kAsidePrefix, step_name(step_), holder_);
   }
 
   const fs::path folder_;
@@ -288,7 +296,7 @@ class CheckpointWriter::Impl {
   const std::function<void()> require_folder_;  // rank 0
 
   Phase phase_ = Phase::kIdle;
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0, holder_ = 0;
   fs::path aside_;
   CheckpointManifest manifest_;  // rank 0: of the running save
 

@@ -1,6 +1,6 @@
 // The file-system side of saving a checkpoint, on one rank and without communication. The order of
 // calls is the protocol of docs/checkpoint_format.md:
-//   all ranks  write_shard_file() into .tmp-step-N
+//   all ranks  write_shard_file() into .tmp-step-N-by-H (H: fencing number)
 //   rank 0     commit_checkpoint(): index, manifest.json last, rename to step-N, then retention
 // Names next to checkpoints: .tmp-* is unfinished or being deleted, .replaced-step-N is the old one
 // while a step is saved again, damaged-step-N[-K] and diverged-step-N[-K] were set aside.

@@ -94,6 +94,11 @@ void RunFolder::check_usable(const fs::path& folder) {
   }
 }
 
+std::optional<std::string> run_holder(const RunPaths& paths) {
+  const auto holder = lock_holder(paths.lock().string());
+  return holder ? holder : Lease::holder(paths.root);
+}
+
 RunFolder::RunFolder(const fs::path& folder, std::uint64_t seed, bool fresh) : paths_{folder} {
   check_usable(folder);
   make_directory(folder.string());

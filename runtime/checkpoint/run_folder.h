@@ -35,6 +35,10 @@ struct RunPaths {
   std::filesystem::path checkpoints() const { return root / "checkpoints"; }
 };
 
+// The process that trains in the folder, by its lock or, where flock means nothing between
+// machines, by its lease. Changes nothing.
+std::optional<std::string> run_holder(const RunPaths& paths);
+
 // The right to train in a folder, held by rank 0 as long as this object exists. Local.
 class RunFolder {
  public:

@@ -200,8 +200,10 @@ RunTotals totals_of(const std::vector<Job>& jobs, const std::optional<JobStatus>
     const std::int64_t kept = std::max<std::int64_t>(kept_until - jobs[i].start.step, 0);
     totals.lost_steps += done - kept;
     if (done > 0) {
-      totals.effective_seconds +=
+      const double effective =
           end.step_seconds * static_cast<double>(kept) / static_cast<double>(done);
+      totals.effective_seconds += effective;
+      totals.lost_seconds += end.step_seconds - effective;
     }
   }
   return totals;

@@ -67,6 +67,7 @@ std::optional<JobStatus> read_status(const std::filesystem::path& file);
 struct RunTotals {
   std::int64_t restarts = 0;
   std::int64_t lost_steps = 0;   // done, and done again after a restart
+  double lost_seconds = 0;       // that these took at first
   double seconds = 0;            // from the first start until `now`
   double effective_seconds = 0;  // spent in steps that were not lost
 };

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -22,6 +23,7 @@ using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
+using testing::StartsWith;
 
 // Whatever a shell, sbatch or Slurm might read as more than text, except a line end.
 constexpr const char* kHostile = "a b'c\"d$(touch pwned)`touch pwned`$HOME;&|*?#{x,y}~!%j é";
@@ -43,6 +45,7 @@ class ScriptTest : public testing::Test {
     stubs_.write("squeue", "echo RUNNING None");
     stubs_.write("scontrol", "");
     stubs_.write_at(job_.program, "exit ${STUB_CODE:-0}");
+    fs::create_directories(job_.output_folder);
   }
 
   // The script of job_, run as Slurm would.
@@ -53,10 +56,22 @@ class ScriptTest : public testing::Test {
             .folder = folder_.path(),
             .environment = {{"PATH", stubs_.path()}, {"SLURM_JOB_ID", "17"}}};
   }
-  Finished run_script(const std::string& code = "0") {
+  // after: the job that it follows in a chain.
+  Finished run_script(const std::string& code = "0", const std::string& after = "") {
     Command command = script();
     command.environment.emplace_back("STUB_CODE", code);
+    if (!after.empty()) command.line.push_back(after);
     return run_child(command);
+  }
+  // From now on the program saves a checkpoint and ends with 75.
+  void save_when_run() {
+    const std::string step = (job_.runs[0].folder / "checkpoints/step-1").string();
+    stubs_.write_at(job_.program, "mkdir -p " + shell_quoted(step) + "; exit 75");
+  }
+  // What the script has recorded of the job's end.
+  std::string end_of(const std::string& job) const {
+    const fs::path file = job_end(job_.output_folder, job);
+    return fs::exists(file) ? read_bytes(file.string()) : "";
   }
 
   TemporaryFolder folder_{"birkhoff_script"};
@@ -159,13 +174,16 @@ TEST_F(ScriptTest, SaysHowItEndedAndRequeuesWhatWasSaved) {
   Finished finished = run_script("0");
   EXPECT_EQ(finished.code, 0);
   EXPECT_THAT(finished.out, HasSubstr("job 17: the run is finished\n"));
+  EXPECT_EQ(end_of("17"), "0 the run is finished\n");
   finished = run_script("9");
   EXPECT_EQ(finished.code, 9);
   EXPECT_THAT(finished.out, HasSubstr("job 17: failed with exit code 9"));
+  EXPECT_THAT(end_of("17"), StartsWith("9 failed with exit code 9"));
   EXPECT_THAT(stubs_.calls("scontrol"), ElementsAre());
   finished = run_script("75");
   EXPECT_EQ(finished.code, 75);
   EXPECT_THAT(finished.out, HasSubstr("job 17: saved; goes back to the queue\n"));
+  EXPECT_EQ(end_of("17"), "") << "it has not ended";
   EXPECT_THAT(stubs_.calls("scontrol"), ElementsAre(ElementsAre("requeue", "17")));
   stubs_.write("scontrol", "exit 1");
   finished = run_script("75");
@@ -178,11 +196,41 @@ TEST_F(ScriptTest, AJobThatSlurmHasEndedIsNotRequeued) {
   EXPECT_THAT(run_script("75").out, HasSubstr("saved; ended by Slurm (COMPLETING)\n"));
   EXPECT_THAT(stubs_.calls("scontrol"), ElementsAre());
   stubs_.write("squeue", "echo COMPLETING TimeLimit");
+  EXPECT_THAT(run_script("75").out, HasSubstr("nothing new was saved before the time limit"));
+  save_when_run();
   EXPECT_THAT(run_script("75").out, HasSubstr("saved; goes back to the queue\n"));
   EXPECT_EQ(stubs_.calls("scontrol").size(), 1u);
   site_.set_requeue(false);
   stubs_.write("squeue", "echo RUNNING None");
   EXPECT_THAT(run_script("75").out, HasSubstr("saved; submit it again to continue\n"));
+}
+
+TEST_F(ScriptTest, AJobThatSavesNothingDoesNotComeBackForEver) {
+  for (int round = 0; round < 2; ++round) {
+    for (int start = 0; start < 4; ++start) {
+      EXPECT_THAT(run_script("75").out, HasSubstr("goes back to the queue")) << start;
+    }
+    if (round > 0) break;
+    save_when_run();
+    EXPECT_THAT(run_script("75").out, HasSubstr("goes back to the queue"));
+    stubs_.write_at(job_.program, "exit 75");
+  }
+  const Finished last = run_script("75");
+  EXPECT_EQ(last.code, 75);
+  EXPECT_THAT(last.out, HasSubstr("saved nothing new in 5 starts"));
+}
+
+TEST_F(ScriptTest, AChainEndsWithAFailureThatWouldComeAgain) {
+  EXPECT_EQ(run_script("0", "16").code, 0) << "16 has left no record: it was killed";
+  for (const auto& [code, goes_on] : std::map<std::string, bool>{
+           {"0", true}, {"75", true}, {"7", true}, {"6", true}, {"3", false}, {"9", false}}) {
+    SCOPED_TRACE(code);
+    write_bytes(job_end(job_.output_folder, "16").string(), code + " failed\n");
+    const Finished finished = run_script("0", "16");
+    EXPECT_EQ(std::to_string(finished.code), goes_on ? "0" : code);
+    EXPECT_THAT(end_of("17"), goes_on ? HasSubstr("the run is finished")
+                                      : HasSubstr("job 16, which it follows, failed"));
+  }
 }
 
 // A process on another node of the job puts it back if Slurm has taken the script's node from it.

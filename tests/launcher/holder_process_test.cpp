@@ -59,6 +59,8 @@ TEST_F(HolderProcess, OfTwoJobsOneTrains) {
       EXPECT_EQ(refused.code, 2) << refused.err;
       EXPECT_THAT(refused.err, HasSubstr("is in use by process " + std::to_string(winner.pid())));
       ASSERT_TRUE(wait_for_step(winner, run(name), 3));
+      EXPECT_THAT(run_holder(RunPaths{run(name)}).value_or("nobody"),
+                  HasSubstr("process " + std::to_string(winner.pid())));
       winner.signal(SIGTERM);
       EXPECT_EQ(winner.finish(seconds(30)).code, 75);
       EXPECT_EQ(read_history(RunPaths{run(name)}.history()).size(), 1u);

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "child.h"
+#include "cluster/base/files/file.h"
 #include "configs/config_io.h"
 #include "damage.h"
 #include "good_input.h"
@@ -112,6 +113,10 @@ TEST_F(SlurmCommands, TheConfigurationIsThatOfTheSubmission) {
   EXPECT_THAT(calls("sbatch"),
               ElementsAre(ElementsAre("--parsable", absolute("new.slurm/1/job.sh"))));
   EXPECT_EQ(status("new").at("state"), "new") << "squeue knows of no job: it is gone";
+  write_bytes("new.slurm/1/17.end", "4 failed with exit code 4\n");
+  EXPECT_EQ(status("new").at("state"), "failed") << "before it began to train";
+  EXPECT_THAT(status("new").at("reason").get<std::string>(),
+              AllOf(HasSubstr("job 17: failed with exit code 4"), HasSubstr("1/17.out")));
 }
 
 TEST_F(SlurmCommands, AChainWaitsForTheJobBefore) {
@@ -119,8 +124,9 @@ TEST_F(SlurmCommands, AChainWaitsForTheJobBefore) {
   const auto lines = calls("sbatch");
   ASSERT_EQ(lines.size(), 3u);
   EXPECT_EQ(lines[0].size(), 2u);
-  EXPECT_EQ(lines[1][1], "--dependency=afterany:17");
-  EXPECT_EQ(lines[2][1], "--dependency=afterany:18");
+  const std::string script = absolute("new.slurm/1/job.sh");
+  EXPECT_THAT(lines[1], ElementsAre("--parsable", "--dependency=afterany:17", script, "17"));
+  EXPECT_THAT(lines[2], ElementsAre("--parsable", "--dependency=afterany:18", script, "18"));
   EXPECT_EQ(submitted_jobs("new").size(), 3u);
 }
 
@@ -204,6 +210,19 @@ TEST_F(SlurmCommands, FreshMovesNothingIfSbatchRefuses) {
   EXPECT_FALSE(fs::exists("run.slurm/1"));
 }
 
+TEST_F(SlurmCommands, FreshMovesNoRunOfASweepIfOneIsInUse) {
+  for (const std::string run : {"sweep/2", "sweep/4"}) {
+    fs::create_directories(run);
+    fs::copy("run", run, fs::copy_options::recursive);
+  }
+  const FileLock lock("sweep/4/lock", "the run");
+  const Said said = submit("sweep", {"--fresh", "--sweep", "model.heads=2,4"});
+  EXPECT_EQ(said.code, 2);
+  EXPECT_THAT(said.err, HasSubstr("sweep/4 is in use by process"));
+  EXPECT_FALSE(fs::exists("sweep/2/before-fresh-1"));
+  EXPECT_FALSE(fs::exists("sweep.slurm/1"));
+}
+
 TEST_F(SlurmCommands, ASilentQueueIsNotAnEmptyOne) {
   EXPECT_EQ(submit("new").code, 0);
   stubs_->write("squeue", "exit 1");
@@ -231,6 +250,17 @@ TEST_F(SlurmCommands, WarnsIfAStepAndASaveDoNotFit) {
               AllOf(HasSubstr("a step and a save took 200."), HasSubstr("signal_seconds is 120")));
   EXPECT_THAT(submit("run", {"--time", "3", "--dry-run"}).err,
               HasSubstr("the time limit is 180 s: raise --time"));
+}
+
+TEST_F(SlurmCommands, ARunThatDoesNotFitTheMemoryIsRefused) {
+  const std::string site = read_bytes("site.txtpb");
+  write_bytes("site.txtpb", site + " rank_memory_gb: 1e-6");
+  const Said said = submit("new");
+  EXPECT_EQ(said.code, 3);
+  EXPECT_THAT(said.err, AllOf(HasSubstr("a rank needs"), HasSubstr("has 1e-06")));
+  EXPECT_THAT(calls("sbatch"), ElementsAre());
+  write_bytes("site.txtpb", site + " rank_memory_gb: 1");
+  EXPECT_EQ(submit("new").code, 0);
 }
 
 TEST_F(SlurmCommands, WhatSbatchSaysReachesTheUser) {

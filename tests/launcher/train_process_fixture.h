@@ -71,8 +71,11 @@ class TrainProcess : public testing::Test {
     ASSERT_EQ(state.size(), reference.size());
     for (const auto& [file, bytes] : reference)
       EXPECT_TRUE(state.at(file) == bytes) << file << " differs";
+    expect_metrics_like(name, reference_name);
+  }
+  static void expect_metrics_like(const std::string& name, const std::string& reference) {
     const MetricsLines metrics = lines_of_metrics(run(name)),
-                       expected = lines_of_metrics(reference_run);
+                       expected = lines_of_metrics(run(reference));
     EXPECT_EQ(metrics.figures, expected.figures)
         << "each step once, in order, with the same figures";
     EXPECT_EQ(metrics.evaluated, expected.evaluated);

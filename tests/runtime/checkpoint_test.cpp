@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
@@ -187,6 +188,34 @@ TEST(Checkpoint, LeftoversAreRemovedAtTheStart) {
   EXPECT_EQ(find_newest_checkpoint(folder, true)->manifest.step(), 1);
   run_ranks(1, [&](ProcessGroup& world) { CheckpointWriter writer(folder, 2, {}, world); });
   EXPECT_THAT(names_in(folder), ElementsAre("mine", "step-00000001"));
+}
+
+// Just before the old holder of a run renames its save, a new one takes the run and saves the same
+// step: the old one's commit fails, and the new one's files are whole.
+TEST(Checkpoint, ALostRunsSaveDoesNotTouchThatOfTheNewHolder) {
+  const TestFolder folder;
+  const auto header_of = [](std::int64_t holder) {
+    CheckpointHeader header = make_header(4);
+    header.set_holder(holder);
+    return header;
+  };
+  run_ranks(1, [&](ProcessGroup& world) {
+    std::vector<TensorPart> shards = make_shards(0, 1, Layout::kReplicated);
+    fill_shards(shards, 4);
+    std::unique_ptr<CheckpointWriter> new_writer;
+    CheckpointWriter old_writer(folder, 2, {}, world, [&] {
+      if (new_writer != nullptr) return;
+      new_writer = std::make_unique<CheckpointWriter>(folder, 2, std::vector<fs::path>(), world);
+      new_writer->save(header_of(2), shards);
+    });
+    old_writer.save(header_of(1), shards);
+    EXPECT_THROW(old_writer.finish(), Error);
+    ASSERT_NE(new_writer, nullptr);
+    new_writer->finish();
+  });
+  const auto checkpoint = find_newest_checkpoint(folder, true);
+  EXPECT_EQ(checkpoint->manifest.holder(), 2);
+  expect_holds_step(*checkpoint, 4);
 }
 
 TEST(Checkpoint, DestructorAbandonsAnUnfinishedSave) {

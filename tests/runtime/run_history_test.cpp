@@ -72,6 +72,7 @@ TEST(RunHistory, KeepsWhatJobsNote) {
   EXPECT_EQ(totals.restarts, 1);
   EXPECT_EQ(totals.lost_steps, 20);
   EXPECT_DOUBLE_EQ(totals.effective_seconds, 300);
+  EXPECT_DOUBLE_EQ(totals.lost_seconds, 20);
   EXPECT_NEAR(totals.seconds, 400, 1e-6);
 }
 

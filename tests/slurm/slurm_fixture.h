@@ -30,7 +30,8 @@ class Slurm : public TrainProcess {
 
   static bool is_possible() {
     return geteuid() == 0 && run_child({.line = {"slurmctld", "-V"}}).code == 0 &&
-           run_child({.line = {"munged", "-V"}}).code == 0;
+           run_child({.line = {"munged", "-V"}}).code == 0 &&
+           run_child({.line = {"unshare", "-m", "true"}}).code == 0;  // root of a container may not
   }
 
   static void SetUpTestSuite() {
@@ -53,7 +54,9 @@ class Slurm : public TrainProcess {
   }
 
   void SetUp() override {
-    if (folder_ == nullptr) GTEST_SKIP() << "needs root, slurm-wlm, slurm-wlm-basic-plugins, munge";
+    if (folder_ == nullptr)
+      GTEST_SKIP() << "needs root that may mount, slurm-wlm, slurm-wlm-basic-plugins, "
+                      "munge";
     std::filesystem::remove(folder_->path() / "fast");
   }
   void TearDown() override {
@@ -171,6 +174,14 @@ class Slurm : public TrainProcess {
   static std::vector<Job> history(const std::string& name) {
     return read_history(RunPaths{run(name)}.history());
   }
+  // Expects that the second job went on from a checkpoint at most one interval and one step before
+  // the end of the first.
+  static void expect_only_unsaved_steps_lost(const std::string& name) {
+    const std::vector<Job> jobs = history(name);
+    ASSERT_GE(jobs.size(), 2u);
+    EXPECT_GE(jobs[1].start.step, 50) << "wait_for_step_70() saw its checkpoint";
+    EXPECT_GT(jobs[1].start.step, jobs[0].end->step - 100) << output(name);
+  }
   // Expects that no step was done again.
   static void expect_no_step_lost(const std::string& name) {
     const std::vector<Job> jobs = history(name);
@@ -189,12 +200,14 @@ class Slurm : public TrainProcess {
     namespace fs = std::filesystem;
     const fs::path kept =
         fs::temp_directory_path() / ("birkhoff_slurm_failed_" + std::to_string(getpid()));
-    for (const auto& entry : fs::recursive_directory_iterator(folder_->path())) {
-      const fs::path extension = entry.path().extension(), path = entry.path();
+    std::error_code vanished;  // daemons may still remove files
+    for (auto entry = fs::recursive_directory_iterator(folder_->path(), vanished);
+         entry != fs::recursive_directory_iterator(); entry.increment(vanished)) {
+      const fs::path extension = entry->path().extension(), path = entry->path();
       if (extension != ".log" && extension != ".out" && extension != ".jsonl") continue;
       const fs::path copy = kept / fs::relative(path, folder_->path());
       fs::create_directories(copy.parent_path());
-      fs::copy_file(path, copy, fs::copy_options::overwrite_existing);
+      fs::copy_file(path, copy, fs::copy_options::overwrite_existing, vanished);
     }
     std::cout << "logs of the failed tests: " << kept.string() << '\n';
   }

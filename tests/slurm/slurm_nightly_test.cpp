@@ -1,9 +1,11 @@
 // What takes minutes: arrays, chains, time limits without a warning, and cancelled runs.
+#include "launcher/slurm/batch_script.h"
 #include "slurm_fixture.h"
 
 namespace birkhoff {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -16,10 +18,45 @@ TEST_F(SlurmNightly, AnArrayOfFourRunsEach) {
   for (const std::string& job : jobs) {
     EXPECT_TRUE(wait_for_state(job, "COMPLETED")) << output("sweep");
   }
-  for (const char* seed : {"1", "2", "3", "4"}) {
-    EXPECT_EQ(last_step(run("sweep") / seed), kSteps) << output("sweep");
+  for (const std::string seed : {"1", "2", "3", "4"}) {
+    const Finished trained =
+        run_child(train("seed" + seed, {"--ranks", "2", "--set", "train.seed=" + seed}));
+    EXPECT_EQ(trained.code, 0) << trained.err;
+    expect_like_reference("sweep/" + seed, "seed" + seed);
   }
-  expect_like_reference("sweep/1");
+}
+
+// On four nodes, and on three of them from the loss of one on.
+TEST_F(SlurmNightly, OnFewerNodesARunHasTheSameBits) {
+  const std::vector<std::string> invariant = {"--set", "train.invariant.shards=12", "--set",
+                                              "train.global_batch=12"};
+  std::vector<std::string> options = {"--ranks", "1"};
+  options.insert(options.end(), invariant.begin(), invariant.end());
+  const Finished trained = run_child(train("one_rank", options));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  options = {"--nodes", "4", "--least-ranks", "3"};
+  options.insert(options.end(), invariant.begin(), invariant.end());
+  const std::string job = submit("fewer", kReadMs, options)[0];
+  ASSERT_TRUE(wait_for_step_70("fewer")) << output("fewer");
+  EXPECT_EQ(run_child({.line = {SLURM_CLUSTER, "kill", cluster_, "1"}}).code, 0);
+  release();
+  EXPECT_TRUE(wait_for_state(job, "COMPLETED")) << output("fewer");
+  EXPECT_EQ(run_child({.line = {SLURM_CLUSTER, "revive", cluster_, "1"}}).code, 0);
+  EXPECT_EQ(field(job, "Restarts"), "0") << output("fewer");
+  ASSERT_EQ(history("fewer").size(), 2u) << output("fewer");
+  EXPECT_EQ(history("fewer")[0].start.ranks, 4);
+  EXPECT_EQ(history("fewer")[1].start.ranks, 3);
+  expect_only_unsaved_steps_lost("fewer");
+  expect_metrics_like("fewer", "one_rank");
+}
+
+TEST_F(SlurmNightly, FourNodesFinishARun) {
+  const std::string batch = "train.global_batch=8";
+  const Finished trained = run_child(train("four_ranks", {"--ranks", "4", "--set", batch}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const std::string job = submit("four", 0, {"--nodes", "4", "--set", batch})[0];
+  EXPECT_TRUE(wait_for_state(job, "COMPLETED")) << output("four");
+  expect_like_reference("four", "four_ranks");
 }
 
 // One of them has the id of the whole array.
@@ -68,6 +105,17 @@ TEST_F(SlurmNightly, AFinishedRunEndsTheRestOfItsChain) {
   expect_like_reference("short");
 }
 
+TEST_F(SlurmNightly, WithoutASignalAJobSavesBeforeItsTimeLimit) {
+  const std::string job =
+      submit("unwarned", 120, {"--nodes", "2", "--time", "1"}, "signal_seconds: 0")[0];
+  EXPECT_TRUE(wait_for_end_of_job("unwarned")) << output("unwarned");
+  release();
+  expect_finished(job, "unwarned");
+  expect_no_step_lost("unwarned");
+  EXPECT_THAT(history("unwarned")[0].end->reason, HasSubstr("time limit is near"));
+  EXPECT_THAT(output("unwarned"), Not(HasSubstr("DUE TO TIME LIMIT")));
+}
+
 // The ranks learn of no limit. Slurm ends the job at its limit by SIGTERM, and leaves it KillWait
 // to save.
 TEST_F(SlurmNightly, AtATimeLimitWithoutAWarningAJobSaves) {
@@ -106,6 +154,24 @@ TEST_F(SlurmNightly, ACancelledRunIsSavedAndContinues) {
 TEST_F(SlurmNightly, MpirunStartsTheRanksWhereSlurmHasNoPmix) {
   const std::string job = submit("mpirun", 0, {"--nodes", "2"}, "launcher: mpirun")[0];
   expect_finished(job, "mpirun");
+  EXPECT_THAT(history("mpirun")[0].start.hosts, ElementsAre("node0", "node1"));
+}
+
+// The names are those that sbatch --exclude takes.
+TEST_F(SlurmNightly, DoctorExaminesTheNodesOfAJob) {
+  const std::string report = (folder_->path() / "doctor.json").string();
+  std::string line;
+  for (const std::string& word :
+       birkhoff_line({"doctor", "--ranks", "3", "--no-speed", "--json", report})) {
+    line += shell_quoted(word) + ' ';
+  }
+  const Finished job =
+      run_child({.line = {"sbatch", "--parsable", "--wait", "--nodes=3", "--ntasks-per-node=1",
+                          "--output=/dev/null", "--wrap=" + line}});
+  EXPECT_EQ(job.code, 0) << job.err;
+  const auto json = nlohmann::json::parse(read_bytes(report));
+  EXPECT_EQ(json.at("hosts"), nlohmann::json({"node0", "node1", "node2"}));
+  EXPECT_EQ(json.at("ranks"), 3);
 }
 
 }  // namespace

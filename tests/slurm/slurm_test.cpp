@@ -15,6 +15,7 @@ TEST_F(Slurm, ARunOfTwoNodesFinishes) {
   expect_finished(jobs[0], name);
   ASSERT_EQ(history(name).size(), 1u);
   EXPECT_EQ(history(name)[0].start.scheduler_job, "slurm " + jobs[0]);
+  EXPECT_THAT(history(name)[0].start.hosts, testing::ElementsAre("node0", "node1"));
   EXPECT_THAT(output(name), HasSubstr("job " + jobs[0] + ": the run is finished"));
   EXPECT_EQ(status(name).at("state"), "finished");
   const Finished tail = run_child({.line = birkhoff_line({"tail", run(name).string()})});
@@ -32,6 +33,7 @@ TEST_F(Slurm, ALostRankIsStartedAgainInTheSameJob) {
   expect_finished(job, "lost_rank");
   EXPECT_EQ(field(job, "Restarts"), "0") << "it went back to the queue";
   EXPECT_EQ(history("lost_rank").size(), 2u) << output("lost_rank");
+  expect_only_unsaved_steps_lost("lost_rank");
   EXPECT_EQ(status("lost_rank").at("restarts"), 1);
 }
 
@@ -44,6 +46,7 @@ TEST_F(Slurm, ASpareNodeReplacesALostOne) {
   expect_finished(job, "lost_node");
   ASSERT_EQ(history("lost_node").size(), 2u) << output("lost_node");
   EXPECT_EQ(history("lost_node")[1].start.ranks, 2);
+  expect_only_unsaved_steps_lost("lost_node");
   EXPECT_EQ(field(job, "Restarts"), "0") << "it went back to the queue: " << output("lost_node");
   const Finished revived = run_child({.line = {SLURM_CLUSTER, "revive", cluster_, "1"}});
   EXPECT_EQ(revived.code, 0) << revived.err;
@@ -56,6 +59,7 @@ TEST_F(Slurm, ARequeuedJobResumes) {
   EXPECT_EQ(run_child({.line = {"scontrol", "requeue", job}}).code, 0);
   release();
   expect_finished(job, "requeued");
+  expect_no_step_lost("requeued");
   EXPECT_EQ(field(job, "Restarts"), "1");
 }
 

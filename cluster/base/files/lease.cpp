@@ -247,6 +247,17 @@ std::int64_t Lease::newest_number(const fs::path& folder) {
   return holders.empty() ? 0 : holders.rbegin()->first;
 }
 
+std::optional<std::string> Lease::holder(const fs::path& folder, LeaseTimes times) {
+  if (!path_exists(folder.string())) return std::nullopt;
+  const std::optional<Record> record = newest_holder(folder);
+  if (!record || !record->held || has_ended(*record)) return std::nullopt;
+  const auto touched = last_touch(file_of(folder, record->number));
+  if (!touched) return std::nullopt;
+  const auto age =
+      std::chrono::system_clock::now().time_since_epoch() - std::chrono::seconds(touched->first);
+  return std::chrono::abs(age) < times.expires ? std::optional(record->holder) : std::nullopt;
+}
+
 bool Lease::outlived_by_lock(const fs::path& folder, LeaseTimes times) {
   const std::optional<Record> holder = newest_holder(folder);
   return holder && holder->held && !holder->host.empty() && holder->host != host_name() &&

@@ -15,6 +15,7 @@
 #include <filesystem>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -57,6 +58,11 @@ class Lease {
 
   // The fencing number of the folder's newest holder; 0: it never had one.
   static std::int64_t newest_number(const std::filesystem::path& folder);
+
+  // The folder's holder, as far as a look at its record and clocks that agree can tell: one that
+  // has renewed its lease lately, and is no process of this machine that has ended.
+  static std::optional<std::string> holder(const std::filesystem::path& folder,
+                                           LeaseTimes times = {});
 
   // Waits until the holder's lease expires or is renewed. Returns true if it expires and the holder
   // is of another machine: the machine may be gone, and its flock with it.

@@ -88,6 +88,26 @@ TEST(Lease, IsRefusedWhileItIsRenewed) {
   holder.join();
 }
 
+TEST(Lease, ALookTellsTheHolder) {
+  const Folder folder;
+  EXPECT_EQ(Lease::holder(folder.path() / "nothing", kFast), std::nullopt);
+  EXPECT_EQ(Lease::holder(folder.path(), kFast), std::nullopt);
+  write_holder(folder.path(), 1, /*held=*/false);
+  EXPECT_EQ(Lease::holder(folder.path()), std::nullopt) << "it gave the folder back";
+  write_holder(folder.path(), 2);
+  EXPECT_EQ(Lease::holder(folder.path()), "process 7 on elsewhere");
+  std::this_thread::sleep_for(kFast.expires);
+  EXPECT_EQ(Lease::holder(folder.path(), {.expires = milliseconds(100)}), std::nullopt);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    new Lease(folder.path(), "the folder", kFast);
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(Lease::newest_number(folder.path()), 3);
+  EXPECT_EQ(Lease::holder(folder.path()), std::nullopt) << "its process has ended";
+}
+
 TEST(Lease, ALockThatOutlivesItsMachineIsKnown) {
   const Folder folder;
   EXPECT_FALSE(Lease::outlived_by_lock(folder.path(), kFast)) << "nobody has a lease";
