@@ -318,7 +318,7 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
                      bool fresh, World& world, const RunHooks& hooks) {
   Log log(world.rank());
   std::optional<RunHistory> history;
-  const auto note_end = [&](ExitCode code, const char* reason) {
+  const auto note_end = [&](ExitCode code, const std::string& reason) {
     if (history) history->end(static_cast<int>(code), reason);
     history.reset();
   };
@@ -333,7 +333,7 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
           note_end(ExitCode::kOk, "finished");
           return outcome;
         case Outcome::kRequeue:
-          note_end(ExitCode::kRequeue, "stopped on request");
+          note_end(ExitCode::kRequeue, hooks.stop.why());
           return outcome;
         case Outcome::kRestore:
           note_end(ExitCode::kNumerical, "ranks differed: back to the last checkpoint");
