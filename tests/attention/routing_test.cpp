@@ -388,7 +388,7 @@ TEST(Routing, CommitmentPullsTokensToTheirCentroids) {
       const Built built(config, true, at::kDouble);
       AttentionInput in = random_input(16, at::kDouble, 9, built.traits);
       in.key_lengths_B = at::tensor({16, 11}, at::kLong);
-      const at::Tensor loss = named(built.mechanism->attend(in, path).sums, "auxiliary_loss");
+      const at::Tensor loss = named(built.mechanism->attend(in, path).sums, "auxiliary_loss").sum();
       at::Tensor expected = at::zeros({}, at::kDouble);
       std::vector<at::Tensor> inputs{in.q_BHLD};
       if (!share) inputs.push_back(in.k_BHSD);
