@@ -1,6 +1,7 @@
 // Routing attention against loops over its definition, and its centroids against numbers by hand.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -409,6 +410,28 @@ TEST(Routing, CommitmentPullsTokensToTheirCentroids) {
         EXPECT_LE(max_difference(d[i], d_expected[i]), 1e-13);
       }
       EXPECT_FALSE(built.parameters.statistics().at(0).value.requires_grad());
+    }
+  }
+}
+
+// Even if centroids had gradients, neither outputs nor the commitment loss would give them one.
+TEST(Routing, CommitmentMovesNoCentroid) {
+  for (const auto selection : {Routing::causal_bucket, Routing::full_topw, Routing::prefix_topw}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
+      configs::Mechanism config = routing(4, 4, selection, /*share=*/false);
+      config.mutable_routing()->set_commitment(0.5f);
+      const Built built(config, true, at::kDouble);
+      at::Tensor value = built.parameters.statistics().at(0).value;
+      value.set_requires_grad(true);
+      const AttentionInput in = random_input(16, at::kDouble, 9, built.traits);
+      const AttentionOutput output = built.mechanism->attend(in, path);
+      for (const at::Tensor& x :
+           {named(output.sums, "auxiliary_loss").sum(), output.out_BHLD.sum()}) {
+        const auto d = torch::autograd::grad({x}, {in.q_BHLD, value}, {}, /*retain_graph=*/true,
+                                             /*create_graph=*/false, /*allow_unused=*/true);
+        EXPECT_GT(d[0].abs().max().item<double>(), 0);
+        EXPECT_FALSE(d[1].defined());
+      }
     }
   }
 }
