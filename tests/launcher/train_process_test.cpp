@@ -1,11 +1,15 @@
 // Training as users start it: the real program, its supervisor, mpirun, signals and kills.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -426,6 +430,29 @@ TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   const double mass = nlohmann::json::parse(eval.out).at("blocks.0.attention.groups.0.dense_mass");
   EXPECT_GT(mass, 0.01);
   EXPECT_LT(mass, 0.99);
+
+  // inspect prints the counts that the checkpoint has. A fresh model's are all 1.
+  const Finished inspected =
+      run_child({.line = birkhoff_line({"inspect", run("routing_1").string()})});
+  ASSERT_EQ(inspected.code, 0) << inspected.err;
+  const std::string& bytes = tensors.at("blocks.0.attention.groups.0.centroids");
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  constexpr std::size_t kHeads = 2, kClusters = 12;
+  const std::size_t row = values.size() / (kHeads * kClusters);
+  std::set<float> counts;
+  for (std::size_t head = 0; head < kHeads; ++head) {
+    std::vector<std::string> texts;
+    for (std::size_t cluster = 0; cluster < kClusters; ++cluster) {
+      const float count = values[(head * kClusters + cluster + 1) * row - 2];
+      counts.insert(count);
+      texts.push_back(fmt::format("{:.4g}", count));
+    }
+    EXPECT_THAT(inspected.out,
+                HasSubstr(fmt::format("  head {}: moving averages of the rows in a step {} (", head,
+                                      fmt::join(texts, ", "))));
+  }
+  EXPECT_GT(counts.size(), 3u);
 }
 
 // An error that only the ranks can find is reported once, whatever their number.
