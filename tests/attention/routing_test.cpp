@@ -337,6 +337,57 @@ TEST(Routing, CommitmentPullsTokensToTheirCentroids) {
   }
 }
 
+// 33 tokens, and 20 without padding, in two dimensions. The last update exchanged the first two
+// centroids.
+TEST(Routing, FiguresByHand) {
+  for (const bool share : {false, true}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
+      const Built built(
+          routing(3, 4, Routing::causal_bucket, share),
+          {.channels = 5, .heads = 1, .head_dim = 2, .sequence_length = 33, .causal = true},
+          at::kDouble);
+      built.parameters.statistics().at(0).value.copy_(at::tensor({1.,  0., 0.,  1., 1., 1., 0.,  //
+                                                                  0.,  1., 1.,  0., 1., 1., 2.,  //
+                                                                  -1., 0., -1., 0., 1., 1., 0.})
+                                                          .view({1, 3, 7}));
+      AttentionInput in;
+      in.q_BHLD = at::zeros({2, 1, 33, 2}, at::kDouble);
+      in.key_lengths_B = at::tensor({33, 20}, at::kLong);
+      const auto set = [&](int sample, int begin, int end, double x, double y) {
+        in.q_BHLD[sample][0].narrow(0, begin, end - begin).copy_(at::tensor({x, y}));
+      };
+      // Of tokens 0, 16 and 32 the second keeps its cluster: 27, 5 and 1 tokens.
+      set(0, 0, 33, 3, 0);
+      set(0, 1, 5, 0, 2);
+      set(0, 16, 17, -1, 0);
+      set(0, 32, 33, 0, 1);
+      // Of tokens 0 and 16 the first keeps its cluster: 1, 3 and 16 tokens.
+      set(1, 0, 33, -4, 0);
+      set(1, 16, 17, 1, 0);
+      set(1, 17, 20, 0, 1);
+      in.v_BHSD = in.k_BHSD = in.q_BHLD;
+      if (!share) {  // all in the second cluster, in which all were in the first
+        in.k_BHSD = at::zeros_like(in.q_BHLD);
+        in.k_BHSD.select(3, 1).fill_(1);
+      }
+      const NamedSums sums = built.mechanism->attend(in, path).sums;
+      const auto sum = [&](const char* name) { return named(sums, name).item<double>(); };
+      EXPECT_EQ(sum("moved_tokens"), share ? 3 : 3 + 5);
+      EXPECT_EQ(sum("compared_tokens"), share ? 5 : 5 + 5);
+      EXPECT_EQ(sum("largest_cluster"), share ? 27 + 16 : 27 + 16 + 33 + 20);
+      EXPECT_EQ(sum("tokens"), share ? 53 : 53 + 53);
+      EXPECT_EQ(sum("dead_clusters") / sum("clusters"), 1. / 3);
+      std::set<std::pair<std::string, std::string>> ratios;
+      for (const Figure& figure : built.traits.figures) ratios.emplace(figure.sum, figure.per);
+      for (const auto& ratio : {std::pair("moved_tokens", "compared_tokens"),
+                                {"largest_cluster", "tokens"},
+                                {"dead_clusters", "clusters"}}) {
+        EXPECT_TRUE(ratios.contains(ratio)) << ratio.first;
+      }
+    }
+  }
+}
+
 // Even if centroids had gradients, neither outputs nor the commitment loss would give them one.
 TEST(Routing, CommitmentMovesNoCentroid) {
   for (const auto selection : {Routing::causal_bucket, Routing::full_topw, Routing::prefix_topw}) {
