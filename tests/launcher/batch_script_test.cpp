@@ -101,6 +101,22 @@ TEST_F(ScriptTest, PassesEveryFieldLiterally) {
   }
 }
 
+TEST_F(ScriptTest, PassesLineEndsLiterally) {
+  const std::string lines = "two\nlines\n";
+  const fs::path work = folder_.path() / lines;
+  fs::create_directories(work);
+  job_.work_folder = work;
+  job_.program = work / "program";
+  job_.runs = {{work / "config", work / "run"}};
+  job_.train_options = {"--container", lines};
+  site_.add_environment("BIRKHOFF_HOSTILE=" + lines);
+  stubs_.write_at(job_.program, "printf '%s' \"$BIRKHOFF_HOSTILE$PWD$2$4$6\" >seen");
+  const Finished finished = run_script();
+  EXPECT_EQ(finished.code, 0) << finished.out << finished.err;
+  EXPECT_EQ(read_bytes((work / "seen").string()),
+            lines + work.string() + (work / "config").string() + (work / "run").string() + lines);
+}
+
 TEST_F(ScriptTest, AnElementOfAnArrayTrainsItsRun) {
   job_.runs.push_back({work_ / "second", work_ / "run 2"});
   Command command = script();
@@ -337,6 +353,11 @@ TEST_F(ScriptTest, ShellcheckFindsNothing) {
   site_.set_cpus_per_rank(2);
   site_.add_environment(std::string("A=") + kHostile);
   site_.add_modules("gcc/12");
+  site_.set_partition(kHostile);
+  site_.set_account(kHostile);
+  site_.set_qos(kHostile);
+  site_.set_constraint(kHostile);
+  site_.add_exclude(kHostile);
   for (const bool requeue : {true, false}) {
     site_.set_requeue(requeue);
     for (const int size : {1, 2}) {
