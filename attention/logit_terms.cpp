@@ -20,6 +20,13 @@ at::Tensor in_dtype_of(const at::Tensor& parameter, const at::Tensor& q) {
   return parameter.defined() ? parameter.to(q.scalar_type()) : parameter;
 }
 
+// The G query heads of a key head are rows of one product with it, so that keys and values need no
+// copy for each query head: x [B, query heads, 1, n] as [B, key heads, G, n], and back.
+at::Tensor of_key_heads(const at::Tensor& x, std::int64_t key_heads) {
+  return x.squeeze(2).unflatten(1, {key_heads, -1});
+}
+at::Tensor of_query_heads(const at::Tensor& x_BHGn) { return x_BHGn.flatten(1, 2).unsqueeze(2); }
+
 }  // namespace
 
 LogitTerms::LogitTerms(const configs::Mechanism& config, const MechanismShape& shape,
@@ -54,9 +61,10 @@ at::Tensor LogitTerms::attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD
   if (!relative_.defined() && !sink_H_.defined()) {
     return library_attention(q_BH1D, k_BHSD, v_BHSD);
   }
-  const std::int64_t heads = q_BH1D.size(1), S = k_BHSD.size(2), before = S - in_place;
+  const std::int64_t key_heads = k_BHSD.size(1), S = k_BHSD.size(2), before = S - in_place;
   const RelativePositions tables = relative(q_BH1D);
-  at::Tensor scores_BH1S = at::matmul(q_BH1D, to_query_heads(k_BHSD, heads).transpose(2, 3)),
+  at::Tensor scores_BH1S = of_query_heads(
+                 at::matmul(of_key_heads(q_BH1D, key_heads), k_BHSD.transpose(2, 3))),
              rows_S;
   if (tables.defined()) {
     const at::Tensor last = at::arange(1 - in_place, 1, q_BH1D.options().dtype(at::kLong));
@@ -68,7 +76,7 @@ at::Tensor LogitTerms::attend(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD
   if (sink.defined()) sink = this->sink(q_BH1D).view({1, -1, 1, 1});
   const at::Tensor p_BH1S =
       masked_softmax(scores_BH1S * (1 / std::sqrt(static_cast<double>(q_BH1D.size(3)))), {}, sink);
-  const at::Tensor out_BH1D = at::matmul(p_BH1S, to_query_heads(v_BHSD, heads));
+  const at::Tensor out_BH1D = of_query_heads(at::matmul(of_key_heads(p_BH1S, key_heads), v_BHSD));
   if (!tables.values_HRD.defined()) return out_BH1D;
   const at::Tensor last_p = p_BH1S.narrow(3, before, in_place).unsqueeze(2);
   return out_BH1D + relative_values(tables, last_p, rows_S).squeeze(2);
@@ -78,15 +86,22 @@ at::Tensor LogitTerms::attend_listed(const at::Tensor& q_BH1D, const at::Tensor&
                                      const at::Tensor& v_BHSD, const at::Tensor& token_BHKW,
                                      const at::Tensor& visible_BHKW, std::int64_t now,
                                      PlaceMerge merge) const {
-  const std::int64_t H = q_BH1D.size(1), K = token_BHKW.size(2), D = q_BH1D.size(3);
-  const auto gather = [&](const at::Tensor& x_BHSD) {  // [B, query heads, K, W, D]
+  const std::int64_t H = q_BH1D.size(1), key_heads = token_BHKW.size(1), K = token_BHKW.size(2),
+                     D = q_BH1D.size(3);
+  const auto gather = [&](const at::Tensor& x_BHSD) {  // [B, key heads, K, W, D]
     const at::Tensor index =
         token_BHKW.clamp_min(0).flatten(2).unsqueeze(3).expand({-1, -1, -1, D});
-    return to_query_heads(x_BHSD.gather(2, index).unflatten(2, {K, -1}), H);
+    return x_BHSD.gather(2, index).unflatten(2, {K, -1});
+  };
+  // [B, query heads, K, 1, n] times listed keys or values, [B, key heads, K, n, m], as in
+  // of_key_heads().
+  const auto product = [&](const at::Tensor& x_BHK1n, const at::Tensor& listed_BHKnm) {
+    const at::Tensor rows_BHKGn = x_BHK1n.squeeze(3).unflatten(1, {key_heads, -1}).transpose(2, 3);
+    return at::matmul(rows_BHKGn, listed_BHKnm).transpose(2, 3).flatten(1, 2).unsqueeze(3);
   };
   const RelativePositions tables = relative(q_BH1D);
   const at::Tensor q_BHK1D = q_BH1D.unsqueeze(2).expand({-1, -1, K, -1, -1});
-  at::Tensor scores_BHK1W = at::matmul(q_BHK1D, gather(k_BHSD).transpose(3, 4)), rows_BHK1W;
+  at::Tensor scores_BHK1W = product(q_BHK1D, gather(k_BHSD).transpose(3, 4)), rows_BHK1W;
   if (tables.defined()) {
     rows_BHK1W = to_query_heads(table_rows(tables, token_BHKW - now).unsqueeze(3), H);
     scores_BHK1W = scores_BHK1W + relative_scores(tables, q_BHK1D, rows_BHK1W);
@@ -102,7 +117,7 @@ at::Tensor LogitTerms::attend_listed(const at::Tensor& q_BH1D, const at::Tensor&
                          .view_as(logits_BHKW)
                    : masked_softmax(logits_BHKW, visible, sink_as({1, H, 1, 1})))
           .unsqueeze(3);
-  at::Tensor out_BHK1D = at::matmul(p_BHK1W, gather(v_BHSD));
+  at::Tensor out_BHK1D = product(p_BHK1W, gather(v_BHSD));
   if (tables.values_HRD.defined()) {
     out_BHK1D = out_BHK1D + relative_values(tables, p_BHK1W, rows_BHK1W);
   }

@@ -48,8 +48,9 @@ struct AttentionOutput {
   at::Tensor out_BHLD;
   // Sums over the micro-batch: those that traits().figures name, 0-dim, and, if the input has
   // noise, those of the mechanism's statistics (Parameters::add_statistic), named without prefix.
-  // "auxiliary_loss" is differentiable and is added to the loss, which is a sum over counted
-  // targets. The others have no gradient. All are fp32 or wider.
+  // "auxiliary_loss" [B] is differentiable: of each sample, the sum over its tokens. A model weighs
+  // the samples and adds them to its loss, which is a sum over counted targets
+  // (models/losses/loss_sums.h). The others have no gradient. All are fp32 or wider.
   NamedSums sums;
 };
 

@@ -54,9 +54,10 @@ LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<Noise
   LossSums loss_sums =
       cross_entropy_sums(logits_BK.unsqueeze(1), labels_B.unsqueeze(1),
                          at::ones_like(labels_B, at::TensorOptions(at::kByte)).unsqueeze(1));
-  loss_sums.tokens = batch.at(field::kLengths).sum(at::kDouble);
+  const at::Tensor& lengths_B = batch.at(field::kLengths);
+  loss_sums.tokens = lengths_B.sum(at::kDouble);
   loss_sums.named.emplace_back(kAccuracy, correct);
-  add_layer_sums(sums, loss_sums);
+  add_layer_sums(sums, loss_sums, lengths_B.to(parameters_.dtype()).reciprocal());
   return loss_sums;
 }
 

@@ -25,8 +25,8 @@ class TextClassifier final : public Model, public Classifier {
                  const ParallelGroups& parallel);
 
   Parameters& parameters() override { return parameters_; }
-  // Counts one target per sequence. Its sum "accuracy" is the number of sequences whose label is
-  // the likeliest class.
+  // Counts one target per sequence, to which mechanisms add the mean of their auxiliary losses over
+  // its tokens. The sum "accuracy" is the number of sequences whose label is the likeliest class.
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
   Classifier* classifier() override { return this; }
   at::Device device() const override { return parameters_.device(); }

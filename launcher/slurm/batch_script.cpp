@@ -28,6 +28,15 @@ newest() { local saved=("$run"/checkpoints/step-*); echo "${saved[-1]}"; }
 # by `birkhoff cancel`. Each is a request to save, passed on until it is heard.
 child='' asked='' limit_near='' cancelled=''
 ask() { asked=1; [ -z "$child" ] || kill -USR1 "$child" 2>/dev/null; }
+birkhoff() { # COMMAND...
+  (trap '' USR1; exec "$program" "$@") &
+  child=$!
+  while kill -0 "$child" 2>/dev/null; do
+    if [ -z "$asked" ]; then wait "$child"; else ask; sleep 1; fi
+  done
+  wait "$child"
+  code=$? child=''
+}
 trap 'limit_near=1; ask' USR1
 trap 'cancelled=1; ask' USR2
 trap ask TERM
@@ -65,13 +74,9 @@ cd -- "$work_folder" || end 2 "the folder that it was submitted in is missing on
 
 rm -f "$output/$job.end" # of its last start
 before=$(newest)
-(trap '' USR1; exec "$program" train "$config" --run "$run" "${options[@]}") &
-child=$!
-while kill -0 "$child" 2>/dev/null; do
-  if [ -z "$asked" ]; then wait "$child"; else ask; sleep 1; fi
-done
-wait "$child"
-code=$?
+code=0
+[ -z "${examine[*]}" ] || birkhoff doctor "$config" --run "$run" "${examine[@]}"
+[ $code != 0 ] || birkhoff train "$config" --run "$run" "${options[@]}"
 
 case $code in
   0) end 0 "the run is finished" ;;
@@ -247,7 +252,8 @@ std::string batch_script(const BatchJob& job, const configs::Site& site) {
   text +=
       fmt::format("program={}\nwork_folder={}\noutput={}\n", shell_quoted(job.program.string()),
                   shell_quoted(job.work_folder.string()), shell_quoted(job.output_folder.string()));
-  text += settings_of(job) + array_of("options", job.train_options);
+  text += settings_of(job) + array_of("options", job.train_options) +
+          array_of("examine", job.doctor_options);
   text += kFunctions + fmt::format(kChain, codes_that_come_again()) + environment_of(site);
   if (site.requeue() && job.nodes > 1) text += fmt::format("\nstep={}", kGuardStep) + kGuard;
   return text + kBody + (site.requeue() ? kRequeueEnd : kStayEnd);

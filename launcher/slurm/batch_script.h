@@ -21,8 +21,9 @@ struct BatchJob {
   struct Run {
     std::filesystem::path config, folder;
   };
-  std::vector<Run> runs;                   // several: an array job, with one element for each
-  std::vector<std::string> train_options;  // "--ranks", "8", ...
+  std::vector<Run> runs;                    // several: an array job, with one element for each
+  std::vector<std::string> train_options;   // "--ranks", "8", ...
+  std::vector<std::string> doctor_options;  // the same for `doctor`, on all nodes
 };
 
 // All paths should be absolute. Every value is taken literally. Error(kUsage) about a value that a

@@ -192,18 +192,37 @@ void check_not_queued(const fs::path& run) {
        run.string(), jobs[0].id, jobs[0].state);
 }
 
-std::vector<std::string> train_options(const SubmitArguments& arguments, const configs::Site& site,
-                                       int ranks) {
-  std::vector<std::string> options = {"--ranks", std::to_string(ranks), "--restarts",
-                                      std::to_string(arguments.restarts)};
+// How ranks are started.
+std::vector<std::string> launch_options(const configs::Site& site, int ranks) {
+  std::vector<std::string> options = {"--ranks", std::to_string(ranks)};
   const auto add = [&options](const char* name, const std::string& value) {
     options.insert(options.end(), {name, value});
   };
-  if (arguments.spare_nodes > 0) add("--spare-nodes", std::to_string(arguments.spare_nodes));
-  if (arguments.least_ranks) add("--least-ranks", std::to_string(*arguments.least_ranks));
   if (site.launcher() == configs::Site::mpirun) add("--launcher", "mpirun");
   if (!site.container().empty()) add("--container", site.container());
   if (site.has_launch_seconds()) add("--launch-seconds", std::to_string(site.launch_seconds()));
+  return options;
+}
+
+std::vector<std::string> train_options(const SubmitArguments& arguments, const configs::Site& site,
+                                       int ranks) {
+  std::vector<std::string> options = launch_options(site, ranks);
+  const auto add = [&options](const char* name, int value) {
+    options.insert(options.end(), {name, std::to_string(value)});
+  };
+  add("--restarts", arguments.restarts);
+  if (arguments.spare_nodes > 0) add("--spare-nodes", arguments.spare_nodes);
+  if (arguments.least_ranks) add("--least-ranks", *arguments.least_ranks);
+  return options;
+}
+
+// Also the spare nodes are examined. None: empty.
+std::vector<std::string> doctor_options(const SubmitArguments& arguments, const configs::Site& site,
+                                        const fs::path& submission) {
+  if (!site.doctor()) return {};
+  std::vector<std::string> options = launch_options(site, arguments.nodes * site.ranks_per_node());
+  options.insert(options.end(),
+                 {"--no-speed", "--exclude-file", (submission / "exclude").string()});
   return options;
 }
 
@@ -315,7 +334,8 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
                .work_folder = fs::current_path(),
                .output_folder = submission.folder,
                .runs = {},
-               .train_options = train_options(arguments, site, ranks)};
+               .train_options = train_options(arguments, site, ranks),
+               .doctor_options = doctor_options(arguments, site, submission.folder)};
   const bool sweep = !arguments.sweep.empty();
   for (std::size_t i = 0; i < submission.runs.size(); ++i) {
     Planned& run = submission.runs[i];

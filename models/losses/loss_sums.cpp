@@ -37,10 +37,17 @@ struct FusedCrossEntropy : torch::autograd::Function<FusedCrossEntropy> {
 
 }  // namespace
 
-void add_layer_sums(const NamedSums& layers, LossSums& sums) {
+void add_layer_sums(const NamedSums& layers, LossSums& sums,
+                    const at::Tensor& targets_per_token_B) {
   for (const auto& [name, value] : layers) {
-    if (name.ends_with(".auxiliary_loss")) sums.loss = sums.loss + value;
-    sums.named.emplace_back(name, value.detach());
+    if (!name.ends_with(".auxiliary_loss")) {
+      sums.named.emplace_back(name, value.detach());
+      continue;
+    }
+    const at::Tensor loss =
+        (targets_per_token_B.defined() ? value * targets_per_token_B : value).sum();
+    sums.loss = sums.loss + loss;
+    sums.named.emplace_back(name, loss.detach());
   }
 }
 

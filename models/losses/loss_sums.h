@@ -23,8 +23,12 @@ struct LossSums {
   NamedSums named;
 };
 
-// Adds the sums of a model's layers: each "<...>.auxiliary_loss" to the loss, and all to `named`.
-void add_layer_sums(const NamedSums& layers, LossSums& sums);
+// Adds the sums of a model's layers: each "<...>.auxiliary_loss" [B] to the loss, and all to
+// `named`. `targets_per_token_B` weighs the auxiliary losses of the samples, which are sums over
+// tokens, while the loss is a sum over targets; undefined: as many targets as tokens. It depends on
+// the sample only, so the sum does not depend on how the global batch is cut.
+void add_layer_sums(const NamedSums& layers, LossSums& sums,
+                    const at::Tensor& targets_per_token_B = {});
 
 // Cross entropy of logits [B, T, V] against targets [B, T] (int64), summed over the tokens whose
 // mask [B, T] (u8) is not 0; targets of other tokens are never read. Log-softmax in fp32 (fp64 for

@@ -19,18 +19,7 @@
 namespace birkhoff::test {
 namespace {
 
-constexpr InstructionSet kSets[] = {InstructionSet::kPortable, InstructionSet::kAvx2,
-                                    InstructionSet::kAvx512, InstructionSet::kAvx512Bf16};
 constexpr int kFills[] = {0x00, 0xff};  // bytes of scratch memory; the second is NaN in every type
-
-// Calls f(kernels, name) for each set; of(set) returns its kernels.
-template <typename Of, typename Kernels, typename F>
-void for_each_set(const Of& of, const Kernels& emulated, const F& f) {
-  for (const InstructionSet set : kSets) {
-    if (is_supported(set)) f(of(set), "set " + std::to_string(static_cast<int>(set)));
-  }
-  f(emulated, "emulated AVX-512");
-}
 
 class Random {
  public:
@@ -226,6 +215,67 @@ TEST(KernelScratch, MixKernelsReadWhatTheyWrote) {
   check_mixes<float>();
   check_mixes<double>();
   check_mixes<Bf16>();
+}
+
+template <typename T>
+std::string score_bytes(const ScoreKernels<T>& kernels, unsigned seed, int fill) {
+  using S = Sum<T>;
+  Random random(seed);
+  const ScoreShape shape{1 + random.below(70), 1 + random.below(40), 1.5};
+  const int D = shape.head_dim, padded = shape.padded_clusters<S>(), rows = 1 + random.below(kTile);
+  const std::vector<T> x = random.numbers<T>(rows * D), d_unit = random.numbers<T>(D);
+  std::vector<S> centroids = random.numbers<S>(D * padded);
+  for (int i = 0; i < D * padded; ++i) {
+    if (i % padded >= shape.clusters) centroids[static_cast<std::size_t>(i)] = 0;
+  }
+  std::vector<T> unit(x.size()), d_x(d_unit.size());
+  std::vector<S> inverse(static_cast<std::size_t>(rows)), best_score(inverse),
+      scores(static_cast<std::size_t>(kTile * padded));
+  std::vector<std::int32_t> best(inverse.size());
+  const ScratchMemory scratch = filled_scratch(kernels.scratch_bytes(D), fill);
+  kernels.score(shape, centroids.data(),
+                {.num_rows = rows,
+                 .x = {x.data(), D},
+                 .unit = {unit.data(), D},
+                 .inverse = inverse.data(),
+                 .scores = scores.data(),
+                 .best = best.data(),
+                 .best_score = best_score.data()},
+                scratch.get());
+  scores.resize(static_cast<std::size_t>(rows * padded));  // others are not results
+  const ScratchMemory other_scratch = filled_scratch(kernels.scratch_bytes(D), fill);
+  kernels.row_gradient(shape,
+                       {.unit = unit.data(),
+                        .d_unit = d_unit.data(),
+                        .inverse = inverse[0],
+                        .d_distance = S{0.5},
+                        .centroid = centroids.data(),
+                        .d_x = d_x.data()},
+                       other_scratch.get());
+  std::string bytes;
+  for (const auto* result : {&unit, &d_x}) append(*result, bytes);
+  for (const auto* result : {&inverse, &best_score, &scores}) append(*result, bytes);
+  append(best, bytes);
+  return bytes;
+}
+
+template <typename T>
+void check_scores() {
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    for_each_set(
+        [](InstructionSet set) -> const ScoreKernels<T>& { return score_kernels<T>(set); },
+        emulated_score_kernels(T{}),
+        [&](const ScoreKernels<T>& kernels, const std::string& name) {
+          EXPECT_EQ(score_bytes(kernels, seed, kFills[0]), score_bytes(kernels, seed, kFills[1]))
+              << name << " seed " << seed;
+        });
+  }
+}
+
+TEST(KernelScratch, ScoresReadWhatTheyWrote) {
+  check_scores<float>();
+  check_scores<double>();
+  check_scores<Bf16>();
 }
 
 std::string prefix_bytes(const PrefixBalanceKernels& kernels, unsigned seed, int fill) {

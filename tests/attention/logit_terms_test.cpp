@@ -4,7 +4,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
+#include <google/protobuf/text_format.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -12,9 +14,9 @@
 
 #include "attention/kernels/block_attention/paths.h"
 #include "attention/kernels/gathered_attention/gathered_attention.h"
-#include "tests/attention/position_lists.h"
 #include "tests/attention/gathered_problem.h"
 #include "tests/attention/mechanism_cases.h"
+#include "tests/attention/position_lists.h"
 
 namespace birkhoff::test {
 namespace {
@@ -172,6 +174,68 @@ TEST(LogitTerms, KeysAreNotCopiedToQueryHeads) {
   };
   for (const bool gathered : {false, true}) {
     EXPECT_LE(bytes_of(1, gathered), bytes_of(8, gathered)) << "gathered " << gathered;
+  }
+}
+
+// The bytes that one part of a mechanism's work takes: a forward pass, its backward pass, or the
+// decoding of the last token.
+enum class Part { kForward, kBackward, kDecoding };
+std::size_t bytes_of(const configs::Mechanism& config, std::int64_t key_heads, Part part) {
+  constexpr std::int64_t kTokens = 128;
+  const Built built(config,
+                    {.channels = 8,
+                     .heads = 8,
+                     .key_heads = key_heads,
+                     .head_dim = 32,
+                     .sequence_length = kTokens,
+                     .causal = true},
+                    at::kFloat);
+  AttentionInput in;
+  in.q_BHLD = random_tensor({1, 8, kTokens, 32}, at::kFloat, 1).set_requires_grad(true);
+  in.k_BHSD = random_tensor({1, key_heads, kTokens, 32}, at::kFloat, 2).set_requires_grad(true);
+  in.v_BHSD = random_tensor({1, key_heads, kTokens, 32}, at::kFloat, 3).set_requires_grad(true);
+  in.x_q_BLC = in.x_kv_BSC = random_tensor({1, kTokens, 8}, at::kFloat, 4);
+  if (part == Part::kDecoding) {
+    at::NoGradGuard no_grad;
+    const auto state = built.mechanism->decode_state(1);
+    for (std::int64_t t = 0; t + 1 < kTokens; ++t) {
+      built.mechanism->decode_step(*state, token_slice(in, t, 1));
+    }
+    const AttentionInput last = token_slice(in, kTokens - 1, 1);
+    const CountedBytes bytes;
+    built.mechanism->decode_step(*state, last);
+    return bytes.total();
+  }
+  const CountedBytes forward;
+  const at::Tensor out = run(*built.mechanism, in, Path::kFused);
+  if (part == Part::kForward) return forward.total();
+  const std::size_t before = forward.total();
+  torch::autograd::grad({out.sum()}, {in.q_BHLD, in.k_BHSD, in.v_BHSD}, {},
+                        /*retain_graph=*/std::nullopt, /*create_graph=*/false,
+                        /*allow_unused=*/true);  // values that are keys
+  return forward.total() - before;
+}
+
+TEST(LogitTerms, MechanismsDoNotCopyKeysToQueryHeads) {
+  const std::string terms = "sink: true relative_positions { max_distance: 8 }";
+  for (const std::string& text :
+       {std::string("dense {}"), std::string("dense {} sink: true"),
+        "block_local { block: 32 look_back: 1 } " + terms, "sliding_window { width: 64 } " + terms,
+        "sinkhorn { block: 32 } " + terms, "sinkhorn { block: 32 top_m: 1 } " + terms,
+        "sinkhorn { block: 32 tie_key_value: true } " + terms, "moba { block: 32 } " + terms,
+        "routing { clusters: 4 share_query_key: false } " + terms}) {
+    configs::Mechanism config;
+    ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(text, &config));
+    for (const Part part : {Part::kForward, Part::kBackward, Part::kDecoding}) {
+      // LibTorch's operations compute dense attention with a sink, and the unit vectors of grouped
+      // queries, of which the clusters of their key head need the means.
+      if ((config.has_dense() || config.has_routing()) && part != Part::kDecoding) continue;
+      const std::size_t without_groups = bytes_of(config, 8, part);
+      for (const std::int64_t key_heads : {1, 2}) {
+        EXPECT_LE(bytes_of(config, key_heads, part), without_groups)
+            << text << ", " << key_heads << " key heads, part " << static_cast<int>(part);
+      }
+    }
   }
 }
 

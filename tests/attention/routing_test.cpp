@@ -1,6 +1,7 @@
-// Routing attention against loops over its definition, and its centroids against numbers by hand.
+// Routing attention against loops over its definition, and its figures against numbers by hand.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -234,83 +235,6 @@ TEST(Routing, DecodingSelectsOfThePrefix) {
   }
 }
 
-// Two updates of three centroids in two dimensions, by hand.
-TEST(Centroids, TwoUpdatesByHand) {
-  Parameters parameters(1, at::kDouble);
-  const Centroids centroids({.clusters = 3, .decay = 0.75, .reseed_after = 0}, 1, 2, "a",
-                            parameters);
-  const Statistic& statistic = parameters.statistics().at(0);
-  EXPECT_EQ(statistic.name, "a.centroids");
-  at::Tensor value = statistic.value;
-  value.copy_(at::tensor({1.,  0., 1.,  0., 1., 1., 0.,  //
-                          0.,  1., 0.,  1., 1., 1., 0.,  //
-                          -1., 0., -1., 0., 1., 1., 0.})
-                  .view({1, 3, 7}));
-  // Two rows (0, 1) and (0, 2) / 2 in cluster 0; none in 1; (-1, 0) four times in 2.
-  const at::Tensor sums = at::tensor({0., 2., 2., 0., 0.,  //
-                                      0., 0., 0., 0., 0.,  //
-                                      -4., 0., 4., 0., 0.})
-                              .view({1, 3, 5});
-  value.copy_(statistic.update(value, sums));
-  // s_0 = 0.75 (1, 0) + 0.25 (0, 2) = (0.75, 0.5); |s_0| = sqrt(0.8125).
-  const double norm = std::sqrt(0.8125);
-  const at::Tensor once = at::tensor({0.75 / norm, 0.5 / norm, 1.,  0., norm, 1.25, 0.,  //
-                                      0.,          1.,         0.,  1., 0.75, 0.75, 1.,  //
-                                      -1.,         0.,         -1., 0., 1.75, 1.75, 0.})
-                              .view({1, 3, 7});
-  EXPECT_LE(max_difference(value, once), 1e-15);
-  EXPECT_EQ(centroids.idle_steps()[0][1].item<double>(), 1);
-  value.copy_(statistic.update(value, sums));
-  // s_0 = 0.75 (0.75, 0.5) + 0.25 (0, 2) = (0.5625, 0.875).
-  const double second = std::sqrt(0.5625 * 0.5625 + 0.875 * 0.875);
-  const at::Tensor twice = at::tensor({0.5625 / second,
-                                       0.875 / second,
-                                       0.75 / norm,
-                                       0.5 / norm,
-                                       second,
-                                       1.4375,
-                                       0.,  //
-                                       0.,
-                                       1.,
-                                       0.,
-                                       1.,
-                                       0.5625,
-                                       0.5625,
-                                       2.,  //
-                                       -1.,
-                                       0.,
-                                       -1.,
-                                       0.,
-                                       2.3125,
-                                       2.3125,
-                                       0.})
-                               .view({1, 3, 7});
-  EXPECT_LE(max_difference(value, twice), 1e-15);
-}
-
-TEST(Centroids, StartAsUnitVectorsWithCountOne) {
-  Parameters parameters(1, at::kFloat);
-  const Centroids centroids({.clusters = 5, .decay = 0.9, .reseed_after = 1}, 2, 8, "a",
-                            parameters);
-  EXPECT_LE(max_difference(centroids.directions().square().sum(2), at::ones({2, 5})), 1e-6);
-  EXPECT_TRUE(at::equal(centroids.directions(), centroids.previous()));
-  EXPECT_TRUE(at::equal(parameters.statistics().at(0).value.select(2, 17), at::ones({2, 5})));
-  EXPECT_TRUE(at::equal(centroids.idle_steps(), at::zeros({2, 5})));
-}
-
-// One head with centroids along both axes and opposite to the first.
-TEST(Centroids, DescribeThemselves) {
-  const at::Tensor value = at::tensor({1.,  0., 1.,  0., 1., 2., 0.,  //
-                                       0.,  1., 0.,  1., 1., 1., 3.,  //
-                                       -1., 0., -1., 0., 1., 5., 0.})
-                               .view({1, 3, 7});
-  EXPECT_EQ(
-      Centroids::describe(value),
-      "  head 0: moving averages of the rows in a step 1 to 5, median 2 (they start at 1); 1 of 3 "
-      "clusters had none in the last step; the largest has 62.5 % of the rows; angles between centroids 90.0 to 180.0 degrees, median "
-      "90.0\n");
-}
-
 AttentionInput training_input(const Built& built, std::int64_t step) {
   AttentionInput in = random_input(16, at::kDouble, 4, built.traits);
   in.noise = NoiseKey{.seed = 3,
@@ -388,7 +312,7 @@ TEST(Routing, CommitmentPullsTokensToTheirCentroids) {
       const Built built(config, true, at::kDouble);
       AttentionInput in = random_input(16, at::kDouble, 9, built.traits);
       in.key_lengths_B = at::tensor({16, 11}, at::kLong);
-      const at::Tensor loss = named(built.mechanism->attend(in, path).sums, "auxiliary_loss");
+      const at::Tensor loss = named(built.mechanism->attend(in, path).sums, "auxiliary_loss").sum();
       at::Tensor expected = at::zeros({}, at::kDouble);
       std::vector<at::Tensor> inputs{in.q_BHLD};
       if (!share) inputs.push_back(in.k_BHSD);
@@ -409,6 +333,79 @@ TEST(Routing, CommitmentPullsTokensToTheirCentroids) {
         EXPECT_LE(max_difference(d[i], d_expected[i]), 1e-13);
       }
       EXPECT_FALSE(built.parameters.statistics().at(0).value.requires_grad());
+    }
+  }
+}
+
+// 33 tokens, and 20 without padding, in two dimensions. The last update exchanged the first two
+// centroids.
+TEST(Routing, FiguresByHand) {
+  for (const bool share : {false, true}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
+      const Built built(
+          routing(3, 4, Routing::causal_bucket, share),
+          {.channels = 5, .heads = 1, .head_dim = 2, .sequence_length = 33, .causal = true},
+          at::kDouble);
+      built.parameters.statistics().at(0).value.copy_(at::tensor({1.,  0., 0.,  1., 1., 1., 0.,  //
+                                                                  0.,  1., 1.,  0., 1., 1., 2.,  //
+                                                                  -1., 0., -1., 0., 1., 1., 0.})
+                                                          .view({1, 3, 7}));
+      AttentionInput in;
+      in.q_BHLD = at::zeros({2, 1, 33, 2}, at::kDouble);
+      in.key_lengths_B = at::tensor({33, 20}, at::kLong);
+      const auto set = [&](int sample, int begin, int end, double x, double y) {
+        in.q_BHLD[sample][0].narrow(0, begin, end - begin).copy_(at::tensor({x, y}));
+      };
+      // Of tokens 0, 16 and 32 the second keeps its cluster: 27, 5 and 1 tokens.
+      set(0, 0, 33, 3, 0);
+      set(0, 1, 5, 0, 2);
+      set(0, 16, 17, -1, 0);
+      set(0, 32, 33, 0, 1);
+      // Of tokens 0 and 16 the first keeps its cluster: 1, 3 and 16 tokens.
+      set(1, 0, 33, -4, 0);
+      set(1, 16, 17, 1, 0);
+      set(1, 17, 20, 0, 1);
+      in.v_BHSD = in.k_BHSD = in.q_BHLD;
+      if (!share) {  // all in the second cluster, in which all were in the first
+        in.k_BHSD = at::zeros_like(in.q_BHLD);
+        in.k_BHSD.select(3, 1).fill_(1);
+      }
+      const NamedSums sums = built.mechanism->attend(in, path).sums;
+      const auto sum = [&](const char* name) { return named(sums, name).item<double>(); };
+      EXPECT_EQ(sum("moved_tokens"), share ? 3 : 3 + 5);
+      EXPECT_EQ(sum("compared_tokens"), share ? 5 : 5 + 5);
+      EXPECT_EQ(sum("largest_cluster"), share ? 27 + 16 : 27 + 16 + 33 + 20);
+      EXPECT_EQ(sum("tokens"), share ? 53 : 53 + 53);
+      EXPECT_EQ(sum("dead_clusters") / sum("clusters"), 1. / 3);
+      std::set<std::pair<std::string, std::string>> ratios;
+      for (const Figure& figure : built.traits.figures) ratios.emplace(figure.sum, figure.per);
+      for (const auto& ratio : {std::pair("moved_tokens", "compared_tokens"),
+                                {"largest_cluster", "tokens"},
+                                {"dead_clusters", "clusters"}}) {
+        EXPECT_TRUE(ratios.contains(ratio)) << ratio.first;
+      }
+    }
+  }
+}
+
+// Even if centroids had gradients, neither outputs nor the commitment loss would give them one.
+TEST(Routing, CommitmentMovesNoCentroid) {
+  for (const auto selection : {Routing::causal_bucket, Routing::full_topw, Routing::prefix_topw}) {
+    for (const Path path : {Path::kReference, Path::kFused}) {
+      configs::Mechanism config = routing(4, 4, selection, /*share=*/false);
+      config.mutable_routing()->set_commitment(0.5f);
+      const Built built(config, true, at::kDouble);
+      at::Tensor value = built.parameters.statistics().at(0).value;
+      value.set_requires_grad(true);
+      const AttentionInput in = random_input(16, at::kDouble, 9, built.traits);
+      const AttentionOutput output = built.mechanism->attend(in, path);
+      for (const at::Tensor& x :
+           {named(output.sums, "auxiliary_loss").sum(), output.out_BHLD.sum()}) {
+        const auto d = torch::autograd::grad({x}, {in.q_BHLD, value}, {}, /*retain_graph=*/true,
+                                             /*create_graph=*/false, /*allow_unused=*/true);
+        EXPECT_GT(d[0].abs().max().item<double>(), 0);
+        EXPECT_FALSE(d[1].defined());
+      }
     }
   }
 }

@@ -41,12 +41,25 @@ TEST(ConfigTree, TheBabyGptsDifferInContextAndAttentionOnly) {
 }
 
 TEST(ConfigTree, NoneIsLeaky) {
-  for (const char* name : {"quickstart", "baby_gpt_sinkhorn"}) {
-    const configs::Config config =
-        load_config(kTree / "configs" / (std::string(name) + ".txtpb"), {});
-    EXPECT_EQ(config.model().attention(0).group(0).mechanism().sinkhorn().causal_balance(),
-              configs::SinkhornAttention::prefix);
+  int with_sinkhorn = 0, with_routing = 0;
+  for (const auto& entry : fs::directory_iterator(kTree / "configs")) {
+    if (entry.path().extension() != ".txtpb") continue;
+    SCOPED_TRACE(entry.path());
+    const configs::Config config = load_config(entry.path(), {});
+    for (const configs::Attention& attention : config.model().attention()) {
+      for (const configs::HeadGroup& group : attention.group()) {
+        const configs::Mechanism& mechanism = group.mechanism();
+        EXPECT_NE(mechanism.sinkhorn().causal_balance(), configs::SinkhornAttention::paper_masked);
+        EXPECT_NE(mechanism.sinkhorn_mixture().sinkhorn().causal_balance(),
+                  configs::SinkhornAttention::paper_masked);
+        EXPECT_EQ(mechanism.routing().causal_selection(), configs::RoutingAttention::causal_bucket);
+        with_sinkhorn += mechanism.has_sinkhorn();
+        with_routing += mechanism.has_routing();
+      }
+    }
   }
+  EXPECT_GE(with_sinkhorn, 3);
+  EXPECT_GE(with_routing, 10);
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ class ScriptTest : public testing::Test {
             .work_folder = work_,
             .output_folder = work_ / "run.slurm/1",
             .runs = {{work_ / "config 'a'.txtpb", work_ / "run \"a\""}},
-            .train_options = {"--ranks", "2", "--container", kHostile}};
+            .train_options = {"--ranks", "2", "--container", kHostile},
+            .doctor_options = {}};
     site_.set_ranks_per_node(1);
     stubs_.write("squeue", "echo RUNNING None");
     stubs_.write("scontrol", "");
@@ -99,6 +100,22 @@ TEST_F(ScriptTest, PassesEveryFieldLiterally) {
   for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
     EXPECT_NE(entry.path().filename(), "pwned");
   }
+}
+
+TEST_F(ScriptTest, PassesLineEndsLiterally) {
+  const std::string lines = "two\nlines\n";
+  const fs::path work = folder_.path() / lines;
+  fs::create_directories(work);
+  job_.work_folder = work;
+  job_.program = work / "program";
+  job_.runs = {{work / "config", work / "run"}};
+  job_.train_options = {"--container", lines};
+  site_.add_environment("BIRKHOFF_HOSTILE=" + lines);
+  stubs_.write_at(job_.program, "printf '%s' \"$BIRKHOFF_HOSTILE$PWD$2$4$6\" >seen");
+  const Finished finished = run_script();
+  EXPECT_EQ(finished.code, 0) << finished.out << finished.err;
+  EXPECT_EQ(read_bytes((work / "seen").string()),
+            lines + work.string() + (work / "config").string() + (work / "run").string() + lines);
 }
 
 TEST_F(ScriptTest, AnElementOfAnArrayTrainsItsRun) {
@@ -220,6 +237,21 @@ TEST_F(ScriptTest, AJobThatSavesNothingDoesNotComeBackForEver) {
   EXPECT_THAT(last.out, HasSubstr("saved nothing new in 5 starts"));
 }
 
+TEST_F(ScriptTest, DoctorExaminesTheNodesFirst) {
+  job_.doctor_options = {"--ranks", "3", kHostile};
+  stubs_.write_at(job_.program, "[ \"$1\" = train ] || exit ${STUB_CODE:-0}");
+  EXPECT_EQ(run_script("0").code, 0);
+  const std::string name = job_.program.filename(), config = job_.runs[0].config.string(),
+                    run = job_.runs[0].folder.string();
+  const auto calls = stubs_.calls(name);
+  ASSERT_EQ(calls.size(), 2u);
+  EXPECT_THAT(calls[0], ElementsAre("doctor", config, "--run", run, "--ranks", "3", kHostile));
+  EXPECT_EQ(calls[1][0], "train");
+  stubs_.forget_calls();
+  EXPECT_EQ(run_script("6").code, 6);
+  EXPECT_EQ(stubs_.calls(name).size(), 1u) << "it does not train";
+}
+
 TEST_F(ScriptTest, AChainEndsWithAFailureThatWouldComeAgain) {
   EXPECT_EQ(run_script("0", "16").code, 0) << "16 has left no record: it was killed";
   for (const auto& [code, goes_on] : std::map<std::string, bool>{
@@ -337,6 +369,12 @@ TEST_F(ScriptTest, ShellcheckFindsNothing) {
   site_.set_cpus_per_rank(2);
   site_.add_environment(std::string("A=") + kHostile);
   site_.add_modules("gcc/12");
+  job_.doctor_options = {kHostile};
+  site_.set_partition(kHostile);
+  site_.set_account(kHostile);
+  site_.set_qos(kHostile);
+  site_.set_constraint(kHostile);
+  site_.add_exclude(kHostile);
   for (const bool requeue : {true, false}) {
     site_.set_requeue(requeue);
     for (const int size : {1, 2}) {

@@ -53,9 +53,10 @@ TEST_F(StopProcess, ARequestInEveryPhaseIsObeyed) {
        {"--set", "data.prefetch=1"},
        {{"LD_PRELOAD", SLOW_READS},
         {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}},
+      {"loading", {}, {}},  // of a checkpoint
   };
   const char* set = std::getenv("BIRKHOFF_REQUESTS");
-  const int trials = set != nullptr ? std::atoi(set) : 8;
+  const int trials = set != nullptr ? std::atoi(set) : 10;
   std::mt19937 random(1);
   int num_saved = 0;
   double slowest = 0;
@@ -69,9 +70,16 @@ TEST_F(StopProcess, ARequestInEveryPhaseIsObeyed) {
     options.insert(options.end(), phase.settings.begin(), phase.settings.end());
     Command command = train(name, options);
     command.environment = phase.environment;
+    const bool loads = phase.name == "loading";
+    if (loads) {
+      Child earlier(command);
+      ASSERT_TRUE(wait_for_step(earlier, run(name), 3));
+      earlier.signal(SIGUSR1);
+      ASSERT_EQ(earlier.finish(seconds(30)).code, 75);
+    }
     Child child(command);
-    ASSERT_TRUE(wait_for_step(child, run(name), 3));
-    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));
+    ASSERT_TRUE(loads ? wait_for_handler(child, SIGTERM) : wait_for_step(child, run(name), 3));
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % (loads ? 1500 : 300)));
     const auto asked = std::chrono::steady_clock::now();
     child.signal(signal);
     const Finished stopped = child.finish(seconds(30));

@@ -87,6 +87,7 @@ TEST_F(SlurmCommands, DryRunPrintsTheScriptAndLeavesNothing) {
                               HasSubstr("--partition=p\n")));
   EXPECT_THAT(said.out, HasSubstr("options=(\n  '--ranks'\n  '4'\n  '--restarts'\n  '7'\n"
                                   "  '--spare-nodes'\n  '1'\n  '--least-ranks'\n  '2')\n"));
+  EXPECT_THAT(said.out, HasSubstr("examine=(\n  '--ranks'\n  '6'\n  '--no-speed'\n"));
   EXPECT_THAT(said.out, HasSubstr("run='" + absolute("new") + "'\n"));
   EXPECT_FALSE(fs::exists("new.slurm"));
   EXPECT_FALSE(fs::exists("new"));

@@ -1,11 +1,15 @@
 // Training as users start it: the real program, its supervisor, mpirun, signals and kills.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <sstream>
 #include <thread>
 
@@ -296,12 +300,20 @@ TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   constexpr int kStepsBetween = 15;
   // more steps than it reaches between the kills
   const int num_steps = 3 * kStepsBetween * num_kills;
-  const std::string steps = "train.steps=" + std::to_string(num_steps);
-  const Finished trained =
-      run_child(train("kills_reference", {"--ranks", "2", "--set", steps}), seconds(600));
+  // One head has centroids, which are state besides the parameters and the optimizer's.
+  const std::vector<std::string> settings{
+      "--ranks",
+      "2",
+      "--set",
+      "train.steps=" + std::to_string(num_steps),
+      "--set",
+      "model.attention.0={group{heads:1 mechanism{sinkhorn{block:8}}} group{heads:1 "
+      "mechanism{routing{clusters:6 window:8 decay:0.9 reseed_after:3}}}}"};
+  const Finished trained = run_child(train("kills_reference", settings), seconds(600));
   ASSERT_EQ(trained.code, 0) << trained.err;
-  const Command command =
-      train("killed", {"--ranks", "2", "--set", "checkpoint.every=1", "--set", steps});
+  std::vector<std::string> with_saves = settings;
+  with_saves.insert(with_saves.end(), {"--set", "checkpoint.every=1"});
+  const Command command = train("killed", with_saves);
   std::mt19937 random(20);
   int inside_a_save = 0, survived = 0;
   double slowest = 0;
@@ -426,6 +438,29 @@ TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   const double mass = nlohmann::json::parse(eval.out).at("blocks.0.attention.groups.0.dense_mass");
   EXPECT_GT(mass, 0.01);
   EXPECT_LT(mass, 0.99);
+
+  // inspect prints the counts that the checkpoint has. A fresh model's are all 1.
+  const Finished inspected =
+      run_child({.line = birkhoff_line({"inspect", run("routing_1").string()})});
+  ASSERT_EQ(inspected.code, 0) << inspected.err;
+  const std::string& bytes = tensors.at("blocks.0.attention.groups.0.centroids");
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), bytes.size());
+  constexpr std::size_t kHeads = 2, kClusters = 12;
+  const std::size_t row = values.size() / (kHeads * kClusters);
+  std::set<float> counts;
+  for (std::size_t head = 0; head < kHeads; ++head) {
+    std::vector<std::string> texts;
+    for (std::size_t cluster = 0; cluster < kClusters; ++cluster) {
+      const float count = values[(head * kClusters + cluster + 1) * row - 2];
+      counts.insert(count);
+      texts.push_back(fmt::format("{:.4g}", count));
+    }
+    EXPECT_THAT(inspected.out,
+                HasSubstr(fmt::format("  head {}: moving averages of the rows in a step {} (", head,
+                                      fmt::join(texts, ", "))));
+  }
+  EXPECT_GT(counts.size(), 3u);
 }
 
 // An error that only the ranks can find is reported once, whatever their number.

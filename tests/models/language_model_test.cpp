@@ -91,7 +91,7 @@ TEST(LanguageModel, PartsAddUpToTheHandCount) {
   const TestModel grouped = make_test_model(kGrouped);
   EXPECT_THAT(describe_model(*grouped.model, 16),
               HasSubstr("\nblocks.1.attention.groups.0.centroids\n  head 0: moving averages of the "
-                        "rows in a step 1 to 1"));
+                        "rows in a step 1, 1 (they start at 1)"));
 }
 
 TEST(LanguageModel, FlopsEqualTheHandCount) {

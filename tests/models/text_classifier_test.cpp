@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
@@ -148,6 +149,42 @@ TEST(TextClassifier, LossesCountsAndAccuracy) {
   ASSERT_EQ(model.model->figures().size(), 1U);
   EXPECT_EQ(model.model->figures()[0].sum, "accuracy");
   EXPECT_LT(greatest_difference(log_p_BK.exp().sum(1), at::ones({4}, at::kDouble)), 1e-12);
+}
+
+// A text counts as one target, so its commitment loss is the mean over its tokens. If all tokens of
+// a text are equal and there are no positions, its length changes nothing.
+TEST(TextClassifier, CommitmentIsThatOfAMeanToken) {
+  constexpr double kCommitment = 0.5;
+  const TestModel model = make_test_classifier(
+      "positions: no_positions attention { group { mechanism { routing { clusters: 1 window: 16 "
+      "commitment: 0.5 } } } }");
+  enlarge_parameters(*model.model);
+  const auto loss_of = [&](const std::vector<std::int64_t>& lengths) {
+    Batch batch = make_texts(lengths);
+    batch.fields["inputs"].fill_(4);
+    batch.fields["labels"].fill_(1);
+    const LossSums sums = classifier(model).loss_sums(batch, make_noise(batch));
+    double auxiliary = 0;
+    for (const auto& [name, value] : sums.named) {
+      if (name.ends_with(".auxiliary_loss")) auxiliary += value.item<double>();
+    }
+    EXPECT_NEAR(sums.loss.item<double>(), sums.nats.item<double>() + auxiliary, 1e-12);
+    const at::Tensor gradient =
+        torch::autograd::grad({sums.loss}, {parameter_of(*model.model, "embedding.weight")})[0];
+    return std::pair(auxiliary, gradient);
+  };
+  const auto [one, d_one] = loss_of({1});
+  EXPECT_GT(one, 0);
+  // Two unit vectors differ by at most 2, in each of two layers.
+  EXPECT_LE(one, 2 * kCommitment * 4 / 4);
+  for (const std::int64_t length : {7, 16}) {
+    const auto [several, d_several] = loss_of({length});
+    EXPECT_NEAR(several, one, 1e-12) << length;
+    EXPECT_LT(greatest_difference(d_several, d_one), 1e-12) << length;
+  }
+  const auto [both, d_both] = loss_of({7, 16});
+  EXPECT_NEAR(both, 2 * one, 1e-12);
+  EXPECT_LT(greatest_difference(d_both, 2 * d_one), 1e-12);
 }
 
 // Without layers' mixing (zero output projections) the outputs are those of single tokens.

@@ -6,6 +6,9 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
+#include "configs/config_io.h"
+#include "models/model.h"
+#include "runtime/run_checkpoints.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {
@@ -80,6 +83,30 @@ TEST(Agreement, FindsEveryKindOfState) {
   // -0 and 0 are equal numbers but different bits.
   EXPECT_THAT(of_rank_1([](Replica& r) { flip_bit(r.weight, 0, 31); }),
               HasSubstr("element 0 is -0 instead of 0"));
+}
+
+// Centroids are no parameters, but every rank has the same.
+TEST(Agreement, NamesAFlippedCentroid) {
+  const configs::Config config = parse_config(
+      "task { language_model {} } data { corpus: 'none' sequence_length: 16 } model { layers: 1 "
+      "channels: 8 heads: 2 attention { group { mechanism { routing { clusters: 4 } } } } }",
+      "test", {});
+  run_ranks(3, [&](ProcessGroup& group) {
+    const auto alone = make_single_group();
+    const auto model =
+        make_model(config, {.vocabulary = 11, .class_names = {}}, {*alone, *alone, *alone});
+    Agreement agreement(group, model_shards(*model), fmt::format("node{}", group.rank()));
+    const TrainState state{20, 240, 1000, 0, false, {}};
+    EXPECT_EQ(agreement.find_difference(state), "");
+    const Statistic& centroids = model->parameters().statistics().at(0);
+    if (group.rank() == 1) flip_bit(centroids.value, 13, 20);
+    EXPECT_THAT(
+        agreement.find_difference(state),
+        HasSubstr(fmt::format("rank 1 does not match the other ranks: "
+                              "blocks.0.attention.groups.0.centroids (compared with rank 0: "
+                              "rank 1 on node1: 1 of {} elements, element 13 is ",
+                              centroids.value.numel())));
+  });
 }
 
 TEST(Agreement, TellsAMajorityFromADraw) {

@@ -21,10 +21,10 @@ class RunningMean : public Mechanism {
   AttentionOutput attend(const AttentionInput& in, Path) const override {
     const at::Tensor mean_H1D = mean_HD_.unsqueeze(1);
     const at::Tensor fit_BHL1 = (in.q_BHLD * mean_H1D).sum(-1, /*keepdim=*/true).tanh();
-    const at::Tensor squares = (in.k_BHSD - mean_H1D).square().sum();
+    const at::Tensor squares_B = (in.k_BHSD - mean_H1D).square().sum(at::IntArrayRef({1, 2, 3}));
     AttentionOutput output{in.v_BHSD * fit_BHL1, {}};
-    output.sums = {{"auxiliary_loss", 0.01 * squares},
-                   {"square_distance", squares.detach()},
+    output.sums = {{"auxiliary_loss", 0.01 * squares_B},
+                   {"square_distance", squares_B.detach().sum()},
                    {"keys", at::full({}, in.k_BHSD.size(0) * in.k_BHSD.size(2),
                                      in.k_BHSD.options().requires_grad(false))}};
     if (in.noise) {

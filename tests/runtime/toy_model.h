@@ -96,8 +96,10 @@ class ToyModel : public Model {
     }
     sums.nats = sums.loss.detach().to(at::kDouble);
     for (const auto& [name, value] : named) {
-      if (name == "attention.auxiliary_loss") sums.loss = sums.loss + value;
-      sums.named.emplace_back(name, value.detach());
+      const bool is_loss = name == "attention.auxiliary_loss";
+      const at::Tensor sum = is_loss ? value.sum() : value;
+      if (is_loss) sums.loss = sums.loss + sum;
+      sums.named.emplace_back(name, sum.detach());
     }
     sums.count = mask_BT.detach().to(at::kDouble).sum();
     return sums;

@@ -16,6 +16,7 @@ TEST_F(Slurm, ARunOfTwoNodesFinishes) {
   ASSERT_EQ(history(name).size(), 1u);
   EXPECT_EQ(history(name)[0].start.scheduler_job, "slurm " + jobs[0]);
   EXPECT_THAT(history(name)[0].start.hosts, testing::ElementsAre("node0", "node1"));
+  EXPECT_THAT(output(name), HasSubstr("2 ranks on 2 hosts, examined in "));
   EXPECT_THAT(output(name), HasSubstr("job " + jobs[0] + ": the run is finished"));
   EXPECT_EQ(status(name).at("state"), "finished");
   const Finished tail = run_child({.line = birkhoff_line({"tail", run(name).string()})});

@@ -28,7 +28,7 @@ struct ChoiceCall {
                C = chosen_BHLC.size(3);
   ScoreShape shape{static_cast<int>(D), static_cast<int>(N)};
   std::int64_t padded = shape.padded_clusters<S>();
-  const ScoreKernels<T>& kernels = score_kernels<T>();
+  const ScoreKernels<T>& kernels = score_kernels<T>(instruction_set());
 
   // A thread's memory.
   struct Worker {

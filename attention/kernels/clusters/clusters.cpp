@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -74,7 +75,7 @@ void choose_nearest(const ClusterProblem& problem, const at::Tensor& scores_BHLK
 }
 
 ClusteredRows cluster_rows_reference(const ClusterProblem& problem) {
-  const at::Tensor& centroids_HKD = problem.centroids_HKD;
+  const at::Tensor centroids_HKD = problem.centroids_HKD.detach();
   const at::Tensor unit_BHLD = unit_rows(problem.x_BHLD.to(centroids_HKD.scalar_type()), 1);
   const at::Tensor scores_BHLK = cluster_scores(problem);
   const at::Tensor cluster_BHL = scores_BHLK.argmax(3);
@@ -190,8 +191,9 @@ at::Tensor unit_rows(const at::Tensor& x, double length) {
 }
 
 at::Tensor cluster_scores(const ClusterProblem& problem) {
+  const c10::AutoGradMode no_gradients(false);
   const at::Tensor& centroids_HKD = problem.centroids_HKD;
-  const at::Tensor x_BHLD = problem.x_BHLD.detach().to(centroids_HKD.scalar_type());
+  const at::Tensor x_BHLD = problem.x_BHLD.to(centroids_HKD.scalar_type());
   return at::matmul(unit_rows(x_BHLD, 1), centroids_HKD.transpose(1, 2).unsqueeze(0));
 }
 

@@ -95,7 +95,7 @@ struct HeadClusters {
                K = problem.centroids_HKD.size(1);
   ScoreShape shape{static_cast<int>(D), static_cast<int>(K), problem.length};
   std::int64_t padded = shape.padded_clusters<S>();
-  const ScoreKernels<T>& kernels = score_kernels<T>();
+  const ScoreKernels<T>& kernels = score_kernels<T>(instruction_set());
 
   void run(Head at) const {
     const at::Tensor& number_BL = problem.documents.number_BL;
@@ -201,16 +201,16 @@ void for_each_head(std::int64_t B, std::int64_t H, const Work& work) {
 }  // namespace
 
 template <typename T>
-const ScoreKernels<T>& score_kernels() {
-  return for_set(instruction_set(), []<InstructionSet kSet>() -> const ScoreKernels<T>& {
+const ScoreKernels<T>& score_kernels(InstructionSet set) {
+  return for_set(set, []<InstructionSet kSet>() -> const ScoreKernels<T>& {
     // None multiplies pairs of bf16.
     return compiled_score_kernels<kSetOf<kSet, /*kIsBf16=*/false>, T>();
   });
 }
 
-template const ScoreKernels<float>& score_kernels();
-template const ScoreKernels<double>& score_kernels();
-template const ScoreKernels<Bf16>& score_kernels();
+template const ScoreKernels<float>& score_kernels(InstructionSet);
+template const ScoreKernels<double>& score_kernels(InstructionSet);
+template const ScoreKernels<Bf16>& score_kernels(InstructionSet);
 
 at::Tensor cluster_rows_on_cpu(const ClusterProblem& problem, ClusteredRows& rows) {
   ClusterProblem fitting = problem;
@@ -252,7 +252,7 @@ at::Tensor cluster_gradients_on_cpu(const ClusterGradientProblem& problem) {
   const at::Tensor d_x = at::empty_like(unit);
   dispatch_tile_type(unit.scalar_type(), [&]<typename T>(T) {
     using S = Sum<T>;
-    const ScoreKernels<T>& kernels = score_kernels<T>();
+    const ScoreKernels<T>& kernels = score_kernels<T>(instruction_set());
     const ScoreShape shape{static_cast<int>(D), static_cast<int>(K), problem.length};
     for_each_head(B, H, [&](Head at) {
       const ScratchMemory scratch = scratch_memory(kernels.scratch_bytes(shape.head_dim));

@@ -53,9 +53,9 @@ struct ScoreKernels {
   void (*row_gradient)(const ScoreShape& shape, const RowGradient<T>& row, void* scratch);
 };
 
-// Those of instruction_set(), for T = float, double and Bf16.
+// For T = float, double and Bf16. kAvx512Bf16 shares those of kAvx512.
 template <typename T>
-const ScoreKernels<T>& score_kernels();
+const ScoreKernels<T>& score_kernels(InstructionSet set);
 
 // Defined in cpu_scores.simd.cpp, compiled for kSet.
 template <InstructionSet kSet, typename T>

@@ -2,11 +2,15 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cluster/base/error.h"
 
 namespace birkhoff {
 namespace {
+
+// Clusters of a head whose counts are described one by one.
+constexpr std::int64_t kMostListed = 16;
 
 at::Tensor norms(const at::Tensor& x) {
   return at::linalg_vector_norm(x, 2, at::IntArrayRef({-1}), /*keepdim=*/true);
@@ -80,13 +84,18 @@ std::string Centroids::describe(const at::Tensor& value_HKV) {
   const std::int64_t K = value_HKV.size(1);
   std::string text;
   for (std::int64_t h = 0; h < value_HKV.size(0); ++h) {
-    const at::Tensor count_K = parts.count[h].flatten(), idle_K = parts.idle[h].flatten();
+    const at::Tensor count_K = parts.count[h].flatten().contiguous(),
+                     idle_K = parts.idle[h].flatten();
     const at::Tensor directions_KD = parts.direction[h];
     const auto number = [](const at::Tensor& x) { return x.item<double>(); };
+    const auto* const counts = count_K.const_data_ptr<double>();
     text += fmt::format(
-        "  head {}: moving averages of the rows in a step {:.4g} to {:.4g}, median {:.4g} (they start "
-        "at 1); {} of {} clusters had none in the last step; the largest has {:.1f} % of the rows",
-        h, number(count_K.min()), number(count_K.max()), number(count_K.median()),
+        "  head {}: moving averages of the rows in a step {} (they start at 1); {} of {} clusters "
+        "had none in the last step; the largest has {:.1f} % of the rows",
+        h,
+        K <= kMostListed ? fmt::format("{:.4g}", fmt::join(counts, counts + K, ", "))
+                         : fmt::format("{:.4g} to {:.4g}, median {:.4g}", number(count_K.min()),
+                                       number(count_K.max()), number(count_K.median())),
         idle_K.gt(0).sum().item<std::int64_t>(), K,
         100 * number(count_K.max()) / number(count_K.sum()));
     if (K > 1) {

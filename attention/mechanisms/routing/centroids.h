@@ -46,9 +46,9 @@ class Centroids {
   // [H, K]: steps since the last row.
   at::Tensor idle_steps() const { return value_HKV_.select(2, 2 * head_dim_ + 2); }
 
-  // For each head: the moving averages of rows a step (EMA counts), clusters without a row in the
-  // last step, the largest share of the rows, and the angles between centroids. Of a statistic's
-  // value.
+  // For each head: the moving averages of rows a step (EMA counts; of more than 16 clusters their
+  // range and median), clusters without a row in the last step, the largest share of the rows, and
+  // the angles between centroids. Of a statistic's value.
   static std::string describe(const at::Tensor& value_HKV);
 
   // The statistic's sums, from cluster_sums() [H, K, D + 1] and new_seeds() [H, K, D].

@@ -115,7 +115,7 @@ AttentionOutput RoutingAttention::attend(const AttentionInput& in, Path limit) c
                          {}};
   output.sums.emplace_back(
       "auxiliary_loss",
-      tokens.distance_BH().sum() *
+      tokens.distance_BH().sum(1) *
           (config_.commitment() / static_cast<double>(shape_.heads_of_keys() * shape_.head_dim)));
   at::NoGradGuard no_grad;
   NamedSums figures = figure_sums(tokens.of_q, tokens.q, limit);

@@ -26,7 +26,8 @@
 // - The commitment loss of a sequence is `commitment` / (H D) times the sum over its tokens of
 //   |x / |x| - centroid|^2, for queries and, if they have their own, keys. The trainer divides by
 //   the counted targets: without padding this is `commitment` times the mean over heads, tokens and
-//   numbers. It moves queries and keys, never centroids.
+//   numbers. A classifier, which counts one target a sequence, first divides by the sequence's
+//   tokens. The loss moves queries and keys, never centroids.
 #pragma once
 
 #include "attention/kernels/clusters/cluster_attention.h"
