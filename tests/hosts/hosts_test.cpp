@@ -1,0 +1,128 @@
+// What crosses a network between hosts: training, the loss of a host, the heartbeat's connection.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "hosts_fixture.h"
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/run_history.h"
+
+namespace birkhoff {
+namespace {
+
+using nlohmann::json;
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+// The hosts of the run's newest job.
+std::vector<std::string> hosts_of(const std::filesystem::path& run) {
+  const std::vector<Job> jobs = read_history(RunPaths{run}.history());
+  return jobs.empty() ? std::vector<std::string>() : jobs.back().start.hosts;
+}
+
+TEST_F(Hosts, TwoRanksOnTwoHostsHaveTheBitsOfOneHost) {
+  const Finished trained = run_child(on_host(1, train("two", {"--ranks", "2"})));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(hosts_of(run("two")), ElementsAre("node1", "node2"));
+  EXPECT_THAT(trained.err, Not(HasSubstr("unwatched")));
+  expect_like_reference("two");
+}
+
+// Ranks of one host share its memory, those of two cannot.
+TEST_F(Hosts, FourRanksOnTwoHostsHaveTheBitsOfOneHost) {
+  const std::vector<std::string> options = {"--ranks", "4", "--set", "train.steps=60"};
+  const Finished here = run_child(train("four_here", options)),
+                 trained = run_child(on_host(1, train("four", options), "hostfile4"));
+  ASSERT_EQ(here.code, 0) << here.err;
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(hosts_of(run("four")), ElementsAre("node1", "node2"));
+  expect_like_reference("four", "four_here");
+  for (const int host : {1, 2}) {
+    EXPECT_THAT(said_on_host(host, {"ls", "/dev/shm"}), Not(HasSubstr("birkhoff-")))
+        << "nothing is left on node" << host;
+  }
+}
+
+TEST_F(Hosts, ALostHostIsNamedAndTheRunResumesWithTheSameBits) {
+  constexpr double kLimit = 1.5, kEnd = 5;  // kEnd: to end mpirun, which waits for the lost host
+  const std::vector<std::string> options = {
+      "--ranks", "2", "--set", "watchdog.seconds=1.5", "--set", "data.prefetch=1"};
+  Command command = on_host(1, train("lost", options));
+  const Command again = command;
+  for (const auto& [name, value] :
+       {std::pair("LD_PRELOAD", SLOW_READS), std::pair("BIRKHOFF_SLOW_READS", "20"),
+        std::pair("ASAN_OPTIONS", "verify_asan_link_order=0")}) {
+    command.environment.emplace_back(name, value);
+  }
+  Child child(command);
+  ASSERT_TRUE(wait_for_step(child, run("lost"), 70)) << child.finish(seconds(1)).err;
+  const auto start = std::chrono::steady_clock::now();
+  cluster("cut", {"2"});
+  const Finished finished = child.finish(seconds(60));
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(finished.code, 8) << finished.err;
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("birkhoff: rank 1 on node2 has been silent for"),
+                                  HasSubstr("its machine or network is down"),
+                                  HasSubstr("rank 0 waits for it in step ")));
+  EXPECT_LT(taken.count(), kLimit + kEnd);
+  EXPECT_TRUE(wait_until_none(run("lost"), seconds(10))) << "the lost host's rank ends by itself";
+  EXPECT_THAT(read_bytes(RunPaths{run("lost")}.log(1).string()),
+              HasSubstr("rank 0 on node1 has been silent for"));
+  const int step = last_step(run("lost"));
+  EXPECT_LT(step, kSteps);
+
+  cluster("join", {"2"});
+  const Finished resumed = run_child(again);
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("resumes at step "));
+  EXPECT_THAT(hosts_of(run("lost")), ElementsAre("node1", "node2"));
+  expect_like_reference("lost");
+  std::cout << "lost host: " << taken.count() << " s from the cut to the job's end\n";
+}
+
+// A firewall lets only MPI's ports pass.
+TEST_F(Hosts, DoctorNamesAHostThatCannotReachTheHeartbeat) {
+  json network;  // that check of the report
+  const auto examine = [&network] {
+    const Command doctor = {.line = birkhoff_line({"doctor", "tiny.txtpb", "--ranks", "2",
+                                                   "--no-speed", "--json", "report.json"})};
+    const Finished finished = run_child(on_host(1, doctor));
+    std::ifstream file("report.json");
+    const json report = json::parse(file);
+    for (const json& check : report.at("checks")) {
+      if (check.at("check") == "network") network = check;
+    }
+    return finished;
+  };
+  const Finished healthy = examine();
+  EXPECT_EQ(healthy.code, 0) << healthy.out << healthy.err;
+  EXPECT_THAT(healthy.out, HasSubstr("2 hosts: node1, node2"));
+  EXPECT_EQ(network.at("verdict"), "pass") << network.dump(2);
+
+  cluster("block", {"2", "1", kOtherPorts});
+  const Finished blocked = examine();
+  EXPECT_EQ(blocked.code, 0) << blocked.out << blocked.err;
+  EXPECT_EQ(network.at("verdict"), "warn") << network.dump(2);
+  ASSERT_EQ(network.at("findings").size(), 1u) << network.dump(2);
+  const json& finding = network.at("findings").at(0);
+  EXPECT_EQ(finding.at("host"), "node2");
+  EXPECT_EQ(finding.at("ranks"), json({1}));
+  EXPECT_THAT(finding.at("found").get<std::string>(),
+              HasSubstr("no TCP connection to rank 0 on node1"));
+
+  // Such a rank trains unwatched and says so.
+  const Finished trained =
+      run_child(on_host(1, train("unwatched", {"--ranks", "2", "--set", "train.steps=1000"})));
+  cluster("unblock", {"2", "1", kOtherPorts});
+  EXPECT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(trained.err, HasSubstr("rank 1 warning: the watchdog cannot be reached"));
+}
+
+}  // namespace
+}  // namespace birkhoff
