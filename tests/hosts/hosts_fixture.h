@@ -2,10 +2,13 @@
 // may make namespaces, and iproute2; skipped, by name, without them.
 #pragma once
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -15,7 +18,7 @@ namespace birkhoff {
 
 class Hosts : public TrainProcess {
  protected:
-  // Open MPI's own ports, which a firewall between hosts lets pass; the heartbeat's is another.
+  // Ports of Open MPI, and those that the system chooses: one of them is the heartbeat's.
   static constexpr const char *kPortsOfLauncher = "10000-10999", *kFirstPortOfRanks = "11000",
                               *kOtherPorts = "32768-60999";
 
@@ -66,6 +69,37 @@ class Hosts : public TrainProcess {
   // What the command prints on a host.
   static std::string said_on_host(int host, const std::vector<std::string>& line) {
     return run_child(on_host(host, {.line = line})).out;
+  }
+
+  // A firewall between the hosts that lets only MPI's ports pass, from host 2 to host 1.
+  struct Firewall {
+    Firewall() { cluster("block", {"2", "1", kOtherPorts}); }
+    ~Firewall() { cluster("unblock", {"2", "1", kOtherPorts}); }
+  };
+
+  // The check of the network, by two ranks on two hosts. Expects that doctor ends with 0.
+  static nlohmann::json examined() {
+    const Command doctor = {.line = birkhoff_line({"doctor", "tiny.txtpb", "--ranks", "2",
+                                                   "--no-speed", "--json", "report.json"})};
+    const Finished finished = run_child(on_host(1, doctor));
+    EXPECT_EQ(finished.code, 0) << finished.out << finished.err;
+    EXPECT_THAT(finished.out, testing::HasSubstr("2 hosts: node1, node2"));
+    std::ifstream file("report.json");
+    const nlohmann::json report = nlohmann::json::parse(file);
+    for (const nlohmann::json& check : report.at("checks")) {
+      if (check.at("check") == "network") return check;
+    }
+    return {};
+  }
+
+  static void expect_blocked(const nlohmann::json& network) {
+    EXPECT_EQ(network.at("verdict"), "warn") << network.dump(2);
+    ASSERT_EQ(network.at("findings").size(), 1u) << network.dump(2);
+    const nlohmann::json& finding = network.at("findings").at(0);
+    EXPECT_EQ(finding.at("host"), "node2");
+    EXPECT_EQ(finding.at("ranks"), nlohmann::json({1}));
+    EXPECT_THAT(finding.at("found").get<std::string>(),
+                testing::HasSubstr("no TCP connection to rank 0 on node1"));
   }
 
   static inline std::string hosts_, why_not_;
