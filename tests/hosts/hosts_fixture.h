@@ -84,6 +84,7 @@ class Hosts : public TrainProcess {
     const Finished finished = run_child(on_host(1, doctor));
     EXPECT_EQ(finished.code, 0) << finished.out << finished.err;
     EXPECT_THAT(finished.out, testing::HasSubstr("2 hosts: node1, node2"));
+    EXPECT_THAT(finished.err, testing::Not(testing::HasSubstr("rank 0 warning")));
     std::ifstream file("report.json");
     const nlohmann::json report = nlohmann::json::parse(file);
     for (const nlohmann::json& check : report.at("checks")) {
