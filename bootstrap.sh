@@ -46,9 +46,10 @@ packages=(g++ cmake ninja-build pkg-config
   libopenmpi-dev openmpi-bin libhdf5-dev libprotobuf-dev protobuf-compiler libsentencepiece-dev
   libfmt-dev libcli11-dev nlohmann-json3-dev libxxhash-dev zlib1g-dev
   libgtest-dev libgmock-dev librapidcheck-dev)
-# As root the tests start a Slurm of their own, and shellcheck reads the scripts for it; without these they skip that part.
+# As root the tests start a Slurm of their own, and shellcheck reads the scripts for it, and they make hosts with networks of their
+# own (iproute2); without these they skip that part.
 if [ "$goal" = test ] && [ "$install" = 1 ] && [ "$(id -u)" = 0 ]; then
-  packages+=(slurm-wlm slurm-wlm-basic-plugins munge shellcheck)
+  packages+=(slurm-wlm slurm-wlm-basic-plugins munge shellcheck iproute2)
 fi
 
 # The folder for LibTorch: the user's own if LibTorch is already there, else the machine's. Only root can create the latter.

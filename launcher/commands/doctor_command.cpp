@@ -8,6 +8,7 @@
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/logging/log.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/health/heartbeat.h"
 #include "configs/config_io.h"
@@ -45,6 +46,7 @@ std::string table_of(const Examination& examination) {
 int examine_in_world(const DoctorArguments& arguments, World& world, std::ostream& out,
                      std::ostream& err) {
   const auto start = std::chrono::steady_clock::now();
+  const Log log(world.rank());  // names the rank that warns
   Subject subject{.world = world, .threads = threads_of_rank(world.local_size())};
   compute_on_cpu(std::min(subject.threads, usable_cores()));  // too many would take minutes
   if (arguments.config) {

@@ -4,14 +4,20 @@
 #include <fmt/ranges.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <map>
+#include <optional>
+#include <random>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/files/file.h"
@@ -232,22 +238,71 @@ Judgement judge_clock(const Answers& answers) {
 
 // ---- Network
 
-// As the heartbeat does, all ranks connect to rank 0.
+// Sends a word to all that connect.
+class Greeter {
+ public:
+  Greeter(Socket listener, std::string word)
+      : listener_(std::move(listener)), word_(std::move(word)), thread_([this] { greet(); }) {}
+  ~Greeter() {
+    stopping_ = true;
+    thread_.join();
+  }
+
+ private:
+  void greet() const {
+    constexpr int kPollMs = 100;
+    while (!stopping_ && listener_) {
+      wait_readable({listener_.get()}, kPollMs);
+      while (const Socket guest{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)}) {
+        ::send(guest.get(), word_.data(), word_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      }
+    }
+  }
+
+  const Socket listener_;
+  const std::string word_;
+  std::atomic<bool> stopping_ = false;
+  std::thread thread_;
+};
+
+// Whether the word comes within `ms` milliseconds.
+bool is_greeted(const Socket& socket, const std::string& word, int ms) {
+  using Clock = std::chrono::steady_clock;
+  const auto give_up = Clock::now() + std::chrono::milliseconds(ms);
+  std::string heard(word.size(), '\0');
+  std::size_t num_heard = 0;
+  while (num_heard < word.size() && Clock::now() < give_up) {
+    constexpr int kPollMs = 100;
+    wait_readable({socket.get()}, kPollMs);
+    const ssize_t received =
+        ::recv(socket.get(), heard.data() + num_heard, word.size() - num_heard, MSG_DONTWAIT);
+    if (received == 0 || (received < 0 && errno != EAGAIN && errno != EINTR)) return false;
+    if (received > 0) num_heard += static_cast<std::size_t>(received);
+  }
+  return heard == word;
+}
+
+// As the heartbeat does, all ranks connect to rank 0. At an address that hosts have in common, such
+// as that of loopback, another program may listen: rank 0 is who knows the word.
 Facts probe_network(const Subject& subject) {
   constexpr int kConnectMs = 2000;
   ProcessGroup& world = subject.world.group();
-  Socket listener;
+  std::optional<Greeter> greeter;
   std::string offer;
   if (world.rank() == 0) {
     std::uint16_t port = 0;
-    listener = listen_anywhere(port);
-    offer = fmt::format("{} {}", port, fmt::join(own_addresses(), " "));
+    Socket listener = listen_anywhere(port);
+    std::random_device random;
+    const std::string word = fmt::format("{:08x}{:08x}{:08x}", random(), random(), random());
+    offer = fmt::format("{} {} {}", word, port, fmt::join(own_addresses(), " "));
+    greeter.emplace(std::move(listener), word);
   }
   std::istringstream words(world.broadcast_bytes(offer, 0, "doctor: address of rank 0"));
-  std::string port, reached;
-  words >> port;
+  std::string word, port, reached;
+  words >> word >> port;
   for (std::string address; reached.empty() && words >> address;) {
-    if (connect_to(address, port, kConnectMs)) reached = address;
+    const Socket socket = connect_to(address, port, kConnectMs);
+    if (socket && is_greeted(socket, word, kConnectMs)) reached = address;
   }
   world.barrier("doctor: all have tried to connect");
   return {{"port", port}, {"reached", reached}};

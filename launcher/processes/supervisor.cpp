@@ -84,7 +84,13 @@ void check_open_files(int ranks) {
        ranks, needed, limit.rlim_cur, needed);
 }
 
-// mpirun that starts the ranks here, or on the nodes of a Slurm job.
+// Whether all ranks run on this machine. A file in Open MPI's variable names others.
+bool is_here(const Placement& placement) {
+  return placement.nodes.empty() && std::getenv("OMPI_MCA_orte_default_hostfile") == nullptr;
+}
+
+// mpirun that starts the ranks here, on the hosts of Open MPI's file, or on the nodes of a Slurm
+// job.
 std::vector<std::string> mpirun_arguments(const std::string& mpirun, const Placement& placement,
                                           const std::string& shared_folder,
                                           const std::vector<std::string>& of_rank) {
@@ -97,10 +103,10 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, const Place
   if (!placement.nodes.empty()) {
     const std::string slots = fmt::format(":{}", ranks_of_node(placement));
     line.insert(line.end(),
-                {"--host", fmt::format("{}{}", fmt::join(placement.nodes, slots + ","), slots),
-                 "-x", kJobVariable});
+                {"--host", fmt::format("{}{}", fmt::join(placement.nodes, slots + ","), slots)});
   }
-  if (std::getenv("OMP_NUM_THREADS") == nullptr && placement.nodes.empty()) {
+  if (!is_here(placement)) line.insert(line.end(), {"-x", kJobVariable});
+  if (std::getenv("OMP_NUM_THREADS") == nullptr && is_here(placement)) {
     line.insert(line.end(),
                 {"-x", "OMP_NUM_THREADS=" + std::to_string(std::max(1, cores / ranks))});
   } else if (std::getenv("OMP_NUM_THREADS") != nullptr) {
@@ -298,7 +304,7 @@ EndOfRanks supervise(const Placement& placement, const RankProgram& program,
   std::vector<std::string> line;
   if (program.by_mpirun) {
     check_open_files(placement.ranks);
-    if (placement.nodes.empty()) shared_folder.emplace();  // other machines lack the folder
+    if (is_here(placement)) shared_folder.emplace();  // other machines lack the folder
     line =
         mpirun_arguments(launcher, placement, shared_folder ? shared_folder->path() : "", of_rank);
   } else {

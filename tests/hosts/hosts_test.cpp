@@ -1,0 +1,143 @@
+// What crosses a network between hosts: training, the loss of a host, the heartbeat's connection.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+
+#include "hosts_fixture.h"
+#include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/run_history.h"
+
+namespace birkhoff {
+namespace {
+
+using std::chrono::seconds;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+// The hosts of the run's newest job.
+std::vector<std::string> hosts_of(const std::filesystem::path& run) {
+  const std::vector<Job> jobs = read_history(RunPaths{run}.history());
+  return jobs.empty() ? std::vector<std::string>() : jobs.back().start.hosts;
+}
+
+TEST_F(Hosts, TwoRanksOnTwoHostsHaveTheBitsOfOneHost) {
+  const Finished trained = run_child(on_host(1, train("two", {"--ranks", "2"})));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(hosts_of(run("two")), ElementsAre("node1", "node2"));
+  EXPECT_THAT(trained.err, Not(HasSubstr("unwatched")));
+  expect_like_reference("two");
+}
+
+// Ranks of one host share memory in its /dev/shm. Those of the other host do not see it.
+TEST_F(Hosts, FourRanksOnTwoHostsHaveTheBitsOfOneHost) {
+  const std::vector<std::string> options = {"--ranks", "4", "--set", "train.steps=60"};
+  const Finished here = run_child(train("four_here", options));
+  ASSERT_EQ(here.code, 0) << here.err;
+  Child child(on_host(1, train("four", options), "hostfile4"));
+  std::string shared;  // node2's files
+  while (child.is_running()) {
+    const std::string now = said_on_host(2, {"ls", "/dev/shm"});
+    if (now.find("vader_segment.node2") != std::string::npos) shared = now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  const Finished trained = child.finish();
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(hosts_of(run("four")), ElementsAre("node1", "node2"));
+  expect_like_reference("four", "four_here");
+  EXPECT_NE(shared, "") << "ranks 2 and 3 share memory";
+  EXPECT_THAT(shared, Not(HasSubstr("node1")));
+  for (const int host : {1, 2}) {
+    EXPECT_EQ(said_on_host(host, {"ls", "/dev/shm"}), "") << "nothing is left on node" << host;
+  }
+}
+
+TEST_F(Hosts, ALostHostIsNamedAndTheRunResumesWithTheSameBits) {
+  constexpr double kLimit = 1.5, kEnd = 5;  // kEnd: to end mpirun, which waits for the lost host
+  const std::vector<std::string> options = {"--ranks", "2",
+                                            "--set",   "watchdog.seconds=1.5",
+                                            "--set",   "data.prefetch=1",
+                                            "--set",   "checkpoint.every=10"};
+  Command command = on_host(1, train("lost", options));
+  const Command again = command;
+  for (const auto& [name, value] :
+       {std::pair("LD_PRELOAD", SLOW_READS), std::pair("BIRKHOFF_SLOW_READS", "20"),
+        std::pair("ASAN_OPTIONS", "verify_asan_link_order=0")}) {
+    command.environment.emplace_back(name, value);
+  }
+  Child child(command);
+  ASSERT_TRUE(wait_for_step(child, run("lost"), 25)) << child.finish(seconds(1)).err;
+  const auto start = std::chrono::steady_clock::now();
+  cluster("cut", {"2"});
+  const Finished finished = child.finish(seconds(60));
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+  EXPECT_EQ(finished.code, 8) << finished.err;
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("birkhoff: rank 1 on node2 has been silent for"),
+                                  HasSubstr("its machine or network is down"),
+                                  HasSubstr("rank 0 waits for it in step ")));
+  EXPECT_LT(taken.count(), kLimit + kEnd);
+  EXPECT_TRUE(wait_until_none(run("lost"), seconds(10))) << "the lost host's rank ends by itself";
+  EXPECT_THAT(read_bytes(RunPaths{run("lost")}.log(1).string()),
+              HasSubstr("rank 0 on node1 has been silent for"));
+  const int step = last_step(run("lost"));
+  EXPECT_LT(step, kSteps);
+
+  cluster("join", {"2"});
+  const Finished resumed = run_child(again);
+  EXPECT_EQ(resumed.code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("resumes at step "));
+  EXPECT_THAT(hosts_of(run("lost")), ElementsAre("node1", "node2"));
+  expect_like_reference("lost");
+  std::cout << "lost host: " << taken.count() << " s from the cut to the job's end\n";
+}
+
+TEST_F(Hosts, DoctorNamesAHostThatCannotReachTheHeartbeat) {
+  const nlohmann::json open = examined();
+  EXPECT_EQ(open.at("verdict"), "pass") << open.dump(2);
+  const Firewall firewall;
+  expect_blocked(examined());
+}
+
+// All hosts have the address of loopback. There another program listens, on all ports that rank 0
+// may get.
+TEST_F(Hosts, DoctorIsNotDeceivedByAnotherProgram) {
+  constexpr const char* kImpostor = R"(
+import selectors, socket
+listening = selectors.DefaultSelector()
+for port in range(40000, 40100):
+    listening.register(socket.create_server(("127.0.0.1", port)), selectors.EVENT_READ)
+print("listens", flush=True)
+while True:
+    for key, _ in listening.select():
+        key.fileobj.accept()[0].sendall(b"welcome" * 10)
+)";
+  const std::string ports = "/proc/sys/net/ipv4/ip_local_port_range";
+  const Firewall firewall;
+  Command command = on_host(2, {.line = {"python3", "-c", kImpostor}});
+  command.output = "impostor.out";
+  Child impostor(command);
+  const auto said = [] {
+    return std::filesystem::exists("impostor.out") && !read_bytes("impostor.out").empty();
+  };
+  for (int wait = 0; wait < 500 && !said(); ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  said_on_host(1, {"sh", "-c", "echo 40000 40099 > " + ports});
+  expect_blocked(examined());
+  said_on_host(1, {"sh", "-c", "echo 32768 60999 > " + ports});
+  EXPECT_TRUE(impostor.is_running()) << impostor.finish().err;
+}
+
+TEST_F(Hosts, ARankThatCannotReachTheHeartbeatSaysThatItTrainsUnwatched) {
+  const Firewall firewall;
+  const Finished trained =
+      run_child(on_host(1, train("unwatched", {"--ranks", "2", "--set", "train.steps=1000"})));
+  EXPECT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(trained.err, HasSubstr("rank 1 warning: the watchdog cannot be reached"));
+}
+
+}  // namespace
+}  // namespace birkhoff
