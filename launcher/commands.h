@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "launcher/processes/supervisor.h"
+#include "launcher/launch_options.h"
 
 namespace birkhoff {
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "launcher/launch_options.h"
 #include "launcher/processes/slurm_job.h"
 #include "runtime/stopping/signals.h"
 
@@ -47,12 +48,6 @@ struct RankProgram {
   std::chrono::seconds launch_limit{300};
 };
 
-// How the command line asks for it.
-struct LaunchOptions {
-  std::optional<std::string> launcher;  // in a Slurm job: srun or mpirun; not set: srun
-  std::string container;     // Apptainer image whose birkhoff the ranks run; empty: this program
-  int launch_seconds = 300;  // the start of all ranks may take
-};
 // Error(kUsage) about a launcher outside of a Slurm job.
 RankProgram rank_program(const LaunchOptions& options, bool in_slurm_job);
 
