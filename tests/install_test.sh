@@ -27,7 +27,7 @@ for file in "$prefix/bin/birkhoff" "$prefix"/lib*/libbirkhoff_ops.so; do
 done
 
 # A project of a user.
-cmake -S tests/install -B "$place/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DLIBTORCH="$torch" >"$place/log" 2>&1 || stop "$(cat "$place/log")"
+cmake -G Ninja -S tests/install -B "$place/consumer" -DCMAKE_PREFIX_PATH="$prefix" -DLIBTORCH="$torch" >"$place/log" 2>&1 || stop "$(cat "$place/log")"
 cmake --build "$place/consumer" >"$place/log" 2>&1 || stop "$(cat "$place/log")"
 said=$(clean "$place/consumer/consumer")
 [[ $said == "built for LibTorch 2."* ]] || stop "the consumer says '$said'"

@@ -12,6 +12,7 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
+#include "cluster/base/files/lease.h"
 #include "runtime/checkpoint/manifest.h"
 #include "tests/runtime/checkpoint_fixture.h"
 
@@ -204,12 +205,12 @@ TEST(Checkpoint, ALostRunsSaveDoesNotTouchThatOfTheNewHolder) {
     fill_shards(shards, 4);
     std::unique_ptr<CheckpointWriter> new_writer;
     CheckpointWriter old_writer(folder, 2, {}, world, [&] {
-      if (new_writer != nullptr) return;
+      if (new_writer != nullptr) throw FolderLost("lost");
       new_writer = std::make_unique<CheckpointWriter>(folder, 2, std::vector<fs::path>(), world);
       new_writer->save(header_of(2), shards);
     });
     old_writer.save(header_of(1), shards);
-    EXPECT_THROW(old_writer.finish(), Error);
+    EXPECT_THROW(old_writer.finish(), FolderLost);
     ASSERT_NE(new_writer, nullptr);
     new_writer->finish();
   });
