@@ -29,7 +29,7 @@ MODELS = {
                 " group { mechanism { routing { clusters: 8 } } } }", ""),
     "dense, bf16, recomputed, ZeRO": ("", "precision: bf16 recompute: true micro_batch: 4 zero_stage: 1"),
 }
-TINY = ["--set", "model.layers=1", "--set", "model.channels=16", "--set", "train.global_batch=2"]
+TINY = ["--set", "model.layers=1", "--set", "model.channels=16", "--set", "train.global_batch=2", "--set", "train.micro_batch=0"]
 BARS = {"elements of the model": 0, "checkpoint bytes": 0.03, "resident memory of a rank, MB": None, "tokens/s": 0.15}
 
 
@@ -53,7 +53,7 @@ def run(config, corpus, ranks, steps, settings=()):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     a = parser.parse_args()
