@@ -62,7 +62,8 @@ TEST_F(HolderProcess, OfTwoJobsOneTrains) {
       EXPECT_THAT(run_holder(RunPaths{run(name)}).value_or("nobody"),
                   HasSubstr("process " + std::to_string(winner.pid())));
       winner.signal(SIGTERM);
-      EXPECT_EQ(winner.finish(seconds(30)).code, 75);
+      const Finished saved = winner.finish(seconds(30));
+      EXPECT_EQ(saved.code, 75) << saved.err;
       EXPECT_EQ(read_history(RunPaths{run(name)}.history()).size(), 1u);
       fs::remove_all(run(name));
     });
