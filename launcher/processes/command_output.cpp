@@ -15,6 +15,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/unique_handle.h"
+#include "runtime/stopping/signals.h"
 
 namespace birkhoff {
 namespace {
@@ -46,6 +47,7 @@ Running start(const std::vector<std::string>& line) {
     dup2(null, STDIN_FILENO);
     dup2(write_end.get(), STDOUT_FILENO);
     dup2(err.get(), STDERR_FILENO);
+    unblock_signals();
     execvp(argv[0], argv.data());
     _exit(127);
   }

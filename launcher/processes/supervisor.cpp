@@ -204,6 +204,7 @@ namespace {
   prctl(PR_SET_PDEATHSIG, SIGTERM);  // if the supervisor is killed, so is mpirun with its ranks
   if (getppid() != supervisor) _exit(static_cast<int>(ExitCode::kPeer));
   std::signal(SIGUSR1, SIG_IGN);  // until mpirun has its own handler
+  unblock_signals();
   const int null = open("/dev/null", O_RDONLY);
   if (null >= 0) dup2(null, STDIN_FILENO);
   execv(argv[0], argv.data());

@@ -31,6 +31,13 @@ void install(int signal, int more_flags) {
   require(sigaction(signal, &action, nullptr) == 0, "sigaction succeeds");
 }
 
+sigset_t all_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : kSignals) sigaddset(&signals, signal);
+  return signals;
+}
+
 }  // namespace
 
 StopSignals::StopSignals() {
@@ -43,9 +50,17 @@ StopSignals::StopSignals() {
     if (is_terminals && previous_actions[i].sa_handler == SIG_IGN) continue;
     install(kSignals[i], kSignals[i] == SIGINT ? static_cast<int>(SA_RESETHAND) : 0);
   }
+  const sigset_t signals = all_signals();
+  pthread_sigmask(SIG_BLOCK, &signals, &mask_before_);
+  thread_ = std::thread([this, signals] {
+    pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    ends_.acquire();
+  });
 }
 
 StopSignals::~StopSignals() {
+  ends_.release();
+  thread_.join();
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     if (kSignals[i] == SIGTERM && received() != 0) {
       // When one rank has ended with 75, srun sends SIGTERM to the others. Ranks that have saved
@@ -55,6 +70,7 @@ StopSignals::~StopSignals() {
       sigaction(kSignals[i], &previous_actions[i], nullptr);
     }
   }
+  pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   installed = false;
 }
 
@@ -68,6 +84,12 @@ void StopSignals::note_second_interrupt() {
 
 bool StopSignals::interrupted_twice() const {
   return num_interrupts.load(std::memory_order_relaxed) >= 2;
+}
+
+void unblock_signals() {
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
 }  // namespace birkhoff

@@ -3,11 +3,20 @@
 // and SIGHUP (the terminal has closed).
 #pragma once
 
+#include <csignal>
+#include <semaphore>
+#include <thread>
+
 namespace birkhoff {
 
 // While an object exists, these signals are only recorded; a second SIGINT ends the process, for a
 // user who cannot wait. SIGINT and SIGHUP stay ignored if they were ignored before (nohup, a
 // background job). At most one object at a time; the destructor restores the previous handlers.
+//
+// The handlers run on a thread of their own; the calling thread and those that it starts block the
+// signals. While LibTorch's oneDNN computes a matrix product, the stack pointer may point to the
+// heap, and a handler on that thread would write its frame there
+// (https://github.com/uxlfoundation/oneDNN/issues/4845). So construct it before any such thread.
 class StopSignals {
  public:
   StopSignals();
@@ -22,6 +31,14 @@ class StopSignals {
   void note_second_interrupt();
   // Whether SIGINT came twice.
   bool interrupted_twice() const;
+
+ private:
+  sigset_t mask_before_;
+  std::binary_semaphore ends_{0};
+  std::thread thread_;  // where the handlers run
 };
+
+// In a child before exec: no signal is blocked, as programs expect.
+void unblock_signals();
 
 }  // namespace birkhoff

@@ -206,7 +206,8 @@ TEST(Supervise, ARequestEndsALaunchThatHangs) {
   const RankProgram program{.by_mpirun = false,
                             .look = [](const std::string&) { return TracesOfJob{}; }};
   StopSignals signals;
-  raise(SIGTERM);
+  kill(getpid(), SIGTERM);
+  while (signals.received() == 0) std::this_thread::yield();
   std::ostringstream err;
   const auto start = std::chrono::steady_clock::now();
   const EndOfRanks end = supervise({2, {"node0", "node1"}}, program, {"train"}, signals, err);

@@ -178,8 +178,8 @@ TEST_F(Divergence, ASaveRightAfterTheFatalStepIsDropped) {
       HasSubstr("step 8: training ends, but its parameters give values that are not finite"));
   EXPECT_EQ(steps_saved(run_), Steps{7});
   const Ended stopped = train(run_, diverging(config, 100), 1, [](ToyTraining& training) {
-    training.before_batch = [](std::int64_t step) {
-      if (step == 8) raise(SIGTERM);
+    training.before_batch = [&](std::int64_t step) {
+      if (step == 8) training.request_stop(SIGTERM);
     };
   });
   EXPECT_EQ(stopped.code, ExitCode::kRequeue);
@@ -192,8 +192,8 @@ TEST_F(Divergence, AStopDuringAStreakSavesNothing) {
   testing::internal::GetCapturedStderr();
   testing::internal::CaptureStderr();
   const Ended stopped = train(run_, diverging(config_of(0), 100), 2, [](ToyTraining& training) {
-    training.before_batch = [](std::int64_t step) {
-      if (step == 17) raise(SIGTERM);
+    training.before_batch = [&](std::int64_t step) {
+      if (step == 17) training.request_stop(SIGTERM);
     };
   });
   EXPECT_EQ(stopped.code, ExitCode::kRequeue);
@@ -439,8 +439,8 @@ class History {
         std::pow(10.0f, static_cast<float>(pick(26, 34))));
     const std::int64_t stop = pick(0, 2) == 0 ? step + pick(1, 20) : -1;
     const Ended ended = train(run, bad, ranks(), [&](ToyTraining& training) {
-      training.before_batch = [stop](std::int64_t s) {
-        if (s == stop) raise(SIGTERM);
+      training.before_batch = [&training, stop](std::int64_t s) {
+        if (s == stop) training.request_stop(SIGTERM);
       };
     });
     told_ += fmt::format("; at {} rate {}, to {}, stop {}: {}", step,

@@ -32,7 +32,7 @@ TEST(Trainer, AnEvaluationThatAStopSkipsIsMadeUpFor) {
                         return toy_batch(begin, end);
                       });
   training.evaluator = &evaluator;
-  training.before_batch = [](std::int64_t) { raise(SIGTERM); };
+  training.before_batch = [&](std::int64_t) { training.request_stop(SIGTERM); };
   for (const int step : {1, 2}) {
     const StopSignals signals;
     EXPECT_EQ(training.run(signals), Outcome::kRequeue);
@@ -67,7 +67,7 @@ TEST(Trainer, AStopEndsAnEvaluation) {
     if (group.rank() == 0) signals.emplace();
     group.barrier("signals");
     at_read = [&] {
-      if (group.rank() == 2 && num_read == 5) raise(SIGUSR1);
+      if (group.rank() == 2 && num_read == 5) training.request_stop(SIGUSR1);
     };
     EXPECT_EQ(training.run(*signals), Outcome::kRequeue);
     EXPECT_EQ(training.state.step, 1);
@@ -92,7 +92,8 @@ TEST(Trainer, AStopBeforeTheFirstStepDoesNone) {
   ToyTraining training(toy_config(6), *group, at::kFloat);
   training.before_batch = [](std::int64_t) { FAIL() << "no batch is needed"; };
   const StopSignals signals;
-  raise(SIGTERM);
+  kill(getpid(), SIGTERM);
+  while (signals.received() == 0) std::this_thread::yield();
   EXPECT_EQ(training.run(signals), Outcome::kRequeue);
   EXPECT_EQ(training.state.step, 0);
 }
@@ -113,8 +114,8 @@ TEST(Trainer, AStepThatTakesLongIsAbandoned) {
       EXPECT_EQ(training.run(signals), Outcome::kRequeue);
     };
     ToyTraining interrupted(config, *group, at::kFloat);
-    trained_to_2(interrupted, [] {
-      raise(SIGTERM);
+    trained_to_2(interrupted, [&] {
+      interrupted.request_stop(SIGTERM);
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     });
     EXPECT_EQ(interrupted.state.step, 3) << "a short step is done";
@@ -125,7 +126,7 @@ TEST(Trainer, AStepThatTakesLongIsAbandoned) {
       if (std::exchange(slow, false)) std::this_thread::sleep_for(std::chrono::milliseconds(2100));
     };
     trained_to_2(abandoned, [&] {
-      raise(SIGTERM);
+      abandoned.request_stop(SIGTERM);
       slow = true;
     });
     EXPECT_EQ(abandoned.state.step, 2);

@@ -3,8 +3,12 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <functional>
+#include <thread>
 
 #include "configs/config.pb.h"
 #include "runtime/trainer.h"
@@ -47,7 +51,14 @@ class ToyTraining {
     return batch;
   }
 
+  // While run() runs: sends the signal to this process, and returns when it is noted.
+  void request_stop(int signal) {
+    kill(getpid(), signal);
+    while (signals_->received() != signal) std::this_thread::yield();
+  }
+
   Outcome run(const StopSignals& signals) {
+    signals_ = &signals;
     consumed_ = state.consumed;
     DevicePrefetcher feed([this] { return next_batch(); }, group_.device());
     StopRequest stop(signals);
@@ -82,6 +93,7 @@ class ToyTraining {
   ToyModel model;
 
  private:
+  const StopSignals* signals_ = nullptr;  // of run()
   ProcessGroup& group_;
   std::int64_t consumed_ = 0;
 

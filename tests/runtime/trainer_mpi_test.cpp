@@ -68,8 +68,8 @@ TEST(TrainerMpi, ZeroChangesNoBit) {
 TEST(TrainerMpi, ASignalToOneRankStopsAllAfterTheSameStep) {
   const StopSignals signals;
   ToyTraining training(toy_config(20), test_world().group(), at::kFloat);
-  training.before_batch = [](std::int64_t) {
-    if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  training.before_batch = [&](std::int64_t) {
+    if (test_world().rank() == test_world().size() - 1) training.request_stop(SIGTERM);
   };
   EXPECT_EQ(training.run(signals), Outcome::kRequeue);
   EXPECT_EQ(training.state.step, 1);
@@ -84,8 +84,10 @@ TEST(TrainerMpi, AStepThatOneRankAbandonsIsDoneByNone) {
   std::optional<StopSignals> signals;
   signals.emplace();
   whole.run(*signals);
-  training.before_batch = [](std::int64_t step) {
-    if (step == 3 && test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  training.before_batch = [&](std::int64_t step) {
+    if (step == 3 && test_world().rank() == test_world().size() - 1) {
+      training.request_stop(SIGTERM);
+    }
   };
   training.model.before_pass = [&] {
     if (signals->received() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(2100));
@@ -119,8 +121,8 @@ TEST_F(TrainerMpiMesh, ASignalToOneRankStopsAllColumns) {
   Mesh mesh(test_world(), columns(), at::kCPU);
   ToyTraining training(toy_config(20), mesh.data(), at::kFloat);
   training.world = &test_world().group();
-  training.before_batch = [](std::int64_t) {
-    if (test_world().rank() == test_world().size() - 1) raise(SIGTERM);
+  training.before_batch = [&](std::int64_t) {
+    if (test_world().rank() == test_world().size() - 1) training.request_stop(SIGTERM);
   };
   EXPECT_EQ(training.run(signals), Outcome::kRequeue);
   EXPECT_EQ(training.state.step, 1);

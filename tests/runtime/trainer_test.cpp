@@ -140,7 +140,7 @@ TEST(Trainer, InterruptedAndResumedTrainingHasTheSameBits) {
   // Runs until a signal that comes in the step.
   const auto run_one_step = [](ToyTraining& training) {
     const StopSignals stop;
-    training.before_batch = [](std::int64_t) { raise(SIGUSR1); };
+    training.before_batch = [&](std::int64_t) { training.request_stop(SIGUSR1); };
     return training.run(stop);
   };
   ToyTraining first(toy_config(20), *group, at::kFloat);
