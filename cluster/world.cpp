@@ -40,9 +40,11 @@ class World::Impl {
     MPI_Initialized(&initialized);
     require(!initialized, "World: at most one per process");
     const int announced = announced_ranks();
-    // A process started by hand needs none of Open MPI's helper processes.
+    // A process started by hand needs none of Open MPI's helper processes, nor its session folder,
+    // which such processes of a machine would share: one could remove it while another starts.
     if (announced == 1 && !environment_number({"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})) {
       ::setenv("OMPI_MCA_ess_singleton_isolated", "1", /*overwrite=*/0);
+      ::setenv("OMPI_MCA_orte_create_session_dirs", "0", /*overwrite=*/0);
     }
     int provided = MPI_THREAD_SINGLE;
     mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");

@@ -142,6 +142,14 @@ TEST_F(TrainProcessTest, CtrlCWithoutRanksSaves) {
   EXPECT_FALSE(checkpoint_names(run("alone")).empty());
 }
 
+// Open MPI's session folder lies there; processes of a machine would share it.
+TEST_F(TrainProcessTest, AProcessAloneNeedsNoSessionFolder) {
+  Command command = train("alone", {"--set", "train.steps=1"});
+  command.environment = {{"TMPDIR", "/proc/none"}};
+  const Finished trained = run_child(command);
+  EXPECT_EQ(trained.code, 0) << trained.err;
+}
+
 TEST_F(TrainProcessTest, AnIgnoredSigchldDoesNotMatter) {
   Command command = train("sigchld", {"--ranks", "2", "--set", "train.steps=5"});
   command.line.insert(command.line.begin(), {"env", "--ignore-signal=CHLD"});
