@@ -87,7 +87,8 @@ def losses(finished, corpus, table, label, attention, context, seed, steps):
         folder = runs.WORK / "table" / "-".join(run).translate({ord(c): "_" for c in " /`"})
         settings = [f"data.corpus={corpus}", f"data.sequence_length={context}", f"train.global_batch={TOKENS // context}",
                     f"train.seed={seed}", f"train.steps={steps}", "metrics.every=100", "evaluate.every=0",
-                    "checkpoint.every=0", "model.attention.0={%s}" % attention]
+                    "checkpoint.every=0", "watchdog.seconds=0",  # other programs may have the CPUs
+                    "model.attention.0={%s}" % attention]
         rows = runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", folder, settings, threads=1)
         found = [[row["loss"] for row in rows if "split" in row][-1]]
         if LEAKY in attention:
