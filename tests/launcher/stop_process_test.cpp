@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -35,6 +37,27 @@ TEST_F(StopProcess, ARequestAtAnyMomentOfTheStartIsObeyed) {
     EXPECT_EQ(stopped.code, 75) << stopped.err;
     EXPECT_TRUE(processes_of(run("early")).empty());
   }
+}
+
+// No request may interrupt a thread that computes (runtime/stopping/signals.h).
+TEST_F(StopProcess, OneThreadOfARankTakesRequests) {
+  Child child(train("threads", {"--set", "train.steps=1000000"}));
+  ASSERT_TRUE(wait_for_step(child, run("threads"), 3));
+  int num_threads = 0, num_open = 0;
+  for (const auto& thread :
+       fs::directory_iterator("/proc/" + std::to_string(child.pid()) + "/task")) {
+    std::ifstream file(thread.path() / "status");
+    const std::string status{std::istreambuf_iterator<char>(file), {}};
+    const std::string label = "SigBlk:\t";
+    const std::uint64_t blocked =
+        std::stoull(status.substr(status.find(label) + label.size()), nullptr, 16);
+    ++num_threads;
+    num_open += (blocked >> (SIGTERM - 1) & 1) == 0;
+  }
+  EXPECT_GT(num_threads, 3);
+  EXPECT_EQ(num_open, 1);
+  child.signal(SIGTERM);
+  EXPECT_EQ(child.finish(seconds(30)).code, 75);
 }
 
 // A request in any phase of a run is obeyed within a grace of 20 s; no step is repeated or skipped.
