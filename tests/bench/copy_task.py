@@ -63,7 +63,8 @@ def trained(data, name, a):
     if not (run / "done").exists():
         settings = [f"data.corpus={data}", f"data.sequence_length={LENGTH}", "data.shift_windows=false", "model.layers=2", "model.heads=16", "model.dropout.embedding=0.1",
                     f"train.seed={a.seed}", f"train.steps={a.steps}", "train.global_batch=16", "train.optimizer.adamw.weight_decay=0", "train.schedule.learning_rate=2e-3",
-                    "metrics.every=100", "evaluate.every=500", "model.attention.0={%s}" % ARMS[name]]
+                    "metrics.every=100", "evaluate.every=500", "watchdog.seconds=0",  # other programs may have the CPUs
+                    "model.attention.0={%s}" % ARMS[name]]
         runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", run, settings, threads=1)
         (run / "done").touch()
     share = copied_share(run, a.sequences)
