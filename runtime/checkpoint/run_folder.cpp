@@ -51,9 +51,6 @@ void remove_temporary_files(const fs::path& root) {
          {"run.json", "config.txtpb", "metrics.jsonl", "loss.svg", "status.json"}) {
       if (name.starts_with(std::string(file) + ".tmp-")) remove_file((root / name).string());
     }
-    if (name.starts_with(kHolderPrefix) && name.find(".tmp-") != std::string::npos) {
-      remove_file((root / name).string());
-    }
   }
 }
 

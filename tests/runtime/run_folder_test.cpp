@@ -95,7 +95,8 @@ TEST(RunFolder, ACrashWhileAnEarlierRunIsSetAsideIsNoForeignFolder) {
 TEST(RunFolder, RemovesWhatKilledWritersLeft) {
   const TestFolder folder;
   { const RunFolder run(folder, 1, false); }
-  for (const char* name : {"run.json.tmp-1", "loss.svg.tmp-22", "metrics.jsonl.tmp-333"}) {
+  for (const char* name :
+       {"run.json.tmp-1", "loss.svg.tmp-22", "metrics.jsonl.tmp-333", "holder-1.tmp-4"}) {
     write_bytes(folder.path() / name, "half");
   }
   write_bytes(folder.path() / "notes.tmp-1", "the user's");

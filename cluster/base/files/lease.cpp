@@ -140,15 +140,36 @@ bool expires(const fs::path& folder, const Record& record, LeaseTimes times) {
   return true;
 }
 
-// Creates the file, complete from its first moment on. Returns false if it exists.
+// Another process may have removed it.
+void remove_if_there(const std::string& path) {
+  const std::int64_t removed = retried("unlink", path, [&] { return ::unlink(path.c_str()); });
+  if (removed < 0 && errno != ENOENT) check_call(removed, "unlink", path);
+}
+
+// Removes the files of earlier holders, and those that processes left which did not become one. In
+// ascending order: at each moment an earlier holder either misses its own file or sees the next
+// one.
+void remove_earlier(const fs::path& folder, std::int64_t number) {
+  std::multimap<std::int64_t, std::string> earlier;
+  for (const std::string& name : list_directory(folder.string())) {
+    if (!name.starts_with(kHolderPrefix)) continue;
+    std::int64_t of_file = number;
+    std::from_chars(name.data() + kHolderPrefix.size(), name.data() + name.size(), of_file);
+    if (of_file < number) earlier.emplace(of_file, (folder / name).string());
+  }
+  for (const auto& [of_file, path] : earlier) remove_if_there(path);
+}
+
+// Creates the file, complete from its first moment on. Returns false if it exists, or if a later
+// holder has removed what was to become it.
 bool create_record(const std::string& path) {
   const std::string complete = fmt::format("{}.tmp-{}", path, ::getpid());
   write_file_durably(complete, record_text(/*held=*/true));
   const std::int64_t linked =
       retried("link", path, [&] { return ::link(complete.c_str(), path.c_str()); });
   const int reason = errno;
-  remove_file(complete);
-  if (linked < 0 && reason == EEXIST) return false;
+  remove_if_there(complete);
+  if (linked < 0 && (reason == EEXIST || reason == ENOENT)) return false;
   errno = reason;
   check_call(linked, "link", path);
   sync_directory(parent_path(path));
@@ -172,11 +193,7 @@ Lease::Lease(fs::path folder, std::string what, LeaseTimes times,
     created = create_record(file());
   }
   renewed_ = Clock::now();
-  // In ascending order: at each moment an earlier holder either misses its own file or sees the
-  // next one.
-  for (const auto& [number, path] : holders_in(folder_)) {
-    if (number < number_) remove_file(path);
-  }
+  remove_earlier(folder_, number_);
   thread_ = std::thread([this] { keep_renewing(); });
 }
 

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -55,6 +56,17 @@ TEST(Lease, NumbersGrowFromHolderToHolder) {
     EXPECT_LT(seconds_to_take(folder.path(), number), 0.3) << "the last one gave it back";
     EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1) << "one file is left";
   }
+}
+
+// Another process may be about to try the same number.
+TEST(Lease, OnlyFilesOfEarlierHoldersAreRemoved) {
+  const Folder folder;
+  const fs::path half = folder.path() / "holder-1.tmp-77";
+  std::ofstream(half) << "half";
+  { const Lease lease(folder.path(), "the folder", kFast); }
+  EXPECT_TRUE(fs::exists(half));
+  { const Lease lease(folder.path(), "the folder", kFast); }
+  EXPECT_FALSE(fs::exists(half));
 }
 
 TEST(Lease, IsTakenFromAnotherMachineOnceItExpires) {
@@ -143,23 +155,23 @@ TEST(Lease, OneOfManyProcessesGetsIt) {
   constexpr int kProcesses = 8;
   for (int i = 0; i < kProcesses; ++i) {
     if (fork() != 0) continue;
-    int code = 1;
+    int code = 0;
     try {
       const Lease lease(folder.path(), "the folder", kFast);
       std::this_thread::sleep_for(milliseconds(1500));
       lease.check();
-      code = 0;
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      code = static_cast<int>(error.code());
     }
     _exit(code);
   }
-  int winners = 0;
+  std::map<int, int> count_of_code;
   for (int i = 0; i < kProcesses; ++i) {
     int status = 0;
     wait(&status);
-    winners += status == 0;
+    ++count_of_code[WEXITSTATUS(status)];
   }
-  EXPECT_EQ(winners, 1);
+  EXPECT_EQ(count_of_code, (std::map<int, int>{{0, 1}, {2, kProcesses - 1}}));
 }
 
 // A holder is stopped for longer than its lease, and goes on after another has the folder: it never
