@@ -21,11 +21,14 @@ LOCAL = "block_local{block:32 look_back:1}"
 ROUTING = "routing{clusters:4 window:64 logit_scale:32}"  # much above sqrt(head dim): nothing is learned without
 # One table for all places: the first cluster that a symbol shares with its copy teaches it the distance.
 RELATIVE = "relative_positions{max_distance:224}"
+# Noise on the embeddings moves tokens to other clusters now and then: pairs that share no cluster get no gradient.
+NOISE = "model.dropout.embedding=0.1"
 ARMS = {
-    "block-local": "group{mechanism{%s}}" % LOCAL,
-    "routing `causal_bucket`": "group{mechanism{%s %s}}" % (ROUTING, RELATIVE),
-    "half block-local, half routing `causal_bucket`": "group{heads:8 mechanism{%s}} group{heads:8 mechanism{%s %s}}" % (LOCAL, ROUTING, RELATIVE),
-    "MoBA": "group{mechanism{moba{block:32 top_blocks:4} %s}}" % RELATIVE,
+    "block-local": ["model.attention.0={group{mechanism{%s}}}" % LOCAL],
+    "routing `causal_bucket`": ["model.attention.0={group{mechanism{%s %s}}}" % (ROUTING, RELATIVE), NOISE],
+    "half block-local, half routing `causal_bucket`":
+        ["model.attention.0={group{heads:8 mechanism{%s}} group{heads:8 mechanism{%s %s}}}" % (LOCAL, ROUTING, RELATIVE), NOISE],
+    "MoBA": ["model.attention.0={group{mechanism{moba{block:32 top_blocks:4} %s}}}" % RELATIVE],
 }
 
 
@@ -58,13 +61,12 @@ def copied_share(run, count):
 
 
 def trained(data, name, a):
-    # Noise on the embeddings moves tokens to other clusters now and then: pairs that share no cluster get no gradient.
     run = runs.WORK / "copy_task" / hashlib.sha1(f"{ARMS[name]} {a.seed} {a.steps}".encode()).hexdigest()[:12]
     if not (run / "done").exists():
-        settings = [f"data.corpus={data}", f"data.sequence_length={LENGTH}", "data.shift_windows=false", "model.layers=2", "model.heads=16", "model.dropout.embedding=0.1",
+        settings = [f"data.corpus={data}", f"data.sequence_length={LENGTH}", "data.shift_windows=false", "model.layers=2", "model.heads=16",
                     f"train.seed={a.seed}", f"train.steps={a.steps}", "train.global_batch=16", "train.optimizer.adamw.weight_decay=0", "train.schedule.learning_rate=2e-3",
                     "metrics.every=100", "evaluate.every=500", "watchdog.seconds=0",  # other programs may have the CPUs
-                    "model.attention.0={%s}" % ARMS[name]]
+                    *ARMS[name]]
         runs.train(runs.ROOT / "configs/baby_gpt_dense.txtpb", run, settings, threads=1)
         (run / "done").touch()
     share = copied_share(run, a.sequences)
