@@ -80,9 +80,9 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sequences", type=int, default=50, help="new sequences to continue")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="parallel runs")
-    parser.add_argument("--only", default="", help="substring of the arms to run")
+    parser.add_argument("--only", default="", help="the arm to run, or a substring of the arms to run")
     a = parser.parse_args()
-    data, names = corpus(), [name for name in ARMS if a.only in name]
+    data, names = corpus(), [name for name in ARMS if name == a.only] or [name for name in ARMS if a.only in name]
     with concurrent.futures.ThreadPoolExecutor(a.workers) as pool:
         shares = list(pool.map(lambda name: trained(data, name, a), names))
     print(f"\n{runs.title()}\n\n| attention | symbols copied, chance {100 / len(SYMBOLS):.1f} % |\n|---|---|")
