@@ -178,5 +178,6 @@ if(BIRKHOFF_SANITIZE STREQUAL "thread")
 endif()
 # For tests that start MPI. Full stack unwinding is slower, but it identifies a leak inside Open MPI's plugins, which are
 # unloaded by then, by its callers. The leak checker does not search the plugins' thread-local storage: GCC 12 guesses its
-# address wrongly and sometimes crashed after a successful run.
-set(BIRKHOFF_MPI_TEST_ENVIRONMENT ${BIRKHOFF_TEST_ENVIRONMENT} "ASAN_OPTIONS=fast_unwind_on_malloc=0:intercept_tls_get_addr=0")
+# address wrongly and sometimes crashed after a successful run. Tests may load a library before the sanitizer's (LD_PRELOAD).
+set(BIRKHOFF_MPI_TEST_ENVIRONMENT ${BIRKHOFF_TEST_ENVIRONMENT}
+  "ASAN_OPTIONS=fast_unwind_on_malloc=0:intercept_tls_get_addr=0:verify_asan_link_order=0")

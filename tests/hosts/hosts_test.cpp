@@ -64,8 +64,7 @@ TEST_F(Hosts, ALostHostIsNamedAndTheRunResumesWithTheSameBits) {
   Command command = on_host(1, train("lost", options));
   const Command again = command;
   for (const auto& [name, value] :
-       {std::pair("LD_PRELOAD", SLOW_READS), std::pair("BIRKHOFF_SLOW_READS", "20"),
-        std::pair("ASAN_OPTIONS", "verify_asan_link_order=0")}) {
+       {std::pair("LD_PRELOAD", SLOW_READS), std::pair("BIRKHOFF_SLOW_READS", "20")}) {
     command.environment.emplace_back(name, value);
   }
   Child child(command);

@@ -72,10 +72,7 @@ TEST_F(StopProcess, ARequestInEveryPhaseIsObeyed) {
       {"step", {}, {}},
       {"evaluation", {"--set", "evaluate.every=1", "--set", "evaluate.micro_batch=1"}, {}},
       {"save", {"--set", "checkpoint.every=1"}, {}},
-      {"data",
-       {"--set", "data.prefetch=1"},
-       {{"LD_PRELOAD", SLOW_READS},
-        {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}},
+      {"data", {"--set", "data.prefetch=1"}, {{"LD_PRELOAD", SLOW_READS}}},
       {"loading", {}, {}},  // of a checkpoint
   };
   const char* set = std::getenv("BIRKHOFF_REQUESTS");
@@ -139,9 +136,7 @@ TEST_F(StopProcess, ARequestEndsWhatTakesLong) {
       {"accumulation", {"--set", "train.global_batch=10000", "--set", "train.micro_batch=1"}, {}},
       {"no_data",
        {"--set", "data.prefetch=1"},
-       {{"LD_PRELOAD", SLOW_READS},
-        {"BIRKHOFF_HANGING_READS", "60"},
-        {"ASAN_OPTIONS", "verify_asan_link_order=0:fast_unwind_on_malloc=0"}}}};
+       {{"LD_PRELOAD", SLOW_READS}, {"BIRKHOFF_HANGING_READS", "60"}}}};
   for (const Case& phase : cases) {
     SCOPED_TRACE(phase.name);
     std::vector<std::string> options = {"--ranks", "2", "--set", "train.schedule.shape=constant"};

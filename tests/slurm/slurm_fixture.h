@@ -77,7 +77,6 @@ class Slurm : public TrainProcess {
     std::string text = site + '\n';
     for (const std::string& variable :
          {std::string("OMP_NUM_THREADS=1"), std::string("LD_PRELOAD=" SLOW_READS),
-          std::string("ASAN_OPTIONS=verify_asan_link_order=0"),
           "BIRKHOFF_SLOW_READS=" + std::to_string(read_ms),
           "BIRKHOFF_FAST_READS=" + (folder_->path() / "fast").string()}) {
       text += "environment: \"" + variable + "\"\n";
