@@ -101,13 +101,18 @@ TEST_F(Hosts, DoctorNamesAHostThatCannotReachTheHeartbeat) {
 }
 
 // All hosts have the address of loopback. There another program listens, on all ports that rank 0
-// may get.
+// may get. One of them may still be in use by a program that is ending.
 TEST_F(Hosts, DoctorIsNotDeceivedByAnotherProgram) {
   constexpr const char* kImpostor = R"(
-import selectors, socket
+import selectors, socket, time
 listening = selectors.DefaultSelector()
 for port in range(40000, 40100):
-    listening.register(socket.create_server(("127.0.0.1", port)), selectors.EVENT_READ)
+    while True:
+        try:
+            listening.register(socket.create_server(("127.0.0.1", port)), selectors.EVENT_READ)
+            break
+        except OSError:
+            time.sleep(0.1)
 print("listens", flush=True)
 while True:
     for key, _ in listening.select():
@@ -115,6 +120,7 @@ while True:
 )";
   const std::string ports = "/proc/sys/net/ipv4/ip_local_port_range";
   const Firewall firewall;
+  said_on_host(2, {"sh", "-c", "echo 32768 39999 > " + ports});
   Command command = on_host(2, {.line = {"python3", "-c", kImpostor}});
   command.output = "impostor.out";
   Child impostor(command);
@@ -124,9 +130,12 @@ while True:
   for (int wait = 0; wait < 500 && !said(); ++wait) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
+  ASSERT_TRUE(said()) << impostor.finish(seconds(0)).err;
   said_on_host(1, {"sh", "-c", "echo 40000 40099 > " + ports});
   expect_blocked(examined());
-  said_on_host(1, {"sh", "-c", "echo 32768 60999 > " + ports});
+  for (const int host : {1, 2}) {
+    said_on_host(host, {"sh", "-c", "echo 32768 60999 > " + ports});
+  }
   EXPECT_TRUE(impostor.is_running()) << impostor.finish().err;
 }
 
