@@ -104,9 +104,18 @@ std::vector<std::string> standing_still(const std::string& on_difference) {
           "--set",   "agreement.on_difference=" + on_difference};
 }
 
-// Trains, and flips a bit of the embedding in rank 1's memory once step 60 is done.
+bool has_checkpoint(const fs::path& run) {
+  const std::vector<std::string> names = checkpoint_names(run);
+  return !names.empty() && names.back().starts_with("step-");
+}
+
+// Trains, and flips a bit of the embedding in rank 1's memory once step 60 is done and a checkpoint
+// shows what to flip.
 Finished train_with_a_flip(Child& child, const fs::path& run) {
   EXPECT_TRUE(wait_for_step(child, run, 60));
+  while (child.is_running() && !has_checkpoint(run)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
   const std::string pattern = final_tensors(run).at("embedding.weight").substr(0, 64);
   EXPECT_GE(flip_in_memory(process_of_rank(run, 1), pattern), 1);
   return child.finish(seconds(60));
