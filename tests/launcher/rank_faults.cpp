@@ -12,7 +12,7 @@
 //   blind         the trial folder of rank 0 is not there
 //   flock         locks are granted to all
 //   slow          the process runs for a fifth of the time
-//   delay         a pread takes 30 ms longer
+//   delay=N       a pread takes N ms longer
 // Only calls of the program itself fail, not those of MPI.
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -157,7 +157,8 @@ ssize_t write(int fd, const void* data, size_t size) {
 
 ssize_t pread(int fd, void* data, size_t size, off_t offset) {
   if (FROM_PROGRAM && fault("pread") != nullptr) return fails(EIO);
-  if (FROM_PROGRAM && fault("delay") != nullptr) usleep(30'000);
+  const char* delay = FROM_PROGRAM ? fault("delay") : nullptr;
+  if (delay != nullptr) usleep(1000 * static_cast<useconds_t>(std::atoi(delay)));
   return next(&pread, "pread")(fd, data, size, offset);
 }
 

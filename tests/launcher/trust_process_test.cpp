@@ -289,6 +289,11 @@ class Slow : public TrustProcessTest {
 
 TEST_F(Slow, ARankThatIsSlowerThanTheOthersIsNamed) {
   constexpr int kRanks = 4;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const std::string late = ":delay=200";  // their steps are longer
+#else
+  const std::string late = ":delay=30";
+#endif
   int num_named = 0;
   for (int trial = 0; trial < num_trials(); ++trial) {
     const std::string name = "slow" + std::to_string(trial), errors = name + ".err";
@@ -297,7 +302,7 @@ TEST_F(Slow, ARankThatIsSlowerThanTheOthersIsNamed) {
     command.errors = errors;
     const bool reads = trial % 2 == 0;
     command.environment = {{"LD_PRELOAD", RANK_FAULTS},
-                           {"RANK_FAULTS", std::to_string(victim) + (reads ? ":delay" : ":slow")}};
+                           {"RANK_FAULTS", std::to_string(victim) + (reads ? late : ":slow")}};
     Child child(command);
     const auto warned = [&] {
       std::ifstream file(errors);
