@@ -182,7 +182,8 @@ TEST_F(DoctorProcess, FaultsOfFileSystems) {
   expect_found(report, "space", "fail", "", {}, "MB free, but 3 of ");
 }
 
-// The second rank is started by a shell that sets limits. Sanitized programs need all address space.
+// The second rank is started by a shell that sets limits. Sanitized programs need all address
+// space.
 TEST_F(DoctorProcess, FaultsOfLimits) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   constexpr bool kLimitsSpace = false;
