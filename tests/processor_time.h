@@ -3,13 +3,11 @@
 
 #include <time.h>
 
+#include "tests/sanitized.h"
+
 namespace birkhoff {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr double kMostSeconds = 10;
-#else
-inline constexpr double kMostSeconds = 1;
-#endif
+inline constexpr double kMostSeconds = kSanitized ? 10 : 1;
 
 inline double processor_seconds() {
   timespec time{};

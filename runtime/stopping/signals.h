@@ -11,7 +11,8 @@ namespace birkhoff {
 
 // While an object exists, these signals are only recorded; a second SIGINT ends the process, for a
 // user who cannot wait. SIGINT and SIGHUP stay ignored if they were ignored before (nohup, a
-// background job). At most one object at a time; the destructor restores the previous handlers.
+// background job). At most one object at a time; the destructor restores the previous handlers
+// and the mask of its thread, which must be the one that constructed it.
 //
 // The handlers run on a thread of their own; the calling thread and those that it starts block the
 // signals. While LibTorch's oneDNN computes a matrix product, the stack pointer may point to the
@@ -33,12 +34,12 @@ class StopSignals {
   bool interrupted_twice() const;
 
  private:
-  sigset_t mask_before_;
+  sigset_t mask_before_;  // of the constructing thread
   std::binary_semaphore ends_{0};
   std::thread thread_;  // where the handlers run
 };
 
-// In a child before exec: no signal is blocked, as programs expect.
+// In a child between fork and exec: no signal is blocked, as programs expect. Async-signal-safe.
 void unblock_signals();
 
 }  // namespace birkhoff

@@ -9,6 +9,7 @@
 #include "child.h"
 #include "damage.h"
 #include "good_input.h"
+#include "tests/sanitized.h"
 #include "training.h"
 
 namespace birkhoff {
@@ -185,12 +186,7 @@ TEST_F(DoctorProcess, FaultsOfFileSystems) {
 // The second rank is started by a shell that sets limits. Sanitized programs need all address
 // space.
 TEST_F(DoctorProcess, FaultsOfLimits) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  constexpr bool kLimitsSpace = false;
-#else
-  constexpr bool kLimitsSpace = true;
-#endif
-  const std::string limits = kLimitsSpace ? "ulimit -n 200; ulimit -v 80000000" : "ulimit -n 200";
+  const std::string limits = kSanitized ? "ulimit -n 200" : "ulimit -n 200; ulimit -v 80000000";
   Command command =
       with_faults({"doctor", "--no-speed", "--json", "report.json"}, "0:host=node0 1:host=node1");
   const std::vector<std::string> line = command.line;
@@ -203,7 +199,7 @@ TEST_F(DoctorProcess, FaultsOfLimits) {
   EXPECT_EQ(finished.code, 0) << finished.err;
   const json found = report(finished);
   expect_found(found, "limits", "warn", "node1", {1}, "200 open files are allowed");
-  if (kLimitsSpace) {
+  if (!kSanitized) {
     expect_found(found, "limits", "warn", "node1", {1}, "the address space is limited");
   }
 }

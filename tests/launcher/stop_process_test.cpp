@@ -49,8 +49,9 @@ TEST_F(StopProcess, OneThreadOfARankTakesRequests) {
     std::ifstream file(thread.path() / "status");
     const std::string status{std::istreambuf_iterator<char>(file), {}};
     const std::string label = "SigBlk:\t";
-    const std::uint64_t blocked =
-        std::stoull(status.substr(status.find(label) + label.size()), nullptr, 16);
+    const std::size_t at = status.find(label);
+    if (at == std::string::npos) continue;  // it has just ended
+    const std::uint64_t blocked = std::stoull(status.substr(at + label.size()), nullptr, 16);
     ++num_threads;
     num_open += (blocked >> (SIGTERM - 1) & 1) == 0;
   }

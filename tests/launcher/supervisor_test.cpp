@@ -3,6 +3,7 @@
 #include "child.h"
 #include "said.h"
 #include "stub_programs.h"
+#include "tests/runtime/deliver.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -206,8 +207,7 @@ TEST(Supervise, ARequestEndsALaunchThatHangs) {
   const RankProgram program{.by_mpirun = false,
                             .look = [](const std::string&) { return TracesOfJob{}; }};
   StopSignals signals;
-  kill(getpid(), SIGTERM);
-  while (signals.received() == 0) std::this_thread::yield();
+  test::deliver(signals, SIGTERM);
   std::ostringstream err;
   const auto start = std::chrono::steady_clock::now();
   const EndOfRanks end = supervise({2, {"node0", "node1"}}, program, {"train"}, signals, err);

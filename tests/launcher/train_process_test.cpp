@@ -17,6 +17,7 @@
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
 #include "stub_programs.h"
+#include "tests/sanitized.h"
 #include "train_process_fixture.h"
 
 namespace birkhoff {
@@ -144,7 +145,7 @@ TEST_F(TrainProcessTest, CtrlCWithoutRanksSaves) {
 
 // Open MPI's session folder lies there; processes of a machine would share it.
 TEST_F(TrainProcessTest, AProcessAloneNeedsNoSessionFolder) {
-  Command command = train("alone", {"--set", "train.steps=1"});
+  Command command = train("no_session", {"--set", "train.steps=1"});
   command.environment = {{"TMPDIR", "/proc/none"}};
   const Finished trained = run_child(command);
   EXPECT_EQ(trained.code, 0) << trained.err;
@@ -237,11 +238,7 @@ TEST_F(TrainProcessTest, RanksThatNeverStartAreStartedAgain) {
   StubPrograms stubs(folder_->path() / "stubs");
   stubs.write("mpirun", R"([ -e hung ] || { touch hung; sleep 300; }
 PATH=${PATH#*:}; exec mpirun "$@")");
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  const std::string limit = "30";  // a start takes that long on a busy machine
-#else
-  const std::string limit = "4";
-#endif
+  const std::string limit = kSanitized ? "30" : "4";  // a start takes that long on a busy machine
   Command command =
       train("unstarted", {"--ranks", "2", "--restarts", "1", "--launch-seconds", limit});
   command.environment = {{"PATH", stubs.path()}};

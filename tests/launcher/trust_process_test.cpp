@@ -11,6 +11,7 @@
 #include <random>
 #include <sstream>
 
+#include "tests/sanitized.h"
 #include "train_process_fixture.h"
 
 namespace birkhoff {
@@ -289,11 +290,7 @@ class Slow : public TrustProcessTest {
 
 TEST_F(Slow, ARankThatIsSlowerThanTheOthersIsNamed) {
   constexpr int kRanks = 4;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  const std::string late = ":delay=200";  // their steps are longer
-#else
-  const std::string late = ":delay=30";
-#endif
+  const std::string late = kSanitized ? ":delay=200" : ":delay=30";  // for longer steps
   int num_named = 0;
   for (int trial = 0; trial < num_trials(); ++trial) {
     const std::string name = "slow" + std::to_string(trial), errors = name + ".err";

@@ -15,19 +15,12 @@
 
 #include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
+#include "tests/runtime/deliver.h"
 
 namespace birkhoff {
 namespace {
 
-// Sends the signal to this process, and returns when it is noted.
-void deliver(const StopSignals& signals, int signal) {
-  kill(getpid(), signal);
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-  while (signals.received() != signal) {
-    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << signal << " is not noted";
-    std::this_thread::yield();
-  }
-}
+using test::deliver;
 
 bool blocks_all_here() {
   sigset_t mask;

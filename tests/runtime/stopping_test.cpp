@@ -10,6 +10,7 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "runtime/stopping/stop_request.h"
+#include "tests/runtime/deliver.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {
@@ -92,8 +93,7 @@ TEST(Trainer, AStopBeforeTheFirstStepDoesNone) {
   ToyTraining training(toy_config(6), *group, at::kFloat);
   training.before_batch = [](std::int64_t) { FAIL() << "no batch is needed"; };
   const StopSignals signals;
-  kill(getpid(), SIGTERM);
-  while (signals.received() == 0) std::this_thread::yield();
+  test::deliver(signals, SIGTERM);
   EXPECT_EQ(training.run(signals), Outcome::kRequeue);
   EXPECT_EQ(training.state.step, 0);
 }

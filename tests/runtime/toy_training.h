@@ -3,15 +3,12 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <csignal>
 #include <functional>
-#include <thread>
 
 #include "configs/config.pb.h"
 #include "runtime/trainer.h"
+#include "tests/runtime/deliver.h"
 #include "tests/runtime/toy_model.h"
 
 namespace birkhoff::test {
@@ -52,10 +49,7 @@ class ToyTraining {
   }
 
   // While run() runs: sends the signal to this process, and returns when it is noted.
-  void request_stop(int signal) {
-    kill(getpid(), signal);
-    while (signals_->received() != signal) std::this_thread::yield();
-  }
+  void request_stop(int signal) { deliver(*signals_, signal); }
 
   Outcome run(const StopSignals& signals) {
     signals_ = &signals;

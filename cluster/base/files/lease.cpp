@@ -69,15 +69,27 @@ std::string file_of(const fs::path& folder, std::int64_t number) {
   return (folder / fmt::format("{}{}", kHolderPrefix, number)).string();
 }
 
+struct HolderName {
+  std::int64_t number = 0;
+  bool is_record = false;  // else what may become one
+};
+
+// nullopt: not the name of a holder's file.
+std::optional<HolderName> parse_name(const std::string& name) {
+  if (!name.starts_with(kHolderPrefix)) return std::nullopt;
+  const char *begin = name.data() + kHolderPrefix.size(), *end = name.data() + name.size();
+  HolderName parsed;
+  const auto [rest, error] = std::from_chars(begin, end, parsed.number);
+  parsed.is_record = rest == end;
+  return error == std::errc() ? std::optional(parsed) : std::nullopt;
+}
+
 // Paths of the holders' files by number.
 std::map<std::int64_t, std::string> holders_in(const fs::path& folder) {
   std::map<std::int64_t, std::string> holders;
   for (const std::string& name : list_directory(folder.string())) {
-    if (!name.starts_with(kHolderPrefix)) continue;
-    const char *begin = name.data() + kHolderPrefix.size(), *end = name.data() + name.size();
-    std::int64_t number = 0;
-    const auto [rest, error] = std::from_chars(begin, end, number);
-    if (error == std::errc() && rest == end) holders[number] = (folder / name).string();
+    const auto parsed = parse_name(name);
+    if (parsed && parsed->is_record) holders[parsed->number] = (folder / name).string();
   }
   return holders;
 }
@@ -152,10 +164,10 @@ void remove_if_there(const std::string& path) {
 void remove_earlier(const fs::path& folder, std::int64_t number) {
   std::multimap<std::int64_t, std::string> earlier;
   for (const std::string& name : list_directory(folder.string())) {
-    if (!name.starts_with(kHolderPrefix)) continue;
-    std::int64_t of_file = number;
-    std::from_chars(name.data() + kHolderPrefix.size(), name.data() + name.size(), of_file);
-    if (of_file < number) earlier.emplace(of_file, (folder / name).string());
+    const auto parsed = parse_name(name);
+    if (parsed && parsed->number < number) {
+      earlier.emplace(parsed->number, (folder / name).string());
+    }
   }
   for (const auto& [of_file, path] : earlier) remove_if_there(path);
 }
