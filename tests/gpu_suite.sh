@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Runs all tests that need a GPU, the same kernels on small shapes under compute-sanitizer, and
 # `birkhoff bench`. Builds nothing.
-#   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md] [--part tests|sanitizer|bench]
+#   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md] [--logs FOLDER] [--part tests|sanitizer|bench]
 # FOLDER: a build of the preset cuda (default build/cuda), or a package, whose bin/gpu_suite passes it.
 # FILE.md: a table with GPU, driver, versions and commands, then the tables of the benchmarks
-# (default FOLDER/gpu_suite.md). --part: only that part. compute-sanitizer is taken from CUDA_HOME,
-# the wheels next to LibTorch, /usr/local/cuda or PATH. Tests and sanitizers run in parallel, the
-# benchmarks after them. Takes at most 9 minutes: unfinished programs are ended and count as failed.
-# Exit code 0 if everything passed. Figures with their bars, PyTorch and the operators:
-# tests/bench/gpu_figures.py.
+# (default FOLDER/gpu_suite.md). --logs: keeps what the programs print, a file each. --part: only that
+# part. compute-sanitizer is taken from CUDA_HOME, the wheels next to LibTorch, /usr/local/cuda or
+# PATH. Tests and sanitizers run in parallel, the benchmarks after them. Takes at most 9 minutes:
+# unfinished programs are ended and count as failed. Exit code 0 if everything passed. Figures with
+# their bars, PyTorch and the operators: tests/bench/gpu_figures.py.
 set -uo pipefail
 
 stop() { printf 'gpu_suite: %s\n' "$*" >&2; exit 1; }
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
-build="" report="" part=all
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
+build="" report="" logs="" part=all
 while [ $# -gt 0 ]; do
   case $1 in
     --build) [ $# -gt 1 ] || stop "--build needs a folder"; build=$(realpath -m "$2"); shift ;;
     --report) [ $# -gt 1 ] || stop "--report needs a file"; report=$(realpath -m "$2"); shift ;;
+    --logs) [ $# -gt 1 ] || stop "--logs needs a folder"; logs=$(realpath -m "$2"); shift ;;
     --part) [[ ${2:-} =~ ^(tests|sanitizer|bench)$ ]] || stop "--part needs tests, sanitizer or bench"; part=$2; shift ;;
     *) usage "unknown argument '$1'" ;;
   esac
@@ -42,7 +43,11 @@ for folder in "${CUDA_HOME:-}" "$torch/../nvidia/cu13" /usr/local/cuda; do
 done
 sanitizer=${sanitizer:-$(command -v compute-sanitizer)} || true
 
-work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+if [ -n "$logs" ]; then
+  mkdir -p "$logs" && work=$logs
+else
+  work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+fi
 export GTEST_COLOR=no OMP_NUM_THREADS=4 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none  # containers forbid it
 rows="" failed=0 started=$SECONDS jobs=0

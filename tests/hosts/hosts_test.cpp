@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
 #include <thread>
 
 #include "hosts_fixture.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/reporting/run_history.h"
+#include "tests/launcher/pipe_ends.h"
 
 namespace birkhoff {
 namespace {
@@ -141,10 +143,19 @@ while True:
 
 TEST_F(Hosts, ARankThatCannotReachTheHeartbeatSaysThatItTrainsUnwatched) {
   const Firewall firewall;
-  const Finished trained =
-      run_child(on_host(1, train("unwatched", {"--ranks", "2", "--set", "train.steps=1000"})));
-  EXPECT_EQ(trained.code, 0) << trained.err;
-  EXPECT_THAT(trained.err, HasSubstr("rank 1 warning: the watchdog cannot be reached"));
+  // As many steps as it takes to give up connecting.
+  Child child(on_host(1, train("unwatched", {"--ranks", "2", "--set", "train.steps=1000000"})));
+  const std::string log = RunPaths{run("unwatched")}.log(1).string();
+  const std::string warning = "rank 1 warning: the watchdog cannot be reached";
+  EXPECT_TRUE(wait_until([&] {
+    return !child.is_running() ||
+           (std::filesystem::exists(log) && read_bytes(log).find(warning) != std::string::npos);
+  })) << "no warning in "
+      << log;
+  signal_rank(run("unwatched"), 0, SIGTERM);
+  const Finished trained = child.finish();
+  EXPECT_EQ(trained.code, 75) << trained.err;
+  EXPECT_THAT(trained.err, HasSubstr(warning));
 }
 
 }  // namespace
