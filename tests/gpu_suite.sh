@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
 # Runs all tests that need a GPU, the same kernels on small shapes under compute-sanitizer, and
 # `birkhoff bench`. Builds nothing.
-#   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md] [--logs FOLDER] [--part tests|sanitizer|bench]
+#   tests/gpu_suite.sh [--build FOLDER] [--report FILE.md] [--logs FOLDER] [--seconds N]
+#     [--part tests|sanitizer|bench]
 # FOLDER: a build of the preset cuda (default build/cuda), or a package, whose bin/gpu_suite passes it.
 # FILE.md: a table with GPU, driver, versions and commands, then the tables of the benchmarks
 # (default FOLDER/gpu_suite.md). --logs: keeps what the programs print, a file each. --part: only that
 # part. compute-sanitizer is taken from CUDA_HOME, the wheels next to LibTorch, /usr/local/cuda or
-# PATH. Tests and sanitizers run in parallel, the benchmarks after them. Takes at most 9 minutes:
+# PATH. Tests and sanitizers run in parallel, the benchmarks after them. After N seconds (default 520)
 # unfinished programs are ended and count as failed. Exit code 0 if everything passed. Figures with
 # their bars, PyTorch and the operators: tests/bench/gpu_figures.py.
 set -uo pipefail
 
 stop() { printf 'gpu_suite: %s\n' "$*" >&2; exit 1; }
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
-build="" report="" logs="" part=all
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; stop "$@"; }
+build="" report="" logs="" seconds=520 part=all
 while [ $# -gt 0 ]; do
   case $1 in
     --build) [ $# -gt 1 ] || stop "--build needs a folder"; build=$(realpath -m "$2"); shift ;;
     --report) [ $# -gt 1 ] || stop "--report needs a file"; report=$(realpath -m "$2"); shift ;;
     --logs) [ $# -gt 1 ] || stop "--logs needs a folder"; logs=$(realpath -m "$2"); shift ;;
+    --seconds) [[ ${2:-} =~ ^[1-9][0-9]{0,4}$ ]] || stop "--seconds needs a number"; seconds=$2; shift ;;
     --part) [[ ${2:-} =~ ^(tests|sanitizer|bench)$ ]] || stop "--part needs tests, sanitizer or bench"; part=$2; shift ;;
     *) usage "unknown argument '$1'" ;;
   esac
@@ -48,10 +50,11 @@ if [ -n "$logs" ]; then
 else
   work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
 fi
+most=$(($(nproc) / 2 < 6 ? $(nproc) / 2 : 6))  # programs at a time; nproc obeys OMP_NUM_THREADS
 export GTEST_COLOR=no OMP_NUM_THREADS=4 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl_vader_single_copy_mechanism=none  # containers forbid it
 rows="" failed=0 started=$SECONDS jobs=0
-left() { echo $((started + 520 - SECONDS > 1 ? started + 520 - SECONDS : 1)); }
+left() { echo $((started + seconds - SECONDS > 1 ? started + seconds - SECONDS : 1)); }
 
 # row COMMAND TESTS RESULT SECONDS: a row of the table; any result but `passed` is a failure.
 row() {
@@ -62,7 +65,7 @@ row() {
 
 # check SECONDS COMMAND...: a test program, beside others; rows_of_checks waits and makes the rows, in the order of the calls.
 check() {
-  local limit=$1 most=$(($(nproc) / 2 < 6 ? $(nproc) / 2 : 6)) job=$work/$((jobs += 1))
+  local limit=$1 job=$work/$((jobs += 1))
   shift
   while [ "$(jobs -rp | wc -l)" -ge $((most > 1 ? most : 1)) ]; do wait -n; done
   limit=$(($(left) < limit ? $(left) : limit))

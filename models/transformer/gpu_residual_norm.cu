@@ -3,6 +3,8 @@
 //
 //   s[n, c] = x[n, c] + y[n, c]
 //   mu[n]   = sum s[n, c] / C      r[n] = 1 / sqrt(sum (s[n, c] - mu[n])^2 / C + epsilon)
+//   mu's own rounding would dominate the error of h, so the second sum corrects it: with a first
+//   mean m, mu = m + e and the variance is sum (s - m)^2 / C - e^2, where e = sum (s - m) / C
 //   o[n, c] = (s[n, c] - mu[n]) r[n] w[c] + b[c]
 //
 // Backward, with h[n, c] = (s[n, c] - mu[n]) r[n] and g[n, c] = do[n, c] w[c]:
@@ -17,10 +19,11 @@
 //
 // A block of 32, 128 or 256 threads processes one row at a time. A thread owns G groups of 4
 // adjacent channels and keeps them in registers, so each tensor is read or written once. Forward:
-// one block per row. Backward: block k of K = min(N, 256) processes rows kN/K .. (k+1)N/K, adds up
-// dw and db in registers, in row order, and writes them to partials[k]; a final kernel adds the
-// partials in order of k, in fp64, with one thread per element of dw and db. Shared memory: at most
-// 64 bytes. No atomics: deterministic, the same bits on every device.
+// one block per row. Backward: block k of K = parts(N, C) processes rows kN/K .. (k+1)N/K, adds up
+// dw and db in registers, in row order, and writes them to partials[k]. A final kernel adds the
+// partials in fp64: for each element of dw and db, thread j of 16 adds those of k = j, j + 16, ..,
+// then the sums of the threads are added in order of j. Shared memory: at most 4 KiB. No atomics:
+// deterministic, the same bits on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
 #include "models/transformer/gpu_residual_norm_params.h"
@@ -31,7 +34,8 @@ namespace {
 constexpr unsigned kWholeWarp = 0xffffffff;
 constexpr int kWarp = 32;
 constexpr int kCount = 4;  // adjacent channels: 16 bytes in fp32, 8 in the other types
-constexpr int kSumThreads = 128;
+constexpr int kSumColumns = 32,
+              kSumThreads = 16;  // of the final kernel: elements of a block, threads of each
 
 // The sums of a and b over the block; all threads get the same bits. All threads of the block must
 // call it.
@@ -88,15 +92,20 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const ResidualNormPar
     }
     store_vector(sum_C + c, sum);
   }
-  const float mean = block_sums<kThreads>(total, 0).x / p.channels;
-  float squares = 0;
+  const float first_mean = block_sums<kThreads>(total, 0).x / p.channels;
+  float squares = 0, deviations = 0;
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
     if (channel_of<kThreads>(g) >= channels) continue;
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) squares += (s[g][k] - mean) * (s[g][k] - mean);
+    for (int k = 0; k < kCount; ++k) {
+      squares += (s[g][k] - first_mean) * (s[g][k] - first_mean);
+      deviations += s[g][k] - first_mean;
+    }
   }
-  const float variance = block_sums<kThreads>(squares, 0).x / p.channels;
+  const float2 sums = block_sums<kThreads>(squares, deviations);
+  const float correction = sums.y / p.channels, mean = first_mean + correction;
+  const float variance = fmaxf(sums.x / p.channels - correction * correction, 0);
   const float rstd = 1 / sqrtf(variance + p.epsilon);
 #pragma unroll
   for (int g = 0; g < kGroups; ++g) {
@@ -187,15 +196,25 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const ResidualNormBa
   }
 }
 
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumColumns* kSumThreads)
     sum_partials_kernel(const float* partials_K2C, int parts, int channels, float* d_weight_C,
                         float* d_bias_C) {
-  const int column = static_cast<int>(blockIdx.x) * kSumThreads + static_cast<int>(threadIdx.x);
-  float* out = column < channels ? d_weight_C : d_bias_C;
-  if (column >= 2 * channels || out == nullptr) return;
+  __shared__ double sums[kSumThreads][kSumColumns];
+  const int place = static_cast<int>(threadIdx.x) % kSumColumns;
+  const int j = static_cast<int>(threadIdx.x) / kSumColumns;
+  const int column = static_cast<int>(blockIdx.x) * kSumColumns + place;
   double sum = 0;
+  if (column < 2 * channels) {
 #pragma unroll 8
-  for (int k = 0; k < parts; ++k) sum += partials_K2C[std::int64_t{k} * 2 * channels + column];
+    for (int k = j; k < parts; k += kSumThreads) {
+      sum += partials_K2C[std::int64_t{k} * 2 * channels + column];
+    }
+  }
+  sums[j][place] = sum;
+  __syncthreads();
+  float* out = column < channels ? d_weight_C : d_bias_C;
+  if (j > 0 || column >= 2 * channels || out == nullptr) return;
+  for (int other = 1; other < kSumThreads; ++other) sum += sums[other][place];
   out[column % channels] = static_cast<float>(sum);
 }
 
@@ -203,8 +222,14 @@ __global__ void __launch_bounds__(kSumThreads)
 // thread.
 template <typename Function>
 void with_shape(std::int64_t channels, Function f) {
-  if (channels <= 128) return f.template operator()<32, 1>();
-  if (channels <= 512) return f.template operator()<128, 1>();
+  switch (ResidualNormBackwardParams::threads(channels)) {
+    case 32:
+      return f.template operator()<32, 1>();
+    case 128:
+      return f.template operator()<128, 1>();
+    default:
+      break;
+  }
   if (channels <= 1024) return f.template operator()<256, 1>();
   if (channels <= 2048) return f.template operator()<256, 2>();
   if (channels <= 4096) return f.template operator()<256, 4>();
@@ -237,14 +262,15 @@ void launch_forward(const ResidualNormParams& p, cudaStream_t stream) {
 
 template <typename Branch>
 void launch_backward(const ResidualNormBackwardParams& p, cudaStream_t stream) {
-  const auto parts = static_cast<unsigned>(ResidualNormBackwardParams::parts(p.rows));
+  const auto parts = static_cast<unsigned>(ResidualNormBackwardParams::parts(p.rows, p.channels));
   with_shape(p.channels, [&]<int kThreads, int kGroups>() {
     launch({.grid = dim3(parts), .block = dim3(kThreads), .stream = stream},
            backward_kernel<Branch, kThreads, kGroups>, p);
   });
-  const auto blocks = static_cast<unsigned>((2 * p.channels + kSumThreads - 1) / kSumThreads);
-  launch({.grid = dim3(blocks), .block = dim3(kSumThreads), .stream = stream}, sum_partials_kernel,
-         p.partials, static_cast<int>(parts), static_cast<int>(p.channels), p.d_weight, p.d_bias);
+  const auto blocks = static_cast<unsigned>((2 * p.channels + kSumColumns - 1) / kSumColumns);
+  launch({.grid = dim3(blocks), .block = dim3(kSumColumns * kSumThreads), .stream = stream},
+         sum_partials_kernel, p.partials, static_cast<int>(parts), static_cast<int>(p.channels),
+         p.d_weight, p.d_bias);
 }
 
 }  // namespace

@@ -43,9 +43,17 @@ struct ResidualNormBackwardParams {
   float* d_weight;       // [channels]
   float* d_bias;         // [channels], or null for none
 
-  // The number of parts of the rows that are summed separately. It depends only on the number of
-  // rows, so that the bits do not depend on the device.
-  static constexpr std::int64_t parts(std::int64_t rows) { return rows < 256 ? rows : 256; }
+  // Threads of a block, which processes a row at a time.
+  static constexpr int threads(std::int64_t channels) {
+    return channels <= 128 ? 32 : channels <= 512 ? 128 : 256;
+  }
+  // The number of parts of the rows that are summed separately, a block each: enough to keep the
+  // memory of a large GPU busy. It depends only on the shape, so that the bits do not depend on the
+  // device.
+  static constexpr std::int64_t parts(std::int64_t rows, std::int64_t channels) {
+    const std::int64_t most = (1 << 17) / threads(channels);
+    return rows < most ? rows : most;
+  }
 };
 
 // Asynchronous on `stream`.

@@ -6,6 +6,8 @@
 #include <ATen/ops/rsqrt.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <optional>
+
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
@@ -69,8 +71,8 @@ ResidualNormGradients launch_backward(const at::Tensor& d_sum_NC, const at::Tens
                                       bool has_bias) {
   const std::int64_t rows = d_sum_NC.size(0), channels = d_sum_NC.size(1);
   const bool rounded = d_normed_NC.scalar_type() != d_sum_NC.scalar_type();
-  const at::Tensor partials =
-      at::empty({ResidualNormBackwardParams::parts(rows), 2, channels}, d_sum_NC.options());
+  const at::Tensor partials = at::empty(
+      {ResidualNormBackwardParams::parts(rows, channels), 2, channels}, d_sum_NC.options());
   ResidualNormGradients result{at::empty_like(d_sum_NC), at::Tensor(), at::empty_like(weight_C),
                                has_bias ? at::empty_like(weight_C) : at::Tensor()};
   result.d_y_NC = rounded ? at::empty_like(d_normed_NC) : result.d_x_NC;
@@ -95,12 +97,15 @@ ResidualNormGradients launch_backward(const at::Tensor& d_sum_NC, const at::Tens
   return result;
 }
 
+// An autograd function takes no undefined tensor, except as an empty optional.
 struct AddAndNorm : torch::autograd::Function<AddAndNorm> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& x, const at::Tensor& y,
                                                 const at::Tensor& weight_C,
-                                                const at::Tensor& bias_C, double epsilon) {
+                                                const std::optional<at::Tensor>& bias,
+                                                double epsilon) {
     const std::int64_t channels = weight_C.size(0);
+    const at::Tensor bias_C = bias.value_or(at::Tensor());
     const auto rows = [&](const at::Tensor& tensor) {
       return tensor.contiguous().view({-1, channels});
     };
@@ -195,7 +200,8 @@ ResidualNormGradients reference_residual_norm_backward(const at::Tensor& d_sum_N
 std::pair<at::Tensor, at::Tensor> add_and_norm(const at::Tensor& x, const at::Tensor& y,
                                                const at::Tensor& weight_C, const at::Tensor& bias_C,
                                                double epsilon) {
-  const torch::autograd::variable_list results = AddAndNorm::apply(x, y, weight_C, bias_C, epsilon);
+  const auto bias = bias_C.defined() ? std::optional(bias_C) : std::nullopt;
+  const torch::autograd::variable_list results = AddAndNorm::apply(x, y, weight_C, bias, epsilon);
   return {results[0], results[1]};
 }
 

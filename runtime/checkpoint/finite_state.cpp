@@ -23,8 +23,13 @@ std::string find_non_finite(const std::vector<TensorPart>& shards) {
   std::vector<at::Tensor> finite;
   for (const TensorPart& shard : shards) {
     if (!shard.data.is_floating_point() || shard.data.numel() == 0) continue;
+    const at::Tensor flag = all_finite(shard.data);
+    if (flag.is_cpu()) {  // also on a GPU's rank, whose optimizer may count on the host
+      if (!flag.item<bool>()) return shard.name;
+      continue;
+    }
     checked.push_back(&shard);
-    finite.push_back(all_finite(shard.data));
+    finite.push_back(flag);
   }
   if (finite.empty()) return "";
   const at::Tensor flags = at::stack(finite).cpu();  // one wait for the device

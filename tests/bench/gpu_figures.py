@@ -29,17 +29,21 @@ KERNELS = {"block_local { block: 64 }": ((0.70, 0.60), None), "block_local { blo
 
 
 class Report:
-    def __init__(self):
-        self.bars, self.pages = [], []
+    """The page, written again after each figure: what was measured stays if the script is ended."""
+
+    def __init__(self, path):
+        self.path, self.bars, self.pages = path, [], []
 
     def bar(self, name, figure, least=None, most=None):
         held = figure >= least if most is None else figure <= most
         self.bars.append((name, f"{figure:.4g}", f">= {least:g}" if most is None else f"<= {most:g}", "yes" if held else "NO"))
         print("  ".join(self.bars[-1]), flush=True)
+        self.write()
 
     def failed(self, name, why):
         self.bars.append((name, "", "", f"FAILED: {why}"))
         print(f"{name}: FAILED: {why}", flush=True)
+        self.write()
 
     def run(self, name, line):
         """Runs a command and adds its output to the page. Returns the output, or None if the command fails."""
@@ -47,14 +51,15 @@ class Report:
         shown = " ".join(f"'{x}'" if " " in x else x for x in line).replace(sys.executable, "python").replace(str(runs.ROOT) + "/", "")
         done = subprocess.run(line, capture_output=True, text=True, env=dict(os.environ, BIRKHOFF=runs.BIRKHOFF))
         self.pages.append(f"## {name}\n\n`{shown}`\n\n{done.stdout.strip()}\n")
+        self.write()
         if done.returncode == 0:
             return done.stdout
         self.failed(name, f"exit code {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
         return None
 
-    def text(self):
+    def write(self):
         head = "# Figures on a GPU\n\n| what | figure | target | met |\n|---|---:|---:|---|\n"
-        return head + "".join(f"| {' | '.join(row)} |\n" for row in self.bars) + "\n" + "\n".join(self.pages)
+        self.path.write_text(head + "".join(f"| {' | '.join(row)} |\n" for row in self.bars) + "\n" + "\n".join(self.pages))
 
 
 def table(text):
@@ -169,7 +174,7 @@ def main():
     runs.BIRKHOFF = str(program.resolve())
     os.chdir(runs.ROOT)
     a.build = a.build.resolve()
-    report = Report()
+    report = Report(a.report)
     for part in a.parts:
         before = len(report.bars)
         try:
@@ -178,7 +183,6 @@ def main():
             report.failed(part, str(problem).replace("\n", " "))
         if len(report.bars) == before:
             report.failed(part, "its commands printed no figure")
-        a.report.write_text(report.text())
     print(f"\n{a.report}")
     sys.exit(any(row[3] != "yes" for row in report.bars))
 

@@ -58,6 +58,13 @@ int rank_of(pid_t pid) {
   return -1;
 }
 
+// Throws if there is none.
+fs::path newest_checkpoint(const fs::path& run) {
+  const std::vector<std::string> names = checkpoint_names(run);
+  if (names.empty()) throw std::runtime_error(run.string() + " has no checkpoint");
+  return run / "checkpoints" / names.back();
+}
+
 }  // namespace
 
 std::string tiny_training() {
@@ -180,8 +187,7 @@ std::vector<std::string> checkpoint_names(const fs::path& run) {
 
 std::map<std::string, std::string> final_state(const fs::path& run) {
   std::map<std::string, std::string> state;
-  for (const auto& entry :
-       fs::directory_iterator(run / "checkpoints" / checkpoint_names(run).back())) {
+  for (const auto& entry : fs::directory_iterator(newest_checkpoint(run))) {
     if (entry.path().extension() == ".safetensors")
       state[entry.path().filename().string()] = content(entry.path());
   }
@@ -189,7 +195,7 @@ std::map<std::string, std::string> final_state(const fs::path& run) {
 }
 
 std::map<std::string, std::string> final_tensors(const fs::path& run) {
-  const fs::path folder = run / "checkpoints" / checkpoint_names(run).back();
+  const fs::path folder = newest_checkpoint(run);
   std::map<std::string, std::map<std::int64_t, std::string>> parts;  // by name and place
   const ordered_json manifest = ordered_json::parse(content(folder / "manifest.json"));
   for (const auto& tensor : manifest.at("tensor")) {

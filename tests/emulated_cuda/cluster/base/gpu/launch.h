@@ -14,6 +14,8 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #define __global__
@@ -60,6 +62,7 @@ struct Machine {
   ucontext_t scheduler;
   std::function<void()> body;
   unsigned thread = 0, block = 0, block_size = 0;
+  std::mt19937 draw;          // which thread comes next
   int shared_limit = 232448;  // of sm_90
 };
 inline Machine machine;
@@ -109,9 +112,12 @@ inline void run_block() {
     fiber.context.uc_link = nullptr;
     makecontext(&fiber.context, &run_fiber, 0);
   }
+  std::vector<unsigned> order(size);
+  std::iota(order.begin(), order.end(), 0u);
   for (bool running = true; running;) {
     running = false;
-    for (unsigned t = 0; t < size; ++t) {
+    std::shuffle(order.begin(), order.end(), machine.draw);
+    for (const unsigned t : order) {
       if (machine.fibers[t].done) continue;
       running = true;
       machine.thread = t;
