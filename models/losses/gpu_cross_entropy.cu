@@ -77,14 +77,16 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
   const std::int64_t row = std::int64_t{blockIdx.x} * (kTeam == kWarp ? 4 : 1) + row_of_block;
   if (row >= p.rows) return;  // whole warps, or whole blocks if a block is a team
   const int member = static_cast<int>(threadIdx.x) % kTeam;
+  // 32-bit numbers of elements: arithmetic, not memory, would limit the kernel.
+  const int vocabulary = static_cast<int>(p.vocabulary);
   T* x_V = static_cast<T*>(p.logits) + row * p.vocabulary;
-  constexpr std::int64_t kStride = std::int64_t{kTeam} * kCount;
+  constexpr int kStride = kTeam * kCount;
 
   if (p.mask[row] == 0) {
     Vector<T, kCount> zeros;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) zeros.elements[k] = from_float<T>(0);
-    for (std::int64_t v = member * kCount; v < p.vocabulary; v += kStride) {
+    for (int v = member * kCount; v < vocabulary; v += kStride) {
       store_vector(x_V + v, zeros);
     }
     if (member == 0) p.losses[row] = 0;
@@ -96,17 +98,17 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
   constexpr int kAhead = kKept || kTeam == kWarp ? 4 : 2;
   T* kept_V = reinterpret_cast<T*>(cross_entropy_memory + kPartialBytes / sizeof(Vector<float, 4>));
   Partial partial{-kInfinity, 0};
-  for (std::int64_t first = member * kCount; first < p.vocabulary; first += kAhead * kStride) {
+  for (int first = member * kCount; first < vocabulary; first += kAhead * kStride) {
     Vector<T, kCount> x[kAhead];
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const std::int64_t v = first + i * kStride;
-      if (v < p.vocabulary) x[i] = load_vector<T, kCount>(x_V + v);
+      const int v = first + i * kStride;
+      if (v < vocabulary) x[i] = load_vector<T, kCount>(x_V + v);
     }
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      const std::int64_t v = first + i * kStride;
-      if (v >= p.vocabulary) continue;
+      const int v = first + i * kStride;
+      if (v >= vocabulary) continue;
       if constexpr (kKept) store_vector(kept_V + v, x[i]);
       float max = partial.max;
 #pragma unroll
@@ -125,20 +127,23 @@ __global__ void __launch_bounds__(kTeam == kWarp ? 4 * kWarp : kTeam)
     p.losses[row] = kNaN;
   }
   const float base = base_of(partial.max), inverse_sum = 1 / partial.sum;
-  for (std::int64_t v = member * kCount; v < p.vocabulary; v += kStride) {
+  for (int v = member * kCount; v < vocabulary; v += kStride) {
     // In kept_V each thread reads only what it stored itself.
     const auto x = load_vector<T, kCount>((kKept ? kept_V : x_V) + v);
+    float d[kCount];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) d[k] = expf(to_float(x.elements[k]) - base) * inverse_sum;
+    if (v <= target && target < v + kCount) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        if (v + k != target) continue;
+        d[k] -= 1;
+        p.losses[row] = (base - to_float(x.elements[k])) + logf(partial.sum);
+      }
+    }
     Vector<T, kCount> gradient;
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const float logit = to_float(x.elements[k]);
-      float d = expf(logit - base) * inverse_sum;
-      if (v + k == target) {
-        d -= 1;
-        p.losses[row] = (base - logit) + logf(partial.sum);
-      }
-      gradient.elements[k] = from_float<T>(d);
-    }
+    for (int k = 0; k < kCount; ++k) gradient.elements[k] = from_float<T>(d[k]);
     store_vector(x_V + v, gradient);
   }
 }

@@ -27,17 +27,26 @@ void run_kernel(const BlockMixParams& params, std::int64_t num_tasks, int shared
 }
 
 template <typename Thread>
-using Forward = BlockMixRows<Thread, false>;
+using Forward = BlockMixRows<Thread, false, BlockMixShape::kTile>;
 template <typename Thread>
-using BackwardRows = BlockMixRows<Thread, true>;
+using BackwardRows = BlockMixRows<Thread, true, BlockMixShape::kTile>;
+template <typename Thread>
+using ForwardOfFew = BlockMixRows<Thread, false, BlockMixShape::kFewBlocks>;
+template <typename Thread>
+using BackwardRowsOfFew = BlockMixRows<Thread, true, BlockMixShape::kFewBlocks>;
 
 // As the launches in attention/kernels/block_mix/gpu_launch.cu.
 template <EmulatedNumber kNumber>
 void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
   const int rows_bytes = BlockMixShape::rows_bytes(forward.blocks);
   const std::int64_t rows_tasks = BlockMixShape::rows_tasks(forward);
-  run_kernel<kNumber, Forward>(forward, rows_tasks, rows_bytes, backwards);
-  run_kernel<kNumber, BackwardRows>(backward, rows_tasks, rows_bytes, backwards);
+  if (forward.blocks <= BlockMixShape::kFewBlocks) {
+    run_kernel<kNumber, ForwardOfFew>(forward, rows_tasks, rows_bytes, backwards);
+    run_kernel<kNumber, BackwardRowsOfFew>(backward, rows_tasks, rows_bytes, backwards);
+  } else {
+    run_kernel<kNumber, Forward>(forward, rows_tasks, rows_bytes, backwards);
+    run_kernel<kNumber, BackwardRows>(backward, rows_tasks, rows_bytes, backwards);
+  }
   run_kernel<kNumber, BlockMixWeights>(backward, BlockMixShape::weights_tasks(backward),
                                        BlockMixShape::kWeightsBytes, backwards);
 }

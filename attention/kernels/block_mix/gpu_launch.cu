@@ -8,7 +8,7 @@ namespace birkhoff {
 namespace {
 
 template <typename Body>
-__global__ void __launch_bounds__(BlockMixShape::kThreads, 1)
+__global__ void __launch_bounds__(BlockMixShape::kThreads, Body::kBlocks)
     block_mix_kernel(const __grid_constant__ BlockMixParams p) {
   Body({}, p).run();
 }
@@ -30,8 +30,15 @@ void launch_body(const BlockMixParams& params, std::int64_t num_tasks, int share
 
 template <typename T, bool kTransposed>
 void launch_rows(const BlockMixParams& params, cudaStream_t stream) {
-  launch_body<BlockMixRows<GpuThread<T>, kTransposed>>(
-      params, BlockMixShape::rows_tasks(params), BlockMixShape::rows_bytes(params.blocks), stream);
+  using Shape = BlockMixShape;
+  const auto launch_with = [&]<int kResultRows>() {
+    launch_body<BlockMixRows<GpuThread<T>, kTransposed, kResultRows>>(
+        params, Shape::rows_tasks(params), Shape::rows_bytes(params.blocks), stream);
+  };
+  if (params.blocks <= Shape::kFewBlocks) {
+    return launch_with.template operator()<Shape::kFewBlocks>();
+  }
+  launch_with.template operator()<Shape::kTile>();
 }
 
 template <typename T>

@@ -7,10 +7,11 @@
 // x.
 //
 // BlockMixRows computes y or, with kTransposed, d_x. A block of threads owns a slab of 128 columns
-// of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time. Shared
-// memory: the slab, which is read once (256 bytes per row), and two tiles of 64 x 64 weights (16
-// KiB), of which one comes from the L2 cache while the other is multiplied. Results are written
-// through a tile that is no longer needed.
+// of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time, or 16 if
+// there are at most 16 blocks: a slab is small then, and more blocks of threads must be at work to
+// keep the memory busy. Shared memory: the slab, which is read once (256 bytes per row), and two
+// tiles of 64 x 64 weights (16 KiB), of which one comes from the L2 cache while the other is
+// multiplied. Results are written through a tile that is no longer needed.
 //
 // BlockMixWeights computes d_w. A block of threads owns a 64 x 64 tile of d_w and a part of the
 // columns of all tensors; a warp owns 16 rows. d_y and x come in 64 x 64 tiles, the next while one
@@ -35,6 +36,7 @@ struct BlockMixShape {
   static constexpr int kSlab = 128;                    // columns of a block of threads
   static constexpr int kWarpColumns = kSlab / kWarps;  // of each of its warps
   static constexpr int kTile = kTileRows;              // rows and columns of other tiles
+  static constexpr int kFewBlocks = 16;                // of BlockMixRows with small tiles
   static constexpr int kTileBytes = 2 * kTile * kTile;
   static constexpr int kWeightsBytes = 4 * kTileBytes;  // of BlockMixWeights
 
@@ -137,7 +139,9 @@ class BlockMixBody {
   }
 };
 
-template <typename Thread, bool kTransposed>
+// kResultRows: of a tile of results, and of the sources that exist in a tile: kTile, or kFewBlocks
+// for at most that many blocks.
+template <typename Thread, bool kTransposed, int kResultRows>
 class BlockMixRows : BlockMixBody<Thread> {
   using Body = BlockMixBody<Thread>;
   using typename Body::Columns;
@@ -152,10 +156,13 @@ class BlockMixRows : BlockMixBody<Thread> {
                        kWarpGroups = Shape::kWarpColumns / 8;
   static constexpr std::uint32_t kRows = 2 * Shape::kTileBytes;  // after two tiles of weights
 
-  // The warp's columns of a tile of result rows: four times 16 rows, in groups of 8 columns.
-  using Sums = float[kTile / 16][kWarpGroups][4];
+  // The warp's columns of a tile of result rows: 16 rows at a time, in groups of 8 columns.
+  using Sums = float[kResultRows / 16][kWarpGroups][4];
 
  public:
+  // Blocks of threads of a multiprocessor, for the compiler's choice of registers.
+  static constexpr int kBlocks = kResultRows == Shape::kFewBlocks ? 8 : 1;
+
   using Body::Body;
 
   // The order of the blocks of threads: by slab, then head, batch and tensor.
@@ -220,7 +227,7 @@ class BlockMixRows : BlockMixBody<Thread> {
       const Columns from = this->columns_of(rows, batch, head,
                                             this->group_at(first_group + warp_ * kWarpGroups + j));
       BIRKHOFF_UNROLL
-      for (int i = 0; i < kTile / 8; ++i) {
+      for (int i = 0; i < kResultRows / 8; ++i) {
         const int row = first_row + 8 * i + own.row;
         std::uint32_t pair = 0;
         if (row < from.rows) {
@@ -262,7 +269,7 @@ class BlockMixRows : BlockMixBody<Thread> {
     std::uint32_t to = weights_tile(stage) + place_in_tile<kTile>(thread_.index() / kGroups,
                                                                   thread_.index() % kGroups * 8);
     BIRKHOFF_UNROLL
-    for (int i = 0; i < kTile; i += kRowsAtOnce) {
+    for (int i = 0; i < kResultRows; i += kRowsAtOnce) {
       thread_.template copy_async<16>(to, from, u + i < p_.blocks && v < p_.blocks);
       from += kRowsAtOnce * p_.weight_strides[2];
       to += 2 * kRowsAtOnce * kTile;
@@ -278,7 +285,7 @@ class BlockMixRows : BlockMixBody<Thread> {
         kRows + place_in_tile<kSlab>(down.row, warp_ * Shape::kWarpColumns + down.column) +
         static_cast<std::uint32_t>(2 * tiles.source() * kSlab);
     BIRKHOFF_UNROLL
-    for (int k = 0; k < kTile; k += 16) {
+    for (int k = 0; k < kResultRows; k += 16) {
       const int source = tiles.source() + k;
       if (source >= p_.blocks) continue;
       std::uint32_t b[kWarpGroups / 2][4];
@@ -287,7 +294,7 @@ class BlockMixRows : BlockMixBody<Thread> {
         thread_.template load_matrices<true>(b[j], further_right(x, 16 * j) + 2 * k * kSlab);
       }
       BIRKHOFF_UNROLL
-      for (int i = 0; i < kTile; i += 16) {
+      for (int i = 0; i < kResultRows; i += 16) {
         const int result = tiles.result() + i;
         if (kTransposed ? !this->has_weights(source, result) : !this->has_weights(result, source)) {
           continue;
@@ -311,7 +318,7 @@ class BlockMixRows : BlockMixBody<Thread> {
         weights_tile(stage) + static_cast<std::uint32_t>(warp_ * (Shape::kTileBytes / 4));
     const Place own = place_in_c(lane_, 0);
     BIRKHOFF_UNROLL
-    for (int i = 0; i < kTile / 16; ++i) {
+    for (int i = 0; i < kResultRows / 16; ++i) {
       const int half = i % 2 * Shape::kWarpColumns;
       const std::uint32_t place = area + place_in_tile<kTile>(own.row, own.column);
       BIRKHOFF_UNROLL
@@ -350,6 +357,8 @@ class BlockMixWeights : BlockMixBody<Thread> {
   using Sums = float[kTile / 8][4];
 
  public:
+  static constexpr int kBlocks = 1;  // as in BlockMixRows
+
   using Body::Body;
 
   // The order of the blocks of threads: by tile of d_w, then part of the columns, head and batch.

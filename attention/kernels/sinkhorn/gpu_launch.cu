@@ -11,12 +11,12 @@
 //   y_I[c] = sum_r (P (d - x_I))[r, c]   y_{i-1}[c] = -sum_r (x_{i-1} W_{i-1})[r, c]
 //   dS = P (d - x_I) - sum_{i<I} x_i W_i - sum_i y_i V_i
 //
-// R, C <= 256; fp32, in the log domain (see gpu_log_domain.cuh). A block of 128, 256 or 512 threads
-// (C <= 64, 128, 256) owns one matrix. Scores are read once, into shared memory, if R C numbers fit
-// there (R = C <= 232 on sm_90, 195 on sm_80); otherwise each pass reads them from L2. P is written
-// once. Backward: the block recomputes f and g, computes x and y, and writes the four vectors of
-// each iteration to memory; a second kernel, with one thread per entry, sums them up to dS. No
-// atomics: deterministic.
+// R, C <= 256; fp32, in the log domain (see gpu_log_domain.cuh). A block of 512 threads owns one
+// matrix: its steps wait for each other, so only more threads make it faster. Scores are read once,
+// into shared memory, if R C numbers fit there (R = C <= 232 on sm_90, 195 on sm_80); otherwise
+// each pass reads them from L2. P is written once. Backward: the block recomputes f and g, computes
+// x and y, and writes the four vectors of each iteration to memory; a second kernel, with one
+// thread per entry, sums them up to dS. No atomics: deterministic.
 #include "attention/kernels/sinkhorn/gpu_log_domain.cuh"
 #include "attention/kernels/sinkhorn/gpu_params.h"
 
@@ -24,20 +24,21 @@ namespace birkhoff {
 namespace {
 
 constexpr int kScoresThreads = 256;
+constexpr int kMatrixThreads = 512;
 
 // The problem of a block. kGroups: columns per lane.
 template <int kGroups, bool kShared>
-using WholeMatrix = LogDomainProblem<kGroups, 2 * kGroups, kShared>;
+using WholeMatrix = LogDomainProblem<kGroups, kMatrixThreads / kWarp, kShared>;
 
 template <int kGroups, bool kShared>
-__global__ void __launch_bounds__(64 * kGroups, 1) forward_kernel(const BalanceParams p) {
+__global__ void __launch_bounds__(kMatrixThreads, 1) forward_kernel(const BalanceParams p) {
   const WholeMatrix<kGroups, kShared> problem(p, blockIdx.x, 0,
                                               reinterpret_cast<float*>(balance_memory));
   problem.write_p(p.iterations, p.p);
 }
 
 template <int kGroups, bool kShared>
-__global__ void __launch_bounds__(64 * kGroups, 1) vectors_kernel(const BalanceBackwardParams p) {
+__global__ void __launch_bounds__(kMatrixThreads, 1) vectors_kernel(const BalanceBackwardParams p) {
   const BalanceParams& forward = p.problems;
   const std::int64_t matrix = blockIdx.x;
   const WholeMatrix<kGroups, kShared> problem(forward, matrix, 0,
@@ -83,7 +84,7 @@ void with_shape(const BalanceParams& p, Launch launch_kernel) {
       WholeMatrix<8, false>::shared_bytes(p.rows, p.columns));
 }
 
-template <int kGroups, typename Params>
+template <typename Params>
 void launch_problems(void (*kernel)(Params), const BalanceParams& problems, const Params& params,
                      std::size_t shared_bytes, cudaStream_t stream) {
   cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
@@ -91,7 +92,7 @@ void launch_problems(void (*kernel)(Params), const BalanceParams& problems, cons
                                   static_cast<int>(shared_bytes)),
              "cudaFuncSetAttribute");
   launch({.grid = dim3(static_cast<unsigned>(problems.matrices)),
-          .block = dim3(64 * kGroups),
+          .block = dim3(kMatrixThreads),
           .stream = stream,
           .shared_bytes = shared_bytes},
          kernel, params);
@@ -103,8 +104,7 @@ void launch_balance(const BalanceParams& params, cudaStream_t stream) {
   if (params.matrices == 0) return;
   if (params.prefix) return launch_prefix_balance(params, stream);
   with_shape(params, [&]<int kGroups, bool kShared>(std::size_t shared_bytes) {
-    launch_problems<kGroups>(&forward_kernel<kGroups, kShared>, params, params, shared_bytes,
-                             stream);
+    launch_problems(&forward_kernel<kGroups, kShared>, params, params, shared_bytes, stream);
   });
 }
 
@@ -114,8 +114,7 @@ void launch_balance_backward(const BalanceBackwardParams& params, cudaStream_t s
   if (entries == 0) return;
   if (problems.prefix) return launch_prefix_balance_backward(params, stream);
   with_shape(problems, [&]<int kGroups, bool kShared>(std::size_t shared_bytes) {
-    launch_problems<kGroups>(&vectors_kernel<kGroups, kShared>, problems, params, shared_bytes,
-                             stream);
+    launch_problems(&vectors_kernel<kGroups, kShared>, problems, params, shared_bytes, stream);
   });
   launch({.grid = dim3(static_cast<unsigned>((entries + kScoresThreads - 1) / kScoresThreads)),
           .block = dim3(kScoresThreads),

@@ -50,7 +50,9 @@ at::Tensor Blocks::to_blocks(const at::Tensor& x, std::int64_t dim) const {
 }
 
 at::Tensor Blocks::from_blocks(const at::Tensor& x, std::int64_t dim) const {
-  return x.flatten(dim, dim + 1).narrow(dim, 0, num_tokens_);
+  const at::Tensor tokens = x.flatten(dim, dim + 1);
+  // The gradient of a part is zeros and a copy of it.
+  return tokens.size(dim) == num_tokens_ ? tokens : tokens.narrow(dim, 0, num_tokens_);
 }
 
 at::Tensor Blocks::mask(std::int64_t offset) const {
