@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 stop() { printf 'package: %s\n' "$*" >&2; exit 1; }
 [ $# -ge 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 build=${1%/} out=${2:-${1%/}/package}
-limit=60000000
+limit=80000000
 
 cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt"; }
 for tool in patchelf strip; do

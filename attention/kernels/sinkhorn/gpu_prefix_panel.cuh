@@ -113,7 +113,7 @@ struct Panel {
         const float* factors = panel() + split * kPrefixes + k0;
         const float* row = factor + split * width + c0;
         const int row_step = kSplits * width;
-#pragma unroll 4
+#pragma unroll 2
         for (int r = split; r < depth; r += kSplits) {
           const float4 m = *reinterpret_cast<const float4*>(row);
           const float4 low = *reinterpret_cast<const float4*>(factors);
