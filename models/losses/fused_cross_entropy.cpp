@@ -35,8 +35,9 @@ at::Tensor launch(at::Tensor& logits_NV, const at::Tensor& targets_N, const at::
 
 at::Tensor fused_cross_entropy_(at::Tensor logits_NV, const at::Tensor& targets_N,
                                 const at::Tensor& mask_N) {
-  require(logits_NV.dim() == 2 && logits_NV.is_contiguous() && logits_NV.size(1) > 0,
-          "fused_cross_entropy: logits must be [N, V] and contiguous");
+  require(logits_NV.dim() == 2 && logits_NV.is_contiguous() && logits_NV.size(1) > 0 &&
+              logits_NV.size(1) < std::int64_t{1} << 30,
+          "fused_cross_entropy: logits must be [N, V] and contiguous, V below 2^30");
   require(targets_N.scalar_type() == at::kLong && targets_N.is_contiguous() &&
               targets_N.numel() == logits_NV.size(0) && mask_N.scalar_type() == at::kByte &&
               mask_N.is_contiguous() && mask_N.numel() == logits_NV.size(0),

@@ -10,13 +10,13 @@ struct CUstream_st;
 namespace birkhoff {
 
 struct FusedCrossEntropyParams {
-  void* logits;                 // [rows, vocabulary]: logits in, gradients out
-  KernelDtype dtype;            // fp32, bf16 or fp16
-  const std::int64_t* targets;  // [rows]
-  const std::uint8_t* mask;     // [rows]
-  float* losses;                // [rows]
-  std::int64_t rows, vocabulary;
-  bool vectors;  // every row starts at a multiple of 16 bytes
+  void* logits;                   // [rows, vocabulary]: logits in, gradients out
+  KernelDtype dtype;              // fp32, bf16 or fp16
+  const std::int64_t* targets;    // [rows]
+  const std::uint8_t* mask;       // [rows]
+  float* losses;                  // [rows]
+  std::int64_t rows, vocabulary;  // vocabulary: below 2^30
+  bool vectors;                   // every row starts at a multiple of 16 bytes
 };
 
 // x *= *factor. If the factor is 1, x is neither read nor written.

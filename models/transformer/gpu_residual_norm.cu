@@ -34,8 +34,8 @@ namespace {
 constexpr unsigned kWholeWarp = 0xffffffff;
 constexpr int kWarp = 32;
 constexpr int kCount = 4;  // adjacent channels: 16 bytes in fp32, 8 in the other types
-constexpr int kSumColumns = 32,
-              kSumThreads = 16;  // of the final kernel: elements of a block, threads of each
+// Of the final kernel: elements of dw and db that a block owns, and threads of each.
+constexpr int kSumColumns = 32, kSumThreads = 16;
 
 // The sums of a and b over the block; all threads get the same bits. All threads of the block must
 // call it.

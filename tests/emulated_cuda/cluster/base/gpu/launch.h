@@ -1,8 +1,9 @@
 // A processor that runs the source of a kernel as a GPU would: blocks one after another, the
-// threads of a block as fibers that change places at barriers and shuffles. For tests of what a
-// kernel computes, on machines without a GPU; it shows neither races nor speed. A test includes the
-// .cu itself, with this folder ahead of the real launch.h in the search path, and defines the array
-// of dynamic shared memory that the .cu declares. What a kernel needs beyond this is added here.
+// threads of a block as fibers that change places at barriers and shuffles, in random order. For
+// tests of what a kernel computes, on machines without a GPU; it shows some races, but no speed. A
+// test includes the .cu itself, with this folder ahead of the real launch.h in the search path, and
+// defines the array of dynamic shared memory that the .cu declares. What a kernel needs beyond this
+// is added here.
 #pragma once
 
 #include <ucontext.h>
