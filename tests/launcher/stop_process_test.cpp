@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "runtime/checkpoint/commit.h"
+#include "tests/sanitized.h"
 #include "train_process_fixture.h"
 
 namespace birkhoff {
@@ -133,8 +134,11 @@ TEST_F(StopProcess, ARequestEndsWhatTakesLong) {
     std::vector<std::string> settings;
     Environment environment;
   };
+  const std::string batch = kSanitized ? "500" : "10000";  // many seconds a step
   const std::vector<Case> cases = {
-      {"accumulation", {"--set", "train.global_batch=10000", "--set", "train.micro_batch=1"}, {}},
+      {"accumulation",
+       {"--set", "train.global_batch=" + batch, "--set", "train.micro_batch=1"},
+       {}},
       {"no_data",
        {"--set", "data.prefetch=1"},
        {{"LD_PRELOAD", SLOW_READS}, {"BIRKHOFF_HANGING_READS", "60"}}}};
