@@ -155,8 +155,8 @@ class Slurm : public TrainProcess {
   }
 
   // Waits until a job that trained in the run has noted its end.
-  static bool wait_for_end_of_job(const std::string& name) {
-    const auto deadline = Clock::now() + seconds(120);
+  static bool wait_for_end_of_job(const std::string& name, seconds limit = seconds(120)) {
+    const auto deadline = Clock::now() + limit;
     for (std::vector<Job> jobs; jobs.empty() || !jobs.front().end; jobs = history(name)) {
       if (Clock::now() > deadline) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));

@@ -2,6 +2,7 @@
 #include <csignal>
 
 #include "slurm_fixture.h"
+#include "tests/sanitized.h"
 
 namespace birkhoff {
 namespace {
@@ -83,9 +84,11 @@ TEST_F(Slurm, APreemptedJobSavesAndResumes) {
 // Slurm's shortest limit is a minute. It looks at limits twice a minute, and asks up to half a
 // minute early.
 TEST_F(Slurm, BeforeItsTimeLimitAJobSavesAndGoesBackToTheQueue) {
+  constexpr int kMinutes = kSanitized ? 3 : 1;  // sanitized programs start slowly
   const std::string job =
-      submit("limit", 3 * kReadMs, {"--nodes", "2", "--time", "1"}, "signal_seconds: 20")[0];
-  EXPECT_TRUE(wait_for_end_of_job("limit")) << output("limit");
+      submit("limit", 3 * kMinutes * kReadMs, {"--nodes", "2", "--time", std::to_string(kMinutes)},
+             "signal_seconds: 20")[0];
+  EXPECT_TRUE(wait_for_end_of_job("limit", seconds(120 * kMinutes))) << output("limit");
   release();
   expect_finished(job, "limit");
   expect_no_step_lost("limit");
