@@ -67,7 +67,7 @@ foreach(source IN LISTS SOURCES)
   endforeach()
 endforeach()
 
-file(GLOB_RECURSE code ${ROOT}/attention/*.cu* ${ROOT}/attention/*.h ${ROOT}/cluster/*.cu* ${ROOT}/models/*.cu* ${ROOT}/runtime/*.cu*)
+file(GLOB_RECURSE code ${ROOT}/attention/*.cu* ${ROOT}/attention/*.h ${ROOT}/cluster/*.cu* ${ROOT}/cluster/*.h ${ROOT}/models/*.cu* ${ROOT}/runtime/*.cu*)
 foreach(file IN LISTS code)
   file(STRINGS ${file} lines REGEX "(#pragma unroll |UNROLL_BY\\()[0-9]+")
   foreach(line IN LISTS lines)
