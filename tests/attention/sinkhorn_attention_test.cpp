@@ -149,6 +149,7 @@ TEST(SinkhornAttention, TopMOfEqualWeightsIsTheEarlierBlocks) {
     const at::Tensor d = gradients(out.select(2, 23), {in.v_BHSD})[0];
     return d.abs().sum({0, 1, 3}).view({6, kBlock}).sum(1) > 0;
   };
+  EXPECT_TRUE(at::equal(reached(1), at::tensor({1, 0, 0, 0, 0, 1}).to(at::kBool)));
   EXPECT_TRUE(at::equal(reached(2), at::tensor({1, 1, 0, 0, 0, 1}).to(at::kBool)));
   EXPECT_TRUE(reached(0).all().item<bool>());
   EXPECT_TRUE(reached(6).all().item<bool>());
