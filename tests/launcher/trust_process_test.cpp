@@ -168,13 +168,14 @@ class Hangs : public TrustProcessTest {
     return set != nullptr ? std::atoi(set) : 2;
   }
   static double limit() { return std::getenv("BIRKHOFF_HANGS") != nullptr ? 8 : 1.5; }
-  // Seconds from the harm to the job's end.
-  static double most_seconds() { return limit() + (kSanitized ? 5 : 2); }
+  // The most seconds from a harm that the watchdog finds to the job's end. Sanitized programs end
+  // slowly.
+  static double most_to_end() { return limit() + (kSanitized ? 5 : 2); }
 
   // Runs hanging_ranks once per trial, with a different victim and step. Expects `code`, all of
   // `texts` (# stands for the victim's number, @ for the step), and the end in time.
   void try_harm(const std::string& mode, int code, const std::vector<std::string>& texts,
-                double most) {
+                double most_seconds) {
     constexpr int kRanks = 3;
     int num_named = 0;
     double slowest = 0;
@@ -207,7 +208,7 @@ class Hangs : public TrustProcessTest {
         named &= finished.err.find(text) != std::string::npos;
       }
       num_named += named;
-      EXPECT_LT(taken.count(), most);
+      EXPECT_LT(taken.count(), most_seconds);
     }
     std::cout << mode << ": tried " << num_trials() << ", named " << num_named << ", slowest "
               << slowest << " s from the harm to the job's end\n";
@@ -218,7 +219,7 @@ TEST_F(Hangs, ARankThatSkipsACollectiveIsNamed) {
   try_harm("skip", 8,
            {"no progress for", "rank # on ", "in step @, inside all_reduce 'counts'",
             "the others (ranks ", "inside all_reduce 'gradients'"},
-           most_seconds());
+           most_to_end());
 }
 
 TEST_F(Hangs, ARankThatDiesInsideACollectiveIsNamed) {
@@ -264,7 +265,7 @@ TEST_F(Hangs, AStoppedRankIsNamedAndTheJobEnds) {
                                     HasSubstr("in step "), HasSubstr("silent for")));
     num_named += finished.code == 8;
     EXPECT_TRUE(wait_until_none(run(name), seconds(5))) << "nothing is left running";
-    EXPECT_LT(taken.count(), most_seconds());
+    EXPECT_LT(taken.count(), most_to_end());
   }
   std::cout << "stop: tried " << num_trials() << ", named " << num_named << ", slowest " << slowest
             << " s from the stop to the job's end\n";
@@ -280,7 +281,7 @@ class Slow : public TrustProcessTest {
     return set != nullptr ? std::atoi(set) : 1;
   }
 
-  // Steps that take long enough for a fifth of one to count.
+  // Steps that take long enough for a fifth of one to count; sanitized ones do with less work.
   static Command train_longer(const std::string& name, int ranks, int steps) {
     const std::string batch = kSanitized ? "8" : "32";
     return train(name,

@@ -114,7 +114,7 @@ at::Tensor SinkhornAttention::weights(const at::Tensor& scores_BHNN, const at::T
 
 at::Tensor SinkhornAttention::largest_sources(const at::Tensor& weights_BHUN) const {
   if (config_.top_m() == 0 || config_.top_m() >= weights_BHUN.size(3)) return {};
-  // Both take the first of equal weights.
+  // A maximum is found faster than by a sort; both take the first of equal weights.
   if (config_.top_m() == 1) return weights_BHUN.detach().argmax(/*dim=*/3, /*keepdim=*/true);
   return at::argsort(weights_BHUN.detach(), /*stable=*/true, /*dim=*/3, /*descending=*/true)
       .narrow(3, 0, config_.top_m());
