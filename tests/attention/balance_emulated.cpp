@@ -20,12 +20,12 @@ float4 balance_memory[232448 / sizeof(float4)];
 }  // namespace
 
 void emulate_balance(const BalanceParams& params, int shared_limit) {
-  emulated::machine.shared_limit = shared_limit;
+  const emulated::SharedLimit limit(shared_limit);
   emulate_launch_balance(params, nullptr);
 }
 
 void emulate_balance_backward(const BalanceBackwardParams& params, int shared_limit) {
-  emulated::machine.shared_limit = shared_limit;
+  const emulated::SharedLimit limit(shared_limit);
   emulate_launch_balance_backward(params, nullptr);
 }
 

@@ -67,9 +67,9 @@ at::Tensor emulate_backward(const ClusterProblem& problem, const ClusterForward&
 
 at::Tensor emulate_sums(const ClusterProblem& problem, const ClusteredRows& rows) {
   const ClusterSums sums = cluster_sums_of(problem, rows);
-  spoil(sums.sums, NAN);
+  spoil(sums.sums_BHKd, NAN);
   emulate_cluster_sums(sums.params);
-  return sums.sums;
+  return sums.sums_BHKd.sum(0);
 }
 
 void check(const ClusterSizes& sizes, at::ScalarType dtype) {

@@ -13,11 +13,10 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/common/masked_softmax.h"
-#include "attention/kernels/gathered_attention/inverse_lists.h"
-#include "tests/attention/position_lists.h"
 #include "cluster/base/error.h"
 #include "tests/attention/gathered_problem.h"
 #include "tests/attention/mechanism_cases.h"
+#include "tests/attention/position_lists.h"
 
 namespace birkhoff::test {
 namespace {
@@ -113,24 +112,6 @@ std::vector<at::Tensor> results_of(const at::Tensor& out, const GatheredAttentio
   std::vector<at::Tensor> results = gradients(out, {in.q_BHLD, in.k_BHSD, in.v_BHSD});
   results.insert(results.begin(), out.detach());
   return results;
-}
-
-// Inverse lists by sorting, which GPUs use, and by counting.
-TEST(GatheredAttention, InverseListsAreTheSame) {
-  for (int seed = 0; seed < kGatheredProblems; ++seed) {
-    const GatheredRows rows = random_gathered_problem(seed).attention.rows;
-    for (RowLists lists : {rows.queries, rows.keys}) {
-      RowLists sorted = lists;
-      invert_by_sorting(sorted);
-      invert_by_counting(lists);
-      EXPECT_TRUE(at::equal(sorted.starts_BHR, lists.starts_BHR));
-      const std::int64_t used = lists.starts_BHR.numel() == 0
-                                    ? 0
-                                    : lists.starts_BHR.select(2, lists.num_rows).min().item<int>();
-      EXPECT_TRUE(
-          at::equal(sorted.order_BHP.narrow(2, 0, used), lists.order_BHP.narrow(2, 0, used)));
-    }
-  }
 }
 
 TEST(GatheredAttention, OneSegmentOfAllRowsIsDenseAttention) {

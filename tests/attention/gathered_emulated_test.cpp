@@ -1,15 +1,11 @@
 // The GPU kernels of attention over gathered rows, run on the CPU, are as exact as the reference.
 // Legend: B batch, H heads, L queries, S keys, D head dim.
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
-#include <cmath>
 
-#include "attention/kernels/gathered_attention/gpu_arguments.h"
-#include "attention/kernels/gathered_attention/parts.h"
+#include "attention/kernels/number_groups/number_groups.h"
 #include "tests/attention/gathered_emulated.h"
 #include "tests/attention/gathered_problem.h"
 #include "tests/attention/mechanism_cases.h"
@@ -18,60 +14,7 @@
 namespace birkhoff::test {
 namespace {
 
-using torch::autograd::variable_list;
-
-// Results as solve() returns them. Memory that the kernels must write holds NaN before.
-std::vector<at::Tensor> emulate(const GatheredProblem& problem) {
-  GatheredAttention in = problem.attention;
-  // As attend_gathered() passes them on.
-  for (at::Tensor* x :
-       {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.relative.keys_HRD, &in.sink_H,
-        &in.rows.band.positions_q_BHL, &in.rows.band.positions_k_BHS, &in.key_lengths_B}) {
-    if (x->defined()) *x = x->detach().contiguous();
-  }
-  at::Tensor joined_sink;  // after the kernels
-  if (in.merge == PlaceMerge::kOneSoftmax) std::swap(joined_sink, in.sink_H);
-  const auto spoil = [](const std::vector<at::Tensor>& tensors) {
-    for (const at::Tensor& x : tensors) {
-      if (x.defined()) x.fill_(NAN);
-    }
-  };
-  const GatheredForward forward = gathered_forward(in);
-  const AttentionPart& made = forward.results.part;
-  spoil(forward.scratch);
-  spoil({made.out_BHLD, made.max_BHL, made.sum_BHL});
-  emulate_gathered_attention(forward.params);
-
-  const bool mean = in.merge == PlaceMerge::kMean;
-  variable_list inputs{made.out_BHLD.set_requires_grad(true), made.sum_BHL.set_requires_grad(true)};
-  if (joined_sink.defined()) inputs.push_back(joined_sink.set_requires_grad(true));
-  const AttentionPart part = joined_sink.defined() ? with_sink(made, joined_sink) : made;
-  const at::Tensor lse = mean ? part.sum_BHL.gt(0).to(at::kFloat) : finite_lse(part);
-  variable_list outputs{part.out_BHLD}, d_outputs{problem.d_out_BHLD};
-  if (!mean) {
-    outputs.push_back(lse);
-    d_outputs.push_back(problem.d_lse_BHL);
-  }
-  const variable_list d_inputs =
-      torch::autograd::grad(outputs, inputs, d_outputs, /*retain_graph=*/false,
-                            /*create_graph=*/false, /*allow_unused=*/true);
-
-  const at::NoGradGuard no_grad;
-  const at::Tensor d_out = d_inputs[0].contiguous(),
-                   d_sum = mean ? at::Tensor() : d_inputs[1].contiguous();
-  const GatheredBackward backward = gathered_backward(in, forward.results, d_out, d_sum);
-  spoil(backward.scratch);
-  spoil({backward.gradients.d_q_BHLD, backward.gradients.d_k_BHSD, backward.gradients.d_v_BHSD,
-         backward.d_table_NHRD, backward.d_sink_BHL});
-  emulate_gathered_attention_backward(backward.params);
-  const GatheredGradients gradients = finished_gradients(in, backward);
-  variable_list results{part.out_BHLD.detach(), lse.detach(), gradients.d_q_BHLD,
-                        gradients.d_k_BHSD, gradients.d_v_BHSD};
-  if (in.relative.defined()) results.push_back(gradients.d_relative_keys_HRD);
-  if (in.sink_H.defined()) results.push_back(gradients.d_sink_H);
-  if (joined_sink.defined()) results.push_back(d_inputs[2]);
-  return results;
-}
+std::vector<at::Tensor> emulate(const GatheredProblem& problem) { return solve_emulated(problem); }
 
 TEST(GatheredKernel, ErrorsAreThoseOfTheReference) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -80,6 +23,36 @@ TEST(GatheredKernel, ErrorsAreThoseOfTheReference) {
       checked += expect_errors_of_the_reference(seed, dtype, 100, out_rounding(dtype), emulate);
     }
     EXPECT_GT(checked, 5) << dtype;
+  }
+}
+
+// By counting on the CPU, by sorting, and by the kernel.
+TEST(NumberGroups, AreTheSameOnAllPaths) {
+  int seed = 0;
+  for (const std::int64_t places : {0, 1, 31, 32, 257, 1000}) {
+    for (const std::int64_t count : {1, 5, 40, 3000, 30'000}) {
+      for (const bool partly_used : {false, true}) {
+        // Some places have no number.
+        const at::Tensor numbers =
+            (random_tensor({2, 3, places}, at::kFloat, static_cast<std::uint64_t>(++seed)).abs() *
+                 static_cast<double>(std::min<std::int64_t>(count, 300)) / 2 -
+             1)
+                .to(at::kInt);
+        const at::Tensor ends =
+            at::stack({at::zeros({2, 3}), at::full({2, 3}, static_cast<double>(places * 2 / 3))}, 2)
+                .to(at::kInt);
+        const at::Tensor used = partly_used ? ends.select(2, 1) : at::Tensor();
+        const NumberGroups counted = group_by_number(numbers, count, used),
+                           sorted = group_by_sorting(numbers, count, used);
+        const NumberGroups emulated{at::full_like(counted.order_BHP, -7),
+                                    at::full_like(counted.starts_BHR, -7)};
+        emulate_number_groups(number_groups_params(numbers, count, used, emulated));
+        for (const NumberGroups& groups : {sorted, emulated}) {
+          EXPECT_TRUE(at::equal(groups.order_BHP, counted.order_BHP)) << places << " " << count;
+          EXPECT_TRUE(at::equal(groups.starts_BHR, counted.starts_BHR)) << places << " " << count;
+        }
+      }
+    }
   }
 }
 

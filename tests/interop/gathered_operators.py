@@ -212,7 +212,8 @@ def gathered_definitions(same, heads, device):
 
 
 def gathered_meaning(heads, device):
-    """causal_bucket and MoBA do not read later tokens; full_topw does."""
+    """causal_bucket and MoBA do not read later tokens; full_topw does. On a GPU LibTorch computes fp64, and its sums round differently
+    for lists of other lengths."""
     ops = torch.ops.birkhoff
     q, k, v = (heads((1, 2, 40, 8), torch.float64, device) for _ in range(3))
     centroids = unit_centroids(2, 4, 8, torch.float64, device)
@@ -223,7 +224,8 @@ def gathered_meaning(heads, device):
         plain, leaks[name] = call(q, k, v), False
         for token in range(1, 40):
             later = [torch.cat([x[:, :, :token], torch.randn_like(x[:, :, token:])], 2) for x in (q, k, v)]
-            leaks[name] |= not torch.equal(call(*later)[:, :, :token], plain[:, :, :token])
+            difference = (call(*later) - plain)[:, :, :token].abs().max().item()
+            leaks[name] |= not difference <= (0 if device == "cpu" else 1e-10)
     check(leaks == {"causal_bucket": False, "full_topw": True, "MoBA": False}, f"which operators read later tokens: {leaks}")
     one = torch.nn.functional.normalize(torch.randn(2, 1, 8, dtype=torch.float64, device=device), dim=-1)
     unit = lambda x: torch.nn.functional.normalize(x, dim=-1) * 8**0.5

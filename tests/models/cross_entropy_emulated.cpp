@@ -13,7 +13,7 @@ Vector<float, 4> cross_entropy_memory[232448 / sizeof(Vector<float, 4>)];
 }  // namespace
 
 void emulate_fused_cross_entropy(const FusedCrossEntropyParams& params, int shared_limit) {
-  emulated::machine.shared_limit = shared_limit;
+  const emulated::SharedLimit limit(shared_limit);
   emulate_launch_fused_cross_entropy(params, nullptr);
 }
 

@@ -26,10 +26,6 @@
 
 namespace birkhoff {
 
-// Columns of p and d_s that are computed at once: more would not fit into registers together with
-// the results.
-constexpr int kAtOnce = 32;
-
 template <typename Thread, int kHeadDim, bool kOwnsKeys>
 class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   using Body = BlockAttentionBody<Thread, kHeadDim>;

@@ -1,16 +1,12 @@
-// The common part of the block-attention kernels: a thread's share of tiles in shared memory, of
-// their products and of the softmax. gpu_forward.h and gpu_backward.h say what the kernels compute
-// and who owns what.
-//
-// `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh), or its emulation on the CPU. A tile is
-// kTileRows rows of kHeadDim 16-bit numbers; rows that do not exist, and columns from head_dim on,
-// are zeros. A warp owns 16 rows of one tile and kWarpColumns columns of a result.
+// The common part of the block-attention kernels, on the tiles of tile_attention/gpu_body.h: which
+// rows a thread loads and stores, and which pairs it sees. gpu_forward.h and gpu_backward.h say
+// what the kernels compute and who owns what.
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "attention/kernels/block_attention/gpu_params.h"
+#include "attention/kernels/tile_attention/gpu_body.h"
 #include "cluster/base/gpu/kernel_source.h"
 #include "cluster/base/random/philox_rounds.h"
 
@@ -38,31 +34,27 @@ struct TilePair {
 };
 
 template <typename Thread, int kHeadDim>
-class BlockAttentionBody {
+class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
+  using Tile = TileBody<Thread, kHeadDim>;
   using Shape = BlockAttentionShape<kHeadDim>;
 
  public:
   BIRKHOFF_DEVICE BlockAttentionBody(const Thread& thread, const BlockAttentionParams& p)
-      : thread_(thread),
-        p_(p),
-        lane_(thread.index() % 32),
-        first_row_(thread.index() / 32 % (kTileRows / 16) * 16),
-        first_column_(thread.index() / 32 / (kTileRows / 16) * Shape::kWarpColumns) {}
+      : TileBody<Thread, kHeadDim>(thread), p_(p) {}
 
  protected:
-  // A lane's numbers in its warp's 16 rows, for each 8 columns; place_in_c() says which. In Pairs,
-  // the columns are 8 kGroups rows of another tile; in Columns, they are the columns of a result.
+  using typename Tile::Columns;
   template <int kGroups>
-  using Pairs = float[kGroups][4];
-  using Columns = float[Shape::kWarpColumns / 8][4];
+  using Pairs = typename Tile::template Pairs<kGroups>;
+  using Tile::first_column_;
+  using Tile::first_row_;
+  using Tile::kAll;
+  using Tile::kInfinity;
+  using Tile::kLog2E;
+  using Tile::lane_;
+  using Tile::thread_;
 
-  static constexpr float kLog2E = 1.4426950408889634f;
-  static constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  static constexpr std::uint32_t kAll = 0xffffffff;
-
-  Thread thread_;
   const BlockAttentionParams& p_;
-  const int lane_, first_row_, first_column_;  // the warp's
   std::uint64_t noise_key_ = 0, sample_ = 0;
 
   // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
@@ -231,62 +223,6 @@ class BlockAttentionBody {
       }
       data += kRowsAtOnce * rows.strides[3];
     }
-  }
-
-  // ---- Products on tensor cores.
-
-  // c_ij += sum_d a_id b_jd for the warp's rows i of tile a and rows [first_j, first_j + 8 kGroups)
-  // of tile b.
-  template <int kGroups>
-  BIRKHOFF_DEVICE void multiply_rows(Pairs<kGroups>& c, std::uint32_t a_tile, std::uint32_t b_tile,
-                                     int first_j) const {
-    const Place down = downwards(lane_), right = rightwards(lane_);
-    a_tile += place_in_tile<kHeadDim>(first_row_ + down.row, down.column);
-    b_tile += place_in_tile<kHeadDim>(first_j + right.row, right.column);
-    BIRKHOFF_UNROLL
-    for (int d = 0; d < kHeadDim; d += 16) {
-      std::uint32_t a[4];
-      thread_.template load_matrices<false>(a, further_right(a_tile, d));
-      BIRKHOFF_UNROLL
-      for (int j = 0; j < kGroups; j += 2) {
-        std::uint32_t b[4];
-        thread_.template load_matrices<false>(b, further_right(b_tile, d) + 2 * 8 * j * kHeadDim);
-        thread_.multiply(c[j], a, b[0], b[1]);
-        thread_.multiply(c[j + 1], a, b[2], b[3]);
-      }
-    }
-  }
-
-  // c_id += sum_j a_ij x_jd over 16 rows j of tile x, for the warp's columns d.
-  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const std::uint32_t (&a)[4],
-                                        std::uint32_t x_tile, int first_j) const {
-    const Place down = downwards(lane_);
-    x_tile += place_in_tile<kHeadDim>(down.row, first_column_ + down.column);
-    BIRKHOFF_UNROLL
-    for (int d = 0; d < Shape::kWarpColumns; d += 16) {
-      std::uint32_t b[4];
-      thread_.template load_matrices<true>(b, further_right(x_tile, d) + 2 * first_j * kHeadDim);
-      thread_.multiply(c[d / 8], a, b[0], b[1]);
-      thread_.multiply(c[d / 8 + 1], a, b[2], b[3]);
-    }
-  }
-  // The same over rows [first_j, first_j + 8 kGroups) of x, with `a` rounded. A lane holds the same
-  // numbers of a left operand as of two adjacent results.
-  template <int kGroups>
-  BIRKHOFF_DEVICE void multiply_columns(Columns& c, const Pairs<kGroups>& a, std::uint32_t x_tile,
-                                        int first_j) const {
-    x_tile += 2 * first_j * kHeadDim;
-    std::uint32_t operands[kGroups / 2][4];
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kGroups / 2; ++j) {
-      BIRKHOFF_UNROLL
-      for (int r = 0; r < 4; ++r) {
-        const float* pair = &a[2 * j + r / 2][r % 2 * 2];
-        operands[j][r] = thread_.pack(pair[0], pair[1]);
-      }
-    }
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < kGroups / 2; ++j) multiply_columns(c, operands[j], x_tile, 16 * j);
   }
 
   // ---- Elements. The bits of all 64 columns are computed before the products, which need the

@@ -77,7 +77,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
         Pairs s = {};
         this->multiply_rows(s, kQ, k_tile(stage), 0);
         this->template take_logits<false>(s, pair, kBias, 0, visible);
-        take_softmax(s, maximum, sum, out);
+        this->take_softmax(s, maximum, sum, out);
         if (p_.dropout.p > 0) {
           BIRKHOFF_UNROLL
           for (int i = 0; i < 32; ++i) s[i / 4][i % 4] *= this->kept(kept, i);
@@ -106,40 +106,6 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
     place.n += keys.offset();
     this->load_rows(k_tile(stage), source.k, place, keys.first_key());
     this->load_rows(v_tile(stage), source.v, place, keys.first_key());
-  }
-
-  // Turns logits into exp(s - maximum), with the maximum over all keys so far, and rescales the
-  // earlier sums to the new maximum. `sum` covers only this lane's columns.
-  BIRKHOFF_DEVICE void take_softmax(Pairs& s, float (&maximum)[2], float (&sum)[2],
-                                    Columns& out) const {
-    BIRKHOFF_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      float largest = maximum[half];
-      BIRKHOFF_UNROLL
-      for (int j = 0; j < kTileRows / 8; ++j) {
-        largest = fmaxf(largest, fmaxf(s[j][2 * half], s[j][2 * half + 1]));
-      }
-      largest = fmaxf(largest, thread_.exchange(largest, 1));
-      largest = fmaxf(largest, thread_.exchange(largest, 2));
-      const float shift = largest == -kInfinity ? 0 : largest;
-      const float correction = thread_.exp2(maximum[half] - shift);
-      maximum[half] = largest;
-      float total = 0;
-      BIRKHOFF_UNROLL
-      for (int j = 0; j < kTileRows / 8; ++j) {
-        BIRKHOFF_UNROLL
-        for (int r = 2 * half; r < 2 * half + 2; ++r) {
-          s[j][r] = thread_.exp2(s[j][r] - shift);
-          total += s[j][r];
-        }
-      }
-      sum[half] = sum[half] * correction + total;
-      BIRKHOFF_UNROLL
-      for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
-        out[j][2 * half] *= correction;
-        out[j][2 * half + 1] *= correction;
-      }
-    }
   }
 
   BIRKHOFF_DEVICE void finish(Columns& out, const float (&maximum)[2], const float (&sum)[2],

@@ -11,7 +11,7 @@
 #include "attention/kernels/block_choice/gpu_arguments.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
-#include "attention/kernels/gathered_attention/inverse_lists.h"
+#include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 
@@ -87,29 +87,25 @@ at::Tensor largest_first(const at::Tensor& scores, std::int64_t count) {
 GatheredRows lists_of_blocks(const BlockChoice& choice, const at::Tensor& chosen_BHLC) {
   const std::int64_t B = chosen_BHLC.size(0), H = chosen_BHLC.size(1), L = chosen_BHLC.size(2),
                      all = (L + choice.block - 1) / choice.block;
-  const at::TensorOptions numbers = chosen_BHLC.options().dtype(at::kLong);
+  const at::TensorOptions numbers = chosen_BHLC.options().dtype(at::kInt);
   const at::Tensor row_L = at::arange(L, numbers), block_L = at::div(row_L, choice.block, "floor");
   const at::Tensor exists_B1L = (choice.documents.number_BL >= 0).unsqueeze(1);
-  // Segment `all` is not used.
+  // A query's segments: its own block, and those that it chose.
   const at::Tensor own_BHL1 =
-      block_L.masked_fill(exists_B1L.logical_not(), all).expand({B, H, L}).unsqueeze(3);
-  const at::Tensor is_none_BHLC =
-      at::logical_or(chosen_BHLC < 0, exists_B1L.logical_not().unsqueeze(3));
-  const at::Tensor segment_BHP =
-      at::cat({own_BHL1, chosen_BHLC.to(at::kLong).masked_fill(is_none_BHLC, all)}, 3).flatten(2);
-  const at::Tensor row_P =
-      row_L.unsqueeze(1).expand({L, segment_BHP.size(2) / L}).reshape({1, 1, -1});
-  const at::Tensor sorted_BHP =
-      std::get<0>(at::sort(segment_BHP * L + row_P, std::optional<bool>(true), /*dim=*/2));
-  const at::Tensor ends_BHG =
-      count_numbers(segment_BHP, all + 1).cumsum(2).narrow(2, 0, all).to(at::kInt);
+      block_L.masked_fill(exists_B1L.logical_not(), -1).expand({B, H, L}).unsqueeze(3);
+  const at::Tensor segment_BHP = at::cat({own_BHL1, chosen_BHLC.to(at::kInt).masked_fill(
+                                                        exists_B1L.logical_not().unsqueeze(3), -1)},
+                                         3)
+                                     .flatten(2);
+  const NumberGroups groups = group_by_number(segment_BHP, all);
+  const at::Tensor queries_BHP =
+      at::div(groups.order_BHP, segment_BHP.size(2) / L, "floor").to(at::kInt);
   // A causal query is in segments of its own and earlier blocks only.
   const at::Tensor k_ends_G =
-      ((at::arange(all, numbers) + 1) * choice.block).clamp_max(L).to(at::kInt);
-  GatheredRows rows{
-      make_row_lists(at::remainder(sorted_BHP, L).to(at::kInt), ends_BHG, L),
-      make_row_lists(row_L.to(at::kInt).view({1, 1, -1}), k_ends_G.view({1, 1, -1}), L),
-      {}};
+      ((at::arange(all, numbers.dtype(at::kLong)) + 1) * choice.block).clamp_max(L).to(at::kInt);
+  GatheredRows rows{make_row_lists(queries_BHP, groups.starts_BHR.narrow(2, 1, all), L),
+                    make_row_lists(row_L.view({1, 1, -1}), k_ends_G.view({1, 1, -1}), L),
+                    {}};
   if (choice.causal) rows.band.least = 0;
   if (choice.documents.count > 1) {
     // Keys of another document are further away than all of the query's own.

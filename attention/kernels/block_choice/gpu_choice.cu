@@ -6,11 +6,11 @@
 // where open blocks are whole, of the document of t, not its own, and, if causal, before it. Of
 // equal products the earlier block wins; NaN is the largest.
 //
-// choose: a block of 256 threads owns 32 queries of a head and passes over the blocks of keys in
-//   tiles of 32, if causal up to its last query's own. All threads multiply; then each lane of one
-//   warp inserts the tile's products into the sorted list of its query. Only lists and one tile of
-//   products exist, in shared memory: two tiles of vectors, the products and the lists, 4 KiB (D =
-//   1) to 86 KiB (D = 256, C = 64).
+// choose: a block of 256 threads owns 128 queries of a head (32 if D or C are large) and passes
+//   over the blocks of keys in tiles of 32, if causal up to its last query's own. All threads
+//   multiply; then one thread for each query inserts the tile's products into its sorted list. Only
+//   lists and one tile of products exist, in shared memory: two tiles of vectors, the products and
+//   the lists, up to 89 KiB.
 //
 // fp32. Blocks come in ascending order, and a query has one owner: no atomics, the same bits each
 // time.
@@ -22,72 +22,85 @@
 namespace birkhoff {
 namespace {
 
-// The best blocks of a query so far, the best first. Its numbers are kTile apart, so that the lists
-// of a tile's queries, which lie side by side, use different banks.
+// The best blocks of a query so far, the best first. Its numbers are `apart`, so that the lists of
+// a tile's queries, which lie side by side, use different banks.
 struct BestBlocks {
   float* scores;
   int* blocks;
-  int most, found;
+  int most, apart, found;  // most > 0
+  float last = 0;          // the smallest of the scores
 
   // `block` comes after all that were added before.
   __device__ void add(int block, float score) {
+    if (found == most && !(score > last)) return;
     int place = found;
-    while (place > 0 && score > scores[(place - 1) * kTile]) --place;
-    if (place == most) return;
+    while (place > 0 && score > scores[(place - 1) * apart]) --place;
     found = min(found + 1, most);
     for (int later = found - 1; later > place; --later) {
-      scores[later * kTile] = scores[(later - 1) * kTile];
-      blocks[later * kTile] = blocks[(later - 1) * kTile];
+      scores[later * apart] = scores[(later - 1) * apart];
+      blocks[later * apart] = blocks[(later - 1) * apart];
     }
-    scores[place * kTile] = score;
-    blocks[place * kTile] = block;
+    scores[place * apart] = score;
+    blocks[place * apart] = block;
+    last = scores[(found - 1) * apart];
   }
 };
 
 // Shared memory: tiles of queries and of mean keys, their products, the lists.
-std::size_t choice_bytes(int head_dim, int chosen) {
-  return sizeof(float) * static_cast<std::size_t>(2 * ScoreTile::words(head_dim) + kTile * kTile +
-                                                  2 * chosen * kTile);
+std::size_t choice_bytes(int head_dim, int chosen, int rows) {
+  const int count = rows * kWarp, pitch = ScoreTile<kVectors>::pitch_for(head_dim);
+  return sizeof(float) * static_cast<std::size_t>((count + kVectors) * pitch + kVectors * count +
+                                                  2 * chosen * count);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) choose_kernel(const BlockChoiceParams p) {
+template <typename T, int kRows>
+__global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
+    choose_kernel(const BlockChoiceParams p) {
+  using Own = OwnRows<kRows>;
+  constexpr int kQueries = Own::kCount;
   const int D = p.head_dim, lane = lane_number(), warp = warp_number();
-  const OwnRows own(p.heads, p.queries);
-  const ScoreTile q(0, D), means(1, D);
-  float* const tile_products = ScoreTile(2, D).data;  // [mean key, query]
-  float* const lists = tile_products + kTile * kTile;
-  BestBlocks best{lists + lane, reinterpret_cast<int*>(lists + p.chosen * kTile) + lane, p.chosen,
-                  0};
-  const int query = own.first + lane, own_block = query / p.block;
+  const Own own(p.heads, p.queries);
+  const ScoreTile<kQueries> q(0, D);
+  const ScoreTile<kVectors> means(q.words(D), D);
+  float* const tile_products = means.row(kVectors);  // [mean key, query]
+  float* const lists = tile_products + kVectors * kQueries;
+  // The query that this thread chooses for.
+  const int local = static_cast<int>(threadIdx.x) % kQueries, query = own.first + local,
+            own_block = query / p.block;
+  BestBlocks best{lists + local, reinterpret_cast<int*>(lists + p.chosen * kQueries) + local,
+                  p.chosen, kQueries, 0};
   const std::int64_t sample = p.shared_documents ? 0 : own.head.b;
-  const bool chooses = warp == 0 && lane < own.count;
+  const bool chooses = static_cast<int>(threadIdx.x) < own.count;
   const std::int32_t document = chooses ? p.documents[sample * p.queries + query] : -1;
   const std::int32_t* const block_documents = p.block_documents + sample * p.blocks;
   const int end = p.causal ? min(p.blocks, (own.first + own.count - 1) / p.block) : p.blocks;
   q.load(row_of<const T>(p.q, own.head, own.first), p.q.strides[2], own.count, D);
-  for (int first = 0; first < end; first += kTile) {
+  for (int first = 0; first < end; first += kVectors) {
+    const int count = min(kVectors, end - first);
     __syncthreads();
-    means.load(p.means + (own.number * p.blocks + first) * D, D, end - first, D);
+    means.load(p.means + (own.number * p.blocks + first) * D, D, count, D);
     __syncthreads();
-    float products[kPairs];
-    multiply(q, means, D, products);
+    float products[kRows][kPairs];
+    multiply<kRows>(q, means, count, D, products);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      tile_products[(warp + n * kWarps) * kTile + lane] = products[n];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        tile_products[(warp + n * kWarps) * kQueries + lane + i * kWarp] = products[i][n];
+      }
     }
     __syncthreads();
     if (document < 0) continue;
-    for (int n = first; n < min(first + kTile, end); ++n) {
+    for (int n = first; n < first + count; ++n) {
       const bool in_order = p.causal ? n < own_block : n != own_block;
       if (!in_order || block_documents[n] != document) continue;
-      const float product = tile_products[(n - first) * kTile + lane];
+      const float product = tile_products[(n - first) * kQueries + local];
       best.add(n, product != product ? INFINITY : product);
     }
   }
   if (!chooses) return;
   std::int32_t* const result = p.result + (own.number * p.queries + query) * p.chosen;
-  for (int c = 0; c < p.chosen; ++c) result[c] = c < best.found ? best.blocks[c * kTile] : -1;
+  for (int c = 0; c < p.chosen; ++c) result[c] = c < best.found ? best.blocks[c * kQueries] : -1;
 }
 
 }  // namespace
@@ -95,8 +108,15 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const BlockChoiceParam
 void launch_block_choice(const BlockChoiceParams& params, cudaStream_t stream) {
   if (params.chosen == 0) return;
   with_row_type(params.dtype, [&]<typename T>() {
-    launch_tiles(&choose_kernel<T>, std::int64_t{params.batch} * params.heads, params.queries,
-                 choice_bytes(params.head_dim, params.chosen), stream, params);
+    const auto bytes_for = [&](int rows) {
+      return choice_bytes(params.head_dim, params.chosen, rows);
+    };
+    const auto with_rows = [&]<int kRows>() {
+      launch_tiles<kRows>(&choose_kernel<T, kRows>, std::int64_t{params.batch} * params.heads,
+                          params.queries, bytes_for(kRows), stream, params);
+    };
+    if (has_room_for_many(bytes_for)) return with_rows.template operator()<kManyRows>();
+    with_rows.template operator()<kFewRows>();
   });
 }
 

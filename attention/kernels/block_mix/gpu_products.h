@@ -24,8 +24,8 @@
 
 #include <cstdint>
 
-#include "attention/kernels/block_attention/gpu_tiles.h"
 #include "attention/kernels/block_mix/gpu_params.h"
+#include "attention/kernels/tile_attention/gpu_tiles.h"
 #include "cluster/base/gpu/kernel_source.h"
 
 namespace birkhoff {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "attention/kernels/gathered_attention/inverse_lists.h"
+#include "attention/kernels/number_groups/number_groups.h"
 
 namespace birkhoff {
 namespace {
@@ -21,46 +21,44 @@ struct Buckets {
   at::Tensor k_rank_BHL;
 };
 
+// int32 [B, H, L]; rows in no bucket are in one more, which is not used.
 at::Tensor bucket_of_rows(const ClusterProblem& problem, const ClusteredRows& rows) {
   const std::int64_t K = problem.centroids_HKD.size(1);
-  const at::Tensor document_B1L = problem.documents.number_BL.to(at::kLong).unsqueeze(1);
+  const at::Tensor document_B1L = problem.documents.number_BL.to(at::kInt).unsqueeze(1);
   return (document_B1L * K + rows.cluster_BHL)
-      .masked_fill(rows.cluster_BHL < 0, problem.documents.count * K);
+      .masked_fill(rows.cluster_BHL < 0, problem.documents.count * K)
+      .to(at::kInt);
 }
 
 Buckets sort_into_buckets(const ClusterProblem& problem, const ClusteredRows& q,
                           const ClusteredRows& k) {
-  // Rows in no bucket are in bucket G, which is not used.
-  const std::int64_t G = problem.documents.count * problem.centroids_HKD.size(1);
+  const std::int64_t L = q.cluster_BHL.size(2),
+                     G = problem.documents.count * problem.centroids_HKD.size(1);
   const at::Tensor q_bucket_BHL = bucket_of_rows(problem, q),
                    k_bucket_BHL = bucket_of_rows(problem, k);
-  const auto sort = [](const at::Tensor& x) {
-    return std::get<1>(at::sort(x, std::optional<bool>(true), /*dim=*/2));
-  };
-  const auto ends = [&](const at::Tensor& bucket_BHL) {
-    return count_numbers(bucket_BHL, G + 1).cumsum(2);
-  };
-  const auto used = [&](const at::Tensor& ends_BHG) {
-    return ends_BHG.narrow(2, 0, G).to(at::kInt).contiguous();
+  const NumberGroups queries = group_by_number(q_bucket_BHL, G),
+                     keys = group_by_number(k_bucket_BHL, G);
+  const auto ends = [&](const NumberGroups& groups) {
+    return groups.starts_BHR.narrow(2, 1, G).contiguous();
   };
   // Keys and queries together, by bucket, then by position, a key before the query at its position.
-  const std::int64_t L = q_bucket_BHL.size(2);
-  const at::Tensor row_L = at::arange(L, q_bucket_BHL.options());
-  const at::Tensor order_BHR = sort(
-      at::cat({k_bucket_BHL * (2 * L) + 2 * row_L, q_bucket_BHL * (2 * L) + 2 * row_L + 1}, 2));
-  const at::Tensor keys_so_far_BHR =
-      at::zeros_like(order_BHR).scatter(2, order_BHR, order_BHR.lt(L).to(at::kLong).cumsum(2));
-  const at::Tensor q_ends_BHG = ends(q_bucket_BHL), k_ends_BHG = ends(k_bucket_BHL);
-  const at::Tensor k_starts_BHG = at::constant_pad_nd(k_ends_BHG, {1, -1});
-  const auto rank = [&](std::int64_t first, const at::Tensor& bucket_BHL) {
-    return (keys_so_far_BHR.narrow(2, first, L) - k_starts_BHG.gather(2, bucket_BHL) - 1)
+  const at::Tensor order_BHR =
+      group_by_number(at::stack({k_bucket_BHL, q_bucket_BHL}, 3).flatten(2), G)
+          .order_BHP.to(at::kLong);
+  const at::Tensor keys_so_far_BHL2 =
+      at::zeros_like(order_BHR)
+          .scatter(2, order_BHR, at::remainder(order_BHR, 2).eq(0).to(at::kLong).cumsum(2))
+          .unflatten(2, {L, 2});
+  const auto rank = [&](std::int64_t which, const at::Tensor& bucket_BHL) {
+    return (keys_so_far_BHL2.select(3, which) -
+            keys.starts_BHR.gather(2, bucket_BHL.to(at::kLong)) - 1)
         .to(at::kInt);
   };
-  return {.q_rows_BHL = sort(q_bucket_BHL).to(at::kInt),
-          .q_ends_BHG = used(q_ends_BHG),
-          .k_rows_BHL = sort(k_bucket_BHL).to(at::kInt),
-          .k_ends_BHG = used(k_ends_BHG),
-          .q_rank_BHL = rank(L, q_bucket_BHL),
+  return {.q_rows_BHL = queries.order_BHP,
+          .q_ends_BHG = ends(queries),
+          .k_rows_BHL = keys.order_BHP,
+          .k_ends_BHG = ends(keys),
+          .q_rank_BHL = rank(1, q_bucket_BHL),
           .k_rank_BHL = rank(0, k_bucket_BHL)};
 }
 

@@ -12,7 +12,7 @@
 #include "attention/kernels/clusters/gpu_arguments.h"
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
-#include "attention/kernels/gathered_attention/inverse_lists.h"
+#include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
@@ -117,7 +117,7 @@ at::Tensor fused_sums(const ClusterProblem& problem, const ClusteredRows& rows) 
   if (rows.unit_BHLD.is_cpu()) return cluster_sums_on_cpu(problem, rows);
   const ClusterSums sums = cluster_sums_of(problem, rows);
   if constexpr (kHasGpuKernels) launch_cluster_sums(sums.params, current_stream(rows.unit_BHLD));
-  return sums.sums;
+  return sums.sums_BHKd.sum(0);
 }
 
 // Gives the unit vectors and distances of the kernels their gradients.

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "attention/kernels/common/fitting_rows.h"
-#include "attention/kernels/gathered_attention/inverse_lists.h"
+#include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
@@ -132,13 +132,14 @@ ClusterSums cluster_sums_of(const ClusterProblem& problem, const ClusteredRows& 
                    cluster = rows.cluster_BHL.contiguous();
   const at::Tensor& centroids = problem.centroids_HKD;
   ClusterSums sums{.params = {},
-                   .sums = at::empty({centroids.size(0), centroids.size(1), centroids.size(2) + 1},
-                                     centroids.options()),
+                   .sums_BHKd = at::empty(
+                       {unit.size(0), centroids.size(0), centroids.size(1), centroids.size(2) + 1},
+                       centroids.options()),
                    .arguments = {unit, cluster}};
   sums.params.shape = shape_of(unit, centroids, problem.length);
   sums.params.unit = rows_params(unit);
   sums.params.cluster = cluster.const_data_ptr<std::int32_t>();
-  sums.params.sums = sums.sums.mutable_data_ptr<float>();
+  sums.params.sums = sums.sums_BHKd.mutable_data_ptr<float>();
   return sums;
 }
 

@@ -33,7 +33,7 @@ ClusterBackward cluster_backward(const ClusterGradientProblem& problem);
 
 struct ClusterSums {
   ClusterSumsParams params;
-  at::Tensor sums;  // [H, K, D + 1]
+  at::Tensor sums_BHKd;  // d is D + 1; their sum over samples is wanted
   std::vector<at::Tensor> arguments;
 };
 ClusterSums cluster_sums_of(const ClusterProblem& problem, const ClusteredRows& rows);

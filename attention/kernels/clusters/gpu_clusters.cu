@@ -9,18 +9,20 @@
 //
 // Scores are fp32. NaN is the smallest score for c(r) and the largest for nearest, as on the CPU.
 //
-// scores: a block of 256 threads owns 32 rows of a head and passes over a range of clusters in
-//   tiles of 32; it keeps the best so far. With nearest rows the range is a chunk of 32 clusters,
-//   whose scores it writes as integers in the same order, and chunks follow each other: the only
-//   memory for scores is [B, H, 32, L], whatever K is. Otherwise the range is all of K, and nothing
-//   is stored. Shared memory: two tiles of vectors, 3 KiB (D = 1) to 67 KiB (D = 256).
+// scores: a block of 256 threads owns 128 rows of a head (32 if D is large) and passes over a range
+//   of clusters in tiles of 32; it keeps the best so far. With nearest rows the range is a chunk of
+//   32 clusters, whose scores it writes as integers in the same order, and chunks follow each
+//   other: the only memory for scores is [B, H, 32, L], whatever K is. Otherwise the range is all of
+//   K, and nothing is stored. Shared memory: two tiles of vectors and the best of each warp, up to
+//   80 KiB.
 // nearest: a warp owns a cluster of the chunk in one document. 16 passes over its scores, two bits
 //   each, find the W-th largest, another counts those above it, and the last writes the rows above
 //   it and the first of those equal to it.
 // distances: a block owns a head. Each thread adds every 256th row, then warps add up their lanes.
-// gradients: a warp owns a row, a lane every 32nd column.
-// sums: a block owns a cluster of a head; each of its warps visits every eighth run of 32 rows of
-//   the batch and adds those of the cluster, and the warps' sums are added in order.
+// gradients: eight threads own a row.
+// sums: a block owns a cluster of a head of a sample; each of its warps visits every eighth run of
+//   32 rows and adds those of the cluster, and the warps' sums are added in order. LibTorch adds up
+//   samples.
 //
 // Each result has one owner, which adds in a fixed order: no atomics, the same bits each time.
 // Documents are read on the device, so nothing waits for the host.
@@ -30,9 +32,12 @@
 
 #include "attention/kernels/clusters/gpu_params.h"
 #include "attention/kernels/clusters/gpu_scores.cuh"
+#include "attention/kernels/common/gpu_row_team.cuh"
 
 namespace birkhoff {
 namespace {
+
+constexpr int kRowsOfBlock = kThreads / kRowTeam;
 
 // A score and its cluster.
 struct Best {
@@ -54,67 +59,97 @@ __device__ inline std::uint32_t key_of(float score) {
 
 // Shared memory of scores: tiles of rows and of centroids, then 1 / |x|, then the best of each
 // warp.
-std::size_t score_bytes(int head_dim) {
-  return sizeof(float) * static_cast<std::size_t>(2 * ScoreTile::words(head_dim) + kTile) +
-         sizeof(Best) * kThreads;
+std::size_t score_bytes(int head_dim, int rows) {
+  const int count = rows * kWarp;
+  return sizeof(float) *
+             static_cast<std::size_t>(
+                 (count + kVectors) * ScoreTile<kVectors>::pitch_for(head_dim) + count) +
+         sizeof(Best) * static_cast<std::size_t>(kWarps * count);
 }
 
 // The clusters [begin, end), after those before `begin`.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
+template <typename T, int kRows>
+__global__ void __launch_bounds__(kThreads, kRows == kManyRows ? 2 : 4)
     scores_kernel(const ClusterRowsParams p, int begin, int end) {
+  using Own = OwnRows<kRows>;
   const int D = p.shape.head_dim, lane = lane_number(), warp = warp_number();
-  const OwnRows own(p.shape.heads, p.shape.rows);
-  const ScoreTile x(0, D), centroids(1, D);
-  float* const inverse = ScoreTile(2, D).data;
-  Best* const bests = reinterpret_cast<Best*>(inverse + kTile);            // [kWarps, kTile]
+  const Own own(p.shape.heads, p.shape.rows);
+  const ScoreTile<Own::kCount> x(0, D);
+  const ScoreTile<kVectors> centroids(x.words(D), D);
+  float* const inverse = centroids.row(kVectors);
+  Best* const bests = reinterpret_cast<Best*>(inverse + Own::kCount);      // [kWarps, kCount]
   const std::int64_t first_entry = own.number * p.shape.rows + own.first;  // in [B, H, L]
-  x.load(row_of<const T>(p.x, own.head, own.first), p.x.strides[2], own.count, D);
-  for (int i = warp; i < kTile; i += kWarps) {  // the rows that this warp has loaded
+  // A team loads a row, and writes its unit row.
+  visit_rows<Own::kCount>([&](int i, int member) {
+    const T* const from = row_of<const T>(p.x, own.head, own.first + min(i, own.count - 1));
+    const int columns = i < own.count ? D : 0;
     float square = 0;
-    for (int d = lane; d < D; d += kWarp) square += x.row(i)[d] * x.row(i)[d];
-    square = warp_sum(square);
+    visit_runs(member, D, [&](int d) {
+      float run[kTeamColumns];
+      load_run(from, d, columns, run);
+      x.store(i, d, run);
+#pragma unroll
+      for (int c = 0; c < kTeamColumns; ++c) square += run[c] * run[c];
+    });
+    square = team_total(square);
     const float of_row = square == 0 ? 0.0f : 1 / sqrtf(square);
-    if (lane == 0) inverse[i] = of_row;
-    if (begin > 0 || i >= own.count) continue;
-    T* const unit = row_of<T>(p.unit, own.head, own.first + i);
+    if (member == 0) inverse[i] = of_row;
+    if (begin > 0 || i >= own.count) return;
     const float factor = of_row * p.shape.length;
-    for (int d = lane; d < D; d += kWarp) unit[d] = from_float<T>(x.row(i)[d] * factor);
-    if (lane == 0) p.inverse[first_entry + i] = of_row;
+    T* const unit = row_of<T>(p.unit, own.head, own.first + i);
+    visit_runs(member, D, [&](int d) {
+      float run[kTeamColumns];
+#pragma unroll
+      for (int c = 0; c < kTeamColumns; ++c) run[c] = d + c < D ? x.row(i)[d + c] * factor : 0.0f;
+      store_run(unit, d, D, run);
+    });
+    if (member == 0) p.inverse[first_entry + i] = of_row;
+  });
+  Best best[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int row = lane + i * kWarp;
+    best[i] = begin > 0 && row < own.count
+                  ? Best{p.best_score[first_entry + row], p.cluster[first_entry + row]}
+                  : Best{NAN, 0};
   }
-  const bool exists = lane < own.count;
-  const std::int64_t entry = first_entry + lane;
-  Best best{NAN, 0};
-  if (begin > 0 && exists) best = {p.best_score[entry], p.cluster[entry]};
-  for (int first = begin; first < end; first += kTile) {
+  for (int first = begin; first < end; first += kVectors) {
+    const int count = min(kVectors, end - first);
     __syncthreads();
-    centroids.load(p.centroids + (own.head.h * p.shape.clusters + first) * D, D, end - first, D);
+    centroids.load(p.centroids + (own.head.h * p.shape.clusters + first) * D, D, count, D);
     __syncthreads();
-    float products[kPairs];
-    multiply(x, centroids, D, products);
+    float products[kRows][kPairs];
+    multiply<kRows>(x, centroids, count, D, products);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       const int cluster = first + warp + n * kWarps;
       if (cluster >= end) break;
-      const Best found{products[n] * inverse[lane], cluster};
-      if (found.beats(best)) best = found;
-      if (p.keys != nullptr && exists) {
-        const std::int64_t list = own.number * ClusterRowsParams::kChunk + cluster - begin;
-        p.keys[list * p.shape.rows + own.first + lane] = key_of(found.score);
+      const std::int64_t list = own.number * ClusterRowsParams::kChunk + cluster - begin;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        const int row = lane + i * kWarp;
+        const Best found{products[i][n] * inverse[row], cluster};
+        if (found.beats(best[i])) best[i] = found;
+        if (p.keys != nullptr && row < own.count) {
+          p.keys[list * p.shape.rows + own.first + row] = key_of(found.score);
+        }
       }
     }
   }
-  bests[threadIdx.x] = best;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) bests[warp * Own::kCount + lane + i * kWarp] = best[i];
   __syncthreads();
-  if (warp > 0 || !exists) return;
+  const int row = static_cast<int>(threadIdx.x);
+  if (row >= own.count) return;
+  Best of_row = bests[row];
   for (int w = 1; w < kWarps; ++w) {
-    const Best& other = bests[w * kTile + lane];
-    if (other.beats(best)) best = other;
+    const Best& other = bests[w * Own::kCount + row];
+    if (other.beats(of_row)) of_row = other;
   }
   const std::int32_t document =
-      p.documents[(p.shared_documents ? 0 : own.head.b * p.shape.rows) + own.first + lane];
-  p.best_score[entry] = best.score;
-  p.cluster[entry] = document < 0 ? -1 : best.cluster;
+      p.documents[(p.shared_documents ? 0 : own.head.b * p.shape.rows) + own.first + row];
+  p.best_score[first_entry + row] = of_row.score;
+  p.cluster[first_entry + row] = document < 0 ? -1 : of_row.cluster;
 }
 
 // The nearest rows of the clusters [begin, begin + count).
@@ -140,6 +175,7 @@ __global__ void __launch_bounds__(kThreads)
   std::uint32_t threshold = 0;
   for (int shift = 32 - kBits; shift >= 0 && wanted < end - first; shift -= kBits) {
     int reach[kSteps] = {};
+#pragma unroll 8
     for (int row = first + lane; row < end; row += kWarp) {
       const std::uint32_t key = keys[row];
 #pragma unroll
@@ -155,6 +191,7 @@ __global__ void __launch_bounds__(kThreads)
     threshold = highest;
   }
   int above = 0;
+#pragma unroll 8
   for (int row = first + lane; row < end; row += kWarp) above += keys[row] > threshold;
   int ties = wanted - __reduce_add_sync(kAllLanes, above);  // rows at the threshold to choose
   const unsigned before = (1u << lane) - 1;
@@ -190,10 +227,13 @@ __global__ void __launch_bounds__(kThreads) distances_kernel(const ClusterRowsPa
 template <typename T>
 __global__ void __launch_bounds__(kThreads) gradients_kernel(const ClusterGradientParams p) {
   const ClusterShape& shape = p.shape;
-  const std::int64_t entry = std::int64_t{blockIdx.x} * kWarps + warp_number(),
-                     row = entry % shape.rows;
-  const HeadOfSample head{entry / shape.rows / shape.heads, entry / shape.rows % shape.heads};
-  if (head.b >= shape.batch) return;
+  const unsigned all = static_cast<unsigned>(shape.batch * shape.heads) *
+                       static_cast<unsigned>(shape.rows),
+                 team = blockIdx.x * kRowsOfBlock + threadIdx.x / kRowTeam;
+  const int entry = static_cast<int>(min(team, all - 1)), of_all = entry / shape.rows,
+            row = entry - of_all * shape.rows;
+  const HeadOfSample head{of_all / shape.heads, of_all % shape.heads};
+  const int member = static_cast<int>(threadIdx.x) % kRowTeam;
   const std::int32_t cluster = p.cluster[entry];
   const float factor = p.d_distance == nullptr || cluster < 0
                            ? 0.0f
@@ -203,17 +243,36 @@ __global__ void __launch_bounds__(kThreads) gradients_kernel(const ClusterGradie
   const T* const unit = row_of<const T>(p.unit, head, row);
   const T* const d_unit = p.d_unit.data == nullptr ? nullptr : row_of<const T>(p.d_unit, head, row);
   T* const d_x = row_of<T>(p.d_x, head, row);
-  const auto u = [&](int d) { return to_float(unit[d]) / shape.length; };
-  const auto gradient = [&](int d) {
-    const float g = d_unit == nullptr ? 0.0f : shape.length * to_float(d_unit[d]);
-    return factor == 0 ? g : g + factor * (u(d) - centroid[d]);
+  // u and the gradient of a run of columns.
+  const float of_length = 1 / shape.length;
+  const auto load = [&](int first, float(&u)[kTeamColumns], float(&g)[kTeamColumns]) {
+    float of_centroid[kTeamColumns];
+    load_run(unit, first, shape.head_dim, u);
+    load_run(centroid, first, shape.head_dim, of_centroid);
+    if (d_unit != nullptr) load_run(d_unit, first, shape.head_dim, g);
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) {
+      u[c] *= of_length;
+      g[c] = d_unit == nullptr ? 0.0f : shape.length * g[c];
+      if (factor != 0) g[c] += factor * (u[c] - of_centroid[c]);
+    }
   };
   float along = 0;
-  for (int d = lane_number(); d < shape.head_dim; d += kWarp) along += u(d) * gradient(d);
-  along = warp_sum(along);
-  for (int d = lane_number(); d < shape.head_dim; d += kWarp) {
-    d_x[d] = from_float<T>((gradient(d) - u(d) * along) * p.inverse[entry]);
-  }
+  visit_runs(member, shape.head_dim, [&](int first) {
+    float u[kTeamColumns], g[kTeamColumns] = {};
+    load(first, u, g);
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) along += u[c] * g[c];
+  });
+  along = team_total(along);
+  if (team >= all) return;
+  visit_runs(member, shape.head_dim, [&](int first) {
+    float u[kTeamColumns], g[kTeamColumns] = {};
+    load(first, u, g);
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) g[c] = (g[c] - u[c] * along) * p.inverse[entry];
+    store_run(d_x, first, shape.head_dim, g);
+  });
 }
 
 template <typename T>
@@ -221,24 +280,22 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const ClusterSumsParams 
   constexpr int kColumns = ClusterShape::kMostHeadDim / kWarp;  // of a lane
   const ClusterShape& shape = p.shape;
   const int D = shape.head_dim, lane = lane_number();
-  const int h = static_cast<int>(blockIdx.x) / shape.clusters,
-            cluster = static_cast<int>(blockIdx.x) % shape.clusters;
+  const int cluster = static_cast<int>(blockIdx.x) % shape.clusters,
+            head = static_cast<int>(blockIdx.x) / shape.clusters, b = head / shape.heads,
+            h = head % shape.heads;
   float sum[kColumns] = {};
   int count = 0;
-  for (int b = 0; b < shape.batch; ++b) {
-    const std::int32_t* const clusters =
-        p.cluster + (std::int64_t{b} * shape.heads + h) * shape.rows;
-    for (int run = warp_number() * kWarp; run < shape.rows; run += kThreads) {
-      const int own = run + lane;
-      unsigned members = __ballot_sync(kAllLanes, own < shape.rows && clusters[own] == cluster);
-      count += __popc(members);
-      for (; members != 0; members &= members - 1) {
-        const T* const unit = row_of<const T>(p.unit, {b, h}, run + __ffs(members) - 1);
+  const std::int32_t* const clusters = p.cluster + std::int64_t{head} * shape.rows;
+  for (int run = warp_number() * kWarp; run < shape.rows; run += kThreads) {
+    const int own = run + lane;
+    unsigned members = __ballot_sync(kAllLanes, own < shape.rows && clusters[own] == cluster);
+    count += __popc(members);
+    for (; members != 0; members &= members - 1) {
+      const T* const unit = row_of<const T>(p.unit, {b, h}, run + __ffs(members) - 1);
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const int d = lane + c * kWarp;
-          if (d < D) sum[c] += to_float(unit[d]);
-        }
+      for (int c = 0; c < kColumns; ++c) {
+        const int d = lane + c * kWarp;
+        if (d < D) sum[c] += to_float(unit[d]);
       }
     }
   }
@@ -266,8 +323,13 @@ void launch_cluster_rows(const ClusterRowsParams& params, cudaStream_t stream) {
   for (int begin = 0; begin < shape.clusters; begin += chunk) {
     const int count = std::min(chunk, shape.clusters - begin);
     with_row_type(shape.dtype, [&]<typename T>() {
-      launch_tiles(&scores_kernel<T>, heads, shape.rows, score_bytes(shape.head_dim), stream,
-                   params, begin, begin + count);
+      const auto bytes_for = [&](int rows) { return score_bytes(shape.head_dim, rows); };
+      const auto with_rows = [&]<int kRows>() {
+        launch_tiles<kRows>(&scores_kernel<T, kRows>, heads, shape.rows, bytes_for(kRows), stream,
+                            params, begin, begin + count);
+      };
+      if (has_room_for_many(bytes_for)) return with_rows.template operator()<kManyRows>();
+      with_rows.template operator()<kFewRows>();
     });
     if (params.keys == nullptr) continue;
     launch({.grid = dim3(static_cast<unsigned>((heads * count * params.num_documents + kWarps - 1) /
@@ -287,7 +349,7 @@ void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t 
   const std::int64_t rows =
       std::int64_t{params.shape.batch} * params.shape.heads * params.shape.rows;
   with_row_type(params.shape.dtype, [&]<typename T>() {
-    launch({.grid = dim3(static_cast<unsigned>((rows + kWarps - 1) / kWarps)),
+    launch({.grid = dim3(static_cast<unsigned>((rows + kRowsOfBlock - 1) / kRowsOfBlock)),
             .block = dim3(kThreads),
             .stream = stream},
            &gradients_kernel<T>, params);
@@ -298,7 +360,7 @@ void launch_cluster_sums(const ClusterSumsParams& params, cudaStream_t stream) {
   const ClusterShape& shape = params.shape;
   with_row_type(shape.dtype, [&]<typename T>() {
     launch(
-        {.grid = dim3(static_cast<unsigned>(shape.heads) * static_cast<unsigned>(shape.clusters)),
+        {.grid = dim3(static_cast<unsigned>(shape.batch * shape.heads * shape.clusters)),
          .block = dim3(kThreads),
          .stream = stream,
          .shared_bytes = sizeof(float) * static_cast<std::size_t>(kWarps * (shape.head_dim + 1))},

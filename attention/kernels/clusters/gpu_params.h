@@ -53,7 +53,7 @@ struct ClusterSumsParams {
   ClusterShape shape;
   RowsParams unit;
   const std::int32_t* cluster;  // [B, H, L]
-  float* sums;                  // [H, K, D + 1]
+  float* sums;                  // [B, H, K, D + 1]
 };
 
 // Asynchronous on `stream`.

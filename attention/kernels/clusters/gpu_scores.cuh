@@ -1,12 +1,13 @@
 // Products of a tile of rows with the vectors of a head: centroids (gpu_clusters.cu) or the mean
 // keys of blocks (block_choice/gpu_choice.cu). For these files only. A block of kThreads threads
-// owns kTile rows; lane l of each warp owns row l, and warp w the vectors w, w + kWarps, .. of a
-// tile.
+// owns kRows kWarp rows; lane l of each warp has the rows l, l + kWarp, .., and warp w the vectors
+// w, w + kWarps, .. of a tile.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/kernels/common/gpu_row_team.cuh"
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
 
@@ -17,8 +18,8 @@ extern __shared__ float4 score_memory[];  // float4 for its alignment
 namespace {
 
 constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
-constexpr int kTile = kWarp;            // rows, and vectors, of a tile
-constexpr int kPairs = kTile / kWarps;  // of a thread's row with the vectors of a tile
+constexpr int kVectors = kWarp;            // vectors of a tile
+constexpr int kPairs = kVectors / kWarps;  // of a row with the vectors of a tile, in one thread
 constexpr unsigned kAllLanes = 0xffffffff;
 
 __device__ inline int lane_number() { return static_cast<int>(threadIdx.x) % kWarp; }
@@ -42,71 +43,119 @@ __device__ inline T* row_of(const RowsParams& x, HeadOfSample head, std::int64_t
          row * x.strides[2];
 }
 
-// The rows of a head that a block owns: its tiles come one after another, head after head.
+// The kRows kWarp rows of a head that a block owns: tile after tile, head after head.
+template <int kRows>
 struct OwnRows {
+  static constexpr int kCount = kRows * kWarp;
   std::int64_t number;  // of the head, in [B, H]
   HeadOfSample head;
   int first, count;
 
   __device__ OwnRows(int heads, int rows) {
-    const auto tiles = static_cast<unsigned>((rows + kTile - 1) / kTile);
+    const auto tiles = static_cast<unsigned>((rows + kCount - 1) / kCount);
     number = blockIdx.x / tiles;
     head = {number / heads, number % heads};
-    first = static_cast<int>(blockIdx.x % tiles) * kTile;
-    count = min(kTile, rows - first);
+    first = static_cast<int>(blockIdx.x % tiles) * kCount;
+    count = min(kCount, rows - first);
   }
 };
 
-// Vectors in shared memory, an odd number of words apart: the lanes of a warp read the same column
-// of their rows from different banks.
+// Calls use(i, member) for the rows i of kCount that the thread's team owns.
+template <int kCount, typename Use>
+__device__ inline void visit_rows(Use use) {
+  constexpr int kTeams = kThreads / kRowTeam;
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 2
+  for (int n = 0; n < kCount / kTeams; ++n) use(n * kTeams + thread / kRowTeam, thread % kRowTeam);
+}
+
+// kCount vectors in shared memory. They are read four columns at a time, so zeros follow the last
+// one, and an odd number of such runs apart: lanes read the same columns of their rows from
+// different banks.
+template <int kCount>
 struct ScoreTile {
   float* data;
   int pitch;
 
-  static BIRKHOFF_HOST_DEVICE int words(int head_dim) { return kTile * (head_dim | 1); }
-  __device__ ScoreTile(int number, int head_dim)
-      : data(reinterpret_cast<float*>(score_memory) + number * words(head_dim)),
-        pitch(head_dim | 1) {}
+  static BIRKHOFF_HOST_DEVICE int pitch_for(int head_dim) { return ((head_dim + 3) / 4 | 1) * 4; }
+  static BIRKHOFF_HOST_DEVICE int words(int head_dim) { return kCount * pitch_for(head_dim); }
+  // From number `first` of the dynamic shared memory on; a multiple of 4.
+  __device__ ScoreTile(int first, int head_dim)
+      : data(reinterpret_cast<float*>(score_memory) + first), pitch(pitch_for(head_dim)) {}
 
   __device__ float* row(int i) const { return data + i * pitch; }
-  // `count` rows, then zeros. All threads call it; the lanes of a warp load whole rows.
+  // A run of row i, with zeros after the row's end.
+  __device__ void store(int i, int first, const float (&run)[kTeamColumns]) const {
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; c += 4) {
+      if (first + c >= pitch) break;
+      *reinterpret_cast<float4*>(row(i) + first + c) = {run[c], run[c + 1], run[c + 2], run[c + 3]};
+    }
+  }
+  // `count` rows, then zeros. All threads call it.
   template <typename T>
   __device__ void load(const T* rows, std::int64_t stride, int count, int head_dim) const {
-    for (int i = warp_number(); i < kTile; i += kWarps) {
-      for (int d = lane_number(); d < head_dim; d += kWarp) {
-        row(i)[d] = i < count ? to_float(rows[i * stride + d]) : 0.0f;
-      }
-    }
+    visit_rows<kCount>([&](int i, int member) {
+      visit_runs(member, head_dim, [&](int first) {
+        float run[kTeamColumns];
+        load_run(rows + (i < count ? i * stride : 0), first, i < count ? head_dim : 0, run);
+        store(i, first, run);
+      });
+    });
   }
 };
 
-// The products of the thread's row with its vectors. The order is that of d for each of them, so
-// equal rows and equal vectors have equal products.
-__device__ inline void multiply(const ScoreTile& rows, const ScoreTile& vectors, int head_dim,
-                                float (&products)[kPairs]) {
+// The products of the thread's rows, lane + i kWarp, with its vectors, warp + n kWarps, of which
+// the tile has `count`. The order is that of d for each of them, so equal rows and equal vectors
+// have equal products.
+template <int kRows>
+__device__ inline void multiply(const ScoreTile<kRows * kWarp>& rows,
+                                const ScoreTile<kVectors>& vectors, int count, int head_dim,
+                                float (&products)[kRows][kPairs]) {
 #pragma unroll
-  for (int n = 0; n < kPairs; ++n) products[n] = 0;
+  for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) products[i][n] = 0;
+  }
   const float* const row = rows.row(lane_number());
   const float* const vector = vectors.row(warp_number());
-#pragma unroll 4
-  for (int d = 0; d < head_dim; ++d) {
-    const float x = row[d];
+  for (int d = 0; d < head_dim; d += 4) {
+    float4 x[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      x[i] = *reinterpret_cast<const float4*>(row + i * kWarp * rows.pitch + d);
+    }
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
-      products[n] = fmaf(x, vector[n * kWarps * vectors.pitch + d], products[n]);
+      if (warp_number() + n * kWarps >= count) break;
+      const float4 y = *reinterpret_cast<const float4*>(vector + n * kWarps * vectors.pitch + d);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        float& sum = products[i][n];
+        sum = fmaf(x[i].w, y.w, fmaf(x[i].z, y.z, fmaf(x[i].y, y.y, fmaf(x[i].x, y.x, sum))));
+      }
     }
   }
 }
 
-// One block for each tile of the rows of each head.
-template <typename... Parameters, typename... Arguments>
+// Rows of a thread, so that a block of threads has enough of them, but a multiprocessor room for
+// two blocks.
+inline constexpr int kManyRows = 4, kFewRows = 1;
+template <typename Bytes>  // of shared memory for that many rows
+bool has_room_for_many(Bytes bytes_for) {
+  return bytes_for(kManyRows) <= 80 * 1024;
+}
+
+// One block for each tile of kRows kWarp rows of each head.
+template <int kRows, typename... Parameters, typename... Arguments>
 void launch_tiles(void (*kernel)(Parameters...), std::int64_t heads, int rows, std::size_t bytes,
                   cudaStream_t stream, const Arguments&... arguments) {
+  constexpr int kCount = OwnRows<kRows>::kCount;
   cuda_check(
       cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                            cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
       "cudaFuncSetAttribute");
-  launch({.grid = dim3(static_cast<unsigned>(heads * ((rows + kTile - 1) / kTile))),
+  launch({.grid = dim3(static_cast<unsigned>(heads * ((rows + kCount - 1) / kCount))),
           .block = dim3(kThreads),
           .stream = stream,
           .shared_bytes = bytes},

@@ -8,7 +8,7 @@
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
-#include "attention/kernels/gathered_attention/inverse_lists.h"
+#include "attention/kernels/number_groups/number_groups.h"
 #include "attention/kernels/gathered_attention/paths.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
@@ -135,19 +135,21 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
                  .num_rows = num_rows};
   if (rows_BHP.is_cpu()) check_numbers(lists.rows_BHP, lists.ends_BHG, num_rows);
 
-  if (rows_BHP.is_cpu()) {
-    invert_by_counting(lists);
-  } else {
-    invert_by_sorting(lists);
-  }
+  const std::int64_t G = ends_BHG.size(2);
+  const at::Tensor used_BH =
+      G > 0 ? lists.ends_BHG.select(2, G - 1)
+            : at::zeros({rows_BHP.size(0), rows_BHP.size(1)}, ends_BHG.options());
+  const NumberGroups inverse = group_by_number(lists.rows_BHP, num_rows, used_BH);
+  lists.order_BHP = inverse.order_BHP;
+  lists.starts_BHR = inverse.starts_BHR;
   return lists;
 }
 
 Path choose_path(const GatheredAttention& in, Path limit) {
   const at::Tensor& q = in.q_BHLD;
-  const bool fits =
-      q.is_cpu() ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
-                 : kHasGpuKernels && q.is_cuda() && !in.drops() && fits_gpu_kernels(in);
+  const bool fits = q.is_cpu()
+                        ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
+                        : kHasGpuKernels && q.is_cuda() && !in.drops() && fits_gpu_kernels(in);
   if (limit == Path::kFused && fits) return Path::kFused;
   const bool fits_library = in.merge == PlaceMerge::kMean && !in.drops() &&
                             !in.relative.defined() && !in.sink_H.defined();

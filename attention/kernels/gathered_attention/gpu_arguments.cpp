@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "cluster/base/error.h"
@@ -47,6 +48,13 @@ GatheredListsParams lists_of(const RowLists& lists, const at::Tensor& positions_
   return params;
 }
 
+bool are_aligned(const GatheredRowsParams& x) {
+  constexpr std::uintptr_t kBytes = 16, kNumbers = 8;
+  return reinterpret_cast<std::uintptr_t>(x.data) % kBytes == 0 &&
+         std::all_of(std::begin(x.strides), std::end(x.strides),
+                     [](std::int64_t stride) { return stride % kNumbers == 0; });
+}
+
 // Tables and sinks in fp32 are added to `inputs`.
 GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
                          std::vector<at::Tensor>& inputs) {
@@ -85,6 +93,9 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
   params.out = rows_of(part.out_BHLD);
   params.max = floats_of(part.max_BHL);
   params.sum = floats_of(part.sum_BHL);
+  params.tensor_cores = params.dtype != KernelDtype::kFloat && params.head_dim % 8 == 0 &&
+                        params.relative.table == nullptr && are_aligned(params.q) &&
+                        are_aligned(params.k) && are_aligned(params.v);
   return params;
 }
 
@@ -164,6 +175,7 @@ GatheredBackward gathered_backward(const GatheredAttention& in, const GatheredRe
   GatheredParams& params = backward.params = params_of(in, results.part, backward.inputs);
   if (mean) set_places(results.places, params);
   params.d_out = rows_of(d_out_BHLD);
+  params.tensor_cores = params.tensor_cores && are_aligned(params.d_out);
   if (d_sum_BHL.defined()) params.d_sum = floats_of(d_sum_BHL);
   params.d_q = rows_of(backward.gradients.d_q_BHLD);
   params.d_k = rows_of(backward.gradients.d_k_BHSD);

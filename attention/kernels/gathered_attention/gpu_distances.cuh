@@ -19,9 +19,10 @@ struct HeadTable {
   const GatheredParams& p;
   const float* data;
 
-  __device__ HeadTable(const GatheredParams& params, Head head) : p(params) {
-    const std::int64_t of_head = p.relative.heads == 1 ? 0 : head.h;
-    data = p.relative.table + of_head * p.relative.rows * p.head_dim;
+  __device__ HeadTable(const GatheredParams& params, GpuHead head) : p(params) {
+    const std::int64_t first_row =
+        p.relative.heads == 1 ? 0 : std::int64_t{head.h} * p.relative.rows;
+    data = p.relative.table + first_row * p.head_dim;
   }
   // For a query and a key.
   __device__ const float* row(int query_row, int key_row) const {
@@ -40,7 +41,8 @@ struct DistanceSums {
 
   __device__ DistanceSums(const GatheredParams& params, const BlockHead& block)
       : p(params), R(p.relative.rows), D(p.head_dim) {
-    const std::int64_t part = (block.head.b * p.parts + block.number) * p.heads + block.head.h;
+    const std::int64_t part =
+        (std::int64_t{block.head.b} * p.parts + block.number) * p.heads + block.head.h;
     sums = p.distance_sums + part * kTile * R;
     d_table = p.d_table + part * R * D;
   }
@@ -51,7 +53,7 @@ struct DistanceSums {
     for (int r = tile.member; r < R; r += kTeam) sums[tile.local * R + r] = 0;
   }
   // ds of the thread's query with the keys [first, end), as far as they fit a tile.
-  __device__ void add(const Tile& tile, const float* ds, int query_row, const HeadLists& keys,
+  __device__ void add(const Tile& tile, const float* ds, int query_row, const GpuHeadLists& keys,
                       int first, int end) const {
 #pragma unroll 1
     for (int j = 0; j < kTile && first + j < end; ++j) {

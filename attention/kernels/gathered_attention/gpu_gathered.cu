@@ -36,8 +36,8 @@
 //   Eight threads own a place: of each kTile x kTile product a thread has kTile / 8 numbers, of D
 //   columns every eighth. Shared memory: two (forward) or four tiles of rows and one or two of
 //   products, 13 KiB (D = 32) to 137 KiB (D = 256).
-// merge, average, delta, mean_delta, add (gpu_places.cuh): a warp owns a row, a lane every 32nd
-//   column.
+// merge, average, delta, mean_delta, add (gpu_places.cuh): eight threads own a row.
+// With GatheredParams::tensor_cores those of gathered_tiles/ take the place of the first three.
 //
 // Results belong to places and then to rows: no atomics, fixed orders, the same bits each time.
 #include <math.h>
@@ -77,8 +77,8 @@ template <typename T, int kColumns, bool kRelative>
 __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
     forward_kernel(const GatheredParams p) {
   const BlockHead block(p.heads, tiles_of(p.queries));
-  const Head head = block.head, of_keys = key_head(p, head, p.heads);
-  const HeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
+  const GpuHead head = block.head, of_keys = key_head(p, head, p.heads);
+  const GpuHeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
   const Tile tile(queries, block.number);
   if (tile.first >= tile.end) return;
   const int D = p.head_dim;
@@ -164,25 +164,12 @@ struct Gradient {
   }
 };
 
-// M, 1 / Z and delta of the query at a place; of a mean, of the place.
-struct QueryStatistics {
-  float M, inverse_Z, delta;
-  __device__ QueryStatistics(const GatheredParams& p, Head head, const HeadLists& queries,
-                             int place) {
-    const std::int64_t at = p.mean ? entry_of(head, p.heads, p.queries.places, place)
-                                   : entry_of(head, p.heads, p.queries.rows, queries.row(place));
-    M = p.mean ? p.place_max[at] : p.max[at];
-    inverse_Z = p.inverse[at];
-    delta = p.delta[at];
-  }
-};
-
 template <typename T, int kColumns, bool kRelative>
 __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative))
     query_gradients_kernel(const GatheredParams p) {
   const BlockHead block(p.heads, p.parts);
-  const Head head = block.head, of_keys = key_head(p, head, p.heads);
-  const HeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
+  const GpuHead head = block.head, of_keys = key_head(p, head, p.heads);
+  const GpuHeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
   const int D = p.head_dim;
   const Memory memory(D);
   const RowTile q = memory.rows(0), d_out = memory.rows(1), k = memory.rows(2), v = memory.rows(3);
@@ -250,8 +237,8 @@ template <typename T, int kColumns, bool kRelative>
 __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative))
     key_gradients_kernel(const GatheredParams p) {
   const BlockHead block(p.key_heads, tiles_of(p.keys));
-  const Head of_keys = block.head;
-  const HeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
+  const GpuHead of_keys = block.head;
+  const GpuHeadLists queries(p.queries, of_keys, p.segments), keys(p.keys, of_keys, p.segments);
   const Tile tile(keys, block.number);
   if (tile.first >= tile.end) return;
   const int D = p.head_dim, group = p.heads / p.key_heads;
@@ -267,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, backward_blocks(kColumns, kRelative)
     if (keys.first_of(g) == keys.ends[g]) continue;  // no key of the tile
     const bool is_member = tile.place >= keys.first_of(g) && tile.place < keys.ends[g];
     for (int of_group = 0; of_group < group; ++of_group) {
-      const Head head{of_keys.b, of_keys.h * group + of_group};
+      const GpuHead head{of_keys.b, of_keys.h * group + of_group};
       const HeadTable table(p, head);
       for (int first = queries.first_of(g); first < queries.ends[g]; first += kTile) {
         __syncthreads();
@@ -327,12 +314,12 @@ void launch_blocks(void (*kernel)(GatheredParams), const GatheredParams& p, int 
          kernel, p);
 }
 
-// One warp for each row of a list's tensor of `heads` heads.
+// One team for each row of a list's tensor of `heads` heads.
 template <typename... Parameters, typename... Arguments>
 void launch_rows(void (*kernel)(Parameters...), const GatheredParams& p, int heads, int rows,
                  cudaStream_t stream, const Arguments&... arguments) {
-  const std::int64_t warps = std::int64_t{p.batch} * heads * rows;
-  launch({.grid = dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)),
+  const std::int64_t all = std::int64_t{p.batch} * heads * rows;
+  launch({.grid = dim3(static_cast<unsigned>((all + kRowsOfBlock - 1) / kRowsOfBlock)),
           .block = dim3(kThreads),
           .stream = stream},
          kernel, p, arguments...);
@@ -361,8 +348,12 @@ void launch_gathered_attention(const GatheredParams& params, cudaStream_t stream
   const GatheredParams& p = params;
   if (p.batch * p.heads == 0) return;
   with_shape(p, [&]<typename T, int kColumns, bool kRelative>() {
-    launch_blocks(&forward_kernel<T, kColumns, kRelative>, p, p.heads, tiles_of(p.queries),
-                  shared_bytes(p.head_dim, 2, 1), stream);
+    if (p.tensor_cores) {
+      launch_gathered_tiles(p, stream);
+    } else {
+      launch_blocks(&forward_kernel<T, kColumns, kRelative>, p, p.heads, tiles_of(p.queries),
+                    shared_bytes(p.head_dim, 2, 1), stream);
+    }
     launch_rows(p.mean ? &average_kernel<T> : &merge_kernel<T>, p, p.heads, p.queries.rows, stream);
   });
 }
@@ -373,10 +364,14 @@ void launch_gathered_attention_backward(const GatheredParams& params, cudaStream
   with_shape(p, [&]<typename T, int kColumns, bool kRelative>() {
     launch_rows(p.mean ? &mean_delta_kernel<T> : &delta_kernel<T>, p, p.heads, p.queries.rows,
                 stream);
-    launch_blocks(&query_gradients_kernel<T, kColumns, kRelative>, p, p.heads, p.parts,
-                  shared_bytes(p.head_dim, 4, 1), stream);
-    launch_blocks(&key_gradients_kernel<T, kColumns, kRelative>, p, p.key_heads, tiles_of(p.keys),
-                  shared_bytes(p.head_dim, 4, 2), stream);
+    if (p.tensor_cores) {
+      launch_gathered_tiles_backward(p, stream);
+    } else {
+      launch_blocks(&query_gradients_kernel<T, kColumns, kRelative>, p, p.heads, p.parts,
+                    shared_bytes(p.head_dim, 4, 1), stream);
+      launch_blocks(&key_gradients_kernel<T, kColumns, kRelative>, p, p.key_heads, tiles_of(p.keys),
+                    shared_bytes(p.head_dim, 4, 2), stream);
+    }
     launch_rows(&add_kernel<T>, p, p.heads, p.queries.rows, stream, p.heads, p.queries,
                 p.d_q_places, p.d_q);
     launch_rows(&add_kernel<T>, p, p.key_heads, p.keys.rows, stream, p.key_heads, p.keys,

@@ -35,9 +35,12 @@ struct RelativeKeysParams {
 
 struct GatheredParams {
   static constexpr int kMostHeadDim = 256;
-  static constexpr int kTile = 32;  // places that a block owns at a time
+  static constexpr int kTile = 32;  // places that a block owns at a time, without tensor cores
 
   KernelDtype dtype;  // of all rows: kFloat, kBFloat16 or kHalf
+  // Whether the kernels for tensor cores compute the places: 16-bit numbers, D a multiple of 8, no
+  // table, rows of q, k, v and d_out aligned to 16 bytes.
+  bool tensor_cores;
   int batch, heads, key_heads, segments, head_dim;
   float scale;
   GatheredListsParams queries, keys;
@@ -68,5 +71,8 @@ struct GatheredParams {
 // Asynchronous on `stream`.
 void launch_gathered_attention(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
+// Their part for tensor cores: only what belongs to places.
+void launch_gathered_tiles(const GatheredParams& params, CUstream_st* stream);
+void launch_gathered_tiles_backward(const GatheredParams& params, CUstream_st* stream);
 
 }  // namespace birkhoff

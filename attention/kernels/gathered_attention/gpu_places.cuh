@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "attention/kernels/common/gpu_row_team.cuh"
 #include "attention/kernels/gathered_attention/gpu_params.h"
 #include "attention/kernels/gathered_attention/gpu_tiles.cuh"
 #include "cluster/base/gpu/elements.cuh"
@@ -11,20 +12,26 @@
 namespace birkhoff {
 namespace {
 
-// What a warp owns: a row of a tensor of `heads` heads. A lane has every 32nd column.
-struct WarpRow {
-  Head head, of_keys;
-  int row, lane;
-  bool exists;
-  std::int64_t number;  // in [B, heads, rows]
+constexpr int kRowsOfBlock = kThreads / kRowTeam;
 
-  __device__ WarpRow(const GatheredParams& p, int heads, int rows) {
-    number = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
-    lane = static_cast<int>(threadIdx.x % kWarp);
-    row = static_cast<int>(number % rows);
-    head = {number / rows / heads, number / rows % heads};
+// What a team owns: a row of a tensor of `heads` heads. Teams after the last row have the last one,
+// and must not write.
+struct TeamRow {
+  GpuHead head, of_keys;
+  int row, member;
+  bool exists;
+  int number;  // in [B, heads, rows], which has fewer than 2^31
+
+  __device__ TeamRow(const GatheredParams& p, int heads, int rows) {
+    const unsigned all = static_cast<unsigned>(p.batch * heads) * static_cast<unsigned>(rows),
+                   team = blockIdx.x * kRowsOfBlock + threadIdx.x / kRowTeam;
+    exists = team < all;
+    number = static_cast<int>(exists ? team : all - 1);
+    member = static_cast<int>(threadIdx.x) % kRowTeam;
+    const int of_all = number / rows;
+    row = number - of_all * rows;
+    head = {of_all / heads, of_all % heads};
     of_keys = key_head(p, head, heads);
-    exists = head.b < p.batch;
   }
   template <typename T>
   __device__ T* of(const GatheredRowsParams& x) const {
@@ -33,37 +40,81 @@ struct WarpRow {
   }
 };
 
-// One softmax from those of the places.
-template <typename T>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const GatheredParams p) {
-  const WarpRow own(p, p.heads, p.queries.rows);
-  if (!own.exists) return;
-  const HeadLists lists(p.queries, own.of_keys, p.segments);
-  const int begin = lists.starts[own.row], end = lists.starts[own.row + 1];
-  const std::int64_t first = entry_of(own.head, p.heads, p.queries.places, 0);
-  float M = -INFINITY, Z = 0;
-#pragma unroll 1
-  for (int n = begin; n < end; ++n) {
-    const std::int64_t place = first + lists.order[n];
-    if (p.place_sum[place] != 0) M = fmaxf(M, p.place_max[place]);
+// The places of a row, in ascending order.
+struct PlacesOfRow {
+  const std::int32_t* order;
+  int begin, end;
+  std::int64_t first;  // of the head, in [B, heads, P]
+
+  __device__ PlacesOfRow(const GatheredParams& p, const GatheredListsParams& lists,
+                         const TeamRow& own, int heads) {
+    const GpuHeadLists of_head(lists, own.of_keys, p.segments);
+    order = of_head.order;
+    begin = of_head.starts[own.row];
+    end = of_head.starts[own.row + 1];
+    first = entry_of(own.head, heads, lists.places, 0);
   }
-#pragma unroll 1
-  for (int n = begin; n < end; ++n) {
-    const std::int64_t place = first + lists.order[n];
-    if (p.place_sum[place] != 0) Z += p.place_sum[place] * expf(p.place_max[place] - M);
-  }
-  for (int d = own.lane; d < p.head_dim; d += kWarp) {
-    float out = 0;
+  // Calls use(place) for each; the number of the next one is loaded early.
+  template <typename Use>
+  __device__ void visit(Use use) const {
+    int next = begin < end ? order[begin] : 0;
 #pragma unroll 1
     for (int n = begin; n < end; ++n) {
-      const std::int64_t place = first + lists.order[n];
-      if (p.place_sum[place] == 0) continue;
-      out +=
-          p.place_sum[place] * expf(p.place_max[place] - M) * p.place_out[place * p.head_dim + d];
+      const std::int64_t place = first + next;
+      next = n + 1 < end ? order[n + 1] : 0;
+      use(place);
     }
-    own.of<T>(p.out)[d] = from_float<T>(Z == 0 ? 0.0f : out / Z);
   }
-  if (own.lane == 0) {
+};
+
+// sums += weight times a run of numbers.
+__device__ inline void add_run(float (&sums)[kTeamColumns], float weight, const float* numbers,
+                               int first, int head_dim) {
+  float x[kTeamColumns];
+  load_run(numbers, first, head_dim, x);
+#pragma unroll
+  for (int c = 0; c < kTeamColumns; ++c) sums[c] += weight * x[c];
+}
+
+// The sum of the products of two rows over `columns`; each lane of the team has it.
+template <typename A, typename B>
+__device__ inline float row_product(const TeamRow& own, const A* a, const B* b, int columns) {
+  float sum = 0;
+  visit_runs(own.member, columns, [&](int first) {
+    float x[kTeamColumns], y[kTeamColumns];
+    load_run(a, first, columns, x);
+    load_run(b, first, columns, y);
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) sum += x[c] * y[c];
+  });
+  return team_total(sum);
+}
+
+// One softmax from those of the places.
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 4) merge_kernel(const GatheredParams p) {
+  const TeamRow own(p, p.heads, p.queries.rows);
+  if (!own.exists) return;
+  const PlacesOfRow places(p, p.queries, own, p.heads);
+  float M = -INFINITY, Z = 0;
+  places.visit([&](std::int64_t place) {
+    if (p.place_sum[place] != 0) M = fmaxf(M, p.place_max[place]);
+  });
+  const auto weight_of = [&](std::int64_t place) {
+    return p.place_sum[place] == 0 ? 0.0f : p.place_sum[place] * expf(p.place_max[place] - M);
+  };
+  places.visit([&](std::int64_t place) { Z += weight_of(place); });
+  visit_runs(own.member, p.head_dim, [&](int first) {
+    float out[kTeamColumns] = {};
+    places.visit([&](std::int64_t place) {
+      // A place that sees no key has output 0.
+      add_run(out, weight_of(place), p.place_out + place * p.head_dim, first, p.head_dim);
+    });
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) out[c] = Z == 0 ? 0.0f : out[c] / Z;
+    store_run(own.of<T>(p.out), first, p.head_dim, out);
+  });
+  if (own.member == 0) {
     p.max[own.number] = Z > 0 ? M : 0.0f;
     p.sum[own.number] = Z;
   }
@@ -71,37 +122,33 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const GatheredParams p)
 
 // The mean of the places that see a key.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) average_kernel(const GatheredParams p) {
-  const WarpRow own(p, p.heads, p.queries.rows);
+__global__ void __launch_bounds__(kThreads, 4) average_kernel(const GatheredParams p) {
+  const TeamRow own(p, p.heads, p.queries.rows);
   if (!own.exists) return;
-  const HeadLists lists(p.queries, own.of_keys, p.segments);
-  const int begin = lists.starts[own.row], end = lists.starts[own.row + 1];
-  const std::int64_t first = entry_of(own.head, p.heads, p.queries.places, 0);
+  const PlacesOfRow places(p, p.queries, own, p.heads);
   float count = 0;
-#pragma unroll 1
-  for (int n = begin; n < end; ++n) count += p.place_sum[first + lists.order[n]] != 0 ? 1 : 0;
-  for (int d = own.lane; d < p.head_dim; d += kWarp) {
-    float sum = 0;  // places that see no key add 0
-#pragma unroll 1
-    for (int n = begin; n < end; ++n) sum += p.place_out[(first + lists.order[n]) * p.head_dim + d];
-    own.of<T>(p.out)[d] = from_float<T>(count == 0 ? 0.0f : sum / count);
-  }
-  if (own.lane == 0) {
+  places.visit([&](std::int64_t place) { count += p.place_sum[place] != 0 ? 1 : 0; });
+  visit_runs(own.member, p.head_dim, [&](int first) {
+    float out[kTeamColumns] = {};
+    places.visit([&](std::int64_t place) {  // places that see no key add 0
+      add_run(out, 1, p.place_out + place * p.head_dim, first, p.head_dim);
+    });
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) out[c] = count == 0 ? 0.0f : out[c] / count;
+    store_run(own.of<T>(p.out), first, p.head_dim, out);
+  });
+  if (own.member == 0) {
     p.max[own.number] = 0;
     p.sum[own.number] = count;
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) delta_kernel(const GatheredParams p) {
-  const WarpRow own(p, p.heads, p.queries.rows);
-  if (!own.exists) return;
-  const T *d_out = own.of<T>(p.d_out), *out = own.of<T>(p.out);
-  float delta = 0;
-  for (int d = own.lane; d < p.head_dim; d += kWarp) delta += to_float(d_out[d]) * to_float(out[d]);
-  delta = warp_sum(delta);
+__global__ void __launch_bounds__(kThreads, 4) delta_kernel(const GatheredParams p) {
+  const TeamRow own(p, p.heads, p.queries.rows);
+  float delta = row_product(own, own.of<T>(p.d_out), own.of<T>(p.out), p.head_dim);
   if (p.d_sum != nullptr) delta -= p.d_sum[own.number] * p.sum[own.number];
-  if (own.lane == 0) {
+  if (own.exists && own.member == 0) {
     p.delta[own.number] = delta;
     p.inverse[own.number] = p.sum[own.number] == 0 ? 0.0f : 1 / p.sum[own.number];
   }
@@ -109,46 +156,50 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const GatheredParams p)
 
 // delta of the places of a mean, and what the query adds to the gradient of the sink.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) mean_delta_kernel(const GatheredParams p) {
-  const WarpRow own(p, p.heads, p.queries.rows);
-  if (!own.exists) return;
-  const HeadLists lists(p.queries, own.of_keys, p.segments);
+__global__ void __launch_bounds__(kThreads, 4) mean_delta_kernel(const GatheredParams p) {
+  const TeamRow own(p, p.heads, p.queries.rows);
+  const PlacesOfRow places(p, p.queries, own, p.heads);
+  // The teams of a warp visit as many places: the sums need all of its lanes.
+  int most = places.end - places.begin;
+#pragma unroll
+  for (int distance = kRowTeam; distance < kWarp; distance *= 2) {
+    most = max(most, __shfl_xor_sync(0xffffffff, most, distance));
+  }
   const T* d_out = own.of<T>(p.d_out);
   float d_sink = 0;
-  for (int n = lists.starts[own.row]; n < lists.starts[own.row + 1]; ++n) {
-    const std::int64_t place = entry_of(own.head, p.heads, p.queries.places, lists.order[n]);
-    const float* out = p.place_out + place * p.head_dim;
-    float delta = 0;
-    for (int d = own.lane; d < p.head_dim; d += kWarp) delta += to_float(d_out[d]) * out[d];
-    delta = warp_sum(delta);
-    const bool sees_keys = p.place_sum[place] != 0;
+#pragma unroll 1
+  for (int n = 0; n < most; ++n) {
+    const bool has = places.begin + n < places.end;
+    const std::int64_t place = places.first + (has ? places.order[places.begin + n] : 0);
+    const float delta =
+        row_product(own, d_out, p.place_out + place * p.head_dim, has ? p.head_dim : 0);
+    const bool sees_keys = has && p.place_sum[place] != 0;
     const float inverse = sees_keys ? 1 / (p.place_sum[place] * p.sum[own.number]) : 0.0f;
-    if (own.lane == 0) {
+    if (own.exists && has && own.member == 0) {
       p.delta[place] = delta;
       p.inverse[place] = inverse;
     }
     if (p.sink == nullptr || !sees_keys) continue;
     d_sink -= expf(p.sink[own.head.h] - p.place_max[place]) * inverse * delta;
   }
-  if (p.sink != nullptr && own.lane == 0) p.d_sink[own.number] = d_sink;
+  if (p.sink != nullptr && own.exists && own.member == 0) p.d_sink[own.number] = d_sink;
 }
 
 // The sums of the places of each row of a tensor of `heads` heads.
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     add_kernel(const GatheredParams p, const int heads, const GatheredListsParams lists,
-               const float* places, const GatheredRowsParams sums) {
-  const WarpRow own(p, heads, lists.rows);
+               const float* numbers, const GatheredRowsParams sums) {
+  const TeamRow own(p, heads, lists.rows);
   if (!own.exists) return;
-  const HeadLists of_head(lists, own.of_keys, p.segments);
-  const std::int64_t first = entry_of(own.head, heads, lists.places, 0);
-  for (int d = own.lane; d < p.head_dim; d += kWarp) {
-    float sum = 0;
-    for (int n = of_head.starts[own.row]; n < of_head.starts[own.row + 1]; ++n) {
-      sum += places[(first + of_head.order[n]) * p.head_dim + d];
-    }
-    own.of<T>(sums)[d] = from_float<T>(sum);
-  }
+  const PlacesOfRow places(p, lists, own, heads);
+  visit_runs(own.member, p.head_dim, [&](int first) {
+    float sum[kTeamColumns] = {};
+    places.visit([&](std::int64_t place) {
+      add_run(sum, 1, numbers + place * p.head_dim, first, p.head_dim);
+    });
+    store_run(own.of<T>(sums), first, p.head_dim, sum);
+  });
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
-// What the kernels of gpu_gathered.cu read: lists, tiles of places and of rows. For that file and
+// What the kernels of gpu_gathered.cu read: tiles of places and of rows. For that file and
 // gpu_distances.cuh only.
 #pragma once
 
+#include "attention/kernels/gathered_attention/gpu_lists.h"
 #include "attention/kernels/gathered_attention/gpu_params.h"
 #include "cluster/base/gpu/elements.cuh"
 
@@ -30,72 +31,8 @@ __device__ inline float team_sum(float x) {
   }
   return x;
 }
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int distance = 1; distance < kWarp; distance *= 2) {
-    x += __shfl_xor_sync(0xffffffff, x, distance);
-  }
-  return x;
-}
-
-struct Head {
-  std::int64_t b, h;
-};
-
-// The key head of one of `heads`.
-__device__ inline Head key_head(const GatheredParams& p, Head head, int heads) {
-  return {head.b, head.h / (heads / p.key_heads)};
-}
-
-// Number `at` of a head, in [B, heads, count].
-__device__ inline std::int64_t entry_of(Head head, int heads, int count, int at) {
-  return (head.b * heads + head.h) * count + at;
-}
-
-// The lists of one key head.
-struct HeadLists {
-  const GatheredListsParams& lists;
-  Head head;
-  const std::int32_t *row_of, *ends, *order, *starts;
-  int used;  // places
-
-  __device__ HeadLists(const GatheredListsParams& new_lists, Head new_head, int segments)
-      : lists(new_lists), head(new_head) {
-    const std::int64_t number =
-        (lists.batch == 1 ? 0 : head.b) * lists.heads + (lists.heads == 1 ? 0 : head.h);
-    row_of = lists.row_of + number * lists.places;
-    ends = lists.ends + number * segments;
-    order = lists.order + number * lists.places;
-    starts = lists.starts + number * (lists.rows + 1);
-    used = segments == 0 ? 0 : ends[segments - 1];
-  }
-  __device__ int first_of(int segment) const { return segment == 0 ? 0 : ends[segment - 1]; }
-  __device__ int row(int place) const { return row_of[place]; }
-  // The segment of a used place: the first that ends after it.
-  __device__ int segment_of(int place, int segments) const {
-    int first = 0;
-    for (int last = segments - 1; first < last;) {
-      const int middle = (first + last) / 2;
-      if (ends[middle] > place) {
-        last = middle;
-      } else {
-        first = middle + 1;
-      }
-    }
-    return first;
-  }
-  // p of DistanceBand.
-  __device__ std::int64_t p_of(bool by_rank, int segment, int place) const {
-    if (by_rank) return place - first_of(segment);
-    const int at = row(place);
-    return lists.positions == nullptr ? at
-                                      : lists.positions[head.b * lists.position_strides[0] +
-                                                        head.h * lists.position_strides[1] + at];
-  }
-};
-
-__device__ inline bool sees(const GatheredParams& p, const HeadLists& queries, int query,
-                            const HeadLists& keys, int key, int segment) {
+__device__ inline bool sees(const GatheredParams& p, const GpuHeadLists& queries, int query,
+                            const GpuHeadLists& keys, int key, int segment) {
   const std::int64_t distance =
       queries.p_of(p.by_rank, segment, query) - keys.p_of(p.by_rank, segment, key);
   return distance >= p.least && distance <= p.most &&
@@ -111,8 +48,8 @@ struct RowTile {
   __device__ float* row(int i) const { return data + i * pitch; }
   // The rows of places [first, end), as far as they fit; zeros after them. All threads call it.
   template <typename T>
-  __device__ void load(const GatheredRowsParams& x, Head head, const HeadLists& lists, int first,
-                       int end, int head_dim) const {
+  __device__ void load(const GatheredRowsParams& x, GpuHead head, const GpuHeadLists& lists,
+                       int first, int end, int head_dim) const {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     for (int i = warp; i < kTile; i += kWarps) {
@@ -147,11 +84,11 @@ inline __host__ __device__ int tiles_of(const GatheredListsParams& lists) {
 
 // The head of `heads` that a block works on, if `blocks` share one, and its number among these.
 struct BlockHead {
-  Head head;
+  GpuHead head;
   int number;
 
   __device__ BlockHead(int heads, int blocks) {
-    const std::int64_t of_all = blockIdx.x / static_cast<unsigned>(blocks);
+    const int of_all = static_cast<int>(blockIdx.x / static_cast<unsigned>(blocks));
     head = {of_all / heads, of_all % heads};
     number = static_cast<int>(blockIdx.x % static_cast<unsigned>(blocks));
   }
@@ -163,7 +100,7 @@ struct Tile {
   int place, member;  // of the thread; its number in the place's team
   int local;          // place - first
 
-  __device__ Tile(const HeadLists& lists, int number) {
+  __device__ Tile(const GpuHeadLists& lists, int number) {
     first = number * kTile;
     end = min(first + kTile, lists.used);
     local = static_cast<int>(threadIdx.x) / kTeam;

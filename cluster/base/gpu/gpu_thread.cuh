@@ -55,7 +55,7 @@ class GpuThread {
   }
 
   // ldmatrix: four matrices of 8 x 8, rows of 16 bytes; see
-  // attention/kernels/block_attention/gpu_tiles.h.
+  // attention/kernels/tile_attention/gpu_tiles.h.
   template <bool kTransposed>
   __device__ __forceinline__ void load_matrices(std::uint32_t (&to)[4], std::uint32_t from) const {
     if constexpr (kTransposed) {
@@ -105,11 +105,14 @@ class GpuThread {
     }
   }
 
-  // Returns the x of the lane whose number differs in the bits of `mask`. All lanes of the warp
-  // call it.
-  __device__ __forceinline__ float exchange(float x, int mask) const {
+  // Returns the x (4 bytes) of the lane whose number differs in the bits of `mask`. All lanes of
+  // the warp call it.
+  template <typename Number>
+  __device__ __forceinline__ Number exchange(Number x, int mask) const {
     return __shfl_xor_sync(0xffffffff, x, mask);
   }
+  // Whether x holds for any lane of the warp; all of them call it.
+  __device__ __forceinline__ bool any(bool x) const { return __any_sync(0xffffffff, x) != 0; }
 
   // 2^x within 2 units in the last place; results below the smallest normal number are 0.
   __device__ __forceinline__ float exp2(float x) const {

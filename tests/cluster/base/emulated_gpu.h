@@ -10,6 +10,7 @@
 
 #include <ucontext.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -102,7 +103,7 @@ struct Multiply {
   EmulatedNumber number;
 };
 struct Exchange {
-  float x, result;
+  std::uint32_t x, result;
   int mask;
 };
 
@@ -138,10 +139,16 @@ class EmulatedThread {
     Multiply data{c, a, {b0, b1}, kNumber};
     meet(Block::Scope::kWarp, Op::kMultiply, &data, &Block::multiply);
   }
-  float exchange(float x, int mask) const {
-    Exchange data{x, 0, mask};
+  template <typename Number>
+  Number exchange(Number x, int mask) const {
+    Exchange data{std::bit_cast<std::uint32_t>(x), 0, mask};
     meet(Block::Scope::kWarp, Op::kExchange, &data, &Block::exchange);
-    return data.result;
+    return std::bit_cast<Number>(data.result);
+  }
+  bool any(bool x) const {
+    int all = x;
+    for (int mask = 1; mask < 32; mask *= 2) all |= exchange(all, mask);
+    return all != 0;
   }
 
   std::uint32_t pack(float low, float high) const {

@@ -68,6 +68,18 @@ struct Machine {
 };
 inline Machine machine;
 
+// The device has this much shared memory for as long as the object exists.
+class SharedLimit {
+ public:
+  explicit SharedLimit(int bytes) : before_(machine.shared_limit) { machine.shared_limit = bytes; }
+  ~SharedLimit() { machine.shared_limit = before_; }
+  SharedLimit(const SharedLimit&) = delete;
+  SharedLimit& operator=(const SharedLimit&) = delete;
+
+ private:
+  int before_;
+};
+
 inline void yield() {
   const unsigned thread = machine.thread;
   swapcontext(&machine.fibers[thread].context, &machine.scheduler);
@@ -184,6 +196,16 @@ inline int __reduce_add_sync(unsigned, int value) {
   int sum = 0;
   birkhoff::emulated::read_lanes(value, [&](unsigned, int other) { sum += other; });
   return sum;
+}
+inline unsigned __match_any_sync(unsigned, int value) {
+  unsigned lanes = 0;
+  birkhoff::emulated::read_lanes(
+      value, [&](unsigned lane, int other) { lanes |= (other == value ? 1u : 0u) << lane; });
+  return lanes;
+}
+inline void __syncwarp() {
+  using birkhoff::emulated::machine;
+  birkhoff::emulated::wait(machine.warps[machine.thread / birkhoff::emulated::kWarp]);
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(unsigned x) { return __builtin_ffs(static_cast<int>(x)); }

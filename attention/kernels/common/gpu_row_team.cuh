@@ -1,0 +1,74 @@
+// Teams of threads that own a row each, for kernels that pass over rows. A lane of a team has runs
+// of kTeamColumns neighbouring columns, kRowTeam such runs apart, so that a warp moves several
+// whole rows at a time, 16 bytes per lane where rows are aligned.
+#pragma once
+
+#include <cstdint>
+
+#include "cluster/base/gpu/elements.cuh"
+
+namespace birkhoff {
+
+constexpr int kRowTeam = 8, kTeamColumns = 8;
+
+// Calls use(first) for the first column of each run of the lane `member`.
+template <typename Use>
+__device__ inline void visit_runs(int member, int head_dim, Use use) {
+  for (int first = member * kTeamColumns; first < head_dim; first += kRowTeam * kTeamColumns) {
+    use(first);
+  }
+}
+
+// Whether a run lies in the row and may be moved 16 bytes at a time.
+__device__ inline bool is_whole(const void* run, int first, int head_dim) {
+  return first + kTeamColumns <= head_dim && reinterpret_cast<std::uintptr_t>(run) % 16 == 0;
+}
+
+// The run of a row that begins at column `first`; zeros after the row's end.
+template <typename T>
+__device__ inline void load_run(const T* row, int first, int head_dim, float (&x)[kTeamColumns]) {
+  constexpr int kCount = 16 / sizeof(T);
+  if (is_whole(row + first, first, head_dim)) {
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; c += kCount) {
+      const auto part = load_vector<T, kCount>(row + first + c);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[c + i] = to_float(part.elements[i]);
+    }
+  } else {
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) {
+      x[c] = first + c < head_dim ? to_float(row[first + c]) : 0.0f;
+    }
+  }
+}
+// Rounds to T.
+template <typename T>
+__device__ inline void store_run(T* row, int first, int head_dim, const float (&x)[kTeamColumns]) {
+  constexpr int kCount = 16 / sizeof(T);
+  if (is_whole(row + first, first, head_dim)) {
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; c += kCount) {
+      Vector<T, kCount> part;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) part.elements[i] = from_float<T>(x[c + i]);
+      store_vector(row + first + c, part);
+    }
+  } else {
+#pragma unroll
+    for (int c = 0; c < kTeamColumns; ++c) {
+      if (first + c < head_dim) row[first + c] = from_float<T>(x[c]);
+    }
+  }
+}
+
+// The sum over the lanes of the team. All lanes of the warp call it.
+__device__ inline float team_total(float x) {
+#pragma unroll
+  for (int distance = 1; distance < kRowTeam; distance *= 2) {
+    x += __shfl_xor_sync(0xffffffff, x, distance);
+  }
+  return x;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,90 @@
+// The lists of places that the GPU kernels of attention over gathered rows read. For both g++ and
+// nvcc.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/kernels/gathered_attention/gpu_params.h"
+#include "cluster/base/gpu/kernel_source.h"
+
+namespace birkhoff {
+
+struct GpuHead {
+  int b, h;
+};
+
+// The key head of one of `heads`.
+BIRKHOFF_DEVICE GpuHead key_head(const GatheredParams& p, GpuHead head, int heads) {
+  return {head.b, head.h / (heads / p.key_heads)};
+}
+
+// Number `at` of a head, in [B, heads, count].
+BIRKHOFF_DEVICE std::int64_t entry_of(GpuHead head, int heads, int count, int at) {
+  return (std::int64_t{head.b} * heads + head.h) * count + at;
+}
+
+// The lists of one key head.
+struct GpuHeadLists {
+  const GatheredListsParams& lists;
+  GpuHead head;
+  const std::int32_t *row_of, *ends, *order, *starts;
+  int used;  // places
+
+  BIRKHOFF_DEVICE GpuHeadLists(const GatheredListsParams& new_lists, GpuHead new_head, int segments)
+      : lists(new_lists), head(new_head) {
+    const std::int64_t number =
+        std::int64_t{lists.batch == 1 ? 0 : head.b} * lists.heads + (lists.heads == 1 ? 0 : head.h);
+    row_of = lists.row_of + number * lists.places;
+    ends = lists.ends + number * segments;
+    order = lists.order + number * lists.places;
+    starts = lists.starts + number * (lists.rows + 1);
+    used = segments == 0 ? 0 : ends[segments - 1];
+  }
+  BIRKHOFF_DEVICE int first_of(int segment) const { return segment == 0 ? 0 : ends[segment - 1]; }
+  BIRKHOFF_DEVICE int row(int place) const { return row_of[place]; }
+  // The segment of a used place: the first that ends after it.
+  BIRKHOFF_DEVICE int segment_of(int place, int segments) const {
+    int first = 0;
+    for (int last = segments - 1; first < last;) {
+      const int middle = (first + last) / 2;
+      if (ends[middle] > place) {
+        last = middle;
+      } else {
+        first = middle + 1;
+      }
+    }
+    return first;
+  }
+  // p of DistanceBand.
+  BIRKHOFF_DEVICE std::int64_t p_of(bool by_rank, int segment, int place) const {
+    if (by_rank) return place - first_of(segment);
+    const int at = row(place);
+    return lists.positions == nullptr ? at
+                                      : lists.positions[head.b * lists.position_strides[0] +
+                                                        head.h * lists.position_strides[1] + at];
+  }
+};
+
+// The query at a place, among the statistics of queries; of a mean, the place.
+BIRKHOFF_DEVICE std::int64_t statistics_of(const GatheredParams& p, GpuHead head,
+                                           const GpuHeadLists& queries, int place) {
+  return p.mean ? entry_of(head, p.heads, p.queries.places, place)
+                : entry_of(head, p.heads, p.queries.rows, queries.row(place));
+}
+BIRKHOFF_DEVICE const float* maxima_of(const GatheredParams& p) {
+  return p.mean ? p.place_max : p.max;
+}
+
+// M, 1 / Z and delta of the query at a place; of a mean, of the place.
+struct QueryStatistics {
+  float M, inverse_Z, delta;
+  BIRKHOFF_DEVICE QueryStatistics(const GatheredParams& p, GpuHead head,
+                                  const GpuHeadLists& queries, int place) {
+    const std::int64_t at = statistics_of(p, head, queries, place);
+    M = maxima_of(p)[at];
+    inverse_Z = p.inverse[at];
+    delta = p.delta[at];
+  }
+};
+
+}  // namespace birkhoff

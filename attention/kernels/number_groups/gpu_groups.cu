@@ -1,0 +1,115 @@
+// Places grouped by number (number_groups.h): a counting sort.
+//
+// A block of 256 threads owns a head. Its first warps own as many successive parts of the places as
+// their counts fit into shared memory: each counts the numbers of its part, the counts are added up
+// in the order of numbers and then of warps, and each warp writes its places behind those of its
+// predecessors. A warp takes 32 places at a time; those of equal number are in the order of lanes.
+// No atomics, and only one order is right.
+#include <algorithm>
+
+#include "attention/kernels/number_groups/gpu_groups.h"
+#include "cluster/base/gpu/launch.h"
+
+namespace birkhoff {
+
+extern __shared__ int group_memory[];
+
+namespace {
+
+constexpr int kGroupThreads = 256, kLanes = 32, kGroupWarps = kGroupThreads / kLanes;
+constexpr std::size_t kMostBytes = 160 * 1024;  // of sm_80's 163 KiB
+
+// Counts of the numbers 0 to N - 1, and of places without one.
+std::size_t bytes_of_warp(const NumberGroupsParams& p) {
+  return sizeof(int) * (static_cast<std::size_t>(p.count) + 1);
+}
+
+__global__ void __launch_bounds__(kGroupThreads)
+    groups_kernel(const NumberGroupsParams p, int warps) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kLanes, lane = thread % kLanes,
+            numbers = p.count + 1;
+  const std::int64_t head = blockIdx.x;
+  const std::int32_t* const number_of = p.numbers + head * p.places;
+  const int used = p.used == nullptr ? p.places : p.used[head * p.used_stride];
+  int* const sums = group_memory;            // [kGroupThreads]
+  int* const totals = sums + kGroupThreads;  // [kGroupWarps]
+  int* const counts = totals + kGroupWarps;  // [warps, N + 1]
+  for (int e = thread; e < warps * numbers; e += kGroupThreads) counts[e] = 0;
+  __syncthreads();
+
+  // Calls use(place, group, count) for the places of the warp's part. `group` are the lanes whose
+  // places have the same number, and `count` is the warp's count of this number, which grows by
+  // their number after the call.
+  int* const own = counts + warp * numbers;
+  const auto visit = [&](auto use) {
+    if (warp >= warps) return;
+    const int runs = (p.places + kLanes - 1) / kLanes, part = (runs + warps - 1) / warps,
+              end = min((warp + 1) * part, runs);
+    for (int run = warp * part; run < end; ++run) {
+      const int place = run * kLanes + lane;
+      int number = place < used ? number_of[place] : p.count;
+      if (number < 0 || number > p.count) number = p.count;
+      if (place >= p.places) number = numbers;  // no place
+      const unsigned group = __match_any_sync(0xffffffff, number);
+      if (number < numbers) use(place, group, own[number]);
+      __syncwarp();
+      if (number < numbers && lane + 1 == __ffs(static_cast<int>(group))) {
+        own[number] += __popc(group);
+      }
+      __syncwarp();
+    }
+  };
+  visit([](int, unsigned, int) {});
+  __syncthreads();
+
+  // Counts become the first place of each number in each warp. A thread owns successive numbers.
+  const int part = (numbers + kGroupThreads - 1) / kGroupThreads,
+            first = min(thread * part, numbers), end = min(first + part, numbers);
+  int sum = 0;
+  for (int n = first; n < end; ++n) {
+    for (int w = 0; w < warps; ++w) sum += counts[w * numbers + n];
+  }
+  sums[thread] = sum;
+  const int of_warp = __reduce_add_sync(0xffffffff, sum);
+  if (lane == 0) totals[warp] = of_warp;
+  __syncthreads();
+  int next = 0;
+  for (int w = 0; w < warp; ++w) next += totals[w];
+  for (int l = 0; l < lane; ++l) next += sums[warp * kLanes + l];
+  for (int n = first; n < end; ++n) {
+    p.starts[head * numbers + n] = next;
+    for (int w = 0; w < warps; ++w) {
+      const int count = counts[w * numbers + n];
+      counts[w * numbers + n] = next;
+      next += count;
+    }
+  }
+  __syncthreads();
+
+  const unsigned before = (1u << lane) - 1;
+  visit([&](int place, unsigned group, int start) {
+    p.order[head * p.places + start + __popc(group & before)] = place;
+  });
+}
+
+}  // namespace
+
+void launch_number_groups(const NumberGroupsParams& params, cudaStream_t stream) {
+  if (params.heads == 0) return;
+  const std::size_t of_sums = sizeof(int) * (kGroupThreads + kGroupWarps),
+                    of_warp = bytes_of_warp(params);
+  const int warps =
+      static_cast<int>(std::clamp<std::size_t>((kMostBytes - of_sums) / of_warp, 1, kGroupWarps));
+  const std::size_t bytes = of_sums + static_cast<std::size_t>(warps) * of_warp;
+  cuda_check(
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(&groups_kernel),
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+      "cudaFuncSetAttribute");
+  launch({.grid = dim3(static_cast<unsigned>(params.heads)),
+          .block = dim3(kGroupThreads),
+          .stream = stream,
+          .shared_bytes = bytes},
+         &groups_kernel, params, warps);
+}
+
+}  // namespace birkhoff

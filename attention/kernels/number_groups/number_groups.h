@@ -1,0 +1,36 @@
+// Places grouped by the number that each has: the inverse of row lists, and lists of the rows in
+// each cluster or block. Legend: B batch, H heads, P places, N numbers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "attention/kernels/number_groups/gpu_groups.h"
+
+namespace birkhoff {
+
+// int32. Number n has the places order[starts[n]], .., order[starts[n + 1] - 1], in ascending
+// order. The places that have no number in [0, N) come last. R is N + 1.
+struct NumberGroups {
+  at::Tensor order_BHP, starts_BHR;
+};
+
+// numbers_BHP is int32; the places from used_BH on, if it is defined, have no number. On a GPU
+// asynchronous. The same result on every device and path.
+NumberGroups group_by_number(const at::Tensor& numbers_BHP, std::int64_t count,
+                             const at::Tensor& used_BH = {});
+// The same by LibTorch's sort, which a GPU uses for counts that do not fit its kernel. For tests.
+NumberGroups group_by_sorting(const at::Tensor& numbers_BHP, std::int64_t count,
+                              const at::Tensor& used_BH = {});
+
+// int64 [B, H, count]: how often each number of [0, count) occurs in numbers_BHP, which has no
+// others. On any device; asynchronous on a GPU.
+at::Tensor count_numbers(const at::Tensor& numbers_BHP, std::int64_t count);
+
+// Arguments of the kernel, which writes `groups`; for tests and number_groups.cpp.
+// `count` is at most NumberGroupsParams::kMostCount. The tensors must outlive the launch.
+NumberGroupsParams number_groups_params(const at::Tensor& numbers_BHP, std::int64_t count,
+                                        const at::Tensor& used_BH, const NumberGroups& groups);
+
+}  // namespace birkhoff

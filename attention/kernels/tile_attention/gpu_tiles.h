@@ -1,0 +1,76 @@
+// Tiles of rows on the tensor cores of a GPU: sizes, and where these expect their numbers. For both
+// g++ and nvcc: no LibTorch here.
+#pragma once
+
+#include <cstdint>
+
+#include "cluster/base/gpu/kernel_types.h"
+
+namespace birkhoff {
+
+// Rows per tile: 16 for each of four warps. 64 is the usual block size.
+constexpr int kTileRows = 64;
+// Columns of a product of two tiles that a backward kernel computes at once: more would not fit
+// into registers together with the results.
+constexpr int kAtOnce = 32;
+
+// Sizes for head dims up to kHeadDim (64, 128 or 256), for host and device.
+template <int kHeadDim>
+struct GpuTileShape {
+  // Columns of a result that one warp keeps in registers; two warps share the rows of wider
+  // results.
+  static constexpr int kWarpColumns = kHeadDim < 128 ? kHeadDim : 128;
+  static constexpr int kWarpsOfRow = kHeadDim / kWarpColumns;
+  static constexpr int kThreads = kWarpsOfRow * kTileRows / 16 * 32;
+  // Tiles in flight. With 2, the next tile loads while the current one is in use.
+  static constexpr int kForwardStages = 2;
+  static constexpr int kBackwardStages = kHeadDim <= 128 ? 2 : 1;
+
+  // Bytes of a tile of rows, of a tile of probabilities, and of one number per row.
+  static constexpr int kRowsBytes = kTileRows * kHeadDim * 2;
+  static constexpr int kPairsBytes = kTileRows * kTileRows * 2;
+  static constexpr int kNumbersBytes = kTileRows * 4;
+
+  // Of a thread block on sm_80. The thread blocks of a multiprocessor share 164 KiB (sm_80) or 228
+  // KiB (sm_90), of which each of them loses 1 KiB.
+  static constexpr int kMostBytes = 163 * 1024;
+};
+
+// ---- Places (PTX ISA, sections "Matrix Fragments for mma.m16n8k16" and "ldmatrix").
+
+struct Place {
+  int row, column;
+};
+
+// The place of number i of a lane in a 16 x 8 result. A 16 x 16 left operand consists of two such
+// halves: numbers 0 to 3 of the left half, then those of the right half, two per register.
+BIRKHOFF_HOST_DEVICE constexpr Place place_in_c(int lane, int i) {
+  return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2};
+}
+
+// The place to which a lane points ldmatrix.x4 for 16 x 16 numbers in shared memory: lane 8i + r
+// points to row r of the i-th 8 x 8 matrix. The second matrix lies below the first (downwards) or
+// to its right (rightwards).
+BIRKHOFF_HOST_DEVICE constexpr Place downwards(int lane) { return {lane % 16, lane / 16 * 8}; }
+BIRKHOFF_HOST_DEVICE constexpr Place rightwards(int lane) {
+  return {lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8};
+}
+
+// Byte offset of a number in its tile. The groups of 8 numbers (16 bytes) of a row are permuted so
+// that one group of 8 neighbouring rows covers all 32 banks.
+template <int kColumns>
+BIRKHOFF_HOST_DEVICE constexpr std::uint32_t place_in_tile(int row, int column) {
+  static_assert(kColumns % 64 == 0);
+  return static_cast<std::uint32_t>(2 *
+                                    (row * kColumns + ((column / 8) ^ (row % 8)) * 8 + column % 8));
+}
+
+// `place` moved right by `columns`, in bytes. One register and exclusive ors with constants then
+// give all places of a row. `columns` is a multiple of 8 whose bits are not set in the column of
+// `place`; the address that `place` counts from is a multiple of 128.
+BIRKHOFF_HOST_DEVICE constexpr std::uint32_t further_right(std::uint32_t place, int columns) {
+  return (place ^ static_cast<std::uint32_t>(columns % 64 * 2)) +
+         static_cast<std::uint32_t>(columns / 64 * 128);
+}
+
+}  // namespace birkhoff
