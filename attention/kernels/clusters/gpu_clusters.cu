@@ -12,9 +12,9 @@
 // scores: a block of 256 threads owns 128 rows of a head (32 if D is large) and passes over a range
 //   of clusters in tiles of 32; it keeps the best so far. With nearest rows the range is a chunk of
 //   32 clusters, whose scores it writes as integers in the same order, and chunks follow each
-//   other: the only memory for scores is [B, H, 32, L], whatever K is. Otherwise the range is all of
-//   K, and nothing is stored. Shared memory: two tiles of vectors and the best of each warp, up to
-//   80 KiB.
+//   other: the only memory for scores is [B, H, 32, L], whatever K is. Otherwise the range is all
+//   of K, and nothing is stored. Shared memory: two tiles of vectors and the best of each warp, up
+//   to 80 KiB.
 // nearest: a warp owns a cluster of the chunk in one document. 16 passes over its scores, two bits
 //   each, find the W-th largest, another counts those above it, and the last writes the rows above
 //   it and the first of those equal to it.
