@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "attention/kernels/number_groups/gpu_groups.h"
 #include "attention/kernels/gathered_attention/gpu_params.h"
+#include "attention/kernels/number_groups/gpu_groups.h"
 
 namespace birkhoff::test {
 

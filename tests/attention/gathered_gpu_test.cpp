@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "attention/kernels/number_groups/number_groups.h"
 #include "tests/attention/gathered_problem.h"
 #include "tests/kernel_error.h"
 
@@ -62,6 +63,31 @@ TEST_P(GatheredKernelMergedAs, SmallWithTermsIsAsExactAsTheReference) {
       expect_errors_of_the_reference(seed, dtype, 300, out_rounding(mean ? at::kFloat : dtype),
                                      solve_on_gpu, GetParam(), random_problem_for_gpus);
     }
+  }
+}
+
+// Head dims for each of the tensor-core kernels. Also run under compute-sanitizer.
+TEST_P(GatheredKernelMergedAs, SmallOnTensorCoresIsAsExactAsTheReference) {
+  for (const auto random_problem : {random_problem_of_width<64>, random_problem_of_width<72>,
+                                    random_problem_of_width<128>, random_problem_of_width<256>}) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+      for (int seed = 0; seed < 40; seed += 4) {
+        expect_errors_of_the_reference(seed, dtype, 300, out_rounding(dtype), solve_on_gpu,
+                                       GetParam(), random_problem);
+      }
+    }
+  }
+}
+
+// By the kernel and, beyond its count, by sorting. Also run under compute-sanitizer.
+TEST(NumberGroups, SmallAreThoseOfTheCpu) {
+  for (const int count : {5, NumberGroupsParams::kMostCount, NumberGroupsParams::kMostCount + 1}) {
+    const at::Tensor numbers = at::randint(-2, count + 2, {2, 3, 1000}, at::kInt),
+                     used = at::randint(0, 1001, {2, 3}, at::kInt);
+    const NumberGroups expected = group_by_number(numbers, count, used),
+                       made = group_by_number(numbers.cuda(), count, used.cuda());
+    EXPECT_TRUE(at::equal(made.order_BHP.cpu(), expected.order_BHP)) << count;
+    EXPECT_TRUE(at::equal(made.starts_BHR.cpu(), expected.starts_BHR)) << count;
   }
 }
 

@@ -10,8 +10,8 @@
 #include <limits>
 #include <random>
 
-#include "tests/attention/position_lists.h"
 #include "tests/attention/mechanism_cases.h"
+#include "tests/attention/position_lists.h"
 
 namespace birkhoff::test {
 
@@ -80,6 +80,21 @@ GatheredProblem random_problem_for_gpus(int seed, int draw_index) {
   GatheredProblem problem = random_problem_with_terms(seed, draw_index);
   problem.attention.relative.values_HRD = at::Tensor();
   return problem;
+}
+
+GatheredProblem random_problem_for_tensor_cores(int seed, int draw_index, std::int64_t columns) {
+  GatheredProblem problem = random_problem_for_gpus(seed, draw_index);
+  GatheredAttention& in = problem.attention;
+  in.relative = {};
+  if (columns == 0) columns = (in.q_BHLD.size(3) + 7) / 8 * 8;
+  auto tensor_seed = static_cast<std::uint64_t>(1000 * seed + 10 * draw_index);
+  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &problem.d_out_BHLD}) {
+    // Numbers about as large as those that were there.
+    const double size = x->detach().abs().max().item<double>() / 3;
+    *x = random_tensor({x->size(0), x->size(1), x->size(2), columns}, at::kFloat, ++tensor_seed) *
+         size;
+  }
+  return problem.to(at::kFloat);
 }
 
 GatheredProblem random_gathered_problem(int seed, int draw_index) {

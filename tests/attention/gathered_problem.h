@@ -31,6 +31,14 @@ GatheredProblem random_problem_with_terms(int seed, int draw_index = 0);
 // The same without the table of values, which the GPU kernels do not have.
 GatheredProblem random_problem_for_gpus(int seed, int draw_index = 0);
 
+// The same for tensor cores: without a table, and with D = `columns`; 0: that of the problem,
+// rounded up to a multiple of 8.
+GatheredProblem random_problem_for_tensor_cores(int seed, int draw_index, std::int64_t columns);
+template <std::int64_t kColumns>
+GatheredProblem random_problem_of_width(int seed, int draw_index) {
+  return random_problem_for_tensor_cores(seed, draw_index, kColumns);
+}
+
 // The problem with terms and with dropout.
 GatheredProblem random_problem_with_dropout(int seed, int draw_index = 0);
 

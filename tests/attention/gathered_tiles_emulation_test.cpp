@@ -3,6 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
 #include "attention/kernels/gathered_tiles/gpu_backward.h"
 #include "attention/kernels/gathered_tiles/gpu_forward.h"
 #include "tests/attention/gathered_emulated.h"
@@ -75,26 +80,6 @@ std::vector<at::Tensor> solve_on_tiles(const GatheredProblem& problem) {
   return solve_emulated(problem, &kTiles);
 }
 
-// The problem for tensor cores: no table, and D is `columns`.
-GatheredProblem for_tensor_cores(GatheredProblem problem, std::int64_t columns,
-                                 std::uint64_t seed) {
-  GatheredAttention& in = problem.attention;
-  in.relative = {};
-  for (at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &problem.d_out_BHLD}) {
-    // Numbers about as large as those that were there.
-    const double size = x->detach().abs().max().item<double>() / 3;
-    *x = random_tensor({x->size(0), x->size(1), x->size(2), columns}, at::kFloat, ++seed) * size;
-  }
-  return problem.to(at::kFloat);
-}
-template <std::int64_t kColumns>  // 0: those of the problem, rounded up
-GatheredProblem random_problem_for_tensor_cores(int seed, int draw_index) {
-  const GatheredProblem problem = random_problem_for_gpus(seed, draw_index);
-  const std::int64_t D = problem.attention.q_BHLD.size(3);
-  return for_tensor_cores(problem, kColumns > 0 ? kColumns : (D + 7) / 8 * 8,
-                          static_cast<std::uint64_t>(1000 * seed + 10 * draw_index));
-}
-
 class GatheredTilesMergedAs : public ::testing::TestWithParam<PlaceMerge> {};
 INSTANTIATE_TEST_SUITE_P(Merges, GatheredTilesMergedAs,
                          ::testing::Values(PlaceMerge::kOneSoftmax, PlaceMerge::kMean));
@@ -105,28 +90,52 @@ TEST_P(GatheredTilesMergedAs, ErrorsAreThoseOfTheReference) {
     for (int seed = dtype == at::kHalf; seed < 60; seed += 6) {
       checked +=
           expect_errors_of_the_reference(seed, dtype, 70, out_rounding(dtype), solve_on_tiles,
-                                         GetParam(), random_problem_for_tensor_cores<0>);
+                                         GetParam(), random_problem_of_width<0>);
     }
     EXPECT_GT(checked, 2) << dtype;
   }
 }
 
-// Tiles of keys before and after the window are not read.
-TEST(GatheredTiles, WindowsAreAsExactAsTheReference) {
-  const GatheredProblem problem = window_problem(1, 1, 200, 70);
+// One segment of all rows; a query sees the `width` last keys.
+GatheredProblem band_problem(std::int64_t num_tokens, std::int64_t width) {
+  GatheredProblem problem = window_problem(1, 1, num_tokens, width);
+  const RowLists all = make_row_lists(at::arange(num_tokens, at::kInt).view({1, 1, -1}),
+                                      at::full({1, 1, 1}, num_tokens, at::kInt), num_tokens);
+  problem.attention.rows = {all, all, {.least = 0, .most = width - 1}};
+  return problem;
+}
+
+TEST(GatheredTiles, BandsAreAsExactAsTheReference) {
+  const GatheredProblem problem = band_problem(300, 20);
   const auto exact = solve(problem.to(at::kDouble), Path::kReference);
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const auto reference = solve(problem.to(dtype), Path::kReference),
                kernel = solve_on_tiles(problem.to(dtype));
+    ASSERT_EQ(kernel.size(), reference.size());
     for (std::size_t i = 0; i < kernel.size(); ++i) {
       expect_as_exact(kernel[i], reference[i], exact[i], "result " + std::to_string(i));
     }
   }
 }
 
+// NaN times a probability of 0 would be NaN.
+TEST(GatheredTiles, TilesThatNoQueryOfATileSeesAreNotRead) {
+  constexpr std::int64_t kTokens = 4 * kTileRows, kSpoiled = kTileRows;
+  GatheredProblem problem = band_problem(kTokens, 20).to(at::kBFloat16);
+  for (const at::Tensor& x : {problem.attention.k_BHSD, problem.attention.v_BHSD}) {
+    x.detach().narrow(2, 0, kSpoiled).fill_(NAN);
+  }
+  const auto results = solve_on_tiles(problem);
+  // Out and d_q of queries, and d_k and d_v of keys, two tiles later.
+  for (const std::size_t i : {0, 2, 3, 4}) {
+    const at::Tensor later = results[i].narrow(2, 2 * kTileRows, kTokens - 2 * kTileRows);
+    EXPECT_TRUE(later.isfinite().all().item<bool>()) << "result " << i;
+    EXPECT_TRUE(results[i].isnan().any().item<bool>()) << "result " << i;
+  }
+}
+
 TEST_P(GatheredTilesMergedAs, ErrorsOfWideHeadsAreThoseOfTheReference) {
-  for (const auto random_problem :
-       {random_problem_for_tensor_cores<128>, random_problem_for_tensor_cores<256>}) {
+  for (const auto random_problem : {random_problem_of_width<128>, random_problem_of_width<256>}) {
     int checked = 0;
     for (int seed = 0; seed < 30; seed += 6) {
       checked +=

@@ -117,14 +117,8 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
         has_sink ? Body::kLog2E * thread_.unpack(sinks.data[place.head * sinks.stride]) : 0;
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      float total = sum[half], largest = maximum[half], correction = 1;
-      total += thread_.exchange(total, 1);
-      total += thread_.exchange(total, 2);
-      if (has_sink && total != 0) {
-        largest = fmaxf(largest, sink);
-        correction = thread_.exp2(maximum[half] - largest);
-        total = total * correction + thread_.exp2(sink - largest);
-      }
+      float total = sum[half], largest = maximum[half];
+      const float correction = this->finish_softmax(largest, total, has_sink, sink);
       const float inverse = total == 0 ? 0 : 1 / total;
       BIRKHOFF_UNROLL
       for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {

@@ -10,7 +10,7 @@
 //   over the blocks of keys in tiles of 32, if causal up to its last query's own. All threads
 //   multiply; then one thread for each query inserts the tile's products into its sorted list. Only
 //   lists and one tile of products exist, in shared memory: two tiles of vectors, the products and
-//   the lists, up to 89 KiB.
+//   the lists, up to 85 KiB.
 //
 // fp32. Blocks come in ascending order, and a query has one owner: no atomics, the same bits each
 // time.

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <optional>
 #include <vector>
 
 #include "attention/kernels/number_groups/number_groups.h"
@@ -24,108 +22,76 @@ struct Buckets {
 // int32 [B, H, L]; rows in no bucket are in one more, which is not used.
 at::Tensor bucket_of_rows(const ClusterProblem& problem, const ClusteredRows& rows) {
   const std::int64_t K = problem.centroids_HKD.size(1);
-  const at::Tensor document_B1L = problem.documents.number_BL.to(at::kInt).unsqueeze(1);
+  const at::Tensor document_B1L = problem.documents.number_BL.to(at::kLong).unsqueeze(1);
   return (document_B1L * K + rows.cluster_BHL)
       .masked_fill(rows.cluster_BHL < 0, problem.documents.count * K)
       .to(at::kInt);
 }
 
-Buckets sort_into_buckets(const ClusterProblem& problem, const ClusteredRows& q,
-                          const ClusteredRows& k) {
-  const std::int64_t L = q.cluster_BHL.size(2),
-                     G = problem.documents.count * problem.centroids_HKD.size(1);
-  const at::Tensor q_bucket_BHL = bucket_of_rows(problem, q),
-                   k_bucket_BHL = bucket_of_rows(problem, k);
-  const NumberGroups queries = group_by_number(q_bucket_BHL, G),
-                     keys = group_by_number(k_bucket_BHL, G);
-  const auto ends = [&](const NumberGroups& groups) {
-    return groups.starts_BHR.narrow(2, 1, G).contiguous();
-  };
-  // Keys and queries together, by bucket, then by position, a key before the query at its position.
+// q_rank_BHL and k_rank_BHL from `buckets` of queries and keys, of which there are G besides the
+// one that is not used.
+struct Ranks {
+  at::Tensor q_BHL, k_BHL;
+};
+
+// Keys and queries together, by bucket, then by position, a key before the query at its position.
+Ranks rank_by_grouping(const at::Tensor& q_bucket_BHL, const at::Tensor& k_bucket_BHL,
+                       const NumberGroups& keys, std::int64_t G) {
   const at::Tensor order_BHR =
       group_by_number(at::stack({k_bucket_BHL, q_bucket_BHL}, 3).flatten(2), G)
           .order_BHP.to(at::kLong);
   const at::Tensor keys_so_far_BHL2 =
       at::zeros_like(order_BHR)
           .scatter(2, order_BHR, at::remainder(order_BHR, 2).eq(0).to(at::kLong).cumsum(2))
-          .unflatten(2, {L, 2});
+          .unflatten(2, {q_bucket_BHL.size(2), 2});
   const auto rank = [&](std::int64_t which, const at::Tensor& bucket_BHL) {
     return (keys_so_far_BHL2.select(3, which) -
             keys.starts_BHR.gather(2, bucket_BHL.to(at::kLong)) - 1)
         .to(at::kInt);
   };
+  return {rank(1, q_bucket_BHL), rank(0, k_bucket_BHL)};
+}
+
+// The same on the CPU, where it is faster.
+Ranks rank_by_counting(const at::Tensor& q_bucket_BHL, const at::Tensor& k_bucket_BHL,
+                       std::int64_t G) {
+  const std::int64_t L = q_bucket_BHL.size(2);
+  const Ranks ranks{at::empty_like(q_bucket_BHL), at::empty_like(k_bucket_BHL)};
+  const auto* q_bucket = q_bucket_BHL.const_data_ptr<std::int32_t>();
+  const auto* k_bucket = k_bucket_BHL.const_data_ptr<std::int32_t>();
+  auto* q_rank = ranks.q_BHL.mutable_data_ptr<std::int32_t>();
+  auto* k_rank = ranks.k_BHL.mutable_data_ptr<std::int32_t>();
+  at::parallel_for(0, q_bucket_BHL.numel() / L, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t head = begin; head < end; ++head) {
+      std::vector<std::int32_t> keys_so_far(static_cast<std::size_t>(G + 1), 0);
+      for (std::int64_t at = head * L; at < (head + 1) * L; ++at) {
+        k_rank[at] = keys_so_far[static_cast<std::size_t>(k_bucket[at])]++;
+        q_rank[at] = keys_so_far[static_cast<std::size_t>(q_bucket[at])] - 1;
+      }
+    }
+  });
+  return ranks;
+}
+
+Buckets buckets_of(const ClusterProblem& problem, const ClusteredRows& q, const ClusteredRows& k,
+                   Path limit) {
+  const std::int64_t G = problem.documents.count * problem.centroids_HKD.size(1);
+  const at::Tensor q_bucket_BHL = bucket_of_rows(problem, q),
+                   k_bucket_BHL = bucket_of_rows(problem, k);
+  const NumberGroups queries = group_by_number(q_bucket_BHL, G),
+                     keys = group_by_number(k_bucket_BHL, G);
+  const bool counts = q.cluster_BHL.is_cpu() && choose_path(problem, limit) == Path::kFused;
+  const Ranks ranks = counts ? rank_by_counting(q_bucket_BHL, k_bucket_BHL, G)
+                             : rank_by_grouping(q_bucket_BHL, k_bucket_BHL, keys, G);
+  const auto ends = [&](const NumberGroups& groups) {
+    return groups.starts_BHR.narrow(2, 1, G).contiguous();
+  };
   return {.q_rows_BHL = queries.order_BHP,
           .q_ends_BHG = ends(queries),
           .k_rows_BHL = keys.order_BHP,
           .k_ends_BHG = ends(keys),
-          .q_rank_BHL = rank(1, q_bucket_BHL),
-          .k_rank_BHL = rank(0, k_bucket_BHL)};
-}
-
-// The same by counting, for one head. Arrays have L or G numbers.
-struct BucketsOfHead {
-  const std::int32_t* document;
-  std::int64_t clusters, L, G;
-
-  std::size_t bucket(const std::int32_t* cluster, std::int64_t row) const {
-    return static_cast<std::size_t>(document[row] * clusters + cluster[row]);
-  }
-
-  // Lists the rows of each bucket. `ends` is 0 at first.
-  void list(const std::int32_t* cluster, std::int32_t* rows, std::int32_t* ends) const {
-    for (std::int64_t row = 0; row < L; ++row) {
-      if (cluster[row] >= 0) ++ends[bucket(cluster, row)];
-    }
-    std::vector<std::int32_t> next(static_cast<std::size_t>(G), 0);
-    for (std::int64_t g = 1; g < G; ++g) {
-      next[static_cast<std::size_t>(g)] = ends[g - 1];
-      ends[g] += ends[g - 1];
-    }
-    for (std::int64_t row = 0; row < L; ++row) {
-      if (cluster[row] >= 0) rows[next[bucket(cluster, row)]++] = static_cast<std::int32_t>(row);
-    }
-  }
-
-  void rank(const std::int32_t* q_cluster, const std::int32_t* k_cluster, std::int32_t* q_rank,
-            std::int32_t* k_rank) const {
-    std::vector<std::int32_t> keys_so_far(static_cast<std::size_t>(G), 0);
-    for (std::int64_t row = 0; row < L; ++row) {
-      if (k_cluster[row] >= 0) k_rank[row] = keys_so_far[bucket(k_cluster, row)]++;
-      if (q_cluster[row] >= 0) q_rank[row] = keys_so_far[bucket(q_cluster, row)] - 1;
-    }
-  }
-};
-
-Buckets count_into_buckets(const ClusterProblem& problem, const ClusteredRows& q,
-                           const ClusteredRows& k) {
-  const at::Tensor& number_BL = problem.documents.number_BL;
-  const std::int64_t B = q.cluster_BHL.size(0), H = q.cluster_BHL.size(1),
-                     L = q.cluster_BHL.size(2), K = problem.centroids_HKD.size(1),
-                     G = problem.documents.count * K;
-  const auto numbers = [&](std::int64_t count) {
-    return at::zeros({B, H, count}, q.cluster_BHL.options());
-  };
-  const Buckets buckets{numbers(L), numbers(G), numbers(L), numbers(G), numbers(L), numbers(L)};
-  at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t head = begin; head < end; ++head) {
-      const auto read = [&](const at::Tensor& x) {
-        return x.const_data_ptr<std::int32_t>() + head * x.size(2);
-      };
-      const auto write = [&](const at::Tensor& x) {
-        return x.mutable_data_ptr<std::int32_t>() + head * x.size(2);
-      };
-      const BucketsOfHead of_head{.document = number_BL.const_data_ptr<std::int32_t>() +
-                                              (number_BL.size(0) == 1 ? 0 : head / H) * L,
-                                  .clusters = K,
-                                  .L = L,
-                                  .G = G};
-      of_head.list(read(q.cluster_BHL), write(buckets.q_rows_BHL), write(buckets.q_ends_BHG));
-      of_head.list(read(k.cluster_BHL), write(buckets.k_rows_BHL), write(buckets.k_ends_BHG));
-      of_head.rank(read(q.cluster_BHL), read(k.cluster_BHL), write(buckets.q_rank_BHL),
-                   write(buckets.k_rank_BHL));
-    }
-  });
-  return buckets;
+          .q_rank_BHL = ranks.q_BHL,
+          .k_rank_BHL = ranks.k_BHL};
 }
 
 bool are_shared(const ClusteredRows& q, const ClusteredRows& k) {
@@ -200,9 +166,7 @@ at::Tensor ClusterPairs::of_queries(std::int64_t first, std::int64_t count) cons
 
 GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& q,
                             const ClusteredRows& k, std::int64_t window, Path limit) {
-  const bool counts = q.cluster_BHL.is_cpu() && choose_path(problem, limit) == Path::kFused;
-  const Buckets buckets =
-      counts ? count_into_buckets(problem, q, k) : sort_into_buckets(problem, q, k);
+  const Buckets buckets = buckets_of(problem, q, k, limit);
   const std::int64_t L = q.cluster_BHL.size(2);
   const RowLists queries = make_row_lists(buckets.q_rows_BHL, buckets.q_ends_BHG, L);
   if (!are_shared(q, k)) {

@@ -62,13 +62,12 @@ bool fits_gpu_kernels(const ClusterProblem& problem) {
   const at::ScalarType dtype = x.scalar_type();
   // Bounds the numbers of rows, of blocks of a launch and of places.
   constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
-  const std::int64_t heads = x.size(0) * x.size(1), H = x.size(1),
-                     K = problem.centroids_HKD.size(1);
+  const std::int64_t heads = x.size(0) * x.size(1), K = problem.centroids_HKD.size(1);
   return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
          x.size(3) <= ClusterShape::kMostHeadDim &&
          heads * std::max(x.size(2), ClusterRowsParams::kChunk * problem.documents.count) <=
              kMostNumbers &&
-         H * K <= kMostNumbers && bound_of_places(problem) <= kMostNumbers;
+         heads * K <= kMostNumbers && bound_of_places(problem) <= kMostNumbers;
 }
 
 ClusterForward cluster_forward(const ClusterProblem& problem) {

@@ -37,8 +37,6 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kRowsOfBlock = kThreads / kRowTeam;
-
 // A score and its cluster.
 struct Best {
   float score;
@@ -225,15 +223,12 @@ __global__ void __launch_bounds__(kThreads) distances_kernel(const ClusterRowsPa
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) gradients_kernel(const ClusterGradientParams p) {
+__global__ void __launch_bounds__(kTeamThreads) gradients_kernel(const ClusterGradientParams p) {
   const ClusterShape& shape = p.shape;
-  const unsigned all = static_cast<unsigned>(shape.batch * shape.heads) *
-                       static_cast<unsigned>(shape.rows),
-                 team = blockIdx.x * kRowsOfBlock + threadIdx.x / kRowTeam;
-  const int entry = static_cast<int>(min(team, all - 1)), of_all = entry / shape.rows,
-            row = entry - of_all * shape.rows;
+  const TeamNumber own(static_cast<unsigned>(shape.batch * shape.heads) *
+                       static_cast<unsigned>(shape.rows));
+  const int entry = own.number, of_all = entry / shape.rows, row = entry - of_all * shape.rows;
   const HeadOfSample head{of_all / shape.heads, of_all % shape.heads};
-  const int member = static_cast<int>(threadIdx.x) % kRowTeam;
   const std::int32_t cluster = p.cluster[entry];
   const float factor = p.d_distance == nullptr || cluster < 0
                            ? 0.0f
@@ -258,15 +253,15 @@ __global__ void __launch_bounds__(kThreads) gradients_kernel(const ClusterGradie
     }
   };
   float along = 0;
-  visit_runs(member, shape.head_dim, [&](int first) {
+  visit_runs(own.member, shape.head_dim, [&](int first) {
     float u[kTeamColumns], g[kTeamColumns] = {};
     load(first, u, g);
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) along += u[c] * g[c];
   });
   along = team_total(along);
-  if (team >= all) return;
-  visit_runs(member, shape.head_dim, [&](int first) {
+  if (!own.exists) return;
+  visit_runs(own.member, shape.head_dim, [&](int first) {
     float u[kTeamColumns], g[kTeamColumns] = {};
     load(first, u, g);
 #pragma unroll
@@ -350,7 +345,7 @@ void launch_cluster_gradients(const ClusterGradientParams& params, cudaStream_t 
       std::int64_t{params.shape.batch} * params.shape.heads * params.shape.rows;
   with_row_type(params.shape.dtype, [&]<typename T>() {
     launch({.grid = dim3(static_cast<unsigned>((rows + kRowsOfBlock - 1) / kRowsOfBlock)),
-            .block = dim3(kThreads),
+            .block = dim3(kTeamThreads),
             .stream = stream},
            &gradients_kernel<T>, params);
   });

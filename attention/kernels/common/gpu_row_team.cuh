@@ -6,10 +6,26 @@
 #include <cstdint>
 
 #include "cluster/base/gpu/elements.cuh"
+#include "cluster/base/gpu/launch.h"
 
 namespace birkhoff {
 
 constexpr int kRowTeam = 8, kTeamColumns = 8;
+constexpr int kTeamThreads = 256, kRowsOfBlock = kTeamThreads / kRowTeam;  // of a block
+
+// Which of `all` rows the thread's team owns, at least one and fewer than 2^31. Teams after the
+// last row have the last one, and must not write.
+struct TeamNumber {
+  bool exists;
+  int number, member;  // of the row; of the thread in its team
+
+  __device__ explicit TeamNumber(unsigned all) {
+    const unsigned team = blockIdx.x * kRowsOfBlock + threadIdx.x / kRowTeam;
+    exists = team < all;
+    number = static_cast<int>(exists ? team : all - 1);
+    member = static_cast<int>(threadIdx.x) % kRowTeam;
+  }
+};
 
 // Calls use(first) for the first column of each run of the lane `member`.
 template <typename Use>

@@ -8,8 +8,8 @@
 #include "attention/kernels/common/cpu_dtype.h"
 #include "attention/kernels/common/limits.h"
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
-#include "attention/kernels/number_groups/number_groups.h"
 #include "attention/kernels/gathered_attention/paths.h"
+#include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
 

@@ -19,7 +19,7 @@
 //   d_v_jd = sum_i p_ij d_out_r(i)d,  d_a_td = scale sum_ij ds_ij q_r(i)d,
 //
 // and the gradient of a row is the sum over its places; those of keys are also sums over the query
-// heads of the key head. fp32 throughout; results are rounded once.
+// heads of the key head. The kernels here compute in fp32; results are rounded once.
 //
 // With a mean, over the n_r places i of row r that see a key, a sink z is one more logit of each i:
 // m_i = max(z, max_j s_ij), and exp(z - m_i) is added to l_i. Then
@@ -320,7 +320,7 @@ void launch_rows(void (*kernel)(Parameters...), const GatheredParams& p, int hea
                  cudaStream_t stream, const Arguments&... arguments) {
   const std::int64_t all = std::int64_t{p.batch} * heads * rows;
   launch({.grid = dim3(static_cast<unsigned>((all + kRowsOfBlock - 1) / kRowsOfBlock)),
-          .block = dim3(kThreads),
+          .block = dim3(kTeamThreads),
           .stream = stream},
          kernel, p, arguments...);
 }

@@ -12,22 +12,13 @@
 namespace birkhoff {
 namespace {
 
-constexpr int kRowsOfBlock = kThreads / kRowTeam;
-
-// What a team owns: a row of a tensor of `heads` heads. Teams after the last row have the last one,
-// and must not write.
-struct TeamRow {
+// What a team owns: a row of a tensor [B, heads, rows, D].
+struct TeamRow : TeamNumber {
   GpuHead head, of_keys;
-  int row, member;
-  bool exists;
-  int number;  // in [B, heads, rows], which has fewer than 2^31
+  int row;
 
-  __device__ TeamRow(const GatheredParams& p, int heads, int rows) {
-    const unsigned all = static_cast<unsigned>(p.batch * heads) * static_cast<unsigned>(rows),
-                   team = blockIdx.x * kRowsOfBlock + threadIdx.x / kRowTeam;
-    exists = team < all;
-    number = static_cast<int>(exists ? team : all - 1);
-    member = static_cast<int>(threadIdx.x) % kRowTeam;
+  __device__ TeamRow(const GatheredParams& p, int heads, int rows)
+      : TeamNumber(static_cast<unsigned>(p.batch * heads) * static_cast<unsigned>(rows)) {
     const int of_all = number / rows;
     row = number - of_all * rows;
     head = {of_all / heads, of_all % heads};
@@ -92,7 +83,7 @@ __device__ inline float row_product(const TeamRow& own, const A* a, const B* b, 
 
 // One softmax from those of the places.
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 4) merge_kernel(const GatheredParams p) {
+__global__ void __launch_bounds__(kTeamThreads, 4) merge_kernel(const GatheredParams p) {
   const TeamRow own(p, p.heads, p.queries.rows);
   if (!own.exists) return;
   const PlacesOfRow places(p, p.queries, own, p.heads);
@@ -107,8 +98,9 @@ __global__ void __launch_bounds__(kThreads, 4) merge_kernel(const GatheredParams
   visit_runs(own.member, p.head_dim, [&](int first) {
     float out[kTeamColumns] = {};
     places.visit([&](std::int64_t place) {
-      // A place that sees no key has output 0.
-      add_run(out, weight_of(place), p.place_out + place * p.head_dim, first, p.head_dim);
+      const float weight = weight_of(place);
+      if (weight == 0) return;  // sees no key
+      add_run(out, weight, p.place_out + place * p.head_dim, first, p.head_dim);
     });
 #pragma unroll
     for (int c = 0; c < kTeamColumns; ++c) out[c] = Z == 0 ? 0.0f : out[c] / Z;
@@ -122,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 4) merge_kernel(const GatheredParams
 
 // The mean of the places that see a key.
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 4) average_kernel(const GatheredParams p) {
+__global__ void __launch_bounds__(kTeamThreads, 4) average_kernel(const GatheredParams p) {
   const TeamRow own(p, p.heads, p.queries.rows);
   if (!own.exists) return;
   const PlacesOfRow places(p, p.queries, own, p.heads);
@@ -144,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 4) average_kernel(const GatheredPara
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 4) delta_kernel(const GatheredParams p) {
+__global__ void __launch_bounds__(kTeamThreads, 4) delta_kernel(const GatheredParams p) {
   const TeamRow own(p, p.heads, p.queries.rows);
   float delta = row_product(own, own.of<T>(p.d_out), own.of<T>(p.out), p.head_dim);
   if (p.d_sum != nullptr) delta -= p.d_sum[own.number] * p.sum[own.number];
@@ -156,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 4) delta_kernel(const GatheredParams
 
 // delta of the places of a mean, and what the query adds to the gradient of the sink.
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 4) mean_delta_kernel(const GatheredParams p) {
+__global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const GatheredParams p) {
   const TeamRow own(p, p.heads, p.queries.rows);
   const PlacesOfRow places(p, p.queries, own, p.heads);
   // The teams of a warp visit as many places: the sums need all of its lanes.
@@ -187,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 4) mean_delta_kernel(const GatheredP
 
 // The sums of the places of each row of a tensor of `heads` heads.
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kTeamThreads, 4)
     add_kernel(const GatheredParams p, const int heads, const GatheredListsParams lists,
                const float* numbers, const GatheredRowsParams sums) {
   const TeamRow own(p, heads, lists.rows);

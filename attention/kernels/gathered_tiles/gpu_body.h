@@ -227,7 +227,7 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
   }
 
   // Writes factor * c to the warp's columns of `count` rows of places [.., head_dim] that begin at
-  // `entry`.
+  // `entry`; 0 where the factor is, also for values that are not finite.
   BIRKHOFF_DEVICE void store_rows(const Columns& c, const float (&factor)[2], float* places,
                                   std::int64_t entry, int count) const {
     struct alignas(8) Two {
@@ -242,8 +242,9 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
       for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
         const int column = first_column_ + 8 * j + place_in_c(lane_, 0).column;
         if (column >= p_.head_dim) break;
-        *reinterpret_cast<Two*>(to + column) = {c[j][2 * half] * factor[half],
-                                                c[j][2 * half + 1] * factor[half]};
+        const float x = c[j][2 * half] * factor[half], y = c[j][2 * half + 1] * factor[half];
+        *reinterpret_cast<Two*>(to + column) = {factor[half] == 0 ? 0 : x,
+                                                factor[half] == 0 ? 0 : y};
       }
     }
   }

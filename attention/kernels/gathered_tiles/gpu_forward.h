@@ -1,5 +1,5 @@
-// Attention over gathered rows on tensor cores: o, m and l of each place (gpu_gathered.cu has the
-// formulas), for 16-bit numbers without a table of relative positions.
+// Attention over gathered rows on tensor cores: o, m and l of each place. The formulas are those of
+// gathered_attention/gpu_gathered.cu, and GatheredParams::tensor_cores says for which calls.
 //
 // A thread block owns a tile of kTileRows successive places of queries of a head, which may be in
 // several segments, and takes the tiles of keys of these segments one after another; tiles of which
@@ -106,14 +106,8 @@ class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
     float factor[2];
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
-      float total = sum[half], largest = maximum[half], correction = 1;
-      total += thread_.exchange(total, 1);
-      total += thread_.exchange(total, 2);
-      if (has_sink && total != 0) {
-        largest = fmaxf(largest, sink);
-        correction = thread_.exp2(maximum[half] - largest);
-        total = total * correction + thread_.exp2(sink - largest);
-      }
+      float total = sum[half], largest = maximum[half];
+      const float correction = this->finish_softmax(largest, total, has_sink, sink);
       factor[half] = total == 0 ? 0 : correction / total;
       const int row = this->first_row_ + lane_ / 4 + 8 * half;
       if (first_column_ == 0 && lane_ % 4 == 0 && row < count) {

@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kGroupThreads)
             numbers = p.count + 1;
   const std::int64_t head = blockIdx.x;
   const std::int32_t* const number_of = p.numbers + head * p.places;
-  const int used = p.used == nullptr ? p.places : p.used[head * p.used_stride];
+  const int used = p.used == nullptr ? p.places : p.used[head];
   int* const sums = group_memory;            // [kGroupThreads]
   int* const totals = sums + kGroupThreads;  // [kGroupWarps]
   int* const counts = totals + kGroupWarps;  // [warps, N + 1]

@@ -10,11 +10,10 @@ namespace birkhoff {
 struct NumberGroupsParams {
   static constexpr int kMostCount = 40'000;  // their counts fit the shared memory of sm_80
 
-  std::int64_t heads;           // B H
-  int places, count;            // P, N
-  const std::int32_t* numbers;  // [B H, P]
-  const std::int32_t* used;     // of head h at used[h used_stride]; null: P
-  std::int64_t used_stride;
+  std::int64_t heads;            // B H
+  int places, count;             // P, N
+  const std::int32_t* numbers;   // [B H, P]
+  const std::int32_t* used;      // [B H]; null: P
   std::int32_t *order, *starts;  // [B H, P] and [B H, N + 1]
 };
 

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -39,8 +41,7 @@ NumberGroups group_by_counting(const at::Tensor& numbers_BHP, std::int64_t count
                                const at::Tensor& used_BH) {
   const std::int64_t P = numbers_BHP.size(2), heads = numbers_BHP.size(0) * numbers_BHP.size(1);
   NumberGroups groups = new_groups(numbers_BHP, count);
-  const at::Tensor all_used = used_BH.defined() ? used_BH.contiguous() : at::Tensor();
-  const auto* used = all_used.defined() ? all_used.const_data_ptr<std::int32_t>() : nullptr;
+  const auto* used = used_BH.defined() ? used_BH.const_data_ptr<std::int32_t>() : nullptr;
   const auto* numbers = numbers_BHP.const_data_ptr<std::int32_t>();
   auto* order = groups.order_BHP.mutable_data_ptr<std::int32_t>();
   auto* starts = groups.starts_BHR.mutable_data_ptr<std::int32_t>();
@@ -77,27 +78,22 @@ NumberGroups group_by_sorting(const at::Tensor& numbers_BHP, std::int64_t count,
 
 NumberGroupsParams number_groups_params(const at::Tensor& numbers_BHP, std::int64_t count,
                                         const at::Tensor& used_BH, const NumberGroups& groups) {
-  NumberGroupsParams params{.heads = numbers_BHP.size(0) * numbers_BHP.size(1),
-                            .places = static_cast<int>(numbers_BHP.size(2)),
-                            .count = static_cast<int>(count),
-                            .numbers = numbers_BHP.const_data_ptr<std::int32_t>(),
-                            .used = nullptr,
-                            .used_stride = 1,
-                            .order = groups.order_BHP.mutable_data_ptr<std::int32_t>(),
-                            .starts = groups.starts_BHR.mutable_data_ptr<std::int32_t>()};
-  if (used_BH.defined()) {
-    // The last entries of [B, H, G] are one stride apart.
-    require(used_BH.size(0) == 1 || used_BH.stride(0) == used_BH.size(1) * used_BH.stride(1),
-            "number groups: used");
-    params.used = used_BH.const_data_ptr<std::int32_t>();
-    params.used_stride = used_BH.stride(1);
-  }
-  return params;
+  return {.heads = numbers_BHP.size(0) * numbers_BHP.size(1),
+          .places = static_cast<int>(numbers_BHP.size(2)),
+          .count = static_cast<int>(count),
+          .numbers = numbers_BHP.const_data_ptr<std::int32_t>(),
+          .used = used_BH.defined() ? used_BH.const_data_ptr<std::int32_t>() : nullptr,
+          .order = groups.order_BHP.mutable_data_ptr<std::int32_t>(),
+          .starts = groups.starts_BHR.mutable_data_ptr<std::int32_t>()};
 }
 
 NumberGroups group_by_number(const at::Tensor& numbers, std::int64_t count,
-                             const at::Tensor& used_BH) {
-  const at::Tensor numbers_BHP = numbers.contiguous();
+                             const at::Tensor& used) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max() - 1;
+  require(numbers.scalar_type() == at::kInt && numbers.size(2) <= kMost && count <= kMost,
+          "number groups: numbers must be int32, and their places and count fit it");
+  const at::Tensor numbers_BHP = numbers.contiguous(),
+                   used_BH = used.defined() ? used.contiguous() : used;
   if (numbers_BHP.is_cpu()) return group_by_counting(numbers_BHP, count, used_BH);
   if (!kHasGpuKernels || !numbers_BHP.is_cuda() || count > NumberGroupsParams::kMostCount) {
     return group_by_sorting(numbers_BHP, count, used_BH);

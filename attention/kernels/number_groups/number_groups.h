@@ -16,8 +16,8 @@ struct NumberGroups {
   at::Tensor order_BHP, starts_BHR;
 };
 
-// numbers_BHP is int32; the places from used_BH on, if it is defined, have no number. On a GPU
-// asynchronous. The same result on every device and path.
+// numbers_BHP is int32; the places from used_BH (int32) on, if it is defined, have no number. On a
+// GPU asynchronous. The same result on every device and path.
 NumberGroups group_by_number(const at::Tensor& numbers_BHP, std::int64_t count,
                              const at::Tensor& used_BH = {});
 // The same by LibTorch's sort, which a GPU uses for counts that do not fit its kernel. For tests.
@@ -28,8 +28,8 @@ NumberGroups group_by_sorting(const at::Tensor& numbers_BHP, std::int64_t count,
 // others. On any device; asynchronous on a GPU.
 at::Tensor count_numbers(const at::Tensor& numbers_BHP, std::int64_t count);
 
-// Arguments of the kernel, which writes `groups`; for tests and number_groups.cpp.
-// `count` is at most NumberGroupsParams::kMostCount. The tensors must outlive the launch.
+// Arguments of the kernel, which writes `groups`; for tests and number_groups.cpp. All tensors are
+// contiguous and must outlive the launch; `count` is at most NumberGroupsParams::kMostCount.
 NumberGroupsParams number_groups_params(const at::Tensor& numbers_BHP, std::int64_t count,
                                         const at::Tensor& used_BH, const NumberGroups& groups);
 

@@ -125,6 +125,19 @@ class TileBody {
       }
     }
   }
+
+  // After the last tile: makes `sum` that of the row, and adds the sink (times log2(e)) to it and
+  // to `maximum`. Returns the factor that brings `out` to the new maximum.
+  BIRKHOFF_DEVICE float finish_softmax(float& maximum, float& sum, bool has_sink,
+                                       float sink) const {
+    sum += thread_.exchange(sum, 1);
+    sum += thread_.exchange(sum, 2);
+    if (!has_sink || sum == 0) return 1;
+    const float largest = fmaxf(maximum, sink), correction = thread_.exp2(maximum - largest);
+    sum = sum * correction + thread_.exp2(sink - largest);
+    maximum = largest;
+    return correction;
+  }
 };
 
 }  // namespace birkhoff
