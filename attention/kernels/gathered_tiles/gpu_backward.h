@@ -50,10 +50,6 @@ class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
     this->load_rows(kQ, p_.q, head, queries, first, queries.used);
     this->load_rows(kDOut, p_.d_out, head, queries, first, queries.used);
     MetTiles<Thread, true> tiles(thread_, p_, queries, keys, first, 1);
-    bool more = tiles.next();
-    if (more) load_keys(tiles, keys, 0);
-    thread_.commit();
-
     // Of rows lane / 4 and lane / 4 + 8.
     float maximum[2], inverse[2], delta[2];
     BIRKHOFF_UNROLL
@@ -65,62 +61,33 @@ class GatheredTilesQueries : GatheredTilesBody<Thread, kHeadDim> {
       delta[half] = query.delta;
     }
     Columns d_q = {};
-    PositionRange own[2];
-    int of_segment = -1;  // `own` and `sees`
-    bool sees = false;
-    for (int stage = 0; more; stage = (stage + 1) % kStages) {
-      const int segment = tiles.segment();
-      more = tiles.next();
-      if (more && kStages == 2) load_keys(tiles, keys, stage ^ 1);
-      thread_.commit();
-      if (segment != of_segment) {  // while the tiles load
-        sees = this->template find_ranges<true>(own, queries, segment, first);
-        of_segment = segment;
-      }
-      thread_.template wait<kStages - 1>();
-      thread_.sync();
-      if (sees) {
-        BIRKHOFF_UNROLL_BY(1)
-        for (int j = 0; j < kTileRows; j += kAtOnce) {
-          Pairs p = {}, d_s = {};
-          this->multiply_rows(p, kQ, k_tile(stage), j);
-          this->take_logits(p, own, ranges(stage), j);
-          this->multiply_rows(d_s, kDOut, v_tile(stage), j);
-          BIRKHOFF_UNROLL
-          for (int i = 0; i < 4 * (kAtOnce / 8); ++i) {
-            const int half = i % 4 / 2;
-            const float share = thread_.exp2(p[i / 4][i % 4] - maximum[half]) * inverse[half];
-            d_s[i / 4][i % 4] = share * (d_s[i / 4][i % 4] - delta[half]);
+    this->template visit_tiles<Shape::kBackwardStages>(
+        tiles, queries, first,
+        [&](int stage) { this->load_pair(k_tile(stage), p_.k, p_.v, of_keys, keys, tiles); },
+        [&](int stage, const PositionRange(&own)[2]) {
+          BIRKHOFF_UNROLL_BY(1)
+          for (int j = 0; j < kTileRows; j += kAtOnce) {
+            Pairs p = {}, d_s = {};
+            this->multiply_rows(p, kQ, k_tile(stage), j);
+            this->take_logits(p, own, Body::ranges_of(k_tile(stage)), j);
+            this->multiply_rows(d_s, kDOut, Body::second_of(k_tile(stage)), j);
+            BIRKHOFF_UNROLL
+            for (int i = 0; i < 4 * (kAtOnce / 8); ++i) {
+              const int half = i % 4 / 2;
+              const float share = thread_.exp2(p[i / 4][i % 4] - maximum[half]) * inverse[half];
+              d_s[i / 4][i % 4] = share * (d_s[i / 4][i % 4] - delta[half]);
+            }
+            this->multiply_columns(d_q, d_s, k_tile(stage), j);
           }
-          this->multiply_columns(d_q, d_s, k_tile(stage), j);
-        }
-      }
-      thread_.sync();  // the tiles have been read
-      if (more && kStages == 1) load_keys(tiles, keys, 0);
-    }
-    thread_.template wait<0>();
+        });
     this->store_rows(d_q, {p_.scale, p_.scale}, p_.d_q_places,
                      entry_of(head, p_.heads, p_.queries.places, first), count);
   }
 
  private:
-  static constexpr int kStages = Shape::kBackwardStages;
   static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes;
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
     return 2 * Shape::kRowsBytes + stage * Shape::kStageBytes;
-  }
-  static BIRKHOFF_DEVICE std::uint32_t v_tile(int stage) {
-    return k_tile(stage) + Shape::kRowsBytes;
-  }
-  static BIRKHOFF_DEVICE std::uint32_t ranges(int stage) {
-    return v_tile(stage) + Shape::kRowsBytes;
-  }
-
-  BIRKHOFF_DEVICE void load_keys(const MetTiles<Thread, true>& tiles, const GpuHeadLists& keys,
-                                 int stage) const {
-    this->load_rows(k_tile(stage), p_.k, keys.head, keys, tiles.first(), tiles.end());
-    this->load_rows(v_tile(stage), p_.v, keys.head, keys, tiles.first(), tiles.end());
-    tiles.store_ranges(ranges(stage));
   }
 };
 
@@ -154,41 +121,22 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
     this->load_rows(kK, p_.k, head, keys, first, keys.used);
     this->load_rows(kV, p_.v, head, keys, first, keys.used);
     MetTiles<Thread, false> tiles(thread_, p_, keys, queries, first, p_.heads / p_.key_heads);
-    bool more = tiles.next();
-    if (more) load_queries(tiles, queries, 0);
-    thread_.commit();
-
     Columns d_k = {}, d_v = {};
-    PositionRange own[2];
-    int of_segment = -1;  // `own` and `seen`
-    bool seen = false;
-    for (int stage = 0; more; stage = (stage + 1) % kStages) {
-      const int segment = tiles.segment();
-      more = tiles.next();
-      if (more && kStages == 2) load_queries(tiles, queries, stage ^ 1);
-      thread_.commit();
-      if (segment != of_segment) {  // while the tiles load
-        seen = this->template find_ranges<false>(own, keys, segment, first);
-        of_segment = segment;
-      }
-      thread_.template wait<kStages - 1>();
-      thread_.sync();
-      if (seen) {
-        BIRKHOFF_UNROLL_BY(1)
-        for (int i = 0; i < kTileRows; i += kQueriesAtOnce) {
-          Pairs p = {}, d_s = {};
-          this->multiply_rows(p, kK, q_tile(stage), i);
-          this->take_logits(p, own, ranges(stage), i);
-          this->multiply_rows(d_s, kV, d_out_tile(stage), i);
-          take_gradient(p, d_s, numbers(stage) + 4 * i);
-          this->multiply_columns(d_v, p, d_out_tile(stage), i);
-          this->multiply_columns(d_k, d_s, q_tile(stage), i);
-        }
-      }
-      thread_.sync();  // the tiles have been read
-      if (more && kStages == 1) load_queries(tiles, queries, 0);
-    }
-    thread_.template wait<0>();
+    this->template visit_tiles<Shape::kBackwardStages>(
+        tiles, keys, first, [&](int stage) { load_queries(tiles, queries, stage); },
+        [&](int stage, const PositionRange(&own)[2]) {
+          const std::uint32_t d_out_tile = Body::second_of(q_tile(stage));
+          BIRKHOFF_UNROLL_BY(1)
+          for (int i = 0; i < kTileRows; i += kQueriesAtOnce) {
+            Pairs p = {}, d_s = {};
+            this->multiply_rows(p, kK, q_tile(stage), i);
+            this->take_logits(p, own, Body::ranges_of(q_tile(stage)), i);
+            this->multiply_rows(d_s, kV, d_out_tile, i);
+            take_gradient(p, d_s, numbers(stage) + 4 * i);
+            this->multiply_columns(d_v, p, d_out_tile, i);
+            this->multiply_columns(d_k, d_s, q_tile(stage), i);
+          }
+        });
     const std::int64_t entry = entry_of(head, p_.key_heads, p_.keys.places, first);
     const int count = this->rows_from(keys, first);
     this->store_rows(d_k, {p_.scale, p_.scale}, p_.d_k_places, entry, count);
@@ -196,19 +144,12 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
   }
 
  private:
-  static constexpr int kStages = Shape::kBackwardStages;
   static constexpr std::uint32_t kK = 0, kV = Shape::kRowsBytes;
   static BIRKHOFF_DEVICE std::uint32_t q_tile(int stage) {
     return 2 * Shape::kRowsBytes + stage * Shape::kKeysStageBytes;
   }
-  static BIRKHOFF_DEVICE std::uint32_t d_out_tile(int stage) {
-    return q_tile(stage) + Shape::kRowsBytes;
-  }
-  static BIRKHOFF_DEVICE std::uint32_t ranges(int stage) {
-    return d_out_tile(stage) + Shape::kRowsBytes;
-  }
   static BIRKHOFF_DEVICE std::uint32_t numbers(int stage) {
-    return ranges(stage) + Shape::kRangesBytes;
+    return Body::ranges_of(q_tile(stage)) + Shape::kRangesBytes;
   }
 
   // Loads q and d_out, then maximum, inverse sum and delta of each query; zeros for queries that do
@@ -216,9 +157,7 @@ class GatheredTilesKeys : GatheredTilesBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE void load_queries(const MetTiles<Thread, false>& tiles,
                                     const GpuHeadLists& queries, int stage) const {
     const GpuHead head{queries.head.b, queries.head.h * (p_.heads / p_.key_heads) + tiles.head()};
-    this->load_rows(q_tile(stage), p_.q, head, queries, tiles.first(), tiles.end());
-    this->load_rows(d_out_tile(stage), p_.d_out, head, queries, tiles.first(), tiles.end());
-    tiles.store_ranges(ranges(stage));
+    this->load_pair(q_tile(stage), p_.q, p_.d_out, head, queries, tiles);
     const int row = thread_.index();
     if (row >= kTileRows) return;
     const bool exists = tiles.first() + row < tiles.end();

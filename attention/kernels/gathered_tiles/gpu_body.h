@@ -226,6 +226,53 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
     }
   }
 
+  // The tile's rows of x and y at `to`, one tile after the other, then the ranges of its places.
+  template <bool kOwnsQueries>
+  BIRKHOFF_DEVICE void load_pair(std::uint32_t to, const GatheredRowsParams& x,
+                                 const GatheredRowsParams& y, GpuHead head,
+                                 const GpuHeadLists& lists,
+                                 const MetTiles<Thread, kOwnsQueries>& tiles) const {
+    load_rows(to, x, head, lists, tiles.first(), tiles.end());
+    load_rows(second_of(to), y, head, lists, tiles.first(), tiles.end());
+    tiles.store_ranges(ranges_of(to));
+  }
+  static BIRKHOFF_DEVICE std::uint32_t second_of(std::uint32_t pair) {
+    return pair + Shape::kRowsBytes;
+  }
+  static BIRKHOFF_DEVICE std::uint32_t ranges_of(std::uint32_t pair) {
+    return pair + 2 * Shape::kRowsBytes;
+  }
+
+  // For each of `tiles`: load(stage), then work(stage, ranges of this lane's rows), while the next
+  // tile loads if there are two stages. Warps none of whose rows meets the tile's segment do not
+  // work. `own` and `first` say which places the thread block owns.
+  template <int kStages, bool kOwnsQueries, typename Load, typename Work>
+  BIRKHOFF_DEVICE void visit_tiles(MetTiles<Thread, kOwnsQueries>& tiles, const GpuHeadLists& own,
+                                   int first, Load load, Work work) const {
+    bool more = tiles.next();
+    if (more) load(0);
+    thread_.commit();
+    PositionRange ranges[2];
+    int of_segment = -1;  // `ranges` and `works`
+    bool works = false;
+    for (int stage = 0; more; stage = (stage + 1) % kStages) {
+      const int segment = tiles.segment();
+      more = tiles.next();
+      if (more && kStages == 2) load(stage ^ 1);
+      thread_.commit();
+      if (segment != of_segment) {  // while the tiles load
+        works = find_ranges<kOwnsQueries>(ranges, own, segment, first);
+        of_segment = segment;
+      }
+      thread_.template wait<kStages - 1>();
+      thread_.sync();
+      if (works) work(stage, ranges);
+      thread_.sync();  // the tiles have been read
+      if (more && kStages == 1) load(0);
+    }
+    thread_.template wait<0>();
+  }
+
   // Writes factor * c to the warp's columns of `count` rows of places [.., head_dim] that begin at
   // `entry`; 0 where the factor is, also for values that are not finite.
   BIRKHOFF_DEVICE void store_rows(const Columns& c, const float (&factor)[2], float* places,

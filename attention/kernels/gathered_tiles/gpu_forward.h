@@ -44,37 +44,19 @@ class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
 
     this->load_rows(kQ, p_.q, head, queries, first, queries.used);
     MetTiles<Thread, true> tiles(thread_, p_, queries, keys, first, 1);
-    bool more = tiles.next();
-    if (more) load_keys(tiles, keys, 0);
-    thread_.commit();
-
     Columns out = {};
     // Of rows lane / 4 and lane / 4 + 8.
     float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};
-    PositionRange own[2];
-    int of_segment = -1;  // `own` and `sees`
-    bool sees = false;
-    for (int stage = 0; more; stage ^= 1) {
-      const int segment = tiles.segment();
-      more = tiles.next();
-      if (more) load_keys(tiles, keys, stage ^ 1);
-      thread_.commit();
-      if (segment != of_segment) {  // while the tiles load
-        sees = this->template find_ranges<true>(own, queries, segment, first);
-        of_segment = segment;
-      }
-      thread_.template wait<1>();
-      thread_.sync();
-      if (sees) {
-        Pairs s = {};
-        this->multiply_rows(s, kQ, k_tile(stage), 0);
-        this->take_logits(s, own, ranges(stage), 0);
-        this->take_softmax(s, maximum, sum, out);
-        this->multiply_columns(out, s, v_tile(stage), 0);
-      }
-      thread_.sync();  // the tiles have been read
-    }
-    thread_.template wait<0>();
+    this->template visit_tiles<Shape::kForwardStages>(
+        tiles, queries, first,
+        [&](int stage) { this->load_pair(k_tile(stage), p_.k, p_.v, of_keys, keys, tiles); },
+        [&](int stage, const PositionRange(&own)[2]) {
+          Pairs s = {};
+          this->multiply_rows(s, kQ, k_tile(stage), 0);
+          this->take_logits(s, own, Body::ranges_of(k_tile(stage)), 0);
+          this->take_softmax(s, maximum, sum, out);
+          this->multiply_columns(out, s, Body::second_of(k_tile(stage)), 0);
+        });
     finish(out, maximum, sum, head, first, this->rows_from(queries, first));
   }
 
@@ -83,20 +65,6 @@ class GatheredTilesForward : GatheredTilesBody<Thread, kHeadDim> {
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
     return Shape::kRowsBytes + stage * Shape::kStageBytes;
   }
-  static BIRKHOFF_DEVICE std::uint32_t v_tile(int stage) {
-    return k_tile(stage) + Shape::kRowsBytes;
-  }
-  static BIRKHOFF_DEVICE std::uint32_t ranges(int stage) {
-    return v_tile(stage) + Shape::kRowsBytes;
-  }
-
-  BIRKHOFF_DEVICE void load_keys(const MetTiles<Thread, true>& tiles, const GpuHeadLists& keys,
-                                 int stage) const {
-    this->load_rows(k_tile(stage), p_.k, keys.head, keys, tiles.first(), tiles.end());
-    this->load_rows(v_tile(stage), p_.v, keys.head, keys, tiles.first(), tiles.end());
-    tiles.store_ranges(ranges(stage));
-  }
-
   BIRKHOFF_DEVICE void finish(const Columns& out, const float (&maximum)[2], const float (&sum)[2],
                               GpuHead head, int first, int count) const {
     constexpr float kLn2 = 0.6931471805599453f;
