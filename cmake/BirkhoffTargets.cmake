@@ -78,11 +78,20 @@ function(birkhoff_simd library)
 endfunction()
 
 # birkhoff_kernels(LIBRARY SOURCES a.cu ...): GPU kernels of a folder's library, if CUDA is on. They are compiled without
-# LibTorch's headers and options: only the .cpp next to a kernel handles tensors. There is machine code for A100 (sm_80) and
-# H100/H200 (sm_90a), and PTX for later GPUs. All of it is compressed and in one shared library to keep packages small:
-# otherwise each program and test would carry its own copy.
-set(BIRKHOFF_KERNEL_FLAGS -O3 -lineinfo --compress-mode=size --Werror all-warnings -Xcompiler=-Wall,-Wextra
-  -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
+# LibTorch's headers and options: only the .cpp next to a kernel handles tensors. There is machine code for each of
+# BIRKHOFF_GPU_ARCHITECTURES (A100 is 80, H100 and H200 are 90a), and PTX of 80, if it is one of them, for later GPUs. All of it is
+# compressed and in one shared library to keep packages small: otherwise each program and test would carry its own copy. The
+# preset cuda-debug adds line numbers for profilers and sanitizers.
+set(BIRKHOFF_KERNEL_FLAGS -O3 --compress-mode=size --Werror all-warnings -Xcompiler=-Wall,-Wextra)
+foreach(architecture IN LISTS BIRKHOFF_GPU_ARCHITECTURES)
+  list(APPEND BIRKHOFF_KERNEL_FLAGS -gencode arch=compute_${architecture},code=sm_${architecture})
+endforeach()
+if("80" IN_LIST BIRKHOFF_GPU_ARCHITECTURES)
+  list(APPEND BIRKHOFF_KERNEL_FLAGS -gencode arch=compute_80,code=compute_80)
+endif()
+if(BIRKHOFF_SYNC_LAUNCHES)
+  list(APPEND BIRKHOFF_KERNEL_FLAGS -lineinfo)
+endif()
 function(birkhoff_kernels library)
   cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
   if(NOT BIRKHOFF_CUDA)
