@@ -5,11 +5,12 @@
 //   lane[k, 0] += squares that a last chunk has beyond a multiple of 16   in this order
 //   chunk[k]   = lane[k, 0] + lane[k, 1] + ... + lane[k, 15]
 //
-// x: [n] fp32 or bf16; sums in fp64. A product of two fp32 is exact in fp64, so it does not matter
-// whether the compiler fuses it with the addition.
+// x: [n] fp32 or bf16, of each of several tensors; sums in fp64. A product of two fp32 is exact in
+// fp64, so it does not matter whether the compiler fuses it with the addition.
 //
-// Half a warp owns a chunk of elements, a thread owns a lane: 8 chunks for 128 threads. The kernel
-// reads x once. No shared memory, no atomics: deterministic on every device.
+// Half a warp owns a chunk of elements, a thread owns a lane: 8 chunks for 128 threads. One launch
+// takes many tensors, because a gradient bucket alone does not fill a GPU. The kernel reads x once.
+// No shared memory, no atomics: deterministic on every device.
 #include "cluster/base/gpu/elements.cuh"
 #include "cluster/base/gpu/launch.h"
 #include "runtime/gradients/gpu_chunk_sums_params.h"
@@ -23,10 +24,15 @@ constexpr unsigned kWholeWarp = 0xffffffff;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    chunk_sums_kernel(const T* x_n, std::int64_t elements, double* sums) {
+    chunk_sums_kernel(const __grid_constant__ ChunkSumsParams p) {
   const std::int64_t chunk = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const std::int64_t first = chunk * ChunkSumsParams::kChunk;
+  int tensor = 0;
+  while (tensor + 1 < p.num_tensors && p.tensors[tensor].end <= chunk) ++tensor;
+  const T* const x_n = static_cast<const T*>(p.tensors[tensor].x);
+  const std::int64_t elements = p.tensors[tensor].elements;
+  const std::int64_t first =
+      (chunk - (tensor > 0 ? p.tensors[tensor - 1].end : 0)) * ChunkSumsParams::kChunk;
   // Threads past the end join the exchange below with a sum of 0.
   const std::int64_t left = elements - first;
   const int size = static_cast<int>(left < 0                         ? 0
@@ -48,28 +54,20 @@ __global__ void __launch_bounds__(kThreads)
   }
   double total = 0;
   for (int l = 0; l < kLanes; ++l) total += __shfl_sync(kWholeWarp, sum, l, kLanes);
-  if (lane == 0 && size > 0) sums[chunk] = total;
-}
-
-template <typename T>
-void launch_typed(const ChunkSumsParams& p, std::int64_t num_chunks, cudaStream_t stream) {
-  constexpr std::int64_t kChunksOfBlock = kThreads / kLanes;
-  const auto grid = static_cast<unsigned>((num_chunks + kChunksOfBlock - 1) / kChunksOfBlock);
-  launch({.grid = dim3(grid), .block = dim3(kThreads), .stream = stream}, chunk_sums_kernel<T>,
-         static_cast<const T*>(p.x), p.elements, p.sums);
+  if (lane == 0 && size > 0) p.sums[chunk] = total;
 }
 
 }  // namespace
 
 void launch_chunk_sums(const ChunkSumsParams& params, cudaStream_t stream) {
-  if (params.elements == 0) return;
-  const std::int64_t num_chunks =
-      (params.elements + ChunkSumsParams::kChunk - 1) / ChunkSumsParams::kChunk;
-  if (params.dtype == KernelDtype::kBFloat16) {
-    launch_typed<__nv_bfloat16>(params, num_chunks, stream);
-  } else {
-    launch_typed<float>(params, num_chunks, stream);
-  }
+  if (params.num_tensors == 0) return;
+  constexpr std::int64_t kChunksOfBlock = kThreads / kLanes;
+  const std::int64_t num_chunks = params.tensors[params.num_tensors - 1].end;
+  const auto grid = static_cast<unsigned>((num_chunks + kChunksOfBlock - 1) / kChunksOfBlock);
+  launch({.grid = dim3(grid), .block = dim3(kThreads), .stream = stream},
+         params.dtype == KernelDtype::kBFloat16 ? chunk_sums_kernel<__nv_bfloat16>
+                                                : chunk_sums_kernel<float>,
+         params);
 }
 
 }  // namespace birkhoff

@@ -10,13 +10,19 @@ struct CUstream_st;
 
 namespace birkhoff {
 
+// Several tensors, whose sums follow one another.
 struct ChunkSumsParams {
-  const void* x;  // [elements], fp32 or bf16
-  KernelDtype dtype;
-  std::int64_t elements;
-  double* sums;  // [ceil(elements / kChunk)]
-
   static constexpr std::int64_t kChunk = 4096;  // as in runtime/gradients/fixed_order.h
+  static constexpr int kMostTensors = 64;
+
+  KernelDtype dtype;  // of all elements: fp32 or bf16
+  int num_tensors;
+  struct Tensor {
+    const void* x;          // [elements]
+    std::int64_t elements;  // at least 1
+    std::int64_t end;       // chunks of this tensor and of those before it
+  } tensors[kMostTensors];
+  double* sums;  // [end of the last tensor]
 };
 
 // Asynchronous on `stream`.

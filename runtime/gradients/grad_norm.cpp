@@ -40,7 +40,7 @@ std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
     sums.push_back(
         at::zeros({num_sum_chunks(length)}, bucket.gradients.options().dtype(at::kDouble)));
     const auto set = [&](std::int64_t chunk, const at::Tensor& elements) {
-      const at::Tensor values = chunk_sums_of_squares(elements);
+      const at::Tensor values = chunk_sums_of_squares({elements});
       sums.back().narrow(0, chunk, values.numel()).copy_(values);
     };
     const std::int64_t first = num_sum_chunks(slice.begin), last = num_sum_chunks(slice.end);
@@ -68,17 +68,14 @@ std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
 
 at::Tensor gradient_chunk_sums(const GradBuckets& buckets) {
   if (buckets.buckets().empty()) return at::zeros({0}, at::kDouble);
-  std::vector<at::Tensor> of_buckets;
-  if (buckets.sliced()) {
-    of_buckets = chunk_sums_of_slices(buckets);
-  } else {
-    for (const auto& bucket : buckets.buckets()) {
-      of_buckets.push_back(chunk_sums_of_squares(bucket.gradients));
-    }
+  if (!buckets.sliced()) {
+    std::vector<at::Tensor> gradients;
+    for (const auto& bucket : buckets.buckets()) gradients.push_back(bucket.gradients);
+    return chunk_sums_of_squares(gradients);
   }
-  const at::Tensor chunk_sums = at::cat(of_buckets);
+  const at::Tensor chunk_sums = at::cat(chunk_sums_of_slices(buckets));
   // One rank summed each chunk, so adding zeros over the ranks is exact.
-  if (buckets.sliced()) buckets.group().all_reduce(chunk_sums, ReduceOp::kSum, "gradient norm");
+  buckets.group().all_reduce(chunk_sums, ReduceOp::kSum, "gradient norm");
   return chunk_sums;
 }
 

@@ -7,6 +7,7 @@
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/block_mix/gpu_few_blocks.h"
 #include "attention/kernels/block_mix/gpu_mix.h"
 #include "attention/kernels/block_mix/gpu_products.h"
 #include "tests/attention/block_mix_problem.h"
@@ -27,28 +28,44 @@ void run_kernel(const BlockMixParams& params, std::int64_t num_tasks, int shared
 }
 
 template <typename Thread>
-using Forward = BlockMixRows<Thread, false, BlockMixShape::kTile>;
+using Forward = BlockMixRows<Thread, false>;
 template <typename Thread>
-using BackwardRows = BlockMixRows<Thread, true, BlockMixShape::kTile>;
-template <typename Thread>
-using ForwardOfFew = BlockMixRows<Thread, false, BlockMixShape::kFewBlocks>;
-template <typename Thread>
-using BackwardRowsOfFew = BlockMixRows<Thread, true, BlockMixShape::kFewBlocks>;
+using BackwardRows = BlockMixRows<Thread, true>;
+template <int kRows>
+struct Few {
+  template <typename Thread>
+  using Forward = BlockMixFew<Thread, false, kRows>;
+  template <typename Thread>
+  using Backward = BlockMixFew<Thread, true, kRows>;
+};
+
+template <EmulatedNumber kNumber, int kRows>
+void run_few(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
+  using Thread = EmulatedThread<kNumber>;
+  run_kernel<kNumber, Few<kRows>::template Forward>(
+      forward, BlockMixShape::few_tasks(forward, false),
+      Few<kRows>::template Forward<Thread>::kBytes, backwards);
+  run_kernel<kNumber, Few<kRows>::template Backward>(
+      backward, BlockMixShape::few_tasks(backward, true),
+      Few<kRows>::template Backward<Thread>::kBytes, backwards);
+}
 
 // As the launches in attention/kernels/block_mix/gpu_launch.cu.
 template <EmulatedNumber kNumber>
 void run_kernels(const BlockMixParams& forward, const BlockMixParams& backward, bool backwards) {
-  const int rows_bytes = BlockMixShape::rows_bytes(forward.blocks);
-  const std::int64_t rows_tasks = BlockMixShape::rows_tasks(forward);
-  if (forward.blocks <= BlockMixShape::kFewBlocks) {
-    run_kernel<kNumber, ForwardOfFew>(forward, rows_tasks, rows_bytes, backwards);
-    run_kernel<kNumber, BackwardRowsOfFew>(backward, rows_tasks, rows_bytes, backwards);
-  } else {
-    run_kernel<kNumber, Forward>(forward, rows_tasks, rows_bytes, backwards);
-    run_kernel<kNumber, BackwardRows>(backward, rows_tasks, rows_bytes, backwards);
+  using Shape = BlockMixShape;
+  if (forward.blocks <= Shape::kFewBlocks) {
+    const int rows = Shape::few_rows(forward.blocks);
+    if (rows == 16) return run_few<kNumber, 16>(forward, backward, backwards);
+    if (rows == 32) return run_few<kNumber, 32>(forward, backward, backwards);
+    return run_few<kNumber, 64>(forward, backward, backwards);
   }
-  run_kernel<kNumber, BlockMixWeights>(backward, BlockMixShape::weights_tasks(backward),
-                                       BlockMixShape::kWeightsBytes, backwards);
+  const int rows_bytes = Shape::rows_bytes(forward.blocks);
+  const std::int64_t rows_tasks = Shape::rows_tasks(forward);
+  run_kernel<kNumber, Forward>(forward, rows_tasks, rows_bytes, backwards);
+  run_kernel<kNumber, BackwardRows>(backward, rows_tasks, rows_bytes, backwards);
+  run_kernel<kNumber, BlockMixWeights>(backward, Shape::weights_tasks(backward),
+                                       Shape::kWeightsBytes, backwards);
 }
 
 // Returns d_w, then y and d_x of each tensor. `backwards` reverses the order in which threads run.
@@ -109,10 +126,24 @@ TEST(BlockMixEmulation, KeysAndValuesOfManyHeads) {
 
 // Enough columns for d_w to be computed in parts.
 TEST(BlockMixEmulation, PartsOfColumns) {
-  const MixProblem problem =
-      make_mix_problem({.blocks = 10, .block = 37, .head_dim = 64}, -1, at::kHalf, true, 2, 62);
-  EXPECT_GT(new_block_mix_d_weights(problem.x_BHNbD).size(0), 1);
-  check(problem);
+  for (const std::int64_t blocks : {10, 70}) {
+    const MixProblem problem = make_mix_problem({.blocks = blocks, .block = 37, .head_dim = 64}, -1,
+                                                at::kHalf, true, 2, 62);
+    EXPECT_GT(new_block_mix_d_weights(problem.x_BHNbD).size(0), 1);
+    check(problem);
+  }
+}
+
+// Slabs that end inside a token's columns and hold fewer columns than a warp's.
+TEST(BlockMixEmulation, FewBlocksWithRaggedSlabs) {
+  std::uint64_t seed = 80;
+  for (const std::int64_t blocks : {1, 7, 16, 17, 32, 33, 64}) {
+    for (const std::int64_t diagonal : {std::int64_t{-1}, blocks - 1}) {
+      ++seed;
+      check(make_mix_problem({.blocks = blocks, .block = 13, .head_dim = 72}, diagonal,
+                             at::kBFloat16, seed % 2 == 0, 2, seed));
+    }
+  }
 }
 
 TEST(BlockMixEmulation, MostBlocks) {
@@ -123,11 +154,13 @@ TEST(BlockMixEmulation, MostBlocks) {
 }
 
 TEST(BlockMixEmulation, SameBitsInAnyOrderOfThreads) {
-  const MixProblem problem =
-      make_mix_problem({.heads = 2, .blocks = 70}, -1, at::kBFloat16, true, 2, 65);
-  const auto forwards = solve(problem), backwards = solve(problem, true);
-  for (std::size_t i = 0; i < forwards.size(); ++i) {
-    EXPECT_TRUE(at::equal(forwards[i], backwards[i])) << "tensor " << i;
+  for (const std::int64_t blocks : {12, 24, 40, 70}) {
+    const MixProblem problem =
+        make_mix_problem({.heads = 2, .blocks = blocks}, -1, at::kBFloat16, true, 2, 65);
+    const auto forwards = solve(problem), backwards = solve(problem, true);
+    for (std::size_t i = 0; i < forwards.size(); ++i) {
+      EXPECT_TRUE(at::equal(forwards[i], backwards[i])) << blocks << " blocks, tensor " << i;
+    }
   }
 }
 

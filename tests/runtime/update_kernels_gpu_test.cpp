@@ -8,6 +8,7 @@
 
 #include "configs/config.pb.h"
 #include "runtime/gradients/chunk_sums.h"
+#include "runtime/gradients/gpu_chunk_sums_params.h"
 #include "runtime/gradients/grad_norm.h"
 #include "runtime/optimizers/adafactor.h"
 #include "runtime/optimizers/adamw.h"
@@ -92,7 +93,7 @@ TEST(FusedAdamWKernel, SmallAStepThatIsNotAppliedChangesNothing) {
 
 void check_chunk_sums(std::int64_t elements, at::ScalarType dtype) {
   const at::Tensor x = (test_values({elements}, 5) * 1e3).to(dtype);
-  expect_same_bits(chunk_sums_of_squares(x.cuda()), chunk_sums_of_squares(x),
+  expect_same_bits(chunk_sums_of_squares({x.cuda()}), chunk_sums_of_squares({x}),
                    fmt::format("{} of {}", elements, c10::toString(dtype)));
 }
 
@@ -108,10 +109,22 @@ TEST(ChunkSumsKernel, LargeHasTheBitsOfTheHost) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) check_chunk_sums(10000019, dtype);
 }
 
+TEST(ChunkSumsKernel, SmallTensorsFollowOneAnother) {
+  std::vector<at::Tensor> host, device;
+  for (int i = 0; i < 2 * ChunkSumsParams::kMostTensors + 3; ++i) {
+    host.push_back(test_values({i % 5 == 4 ? 0 : i * 977 % 9001 + 1}, i).to(at::kFloat));
+    device.push_back(host.back().cuda());
+  }
+  std::vector<at::Tensor> one_by_one;
+  for (const at::Tensor& each : host) one_by_one.push_back(chunk_sums_of_squares({each}));
+  expect_same_bits(chunk_sums_of_squares(device), at::cat(one_by_one), "on the GPU");
+  expect_same_bits(chunk_sums_of_squares(host), at::cat(one_by_one), "on the host");
+}
+
 TEST(ChunkSumsKernel, SmallIsNotFiniteWhereAnElementIsNot) {
   const at::Tensor x = at::ones({5000}, at::kCUDA);
   x[4999] = std::numeric_limits<float>::infinity();
-  const at::Tensor sums = chunk_sums_of_squares(x).cpu();
+  const at::Tensor sums = chunk_sums_of_squares({x}).cpu();
   EXPECT_EQ(sums[0].item<double>(), 4096);
   EXPECT_FALSE(std::isfinite(sums[1].item<double>()));
 }

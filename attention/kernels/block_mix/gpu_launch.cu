@@ -1,5 +1,6 @@
-// Block mixing: launches. gpu_products.h says what the kernels compute, own and keep in shared
-// memory.
+// Block mixing: launches. gpu_products.h and gpu_few_blocks.h say what the kernels compute, own and
+// keep in shared memory.
+#include "attention/kernels/block_mix/gpu_few_blocks.h"
 #include "attention/kernels/block_mix/gpu_products.h"
 #include "cluster/base/gpu/gpu_thread.cuh"
 #include "cluster/base/gpu/launch.h"
@@ -28,31 +29,45 @@ void launch_body(const BlockMixParams& params, std::int64_t num_tasks, int share
          kernel, params);
 }
 
-template <typename T, bool kTransposed>
-void launch_rows(const BlockMixParams& params, cudaStream_t stream) {
-  using Shape = BlockMixShape;
-  const auto launch_with = [&]<int kResultRows>() {
-    launch_body<BlockMixRows<GpuThread<T>, kTransposed, kResultRows>>(
-        params, Shape::rows_tasks(params), Shape::rows_bytes(params.blocks), stream);
+template <typename T, bool kBackward>
+void launch_few(const BlockMixParams& params, cudaStream_t stream) {
+  const auto launch_rows = [&]<int kRows>() {
+    using Body = BlockMixFew<GpuThread<T>, kBackward, kRows>;
+    launch_body<Body>(params, BlockMixShape::few_tasks(params, kBackward), Body::kBytes, stream);
   };
-  if (params.blocks <= Shape::kFewBlocks) {
-    return launch_with.template operator()<Shape::kFewBlocks>();
+  switch (BlockMixShape::few_rows(params.blocks)) {
+    case 16:
+      return launch_rows.template operator()<16>();
+    case 32:
+      return launch_rows.template operator()<32>();
+    default:
+      return launch_rows.template operator()<64>();
   }
-  launch_with.template operator()<Shape::kTile>();
+}
+
+template <typename T>
+void launch_forward(const BlockMixParams& params, cudaStream_t stream) {
+  using Shape = BlockMixShape;
+  if (params.blocks <= Shape::kFewBlocks) return launch_few<T, false>(params, stream);
+  launch_body<BlockMixRows<GpuThread<T>, false>>(params, Shape::rows_tasks(params),
+                                                 Shape::rows_bytes(params.blocks), stream);
 }
 
 template <typename T>
 void launch_backward(const BlockMixParams& params, cudaStream_t stream) {
-  launch_rows<T, true>(params, stream);
-  launch_body<BlockMixWeights<GpuThread<T>>>(params, BlockMixShape::weights_tasks(params),
-                                             BlockMixShape::kWeightsBytes, stream);
+  using Shape = BlockMixShape;
+  if (params.blocks <= Shape::kFewBlocks) return launch_few<T, true>(params, stream);
+  launch_body<BlockMixRows<GpuThread<T>, true>>(params, Shape::rows_tasks(params),
+                                                Shape::rows_bytes(params.blocks), stream);
+  launch_body<BlockMixWeights<GpuThread<T>>>(params, Shape::weights_tasks(params),
+                                             Shape::kWeightsBytes, stream);
 }
 
 }  // namespace
 
 void launch_block_mix(const BlockMixParams& params, cudaStream_t stream) {
-  if (params.dtype == KernelDtype::kHalf) return launch_rows<__half, false>(params, stream);
-  launch_rows<__nv_bfloat16, false>(params, stream);
+  if (params.dtype == KernelDtype::kHalf) return launch_forward<__half>(params, stream);
+  launch_forward<__nv_bfloat16>(params, stream);
 }
 
 void launch_block_mix_backward(const BlockMixParams& params, cudaStream_t stream) {

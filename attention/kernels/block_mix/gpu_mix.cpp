@@ -16,9 +16,8 @@
 namespace birkhoff {
 namespace {
 
-// The parameters that all launches share.
-BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
-                             std::int64_t diagonal) {
+// Sizes alone.
+BlockMixParams shape_params(const std::vector<at::Tensor>& x_BHNbD) {
   const at::Tensor& first = x_BHNbD[0];
   const auto size = [&](std::int64_t dim) { return static_cast<int>(first.size(dim)); };
   BlockMixParams params{};
@@ -28,26 +27,19 @@ BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Te
   params.blocks = size(2);
   params.block = size(3);
   params.head_dim = size(4);
-  params.diagonal = static_cast<int>(diagonal);
-  params.weights = static_cast<const std::uint16_t*>(weights.const_data_ptr());
-  std::copy_n(weights.strides().begin(), 3, params.weight_strides);
   params.num_tensors = static_cast<int>(x_BHNbD.size());
-  std::transform(x_BHNbD.begin(), x_BHNbD.end(), params.x, block_rows);
   return params;
 }
 
-// Each part of d_w costs a write and a read of N x N numbers, so a part gets at least kLeastSteps
-// of the kernel's steps. More parts than fill a GPU gain nothing.
-std::int64_t num_parts(const std::vector<at::Tensor>& x_BHNbD) {
-  constexpr std::int64_t kEnoughTasks = 512, kLeastSteps = 32;
-  const at::Tensor& x = x_BHNbD[0];
-  const std::int64_t width = x.size(3) * x.size(4),
-                     tiles = BlockMixShape::tiles(static_cast<int>(x.size(2)));
-  const std::int64_t steps = static_cast<std::int64_t>(x_BHNbD.size()) *
-                             ((width + BlockMixShape::kTile - 1) / BlockMixShape::kTile);
-  const std::int64_t tasks = std::max<std::int64_t>(1, x.size(0) * x.size(1) * tiles * tiles);
-  return std::clamp<std::int64_t>(kEnoughTasks / tasks, 1,
-                                  std::max<std::int64_t>(1, steps / kLeastSteps));
+// The parameters that all launches share.
+BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Tensor>& x_BHNbD,
+                             std::int64_t diagonal) {
+  BlockMixParams params = shape_params(x_BHNbD);
+  params.diagonal = static_cast<int>(diagonal);
+  params.weights = static_cast<const std::uint16_t*>(weights.const_data_ptr());
+  std::copy_n(weights.strides().begin(), 3, params.weight_strides);
+  std::transform(x_BHNbD.begin(), x_BHNbD.end(), params.x, block_rows);
+  return params;
 }
 
 }  // namespace
@@ -92,7 +84,8 @@ BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at:
 
 at::Tensor new_block_mix_d_weights(const std::vector<at::Tensor>& x_BHNbD) {
   const at::Tensor& x = x_BHNbD[0];
-  return at::empty({num_parts(x_BHNbD), x.size(0), x.size(1), x.size(2), x.size(2)},
+  const int parts = BlockMixShape::num_parts(shape_params(x_BHNbD));
+  return at::empty({parts, x.size(0), x.size(1), x.size(2), x.size(2)},
                    x.options().dtype(at::kFloat));
 }
 

@@ -7,9 +7,8 @@
 // x.
 //
 // BlockMixRows computes y or, with kTransposed, d_x. A block of threads owns a slab of 128 columns
-// of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time, or 16 if
-// there are at most 16 blocks: a slab is small then, and more blocks of threads must be at work to
-// keep the memory busy. Shared memory: the slab, which is read once (256 bytes per row), and two
+// of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time. For at most
+// kFewBlocks blocks gpu_few_blocks.h replaces both kernels. Shared memory: the slab, which is read once (256 bytes per row), and two
 // tiles of 64 x 64 weights (16 KiB), of which one comes from the L2 cache while the other is
 // multiplied. Results are written through a tile that is no longer needed.
 //
@@ -36,7 +35,7 @@ struct BlockMixShape {
   static constexpr int kSlab = 128;                    // columns of a block of threads
   static constexpr int kWarpColumns = kSlab / kWarps;  // of each of its warps
   static constexpr int kTile = kTileRows;              // rows and columns of other tiles
-  static constexpr int kFewBlocks = 16;                // of BlockMixRows with small tiles
+  static constexpr int kFewBlocks = 64;                // of gpu_few_blocks.h
   static constexpr int kTileBytes = 2 * kTile * kTile;
   static constexpr int kWeightsBytes = 4 * kTileBytes;  // of BlockMixWeights
 
@@ -54,6 +53,28 @@ struct BlockMixShape {
   }
   static std::int64_t rows_tasks(const BlockMixParams& p) {
     return p.num_tensors * std::int64_t{p.batch} * p.heads * slabs(p, kSlab);
+  }
+  // gpu_few_blocks.h: rows that hold so few blocks, and columns of a slab with that many rows.
+  static constexpr int few_rows(int blocks) { return blocks <= 16 ? 16 : blocks <= 32 ? 32 : 64; }
+  BIRKHOFF_HOST_DEVICE static constexpr int few_columns(int rows) { return 8192 / rows; }
+  static std::int64_t few_tasks(const BlockMixParams& p, bool backward) {
+    const int parts =
+        backward ? p.parts : p.num_tensors * slabs(p, few_columns(few_rows(p.blocks)));
+    return std::int64_t{p.batch} * p.heads * parts;
+  }
+  // How many parts the sum of d_w has; it depends only on the shape. Each part costs a write and a
+  // read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps. More parts
+  // than fill a GPU gain nothing.
+  static int num_parts(const BlockMixParams& p) {
+    constexpr std::int64_t kEnoughTasks = 512;
+    const bool few = p.blocks <= kFewBlocks;
+    const std::int64_t width = few ? few_columns(few_rows(p.blocks)) : kTile,
+                       steps = std::int64_t{p.num_tensors} * slabs(p, static_cast<int>(width)),
+                       tasks = std::int64_t{p.batch} * p.heads * tiles(p.blocks) * tiles(p.blocks),
+                       most = few ? steps : steps / 32,
+                       enough = tasks < 1 ? 1 : kEnoughTasks / tasks;
+    const std::int64_t parts = enough < most ? enough : most;
+    return static_cast<int>(parts < 1 ? 1 : parts);
   }
   static std::int64_t weights_tasks(const BlockMixParams& p) {
     return std::int64_t{p.batch} * p.heads * p.parts * tiles(p.blocks) * tiles(p.blocks);
@@ -139,9 +160,7 @@ class BlockMixBody {
   }
 };
 
-// kResultRows: of a tile of results, and of the sources that exist in a tile: kTile, or kFewBlocks
-// for at most that many blocks.
-template <typename Thread, bool kTransposed, int kResultRows>
+template <typename Thread, bool kTransposed>
 class BlockMixRows : BlockMixBody<Thread> {
   using Body = BlockMixBody<Thread>;
   using typename Body::Columns;
@@ -157,11 +176,11 @@ class BlockMixRows : BlockMixBody<Thread> {
   static constexpr std::uint32_t kRows = 2 * Shape::kTileBytes;  // after two tiles of weights
 
   // The warp's columns of a tile of result rows: 16 rows at a time, in groups of 8 columns.
-  using Sums = float[kResultRows / 16][kWarpGroups][4];
+  using Sums = float[kTile / 16][kWarpGroups][4];
 
  public:
   // Blocks of threads of a multiprocessor, for the compiler's choice of registers.
-  static constexpr int kBlocks = kResultRows == Shape::kFewBlocks ? 8 : 1;
+  static constexpr int kBlocks = 1;
 
   using Body::Body;
 
@@ -227,7 +246,7 @@ class BlockMixRows : BlockMixBody<Thread> {
       const Columns from = this->columns_of(rows, batch, head,
                                             this->group_at(first_group + warp_ * kWarpGroups + j));
       BIRKHOFF_UNROLL
-      for (int i = 0; i < kResultRows / 8; ++i) {
+      for (int i = 0; i < kTile / 8; ++i) {
         const int row = first_row + 8 * i + own.row;
         std::uint32_t pair = 0;
         if (row < from.rows) {
@@ -269,7 +288,7 @@ class BlockMixRows : BlockMixBody<Thread> {
     std::uint32_t to = weights_tile(stage) + place_in_tile<kTile>(thread_.index() / kGroups,
                                                                   thread_.index() % kGroups * 8);
     BIRKHOFF_UNROLL
-    for (int i = 0; i < kResultRows; i += kRowsAtOnce) {
+    for (int i = 0; i < kTile; i += kRowsAtOnce) {
       thread_.template copy_async<16>(to, from, u + i < p_.blocks && v < p_.blocks);
       from += kRowsAtOnce * p_.weight_strides[2];
       to += 2 * kRowsAtOnce * kTile;
@@ -285,7 +304,7 @@ class BlockMixRows : BlockMixBody<Thread> {
         kRows + place_in_tile<kSlab>(down.row, warp_ * Shape::kWarpColumns + down.column) +
         static_cast<std::uint32_t>(2 * tiles.source() * kSlab);
     BIRKHOFF_UNROLL
-    for (int k = 0; k < kResultRows; k += 16) {
+    for (int k = 0; k < kTile; k += 16) {
       const int source = tiles.source() + k;
       if (source >= p_.blocks) continue;
       std::uint32_t b[kWarpGroups / 2][4];
@@ -294,7 +313,7 @@ class BlockMixRows : BlockMixBody<Thread> {
         thread_.template load_matrices<true>(b[j], further_right(x, 16 * j) + 2 * k * kSlab);
       }
       BIRKHOFF_UNROLL
-      for (int i = 0; i < kResultRows; i += 16) {
+      for (int i = 0; i < kTile; i += 16) {
         const int result = tiles.result() + i;
         if (kTransposed ? !this->has_weights(source, result) : !this->has_weights(result, source)) {
           continue;
@@ -318,7 +337,7 @@ class BlockMixRows : BlockMixBody<Thread> {
         weights_tile(stage) + static_cast<std::uint32_t>(warp_ * (Shape::kTileBytes / 4));
     const Place own = place_in_c(lane_, 0);
     BIRKHOFF_UNROLL
-    for (int i = 0; i < kResultRows / 16; ++i) {
+    for (int i = 0; i < kTile / 16; ++i) {
       const int half = i % 2 * Shape::kWarpColumns;
       const std::uint32_t place = area + place_in_tile<kTile>(own.row, own.column);
       BIRKHOFF_UNROLL

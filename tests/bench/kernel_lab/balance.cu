@@ -74,8 +74,8 @@ void solve(const Shape& s, const Tensors& t, const Float& p, const Float& d_scor
   cuda_check(cudaMemset(d.get(), 0, static_cast<std::size_t>(d.bytes())), "cudaMemset");
   double* d_s = d.get();
   float *to_p = p.get(), *to_d = d_scores.get();
-  const Slow<Real> slow{s.size, s.iterations, s.first_row(), s.prefix, t.scores.get(),
-                  t.d_p.get(), f.get(), g.get(), x.get(), y.get()};
+  const Slow<Real> slow{s.size,      s.iterations, s.first_row(), s.prefix, t.scores.get(),
+                        t.d_p.get(), f.get(),      g.get(),       x.get(),  y.get()};
   for_each(problems, [=] __device__(std::int64_t problem) {
     const int size = slow.size, steps = slow.iterations;
     const std::int64_t matrix = problem / per_matrix;
@@ -90,7 +90,8 @@ void solve(const Shape& s, const Tensors& t, const Float& p, const Float& d_scor
     for (int i = 1; i <= steps; ++i) {
       for (int c = 0; c < end_column; ++c) {
         Real sum = 0;
-        for (int r = first; r < end_row; ++r) sum += exp(slow.s(matrix, r, c) + f[(i - 1) * size + r]);
+        for (int r = first; r < end_row; ++r)
+          sum += exp(slow.s(matrix, r, c) + f[(i - 1) * size + r]);
         g[i * size + c] = -log(sum);
       }
       for (int r = first; r < end_row; ++r) {

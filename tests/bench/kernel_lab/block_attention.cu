@@ -30,8 +30,13 @@ struct Shape {
 // One copy of all tensors, [B, H, L, D]; the last source is the queries' own block.
 struct Tensors {
   explicit Tensors(const Shape& s, std::uint64_t seed)
-      : q(s.elements()), out(s.elements()), d_out(s.elements()), d_q(s.elements()),
-        max(s.queries()), inverse(s.queries()), delta(s.queries()) {
+      : q(s.elements()),
+        out(s.elements()),
+        d_out(s.elements()),
+        d_q(s.elements()),
+        max(s.queries()),
+        inverse(s.queries()),
+        delta(s.queries()) {
     q.fill_random(seed + 1);
     d_out.fill_random(seed + 2);
     for (int i = 0; i < s.sources; ++i) {
@@ -173,10 +178,10 @@ void solve_backward(const Shape& s, const Slow& slow, const Results<T>& results)
       for (int key = 0; key < slow.block; ++key) {
         if (!slow.sees(source, query, key)) continue;
         const std::int64_t row = slow.row(query, key);
-        const float p = expf(slow.scale * slow.dot(slow.q + at, slow.k[source] + row) -
-                             slow.max[query]) * slow.inverse[query];
-        const float d_s =
-            p * (slow.dot(slow.d_out + at, slow.v[source] + row) - slow.delta[query]);
+        const float p =
+            expf(slow.scale * slow.dot(slow.q + at, slow.k[source] + row) - slow.max[query]) *
+            slow.inverse[query];
+        const float d_s = p * (slow.dot(slow.d_out + at, slow.v[source] + row) - slow.delta[query]);
         for (int d = 0; d < slow.head_dim; ++d) {
           total[d] += rounded<kRounded>(d_s) * to_float(slow.k[source][row + d]);
         }
@@ -194,10 +199,10 @@ void solve_backward(const Shape& s, const Slow& slow, const Results<T>& results)
         const std::int64_t query = key / slow.block * slow.block + i;
         if (!slow.sees(source, query, static_cast<int>(key % slow.block))) continue;
         const std::int64_t at = query * slow.head_dim;
-        const float p = expf(slow.scale * slow.dot(slow.q + at, slow.k[source] + row) -
-                             slow.max[query]) * slow.inverse[query];
-        const float d_s =
-            p * (slow.dot(slow.d_out + at, slow.v[source] + row) - slow.delta[query]);
+        const float p =
+            expf(slow.scale * slow.dot(slow.q + at, slow.k[source] + row) - slow.max[query]) *
+            slow.inverse[query];
+        const float d_s = p * (slow.dot(slow.d_out + at, slow.v[source] + row) - slow.delta[query]);
         for (int d = 0; d < slow.head_dim; ++d) {
           of_k[d] += rounded<kRounded>(d_s) * to_float(slow.q[at + d]);
           of_v[d] += rounded<kRounded>(p) * to_float(slow.d_out[at + d]);

@@ -23,13 +23,15 @@ struct Shape {
     return "L " + std::to_string(blocks * block) + ", D " + std::to_string(head_dim) + ", N " +
            std::to_string(blocks) + (causal ? ", causal" : ", encoder");
   }
-  // As num_parts() in attention/kernels/block_mix/gpu_mix.cpp.
   int parts() const {
-    const std::int64_t tiles = BlockMixShape::tiles(blocks);
-    const std::int64_t steps = 2 * ((columns() + BlockMixShape::kTile - 1) / BlockMixShape::kTile);
-    return static_cast<int>(std::clamp<std::int64_t>(
-        512 / std::max<std::int64_t>(1, matrices() * tiles * tiles), 1,
-        std::max<std::int64_t>(1, steps / 32)));
+    BlockMixParams p{};
+    p.batch = batch;
+    p.heads = heads;
+    p.blocks = blocks;
+    p.block = block;
+    p.head_dim = head_dim;
+    p.num_tensors = 2;
+    return BlockMixShape::num_parts(p);
   }
 };
 

@@ -88,15 +88,14 @@ Lab::Lab(int argc, char** argv) {
   const Array<float4> from(1 << 25), to(1 << 25);
   from.poison();
   const double seconds = seconds_of(
-      [&](cudaStream_t stream) {
-        copy_kernel<<<1 << 15, 256, 0, stream>>>(from.get(), to.get());
-      },
+      [&](cudaStream_t stream) { copy_kernel<<<1 << 15, 256, 0, stream>>>(from.get(), to.get()); },
       kRounds);
   copy_speed_ = 2 * static_cast<double>(from.bytes()) / seconds;
   std::printf("%s: copy of 512 MiB at %.3f TB/s, L2 cache of %.0f MB\n\n", card_.c_str(),
               copy_speed_ * 1e-12, static_cast<double>(l2_bytes_) * 1e-6);
-  std::printf("| GPU | kernel | shape | us | MB | share of copy speed | TFLOP/s | predicted us | "
-              "errors / bound | same bits |\n|---|---|---|---:|---:|---:|---:|---:|---|---|\n");
+  std::printf(
+      "| GPU | kernel | shape | us | MB | share of copy speed | TFLOP/s | predicted us | "
+      "errors / bound | same bits |\n|---|---|---|---:|---:|---:|---:|---:|---|---|\n");
 }
 
 bool Lab::wants(const std::string& kernel, const std::string& shape) const {
@@ -107,15 +106,19 @@ bool Lab::wants(const std::string& kernel, const std::string& shape) const {
 
 int Lab::copies(std::int64_t bytes) const {
   if (once_) return 1;
-  return static_cast<int>(std::clamp<std::int64_t>(3 * l2_bytes_ / std::max<std::int64_t>(bytes, 1),
-                                                   1, 127)) + 1;
+  return static_cast<int>(
+             std::clamp<std::int64_t>(3 * l2_bytes_ / std::max<std::int64_t>(bytes, 1), 1, 127)) +
+         1;
 }
 
 double Lab::microseconds(const Case& each, int copies) const {
   const int launches = std::max(copies, 20) / copies * copies;
-  return 1e6 / launches * seconds_of([&](cudaStream_t stream) {
-           for (int i = 0; i < launches; ++i) each.launch(i % copies, stream);
-         }, kRounds);
+  return 1e6 / launches *
+         seconds_of(
+             [&](cudaStream_t stream) {
+               for (int i = 0; i < launches; ++i) each.launch(i % copies, stream);
+             },
+             kRounds);
 }
 
 std::string Lab::check(const Case& each) const {
@@ -138,7 +141,8 @@ std::string Lab::check(const Case& each) const {
   }
   for (const Output& out : each.outputs) out.poison();
   each.launch(0, nullptr);
-  for (std::size_t i = 0; i < first.size(); ++i) same = same && each.outputs[i].checksum() == first[i];
+  for (std::size_t i = 0; i < first.size(); ++i)
+    same = same && each.outputs[i].checksum() == first[i];
   if (each.outputs.empty()) return "| |";
   return (failed ? "FAILED: " : "") + errors + " | " + (same ? "yes" : "NO") + " |";
 }

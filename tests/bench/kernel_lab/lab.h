@@ -153,17 +153,20 @@ struct Output {
 template <typename T, typename Exact, typename Rounded>
 Output output(const std::string& name, const Array<T>& x, const Array<Exact>& exact,
               const Array<Rounded>& rounded) {
-  return {name, [=] { x.poison(); }, [=] { return checksum(x); },
-          [=] { return distance(x, exact); }, [=] { return distance(rounded, exact); },
+  return {name,
+          [=] { x.poison(); },
+          [=] { return checksum(x); },
+          [=] { return distance(x, exact); },
+          [=] { return distance(rounded, exact); },
           sizeof(T) == 2 ? 0x1p-8f : 0x1p-22f};
 }
 
 struct Case {
   std::string kernel, shape;
-  double bytes = 0, flops = 0;       // of a launch: what it has to load and store, and to multiply
-  std::int64_t copy_bytes = 0;       // of the tensors of one copy
+  double bytes = 0, flops = 0;  // of a launch: what it has to load and store, and to multiply
+  std::int64_t copy_bytes = 0;  // of the tensors of one copy
   std::function<void(int, cudaStream_t)> launch;  // on copy i
-  std::vector<Output> outputs;       // of copy 0; empty: not checked
+  std::vector<Output> outputs;                    // of copy 0; empty: not checked
 };
 
 class Lab {

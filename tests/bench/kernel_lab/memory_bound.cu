@@ -54,9 +54,10 @@ void cross_entropy(Lab& lab, std::int64_t rows, std::int64_t vocabulary) {
   const Float losses(rows), exact_losses(rows), exact(rows * vocabulary);
   solve_cross_entropy(given, targets, vocabulary, exact_losses, rounded);
   solve_cross_entropy(given, targets, vocabulary, exact_losses, exact);
-  const FusedCrossEntropyParams params{logits.get(),   KernelDtype::kBFloat16, targets.get(),
-                                       mask.get(),     losses.get(),           rows,
-                                       vocabulary,     true};
+  const FusedCrossEntropyParams params{logits.get(),  KernelDtype::kBFloat16,
+                                       targets.get(), mask.get(),
+                                       losses.get(),  rows,
+                                       vocabulary,    true};
   // The kernel overwrites the logits: the check restores them before each launch, and repeated
   // launches take their own results.
   const auto restore = [=] {
@@ -85,12 +86,23 @@ void residual_norm(Lab& lab, std::int64_t rows, std::int64_t channels) {
   const Float sum(size), mean(rows), rstd(rows), d_x(size), d_weight(channels), d_bias(channels),
       partials(ResidualNormBackwardParams::parts(rows, channels) * 2 * channels);
   const Half normed(size), d_y(size);
-  const ResidualNormParams forward{KernelDtype::kBFloat16, rows, channels, x.get(), y.get(),
-                                   weight.get(), bias.get(), 1e-5f, sum.get(), normed.get(),
-                                   mean.get(), rstd.get()};
+  const ResidualNormParams forward{KernelDtype::kBFloat16,
+                                   rows,
+                                   channels,
+                                   x.get(),
+                                   y.get(),
+                                   weight.get(),
+                                   bias.get(),
+                                   1e-5f,
+                                   sum.get(),
+                                   normed.get(),
+                                   mean.get(),
+                                   rstd.get()};
   const ResidualNormBackwardParams backward{
-      KernelDtype::kBFloat16, rows, channels, d_sum.get(), d_normed.get(), sum.get(), mean.get(),
-      rstd.get(), weight.get(), d_x.get(), d_y.get(), partials.get(), d_weight.get(), d_bias.get()};
+      KernelDtype::kBFloat16, rows,        channels,   d_sum.get(),
+      d_normed.get(),         sum.get(),   mean.get(), rstd.get(),
+      weight.get(),           d_x.get(),   d_y.get(),  partials.get(),
+      d_weight.get(),         d_bias.get()};
 
   const Float exact(size), exact_d_x(size);
   const Half rounded(size);
@@ -100,7 +112,9 @@ void residual_norm(Lab& lab, std::int64_t rows, std::int64_t channels) {
     const std::int64_t first = row * channels;
     const auto* y = static_cast<const Element*>(forward.y);
     const auto* d_normed = static_cast<const Element*>(backward.d_normed);
-    const auto value = [&](std::int64_t c) { return forward.x[first + c] + to_float(y[first + c]); };
+    const auto value = [&](std::int64_t c) {
+      return forward.x[first + c] + to_float(y[first + c]);
+    };
     double mean = 0, variance = 0, of_g = 0, of_gh = 0;
     for (std::int64_t c = 0; c < channels; ++c) mean += value(c) / static_cast<double>(channels);
     for (std::int64_t c = 0; c < channels; ++c) {
@@ -116,7 +130,8 @@ void residual_norm(Lab& lab, std::int64_t rows, std::int64_t channels) {
     }
     for (std::int64_t c = 0; c < channels; ++c) {
       const double h = (value(c) - mean) * r, g = to_float(d_normed[first + c]) * forward.weight[c];
-      to_d_x[first + c] = static_cast<float>(backward.d_sum[first + c] + r * (g - of_g - h * of_gh));
+      to_d_x[first + c] =
+          static_cast<float>(backward.d_sum[first + c] + r * (g - of_g - h * of_gh));
     }
   });
   const double element = static_cast<double>(size);
@@ -126,7 +141,9 @@ void residual_norm(Lab& lab, std::int64_t rows, std::int64_t channels) {
   if (lab.wants(forwards.kernel, shape)) lab.run(forwards);
   launch_residual_norm(forward, nullptr);
   Case backwards{"residual norm backward", shape, 16 * element, 0, 16 * size};
-  backwards.launch = [=](int, cudaStream_t stream) { launch_residual_norm_backward(backward, stream); };
+  backwards.launch = [=](int, cudaStream_t stream) {
+    launch_residual_norm_backward(backward, stream);
+  };
   backwards.outputs = {output("d_x", d_x, exact_d_x, exact_d_x)};
   backwards.outputs[0].epsilon = 0x1p-20f;
   if (lab.wants(backwards.kernel, shape)) lab.run(backwards);
@@ -138,7 +155,12 @@ void chunk_sums(Lab& lab, std::int64_t size) {
   const Float x = Float(size).fill_random(1);
   const std::int64_t chunks = (size + ChunkSumsParams::kChunk - 1) / ChunkSumsParams::kChunk;
   const Array<double> sums(chunks);
-  const ChunkSumsParams params{x.get(), KernelDtype::kFloat, size, sums.get()};
+  // As gradient buckets of 2^20 elements.
+  ChunkSumsParams params{KernelDtype::kFloat, 0, {}, sums.get()};
+  for (std::int64_t first = 0; first < size; first += 1 << 20) {
+    params.tensors[params.num_tensors++] = {x.get() + first, 1 << 20,
+                                            (first + (1 << 20)) / ChunkSumsParams::kChunk};
+  }
   Case each{"sums of squares", shape, 4.0 * static_cast<double>(size), 0, 4 * size};
   each.launch = [=](int, cudaStream_t stream) { launch_chunk_sums(params, stream); };
   lab.run(each);
@@ -157,9 +179,10 @@ void adamw(Lab& lab, std::int64_t size) {
   const double given[] = {1e-6, 1, 1, 10};
   cuda_check(cudaMemcpy(scalars.get(), given, sizeof given, cudaMemcpyHostToDevice), "cudaMemcpy");
   const double* first = scalars.get();
-  const FusedAdamWParams params{size,      values.get(), m.get(),   v.get(),   gradients.get(),
-                                KernelDtype::kFloat, decayed.get(), first, first + 1, first + 2,
-                                first + 3, 0.9,          0.95,      1e-8,      0.1};
+  const FusedAdamWParams params{
+      size,          values.get(), m.get(),   v.get(),   gradients.get(), KernelDtype::kFloat,
+      decayed.get(), first,        first + 1, first + 2, first + 3,       0.9,
+      0.95,          1e-8,         0.1};
   Case each{"AdamW", shape, 28.0 * static_cast<double>(size), 0, 28 * size};
   each.launch = [=](int, cudaStream_t stream) {
     (void)scalars, (void)decayed;
