@@ -19,7 +19,9 @@ namespace {
 
 // Launches of at most kMostTensors tensors each.
 void sum_on_gpu(const std::vector<at::Tensor>& tensors, double* sums) {
-  ChunkSumsParams params{.dtype = kernel_dtype(tensors[0]), .num_tensors = 0, .sums = sums};
+  ChunkSumsParams params{};
+  params.dtype = kernel_dtype(tensors[0]);
+  params.sums = sums;
   std::int64_t end = 0;
   const auto flush = [&] {
     if constexpr (kHasGpuKernels) launch_chunk_sums(params, current_stream(tensors[0]));
