@@ -8,8 +8,7 @@
 #include <tuple>
 
 #include "attention/kernels/block_attention/gpu_arguments.h"
-#include "attention/kernels/block_attention/gpu_backward.h"
-#include "attention/kernels/block_attention/gpu_forward.h"
+#include "attention/kernels/block_attention/gpu_kernels.h"
 #include "attention/kernels/block_attention/gpu_terms.h"
 #include "tests/attention/block_attention_problem.h"
 #include "tests/cluster/base/emulated_gpu.h"
@@ -17,34 +16,26 @@
 namespace birkhoff::test {
 namespace {
 
-template <typename Thread, typename Body, int kThreads>
-void run_kernel(const BlockAttentionParams& params, int shared_bytes, bool backwards) {
-  EmulatedBlock block(kThreads, static_cast<std::uint32_t>(shared_bytes));
+// Runs the kernel's thread blocks one after another.
+template <typename Thread, typename Body>
+void run_kernel(const BlockAttentionParams& params, bool backwards) {
+  EmulatedBlock block(Body::kThreads, Body::kSharedBytes);
   for (std::int64_t task = 0; task < Body::num_tasks(params); ++task) {
     block.run(task, backwards, [&](int thread) { Body(Thread(block, thread), params).run(); });
   }
 }
 
-// As launch_forward() and launch_backward() in attention/kernels/block_attention/gpu_launch.cuh.
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_forward(const BlockAttentionParams& params, bool backwards) {
   using Thread = EmulatedThread<kNumber>;
-  using Shape = BlockAttentionShape<kHeadDim>;
-  run_kernel<Thread, BlockAttentionForward<Thread, kHeadDim>, Shape::kThreads>(
-      params, Shape::kForwardBytes, backwards);
+  for_each_forward_kernel<Thread, kHeadDim>(
+      params, [&]<typename Body>() { run_kernel<Thread, Body>(params, backwards); });
 }
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_backward(const BlockAttentionParams& params, bool backwards) {
   using Thread = EmulatedThread<kNumber>;
-  using Shape = BlockAttentionShape<kHeadDim>;
-  if (params.owns_keys()) {
-    return run_kernel<Thread, BlockAttentionBackwardQueries<Thread, kHeadDim, true>,
-                      Shape::kThreads>(params, Shape::kQueriesBytes, backwards);
-  }
-  run_kernel<Thread, BlockAttentionBackwardQueries<Thread, kHeadDim, false>, Shape::kThreads>(
-      params, Shape::kQueriesBytes, backwards);
-  run_kernel<Thread, BlockAttentionBackwardKeys<Thread, kHeadDim>, Shape::kThreads>(
-      params, Shape::kKeysBytes, backwards);
+  for_each_backward_kernel<Thread, kHeadDim>(
+      params, [&]<typename Body>() { run_kernel<Thread, Body>(params, backwards); });
 }
 
 // Calls f with the emulated number and the compile-time head dim.
@@ -169,6 +160,36 @@ TEST(BlockAttentionEmulation, BlocksOfManyTiles) {
   check(make_block_problem({.blocks = 1, .block = 140}, {kOwn}, at::kBFloat16, 1, 0, 6));
   check(make_block_problem({.blocks = 1, .block = 100, .head_dim = 96}, {kSorted, kOwn},
                            at::kBFloat16, 1, 0, 7));
+}
+
+// Both tiles of queries share a thread block, and with it tiles of keys. Causal queries of the first
+// tile do not see the second tile of keys.
+TEST(BlockAttentionEmulation, BlocksOfTwoTiles) {
+  for (const KeyChoice& own : {KeyChoice{}, kOwn}) {
+    check(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 128}, {own},
+                             at::kBFloat16, 1, 0, 40));
+    check(make_block_problem({.blocks = 2, .block = 128}, {kSorted, own}, at::kHalf, 1, 0, 41));
+    check(make_block_problem({.blocks = 2, .block = 96, .head_dim = 128}, {kSorted, own},
+                             at::kBFloat16, 1, 0, 42));
+    check(make_block_problem({.blocks = 2, .block = 128, .head_dim = 128}, {own}, at::kBFloat16, 1,
+                             0, 43));
+  }
+}
+
+TEST(BlockAttentionEmulation, BlocksOfTwoTilesWithAllTerms) {
+  // One kernel for all gradients; then grouped queries and neighbours, which have two.
+  const KeyChoice pairs{.causal = true, .mask = KeyChoice::kPairs},
+      window{.first_offset = -1, .causal = true, .mask = KeyChoice::kNear};
+  check(with_sink(with_relative(make_block_problem({.batch = 2, .blocks = 2, .block = 96},
+                                                   {kSorted, pairs}, at::kBFloat16, 1, 0.3f, 44),
+                                65, -64, false, 44),
+                  44));
+  check(make_block_problem({.heads = 2, .block = 65}, {{.mask = KeyChoice::kQueries}, kSorted},
+                           at::kBFloat16, 1, 0.2f, 45));
+  check(make_block_problem({.heads = 2, .blocks = 2, .block = 100, .group = 2}, {kSorted, kOwn},
+                           at::kBFloat16, 1, 0.2f, 46));
+  check(with_sink(make_block_problem({.blocks = 3, .block = 128}, {window}, at::kHalf, 1, 0, 47),
+                  47));
 }
 
 TEST(BlockAttentionEmulation, Dropout) {
@@ -347,6 +368,7 @@ TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {
        {with_relative(make_block_problem({.blocks = 2, .block = 37}, {kSorted, kOwn}, at::kBFloat16,
                                          1, 0, 13),
                       9, -4, false, 13),
+        make_block_problem({.blocks = 2, .block = 96}, {kSorted, kOwn}, at::kBFloat16, 1, 0.2f, 48),
         make_block_problem({.blocks = 2, .block = 65, .group = 2}, {{.first_offset = -1}},
                            at::kBFloat16, 1, 0, 14)}) {
     const auto forwards = solve_emulated(problem), backwards = solve_emulated(problem, true);

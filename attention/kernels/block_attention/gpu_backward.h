@@ -26,32 +26,40 @@
 
 namespace birkhoff {
 
-template <typename Thread, int kHeadDim, bool kOwnsKeys>
-class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
-  using Body = BlockAttentionBody<Thread, kHeadDim>;
+template <typename Thread, int kHeadDim, int kTiles, bool kOwnsKeys, int kStages>
+class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTiles> {
+  using Body = BlockAttentionBody<Thread, kHeadDim, kTiles>;
   using typename Body::Columns;
   using Pairs = typename Body::template Pairs<kAtOnce / 8>;
-  using Shape = BlockAttentionShape<kHeadDim>;
+  using Shape = GpuTileShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
+  using Body::tile_;
 
-  static constexpr int kStages = Shape::kBackwardStages;
-  static constexpr std::uint32_t kQ = 0, kDOut = Shape::kRowsBytes, kKeys = 2 * Shape::kRowsBytes,
+  static constexpr int kTilesBytes = kTiles * Shape::kRowsBytes,
+                       kProbabilitiesBytes = kOwnsKeys ? kTiles * Shape::kPairsBytes : 0,
+                       kStatisticsBytes = kTiles * Shape::kNumbersBytes;
+  static constexpr std::uint32_t kQ = 0, kDOut = kTilesBytes, kKeys = kDOut + kTilesBytes,
                                  kP = kKeys + 2 * kStages * Shape::kRowsBytes,
-                                 kDS = kP + Shape::kPairsBytes, kBias = kDS + Shape::kPairsBytes,
+                                 kDS = kP + kProbabilitiesBytes, kBias = kDS + kProbabilitiesBytes,
                                  kMaximum = kBias + Shape::kNumbersBytes,
-                                 kInverseSum = kMaximum + Shape::kNumbersBytes,
-                                 kDelta = kInverseSum + Shape::kNumbersBytes;
+                                 kInverseSum = kMaximum + kStatisticsBytes,
+                                 kDelta = kInverseSum + kStatisticsBytes;
 
  public:
+  static constexpr int kThreadBlocks = kHeadDim > 64 ? 1 : kStages == 1 ? 4 : kTiles == 1 ? 3 : 2;
+  static constexpr int kSharedBytes = kDelta + Shape::kWarpsOfRow * kStatisticsBytes;
+  static_assert(kSharedBytes <= Shape::kMostBytes);
+
   using Body::Body;
+  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
-    return Body::num_tiles(p, p.heads);
+    return Body::num_parts(p, p.heads);
   }
 
   BIRKHOFF_DEVICE void run() {
@@ -61,25 +69,19 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     const int num_queries = this->rows_from(first_query);
     this->find_noise(place.batch);
 
-    this->load_rows(kQ, p_.q, place, first_query);
-    this->load_rows(kDOut, p_.d_out, place, first_query);
-    this->load_numbers(kMaximum, p_.max, place, first_query);
-    this->load_numbers(kInverseSum, p_.inverse_sum, place, first_query);
-    KeyTiles<KeySourceParams> keys(p_.sources, p_.num_sources, p_.blocks, p_.block, place.n,
-                                   first_query);
-    bool more = keys.next();
-    if (more) load_keys(keys, place, 0);
+    this->load_rows(q_tile(), p_.q, place, first_query);
+    this->load_rows(d_out_tile(), p_.d_out, place, first_query);
+    this->load_numbers(statistics(kMaximum), p_.max, place, first_query);
+    this->load_numbers(statistics(kInverseSum), p_.inverse_sum, place, first_query);
     thread_.commit();
-
+    KeyTiles<KeySourceParams> now = this->keys_of(place, first_query), next = now;
+    BIRKHOFF_UNROLL
+    for (int stage = 0; stage < kStages; ++stage) load_next_keys(next, place, stage);
     thread_.sync_warp();  // without it the assembler delays the copies past the code below
     make_delta(place, first_query);
 
     Columns d_q = {};
-    for (int stage = 0; more; stage = (stage + 1) % kStages) {
-      const KeyTiles<KeySourceParams> now = keys;
-      more = keys.next();
-      if (more && kStages == 2) load_keys(keys, place, stage ^ 1);
-      thread_.commit();
+    for (int stage = 0; now.next(); stage = (stage + 1) % kStages) {
       // Work that needs no tile, while the tiles load.
       this->load_bias(kBias, p_.sources[now.source()].bias, this->key_place(place),
                       now.first_key());
@@ -91,11 +93,11 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       BIRKHOFF_UNROLL_BY(1)
       for (int first = 0; first < pair.num_keys; first += kAtOnce) {
         Pairs p = {}, d_s = {};
-        const bool hidden = pair.diagonal && first_row_ + 15 < first;
+        const bool hidden = pair.hidden || (pair.diagonal && first_row_ + 15 < first);
         if (first_row_ < num_queries && !hidden) {
-          this->multiply_rows(p, kQ, k_tile(stage), first);
+          this->multiply_rows(p, q_tile(), k_tile(stage), first);
           this->template take_logits<false>(p, pair, kBias, first, visible);
-          this->multiply_rows(d_s, kDOut, v_tile(stage), first);
+          this->multiply_rows(d_s, d_out_tile(), v_tile(stage), first);
           take_gradient(p, d_s, kept >> first / 2);
           if (pair.distances != nullptr && first_column_ == 0) {
             add_distances(d_s, pair, first, visible);
@@ -109,23 +111,31 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
       }
       if constexpr (kOwnsKeys) {
         thread_.sync();
-        if (first_row_ < p_.block) store_key_gradients(p_.sources[now.source()], place, stage);
+        if (first_row_ < pair.num_keys) {
+          store_key_gradients(p_.sources[now.source()], place, now.first_key(), stage);
+        }
       }
       thread_.sync();  // the tiles have been read
-      if (more && kStages == 1) load_keys(keys, place, 0);
+      load_next_keys(next, place, stage);
     }
     thread_.template wait<0>();
     thread_.sync();
-    if (thread_.index() < num_queries) {
-      p_.delta[this->query_number(place, first_query) + thread_.index()] =
-          delta_of(thread_.index());
+    const int row = this->index_in_tile();
+    if (row < num_queries) {
+      p_.delta[this->query_number(place, first_query) + row] = delta_of(row);
     }
     if (first_row_ < num_queries) {
-      this->store_rows(d_q, p_.scale, kQ, p_.d_q, place, first_query);
+      this->store_rows(d_q, p_.scale, q_tile(), p_.d_q, place, first_query);
     }
   }
 
  private:
+  // The tiles and statistics of this thread's queries.
+  BIRKHOFF_DEVICE std::uint32_t q_tile() const { return kQ + tile_ * Shape::kRowsBytes; }
+  BIRKHOFF_DEVICE std::uint32_t d_out_tile() const { return kDOut + tile_ * Shape::kRowsBytes; }
+  BIRKHOFF_DEVICE std::uint32_t statistics(std::uint32_t of_tiles) const {
+    return of_tiles + tile_ * Shape::kNumbersBytes;
+  }
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
     return kKeys + 2 * stage * Shape::kRowsBytes;
   }
@@ -133,47 +143,53 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     return kKeys + (2 * stage + 1) * Shape::kRowsBytes;
   }
 
-  BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, BlockPlace place,
-                                 int stage) const {
-    const KeySourceParams& source = p_.sources[keys.source()];
-    place = this->key_place(place);
-    place.n += keys.offset();
-    this->load_rows(k_tile(stage), source.k, place, keys.first_key());
-    this->load_rows(v_tile(stage), source.v, place, keys.first_key());
+  // Starts to load the next tiles of k and v, if there are any.
+  BIRKHOFF_DEVICE void load_next_keys(KeyTiles<KeySourceParams>& next, BlockPlace place,
+                                      int stage) const {
+    if (next.next()) {
+      const KeySourceParams& source = p_.sources[next.source()];
+      place = this->key_place(place);
+      place.n += next.offset();
+      if (tile_ == 0) this->load_rows(k_tile(stage), source.k, place, next.first_key());
+      if (tile_ == kTiles - 1) this->load_rows(v_tile(stage), source.v, place, next.first_key());
+    }
+    thread_.commit();
   }
 
-  // Four lanes sum the columns of a row that the warp owns. All loads are issued before the first
-  // is used, so that the warp waits for memory only once.
+  // Four lanes sum the columns of a row that the warp owns. `out` is on its way while the copies
+  // arrive.
   BIRKHOFF_DEVICE void make_delta(const BlockPlace& place, int first_query) const {
     constexpr int kSteps = Shape::kWarpColumns / 32;
     const int row = first_row_ + lane_ / 4, column = first_column_ + lane_ % 4 * 8;
-    const std::uint16_t* from_out = Body::first_of(p_.out, place, first_query + row) + column;
-    const std::uint16_t* from_d_out = Body::first_of(p_.d_out, place, first_query + row) + column;
-    Words out[2 * kSteps], d_out[2 * kSteps];
+    const std::uint16_t* from = Body::first_of(p_.out, place, first_query + row) + column;
+    Words out[2][kSteps];
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int count = row + 8 * half < this->rows_from(first_query) ? p_.head_dim : 0;
       BIRKHOFF_UNROLL
       for (int step = 0; step < kSteps; ++step) {
-        const int i = half * kSteps + step;
-        out[i] = d_out[i] = {};
+        out[half][step] = {};
         if (column + 32 * step >= count) continue;
-        out[i] = *reinterpret_cast<const Words*>(from_out + 32 * step);
-        d_out[i] = *reinterpret_cast<const Words*>(from_d_out + 32 * step);
+        out[half][step] = *reinterpret_cast<const Words*>(from + 32 * step);
       }
-      from_out += 8 * p_.out.strides[3];
-      from_d_out += 8 * p_.d_out.strides[3];
+      from += 8 * p_.out.strides[3];
     }
+    thread_.template wait<kStages>();  // d_out is there, the first keys may not be
+    thread_.sync();
+    const std::uint32_t d_out_row = d_out_tile() + place_in_tile<kHeadDim>(row, column);
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
       float delta = 0;
       BIRKHOFF_UNROLL
-      for (int i = half * kSteps; i < (half + 1) * kSteps; ++i) {
+      for (int step = 0; step < kSteps; ++step) {
+        const Words d_out = thread_.template load_shared<Words>(
+            further_right(d_out_row, 32 * step) + 2 * 8 * half * kHeadDim);
         BIRKHOFF_UNROLL
         for (int k = 0; k < 8; ++k) {
           const int shift = k % 2 * 16;
-          delta += thread_.unpack(static_cast<std::uint16_t>(out[i].words[k / 2] >> shift)) *
-                   thread_.unpack(static_cast<std::uint16_t>(d_out[i].words[k / 2] >> shift));
+          delta +=
+              thread_.unpack(static_cast<std::uint16_t>(out[half][step].words[k / 2] >> shift)) *
+              thread_.unpack(static_cast<std::uint16_t>(d_out.words[k / 2] >> shift));
         }
       }
       delta += thread_.exchange(delta, 1);
@@ -186,8 +202,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
   }
 
   // The address of one part of a row's delta: the sum over the columns that one warp owns.
-  static BIRKHOFF_DEVICE std::uint32_t delta_part(int row, int part) {
-    return kDelta + part * Shape::kNumbersBytes + 4 * row;
+  BIRKHOFF_DEVICE std::uint32_t delta_part(int row, int part) const {
+    return statistics(kDelta) + part * kStatisticsBytes + 4 * row;
   }
   BIRKHOFF_DEVICE float delta_of(int row) const {
     float delta = thread_.template load_shared<float>(delta_part(row, 0));
@@ -204,8 +220,9 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = first_row_ + lane_ / 4 + 8 * half;
-      const float maximum = thread_.template load_shared<float>(kMaximum + 4 * row);
-      const float inverse_sum = thread_.template load_shared<float>(kInverseSum + 4 * row);
+      const float maximum = thread_.template load_shared<float>(statistics(kMaximum) + 4 * row);
+      const float inverse_sum =
+          thread_.template load_shared<float>(statistics(kInverseSum) + 4 * row);
       const float delta = delta_of(row);
       BIRKHOFF_UNROLL
       for (int j = 0; j < kAtOnce / 8; ++j) {
@@ -260,7 +277,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
 
   BIRKHOFF_DEVICE void store_pairs(std::uint32_t tile, const Pairs& c, int first) const {
     const Place place = place_in_c(lane_, 0);
-    tile += place_in_tile<kTileRows>(first_row_ + place.row, first + place.column);
+    tile += tile_ * Shape::kPairsBytes +
+            place_in_tile<kTileRows>(first_row_ + place.row, first + place.column);
     BIRKHOFF_UNROLL
     for (int j = 0; j < kAtOnce / 8; ++j) {
       thread_.store_shared(further_right(tile, 8 * j), thread_.pack(c[j][0], c[j][1]));
@@ -269,56 +287,57 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim> {
     }
   }
 
-  // Loads columns [first_row_, first_row_ + 16) of rows [first_i, first_i + 16) of a tile of pairs,
-  // transposed.
-  BIRKHOFF_DEVICE void load_transposed(std::uint32_t (&a)[4], std::uint32_t tile,
+  // Loads columns [first_row_, first_row_ + 16) of rows [first_i, first_i + 16) of pairs of all
+  // tiles, transposed.
+  BIRKHOFF_DEVICE void load_transposed(std::uint32_t (&a)[4], std::uint32_t pairs,
                                        int first_i) const {
     const Place right = rightwards(lane_);
-    tile += place_in_tile<kTileRows>(right.row, first_row_ + right.column);
-    thread_.template load_matrices<true>(a, tile + 2 * first_i * kTileRows);
+    pairs += place_in_tile<kTileRows>(right.row, first_row_ + right.column);
+    thread_.template load_matrices<true>(a, pairs + 2 * first_i * kTileRows);
   }
 
-  // Stores the gradients of the warp's 16 keys. They pass through the tiles that held the keys: all
-  // warps have finished with those.
+  // Stores gradients of the warp's 16 keys from first_key + first_row_ on: the warps of the last
+  // tile those of v, the warps of the first tile those of k and the bias. They pass through the
+  // tiles that held the keys: all warps have finished with those.
   BIRKHOFF_DEVICE void store_key_gradients(const KeySourceParams& source, const BlockPlace& place,
-                                           int stage) const {
-    Columns gradient = {};
-    BIRKHOFF_UNROLL
-    for (int i = 0; i < kTileRows; i += 16) {
-      std::uint32_t a[4];
-      load_transposed(a, kP, i);
-      this->multiply_columns(gradient, a, kDOut, i);
+                                           int first_key, int stage) const {
+    const int first_i = kTiles > 1 && source.window.causal ? first_key : 0;
+    if (tile_ == kTiles - 1) {
+      Columns d_v = {};
+      BIRKHOFF_UNROLL_BY(4)
+      for (int i = first_i; i < Body::kRows; i += 16) {
+        std::uint32_t a[4];
+        load_transposed(a, kP, i);
+        this->multiply_columns(d_v, a, kDOut, i);
+      }
+      this->store_rows(d_v, 1, v_tile(stage), source.d_v, place, first_key);
     }
-    this->store_rows(gradient, 1, v_tile(stage), source.d_v, place, 0);
-    BIRKHOFF_UNROLL
-    for (int j = 0; j < Shape::kWarpColumns / 8; ++j) {
-      BIRKHOFF_UNROLL
-      for (int r = 0; r < 4; ++r) gradient[j][r] = 0;
-    }
+    if (tile_ != 0) return;
     const std::uint32_t ones = thread_.pack(1, 1);
+    Columns d_k = {};
     float d_bias[4] = {};
-    BIRKHOFF_UNROLL
-    for (int i = 0; i < kTileRows; i += 16) {
+    BIRKHOFF_UNROLL_BY(4)
+    for (int i = first_i; i < Body::kRows; i += 16) {
       std::uint32_t a[4];
       load_transposed(a, kDS, i);
-      this->multiply_columns(gradient, a, kQ, i);
+      this->multiply_columns(d_k, a, kQ, i);
       if (source.bias.data != nullptr) thread_.multiply(d_bias, a, ones, ones);
     }
-    this->store_rows(gradient, p_.scale, k_tile(stage), source.d_k, place, 0);
+    this->store_rows(d_k, p_.scale, k_tile(stage), source.d_k, place, first_key);
     if (source.bias.data == nullptr || first_column_ != 0 || lane_ % 4 != 0) return;
     for (int half = 0; half < 2; ++half) {
-      const int row = first_row_ + lane_ / 4 + 8 * half;
+      const int row = first_key + first_row_ + lane_ / 4 + 8 * half;
       if (row < p_.block) source.bias.gradient[this->key_number(place, row)] = d_bias[2 * half];
     }
   }
 };
 
 template <typename Thread, int kHeadDim>
-class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
-  using Body = BlockAttentionBody<Thread, kHeadDim>;
+class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim, 1> {
+  using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
   using Pairs = typename Body::template Pairs<kAtOnce / 8>;
-  using Shape = BlockAttentionShape<kHeadDim>;
+  using Shape = GpuTileShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
   using Body::lane_;
@@ -331,15 +350,20 @@ class BlockAttentionBackwardKeys : BlockAttentionBody<Thread, kHeadDim> {
                                  kBias = kQueries + kStages * kStageBytes;
 
  public:
+  static constexpr int kThreadBlocks = 1;
+  static constexpr int kSharedBytes = kBias + Shape::kNumbersBytes;
+  static_assert(kSharedBytes <= Shape::kMostBytes);
+
   using Body::Body;
+  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
-    return p.num_sources * Body::num_tiles(p, p.key_heads());
+    return p.num_sources * Body::num_parts(p, p.key_heads());
   }
 
   BIRKHOFF_DEVICE void run() {
-    const unsigned tiles_of_source = static_cast<unsigned>(Body::num_tiles(p_, p_.key_heads())),
+    const unsigned tiles_of_source = static_cast<unsigned>(Body::num_parts(p_, p_.key_heads())),
                    task = static_cast<unsigned>(thread_.block());
     const int source_index = static_cast<int>(task / tiles_of_source);
     const KeySourceParams& source = p_.sources[source_index];

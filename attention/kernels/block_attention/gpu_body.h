@@ -24,6 +24,7 @@ struct BlockPlace {
 // A tile of queries and a tile of keys.
 struct TilePair {
   int num_queries, num_keys;
+  bool hidden;       // no query sees a key
   bool diagonal;     // query i sees keys j <= i
   const bool* mask;  // of query 0 and key 0; null: all
   std::int64_t mask_query_stride, mask_key_stride;
@@ -33,14 +34,20 @@ struct TilePair {
   std::int64_t element;    // of the noise of query 0 and key 0
 };
 
-template <typename Thread, int kHeadDim>
+// A thread block works on kTiles tiles of queries of a block (or on one tile of keys). Each tile has
+// warps of its own.
+template <typename Thread, int kHeadDim, int kTiles>
 class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   using Tile = TileBody<Thread, kHeadDim>;
-  using Shape = BlockAttentionShape<kHeadDim>;
+  using Shape = GpuTileShape<kHeadDim>;
 
  public:
+  static constexpr int kThreads = kTiles * Shape::kThreads;
+
   BIRKHOFF_DEVICE BlockAttentionBody(const Thread& thread, const BlockAttentionParams& p)
-      : TileBody<Thread, kHeadDim>(thread), p_(p) {}
+      : TileBody<Thread, kHeadDim>(thread),
+        p_(p),
+        tile_(thread.index() / Shape::kThreads % kTiles) {}
 
  protected:
   using typename Tile::Columns;
@@ -54,33 +61,43 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   using Tile::lane_;
   using Tile::thread_;
 
+  static constexpr int kRows = kTiles * kTileRows;  // of a thread block
+
   const BlockAttentionParams& p_;
+  const int tile_;  // which of the kTiles tiles this thread works on
   std::uint64_t noise_key_ = 0, sample_ = 0;
 
   // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
 
-  // The number of tiles of queries, or of one source's keys, which have `heads` heads.
-  BIRKHOFF_HOST_DEVICE static std::int64_t num_tiles(const BlockAttentionParams& p, int heads) {
-    return std::int64_t{p.batch} * heads * p.blocks * tiles_of_block(p);
+  // The number of thread blocks for the queries, or for one source's keys, which have `heads` heads.
+  BIRKHOFF_HOST_DEVICE static std::int64_t num_parts(const BlockAttentionParams& p, int heads) {
+    return std::int64_t{p.batch} * heads * p.blocks * parts_of_block(p);
   }
-  BIRKHOFF_HOST_DEVICE static int tiles_of_block(const BlockAttentionParams& p) {
-    return (p.block + kTileRows - 1) / kTileRows;
+  BIRKHOFF_HOST_DEVICE static int parts_of_block(const BlockAttentionParams& p) {
+    return (p.block + kRows - 1) / kRows;
   }
-  // Sets `first` to the tile's first row in its block. Uses 32 bits: a grid has fewer than 2^31
-  // thread blocks, and 64-bit divisions would take longer than the first loads.
-  BIRKHOFF_DEVICE BlockPlace place_of(unsigned tile, int heads, int& first) const {
+  // Sets `first` to the first row, in its block, of this thread's tile. Uses 32 bits: a grid has
+  // fewer than 2^31 thread blocks, and 64-bit divisions would take longer than the first loads.
+  BIRKHOFF_DEVICE BlockPlace place_of(unsigned part, int heads, int& first) const {
     const auto next = [&](int count) {
-      const unsigned divisor = static_cast<unsigned>(count), quotient = tile / divisor;
-      const unsigned remainder = tile - quotient * divisor;
-      tile = quotient;
+      const unsigned divisor = static_cast<unsigned>(count), quotient = part / divisor;
+      const unsigned remainder = part - quotient * divisor;
+      part = quotient;
       return static_cast<int>(remainder);
     };
     BlockPlace place;
     place.head = next(heads);
-    first = next(tiles_of_block(p_)) * kTileRows;
+    first = next(parts_of_block(p_)) * kRows + tile_ * kTileRows;
     place.n = next(p_.blocks);
-    place.batch = static_cast<int>(tile);
+    place.batch = static_cast<int>(part);
     return place;
+  }
+  // The tiles of keys that the thread block's queries see; those of this thread begin at
+  // first_query.
+  BIRKHOFF_DEVICE KeyTiles<KeySourceParams> keys_of(const BlockPlace& place,
+                                                    int first_query) const {
+    const int last_tile = first_query + (kTiles - 1 - tile_) * kTileRows;
+    return {p_.sources, p_.num_sources, p_.blocks, p_.block, place.n, last_tile};
   }
 
   // The block of keys in the place of a block of queries.
@@ -89,6 +106,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     return place;
   }
 
+  BIRKHOFF_DEVICE int index_in_tile() const { return thread_.index() % Shape::kThreads; }
   BIRKHOFF_DEVICE int rows_from(int first) const {
     return p_.block - first < kTileRows ? p_.block - first : kTileRows;
   }
@@ -115,7 +133,9 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     TilePair pair{};
     pair.num_queries = rows_from(first_query);
     pair.num_keys = rows_from(first_key);
-    pair.diagonal = source.window.causal && offset == 0 && first_key == first_query;
+    const bool ordered = source.window.causal && offset == 0;
+    pair.hidden = kTiles > 1 && ordered && first_key > first_query;
+    pair.diagonal = ordered && first_key == first_query;
     pair.mask_query_stride = mask.strides[3];
     pair.mask_key_stride = mask.strides[4];
     if (mask.data != nullptr) {
@@ -154,11 +174,11 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     return rows.data + place.of(rows.strides) + first * rows.strides[3];
   }
 
-  // Called by all threads; the rows have arrived after wait() and a barrier.
+  // Called by all threads of a tile; the rows have arrived after wait() and a barrier.
   BIRKHOFF_DEVICE void load_rows(std::uint32_t tile, const BlockRowsParams& rows,
                                  const BlockPlace& place, int first) const {
     constexpr int kGroups = kHeadDim / 8, kRowsAtOnce = Shape::kThreads / kGroups;
-    const int row = thread_.index() / kGroups, column = thread_.index() % kGroups * 8;
+    const int index = index_in_tile(), row = index / kGroups, column = index % kGroups * 8;
     const int count = column < p_.head_dim ? rows_from(first) : 0;
     const std::uint16_t* from = first_of(rows, place, first) + row * rows.strides[3] + column;
     const std::uint32_t to = tile + place_in_tile<kHeadDim>(row, column);
@@ -174,14 +194,14 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   // exist.
   BIRKHOFF_DEVICE void load_numbers(std::uint32_t to, const float* numbers, const BlockPlace& place,
                                     int first) const {
-    const int row = thread_.index();
+    const int row = index_in_tile();
     if (row >= kTileRows) return;
     const bool exists = row < rows_from(first);
     thread_.template copy_async<4>(
         to + 4 * row, numbers + (exists ? query_number(place, first) + row : 0), exists);
   }
 
-  // Stores the bias of a tile of keys, times log2(e); it is visible after a barrier. Sources with a
+  // Called by all threads. Stores the bias of a tile of keys, times log2(e); it is visible after a barrier. Sources with a
   // bias have only offset 0: `place` is that of the keys, and of the queries' own block.
   BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
                                  const BlockPlace& place, int first) const {

@@ -22,37 +22,44 @@
 
 namespace birkhoff {
 
-template <typename Thread, int kHeadDim>
-class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
-  using Body = BlockAttentionBody<Thread, kHeadDim>;
+template <typename Thread, int kHeadDim, int kTiles>
+class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
+  using Body = BlockAttentionBody<Thread, kHeadDim, kTiles>;
   using typename Body::Columns;
   using Pairs = typename Body::template Pairs<kTileRows / 8>;
-  using Shape = BlockAttentionShape<kHeadDim>;
+  using Shape = GpuTileShape<kHeadDim>;
   using Body::first_column_;
   using Body::first_row_;
   using Body::kInfinity;
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
+  using Body::tile_;
+
+  static constexpr std::uint32_t kQ = 0, kKeys = kTiles * Shape::kRowsBytes,
+                                 kBias = kKeys + 2 * Shape::kForwardStages * Shape::kRowsBytes;
 
  public:
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 4 / kTiles : 1;
+  static constexpr int kSharedBytes = kBias + Shape::kNumbersBytes;
+  static_assert(kSharedBytes <= Shape::kMostBytes);
+
   using Body::Body;
+  using Body::kThreads;
 
   // The number of thread blocks.
   static std::int64_t num_tasks(const BlockAttentionParams& p) {
-    return Body::num_tiles(p, p.heads);
+    return Body::num_parts(p, p.heads);
   }
 
   BIRKHOFF_DEVICE void run() {
-    constexpr std::uint32_t kQ = 0, kBias = (1 + 2 * Shape::kForwardStages) * Shape::kRowsBytes;
     int first_query;
     const BlockPlace place =
         this->place_of(static_cast<unsigned>(thread_.block()), p_.heads, first_query);
     this->find_noise(place.batch);
 
-    this->load_rows(kQ, p_.q, place, first_query);
-    KeyTiles<KeySourceParams> keys(p_.sources, p_.num_sources, p_.blocks, p_.block, place.n,
-                                   first_query);
+    this->load_rows(q_tile(), p_.q, place, first_query);
+    KeyTiles<KeySourceParams> keys = this->keys_of(place, first_query);
     bool more = keys.next();
     if (more) load_keys(keys, place, 0);
     thread_.commit();
@@ -73,9 +80,9 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
       thread_.template wait<1>();
       thread_.sync();
-      if (first_row_ < pair.num_queries) {
+      if (first_row_ < pair.num_queries && !pair.hidden) {
         Pairs s = {};
-        this->multiply_rows(s, kQ, k_tile(stage), 0);
+        this->multiply_rows(s, q_tile(), k_tile(stage), 0);
         this->template take_logits<false>(s, pair, kBias, 0, visible);
         this->take_softmax(s, maximum, sum, out);
         if (p_.dropout.p > 0) {
@@ -92,11 +99,12 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
   }
 
  private:
+  BIRKHOFF_DEVICE std::uint32_t q_tile() const { return kQ + tile_ * Shape::kRowsBytes; }
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
-    return (1 + 2 * stage) * Shape::kRowsBytes;
+    return kKeys + 2 * stage * Shape::kRowsBytes;
   }
   static BIRKHOFF_DEVICE std::uint32_t v_tile(int stage) {
-    return (2 + 2 * stage) * Shape::kRowsBytes;
+    return kKeys + (2 * stage + 1) * Shape::kRowsBytes;
   }
 
   BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, BlockPlace place,
@@ -104,8 +112,8 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
     const KeySourceParams& source = p_.sources[keys.source()];
     place = this->key_place(place);
     place.n += keys.offset();
-    this->load_rows(k_tile(stage), source.k, place, keys.first_key());
-    this->load_rows(v_tile(stage), source.v, place, keys.first_key());
+    if (tile_ == 0) this->load_rows(k_tile(stage), source.k, place, keys.first_key());
+    if (tile_ == kTiles - 1) this->load_rows(v_tile(stage), source.v, place, keys.first_key());
   }
 
   BIRKHOFF_DEVICE void finish(Columns& out, const float (&maximum)[2], const float (&sum)[2],
@@ -132,7 +140,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim> {
         p_.inverse_sum[number] = inverse;
       }
     }
-    this->store_rows(out, 1, 0, p_.out, place, first_query);  // where q was
+    this->store_rows(out, 1, q_tile(), p_.out, place, first_query);
   }
 };
 

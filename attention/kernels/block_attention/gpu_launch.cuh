@@ -2,56 +2,46 @@
 // file, for compile time. gpu_forward.h and gpu_backward.h say what the kernels compute and own.
 #pragma once
 
-#include "attention/kernels/block_attention/gpu_backward.h"
-#include "attention/kernels/block_attention/gpu_forward.h"
+#include "attention/kernels/block_attention/gpu_kernels.h"
 #include "cluster/base/gpu/gpu_thread.cuh"
 #include "cluster/base/gpu/launch.h"
 
 namespace birkhoff {
 
-// kBlocks is always given: without it the compiler would spill registers to fit more blocks.
-template <typename Body, int kThreads, int kBlocks>
-__global__ void __launch_bounds__(kThreads, kBlocks)
+// Body::kThreadBlocks is how many thread blocks a multiprocessor should run at once, which bounds
+// their registers. More than one only where the compiler then spills no registers. It is always
+// given: without it the compiler would spill registers to fit more thread blocks.
+template <typename Body>
+__global__ void __launch_bounds__(Body::kThreads, Body::kThreadBlocks)
     block_attention_kernel(const __grid_constant__ BlockAttentionParams p) {
   Body({}, p).run();
 }
 
-template <typename Body, int kThreads, int kBlocks>
-void launch_block_attention_body(const BlockAttentionParams& params, int shared_bytes,
-                                 cudaStream_t stream) {
+template <typename Body>
+void launch_block_attention_body(const BlockAttentionParams& params, cudaStream_t stream) {
   const std::int64_t num_tasks = Body::num_tasks(params);
   if (num_tasks == 0) return;
-  const auto kernel = block_attention_kernel<Body, kThreads, kBlocks>;
+  const auto kernel = block_attention_kernel<Body>;
   cuda_check(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes),
       "cudaFuncSetAttribute");
   launch({.grid = dim3(static_cast<unsigned>(num_tasks)),
-          .block = dim3(kThreads),
+          .block = dim3(Body::kThreads),
           .stream = stream,
-          .shared_bytes = static_cast<std::size_t>(shared_bytes)},
+          .shared_bytes = Body::kSharedBytes},
          kernel, params);
 }
 
 template <int kHeadDim, typename T>
 void launch_forward(const BlockAttentionParams& params, cudaStream_t stream) {
-  using Shape = BlockAttentionShape<kHeadDim>;
-  launch_block_attention_body<BlockAttentionForward<GpuThread<T>, kHeadDim>, Shape::kThreads,
-                              Shape::kForwardBlocks>(params, Shape::kForwardBytes, stream);
+  for_each_forward_kernel<GpuThread<T>, kHeadDim>(
+      params, [&]<typename Body>() { launch_block_attention_body<Body>(params, stream); });
 }
 
 template <int kHeadDim, typename T>
 void launch_backward(const BlockAttentionParams& params, cudaStream_t stream) {
-  using Shape = BlockAttentionShape<kHeadDim>;
-  if (params.owns_keys()) {
-    return launch_block_attention_body<BlockAttentionBackwardQueries<GpuThread<T>, kHeadDim, true>,
-                                       Shape::kThreads, Shape::kQueriesBlocks>(
-        params, Shape::kQueriesBytes, stream);
-  }
-  launch_block_attention_body<BlockAttentionBackwardQueries<GpuThread<T>, kHeadDim, false>,
-                              Shape::kThreads, Shape::kQueriesBlocks>(params, Shape::kQueriesBytes,
-                                                                      stream);
-  launch_block_attention_body<BlockAttentionBackwardKeys<GpuThread<T>, kHeadDim>, Shape::kThreads,
-                              Shape::kKeysBlocks>(params, Shape::kKeysBytes, stream);
+  for_each_backward_kernel<GpuThread<T>, kHeadDim>(
+      params, [&]<typename Body>() { launch_block_attention_body<Body>(params, stream); });
 }
 
 template <int kHeadDim>

@@ -92,10 +92,10 @@ struct BlockAttentionParams {
   float* delta;  // [batch, heads, blocks, block]
 
   BIRKHOFF_HOST_DEVICE int key_heads() const { return heads / group; }
-  // Whether only one tile of queries sees each tile of keys. The keys' gradients are then computed
-  // together with those of the queries.
-  BIRKHOFF_HOST_DEVICE bool owns_keys() const {
-    bool owns = group == 1 && block <= kTileRows;
+  // Whether a thread block that owns `rows` queries of a block owns all queries that see its keys.
+  // It then computes the keys' gradients together with those of the queries.
+  bool owns_keys(int rows) const {
+    bool owns = group == 1 && block <= rows;
     for (int s = 0; s < num_sources; ++s) {
       owns = owns && sources[s].window.first_offset == 0 && sources[s].window.last_offset == 0;
     }

@@ -10,47 +10,19 @@
 
 namespace birkhoff {
 
-// Thread blocks of the kernels for head dims up to kHeadDim, and their shared memory.
-template <int kHeadDim>
-struct BlockAttentionShape : GpuTileShape<kHeadDim> {
-  using Tile = GpuTileShape<kHeadDim>;
-
-  // Thread blocks that a multiprocessor should run at once, which bounds their registers. More than
-  // one only where the compiler then spills no registers.
-  static constexpr int kForwardBlocks = kHeadDim == 64 ? 4 : 1;
-  static constexpr int kQueriesBlocks = kHeadDim == 64 ? 3 : 1;
-  static constexpr int kKeysBlocks = 1;
-
-  // q; k and v of each stage; bias.
-  static constexpr int kForwardBytes =
-      (1 + 2 * Tile::kForwardStages) * Tile::kRowsBytes + Tile::kNumbersBytes;
-  // q and d_out; k and v of each stage; p and d_s; bias, maximum, inverse sum, and delta, which has
-  // one part for each warp of a row.
-  static constexpr int kQueriesBytes = (2 + 2 * Tile::kBackwardStages) * Tile::kRowsBytes +
-                                       2 * Tile::kPairsBytes +
-                                       (3 + Tile::kWarpsOfRow) * Tile::kNumbersBytes;
-  // k and v; q, d_out, maximum, inverse sum and delta of each stage; bias.
-  static constexpr int kKeysBytes =
-      2 * Tile::kRowsBytes +
-      Tile::kBackwardStages * (2 * Tile::kRowsBytes + 3 * Tile::kNumbersBytes) +
-      Tile::kNumbersBytes;
-  static_assert(kForwardBytes <= Tile::kMostBytes && kQueriesBytes <= Tile::kMostBytes &&
-                kKeysBytes <= Tile::kMostBytes);
-};
-
-// Iterates over the tiles of keys that queries [first_query, first_query + kTileRows) of block n
-// see: source by source, offset by offset. Source has a member `window`.
+// Iterates over the tiles of keys that a thread block's queries of block n see: source by source,
+// offset by offset. `last_tile` is the first query of its last tile. Source has a member `window`.
 template <typename Source>
 class KeyTiles {
  public:
   BIRKHOFF_HOST_DEVICE KeyTiles(const Source* sources, int num_sources, int num_blocks, int block,
-                                int n, int first_query)
+                                int n, int last_tile)
       : sources_(sources),
         num_sources_(num_sources),
         num_blocks_(num_blocks),
         block_(block),
         n_(n),
-        first_query_(first_query),
+        last_tile_(last_tile),
         offset_(num_sources > 0 ? sources[0].window.first_offset : 0) {}
 
   // Moves to the next tile; the first call moves to the first tile. Returns false if there is none.
@@ -59,7 +31,7 @@ class KeyTiles {
     while (source_ < num_sources_) {
       const KeyWindow& window = sources_[source_].window;
       const int key_block = n_ + offset_;
-      const int end_key = window.causal && offset_ == 0 ? first_query_ + 1 : block_;
+      const int end_key = window.causal && offset_ == 0 ? last_tile_ + 1 : block_;
       if (key_block >= 0 && key_block < num_blocks_ && first_key_ < end_key) return true;
       first_key_ = 0;
       if (++offset_ > window.last_offset && ++source_ < num_sources_) {
@@ -75,7 +47,7 @@ class KeyTiles {
 
  private:
   const Source* sources_;
-  int num_sources_, num_blocks_, block_, n_, first_query_;
+  int num_sources_, num_blocks_, block_, n_, last_tile_;
   int source_ = 0, offset_, first_key_ = -kTileRows;
 };
 

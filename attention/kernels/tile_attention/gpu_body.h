@@ -23,7 +23,8 @@ class TileBody {
       : thread_(thread),
         lane_(thread.index() % 32),
         first_row_(thread.index() / 32 % (kTileRows / 16) * 16),
-        first_column_(thread.index() / 32 / (kTileRows / 16) * Shape::kWarpColumns) {}
+        first_column_(thread.index() / 32 / (kTileRows / 16) % Shape::kWarpsOfRow *
+                      Shape::kWarpColumns) {}
 
   // A lane's numbers in its warp's 16 rows, for each 8 columns; place_in_c() says which. In Pairs,
   // the columns are 8 kGroups rows of another tile; in Columns, they are the columns of a result.

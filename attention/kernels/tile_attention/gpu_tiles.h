@@ -21,6 +21,7 @@ struct GpuTileShape {
   // results.
   static constexpr int kWarpColumns = kHeadDim < 128 ? kHeadDim : 128;
   static constexpr int kWarpsOfRow = kHeadDim / kWarpColumns;
+  // Threads that share the rows of a tile.
   static constexpr int kThreads = kWarpsOfRow * kTileRows / 16 * 32;
   // Tiles in flight. With 2, the next tile loads while the current one is in use.
   static constexpr int kForwardStages = 2;
