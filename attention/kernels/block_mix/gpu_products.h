@@ -64,15 +64,14 @@ struct BlockMixShape {
   }
   // How many parts the sum of d_w has; it depends only on the shape. Each part costs a write and a
   // read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps. More parts
-  // than fill a GPU gain nothing.
+  // than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a multiprocessor.
   static int num_parts(const BlockMixParams& p) {
-    constexpr std::int64_t kEnoughTasks = 512;
     const bool few = p.blocks <= kFewBlocks;
     const std::int64_t width = few ? few_columns(few_rows(p.blocks)) : kTile,
                        steps = std::int64_t{p.num_tensors} * slabs(p, static_cast<int>(width)),
                        tasks = std::int64_t{p.batch} * p.heads * tiles(p.blocks) * tiles(p.blocks),
                        most = few ? steps : steps / 32,
-                       enough = tasks < 1 ? 1 : kEnoughTasks / tasks;
+                       enough = tasks < 1 ? 1 : (few ? 256 : 512) / tasks;
     const std::int64_t parts = enough < most ? enough : most;
     return static_cast<int>(parts < 1 ? 1 : parts);
   }
