@@ -1,5 +1,5 @@
-// Sums of squares over the chunks of flat tensors, on their device: the terms of the global gradient
-// norm (runtime/gradients/grad_norm.h).
+// Sums of squares over the chunks of flat tensors, on their device: the terms of the global
+// gradient norm (runtime/gradients/grad_norm.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

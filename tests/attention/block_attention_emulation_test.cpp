@@ -162,8 +162,8 @@ TEST(BlockAttentionEmulation, BlocksOfManyTiles) {
                            at::kBFloat16, 1, 0, 7));
 }
 
-// Both tiles of queries share a thread block, and with it tiles of keys. Causal queries of the first
-// tile do not see the second tile of keys.
+// Both tiles of queries share a thread block, and with it tiles of keys. Causal queries of the
+// first tile do not see the second tile of keys.
 TEST(BlockAttentionEmulation, BlocksOfTwoTiles) {
   for (const KeyChoice& own : {KeyChoice{}, kOwn}) {
     check(make_block_problem({.batch = 2, .heads = 2, .blocks = 2, .block = 128}, {own},

@@ -1,16 +1,18 @@
-// Block mixing of at most 64 blocks: the formulas of gpu_products.h, with all rows of a head at once.
+// Block mixing of at most 64 blocks: the formulas of gpu_products.h, with all rows of a head at
+// once.
 //
-// A slab is 8,192 / kRows columns of one head and tensor, with all its rows (16 KiB); kRows is 16, 32
-// or 64, at least the number of blocks. Forward, a block of threads owns a slab of y: a warp owns a
-// quarter of its columns. Backward, it owns a part of the slabs of all tensors of a head, one after
-// the other, of which it computes d_x as forward and whose share of d_w it sums: d_y and x are read
-// once for both gradients. A warp sums 16 rows of d_w; if there are fewer than 64 rows, 2 or 4 warps
-// share these, each with its share of the columns, and their sums are added in their order.
+// A slab is 8,192 / kRows columns of one head and tensor, with all its rows (16 KiB); kRows is 16,
+// 32 or 64, at least the number of blocks. Forward, a block of threads owns a slab of y: a warp
+// owns a quarter of its columns. Backward, it owns a part of the slabs of all tensors of a head,
+// one after the other, of which it computes d_x as forward and whose share of d_w it sums: d_y and
+// x are read once for both gradients. A warp sums 16 rows of d_w; if there are fewer than 64 rows,
+// 2 or 4 warps share these, each with its share of the columns, and their sums are added in their
+// order.
 //
 // Shared memory: the weights (2 to 8 KiB) and a slab of x, in which y takes its place; backward the
-// slabs of d_y, x and the gradient from the other uses of x, in which d_x takes its place, while the
-// next three load (98 to 104 KiB in all). Pairs of 16 rows and 16 sources above the diagonal are
-// skipped. No atomics: the same bits each time.
+// slabs of d_y, x and the gradient from the other uses of x, in which d_x takes its place, while
+// the next three load (98 to 104 KiB in all). Pairs of 16 rows and 16 sources above the diagonal
+// are skipped. No atomics: the same bits each time.
 #pragma once
 
 #include <cstdint>
@@ -213,7 +215,8 @@ class BlockMixFew : BlockMixBody<Thread> {
     }
   }
 
-  // Adds up the sums of the warps that share rows, where the slabs were, and writes this part of d_w.
+  // Adds up the sums of the warps that share rows, where the slabs were, and writes this part of
+  // d_w.
   BIRKHOFF_DEVICE void store_sums(const Sums& sums, int part, int batch, int head) const {
     thread_.sync();
     const int u = warp_ / kColumnWarps * 16;

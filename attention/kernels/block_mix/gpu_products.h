@@ -7,10 +7,11 @@
 // x.
 //
 // BlockMixRows computes y or, with kTransposed, d_x. A block of threads owns a slab of 128 columns
-// of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time. For at most
-// kFewBlocks blocks gpu_few_blocks.h replaces both kernels. Shared memory: the slab, which is read once (256 bytes per row), and two
-// tiles of 64 x 64 weights (16 KiB), of which one comes from the L2 cache while the other is
-// multiplied. Results are written through a tile that is no longer needed.
+// of all rows of one head; a warp owns 32 of these columns, 64 sums per thread at a time. For at
+// most kFewBlocks blocks gpu_few_blocks.h replaces both kernels. Shared memory: the slab, which is
+// read once (256 bytes per row), and two tiles of 64 x 64 weights (16 KiB), of which one comes from
+// the L2 cache while the other is multiplied. Results are written through a tile that is no longer
+// needed.
 //
 // BlockMixWeights computes d_w. A block of threads owns a 64 x 64 tile of d_w and a part of the
 // columns of all tensors; a warp owns 16 rows. d_y and x come in 64 x 64 tiles, the next while one
@@ -63,8 +64,9 @@ struct BlockMixShape {
     return std::int64_t{p.batch} * p.heads * parts;
   }
   // How many parts the sum of d_w has; it depends only on the shape. Each part costs a write and a
-  // read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps. More parts
-  // than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a multiprocessor.
+  // read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps. More
+  // parts than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a
+  // multiprocessor.
   static int num_parts(const BlockMixParams& p) {
     const bool few = p.blocks <= kFewBlocks;
     const std::int64_t width = few ? few_columns(few_rows(p.blocks)) : kTile,
