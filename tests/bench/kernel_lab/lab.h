@@ -4,8 +4,8 @@
 // A program measures one family of kernels through the kernels' own launch functions and parameter
 // structs. For each case it
 //  - fills the outputs with NaN, launches once and compares them with a slow fp32 kernel that is
-//    written in the program itself. The bound is that of the tests (tests/kernel_error.h): twice the
-//    error of the same slow kernel with products rounded to 16 bits, plus one rounding;
+//    written in the program itself. The bound is that of the tests (tests/kernel_error.h): twice
+//    the error of the same slow kernel with products rounded to 16 bits, plus one rounding;
 //  - launches again and compares the bits;
 //  - records launches on several copies of the tensors as a CUDA graph. The copies together exceed
 //    the L2 cache several times, so each launch finds its inputs in memory, not in the cache;
