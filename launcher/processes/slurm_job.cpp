@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <random>
 #include <sstream>
+#include <string_view>
 
 #include "cluster/base/error.h"
 #include "cluster/base/slurm_job_id.h"
@@ -24,16 +26,25 @@ std::vector<std::string> words_of(const std::string& text) {
   return result;
 }
 
+// Whether srun started this process as one of its tasks. The step in which salloc runs its shell
+// (LaunchParameters=use_interactive_step) stands for the batch script.
+bool is_in_step() {
+  constexpr std::string_view kInteractiveStep = "4294967290";
+  const char* step = std::getenv("SLURM_STEP_ID");
+  return std::getenv("SLURM_STEP_NUM_TASKS") != nullptr &&
+         (step == nullptr || step != kInteractiveStep);
+}
+
 }  // namespace
 
 std::optional<SlurmJob> SlurmJob::of_environment() {
   const std::optional<std::string> id = slurm_job_id();
   const char* nodes = std::getenv("SLURM_JOB_NODELIST");
-  if (!id || nodes == nullptr || std::getenv("SLURM_STEP_NUM_TASKS") != nullptr) {
-    return std::nullopt;
-  }
+  if (!id || nodes == nullptr || is_in_step()) return std::nullopt;
   const CommandOutput names = output_of({"scontrol", "show", "hostnames", nodes}, kCommandLimit);
-  SlurmJob job{*id, words_of(names.out)};
+  std::random_device random;
+  SlurmJob job{*id, words_of(names.out),
+               fmt::format("birkhoff-ranks-{:08x}{:08x}", random(), random())};
   if (names.code != 0 || job.nodes.empty()) {
     fail(ExitCode::kUsage,
          "Slurm job {}: `scontrol show hostnames {}` fails: make Slurm's commands work in the job",
@@ -53,9 +64,7 @@ std::vector<std::string> SlurmJob::end_steps(std::size_t wanted) const {
       {"squeue", "--steps", "--noheader", "--jobs=" + id, "--format=%i %j"}, kCommandLimit);
   std::istringstream each(steps.out);
   for (std::string step, name; each >> step && std::getline(each >> std::ws, name);) {
-    const std::string number = step.substr(step.find('.') + 1);
-    if (number.find_first_not_of("0123456789") != std::string::npos) continue;  // batch, extern
-    if (name.starts_with(kGuardStep)) continue;
+    if (name != step_name) continue;
     // It waits for a node that is gone, after it has reached the others.
     lines.push_back({"scancel", "--signal=KILL", step});
   }
@@ -92,7 +101,7 @@ std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& polic
     return std::nullopt;
   }
   const auto needed = static_cast<std::ptrdiff_t>((ranks + of_node - 1) / of_node);
-  return Placement{ranks, {responding.begin(), responding.begin() + needed}};
+  return Placement{ranks, {responding.begin(), responding.begin() + needed}, job.step_name};
 }
 
 }  // namespace birkhoff

@@ -9,19 +9,18 @@
 
 namespace birkhoff {
 
-// The name of the job's steps that are not ranks': they wait for the loss of the node of the batch
-// script, and stay while ranks are started again.
-inline constexpr const char* kGuardStep = "birkhoff-guard";
-
 struct SlurmJob {
   std::string id;
   std::vector<std::string> nodes;
+  // The name of the steps of this process's ranks. An allocation may have others: of other runs, of
+  // a batch script, of a user who looks at a node.
+  std::string step_name;
 
-  // nullopt outside a Slurm job, and in its steps (srun). Error(kUsage) if Slurm's commands do not
-  // work.
+  // nullopt outside a Slurm job, and in its steps (srun) other than that of an interactive salloc.
+  // Error(kUsage) if Slurm's commands do not work.
   static std::optional<SlurmJob> of_environment();
 
-  // Ends the steps of ranks at once, without asking them. Returns the nodes that start a process,
+  // Ends the steps of this name at once, without asking them. Returns the nodes that start a process,
   // in the order of `nodes`. Waits ten seconds for that, or two after `wanted` nodes have.
   std::vector<std::string> end_steps(std::size_t wanted) const;
 };
@@ -30,6 +29,7 @@ struct SlurmJob {
 struct Placement {
   int ranks = 1;
   std::vector<std::string> nodes = {};  // of the Slurm job; empty: this machine, by mpirun
+  std::string step_name = {};           // of the Slurm job's steps
 };
 
 // How ranks are spread over a Slurm job's nodes.

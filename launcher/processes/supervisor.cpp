@@ -104,6 +104,11 @@ std::vector<std::string> mpirun_arguments(const std::string& mpirun, const Place
     const std::string slots = fmt::format(":{}", ranks_of_node(placement));
     line.insert(line.end(),
                 {"--host", fmt::format("{}{}", fmt::join(placement.nodes, slots + ","), slots)});
+    // Options of the srun by which mpirun reaches the nodes.
+    const char* users = std::getenv("OMPI_MCA_plm_slurm_args");
+    line.insert(line.end(), {"--mca", "plm_slurm_args",
+                             fmt::format("{} --job-name={}", users == nullptr ? "" : users,
+                                         placement.step_name)});
   }
   if (!is_here(placement)) line.insert(line.end(), {"-x", kJobVariable});
   if (std::getenv("OMP_NUM_THREADS") == nullptr && is_here(placement)) {
@@ -135,6 +140,7 @@ std::vector<std::string> srun_arguments(const std::string& srun, const Placement
                                    "--cpu-bind=none",
                                    "--export=ALL",  // even if sbatch got another --export
                                    "--quiet",
+                                   "--job-name=" + placement.step_name,
                                    "--nodes=" + std::to_string(placement.nodes.size()),
                                    "--ntasks=" + std::to_string(placement.ranks),
                                    "--ntasks-per-node=" + std::to_string(ranks_of_node(placement)),

@@ -7,12 +7,20 @@
 #include "cluster/base/error.h"
 #include "configs/message_text.h"
 #include "launcher/processes/restarts.h"
-#include "launcher/processes/slurm_job.h"
 
 namespace birkhoff {
 namespace {
 
 namespace fs = std::filesystem;
+
+// sbatch passes on the variables of the job and step in which it is called, and programs would take
+// them for this job's. A job that is no array has no SLURM_ARRAY_*.
+constexpr const char* kForgetCaller = R"SH(
+for name in "${{!SLURM_STEP@}}" "${{!SLURM_SRUN_@}}" "${{!SLURM_CPU_BIND@}}" "${{!SLURM_MEM_@}}" \
+  "${{!PMI_@}}" "${{!PMIX_@}}"{}; do
+  [[ $name == PMIX_MCA_* ]] || unset "$name"
+done
+)SH";
 
 // The start of every script. end: says in one line how the job ended, and records it; ask: passes a
 // request on.
@@ -49,7 +57,8 @@ constexpr const char* kGuard = R"SH(
 # so, or the job has ended.
 guard() { # NODE
   while :; do
-    srun --overlap --export=ALL --nodes=1 --ntasks=1 --nodelist="$1" --job-name="$step" --mpi=none bash -c '
+    srun --job-name=birkhoff-guard --overlap --export=ALL --nodes=1 --ntasks=1 --nodelist="$1" \
+      --mpi=none bash -c '
       while sleep 30; do
         read -r restarts nodes < <(squeue --noheader --jobs="$0" --states=RUNNING \
           --Format=RestartCnt:9,NodeList:100000)
@@ -254,8 +263,10 @@ std::string batch_script(const BatchJob& job, const configs::Site& site) {
                   shell_quoted(job.work_folder.string()), shell_quoted(job.output_folder.string()));
   text += settings_of(job) + array_of("options", job.train_options) +
           array_of("examine", job.doctor_options);
+  const bool is_array = job.runs.size() > 1;
+  text += fmt::format(kForgetCaller, is_array ? "" : " \"${!SLURM_ARRAY_@}\"");
   text += kFunctions + fmt::format(kChain, codes_that_come_again()) + environment_of(site);
-  if (site.requeue() && job.nodes > 1) text += fmt::format("\nstep={}", kGuardStep) + kGuard;
+  if (site.requeue() && job.nodes > 1) text += kGuard;
   return text + kBody + (site.requeue() ? kRequeueEnd : kStayEnd);
 }
 

@@ -1,8 +1,11 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <ostream>
 #include <set>
@@ -226,6 +229,32 @@ std::vector<std::string> doctor_options(const SubmitArguments& arguments, const 
   return options;
 }
 
+// Removes from this process's environment, and so from a job's, what would pass for the job's own:
+// the variables of the job or step in which `submit` is called, and sbatch's variables, which would
+// replace options of the script. Those that say how to reach Slurm stay.
+void forget_callers_job(std::ostream& err) {
+  std::vector<std::string> replacing, names;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string name(text.substr(0, text.find('=')));
+    const bool is_setting = name == "SLURM_CONF" || name == "SLURM_JWT" ||
+                            name.starts_with("PMIX_MCA_");
+    const auto begins = [&](const char* prefix) { return name.starts_with(prefix); };
+    if (begins("SBATCH_")) replacing.push_back(name);
+    if (!is_setting && (begins("SLURM") || begins("SBATCH_") || begins("SRUN_") ||
+                        begins("PMI_") || begins("PMIX_"))) {
+      names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) unsetenv(name.c_str());
+  if (replacing.empty()) return;
+  std::sort(replacing.begin(), replacing.end());
+  err << fmt::format(
+      "birkhoff: warning: {}: not passed on to sbatch: the profile and the options of `submit` say "
+      "what the job is; put it in `sbatch:` of the profile\n",
+      fmt::join(replacing, ", "));
+}
+
 // What sbatch prints.
 std::string sbatch(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "sbatch");
@@ -352,6 +381,7 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
     out << submission.script;
     return 0;
   }
+  forget_callers_job(err);
   for (const Planned& run : submission.runs) check_not_queued(run.folder);
   for (const std::string& id : queue_jobs(submission, job, arguments)) {
     out << fmt::format(

@@ -120,6 +120,33 @@ TEST_F(SlurmCommands, TheConfigurationIsThatOfTheSubmission) {
               AllOf(HasSubstr("job 17: failed with exit code 4"), HasSubstr("1/17.out")));
 }
 
+// sbatch hands its environment to the job, and prefers its own variables to the script.
+TEST_F(SlurmCommands, AJobGetsNothingOfTheJobThatSubmitsIt) {
+  stubs_->write("sbatch", "env >environment; echo 17");
+  const std::vector<std::string> of_caller = {
+      "SLURM_JOB_ID",        "SLURM_STEP_NUM_TASKS", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT",
+      "SLURM_MEM_PER_CPU",   "SLURMD_NODENAME",      "SRUN_CPUS_PER_TASK",  "PMIX_RANK",
+      "SBATCH_ARRAY_INX",    "SBATCH_TIMELIMIT"};
+  const std::vector<std::string> of_user = {"SLURM_CONF", "SLURM_JWT", "PMIX_MCA_gds", "OMP_X"};
+  for (const auto& names : {of_caller, of_user}) {
+    for (const std::string& name : names) setenv(name.c_str(), "9", 1);
+  }
+  const Said said = submit("new");
+  for (const auto& names : {of_caller, of_user}) {
+    for (const std::string& name : names) unsetenv(name.c_str());
+  }
+  EXPECT_EQ(said.code, 0) << said.err;
+  EXPECT_THAT(said.err, HasSubstr("warning: SBATCH_ARRAY_INX, SBATCH_TIMELIMIT: not passed on"));
+  const std::string environment = '\n' + read_bytes("environment");
+  for (const std::string& name : of_caller) {
+    EXPECT_THAT(environment, Not(HasSubstr('\n' + name + '=')));
+  }
+  for (const std::string& name : of_user) {
+    EXPECT_THAT(environment, HasSubstr('\n' + name + "=9\n"));
+  }
+  EXPECT_EQ(submit("other").err, "") << "nothing to warn of";
+}
+
 TEST_F(SlurmCommands, AChainWaitsForTheJobBefore) {
   EXPECT_EQ(submit("new", {"--chain", "3"}).code, 0);
   const auto lines = calls("sbatch");

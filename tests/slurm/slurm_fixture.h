@@ -70,10 +70,11 @@ class Slurm : public TrainProcess {
 
   // Submits tiny.txtpb in run(name) by the profile `site`, with further options. Returns the jobs.
   // Until release(), every read of the corpus takes read_ms longer, so that whatever happens to
-  // a job happens in the middle of its run.
+  // a job happens in the middle of its run. `before`: words before the command line, such as srun.
   static std::vector<std::string> submit(const std::string& name, int read_ms,
                                          const std::vector<std::string>& options,
-                                         const std::string& site = "") {
+                                         const std::string& site = "",
+                                         const std::vector<std::string>& before = {}) {
     std::string text = site + '\n';
     for (const std::string& variable :
          {std::string("OMP_NUM_THREADS=1"), std::string("LD_PRELOAD=" SLOW_READS),
@@ -85,7 +86,9 @@ class Slurm : public TrainProcess {
     std::vector<std::string> line = {"submit", "tiny.txtpb", "--run", run(name).string(),
                                      "--site", "site.txtpb", "--set", "data.prefetch=1"};
     line.insert(line.end(), options.begin(), options.end());
-    const Finished submitted = run_child({.line = birkhoff_line(line)});
+    line = birkhoff_line(line);
+    line.insert(line.begin(), before.begin(), before.end());
+    const Finished submitted = run_child({.line = line});
     EXPECT_EQ(submitted.code, 0) << submitted.err;
     std::vector<std::string> ids;
     for (const SubmittedJob& job : submitted_jobs(run(name))) ids.push_back(job.id);

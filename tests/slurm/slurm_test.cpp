@@ -25,12 +25,39 @@ TEST_F(Slurm, ARunOfTwoNodesFinishes) {
   EXPECT_THAT(tail.out, HasSubstr("step 300: loss "));
 }
 
+// A step of two tasks of a job with other options, with variables that sbatch prefers to a script.
+TEST_F(Slurm, AJobSubmittedInAStepSeesOnlyItsOwnAllocation) {
+  const std::vector<std::string> step = {
+      "env", "SBATCH_ARRAY_INX=0-1", "SBATCH_HOLD=1", "srun", "--nodes=1", "--ntasks=2",
+      "--mem-per-cpu=100", "bash", "-c", "[ $SLURM_PROCID != 0 ] || \"$0\" \"$@\""};
+  const std::vector<std::string> jobs =
+      submit("in_step", 0, {"--nodes", "3", "--spare-nodes", "1"}, "sbatch: \"--mem=500\"", step);
+  ASSERT_EQ(jobs.size(), 1u);
+  expect_finished(jobs[0], "in_step");
+  EXPECT_EQ(history("in_step")[0].start.scheduler_job, "slurm " + jobs[0]);
+  EXPECT_THAT(history("in_step")[0].start.hosts, testing::ElementsAre("node0", "node1"));
+}
+
+// The job has another step, such as a shell.
 TEST_F(Slurm, ALostRankIsStartedAgainInTheSameJob) {
   const std::string job = submit("lost_rank", kReadMs, {"--nodes", "2"})[0];
   ASSERT_TRUE(wait_for_step_70("lost_rank")) << output("lost_rank");
+  Child shell({.line = {"srun", "--jobid=" + job, "--overlap", "--nodes=1", "--ntasks=1",
+                        "--mpi=none", "--job-name=shell", "sleep", "600"}});
+  const auto has_shell = [&] {
+    return run_child({.line = {"squeue", "--steps", "--noheader", "--format=%j"}}).out.find(
+               "shell\n") != std::string::npos;
+  };
+  for (int wait = 0; !has_shell() && wait < 100; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
   const pid_t rank = process_of_task(run("lost_rank"), 1);
   ASSERT_GT(rank, 0);
   kill(rank, SIGKILL);
+  for (int wait = 0; history("lost_rank").size() < 2 && wait < 600; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  EXPECT_TRUE(has_shell()) << "a restart ended a step that is not of its ranks";
   release();
   expect_finished(job, "lost_rank");
   EXPECT_EQ(field(job, "Restarts"), "0") << "it went back to the queue";
