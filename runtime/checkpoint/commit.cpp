@@ -8,6 +8,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
+#include "cluster/base/logging/log.h"
 #include "runtime/checkpoint/layout.h"
 #include "runtime/checkpoint/manifest.h"
 #include "runtime/checkpoint/safetensors.h"
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 using configs::CheckpointManifest;
 
 constexpr std::int64_t kPieceBytes = 8 << 20;
+constexpr std::string_view kOldPrefix = ".tmp-old-";  // begins with kAsidePrefix
 
 // N of prefix + N, where N is all digits.
 std::optional<std::int64_t> parse_step(std::string_view name, std::string_view prefix) {
@@ -51,14 +53,30 @@ CheckpointManifest::File describe_file(const fs::path& path) {
   return description;
 }
 
+// Removes what no run needs any more. A failure is a warning: on a network file system a folder
+// stays as long as another process reads a file in it.
+void tidy(const std::function<void()>& remove) {
+  try {
+    remove();
+  } catch (const Error& error) {
+    log_warning("an old checkpoint is not removed: {}; the next save or start tries again",
+                error.what());
+  }
+}
+
+void tidy_tree(const fs::path& path) {
+  tidy([&] { remove_tree(path.string()); });
+}
+
 // Renames before deleting: a half-deleted folder must never look like a checkpoint.
 void remove_checkpoint(const fs::path& folder) {
-  const std::string doomed =
-      (folder.parent_path() / fmt::format("{}old-{}", kAsidePrefix, folder.filename().string()))
-          .string();
-  remove_tree(doomed);
-  rename_path(folder.string(), doomed);
-  remove_tree(doomed);
+  const std::string name = fmt::format("{}{}", kOldPrefix, folder.filename().string());
+  fs::path doomed = folder.parent_path() / name;
+  for (int k = 2; path_exists(doomed.string()); ++k) {
+    doomed = folder.parent_path() / fmt::format("{}-{}", name, k);
+  }
+  rename_path(folder.string(), doomed.string());
+  tidy_tree(doomed);
 }
 
 // The step whose checkpoint has the lowest loss, as far as manifests can be read. Decides only by
@@ -89,8 +107,15 @@ void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Ret
   for (auto excess = static_cast<int>(folders.size()) - retention.newest; excess > 0;
        --excess, ++oldest) {
     if (oldest->first != committed_step && oldest->first != best) {
-      remove_checkpoint(oldest->second);
+      tidy([&] { remove_checkpoint(oldest->second); });
     }
+  }
+}
+
+// What could not be removed before.
+void remove_old_again(const fs::path& checkpoints) {
+  for (const std::string& name : list_directory(checkpoints.string())) {
+    if (name.starts_with(kOldPrefix)) tidy_tree(checkpoints / name);
   }
 }
 
@@ -171,10 +196,15 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
     rename_path(folder.string(), replaced.string());
   }
   rename_path(aside.string(), folder.string());
-  if (path_exists(replaced.string())) remove_checkpoint(replaced);
+  tidy([&] {
+    if (path_exists(replaced.string())) remove_checkpoint(replaced);
+  });
   // Only what is this save's own was removed so far. The run may be another job's by now.
   if (require_folder) require_folder();
-  remove_oldest(checkpoints, manifest.step(), retention);
+  tidy([&] {
+    remove_old_again(checkpoints);
+    remove_oldest(checkpoints, manifest.step(), retention);
+  });
   return folder;
 }
 
@@ -193,9 +223,9 @@ void remove_leftovers(const fs::path& checkpoints) {
   restore_replaced(checkpoints);
   for (const std::string& name : list_directory(checkpoints.string())) {
     if (name.starts_with(kAsidePrefix)) {
-      remove_tree((checkpoints / name).string());
+      tidy_tree(checkpoints / name);
     } else if (name.starts_with(kReplacedPrefix)) {  // its successor step-N exists
-      remove_checkpoint(checkpoints / name);
+      tidy([&] { remove_checkpoint(checkpoints / name); });
     }
   }
 }

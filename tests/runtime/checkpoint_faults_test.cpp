@@ -92,15 +92,22 @@ void fail_every_call(const std::string& what, std::int64_t step, int num_ranks, 
       fs::copy(original, folder, fs::copy_options::recursive);
       tally.attempt([&] {
         std::optional<Faults> faults;
+        testing::internal::CaptureStderr();
         const std::string error = save_disturbed(folder, step, num_ranks, [&] {
           faults.emplace(call, only_once ? call : kForever, error_number);
         });
+        const std::string warning = testing::internal::GetCapturedStderr();
         SCOPED_TRACE(testing::Message() << "call " << call << " of " << num_calls << ": "
                                         << faults->failed_call() << " " << faults->failed_path());
         // Ranks run at the same time, so a run may have a call more or less than the one that was
         // counted.
         ASSERT_TRUE(faults->happened() || call + 4 >= num_calls);
-        if (faults->happened()) {
+        const bool is_committed = error.empty();
+        if (faults->happened() && is_committed) {
+          faults->expect_told(warning.substr(0, warning.find('\n')));
+          EXPECT_THAT(warning, HasSubstr("an old checkpoint is not removed: "));
+          EXPECT_EQ(find_newest_checkpoint(folder, false)->manifest.step(), step);
+        } else if (faults->happened()) {
           faults->expect_told(error);
           EXPECT_THAT(error, HasSubstr("rank "));
           EXPECT_THAT(error, HasSubstr("step-0000000" + std::to_string(step)));
@@ -109,7 +116,7 @@ void fail_every_call(const std::string& what, std::int64_t step, int num_ranks, 
           EXPECT_EQ(error, "");
         }
         faults.reset();
-        if (only_once) {
+        if (only_once && !is_committed) {
           for (const std::string& name : names_in(folder)) {
             EXPECT_TRUE(name.starts_with(kStepPrefix) || name.starts_with(kReplacedPrefix))
                 << "left aside: " << name;
@@ -130,6 +137,39 @@ TEST(CheckpointFaults, EveryCallFailsOnceWhileAStepIsReplaced) {
 }
 TEST(CheckpointFaults, EveryCallFailsFromSomePointOn) {
   fail_every_call("one rank, from there on", 2, 1, false);
+}
+
+// As on NFS while another process reads a file in it, or if the folder is a mount point.
+TEST(CheckpointFaults, AnOldCheckpointThatCannotBeRemovedEndsNoRun) {
+  for (const auto& [failing, error] :
+       {std::pair("rmdir", ENOTEMPTY), std::pair("unlink", ESTALE), std::pair("rename", EBUSY)}) {
+    SCOPED_TRACE(failing);
+    const TestFolder folder;
+    constexpr int kKept = 2;
+    const auto save = [&](std::int64_t step) {
+      testing::internal::CaptureStderr();
+      save_step(folder, step, 1, Layout::kReplicated, kKept);
+      return testing::internal::GetCapturedStderr();
+    };
+    save(1);
+    set_file_fault_hook(
+        [call = failing, number = error](const char* name, const std::string& path, std::int64_t) {
+          const bool is_old = path.ends_with("step-00000001") ||
+                              path.find("old-step-00000001") != std::string::npos;
+          return is_old && std::string_view(name) == call ? number : 0;
+        });
+    for (std::int64_t step = 2; step <= 5; ++step) {
+      const std::string warning = save(step);
+      EXPECT_EQ(find_newest_checkpoint(folder, true)->manifest.step(), step);
+      if (step <= kKept) continue;
+      EXPECT_THAT(warning, HasSubstr(std::string(failing) + " of '"));
+      EXPECT_THAT(warning, HasSubstr("the next save or start tries again"));
+    }
+    set_file_fault_hook({});
+    EXPECT_EQ(save(6), "");
+    EXPECT_THAT(names_in(folder), testing::Each(testing::StartsWith("step-")));
+    EXPECT_EQ(names_in(folder).size(), kKept);
+  }
 }
 
 TEST(CheckpointFaults, InterruptedCallsAreRepeatedAndShortOnesContinued) {
