@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -71,17 +73,19 @@ File start_event_file(const std::string& path, std::int64_t first_step) {
   return file;
 }
 
-// TensorBoard wants "tfevents" in the name and orders files by the time in it.
+// TensorBoard wants "tfevents" in the name, and orders files by the time in it: a new file is later
+// than all others, also if this machine's clock is behind.
 std::string new_event_path(const std::filesystem::path& folder) {
-  const auto seconds = static_cast<std::int64_t>(wall_time_now());
-  std::string path;
-  int unique = 0;
-  do {
-    path = (folder / fmt::format("events.out.tfevents.{:010d}.{}.{}.{}", seconds, host_name(),
-                                 getpid(), unique++))
-               .string();
-  } while (path_exists(path));
-  return path;
+  constexpr std::string_view kPrefix = "events.out.tfevents.";
+  auto seconds = static_cast<std::int64_t>(wall_time_now());
+  for (const std::string& name : list_directory(folder.string())) {
+    if (!name.starts_with(kPrefix)) continue;
+    std::int64_t other = 0;
+    std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), other);
+    seconds = std::max(seconds, other + 1);
+  }
+  return (folder / fmt::format("{}{:010d}.{}.{}.0", kPrefix, seconds, host_name(), getpid()))
+      .string();
 }
 
 }  // namespace

@@ -1,11 +1,13 @@
 #include "runtime/reporting/metrics.h"
 
 #include <fcntl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -195,6 +197,28 @@ TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
                   [&](const std::string& bytes) { return bytes.find(start) != std::string::npos; }),
               1);
   }
+}
+
+// TensorBoard reads files in the order of the times in their names, and forgets what follows the
+// start of a session. A resumed run's machine may have a clock that is behind.
+TEST(Metrics, AnEventFileIsLaterThanAllOthersByItsName) {
+  const TemporaryFolder folder;
+  const std::string ahead = "events.out.tfevents.4102444800.node.12345.0";
+  std::ofstream(folder.path(ahead)) << "of a clock that is ahead";
+  for (int resumed = 0; resumed < 2; ++resumed) {
+    Metrics metrics(options_in(folder.path()));
+    metrics.close();
+  }
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder.path())) {
+    if (entry.path().filename().string().starts_with("events")) {
+      names.push_back(entry.path().filename().string().substr(0, 30));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_THAT(names, testing::ElementsAre("events.out.tfevents.4102444800",
+                                          "events.out.tfevents.4102444801",
+                                          "events.out.tfevents.4102444802"));
 }
 
 // The time continues from the last line, however often a run is resumed.
