@@ -6,6 +6,7 @@
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
+#include "cluster/base/logging/log.h"
 #include "data/corpus/manifest.h"
 
 namespace birkhoff {
@@ -16,9 +17,10 @@ namespace {
 constexpr char kUnfinishedName[] = ".unfinished";
 constexpr char kSpoolPrefix[] = ".input-";
 // Every name that prepare uses in the folder, including the names of temporary files.
-constexpr char kOurNames[] = R"((train|valid|test)-(tokens|label)-\d{5,}\.h5(\.tmp)?)"
-                             R"(|(tokenizer\.(chars|words|model)|manifest\.json)(\.tmp-\d+)?)"
-                             R"(|\.input-\d+|\.unfinished)";
+constexpr char kOurNames[] =
+    R"((train|valid|test)-(tokens|label)-\d{5,}\.h5(\.tmp)?)"
+    R"(|(tokenizer\.(chars|words|model)|manifest\.json)(\.tmp-.+-\d+-[0-9a-f]{8})?)"
+    R"(|\.input-\d+|\.unfinished)";
 
 bool same_file(const std::string& a, const std::string& b) {
   struct stat info_a, info_b;
@@ -55,6 +57,9 @@ void OutFolder::begin() {
   }
   if (!finished_) require_only_leftovers();
   lock_.emplace(file(kUnfinishedName), "the corpus folder " + path_);
+  if (!lock_->is_held()) {
+    log_warning("{}: its file system has no locks (flock): start no second `prepare` there", path_);
+  }
   sync_directory(path_);       // the mark must survive a crash if any other name does
   finished_ = has_manifest();  // another command may have finished before it released the lock
   if (!finished_) remove_leftovers();

@@ -102,6 +102,12 @@ RunFolder::RunFolder(const fs::path& folder, std::uint64_t seed, bool fresh) : p
   const std::string what = fmt::format("the run folder {}", folder.string());
   try {
     lock_.emplace(paths_.lock().string(), what);
+    if (!lock_->is_held()) {
+      log_warning(
+          "{}: its file system has no locks (flock), so only the lease guards it: mount it with "
+          "locks (Lustre: flock; NFS: lockd)",
+          what);
+    }
   } catch (const Error& error) {
     if (error.code() != ExitCode::kUsage || !Lease::outlived_by_lock(folder)) throw;
   }

@@ -94,8 +94,8 @@ TEST(Prepare, NeverRemovesAFileOfTheUser) {
                                          "test-tokens-123456.h5",
                                          "train-label-00000.h5",
                                          "tokenizer.chars",
-                                         "tokenizer.model.tmp-42",
-                                         "manifest.json.tmp-7",
+                                         "tokenizer.model.tmp-node-1.x-42-00c0ffee",
+                                         "manifest.json.tmp-a-7-00000000",
                                          ".input-0",
                                          ".unfinished"};
   const auto leave_unfinished = [&] {
@@ -105,7 +105,8 @@ TEST(Prepare, NeverRemovesAFileOfTheUser) {
   for (const std::string name :
        {"train-mytext.txt", "train-tokens-00000.h5.bak", "train-tokens-1.h5", "valid-",
         "dev-tokens-00000.h5", "train-labels-00000.h5", "tokenizer.md", "tokenizer.model.tmp",
-        "manifest.json.orig", "manifest-json", ".input-", ".input-old", ".unfinished2", "letter"}) {
+        "tokenizer.words.tmp-old", "manifest.json.orig", "manifest-json", ".input-", ".input-old",
+        ".unfinished2", "letter"}) {
     leave_unfinished();
     write_text(folder / ("corpus/" + name), "dear");
     const auto before = content_of(folder / "corpus");

@@ -137,7 +137,7 @@ std::vector<BadInput> faults() {
   return {
       fault("inspect run", "read", "metrics.jsonl", EIO, {"Input/output error", "metrics.jsonl"}),
       fault("inspect run", "open", "run/lock", EACCES, {"Permission denied", "run/lock"}),
-      fault("inspect run", "flock", "run/lock", ENOLCK, {"run/lock"}),
+      fault("inspect run", "flock", "run/lock", EIO, {"run/lock"}),
       fault("compare run run2", "write", "compare.svg", ENOSPC, {"No space left", "compare.svg"}),
       fault("compare run run2", "open", "run2/metrics.jsonl", EACCES, {"Permission denied"}),
   };

@@ -104,6 +104,23 @@ TEST(RunFolder, RemovesWhatKilledWritersLeft) {
   EXPECT_THAT(names_in(folder), ElementsAre("holder-2", "lock", "notes.tmp-1", "run.json"));
 }
 
+// Lustre without the mount option flock, NFS without lockd.
+TEST(RunFolder, WithoutLocksTheLeaseGuardsIt) {
+  const TestFolder folder;
+  set_file_fault_hook([](const char* call, const std::string&, std::int64_t) {
+    return std::string_view(call) == "flock" ? ENOSYS : 0;
+  });
+  testing::internal::CaptureStderr();
+  {
+    const RunFolder run(folder, 1, false);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(),
+                AllOf(HasSubstr("has no locks (flock)"), HasSubstr("Lustre: flock")));
+    EXPECT_THAT(run_holder(RunPaths{folder.path()}).value_or(""), HasSubstr("process "));
+  }
+  EXPECT_EQ(run_holder(RunPaths{folder.path()}), std::nullopt);
+  set_file_fault_hook({});
+}
+
 // A save that begins before the trainer has polled the previous one commits that one.
 TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
   const TestFolder folder;

@@ -17,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <thread>
 
 #include "cluster/base/files/system_call.h"
@@ -185,6 +186,11 @@ void File::close() {
 
 // ---- Whole files
 
+std::string temporary_name(const std::string& path) {
+  std::random_device random;
+  return fmt::format("{}.tmp-{}-{}-{:08x}", path, host_name(), ::getpid(), random());
+}
+
 namespace {
 
 void rename_without_sync(const std::string& from, const std::string& to) {
@@ -194,8 +200,7 @@ void rename_without_sync(const std::string& from, const std::string& to) {
 }
 
 void replace(const std::string& path, std::string_view bytes, bool durably) {
-  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
-  if (path_exists(temporary)) remove_file(temporary);
+  const std::string temporary = temporary_name(path);
   File file = File::create(temporary);
   try {
     file.write_all(bytes);
@@ -376,6 +381,9 @@ std::int64_t free_bytes(const std::string& path) {
 
 namespace {
 
+// Lustre without the mount option flock, NFS without lockd, and some FUSE file systems.
+bool has_no_locks(int error) { return error == ENOSYS || error == ENOLCK || error == EOPNOTSUPP; }
+
 std::string holder_of(const std::string& path) {
   const std::string holder = read_file(path, 4096);
   return holder.empty() ? "another process" : holder;
@@ -406,7 +414,8 @@ FileLock::FileLock(const std::string& path, const std::string& what) {
     fail(ExitCode::kUsage, "{} is in use by {} (lock '{}'): wait for it or stop it", what,
          holder_of(path), path);
   }
-  check_call(locked, "flock", path);
+  is_held_ = locked == 0;
+  if (!is_held_ && !has_no_locks(errno)) fail_call("flock", path, "");
   const std::string holder = fmt::format("process {} on {}", ::getpid(), host_name());
   check_call(retried("ftruncate", path, [&] { return ::ftruncate(fd_.get(), 0); }), "ftruncate",
              path);
@@ -422,7 +431,7 @@ std::optional<std::string> lock_holder(const std::string& path) {
   check_call(fd.get(), "open", path);
   const std::int64_t locked =
       retried("flock", path, [&] { return ::flock(fd.get(), LOCK_SH | LOCK_NB); });
-  if (locked == 0) return std::nullopt;
+  if (locked == 0 || has_no_locks(errno)) return std::nullopt;
   if (errno != EWOULDBLOCK) fail_call("flock", path, "");
   return holder_of(path);
 }

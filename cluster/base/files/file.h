@@ -75,9 +75,12 @@ class File {
   ExitCode code_ = ExitCode::kStorage;
 };
 
+// PATH.tmp-HOST-PROCESS-RANDOM: a name for a file that is to become `path`, which no other process
+// uses. Containers that share a file system may have equal process ids.
+std::string temporary_name(const std::string& path);
 // Writes the file such that, whatever happens, it holds either its old content or all of `bytes`: a
-// temporary file in the same folder, fsync, rename, fsync of the folder. The next call by a process
-// with the same id replaces a temporary file that a crash has left.
+// temporary file in the same folder, fsync, rename, fsync of the folder. A crash may leave the
+// temporary file.
 void write_file_durably(const std::string& path, std::string_view bytes);
 // The same without fsync: cheap, but after a crash of the machine the file may be empty.
 void replace_file(const std::string& path, std::string_view bytes);
@@ -134,13 +137,18 @@ class FileLock {
   // what: the name of the locked thing in the message, such as "the run folder /x".
   FileLock(const std::string& path, const std::string& what);
 
+  // False on a file system without locks: then the object guards nothing.
+  bool is_held() const { return is_held_; }
+
  private:
   UniqueHandle<FileDescriptorTraits> fd_;
+  bool is_held_ = false;
 };
 
-// The holder of a FileLock, as the lock file names it; nullopt if the lock is free or the file does
-// not exist. Takes a shared lock for a moment, which also works on network file systems. FileLock
-// waits that long, so this call never keeps a process from taking the lock.
+// The holder of a FileLock, as the lock file names it; nullopt if the lock is free, the file does
+// not exist or its file system has no locks. Takes a shared lock for a moment, which also works on
+// network file systems. FileLock waits that long, so this call never keeps a process from taking
+// the lock.
 std::optional<std::string> lock_holder(const std::string& path);
 
 // For tests: called before each system call made here with the call's name ("open", "write",

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -175,13 +176,19 @@ void remove_earlier(const fs::path& folder, std::int64_t number) {
 // Creates the file, complete from its first moment on. Returns false if it exists, or if a later
 // holder has removed what was to become it.
 bool create_record(const std::string& path) {
-  const std::string complete = fmt::format("{}.tmp-{}", path, ::getpid());
+  const std::string complete = temporary_name(path);
   write_file_durably(complete, record_text(/*held=*/true));
   const std::int64_t linked =
       retried("link", path, [&] { return ::link(complete.c_str(), path.c_str()); });
   const int reason = errno;
   remove_if_there(complete);
   if (linked < 0 && (reason == EEXIST || reason == ENOENT)) return false;
+  if (linked < 0 && (reason == EPERM || reason == EOPNOTSUPP || reason == ENOSYS)) {
+    fail(ExitCode::kStorage,
+         "link of '{}' failed: {}: its file system has no hard links, which the lease of a run "
+         "folder needs: choose a --run on another file system",
+         path, std::strerror(reason));
+  }
   errno = reason;
   check_call(linked, "link", path);
   sync_directory(parent_path(path));
@@ -217,7 +224,7 @@ Lease::~Lease() {
   wakes_.notify_one();
   thread_.join();
   // Not removed: the next number must be higher. If this fails, others wait for the lease to end.
-  const std::string complete = fmt::format("{}.tmp-{}", file(), ::getpid());
+  const std::string complete = temporary_name(file());
   const std::string text = record_text(/*held=*/false);
   UniqueHandle<FileDescriptorTraits> fd(
       ::open(complete.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));

@@ -83,6 +83,12 @@ void sync_descriptor(int fd, const std::string& path) {
   } else {
     result = ::fsync(fd);
   }
+  if (result < 0 && errno == EINVAL) {  // of a folder, on CIFS and some FUSE file systems
+    fail(ExitCode::kStorage,
+         "fsync of '{}' failed: {}: its file system cannot make names durable; choose a folder on "
+         "another file system",
+         path, std::strerror(EINVAL));
+  }
   if (result < 0) fail_call("fsync", path, ", so written data may be lost");
 }
 

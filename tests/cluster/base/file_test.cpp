@@ -18,6 +18,7 @@
 namespace birkhoff {
 namespace {
 
+using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -215,6 +216,35 @@ TEST_F(FileTest, WhoHoldsALockIsSeenWithoutTakingIt) {
   });
   EXPECT_EQ(code_of([&] { FileLock(path("lock"), "the folder"); }), ExitCode::kOk);
   looker.join();
+}
+
+TEST_F(FileTest, WhereThereAreNoLocksNothingIsLocked) {
+  for (const int error : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
+    set_file_fault_hook([error](const char* call, const std::string&, std::int64_t) {
+      return std::strcmp(call, "flock") == 0 ? error : 0;
+    });
+    EXPECT_FALSE(FileLock(path("lock"), "the folder").is_held());
+    EXPECT_EQ(lock_holder(path("lock")), std::nullopt);
+    set_file_fault_hook({});
+    EXPECT_TRUE(FileLock(path("lock"), "the folder").is_held());
+  }
+}
+
+TEST_F(FileTest, TemporaryNamesAreNoOtherProcesss) {
+  const std::string name = temporary_name("a/b");
+  EXPECT_THAT(name, testing::StartsWith(fmt::format("a/b.tmp-{}-{}-", host_name(), ::getpid())));
+  EXPECT_NE(temporary_name("a/b"), name);
+}
+
+TEST_F(FileTest, AFileSystemThatCannotSyncFoldersIsNamed) {
+  set_file_fault_hook([](const char* call, const std::string&, std::int64_t) {
+    return std::strcmp(call, "fsync") == 0 ? EINVAL : 0;
+  });
+  std::string what;
+  EXPECT_EQ(code_of([&] { sync_directory(folder_.path()); }, &what), ExitCode::kStorage);
+  EXPECT_THAT(what, AllOf(HasSubstr("fsync of '"), HasSubstr("cannot make names durable"),
+                          HasSubstr("on another file system")));
+  set_file_fault_hook({});
 }
 
 TEST_F(FileTest, FreeBytesAreTheSystemsOrTheHooks) {

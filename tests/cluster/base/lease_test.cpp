@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "cluster/base/files/file.h"
 #include "tests/cluster/base/tally.h"
 #include "tests/cluster/base/temporary_folder.h"
 
@@ -67,6 +68,22 @@ TEST(Lease, OnlyFilesOfEarlierHoldersAreRemoved) {
   EXPECT_TRUE(fs::exists(half));
   { const Lease lease(folder.path(), "the folder", kFast); }
   EXPECT_FALSE(fs::exists(half));
+}
+
+TEST(Lease, AFileSystemWithoutHardLinksIsNamed) {
+  const Folder folder;
+  set_file_fault_hook([](const char* call, const std::string&, std::int64_t) {
+    return std::string_view(call) == "link" ? EPERM : 0;
+  });
+  try {
+    Lease(folder.path(), "the folder", kFast);
+    ADD_FAILURE() << "a lease without a link";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kStorage);
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("no hard links"), HasSubstr("choose a --run")));
+  }
+  set_file_fault_hook({});
+  EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
 TEST(Lease, IsTakenFromAnotherMachineOnceItExpires) {
