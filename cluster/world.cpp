@@ -1,17 +1,23 @@
 #include "cluster/world.h"
 
 #include <mpi.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <charconv>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <thread>
+#include <vector>
 
+#include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
+#include "cluster/base/slurm_environment.h"
 #include "cluster/mpi_check.h"
 #include "cluster/mpi_group.h"
 
@@ -31,6 +37,37 @@ std::optional<int> environment_number(std::initializer_list<const char*> names) 
   return std::nullopt;
 }
 
+// Whether this process may read the memory of others: filters of containers forbid the call. Open
+// MPI would complain about each message.
+bool may_read_processes() {
+  const char from = 1;
+  char to = 0;
+  const iovec local{&to, 1}, remote{const_cast<char*>(&from), 1};
+  return ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) == 1;
+}
+
+// While it exists, MPI starts. If that fails, Open MPI prints its own lines and ends the process;
+// then this says what to do in a shell that has the variables of a step that it is not in.
+class StartOfMpi {
+ public:
+  StartOfMpi() {
+    static const int registered = std::atexit(explain);
+    is_running_ = registered == 0;
+  }
+  ~StartOfMpi() { is_running_ = false; }
+
+ private:
+  static void explain() {
+    const char* step = std::getenv("PMIX_NAMESPACE");
+    if (!is_running_ || step == nullptr) return;
+    std::fprintf(stderr,
+                 "birkhoff: MPI could not join %s (PMIX_NAMESPACE); in a shell that is not in that "
+                 "step: unset ${!PMIX_@} ${!SLURM_@}\n",
+                 step);
+  }
+  static inline bool is_running_ = false;
+};
+
 }  // namespace
 
 class World::Impl {
@@ -46,8 +83,15 @@ class World::Impl {
       ::setenv("OMPI_MCA_ess_singleton_isolated", "1", /*overwrite=*/0);
       ::setenv("OMPI_MCA_orte_create_session_dirs", "0", /*overwrite=*/0);
     }
+    if (!may_read_processes()) {
+      ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
+    }
     int provided = MPI_THREAD_SINGLE;
-    mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+    {
+      const StartOfMpi start;
+      mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
+                "MPI_Init_thread");
+    }
     try {
       if (provided < MPI_THREAD_MULTIPLE) {
         fail(ExitCode::kUsage,
@@ -74,6 +118,7 @@ class World::Impl {
   std::unique_ptr<MpiGroup> group_;
   int local_rank_ = 0;
   int local_size_ = 1;
+  int cores_ = 1;
   std::string host_;
 
  private:
@@ -84,6 +129,12 @@ class World::Impl {
               "MPI_Comm_split_type");
     mpi_check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
     mpi_check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
+    std::vector<cpu_set_t> masks(static_cast<std::size_t>(local_size_));
+    const cpu_set_t mine = affinity_mask();
+    mpi_check(
+        MPI_Allgather(&mine, sizeof mine, MPI_BYTE, masks.data(), sizeof mine, MPI_BYTE, machine),
+        "MPI_Allgather");
+    cores_ = share_of_cores(masks, static_cast<std::size_t>(local_rank_));
     mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
     // What sbatch --exclude and sinfo call the machine.
     if (const char* node = std::getenv("SLURMD_NODENAME"); node != nullptr && *node != '\0') {
@@ -107,6 +158,7 @@ int World::rank() const { return impl_->group_->rank(); }
 int World::size() const { return impl_->group_->size(); }
 int World::local_rank() const { return impl_->local_rank_; }
 int World::local_size() const { return impl_->local_size_; }
+int World::cores() const { return impl_->cores_; }
 const std::string& World::host() const { return impl_->host_; }
 
 std::unique_ptr<ProcessGroup> World::split(int color, int key) {
@@ -137,8 +189,8 @@ std::string mpi_library() {
 }
 
 int announced_ranks() {
-  return environment_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-      .value_or(1);
+  if (const auto by_mpi = environment_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})) return *by_mpi;
+  return slurm_step_tasks().value_or(1);
 }
 
 int announced_rank() {

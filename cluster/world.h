@@ -26,6 +26,8 @@ class World {
   int size() const;
   int local_rank() const;  // among the ranks of this machine
   int local_size() const;
+  // On how many cores of its machine this rank should compute (share_of_cores in cpu.h).
+  int cores() const;
   // In a Slurm job the name of the node, else that of MPI.
   const std::string& host() const;
 

@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <thread>
@@ -61,11 +60,29 @@ void compute_on_cpu(int num_threads) {
 
 int machine_cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
+cpu_set_t affinity_mask() {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  if (sched_getaffinity(0, sizeof mask, &mask) != 0) CPU_ZERO(&mask);
+  return mask;
+}
+
 int usable_cores() {
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  if (sched_getaffinity(0, sizeof mine, &mine) != 0) return machine_cores();
-  return std::max(1, CPU_COUNT(&mine));
+  const cpu_set_t mask = affinity_mask();
+  const int cores = CPU_COUNT(&mask);
+  return cores > 0 ? cores : machine_cores();
+}
+
+int share_of_cores(const std::vector<cpu_set_t>& masks, std::size_t which) {
+  double share = 0;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &masks[which])) continue;
+    const auto users = std::count_if(masks.begin(), masks.end(),
+                                     [&](const cpu_set_t& mask) { return CPU_ISSET(core, &mask); });
+    share += 1.0 / static_cast<double>(users);
+  }
+  constexpr double kRounding = 1e-6;  // of the sum
+  return std::max(1, static_cast<int>(share + kRounding));
 }
 
 }  // namespace birkhoff

@@ -1,6 +1,11 @@
 // Sets up the process for computing on the CPU.
 #pragma once
 
+#include <sched.h>
+
+#include <cstddef>
+#include <vector>
+
 namespace birkhoff {
 
 // Makes LibTorch run operations on `num_threads` threads, compute fp32 matrix products with the
@@ -9,8 +14,14 @@ namespace birkhoff {
 // set of this CPU (instruction_set.h).
 void compute_on_cpu(int num_threads);
 
-// Cores in this process's affinity mask (as sbatch, taskset or a container set it), at least 1.
+// This process's affinity mask, as sbatch, taskset or a container set it; empty if the system does
+// not tell.
+cpu_set_t affinity_mask();
+// Its cores, at least 1.
 int usable_cores();
+// How many cores process `which` of a machine should compute on: those of its mask, each divided by
+// the number of processes whose masks have it; at least 1.
+int share_of_cores(const std::vector<cpu_set_t>& masks, std::size_t which);
 // Cores of the machine, at least 1.
 int machine_cores();
 

@@ -156,10 +156,12 @@ std::string train_sentencepiece(const std::vector<std::string>& lines, std::int6
                                                   {"minloglevel", "3"}},
                                                  &iterator, &model);
   if (!status.ok()) {
+    // SentencePiece's own advice ends with options of its program.
+    const std::string said = printable(status.ToString());
     fail(ExitCode::kUsage,
          "--vocab-size {}: SentencePiece cannot learn that many pieces from this text ({}); choose "
          "another",
-         vocab_size, printable(status.ToString()));
+         vocab_size, said.substr(0, said.find(" Increase vocab_size")));
   }
   return model;
 }

@@ -347,7 +347,7 @@ class Comparison {
 }  // namespace
 
 int bench_attention_command(const BenchAttentionArguments& arguments, std::ostream& out) {
-  const int threads = threads_of_rank(/*local_ranks=*/1);
+  const int threads = threads_of_rank(usable_cores());
   if (arguments.library_defaults) {
     at::set_num_threads(threads);
   } else {

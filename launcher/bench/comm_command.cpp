@@ -212,7 +212,7 @@ std::string heading(const CollectiveComparison& comparison, const BenchCommArgum
 
 int measure_in_world(World& world, const BenchCommArguments& arguments, const StopSignals& signals,
                      std::ostream& out, std::ostream& err) {
-  at::set_num_threads(threads_of_rank(world.local_size()));
+  at::set_num_threads(threads_of_rank(world.cores()));
   const CollectiveComparison comparison = make_comparison(world, arguments.device == "cuda");
   const auto print = [&](const std::string& text) {
     if (world.rank() == 0) out << text << std::flush;

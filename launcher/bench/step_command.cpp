@@ -202,7 +202,7 @@ std::string measured_table(SyntheticTraining& training, const configs::Config& c
 }  // namespace
 
 int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
-  compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
+  compute_on_cpu(threads_of_rank(usable_cores()));
   const configs::Config config = load_config(arguments.config, arguments.settings);
   const at::Device device = config.device() == configs::Config::cuda ? cuda_device(/*local_rank=*/0)
                                                                      : at::Device(at::kCPU);

@@ -145,7 +145,7 @@ File open_input(const std::string& path) {
 
 int classify_command(const ClassifyArguments& arguments, std::ostream& out, std::ostream& err) {
   signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
-  compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
+  compute_on_cpu(threads_of_rank(usable_cores()));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
   const LoadedModel loaded = load_model(checkpoint, device_named(arguments.device));

@@ -47,7 +47,7 @@ int examine_in_world(const DoctorArguments& arguments, World& world, std::ostrea
                      std::ostream& err) {
   const auto start = std::chrono::steady_clock::now();
   const Log log(world.rank());  // names the rank that warns
-  Subject subject{.world = world, .threads = threads_of_rank(world.local_size())};
+  Subject subject{.world = world, .threads = threads_of_rank(world.cores())};
   compute_on_cpu(std::min(subject.threads, usable_cores()));  // too many would take minutes
   if (arguments.config) {
     // Each rank reads its own file, which may differ.

@@ -185,7 +185,7 @@ std::vector<std::string> command_line(const EvalArguments& arguments) {
 
 int evaluate_in_world(const EvalArguments& arguments, World& world, const StopSignals& signals,
                       std::ostream& out, std::ostream& err) {
-  compute_on_cpu(threads_of_rank(world.local_size()));
+  compute_on_cpu(threads_of_rank(world.cores()));
   Mesh mesh(world, configs::Mesh(), device_named(arguments.device, world.local_rank()));
   const auto stop_if_asked = [&] {
     if (signals.received() == 0) return;
@@ -202,7 +202,7 @@ int evaluate_in_world(const EvalArguments& arguments, World& world, const StopSi
 int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream& err) {
   const int ranks = ranks_to_run_on(arguments.ranks);
   if (!arguments.ranks && ranks == 1) {
-    compute_on_cpu(threads_of_rank(/*local_ranks=*/1));
+    compute_on_cpu(threads_of_rank(usable_cores()));
     const auto host = make_single_group();
     const auto one = make_single_group(device_named(arguments.device));
     evaluate(

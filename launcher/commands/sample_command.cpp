@@ -4,6 +4,7 @@
 
 #include <ostream>
 
+#include "cluster/base/cpu.h"
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "configs/checkpoint_manifest.pb.h"
@@ -70,7 +71,7 @@ GenerateOptions options_of(const SampleArguments& arguments,
 
 int sample_command(const SampleArguments& arguments, std::ostream& out, std::ostream& err) {
   signal(SIGPIPE, SIG_DFL);  // when the reader of a pipe has left, end without a message
-  at::set_num_threads(threads_of_rank(/*local_ranks=*/1));
+  at::set_num_threads(threads_of_rank(usable_cores()));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   GenerateOptions options = options_of(arguments, checkpoint.manifest);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);

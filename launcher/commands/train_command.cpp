@@ -218,7 +218,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
 // The number of threads that a rank computes with.
 int rank_threads(const configs::Config& config, const World& world) {
   const configs::Invariant& invariant = config.train().invariant();
-  return invariant.shards() > 0 ? invariant.threads() : threads_of_rank(world.local_size());
+  return invariant.shards() > 0 ? invariant.threads() : threads_of_rank(world.cores());
 }
 
 int train_in_world(const configs::Config& config, const TrainArguments& arguments, World& world,
@@ -231,14 +231,13 @@ int train_in_world(const configs::Config& config, const TrainArguments& argument
   const Examination examination =
       examine({.world = world, .threads = rank_threads(config, world), .configuration = config},
               Cost::kInstant);
-  if (examination.verdict() == Verdict::kFail) {
-    if (world.rank() == 0) {
-      for (const std::string& line : examination.failures()) {
-        err << "birkhoff: " << line << std::endl;
-      }
+  const bool fails = examination.verdict() == Verdict::kFail;
+  if (world.rank() == 0) {
+    for (const auto& line : examination.lines(fails ? Verdict::kFail : Verdict::kWarn)) {
+      err << "birkhoff: " << (fails ? "" : "warning: ") << line << std::endl;
     }
-    return static_cast<int>(examination.code());
   }
+  if (fails) return static_cast<int>(examination.code());
   const char* job = std::getenv(kJobVariable);
   std::optional<TimeLimit> limit;  // one rank asks Slurm
   if (world.rank() == 0) limit.emplace();

@@ -127,11 +127,11 @@ const std::vector<Check>& all_checks() {
       {"world", kRank, kNothing, kInstant, kUsage, probe_world, judge_world},
       {"hosts", kRank, kNothing, kInstant, kUsage, probe_hosts, judge_hosts},
       {"gpus", kRank, kConfigFile, kInstant, kUsage, probe_gpus, judge_gpus},
+      {"threads", kRank, kNothing, kInstant, kUsage, probe_threads, judge_threads},
       {"program", kRank, kNothing, kSeconds, kUsage, probe_program, judge_program},
       {"configuration", kRank, kConfigFile, kSeconds, kConfig, probe_configuration,
        judge_configuration},
       {"corpus", kRank, kConfigFile, kSeconds, kData, probe_corpus, judge_corpus},
-      {"threads", kRank, kNothing, kSeconds, kUsage, probe_threads, judge_threads},
       {"limits", kRank, kNothing, kSeconds, kUsage, probe_limits, judge_limits},
       {"clock", kRank, kNothing, kSeconds, kUsage, probe_clock, judge_clock},
       {"network", kRank, kNothing, kSeconds, kPeer, probe_network, judge_network},
@@ -179,11 +179,11 @@ std::vector<std::string> Examination::hosts_to_exclude() const {
   return {excluded.begin(), excluded.end()};
 }
 
-std::vector<std::string> Examination::failures() const {
+std::vector<std::string> Examination::lines(Verdict verdict) const {
   std::vector<std::string> lines;
   for (const ExaminedCheck& examined : checks) {
     for (const Finding& finding : examined.judgement.findings) {
-      if (finding.verdict != Verdict::kFail) continue;
+      if (finding.verdict != verdict) continue;
       const std::string place = place_text(finding);
       lines.push_back(fmt::format("{}: {}{}{}{}{}", examined.check->name, place,
                                   place.empty() ? "" : ": ", finding.found,

@@ -28,8 +28,8 @@ struct Examination {
   ExitCode code() const;
   // The hosts with a failure. A check that fails on all hosts blames none of them.
   std::vector<std::string> hosts_to_exclude() const;
-  // One line for each failure: host, ranks, what was found, the cure.
-  std::vector<std::string> failures() const;
+  // One line for each finding with this verdict: host, ranks, what was found, the cure.
+  std::vector<std::string> lines(Verdict verdict) const;
   Facts json() const;  // docs/doctor.md describes it
 };
 

@@ -2,7 +2,6 @@
 // that share memory.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -17,6 +16,7 @@
 #include <random>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <thread>
 
 #include "cluster/base/cpu.h"
@@ -33,14 +33,24 @@ constexpr double kMebibyte = 1 << 20;
 
 // Cores that this process may use.
 std::vector<int> own_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
+  const cpu_set_t mask = affinity_mask();
   std::vector<int> cores;
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return cores;
   for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
+    if (CPU_ISSET(core, &mask)) cores.push_back(core);
   }
   return cores;
+}
+
+// Variables by which the launcher was asked to bind ranks to cores: " (NAME is VALUE)" for each.
+std::string binding_variables() {
+  std::string text;
+  for (const char* name : {"SLURM_CPU_BIND", "OMPI_MCA_hwloc_base_binding_policy"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || std::string_view(value).find("none") != std::string_view::npos)
+      continue;
+    text += fmt::format(" ({} is {})", name, value);
+  }
+  return text;
 }
 
 // -1: unlimited.
@@ -91,12 +101,13 @@ Judgement judge_hosts(const Answers& answers) {
 // ---- Threads
 
 Facts probe_threads(const Subject& subject) {
-  return {{"threads", subject.threads}, {"cores", own_cores()}};
+  return {{"threads", subject.threads}, {"cores", own_cores()}, {"binding", binding_variables()}};
 }
 
 Judgement judge_threads(const Answers& answers) {
   Judgement judgement;
   for (const Answers& host : by_host(answers)) {
+    const std::string binding = host.front().facts.value("binding", "");
     std::set<int> cores;
     int threads = 0;
     bool a_rank_has_too_many = false;
@@ -111,8 +122,8 @@ Judgement judge_threads(const Answers& answers) {
           {Verdict::kWarn,
            answer.host,
            {answer.rank},
-           fmt::format("{} on {}", counted(its, "thread"),
-                       counted(static_cast<std::int64_t>(own.size()), "core")),
+           fmt::format("{} on {}{}", counted(its, "thread"),
+                       counted(static_cast<std::int64_t>(own.size()), "core"), binding),
            "set OMP_NUM_THREADS to the number of cores of a rank"});
     }
     if (threads > static_cast<int>(cores.size()) && !a_rank_has_too_many) {
@@ -120,10 +131,10 @@ Judgement judge_threads(const Answers& answers) {
           {Verdict::kWarn,
            host.front().host,
            {},
-           fmt::format("{} with {} share {}",
+           fmt::format("{} with {} share {}{}",
                        counted(static_cast<std::int64_t>(host.size()), "rank"),
                        counted(threads, "thread"),
-                       counted(static_cast<std::int64_t>(cores.size()), "core")),
+                       counted(static_cast<std::int64_t>(cores.size()), "core"), binding),
            "start fewer ranks there, or give each its own cores (srun --cpus-per-task, mpirun "
            "--map-by)"});
     }

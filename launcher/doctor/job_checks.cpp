@@ -4,11 +4,13 @@
 
 #include <cstdlib>
 #include <map>
+#include <optional>
 
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/gpu/gpu_identity.h"
+#include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/plural.h"
 #include "configs/config_io.h"
 #include "data/corpus/corpus.h"
@@ -50,10 +52,11 @@ std::string read_one_byte(const std::string& path) {
 
 Facts probe_world(const Subject& subject) {
   // mpirun's ranks also see the variables of the Slurm job or step in which it was started.
-  const bool by_srun =
-      variable("OMPI_COMM_WORLD_SIZE").empty() && !variable("SLURM_STEP_NUM_TASKS").empty();
+  const std::optional<int> of_step =
+      variable("OMPI_COMM_WORLD_SIZE").empty() ? slurm_step_tasks() : std::nullopt;
+  const bool by_srun = of_step.has_value();
   return {{"ranks", subject.world.size()},
-          {"tasks", variable(by_srun ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS")},
+          {"tasks", by_srun ? std::to_string(*of_step) : variable("SLURM_NTASKS")},
           {"by_srun", by_srun}};
 }
 

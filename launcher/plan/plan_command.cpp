@@ -1,6 +1,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
 
@@ -79,7 +80,7 @@ void print_text(const PlanArguments& arguments, const PlanRequest& request, cons
 int plan_command(const PlanArguments& arguments, std::ostream& out) {
   const configs::Config config = load_config(arguments.config, arguments.settings);
   const PlanRequest request = request_of(arguments, config);
-  compute_on_cpu(threads_of_rank(request.ranks_per_node));
+  compute_on_cpu(threads_of_rank(std::max(1, usable_cores() / request.ranks_per_node)));
   const Plan plan = make_plan(request);
   if (arguments.json) {
     print_json(arguments, request, plan, out);

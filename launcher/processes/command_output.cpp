@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -15,7 +16,6 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/unique_handle.h"
-#include "runtime/stopping/signals.h"
 
 namespace birkhoff {
 namespace {
@@ -31,6 +31,20 @@ struct Running {
   bool at_end = false;  // it has closed the pipe
 };
 
+// Settings of posix_spawn.
+struct FileActions {
+  FileActions() { posix_spawn_file_actions_init(&value); }
+  ~FileActions() { posix_spawn_file_actions_destroy(&value); }
+  posix_spawn_file_actions_t value;
+};
+struct Attributes {
+  Attributes() { posix_spawnattr_init(&value); }
+  ~Attributes() { posix_spawnattr_destroy(&value); }
+  posix_spawnattr_t value;
+};
+
+// Ranks call it, too, and a fork may corrupt memory that MPI has registered with a network device:
+// posix_spawn copies no page of this process.
 Running start(const std::vector<std::string>& line) {
   std::vector<char*> argv;
   for (const std::string& part : line) argv.push_back(const_cast<char*>(part.c_str()));
@@ -39,19 +53,24 @@ Running start(const std::vector<std::string>& line) {
   if (pipe2(ends, O_CLOEXEC) != 0) fail(ExitCode::kMemory, "pipe: {}", std::strerror(errno));
   Descriptor read_end(ends[0]), write_end(ends[1]), err(memfd_create("stderr", MFD_CLOEXEC));
   if (err.get() < 0) fail(ExitCode::kMemory, "memfd_create: {}", std::strerror(errno));
-  const pid_t process = fork();
-  if (process < 0) fail(ExitCode::kMemory, "fork for {}: {}", line[0], std::strerror(errno));
-  if (process == 0) {
-    setpgid(0, 0);  // so that all of it can be killed
-    const int null = open("/dev/null", O_RDONLY);
-    dup2(null, STDIN_FILENO);
-    dup2(write_end.get(), STDOUT_FILENO);
-    dup2(err.get(), STDERR_FILENO);
-    unblock_signals();
-    execvp(argv[0], argv.data());
-    _exit(127);
+  FileActions files;
+  posix_spawn_file_actions_addopen(&files.value, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&files.value, write_end.get(), STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&files.value, err.get(), STDERR_FILENO);
+  Attributes attributes;
+  sigset_t none;  // programs expect that no signal is blocked
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes.value, &none);
+  posix_spawnattr_setpgroup(&attributes.value, 0);  // so that all of it can be killed
+  posix_spawnattr_setflags(&attributes.value, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  Running running{-1, std::move(read_end), std::move(err)};
+  const int error = posix_spawnp(&running.process, argv[0], &files.value, &attributes.value,
+                                 argv.data(), environ);
+  if (error == EAGAIN || error == ENOMEM) {
+    fail(ExitCode::kMemory, "start of {}: {}", line[0], std::strerror(error));
   }
-  return {process, std::move(read_end), std::move(err)};
+  if (error != 0) running.process = -1;  // there is no such program
+  return running;
 }
 
 // Raises the limit of open files, as far as this user may, so that `more` can be opened.
@@ -81,6 +100,10 @@ bool read_more(Running& command) {
 }
 
 void finish(Running& command, bool too_slow) {
+  if (command.process < 0) {
+    command.result.code = 127;
+    return;
+  }
   if (too_slow) kill(-command.process, SIGKILL);
   int status = 0;
   while (waitpid(command.process, &status, 0) < 0 && errno == EINTR) {

@@ -79,11 +79,7 @@ void check_threads(const char* what, int threads, ExitCode code) {
        what, threads, kMostPerCore, machine_cores(), most);
 }
 
-int threads_of_rank(int local_ranks) {
-  if (const std::optional<int> threads = threads_asked_for()) return *threads;
-  const int allowed = usable_cores();
-  return allowed < machine_cores() ? allowed : std::max(1, allowed / local_ranks);
-}
+int threads_of_rank(int cores) { return threads_asked_for().value_or(cores); }
 
 int ranks_to_run_on(std::optional<int> asked) {
   const int announced = announced_ranks();
@@ -91,6 +87,10 @@ int ranks_to_run_on(std::optional<int> asked) {
     fail(ExitCode::kUsage,
          "--ranks {} inside a world of {} ranks that mpirun or srun has started: leave --ranks out",
          *asked, announced);
+  }
+  if (asked && std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr) {
+    fail(ExitCode::kUsage,
+         "--ranks {} in a process that mpirun has started: leave --ranks or mpirun out", *asked);
   }
   return asked.value_or(announced);
 }

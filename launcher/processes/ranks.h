@@ -14,17 +14,16 @@
 
 namespace birkhoff {
 
-// Threads of a process that shares its machine with local_ranks - 1 others: OMP_NUM_THREADS if set,
-// else the cores that this process may run on, divided among the local ranks unless the launcher
-// has already given each rank its own cores. Error(kUsage) if OMP_NUM_THREADS is not a number or is
-// too large. Local.
-int threads_of_rank(int local_ranks);
+// Threads of a process that should compute on `cores` cores: OMP_NUM_THREADS if set, else one for
+// each. Error(kUsage) if OMP_NUM_THREADS is not a number or is too large. Local.
+int threads_of_rank(int cores);
 // Error(code) about `what` if a step with this many threads would not end: if there are more than
 // 64 per core of this machine. Local.
 void check_threads(const char* what, int threads, ExitCode code);
 
 // The number of ranks that a subcommand with `--ranks asked` will run on: `asked` if set, else the
-// number that mpirun or srun announces. Error(kUsage) if both give one. Local.
+// number that mpirun or srun announces. Error(kUsage) if both give one, or
+// with --ranks under mpirun, which cannot start another. Local.
 int ranks_to_run_on(std::optional<int> asked);
 
 // Calls `check`, which finds all errors that can be found before MPI starts, so that an error is

@@ -7,10 +7,9 @@
 #include <cstdlib>
 #include <random>
 #include <sstream>
-#include <string_view>
 
 #include "cluster/base/error.h"
-#include "cluster/base/slurm_job_id.h"
+#include "cluster/base/slurm_environment.h"
 #include "cluster/base/text/plural.h"
 #include "launcher/processes/command_output.h"
 
@@ -26,13 +25,12 @@ std::vector<std::string> words_of(const std::string& text) {
   return result;
 }
 
-// Whether srun started this process as one of its tasks. The step in which salloc runs its shell
-// (LaunchParameters=use_interactive_step) stands for the batch script.
-bool is_in_step() {
-  constexpr std::string_view kInteractiveStep = "4294967290";
-  const char* step = std::getenv("SLURM_STEP_ID");
-  return std::getenv("SLURM_STEP_NUM_TASKS") != nullptr &&
-         (step == nullptr || step != kInteractiveStep);
+// Whether Slurm says that the job is over. False if it does not answer.
+bool has_ended(const std::string& id) {
+  const CommandOutput state =
+      output_of({"squeue", "--noheader", "--jobs=" + id, "--format=%T"}, kCommandLimit);
+  return state.code == 0 ? state.out.empty()
+                         : state.err.find("Invalid job id") != std::string::npos;
 }
 
 }  // namespace
@@ -40,15 +38,22 @@ bool is_in_step() {
 std::optional<SlurmJob> SlurmJob::of_environment() {
   const std::optional<std::string> id = slurm_job_id();
   const char* nodes = std::getenv("SLURM_JOB_NODELIST");
-  if (!id || nodes == nullptr || is_in_step()) return std::nullopt;
+  if (!id || nodes == nullptr || slurm_step_tasks()) return std::nullopt;
   const CommandOutput names = output_of({"scontrol", "show", "hostnames", nodes}, kCommandLimit);
   std::random_device random;
   SlurmJob job{*id, words_of(names.out),
                fmt::format("birkhoff-ranks-{:08x}{:08x}", random(), random())};
   if (names.code != 0 || job.nodes.empty()) {
     fail(ExitCode::kUsage,
-         "Slurm job {}: `scontrol show hostnames {}` fails: make Slurm's commands work in the job",
+         "Slurm job {}: `scontrol show hostnames {}` fails: make Slurm's commands work in the job, "
+         "or `unset SLURM_JOB_ID` in a shell that is not in it",
          *id, nodes);
+  }
+  if (has_ended(*id)) {
+    fail(ExitCode::kUsage,
+         "Slurm job {} has ended, but this shell still has its variables: `unset SLURM_JOB_ID` to "
+         "use this machine, or start in a job",
+         *id);
   }
   return job;
 }

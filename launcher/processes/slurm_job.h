@@ -17,11 +17,11 @@ struct SlurmJob {
   std::string step_name;
 
   // nullopt outside a Slurm job, and in its steps (srun) other than that of an interactive salloc.
-  // Error(kUsage) if Slurm's commands do not work.
+  // Error(kUsage) if the job has ended, or if Slurm's commands do not work.
   static std::optional<SlurmJob> of_environment();
 
-  // Ends the steps of this name at once, without asking them. Returns the nodes that start a process,
-  // in the order of `nodes`. Waits ten seconds for that, or two after `wanted` nodes have.
+  // Ends the steps of this name at once, without asking them. Returns the nodes that start a
+  // process, in the order of `nodes`. Waits ten seconds for that, or two after `wanted` nodes have.
   std::vector<std::string> end_steps(std::size_t wanted) const;
 };
 

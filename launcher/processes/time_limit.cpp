@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "cluster/base/error.h"
-#include "cluster/base/slurm_job_id.h"
+#include "cluster/base/slurm_environment.h"
 #include "configs/site_io.h"
 #include "launcher/processes/command_output.h"
 

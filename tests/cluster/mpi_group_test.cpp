@@ -51,8 +51,8 @@ TEST(World, ChecksWhatTheLauncherAnnounced) {
 
 TEST(World, ReadsTheAnnouncementOfEveryLauncher) {
   const std::vector<const char*> names{
-      "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
-      "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"};
+      "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE",    "PMI_RANK", "PMIX_RANK",
+      "SLURM_STEP_NUM_TASKS", "SLURM_STEP_ID",        "SLURM_PROCID"};
   std::vector<std::pair<const char*, std::string>> saved;
   for (const char* name : names) {
     if (const char* value = std::getenv(name)) saved.emplace_back(name, value);
@@ -71,6 +71,8 @@ TEST(World, ReadsTheAnnouncementOfEveryLauncher) {
   EXPECT_EQ(announced_rank(), 1);
   ::setenv("OMPI_COMM_WORLD_SIZE", "two", 1);
   EXPECT_EQ(announced_ranks(), 8);
+  ::setenv("SLURM_STEP_ID", "4294967290", 1);  // the shell of salloc: no task
+  EXPECT_EQ(announced_ranks(), 1);
   for (const char* name : names) ::unsetenv(name);
   for (const auto& [name, value] : saved) ::setenv(name, value.c_str(), 1);
 }

@@ -209,6 +209,13 @@ TEST(SentencePieceTokenizer, TrainsLoadsAndRoundTripsBesideProtobuf) {
                {"model", "400"});
   expect_error(ExitCode::kUsage, [&] { train_sentencepiece({"abc"}, 5000); },
                {"--vocab-size 5000"});
+  try {
+    train_sentencepiece({"abcdefghijklmnopqrstuvwxyz"}, 270);
+    ADD_FAILURE() << "fewer pieces than bytes and letters";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find("--character_coverage"), std::string::npos)
+        << error.what();
+  }
 }
 
 TEST(SentencePieceTokenizer, DamagedModelsAreRefused) {

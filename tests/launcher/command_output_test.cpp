@@ -2,6 +2,7 @@
 #include "launcher/processes/command_output.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 namespace birkhoff {
 namespace {
@@ -16,6 +17,14 @@ TEST(CommandOutput, HasCodeAndBothOutputs) {
   EXPECT_EQ(output.err, "to err\n");
   EXPECT_EQ(output_of({"/no/such/program"}, std::chrono::seconds(30)).code, 127);
   EXPECT_EQ(output_of({"sh", "-c", "kill -9 $$"}, std::chrono::seconds(30)).code, 128 + 9);
+}
+
+// Ranks run programs, too, and a fork may corrupt memory that MPI has registered.
+TEST(CommandOutput, TheProcessDoesNotFork) {
+  static int forks = 0;
+  ASSERT_EQ(pthread_atfork([] { ++forks; }, nullptr, nullptr), 0);
+  EXPECT_EQ(output_of({"echo", "spawned"}, std::chrono::seconds(30)).out, "spawned\n");
+  EXPECT_EQ(forks, 0);
 }
 
 // A node that does not answer must not make those after it look lost.

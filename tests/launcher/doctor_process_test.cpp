@@ -278,6 +278,14 @@ TEST_F(DoctorProcess, ASlowRankIsNamedAndItsHostExcluded) {
   fs::remove("bad");
 }
 
+// As containers may forbid it. Open MPI would print a line for each message.
+TEST_F(DoctorProcess, RanksThatMayNotReadEachOthersMemoryExchangeInSilence) {
+  const Finished finished =
+      run_child(with_faults({"bench", "comm", "--ranks", "2"}, "0:cma 1:cma"));
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_EQ(finished.err.find("errno"), std::string::npos) << finished.err;
+}
+
 // Before its first step `train` runs the checks that take no time.
 TEST_F(DoctorProcess, TrainingEndsBeforeItsFirstStep) {
   const Finished finished =

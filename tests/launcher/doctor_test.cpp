@@ -377,7 +377,7 @@ TEST(Examination, AProbeThatFailsIsAFindingWithItsCure) {
   EXPECT_EQ(finding.cure, "mend the disk");
   EXPECT_EQ(place_text(finding), "node1, ranks 2, 3");
   EXPECT_EQ(result.code(), ExitCode::kStorage);
-  EXPECT_THAT(result.failures(),
+  EXPECT_THAT(result.lines(Verdict::kFail),
               ElementsAre("run folder: node1, ranks 2, 3: fsync of '/x': Input/output error; mend "
                           "the disk"));
   EXPECT_THAT(result.hosts_to_exclude(), ElementsAre("node1"));

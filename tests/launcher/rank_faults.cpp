@@ -11,9 +11,10 @@
 //   readonly      no file or folder of a trial can be created
 //   blind         the trial folder of rank 0 is not there
 //   flock         locks are granted to all
+//   cma           the memory of other processes cannot be read, by MPI either
 //   slow          the process runs for a fifth of the time
 //   delay=N       a pread takes N ms longer
-// Only calls of the program itself fail, not those of MPI.
+// Other calls fail only in the program itself, not in MPI.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -23,6 +24,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -175,6 +177,14 @@ int rename(const char* from, const char* to) noexcept {
 int flock(int fd, int operation) noexcept {
   if (FROM_PROGRAM && fault("flock") != nullptr) return 0;
   return next(&flock, "flock")(fd, operation);
+}
+
+ssize_t process_vm_readv(pid_t process, const iovec* local, unsigned long num_local,
+                         const iovec* remote, unsigned long num_remote,
+                         unsigned long flags) noexcept {
+  if (fault("cma") != nullptr) return fails(EPERM);
+  return next(&process_vm_readv, "process_vm_readv")(process, local, num_local, remote, num_remote,
+                                                     flags);
 }
 
 int connect(int socket, const sockaddr* address, socklen_t size) {

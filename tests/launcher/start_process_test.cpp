@@ -1,5 +1,6 @@
 // How the program starts: how its threads wait, configurations from pipes, and the report of other
 // load during a benchmark.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -9,6 +10,8 @@
 #include <ctime>
 
 #include "child.h"
+#include "cluster/base/cpu.h"
+#include "cluster/base/text/plural.h"
 #include "damage.h"
 #include "good_input.h"
 #include "launcher/bench/other_load.h"
@@ -104,6 +107,57 @@ TEST_F(StartProcess, TheUsersWordOnWaitingStands) {
               AllOf(SizeIs(1), Each(Not(testing::StrEq("3000")))));
   EXPECT_THAT(counts(with("KMP_BLOCKTIME", "5")),
               AllOf(SizeIs(1), Each(Not(testing::StrEq("3000")))));
+}
+
+// OpenMP would bind the first thread when it is loaded. Then the program sees one core, and all
+// ranks compute on it.
+TEST_F(StartProcess, VariablesThatBindThreadsLeaveAllCores) {
+  const int cores = usable_cores();
+  for (const auto& [name, value] :
+       {std::pair("OMP_PROC_BIND", "true"), std::pair("OMP_PROC_BIND", "spread"),
+        std::pair("OMP_PLACES", "cores"), std::pair("GOMP_CPU_AFFINITY", "0"),
+        std::pair("KMP_AFFINITY", "compact"), std::pair("SLURM_CPU_BIND", "quiet,mask_cpu:0x1")}) {
+    for (const int ranks : {0, 2}) {
+      SCOPED_TRACE(std::string(name) + "=" + value + " with --ranks " + std::to_string(ranks));
+      const std::string option = ranks == 0 ? "" : " --ranks " + std::to_string(ranks);
+      const Finished finished = birkhoff("doctor --no-speed --json report.json" + option,
+                                         {{"OMP_NUM_THREADS", std::nullopt}, {name, value}});
+      EXPECT_EQ(finished.code, 0) << finished.err;
+      const int threads = ranks == 0 ? cores : ranks * std::max(1, cores / ranks);
+      EXPECT_THAT(read_bytes("report.json"),
+                  HasSubstr(fmt::format("\"summary\": \"{} on {}\"", counted(threads, "thread"),
+                                        counted(cores, "core"))));
+    }
+  }
+}
+
+// A binding of whole ranks stands, and a bad one is named.
+TEST_F(StartProcess, RanksThatWereBoundToOneCoreAreTold) {
+  const std::string line =
+      "mpirun --oversubscribe --bind-to none -n 2 taskset -c \"$(taskset -cp $$ | grep -oE "
+      "'[0-9]+$')\" \"$0\" train good.txtpb --run bound";
+  const Finished finished = run_child({.line = {"bash", "-c", line, program_path()},
+                                       .environment = {{"OMP_NUM_THREADS", std::nullopt},
+                                                       {"SLURM_CPU_BIND", "quiet,map_cpu:0,0"},
+                                                       {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                                                       {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}});
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err,
+              AllOf(HasSubstr("birkhoff: warning: threads: "),
+                    HasSubstr("2 ranks with 2 threads share 1 core (SLURM_CPU_BIND is quiet,map"),
+                    HasSubstr("; start fewer ranks there, or give each its own cores")));
+}
+
+// The lines of Open MPI name no way on.
+TEST_F(StartProcess, VariablesOfAStepThatHasEndedAreNamed) {
+  const Finished finished = birkhoff("train good.txtpb --run stale",
+                                     {{"SLURM_STEP_NUM_TASKS", "1"},
+                                      {"PMIX_NAMESPACE", "slurm.pmix.1.0"},
+                                      {"PMIX_RANK", "0"},
+                                      {"PMIX_SERVER_URI21", "pmix-server.1;tcp4://127.0.0.1:1"}});
+  EXPECT_NE(finished.code, 0);
+  EXPECT_THAT(finished.err, AllOf(HasSubstr("birkhoff: MPI could not join slurm.pmix.1.0"),
+                                  HasSubstr("unset ${!PMIX_@} ${!SLURM_@}")));
 }
 
 TEST_F(StartProcess, StartsWithTheArgumentsItWasGiven) {

@@ -124,9 +124,9 @@ TEST_F(SlurmCommands, TheConfigurationIsThatOfTheSubmission) {
 TEST_F(SlurmCommands, AJobGetsNothingOfTheJobThatSubmitsIt) {
   stubs_->write("sbatch", "env >environment; echo 17");
   const std::vector<std::string> of_caller = {
-      "SLURM_JOB_ID",        "SLURM_STEP_NUM_TASKS", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT",
-      "SLURM_MEM_PER_CPU",   "SLURMD_NODENAME",      "SRUN_CPUS_PER_TASK",  "PMIX_RANK",
-      "SBATCH_ARRAY_INX",    "SBATCH_TIMELIMIT"};
+      "SLURM_JOB_ID",      "SLURM_STEP_NUM_TASKS", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT",
+      "SLURM_MEM_PER_CPU", "SLURMD_NODENAME",      "SRUN_CPUS_PER_TASK",  "PMIX_RANK",
+      "SBATCH_ARRAY_INX",  "SBATCH_TIMELIMIT"};
   const std::vector<std::string> of_user = {"SLURM_CONF", "SLURM_JWT", "PMIX_MCA_gds", "OMP_X"};
   for (const auto& names : {of_caller, of_user}) {
     for (const std::string& name : names) setenv(name.c_str(), "9", 1);
@@ -144,7 +144,7 @@ TEST_F(SlurmCommands, AJobGetsNothingOfTheJobThatSubmitsIt) {
   for (const std::string& name : of_user) {
     EXPECT_THAT(environment, HasSubstr('\n' + name + "=9\n"));
   }
-  EXPECT_EQ(submit("other").err, "") << "nothing to warn of";
+  EXPECT_EQ(submit("second").err, "") << "nothing to warn of";
 }
 
 TEST_F(SlurmCommands, AChainWaitsForTheJobBefore) {

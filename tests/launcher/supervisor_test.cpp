@@ -1,6 +1,7 @@
 // The launcher's help and version texts, and how it reads mpirun's codes.
 #include "launcher/processes/supervisor.h"
 #include "child.h"
+#include "cluster/base/files/file.h"
 #include "said.h"
 #include "stub_programs.h"
 #include "tests/runtime/deliver.h"
@@ -155,6 +156,35 @@ TEST(Version, NamesEverythingLinked) {
     EXPECT_THAT(said.out,
                 testing::ContainsRegex(std::string(what) + "[^\n,]* v?[0-9]+(\\.[0-9]+)+"));
   }
+}
+
+// mpirun would wait for ever.
+TEST(Supervise, WithoutSharedMemoryNoRankIsStarted) {
+  const TemporaryFolder folder("birkhoff_supervise");
+  StubPrograms stubs(folder.path() / "stubs");
+  stubs.write("mpirun", "exit 0");
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", stubs.path().c_str(), 1);
+  const auto start_two_ranks = [] {
+    StopSignals signals;
+    std::ostringstream err;
+    return supervise({2}, {}, {"train"}, signals, err).code;
+  };
+  set_free_bytes_hook([](const std::string&) { return std::int64_t{8} << 20; });
+  try {
+    start_two_ranks();
+    ADD_FAILURE() << "8 MiB are not enough";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::kStorage);
+    EXPECT_THAT(error.what(),
+                testing::AllOf(HasSubstr("/dev/shm has 8.0 free"), HasSubstr("--shm-size")));
+  }
+  EXPECT_THAT(stubs.calls("mpirun"), testing::IsEmpty());
+  set_free_bytes_hook([](const std::string&) { return std::int64_t{64} << 20; });
+  EXPECT_EQ(start_two_ranks(), 0);
+  EXPECT_EQ(stubs.calls("mpirun").size(), 1u);
+  set_free_bytes_hook({});
+  setenv("PATH", path.c_str(), 1);
 }
 
 // An srun that waits for a lost node is ended soon after a rank has noted why the job failed, and

@@ -151,6 +151,23 @@ TEST_F(SlurmNightly, ACancelledRunIsSavedAndContinues) {
   expect_no_step_lost("cancelled");
 }
 
+// sbatch hands the script the variables of the step that it is called in.
+TEST_F(SlurmNightly, AUsersBatchScriptThatWasQueuedInAStepStartsItsRanks) {
+  std::string line = "OMP_NUM_THREADS=1";
+  for (const std::string& word :
+       birkhoff_line({"train", "tiny.txtpb", "--run", run("queued").string(), "--ranks", "2"})) {
+    line += ' ' + shell_quoted(word);
+  }
+  const Finished step =
+      run_child({.line = {"srun", "--nodes=1", "--ntasks=2", "bash", "-c",
+                          "[ $SLURM_PROCID != 0 ] || sbatch --wait --nodes=2 --ntasks-per-node=1 "
+                          "--output=queued.out --wrap=\"$0\"",
+                          line}});
+  EXPECT_EQ(step.code, 0) << step.err << read_bytes("queued.out");
+  ASSERT_EQ(history("queued").size(), 1u);
+  EXPECT_THAT(history("queued")[0].start.hosts, ElementsAre("node0", "node1"));
+}
+
 TEST_F(SlurmNightly, MpirunStartsTheRanksWhereSlurmHasNoPmix) {
   const std::string job = submit("mpirun", 0, {"--nodes", "2"}, "launcher: mpirun")[0];
   expect_finished(job, "mpirun");

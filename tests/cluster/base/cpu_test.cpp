@@ -31,6 +31,28 @@ TEST(Cpu, ProductsAreOfFp32) {
   EXPECT_GT(error(at::matmul(a.to(at::kBFloat16).to(at::kFloat), b), a, b), kBound);
 }
 
+TEST(Cpu, ProcessesShareTheCoresThatTheyHaveInCommon) {
+  const auto mask = [](std::initializer_list<int> cores) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int core : cores) CPU_SET(core, &set);
+    return set;
+  };
+  const auto shares = [](const std::vector<cpu_set_t>& masks) {
+    std::vector<int> all;
+    for (std::size_t i = 0; i < masks.size(); ++i) all.push_back(share_of_cores(masks, i));
+    return all;
+  };
+  using Shares = std::vector<int>;
+  EXPECT_EQ(shares({mask({0, 1, 2, 3})}), Shares{4});
+  EXPECT_EQ(shares({mask({0, 1}), mask({2, 3, 4})}), (Shares{2, 3})) << "each has its own";
+  EXPECT_EQ(shares({mask({4, 5, 6, 7, 8}), mask({4, 5, 6, 7, 8})}), (Shares{2, 2}));
+  EXPECT_EQ(shares(std::vector<cpu_set_t>(3, mask({0, 1, 2}))), (Shares{1, 1, 1}));
+  EXPECT_EQ(shares({mask({0}), mask({0})}), (Shares{1, 1})) << "at least one";
+  EXPECT_EQ(shares({mask({0, 1, 2}), mask({2, 3, 4})}), (Shares{2, 2}));
+  EXPECT_EQ(shares({mask({})}), Shares{1}) << "the system does not tell";
+}
+
 // Number of pages that the system newly maps for this process while `work` runs.
 template <typename Work>
 std::int64_t new_pages(const Work& work) {
