@@ -80,14 +80,15 @@ void CommandLine::add_prepare() {
   c->add_option("--out", prepare_.out, "corpus folder to create")->required()->type_name("DIR");
   CLI::Option* tokenizer =
       c->add_option("--tokenizer", prepare_.tokenizer,
-                    "bytes, chars, words, sentencepiece (trains a model), or the file of a "
+                    "bytes, chars, words, whitespace (words and line ends, as papers count them), "
+                    "sentencepiece (trains a model), or the file of a "
                     "vocabulary or SentencePiece model")
           ->capture_default_str();
   c->add_option("--like", prepare_.like,
                 "use the tokenizer of this run, checkpoint or corpus, and for tables its classes")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
-  c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words and sentencepiece")
+  c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words, whitespace and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
   c->add_option(
        "--text-column", prepare_.text_column,

@@ -4,6 +4,8 @@
 #include <ATen/ops/linear.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include "configs/config.pb.h"
 
 namespace birkhoff {
@@ -31,11 +33,38 @@ at::Tensor LanguageModel::output_logits(const at::Tensor& x) const {
 
 LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  const at::Tensor logits_BTV = output_logits(transformer_.forward(batch, noise, sums));
-  LossSums loss_sums =
-      cross_entropy_sums(logits_BTV, batch.at(field::kTargets), batch.at(field::kMask));
+  const at::Tensor x_BTC = transformer_.forward(batch, noise, sums);
+  LossSums loss_sums = output_loss(x_BTC, batch.at(field::kTargets), batch.at(field::kMask));
   add_layer_sums(sums, loss_sums);
   return loss_sums;
+}
+
+LossSums LanguageModel::output_loss(const at::Tensor& x_BTC, const at::Tensor& targets_BT,
+                                    const at::Tensor& mask_BT) const {
+  // 256 MiB in fp32, and as much again for the log-softmax.
+  constexpr std::int64_t kMostLogits = std::int64_t{1} << 26;
+  const std::int64_t vocabulary = output_VE.size(0), tokens = targets_BT.numel();
+  if (c10::GradMode::is_enabled() || tokens * vocabulary <= kMostLogits) {
+    return cross_entropy_sums(output_logits(x_BTC), targets_BT, mask_BT);
+  }
+  const at::Tensor x_1NC = x_BTC.flatten(0, 1).unsqueeze(0);
+  const at::Tensor targets_1N = targets_BT.reshape({1, tokens}), mask_1N = mask_BT.reshape({1, tokens});
+  const std::int64_t rows = std::max<std::int64_t>(1, kMostLogits / vocabulary);
+  LossSums total;
+  for (std::int64_t begin = 0; begin < tokens; begin += rows) {
+    const std::int64_t count = std::min(rows, tokens - begin);
+    const LossSums part =
+        cross_entropy_sums(output_logits(x_1NC.narrow(1, begin, count)),
+                           targets_1N.narrow(1, begin, count), mask_1N.narrow(1, begin, count));
+    if (begin == 0) {
+      total = part;
+      continue;
+    }
+    total.loss = total.loss + part.loss;
+    total.nats = total.nats + part.nats;
+    total.count = total.count + part.count;
+  }
+  return total;
 }
 
 at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {

@@ -2,10 +2,10 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
@@ -14,29 +14,19 @@
 
 namespace birkhoff {
 
-EvaluationPlan plan_evaluation(const configs::Config& config, const configs::Evaluate& what,
-                               const Corpus& corpus, std::int64_t num_sequences) {
-  require(num_sequences > 0, "a sample source has samples");
-  EvaluationPlan plan;
-  plan.split = what.split();
-  plan.micro_batch = what.micro_batch();
-  plan.num_sequences = plan.all_sequences = num_sequences;
-  const bool stops_early = what.sequences() > 0 && what.sequences() < num_sequences;
-  if (stops_early) plan.num_sequences = what.sequences();
-  if (!predicts_text(config)) return plan;
-  plan.bytes = static_cast<double>(corpus.split(plan.split).counts().bytes());
-  if (plan.bytes == 0) {
-    fail(ExitCode::kData, "{}: counts no bytes of text in split '{}'; prepare the corpus again",
-         corpus.folder().string(), plan.split);
-  }
-  if (stops_early) {
-    // All windows but the split's last are full, and the first token of the split is never a
-    // target.
-    const std::int64_t targets = corpus.stream(plan.split, token_stream(config)).elements() - 1;
-    plan.bytes *= static_cast<double>(plan.num_sequences * config.data().sequence_length()) /
-                  static_cast<double>(targets);
-  }
-  return plan;
+std::string EvaluationPlan::withheld() const {
+  if (!targets || (targets->no_bytes.empty() && targets->no_words.empty())) return "";
+  if (targets->no_words.empty())
+    return fmt::format("{}: no bits per byte: {}", split, targets->no_bytes);
+  return fmt::format("{}: no bits per byte and no perplexity per word: {}", split,
+                     targets->no_words);
+}
+
+std::string no_targets_text(const std::string& split) {
+  return fmt::format(
+      "split \"{}\": nothing to predict: each document is one token, without an end mark, and "
+      "data.restart_at_documents hides the others",
+      split);
 }
 
 Evaluator::Evaluator(Model& model, ProcessGroup& group, EvaluationPlan plan,
@@ -88,9 +78,12 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   const double nats = totals[kNats], count = totals[kCount];
   Evaluation result;
   result.tokens = std::llround(totals[kTokens]);
-  result.bytes = std::llround(plan_.bytes);
   result.loss = nats / count;
-  result.bits_per_byte = nats / std::numbers::ln2 / plan_.bytes;
+  if (plan_.targets) {
+    require(std::llround(count) == plan_.targets->tokens, "the targets that were counted");
+    result.bits_per_byte = plan_.targets->bits_per_byte(nats);
+    result.bytes = plan_.targets->bytes;
+  }
   result.figures = figures_.values(totals.data() + kFigures, count);
   return result;
 }
@@ -99,8 +92,17 @@ std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
                                           const configs::Evaluate& what, const Corpus& corpus,
                                           Model& model, ProcessGroup& group) {
   const std::shared_ptr<SampleSource> source = evaluation_source(config, what.split(), corpus);
+  EvaluationPlan plan;
+  plan.split = what.split();
+  plan.micro_batch = what.micro_batch();
+  plan.num_sequences = plan.all_sequences = source->num_samples();
+  if (what.sequences() > 0) plan.num_sequences = std::min(plan.all_sequences, what.sequences());
+  if (predicts_text(config)) {
+    plan.targets = evaluation_targets(config, plan.split, corpus, plan.num_sequences);
+    if (plan.targets->tokens == 0) return nullptr;
+  }
   return std::make_unique<Evaluator>(
-      model, group, plan_evaluation(config, what, corpus, source->num_samples()),
+      model, group, std::move(plan),
       [source](std::int64_t begin, std::int64_t end) { return read_samples(*source, begin, end); });
 }
 

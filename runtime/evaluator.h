@@ -14,6 +14,7 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "data/batch/batch.h"
+#include "data/loader/target_counts.h"
 #include "models/model.h"
 #include "runtime/reporting/figure_sums.h"
 #include "runtime/reporting/reports.h"
@@ -32,15 +33,15 @@ struct EvaluationPlan {
   std::string split;
   std::int64_t num_sequences = 0;  // sequences read, from the split's start
   std::int64_t micro_batch = 0;    // sequences per forward pass
-  double bytes = 0;  // raw text bytes that the counted targets represent; 0: they are not text
-  std::int64_t all_sequences = 0;  // sequences in the split
+  std::optional<TargetCounts> targets{};  // what its targets stand for; unset: they are not text
+  std::int64_t all_sequences = 0;         // sequences in the split
+
+  // Why figures of the text cannot be computed, in one line; empty: they can.
+  std::string withheld() const;
 };
 
-// num_sequences: sequences in the split. If the task predicts text, the plan's bytes are those of
-// the whole split, or the share of the windows read if what.sequences stops before the split's end.
-// Error(kData) if the corpus does not count the bytes of the text.
-EvaluationPlan plan_evaluation(const configs::Config& config, const configs::Evaluate& what,
-                               const Corpus& corpus, std::int64_t num_sequences);
+// What to say of a split for which make_evaluator() returns null.
+std::string no_targets_text(const std::string& split);
 
 class Evaluator {
  public:
@@ -67,8 +68,9 @@ class Evaluator {
 };
 
 // Evaluates a model of `config` as `what` says (config.evaluate(), or the settings that a user
-// passes instead). Model and group must outlive the evaluator. Error(kData) if the corpus
-// lacks what the task reads in that split.
+// passes instead). Null if there is no target: each document is one token, which no token of its own
+// document predicts. Model and group must outlive the evaluator. Error(kData) if the corpus lacks
+// what the task reads in that split.
 std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
                                           const configs::Evaluate& what, const Corpus& corpus,
                                           Model& model, ProcessGroup& group);

@@ -132,6 +132,14 @@ void warn_of_idle_ranks(const configs::Config& config, int num_ranks) {
               num_ranks - idle);
 }
 
+void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now) {
+  if (before.split() == now.split() && before.sequences() == now.sequences()) return;
+  log_warning(
+      "evaluate.split or evaluate.sequences changed ({}, {} -> {}, {}): losses before and after do "
+      "not compare, so checkpoint.keep_best keeps the best checkpoint of each",
+      before.split(), before.sequences(), now.split(), now.sequences());
+}
+
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
                        std::int64_t next_step) {
   const double expected = learning_rate(before.schedule(), next_step, before.steps());

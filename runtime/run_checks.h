@@ -42,4 +42,8 @@ void warn_of_idle_ranks(const configs::Config& config, int num_ranks);
 void warn_of_rate_jump(const configs::Train& before, const configs::Train& now,
                        std::int64_t next_step);
 
+// Warns if the evaluations changed at a resume, so that their losses do not compare with those of
+// the checkpoints that checkpoint.keep_best has kept.
+void warn_of_other_losses(const configs::Evaluate& before, const configs::Evaluate& now);
+
 }  // namespace birkhoff

@@ -53,9 +53,6 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
   if (tokenizer.has_end_of_document()) header.set_end_of_document(tokenizer.end_of_document());
   const ModelInputs inputs = model_inputs(config, corpus);
   header.mutable_class_name()->Assign(inputs.class_names.begin(), inputs.class_names.end());
-  header.set_bytes_per_token(
-      static_cast<double>(corpus.split("train").counts().bytes()) /
-      static_cast<double>(corpus.stream("train", token_stream(config)).elements()));
   return header;
 }
 
@@ -94,17 +91,21 @@ MetricsOptions make_metrics_options(const configs::Config& config, const RunPath
   return options;
 }
 
-// If the corpus lacks the configured split: nullptr, with one warning.
+// If the corpus lacks the configured split, or it has no target: nullptr, with one warning.
 std::unique_ptr<Evaluator> evaluator_of_run(const configs::Config& config, const Corpus& corpus,
                                             Model& model, ProcessGroup& group) {
   const std::string& split = config.evaluate().split();
-  if (corpus.has_split(split)) {
-    return make_evaluator(config, config.evaluate(), corpus, model, group);
+  const bool has_split = corpus.has_split(split);
+  std::unique_ptr<Evaluator> evaluator;
+  if (has_split) evaluator = make_evaluator(config, config.evaluate(), corpus, model, group);
+  if (group.rank() != 0) return evaluator;
+  if (evaluator == nullptr) {
+    log_warning("{}: {}: nothing is evaluated", corpus.folder().string(),
+                has_split ? no_targets_text(split) : fmt::format("no split \"{}\"", split));
+  } else if (const std::string withheld = evaluator->plan().withheld(); !withheld.empty()) {
+    log_warning("{}: {}", corpus.folder().string(), withheld);
   }
-  if (group.rank() == 0) {
-    log_warning("{}: no split \"{}\": nothing is evaluated", corpus.folder().string(), split);
-  }
-  return nullptr;
+  return evaluator;
 }
 
 WatchdogLimits make_limits(const configs::Watchdog& config) {
@@ -240,6 +241,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
     warn_of_idle_ranks(config, group.size());
     if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
+    if (before && config.checkpoint().keep_best())
+      warn_of_other_losses(before->evaluate(), config.evaluate());
     if (config.train().precision() == configs::Train::fp16 && device.is_cpu()) {
       log_warning(
           "train.precision: fp16 is many times slower than fp32 on CPUs, which multiply it in "

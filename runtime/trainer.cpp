@@ -128,7 +128,12 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   // Report.
   require(batch_->global_size > 0, "a batch says how many samples its step takes");
   state.consumed += batch_->global_size;
-  if (sums.finite()) {
+  if (sums.finite() && !sums.has_targets) {
+    if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
+    if (parts_.world.rank() == 0) {
+      log_warning("step {}: no token of its batch is a target, so it changes nothing", state.step);
+    }
+  } else if (sums.finite()) {
     state.tokens += sums.num_tokens;
     state.skipped = 0;
     if (train.precision() == configs::Train::fp16) state.loss_scale.keep();
@@ -142,11 +147,11 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   } else {
     count_skipped(state, sums);
   }
-  result.applied = sums.finite();
+  result.applied = sums.applies();
   result.stop_requested = sums.stop_requested;
   result.tokens = sums.num_tokens;
   result.report.step = state.step;
-  result.report.loss = sums.nats / sums.count;
+  if (sums.has_targets) result.report.loss = sums.nats / sums.count;
   result.report.tokens = state.tokens;
   result.report.learning_rate = rate;
   result.report.grad_norm = sums.norm;

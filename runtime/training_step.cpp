@@ -59,6 +59,7 @@ GradientSums TrainingStep::sum_gradients(const Batch& batch, std::int64_t step, 
   StepSums::Total total = step_sums_.total();
   GradientSums sums;
   sums.num_tokens = std::llround(total.tokens);
+  sums.has_targets = total.count > 0;
   sums.count = std::max(total.count, 1.0);
   sums.nats = total.nats;
   sums.figures = std::move(total.figures);
@@ -103,7 +104,7 @@ double TrainingStep::update(const GradientSums& sums, std::int64_t step, double 
   const double rate = learning_rate(train_.schedule(), step, train_.steps());
   scalars_.set(StepScalars::kLearningRate, rate);
   scalars_.set(StepScalars::kGradientScale, clip_factor / sums.count / loss_scale);
-  scalars_.set(StepScalars::kApply, sums.finite() ? 1 : 0);
+  scalars_.set(StepScalars::kApply, sums.applies() ? 1 : 0);
   scalars_.publish();
   update_graph_.run([this] {
     optimizer_.step(scalars_);

@@ -30,6 +30,7 @@ namespace birkhoff {
 // Results of a step's gradient computation. Sums are over the data-parallel ranks, decisions over
 // the world; the same on each rank.
 struct GradientSums {
+  bool has_targets = true;  // a batch without any teaches nothing
   double count = 1;        // counted targets, at least 1
   double nats = 0;         // their loss
   double norm = 0;         // of the mean gradient, before clipping
@@ -42,6 +43,8 @@ struct GradientSums {
   std::vector<int> losses_not_finite{}, norms_not_finite{};
   bool losses_finite() const { return losses_not_finite.empty(); }
   bool finite() const { return losses_finite() && norms_not_finite.empty(); }
+  // Whether update() changes anything.
+  bool applies() const { return finite() && has_targets; }
   // Names the ranks whose losses are not finite, or says that the norm is not.
   std::string describe_non_finite() const;
 };
@@ -72,8 +75,8 @@ class TrainingStep {
   GradientSums sum_gradients(const Batch& batch, std::int64_t step, double loss_scale,
                              const StepHooks& hooks = {});
 
-  // If `sums` are finite, clips the gradients in the buckets and updates the parameters and the
-  // model's statistics. Returns the learning rate. Collective over the group.
+  // If `sums` apply, clips the gradients in the buckets and updates the parameters and the model's
+  // statistics. Returns the learning rate. Collective over the group.
   double update(const GradientSums& sums, std::int64_t step, double loss_scale);
 
   // What the ranks of the world add up to decide together: a row of votes for each.

@@ -1,5 +1,7 @@
 #include "data/corpus/corpus.h"
 
+#include <span>
+
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
 #include "cluster/base/files/file.h"
@@ -81,6 +83,7 @@ Corpus::Corpus(std::filesystem::path folder)
   for (const auto& entry : manifest_.split()) {
     check_sizes(entry.stream());
     check_sizes(entry.record());
+    check_sizes(std::span(&entry.unknown_text(), entry.has_unknown_text() ? 1 : 0));
   }
   check_tokenizer_file();
 }

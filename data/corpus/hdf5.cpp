@@ -47,6 +47,8 @@ Result checked(Result result, const char* call) {
 
 hid_t file_type(Hdf5Type type) {
   switch (type) {
+    case Hdf5Type::kU8:
+      return H5T_STD_U8LE;
     case Hdf5Type::kU16:
       return H5T_STD_U16LE;
     case Hdf5Type::kI32:

@@ -10,7 +10,7 @@
 
 namespace birkhoff {
 
-enum class Hdf5Type { kU16, kI32, kU32, kU64 };
+enum class Hdf5Type { kU8, kU16, kI32, kU32, kU64 };
 
 // A one-dimensional data set, contiguous and uncompressed, little-endian.
 struct Hdf5DataSet {

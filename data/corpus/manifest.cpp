@@ -153,9 +153,10 @@ void check_array(const Array& array, std::int64_t total, std::int64_t documents,
 }
 
 void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checker) {
-  const std::set<std::string> kinds = {"bytes", "chars", "words", "sentencepiece"};
+  const std::set<std::string> kinds = {"bytes", "chars", "words", "whitespace",
+                                       "sentencepiece"};
   checker.check(kinds.count(tokenizer.kind()) > 0,
-                "kind is '{}', not bytes, chars, words or sentencepiece", tokenizer.kind());
+                "kind is '{}', not bytes, chars, words, whitespace or sentencepiece", tokenizer.kind());
   checker.check(tokenizer.vocabulary() > 0 && tokenizer.vocabulary() <= kMaxVocabulary,
                 "vocabulary is {}", tokenizer.vocabulary());
   checker.check(
@@ -186,7 +187,9 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
   const auto& counts = split.counts();
   checker.check(split.has_counts(), "counts are missing");
   checker.check(counts.documents() >= 0 && counts.sentences() >= 0 && counts.words() >= 0 &&
-                    counts.characters() >= 0 && counts.bytes() >= 0,
+                    counts.characters() >= 0 && counts.bytes() >= 0 &&
+                    counts.unknown_tokens() >= 0 && counts.unknown_bytes() >= 0 &&
+                    counts.changed_bytes() >= 0 && counts.added_spaces() >= 0,
                 "counts holds a negative number");
   std::set<std::string> names;
   for (int i = 0; i < split.stream_size(); ++i) {
@@ -198,6 +201,17 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
       checker.check(stream.documents() == counts.documents(),
                     "documents is {}, counts.documents of the split is {}", stream.documents(),
                     counts.documents());
+    });
+  }
+  if (split.has_unknown_text()) {
+    checker.inside("unknown_text", [&] {
+      const auto& text = split.unknown_text();
+      check_array(text, text.rows(), 0, false, checker);
+      checker.check(text.dtype() == CorpusManifest::u8 && text.shape_size() == 0,
+                    "must be u8, without a shape");
+      checker.check(text.rows() - counts.unknown_tokens() == counts.unknown_bytes(),
+                    "rows is {} for {} bytes of {} unknown tokens", text.rows(),
+                    counts.unknown_bytes(), counts.unknown_tokens());
     });
   }
   for (int i = 0; i < split.record_size(); ++i) {

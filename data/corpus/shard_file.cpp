@@ -52,8 +52,10 @@ void write_checked(const std::string& path, const std::string& bytes, const std:
 
 std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
                                          CorpusManifest::Dtype dtype, bool has_documents) {
-  require(dtype == CorpusManifest::u16 || dtype == CorpusManifest::i32, "dtype of a shard");
-  const Hdf5Type type = dtype == CorpusManifest::u16 ? Hdf5Type::kU16 : Hdf5Type::kI32;
+  require(dtype != CorpusManifest::f32, "dtype of a shard");
+  const Hdf5Type type = dtype == CorpusManifest::u8    ? Hdf5Type::kU8
+                        : dtype == CorpusManifest::u16 ? Hdf5Type::kU16
+                                                       : Hdf5Type::kI32;
   std::vector<Hdf5DataSet> sets = {
       {has_documents ? shard_format::kValues : shard_format::kRecordValues, type, shard.elements(),
        nullptr, shard.values_offset()}};

@@ -11,7 +11,7 @@
 
 namespace birkhoff {
 
-// The data sets of a shard with this entry, without their values. dtype: u16 or i32.
+// The data sets of a shard with this entry, without their values. dtype: not f32.
 // has_documents: it is a shard of a stream.
 std::vector<Hdf5DataSet> shard_data_sets(const configs::CorpusManifest::Shard& shard,
                                          configs::CorpusManifest::Dtype dtype, bool has_documents);

@@ -169,9 +169,29 @@ void check_structure(const std::string& path, const CorpusManifest::Stream& stre
 
 void check_structure(const std::string& path, const CorpusManifest::Record& record,
                      const CorpusManifest::Shard& shard) {
-  if (record.class_name_size() == 0)
-    fail(ExitCode::kData, "{}: only records of labels can be verified", path);
+  if (record.class_name_size() == 0 && record.dtype() != CorpusManifest::u8)
+    fail(ExitCode::kData, "{}: only records of labels and bytes can be verified", path);
   check_hdf5(path, shard_data_sets(shard, record.dtype(), /*has_documents=*/false));
+}
+
+// What the tokens lack of the text of a split; empty for bytes, which lack nothing.
+std::string describe_unknown(const CorpusManifest::Tokenizer& tokenizer,
+                             const CorpusManifest::Split& split) {
+  const auto& counts = split.counts();
+  if (tokenizer.kind() == "bytes") return "";
+  if (!counts.has_unknown_tokens()) {
+    return "  unknown tokens: not counted, an earlier version prepared the corpus\n";
+  }
+  const double tokens = split.stream_size() == 0 ? 0 : static_cast<double>(split.stream(0).elements());
+  std::string text = fmt::format(
+      "  unknown tokens: {} ({:.3g} %), {}\n", counts.unknown_tokens(),
+      100 * static_cast<double>(counts.unknown_tokens()) / std::max(1.0, tokens),
+      counted(counts.unknown_bytes(), "byte"));
+  if (counts.changed_bytes() > 0) {
+    text += fmt::format("  changed by the model: parts of {}, so bits per byte are withheld\n",
+                        counted(counts.changed_bytes(), "byte"));
+  }
+  return text;
 }
 
 std::string describe_record(const CorpusManifest::Record& record) {
@@ -203,6 +223,11 @@ void verify_corpus(const Corpus& corpus) {
   const auto path_of = [&](const CorpusManifest::Shard& shard) {
     return (corpus.folder() / shard.file()).string();
   };
+  const auto verify_record = [&](const CorpusManifest::Record& record,
+                                 const std::optional<Limit>& limit) {
+    ArrayVerifier verifier(record.dtype(), shard_format::kRecordValues, limit);
+    for (const auto& shard : record.shard()) verifier.verify(path_of(shard), shard);
+  };
   for (const auto& split : corpus.manifest().split()) {
     for (const auto& stream : split.stream()) {
       std::optional<Limit> limit;
@@ -217,9 +242,9 @@ void verify_corpus(const Corpus& corpus) {
       std::optional<Limit> limit;
       if (record.class_name_size() > 0)
         limit = {record.class_name_size(), fmt::format("the {} classes", record.class_name_size())};
-      ArrayVerifier verifier(record.dtype(), shard_format::kRecordValues, limit);
-      for (const auto& shard : record.shard()) verifier.verify(path_of(shard), shard);
+      verify_record(record, limit);
     }
+    verify_record(split.unknown_text(), {});
   }
   // The HDF5 parser opens no file of a corpus before every byte of all files has been checked.
   const auto check_structures = [&](const auto& array) {
@@ -229,6 +254,7 @@ void verify_corpus(const Corpus& corpus) {
   for (const auto& split : corpus.manifest().split()) {
     for (const auto& stream : split.stream()) check_structures(stream);
     for (const auto& record : split.record()) check_structures(record);
+    check_structures(split.unknown_text());
   }
 }
 
@@ -254,6 +280,7 @@ std::string describe_corpus(const Corpus& corpus) {
                           static_cast<double>(stream.elements()) /
                               static_cast<double>(std::max<std::int64_t>(1, counts.bytes())));
     }
+    text += describe_unknown(tokenizer, split);
     for (const auto& record : split.record()) text += describe_record(record);
   }
   return text;

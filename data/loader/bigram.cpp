@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "data/loader/target_counts.h"
 #include "data/loader/token_windows.h"
 
 namespace birkhoff {
@@ -54,10 +55,9 @@ BigramFigures bigram_figures(const Corpus& corpus, const std::string& split) {
                      (firsts[static_cast<std::size_t>(a)] + 1));
     ++figures.tokens;
   });
-  figures.bytes = corpus.split(split).counts().bytes();
   figures.loss = nats / static_cast<double>(std::max<std::int64_t>(1, figures.tokens));
-  figures.bits_per_byte =
-      nats / std::log(2.0) / static_cast<double>(std::max<std::int64_t>(1, figures.bytes));
+  const WindowOptions all{.split = split, .sequence_length = figures.tokens};
+  figures.targets = count_targets(corpus, all, /*num_windows=*/1);
   return figures;
 }
 

@@ -5,13 +5,14 @@
 #include <string>
 
 #include "data/corpus/corpus.h"
+#include "data/loader/target_counts.h"
 
 namespace birkhoff {
 
 struct BigramFigures {
-  double loss = 0;           // nats per token of the held-out split
-  double bits_per_byte = 0;  // total nats / ln 2 / raw bytes of that split
-  std::int64_t tokens = 0, bytes = 0;
+  double loss = 0;  // nats per token of the held-out split
+  std::int64_t tokens = 0;
+  TargetCounts targets;  // what these tokens stand for
 };
 
 // Counts pairs over the train split and scores `split` with p(b | a) = (count(a, b) + p(b)) /

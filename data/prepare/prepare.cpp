@@ -35,7 +35,7 @@ namespace {
 
 using configs::CorpusManifest;
 
-constexpr char kStream[] = "tokens", kLabelRecord[] = "label";
+constexpr char kStream[] = "tokens", kLabelRecord[] = "label", kUnknownRecord[] = "unknown";
 
 // If a split has several documents, each of them ends in the end mark. A row always does, so that
 // its tokens do not depend on the number of rows.
@@ -126,28 +126,23 @@ class Preparation {
 
   KnownTokenizer learn_tokenizer() {
     CharVocabulary chars;
-    WordVocabulary words;
+    WordVocabulary words(kind_ == TokenizerKind::kWords ? WordRule::kAll : WordRule::kWhiteSpace);
     LineSampler lines(options_.sample_bytes);
     const auto visit = [&](const Document&, const Piece& piece, std::string_view text,
                            std::int64_t) {
       if (kind_ == TokenizerKind::kChars) return chars.add(text, piece.split == kTrain);
-      if (piece.split != kTrain) return;
-      if (kind_ == TokenizerKind::kWords) return words.add(text);
-      lines.add(text);
+      if (kind_ != TokenizerKind::kSentencePiece) return words.add(text, piece.split == kTrain);
+      if (piece.split == kTrain) lines.add(text);
     };
     pass("build vocabulary", options_.tokenizer, visit, [](const Document&, const Piece&) {});
-    KnownTokenizer learnt{.kind = options_.tokenizer};
     switch (kind_) {
       case TokenizerKind::kChars:
-        learnt.content = chars.file_content();
-        learnt.vocabulary = chars.num_ids();
-        return learnt;
+        return vocabulary_tokenizer(options_.tokenizer, chars.file_content());
       case TokenizerKind::kWords:
-        learnt.content =
-            words.file_content(options_.vocab_size - 1 - (has_end_marks(options_, scan_) ? 1 : 0));
-        learnt.vocabulary = std::count(learnt.content.begin(), learnt.content.end(),
-                                       '\n');  // the header line and <unk> cancel out
-        return learnt;
+      case TokenizerKind::kWhiteSpace:
+        return vocabulary_tokenizer(
+            options_.tokenizer,
+            words.file_content(options_.vocab_size - (has_end_marks(options_, scan_) ? 1 : 0)));
       default:
         progress_.begin("train SentencePiece", 0);
         progress_.end(false);
@@ -181,8 +176,10 @@ class Preparation {
     const auto dtype = entry.vocabulary() <= 65536 ? CorpusManifest::u16 : CorpusManifest::i32;
     struct Output {
       std::optional<StreamWriter> writer;
-      std::optional<RecordWriter> labels;  // of tables
+      std::optional<RecordWriter> labels;   // of tables
+      std::optional<RecordWriter> unknown;  // of splits to evaluate
       TextCounter counter;
+      TokenCounts tokens;
     };
     std::array<Output, 3> outputs;
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
@@ -193,11 +190,19 @@ class Preparation {
         outputs[split].labels.emplace(folder_.path(), kSplitNames[split], kLabelRecord,
                                       classes_.names(), options_.shard_tokens);
       }
+      if (split == kTrain) continue;
+      outputs[split].unknown.emplace(folder_.path(), kSplitNames[split], kUnknownRecord,
+                                     options_.shard_tokens);
     }
     const auto visit = [&](const Document& document, const Piece& piece, std::string_view text,
                            std::int64_t offset) {
-      outputs[piece.split].counter.add(text);
-      outputs[piece.split].writer->append(encoded(*tokenizer, document, text, offset));
+      Output& output = outputs[piece.split];
+      std::string unknown;
+      const auto ids = encoded(*tokenizer, document, text, offset, unknown);
+      output.counter.add(text);
+      output.tokens.add(*tokenizer, text, ids, unknown);
+      output.writer->append(ids);
+      if (output.unknown) output.unknown->append_bytes(unknown);
     };
     const auto end = [&](const Document& document, const Piece& piece) {
       Output& output = outputs[piece.split];
@@ -214,15 +219,21 @@ class Preparation {
       written.set_name(kSplitNames[split]);
       *written.add_stream() = outputs[split].writer->finish();
       if (outputs[split].labels) *written.add_record() = outputs[split].labels->finish();
+      if (outputs[split].unknown) {
+        auto record = outputs[split].unknown->finish();
+        if (record.rows() > 0) *written.mutable_unknown_text() = std::move(record);
+      }
       *written.mutable_counts() = outputs[split].counter.counts();
+      outputs[split].tokens.write(*written.mutable_counts());
     }
   }
 
   // Adds the place to errors: a vocabulary that was not learnt from this text may lack a character.
   static std::vector<std::int32_t> encoded(const Tokenizer& tokenizer, const Document& document,
-                                           std::string_view text, std::int64_t offset) {
+                                           std::string_view text, std::int64_t offset,
+                                           std::string& unknown) {
     try {
-      return tokenizer.encode(text);
+      return tokenizer.encode(text, &unknown);
     } catch (const Error& error) {
       const std::string part = offset == 0 ? "" : fmt::format(", from byte {} on", offset);
       fail(error.code(), "{}{}: {}", document.shown_path, part, error.what());

@@ -43,12 +43,13 @@ TokenizerKind tokenizer_kind(const PrepareOptions& options) {
   if (tokenizer == "bytes") return TokenizerKind::kBytes;
   if (tokenizer == "chars") return TokenizerKind::kChars;
   if (tokenizer == "words") return TokenizerKind::kWords;
+  if (tokenizer == "whitespace") return TokenizerKind::kWhiteSpace;
   if (tokenizer == "sentencepiece") return TokenizerKind::kSentencePiece;
   if (!path_exists(tokenizer)) {
     fail(
         ExitCode::kUsage,
-        "--tokenizer {}: neither bytes, chars, words or sentencepiece nor the file of a vocabulary "
-        "or model",
+        "--tokenizer {}: neither bytes, chars, words, whitespace or sentencepiece nor the file of "
+        "a vocabulary or model",
         tokenizer);
   }
   return TokenizerKind::kFile;
@@ -79,16 +80,21 @@ PrepareOptions checked_options(PrepareOptions options, TokenizerKind kind) {
     check_column("--label-column", table.label);
     table.header |= !is_column_number(table.text) || !is_column_number(table.label);
   }
-  const bool learns = kind == TokenizerKind::kWords || kind == TokenizerKind::kSentencePiece;
-  if (learns && options.vocab_size == 0)
-    options.vocab_size = kind == TokenizerKind::kWords ? 32000 : 8000;
-  // words: marks and a word; sentencepiece: marks, 256 bytes and some pieces.
-  const std::int64_t fewest = kind == TokenizerKind::kWords ? 3 : 300;
-  if (learns ? options.vocab_size < fewest || options.vocab_size > 1 << 20
+  constexpr std::int64_t kMostIds = 1 << 20;
+  const bool of_words = kind == TokenizerKind::kWords || kind == TokenizerKind::kWhiteSpace;
+  const bool learns = of_words || kind == TokenizerKind::kSentencePiece;
+  if (learns && options.vocab_size == 0) {
+    options.vocab_size = kind == TokenizerKind::kWords        ? 32000
+                         : kind == TokenizerKind::kWhiteSpace ? kMostIds
+                                                              : 8000;
+  }
+  // Words: marks and a word; sentencepiece: marks, 256 bytes and some pieces.
+  const std::int64_t fewest = of_words ? 3 : 300;
+  if (learns ? options.vocab_size < fewest || options.vocab_size > kMostIds
              : options.vocab_size != 0) {
     fail(ExitCode::kUsage, "--vocab-size {}: {}", options.vocab_size,
-         learns ? fmt::format("from {} to {} ids for {}", fewest, 1 << 20, options.tokenizer)
-                : fmt::format("only words and sentencepiece take it, not {}",
+         learns ? fmt::format("from {} to {} ids for {}", fewest, kMostIds, options.tokenizer)
+                : fmt::format("only words, whitespace and sentencepiece take it, not {}",
                               options.like ? "--like" : options.tokenizer));
   }
   if (options.chunk_bytes == 0) options.chunk_bytes = default_chunk_bytes(kind);

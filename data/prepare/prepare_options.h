@@ -8,7 +8,7 @@
 namespace birkhoff {
 
 // kFile and kLike are known beforehand; they are not learnt from the text.
-enum class TokenizerKind { kBytes, kChars, kWords, kSentencePiece, kFile, kLike };
+enum class TokenizerKind { kBytes, kChars, kWords, kWhiteSpace, kSentencePiece, kFile, kLike };
 
 // kLike if `like` is set; else the kind that `tokenizer` names; else kFile if it is the path of a
 // file. Anything else: Error(kUsage).

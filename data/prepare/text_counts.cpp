@@ -1,13 +1,36 @@
 #include "data/prepare/text_counts.h"
 
+#include <algorithm>
+
+#include "cluster/base/text/utf8.h"
+
 namespace birkhoff {
+namespace {
+
+// The text of the tokens, one after another.
+std::string text_of(const Tokenizer& tokenizer, const std::vector<std::int32_t>& ids,
+                    std::string_view unknown) {
+  std::string text;
+  for (const std::int32_t id : ids) {
+    if (const auto known = tokenizer.text_of(id)) {
+      text += *known;
+      continue;
+    }
+    const std::size_t end = unknown.find(Tokenizer::kEndOfUnknown);
+    text += unknown.substr(0, end);
+    unknown.remove_prefix(end + 1);
+  }
+  return text;
+}
+
+}  // namespace
 
 void TextCounter::add(std::string_view text) {
   std::int64_t characters = 0, words = 0, sentences = 0;
   bool in_word = in_word_, line_has_word = line_has_word_;
   for (const char c : text) {
     characters += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
-    const bool space = c == ' ' || (c >= '\t' && c <= '\r');
+    const bool space = is_white_space(c);
     words += !space && !in_word;
     in_word = !space;
     if (c == '\n') {
@@ -29,6 +52,28 @@ void TextCounter::end_document() {
   counts_.set_sentences(counts_.sentences() + (line_has_word_ ? 1 : 0));
   counts_.set_documents(counts_.documents() + 1);
   in_word_ = line_has_word_ = false;
+}
+
+void TokenCounts::add(const Tokenizer& tokenizer, std::string_view text,
+                      const std::vector<std::int32_t>& ids, const std::string& unknown) {
+  const auto tokens = std::count(unknown.begin(), unknown.end(), Tokenizer::kEndOfUnknown);
+  unknown_tokens_ += tokens;
+  unknown_bytes_ += static_cast<std::int64_t>(unknown.size()) - tokens;
+  if (!tokenizer.may_change_text()) return;
+  const std::string back = text_of(tokenizer, ids, unknown);
+  if (back == text) return;
+  if (back.starts_with(' ') && std::string_view(back).substr(1) == text) {
+    ++added_spaces_;
+  } else {
+    changed_bytes_ += static_cast<std::int64_t>(text.size());
+  }
+}
+
+void TokenCounts::write(configs::CorpusManifest::Counts& counts) const {
+  counts.set_unknown_tokens(unknown_tokens_);
+  counts.set_unknown_bytes(unknown_bytes_);
+  counts.set_changed_bytes(changed_bytes_);
+  counts.set_added_spaces(added_spaces_);
 }
 
 }  // namespace birkhoff

@@ -1,11 +1,14 @@
 // Counts the bytes, characters, words and sentences of text that comes in parts, for figures per
-// byte, character and word.
+// byte, character and word, and what its tokens lack.
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "configs/corpus_manifest.pb.h"
+#include "data/tokenizers/tokenizer.h"
 
 namespace birkhoff {
 
@@ -20,6 +23,19 @@ class TextCounter {
  private:
   configs::CorpusManifest::Counts counts_;
   bool in_word_ = false, line_has_word_ = false;
+};
+
+// Counts the tokens that are the unknown id, and text that does not come back from its tokens.
+class TokenCounts {
+ public:
+  // ids, unknown: what the tokenizer returns for the text.
+  void add(const Tokenizer& tokenizer, std::string_view text, const std::vector<std::int32_t>& ids,
+           const std::string& unknown);
+  // Sets unknown_tokens and the fields after it.
+  void write(configs::CorpusManifest::Counts& counts) const;
+
+ private:
+  std::int64_t unknown_tokens_ = 0, unknown_bytes_ = 0, changed_bytes_ = 0, added_spaces_ = 0;
 };
 
 }  // namespace birkhoff

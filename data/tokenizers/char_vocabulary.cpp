@@ -25,7 +25,8 @@ class CharTokenizer final : public PieceTokenizer {
       ids_[code_points_[id]] = static_cast<std::int32_t>(id);
   }
 
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  std::vector<std::int32_t> encode(std::string_view text,
+                                   std::string* unknown_text) const override {
     std::vector<std::int32_t> ids;
     ids.reserve(text.size());
     for (std::size_t i = 0; i < text.size();) {
@@ -41,8 +42,12 @@ class CharTokenizer final : public PieceTokenizer {
              quoted(std::string(text.substr(i, static_cast<std::size_t>(character.bytes)))),
              character.code_point, i, code_points_.size());
       }
+      const auto bytes = static_cast<std::size_t>(character.bytes);
+      if (unknown_text != nullptr && static_cast<std::size_t>(id) == code_points_.size()) {
+        unknown_text->append(text.substr(i, bytes)) += kEndOfUnknown;
+      }
       ids.push_back(id);
-      i += static_cast<std::size_t>(character.bytes);
+      i += bytes;
     }
     return ids;
   }
@@ -54,6 +59,13 @@ class CharTokenizer final : public PieceTokenizer {
       const auto slot = static_cast<std::size_t>(id);
       append_utf8(slot < code_points_.size() ? code_points_[slot] : kReplacement, text);
     }
+    return text;
+  }
+  std::optional<std::string> piece(std::int32_t id) const override {
+    const auto slot = static_cast<std::size_t>(id);
+    if (slot == code_points_.size()) return std::nullopt;
+    std::string text;
+    append_utf8(code_points_[slot], text);
     return text;
   }
 
@@ -87,10 +99,6 @@ std::string CharVocabulary::file_content() const {
     if (training_[c]) content += fmt::format("{:x}\n", c);
   }
   return content;
-}
-
-std::int64_t CharVocabulary::num_ids() const {
-  return std::count(training_.begin(), training_.end(), true) + (has_unknown() ? 1 : 0);
 }
 
 std::unique_ptr<Tokenizer> make_char_tokenizer(const std::string& content, const std::string& file,

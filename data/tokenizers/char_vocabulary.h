@@ -19,7 +19,6 @@ class CharVocabulary {
   // The vocabulary file: "birkhoff chars 1", "unknown yes|no", then one hexadecimal code point per
   // line.
   std::string file_content() const;
-  std::int64_t num_ids() const;
 
  private:
   bool has_unknown() const;

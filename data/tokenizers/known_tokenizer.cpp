@@ -17,6 +17,15 @@ KnownTokenizer sentencepiece_tokenizer(std::string content, const std::string& f
   return tokenizer;
 }
 
+KnownTokenizer vocabulary_tokenizer(const std::string& kind, std::string content) {
+  // Each id has a line, except that of the unknown word; the header of words has one line, the
+  // others have two.
+  const std::int64_t lines = std::count(content.begin(), content.end(), '\n');
+  const bool has_unknown = content.find("\nunknown yes\n") != std::string::npos;
+  const std::int64_t num_ids = kind == "words" ? lines : lines - 2 + (has_unknown ? 1 : 0);
+  return {.kind = kind, .content = std::move(content), .vocabulary = num_ids};
+}
+
 KnownTokenizer read_tokenizer(const std::string& file) {
   if (is_directory(file)) {
     fail(ExitCode::kData,
@@ -24,16 +33,12 @@ KnownTokenizer read_tokenizer(const std::string& file) {
          file, file);
   }
   std::string content = read_file(file, kTokenizerMaxBytes, ExitCode::kData);
-  const std::int64_t lines = std::count(content.begin(), content.end(), '\n');
-  if (content.starts_with("birkhoff chars ")) {
-    const bool has_unknown = content.find("\nunknown yes\n") != std::string::npos;
-    const std::int64_t num_ids = lines - 2 + (has_unknown ? 1 : 0);  // two header lines
-    make_char_tokenizer(content, file, num_ids);
-    return {.kind = "chars", .content = std::move(content), .vocabulary = num_ids};
-  }
-  if (content.starts_with("birkhoff words ")) {
-    make_word_tokenizer(content, file, lines);  // one header line; the unknown word has none
-    return {.kind = "words", .content = std::move(content), .vocabulary = lines};
+  for (const char* kind : {"chars", "words", "whitespace"}) {
+    if (!content.starts_with(fmt::format("birkhoff {} ", kind))) continue;
+    KnownTokenizer tokenizer = vocabulary_tokenizer(kind, std::move(content));
+    const auto make = tokenizer.kind == "chars" ? make_char_tokenizer : make_word_tokenizer;
+    make(tokenizer.content, file, tokenizer.vocabulary);  // fails if the file is damaged
+    return tokenizer;
   }
   try {
     return sentencepiece_tokenizer(std::move(content), file);

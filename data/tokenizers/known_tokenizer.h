@@ -9,7 +9,7 @@ namespace birkhoff {
 
 // Where the tokenizer of a corpus or a checkpoint is.
 struct TokenizerSource {
-  std::string kind;       // bytes, chars, words, sentencepiece
+  std::string kind;       // bytes, chars, words, whitespace, sentencepiece
   std::string file = {};  // path of its vocabulary or model; empty for bytes
   std::int64_t vocabulary = 0;
   std::optional<std::int64_t> end_of_document = {};
@@ -26,8 +26,11 @@ struct KnownTokenizer {
   bool is_source = false;
 };
 
-// Reads a vocabulary of chars or words, or a SentencePiece model; its first bytes decide which.
-// Anything else: Error(kData).
+// Of chars, words or whitespace. content: of an undamaged vocabulary file.
+KnownTokenizer vocabulary_tokenizer(const std::string& kind, std::string content);
+
+// Reads a vocabulary of chars, words or whitespace, or a SentencePiece model; its first bytes decide
+// which. Anything else: Error(kData).
 KnownTokenizer read_tokenizer(const std::string& file);
 KnownTokenizer read_tokenizer(const TokenizerSource& source);
 

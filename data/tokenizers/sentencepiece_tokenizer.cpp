@@ -4,6 +4,7 @@
 #include <sentencepiece_trainer.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/sandboxed_child.h"
@@ -27,6 +28,20 @@ void load(sentencepiece::SentencePieceProcessor& processor, const std::string& c
   }
 }
 
+// The byte of a piece "<0xE4>".
+std::optional<char> byte_of_piece(std::string_view piece) {
+  constexpr std::string_view kBefore = "<0x", kAfter = ">";
+  unsigned char byte = 0;
+  if (piece.size() != kBefore.size() + 2 + kAfter.size() || !piece.starts_with(kBefore) ||
+      !piece.ends_with(kAfter)) {
+    return std::nullopt;
+  }
+  const char* digits = piece.data() + kBefore.size();
+  const auto result = std::from_chars(digits, digits + 2, byte, 16);
+  if (result.ec != std::errc() || result.ptr != digits + 2) return std::nullopt;
+  return static_cast<char>(byte);
+}
+
 std::int64_t num_pieces_of(const std::string& content, const std::string& file) {
   sentencepiece::SentencePieceProcessor processor;
   load(processor, content, file);
@@ -38,19 +53,34 @@ class SubwordTokenizer final : public PieceTokenizer {
   SubwordTokenizer(const std::string& content, const std::string& file, std::int64_t vocabulary)
       : PieceTokenizer(file, num_pieces_of(content, file), vocabulary) {
     load(processor_, content, file);
+    for (int id = 0; id < processor_.GetPieceSize(); ++id) {
+      if (!processor_.IsByte(id) || byte_of_piece(processor_.IdToPiece(id))) continue;
+      fail(ExitCode::kData, "{}: piece {} is {}, not a byte as '<0x0A>' is; give an undamaged model",
+           file, id, quoted(processor_.IdToPiece(id)));
+    }
   }
 
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  std::vector<std::int32_t> encode(std::string_view text,
+                                   std::string* unknown_text) const override {
     std::vector<int> ids;
     const auto status = processor_.Encode({text.data(), text.size()}, &ids);
     require(status.ok(), "SentencePiece encodes any text");
+    if (unknown_text != nullptr && std::ranges::count(ids, processor_.unk_id()) > 0) {
+      for (const auto& piece :
+           processor_.EncodeAsImmutableProto({text.data(), text.size()}).pieces()) {
+        if (static_cast<int>(piece.id()) == processor_.unk_id()) {
+          *unknown_text += piece.surface() + kEndOfUnknown;
+        }
+      }
+    }
     return {ids.begin(), ids.end()};
   }
 
+  bool may_change_text() const override { return true; }
+
   std::optional<char> byte_of(std::int32_t id) const override {
     if (id >= processor_.GetPieceSize() || !processor_.IsByte(id)) return std::nullopt;
-    const std::string& piece = processor_.IdToPiece(id);  // "<0xE4>"
-    return static_cast<char>(std::stoi(piece.substr(3, 2), nullptr, 16));
+    return byte_of_piece(processor_.IdToPiece(id));
   }
 
  protected:
@@ -58,6 +88,17 @@ class SubwordTokenizer final : public PieceTokenizer {
     std::string text;
     const auto status = processor_.Decode(std::vector<int>(ids.begin(), ids.end()), &text);
     require(status.ok(), "SentencePiece decodes ids below its vocabulary");
+    return text;
+  }
+  std::optional<std::string> piece(std::int32_t id) const override {
+    if (processor_.IsUnknown(id)) return std::nullopt;
+    if (processor_.IsControl(id)) return "";
+    if (const std::optional<char> byte = byte_of(id)) return std::string(1, *byte);
+    constexpr std::string_view kSpace = "\u2581";
+    std::string text = processor_.IdToPiece(id);
+    for (std::size_t at = 0; (at = text.find(kSpace, at)) != std::string::npos; ++at) {
+      text.replace(at, kSpace.size(), " ");
+    }
     return text;
   }
 

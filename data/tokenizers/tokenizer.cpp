@@ -12,7 +12,7 @@ class ByteTokenizer final : public PieceTokenizer {
   explicit ByteTokenizer(std::int64_t vocabulary)
       : PieceTokenizer("bytes tokenizer", 256, vocabulary) {}
 
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  std::vector<std::int32_t> encode(std::string_view text, std::string*) const override {
     std::vector<std::int32_t> ids(text.size());
     for (std::size_t i = 0; i < text.size(); ++i) ids[i] = static_cast<unsigned char>(text[i]);
     return ids;
@@ -27,6 +27,9 @@ class ByteTokenizer final : public PieceTokenizer {
     std::string text;
     for (const std::int32_t id : ids) text += static_cast<char>(id);
     return text;
+  }
+  std::optional<std::string> piece(std::int32_t id) const override {
+    return std::string(1, static_cast<char>(id));
   }
 };
 
@@ -56,6 +59,11 @@ std::string PieceTokenizer::decode(const std::vector<std::int32_t>& ids) const {
   return decode_pieces(pieces);
 }
 
+std::optional<std::string> PieceTokenizer::text_of(std::int32_t id) const {
+  require(0 <= id && id < vocabulary_, "an id of the vocabulary");
+  return id < num_pieces_ ? piece(id) : "";
+}
+
 std::unique_ptr<Tokenizer> make_byte_tokenizer(std::int64_t vocabulary) {
   return std::make_unique<ByteTokenizer>(vocabulary);
 }
@@ -67,13 +75,13 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
   const std::string path = file.string();
   const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
   if (kind == "chars") return make_char_tokenizer(content, path, vocabulary);
-  if (kind == "words") return make_word_tokenizer(content, path, vocabulary);
+  if (kind == "words" || kind == "whitespace") return make_word_tokenizer(content, path, vocabulary);
   if (kind == "sentencepiece") {
     check_sentencepiece_model(content, path);  // the hashes of a forged folder match
     return make_sentencepiece_tokenizer(content, path, vocabulary);
   }
-  fail(ExitCode::kData, "{}: tokenizer kind '{}' is not bytes, chars, words or sentencepiece", path,
-       kind);
+  fail(ExitCode::kData, "{}: tokenizer kind '{}' is not bytes, chars, words, whitespace or sentencepiece",
+       path, kind);
 }
 
 }  // namespace birkhoff

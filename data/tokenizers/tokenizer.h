@@ -16,19 +16,31 @@ class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
   // The ids of a text, without an end-of-document mark. Characters or words outside the vocabulary
-  // become the unknown id. Text that the vocabulary cannot encode: Error(kData).
-  virtual std::vector<std::int32_t> encode(std::string_view text) const = 0;
+  // become the unknown id; `unknown_text`, unless null, gets the text of each, followed by
+  // kEndOfUnknown. Text that the vocabulary cannot encode: Error(kData).
+  virtual std::vector<std::int32_t> encode(std::string_view text,
+                                           std::string* unknown_text) const = 0;
+  std::vector<std::int32_t> encode(std::string_view text) const { return encode(text, nullptr); }
+  static constexpr char kEndOfUnknown = '\xff';  // never in UTF-8
   // The text of ids. Marks and unknown ids become a visible replacement or nothing, never an error.
   // Ids outside [0, vocabulary): Error(kData).
   virtual std::string decode(const std::vector<std::int32_t>& ids) const = 0;
   // The byte that an id stands for, if it stands for a single arbitrary byte. A character may then
   // take several ids. (SentencePiece has such ids for characters that it has no piece for.)
   virtual std::optional<char> byte_of(std::int32_t) const { return std::nullopt; }
+  // The text that an id in [0, vocabulary) stands for, wherever it occurs: nothing for marks, unset
+  // for the unknown id.
+  virtual std::optional<std::string> text_of(std::int32_t id) const = 0;
+  // Whether the white space between tokens has no token: the text of the ids, concatenated, lacks
+  // it.
+  virtual bool drops_white_space() const { return false; }
+  // Whether text may change otherwise, as SentencePiece's models decide.
+  virtual bool may_change_text() const { return false; }
   virtual std::int64_t vocabulary() const = 0;
 };
 
-// kind: bytes, chars, words, sentencepiece; file: its vocabulary or model (unused for bytes). A
-// damaged file: Error(kData).
+// kind: bytes, chars, words, whitespace, sentencepiece; file: its vocabulary or model (unused for
+// bytes). A damaged file: Error(kData).
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
                                           const std::filesystem::path& file,
                                           std::int64_t vocabulary);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,12 @@ class PieceTokenizer : public Tokenizer {
   PieceTokenizer(const std::string& file, std::int64_t num_pieces, std::int64_t vocabulary);
   std::int64_t vocabulary() const override { return vocabulary_; }
   std::string decode(const std::vector<std::int32_t>& ids) const override;
+  std::optional<std::string> text_of(std::int32_t id) const override;
 
  protected:
   virtual std::string decode_pieces(const std::vector<std::int32_t>& ids) const = 0;
+  // text_of() an id below num_pieces.
+  virtual std::optional<std::string> piece(std::int32_t id) const = 0;
 
  private:
   std::int64_t num_pieces_, vocabulary_;
@@ -31,6 +35,7 @@ class PieceTokenizer : public Tokenizer {
 std::unique_ptr<Tokenizer> make_byte_tokenizer(std::int64_t vocabulary);
 std::unique_ptr<Tokenizer> make_char_tokenizer(const std::string& content, const std::string& file,
                                                std::int64_t vocabulary);
+// Of words or whitespace; the first line of the content says which.
 std::unique_ptr<Tokenizer> make_word_tokenizer(const std::string& content, const std::string& file,
                                                std::int64_t vocabulary);
 

@@ -1,13 +1,19 @@
 // Words as tokens: how text is cut into words, their counts, their file, and (in the .cpp) the
-// tokenizer.
+// tokenizers `words` and `whitespace`.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace birkhoff {
+
+enum class WordRule {
+  kAll,         // words: word_length() cuts the whole text
+  kWhiteSpace,  // whitespace: runs of anything but ASCII white space, and each newline
+};
 
 // The number of bytes of the word at the start of a non-empty text. A word is a run of word
 // characters (letters, digits, _, everything beyond ASCII; cut after 128 bytes) or any other single
@@ -15,20 +21,29 @@ namespace birkhoff {
 // of its own. So the words of a text, concatenated, are the text.
 std::size_t word_length(std::string_view text);
 
+// Takes the first word off `text`, and any white space before it that is no word; empty if none is
+// left.
+std::string_view take_word(std::string_view& text, WordRule rule);
+
 // Counts the words of the training split. To bound memory, it keeps at most kMaxDistinct different
 // words: when there are more, it forgets the rarest (and counts them from zero if they come again).
 class WordVocabulary {
  public:
   static constexpr std::size_t kMaxDistinct = 4 << 20;
-  explicit WordVocabulary(std::size_t max_distinct = kMaxDistinct) : max_distinct_(max_distinct) {}
-  void add(std::string_view text);
-  // The vocabulary file: "birkhoff words 1", then one word per line, most frequent first (ties: by
-  // bytes), at most `most_words`. Newline, carriage return and backslash are written \n, \r, \\. Id
-  // 0 is the unknown word; line i + 2 is id i + 1.
-  std::string file_content(std::int64_t most_words) const;
+  explicit WordVocabulary(WordRule rule, std::size_t max_distinct = kMaxDistinct)
+      : rule_(rule), max_distinct_(max_distinct) {}
+  void add(std::string_view text, bool training);
+  // The vocabulary file of at most `most_ids` ids, the unknown id included: "birkhoff words 1", or
+  // "birkhoff whitespace 1" and "unknown yes|no"; then one word per line, most frequent first (ties:
+  // by bytes). Newline, carriage return and backslash are written \n, \r, \\. The unknown id is 0
+  // in words; in whitespace it follows the others, and exists only if some text has words that the
+  // vocabulary lacks.
+  std::string file_content(std::int64_t most_ids) const;
 
  private:
+  WordRule rule_;
   std::unordered_map<std::string, std::int64_t> counts_;
+  std::unordered_set<std::string> others_;  // whitespace: the words of other splits
   std::size_t max_distinct_;
   std::int64_t forget_below_ = 1;
 };

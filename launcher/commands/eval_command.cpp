@@ -57,22 +57,10 @@ struct EvaluationReport {
   bool is_text_file = false;
   const EvaluationPlan& plan;
   const Evaluation& result;
-  // The words of text that the counted targets stand for, like EvaluationPlan::bytes; 0 if the
-  // corpus does not count words.
-  double words = 0;
 
-  bool predicts_text() const { return result.bytes > 0; }
   double perplexity() const { return std::exp(result.loss); }
-  double word_perplexity() const {
-    return std::exp(result.loss * static_cast<double>(result.tokens) / words);
-  }
+  double nats() const { return result.loss * static_cast<double>(plan.targets->tokens); }
 };
-
-double words_of(const EvaluationPlan& plan, const Corpus& corpus) {
-  if (plan.bytes == 0) return 0;
-  const configs::CorpusManifest::Counts& counts = corpus.split(plan.split).counts();
-  return static_cast<double>(counts.words()) * plan.bytes / static_cast<double>(counts.bytes());
-}
 
 std::string json_of(const EvaluationReport& report) {
   const Evaluation& result = report.result;
@@ -80,14 +68,22 @@ std::string json_of(const EvaluationReport& report) {
                                    {"step", report.checkpoint.manifest.step()},
                                    {report.is_text_file ? "text" : "split", report.evaluated},
                                    {"loss", result.loss}};
-  if (report.predicts_text()) object["bits_per_byte"] = result.bits_per_byte;
+  if (result.bits_per_byte) object["bits_per_byte"] = *result.bits_per_byte;
   object["tokens"] = result.tokens;
-  if (report.predicts_text()) object["bytes"] = result.bytes;
+  if (result.bits_per_byte) object["bytes"] = result.bytes;
   object["sequences"] = report.plan.num_sequences;
-  if (report.predicts_text()) object["perplexity"] = report.perplexity();
-  if (report.words > 0) {
-    object["words"] = std::llround(report.words);
-    object["word_perplexity"] = report.word_perplexity();
+  if (const auto& targets = report.plan.targets) {
+    object["perplexity"] = report.perplexity();
+    object["unknown_tokens"] = targets->unknown_tokens;
+    object["unknown_bytes"] = targets->unknown_bytes;
+    if (const auto perplexity = targets->word_perplexity(report.nats())) {
+      object["words"] = targets->words;
+      object["word_perplexity"] = *perplexity;
+      object["line_ends"] = targets->line_ends;
+      object["word_and_line_perplexity"] = *targets->word_and_line_perplexity(report.nats());
+    }
+    const std::string withheld = report.plan.withheld();
+    if (!withheld.empty()) object["withheld"] = withheld;
   }
   for (const auto& [name, value] : result.figures) object[name] = value;
   return object.dump() + '\n';
@@ -97,12 +93,19 @@ std::string text_of(const EvaluationReport& report) {
   const Evaluation& result = report.result;
   std::string text =
       fmt::format("step {}, {}: loss {:.4f} nats per {}, ", report.checkpoint.manifest.step(),
-                  report.evaluated, result.loss, report.predicts_text() ? "token" : "sequence");
-  if (report.predicts_text()) {
-    text += fmt::format("{:.4f} bits per byte, perplexity {:.5g} per token", result.bits_per_byte,
-                        report.perplexity());
-    if (report.words > 0) text += fmt::format(" and {:.5g} per word", report.word_perplexity());
-    text += fmt::format(", {} tokens, {} bytes, ", result.tokens, result.bytes);
+                  report.evaluated, result.loss, report.plan.targets ? "token" : "sequence");
+  if (const auto& targets = report.plan.targets) {
+    if (result.bits_per_byte) text += fmt::format("{:.4f} bits per byte, ", *result.bits_per_byte);
+    text += fmt::format("perplexity {:.5g} per token", report.perplexity());
+    if (const auto perplexity = targets->word_perplexity(report.nats())) {
+      text += fmt::format(" and {:.5g} per word ({:.5g} with line ends)", *perplexity,
+                          *targets->word_and_line_perplexity(report.nats()));
+    }
+    text += fmt::format(", {} tokens, {} of them unknown ({:.3g} %), ", result.tokens,
+                        targets->unknown_tokens,
+                        100 * static_cast<double>(targets->unknown_tokens) /
+                            static_cast<double>(targets->tokens));
+    if (result.bits_per_byte) text += fmt::format("{} bytes, ", result.bytes);
   } else {
     text += fmt::format("{} tokens, ", result.tokens);
   }
@@ -153,6 +156,9 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
   what.set_sequences(arguments.sequences);
   const std::unique_ptr<Evaluator> evaluator =
       make_evaluator(config, what, corpus, *model, groups.data);
+  if (evaluator == nullptr) {
+    fail(ExitCode::kData, "{}: {}", corpus.folder().string(), no_targets_text(split));
+  }
   const EvaluationPlan& plan = evaluator->plan();
   const std::string& evaluated = text ? arguments.text : split;
   const Evaluation result = evaluate_shown(*evaluator, evaluated, world, tick, err);
@@ -166,8 +172,10 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
                                 .evaluated = evaluated,
                                 .is_text_file = text.has_value(),
                                 .plan = plan,
-                                .result = result,
-                                .words = words_of(plan, corpus)};
+                                .result = result};
+  if (const std::string withheld = plan.withheld(); !withheld.empty()) {
+    err << "birkhoff: warning: " << withheld << '\n';
+  }
   out << (arguments.json ? json_of(report) : text_of(report));
 }
 

@@ -20,7 +20,9 @@ namespace {
 constexpr std::size_t kLastLines = 20;  // the lines that the speed is computed from
 
 bool has_diverged(const MetricsRecords& records) {
-  return (!records.steps.empty() && std::isnan(records.steps.back().loss)) ||
+  const bool lost = !records.steps.empty() && records.steps.back().has_targets &&
+                    std::isnan(records.steps.back().loss);
+  return lost ||
          (!records.evaluations.empty() && std::isnan(records.evaluations.back().loss));
 }
 

@@ -18,8 +18,8 @@
 namespace birkhoff {
 
 // Everything in a checkpoint except tensors: manifest fields program, config, run, step, consumed,
-// tokens, skipped, evaluation_due, held_out_loss, corpus, tokenizer, vocabulary, bytes_per_token,
-// metrics_bytes. save() fills in the rest.
+// tokens, skipped, evaluation_due, held_out_loss, corpus, tokenizer, vocabulary, metrics_bytes.
+// save() fills in the rest.
 using CheckpointHeader = configs::CheckpointManifest;
 
 // Which checkpoints are kept when a new one is committed.
@@ -27,7 +27,9 @@ struct Retention {
   Retention(int newest_count, bool best_too = false) : newest(newest_count), best(best_too) {}
 
   int newest;  // how many of the newest, at least 1
-  bool best;   // also the one with the lowest held_out_loss, the oldest of equals
+  // Also the one with the lowest held_out_loss, the oldest of equals, for each split, corpus and
+  // number of sequences that it is of.
+  bool best;
 };
 
 class CheckpointWriter {

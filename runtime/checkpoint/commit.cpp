@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 #include "cluster/base/error.h"
 #include "cluster/base/files/checksum.h"
@@ -79,11 +80,15 @@ void remove_checkpoint(const fs::path& folder) {
   tidy_tree(doomed);
 }
 
-// The step whose checkpoint has the lowest loss, as far as manifests can be read. Decides only by
-// what is on disk, so a crash forgets nothing.
-std::optional<std::int64_t> best_step(const std::map<std::int64_t, fs::path>& folders) {
-  std::optional<std::int64_t> best;
-  double least = 0;
+// The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be read:
+// losses of another split, corpus or number of sequences do not compare. Decides only by what is on
+// disk, so a crash forgets nothing.
+std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folders) {
+  struct Best {
+    std::int64_t step;
+    double loss;
+  };
+  std::map<std::string, Best> best_of;  // by evaluation
   for (const auto& [step, path] : folders) {
     CheckpointManifest manifest;
     try {
@@ -92,21 +97,24 @@ std::optional<std::int64_t> best_step(const std::map<std::int64_t, fs::path>& fo
       if (error.code() != ExitCode::kCheckpoint) throw;
       continue;  // damaged: a run that resumes from it reports it
     }
-    if (manifest.has_held_out_loss() && (!best || manifest.held_out_loss() < least)) {
-      best = step;
-      least = manifest.held_out_loss();
-    }
+    if (!manifest.has_held_out_loss()) continue;
+    const Best candidate{step, manifest.held_out_loss()};
+    Best& best = best_of.emplace(evaluated_text(manifest), candidate).first->second;
+    if (candidate.loss < best.loss) best = candidate;
   }
-  return best;
+  std::set<std::int64_t> steps;
+  for (const auto& [evaluation, best] : best_of) steps.insert(best.step);
+  return steps;
 }
 
 void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Retention retention) {
   const auto folders = list_checkpoints(checkpoints);
-  const std::optional<std::int64_t> best = retention.best ? best_step(folders) : std::nullopt;
+  const std::set<std::int64_t> best =
+      retention.best ? best_steps(folders) : std::set<std::int64_t>();
   auto oldest = folders.begin();
   for (auto excess = static_cast<int>(folders.size()) - retention.newest; excess > 0;
        --excess, ++oldest) {
-    if (oldest->first != committed_step && oldest->first != best) {
+    if (oldest->first != committed_step && !best.contains(oldest->first)) {
       tidy([&] { remove_checkpoint(oldest->second); });
     }
   }
@@ -120,6 +128,14 @@ void remove_old_again(const fs::path& checkpoints) {
 }
 
 }  // namespace
+
+std::string evaluated_text(const CheckpointManifest& manifest) {
+  const configs::Evaluate& what = manifest.config().evaluate();
+  return fmt::format("{} of split \"{}\" of the corpus {}",
+                     what.sequences() == 0 ? "all sequences"
+                                           : fmt::format("the first {} sequences", what.sequences()),
+                     what.split(), manifest.corpus());
+}
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:08d}", kStepPrefix, step); }
 

@@ -21,7 +21,7 @@ constexpr char kRunFormat[] = "birkhoff run";
 constexpr int kRunVersion = 1;
 constexpr char kBeforeFresh[] = "before-fresh-";
 constexpr std::int64_t kMaxIdentityBytes = 65536;
-constexpr std::int64_t kMaxMetricsBytes = std::int64_t{4} << 30;
+constexpr std::int64_t kMetricsPieceBytes = 1 << 20;  // of metrics.jsonl, which may be of any size
 
 // Differs between any two runs, on whatever machines they start.
 std::string make_run_id(std::uint64_t seed) {
@@ -185,13 +185,29 @@ void RunFolder::cut_metrics(std::int64_t bytes) const {
   if (!path_exists(path)) {
     return;
   }
-  const std::string text = read_file(path, kMaxMetricsBytes);
-  const std::string_view kept = std::string_view(text).substr(0, static_cast<std::size_t>(bytes));
+  const File old = File::open_for_read(path);
   // The file may be shorter than when the checkpoint was saved: metrics are not synced, and the
   // machine may have lost power.
-  const std::size_t last_line_end = kept.rfind('\n');
-  const std::size_t size = last_line_end == std::string_view::npos ? 0 : last_line_end + 1;
-  write_file_durably(path, kept.substr(0, size));
+  std::int64_t size = std::min(bytes, old.size());
+  std::string piece;
+  const auto read = [&](std::int64_t begin, std::int64_t end) -> const std::string& {
+    piece.resize(static_cast<std::size_t>(end - begin));
+    old.pread_exact(piece.data(), piece.size(), begin);
+    return piece;
+  };
+  while (size > 0) {  // back to the end of a line
+    const std::int64_t begin = std::max<std::int64_t>(0, size - kMetricsPieceBytes);
+    const std::size_t line_end = read(begin, size).rfind('\n');
+    if (line_end != std::string::npos) {
+      size = begin + static_cast<std::int64_t>(line_end) + 1;
+      break;
+    }
+    size = begin;
+  }
+  write_file_durably(path, [&](File& file) {
+    for (std::int64_t at = 0; at < size; at += kMetricsPieceBytes)
+      file.write_all(read(at, std::min(at + kMetricsPieceBytes, size)));
+  });
 }
 
 }  // namespace birkhoff

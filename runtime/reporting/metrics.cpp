@@ -37,9 +37,10 @@ std::string figures_text(const FigureValues& figures) {
 
 std::string step_line(const StepReport& report, double elapsed_seconds) {
   return fmt::format(
-      "{{\"step\":{},\"loss\":{},\"tokens\":{},\"tokens_per_second\":{},\"step_ms\":{},"
+      "{{\"step\":{},{}\"tokens\":{},\"tokens_per_second\":{},\"step_ms\":{},"
       "\"loader_wait_ms\":{},\"learning_rate\":{},\"grad_norm\":{},\"elapsed_seconds\":{}{}}}\n",
-      report.step, json_number(report.loss), report.tokens,
+      report.step, report.loss ? fmt::format("\"loss\":{},", json_number(*report.loss)) : "",
+      report.tokens,
       json_number(rounded(report.tokens_per_second)), json_number(rounded(report.step_ms)),
       json_number(rounded(report.loader_wait_ms)),
       // Learning rates are floats in the configuration.
@@ -49,11 +50,11 @@ std::string step_line(const StepReport& report, double elapsed_seconds) {
 
 std::string evaluation_line(std::int64_t step, const std::string& split,
                             const Evaluation& evaluation, double elapsed_seconds) {
-  const std::string of_text =
-      evaluation.bytes == 0
-          ? fmt::format("\"tokens\":{}", evaluation.tokens)
-          : fmt::format("\"bits_per_byte\":{},\"tokens\":{},\"bytes\":{}",
-                        json_number(evaluation.bits_per_byte), evaluation.tokens, evaluation.bytes);
+  std::string of_text;
+  if (evaluation.bits_per_byte)
+    of_text += fmt::format("\"bits_per_byte\":{},", json_number(*evaluation.bits_per_byte));
+  of_text += fmt::format("\"tokens\":{}", evaluation.tokens);
+  if (evaluation.bits_per_byte) of_text += fmt::format(",\"bytes\":{}", evaluation.bytes);
   return fmt::format("{{\"step\":{},\"split\":{},\"loss\":{},{},\"elapsed_seconds\":{}{}}}\n", step,
                      nlohmann::json(split).dump(), json_number(evaluation.loss), of_text,
                      json_number(rounded(elapsed_seconds)), figures_text(evaluation.figures));
@@ -97,14 +98,14 @@ void Metrics::read_lines() {
 void Metrics::step(const StepReport& step, std::int64_t step_tokens) {
   const StepReport report = means_.add(step, step_tokens);
   num_tokens_ += step_tokens;
-  last_loss_ = step.loss;
+  if (step.loss) last_loss_ = step.loss;
   if (options_.terminal) bar_.draw(report);
   if (!is_line_due(step.step, options_.every, options_.num_steps)) return;
 
   lines_.append(step_line(report, elapsed_seconds()));
-  train_.add(report.step, report.loss);
+  if (report.loss) train_.add(report.step, *report.loss);
   if (events_) {
-    events_->scalar("train/loss", report.step, report.loss);
+    if (report.loss) events_->scalar("train/loss", report.step, *report.loss);
     events_->scalar("train/tokens_per_second", report.step, rounded(report.tokens_per_second));
     events_->scalar("train/loader_wait_ms", report.step, rounded(report.loader_wait_ms));
     events_->scalar("train/learning_rate", report.step, report.learning_rate);
@@ -129,8 +130,8 @@ void Metrics::evaluation(std::int64_t step, const std::string& split,
   held_out_.add(step, evaluation.loss);
   if (events_) {
     events_->scalar(split + "/loss", step, evaluation.loss);
-    if (evaluation.bytes > 0)
-      events_->scalar(split + "/bits_per_byte", step, evaluation.bits_per_byte);
+    if (evaluation.bits_per_byte)
+      events_->scalar(split + "/bits_per_byte", step, *evaluation.bits_per_byte);
     for (const auto& [name, value] : evaluation.figures) {
       events_->scalar(split + "/" + name, step, value);
     }
@@ -138,8 +139,8 @@ void Metrics::evaluation(std::int64_t step, const std::string& split,
   write_svg();
   clear_bar();
   std::string text = fixed_text(evaluation.loss, 4);
-  if (evaluation.bytes > 0)
-    text += fmt::format(", {} bits per byte", fixed_text(evaluation.bits_per_byte, 4));
+  if (evaluation.bits_per_byte)
+    text += fmt::format(", {} bits per byte", fixed_text(*evaluation.bits_per_byte, 4));
   for (const auto& [name, value] : model_figures(evaluation.figures))
     text += fmt::format(", {} {}", name, fixed_text(value, 4));
   log_info("step {}: {} loss {}", step, split, text);

@@ -98,6 +98,7 @@ class LineParser {
       line.step = value;
     } else if (key == "loss") {
       line.figures.loss = value;
+      line.figures.has_targets = true;
     } else if (key == "tokens") {
       line.figures.tokens = value;
     } else if (key == "tokens_per_second") {

@@ -14,7 +14,8 @@ inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 // A figure that is missing from the line, or was not finite, is NaN.
 struct StepRecord {
   std::int64_t step = 0;
-  double loss = kUnknown;  // nats per counted target
+  double loss = kUnknown;    // nats per counted target
+  bool has_targets = false;  // whether the line has a loss, finite or not
   double tokens = kUnknown;
   double tokens_per_second = kUnknown, step_ms = kUnknown;  // means since the previous line
   double elapsed_seconds = kUnknown;

@@ -79,8 +79,9 @@ std::string duration_text(double seconds) {
 std::string progress_line(const StepReport& report, std::int64_t num_steps) {
   const double left_s = static_cast<double>(num_steps - report.step) * report.step_ms / 1000;
   // The most important figures first: a narrow terminal cuts off the end.
-  return fmt::format("step {}/{}  loss {}  left {}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {}",
-                     report.step, num_steps, fixed_text(report.loss, 4), duration_text(left_s),
+  const std::string loss = report.loss ? "loss " + fixed_text(*report.loss, 4) : "no targets";
+  return fmt::format("step {}/{}  {}  left {}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {}",
+                     report.step, num_steps, loss, duration_text(left_s),
                      report.tokens_per_second, report.step_ms, report.learning_rate,
                      fixed_text(report.grad_norm, 3));
 }

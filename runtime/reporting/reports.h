@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +25,8 @@ inline FigureValues model_figures(const FigureValues& figures) {
 struct StepReport {
   std::int64_t step = 0;
   // Nats per counted target (for language models a token, for classifiers a sequence), of this
-  // step, applied or not; may be non-finite.
-  double loss = 0;
+  // step, applied or not; may be non-finite. Unset: its batch had no target.
+  std::optional<double> loss{};
   std::int64_t tokens = 0;  // trained on so far in the run, without padding
   double tokens_per_second = 0;
   double step_ms = 0;
@@ -37,10 +38,11 @@ struct StepReport {
 
 // Figures of a split.
 struct Evaluation {
-  double loss = 0;           // nats per counted target
-  double bits_per_byte = 0;  // total nats / ln 2 / bytes
-  std::int64_t tokens = 0;   // read, without padding
-  std::int64_t bytes = 0;    // raw bytes that the targets represent; 0: they are not text
+  double loss = 0;  // nats per counted target
+  // As TargetCounts::bits_per_byte; unset also if the targets are not text.
+  std::optional<double> bits_per_byte{};
+  std::int64_t tokens = 0;  // read, without padding
+  std::int64_t bytes = 0;   // of text that the targets stand for; 0: they are not text
   FigureValues figures{};
 };
 

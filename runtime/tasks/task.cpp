@@ -62,6 +62,11 @@ std::unique_ptr<SampleSource> evaluation_source(const configs::Config& config,
   return evaluation_windows(corpus, window_options(config, split));
 }
 
+TargetCounts evaluation_targets(const configs::Config& config, const std::string& split,
+                                const Corpus& corpus, std::int64_t num_samples) {
+  return count_targets(corpus, window_options(config, split), num_samples);
+}
+
 void check_source(const configs::Config& config, const Corpus& corpus) {
   if (config.task().has_classification())
     return check_labelled_documents(corpus, document_options(config, kTrainSplit));

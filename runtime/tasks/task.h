@@ -9,6 +9,7 @@
 #include "configs/config.pb.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/sample_source.h"
+#include "data/loader/target_counts.h"
 #include "models/model.h"
 
 namespace birkhoff {
@@ -29,6 +30,10 @@ std::unique_ptr<SampleSource> training_source(const configs::Config& config, con
 // The samples of a split to evaluate, in order, none twice. Errors as above.
 std::unique_ptr<SampleSource> evaluation_source(const configs::Config& config,
                                                 const std::string& split, const Corpus& corpus);
+
+// What the targets of the first `num_samples` of these samples stand for; the task must predict text.
+TargetCounts evaluation_targets(const configs::Config& config, const std::string& split,
+                                const Corpus& corpus, std::int64_t num_samples);
 
 // Finds the errors of training_source() without opening any file of the corpus.
 void check_source(const configs::Config& config, const Corpus& corpus);

@@ -73,7 +73,6 @@ TEST(CharTokenizer, IdsAreTheTrainingCharactersInOrder) {
   vocabulary.add("b\u00e9a\nb", true);
   vocabulary.add("ab", false);
   EXPECT_EQ(vocabulary.file_content(), "birkhoff chars 1\nunknown no\na\n61\n62\ne9\n");
-  EXPECT_EQ(vocabulary.num_ids(), 4);
   const auto tokenizer = make_char_tokenizer(vocabulary.file_content(), "file", 4);
   EXPECT_EQ(tokenizer->encode("a\u00e9b\n"), (Ids{1, 3, 2, 0}));
   EXPECT_EQ(tokenizer->decode({1, 3, 2, 0}), "a\u00e9b\n");
@@ -85,7 +84,6 @@ TEST(CharTokenizer, UnknownIdOnlyIfOtherSplitsNeedIt) {
   CharVocabulary vocabulary;
   vocabulary.add("ab", true);
   vocabulary.add("abz", false);
-  EXPECT_EQ(vocabulary.num_ids(), 3);
   const auto tokenizer =
       make_char_tokenizer(vocabulary.file_content(), "file", 4);  // and an end mark
   EXPECT_EQ(tokenizer->encode("bzq"), (Ids{1, 2, 2}));
@@ -142,10 +140,11 @@ TEST(WordTokenizer, WordsPutTogetherAreTheText) {
 }
 
 TEST(WordTokenizer, RanksByFrequencyThenBytes) {
-  WordVocabulary vocabulary;
-  vocabulary.add("b a a c\\\n");
+  WordVocabulary vocabulary(WordRule::kAll);
+  vocabulary.add("b a a c\\\n", true);
+  vocabulary.add("d", false);
   EXPECT_EQ(vocabulary.file_content(100), "birkhoff words 1\n a\n\\n\n c\n\\\\\nb\n");
-  EXPECT_EQ(vocabulary.file_content(1), "birkhoff words 1\n a\n");
+  EXPECT_EQ(vocabulary.file_content(2), "birkhoff words 1\n a\n");
   const auto tokenizer = make_word_tokenizer(vocabulary.file_content(100), "file", 6);
   const std::string text = "b a a c\\\n";
   EXPECT_EQ(tokenizer->decode(tokenizer->encode(text)), text);
@@ -154,13 +153,76 @@ TEST(WordTokenizer, RanksByFrequencyThenBytes) {
 }
 
 TEST(WordTokenizer, CountingIsBoundedAndKeepsFrequentWords) {
-  WordVocabulary vocabulary(/*max_distinct=*/50);
+  WordVocabulary vocabulary(WordRule::kAll, /*max_distinct=*/50);
   std::string text;
   for (int i = 0; i < 2000; ++i) text += fmt::format("w{} often\n", i);
-  vocabulary.add(text);
-  EXPECT_EQ(vocabulary.file_content(2), "birkhoff words 1\n\\n\n often\n");
+  vocabulary.add(text, true);
+  EXPECT_EQ(vocabulary.file_content(3), "birkhoff words 1\n\\n\n often\n");
   const std::string all = vocabulary.file_content(1 << 20);
   EXPECT_LE(std::count(all.begin(), all.end(), '\n'), 51);
+}
+
+std::vector<std::string> whitespace_words_of(std::string_view text) {
+  std::vector<std::string> words;
+  for (std::string_view word; !(word = take_word(text, WordRule::kWhiteSpace)).empty();)
+    words.emplace_back(word);
+  return words;
+}
+
+// As WikiText is split: its own <unk> and joined hyphens stay whole, and each line ends once.
+TEST(WhiteSpaceTokenizer, CutsAtWhiteSpaceAndLineEnds) {
+  EXPECT_EQ(whitespace_words_of(" \n = A <unk> = \n the 1 @-@ 2\t km , \n"),
+            (std::vector<std::string>{"\n", "=", "A", "<unk>", "=", "\n", "the", "1", "@-@", "2",
+                                      "km", ",", "\n"}));
+  EXPECT_EQ(whitespace_words_of(" \t ").size(), 0u);
+  EXPECT_EQ(whitespace_words_of("a  \u00e9\n\n"),
+            (std::vector<std::string>{"a", "\u00e9", "\n", "\n"}));
+}
+
+TEST(WhiteSpaceTokenizer, HasAnUnknownIdOnlyIfItIsNeeded) {
+  WordVocabulary vocabulary(WordRule::kWhiteSpace);
+  vocabulary.add("a <unk> a\na b \n", true);
+  vocabulary.add("b <unk>\n", false);
+  const std::string all = "birkhoff whitespace 1\nunknown no\na\n\\n\n<unk>\nb\n";
+  EXPECT_EQ(vocabulary.file_content(100), all);
+  EXPECT_EQ(vocabulary.file_content(4), all);
+  EXPECT_EQ(vocabulary.file_content(3), "birkhoff whitespace 1\nunknown yes\na\n\\n\n");
+  const auto tokenizer = make_word_tokenizer(all, "file", 4);
+  EXPECT_EQ(tokenizer->encode("<unk> b\na"), (Ids{2, 3, 1, 0}));
+  EXPECT_EQ(tokenizer->decode({2, 3, 1, 0, 0}), "<unk> b\na a");
+  expect_error(ExitCode::kData, [&] { tokenizer->encode("a zebra"); }, {"'zebra'", "byte 2"});
+  vocabulary.add("zebra", false);
+  const std::string more = "birkhoff whitespace 1\nunknown yes\na\n\\n\n<unk>\nb\n";
+  EXPECT_EQ(vocabulary.file_content(5), more);
+  const auto knows_unknown = make_word_tokenizer(more, "file", 6);  // and an end mark
+  std::string unknown;
+  EXPECT_EQ(knows_unknown->encode("a zebra gnu\n", &unknown), (Ids{0, 4, 4, 1}));
+  EXPECT_EQ(unknown, "zebra\xffgnu\xff");
+  for (const std::string content :
+       {"birkhoff whitespace 1\n", "birkhoff whitespace 1\nunknown maybe\na\n",
+        "birkhoff whitespace 1\nunknown no\na\na\n", "birkhoff whitespace 1\nunknown no\na"}) {
+    expect_error(ExitCode::kData, [&] { make_word_tokenizer(content, "the-file", 2); },
+                 {"the-file"});
+  }
+}
+
+// The texts of ids and of unknown tokens are the text again.
+TEST(Tokenizers, LoseNoTextOfUnknownTokens) {
+  const std::string words = "birkhoff words 1\n over\n", chars = "birkhoff chars 1\nunknown yes\n61\n";
+  for (const auto& tokenizer : {make_word_tokenizer(words, "words", 2),
+                                make_char_tokenizer(chars, "chars", 2), make_byte_tokenizer(256)}) {
+    std::string unknown, together;
+    const Ids ids = tokenizer->encode(kText, &unknown);
+    std::string_view rest = unknown;
+    for (const std::int32_t id : ids) {
+      const auto known = tokenizer->text_of(id);
+      together += known ? *known : std::string(rest.substr(0, rest.find('\xff')));
+      if (!known) rest.remove_prefix(rest.find('\xff') + 1);
+    }
+    EXPECT_EQ(together, kText);
+    EXPECT_EQ(rest, "");
+    EXPECT_EQ(tokenizer->encode(kText), ids);
+  }
 }
 
 TEST(WordTokenizer, DamagedFilesAreRefused) {
@@ -216,6 +278,17 @@ TEST(SentencePieceTokenizer, TrainsLoadsAndRoundTripsBesideProtobuf) {
     EXPECT_EQ(std::string(error.what()).find("--character_coverage"), std::string::npos)
         << error.what();
   }
+}
+
+TEST(SentencePieceTokenizer, AForgedBytePieceIsRefused) {
+  LineSampler sampler(1 << 20);
+  sampler.add(varied_text());
+  std::string model = train_sentencepiece(sampler.lines(), 300);
+  const std::size_t piece = model.find("<0x41>");
+  ASSERT_NE(piece, std::string::npos);
+  model.replace(piece, 6, "<0xZZ>");
+  expect_error(ExitCode::kData, [&] { make_sentencepiece_tokenizer(model, "the-model", 300); },
+               {"the-model", "'<0xZZ>'"});
 }
 
 TEST(SentencePieceTokenizer, DamagedModelsAreRefused) {

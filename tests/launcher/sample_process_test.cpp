@@ -217,27 +217,32 @@ TEST_F(SampleProcess, EvalReportsPerplexityOfTheSequencesAskedFor) {
   for (const auto& figures : {all, three}) {
     const double loss = figures["loss"], tokens = figures["tokens"], bytes = figures["bytes"];
     EXPECT_DOUBLE_EQ(figures["perplexity"], std::exp(loss));
-    EXPECT_NEAR(figures["bits_per_byte"], loss * tokens / bytes / std::log(2),
-                0.02 * figures["bits_per_byte"].get<double>());
-    // The word count is rounded.
-    const double words = figures["words"];
-    EXPECT_NEAR(std::log(figures["word_perplexity"].get<double>()), loss * tokens / words,
-                loss * tokens / words / words);
+    EXPECT_NEAR(figures["bits_per_byte"], loss * tokens / bytes / std::log(2), 1e-9);
+    const double words = figures["words"], line_ends = figures["line_ends"];
+    EXPECT_NEAR(std::log(figures["word_perplexity"].get<double>()), loss * tokens / words, 1e-9);
+    EXPECT_NEAR(std::log(figures["word_and_line_perplexity"].get<double>()),
+                loss * tokens / (words + line_ends), 1e-9);
+    EXPECT_EQ(figures["unknown_tokens"], 0);
+    EXPECT_FALSE(figures.contains("withheld"));
   }
   // The words of the text's valid split: the text was cut into splits of 20 and 10 per cent.
   const std::string text = read_bytes("text/one.txt");
   const auto size = static_cast<double>(text.size());
   const std::string valid = text.substr(static_cast<std::size_t>(std::floor(0.7 * size)),
                                         static_cast<std::size_t>(std::floor(0.2 * size)));
-  std::istringstream words(valid);
-  const auto count = std::distance(std::istream_iterator<std::string>(words), {});
-  EXPECT_NEAR(all["words"], static_cast<double>(count), 1);
-  EXPECT_NEAR(three["words"], static_cast<double>(count) * 96 / all["tokens"].get<double>(), 1);
+  // Characters: the first one is no target, and each stands for its bytes.
+  const auto words_of = [&](std::size_t end) {
+    std::istringstream words(valid.substr(0, end));
+    return static_cast<double>(std::distance(std::istream_iterator<std::string>(words), {})) - 1;
+  };
+  EXPECT_NEAR(all["words"], words_of(valid.size()), 1);
+  EXPECT_NEAR(three["words"], words_of(97), 1);
+  EXPECT_EQ(three["line_ends"], std::count(valid.begin() + 1, valid.begin() + 97, '\n'));
 
   const Finished printed = run_child({.line = birkhoff_line({"eval", "run", "--sequences", "3"})});
   EXPECT_THAT(printed.out, HasSubstr(" perplexity "));
   EXPECT_THAT(printed.out, HasSubstr(" per token and "));
-  EXPECT_THAT(printed.out, HasSubstr(" per word, 96 tokens, "));
+  EXPECT_THAT(printed.out, HasSubstr(" with line ends), 96 tokens, 0 of them unknown (0 %), "));
   EXPECT_THAT(printed.out, HasSubstr("3 of " + all["sequences"].dump() + " sequences"));
 }
 

@@ -64,7 +64,6 @@ TEST(Checkpoint, HeaderComesBackAsItWas) {
   header.set_corpus("fingerprint");
   header.set_tokenizer("bytes");
   header.set_vocabulary(259);
-  header.set_bytes_per_token(1.0 / 3.0);
   header.mutable_config()->mutable_train()->set_clip_norm(0.1f);
   header.mutable_config()->mutable_model()->set_norm_epsilon(1e-5f);
   header.mutable_config()->mutable_data()->set_corpus("a \"quoted\" \xc3\xa9 name");

@@ -338,6 +338,13 @@ TEST(RunFolder, MetricsAreCutToWholeLines) {
   EXPECT_EQ(cut("{1}\n{2", 100),
             "{1}\n");  // the machine lost power: less is there than was counted
   EXPECT_EQ(cut("{1", 100), "");
+  // Pieces, of which the last ones hold no line end, and a file that no memory would hold.
+  const std::string line(2 << 20, 'x');
+  EXPECT_EQ(cut("{1}\n" + line + "\n" + line, 5 << 20), "{1}\n" + line + "\n");
+  write_bytes(run.paths().metrics(), "{1}\n{2}\n");
+  fs::resize_file(run.paths().metrics(), std::uintmax_t{5} << 30);
+  run.cut_metrics(8);
+  EXPECT_EQ(read_bytes(run.paths().metrics()), "{1}\n{2}\n");
 }
 
 TEST(RunFolder, RanksThatSeeAnotherFolderAreNamed) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include "configs/config.pb.h"
 #include "runtime/trainer.h"
@@ -44,6 +45,8 @@ class ToyTraining {
         rank_share(global, config_.train().invariant().shards(), group_.rank(), group_.size());
     Batch batch = toy_batch(consumed_ + share.begin, consumed_ + share.end);
     batch.global_size = global;
+    if (without_targets.contains(consumed_ / global + 1))
+      batch.fields.find(field::kMask)->second.zero_();
     consumed_ += global;
     return batch;
   }
@@ -99,6 +102,7 @@ class ToyTraining {
   RunCheckpoints* checkpoints = nullptr;
   Agreement* agreement = nullptr;
   std::function<void(std::int64_t step)> before_batch;  // between two steps
+  std::set<std::int64_t> without_targets;               // steps
   TrainState state;
 };
 

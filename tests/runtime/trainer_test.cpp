@@ -296,12 +296,17 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
   const std::int64_t num_windows = 23;  // the last micro-batch is not full
   std::vector<Evaluation> results;
   std::int64_t most_read = 0;
+  ToyModel model(at::kFloat);
+  const auto sums = model.loss_sums(toy_batch(0, num_windows), std::nullopt);
+  TargetCounts targets{.tokens = sums.count.item<std::int64_t>(), .bytes = 200};
+  targets.unknown_tokens = 3;
+  targets.unknown_bytes = 7;
   for (const int size : {1, 2, 3, 4, 9}) {
     std::vector<Evaluation> of_rank(static_cast<std::size_t>(size));
     run_ranks(size, [&](ProcessGroup& group) {
-      ToyModel model(at::kFloat);
+      ToyModel replica(at::kFloat);
       std::int64_t num_read = 0;
-      Evaluator evaluator(model, group, {"valid", num_windows, 4, 200.0},
+      Evaluator evaluator(replica, group, {"valid", num_windows, 4, targets},
                           [&](std::int64_t begin, std::int64_t end) {
                             num_read += end - begin;
                             return toy_batch(begin, end);
@@ -318,13 +323,35 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
     EXPECT_EQ(result.bits_per_byte, results[0].bits_per_byte);
     EXPECT_EQ(result.tokens, results[0].tokens);
   }
-  ToyModel model(at::kFloat);
-  const auto sums = model.loss_sums(toy_batch(0, num_windows), std::nullopt);
   EXPECT_EQ(results[0].tokens, sums.count.item<double>());
   EXPECT_EQ(results[0].bytes, 200);
   EXPECT_NEAR(results[0].loss, (sums.nats / sums.count).item<double>(), 1e-6);
-  EXPECT_DOUBLE_EQ(results[0].bits_per_byte,
-                   results[0].loss * static_cast<double>(results[0].tokens) / std::log(2) / 200);
+  const double bits = results[0].loss * static_cast<double>(results[0].tokens) / std::log(2);
+  EXPECT_DOUBLE_EQ(results[0].bits_per_byte.value(), (bits + 8 * (7 + 3)) / 200);
+}
+
+// A batch without a target has no gradient, but momentum and weight decay would move the model.
+TEST(Trainer, AStepWithoutTargetsChangesNothing) {
+  const StopSignals signals;
+  const auto run = [&](std::int64_t steps, std::set<std::int64_t> without_targets) {
+    const auto group = make_single_group();
+    ToyTraining training(toy_config(steps), *group, at::kFloat);
+    training.without_targets = std::move(without_targets);
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(training.run(signals), Outcome::kDone);
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(said.find("no token of its batch is a target") != std::string::npos,
+              !training.without_targets.empty())
+        << said;
+    EXPECT_EQ(training.state.step, steps);
+    EXPECT_EQ(training.state.skipped, 0);
+    return std::pair(training.parameters(), training.state.tokens);
+  };
+  const auto [five, tokens_of_five] = run(5, {});
+  const auto [seven, tokens_of_seven] = run(7, {6, 7});
+  EXPECT_TRUE(at::equal(five, seven));
+  EXPECT_EQ(tokens_of_five, tokens_of_seven);
+  EXPECT_FALSE(at::equal(five, run(6, {}).first));
 }
 
 // configs.Invariant: the whole training, including clipping and both optimizers, gives the same

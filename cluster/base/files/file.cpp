@@ -199,11 +199,11 @@ void rename_without_sync(const std::string& from, const std::string& to) {
   if (result < 0) fail_call("rename", from, fmt::format(" (to '{}')", to));
 }
 
-void replace(const std::string& path, std::string_view bytes, bool durably) {
+void replace(const std::string& path, const std::function<void(File&)>& write, bool durably) {
   const std::string temporary = temporary_name(path);
   File file = File::create(temporary);
   try {
-    file.write_all(bytes);
+    write(file);
     if (durably) file.sync();
     file.close();
     durably ? rename_path(temporary, path) : rename_without_sync(temporary, path);
@@ -216,11 +216,15 @@ void replace(const std::string& path, std::string_view bytes, bool durably) {
 }  // namespace
 
 void write_file_durably(const std::string& path, std::string_view bytes) {
-  replace(path, bytes, /*durably=*/true);
+  write_file_durably(path, [&](File& file) { file.write_all(bytes); });
+}
+
+void write_file_durably(const std::string& path, const std::function<void(File&)>& write) {
+  replace(path, write, /*durably=*/true);
 }
 
 void replace_file(const std::string& path, std::string_view bytes) {
-  replace(path, bytes, /*durably=*/false);
+  replace(path, [&](File& file) { file.write_all(bytes); }, /*durably=*/false);
 }
 
 namespace {

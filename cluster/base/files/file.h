@@ -82,6 +82,8 @@ std::string temporary_name(const std::string& path);
 // temporary file in the same folder, fsync, rename, fsync of the folder. A crash may leave the
 // temporary file.
 void write_file_durably(const std::string& path, std::string_view bytes);
+// The same with the content that `write` writes, piece by piece, to the temporary file.
+void write_file_durably(const std::string& path, const std::function<void(File&)>& write);
 // The same without fsync: cheap, but after a crash of the machine the file may be empty.
 void replace_file(const std::string& path, std::string_view bytes);
 // Reads the whole file. A file larger than max_bytes is an error.

@@ -1,0 +1,179 @@
+#include "data/loader/target_counts.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <optional>
+#include <vector>
+
+#include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
+#include "cluster/base/text/utf8.h"
+#include "data/corpus/shard_format.h"
+#include "data/corpus/shard_reader.h"
+
+namespace birkhoff {
+namespace {
+
+// Reads the text of the unknown tokens of a split, one after another.
+class UnknownText {
+ public:
+  UnknownText(const Corpus& corpus, const std::string& split) {
+    const auto& entry = corpus.split(split);
+    if (!entry.has_unknown_text()) return;
+    const auto& record = entry.unknown_text();
+    shards_.emplace(corpus.folder(), record.shard(), record.dtype(), shard_format::kRecordValues);
+  }
+
+  bool exists() const { return shards_.has_value(); }
+
+  std::string next() {
+    std::string text;
+    for (;;) {
+      if (next_ == part_.size()) read_part();
+      const char c = static_cast<char>(part_[next_++]);
+      if (c == Tokenizer::kEndOfUnknown) return text;
+      text += c;
+    }
+  }
+
+ private:
+  void read_part() {
+    constexpr std::int64_t kMostRows = 65536;
+    const std::int64_t count = std::min(kMostRows, shards_->elements() - read_);
+    if (count == 0) {
+      fail(ExitCode::kData,
+           "{}: the text of unknown tokens ends before the tokens; prepare the corpus again",
+           shards_->file_of(read_ - 1));
+    }
+    part_.resize(static_cast<std::size_t>(count));
+    shards_->read(read_, count, part_.data());
+    read_ += count;
+    next_ = 0;
+  }
+
+  std::optional<ShardSequence> shards_;
+  std::vector<std::int64_t> part_;  // rows read from the shards; those before next_ are used
+  std::size_t next_ = 0;
+  std::int64_t read_ = 0;  // rows
+};
+
+// Why the bytes and words that the known tokens stand for are not those of the text; empty: they
+// are.
+std::string text_change(const Tokenizer& tokenizer,
+                        const configs::CorpusManifest::Counts& counts) {
+  if (!tokenizer.may_change_text()) return "";
+  if (!counts.has_changed_bytes()) {
+    return "an earlier version prepared the corpus and did not check that the tokens give its text "
+           "back: prepare it again";
+  }
+  if (counts.changed_bytes() == 0) return "";
+  return fmt::format(
+      "the SentencePiece model changes the text: {} of {} are in parts that the tokens do not give "
+      "back",
+      counts.changed_bytes(), counted(counts.bytes(), "byte"));
+}
+
+// Nats per unit, with what spelling the unknown tokens costs; unset if there are no units.
+std::optional<double> mean_cost(const TargetCounts& targets, double nats, std::int64_t units) {
+  if (units == 0) return std::nullopt;
+  const auto spelt = static_cast<double>(targets.unknown_bytes + targets.unknown_tokens);
+  return (nats + 8 * std::numbers::ln2 * spelt) / static_cast<double>(units);
+}
+
+}  // namespace
+
+std::optional<double> TargetCounts::bits_per_byte(double nats) const {
+  if (!no_bytes.empty()) return std::nullopt;
+  const auto cost = mean_cost(*this, nats, bytes);
+  return cost ? std::optional(*cost / std::numbers::ln2) : std::nullopt;
+}
+
+std::optional<double> TargetCounts::word_perplexity(double nats) const {
+  if (!no_words.empty()) return std::nullopt;
+  const auto cost = mean_cost(*this, nats, words);
+  return cost ? std::optional(std::exp(*cost)) : std::nullopt;
+}
+
+std::optional<double> TargetCounts::word_and_line_perplexity(double nats) const {
+  if (!no_words.empty()) return std::nullopt;
+  const auto cost = mean_cost(*this, nats, words + line_ends);
+  return cost ? std::optional(std::exp(*cost)) : std::nullopt;
+}
+
+TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
+                           std::int64_t num_windows) {
+  const auto& counts = corpus.split(options.split).counts();
+  const std::unique_ptr<Tokenizer> tokenizer = corpus.tokenizer();
+  std::vector<std::optional<std::string>> texts(static_cast<std::size_t>(corpus.vocabulary()));
+  for (std::size_t id = 0; id < texts.size(); ++id)
+    texts[id] = tokenizer->text_of(static_cast<std::int32_t>(id));
+  StreamReader reader(corpus, options.split, options.stream);
+  UnknownText unknown(corpus, options.split);
+  const bool skips_starts =
+      options.restart_at_documents && !corpus.manifest().tokenizer().has_end_of_document();
+  const bool keeps_white_space = !tokenizer->drops_white_space();
+
+  TargetCounts targets;
+  bool after_space = true;
+  std::int64_t unseen = 0;  // unknown targets without their text
+  const auto visit = [&](std::int64_t id, bool is_target) {
+    const auto& known = texts[static_cast<std::size_t>(id)];
+    const std::string text = known              ? *known
+                             : unknown.exists() ? unknown.next()
+                                                : std::string();
+    after_space |= !keeps_white_space;
+    std::int64_t words = 0;
+    for (const char c : text) {
+      const bool space = is_white_space(c);
+      words += !space && after_space;
+      after_space = space;
+    }
+    if (!is_target) return;
+    const auto bytes = static_cast<std::int64_t>(text.size());
+    ++targets.tokens;
+    targets.bytes += bytes;
+    targets.words += words;
+    targets.line_ends += std::ranges::count(text, '\n');
+    if (known) return;
+    ++targets.unknown_tokens;
+    targets.unknown_bytes += bytes;
+    unseen += unknown.exists() ? 0 : 1;
+  };
+
+  // Token 0 of the stream is no target.
+  const std::int64_t end =
+      std::min(num_windows * options.sequence_length, reader.elements() - 1) + 1;
+  constexpr std::int64_t kMostTokens = 65536;
+  std::vector<std::int64_t> ids(static_cast<std::size_t>(std::min(kMostTokens, end)));
+  for (std::int64_t begin = 0; begin < end; begin += kMostTokens) {
+    const std::int64_t count = std::min(kMostTokens, end - begin);
+    reader.read(begin, count, ids.data());
+    const std::vector<std::int64_t> ends = reader.document_ends(std::max<std::int64_t>(0, begin - 1), begin + count - 1);
+    auto next_end = ends.begin();
+    for (std::int64_t t = 0; t < count; ++t) {
+      const bool starts = next_end != ends.end() && *next_end == begin + t;
+      if (starts) {
+        ++next_end;
+        after_space = true;
+      }
+      visit(ids[static_cast<std::size_t>(t)], begin + t > 0 && !(starts && skips_starts));
+    }
+  }
+  targets.bytes = std::max<std::int64_t>(0, targets.bytes - counts.added_spaces());
+
+  targets.no_bytes = targets.no_words = text_change(*tokenizer, counts);
+  if (unseen > 0) {
+    targets.no_bytes = targets.no_words = fmt::format(
+        "{} of {} are unknown tokens, and an earlier version prepared the corpus without their "
+        "text: prepare it again",
+        unseen, counted(targets.tokens, "target"));
+  } else if (!keeps_white_space) {
+    targets.no_bytes = "the tokenizer does not keep white space";
+  }
+  return targets;
+}
+
+}  // namespace birkhoff

@@ -1,0 +1,38 @@
+// What the targets of a language model stand for: the denominators of figures per byte and word, and
+// what unknown tokens cost.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "data/corpus/corpus.h"
+#include "data/loader/token_windows.h"
+
+namespace birkhoff {
+
+struct TargetCounts {
+  std::int64_t tokens = 0;          // the targets themselves
+  std::int64_t unknown_tokens = 0;  // targets that are the unknown id
+  std::int64_t unknown_bytes = 0;   // of text that these stand for
+  // Bytes of text that the targets stand for; words (runs of anything but ASCII white space) and
+  // line ends that begin in them. End marks stand for none.
+  std::int64_t bytes = 0, words = 0, line_ends = 0;
+  // Why figures per byte, and per word, cannot be computed; empty: they can.
+  std::string no_bytes{}, no_words{};
+
+  // Figures of a model whose loss on all these targets is `nats`. A model says only that a token is
+  // unknown; spelling its text costs at most 8 bits for each byte and for its end, which are added.
+  // So figures compare between vocabularies. Unset: see no_bytes and no_words, or the text has none.
+  std::optional<double> bits_per_byte(double nats) const;
+  std::optional<double> word_perplexity(double nats) const;
+  // The same with line ends as words.
+  std::optional<double> word_and_line_perplexity(double nats) const;
+};
+
+// Counts the targets of the first `num_windows` windows of evaluation_windows(), in one pass over
+// their tokens. Error(kData) if the corpus is damaged.
+TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
+                           std::int64_t num_windows);
+
+}  // namespace birkhoff
