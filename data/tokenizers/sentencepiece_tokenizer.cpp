@@ -17,7 +17,7 @@ namespace birkhoff {
 namespace {
 
 // Longer lines are cut: the trainer's time grows with the square of a line's length.
-constexpr std::size_t kMaxLineBytes = 2048;
+constexpr std::size_t kMaxTrainingLineBytes = 2048;
 
 void load(sentencepiece::SentencePieceProcessor& processor, const std::string& content,
           const std::string& file) {
@@ -155,7 +155,7 @@ void LineSampler::add(std::string_view text) {
   while (!text.empty()) {
     const std::size_t line = std::min(text.find('\n'), text.size());
     const std::size_t length =
-        line <= kMaxLineBytes ? line : complete_utf8(text.substr(0, kMaxLineBytes));
+        line <= kMaxTrainingLineBytes ? line : complete_utf8(text.substr(0, kMaxTrainingLineBytes));
     const auto words = philox(kKey, 0, num_seen_++);
     const std::uint64_t hash = std::uint64_t{words[0]} << 32 | words[1];
     if (length > 0 && kept(hash)) {

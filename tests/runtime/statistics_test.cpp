@@ -231,7 +231,7 @@ TEST(Figures, OfAnEvaluationAreTheSameOnAnyNumberOfRanks) {
     run_ranks(ranks, [&](ProcessGroup& group) {
       ToyTraining training(config_of(1, 0), group, at::kFloat);
       Evaluator evaluator(
-          training.model, group, {"valid", 10, 3, 100.0},
+          training.model, group, {"valid", 10, 3},
           [](std::int64_t begin, std::int64_t end) { return toy_batch(begin, end); });
       const Evaluation evaluation = evaluator.run();
       ASSERT_EQ(evaluation.figures.size(), 2u);

@@ -27,7 +27,7 @@ TEST(Trainer, AnEvaluationThatAStopSkipsIsMadeUpFor) {
   config.mutable_evaluate()->set_every(2);
   ToyTraining training(config, *group, at::kFloat);
   int num_evaluations = 0;
-  Evaluator evaluator(training.model, *group, {"valid", 4, 4, 100.0},
+  Evaluator evaluator(training.model, *group, {"valid", 4, 4},
                       [&](std::int64_t begin, std::int64_t end) {
                         ++num_evaluations;
                         return toy_batch(begin, end);
@@ -57,7 +57,7 @@ TEST(Trainer, AStopEndsAnEvaluation) {
     ToyTraining training(config, group, at::kFloat);
     std::int64_t num_read = 0;
     std::function<void()> at_read;
-    Evaluator evaluator(training.model, group, {"valid", kWindows, 1, 100.0},
+    Evaluator evaluator(training.model, group, {"valid", kWindows, 1},
                         [&](std::int64_t begin, std::int64_t end) {
                           ++num_read;
                           if (at_read) at_read();
