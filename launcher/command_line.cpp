@@ -88,7 +88,8 @@ void CommandLine::add_prepare() {
                 "use the tokenizer of this run, checkpoint or corpus, and for tables its classes")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
-  c->add_option("--vocab-size", prepare_.vocabulary, "number of ids, for words, whitespace and sentencepiece")
+  c->add_option("--vocab-size", prepare_.vocabulary,
+                "number of ids, for words, whitespace and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
   c->add_option(
        "--text-column", prepare_.text_column,

@@ -48,7 +48,8 @@ LossSums LanguageModel::output_loss(const at::Tensor& x_BTC, const at::Tensor& t
     return cross_entropy_sums(output_logits(x_BTC), targets_BT, mask_BT);
   }
   const at::Tensor x_1NC = x_BTC.flatten(0, 1).unsqueeze(0);
-  const at::Tensor targets_1N = targets_BT.reshape({1, tokens}), mask_1N = mask_BT.reshape({1, tokens});
+  const at::Tensor targets_1N = targets_BT.reshape({1, tokens}),
+                   mask_1N = mask_BT.reshape({1, tokens});
   const std::int64_t rows = std::max<std::int64_t>(1, kMostLogits / vocabulary);
   LossSums total;
   for (std::int64_t begin = 0; begin < tokens; begin += rows) {

@@ -31,8 +31,8 @@ class Corpus;
 // What is evaluated.
 struct EvaluationPlan {
   std::string split;
-  std::int64_t num_sequences = 0;  // sequences read, from the split's start
-  std::int64_t micro_batch = 0;    // sequences per forward pass
+  std::int64_t num_sequences = 0;         // sequences read, from the split's start
+  std::int64_t micro_batch = 0;           // sequences per forward pass
   std::optional<TargetCounts> targets{};  // what its targets stand for; unset: they are not text
   std::int64_t all_sequences = 0;         // sequences in the split
 

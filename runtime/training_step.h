@@ -31,10 +31,10 @@ namespace birkhoff {
 // the world; the same on each rank.
 struct GradientSums {
   bool has_targets = true;  // a batch without any teaches nothing
-  double count = 1;        // counted targets, at least 1
-  double nats = 0;         // their loss
-  double norm = 0;         // of the mean gradient, before clipping
-  FigureValues figures{};  // of the model
+  double count = 1;         // counted targets, at least 1
+  double nats = 0;          // their loss
+  double norm = 0;          // of the mean gradient, before clipping
+  FigureValues figures{};   // of the model
 
   std::int64_t num_tokens = 0;  // read, without padding
   bool stop_requested = false;  // by any rank

@@ -153,10 +153,10 @@ void check_array(const Array& array, std::int64_t total, std::int64_t documents,
 }
 
 void check_tokenizer(const CorpusManifest::Tokenizer& tokenizer, Checker& checker) {
-  const std::set<std::string> kinds = {"bytes", "chars", "words", "whitespace",
-                                       "sentencepiece"};
+  const std::set<std::string> kinds = {"bytes", "chars", "words", "whitespace", "sentencepiece"};
   checker.check(kinds.count(tokenizer.kind()) > 0,
-                "kind is '{}', not bytes, chars, words, whitespace or sentencepiece", tokenizer.kind());
+                "kind is '{}', not bytes, chars, words, whitespace or sentencepiece",
+                tokenizer.kind());
   checker.check(tokenizer.vocabulary() > 0 && tokenizer.vocabulary() <= kMaxVocabulary,
                 "vocabulary is {}", tokenizer.vocabulary());
   checker.check(

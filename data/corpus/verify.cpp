@@ -182,11 +182,12 @@ std::string describe_unknown(const CorpusManifest::Tokenizer& tokenizer,
   if (!counts.has_unknown_tokens()) {
     return "  unknown tokens: not counted, an earlier version prepared the corpus\n";
   }
-  const double tokens = split.stream_size() == 0 ? 0 : static_cast<double>(split.stream(0).elements());
-  std::string text = fmt::format(
-      "  unknown tokens: {} ({:.3g} %), {}\n", counts.unknown_tokens(),
-      100 * static_cast<double>(counts.unknown_tokens()) / std::max(1.0, tokens),
-      counted(counts.unknown_bytes(), "byte"));
+  const double tokens =
+      split.stream_size() == 0 ? 0 : static_cast<double>(split.stream(0).elements());
+  std::string text =
+      fmt::format("  unknown tokens: {} ({:.3g} %), {}\n", counts.unknown_tokens(),
+                  100 * static_cast<double>(counts.unknown_tokens()) / std::max(1.0, tokens),
+                  counted(counts.unknown_bytes(), "byte"));
   if (counts.changed_bytes() > 0) {
     text += fmt::format("  changed by the model: parts of {}, so bits per byte are withheld\n",
                         counted(counts.changed_bytes(), "byte"));

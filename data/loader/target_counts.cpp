@@ -62,8 +62,7 @@ class UnknownText {
 
 // Why the bytes and words that the known tokens stand for are not those of the text; empty: they
 // are.
-std::string text_change(const Tokenizer& tokenizer,
-                        const configs::CorpusManifest::Counts& counts) {
+std::string text_change(const Tokenizer& tokenizer, const configs::CorpusManifest::Counts& counts) {
   if (!tokenizer.may_change_text()) return "";
   if (!counts.has_changed_bytes()) {
     return "an earlier version prepared the corpus and did not check that the tokens give its text "
@@ -121,9 +120,7 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   std::int64_t unseen = 0;  // unknown targets without their text
   const auto visit = [&](std::int64_t id, bool is_target) {
     const auto& known = texts[static_cast<std::size_t>(id)];
-    const std::string text = known              ? *known
-                             : unknown.exists() ? unknown.next()
-                                                : std::string();
+    const std::string text = known ? *known : unknown.exists() ? unknown.next() : std::string();
     after_space |= !keeps_white_space;
     std::int64_t words = 0;
     for (const char c : text) {
@@ -151,7 +148,8 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   for (std::int64_t begin = 0; begin < end; begin += kMostTokens) {
     const std::int64_t count = std::min(kMostTokens, end - begin);
     reader.read(begin, count, ids.data());
-    const std::vector<std::int64_t> ends = reader.document_ends(std::max<std::int64_t>(0, begin - 1), begin + count - 1);
+    const std::vector<std::int64_t> ends =
+        reader.document_ends(std::max<std::int64_t>(0, begin - 1), begin + count - 1);
     auto next_end = ends.begin();
     for (std::int64_t t = 0; t < count; ++t) {
       const bool starts = next_end != ends.end() && *next_end == begin + t;

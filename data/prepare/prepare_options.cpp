@@ -46,11 +46,10 @@ TokenizerKind tokenizer_kind(const PrepareOptions& options) {
   if (tokenizer == "whitespace") return TokenizerKind::kWhiteSpace;
   if (tokenizer == "sentencepiece") return TokenizerKind::kSentencePiece;
   if (!path_exists(tokenizer)) {
-    fail(
-        ExitCode::kUsage,
-        "--tokenizer {}: neither bytes, chars, words, whitespace or sentencepiece nor the file of "
-        "a vocabulary or model",
-        tokenizer);
+    fail(ExitCode::kUsage,
+         "--tokenizer {}: neither bytes, chars, words, whitespace or sentencepiece nor the file of "
+         "a vocabulary or model",
+         tokenizer);
   }
   return TokenizerKind::kFile;
 }

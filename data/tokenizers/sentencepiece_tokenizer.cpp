@@ -55,8 +55,9 @@ class SubwordTokenizer final : public PieceTokenizer {
     load(processor_, content, file);
     for (int id = 0; id < processor_.GetPieceSize(); ++id) {
       if (!processor_.IsByte(id) || byte_of_piece(processor_.IdToPiece(id))) continue;
-      fail(ExitCode::kData, "{}: piece {} is {}, not a byte as '<0x0A>' is; give an undamaged model",
-           file, id, quoted(processor_.IdToPiece(id)));
+      fail(ExitCode::kData,
+           "{}: piece {} is {}, not a byte as '<0x0A>' is; give an undamaged model", file, id,
+           quoted(processor_.IdToPiece(id)));
     }
   }
 

@@ -75,13 +75,15 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& kind,
   const std::string path = file.string();
   const std::string content = read_file(path, kTokenizerMaxBytes, ExitCode::kData);
   if (kind == "chars") return make_char_tokenizer(content, path, vocabulary);
-  if (kind == "words" || kind == "whitespace") return make_word_tokenizer(content, path, vocabulary);
+  if (kind == "words" || kind == "whitespace")
+    return make_word_tokenizer(content, path, vocabulary);
   if (kind == "sentencepiece") {
     check_sentencepiece_model(content, path);  // the hashes of a forged folder match
     return make_sentencepiece_tokenizer(content, path, vocabulary);
   }
-  fail(ExitCode::kData, "{}: tokenizer kind '{}' is not bytes, chars, words, whitespace or sentencepiece",
-       path, kind);
+  fail(ExitCode::kData,
+       "{}: tokenizer kind '{}' is not bytes, chars, words, whitespace or sentencepiece", path,
+       kind);
 }
 
 }  // namespace birkhoff

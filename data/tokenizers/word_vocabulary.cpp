@@ -228,9 +228,8 @@ std::unique_ptr<Tokenizer> make_word_tokenizer(const std::string& content, const
   if (unknown_last) words.emplace_back("\ufffd");
   const auto last = static_cast<std::int32_t>(words.size()) - 1;
   const std::int32_t unknown = !is_whitespace ? 0 : unknown_last ? last : -1;
-  return std::make_unique<WordTokenizer>(
-      is_whitespace ? WordRule::kWhiteSpace : WordRule::kAll, std::move(words), unknown, first_line,
-      file, vocabulary);
+  return std::make_unique<WordTokenizer>(is_whitespace ? WordRule::kWhiteSpace : WordRule::kAll,
+                                         std::move(words), unknown, first_line, file, vocabulary);
 }
 
 }  // namespace birkhoff

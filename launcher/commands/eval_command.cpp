@@ -101,10 +101,9 @@ std::string text_of(const EvaluationReport& report) {
       text += fmt::format(" and {:.5g} per word ({:.5g} with line ends)", *perplexity,
                           *targets->word_and_line_perplexity(report.nats()));
     }
-    text += fmt::format(", {} tokens, {} of them unknown ({:.3g} %), ", result.tokens,
-                        targets->unknown_tokens,
-                        100 * static_cast<double>(targets->unknown_tokens) /
-                            static_cast<double>(targets->tokens));
+    text += fmt::format(
+        ", {} tokens, {} of them unknown ({:.3g} %), ", result.tokens, targets->unknown_tokens,
+        100 * static_cast<double>(targets->unknown_tokens) / static_cast<double>(targets->tokens));
     if (result.bits_per_byte) text += fmt::format("{} bytes, ", result.bytes);
   } else {
     text += fmt::format("{} tokens, ", result.tokens);

@@ -100,14 +100,13 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
   out << describe_corpus(corpus);
   if (arguments.bigram) {
     const BigramFigures figures = bigram_figures(corpus, "valid");
-    const auto bits = figures.targets.bits_per_byte(figures.loss *
-                                                    static_cast<double>(figures.tokens));
-    out << fmt::format("bigram model on valid: loss {:.4f} nats per token, {}, {} tokens\n",
-                       figures.loss,
-                       bits ? fmt::format("{:.4f} bits per byte, {} bytes", *bits,
-                                          figures.targets.bytes)
-                            : "no bits per byte: " + figures.targets.no_bytes,
-                       figures.tokens);
+    const auto bits =
+        figures.targets.bits_per_byte(figures.loss * static_cast<double>(figures.tokens));
+    out << fmt::format(
+        "bigram model on valid: loss {:.4f} nats per token, {}, {} tokens\n", figures.loss,
+        bits ? fmt::format("{:.4f} bits per byte, {} bytes", *bits, figures.targets.bytes)
+             : "no bits per byte: " + figures.targets.no_bytes,
+        figures.tokens);
   }
   return 0;
 }

@@ -22,8 +22,7 @@ constexpr std::size_t kLastLines = 20;  // the lines that the speed is computed 
 bool has_diverged(const MetricsRecords& records) {
   const bool lost = !records.steps.empty() && records.steps.back().has_targets &&
                     std::isnan(records.steps.back().loss);
-  return lost ||
-         (!records.evaluations.empty() && std::isnan(records.evaluations.back().loss));
+  return lost || (!records.evaluations.empty() && std::isnan(records.evaluations.back().loss));
 }
 
 RunState state_of(const RunSummary& run) {

@@ -132,8 +132,9 @@ void remove_old_again(const fs::path& checkpoints) {
 std::string evaluated_text(const CheckpointManifest& manifest) {
   const configs::Evaluate& what = manifest.config().evaluate();
   return fmt::format("{} of split \"{}\" of the corpus {}",
-                     what.sequences() == 0 ? "all sequences"
-                                           : fmt::format("the first {} sequences", what.sequences()),
+                     what.sequences() == 0
+                         ? "all sequences"
+                         : fmt::format("the first {} sequences", what.sequences()),
                      what.split(), manifest.corpus());
 }
 

@@ -40,9 +40,8 @@ std::string step_line(const StepReport& report, double elapsed_seconds) {
       "{{\"step\":{},{}\"tokens\":{},\"tokens_per_second\":{},\"step_ms\":{},"
       "\"loader_wait_ms\":{},\"learning_rate\":{},\"grad_norm\":{},\"elapsed_seconds\":{}{}}}\n",
       report.step, report.loss ? fmt::format("\"loss\":{},", json_number(*report.loss)) : "",
-      report.tokens,
-      json_number(rounded(report.tokens_per_second)), json_number(rounded(report.step_ms)),
-      json_number(rounded(report.loader_wait_ms)),
+      report.tokens, json_number(rounded(report.tokens_per_second)),
+      json_number(rounded(report.step_ms)), json_number(rounded(report.loader_wait_ms)),
       // Learning rates are floats in the configuration.
       json_number(static_cast<float>(report.learning_rate)), json_number(report.grad_norm),
       json_number(rounded(elapsed_seconds)), figures_text(report.figures));

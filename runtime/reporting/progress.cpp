@@ -81,9 +81,8 @@ std::string progress_line(const StepReport& report, std::int64_t num_steps) {
   // The most important figures first: a narrow terminal cuts off the end.
   const std::string loss = report.loss ? "loss " + fixed_text(*report.loss, 4) : "no targets";
   return fmt::format("step {}/{}  {}  left {}  {:.0f} tokens/s  {:.1f} ms  lr {:.2e}  norm {}",
-                     report.step, num_steps, loss, duration_text(left_s),
-                     report.tokens_per_second, report.step_ms, report.learning_rate,
-                     fixed_text(report.grad_norm, 3));
+                     report.step, num_steps, loss, duration_text(left_s), report.tokens_per_second,
+                     report.step_ms, report.learning_rate, fixed_text(report.grad_norm, 3));
 }
 
 bool terminal_shows_bar() {

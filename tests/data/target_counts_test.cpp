@@ -78,11 +78,9 @@ class TargetCountsTest : public testing::Test {
 
   static TargetCounts count(const Corpus& corpus, std::int64_t length, std::int64_t num_windows,
                             bool restart = false) {
-    return count_targets(corpus,
-                         {.split = "valid",
-                          .sequence_length = length,
-                          .restart_at_documents = restart},
-                         num_windows);
+    return count_targets(
+        corpus, {.split = "valid", .sequence_length = length, .restart_at_documents = restart},
+        num_windows);
   }
 
   TemporaryFolder folder_;
@@ -245,8 +243,7 @@ TEST_F(TargetCountsTest, EarlierCorporaAreReadAndTheirFiguresWithheld) {
   const std::string text = sentences(60, 1);
   const Corpus pieces = prepare(text, text, "sentencepiece", 320);
   EXPECT_EQ(count(pieces, 100, kAll).no_bytes, "");
-  EXPECT_NE(count(earlier(pieces), 100, kAll).no_bytes.find("earlier version"),
-            std::string::npos);
+  EXPECT_NE(count(earlier(pieces), 100, kAll).no_bytes.find("earlier version"), std::string::npos);
 }
 
 TEST_F(TargetCountsTest, ModelsThatChangeTheTextAreFound) {
@@ -269,8 +266,7 @@ TEST_F(TargetCountsTest, ModelsThatChangeTheTextAreFound) {
   EXPECT_EQ(counts.no_bytes, "");
   EXPECT_LE(counts.bytes, static_cast<std::int64_t>(wide.size()));
   const Corpus folded = with_flag(3);
-  EXPECT_EQ(folded.split("valid").counts().changed_bytes(),
-            static_cast<std::int64_t>(wide.size()));
+  EXPECT_EQ(folded.split("valid").counts().changed_bytes(), static_cast<std::int64_t>(wide.size()));
   EXPECT_NE(count(folded, 100, kAll).no_bytes.find("changes the text"), std::string::npos);
   EXPECT_FALSE(count(folded, 100, kAll).word_perplexity(1));
   EXPECT_NE(describe_corpus(folded).find("changed by the model"), std::string::npos);
@@ -283,8 +279,7 @@ TEST_F(TargetCountsTest, TextThatIsMissingIsAnError) {
   ASSERT_TRUE(split.has_unknown_text());
   auto& counts = *split.mutable_counts();
   counts.set_unknown_bytes(counts.unknown_bytes() - 1);
-  expect_error(ExitCode::kData,
-               [&] { parse_corpus_manifest(manifest_json(manifest), "manifest"); },
+  expect_error(ExitCode::kData, [&] { parse_corpus_manifest(manifest_json(manifest), "manifest"); },
                {"unknown_text", "rows"});
 }
 

@@ -208,7 +208,8 @@ TEST(WhiteSpaceTokenizer, HasAnUnknownIdOnlyIfItIsNeeded) {
 
 // The texts of ids and of unknown tokens are the text again.
 TEST(Tokenizers, LoseNoTextOfUnknownTokens) {
-  const std::string words = "birkhoff words 1\n over\n", chars = "birkhoff chars 1\nunknown yes\n61\n";
+  const std::string words = "birkhoff words 1\n over\n",
+                    chars = "birkhoff chars 1\nunknown yes\n61\n";
   for (const auto& tokenizer : {make_word_tokenizer(words, "words", 2),
                                 make_char_tokenizer(chars, "chars", 2), make_byte_tokenizer(256)}) {
     std::string unknown, together;

@@ -80,8 +80,9 @@ TEST_F(FiguresProcess, AModelThatKnowsFewWordsIsNeverBetter) {
   write_bytes("valid.txt", text(2000, 2));
   double bits = std::numeric_limits<double>::infinity(), perplexity = bits;
   for (const std::string ids : {"30", "300", "3000"}) {
-    const Finished prepared = run_well("prepare --out words" + ids + " --tokenizer words --vocab-size " +
-                                       ids + " --train train.txt --valid valid.txt");
+    const Finished prepared =
+        run_well("prepare --out words" + ids + " --tokenizer words --vocab-size " + ids +
+                 " --train train.txt --valid valid.txt");
     run_well("train lm.txtpb --run run" + ids + " --set data.corpus=words" + ids);
     const nlohmann::json figures = eval("run" + ids);
     EXPECT_LT(figures["bits_per_byte"], bits) << ids;
@@ -150,7 +151,8 @@ TEST_F(FiguresProcess, NothingToPredictIsNotDivergence) {
 TEST_F(FiguresProcess, KeepBestSaysThatOtherLossesDoNotCompare) {
   write_bytes("text.txt", text(2000, 3));
   run_well("prepare --out corpus --valid 0.1 --test 0.1 text.txt");
-  const std::string line = "train lm.txtpb --run run --set checkpoint.keep_best=true --set train.steps=";
+  const std::string line =
+      "train lm.txtpb --run run --set checkpoint.keep_best=true --set train.steps=";
   EXPECT_THAT(run_well(line + "2").err, Not(HasSubstr("do not compare")));
   EXPECT_THAT(run_well(line + "3").err, Not(HasSubstr("do not compare")));
   EXPECT_THAT(run_well(line + "4 --set evaluate.split=test").err,
@@ -181,8 +183,8 @@ TEST_F(FiguresProcess, WikiTextIsCountedAsPapersDo) {
   const std::string ids = std::to_string(words.size() + 1);  // and the line end
   const Finished prepared = run_well(command);
   EXPECT_THAT(prepared.out, HasSubstr("whitespace, " + ids + " ids\n"));
-  EXPECT_THAT(prepared.out, AllOf(HasSubstr("unknown tokens: 0 (0 %)"),
-                                  Not(HasSubstr("unknown tokens: 1"))));
+  EXPECT_THAT(prepared.out,
+              AllOf(HasSubstr("unknown tokens: 0 (0 %)"), Not(HasSubstr("unknown tokens: 1"))));
   // By hand: 4 + 8 + 1 words and 6 line ends, of which the first is no target.
   const Finished trained =
       run_well("train " + (configs / "routing_wikitext103_smoke.txtpb").string() +

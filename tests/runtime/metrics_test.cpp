@@ -109,8 +109,9 @@ TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
   EXPECT_FALSE(nlohmann::json::parse(step_line(report, 0)).contains("loss"));
   EXPECT_EQ(progress_line(report, 20).find("step 10/20  no targets  left"), 0u);
   Evaluation withheld{.loss = 1.25, .tokens = 400, .bytes = 1600};
-  EXPECT_EQ(evaluation_line(7, "valid", withheld, 60),
-            "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"tokens\":400,\"elapsed_seconds\":60}\n");
+  EXPECT_EQ(
+      evaluation_line(7, "valid", withheld, 60),
+      "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"tokens\":400,\"elapsed_seconds\":60}\n");
 }
 
 TEST(Metrics, AModelsFiguresAreInLinesAndEvents) {

@@ -224,7 +224,8 @@ void write_file_durably(const std::string& path, const std::function<void(File&)
 }
 
 void replace_file(const std::string& path, std::string_view bytes) {
-  replace(path, [&](File& file) { file.write_all(bytes); }, /*durably=*/false);
+  replace(
+      path, [&](File& file) { file.write_all(bytes); }, /*durably=*/false);
 }
 
 namespace {
