@@ -350,31 +350,6 @@ TEST_F(Divergence, TheBestCheckpointIsKeptHoweverOld) {
   EXPECT_EQ(steps_saved(run_), (Steps{50, 52}));
 }
 
-// Losses of another split or number of sequences do not compare: the best of each stays.
-TEST_F(Divergence, TheBestCheckpointOfEachEvaluationIsKept) {
-  configs::Config config = config_of(28);
-  config.mutable_checkpoint()->set_every(2);
-  config.mutable_checkpoint()->set_keep(1);
-  config.mutable_checkpoint()->set_keep_best(true);
-  config.mutable_evaluate()->set_every(2);
-  config.mutable_evaluate()->set_split("test");
-  EXPECT_EQ(train(run_, config, 1).code, ExitCode::kOk);
-  EXPECT_EQ(steps_saved(run_), (Steps{28}));
-  // From here on each step makes the model worse.
-  config.mutable_train()->mutable_schedule()->set_learning_rate(3);
-  config.mutable_train()->mutable_schedule()->set_warmup_steps(0);
-  config.mutable_train()->set_steps(36);
-  config.mutable_evaluate()->set_split("valid");
-  EXPECT_EQ(train(run_, config, 1).code, ExitCode::kOk);
-  EXPECT_EQ(steps_saved(run_), (Steps{28, 30, 36}));
-  config.mutable_train()->set_steps(42);
-  config.mutable_evaluate()->set_sequences(3);
-  EXPECT_EQ(train(run_, config, 1).code, ExitCode::kOk);
-  EXPECT_EQ(steps_saved(run_), (Steps{28, 30, 38, 42}));
-  EXPECT_EQ(evaluated_text(open_checkpoint(RunPaths{run_}.checkpoints() / step_name(42)).manifest),
-            "the first 3 sequences of split \"valid\" of the corpus ");
-}
-
 TEST_F(Divergence, WithoutSpaceForASaveARunDoesNotStart) {
   std::atomic<std::int64_t> free = 1000;
   set_free_bytes_hook([&free](const std::string&) { return free.load(); });
