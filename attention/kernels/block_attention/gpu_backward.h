@@ -5,19 +5,23 @@
 //   d_q_id = scale sum_j d_s_ij k_jd,  d_k_jd = scale sum_i d_s_ij q_id,
 //   d_v_jd = sum_i p_ij M_ij d_out_id.
 //
-// BlockAttentionBackwardQueries: a thread block owns a tile of queries of one head and computes
-// their d_q and delta. If no other tile of queries sees its keys (BlockAttentionParams::owns_keys:
-// blocks of at most 64, as in Sinkhorn attention and block-local attention without neighbours), it
-// also computes d_k, d_v and d_bias of each tile of keys, with p and d_s in shared memory; a warp
-// then owns 16 keys. Otherwise BlockAttentionBackwardKeys does, with delta. With relative positions
-// it also adds up d_s for each row of the table; gpu_terms.h does the rest.
+// BlockAttentionBackwardQueries: a thread block owns kTiles tiles of queries of one head and
+// computes their d_q and delta. If no other queries see its keys (BlockAttentionParams::owns_keys:
+// blocks of at most 64, and of at most 128 with two tiles, as in Sinkhorn attention and block-local
+// attention without neighbours), it also computes d_k, d_v and d_bias of each tile of keys, with p
+// and d_s of all its queries in shared memory; a warp then owns 16 keys. With two tiles of queries,
+// the warps of the first compute d_k and those of the second d_v. Otherwise
+// BlockAttentionBackwardKeys computes the keys' gradients, with delta. With relative positions it
+// also adds up d_s for each row of the table; gpu_terms.h does the rest. kStages tiles of k and v
+// are in flight.
 //
 // BlockAttentionBackwardKeys: a thread block owns a tile of keys of one key head and computes their
 // gradients from all tiles of queries that see them, query head by query head, with the keys as
 // rows of p; a warp owns 16 keys.
 //
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
-// and 256: 65, 113 and 145 KiB for queries, 50, 98 and 129 KiB for keys. Products are 16-bit with
+// and 256: 65, 113 and 145 KiB for queries that own their keys (49 with one stage; 98 and 162 for
+// two tiles), 49, 97 and 129 KiB for others, 50, 98 and 129 KiB for keys. Products are 16-bit with
 // fp32 sums; p and d_s are rounded to 16 bits between products; everything else is fp32. Each
 // number has one owner, which adds in a fixed order: no atomics, the same bits each time.
 #pragma once
@@ -74,18 +78,18 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
     this->load_numbers(statistics(kMaximum), p_.max, place, first_query);
     this->load_numbers(statistics(kInverseSum), p_.inverse_sum, place, first_query);
     thread_.commit();
-    KeyTiles<KeySourceParams> now = this->keys_of(place, first_query), next = now;
+    KeyTiles<KeySourceParams> keys = this->keys_of(place, first_query);
     BIRKHOFF_UNROLL
-    for (int stage = 0; stage < kStages; ++stage) load_next_keys(next, place, stage);
+    for (int stage = 0; stage < kStages; ++stage) load_keys(keys, stage + 1, place, stage);
     thread_.sync_warp();  // without it the assembler delays the copies past the code below
     make_delta(place, first_query);
 
     Columns d_q = {};
-    for (int stage = 0; now.next(); stage = (stage + 1) % kStages) {
+    for (int stage = 0; keys.next(); stage = (stage + 1) % kStages) {
       // Work that needs no tile, while the tiles load.
-      this->load_bias(kBias, p_.sources[now.source()].bias, this->key_place(place),
-                      now.first_key());
-      const TilePair pair = this->pair_of(place, first_query, now);
+      this->load_bias(kBias, p_.sources[keys.source()].bias, this->key_place(place),
+                      keys.first_key());
+      const TilePair pair = this->pair_of(place, first_query, keys);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
       thread_.template wait<kStages - 1>();
@@ -112,11 +116,11 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
       if constexpr (kOwnsKeys) {
         thread_.sync();
         if (first_row_ < pair.num_keys) {
-          store_key_gradients(p_.sources[now.source()], place, now.first_key(), stage);
+          store_key_gradients(p_.sources[keys.source()], place, keys.first_key(), stage);
         }
       }
       thread_.sync();  // the tiles have been read
-      load_next_keys(next, place, stage);
+      load_keys(keys, kStages, place, stage);
     }
     thread_.template wait<0>();
     thread_.sync();
@@ -143,16 +147,13 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
     return kKeys + (2 * stage + 1) * Shape::kRowsBytes;
   }
 
-  // Starts to load the next tiles of k and v, if there are any.
-  BIRKHOFF_DEVICE void load_next_keys(KeyTiles<KeySourceParams>& next, BlockPlace place,
-                                      int stage) const {
-    if (next.next()) {
-      const KeySourceParams& source = p_.sources[next.source()];
-      place = this->key_place(place);
-      place.n += next.offset();
-      if (tile_ == 0) this->load_rows(k_tile(stage), source.k, place, next.first_key());
-      if (tile_ == kTiles - 1) this->load_rows(v_tile(stage), source.v, place, next.first_key());
-    }
+  // Starts to load the tiles of k and v that come `ahead` tiles after `keys`, if there are any.
+  BIRKHOFF_DEVICE void load_keys(KeyTiles<KeySourceParams> keys, int ahead, BlockPlace place,
+                                 int stage) const {
+    bool exists = true;
+    BIRKHOFF_UNROLL
+    for (int i = 0; i < ahead; ++i) exists = keys.next();
+    if (exists) this->load_key_rows(k_tile(stage), v_tile(stage), keys, place);
     thread_.commit();
   }
 

@@ -34,8 +34,8 @@ struct TilePair {
   std::int64_t element;    // of the noise of query 0 and key 0
 };
 
-// A thread block works on kTiles tiles of queries of a block (or on one tile of keys). Each tile
-// has warps of its own.
+// A thread block works on a tile of queries or of keys, or, if kTiles is 2, on both tiles of queries
+// of a block of at most 128. Each tile has warps of its own.
 template <typename Thread, int kHeadDim, int kTiles>
 class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   using Tile = TileBody<Thread, kHeadDim>;
@@ -69,13 +69,12 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
 
   // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
 
-  // The number of thread blocks for the queries, or for one source's keys, which have `heads`
-  // heads.
+  // The number of thread blocks for the queries, or for one source's keys, which have `heads` heads.
   BIRKHOFF_HOST_DEVICE static std::int64_t num_parts(const BlockAttentionParams& p, int heads) {
     return std::int64_t{p.batch} * heads * p.blocks * parts_of_block(p);
   }
   BIRKHOFF_HOST_DEVICE static int parts_of_block(const BlockAttentionParams& p) {
-    return (p.block + kRows - 1) / kRows;
+    return kTiles == 1 ? (p.block + kTileRows - 1) / kTileRows : 1;
   }
   // Sets `first` to the first row, in its block, of this thread's tile. Uses 32 bits: a grid has
   // fewer than 2^31 thread blocks, and 64-bit divisions would take longer than the first loads.
@@ -88,16 +87,15 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     };
     BlockPlace place;
     place.head = next(heads);
-    first = next(parts_of_block(p_)) * kRows + tile_ * kTileRows;
+    first = (kTiles == 1 ? next(parts_of_block(p_)) : tile_) * kTileRows;
     place.n = next(p_.blocks);
     place.batch = static_cast<int>(part);
     return place;
   }
-  // The tiles of keys that the thread block's queries see; those of this thread begin at
-  // first_query.
+  // The tiles of keys that the thread block's queries see.
   BIRKHOFF_DEVICE KeyTiles<KeySourceParams> keys_of(const BlockPlace& place,
                                                     int first_query) const {
-    const int last_tile = first_query + (kTiles - 1 - tile_) * kTileRows;
+    const int last_tile = kTiles == 1 ? first_query : (kTiles - 1) * kTileRows;
     return {p_.sources, p_.num_sources, p_.blocks, p_.block, place.n, last_tile};
   }
 
@@ -202,9 +200,20 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
         to + 4 * row, numbers + (exists ? query_number(place, first) + row : 0), exists);
   }
 
-  // Called by all threads. Stores the bias of a tile of keys, times log2(e); it is visible after a
-  // barrier. Sources with a bias have only offset 0: `place` is that of the keys, and of the
-  // queries' own block.
+  // Loads tiles of k and v; `place` is the queries' place. Called by all threads of a thread block:
+  // with two tiles of queries, the threads of the first load k and those of the second v.
+  BIRKHOFF_DEVICE void load_key_rows(std::uint32_t k_tile, std::uint32_t v_tile,
+                                     const KeyTiles<KeySourceParams>& keys,
+                                     BlockPlace place) const {
+    const KeySourceParams& source = p_.sources[keys.source()];
+    place = key_place(place);
+    place.n += keys.offset();
+    if (tile_ == 0) load_rows(k_tile, source.k, place, keys.first_key());
+    if (tile_ == kTiles - 1) load_rows(v_tile, source.v, place, keys.first_key());
+  }
+
+  // Called by all threads. Stores the bias of a tile of keys, times log2(e); it is visible after a barrier. Sources with a
+  // bias have only offset 0: `place` is that of the keys, and of the queries' own block.
   BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
                                  const BlockPlace& place, int first) const {
     const int row = thread_.index();

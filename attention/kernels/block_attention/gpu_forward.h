@@ -9,13 +9,14 @@
 // z. A query that sees no key has out = 0 and m = z = 0. m is stored times log2(e), and separately
 // from z: a single log-sum-exp would lose the digits of large logits to rounding.
 //
-// A thread block owns a tile of queries of one head; with grouped queries, several heads read the
-// same keys. A warp owns 16 of these queries and, for D > 128, half of the columns of `out` (both
-// halves then compute the same s). Shared memory holds the tile of q, the tiles of k and v that are
-// in use and those that come next, and biases (BlockAttentionShape): 40, 80 and 160 KiB for D = 64,
-// 128 and 256. s, p and out stay in registers. Products are 16-bit with fp32 sums; everything else
-// is fp32. Keys are taken in the order of the list, and thread blocks share nothing: the same bits
-// each time.
+// A thread block owns kTiles tiles of queries of one head: one, or, for blocks of 65 to 128 and D <=
+// 128, both tiles of a block, which then load each tile of keys once. With grouped queries, several
+// heads read the same keys. A warp owns 16 of these queries and, for D > 128, half of the columns
+// of `out` (both halves then compute the same s). Shared memory holds the tiles of q, the tiles of
+// k and v that are in use and those that come next, and biases: 40, 80 and 160 KiB for D = 64, 128
+// and 256; 48 and 96 KiB for two tiles of queries. s, p and out stay in registers. Products are
+// 16-bit with fp32 sums; everything else is fp32. Keys are taken in the order of the list, and
+// thread blocks share nothing: the same bits each time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"
@@ -60,22 +61,17 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
 
     this->load_rows(q_tile(), p_.q, place, first_query);
     KeyTiles<KeySourceParams> keys = this->keys_of(place, first_query);
-    bool more = keys.next();
-    if (more) load_keys(keys, place, 0);
-    thread_.commit();
+    load_next_keys(keys, place, 0);
 
     Columns out = {};
     // Of rows lane / 4 and lane / 4 + 8.
     float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};
-    for (int stage = 0; more; stage ^= 1) {
-      const KeyTiles<KeySourceParams> now = keys;
-      more = keys.next();
-      if (more) load_keys(keys, place, stage ^ 1);
-      thread_.commit();
+    for (int stage = 0; keys.next(); stage ^= 1) {
+      load_next_keys(keys, place, stage ^ 1);
       // Work that needs no tile, while the tiles load.
-      this->load_bias(kBias, p_.sources[now.source()].bias, this->key_place(place),
-                      now.first_key());
-      const TilePair pair = this->pair_of(place, first_query, now);
+      this->load_bias(kBias, p_.sources[keys.source()].bias, this->key_place(place),
+                      keys.first_key());
+      const TilePair pair = this->pair_of(place, first_query, keys);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
       thread_.template wait<1>();
@@ -107,13 +103,11 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
     return kKeys + (2 * stage + 1) * Shape::kRowsBytes;
   }
 
-  BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, BlockPlace place,
-                                 int stage) const {
-    const KeySourceParams& source = p_.sources[keys.source()];
-    place = this->key_place(place);
-    place.n += keys.offset();
-    if (tile_ == 0) this->load_rows(k_tile(stage), source.k, place, keys.first_key());
-    if (tile_ == kTiles - 1) this->load_rows(v_tile(stage), source.v, place, keys.first_key());
+  // Starts to load the tiles of k and v that come after `keys`, if there are any.
+  BIRKHOFF_DEVICE void load_next_keys(KeyTiles<KeySourceParams> keys, const BlockPlace& place,
+                                      int stage) const {
+    if (keys.next()) this->load_key_rows(k_tile(stage), v_tile(stage), keys, place);
+    thread_.commit();
   }
 
   BIRKHOFF_DEVICE void finish(Columns& out, const float (&maximum)[2], const float (&sum)[2],
