@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "attention/kernels/block_attention/gpu_arguments.h"
+#include "attention/kernels/block_attention/gpu_forward.h"
 #include "attention/kernels/block_attention/gpu_kernels.h"
 #include "attention/kernels/block_attention/gpu_terms.h"
 #include "tests/attention/block_attention_problem.h"
@@ -28,8 +29,7 @@ void run_kernel(const BlockAttentionParams& params, bool backwards) {
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_forward(const BlockAttentionParams& params, bool backwards) {
   using Thread = EmulatedThread<kNumber>;
-  for_each_forward_kernel<Thread, kHeadDim>(
-      params, [&]<typename Body>() { run_kernel<Thread, Body>(params, backwards); });
+  run_kernel<Thread, BlockAttentionForward<Thread, kHeadDim>>(params, backwards);
 }
 template <EmulatedNumber kNumber, int kHeadDim>
 void run_backward(const BlockAttentionParams& params, bool backwards) {

@@ -13,7 +13,7 @@
 // the warps of the first compute d_k and those of the second d_v. Otherwise
 // BlockAttentionBackwardKeys computes the keys' gradients, with delta. With relative positions it
 // also adds up d_s for each row of the table; gpu_terms.h does the rest. kStages tiles of k and v
-// are in flight.
+// are in flight; one where there is only one.
 //
 // BlockAttentionBackwardKeys: a thread block owns a tile of keys of one key head and computes their
 // gradients from all tiles of queries that see them, query head by query head, with the keys as
@@ -43,6 +43,10 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
   using Body::thread_;
   using Body::tile_;
 
+  // Whether all tiles of keys that fit are on their way before delta is computed, with d_out from
+  // its tile. Otherwise delta reads d_out from memory, most likely from the L2 cache, and the loads
+  // are spread over the work: faster where a second tile of keys follows.
+  static constexpr bool kLoadsFirst = kHeadDim <= 128 && (kTiles > 1 || kStages == 1);
   static constexpr int kTilesBytes = kTiles * Shape::kRowsBytes,
                        kProbabilitiesBytes = kOwnsKeys ? kTiles * Shape::kPairsBytes : 0,
                        kStatisticsBytes = kTiles * Shape::kNumbersBytes;
@@ -77,15 +81,18 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
     this->load_rows(d_out_tile(), p_.d_out, place, first_query);
     this->load_numbers(statistics(kMaximum), p_.max, place, first_query);
     this->load_numbers(statistics(kInverseSum), p_.inverse_sum, place, first_query);
-    thread_.commit();
+    if (kLoadsFirst) thread_.commit();
     KeyTiles<KeySourceParams> keys = this->keys_of(place, first_query);
     BIRKHOFF_UNROLL
-    for (int stage = 0; stage < kStages; ++stage) load_keys(keys, stage + 1, place, stage);
+    for (int stage = 0; stage < (kLoadsFirst ? kStages : 1); ++stage) {
+      load_keys(keys, stage + 1, place, stage);
+    }
     thread_.sync_warp();  // without it the assembler delays the copies past the code below
     make_delta(place, first_query);
 
     Columns d_q = {};
     for (int stage = 0; keys.next(); stage = (stage + 1) % kStages) {
+      if (!kLoadsFirst && kStages == 2) load_keys(keys, 1, place, stage ^ 1);
       // Work that needs no tile, while the tiles load.
       this->load_bias(kBias, p_.sources[keys.source()].bias, this->key_place(place),
                       keys.first_key());
@@ -120,7 +127,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
         }
       }
       thread_.sync();  // the tiles have been read
-      load_keys(keys, kStages, place, stage);
+      if (kLoadsFirst || kStages == 1) load_keys(keys, kStages, place, stage);
     }
     thread_.template wait<0>();
     thread_.sync();
@@ -157,40 +164,48 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
     thread_.commit();
   }
 
-  // Four lanes sum the columns of a row that the warp owns. `out` is on its way while the copies
-  // arrive.
+  // Four lanes sum the columns of a row that the warp owns. All loads are issued before the first
+  // is used, so that the warp waits for memory only once.
   BIRKHOFF_DEVICE void make_delta(const BlockPlace& place, int first_query) const {
     constexpr int kSteps = Shape::kWarpColumns / 32;
     const int row = first_row_ + lane_ / 4, column = first_column_ + lane_ % 4 * 8;
     const std::uint16_t* from = Body::first_of(p_.out, place, first_query + row) + column;
-    Words out[2][kSteps];
+    const std::uint16_t* from_d_out = Body::first_of(p_.d_out, place, first_query + row) + column;
+    Words out[2][kSteps], d_out[2][kSteps];
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int count = row + 8 * half < this->rows_from(first_query) ? p_.head_dim : 0;
       BIRKHOFF_UNROLL
       for (int step = 0; step < kSteps; ++step) {
-        out[half][step] = {};
+        out[half][step] = d_out[half][step] = {};
         if (column + 32 * step >= count) continue;
         out[half][step] = *reinterpret_cast<const Words*>(from + 32 * step);
+        if (kLoadsFirst) continue;
+        d_out[half][step] = *reinterpret_cast<const Words*>(from_d_out + 32 * step);
       }
       from += 8 * p_.out.strides[3];
+      from_d_out += 8 * p_.d_out.strides[3];
     }
-    thread_.template wait<kStages>();  // d_out is there, the first keys may not be
-    thread_.sync();
+    if (kLoadsFirst) {
+      thread_.template wait<kStages>();  // d_out is there, the first keys may not be
+      thread_.sync();
+    }
     const std::uint32_t d_out_row = d_out_tile() + place_in_tile<kHeadDim>(row, column);
     BIRKHOFF_UNROLL
     for (int half = 0; half < 2; ++half) {
       float delta = 0;
       BIRKHOFF_UNROLL
       for (int step = 0; step < kSteps; ++step) {
-        const Words d_out = thread_.template load_shared<Words>(
-            further_right(d_out_row, 32 * step) + 2 * 8 * half * kHeadDim);
+        if (kLoadsFirst) {
+          d_out[half][step] = thread_.template load_shared<Words>(
+              further_right(d_out_row, 32 * step) + 2 * 8 * half * kHeadDim);
+        }
         BIRKHOFF_UNROLL
         for (int k = 0; k < 8; ++k) {
           const int shift = k % 2 * 16;
           delta +=
               thread_.unpack(static_cast<std::uint16_t>(out[half][step].words[k / 2] >> shift)) *
-              thread_.unpack(static_cast<std::uint16_t>(d_out.words[k / 2] >> shift));
+              thread_.unpack(static_cast<std::uint16_t>(d_out[half][step].words[k / 2] >> shift));
         }
       }
       delta += thread_.exchange(delta, 1);

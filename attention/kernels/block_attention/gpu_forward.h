@@ -9,23 +9,21 @@
 // z. A query that sees no key has out = 0 and m = z = 0. m is stored times log2(e), and separately
 // from z: a single log-sum-exp would lose the digits of large logits to rounding.
 //
-// A thread block owns kTiles tiles of queries of one head: one, or, for blocks of 65 to 128 and D <=
-// 128, both tiles of a block, which then load each tile of keys once. With grouped queries, several
-// heads read the same keys. A warp owns 16 of these queries and, for D > 128, half of the columns
-// of `out` (both halves then compute the same s). Shared memory holds the tiles of q, the tiles of
-// k and v that are in use and those that come next, and biases: 40, 80 and 160 KiB for D = 64, 128
-// and 256; 48 and 96 KiB for two tiles of queries. s, p and out stay in registers. Products are
-// 16-bit with fp32 sums; everything else is fp32. Keys are taken in the order of the list, and
-// thread blocks share nothing: the same bits each time.
+// A thread block owns a tile of queries of one head; with grouped queries, several heads read the
+// same keys. A warp owns 16 of these queries and, for D > 128, half of the columns of `out` (both
+// halves then compute the same s). Shared memory holds the tile of q, the tiles of k and v that are
+// in use and those that come next, and biases: 40, 80 and 160 KiB for D = 64, 128 and 256. s, p and
+// out stay in registers. Products are 16-bit with fp32 sums; everything else is fp32. Keys are
+// taken in the order of the list, and thread blocks share nothing: the same bits each time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"
 
 namespace birkhoff {
 
-template <typename Thread, int kHeadDim, int kTiles>
-class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
-  using Body = BlockAttentionBody<Thread, kHeadDim, kTiles>;
+template <typename Thread, int kHeadDim>
+class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, 1> {
+  using Body = BlockAttentionBody<Thread, kHeadDim, 1>;
   using typename Body::Columns;
   using Pairs = typename Body::template Pairs<kTileRows / 8>;
   using Shape = GpuTileShape<kHeadDim>;
@@ -35,13 +33,12 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
   using Body::lane_;
   using Body::p_;
   using Body::thread_;
-  using Body::tile_;
 
-  static constexpr std::uint32_t kQ = 0, kKeys = kTiles * Shape::kRowsBytes,
-                                 kBias = kKeys + 2 * Shape::kForwardStages * Shape::kRowsBytes;
+  static constexpr std::uint32_t kQ = 0,
+                                 kBias = (1 + 2 * Shape::kForwardStages) * Shape::kRowsBytes;
 
  public:
-  static constexpr int kThreadBlocks = kHeadDim == 64 ? 4 / kTiles : 1;
+  static constexpr int kThreadBlocks = kHeadDim == 64 ? 4 : 1;
   static constexpr int kSharedBytes = kBias + Shape::kNumbersBytes;
   static_assert(kSharedBytes <= Shape::kMostBytes);
 
@@ -59,26 +56,31 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
         this->place_of(static_cast<unsigned>(thread_.block()), p_.heads, first_query);
     this->find_noise(place.batch);
 
-    this->load_rows(q_tile(), p_.q, place, first_query);
+    this->load_rows(kQ, p_.q, place, first_query);
     KeyTiles<KeySourceParams> keys = this->keys_of(place, first_query);
-    load_next_keys(keys, place, 0);
+    bool more = keys.next();
+    if (more) load_keys(keys, place, 0);
+    thread_.commit();
 
     Columns out = {};
     // Of rows lane / 4 and lane / 4 + 8.
     float maximum[2] = {-kInfinity, -kInfinity}, sum[2] = {0, 0};
-    for (int stage = 0; keys.next(); stage ^= 1) {
-      load_next_keys(keys, place, stage ^ 1);
+    for (int stage = 0; more; stage ^= 1) {
+      const KeyTiles<KeySourceParams> now = keys;
+      more = keys.next();
+      if (more) load_keys(keys, place, stage ^ 1);
+      thread_.commit();
       // Work that needs no tile, while the tiles load.
-      this->load_bias(kBias, p_.sources[keys.source()].bias, this->key_place(place),
-                      keys.first_key());
-      const TilePair pair = this->pair_of(place, first_query, keys);
+      this->load_bias(kBias, p_.sources[now.source()].bias, this->key_place(place),
+                      now.first_key());
+      const TilePair pair = this->pair_of(place, first_query, now);
       const std::uint32_t visible = this->template visible_pairs<false>(pair);
       const std::uint32_t kept = this->template kept_pairs<false>(pair);
       thread_.template wait<1>();
       thread_.sync();
-      if (first_row_ < pair.num_queries && !pair.hidden) {
+      if (first_row_ < pair.num_queries) {
         Pairs s = {};
-        this->multiply_rows(s, q_tile(), k_tile(stage), 0);
+        this->multiply_rows(s, kQ, k_tile(stage), 0);
         this->template take_logits<false>(s, pair, kBias, 0, visible);
         this->take_softmax(s, maximum, sum, out);
         if (p_.dropout.p > 0) {
@@ -95,19 +97,16 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
   }
 
  private:
-  BIRKHOFF_DEVICE std::uint32_t q_tile() const { return kQ + tile_ * Shape::kRowsBytes; }
   static BIRKHOFF_DEVICE std::uint32_t k_tile(int stage) {
-    return kKeys + 2 * stage * Shape::kRowsBytes;
+    return (1 + 2 * stage) * Shape::kRowsBytes;
   }
   static BIRKHOFF_DEVICE std::uint32_t v_tile(int stage) {
-    return kKeys + (2 * stage + 1) * Shape::kRowsBytes;
+    return (2 + 2 * stage) * Shape::kRowsBytes;
   }
 
-  // Starts to load the tiles of k and v that come after `keys`, if there are any.
-  BIRKHOFF_DEVICE void load_next_keys(KeyTiles<KeySourceParams> keys, const BlockPlace& place,
-                                      int stage) const {
-    if (keys.next()) this->load_key_rows(k_tile(stage), v_tile(stage), keys, place);
-    thread_.commit();
+  BIRKHOFF_DEVICE void load_keys(const KeyTiles<KeySourceParams>& keys, const BlockPlace& place,
+                                 int stage) const {
+    this->load_key_rows(k_tile(stage), v_tile(stage), keys, place);
   }
 
   BIRKHOFF_DEVICE void finish(Columns& out, const float (&maximum)[2], const float (&sum)[2],
@@ -134,7 +133,7 @@ class BlockAttentionForward : BlockAttentionBody<Thread, kHeadDim, kTiles> {
         p_.inverse_sum[number] = inverse;
       }
     }
-    this->store_rows(out, 1, q_tile(), p_.out, place, first_query);
+    this->store_rows(out, 1, 0, p_.out, place, first_query);  // where q was
   }
 };
 

@@ -2,28 +2,15 @@
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_backward.h"
-#include "attention/kernels/block_attention/gpu_forward.h"
 
 namespace birkhoff {
 
-// Calls run.operator()<Kernel>() for each kernel of a forward pass with head dims up to kHeadDim.
-template <typename Thread, int kHeadDim, typename Run>
-void for_each_forward_kernel(const BlockAttentionParams& p, const Run& run) {
-  if constexpr (kHeadDim <= 128) {
-    // Both tiles of queries of such a block share its tiles of keys.
-    if (p.block > kTileRows && p.block <= 2 * kTileRows) {
-      return run.template operator()<BlockAttentionForward<Thread, kHeadDim, 2>>();
-    }
-  }
-  run.template operator()<BlockAttentionForward<Thread, kHeadDim, 1>>();
-}
-
-// The same for a backward pass.
+// Calls run.operator()<Kernel>() for each kernel of a backward pass with head dims up to kHeadDim.
 template <typename Thread, int kHeadDim, typename Run>
 void for_each_backward_kernel(const BlockAttentionParams& p, const Run& run) {
   constexpr int kStages = GpuTileShape<kHeadDim>::kBackwardStages;
   if (p.owns_keys(kTileRows)) {
-    if constexpr (kHeadDim == 64) {
+    if constexpr (kHeadDim <= 128) {
       // There is one tile of keys. Without memory for a second one, more thread blocks fit.
       if (p.num_sources == 1) {
         return run

@@ -2,6 +2,7 @@
 // file, for compile time. gpu_forward.h and gpu_backward.h say what the kernels compute and own.
 #pragma once
 
+#include "attention/kernels/block_attention/gpu_forward.h"
 #include "attention/kernels/block_attention/gpu_kernels.h"
 #include "cluster/base/gpu/gpu_thread.cuh"
 #include "cluster/base/gpu/launch.h"
@@ -34,8 +35,7 @@ void launch_block_attention_body(const BlockAttentionParams& params, cudaStream_
 
 template <int kHeadDim, typename T>
 void launch_forward(const BlockAttentionParams& params, cudaStream_t stream) {
-  for_each_forward_kernel<GpuThread<T>, kHeadDim>(
-      params, [&]<typename Body>() { launch_block_attention_body<Body>(params, stream); });
+  launch_block_attention_body<BlockAttentionForward<GpuThread<T>, kHeadDim>>(params, stream);
 }
 
 template <int kHeadDim, typename T>
