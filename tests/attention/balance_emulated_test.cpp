@@ -26,6 +26,7 @@ struct Case {
 
 struct Result {
   at::Tensor p, d_scores;
+  at::Tensor rounded{};  // of whole matrices: [matrices, R, C rounded up to a multiple of 8]
 };
 
 Result specified(const Case& c, at::ScalarType dtype, const at::Tensor& d_p) {
@@ -36,19 +37,26 @@ Result specified(const Case& c, at::ScalarType dtype, const at::Tensor& d_p) {
   return {p.detach(), leaf.grad()};
 }
 
-Result emulated(const Case& c, const at::Tensor& d_p) {
+Result emulated(const Case& c, const at::Tensor& d_p, at::ScalarType rounded = at::kBFloat16) {
   Result result{at::full(d_p.sizes(), NAN, d_p.options()), at::full_like(c.scores, NAN)};
   const int rows = static_cast<int>(c.scores.size(1));
-  BalanceParams params{.matrices = c.scores.size(0),
-                       .rows = rows,
-                       .columns = static_cast<int>(c.scores.size(2)),
-                       .iterations = c.iterations,
-                       .prefix = c.prefix,
-                       .first_row = c.first_row,
-                       .results = c.prefix ? rows - c.first_row : 1,
-                       .scores = c.scores.const_data_ptr<float>(),
-                       .p = result.p.mutable_data_ptr<float>(),
-                       .scratch = nullptr};
+  if (!c.prefix) {
+    const std::int64_t width = BalanceParams::rounded_columns(static_cast<int>(c.scores.size(2)));
+    result.rounded = at::full({c.scores.size(0), rows, width}, NAN, rounded);
+  }
+  BalanceParams params{
+      .matrices = c.scores.size(0),
+      .rows = rows,
+      .columns = static_cast<int>(c.scores.size(2)),
+      .iterations = c.iterations,
+      .prefix = c.prefix,
+      .first_row = c.first_row,
+      .results = c.prefix ? rows - c.first_row : 1,
+      .scores = c.scores.const_data_ptr<float>(),
+      .p = result.p.mutable_data_ptr<float>(),
+      .rounded = c.prefix ? nullptr : result.rounded.mutable_data_ptr(),
+      .rounded_dtype = rounded == at::kHalf ? KernelDtype::kHalf : KernelDtype::kBFloat16,
+      .scratch = nullptr};
   const at::Tensor scratch = at::full({params.matrices, params.scratch_per_matrix()}, NAN);
   params.scratch = scratch.mutable_data_ptr<float>();
   emulate_balance(params, c.shared_limit);
@@ -67,12 +75,26 @@ at::Tensor d_p_of(const Case& c) {
                        at::kFloat, 5);
 }
 
+// `rounded` is P, then zeros.
+void expect_rounded(const Result& result, const std::string& name) {
+  const std::int64_t columns = result.p.size(2), width = result.rounded.size(2);
+  expect_same_bits(result.rounded.narrow(2, 0, columns), result.p.to(result.rounded.scalar_type()),
+                   name + ", P rounded");
+  expect_same_bits(
+      result.rounded.narrow(2, columns, width - columns),
+      at::zeros({result.p.size(0), result.p.size(1), width - columns}, result.rounded.options()),
+      name + ", beyond the last column");
+}
+
 void check(const Case& c) {
   const at::Tensor d_p = d_p_of(c);
-  const Result kernel = emulated(c, d_p), reference = specified(c, at::kFloat, d_p),
-               exact = specified(c, at::kDouble, d_p);
+  const Result kernel = emulated(c, d_p), again = emulated(c, d_p),
+               reference = specified(c, at::kFloat, d_p), exact = specified(c, at::kDouble, d_p);
   expect_as_exact(kernel.p, reference.p, exact.p, c.name + ", P");
   expect_as_exact(kernel.d_scores, reference.d_scores, exact.d_scores, c.name + ", gradient");
+  expect_same_bits(kernel.p, again.p, c.name + ", a second time");
+  expect_same_bits(kernel.d_scores, again.d_scores, c.name + ", gradient a second time");
+  if (!c.prefix) expect_rounded(kernel, c.name);
 }
 
 at::Tensor scores(at::IntArrayRef shape, double scale = 1) {
@@ -101,8 +123,61 @@ TEST_F(EmulatedBalanceKernel, IsAsExactAsTheSpecification) {
   check({"no prefix", scores({1, 4, 4}), true, 4});
 }
 
+// Around each border between the sizes that the kernels for small matrices have.
+TEST_F(EmulatedBalanceKernel, SmallMatricesOfEachSize) {
+  for (const std::int64_t N : {8, 15, 16, 17, 31, 32, 63, 64, 65}) {
+    check({fmt::format("N {}", N), scores({3, N, N}), false});
+  }
+  for (const std::int64_t N : {126, 127, 128, 129}) {
+    check({fmt::format("N {}", N), scores({1, N, N}), false, 0, 2});
+  }
+  check({"many columns", scores({1, 3, 128}), false});
+  check({"many rows", scores({1, 128, 3}), false});
+  for (int iterations = 1; iterations <= 8; ++iterations) {
+    check({fmt::format("{} iterations", iterations), scores({1, 12, 12}), false, 0, iterations});
+  }
+  check({"vectors that shared memory does not hold", scores({1, 20, 20}), false, 0, 7, 8000});
+}
+
+// Matrices whose rows are not aligned to 16 bytes although their length is.
+TEST_F(EmulatedBalanceKernel, SmallMatricesThatAreNotAligned) {
+  const at::Tensor all = scores({2 * 8 * 8 + 1});
+  check({"not aligned", all.narrow(0, 1, 2 * 8 * 8).view({2, 8, 8}), false});
+}
+
+TEST_F(EmulatedBalanceKernel, RoundsToHalf) {
+  for (const std::int64_t N : {7, 16, 140}) {
+    const Case c{fmt::format("N {}", N), scores({2, N, N}), false, 0, 2};
+    expect_rounded(emulated(c, d_p_of(c), at::kHalf), c.name);
+  }
+}
+
+// Scores and sums around the limits of the ordinary domain: one matrix leaves it, the other does
+// not.
+TEST_F(EmulatedBalanceKernel, SmallMatricesOutOfRange) {
+  const Case without{"all in range", scores({2, 20, 20}), false};
+  const Result ordinary = emulated(without, d_p_of(without));
+  for (const float large : {49.0f, 51.0f, -51.0f, 60.0f, 1e5f, -1e5f}) {
+    Case c = without;
+    c.name = fmt::format("{} in row 7, column 11", large);
+    c.scores = c.scores.clone();
+    c.scores[0][7][11] = large;
+    check(c);
+    const Result result = emulated(c, d_p_of(c));
+    expect_same_bits(result.p[1], ordinary.p[1], c.name);
+    expect_same_bits(result.d_scores[1], ordinary.d_scores[1], c.name);
+  }
+  for (const double scale : {5.0, 10.0, 15.0, 20.0, 45.0}) {
+    for (const std::int64_t N : {40, 70, 100}) {
+      check({fmt::format("scale {} N {}", scale, N), scores({1, N, N}, scale), false, 0, 3});
+    }
+  }
+  check({"a common offset", scores({1, 20, 20}) + 1000, false});
+  // Each iteration multiplies the sums by 1 / 40.
+  check({"sums out of range", scores({1, 1, 40}), false, 0, 20});
+}
+
 TEST_F(EmulatedBalanceKernel, EachNumberOfColumnsAndPlaceOfTheScores) {
-  check({"128 columns", scores({1, 9, 100}), false, 0, 2});
   check({"256 columns", scores({1, 9, 250}), false, 0, 2});
   check({"256 columns, scores in memory", scores({1, 17, 250}), false, 0, 2, 20000});
 }

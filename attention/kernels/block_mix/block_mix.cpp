@@ -237,7 +237,7 @@ at::Tensor mix_blocks(const at::Tensor& weights_BHUN, const at::Tensor& x_BHNbD)
 }
 
 BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
-                            std::int64_t diagonal, Path limit) {
+                            std::int64_t diagonal, Path limit, const at::Tensor& rounded) {
   if (limit != Path::kFused) {
     BlockMixes mixes{.y_BHNbD = {}, .x_BHNbD = x_BHNbD};
     for (const at::Tensor& x : x_BHNbD) mixes.y_BHNbD.push_back(mix_blocks(weights_BHNN, x));
@@ -249,7 +249,7 @@ BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at
           "mix_lower_blocks: weights must be square");
   diagonal = std::clamp(diagonal, -N, N - 1);
   if (kHasGpuKernels && first.is_cuda() && fits_block_mix(x_BHNbD)) {
-    return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal);
+    return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal, rounded);
   }
   const at::Tensor weights =
       weights_BHNN.to(first.scalar_type()).expand({first.size(0), first.size(1), N, N});

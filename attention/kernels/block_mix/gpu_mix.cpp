@@ -106,12 +106,13 @@ variable_list new_blocks_like(const variable_list& x_BHNbD) {
 }
 
 struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
-  // Returns each y, then each x for its other consumers.
-  static variable_list forward(AutogradContext* context, const at::Tensor& weights_BHNN,
-                               at::TensorList x_BHNbD, std::int64_t diagonal) {
+  // Reads the weights that are rounded; the others get the gradient. Returns each y, then each x for
+  // its other consumers.
+  static variable_list forward(AutogradContext* context, const at::Tensor& /*weights_BHNN*/,
+                               const at::Tensor& weights, at::TensorList x_BHNbD,
+                               std::int64_t diagonal) {
     const variable_list x = with_aligned_rows(x_BHNbD.vec());
     variable_list y = new_blocks_like(x);
-    const at::Tensor weights = block_mix_weights(weights_BHNN, x[0].scalar_type());
     const BlockMixParams params = block_mix_params(weights, x, y, diagonal);
     if constexpr (kHasGpuKernels) launch_block_mix(params, current_stream(x[0]));
     context->saved_data["diagonal"] = diagonal;
@@ -139,7 +140,7 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
     const BlockMixParams params = block_mix_params(weights, x, d_y, others, d_x, d_weights,
                                                    context->saved_data["diagonal"].toInt());
     if constexpr (kHasGpuKernels) launch_block_mix_backward(params, current_stream(x[0]));
-    variable_list result{d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0)};
+    variable_list result{d_weights.size(0) == 1 ? d_weights[0] : d_weights.sum(0), at::Tensor()};
     result.insert(result.end(), d_x.begin(), d_x.end());
     result.emplace_back();  // `diagonal` has no gradient
     return result;
@@ -149,11 +150,15 @@ struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
 }  // namespace
 
 BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
-                      std::int64_t diagonal) {
+                      std::int64_t diagonal, const at::Tensor& rounded) {
   const at::Tensor& x = x_BHNbD[0];
+  const auto of_heads = [&](const at::Tensor& w) {
+    return w.expand({x.size(0), x.size(1), -1, -1});
+  };
+  const at::Tensor weights =
+      rounded.defined() ? rounded : block_mix_weights(weights_BHNN.detach(), x.scalar_type());
   const variable_list results =
-      MixOnGpu::apply(weights_BHNN.expand({x.size(0), x.size(1), x.size(2), x.size(2)}),
-                      at::TensorList(x_BHNbD), diagonal);
+      MixOnGpu::apply(of_heads(weights_BHNN), of_heads(weights), at::TensorList(x_BHNbD), diagonal);
   const auto end_y = results.begin() + static_cast<std::ptrdiff_t>(x_BHNbD.size());
   return {{results.begin(), end_y}, {end_y, results.end()}};
 }

@@ -19,7 +19,7 @@ bool fits_block_mix(const std::vector<at::Tensor>& x_BHNbD);
 // mix_lower_blocks() on a GPU, for tensors for which fits_block_mix() returns true and diagonal in
 // [-N, N). Sums are fp32, and so are the gradients of fp32 weights.
 BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
-                      std::int64_t diagonal);
+                      std::int64_t diagonal, const at::Tensor& rounded);
 
 // ---- Its parts, for tests.
 

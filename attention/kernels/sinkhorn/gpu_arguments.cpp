@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <optional>
+#include <vector>
 
 #include "attention/kernels/sinkhorn/gpu_params.h"
 #include "cluster/base/gpu/device.h"
@@ -15,6 +17,10 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+KernelDtype rounded_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf ? KernelDtype::kHalf : KernelDtype::kBFloat16;
+}
 
 // The autograd function of the kernels that gpu_launch.cu launches.
 struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
@@ -35,6 +41,8 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
             .results = prefix ? static_cast<int>(R - first_row) : 1,
             .scores = scores.const_data_ptr<float>(),
             .p = nullptr,
+            .rounded = nullptr,
+            .rounded_dtype = KernelDtype::kBFloat16,
             .scratch = nullptr};
   }
 
@@ -48,20 +56,32 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
     return scratch;
   }
 
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
-                            std::int64_t iterations, bool prefix, std::int64_t first_row) {
+  // Returns P and, unless `rounded` is empty, P rounded to that dtype.
+  static variable_list forward(AutogradContext* context, const at::Tensor& scores,
+                               std::int64_t iterations, bool prefix, std::int64_t first_row,
+                               std::optional<at::ScalarType> rounded) {
     const at::Tensor dense = scores.contiguous();
     const at::Tensor p = at::empty_like(dense.narrow(-2, first_row, dense.size(-2) - first_row),
                                         at::MemoryFormat::Contiguous);
     BalanceParams problems = params(dense, iterations, prefix, first_row);
     problems.p = p.mutable_data_ptr<float>();
+    variable_list results{p};
+    if (rounded) {
+      std::vector<std::int64_t> sizes = p.sizes().vec();
+      sizes.back() = BalanceParams::rounded_columns(problems.columns);
+      results.push_back(at::empty(sizes, p.options().dtype(*rounded)));
+      problems.rounded = results.back().mutable_data_ptr();
+      problems.rounded_dtype = rounded_dtype(*rounded);
+      context->mark_non_differentiable({results.back()});
+    }
     const at::Tensor scratch = give_scratch(dense, problems.matrices, problems);
     if constexpr (kHasGpuKernels) launch_balance(problems, current_stream(dense));
     context->saved_data["iterations"] = iterations;
     context->saved_data["prefix"] = prefix;
     context->saved_data["first_row"] = first_row;
     context->save_for_backward({dense});
-    return p;
+    context->set_materialize_grads(false);
+    return results;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -73,7 +93,7 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
                context->saved_data["prefix"].toBool(), context->saved_data["first_row"].toInt());
     const std::int64_t of_matrix = BalanceBackwardParams::vectors_per_matrix(problems);
     const std::int64_t all = problems.matrices;
-    if (all == 0) return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
+    if (all == 0) return {d_scores, {}, {}, {}, {}};
     // Parts of equal size, so that each fills the device.
     const std::int64_t most =
         std::max<std::int64_t>(1, kMostVectors / std::max<std::int64_t>(1, of_matrix));
@@ -92,7 +112,7 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
           .d_scores = d_scores.mutable_data_ptr<float>() + first * size};
       if constexpr (kHasGpuKernels) launch_balance_backward(params, current_stream(scores));
     }
-    return {d_scores, at::Tensor(), at::Tensor(), at::Tensor()};
+    return {d_scores, {}, {}, {}, {}};
   }
 };
 
@@ -108,7 +128,14 @@ bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool pr
 
 at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                           std::int64_t first_row) {
-  return BalanceOnGpu::apply(scores, iterations, prefix, first_row);
+  return BalanceOnGpu::apply(scores, iterations, prefix, first_row, std::nullopt)[0];
+}
+
+BalancedWeights balance_and_round_on_gpu(const at::Tensor& scores, std::int64_t iterations,
+                                         at::ScalarType dtype) {
+  const variable_list results =
+      BalanceOnGpu::apply(scores, iterations, /*prefix=*/false, 0, std::optional(dtype));
+  return {.p = results[0], .rounded = results[1]};
 }
 
 }  // namespace birkhoff

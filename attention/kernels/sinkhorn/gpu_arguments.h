@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "attention/kernels/sinkhorn/sinkhorn.h"
+
 namespace birkhoff {
 
 // Whether this program has GPU kernels that can solve the problem: fp32 on a GPU, at most 256 rows
@@ -16,5 +18,9 @@ bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool pr
 // true. Differentiable. Asynchronous on the current stream.
 at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                           std::int64_t first_row);
+
+// balance_and_round() of such scores, for bf16 or fp16.
+BalancedWeights balance_and_round_on_gpu(const at::Tensor& scores, std::int64_t iterations,
+                                         at::ScalarType dtype);
 
 }  // namespace birkhoff

@@ -320,5 +320,18 @@ __device__ inline float log_domain_share(const Vectors& vectors, int iterations,
   return share;
 }
 
+// Completes entry `entry` [R, C] of the dS that write_vectors began. `first`: of the matrix, in
+// scores and d_scores.
+__device__ inline void subtract_log_domain_share(const BalanceBackwardParams& p,
+                                                 const Vectors& vectors, std::int64_t first,
+                                                 int entry) {
+  const BalanceParams& problems = p.problems;
+  const float s = problems.scores[first + entry];
+  float& d = p.d_scores[first + entry];
+  d = s == -INFINITY ? 0.0f
+                     : d - log_domain_share(vectors, problems.iterations, entry / problems.columns,
+                                            entry % problems.columns, s);
+}
+
 }  // namespace
 }  // namespace birkhoff

@@ -23,13 +23,22 @@ struct BalanceParams {
   int results;          // problems per matrix: rows - first_row with `prefix`, else 1
   const float* scores;  // [matrices, rows, columns]
   float* p;             // forward: [matrices, rows - first_row, columns]
-  float* scratch;       // scratch_per_matrix() numbers for each matrix, aligned to 16 bytes
+  // Forward without `prefix`: P rounded to 16 bits, [matrices, rows, rounded_columns(columns)], 0
+  // beyond the last column, aligned to 16 bytes. Null: not wanted.
+  void* rounded;
+  KernelDtype rounded_dtype;  // kBFloat16 or kHalf
+  float* scratch;             // scratch_per_matrix() numbers for each matrix, aligned to 16 bytes
 
   static constexpr int kMostBlocks = 256;
   static constexpr int kTile = 32;  // side of a tile; each tile has its own limit (gpu_prefix.cu)
 
   // Rounds up to whole float4.
   BIRKHOFF_HOST_DEVICE static constexpr int padded(int size) { return (size + 3) / 4 * 4; }
+
+  // Rounds up to whole 16 bytes of 16-bit numbers.
+  BIRKHOFF_HOST_DEVICE static constexpr int rounded_columns(int columns) {
+    return (columns + 7) / 8 * 8;
+  }
 
   BIRKHOFF_HOST_DEVICE int num_tiles() const {
     const int side = (rows + kTile - 1) / kTile;

@@ -198,6 +198,15 @@ at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, Path limit
   return fused_balance(scores, iterations, /*prefix=*/false, 0);
 }
 
+BalancedWeights balance_and_round(const at::Tensor& scores, std::int64_t iterations,
+                                  at::ScalarType dtype, Path limit) {
+  require(iterations >= 1, "balance_and_round: at least one iteration");
+  const bool rounds = !scores.is_cpu() && (dtype == at::kBFloat16 || dtype == at::kHalf) &&
+                      choose_path(scores, iterations, /*prefix=*/false, 0, limit) == Path::kFused;
+  if (rounds) return balance_and_round_on_gpu(scores, iterations, dtype);
+  return {balance(scores, iterations, limit)};
+}
+
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
                           Path limit) {
   require(iterations >= 1, "prefix_balance: at least one iteration");

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <utility>
@@ -26,6 +27,17 @@ namespace birkhoff {
 
 // The ordinary operator on [.., R, C]: P = exp(S + f + g) with potentials f (rows) and g (columns).
 at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, Path limit);
+
+struct BalancedWeights {
+  at::Tensor p;
+  // P as mixing on a GPU takes it (block_mix.h): in a 16-bit dtype, rows padded with zeros to a
+  // multiple of 8 columns. It has no gradient. Undefined: nothing has been rounded.
+  at::Tensor rounded{};
+};
+
+// balance(). If a kernel on a GPU computes it, the kernel also rounds P to bf16 or fp16.
+BalancedWeights balance_and_round(const at::Tensor& scores, std::int64_t iterations,
+                                  at::ScalarType dtype, Path limit);
 
 // Returns [.., N - first_row, N] for scores [.., N, N]. Row u, for u >= first_row, is the last row
 // of balance() on destinations 1..u and sources 0..u-1. Row 0 is 0: the first destination has no

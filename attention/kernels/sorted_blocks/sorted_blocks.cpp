@@ -48,7 +48,7 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
                           !sorted.causal ? all
                           : sorted.leaky ? 0
                                          : -1,
-                          limit);
+                          limit, sorted.rounded);
 }
 
 // Whether block attention reads each block's only source where it lies, so that nothing is mixed.

@@ -24,6 +24,7 @@ at::Tensor open_pairs(const Blocks& blocks);
 
 struct SortedBlocks {
   at::Tensor weights_BHNN;  // 0 where not visible; B and H may be 1
+  at::Tensor rounded{};     // of mix_lower_blocks(), may be undefined
   // int64: the sources whose weights may differ from 0, m for each destination, sizes of the
   // weights otherwise. Undefined: all. With few sources, blocks are gathered instead of multiplied;
   // a single one is read where it lies (on the CPU, except with kAddLogits).

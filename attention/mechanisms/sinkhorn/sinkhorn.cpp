@@ -68,8 +68,9 @@ at::Tensor SinkhornAttention::visible_pairs(const at::Tensor& open_BNN) const {
   return open_BNN.tril(leaky() ? 0 : -1);
 }
 
-at::Tensor SinkhornAttention::weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
-                                      std::int64_t first_row, Path limit) const {
+BalancedWeights SinkhornAttention::weights(const at::Tensor& scores_BHNN,
+                                           const at::Tensor& open_BNN, std::int64_t first_row,
+                                           at::ScalarType dtype, Path limit) const {
   const std::int64_t num_rows = scores_BHNN.size(2) - first_row;
   const auto masked = [&](const at::Tensor& allowed_BNN) {
     return scores_BHNN.masked_fill(allowed_BNN.logical_not().unsqueeze(1), kBarred);
@@ -80,33 +81,33 @@ at::Tensor SinkhornAttention::weights(const at::Tensor& scores_BHNN, const at::T
   // A mask costs launches on a GPU. Where only the order of blocks matters, these balances need no
   // mask.
   if (!open_BNN.defined() && iterations > 0) {
-    if (!shape_.causal) return last_rows(balance(scores_BHNN, iterations, limit));
-    if (prefix) return prefix_balance(scores_BHNN, iterations, first_row, limit);
+    if (!shape_.causal) return balance_and_round(scores_BHNN, iterations, dtype, limit);
+    if (prefix) return {prefix_balance(scores_BHNN, iterations, first_row, limit)};
   }
   const std::int64_t N = scores_BHNN.size(2);
   const at::Tensor visible_BNN = visible_pairs(
       open_BNN.defined() ? open_BNN : at::ones({1, N, N}, scores_BHNN.options().dtype(at::kBool)));
-  if (balances() && iterations == 0) return last_rows(masked(visible_BNN).exp());
-  if (!shape_.causal) return last_rows(balance(masked(visible_BNN), iterations, limit));
+  if (balances() && iterations == 0) return {last_rows(masked(visible_BNN).exp())};
+  if (!shape_.causal) return balance_and_round(masked(visible_BNN), iterations, dtype, limit);
   switch (config_.causal_balance()) {
     case Config::prefix: {
       // A destination without a visible source does not take part in the other rows' balance
       // either.
       const at::Tensor taking_part = visible_BNN.any(2, /*keepdim=*/true);
-      return prefix_balance(masked(at::logical_and(open_BNN, taking_part)), iterations, first_row,
-                            limit);
+      return {prefix_balance(masked(at::logical_and(open_BNN, taking_part)), iterations, first_row,
+                             limit)};
     }
     case Config::cumulative:
-      return last_rows(cumulative_balance(masked(visible_BNN), iterations, limit));
+      return {last_rows(cumulative_balance(masked(visible_BNN), iterations, limit))};
     case Config::none:
-      return last_rows(softmax_with_null(masked(visible_BNN)));
+      return {last_rows(softmax_with_null(masked(visible_BNN)))};
     case Config::uniform: {
       const at::Tensor equal_BNN = visible_BNN.to(scores_BHNN.scalar_type());
       const at::Tensor mean_BNN = equal_BNN / equal_BNN.sum(2, /*keepdim=*/true).clamp_min(1);
-      return last_rows(mean_BNN.unsqueeze(1));
+      return {last_rows(mean_BNN.unsqueeze(1))};
     }
     case Config::paper_masked:
-      return last_rows(balance(masked(visible_BNN), iterations, limit));
+      return {last_rows(balance(masked(visible_BNN), iterations, limit))};
   }
   require(false, "unknown causal_balance");
   return {};
@@ -141,7 +142,9 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
     scores_BHNN = at::zeros({1, 1, N, N}, in.x_q_BLC.options());
   }
   const at::Tensor open_BNN = open_pairs(blocks);
-  const at::Tensor all_weights_BHNN = weights(scores_BHNN, open_BNN, /*first_row=*/0, limit);
+  const BalancedWeights balanced =
+      weights(scores_BHNN, open_BNN, /*first_row=*/0, in.k_BHSD.scalar_type(), limit);
+  const at::Tensor& all_weights_BHNN = balanced.p;
   const at::Tensor sources_BHNm = largest_sources(all_weights_BHNN);
   const at::Tensor weights_BHNN = keep(all_weights_BHNN, sources_BHNm);
   AttentionOutput output;
@@ -155,6 +158,7 @@ AttentionOutput SinkhornAttention::attend(const AttentionInput& in, Path limit) 
   BlockAttention attention = sorted_and_own_attention(
       blocks,
       {.weights_BHNN = weights_BHNN,
+       .rounded = sources_BHNm.defined() ? at::Tensor() : balanced.rounded,
        .sources_BHNm = sources_BHNm,
        .visible_BNN = open_BNN.defined() ? visible_pairs(open_BNN) : at::Tensor(),
        .causal = shape_.causal,

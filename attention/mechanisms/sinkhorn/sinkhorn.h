@@ -57,9 +57,9 @@ class SinkhornAttention : public Mechanism {
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. B and H
   // of the scores may be 1. open_BNN is that of open_pairs(), or undefined if all pairs are
-  // visible.
-  at::Tensor weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
-                     std::int64_t first_row, Path limit) const;
+  // visible. `dtype`: of the keys that they mix.
+  BalancedWeights weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
+                          std::int64_t first_row, at::ScalarType dtype, Path limit) const;
   // int64 [B, H, U, top_m]: the sources with the largest weights of each row. Undefined: all.
   at::Tensor largest_sources(const at::Tensor& weights_BHUN) const;
   // The weights, with those of all other sources set to 0.

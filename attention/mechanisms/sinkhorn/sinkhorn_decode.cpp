@@ -72,7 +72,8 @@ at::Tensor SinkhornAttention::decode_step(DecodeState& decode_state,
         sources.push_back(state.block_sum_BC);
         scores_BHNN = sort_net_->scores(at::stack(state.psi_BC, 1), at::stack(sources, 1), {});
       }
-      const at::Tensor all_BH1N = weights(scores_BHNN, /*open_BNN=*/{}, u, Path::kFused);
+      const at::Tensor all_BH1N =
+          weights(scores_BHNN, /*open_BNN=*/{}, u, in.k_BHSD.scalar_type(), Path::kFused).p;
       const at::Tensor weights_BH1N = keep(all_BH1N, largest_sources(all_BH1N));
       state.weights_BHN = weights_BH1N.select(2, 0);
       const at::Tensor past_BH1N = weights_BH1N.narrow(3, 0, u);
