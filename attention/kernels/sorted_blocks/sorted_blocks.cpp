@@ -21,9 +21,10 @@ struct SortedKeys {
   at::Tensor k_BHNbD, v_BHNbD;
   at::Tensor chosen_BHN, weights_BHN;   // see KeyBlocks; undefined: k and v are mixes
   at::Tensor own_k_BHNbD, own_v_BHNbD;  // the sort's input; other uses read it from here
-  at::Tensor queries_BHNb1;             // bool: queries that see their block's sorted keys at all
-  at::Tensor mask_BHNbb;                // bool: queries that see each sorted key
-  at::Tensor bias_BHN1b;                // log share of existing tokens; undefined: all exist
+  // bool: queries that see their block's sorted keys at all, and those that see each sorted key.
+  // Undefined: all.
+  at::Tensor queries_BHNb1, mask_BHNbb;
+  at::Tensor bias_BHN1b;  // log share of existing tokens; undefined: all exist
 };
 
 // queries_BHNb1 before documents are considered token by token. Without visible_BNN only order
@@ -32,6 +33,8 @@ at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
   if (in.visible_BNN.defined()) {
     return in.visible_BNN.any(2).unsqueeze(1).unsqueeze(3).unsqueeze(4);
   }
+  // Adding logits takes the queries that do not see.
+  if (!in.causal && in.combine != Combine::kAddLogits) return {};
   const at::Tensor sees = at::ones({1, 1, blocks.num_blocks(), 1, 1}, blocks.mask_options());
   if (in.causal && !in.leaky) sees.select(2, 0).fill_(false);
   return sees;
@@ -88,9 +91,11 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
     const at::Tensor in_document_BNb =
         blocks.segments_BNb() == blocks.segments_BNb().narrow(2, 0, 1);
     sorted.queries_BHNb1 =
-        at::logical_and(sorted.queries_BHNb1, in_document_BNb.unsqueeze(1).unsqueeze(4));
+        and_defined(sorted.queries_BHNb1, in_document_BNb.unsqueeze(1).unsqueeze(4));
   }
-  sorted.mask_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
+  if (sorted.queries_BHNb1.defined()) {
+    sorted.mask_BHNbb = sorted.queries_BHNb1.expand({-1, -1, -1, block, block});
+  }
   // Queries see sorted keys at positions up to their own.
   if (in.leaky) sorted.mask_BHNbb = sorted.mask_BHNbb.tril();
 
@@ -101,7 +106,7 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
     const at::Tensor share_BHNb =
         at::matmul(weights_BHNN, valid_B1Nb) / total_BHN1.masked_fill(total_BHN1 == 0, 1);
     const at::Tensor hidden_BHNb = share_BHNb <= kLeastShare;  // a NaN share stays visible
-    sorted.mask_BHNbb = at::logical_and(sorted.mask_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
+    sorted.mask_BHNbb = and_defined(sorted.mask_BHNbb, hidden_BHNb.logical_not().unsqueeze(3));
     if (sorted.chosen_BHN.defined()) return sorted;  // a single source's share is 0 or 1
     const at::Tensor divisor_BHNb = share_BHNb.clamp_min(kLeastShare);
     const at::Tensor divisor = divisor_BHNb.unsqueeze(4).to(k_BHNbD.scalar_type());
