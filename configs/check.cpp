@@ -94,7 +94,6 @@ class ConsistencyCheck {
 
   void run() const {
     check_task();
-    check_data();
     check_model();
     check_train();
     check_mesh();
@@ -115,12 +114,6 @@ class ConsistencyCheck {
         fmt::join(oneof_names(*configs::Task::descriptor()->oneof_decl(0)), ", "));
   }
 
-  void check_data() const {
-    if (!config_.data().restart_at_documents() || config_.task().has_language_model()) return;
-    config_error(places_, "data.restart_at_documents",
-                 "must be false: only language models read documents one after another");
-  }
-
   void check_model() const {
     const auto& model = config_.model();
     if (model.channels() % model.heads() != 0) {
@@ -133,7 +126,7 @@ class ConsistencyCheck {
                    "sinusoidal positions need an even number of channels, not {}",
                    model.channels());
     }
-    check_attentions(model.attention(), "model.attention", is_causal());
+    check_attentions(model.attention(), "model.attention", is_causal(config_.task()));
     if (!model.has_encoder()) return;
     if (!config_.task().has_translation()) {
       config_error(places_, "model.encoder",
@@ -191,6 +184,7 @@ class ConsistencyCheck {
             length, block);
       }
     }
+    if (config_.train().cuda_graph()) check_captured(message, path);
     std::vector<const FieldDescriptor*> fields;
     reflection.ListFields(message, &fields);
     for (const FieldDescriptor* field : fields) {
@@ -203,6 +197,24 @@ class ConsistencyCheck {
         check_causal_blocks(*reflection.GetEnum(message, field), message, at);
       }
     }
+  }
+
+  // The host must not wait for the device while a graph is recorded.
+  void check_captured(const Message& mechanism, const std::string& path) const {
+    if (!mechanism.GetDescriptor()->options().GetExtension(configs::waits_for_device)) return;
+    if (config_.data().restart_at_documents()) {
+      config_error(
+          places_, "train.cuda_graph",
+          "must be false with data.restart_at_documents and {}, which waits for the GPU to "
+          "choose keys of one document; leave one of them out",
+          path);
+    }
+    const FieldDescriptor& noise = *field_with(mechanism, configs::noise);
+    const float dropout = mechanism.GetReflection()->GetFloat(mechanism, &noise);
+    if (dropout == 0) return;
+    config_error(places_, "train.cuda_graph",
+                 "must be false with {}.{} {}, which waits for the GPU; leave one of them out",
+                 path, noise.name(), dropout);
   }
 
   void check_max_blocks(int max_blocks, int block, const std::string& path) const {
@@ -225,21 +237,6 @@ class ConsistencyCheck {
                  "{} supports at most {} blocks, but a sequence has {}; use longer blocks or "
                  "another {}",
                  value.name(), most, num_blocks, path.substr(path.rfind('.') + 1));
-  }
-
-  bool is_causal() const {
-    switch (config_.task().kind_case()) {
-      case configs::Task::kLanguageModel:
-      case configs::Task::kTranslation:  // its decoder
-      case configs::Task::kPixelModel:
-        return true;
-      case configs::Task::kClassification:
-      case configs::Task::kImageClassification:
-      case configs::Task::kPointSets:
-      case configs::Task::KIND_NOT_SET:
-        return false;
-    }
-    return false;
   }
 
   void check_train() const {
@@ -352,6 +349,21 @@ Range::Range(const std::string& text) {
 bool Range::contains(double value) const {
   return std::isfinite(value) && (low_open_ ? value > low_ : value >= low_) &&
          (high_open_ ? value < high_ : value <= high_);
+}
+
+bool is_causal(const configs::Task& task) {
+  switch (task.kind_case()) {
+    case configs::Task::kLanguageModel:
+    case configs::Task::kTranslation:  // its decoder
+    case configs::Task::kPixelModel:
+      return true;
+    case configs::Task::kClassification:
+    case configs::Task::kImageClassification:
+    case configs::Task::kPointSets:
+    case configs::Task::KIND_NOT_SET:
+      return false;
+  }
+  return false;
 }
 
 int block_length_of(const Message& mechanism) {

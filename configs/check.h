@@ -5,8 +5,10 @@
 #include <google/protobuf/message.h>
 
 #include <string>
+#include <vector>
 
 #include "configs/config.pb.h"
+#include "configs/options.pb.h"
 #include "configs/source_locations.h"
 
 namespace birkhoff {
@@ -49,6 +51,20 @@ void resolve(configs::Config& config);
 
 // Checks the values of a resolved config against each other.
 void check_consistency(const configs::Config& config, const SourceLocations& places);
+
+// True if the task's tokens see only those before them, in the stack that predicts.
+bool is_causal(const configs::Task& task);
+
+// A value that differs from its default although the other fields leave it without effect.
+struct UselessValue {
+  std::string path, what;
+};
+// Those of a resolved config, by the (needs) of its fields.
+std::vector<UselessValue> useless_values(const configs::Config& config);
+
+// When a field has no effect, in words: "unless shape is cosine", "if causal_balance is none or
+// uniform", "in encoders".
+std::string condition_text(const configs::Condition& condition);
 
 // Refuses what is only for evaluation, values (evaluation_only) and fields (measurement), in a
 // config that is to be trained, or in a message at `path` inside it.

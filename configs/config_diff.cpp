@@ -1,9 +1,9 @@
 #include <google/protobuf/descriptor.h>
-#include <google/protobuf/text_format.h>
 
 #include <algorithm>
 
 #include "configs/config_io.h"
+#include "configs/message_text.h"
 #include "configs/source_locations.h"
 
 namespace birkhoff {
@@ -11,14 +11,11 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
-using google::protobuf::TextFormat;
 
-// A value as text; index is -1 for fields that are not lists.
-std::string value_text(const Message& message, const FieldDescriptor* field, int index) {
+// A value or message as text; index is -1 for fields that are not lists.
+std::string text_of(const Message& message, const FieldDescriptor* field, int index) {
   if (field->cpp_type() != FieldDescriptor::CPPTYPE_MESSAGE) {
-    std::string text;
-    TextFormat::PrintFieldValueToString(message, field, index, &text);
-    return text;
+    return value_text(message, field, index);
   }
   const auto& reflection = *message.GetReflection();
   const Message& value = index < 0 ? reflection.GetMessage(message, field)
@@ -70,8 +67,8 @@ class Differ {
                        : compare(reflection.GetRepeatedMessage(before, field, index),
                                  reflection.GetRepeatedMessage(after, field, index), path, fixed);
     }
-    const std::string a = has(before) ? value_text(before, field, index) : "(absent)";
-    const std::string b = has(after) ? value_text(after, field, index) : "(absent)";
+    const std::string a = has(before) ? text_of(before, field, index) : "(absent)";
+    const std::string b = has(after) ? text_of(after, field, index) : "(absent)";
     const bool choice_differs = has(before) != has(after);
     if (a == b) return;
     differences_.push_back({path, a, b, fixed || (choice_fixed && choice_differs),

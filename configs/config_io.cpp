@@ -130,9 +130,14 @@ bool has_no_folder(const fs::path& file) {
   return fs::is_regular_file(status) && real.empty();
 }
 
-enum class Purpose { kTraining, kAny };
+void refuse_useless_values(const Source& source) {
+  for (const UselessValue& value : useless_values(source.config)) {
+    config_error(source.places, value.path, "{}", value.what);
+  }
+}
 
-configs::Config finish(Source source, const std::vector<std::string>& settings, Purpose purpose) {
+// The source with the settings, checked and resolved.
+Source finish(Source source, const std::vector<std::string>& settings) {
   for (const std::string& setting : settings) {
     apply_setting(setting, source.config, source.places);
     convert_replaced_fields(source.config, source.places);
@@ -140,34 +145,35 @@ configs::Config finish(Source source, const std::vector<std::string>& settings, 
   check_values(source.config, source.places);
   resolve(source.config);
   check_consistency(source.config, source.places);
-  if (purpose == Purpose::kTraining) check_trains(source.config, source.places);
-  return std::move(source.config);
+  return source;
 }
 
-configs::Config parse(const std::string& text, const std::string& name,
-                      const std::vector<std::string>& settings, Purpose purpose) {
+Source parse(const std::string& text, const std::string& name,
+             const std::vector<std::string>& settings) {
   Source source = parse_source(text, name);
   if (source.config.include_size() > 0) {
     config_error(source.places, "include.0", "a text that is not a file cannot include files");
   }
-  return finish(std::move(source), settings, purpose);
+  return finish(std::move(source), settings);
 }
 
 }  // namespace
 
 configs::Config load_config(const std::filesystem::path& file,
-                            const std::vector<std::string>& settings) {
+                            const std::vector<std::string>& settings, UselessValues useless) {
   if (file.empty()) fail(ExitCode::kConfig, "the configuration's file name is empty: No such file");
-  if (has_no_folder(file)) {
-    return parse(read_stream(file.string(), kMaxTextBytes, ExitCode::kConfig), file.string(),
-                 settings, Purpose::kTraining);
-  }
-  return finish(Loader().load(file), settings, Purpose::kTraining);
+  Source source = has_no_folder(file)
+                      ? parse(read_stream(file.string(), kMaxTextBytes, ExitCode::kConfig),
+                              file.string(), settings)
+                      : finish(Loader().load(file), settings);
+  check_trains(source.config, source.places);
+  if (useless == UselessValues::kRefuse) refuse_useless_values(source);
+  return std::move(source.config);
 }
 
 configs::Config parse_config(const std::string& text, const std::string& name,
                              const std::vector<std::string>& settings) {
-  return parse(text, name, settings, Purpose::kAny);
+  return parse(text, name, settings).config;
 }
 
 std::string config_text(const configs::Config& config) {

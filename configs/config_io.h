@@ -10,13 +10,18 @@
 
 namespace birkhoff {
 
+// What to do with values that have no effect (useless_values() in configs/check.h). Runs of earlier
+// versions may have them.
+enum class UselessValues { kRefuse, kKeep };
+
 // Reads a .txtpb with its includes, applies `path=value` settings in order, and checks every value.
 // The result is resolved: every field is set, including defaults (in a oneof only the chosen
 // message). Limits: 4 MiB per file, nesting 100, includes 32 deep and inside the first file's
 // folder. A pipe is read to its end (File::kPipeSeconds) and cannot include files. Error(kConfig):
 // "file:line:column: field.path: what, allowed values, nearest name".
 configs::Config load_config(const std::filesystem::path& file,
-                            const std::vector<std::string>& settings);
+                            const std::vector<std::string>& settings,
+                            UselessValues useless = UselessValues::kRefuse);
 // The same for a text; messages use `name` as the file name. Used for the configs in checkpoints
 // and in tests.
 configs::Config parse_config(const std::string& text, const std::string& name,

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "cluster/base/error.h"
+#include "configs/check.h"
 #include "configs/config_io.h"
 #include "configs/message_text.h"
 #include "configs/site.pb.h"
@@ -153,6 +154,11 @@ std::string meaning(const FieldDescriptor& field) {
   if (type != nullptr && comment(field).empty()) {
     const std::string about = comment(*type);
     if (!about.empty()) text = about + "<br>" + text;
+  }
+  const auto& options = field.options();
+  for (int i = 0; i < options.ExtensionSize(configs::needs); ++i) {
+    text +=
+        fmt::format("<br>No effect {}.", condition_text(options.GetExtension(configs::needs, i)));
   }
   return text;
 }

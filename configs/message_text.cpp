@@ -1,6 +1,7 @@
 #include "configs/message_text.h"
 
 #include <fmt/format.h>
+#include <google/protobuf/text_format.h>
 
 #include <algorithm>
 #include <charconv>
@@ -63,6 +64,13 @@ bool is_integer(const FieldDescriptor& field) {
     default:
       return false;
   }
+}
+
+std::string value_text(const google::protobuf::Message& message, const FieldDescriptor* field,
+                       int index) {
+  std::string text;
+  google::protobuf::TextFormat::PrintFieldValueToString(message, field, index, &text);
+  return text;
 }
 
 std::string range_text(const FieldDescriptor& field) {

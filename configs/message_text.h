@@ -2,6 +2,7 @@
 #pragma once
 
 #include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
 
 #include <string>
 #include <vector>
@@ -13,6 +14,10 @@ std::string quoted(const std::string& value);
 
 // Makes text from a damaged file or another library fit for a message: one line, truncated if long.
 std::string printable(std::string text);
+
+// A value that is not a message, as text; index is -1 for fields that are not lists.
+std::string value_text(const google::protobuf::Message& message,
+                       const google::protobuf::FieldDescriptor* field, int index = -1);
 
 // "unknown field 'stepz' in train; did you mean 'steps'?". If no name is near, suggests where a
 // field of that name exists, or lists the fields of the message.

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 #include <google/protobuf/descriptor.h>
-#include <google/protobuf/text_format.h>
 
 #include <map>
 #include <memory>
 
+#include "configs/message_text.h"
 #include "configs/source_locations.h"
 
 namespace birkhoff {
@@ -14,13 +14,6 @@ namespace {
 
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
-using google::protobuf::TextFormat;
-
-std::string value_text(const Message& message, const FieldDescriptor* field) {
-  std::string text;
-  TextFormat::PrintFieldValueToString(message, field, -1, &text);
-  return text;
-}
 
 // Clears fields that have their default value, and messages that become empty.
 void clear_defaults(Message& message) {

@@ -111,24 +111,25 @@ TextError explain(const std::string& message, const FirstError& error, const Fie
   return TextError{error.line + 1, error.column + 1, printable(here.path), what};
 }
 
-// Finds the first number that Protobuf would read as octal: 010 as 8.
-std::optional<TextError> find_leading_zero(const std::string& text, const Descriptor& root) {
+// Finds the first number that Protobuf would read as octal, 010 as 8, or as hexadecimal.
+std::optional<TextError> find_other_base(const std::string& text, const Descriptor& root) {
   google::protobuf::io::ArrayInputStream input(text.data(), static_cast<int>(text.size()));
   FirstError ignored;
   Tokenizer tokenizer(&input, &ignored);
   set_up_as_text_format(tokenizer);
   while (tokenizer.Next()) {
     const Tokenizer::Token& token = tokenizer.current();
-    if (token.type != Tokenizer::TYPE_INTEGER || token.text.size() < 2 || token.text[0] != '0' ||
-        std::isdigit(static_cast<unsigned char>(token.text[1])) == 0) {
+    if (token.type != Tokenizer::TYPE_INTEGER || token.text.size() < 2 || token.text[0] != '0') {
       continue;
     }
+    const bool octal = std::isdigit(static_cast<unsigned char>(token.text[1])) != 0;
     FieldFinder finder(root);
     finder.run(text, token.line, token.column);
     return TextError{token.line + 1, token.column + 1, printable(finder.here().path),
-                     fmt::format("{} starts with a zero, which would make it octal; leave the zero "
-                                 "out",
-                                 quoted(token.text))};
+                     fmt::format("{} {}", quoted(token.text),
+                                 octal ? "starts with a zero, which would make it octal; leave the "
+                                         "zero out"
+                                       : "is hexadecimal; write it as a decimal number")};
   }
   return std::nullopt;
 }
@@ -187,7 +188,7 @@ std::optional<TextError> parse_text(const std::string& given, Message& message,
                     fmt::format("byte 0x{:02x} is not UTF-8 text; is this a .txtpb file?",
                                 static_cast<unsigned char>(text[bad])));
   }
-  if (const auto zero = find_leading_zero(text, *message.GetDescriptor())) return zero;
+  if (const auto other = find_other_base(text, *message.GetDescriptor())) return other;
   FirstError error;
   TextFormat::ParseInfoTree tree;
   TextFormat::Parser parser;

@@ -13,6 +13,7 @@
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
 #include "cluster/base/text/plural.h"
+#include "configs/check.h"
 #include "configs/config_io.h"
 #include "data/batch/partition.h"
 #include "runtime/optimizers/schedule.h"
@@ -113,6 +114,25 @@ void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& 
         "in another run folder",
         checkpoint.path.string(), manifest.corpus(), corpus.folder().string(),
         corpus.manifest().fingerprint());
+  }
+}
+
+void warn_of_settings(const configs::Config& config, std::int64_t num_samples) {
+  for (const UselessValue& value : useless_values(config)) {
+    log_warning("{}: {}", value.path, value.what);
+  }
+  const configs::Train& train = config.train();
+  const configs::Schedule& schedule = train.schedule();
+  if (schedule.shape() != configs::Schedule::rsqrt_decay &&
+      schedule.warmup_steps() >= train.steps()) {
+    log_warning(
+        "train.schedule.warmup_steps = {} are not below train.steps = {}: the learning rate rises "
+        "to the end; warm up for fewer steps",
+        schedule.warmup_steps(), train.steps());
+  }
+  if (train.global_batch() > num_samples) {
+    log_warning("train.global_batch = {} sequences, but an epoch has {}: each step repeats some",
+                train.global_batch(), num_samples);
   }
 }
 

@@ -35,6 +35,11 @@ void check_shared_folder(ProcessGroup& world, const std::string& host, const Run
 void check_resumable(const CheckpointFolder& checkpoint, const configs::Config& config,
                      const Corpus& corpus);
 
+// Warns of settings that do less than they seem to: values without effect (a new run cannot have
+// them, but one of an earlier version may), a warm-up that never ends, and more sequences per step
+// than there are samples in an epoch.
+void warn_of_settings(const configs::Config& config, std::int64_t num_samples);
+
 // Warns if some ranks compute no sequence of any batch, because there are more ranks than work.
 void warn_of_idle_ranks(const configs::Config& config, int num_ranks);
 

@@ -225,6 +225,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     }
     return Outcome::kDone;
   }
+  std::unique_ptr<SampleSource> source = training_source(config, corpus);
   const std::vector<std::string> host_of_rank =
       world.group().all_gather_bytes(world.host(), "hosts of the run");
   if (world.rank() == 0) {
@@ -239,6 +240,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
                               : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
+    warn_of_settings(config, source->num_samples());
     warn_of_idle_ranks(config, group.size());
     if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
     if (before && config.checkpoint().keep_best())
@@ -252,8 +254,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     folder->cut_metrics(metrics_bytes);
   }
 
-  TrainLoader loader(training_source(config, corpus),
-                     make_loader_options(config, group.rank(), group.size()), state.consumed);
+  TrainLoader loader(std::move(source), make_loader_options(config, group.rank(), group.size()),
+                     state.consumed);
   DevicePrefetcher feed([&] { return loader.next([&] { return hooks.stop.pressing(); }); }, device);
   const std::unique_ptr<Evaluator> evaluator = evaluator_of_run(config, corpus, *model, group);
 

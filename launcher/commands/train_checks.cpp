@@ -7,13 +7,19 @@
 #include "configs/config_io.h"
 #include "data/corpus/corpus.h"
 #include "models/model.h"
+#include "runtime/checkpoint/commit.h"
+#include "runtime/checkpoint/run_folder.h"
 #include "runtime/tasks/task.h"
 #include "runtime/train_run.h"
 
 namespace birkhoff {
 
 configs::Config check_before_start(const PlannedRun& planned) {
-  configs::Config config = load_config(planned.config, planned.settings);
+  // A run of an earlier version that has them must still resume; it warns.
+  const bool resumes =
+      !planned.fresh && !list_checkpoints(RunPaths{planned.run}.checkpoints()).empty();
+  configs::Config config = load_config(planned.config, planned.settings,
+                                       resumes ? UselessValues::kKeep : UselessValues::kRefuse);
   if (config.data().corpus().empty()) {
     fail(ExitCode::kConfig,
          "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set "

@@ -3,6 +3,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/gpu/device.h"
+#include "configs/check.h"
 #include "configs/config_io.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/finite_state.h"
@@ -93,7 +94,13 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
   const configs::Config trained = parse_config(text, name, {});
   if (settings.empty()) return trained;
   configs::Config config = parse_config(text, name, settings);
+  const std::vector<UselessValue> useless = useless_values(config);
   for (const ConfigDifference& difference : diff_configs(trained, config)) {
+    for (const UselessValue& value : useless) {
+      if (value.path == difference.path) {
+        fail(ExitCode::kConfig, "--set {}: {}", value.path, value.what);
+      }
+    }
     if (difference.evaluation) continue;
     fail(ExitCode::kConfig,
          "--set {}={}: an evaluation cannot change this field, which is {} in the trained model; "

@@ -79,7 +79,7 @@ RunSummary read_run(const std::filesystem::path& folder) {
   // Read the lock before the run's files: a run that ends in between must not look like one that
   // stopped early.
   run.holder = run_holder(paths);
-  run.config = load_config(paths.config(), {});
+  run.config = load_config(paths.config(), {}, UselessValues::kKeep);
   run.records = read_metrics(paths.metrics());
   for (const auto& [step, path] : list_checkpoints(paths.checkpoints())) {
     run.checkpoints.push_back(step);

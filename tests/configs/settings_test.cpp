@@ -16,7 +16,6 @@ TEST(Settings, Values) {
   EXPECT_EQ(set({"train.steps=1e3"}).train().steps(), 1000);
   EXPECT_EQ(set({"train.steps=1.5E+4"}).train().steps(), 15000);
   EXPECT_EQ(set({"train.seed=5e9"}).train().seed(), 5000000000u);
-  EXPECT_EQ(set({"train.steps=0x10"}).train().steps(), 16);
   EXPECT_EQ(set({"train.seed=18446744073709551615"}).train().seed(), 18446744073709551615u);
   EXPECT_TRUE(set({"model.bias=true"}).model().bias());
   EXPECT_FLOAT_EQ(set({"train.schedule.learning_rate=1e-4"}).train().schedule().learning_rate(),

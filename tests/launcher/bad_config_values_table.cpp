@@ -27,6 +27,7 @@ std::vector<BadInput> ranges() {
       value("train.seed=-1e3", {"integer of at least 0"}),
       value("model.layers=010", {"'010' starts with a zero", "octal"}),
       value("model.heads=-08", {"'08' starts with a zero"}),
+      value("train.seed=0x10", {"'0x10' is hexadecimal", "decimal"}),
       value("train.clip_norm=00.5", {"starts with a zero"}),
       value("train.global_batch=16.0", {"expected an integer", "'16.0'"}),
       value("train.global_batch=1e10", {"train.global_batch", "10000000000"}),
@@ -133,6 +134,24 @@ std::vector<BadInput> contradictions() {
                "train.invariant.shards=2",
        .code = ExitCode::kConfig,
        .words = {"train.cuda_graph", "must be false with train.invariant.shards"}},
+      {.name = "a CUDA graph with dropout that waits for the GPU",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "model.attention.0.group.0.mechanism.routing.dropout=0.1",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with", "mechanism.routing.dropout 0.1"}},
+      {.name = "a CUDA graph with keys of one document",
+       .line = "config print good.txtpb --set device=cuda --set train.cuda_graph=true --set "
+               "data.restart_at_documents=true --set "
+               "model.attention.0.group.0.mechanism.moba.block=8",
+       .code = ExitCode::kConfig,
+       .words = {"train.cuda_graph", "must be false with data.restart_at_documents",
+                 "group.0.mechanism.moba"}},
+      {.name = "a value without effect",
+       .line = "config print good.txtpb --set train.schedule.shape=constant --set "
+               "train.schedule.final_learning_rate=1e-5",
+       .code = ExitCode::kConfig,
+       .words = {"train.schedule.final_learning_rate", "1e-05 has no effect unless shape is cosine",
+                 "leave it at its default, 0.0001"}},
       value("mesh.tensor=2", {"not supported yet", "2"}),
       value("mesh.sequence=2", {"not supported yet", "2"}),
       value("evaluate.split=train", {"valid", "test", "'train'"}),
