@@ -192,9 +192,11 @@ TEST_F(EmulatedBalanceKernel, PrefixesOfEachShape) {
   }
   check({"from the first on", scores({1, 130, 130}), true, 0, 2});
   check({"some of 64", scores({1, 64, 64}), true, 9});
+  check({"some of 256", scores({1, 256, 256}), true, 218, 1});
   for (int iterations = 1; iterations <= 8; ++iterations) {
     check({fmt::format("{} iterations", iterations), scores({1, 20, 20}), true, 3, iterations});
   }
+  check({"20 iterations", scores({1, 65, 65}), true, 33, 20});
 }
 
 // A NaN score makes its matrix NaN, or the prefixes that hold it, and no other.

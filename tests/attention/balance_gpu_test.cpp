@@ -83,6 +83,8 @@ TEST(BalanceKernel, LargeIsAsExactAsTheSpecification) {
     check(fmt::format("N {}", size), random_scores(2, size), false);
     check(fmt::format("N {} prefix", size), random_scores(1, size), true, size - 5);
   }
+  check("prefixes of two panels", random_scores(1, 256), true, 200);
+  check("prefixes from the first on", random_scores(1, 130), true);
 }
 
 // More scratch memory than is allocated at one time.

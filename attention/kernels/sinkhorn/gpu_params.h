@@ -47,8 +47,7 @@ struct BalanceParams {
   // 0 without `prefix`; otherwise the size of struct Scratch (gpu_prefix_panel.cuh).
   std::int64_t scratch_per_matrix() const {
     if (!prefix) return 0;
-    const std::int64_t width = padded(rows);
-    return 2 * width * width + num_tiles() + results;
+    return 2 * kTile * kTile * num_tiles() + num_tiles() + results;
   }
 };
 
@@ -58,13 +57,20 @@ struct BalanceBackwardParams {
   float* vectors;          // scratch: vectors_per_matrix() numbers per matrix, aligned to 16 bytes
   float* d_scores;         // same shape as scores
 
-  // Two row vectors and two column vectors for each iteration.
-  static std::int64_t vectors_per_problem(const BalanceParams& problems) {
-    return std::int64_t{problems.iterations} * 2 *
-           (BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns));
+  // A vector of prefix u holds u + 1 numbers, rounded up to whole sectors of 32 bytes. The sum of
+  // these lengths for all prefixes before u:
+  BIRKHOFF_HOST_DEVICE static constexpr int prefix_length(int u) { return (u + 8) / 8 * 8; }
+  BIRKHOFF_HOST_DEVICE static constexpr int lengths_before(int u) {
+    return 8 * (u / 8 + 1) * (u / 8 * 4 + u % 8);
   }
-  static std::int64_t vectors_per_matrix(const BalanceParams& problems) {
-    return problems.results * vectors_per_problem(problems);
+
+  // Two row vectors and two column vectors for each iteration.
+  BIRKHOFF_HOST_DEVICE static std::int64_t vectors_per_matrix(const BalanceParams& problems) {
+    const int rows_and_columns =
+        problems.prefix
+            ? 2 * (lengths_before(problems.rows) - lengths_before(problems.first_row))
+            : BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns);
+    return std::int64_t{problems.iterations} * 2 * rows_and_columns;
   }
 };
 

@@ -13,23 +13,23 @@
 //   y_ui[c] = d_u[c] b_ui[c], then -b_ui[c]^2 sum_r x_ui[r] E[r, c]
 //   dS[r, c] = d_r[c] - E[r, c] sum_ui (x_ui[r] b_ui[c] + a_ui[r] y_ui[c])
 //
-// N <= 256, fp32. The kernels run one after another:
+// N <= 256, fp32. Products are sums of tiles of 16 x 16 on tensor cores, as exact as in fp32
+// (gpu_split_tile.cuh). Tiles of which no prefix needs a number are skipped. The kernels run one
+// after another:
 //
-// exponentials: a block of 256 threads writes a 32 x 32 tile of E and of its transpose, and the
-//   first prefix that holds a score too far from 0 (range.h). There is no shift, so none can depend
-//   on later scores.
-// forward, vectors: a block of 256 threads owns a panel of K successive prefixes of a matrix (K is
-//   16 or, for N > 128, 32), so a step is the product of its [K, N] scalings and E or its
-//   transpose. A warp owns 16 prefixes x 64 columns, a thread 8 x 4 of them. Where that is too
-//   little work for 8 warps (N <= 128), 8 or 4 warps share the terms, and their sums are added up
-//   in a fixed order. Scalings and sums are in shared memory, 39 to 65 KiB. Each step reads E once,
-//   from L1 where it fits (N <= 128), otherwise from L2.
+// exponentials: a block of 256 threads writes E and its transpose for 32 x 32 scores, in the order
+//   in which lanes read tiles, and the first prefix that holds a score too far from 0 (range.h).
+//   There is no shift, so none can depend on later scores.
+// forward, vectors: a block of 256 threads owns a panel of 32 successive prefixes of a matrix, so a
+//   step is the product of its [32, N] scalings and E or its transpose. A warp owns 16 x 16, 32 x
+//   16 or, for N > 128, 2 times 32 x 16 numbers of the result. Scalings are in shared memory, split
+//   into terms, 12 to 48 KiB; E is read from L1 or L2 once per step and split by the warp that
+//   reads it.
 //   Prefixes whose scores or sums leave the number range are solved again, one by one, in the log
 //   domain (gpu_log_domain.cuh): in the forward pass by the same block, in the backward pass by a
 //   separate kernel, log_domain. Nothing waits for the host.
-// scores: a block of 256 threads owns a tile of dS, T x T with T = 32 or, for N > 64, 64. The tile
-//   is a matrix product over all (u, i), of which each group of 64 threads takes a quarter. Shared
-//   memory: 16 or 32 KiB.
+// scores: a block of 256 threads owns a 64 x 64 tile of dS, which is a product over all (u, i). A
+//   warp owns 32 x 32 numbers of one of its two terms. Shared memory: 24 KiB.
 //
 // Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on what follows it. No
 // atomics and fixed orders: deterministic.
@@ -39,35 +39,48 @@
 namespace birkhoff {
 namespace {
 
+constexpr int kScoresTile = 64;        // side of a block's tile of dS
+constexpr int kPrefixesPerBlock = 16;  // in the log domain
+
 __global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalanceParams p) {
   const Scratch scratch(p);
-  const int N = p.rows, width = scratch.width, side = (N + kTile - 1) / kTile;
+  const int N = p.rows, tiles_per_row = scratch.side / kSubtiles;
   const std::int64_t matrix = blockIdx.x / scratch.tiles;
   const int tile = static_cast<int>(blockIdx.x % scratch.tiles);
-  const int r0 = tile / side * kTile, c0 = tile % side * kTile;
+  const int r_tile = tile / tiles_per_row, c_tile = tile % tiles_per_row;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  float* transposed = reinterpret_cast<float*>(balance_memory);  // [kTile, kTile + 1]
-  float* least = transposed + kTile * (kTile + 1);               // [kWarps]
+  constexpr int kStride = kTile + 1;
+  float* e = reinterpret_cast<float*>(balance_memory);  // [kTile, kStride]
+  float* least = e + kTile * kStride;                   // [kWarps]
   float limit = static_cast<float>(N);
   for (int row = warp; row < kTile; row += kWarps) {
-    const int r = r0 + row, c = c0 + lane;
+    const int r = r_tile * kTile + row, c = c_tile * kTile + lane;
     const float s = r > 0 && r < N && c < N ? p.scores[(matrix * N + r) * N + c] : -INFINITY;
     const bool in_range = fabsf(s) <= DeviceBalanceRange::kSpread;
     // The first prefix that holds the entry is u = max(r, c + 1).
     if (!in_range && s != -INFINITY) limit = fminf(limit, static_cast<float>(max(r, c + 1)));
-    const float e = in_range ? expf(s) : 0.0f;
-    transposed[lane * (kTile + 1) + row] = e;
-    if (r < width && c < width) scratch.e[(matrix * width + r) * width + c] = e;
+    e[row * kStride + lane] = exponential(s);
   }
   limit = -warp_max(-limit);
   if (lane == 0) least[warp] = limit;
   __syncthreads();
-  for (int column = warp; column < kTile; column += kWarps) {
-    const int r = r0 + lane, c = c0 + column;
-    if (r < width && c < width) {
-      scratch.e_t[(matrix * width + c) * width + r] = transposed[column * (kTile + 1) + lane];
+  {
+    static_assert(kWarps == 2 * kSubtiles * kSubtiles);
+    const bool column_step = warp % 2 == 0;
+    const int r0 = warp / 2 / kSubtiles, c0 = warp / 2 % kSubtiles;  // in tiles of 16
+    float x[8];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int row = tile_row(lane, n / 2), column = tile_column(lane, n / 2) + n % 2;
+      x[n] = e[(r0 * kSplitTile + (column_step ? column : row)) * kStride + c0 * kSplitTile +
+               (column_step ? row : column)];
     }
+    const int r = r_tile * kSubtiles + r0, c = c_tile * kSubtiles + c0;
+    float4* to = column_step ? scratch.factor<true>(matrix) + (c * scratch.side + r) * (2 * kWarp)
+                             : scratch.factor<false>(matrix) + (r * scratch.side + c) * (2 * kWarp);
+    to[lane] = {x[0], x[1], x[2], x[3]};
+    to[kWarp + lane] = {x[4], x[5], x[6], x[7]};
   }
   if (threadIdx.x == 0) {
     for (int w = 1; w < kWarps; ++w) limit = fminf(limit, least[w]);
@@ -79,17 +92,18 @@ template <int kGroups>
 __global__ void __launch_bounds__(kThreads, 2) prefix_forward_kernel(const BalanceParams p) {
   const Panel<kGroups> panel(p);
   const int N = p.rows;
-  const auto nothing = [](int, int, int, const float(&)[4]) {};
+  const auto nothing = [](int, int, int, const float(&)[2]) {};
   panel.solve(p.iterations, nothing, nothing, [&](int k, int u, float total) {
-    const float* e = panel.e + u * panel.width;
-    const float* b = panel.result(k);
+    const float* s = panel.scores + u * N;
     float* out = p.p + (std::int64_t{panel.matrix} * p.results + u - p.first_row) * N;
-    for (int c = panel.lane; c < N; c += kWarp) out[c] = c < u ? e[c] * b[c] / total : 0.0f;
+    for (int c = panel.lane; c < N; c += kWarp) {
+      out[c] = c < u ? exponential(s[c]) * panel.get_left(k, c) / total : 0.0f;
+    }
   });
   for (int k = 0; k < panel.kPrefixes && panel.first_prefix + k < N; ++k) {
     if (panel.failed()[k] == 0) continue;
     const LogDomain<kGroups> problem(p, panel.matrix, panel.first_prefix + k - p.first_row,
-                                     panel.panel());
+                                     reinterpret_cast<float*>(panel.left()));
     problem.write_p(p.iterations, p.p);
     __syncthreads();
   }
@@ -102,186 +116,197 @@ __global__ void __launch_bounds__(kThreads, 2)
   const BalanceParams& forward = p.problems;
   const Panel<kGroups> panel(forward);
   const int N = forward.rows, I = forward.iterations;
-  const int first_problem = panel.matrix * forward.results + panel.first_prefix - forward.first_row;
-  const auto write = [](float* vector, int j, const float(&x)[4]) {
-    *reinterpret_cast<float4*>(vector + j) = {x[0], x[1], x[2], x[3]};
+  const int first_result = panel.first_prefix - forward.first_row;
+  const auto vectors = [&](int k) {
+    asm volatile("" : "+r"(k));  // or else the pointers of all prefixes stay in registers
+    return PrefixVectors(p, panel.matrix, first_result + k);
+  };
+  const auto write = [](float* vector, int j, const float(&x)[2]) {
+    *reinterpret_cast<float2*>(vector + j) = {x[0], x[1]};
   };
   // x = -factors^2 x; the square itself could leave the number range.
-  const auto flow_back = [](const float* factors, int j, float(&x)[4]) {
-    const float4 f = *reinterpret_cast<const float4*>(factors + j);
+  const auto flow_back = [](const float* factors, int j, float(&x)[2]) {
+    const float2 f = *reinterpret_cast<const float2*>(factors + j);
     x[0] = -(x[0] * f.x) * f.x;
     x[1] = -(x[1] * f.y) * f.y;
-    x[2] = -(x[2] * f.z) * f.z;
-    x[3] = -(x[3] * f.w) * f.w;
   };
 
-  panel.for_own([&](int k, int j) {
-    const int u = panel.first_prefix + k;
-    const float ones[4] = {j <= u ? 1.0f : 0.0f, j + 1 <= u ? 1.0f : 0.0f, j + 2 <= u ? 1.0f : 0.0f,
-                           j + 3 <= u ? 1.0f : 0.0f};
-    write(Vectors(p, first_problem + k).f(0), j, ones);
-  });
   panel.solve(
-      I,
-      [&](int i, int k, int j, const float(&x)[4]) {
-        write(Vectors(p, first_problem + k).f(i), j, x);
-      },
-      [&](int i, int k, int j, const float(&x)[4]) {
-        write(Vectors(p, first_problem + k).g(i), j, x);
-      },
+      I, [&](int i, int k, int j, const float(&x)[2]) { write(vectors(k).f(i), j, x); },
+      [&](int i, int k, int j, const float(&x)[2]) { write(vectors(k).g(i), j, x); },
       [&](int k, int u, float total) {
-        const float* e = panel.e + u * panel.width;
-        float* b = panel.result(k);
-        const float* d_p = p.d_p + std::int64_t{first_problem + k} * N;
+        const float* s = panel.scores + u * N;
+        const float* d_p =
+            p.d_p + (std::int64_t{panel.matrix} * forward.results + first_result + k) * N;
         float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
+        float* y = vectors(k).y(I - 1);
         float sum = 0;
-        for (int c = panel.lane; c < u; c += kWarp) sum += e[c] * b[c] / total * d_p[c];
+        for (int c = panel.lane; c < u; c += kWarp) {
+          sum += exponential(s[c]) * panel.get_left(k, c) / total * d_p[c];
+        }
         sum = warp_sum(sum);
         for (int c = panel.lane; c < u; c += kWarp) {
-          const float d = e[c] * b[c] / total * (d_p[c] - sum);
+          const float b = panel.get_left(k, c);
+          const float d = exponential(s[c]) * b / total * (d_p[c] - sum);
           d_scores[c] = d;
-          b[c] *= d;  // y
+          y[c] = d * b;
+          panel.set_left(k, c, y[c]);
         }
       });
-  panel.for_own([&](int k, int j) {
-    const float* y = panel.result(k) + j;
-    const float four[4] = {y[0], y[1], y[2], y[3]};
-    const float zeros[4] = {};
-    write(Vectors(p, first_problem + k).y(I - 1), j, four);
-    write(Vectors(p, first_problem + k).x(I - 1), j, zeros);
-    panel.store(k, j, four);
-  });
-  __syncthreads();
   for (int i = I - 2; i >= 0; --i) {
-    panel.template step<false>(panel.e_t, [&](int k, int j, float(&x)[4]) {
-      const Vectors vectors(p, first_problem + k);
-      flow_back(vectors.f(i + 1), j, x);
-      write(vectors.x(i), j, x);
+    panel.template step<false>([&](int k, int j, float(&x)[2]) {
+      const PrefixVectors of_prefix = vectors(k);
+      flow_back(of_prefix.f(i + 1), j, x);
+      write(of_prefix.x(i), j, x);
     });
-    panel.template step<true>(panel.e, [&](int k, int j, float(&y)[4]) {
-      const Vectors vectors(p, first_problem + k);
-      flow_back(vectors.g(i), j, y);
-      write(vectors.y(i), j, y);
+    panel.template step<true>([&](int k, int j, float(&y)[2]) {
+      const PrefixVectors of_prefix = vectors(k);
+      flow_back(of_prefix.g(i), j, y);
+      write(of_prefix.y(i), j, y);
     });
   }
-  float* in_log_domain = Scratch(forward).in_log_domain + first_problem;
+  float* in_log_domain =
+      Scratch(forward).in_log_domain + std::int64_t{panel.matrix} * forward.results + first_result;
   for (int k = static_cast<int>(threadIdx.x); k < panel.kPrefixes; k += kThreads) {
     if (panel.first_prefix + k < N) in_log_domain[k] = panel.failed()[k];
   }
 }
 
-// Solves the prefixes that prefix_vectors_kernel has not solved, kPrefixTile per block. One kernel
-// for both would not have enough registers.
+// Solves the prefixes that prefix_vectors_kernel has not solved, kPrefixesPerBlock per block. One
+// kernel for both would not have enough registers.
 template <int kGroups>
 __global__ void __launch_bounds__(kThreads, 1)
     prefix_log_domain_kernel(const BalanceBackwardParams p) {
   const BalanceParams& forward = p.problems;
-  const int first = static_cast<int>(blockIdx.x / forward.matrices) * kPrefixTile;
+  const int first = static_cast<int>(blockIdx.x / forward.matrices) * kPrefixesPerBlock;
   const std::int64_t matrix = blockIdx.x % forward.matrices;
   const float* in_log_domain = Scratch(forward).in_log_domain + matrix * forward.results;
-  for (int result = first; result < min(first + kPrefixTile, forward.results); ++result) {
+  for (int result = first; result < min(first + kPrefixesPerBlock, forward.results); ++result) {
     if (in_log_domain[result] == 0) continue;
     const LogDomain<kGroups> problem(forward, matrix, result,
                                      reinterpret_cast<float*>(balance_memory));
-    problem.write_vectors(forward.iterations, p.d_p, Vectors(p, matrix * forward.results + result),
+    problem.write_vectors(forward.iterations, p.d_p, PrefixVectors(p, matrix, result),
                           p.d_scores + matrix * forward.rows * forward.columns);
     __syncthreads();
   }
 }
 
-// Each thread owns kSide^2 numbers of the tile, in groups of 4 x 4.
-template <int kSide>
+// One tile of dS. Half of the warps sum the products x b, the others a y.
 __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
-  constexpr int kSize = 8 * kSide, kParts = 4;  // of the tile; groups of 64 threads
-  constexpr int kPairs = 32;                    // pairs (u, i) at a time
+  constexpr int kTiles = kScoresTile / kSplitTile;  // along a side
+  constexpr int kHalf = kWarps / 2;
+  static_assert(kHalf == kTiles);  // each warp loads one tile of either side
   const BalanceParams& forward = p.problems;
   const Scratch scratch(forward);
-  const int N = forward.rows, width = scratch.width, I = forward.iterations;
-  const int side = (N + kSize - 1) / kSize, thread = static_cast<int>(threadIdx.x);
+  const int N = forward.rows, I = forward.iterations;
+  const int side = (N + kScoresTile - 1) / kScoresTile;
   // The first tiles of a matrix take longest, so those of all matrices come first.
   const std::int64_t matrix = blockIdx.x % forward.matrices;
   const int tile = static_cast<int>(blockIdx.x / forward.matrices);
-  const int r0 = tile / side * kSize, c0 = tile % side * kSize;
-  const std::int64_t problems = matrix * forward.results;
-  const float* in_log_domain = scratch.in_log_domain + problems;
+  const int r0 = tile / side * kScoresTile, c0 = tile % side * kScoresTile;
+  const float* in_log_domain = scratch.in_log_domain + matrix * forward.results;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp;
+  const int warp = thread / kWarp % kHalf, half = thread / kWarp / kHalf;
 
-  float* left = reinterpret_cast<float*>(balance_memory);  // [2 kPairs, kSize]: a and x
-  float* right = left + 2 * kPairs * kSize;                // likewise: y and b
-  const int part = thread / 64, row = thread % 64 / 8 * 4, column = thread % 8 * 4;
-  float sum[kSide][kSide] = {};
+  float& any = reinterpret_cast<float*>(balance_memory)[0];
+  if (thread == 0) any = 0;
+  __syncthreads();
+  if (thread < forward.results && in_log_domain[thread] != 0) any = 1;
+  __syncthreads();
+  const bool any_in_log_domain = any != 0;
+
+  // [2 halves, left and right, kTiles]
+  Words* left = reinterpret_cast<Words*>(balance_memory) + half * 2 * kTiles * SplitTile::kWords;
+  Words* right = left + kTiles * SplitTile::kWords;
+  // The numbers of this lane of the two tiles that its warp loads: 16 prefixes from `result` on.
+  float from_rows[8], from_columns[8];
+  const auto load = [&](int result, int i) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) from_rows[n] = from_columns[n] = 0;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int k = result + tile_column(lane, n / 2 * 2) + n % 2, u = forward.first_row + k;
+      if (k >= forward.results || (any_in_log_domain && in_log_domain[k] != 0)) continue;
+      const PrefixVectors vectors(p, matrix, k);
+      const float* rows = half == 0 ? vectors.x(i) : vectors.f(i);
+      const float* columns = half == 0 ? vectors.g(i) : vectors.y(i);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+        const int offset = warp * kSplitTile + tile_row(lane, m);
+        const int to = (n / 2 * 2 + m) * 2 + n % 2;
+        // x_u,I-1 is 0.
+        if (r0 + offset <= u && (half == 1 || i + 1 < I)) from_rows[to] = rows[r0 + offset];
+        if (c0 + offset < u) from_columns[to] = columns[c0 + offset];
+      }
+    }
+  };
+  const auto store = [&](const float(&x)[8], Words* to) {
+    SplitTile split;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) split.set(pair, x[2 * pair], x[2 * pair + 1]);
+    split.store(to + warp * SplitTile::kWords, lane);
+  };
+
+  float sums[2][2][2][4] = {};  // 2 x 2 tiles of this warp, [column tile][row tile]
   // The first prefix that holds an entry is u = max(r, c + 1).
   const int first = max(max(r0, c0 + 1) - forward.first_row, 0);
-  const int num_pairs = (forward.results - first) * I;
-  for (int pair = 0; pair < num_pairs; pair += kPairs) {
-    for (int j = thread; j < 4 * kPairs * (kSize / 4); j += kThreads) {
-      const int offset = j % (kSize / 4) * 4, vector = j / (kSize / 4) % 4;
-      const int place = j / kSize;  // of the pair
-      const int result = first + (pair + place) / I, i = (pair + place) % I;
-      const bool is_left = vector < 2;
-      const int begin = (is_left ? r0 : c0) + offset;
-      float4 x = {0, 0, 0, 0};
-      if (pair + place < num_pairs && begin < width && in_log_domain[result] == 0) {
-        const Vectors vectors(p, problems + result);
-        const float* from = vector == 0   ? vectors.f(i)
-                            : vector == 1 ? vectors.x(i)
-                            : vector == 2 ? vectors.y(i)
-                                          : vectors.g(i);
-        x = *reinterpret_cast<const float4*>(from + begin);
-      }
-      float* to = (is_left ? left : right) + (2 * place + vector % 2) * kSize + offset;
-      *reinterpret_cast<float4*>(to) = x;
-    }
+  const int steps = (forward.results - first + kSplitTile - 1) / kSplitTile * I;
+  if (steps > 0) load(first, 0);
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
     __syncthreads();
-#pragma unroll 2
-    for (int d = part; d < 2 * kPairs; d += kParts) {
-      float l[kSide], r[kSide];
-#pragma unroll
-      for (int n = 0; n < kSide; n += 4) {
-        const float4 l4 = *reinterpret_cast<const float4*>(left + d * kSize + row + n * 8);
-        const float4 r4 = *reinterpret_cast<const float4*>(right + d * kSize + column + n * 8);
-        l[n] = l4.x, l[n + 1] = l4.y, l[n + 2] = l4.z, l[n + 3] = l4.w;
-        r[n] = r4.x, r[n + 1] = r4.y, r[n + 2] = r4.z, r[n + 3] = r4.w;
-      }
-#pragma unroll
-      for (int m = 0; m < kSide; ++m) {
-#pragma unroll
-        for (int n = 0; n < kSide; ++n) sum[m][n] += l[m] * r[n];
-      }
-    }
+    store(from_rows, left);
+    store(from_columns, right);
     __syncthreads();
+    if (step + 1 < steps) load(first + (step + 1) / I * kSplitTile, (step + 1) % I);
+    SplitTile rows[2];
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      rows[m].load(left + (warp / 2 * 2 + m) * SplitTile::kWords, lane);
+    }
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      SplitTile columns;
+      columns.load(right + (warp % 2 * 2 + n) * SplitTile::kWords, lane);
+      add_products(sums[n], rows, columns);
+    }
   }
 
-  // Adds the sums of the parts, in their order, then takes whole rows of the tile at a time.
-  float* flow = left;  // [kSize, kSize]
-  float& any_in_log_domain = right[0];
-  if (thread == 0) any_in_log_domain = 0;
+  // Adds the sums of both halves, then takes whole rows of the tile at a time.
+  float* flow = reinterpret_cast<float*>(balance_memory);  // [kScoresTile, kScoresTile]
   __syncthreads();
-  if (thread < forward.results && in_log_domain[thread] != 0) any_in_log_domain = 1;
-  for (int turn = 0; turn < kParts; ++turn) {
-    if (part == turn) {
+  for (int turn = 0; turn < 2; ++turn) {
+    if (half == turn) {
 #pragma unroll
-      for (int m = 0; m < kSide; ++m) {
+      for (int n = 0; n < 2; ++n) {
 #pragma unroll
-        for (int n = 0; n < kSide; ++n) {
-          float& to = flow[(row + m / 4 * 32 + m % 4) * kSize + column + n / 4 * 32 + n % 4];
-          to = turn == 0 ? sum[m][n] : to + sum[m][n];
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int pair = 0; pair < 4; ++pair) {
+            const int row = (warp / 2 * 2 + m) * kSplitTile + tile_row(lane, pair);
+            const int column = (warp % 2 * 2 + n) * kSplitTile + tile_column(lane, pair);
+            float* to = flow + row * kScoresTile + column;
+            const float* sum = sums[n][m][pair / 2] + pair % 2 * 2;
+            to[0] = turn == 0 ? sum[0] : to[0] + sum[0];
+            to[1] = turn == 0 ? sum[1] : to[1] + sum[1];
+          }
         }
       }
     }
     __syncthreads();
   }
-  for (int j = thread; j < kSize * kSize; j += kThreads) {
-    const int r = r0 + j / kSize, c = c0 + j % kSize;
+  for (int j = thread; j < kScoresTile * kScoresTile; j += kThreads) {
+    const int r = r0 + j / kScoresTile, c = c0 + j % kScoresTile;
     if (r >= N || c >= N) continue;
     const std::int64_t entry = (matrix * N + r) * N + c;
     const float s = r > 0 ? forward.scores[entry] : -INFINITY;
     float d = r >= forward.first_row && c < r ? p.d_scores[entry] : 0.0f;
-    d -= scratch.e[(matrix * width + r) * width + c] * flow[j];
+    d -= exponential(s) * flow[j];
     int result = max(max(r, c + 1) - forward.first_row, 0);
-    if (any_in_log_domain == 0) result = forward.results;
+    if (!any_in_log_domain) result = forward.results;
     for (; result < forward.results; ++result) {
       if (in_log_domain[result] == 0) continue;
-      d -= log_domain_share(Vectors(p, problems + result), I, r, c, s);
+      d -= log_domain_share(PrefixVectors(p, matrix, result), I, r, c, s);
     }
     p.d_scores[entry] = s == -INFINITY ? 0.0f : d;
   }
@@ -323,12 +348,10 @@ void launch_exponentials(const BalanceParams& p, cudaStream_t stream) {
                 sizeof(float) * (kTile * (kTile + 1) + kWarps), stream);
 }
 
-template <int kSide>
 void launch_scores(const BalanceBackwardParams& params, cudaStream_t stream) {
-  constexpr int kSize = 8 * kSide;
-  const int side = (params.problems.rows + kSize - 1) / kSize;
-  launch_blocks(&prefix_scores_kernel<kSide>, params.problems.matrices * side * side, params,
-                sizeof(float) * 4 * 32 * kSize, stream);
+  const int side = (params.problems.rows + kScoresTile - 1) / kScoresTile;
+  launch_blocks(&prefix_scores_kernel, params.problems.matrices * side * side, params,
+                sizeof(Words) * 4 * (kScoresTile / kSplitTile) * SplitTile::kWords, stream);
 }
 
 }  // namespace
@@ -347,14 +370,13 @@ void launch_prefix_balance_backward(const BalanceBackwardParams& params, cudaStr
   if (problems.results > 0) {
     with_groups(problems.rows, [&]<int kGroups>() {
       launch_panels<kGroups>(&prefix_vectors_kernel<kGroups>, problems, params, stream);
-      launch_blocks(&prefix_log_domain_kernel<kGroups>,
-                    problems.matrices * ((problems.results + kPrefixTile - 1) / kPrefixTile),
-                    params, LogDomain<kGroups>::shared_bytes(problems.rows, problems.columns),
-                    stream);
+      launch_blocks(
+          &prefix_log_domain_kernel<kGroups>,
+          problems.matrices * ((problems.results + kPrefixesPerBlock - 1) / kPrefixesPerBlock),
+          params, LogDomain<kGroups>::shared_bytes(problems.rows, problems.columns), stream);
     });
   }
-  if (problems.rows <= 64) return launch_scores<4>(params, stream);
-  launch_scores<8>(params, stream);
+  launch_scores(params, stream);
 }
 
 }  // namespace birkhoff

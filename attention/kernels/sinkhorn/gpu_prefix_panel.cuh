@@ -1,10 +1,11 @@
-// The scratch memory of the kernels in gpu_prefix.cu, and how a block solves a panel of prefixes in
-// the ordinary domain. gpu_prefix.cu has the formulas.
+// The memory of the kernels in gpu_prefix.cu, and how a block solves a panel of prefixes in the
+// ordinary domain. gpu_prefix.cu has the formulas.
 #pragma once
 
 #include <cstddef>
 
 #include "attention/kernels/sinkhorn/gpu_log_domain.cuh"
+#include "attention/kernels/sinkhorn/gpu_split_tile.cuh"
 #include "attention/kernels/sinkhorn/range.h"
 
 namespace birkhoff {
@@ -13,55 +14,89 @@ namespace {
 // As many threads as a matrix can have prefixes.
 constexpr int kThreads = BalanceParams::kMostBlocks, kWarps = kThreads / kWarp;
 constexpr int kTile = BalanceParams::kTile;
-constexpr int kPrefixTile = 16;  // prefixes per warp
+constexpr int kSubtiles = kTile / kSplitTile;  // along a side
 
 // A problem that has left the number range, solved by a block of the same size as all others here.
 template <int kGroups>
 using LogDomain = LogDomainProblem<kGroups, kWarps, false>;
 
-// The scratch memory of a call: for each matrix E, its transpose and the limits of its tiles, and
-// for each problem whether it is solved in the log domain.
+// exp(s), 0 where s is out of range.
+__device__ inline float exponential(float s) {
+  return fabsf(s) <= DeviceBalanceRange::kSpread ? expf(s) : 0.0f;
+}
+
+// The scratch memory of a call: for each matrix E and its transpose, in tiles as the right operands
+// of products; the limits of its larger tiles; and for each problem whether it is solved in the log
+// domain.
 struct Scratch {
-  int width;  // N, padded
-  int tiles;
-  float *e, *e_t;        // [matrices, width, width], 0 beyond N
+  int side;              // of a matrix, in tiles of 16 x 16
+  int tiles;             // of 32 x 32
+  float4* e;             // [matrices, 2, side, side, 2 halves of a lane's numbers, 32 lanes]
   float* limits;         // [matrices, tiles]: the first prefix that is out of range
   float* in_log_domain;  // [matrices, results]: 1 or 0
 
   __device__ explicit Scratch(const BalanceParams& p)
-      : width(BalanceParams::padded(p.rows)),
+      : side((p.rows + kTile - 1) / kTile * kSubtiles),
         tiles(p.num_tiles()),
-        e(p.scratch),
-        e_t(e + p.matrices * width * width),
-        limits(e_t + p.matrices * width * width),
+        e(reinterpret_cast<float4*>(p.scratch)),
+        limits(p.scratch + p.matrices * 2 * tiles * kTile * kTile),
         in_log_domain(limits + p.matrices * tiles) {}
+
+  // The tiles of the right operand, which is transposed: row n of the tiles belongs to entries
+  // 16 n .. 16 n + 15 of a step's result. kColumnStep: from rows to columns.
+  template <bool kColumnStep>
+  __device__ float4* factor(std::int64_t matrix) const {
+    return e + (matrix * 2 + (kColumnStep ? 0 : 1)) * side * side * (2 * kWarp);
+  }
 };
 
-// A panel of prefixes, as its block sees it. kGroups: 2, 4, 8 for N <= 64, 128, 256.
+// The vectors of a prefix. Those of successive prefixes lie one after another.
+struct PrefixVectors : Vectors {
+  __device__ PrefixVectors(const BalanceBackwardParams& p, std::int64_t matrix, int result)
+      : Vectors(p, 0) {
+    const BalanceParams& problems = p.problems;
+    const int u = problems.first_row + result;
+    rows = columns = BalanceBackwardParams::prefix_length(u);
+    data = p.vectors + matrix * BalanceBackwardParams::vectors_per_matrix(problems) +
+           4 * problems.iterations *
+               (BalanceBackwardParams::lengths_before(u) -
+                BalanceBackwardParams::lengths_before(problems.first_row));
+  }
+};
+
+// A panel of prefixes, as its block sees it. kGroups: 2, 4, 8 for N <= 64, 128, 256. A step is a
+// product of tiles of 16 x 16: each warp owns tiles of the result, and each thread always the same
+// numbers of them.
 template <int kGroups>
 struct Panel {
-  static constexpr int kColumnTiles = kGroups / 2;                // of 64 columns
-  static constexpr int kPrefixTiles = kColumnTiles == 4 ? 2 : 1;  // of kPrefixTile prefixes
-  static constexpr int kSplits = kWarps / (kColumnTiles * kPrefixTiles);
-  static constexpr int kPrefixes = kPrefixTile * kPrefixTiles;
+  static constexpr int kPrefixes = 32;
+  static constexpr int kRowTiles = kPrefixes / kSplitTile;
+  static constexpr int kOwnRows = kGroups == 2 ? 1 : 2,
+                       kOwnColumns = kGroups == 8 ? 2 : 1;  // tiles
+  static constexpr int kColumnWarps = kWarps * kOwnRows / kRowTiles;
+  using Sums = float[kOwnColumns][kOwnRows][2][4];
 
-  int size, width, matrix, first_prefix;
-  const float *e, *e_t;  // of this matrix
-  int warp, lane;
+  int size, matrix, first_prefix;
+  int last;                                  // prefix of the panel
+  const float* scores;                       // of this matrix
+  const float4 *column_factor, *row_factor;  // likewise
+  int side, warp, lane;
 
   // Blocks of the longest prefixes come first: they take longest.
   __device__ explicit Panel(const BalanceParams& p)
       : size(p.rows),
-        width(BalanceParams::padded(p.rows)),
         warp(static_cast<int>(threadIdx.x) / kWarp),
         lane(static_cast<int>(threadIdx.x) % kWarp) {
     const int panels = num_panels(p.results);
     const int index = panels - 1 - static_cast<int>(blockIdx.x / p.matrices);
     matrix = static_cast<int>(blockIdx.x % p.matrices);
     first_prefix = p.first_row + index * kPrefixes;
+    last = min(first_prefix + kPrefixes, size) - 1;
+    scores = p.scores + std::int64_t{matrix} * size * size;
     const Scratch scratch(p);
-    e = scratch.e + std::int64_t{matrix} * width * width;
-    e_t = scratch.e_t + std::int64_t{matrix} * width * width;
+    side = scratch.side;
+    column_factor = scratch.factor<true>(matrix);
+    row_factor = scratch.factor<false>(matrix);
     float limit = static_cast<float>(size);
     for (int tile = 0; tile < scratch.tiles; ++tile) {
       limit = fminf(limit, scratch.limits[std::int64_t{matrix} * scratch.tiles + tile]);
@@ -69,112 +104,105 @@ struct Panel {
     for (int k = static_cast<int>(threadIdx.x); k < kPrefixes; k += kThreads) {
       failed()[k] = static_cast<float>(first_prefix + k) >= limit ? 1.0f : 0.0f;
     }
-    for (int j = static_cast<int>(threadIdx.x); j < width * kPrefixes; j += kThreads) {
-      panel()[j] = j / kPrefixes <= first_prefix + j % kPrefixes ? 1.0f : 0.0f;  // a_u0
-    }
-    __syncthreads();
   }
 
-  // Shared memory: [kPrefixes], 1 where a prefix is not solved; [width, kPrefixes], the left factor
-  // of a step, transposed; [kSplits, kPrefixes, width + 4], the splits' sums and then, in [0], the
-  // step's result. The + 4 avoids bank conflicts.
+  // Shared memory: [kPrefixes], 1 where a prefix is not solved; [side, kRowTiles], the left operand
+  // of a step.
   __device__ static float* failed() { return reinterpret_cast<float*>(balance_memory); }
-  __device__ static float* panel() { return failed() + kPrefixes; }
-  __device__ float* sums() const { return panel() + width * kPrefixes; }
+  __device__ static Words* left() { return reinterpret_cast<Words*>(failed() + kPrefixes); }
+  // The tile with number j of prefix k.
+  __device__ static Words* left_tile(int k, int j) {
+    return left() + (j / kSplitTile * kRowTiles + k / kSplitTile) * SplitTile::kWords;
+  }
+  __device__ static float get_left(int k, int j) {
+    return SplitTile::get_from(left_tile(k, j), k % kSplitTile, j % kSplitTile);
+  }
+  __device__ static void set_left(int k, int j, float x) {
+    SplitTile::set_in(left_tile(k, j), k % kSplitTile, j % kSplitTile, x);
+  }
 
   __host__ __device__ static int num_panels(int results) {
     return (results + kPrefixes - 1) / kPrefixes;
   }
-  // The log domain uses the memory from panel() on and needs less of it.
-  static std::size_t shared_bytes(int size) {
-    const int width = BalanceParams::padded(size);
-    return sizeof(float) *
-           static_cast<std::size_t>(kPrefixes * (1 + width + kSplits * (width + 4)));
+  // The log domain uses the memory from left() on and needs less of it.
+  static std::size_t shared_bytes(int rows) {
+    const int tiles = (rows + kTile - 1) / kTile * kSubtiles * kRowTiles;
+    return sizeof(float) * kPrefixes +
+           sizeof(Words) * static_cast<std::size_t>(tiles * SplitTile::kWords);
   }
 
-  // Result of the last step for prefix k: [width].
-  __device__ float* result(int k) const { return sums() + k * (width + 4); }
+  // How many tiles hold the numbers of the panel's row vectors (r <= u) or column vectors (c < u).
+  template <bool kRows>
+  __device__ int num_tiles() const {
+    return (last + (kRows ? 1 : 0) + kSplitTile - 1) / kSplitTile;
+  }
+  __device__ int own_row_tile(int m) const {
+    return kOwnRows == kRowTiles ? m : warp / kColumnWarps + m;
+  }
+  __device__ int own_column_tile(int n) const { return warp % kColumnWarps + n * kColumnWarps; }
 
-  // panel = update(panel factor), where factor is E (kColumnStep, from rows to columns) or its
-  // transpose. update(k, j, x) changes numbers j .. j + 3 of prefix k, always in the same thread.
-  // Numbers beyond the prefix become 0. All threads of the block call this; when it returns, they
-  // see what `update` wrote.
+  // left = update(x), row vectors with kRows, otherwise column vectors. update(k, j, x) changes
+  // numbers j and j + 1 of prefix k. Numbers beyond the prefix become 0. All threads of the block
+  // call this; when it returns, they see what `update` wrote.
+  template <bool kRows, typename Update>
+  __device__ void update_left(const Sums& x, Update update) const {
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < kOwnColumns; ++n) {
+      const int tile = own_column_tile(n);
+      if (tile >= num_tiles<kRows>()) continue;
+#pragma unroll
+      for (int m = 0; m < kOwnRows; ++m) {
+        SplitTile split;
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+          const int k = own_row_tile(m) * kSplitTile + tile_row(lane, pair);
+          const int j = tile * kSplitTile + tile_column(lane, pair);
+          const int end = first_prefix + k < size ? first_prefix + k + (kRows ? 1 : 0) : 0;
+          const float* from = x[n][m][pair / 2] + pair % 2 * 2;
+          float two[2] = {j < end ? from[0] : 0.0f, j + 1 < end ? from[1] : 0.0f};
+          if (j < end) update(k, j, two);
+          split.set(pair, two[0], two[1]);
+        }
+        split.store(left_tile(own_row_tile(m) * kSplitTile, tile * kSplitTile), lane);
+      }
+    }
+    __syncthreads();
+  }
+
+  // left = update(left factor), where the factor is E (kColumnStep) or its transpose.
   template <bool kColumnStep, typename Update>
-  __device__ void step(const float* factor, Update update) const {
-    constexpr int kRowsMore = kColumnStep ? 1 : 0, kResultsMore = 1 - kRowsMore;
-    {
-      const int split = warp % kSplits, tile = warp / kSplits;
-      const int k0 = tile / kColumnTiles * kPrefixTile + lane / 16 * 8;
-      const int c0 = tile % kColumnTiles * 64 + lane % 16 * 4;
-      const int last = min(first_prefix + (tile / kColumnTiles + 1) * kPrefixTile, size) - 1;
-      const int depth = last + kRowsMore;
-      if (c0 < last + kResultsMore) {
-        float sum[8][4] = {};
-        const float* factors = panel() + split * kPrefixes + k0;
-        const float* row = factor + split * width + c0;
-        const int row_step = kSplits * width;
-#pragma unroll 2
-        for (int r = split; r < depth; r += kSplits) {
-          const float4 m = *reinterpret_cast<const float4*>(row);
-          const float4 low = *reinterpret_cast<const float4*>(factors);
-          const float4 high = *reinterpret_cast<const float4*>(factors + 4);
-          row += row_step;
-          factors += kSplits * kPrefixes;
-          const float f[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-          for (int k = 0; k < 8; ++k) {
-            sum[k][0] += f[k] * m.x;
-            sum[k][1] += f[k] * m.y;
-            sum[k][2] += f[k] * m.z;
-            sum[k][3] += f[k] * m.w;
-          }
-        }
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          *reinterpret_cast<float4*>(sums() + (split * kPrefixes + k0 + k) * (width + 4) + c0) = {
-              sum[k][0], sum[k][1], sum[k][2], sum[k][3]};
-        }
-      }
-    }
-    __syncthreads();
-    for_own([&](int k, int j) {
-      const int end = first_prefix + k + kResultsMore;
-      float x[4] = {};
-      if (j < end) {
-#pragma unroll
-        for (int split = 0; split < kSplits; ++split) {
-          const float4 part =
-              *reinterpret_cast<const float4*>(sums() + (split * kPrefixes + k) * (width + 4) + j);
-          x[0] += part.x;
-          x[1] += part.y;
-          x[2] += part.z;
-          x[3] += part.w;
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < 4; ++n) x[n] = j + n < end ? x[n] : 0.0f;
-      update(k, j, x);
-      store(k, j, x);
-    });
-    __syncthreads();
-  }
-
-  // Calls use(k, j) for the prefixes k and groups of 4 numbers from j on that this thread owns.
-  template <typename Use>
-  __device__ void for_own(Use use) const {
-    const int k = static_cast<int>(threadIdx.x) % kPrefixes;
-    if (first_prefix + k >= size) return;
+  __device__ void step(Update update) const {
+    const int depth = num_tiles<kColumnStep>(), columns = num_tiles<!kColumnStep>();
+    const float4* factor = (kColumnStep ? column_factor : row_factor) + lane;
+    Sums sums = {};
 #pragma unroll 1
-    for (int j = static_cast<int>(threadIdx.x) / kPrefixes * 4; j < width;
-         j += kThreads / kPrefixes * 4) {
-      use(k, j);
-    }
-  }
-
-  __device__ void store(int k, int j, const float (&x)[4]) const {
-    *reinterpret_cast<float4*>(result(k) + j) = {x[0], x[1], x[2], x[3]};
+    for (int d = 0; d < depth; ++d) {
+      float4 now[kOwnColumns][2];
 #pragma unroll
-    for (int n = 0; n < 4; ++n) panel()[(j + n) * kPrefixes + k] = x[n];
+      for (int n = 0; n < kOwnColumns; ++n) {
+        if (own_column_tile(n) >= columns) continue;
+        const float4* from = factor + (own_column_tile(n) * side + d) * (2 * kWarp);
+        now[n][0] = from[0];
+        now[n][1] = from[kWarp];
+      }
+      SplitTile tiles[kOwnRows];
+#pragma unroll
+      for (int m = 0; m < kOwnRows; ++m) {
+        tiles[m].load(left_tile(own_row_tile(m) * kSplitTile, d * kSplitTile), lane);
+      }
+#pragma unroll
+      for (int n = 0; n < kOwnColumns; ++n) {
+        if (own_column_tile(n) >= columns) continue;
+        SplitTile e;
+        e.set(0, now[n][0].x, now[n][0].y);
+        e.set(1, now[n][0].z, now[n][0].w);
+        e.set(2, now[n][1].x, now[n][1].y);
+        e.set(3, now[n][1].z, now[n][1].w);
+        add_products(sums[n], tiles, e);
+      }
+    }
+    update_left<!kColumnStep>(sums, update);
   }
 
   // 1 / x where x > 0, else 0. Marks prefix k as failed if x is out of range.
@@ -186,20 +214,24 @@ struct Panel {
 
   // Runs all column steps and the row steps between them; each_a(i, k, j, x) and each_b(i, k, j, x)
   // receive a_ui and b_ui. Then runs the last row step, for row u only: one warp per prefix calls
-  // each_result(k, u, 1 / a_uI[u]), the same in all lanes, with b_u,I-1 in result(k).
+  // each_result(k, u, 1 / a_uI[u]), the same in all lanes, with b_u,I-1 in `left`.
   template <typename EachA, typename EachB, typename EachResult>
   __device__ void solve(int iterations, EachA each_a, EachB each_b, EachResult each_result) const {
+    Sums ones;
+#pragma unroll
+    for (int n = 0; n < kOwnColumns * kOwnRows * 8; ++n) (&ones[0][0][0][0])[n] = 1;
+    update_left<true>(ones, [&](int k, int j, float(&x)[2]) { each_a(0, k, j, x); });
     for (int i = 0; i < iterations; ++i) {
       if (i > 0) {
-        step<false>(e_t, [&](int k, int j, float(&x)[4]) {
-#pragma unroll
-          for (int n = 0; n < 4; ++n) x[n] = inverse(x[n], k);
+        step<false>([&](int k, int j, float(&x)[2]) {
+          x[0] = inverse(x[0], k);
+          x[1] = inverse(x[1], k);
           each_a(i, k, j, x);
         });
       }
-      step<true>(e, [&](int k, int j, float(&x)[4]) {
-#pragma unroll
-        for (int n = 0; n < 4; ++n) x[n] = inverse(x[n], k);
+      step<true>([&](int k, int j, float(&x)[2]) {
+        x[0] = inverse(x[0], k);
+        x[1] = inverse(x[1], k);
         each_b(i, k, j, x);
       });
     }
@@ -207,7 +239,8 @@ struct Panel {
       const int u = first_prefix + k;
       if (u >= size) break;
       float sum = 0;
-      for (int c = lane; c < u; c += kWarp) sum += e[u * width + c] * result(k)[c];
+      for (int c = lane; c < u; c += kWarp)
+        sum += exponential(scores[u * size + c]) * get_left(k, c);
       sum = warp_sum(sum);
       inverse(sum, k);  // P is a quotient: 1 where it has one term
       each_result(k, u, sum > 0 ? sum : 1.0f);

@@ -30,6 +30,9 @@ using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess, cudaErrorInvalidValue };
 enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+struct alignas(8) float2 {
+  float x, y;
+};
 struct alignas(16) float4 {
   float x, y, z, w;
 };
@@ -53,6 +56,10 @@ struct Fiber {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = true;
+  const Barrier* barrier = nullptr;  // where it waits for the end of `phase`
+  unsigned phase = 0;
+
+  bool waits() const { return barrier != nullptr && barrier->phase == phase; }
 };
 
 struct Machine {
@@ -92,10 +99,12 @@ inline void release_if_complete(Barrier& barrier) {
 }
 
 inline void wait(Barrier& barrier) {
-  const unsigned phase = barrier.phase;
+  Fiber& fiber = machine.fibers[machine.thread];
+  fiber.barrier = &barrier;
+  fiber.phase = barrier.phase;
   ++barrier.arrived;
   release_if_complete(barrier);
-  while (barrier.phase == phase) yield();
+  while (fiber.waits()) yield();
 }
 
 inline void run_fiber() {
@@ -119,6 +128,7 @@ inline void run_block() {
     Fiber& fiber = machine.fibers[t];
     if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
     fiber.done = false;
+    fiber.barrier = nullptr;
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
     fiber.context.uc_stack.ss_size = kStackBytes;
@@ -133,6 +143,7 @@ inline void run_block() {
     for (const unsigned t : order) {
       if (machine.fibers[t].done) continue;
       running = true;
+      if (machine.fibers[t].waits()) continue;
       machine.thread = t;
       swapcontext(&machine.scheduler, &machine.fibers[t].context);
     }
