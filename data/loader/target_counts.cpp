@@ -66,7 +66,7 @@ std::string text_change(const Tokenizer& tokenizer, const configs::CorpusManifes
   if (!tokenizer.may_change_text()) return "";
   if (!counts.has_changed_bytes()) {
     return "an earlier version prepared the corpus and did not check that the tokens give its text "
-           "back: prepare it again";
+           "back: prepare it again in a new folder";
   }
   if (counts.changed_bytes() == 0) return "";
   return fmt::format(
@@ -120,7 +120,8 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   std::int64_t unseen = 0;  // unknown targets without their text
   const auto visit = [&](std::int64_t id, bool is_target) {
     const auto& known = texts[static_cast<std::size_t>(id)];
-    const std::string text = known ? *known : unknown.exists() ? unknown.next() : std::string();
+    const std::string lost = known || !unknown.exists() ? "" : unknown.next();
+    const std::string& text = known ? *known : lost;
     after_space |= !keeps_white_space;
     std::int64_t words = 0;
     for (const char c : text) {
@@ -166,7 +167,7 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   if (unseen > 0) {
     targets.no_bytes = targets.no_words = fmt::format(
         "{} of {} are unknown tokens, and an earlier version prepared the corpus without their "
-        "text: prepare it again",
+        "text: prepare it again in a new folder",
         unseen, counted(targets.tokens, "target"));
   } else if (!keeps_white_space) {
     targets.no_bytes = "the tokenizer does not keep white space";

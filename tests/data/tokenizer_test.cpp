@@ -281,17 +281,6 @@ TEST(SentencePieceTokenizer, TrainsLoadsAndRoundTripsBesideProtobuf) {
   }
 }
 
-TEST(SentencePieceTokenizer, AForgedBytePieceIsRefused) {
-  LineSampler sampler(1 << 20);
-  sampler.add(varied_text());
-  std::string model = train_sentencepiece(sampler.lines(), 300);
-  const std::size_t piece = model.find("<0x41>");
-  ASSERT_NE(piece, std::string::npos);
-  model.replace(piece, 6, "<0xZZ>");
-  expect_error(ExitCode::kData, [&] { make_sentencepiece_tokenizer(model, "the-model", 300); },
-               {"the-model", "'<0xZZ>'"});
-}
-
 TEST(SentencePieceTokenizer, DamagedModelsAreRefused) {
   LineSampler sampler(1 << 20);
   sampler.add(varied_text());

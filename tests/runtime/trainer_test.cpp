@@ -335,7 +335,9 @@ TEST(Trainer, AStepWithoutTargetsChangesNothing) {
   const StopSignals signals;
   const auto run = [&](std::int64_t steps, std::set<std::int64_t> without_targets) {
     const auto group = make_single_group();
-    ToyTraining training(toy_config(steps), *group, at::kFloat);
+    configs::Config config = toy_config(steps);
+    config.mutable_train()->mutable_schedule()->set_shape(configs::Schedule::constant);
+    ToyTraining training(config, *group, at::kFloat);
     training.without_targets = std::move(without_targets);
     testing::internal::CaptureStderr();
     EXPECT_EQ(training.run(signals), Outcome::kDone);
