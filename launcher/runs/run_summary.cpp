@@ -118,10 +118,16 @@ const char* state_name(RunState state) {
 RunFigures figures_of(const MetricsRecords& records) {
   RunFigures figures;
   figures.best_step = least_loss(records.steps);
-  figures.best_evaluation = least_loss(records.evaluations);
   figures.tokens_per_second = recent_median(records.steps, &StepRecord::tokens_per_second);
   figures.step_ms = recent_median(records.steps, &StepRecord::step_ms);
-  if (!records.evaluations.empty()) figures.last_evaluation = records.evaluations.back();
+  if (!records.evaluations.empty()) {
+    figures.last_evaluation = records.evaluations.back();
+    std::vector<EvaluationRecord> of_split = records.evaluations;
+    std::erase_if(of_split, [&](const EvaluationRecord& record) {
+      return record.split != figures.last_evaluation.split;
+    });
+    figures.best_evaluation = least_loss(of_split);
+  }
   if (records.steps.empty()) return figures;
   figures.last_step = records.steps.back();
   figures.seconds =

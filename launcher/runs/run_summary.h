@@ -45,8 +45,9 @@ const char* state_name(RunState state);
 
 // Figures of a run; unknown ones are NaN.
 struct RunFigures {
-  StepRecord last_step, best_step;                          // best: lowest loss
-  EvaluationRecord last_evaluation, best_evaluation;        // step 0: none
+  StepRecord last_step, best_step;  // best: lowest loss
+  // Step 0: none. The best is of the split of the last: losses of others do not compare.
+  EvaluationRecord last_evaluation, best_evaluation;
   double tokens_per_second = kUnknown, step_ms = kUnknown;  // medians of the last lines
   double seconds = kUnknown;
   // `seconds` lacks evaluations and saves, which the run did not record

@@ -89,7 +89,7 @@ void Metrics::read_lines() {
     elapsed_before_ = std::fmax(elapsed_before_, record.elapsed_seconds);
   }
   for (const EvaluationRecord& record : records.evaluations) {
-    held_out_.add(record.step, record.loss);
+    if (record.split == options_.split) held_out_.add(record.step, record.loss);
     elapsed_before_ = std::fmax(elapsed_before_, record.elapsed_seconds);
   }
 }

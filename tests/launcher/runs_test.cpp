@@ -158,6 +158,7 @@ TEST_F(RunsTest, InspectSaysHowARunWent) {
   const std::string before = read_bytes(run + "/metrics.jsonl");
   write_bytes(run + "/metrics.jsonl",
               "{\"step\":1,\"loss\":2,\"tokens_per_second\":10,\"step_ms\":100}\n"
+              "{\"step\":1,\"split\":\"test\",\"loss\":0.5}\n"
               "{\"step\":2,\"loss\":1.25,\"tokens_per_second\":30,\"step_ms\":300}\n"
               "{\"step\":2,\"split\":\"valid\",\"loss\":1.5,\"bits_per_byte\":0.75}\n"
               "{\"step\":4,\"loss\":3,\"tokens_per_second\":20,\"step_ms\":200}\n"

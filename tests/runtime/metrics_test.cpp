@@ -173,6 +173,24 @@ TEST(Metrics, WritesEveryNthAndTheLastStepAndMeansOfTheInterval) {
   metrics.close();
 }
 
+// Losses of another split do not compare: the curve shows those of the split that is evaluated.
+TEST(Metrics, TheCurveIsOfOneSplit) {
+  const TemporaryFolder folder;
+  MetricsOptions options = options_in(folder.path());
+  testing::internal::CaptureStderr();
+  {
+    options.split = "test";
+    Metrics metrics(options);
+    metrics.evaluation(5, "test", {.loss = 0.5});
+    metrics.close();
+  }
+  options.split = "valid";
+  Metrics metrics(options);
+  metrics.close();
+  testing::internal::GetCapturedStderr();
+  EXPECT_EQ(contents(folder.path("loss.svg")).find("0.5000"), std::string::npos);
+}
+
 TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
   const TemporaryFolder folder;
   for (int part = 0; part < 2; ++part) {
