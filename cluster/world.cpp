@@ -6,7 +6,6 @@
 
 #include <charconv>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <initializer_list>
@@ -46,27 +45,16 @@ bool may_read_processes() {
   return ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
-// While it exists, MPI starts. If that fails, Open MPI prints its own lines and ends the process;
-// then this says what to do in a shell that has the variables of a step that it is not in.
-class StartOfMpi {
- public:
-  StartOfMpi() {
-    static const int registered = std::atexit(explain);
-    is_running_ = registered == 0;
-  }
-  ~StartOfMpi() { is_running_ = false; }
-
- private:
-  static void explain() {
-    const char* step = std::getenv("PMIX_NAMESPACE");
-    if (!is_running_ || step == nullptr) return;
-    std::fprintf(stderr,
-                 "birkhoff: MPI could not join %s (PMIX_NAMESPACE); in a shell that is not in that "
-                 "step: unset ${!PMIX_@} ${!SLURM_@}\n",
-                 step);
-  }
-  static inline bool is_running_ = false;
-};
+// Open MPI would end the process in MPI_Init, and name no way on.
+void check_step_of_environment() {
+  const char* store = std::getenv("PMIX_DSTORE_ESH_BASE_PATH");
+  if (store == nullptr || ::access(store, F_OK) == 0) return;
+  fail(ExitCode::kUsage,
+       "the environment names a step of srun that has ended, or whose files are not here "
+       "(PMIX_DSTORE_ESH_BASE_PATH: {}): in a shell that is not in it: unset ${{!PMIX_@}} "
+       "${{!SLURM_@}}",
+       store);
+}
 
 }  // namespace
 
@@ -83,15 +71,12 @@ class World::Impl {
       ::setenv("OMPI_MCA_ess_singleton_isolated", "1", /*overwrite=*/0);
       ::setenv("OMPI_MCA_orte_create_session_dirs", "0", /*overwrite=*/0);
     }
+    check_step_of_environment();
     if (!may_read_processes()) {
       ::setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
     }
     int provided = MPI_THREAD_SINGLE;
-    {
-      const StartOfMpi start;
-      mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided),
-                "MPI_Init_thread");
-    }
+    mpi_check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     try {
       if (provided < MPI_THREAD_MULTIPLE) {
         fail(ExitCode::kUsage,

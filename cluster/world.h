@@ -13,8 +13,8 @@ namespace birkhoff {
 class World {
  public:
   // Calls MPI_Init_thread(MPI_THREAD_MULTIPLE). Error(kUsage) if MPI sees 1 rank while the
-  // environment announces more (srun without PMIx), or if the MPI library provides less thread
-  // support. Collective over all processes.
+  // environment announces more (srun without PMIx) or names a step that has ended, or if the MPI
+  // library provides less thread support. Collective over all processes.
   World();
   // Calls MPI_Finalize, which waits for all ranks, but not during exception unwinding: the other
   // ranks may never get there, and mpirun ends them when this process exits without finalizing.

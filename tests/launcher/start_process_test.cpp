@@ -148,18 +148,6 @@ TEST_F(StartProcess, RanksThatWereBoundToOneCoreAreTold) {
                     HasSubstr("; start fewer ranks there, or give each its own cores")));
 }
 
-// The lines of Open MPI name no way on.
-TEST_F(StartProcess, VariablesOfAStepThatHasEndedAreNamed) {
-  const Finished finished = birkhoff("train good.txtpb --run stale",
-                                     {{"SLURM_STEP_NUM_TASKS", "1"},
-                                      {"PMIX_NAMESPACE", "slurm.pmix.1.0"},
-                                      {"PMIX_RANK", "0"},
-                                      {"PMIX_SERVER_URI21", "pmix-server.1;tcp4://127.0.0.1:1"}});
-  EXPECT_NE(finished.code, 0);
-  EXPECT_THAT(finished.err, AllOf(HasSubstr("birkhoff: MPI could not join slurm.pmix.1.0"),
-                                  HasSubstr("unset ${!PMIX_@} ${!SLURM_@}")));
-}
-
 TEST_F(StartProcess, StartsWithTheArgumentsItWasGiven) {
   const Finished finished = run_child(
       {.line = {"bash", "-c", "exec -a another \"$0\" 'no  subcommand' ''", program_path()},
