@@ -237,12 +237,12 @@ void forget_callers_job(std::ostream& err) {
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
-    const bool is_setting = name == "SLURM_CONF" || name == "SLURM_JWT" ||
-                            name.starts_with("PMIX_MCA_");
+    const bool is_setting =
+        name == "SLURM_CONF" || name == "SLURM_JWT" || name.starts_with("PMIX_MCA_");
     const auto begins = [&](const char* prefix) { return name.starts_with(prefix); };
     if (begins("SBATCH_")) replacing.push_back(name);
-    if (!is_setting && (begins("SLURM") || begins("SBATCH_") || begins("SRUN_") ||
-                        begins("PMI_") || begins("PMIX_"))) {
+    if (!is_setting && (begins("SLURM") || begins("SBATCH_") || begins("SRUN_") || begins("PMI_") ||
+                        begins("PMIX_"))) {
       names.push_back(name);
     }
   }
@@ -251,7 +251,7 @@ void forget_callers_job(std::ostream& err) {
   std::sort(replacing.begin(), replacing.end());
   err << fmt::format(
       "birkhoff: warning: {}: not passed on to sbatch: the profile and the options of `submit` say "
-      "what the job is; put it in `sbatch:` of the profile\n",
+      "what the job is, `sbatch:` of the profile for the rest\n",
       fmt::join(replacing, ", "));
 }
 

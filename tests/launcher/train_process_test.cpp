@@ -274,6 +274,7 @@ TEST_F(TrainProcessTest, RanksLostAfterARequest) {
     stubs.write(launcher, "kill -TERM $PPID; sleep 0.5; exit 7");
   }
   stubs.write("scontrol", "echo node0");
+  stubs.write("squeue", "exit 1");
   Command command = train("asked", {"--ranks", "2", "--restarts", "1"});
   command.environment = {{"PATH", stubs.path()}};
   Finished finished = run_child(command);
@@ -284,6 +285,24 @@ TEST_F(TrainProcessTest, RanksLostAfterARequest) {
   EXPECT_EQ(finished.code, 75) << finished.err;
   EXPECT_THAT(finished.err, HasSubstr("exit code 7 in a job that was asked to stop: the next one "
                                       "goes on from the checkpoint of step 0"));
+}
+
+// A shell keeps the variables of its job for longer than Slurm keeps the job.
+TEST_F(TrainProcessTest, AJobThatHasEndedIsNamed) {
+  StubPrograms stubs(folder_->path() / "stubs");
+  stubs.write("srun", "exit 7");
+  stubs.write("scontrol", "echo node0");
+  Command command = train("expired", {"--ranks", "2", "--restarts", "1"});
+  command.environment = {
+      {"PATH", stubs.path()}, {"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NODELIST", "node0"}};
+  for (const char* squeue : {"true", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1"}) {
+    stubs.write("squeue", squeue);
+    const Finished finished = run_child(command);
+    EXPECT_EQ(finished.code, 2) << finished.err;
+    EXPECT_THAT(finished.err, HasSubstr("Slurm job 17 has ended, but this shell still has its "
+                                        "variables: `unset SLURM_JOB_ID`"));
+  }
+  EXPECT_EQ(stubs.calls("srun").size(), 0u);
 }
 
 TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
