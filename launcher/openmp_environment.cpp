@@ -4,7 +4,7 @@
 // costs a small model a third of its speed on an idle machine, because waking takes longer than
 // most waits (tests/bench/waiting_threads.py).
 //
-// And keeps OpenMP from binding threads to cores (OMP_PROC_BIND and its kin), which many modules
+// And keeps OpenMP from binding threads to cores (OMP_PROC_BIND and the like), which many modules
 // ask for. It would bind the first thread as soon as it is loaded: the program would see one core,
 // all ranks of a machine would compute on the same ones, and the threads that read data and save
 // would share the core of the first. A binding of whole ranks, by srun, mpirun or taskset, stands.

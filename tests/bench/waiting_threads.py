@@ -1,6 +1,6 @@
 """A training step by how long OpenMP's threads spin before they sleep (GOMP_SPINCOUNT), on an idle machine and next to busy processes.
 
-The program chooses 3000 if the environment does not say otherwise (launcher/wait_policy.cpp). The settings alternate in each round; the table holds medians.
+The program chooses 3000 if the environment does not say otherwise (launcher/openmp_environment.cpp). The settings alternate in each round; the table holds medians.
 
     python tests/bench/waiting_threads.py
     python tests/bench/waiting_threads.py --config configs/quickstart.txtpb --rounds 10

@@ -15,6 +15,7 @@
 #include "damage.h"
 #include "good_input.h"
 #include "launcher/bench/other_load.h"
+#include "stub_programs.h"
 
 namespace birkhoff {
 namespace {
@@ -146,6 +147,24 @@ TEST_F(StartProcess, RanksThatWereBoundToOneCoreAreTold) {
               AllOf(HasSubstr("birkhoff: warning: threads: "),
                     HasSubstr("2 ranks with 2 threads share 1 core (SLURM_CPU_BIND is quiet,map"),
                     HasSubstr("; start fewer ranks there, or give each its own cores")));
+}
+
+// A shell keeps the variables of its job for longer than Slurm keeps the job.
+TEST_F(StartProcess, AJobThatHasEndedIsNamed) {
+  StubPrograms stubs(std::filesystem::current_path() / "stubs");
+  stubs.write("srun", "exit 7");
+  stubs.write("scontrol", "echo node0");
+  for (const char* squeue : {"true", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1"}) {
+    stubs.write("squeue", squeue);
+    const Finished finished = birkhoff("train good.txtpb --run expired --ranks 2 --restarts 1",
+                                       {{"PATH", stubs.path()},
+                                        {"SLURM_JOB_ID", "17"},
+                                        {"SLURM_JOB_NODELIST", "node0"}});
+    EXPECT_EQ(finished.code, 2) << finished.err;
+    EXPECT_THAT(finished.err, HasSubstr("Slurm job 17 has ended, but this shell still has its "
+                                        "variables: `unset SLURM_JOB_ID`"));
+  }
+  EXPECT_THAT(stubs.calls("srun"), testing::IsEmpty());
 }
 
 TEST_F(StartProcess, StartsWithTheArgumentsItWasGiven) {

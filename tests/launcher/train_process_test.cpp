@@ -287,24 +287,6 @@ TEST_F(TrainProcessTest, RanksLostAfterARequest) {
                                       "goes on from the checkpoint of step 0"));
 }
 
-// A shell keeps the variables of its job for longer than Slurm keeps the job.
-TEST_F(TrainProcessTest, AJobThatHasEndedIsNamed) {
-  StubPrograms stubs(folder_->path() / "stubs");
-  stubs.write("srun", "exit 7");
-  stubs.write("scontrol", "echo node0");
-  Command command = train("expired", {"--ranks", "2", "--restarts", "1"});
-  command.environment = {
-      {"PATH", stubs.path()}, {"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NODELIST", "node0"}};
-  for (const char* squeue : {"true", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1"}) {
-    stubs.write("squeue", squeue);
-    const Finished finished = run_child(command);
-    EXPECT_EQ(finished.code, 2) << finished.err;
-    EXPECT_THAT(finished.err, HasSubstr("Slurm job 17 has ended, but this shell still has its "
-                                        "variables: `unset SLURM_JOB_ID`"));
-  }
-  EXPECT_EQ(stubs.calls("srun").size(), 0u);
-}
-
 TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
   const std::string name = "stuck";
   Child child(train(name, {"--ranks", "2", "--restarts", "1", "--set", "checkpoint.every=0"}));
