@@ -156,10 +156,9 @@ TEST_F(StartProcess, AJobThatHasEndedIsNamed) {
   stubs.write("scontrol", "echo node0");
   for (const char* squeue : {"true", "echo 'slurm_load_jobs error: Invalid job id' >&2; exit 1"}) {
     stubs.write("squeue", squeue);
-    const Finished finished = birkhoff("train good.txtpb --run expired --ranks 2 --restarts 1",
-                                       {{"PATH", stubs.path()},
-                                        {"SLURM_JOB_ID", "17"},
-                                        {"SLURM_JOB_NODELIST", "node0"}});
+    const Finished finished =
+        birkhoff("train good.txtpb --run expired --ranks 2 --restarts 1",
+                 {{"PATH", stubs.path()}, {"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NODELIST", "node0"}});
     EXPECT_EQ(finished.code, 2) << finished.err;
     EXPECT_THAT(finished.err, HasSubstr("Slurm job 17 has ended, but this shell still has its "
                                         "variables: `unset SLURM_JOB_ID`"));
