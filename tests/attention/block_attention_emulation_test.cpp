@@ -156,6 +156,12 @@ TEST(BlockAttentionEmulation, BlocksThatLookBack) {
                            0, 5));
 }
 
+// The queries of the first block have no tile of keys.
+TEST(BlockAttentionEmulation, BlocksWithoutKeys) {
+  check(make_block_problem({.blocks = 2, .block = 64}, {{.first_offset = -1, .last_offset = -1}},
+                           at::kBFloat16, 1, 0, 19));
+}
+
 TEST(BlockAttentionEmulation, BlocksOfManyTiles) {
   check(make_block_problem({.blocks = 1, .block = 140}, {kOwn}, at::kBFloat16, 1, 0, 6));
   check(make_block_problem({.blocks = 1, .block = 100, .head_dim = 96}, {kSorted, kOwn},

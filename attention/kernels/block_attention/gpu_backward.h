@@ -20,10 +20,11 @@
 // rows of p; a warp owns 16 keys.
 //
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
-// and 256: 65, 113 and 145 KiB for queries that own their keys (49 with one stage; 98 and 162 for
-// two tiles), 49, 97 and 129 KiB for others, 50, 98 and 129 KiB for keys. Products are 16-bit with
-// fp32 sums; p and d_s are rounded to 16 bits between products; everything else is fp32. Each
-// number has one owner, which adds in a fixed order: no atomics, the same bits each time.
+// and 256: 65, 113 and 145 KiB for queries that own their keys (49 and 81 with one stage; 98 and
+// 162 for two tiles), 49, 97 and 129 KiB for others, 50, 98 and 129 KiB for keys. Products are
+// 16-bit with fp32 sums; p and d_s are rounded to 16 bits between products; everything else is
+// fp32. Each number has one owner, which adds in a fixed order: no atomics, the same bits each
+// time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"
