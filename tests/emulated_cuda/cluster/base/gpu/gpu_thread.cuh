@@ -4,7 +4,6 @@
 
 #include <cuda_bf16.h>
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -20,28 +19,23 @@ class GpuThread {
   // truncated to 24 bits of the largest of them, and so is their sum.
   void multiply(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                 std::uint32_t b1) const {
-    struct Operands {
-      const std::uint32_t* a;
-      std::uint32_t b[2];
-    } own{a, {b0, b1}};
-    const Operands* lanes[emulated::kWarp];
-    float sums[4];
-    emulated::read_lanes(&own, [&](unsigned lane, Operands* operands) {
-      lanes[lane] = operands;
-      if (lane + 1 < emulated::kWarp) return;
-      const unsigned mine = emulated::machine.thread % emulated::kWarp;
-      for (unsigned i = 0; i < 4; ++i) {
-        const unsigned row = mine / 4, half = i / 2, column = mine % 4 * 2 + i % 2;
-        double addends[17] = {c[i]};
-        for (unsigned k = 0; k < 16; ++k) {
-          const std::uint32_t x = lanes[row * 4 + k % 8 / 2]->a[half + k / 8 * 2];
-          const std::uint32_t y = lanes[column * 4 + k % 8 / 2]->b[k / 8];
-          addends[k + 1] = static_cast<double>(half_of(x, k % 2)) * half_of(y, k % 2);
-        }
-        sums[i] = truncated_sum(addends);
+    const unsigned thread = emulated::machine.thread,
+                   first = thread / emulated::kWarp * emulated::kWarp;
+    const unsigned lane = thread - first;
+    // A lane is at most one operation ahead of the others, so two sets of operands suffice.
+    Operands* lanes = operands[num_products[thread]++ % 2] + first;
+    lanes[lane] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    emulated::wait(emulated::machine.warps[first / emulated::kWarp]);
+    for (unsigned i = 0; i < 4; ++i) {
+      const unsigned row = lane / 4, half = i / 2, column = lane % 4 * 2 + i % 2;
+      double addends[17] = {c[i]};
+      for (unsigned k = 0; k < 16; ++k) {
+        const std::uint32_t x = lanes[row * 4 + k % 8 / 2].a[half + k / 8 * 2];
+        const std::uint32_t y = lanes[column * 4 + k % 8 / 2].b[k / 8];
+        addends[k + 1] = static_cast<double>(half_of(x, k % 2)) * half_of(y, k % 2);
       }
-    });
-    std::copy(sums, sums + 4, c);
+      c[i] = truncated_sum(addends);
+    }
   }
 
   std::uint32_t pack(float low, float high) const {
@@ -50,6 +44,13 @@ class GpuThread {
   float unpack(std::uint16_t word) const { return T(word, T::from_bits()); }
 
  private:
+  struct Operands {
+    std::uint32_t a[4], b[2];
+  };
+  static constexpr unsigned kMostThreads = 1024;
+  inline static Operands operands[2][kMostThreads];
+  inline static unsigned num_products[kMostThreads];
+
   static float half_of(std::uint32_t word, unsigned half) {
     return T(static_cast<std::uint16_t>(word >> 16 * half), T::from_bits());
   }
