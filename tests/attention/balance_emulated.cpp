@@ -8,9 +8,14 @@
 namespace birkhoff {
 void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
+namespace small_prefix {
+void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
+void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
+}  // namespace small_prefix
 }  // namespace birkhoff
 #include "attention/kernels/sinkhorn/gpu_launch.cu"
 #include "attention/kernels/sinkhorn/gpu_prefix.cu"
+#include "attention/kernels/sinkhorn/gpu_small_prefix.cu"
 
 namespace birkhoff {
 namespace {

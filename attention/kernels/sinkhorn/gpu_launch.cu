@@ -1,5 +1,6 @@
 // The Sinkhorn operator (attention/kernels/sinkhorn/sinkhorn.h; Tay et al. 2020, section 3.1.1)
-// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes. Legend: r destination
+// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes and
+// gpu_small_prefix.cu those of few rows. Legend: r destination
 // of R, c source of C, i iteration of I.
 //
 //   g_i[c] = -log sum_r exp(S[r, c] + f_{i-1}[r])    f_0 = 0
@@ -143,7 +144,11 @@ void with_large_matrix(const BalanceParams& p, Launch launch_kernel) {
 
 void launch_balance(const BalanceParams& params, cudaStream_t stream) {
   if (params.matrices == 0) return;
-  if (params.prefix) return launch_prefix_balance(params, stream);
+  if (params.prefix) {
+    const bool small = params.rows <= BalanceParams::kMostSmallRows;
+    return small ? small_prefix::launch_prefix_balance(params, stream)
+                 : launch_prefix_balance(params, stream);
+  }
   const bool launched = with_small_matrix(params, 2, [&]<int kSize>(std::size_t shared_bytes) {
     launch_problems(&small_kernel<kSize>, params.matrices, SmallMatrix<kSize>::kThreads, params,
                     shared_bytes, stream);
@@ -159,7 +164,11 @@ void launch_balance_backward(const BalanceBackwardParams& params, cudaStream_t s
   const BalanceParams& problems = params.problems;
   const std::int64_t entries = problems.matrices * problems.rows * problems.columns;
   if (entries == 0) return;
-  if (problems.prefix) return launch_prefix_balance_backward(params, stream);
+  if (problems.prefix) {
+    const bool small = problems.rows <= BalanceParams::kMostSmallRows;
+    return small ? small_prefix::launch_prefix_balance_backward(params, stream)
+                 : launch_prefix_balance_backward(params, stream);
+  }
   const bool launched = with_small_matrix(
       problems, 4 * problems.iterations + 2, [&]<int kSize>(std::size_t shared_bytes) {
         launch_problems(&small_backward_kernel<kSize>, problems.matrices,

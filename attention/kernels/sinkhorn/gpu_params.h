@@ -1,5 +1,5 @@
 // Arguments of the GPU kernels of the Sinkhorn operator. See
-// attention/kernels/sinkhorn/gpu_launch.cu and gpu_prefix.cu.
+// attention/kernels/sinkhorn/gpu_launch.cu, gpu_prefix.cu and gpu_small_prefix.cu.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,11 @@ struct BalanceParams {
     const int side = (rows + kTile - 1) / kTile;
     return side * side;
   }
-  // 0 without `prefix`; otherwise the size of struct Scratch (gpu_prefix_panel.cuh).
+  // Prefixes of matrices of at most this many rows take the kernels of gpu_small_prefix.cu.
+  static constexpr int kMostSmallRows = 64;
+
+  // 0 without `prefix`; otherwise the size of struct Scratch (gpu_prefix_panel.cuh), which is more
+  // than that of gpu_small_prefix_panel.cuh.
   std::int64_t scratch_per_matrix() const {
     if (!prefix) return 0;
     return 2 * kTile * kTile * num_tiles() + num_tiles() + results;
@@ -57,8 +61,8 @@ struct BalanceBackwardParams {
   float* vectors;          // scratch: vectors_per_matrix() numbers per matrix, aligned to 16 bytes
   float* d_scores;         // same shape as scores
 
-  // A vector of prefix u holds u + 1 numbers, rounded up to whole sectors of 32 bytes. The sum of
-  // these lengths for all prefixes before u:
+  // In gpu_prefix.cu a vector of prefix u holds u + 1 numbers, rounded up to whole sectors of 32
+  // bytes. The sum of these lengths for all prefixes before u:
   BIRKHOFF_HOST_DEVICE static constexpr int prefix_length(int u) { return (u + 8) / 8 * 8; }
   BIRKHOFF_HOST_DEVICE static constexpr int lengths_before(int u) {
     return 8 * (u / 8 + 1) * (u / 8 * 4 + u % 8);
@@ -67,9 +71,10 @@ struct BalanceBackwardParams {
   // Two row vectors and two column vectors for each iteration.
   BIRKHOFF_HOST_DEVICE static std::int64_t vectors_per_matrix(const BalanceParams& problems) {
     const int rows_and_columns =
-        problems.prefix
+        problems.prefix && problems.rows > BalanceParams::kMostSmallRows
             ? 2 * (lengths_before(problems.rows) - lengths_before(problems.first_row))
-            : BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns);
+            : problems.results *
+                  (BalanceParams::padded(problems.rows) + BalanceParams::padded(problems.columns));
     return std::int64_t{problems.iterations} * 2 * rows_and_columns;
   }
 };
@@ -77,8 +82,12 @@ struct BalanceBackwardParams {
 // Asynchronous on `stream`.
 void launch_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
-// The same for the prefixes of at least one matrix (gpu_prefix.cu).
+// The same for the prefixes of at least one matrix of more than kMostSmallRows rows, or fewer.
 void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
+namespace small_prefix {
+void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
+void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
+}  // namespace small_prefix
 
 }  // namespace birkhoff

@@ -13,23 +13,22 @@
 //   y_ui[c] = d_u[c] b_ui[c], then -b_ui[c]^2 sum_r x_ui[r] E[r, c]
 //   dS[r, c] = d_r[c] - E[r, c] sum_ui (x_ui[r] b_ui[c] + a_ui[r] y_ui[c])
 //
-// N <= 256, fp32. Products are sums of tiles of 16 x 16 on tensor cores, as exact as in fp32
-// (gpu_split_tile.cuh). Tiles of which no prefix needs a number are skipped. The kernels run one
-// after another:
+// 64 < N <= 256 (gpu_small_prefix.cu: fewer), fp32. Products are sums of tiles of 16 x 16 on tensor
+// cores, as exact as in fp32 (gpu_split_tile.cuh). Tiles of which no prefix needs a number are
+// skipped. The kernels run one after another:
 //
 // exponentials: a block of 256 threads writes E and its transpose for 32 x 32 scores, in the order
 //   in which lanes read tiles, and the first prefix that holds a score too far from 0 (range.h).
 //   There is no shift, so none can depend on later scores.
 // forward, vectors: a block of 256 threads owns a panel of 32 successive prefixes of a matrix, so a
-//   step is the product of its [32, N] scalings and E or its transpose. A warp owns 16 x 16, 32 x
-//   16 or, for N > 128, 2 times 32 x 16 numbers of the result. Scalings are in shared memory, split
-//   into terms, 12 to 48 KiB; E is read from L1 or L2 once per step and split by the warp that
-//   reads it.
+//   step is the product of its [32, N] scalings and E or its transpose. A warp owns 32 x 16 or, for
+//   N > 128, twice 32 x 16 numbers of the result. Scalings are in shared memory, split into terms,
+//   18 to 48 KiB; E is read from L1 or L2 once per step and split by the warp that reads it.
 //   Prefixes whose scores or sums leave the number range are solved again, one by one, in the log
 //   domain (gpu_log_domain.cuh): in the forward pass by the same block, in the backward pass by a
 //   separate kernel, log_domain. Nothing waits for the host.
 // scores: a block of 256 threads owns a 64 x 64 tile of dS, which is a product over all (u, i). A
-//   warp owns 32 x 32 numbers of one of its two terms. Shared memory: 24 KiB.
+//   warp owns 32 x 32 numbers of half of its terms. Shared memory: 24 KiB.
 //
 // Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on what follows it. No
 // atomics and fixed orders: deterministic.
@@ -191,7 +190,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// One tile of dS. Half of the warps sum the products x b, the others a y.
+// One tile of dS. For each i, half of the warps sum the products x b, the others a y; they take
+// turns, because the two terms cancel in part.
 __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
   constexpr int kTiles = kScoresTile / kSplitTile;  // along a side
   constexpr int kHalf = kWarps / 2;
@@ -218,9 +218,14 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
   // [2 halves, left and right, kTiles]
   Words* left = reinterpret_cast<Words*>(balance_memory) + half * 2 * kTiles * SplitTile::kWords;
   Words* right = left + kTiles * SplitTile::kWords;
-  // The numbers of this lane of the two tiles that its warp loads: 16 prefixes from `result` on.
+  // The first prefix that holds an entry is u = max(r, c + 1).
+  const int first = max(max(r0, c0 + 1) - forward.first_row, 0);
+  const int steps = (forward.results - first + kSplitTile - 1) / kSplitTile * I;
+  // The numbers of this lane of the two tiles that its warp loads, for 16 prefixes and one i.
   float from_rows[8], from_columns[8];
-  const auto load = [&](int result, int i) {
+  const auto load = [&](int step) {
+    const int result = first + step / I * kSplitTile, i = step % I;
+    const bool of_x = (half + step) % 2 == 0;
 #pragma unroll
     for (int n = 0; n < 8; ++n) from_rows[n] = from_columns[n] = 0;
 #pragma unroll
@@ -228,14 +233,14 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
       const int k = result + tile_column(lane, n / 2 * 2) + n % 2, u = forward.first_row + k;
       if (k >= forward.results || (any_in_log_domain && in_log_domain[k] != 0)) continue;
       const PrefixVectors vectors(p, matrix, k);
-      const float* rows = half == 0 ? vectors.x(i) : vectors.f(i);
-      const float* columns = half == 0 ? vectors.g(i) : vectors.y(i);
+      const float* rows = of_x ? vectors.x(i) : vectors.f(i);
+      const float* columns = of_x ? vectors.g(i) : vectors.y(i);
 #pragma unroll
       for (int m = 0; m < 2; ++m) {
         const int offset = warp * kSplitTile + tile_row(lane, m);
         const int to = (n / 2 * 2 + m) * 2 + n % 2;
         // x_u,I-1 is 0.
-        if (r0 + offset <= u && (half == 1 || i + 1 < I)) from_rows[to] = rows[r0 + offset];
+        if (r0 + offset <= u && (!of_x || i + 1 < I)) from_rows[to] = rows[r0 + offset];
         if (c0 + offset < u) from_columns[to] = columns[c0 + offset];
       }
     }
@@ -248,17 +253,14 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
   };
 
   float sums[2][2][2][4] = {};  // 2 x 2 tiles of this warp, [column tile][row tile]
-  // The first prefix that holds an entry is u = max(r, c + 1).
-  const int first = max(max(r0, c0 + 1) - forward.first_row, 0);
-  const int steps = (forward.results - first + kSplitTile - 1) / kSplitTile * I;
-  if (steps > 0) load(first, 0);
+  if (steps > 0) load(0);
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     __syncthreads();
     store(from_rows, left);
     store(from_columns, right);
     __syncthreads();
-    if (step + 1 < steps) load(first + (step + 1) / I * kSplitTile, (step + 1) % I);
+    if (step + 1 < steps) load(step + 1);
     SplitTile rows[2];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
@@ -338,7 +340,6 @@ void launch_panels(void (*kernel)(Params), const BalanceParams& p, const Params&
 // Calls use<kGroups>().
 template <typename Use>
 void with_groups(int size, Use use) {
-  if (size <= 64) return use.template operator()<2>();
   if (size <= 128) return use.template operator()<4>();
   use.template operator()<8>();
 }

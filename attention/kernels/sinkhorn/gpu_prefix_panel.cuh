@@ -64,17 +64,15 @@ struct PrefixVectors : Vectors {
   }
 };
 
-// A panel of prefixes, as its block sees it. kGroups: 2, 4, 8 for N <= 64, 128, 256. A step is a
+// A panel of prefixes, as its block sees it. kGroups: 4, 8 for N <= 128, 256. A step is a
 // product of tiles of 16 x 16: each warp owns tiles of the result, and each thread always the same
 // numbers of them.
 template <int kGroups>
 struct Panel {
   static constexpr int kPrefixes = 32;
   static constexpr int kRowTiles = kPrefixes / kSplitTile;
-  static constexpr int kOwnRows = kGroups == 2 ? 1 : 2,
-                       kOwnColumns = kGroups == 8 ? 2 : 1;  // tiles
-  static constexpr int kColumnWarps = kWarps * kOwnRows / kRowTiles;
-  using Sums = float[kOwnColumns][kOwnRows][2][4];
+  static constexpr int kOwnColumns = kGroups / 4;  // tiles
+  using Sums = float[kOwnColumns][kRowTiles][2][4];
 
   int size, matrix, first_prefix;
   int last;                                  // prefix of the panel
@@ -136,10 +134,7 @@ struct Panel {
   __device__ int num_tiles() const {
     return (last + (kRows ? 1 : 0) + kSplitTile - 1) / kSplitTile;
   }
-  __device__ int own_row_tile(int m) const {
-    return kOwnRows == kRowTiles ? m : warp / kColumnWarps + m;
-  }
-  __device__ int own_column_tile(int n) const { return warp % kColumnWarps + n * kColumnWarps; }
+  __device__ int own_column_tile(int n) const { return warp + n * kWarps; }
 
   // left = update(x), row vectors with kRows, otherwise column vectors. update(k, j, x) changes
   // numbers j and j + 1 of prefix k. Numbers beyond the prefix become 0. All threads of the block
@@ -152,11 +147,11 @@ struct Panel {
       const int tile = own_column_tile(n);
       if (tile >= num_tiles<kRows>()) continue;
 #pragma unroll
-      for (int m = 0; m < kOwnRows; ++m) {
+      for (int m = 0; m < kRowTiles; ++m) {
         SplitTile split;
 #pragma unroll
         for (int pair = 0; pair < 4; ++pair) {
-          const int k = own_row_tile(m) * kSplitTile + tile_row(lane, pair);
+          const int k = m * kSplitTile + tile_row(lane, pair);
           const int j = tile * kSplitTile + tile_column(lane, pair);
           const int end = first_prefix + k < size ? first_prefix + k + (kRows ? 1 : 0) : 0;
           const float* from = x[n][m][pair / 2] + pair % 2 * 2;
@@ -164,7 +159,7 @@ struct Panel {
           if (j < end) update(k, j, two);
           split.set(pair, two[0], two[1]);
         }
-        split.store(left_tile(own_row_tile(m) * kSplitTile, tile * kSplitTile), lane);
+        split.store(left_tile(m * kSplitTile, tile * kSplitTile), lane);
       }
     }
     __syncthreads();
@@ -186,10 +181,10 @@ struct Panel {
         now[n][0] = from[0];
         now[n][1] = from[kWarp];
       }
-      SplitTile tiles[kOwnRows];
+      SplitTile tiles[kRowTiles];
 #pragma unroll
-      for (int m = 0; m < kOwnRows; ++m) {
-        tiles[m].load(left_tile(own_row_tile(m) * kSplitTile, d * kSplitTile), lane);
+      for (int m = 0; m < kRowTiles; ++m) {
+        tiles[m].load(left_tile(m * kSplitTile, d * kSplitTile), lane);
       }
 #pragma unroll
       for (int n = 0; n < kOwnColumns; ++n) {
@@ -219,7 +214,7 @@ struct Panel {
   __device__ void solve(int iterations, EachA each_a, EachB each_b, EachResult each_result) const {
     Sums ones;
 #pragma unroll
-    for (int n = 0; n < kOwnColumns * kOwnRows * 8; ++n) (&ones[0][0][0][0])[n] = 1;
+    for (int n = 0; n < kOwnColumns * kRowTiles * 8; ++n) (&ones[0][0][0][0])[n] = 1;
     update_left<true>(ones, [&](int k, int j, float(&x)[2]) { each_a(0, k, j, x); });
     for (int i = 0; i < iterations; ++i) {
       if (i > 0) {

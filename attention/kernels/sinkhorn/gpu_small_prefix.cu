@@ -1,0 +1,302 @@
+// The kernels of gpu_prefix.cu for N <= 64, where waiting for tensor cores takes longer than fp32
+// sums. gpu_prefix.cu has the legend and the formulas. They run one after another:
+//
+// exponentials: a block of 256 threads writes a 32 x 32 tile of E and of its transpose, and the
+//   first prefix that holds a score too far from 0 (range.h).
+// forward, vectors: a block of 256 threads owns a panel of 16 successive prefixes of a matrix, so a
+//   step is the product of its [16, N] scalings and E or its transpose. A thread owns 8 x 4 numbers
+//   of the result. The 8 warps share the terms, and their sums are added up in a fixed order.
+//   Scalings and sums are in shared memory, up to 39 KiB. Each step reads E once, from L1.
+//   log_domain solves prefixes that leave the number range, as in gpu_prefix.cu.
+// scores: a block of 256 threads owns a 32 x 32 tile of dS. The tile is a matrix product over all
+//   (u, i), of which each group of 64 threads takes a quarter. Shared memory: 16 KiB.
+//
+// Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on what follows it. No
+// atomics and fixed orders: deterministic.
+#include "attention/kernels/sinkhorn/gpu_params.h"
+#include "attention/kernels/sinkhorn/gpu_small_prefix_panel.cuh"
+
+namespace birkhoff::small_prefix {
+namespace {
+
+__global__ void __launch_bounds__(kThreads) exponentials_kernel(const BalanceParams p) {
+  const Scratch scratch(p);
+  const int N = p.rows, width = scratch.width, side = (N + kTile - 1) / kTile;
+  const std::int64_t matrix = blockIdx.x / scratch.tiles;
+  const int tile = static_cast<int>(blockIdx.x % scratch.tiles);
+  const int r0 = tile / side * kTile, c0 = tile % side * kTile;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  float* transposed = reinterpret_cast<float*>(balance_memory);  // [kTile, kTile + 1]
+  float* least = transposed + kTile * (kTile + 1);               // [kWarps]
+  float limit = static_cast<float>(N);
+  for (int row = warp; row < kTile; row += kWarps) {
+    const int r = r0 + row, c = c0 + lane;
+    const float s = r > 0 && r < N && c < N ? p.scores[(matrix * N + r) * N + c] : -INFINITY;
+    const bool in_range = fabsf(s) <= DeviceBalanceRange::kSpread;
+    // The first prefix that holds the entry is u = max(r, c + 1).
+    if (!in_range && s != -INFINITY) limit = fminf(limit, static_cast<float>(max(r, c + 1)));
+    const float e = in_range ? expf(s) : 0.0f;
+    transposed[lane * (kTile + 1) + row] = e;
+    if (r < width && c < width) scratch.e[(matrix * width + r) * width + c] = e;
+  }
+  limit = -warp_max(-limit);
+  if (lane == 0) least[warp] = limit;
+  __syncthreads();
+  for (int column = warp; column < kTile; column += kWarps) {
+    const int r = r0 + lane, c = c0 + column;
+    if (r < width && c < width) {
+      scratch.e_t[(matrix * width + c) * width + r] = transposed[column * (kTile + 1) + lane];
+    }
+  }
+  if (threadIdx.x == 0) {
+    for (int w = 1; w < kWarps; ++w) limit = fminf(limit, least[w]);
+    scratch.limits[matrix * scratch.tiles + tile] = limit;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads, 2) prefix_forward_kernel(const BalanceParams p) {
+  const Panel panel(p);
+  const int N = p.rows;
+  const auto nothing = [](int, int, int, const float(&)[4]) {};
+  panel.solve(p.iterations, nothing, nothing, [&](int k, int u, float total) {
+    const float* e = panel.e + u * panel.width;
+    const float* b = panel.result(k);
+    float* out = p.p + (std::int64_t{panel.matrix} * p.results + u - p.first_row) * N;
+    for (int c = panel.lane; c < N; c += kWarp) out[c] = c < u ? e[c] * b[c] / total : 0.0f;
+  });
+  for (int k = 0; k < panel.kPrefixes && panel.first_prefix + k < N; ++k) {
+    if (panel.failed()[k] == 0) continue;
+    const LogDomain problem(p, panel.matrix, panel.first_prefix + k - p.first_row, panel.panel());
+    problem.write_p(p.iterations, p.p);
+    __syncthreads();
+  }
+}
+
+// For solved prefixes, f of Vectors is a_ui and g is b_ui. Row u of d_scores becomes d.
+__global__ void __launch_bounds__(kThreads, 2)
+    prefix_vectors_kernel(const BalanceBackwardParams p) {
+  const BalanceParams& forward = p.problems;
+  const Panel panel(forward);
+  const int N = forward.rows, I = forward.iterations;
+  const int first_problem = panel.matrix * forward.results + panel.first_prefix - forward.first_row;
+  const auto write = [](float* vector, int j, const float(&x)[4]) {
+    *reinterpret_cast<float4*>(vector + j) = {x[0], x[1], x[2], x[3]};
+  };
+  // x = -factors^2 x; the square itself could leave the number range.
+  const auto flow_back = [](const float* factors, int j, float(&x)[4]) {
+    const float4 f = *reinterpret_cast<const float4*>(factors + j);
+    x[0] = -(x[0] * f.x) * f.x;
+    x[1] = -(x[1] * f.y) * f.y;
+    x[2] = -(x[2] * f.z) * f.z;
+    x[3] = -(x[3] * f.w) * f.w;
+  };
+
+  panel.for_own([&](int k, int j) {
+    const int u = panel.first_prefix + k;
+    const float ones[4] = {j <= u ? 1.0f : 0.0f, j + 1 <= u ? 1.0f : 0.0f, j + 2 <= u ? 1.0f : 0.0f,
+                           j + 3 <= u ? 1.0f : 0.0f};
+    write(Vectors(p, first_problem + k).f(0), j, ones);
+  });
+  panel.solve(
+      I,
+      [&](int i, int k, int j, const float(&x)[4]) {
+        write(Vectors(p, first_problem + k).f(i), j, x);
+      },
+      [&](int i, int k, int j, const float(&x)[4]) {
+        write(Vectors(p, first_problem + k).g(i), j, x);
+      },
+      [&](int k, int u, float total) {
+        const float* e = panel.e + u * panel.width;
+        float* b = panel.result(k);
+        const float* d_p = p.d_p + std::int64_t{first_problem + k} * N;
+        float* d_scores = p.d_scores + (std::int64_t{panel.matrix} * N + u) * N;
+        float sum = 0;
+        for (int c = panel.lane; c < u; c += kWarp) sum += e[c] * b[c] / total * d_p[c];
+        sum = warp_sum(sum);
+        for (int c = panel.lane; c < u; c += kWarp) {
+          const float d = e[c] * b[c] / total * (d_p[c] - sum);
+          d_scores[c] = d;
+          b[c] *= d;  // y
+        }
+      });
+  panel.for_own([&](int k, int j) {
+    const float* y = panel.result(k) + j;
+    const float four[4] = {y[0], y[1], y[2], y[3]};
+    const float zeros[4] = {};
+    write(Vectors(p, first_problem + k).y(I - 1), j, four);
+    write(Vectors(p, first_problem + k).x(I - 1), j, zeros);
+    panel.store(k, j, four);
+  });
+  __syncthreads();
+  for (int i = I - 2; i >= 0; --i) {
+    panel.step<false>(panel.e_t, [&](int k, int j, float(&x)[4]) {
+      const Vectors vectors(p, first_problem + k);
+      flow_back(vectors.f(i + 1), j, x);
+      write(vectors.x(i), j, x);
+    });
+    panel.step<true>(panel.e, [&](int k, int j, float(&y)[4]) {
+      const Vectors vectors(p, first_problem + k);
+      flow_back(vectors.g(i), j, y);
+      write(vectors.y(i), j, y);
+    });
+  }
+  float* in_log_domain = Scratch(forward).in_log_domain + first_problem;
+  for (int k = static_cast<int>(threadIdx.x); k < panel.kPrefixes; k += kThreads) {
+    if (panel.first_prefix + k < N) in_log_domain[k] = panel.failed()[k];
+  }
+}
+
+// Solves the prefixes that prefix_vectors_kernel has not solved, Panel::kPrefixes per block. One kernel
+// for both would not have enough registers.
+__global__ void __launch_bounds__(kThreads, 1)
+    prefix_log_domain_kernel(const BalanceBackwardParams p) {
+  const BalanceParams& forward = p.problems;
+  const int first = static_cast<int>(blockIdx.x / forward.matrices) * Panel::kPrefixes;
+  const std::int64_t matrix = blockIdx.x % forward.matrices;
+  const float* in_log_domain = Scratch(forward).in_log_domain + matrix * forward.results;
+  for (int result = first; result < min(first + Panel::kPrefixes, forward.results); ++result) {
+    if (in_log_domain[result] == 0) continue;
+    const LogDomain problem(forward, matrix, result, reinterpret_cast<float*>(balance_memory));
+    problem.write_vectors(forward.iterations, p.d_p, Vectors(p, matrix * forward.results + result),
+                          p.d_scores + matrix * forward.rows * forward.columns);
+    __syncthreads();
+  }
+}
+
+// Each thread owns kSide^2 numbers of the tile.
+__global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
+  constexpr int kSide = 4, kSize = kTile, kParts = 4;  // groups of 64 threads
+  constexpr int kPairs = 32;                           // pairs (u, i) at a time
+  const BalanceParams& forward = p.problems;
+  const Scratch scratch(forward);
+  const int N = forward.rows, width = scratch.width, I = forward.iterations;
+  const int side = (N + kSize - 1) / kSize, thread = static_cast<int>(threadIdx.x);
+  // The first tiles of a matrix take longest, so those of all matrices come first.
+  const std::int64_t matrix = blockIdx.x % forward.matrices;
+  const int tile = static_cast<int>(blockIdx.x / forward.matrices);
+  const int r0 = tile / side * kSize, c0 = tile % side * kSize;
+  const std::int64_t problems = matrix * forward.results;
+  const float* in_log_domain = scratch.in_log_domain + problems;
+
+  float* left = reinterpret_cast<float*>(balance_memory);  // [2 kPairs, kSize]: a and x
+  float* right = left + 2 * kPairs * kSize;                // likewise: y and b
+  const int part = thread / 64, row = thread % 64 / 8 * 4, column = thread % 8 * 4;
+  float sum[kSide][kSide] = {};
+  // The first prefix that holds an entry is u = max(r, c + 1).
+  const int first = max(max(r0, c0 + 1) - forward.first_row, 0);
+  const int num_pairs = (forward.results - first) * I;
+  for (int pair = 0; pair < num_pairs; pair += kPairs) {
+    for (int j = thread; j < 4 * kPairs * (kSize / 4); j += kThreads) {
+      const int offset = j % (kSize / 4) * 4, vector = j / (kSize / 4) % 4;
+      const int place = j / kSize;  // of the pair
+      const int result = first + (pair + place) / I, i = (pair + place) % I;
+      const bool is_left = vector < 2;
+      const int begin = (is_left ? r0 : c0) + offset;
+      float4 x = {0, 0, 0, 0};
+      if (pair + place < num_pairs && begin < width && in_log_domain[result] == 0) {
+        const Vectors vectors(p, problems + result);
+        const float* from = vector == 0   ? vectors.f(i)
+                            : vector == 1 ? vectors.x(i)
+                            : vector == 2 ? vectors.y(i)
+                                          : vectors.g(i);
+        x = *reinterpret_cast<const float4*>(from + begin);
+      }
+      float* to = (is_left ? left : right) + (2 * place + vector % 2) * kSize + offset;
+      *reinterpret_cast<float4*>(to) = x;
+    }
+    __syncthreads();
+#pragma unroll 2
+    for (int d = part; d < 2 * kPairs; d += kParts) {
+      const float4 l4 = *reinterpret_cast<const float4*>(left + d * kSize + row);
+      const float4 r4 = *reinterpret_cast<const float4*>(right + d * kSize + column);
+      const float l[kSide] = {l4.x, l4.y, l4.z, l4.w}, r[kSide] = {r4.x, r4.y, r4.z, r4.w};
+#pragma unroll
+      for (int m = 0; m < kSide; ++m) {
+#pragma unroll
+        for (int n = 0; n < kSide; ++n) sum[m][n] += l[m] * r[n];
+      }
+    }
+    __syncthreads();
+  }
+
+  // Adds the sums of the parts, in their order, then takes whole rows of the tile at a time.
+  float* flow = left;  // [kSize, kSize]
+  float& any_in_log_domain = right[0];
+  if (thread == 0) any_in_log_domain = 0;
+  __syncthreads();
+  if (thread < forward.results && in_log_domain[thread] != 0) any_in_log_domain = 1;
+  for (int turn = 0; turn < kParts; ++turn) {
+    if (part == turn) {
+#pragma unroll
+      for (int m = 0; m < kSide; ++m) {
+#pragma unroll
+        for (int n = 0; n < kSide; ++n) {
+          float& to = flow[(row + m) * kSize + column + n];
+          to = turn == 0 ? sum[m][n] : to + sum[m][n];
+        }
+      }
+    }
+    __syncthreads();
+  }
+  for (int j = thread; j < kSize * kSize; j += kThreads) {
+    const int r = r0 + j / kSize, c = c0 + j % kSize;
+    if (r >= N || c >= N) continue;
+    const std::int64_t entry = (matrix * N + r) * N + c;
+    const float s = r > 0 ? forward.scores[entry] : -INFINITY;
+    float d = r >= forward.first_row && c < r ? p.d_scores[entry] : 0.0f;
+    d -= scratch.e[(matrix * width + r) * width + c] * flow[j];
+    int result = max(max(r, c + 1) - forward.first_row, 0);
+    if (any_in_log_domain == 0) result = forward.results;
+    for (; result < forward.results; ++result) {
+      if (in_log_domain[result] == 0) continue;
+      d -= log_domain_share(Vectors(p, problems + result), I, r, c, s);
+    }
+    p.d_scores[entry] = s == -INFINITY ? 0.0f : d;
+  }
+}
+
+template <typename Params>
+void launch_blocks(void (*kernel)(Params), std::int64_t blocks, const Params& params,
+                   std::size_t shared_bytes, cudaStream_t stream) {
+  launch({.grid = dim3(static_cast<unsigned>(blocks)),
+          .block = dim3(kThreads),
+          .stream = stream,
+          .shared_bytes = shared_bytes},
+         kernel, params);
+}
+
+template <typename Params>
+void launch_panels(void (*kernel)(Params), const BalanceParams& p, const Params& params,
+                   cudaStream_t stream) {
+  launch_blocks(kernel, p.matrices * Panel::num_panels(p.results), params,
+                Panel::shared_bytes(p.rows), stream);
+}
+
+void launch_exponentials(const BalanceParams& p, cudaStream_t stream) {
+  launch_blocks(&exponentials_kernel, p.matrices * p.num_tiles(), p,
+                sizeof(float) * (kTile * (kTile + 1) + kWarps), stream);
+}
+
+}  // namespace
+
+void launch_prefix_balance(const BalanceParams& params, cudaStream_t stream) {
+  if (params.results == 0) return;
+  launch_exponentials(params, stream);
+  launch_panels(&prefix_forward_kernel, params, params, stream);
+}
+
+void launch_prefix_balance_backward(const BalanceBackwardParams& params, cudaStream_t stream) {
+  const BalanceParams& problems = params.problems;
+  launch_exponentials(problems, stream);
+  if (problems.results > 0) {
+    launch_panels(&prefix_vectors_kernel, problems, params, stream);
+    launch_blocks(&prefix_log_domain_kernel,
+                  problems.matrices * Panel::num_panels(problems.results), params,
+                  LogDomain::shared_bytes(problems.rows, problems.columns), stream);
+  }
+  launch_blocks(&prefix_scores_kernel, problems.matrices * problems.num_tiles(), params,
+                sizeof(float) * 4 * 32 * kTile, stream);
+}
+
+}  // namespace birkhoff::small_prefix
