@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "attention/kernels/block_mix/block_mix.h"
 #include "attention/kernels/sinkhorn/sinkhorn.h"
 #include "tests/attention/mechanism_cases.h"
 #include "tests/kernel_error.h"
@@ -75,6 +76,43 @@ TEST(BalanceKernel, SmallEmptyRowsAndColumns) {
   scores.select(2, 2).fill_(-std::numeric_limits<float>::infinity());
   scores.select(3, 4).fill_(-std::numeric_limits<float>::infinity());
   for (const bool prefix : {false, true}) check("empty row and column", scores, prefix);
+}
+
+TEST(BalanceKernel, SmallOutOfRange) {
+  for (const double scale : {10.0, 20.0, 45.0}) {
+    for (const std::int64_t size : {40, 70}) {
+      check(fmt::format("N {} scale {}", size, scale), random_scores(1, size, scale), false);
+    }
+  }
+}
+
+// The kernel rounds as LibTorch does, also where it solves in the log domain, and mixing with what
+// it has rounded gives the same bits and gradients.
+TEST(BalanceKernel, SmallRoundsForMixing) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const std::int64_t size : {5, 16, 40, 130}) {
+      for (const double scale : {1.0, 200.0}) {
+        const std::string name = fmt::format("N {} scale {}", size, scale);
+        const at::Tensor scores = random_scores(1, size, scale).cuda().requires_grad_(true);
+        const auto [p, rounded] = balance_and_round(scores, 5, dtype, Path::kFused);
+        ASSERT_EQ(rounded.size(3), (size + 7) / 8 * 8) << name;
+        EXPECT_FALSE(rounded.requires_grad()) << name;
+        expect_same_bits(rounded.narrow(3, 0, size), p.detach().to(dtype), name);
+        EXPECT_EQ(rounded.narrow(3, size, rounded.size(3) - size).abs().sum().item<float>(), 0);
+        const at::Tensor x =
+            test::random_tensor({1, 2, size, 2, 8}, at::kFloat, 7).cuda().to(dtype);
+        const auto mixed = [&](const at::Tensor& weights) {
+          const at::Tensor y = mix_lower_blocks(p, {x}, size - 1, Path::kFused, weights).y_BHNbD[0];
+          scores.mutable_grad() = at::Tensor();
+          y.backward(x, /*retain_graph=*/true);
+          return Result{y.detach(), scores.grad()};
+        };
+        const Result with = mixed(rounded), without = mixed({});
+        expect_same_bits(with.p, without.p, name + ", mixes");
+        expect_same_bits(with.d_scores, without.d_scores, name + ", gradient");
+      }
+    }
+  }
 }
 
 // Both places of the scores: shared memory, and L2 for scores that do not fit there.
