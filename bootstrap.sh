@@ -80,7 +80,11 @@ torch=${BIRKHOFF_TORCH:-$pinned/torch}
 [ -n "$cuda" ] && library=libtorch_cuda || library=libtorch_cpu
 have_torch() { [ -e "$torch/include/ATen/core/Tensor.h" ] && [ -e "$torch/lib/$library.so" ]; }
 have_torch || { [ -n "${BIRKHOFF_TORCH:-}" ] && stop "BIRKHOFF_TORCH=$BIRKHOFF_TORCH holds no include/ATen/core/Tensor.h and lib/$library.so"; }
-have_torch || packages+=(python3-pip)
+# Python's libraries and clang-format for tests.
+tools=$deps/test-tools-$(sha256sum cmake/test_tools.txt | cut -c1-8)
+[ "$goal" = test ] || tools=""
+have_tools() { [ -z "$tools" ] || [ -e "$tools/sympy" ]; }
+have_torch || { [ "$install" = 1 ] && ! have_tools; } && packages+=(python3-pip)
 
 install_packages() {
   command -v dpkg-query >/dev/null || stop "this is not Debian or Ubuntu; load modules for MPI, HDF5 and LibTorch and see docs/install.md"
@@ -146,6 +150,17 @@ install_torch() {
   mv "$pinned.part" "$pinned"
 }
 
+install_tools() {
+  ! have_tools || return 0
+  [ "$install" = 1 ] || { tools=""; return 0; }  # the tests that need them are skipped
+  say "Installing Python's libraries and clang-format for tests into $tools (11 MB to fetch)"
+  rm -rf "$tools.part"
+  python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --target "$tools.part" -r cmake/test_tools.txt \
+    2> >(grep -v 'Running pip as' >&2)
+  [ "$(id -u)" != 0 ] || chmod -R a+rX "$tools.part"
+  mv "$tools.part" "$tools"
+}
+
 # Other users often run what root builds.
 warn_if_root_only() {
   [ "$(id -u)" = 0 ] && ! others_can_read "$torch/lib" || return 0
@@ -155,19 +170,40 @@ warn_if_root_only() {
 
 build() {
   local folder=build/$preset log
-  if [ ! -e "$folder/build.ninja" ] || ! grep -qxF "BIRKHOFF_TORCH:PATH=$torch" "$folder/CMakeCache.txt"; then
+  local settings=("BIRKHOFF_TORCH:PATH=$torch") setting configured=1
+  [ -z "$tools" ] || settings+=("BIRKHOFF_TEST_TOOLS:PATH=$tools")
+  [ -e "$folder/build.ninja" ] || configured=0
+  for setting in "${settings[@]}"; do
+    grep -qsxF "$setting" "$folder/CMakeCache.txt" || configured=0
+  done
+  if [ $configured = 0 ]; then
     say "Configuring $folder"
     log=$(mktemp)
-    cmake --preset "$preset" -DBIRKHOFF_TORCH:PATH="$torch" >"$log" 2>&1 || { cat "$log" >&2; stop "configuring failed"; }
+    cmake --preset "$preset" "${settings[@]/#/-D}" >"$log" 2>&1 || { cat "$log" >&2; stop "configuring failed"; }
     rm -f "$log"
   fi
   say "Building $folder with $jobs jobs"
   cmake --build --preset "$preset" --parallel "$jobs" --target "$target"
 }
 
+# "NAME: why" for each skipped test of a JUnit report of ctest's.
+skipped_tests() { # REPORT
+  awk '
+    /<testcase / { name = $0; sub(/.*<testcase name="/, "", name); sub(/".*/, "", name); skipped = 0; why = "" }
+    /<skipped/ { skipped = 1 }
+    next_is_why { if (why == "") why = $0; next_is_why = 0 }
+    /: Skipped$/ { next_is_why = 1 }
+    /SKIPPED: / { if (why == "") { why = $0; sub(/.*SKIPPED: /, "", why) } }
+    /<\/testcase>/ { if (skipped) print name ": " why }' "$1"
+}
+
 run_tests() {
+  local status=0 report=$PWD/build/$preset/tests.xml skipped
   say "Testing $preset"
-  ctest --preset "$preset" --progress
+  ctest --preset "$preset" --progress --output-junit "$report" --test-output-size-passed 65536 || status=$?
+  skipped=$(skipped_tests "$report")
+  [ -z "$skipped" ] || say "Skipped tests:"$'\n'"$skipped"
+  return $status
 }
 
 demo() {
@@ -196,6 +232,7 @@ demo() {
 
 install_packages
 install_torch
+install_tools
 warn_if_root_only
 build
 case $goal in

@@ -8,7 +8,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 chmod 755 "$place"
 # From the first of these functions to the last.
-source <(sed -n '/^deps_folder() /,/^}/p; /^others_can_read() /,/^}/p; /^warn_if_root_only() /,/^}/p' "$script")
+source <(sed -n '/^skipped_tests() /,/^}/p; /^deps_folder() /,/^}/p; /^others_can_read() /,/^}/p; /^warn_if_root_only() /,/^}/p' "$script")
 stop() { echo "stop: $*"; return 1; }
 id() { echo "$user"; }
 
@@ -53,6 +53,30 @@ chmod 700 "$HOME/.cache"
 [ -n "$(warn_if_root_only 2>&1)" ] || expect "a folder on the way" "a line" ""
 user=1000
 expect "others are not told" "" "$(warn_if_root_only 2>&1)"
+
+cat >"$place/tests.xml" <<'END'
+	<testcase name="passed" classname="passed" time="0.1" status="run">
+		<system-out>[ RUN      ]
+a.cpp:3: Skipped
+one of its parts
+[  SKIPPED ]
+</system-out>
+	</testcase>
+	<testcase name="by_ctest" classname="by_ctest" time="0.1" status="notrun">
+		<skipped message="SKIP_RETURN_CODE=77"/>
+		<system-out>SKIPPED: import torch: none
+</system-out>
+	</testcase>
+	<testcase name="by_gtest" classname="by_gtest" time="0.1" status="notrun">
+		<skipped message="SKIP_REGULAR_EXPRESSION_MATCHED"/>
+		<system-out>[ RUN      ] Script.Shellcheck
+/a/b.cpp:368: Skipped
+no shellcheck
+[  SKIPPED ] Script.Shellcheck (1 ms)
+</system-out>
+	</testcase>
+END
+expect "which tests were skipped, and why" $'by_ctest: import torch: none\nby_gtest: no shellcheck' "$(skipped_tests "$place/tests.xml")"
 
 "$script" --help | grep -q '/var/cache/birkhoff' || expect "--help" "the folder" "nothing of it"
 "$script" --help | tail -1 | grep -q 'CUDA_HOME' || expect "--help" "its last line" "another"

@@ -99,9 +99,10 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
          "sliding_window, sinkhorn (not with combine: add_logits), routing or moba");
   }
   if (shape.heads_of_keys() != shape.heads && traits.shares_query_key) {
-    fail(ExitCode::kConfig,
-         "heads whose queries are their keys have as many of both; remove the group's key_heads, or "
-         "set share_query_key: false");
+    fail(
+        ExitCode::kConfig,
+        "heads whose queries are their keys have as many of both; remove the group's key_heads, or "
+        "set share_query_key: false");
   }
   return mechanism;
 }

@@ -147,9 +147,9 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
 
 Path choose_path(const GatheredAttention& in, Path limit) {
   const at::Tensor& q = in.q_BHLD;
-  const bool fits =
-      q.is_cpu() ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
-                 : kHasGpuKernels && q.is_cuda() && !in.drops() && fits_gpu_kernels(in);
+  const bool fits = q.is_cpu()
+                        ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
+                        : kHasGpuKernels && q.is_cuda() && !in.drops() && fits_gpu_kernels(in);
   if (limit == Path::kFused && fits) return Path::kFused;
   const bool fits_library = in.merge == PlaceMerge::kMean && !in.drops() &&
                             !in.relative.defined() && !in.sink_H.defined();
