@@ -241,6 +241,9 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     log_info("memory before the first step: {}", memory_report(device));
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
     warn_of_settings(config, source->num_samples());
+    if (const std::string cut = cut_texts(config, kTrainSplit, corpus); !cut.empty()) {
+      log_warning("{}", cut);
+    }
     warn_of_idle_ranks(config, group.size());
     if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
     if (before && config.checkpoint().keep_best())

@@ -63,6 +63,21 @@ class LabelledDocuments : public SampleSource {
 
 }  // namespace
 
+std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options) {
+  StreamReader texts(corpus, options.split, options.stream);
+  std::int64_t num_cut = 0, begin = 0;
+  // In stretches, so that memory does not depend on the number of documents.
+  constexpr std::int64_t kStretch = 1 << 20;
+  for (std::int64_t from = 0; from < texts.elements(); from += kStretch) {
+    for (const std::int64_t end :
+         texts.document_ends(from, std::min(from + kStretch, texts.elements()))) {
+      num_cut += end - begin > options.sequence_length;
+      begin = end;
+    }
+  }
+  return num_cut;
+}
+
 void check_labelled_documents(const Corpus& corpus, const DocumentOptions& options) {
   corpus.stream(options.split, options.stream);
   if (corpus.record(options.split, options.label).rows() > 0) return;

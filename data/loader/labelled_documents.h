@@ -23,6 +23,9 @@ struct DocumentOptions {
 std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,
                                                  const DocumentOptions& options);
 
+// How many documents of the split are longer than that. Reads the ends of all.
+std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options);
+
 // Finds the errors of labelled_documents() without opening any file of the corpus.
 void check_labelled_documents(const Corpus& corpus, const DocumentOptions& options);
 

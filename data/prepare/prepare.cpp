@@ -18,6 +18,7 @@
 #include "data/corpus/shard_writer.h"
 #include "data/prepare/classes.h"
 #include "data/prepare/documents.h"
+#include "data/prepare/lost_text.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"
@@ -194,8 +195,18 @@ class Preparation {
       outputs[split].unknown.emplace(folder_.path(), kSplitNames[split], kUnknownRecord,
                                      options_.shard_tokens);
     }
+    std::optional<std::string> lost;  // of the first part
     const auto visit = [&](const Document& document, const Piece& piece, std::string_view text,
                            std::int64_t offset) {
+      if (!lost && tokenizer->may_change_text()) {
+        lost = lost_text(*tokenizer, text);
+        if (!lost->empty()) {
+          *lost = fmt::format(
+              "warning: the tokens do not give the text back, so figures per byte and per word are "
+              "withheld: in the first {} of {}, {}",
+              counted(text.size(), "byte"), document.shown_path, *lost);
+        }
+      }
       Output& output = outputs[piece.split];
       std::string unknown;
       const auto ids = encoded(*tokenizer, document, text, offset, unknown);
@@ -213,6 +224,7 @@ class Preparation {
       if (output.labels) output.labels->append(classes_.value_of(document));
     };
     pass("encode", entry.kind(), visit, end);
+    if (lost && !lost->empty()) notes_.push_back(*lost);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
       if (!rule_.has(split)) continue;
       auto& written = *manifest_.add_split();
@@ -303,10 +315,11 @@ void require_same(const OutFolder& folder, const CorpusManifest::Source& source)
          folder.path(), there.options());
   }
   if (there.input_hash() != source.input_hash()) {
-    fail(ExitCode::kUsage,
-         "--out {}: holds a corpus made from other text, or the text has changed since; name "
-         "another folder or delete this one",
-         folder.path());
+    fail(
+        ExitCode::kUsage,
+        "--out {}: holds a corpus made from other text, or its files were changed or touched since "
+        "(their times count, too); name another folder or delete this one",
+        folder.path());
   }
 }
 

@@ -70,7 +70,16 @@ class TableReader {
            lines.place(), quoted(columns_.text), quoted(columns_.label));
     }
     if (columns_.header) line = lines.next();
+    std::string blank;  // the place of the first empty line that may end the file
     for (; line; line = lines.next()) {
+      if (line->empty()) {
+        if (blank.empty()) blank = lines.place();
+        continue;
+      }
+      if (!blank.empty()) {
+        fail(ExitCode::kData, "{}: the line is empty; remove it: only the end of a table may be",
+             blank);
+      }
       split_at_tabs(*line, values_);
       row(file, lines);
     }

@@ -21,26 +21,32 @@ constexpr Compression kCompressions[] = {
      "xz", "xzcat"},
     {"PK\x03\x04", "zip", "unzip -p"},
 };
-constexpr std::size_t kUtf16 = std::size(kCompressions), kByteOrderMark = kUtf16 + 1,
-                      kBinary = kUtf16 + 2;
+constexpr std::size_t kUtf16 = std::size(kCompressions), kUtf32 = kUtf16 + 1,
+                      kByteOrderMark = kUtf16 + 2, kBinary = kUtf16 + 3;
 
-// Index in kCompressions, kUtf16, or kBinary for neither.
+// Index in kCompressions, kUtf16, kUtf32, or kBinary for none of them.
 std::size_t kind_of(std::string_view start) {
+  using namespace std::string_view_literals;
   for (std::size_t kind = 0; kind < std::size(kCompressions); ++kind) {
     if (start.starts_with(kCompressions[kind].start)) return kind;
   }
+  // UTF-32's little-endian mark begins with that of UTF-16, whose texts hold no NUL.
+  if (start.starts_with("\xff\xfe\0\0"sv) || start.starts_with("\0\0\xfe\xff"sv)) return kUtf32;
   const bool is_utf16 = start.starts_with("\xff\xfe") || start.starts_with("\xfe\xff");
   return is_utf16 ? kUtf16 : kBinary;
 }
 
-std::string pipe_of(std::size_t kind, const std::string& path) {
-  const std::string reader =
-      kind == kUtf16 ? "iconv -f UTF-16 -t UTF-8" : kCompressions[kind].reader;
-  return fmt::format("{} {}| birkhoff ... -", reader, path == kStandardInput ? "" : path + " ");
+std::string name_of(std::size_t kind) {
+  if (kind == kUtf16) return "UTF-16";
+  if (kind == kUtf32) return "UTF-32";
+  return fmt::format("{} data", kCompressions[kind].name);
 }
 
-std::string name_of(std::size_t kind) {
-  return kind == kUtf16 ? "UTF-16" : fmt::format("{} data", kCompressions[kind].name);
+std::string pipe_of(std::size_t kind, const std::string& path) {
+  const std::string reader = kind < std::size(kCompressions)
+                                 ? kCompressions[kind].reader
+                                 : fmt::format("iconv -f {} -t UTF-8", name_of(kind));
+  return fmt::format("{} {}| birkhoff ... -", reader, path == kStandardInput ? "" : path + " ");
 }
 
 }  // namespace
@@ -75,7 +81,14 @@ std::string_view TextChecker::check(const Document& document, std::string_view p
       }
     }
   }
-  if (!binary_ && part.find('\0') != std::string_view::npos) {
+  if (const std::size_t nul = part.find('\0'); !binary_ && nul != std::string_view::npos) {
+    if (!takes_bytes_) {
+      fail(ExitCode::kData,
+           "{}: byte {}{} is NUL, which text does not have; is it UTF-16 (`iconv -f UTF-16 -t "
+           "UTF-8`)? Convert or leave out the {}, or use bytes",
+           document.shown_path, offset + static_cast<std::int64_t>(nul),
+           document.text ? " of its text" : "", document.text ? "row" : "file");
+    }
     note(kBinary, document);
     binary_ = true;
   }

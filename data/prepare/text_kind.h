@@ -47,7 +47,7 @@ class TextChecker {
   std::string tokenizer_;
   bool takes_bytes_;
   bool binary_ = false;       // the current document has been noted as binary or compressed
-  std::array<Seen, 8> seen_;  // by kind, as numbered in text_kind.cpp
+  std::array<Seen, 9> seen_;  // by kind, as numbered in text_kind.cpp
 };
 
 }  // namespace birkhoff

@@ -13,6 +13,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
+#include "cluster/base/text/utf8.h"
 #include "data/prepare/documents.h"
 #include "data/prepare/text_lines.h"
 #include "launcher/commands.h"
@@ -36,6 +37,19 @@ struct Text {
 Text read_text(std::string_view line, const std::string& place, const Tokenizer& tokenizer,
                const configs::CheckpointManifest& manifest) {
   if (line.empty()) fail(ExitCode::kData, "{}: the line is empty; remove it", place);
+  // Texts of tables, which the model was trained on, hold none.
+  if (line.find('\t') != std::string_view::npos) {
+    const std::string file = place.substr(0, place.rfind(':'));
+    fail(ExitCode::kData,
+         "{}: the line holds a tab: is this a table? Give one column of it, without its header: "
+         "tail -n +2 {} | cut -f COLUMN | birkhoff classify ... -",
+         place, file == kStandardInput ? "FILE" : file);
+  }
+  if (const std::size_t bad = find_invalid_utf8(line);
+      manifest.tokenizer() != "bytes" && bad != std::string_view::npos) {
+    fail(ExitCode::kData, "{}: byte {} of the line is not UTF-8, which the model reads; convert it",
+         place, bad);
+  }
   Text text{std::string(line), place, {}};
   try {
     text.ids = tokenizer.encode(text.text);

@@ -150,6 +150,10 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
 
+  if (const std::string cut = speaks ? cut_texts(config, split, corpus) : ""; !cut.empty()) {
+    err << "birkhoff: warning: " << cut << '\n';
+  }
+
   configs::Evaluate what = config.evaluate();
   what.set_split(split);
   what.set_sequences(arguments.sequences);

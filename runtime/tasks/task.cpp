@@ -1,13 +1,14 @@
 #include "runtime/tasks/task.h"
 
+#include <fmt/format.h>
+
 #include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
 #include "data/loader/labelled_documents.h"
 #include "data/loader/token_windows.h"
 
 namespace birkhoff {
 namespace {
-
-constexpr char kTrainSplit[] = "train";
 
 WindowOptions window_options(const configs::Config& config, const std::string& split) {
   return {.split = split,
@@ -65,6 +66,17 @@ std::unique_ptr<SampleSource> evaluation_source(const configs::Config& config,
 TargetCounts evaluation_targets(const configs::Config& config, const std::string& split,
                                 const Corpus& corpus, std::int64_t num_samples) {
   return count_targets(corpus, window_options(config, split), num_samples);
+}
+
+std::string cut_texts(const configs::Config& config, const std::string& split,
+                      const Corpus& corpus) {
+  if (!config.task().has_classification()) return "";
+  const std::int64_t num_cut = count_cut_documents(corpus, document_options(config, split));
+  if (num_cut == 0) return "";
+  return fmt::format("{} of {} of split {} are cut to their first data.sequence_length = {} tokens",
+                     num_cut,
+                     counted(corpus.stream(split, token_stream(config)).documents(), "text"), split,
+                     config.data().sequence_length());
 }
 
 void check_source(const configs::Config& config, const Corpus& corpus) {

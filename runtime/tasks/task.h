@@ -14,6 +14,8 @@
 
 namespace birkhoff {
 
+inline constexpr char kTrainSplit[] = "train";
+
 // The corpus stream that the task reads.
 const std::string& token_stream(const configs::Config& config);
 // Whether the targets are the tokens of that stream, so that figures count its bytes and words.
@@ -34,6 +36,10 @@ std::unique_ptr<SampleSource> evaluation_source(const configs::Config& config,
 // What the targets of the first `num_samples` of these samples stand for; the task must predict text.
 TargetCounts evaluation_targets(const configs::Config& config, const std::string& split,
                                 const Corpus& corpus, std::int64_t num_samples);
+
+// That the task cuts some texts of the split to data.sequence_length, and how many; empty: none.
+std::string cut_texts(const configs::Config& config, const std::string& split,
+                      const Corpus& corpus);
 
 // Finds the errors of training_source() without opening any file of the corpus.
 void check_source(const configs::Config& config, const Corpus& corpus);

@@ -91,6 +91,13 @@ TEST_F(LabelledDocumentsTest, EpochsTakeEachDocumentOnceOnAnyNumberOfRanks) {
   EXPECT_EQ(seen[kLength - 1], kRows - (kLength - 2));
 }
 
+TEST_F(LabelledDocumentsTest, CutDocumentsAreCounted) {
+  // Row i has i + 2 tokens.
+  EXPECT_EQ(count_cut_documents(*corpus_, {.sequence_length = kLength}), kRows + 1 - kLength);
+  EXPECT_EQ(count_cut_documents(*corpus_, {.sequence_length = kRows + 1}), 0);
+  EXPECT_EQ(count_cut_documents(*corpus_, {.sequence_length = 1}), kRows);
+}
+
 TEST_F(LabelledDocumentsTest, ErrorsNameWhatIsMissing) {
   expect_error(
       ExitCode::kData,

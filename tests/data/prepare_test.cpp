@@ -1,11 +1,13 @@
 #include "data/prepare/prepare.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -18,6 +20,7 @@
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
 #include "data/prepare/documents.h"
+#include "data/prepare/lost_text.h"
 #include "data/prepare/text_counts.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
@@ -228,6 +231,57 @@ TEST(Prepare, ReadsStreams) {
   other.join();
   EXPECT_GT(reports, 0);
   EXPECT_EQ(content_of(folder / "corpus"), finished);
+}
+
+// Folds case and lines, as SentencePiece models with other settings than ours do.
+class FoldingTokenizer final : public Tokenizer {
+ public:
+  std::vector<std::int32_t> encode(std::string_view text) const override {
+    std::vector<std::int32_t> ids;
+    for (const char c : text) {
+      const bool space = c == '\n' || c == ' ';
+      if (space && !ids.empty() && ids.back() == ' ') continue;
+      ids.push_back(space ? ' ' : std::tolower(static_cast<unsigned char>(c)));
+    }
+    return ids;
+  }
+  std::string decode(const std::vector<std::int32_t>& ids) const override {
+    std::string text;
+    for (const std::int32_t id : ids) {
+      if (id == '?') {
+        text += " \u2047 ";
+      } else {
+        text += static_cast<char>(id);
+      }
+    }
+    return text;
+  }
+  std::int64_t vocabulary() const override { return 128; }
+};
+
+TEST(LostText, IsNamedAndCounted) {
+  const FoldingTokenizer tokenizer;
+  EXPECT_EQ(lost_text(tokenizer, "a line"), "");
+  EXPECT_EQ(lost_text(tokenizer, "A  Line\n \nof text\n"), "newlines 3 -> 0, capitals 2 -> 0");
+  EXPECT_EQ(lost_text(tokenizer, "what?"), "spaces 0 -> 2, unknown characters 0 -> 1");
+}
+
+TEST(LostText, IsSaidByPrepare) {
+  TemporaryFolder folder;
+  const auto notes = [&](const std::string& text, const std::string& out) {
+    write_text(folder / "text", text);
+    PrepareOptions options = prepare_options(folder / out, {folder / "text"}, "sentencepiece");
+    options.vocab_size = 300;
+    return prepare_corpus(options).notes;
+  };
+  std::string text;
+  for (int i = 0; i < 200; ++i) text += "many blocks of text number " + std::to_string(i) + "\n";
+  EXPECT_THAT(notes(text, "kept"), testing::IsEmpty());
+  // SentencePiece's sign for a space comes back as one.
+  EXPECT_THAT(notes("\u2581" + text, "lost"),
+              testing::ElementsAre(testing::AllOf(
+                  testing::HasSubstr("warning: the tokenizer does not keep the text"),
+                  testing::HasSubstr(folder / "text" + ", spaces 9"))));
 }
 
 }  // namespace

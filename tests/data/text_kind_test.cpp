@@ -89,10 +89,22 @@ TEST_F(OddTexts, BytesTakeEverythingAndSaySo) {
   }
 }
 
-TEST_F(OddTexts, NulIsACharacterThatIsReported) {
-  EXPECT_THAT(notes_on({"text\0text"s}, "chars"),
-              ElementsAre(HasSubstr("1 document with NUL bytes")));
-  EXPECT_EQ(prepared_text(), "text\0text"s);
+TEST_F(OddTexts, NulIsNoCharacter) {
+  for (const char* tokenizer : {"chars", "words", "sentencepiece"}) {
+    expect_error(ExitCode::kData, [&] { notes_on({"text\0text"s}, tokenizer); },
+                 {folder_ / "in/0", "byte 4 is NUL", "use bytes"});
+  }
+  // UTF-16 without a mark.
+  expect_error(ExitCode::kData, [&] { notes_on({"w\0i\0d\0e\0"s}, "chars"); },
+               {"byte 1 is NUL", "iconv -f UTF-16 -t UTF-8"});
+}
+
+TEST_F(OddTexts, Utf32IsNotUtf16) {
+  for (const std::string& text : {"\xff\xfe\0\0w\0\0\0"s, "\0\0\xfe\xff\0\0\0w"s}) {
+    expect_error(ExitCode::kData, [&] { notes_on({text}, "chars"); },
+                 {"holds UTF-32", "iconv -f UTF-32 -t UTF-8 "});
+    EXPECT_THAT(notes_on({text}, "bytes"), ElementsAre(HasSubstr("1 document of UTF-32")));
+  }
 }
 
 TEST_F(OddTexts, ThePlaceOfWhatIsNoUtf8CountsTheMark) {

@@ -93,7 +93,7 @@ std::vector<BadInput> rows_of_tables() {
       as_process_too(data("with a row of one column", "a bird\n",
                           {"t.tsv:4: the line has 1 column, line 1 has 2", "tabs"})),
       data("with a row of three columns", "a\tbird\t1\n", {"t.tsv:4: the line has 3 columns"}),
-      data("with an empty line", "\na bird\t1\n", {"t.tsv:4: the line has 1 column"}),
+      data("with an empty line", "\na bird\t1\n", {"t.tsv:4: the line is empty; remove it"}),
       data("with an empty text", "\t1\n", {"t.tsv:4: the text (column 1) is empty"}),
       data("with an empty label", "a bird\t\r\n", {"t.tsv:4: the label (column 2) is empty"}),
       data("with a label in Latin-1", "a bird\tcaf\xe9\n",
