@@ -84,7 +84,7 @@ have_torch || { [ -n "${BIRKHOFF_TORCH:-}" ] && stop "BIRKHOFF_TORCH=$BIRKHOFF_T
 tools=$deps/test-tools-$(sha256sum cmake/test_tools.txt | cut -c1-8)
 [ "$goal" = test ] || tools=""
 have_tools() { [ -z "$tools" ] || [ -e "$tools/sympy" ]; }
-have_torch || { [ "$install" = 1 ] && ! have_tools; } && packages+=(python3-pip)
+if ! have_torch || { [ "$install" = 1 ] && ! have_tools; }; then packages+=(python3-pip); fi
 
 install_packages() {
   command -v dpkg-query >/dev/null || stop "this is not Debian or Ubuntu; load modules for MPI, HDF5 and LibTorch and see docs/install.md"
@@ -152,11 +152,12 @@ install_torch() {
 
 install_tools() {
   ! have_tools || return 0
-  [ "$install" = 1 ] || { tools=""; return 0; }  # the tests that need them are skipped
+  # Without them, the tests that need them are skipped.
+  [ "$install" = 1 ] && [ "$(uname -m)" = x86_64 ] || { tools=""; return 0; }
   say "Installing Python's libraries and clang-format for tests into $tools (11 MB to fetch)"
   rm -rf "$tools.part"
   python3 -m pip install --quiet --no-deps --require-hashes --only-binary=:all: --target "$tools.part" -r cmake/test_tools.txt \
-    2> >(grep -v 'Running pip as' >&2)
+    2> >(grep -v 'Running pip as' >&2) || { tools=""; return 0; }
   [ "$(id -u)" != 0 ] || chmod -R a+rX "$tools.part"
   mv "$tools.part" "$tools"
 }
