@@ -1,13 +1,17 @@
-"""Compares Birkhoff's operators (libbirkhoff_ops.so, docs/pytorch.md) with what a user of PyTorch would otherwise run, in one process on the same tensors:
+"""Compares Birkhoff's operators (libbirkhoff_ops.so, docs/pytorch.md) with what a user of PyTorch
+would otherwise run, in one process on the same tensors:
 
-- block-local attention, causal: FlexAttention compiled with a block mask, scaled_dot_product_attention with the same mask, and dense causal;
-- Sinkhorn attention, not causal: the same formula in eager PyTorch, that formula compiled (inductor), the attention of PyPI's
-  sinkhorn_transformer with its own Sinkhorn iterations, and dense attention. Keys equal values, because that package sorts keys
-  where it should sort values (0.11.4, SinkhornAttention.forward); its causal path is another function and is measured in
-  tests/bench/sinkhorn_speed.py.
+- block-local attention, causal: FlexAttention compiled with a block mask,
+scaled_dot_product_attention with the same mask, and dense causal;
+- Sinkhorn attention, not causal: the same formula in eager PyTorch, that formula compiled
+(inductor), the attention of PyPI's
+  sinkhorn_transformer with its own Sinkhorn iterations, and dense attention. Keys equal values,
+  because that package sorts keys where it should sort values (0.11.4, SinkhornAttention.forward);
+  its causal path is another function and is measured in tests/bench/sinkhorn_speed.py.
 
-Each result and its gradients are checked against one reference in fp64 before anything is timed (except dense attention, which is another
-function). Interleaved rounds, medians; on a GPU the L2 cache is flushed before each. Prints a table in Markdown.
+Each result and its gradients are checked against one reference in fp64 before anything is timed
+(except dense attention, which is another function). Interleaved rounds, medians; on a GPU the L2
+cache is flushed before each. Prints a table in Markdown.
 
     python tests/bench/attention_peers.py --library build/cpu/libbirkhoff_ops.so
 """
@@ -47,12 +51,14 @@ def pypi_attention(a):
     """The attention of sinkhorn_transformer, with given scores instead of those of its sort net."""
     from sinkhorn_transformer import sinkhorn_transformer as package
 
-    module = package.SinkhornAttention(a.block, a.heads * a.head_dim, a.head_dim, a.heads, max(a.lengths))
+    module = package.SinkhornAttention(a.block, a.heads * a.head_dim, a.head_dim, a.heads,
+                                       max(a.lengths))
 
     class Scores(torch.nn.Module):
         def forward(self, q, k, topk):
             # The package normalizes rows, then columns; ours ends with rows.
-            return package.sinkhorn_sorting_operator(self.scores.flatten(0, 1).transpose(1, 2), a.iterations).transpose(1, 2)
+            return package.sinkhorn_sorting_operator(
+                self.scores.flatten(0, 1).transpose(1, 2), a.iterations).transpose(1, 2)
 
     module.sort_net = Scores()
 
@@ -65,32 +71,49 @@ def pypi_attention(a):
 
 def block_local(a, length):
     """(problem's name, inputs, reference, {name: (function, comparable, has a backward pass)})"""
-    make = lambda: torch.randn(a.batch, length, a.heads, a.head_dim, device=a.device).to(DTYPES[a.dtype]).transpose(1, 2)
+    make = lambda: torch.randn(a.batch, length, a.heads, a.head_dim, device=a.device).to(DTYPES[
+        a.dtype]).transpose(1, 2)
     inputs = [make(), make(), make()]
     token = torch.arange(length, device=a.device)
-    seen = (token[:, None] // a.block == token[None, :] // a.block) & (token[None, :] <= token[:, None])
+    seen = (token[:, None] // a.block == token[None, :] // a.block) & (token[None, :]
+                                                                       <= token[:, None])
     peers = {
-        "birkhoff": (lambda q, k, v: torch.ops.birkhoff.block_local_attention(q, k, v, a.block), True, True),
+        "birkhoff": (lambda q, k, v: torch.ops.birkhoff.block_local_attention(q, k, v, a.block),
+                     True, True),
         "masked SDPA": (lambda q, k, v: scaled_dot_product_attention(q, k, v, seen), True, True),
-        "dense causal SDPA": (lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), False, True),
+        "dense causal SDPA":
+            (lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True), False, True),
     }
     if not a.no_compile:
-        mask = create_block_mask(lambda b, h, i, j: (i // a.block == j // a.block) & (j <= i), None, None, length, length,
-                                 device=a.device, BLOCK_SIZE=max(a.block, 128 if a.device == "cuda" else 1))
+        mask = create_block_mask(lambda b, h, i, j: (i // a.block == j // a.block) & (j <= i),
+                                 None,
+                                 None,
+                                 length,
+                                 length,
+                                 device=a.device,
+                                 BLOCK_SIZE=max(a.block, 128 if a.device == "cuda" else 1))
         flex = torch.compile(flex_attention, dynamic=False)
         # On the CPU it has no backward pass (PyTorch 2.11).
-        peers["FlexAttention, compiled"] = (lambda q, k, v: flex(q, k, v, block_mask=mask), True, a.device == "cuda")
-    return f"block-local, b = {a.block}, causal", inputs, lambda q, k, v: scaled_dot_product_attention(q, k, v, seen.cpu()), peers
+        peers["FlexAttention, compiled"] = (lambda q, k, v: flex(q, k, v, block_mask=mask), True,
+                                            a.device == "cuda")
+    exact = lambda q, k, v: scaled_dot_product_attention(q, k, v, seen.cpu())
+    return f"block-local, b = {a.block}, causal", inputs, exact, peers
 
 
 def sorted_blocks(a, length):
-    make = lambda: torch.randn(a.batch, length, a.heads, a.head_dim, device=a.device).to(DTYPES[a.dtype]).transpose(1, 2)
+    make = lambda: torch.randn(a.batch, length, a.heads, a.head_dim, device=a.device).to(DTYPES[
+        a.dtype]).transpose(1, 2)
     N = length // a.block
     scores_type = torch.float64 if a.dtype == "fp64" else torch.float32
-    inputs = [make(), make(), torch.randn(a.batch, a.heads, N, N, dtype=scores_type, device=a.device)]
+    inputs = [
+        make(),
+        make(),
+        torch.randn(a.batch, a.heads, N, N, dtype=scores_type, device=a.device)
+    ]
     formula = lambda q, k, s: sinkhorn_attention(q, k, s, a.block, a.iterations)
     peers = {
-        "birkhoff": (lambda q, k, s: torch.ops.birkhoff.sinkhorn_attention(q, k, k, s, a.block, "full", a.iterations), True, True),
+        "birkhoff": (lambda q, k, s: torch.ops.birkhoff.sinkhorn_attention(
+            q, k, k, s, a.block, "full", a.iterations), True, True),
         "the formula, eager": (formula, True, True),
         "dense SDPA": (lambda q, k, s: scaled_dot_product_attention(q, k, k), False, True),
     }
@@ -116,13 +139,15 @@ def error(results, exact):
     """The largest error, each relative to its tensor's largest number."""
     worst = 0.0
     for result, true in zip(results, exact):
-        worst = max(worst, ((result.detach().double().cpu() - true).abs().max() / true.abs().max()).nan_to_num(math.inf).item())
+        worst = max(worst, ((result.detach().double().cpu() - true).abs().max() /
+                            true.abs().max()).nan_to_num(math.inf).item())
     return worst
 
 
 class Watch:
     def __init__(self, device):
-        self.flush = torch.empty(256 << 20, dtype=torch.uint8, device=device) if device == "cuda" else None
+        self.flush = torch.empty(256 << 20, dtype=torch.uint8,
+                                 device=device) if device == "cuda" else None
 
     def seconds(self, work):
         if self.flush is None:
@@ -140,7 +165,11 @@ class Watch:
 
 
 def compare(a, watch, name, inputs, reference, peers):
-    d_out = torch.randn(inputs[0].shape[0], inputs[0].shape[2], inputs[0].shape[1], inputs[0].shape[3], device=a.device)
+    d_out = torch.randn(inputs[0].shape[0],
+                        inputs[0].shape[2],
+                        inputs[0].shape[1],
+                        inputs[0].shape[3],
+                        device=a.device)
     d_out = d_out.to(inputs[0].dtype).transpose(1, 2)
     # Sequences are independent, so checking one is enough.
     first = lambda x: x[:1].detach()
@@ -159,7 +188,10 @@ def compare(a, watch, name, inputs, reference, peers):
         if comparable:
             errors[peer] = error([first(x) for x in results], exact)
             if not errors[peer] <= BOUNDS[a.dtype]:
-                sys.exit(f"{peer}: relative error {errors[peer]:.1e} against fp64, more than {BOUNDS[a.dtype]:.1e}: not measured")
+                sys.exit(
+                    f"{peer}: relative error {errors[peer]:.1e} against fp64, more than "
+                    f"{BOUNDS[a.dtype]:.1e}: not measured"
+                )
     times = {peer: ([], []) for peer in left}
     for round in range(-3, a.rounds):
         for peer, (function, backward) in left.items():
@@ -173,13 +205,21 @@ def compare(a, watch, name, inputs, reference, peers):
         forward, both = (statistics.median(x) * 1e3 for x in values)
         cells = [name, inputs[0].shape[2], peer, f"{forward:.4g}", f"{forward / ours[0] / 1e3:.3g}"]
         cells += ["", ""] if math.isnan(both) else [f"{both:.4g}", f"{both / ours[1] / 1e3:.3g}"]
-        print("| " + " | ".join(map(str, cells + [f"{errors[peer]:.1e}" if peer in errors else ""])) + " |", flush=True)
+        print("| " +
+              " | ".join(map(str, cells + [f"{errors[peer]:.1e}" if peer in errors else ""])) +
+              " |",
+              flush=True)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=pathlib.Path, default=ROOT / "build/cpu/libbirkhoff_ops.so")
-    parser.add_argument("--lengths", type=lambda text: [int(x) for x in text.split(",")], default=[1024])
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library",
+                        type=pathlib.Path,
+                        default=ROOT / "build/cpu/libbirkhoff_ops.so")
+    parser.add_argument("--lengths",
+                        type=lambda text: [int(x) for x in text.split(",")],
+                        default=[1024])
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--head-dim", type=int, default=64)
@@ -188,17 +228,25 @@ def main():
     parser.add_argument("--dtype", choices=DTYPES, default="fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--no-compile", action="store_true", help="leave out the candidates that need torch.compile")
+    parser.add_argument("--no-compile",
+                        action="store_true",
+                        help="leave out the candidates that need torch.compile")
     a = parser.parse_args()
     if any(length % a.block for length in a.lengths):
         parser.error("--lengths must be multiples of --block: the peers support no others")
     torch.ops.load_library(a.library.resolve())
     torch.manual_seed(1)
     watch = Watch(a.device)
-    where = torch.cuda.get_device_name() if a.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    print(f"PyTorch {torch.__version__}, {where}; B = {a.batch}, H = {a.heads}, D = {a.head_dim}, {a.dtype}; medians of {a.rounds} rounds: "
-          f"`python tests/bench/attention_peers.py {' '.join(sys.argv[1:])}`\n")
-    print("| mechanism | L | by | forward, ms | / birkhoff | forward + backward, ms | / birkhoff | error |\n|---|---:|---|---:|---:|---:|---:|---:|")
+    where = torch.cuda.get_device_name(
+    ) if a.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(
+        f"PyTorch {torch.__version__}, {where}; B = {a.batch}, H = {a.heads}, D = {a.head_dim}, "
+        f"{a.dtype}; medians of {a.rounds} rounds: "
+        f"`python tests/bench/attention_peers.py {' '.join(sys.argv[1:])}`\n")
+    print(
+        "| mechanism | L | by | forward, ms | / birkhoff | forward + backward, ms | / birkhoff | "
+        "error |\n|---|---:|---|---:|---:|---:|---:|---:|"
+    )
     for length in a.lengths:
         for problem in (block_local, sorted_blocks):
             compare(a, watch, *problem(a, length))

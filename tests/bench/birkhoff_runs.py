@@ -17,7 +17,11 @@ WORK = pathlib.Path(os.environ.get("BIRKHOFF_BENCH", str(ROOT / "build/bench")))
 
 def clean_environment(threads=None):
     """The environment without variables that a Python installation of torch may have added."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")}
+    environment = {
+        k: v
+        for k, v in os.environ.items()
+        if k not in ("PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS")
+    }
     if threads:
         environment["OMP_NUM_THREADS"] = str(threads)
     return environment
@@ -25,18 +29,28 @@ def clean_environment(threads=None):
 
 def birkhoff(*arguments, threads=None, check=True):
     """Runs one command of the program; returns its standard output."""
-    done = subprocess.run([BIRKHOFF, *map(str, arguments)], capture_output=True, text=True, env=clean_environment(threads))
+    done = subprocess.run([BIRKHOFF, *map(str, arguments)],
+                          capture_output=True,
+                          text=True,
+                          env=clean_environment(threads))
     if check and done.returncode != 0:
-        raise SystemExit(f"birkhoff {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
+        raise SystemExit(
+            f"birkhoff {' '.join(map(str, arguments))}: exit {done.returncode}\n{done.stderr}")
     return done.stdout
 
 
 def title():
-    """First line of a report, as `birkhoff bench` prints it: version, CPU, cores, instruction set, command line."""
+    """First line of a report, as `birkhoff bench` prints it: version, CPU, cores, instruction set,
+    command line."""
     version = birkhoff("--version").splitlines()[0]
-    names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in open("/proc/cpuinfo")
+        if line.startswith("model name")
+    ]
     command = " ".join([str(pathlib.Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
-    return f"{version}; {names[0] if names else 'unnamed CPU'}, {os.cpu_count()} cores, {instruction_set()}; `python {command}`"
+    cpu = f"{names[0] if names else 'unnamed CPU'}, {os.cpu_count()} cores, {instruction_set()}"
+    return f"{version}; {cpu}; `python {command}`"
 
 
 def prepare(folder, text, tokenizer="chars", valid=0.1):
@@ -79,8 +93,11 @@ def read_safetensors(path):
     header = json.loads(data[8:8 + length])
     header.pop("__metadata__", None)
     base = 8 + length
-    return {name: (entry["dtype"], entry["shape"], data[base + entry["data_offsets"][0]:base + entry["data_offsets"][1]])
-            for name, entry in header.items()}
+    return {
+        name: (entry["dtype"], entry["shape"],
+               data[base + entry["data_offsets"][0]:base + entry["data_offsets"][1]]
+              ) for name, entry in header.items()
+    }
 
 
 def newest_checkpoint(run):
@@ -97,59 +114,79 @@ def random_text(symbols, separator, count):
 
 
 def random_corpus(words=None):
-    """A corpus of random tokens, made only if it is missing: of `words` different words, or of letters. Its text is in the same folder."""
+    """A corpus of random tokens, made only if it is missing: of `words` different words, or of
+    letters. Its text is in the same folder."""
     folder = WORK / f"random_{words or 'letters'}"
     if not (folder / "corpus/manifest.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        text = random_text([f"w{i}" for i in range(words - 1)], " ", 1 << 22) if words else random_text(LETTERS, "", 1 << 20)
+        text = random_text([f"w{i}" for i in range(words - 1)], " ",
+                           1 << 22) if words else random_text(LETTERS, "", 1 << 20)
         (folder / "text.txt").write_text(text)
         kind = ["words", "--vocab-size", words] if words else ["chars"]
-        birkhoff("prepare", "--out", folder / "corpus", "--tokenizer", *kind, "--valid", 0.01, folder / "text.txt")
+        birkhoff("prepare", "--out", folder / "corpus", "--tokenizer", *kind, "--valid", 0.01,
+                 folder / "text.txt")
     return folder / "corpus"
 
 
 def shakespeare():
-    """Path of tinyshakespeare as plain text; BIRKHOFF_DATA names the folder that holds tinyshakespeare.txt.gz."""
+    """Path of tinyshakespeare as plain text; BIRKHOFF_DATA names the folder that holds
+    tinyshakespeare.txt.gz."""
     import gzip
 
     text = WORK / "tinyshakespeare.txt"
     if not text.exists():
         source = os.environ.get("BIRKHOFF_DATA")
         if not source:
-            raise SystemExit("set BIRKHOFF_DATA to the folder that holds tinyshakespeare.txt.gz (karpathy/char-rnn, data/tinyshakespeare)")
+            raise SystemExit(
+                "set BIRKHOFF_DATA to the folder that holds tinyshakespeare.txt.gz "
+                "(karpathy/char-rnn, data/tinyshakespeare)"
+            )
         WORK.mkdir(parents=True, exist_ok=True)
-        text.write_bytes(gzip.decompress((pathlib.Path(source) / "tinyshakespeare.txt.gz").read_bytes()))
+        text.write_bytes(
+            gzip.decompress((pathlib.Path(source) / "tinyshakespeare.txt.gz").read_bytes()))
     return text
 
 
 def build(tree, *targets):
-    """Builds targets of a work tree with the LibTorch that this one is configured with; the log is in build/."""
+    """Builds targets of a work tree with the LibTorch that this one is configured with; the log is
+    in build/."""
     cache = ROOT / "build/cpu/CMakeCache.txt"
     if not cache.exists():
         raise SystemExit(f"{cache} is missing: run ./bootstrap.sh build first")
     torch = re.search(r"^BIRKHOFF_TORCH:PATH=(.*)$", cache.read_text(), re.MULTILINE)[1]
     log = ROOT / "build/build_commit.log"
     with open(log, "w") as out:
-        for command in (["cmake", "--preset", "cpu", f"-DBIRKHOFF_TORCH:PATH={torch}"], ["cmake", "--build", "--preset", "cpu", "--target", *targets]):
+        for command in (["cmake", "--preset", "cpu", f"-DBIRKHOFF_TORCH:PATH={torch}"],
+                        ["cmake", "--build", "--preset", "cpu", "--target", *targets]):
             if subprocess.run(command, cwd=tree, stdout=out, stderr=subprocess.STDOUT).returncode:
                 raise SystemExit(f"'{' '.join(command)}' failed in {tree}; see {log}")
 
 
 def build_commit(commit, *targets):
-    """Builds targets of another commit in a work tree below build/; returns the commit's short hash and the tree."""
-    sha = subprocess.run(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    """Builds targets of another commit in a work tree below build/; returns the commit's short hash
+    and the tree."""
+    sha = subprocess.run(["git", "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"],
+                         cwd=ROOT,
+                         capture_output=True,
+                         text=True).stdout.strip()
     if not sha:
-        raise SystemExit(f"no commit '{commit}' here; give a commit, branch or tag of this repository")
+        raise SystemExit(
+            f"no commit '{commit}' here; give a commit, branch or tag of this repository")
     tree = ROOT / f"build/trees/{sha[:12]}"
     if not tree.exists():
         subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), sha], cwd=ROOT, check=True)
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach",
+                        str(tree), sha],
+                       cwd=ROOT,
+                       check=True)
     build(tree, *targets)
     return sha[:12], tree
 
 
 def instruction_set():
-    """The instruction set that our loops use here, as BIRKHOFF_CPU names it: that variable, or the widest set of the CPU."""
+    """The instruction set that our loops use here, as BIRKHOFF_CPU names it: that variable, or the
+    widest set of the CPU."""
     flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "").split()
     names = {"avx512_bf16": "avx512_bf16", "avx512dq": "avx512", "avx2": "avx2"}
-    return os.environ.get("BIRKHOFF_CPU") or next((name for flag, name in names.items() if flag in flags), "portable")
+    return os.environ.get("BIRKHOFF_CPU") or next(
+        (name for flag, name in names.items() if flag in flags), "portable")

@@ -1,7 +1,8 @@
-"""What sinkhorn_speed.py and routing_speed.py share: training-step tokens/s of our program and of a public PyTorch language model of the same size,
-interleaved in one run. The peer runs with PyTorch's defaults and with what a user of PyTorch can switch on: oneDNN, the matrix-product library that our
-program chooses by itself if it is faster (PyTorch uses it only if products may be rounded to bf16), with two threads and with one; with --precision bf16
-also autocast.
+"""What sinkhorn_speed.py and routing_speed.py share: training-step tokens/s of our program and of a
+public PyTorch language model of the same size, interleaved in one run. The peer runs with PyTorch's
+defaults and with what a user of PyTorch can switch on: oneDNN, the matrix-product library that our
+program chooses by itself if it is faster (PyTorch uses it only if products may be rounded to bf16),
+with two threads and with one; with --precision bf16 also autocast.
 """
 
 import argparse
@@ -29,7 +30,10 @@ def parsed(**defaults):
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"], help="of our runs")
     parser.add_argument("--steps", type=int, default=40, help=f"of which {WARM_UP} are warm-up")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peer", nargs=2, metavar=("HOW", "THREADS"), help="(internal) run the peer in this process")
+    parser.add_argument("--peer",
+                        nargs=2,
+                        metavar=("HOW", "THREADS"),
+                        help="(internal) run the peer in this process")
     a = parser.parse_args()
     if a.steps <= WARM_UP:
         parser.error(f"--steps {a.steps}: must be above {WARM_UP}, the number of warm-up steps")
@@ -37,7 +41,8 @@ def parsed(**defaults):
 
 
 def run_peer(a, make, loss_of):
-    """Trains make(); loss_of(model, inputs, targets) is its loss. Runs in a separate process and prints the peer's tokens/s."""
+    """Trains make(); loss_of(model, inputs, targets) is its loss. Runs in a separate process and
+    prints the peer's tokens/s."""
     import torch
 
     how, threads = a.peer
@@ -61,7 +66,11 @@ def run_peer(a, make, loss_of):
         loss.item()
         times.append(time.perf_counter() - start)
     parameters = sum(p.numel() for p in model.parameters())
-    print(json.dumps({"tokens_per_second": a.batch * a.context / statistics.median(times[WARM_UP:]), "parameters": parameters}))
+    print(
+        json.dumps({
+            "tokens_per_second": a.batch * a.context / statistics.median(times[WARM_UP:]),
+            "parameters": parameters
+        }))
 
 
 def token_loss(logits, targets):
@@ -71,20 +80,30 @@ def token_loss(logits, targets):
 
 
 def ours(a, corpus, config, mechanism, ranks, threads):
-    rows = runs.train(runs.ROOT / config, runs.WORK / "peer_speed_run",
-                      [f"data.corpus={corpus}", f"data.sequence_length={a.context}", f"train.global_batch={a.batch}", f"train.steps={a.steps}",
-                       f"model.channels={a.channels}", f"model.layers={a.layers}", f"model.heads={a.heads}",
-                       f"train.precision={a.precision}", "metrics.every=1", "evaluate.sequences=1", "checkpoint.every=0",
-                       "model.attention.0={group{mechanism{%s}}}" % mechanism],
-                      ranks=ranks, threads=threads)
+    rows = runs.train(runs.ROOT / config,
+                      runs.WORK / "peer_speed_run", [
+                          f"data.corpus={corpus}", f"data.sequence_length={a.context}",
+                          f"train.global_batch={a.batch}", f"train.steps={a.steps}",
+                          f"model.channels={a.channels}", f"model.layers={a.layers}",
+                          f"model.heads={a.heads}", f"train.precision={a.precision}",
+                          "metrics.every=1", "evaluate.sequences=1", "checkpoint.every=0",
+                          "model.attention.0={group{mechanism{%s}}}" % mechanism
+                      ],
+                      ranks=ranks,
+                      threads=threads)
     return runs.training_speed(rows, skip=WARM_UP)
 
 
 def compare(a, package, config, mechanisms):
-    """Prints tokens/s of the peer and of our mechanisms (name: text), one rank with two threads and two ranks with one."""
+    """Prints tokens/s of the peer and of our mechanisms (name: text), one rank with two threads and
+    two ranks with one."""
     corpus = runs.prepare(runs.WORK / "shakespeare", runs.shakespeare())
     base_name = f"{package} (PyPI), 2 threads"
-    names = {base_name: ("default", "2"), "the same, oneDNN": ("oneDNN", "2"), "the same, oneDNN, 1 thread": ("oneDNN", "1")}
+    names = {
+        base_name: ("default", "2"),
+        "the same, oneDNN": ("oneDNN", "2"),
+        "the same, oneDNN, 1 thread": ("oneDNN", "1")
+    }
     if a.precision == "bf16":
         names["the same, autocast"] = ("autocast", "2")
     peers = set(names)
@@ -95,15 +114,24 @@ def compare(a, package, config, mechanisms):
     for _ in range(a.rounds):
         for name, setting in names.items():
             if name in peers:
-                done = subprocess.run([sys.executable, *sys.argv, "--peer", *setting], capture_output=True, text=True, check=True)
+                done = subprocess.run([sys.executable, *sys.argv, "--peer", *setting],
+                                      capture_output=True,
+                                      text=True,
+                                      check=True)
                 result = json.loads(done.stdout.strip().splitlines()[-1])
                 figures[name].append(result["tokens_per_second"])
             else:
                 figures[name].append(ours(a, corpus, config, *setting))
     best_of = lambda chosen: max(statistics.median(figures[name]) for name in chosen)
-    base, with_onednn, best = best_of([base_name]), best_of(name for name in peers if "autocast" not in name), best_of(peers)
-    print(f"T={a.context}, batch {a.batch}, {a.layers} layers of {a.channels} channels, {a.precision}; the peer has {result['parameters']:,} parameters")
+    base, with_onednn, best = best_of([base_name]), best_of(
+        name for name in peers if "autocast" not in name), best_of(peers)
+    print(
+        f"T={a.context}, batch {a.batch}, {a.layers} layers of {a.channels} channels, "
+        f"{a.precision}; the peer has {result['parameters']:,} parameters"
+    )
     for name, values in figures.items():
         middle = statistics.median(values)
-        print(f"  {name:50s} {middle:9,.0f} tokens/s  (min {min(values):,.0f}, max {max(values):,.0f})  {middle / base:.2f}x its default, "
-              f"{middle / with_onednn:.2f}x with oneDNN, {middle / best:.2f}x its best")
+        print(
+            f"  {name:50s} {middle:9,.0f} tokens/s  (min {min(values):,.0f}, max "
+            f"{max(values):,.0f})  {middle / base:.2f}x its default, "
+            f"{middle / with_onednn:.2f}x with oneDNN, {middle / best:.2f}x its best")

@@ -1,7 +1,9 @@
-"""Speed of the working tree against another commit: attention kernels and training steps, interleaved in one run.
+"""Speed of the working tree against another commit: attention kernels and training steps,
+interleaved in one run.
 
-Each round runs both programs once, in alternating order. For each figure, the script prints the median speed ratio over the rounds (above 1: the working
-tree is faster), the 95 % interval of that median (from the order statistics of the rounds), and both medians.
+Each round runs both programs once, in alternating order. For each figure, the script prints the
+median speed ratio over the rounds (above 1: the working tree is faster), the 95 % interval of that
+median (from the order statistics of the rounds), and both medians.
 
     python tests/bench/speed_against.py b8d99b8
     python tests/bench/speed_against.py main --rounds 20 --only 'step'
@@ -17,23 +19,39 @@ import sys
 
 import birkhoff_runs as runs
 
-# Tensors stay in the heap. Otherwise the history of the heap decides which of them the system maps and clears at each call, and the same code gets other
+# Tensors stay in the heap. Otherwise the history of the heap decides which of them the system maps
+# and clears at each call, and the same code gets other
 # times.
-HEAP = {"MALLOC_TOP_PAD_": str(2**29), "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1), "MALLOC_MMAP_THRESHOLD_": str(2**30)}
+HEAP = {
+    "MALLOC_TOP_PAD_": str(2**29),
+    "MALLOC_TRIM_THRESHOLD_": str(2**32 - 1),
+    "MALLOC_MMAP_THRESHOLD_": str(2**30)
+}
 
 STEPS = {"baby_gpt_dense": 64, "baby_gpt_sinkhorn": 256}
 
 
 def kernel_times(tree):
-    """Name -> CPU milliseconds of forward + backward by the fused path, from attention_bench paths."""
-    out = subprocess.run([tree / "build/cpu/attention_bench", "paths", "4", "4", "1024", "32", "64", "1", "3"], capture_output=True, text=True, check=True,
-                         env={**runs.clean_environment(), **HEAP}).stdout
+    """Name -> CPU milliseconds of forward + backward by the fused path, from attention_bench
+    paths."""
+    out = subprocess.run(
+        [tree / "build/cpu/attention_bench", "paths", "4", "4", "1024", "32", "64", "1", "3"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            **runs.clean_environment(),
+            **HEAP
+        }).stdout
     times, table = {}, ""
     for line in out.splitlines():
         if " ms " in line:
             table = re.split(r"\s{2,}", line)[0]
         elif row := re.match(r"(own .*?)\s{2,}([\d.]+)\s+\S+\s+\S+\s+([\d.]+)", line):
-            times.update({f"{table}: {row[1]}, {dtype}": float(row[i]) for i, dtype in ((2, "fp32"), (3, "bf16"))})
+            times.update({
+                f"{table}: {row[1]}, {dtype}": float(row[i])
+                for i, dtype in ((2, "fp32"), (3, "bf16"))
+            })
     if not times:
         raise SystemExit(f"attention_bench of {tree} printed no table:\n{out}")
     return times
@@ -45,12 +63,23 @@ def step_times(tree, corpus):
     for config, context in STEPS.items():
         run = runs.WORK / "speed_against"
         subprocess.run(["rm", "-rf", str(run)], check=True)
-        arguments = [tree / "build/cpu/birkhoff", "train", runs.ROOT / f"configs/{config}.txtpb", "--run", run]
-        for setting in (f"data.corpus={corpus}", f"data.sequence_length={context}", "train.global_batch=8", "train.steps=16", "metrics.every=1",
+        arguments = [
+            tree / "build/cpu/birkhoff", "train", runs.ROOT / f"configs/{config}.txtpb", "--run",
+            run
+        ]
+        for setting in (f"data.corpus={corpus}", f"data.sequence_length={context}",
+                        "train.global_batch=8", "train.steps=16", "metrics.every=1",
                         "metrics.tensorboard=false", "evaluate.sequences=1", "checkpoint.every=0"):
             arguments += ["--set", setting]
-        subprocess.run(arguments, check=True, capture_output=True, env={**runs.clean_environment(1), **HEAP})
-        times[f"step: {config}, T={context}"] = statistics.median([row["step_ms"] for row in runs.metrics(run) if "step_ms" in row][4:])
+        subprocess.run(arguments,
+                       check=True,
+                       capture_output=True,
+                       env={
+                           **runs.clean_environment(1),
+                           **HEAP
+                       })
+        times[f"step: {config}, T={context}"] = statistics.median(
+            [row["step_ms"] for row in runs.metrics(run) if "step_ms" in row][4:])
     return times
 
 
@@ -65,7 +94,8 @@ def interval(values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="commit to compare with")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", choices=["kernel", "step"], help="only these figures")
@@ -92,8 +122,10 @@ def main():
         now = times[runs.ROOT][name]
         ratios = [x / y for x, y in zip(before, now)]
         low, high = interval(ratios)
-        print(f"| {name} | {statistics.median(ratios):.3f} | {low:.3f} to {high:.3f} | {statistics.median(before):.2f} | {statistics.median(now):.2f} |",
-              flush=True)
+        print(
+            f"| {name} | {statistics.median(ratios):.3f} | {low:.3f} to {high:.3f} | "
+            f"{statistics.median(before):.2f} | {statistics.median(now):.2f} |",
+            flush=True)
 
 
 if __name__ == "__main__":

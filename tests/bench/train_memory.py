@@ -1,7 +1,8 @@
 """Resident memory of every rank of a training run, early and late: it must not grow with the steps.
 
-The script watches a tiny run through /proc. The run makes as many checkpoints, evaluations and metrics as a long run makes in
-hours. The RSS of each rank is read when metrics.jsonl reaches step 200 and step 2,000. Exit code 1 if a rank grew by more than --most.
+The script watches a tiny run through /proc. The run makes as many checkpoints, evaluations and
+metrics as a long run makes in hours. The RSS of each rank is read when metrics.jsonl reaches step
+200 and step 2,000. Exit code 1 if a rank grew by more than --most.
 """
 
 import argparse
@@ -56,23 +57,34 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--early", type=int, default=200, help="step of the first measurement")
     parser.add_argument("--late", type=int, default=2000, help="step of the last measurement")
-    parser.add_argument("--most", type=float, default=2, help="MB that a rank may grow by, for allocator fragmentation")
+    parser.add_argument("--most",
+                        type=float,
+                        default=2,
+                        help="MB that a rank may grow by, for allocator fragmentation")
     a = parser.parse_args()
     corpus = runs.prepare(runs.WORK / "shakespeare_bytes", runs.shakespeare(), tokenizer="bytes")
     config, run = runs.WORK / "train_memory.txtpb", runs.WORK / "train_memory"
     config.write_text(CONFIG)
     subprocess.run(["rm", "-rf", str(run)], check=True)
     steps = a.late + a.late // 10  # so that the run is still active at the last measurement
-    command = [runs.BIRKHOFF, "train", config, "--run", run, "--ranks", a.ranks,
-               "--set", f"data.corpus={corpus}", "--set", f"train.steps={steps}"]
-    training = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    command = [
+        runs.BIRKHOFF, "train", config, "--run", run, "--ranks", a.ranks, "--set",
+        f"data.corpus={corpus}", "--set", f"train.steps={steps}"
+    ]
+    training = subprocess.Popen(list(map(str, command)),
+                                stdout=subprocess.DEVNULL,
+                                stderr=subprocess.PIPE,
+                                text=True,
                                 env=runs.clean_environment(threads=1))
     figures = {}
     try:
         for step in (a.early, a.late):
             while last_step(run) < step:
                 if training.poll() is not None:
-                    raise SystemExit(f"the run ended before step {step}: exit {training.returncode}\n{training.stderr.read()[-2000:]}")
+                    raise SystemExit(
+                        f"the run ended before step {step}: exit "
+                        f"{training.returncode}\n{training.stderr.read()[-2000:]}"
+                    )
                 time.sleep(0.05)
             ranks = ranks_of(run)
             if len(ranks) != a.ranks:
@@ -92,7 +104,10 @@ def main():
     for name in figures[a.early]:
         early, late = figures[a.early][name], figures[a.late][name]
         grown |= late - early > a.most
-        print(f"  {name:12s} step {a.early}: {early:7.2f}   step {a.late}: {late:7.2f}   growth {late - early:+.2f} MB, ratio {late / early:.4f}")
+        print(
+            f"  {name:12s} step {a.early}: {early:7.2f}   step {a.late}: {late:7.2f}   growth "
+            f"{late - early:+.2f} MB, ratio {late / early:.4f}"
+        )
     sys.exit(grown)
 
 

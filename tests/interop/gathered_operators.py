@@ -1,4 +1,5 @@
-"""Tests routing_attention, listed_block_attention and choose_blocks, and the terms of logits (grouped queries, relative positions, sinks) of all
+"""Tests routing_attention, listed_block_attention and choose_blocks, and the terms of logits
+(grouped queries, relative positions, sinks) of all
 operators. A part of pytorch_operators.py."""
 
 import itertools
@@ -12,20 +13,27 @@ from operator_arguments import check
 def terms_of(heads, dim, rows, dtype, device):
     """Keyword arguments of all terms: tables for each head, and sinks."""
     make = lambda *sizes: torch.randn(*sizes, dtype=torch.float64).to(device, dtype)
-    return {"relative_keys": make(heads, rows, dim), "relative_values": make(1, rows, dim).expand(heads, rows, dim).contiguous(), "sink": make(heads)}
+    return {
+        "relative_keys": make(heads, rows, dim),
+        "relative_values": make(1, rows, dim).expand(heads, rows, dim).contiguous(),
+        "sink": make(heads)
+    }
 
 
 def softmax_over(q, k, v, count, least=None, relative_keys=None, relative_values=None, sink=None):
-    """Attention where query i sees key j count[.., i, j] times: [B, key heads, L, L]. `least` is the distance of the tables' first row."""
+    """Attention where query i sees key j count[.., i, j] times: [B, key heads, L, L]. `least` is
+    the distance of the tables' first row."""
     group = q.shape[1] // k.shape[1]
     k, v, count = (x.repeat_interleave(group, 1) for x in (k, v, count.to(q)))
     scores = q @ k.mT
     token = torch.arange(q.shape[2], device=q.device)
     if relative_keys is not None:
         row = (token[None] - token[:, None] - least).clamp(0, relative_keys.shape[1] - 1)
-        scores = scores + torch.einsum("bhid,hijd->bhij", q, relative_keys[:, row].expand(q.shape[1], -1, -1, -1))
+        scores = scores + torch.einsum("bhid,hijd->bhij", q, relative_keys[:, row].expand(
+            q.shape[1], -1, -1, -1))
     scores = (scores / math.sqrt(q.shape[-1])).masked_fill(count == 0, -math.inf)
-    most = scores.amax(-1, keepdim=True) if sink is None else torch.maximum(scores.amax(-1, keepdim=True), sink[:, None, None].to(q))
+    most = scores.amax(-1, keepdim=True) if sink is None else torch.maximum(
+        scores.amax(-1, keepdim=True), sink[:, None, None].to(q))
     most = most.detach().masked_fill(most == -math.inf, 0)
     weight = count * (scores - most).exp()
     total = weight.sum(-1, keepdim=True)
@@ -35,7 +43,8 @@ def softmax_over(q, k, v, count, least=None, relative_keys=None, relative_values
     p = weight / total.masked_fill(~seen, 1)
     out = p @ v
     if relative_values is not None:
-        out = out + torch.einsum("bhij,hijd->bhid", p, relative_values[:, row].expand(q.shape[1], -1, -1, -1))
+        out = out + torch.einsum("bhij,hijd->bhid", p, relative_values[:, row].expand(
+            q.shape[1], -1, -1, -1))
     return out
 
 
@@ -43,10 +52,22 @@ def documents(q, key_lengths, segments):
     """int64 [B, L]; -1: padding."""
     B, _, L, _ = q.shape
     ids = torch.zeros(B, L, dtype=torch.int64, device=q.device) if segments is None else segments
-    return ids if key_lengths is None else ids.masked_fill(torch.arange(L, device=q.device) >= key_lengths[:, None], -(2**40))
+    return ids if key_lengths is None else ids.masked_fill(
+        torch.arange(L, device=q.device) >= key_lengths[:, None], -(2**40))
 
 
-def routing_attention(q, k, v, centroids, window, selection, *, overlap="mean", logit_scale=0.0, key_lengths=None, segments=None, **terms):
+def routing_attention(q,
+                      k,
+                      v,
+                      centroids,
+                      window,
+                      selection,
+                      *,
+                      overlap="mean",
+                      logit_scale=0.0,
+                      key_lengths=None,
+                      segments=None,
+                      **terms):
     unit = lambda x: x / x.norm(dim=-1, keepdim=True)
     B, H, L, D = q.shape
     key_heads = v.shape[1]
@@ -61,7 +82,8 @@ def routing_attention(q, k, v, centroids, window, selection, *, overlap="mean", 
     nearest = [x.argmax(-1) for x in scores]
     clusters = range(centroids.shape[1])
     if selection == "causal_bucket":
-        of_q, of_k = ((x[:, :, None] == torch.arange(len(clusters), device=q.device)[:, None]) for x in nearest)
+        of_q, of_k = ((x[:, :, None] == torch.arange(len(clusters), device=q.device)[:, None])
+                      for x in nearest)
     else:  # the tokens with the highest scores of each document
         chosen = []
         for x in scores:
@@ -89,10 +111,11 @@ def routing_attention(q, k, v, centroids, window, selection, *, overlap="mean", 
     else:
         parts = seen.any(-1).to(q).repeat_interleave(H // key_heads, 1)
         out = sum(call(seen[:, :, c]) for c in clusters) / parts.sum(2).clamp_min(1)[..., None]
-    squares = lambda x, cluster: (x - centroids[torch.arange(key_heads, device=q.device)[:, None], cluster]).square().sum(-1)
+    squares = lambda x, cluster: (x - centroids[torch.arange(key_heads, device=q.device)[:, None],
+                                                cluster]).square().sum(-1)
     distances = [(squares(x, c) * exists[:, None]).sum(-1) for x, c in zip((grouped, uk), nearest)]
     sums = torch.zeros(key_heads, len(clusters), D + 1, dtype=centroids.dtype, device=q.device)
-    for x, c in list(zip((grouped, uk), nearest))[: 1 if k is None else 2]:
+    for x, c in list(zip((grouped, uk), nearest))[:1 if k is None else 2]:
         for h, cluster in itertools.product(range(key_heads), clusters):
             inside = (c[:, h] == cluster) & exists
             sums[h, cluster, :D] += x[:, h][inside].detach().sum(0)
@@ -108,15 +131,25 @@ def choose_blocks(q, k, block, count, causal=True, *, key_lengths=None, segments
     for b, h, i in itertools.product(range(B), range(H), range(L)):
         own, can = i // block, []
         for n in range(L // block):
-            inside = document[b, n * block : (n + 1) * block]
-            if (n < own if causal else n != own) and bool((inside == document[b, i]).all()) and document[b, i] > -(2**32):
-                can.append((-(q[b, h, i] @ k[b, h, n * block : (n + 1) * block].mean(0)).item(), n))
+            inside = document[b, n * block:(n + 1) * block]
+            if (n < own if causal else n != own) and bool(
+                (inside == document[b, i]).all()) and document[b, i] > -(2**32):
+                can.append((-(q[b, h, i] @ k[b, h, n * block:(n + 1) * block].mean(0)).item(), n))
         best = [n for _, n in sorted(can)[:count]]
-        chosen[b, h, i, : len(best)] = torch.tensor(best, dtype=torch.int64)
+        chosen[b, h, i, :len(best)] = torch.tensor(best, dtype=torch.int64)
     return chosen
 
 
-def listed_block_attention(q, k, v, chosen, block, causal, *, key_lengths=None, segments=None, **terms):
+def listed_block_attention(q,
+                           k,
+                           v,
+                           chosen,
+                           block,
+                           causal,
+                           *,
+                           key_lengths=None,
+                           segments=None,
+                           **terms):
     L, document = q.shape[2], documents(q, key_lengths, segments)
     of = torch.arange(L, device=q.device) // min(block, L)
     count = (chosen[..., None] == of).sum(3) + (of[:, None] == of)
@@ -134,44 +167,74 @@ def with_keywords(function, names, count):
 
 
 def unit_centroids(heads, clusters, dim, dtype, device):
-    return torch.nn.functional.normalize(torch.randn(heads, clusters, dim, dtype=torch.float64), dim=-1).to(device, dtype)
+    return torch.nn.functional.normalize(torch.randn(heads, clusters, dim, dtype=torch.float64),
+                                         dim=-1).to(device, dtype)
 
 
 def gathered_definitions(same, heads, device):
-    """Routing and listed blocks against their definitions, with and without terms, documents, padding and grouped queries."""
+    """Routing and listed blocks against their definitions, with and without terms, documents,
+    padding and grouped queries."""
     ops, count = torch.ops.birkhoff, 0
     for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
         for length, key_heads in ((24, 4), (19, 2), (5, 1)):
             q = heads((2, 4, length, 6), dtype, device)
             k, v = (heads((2, key_heads, length, 6), dtype, device) for _ in range(2))
             centroids = unit_centroids(key_heads, 3, 6, dtype, device)
-            masks = {"key_lengths": torch.tensor([length, length // 2 + 1], device=device), "segments": (torch.arange(length, device=device) // 7).expand(2, -1).contiguous()}
+            masks = {
+                "key_lengths": torch.tensor([length, length // 2 + 1], device=device),
+                "segments": (torch.arange(length, device=device) // 7).expand(2, -1).contiguous()
+            }
             terms = terms_of(4, 6, 5, dtype, device)
-            for selection, overlap, shared in itertools.product(("causal_bucket", "full_topw", "encoder"), ("mean", "softmax"), (False, True)):
+            for selection, overlap, shared in itertools.product(
+                ("causal_bucket", "full_topw", "encoder"), ("mean", "softmax"), (False, True)):
                 if shared and key_heads < 4:
                     continue
                 for options, names in (({}, []), ({**masks, "logit_scale": 4.0}, list(terms))):
                     inputs = ([q, v] if shared else [q, k, v]) + [terms[name] for name in names]
                     plain = 2 if shared else 3
-                    wrap = lambda call: lambda *x, **more: call(x[0], None, *x[1:], **more) if shared else call(*x, **more)
+                    wrap = lambda call: lambda *x, **more: call(x[0], None, *x[1:], **more
+                                                               ) if shared else call(*x, **more)
                     for which in (0, 1):
-                        ours, theirs = (with_keywords(wrap(lambda q, k, v, f=f, **more: f(
-                            q, k, v, centroids, 4, selection, overlap=overlap, **options, **more)[which]), names, plain)
-                            for f in (ops.routing_attention, routing_attention))
-                        same(f"routing_attention {selection} {overlap}, shared {shared}, {names}, output {which}, {length} tokens in {dtype}",
-                             ours, theirs, inputs, tolerance)
+                        ours, theirs = (with_keywords(
+                            wrap(lambda q, k, v, f=f, **more: f(q,
+                                                                k,
+                                                                v,
+                                                                centroids,
+                                                                4,
+                                                                selection,
+                                                                overlap=overlap,
+                                                                **options,
+                                                                **more)[which]), names, plain)
+                                        for f in (ops.routing_attention, routing_attention))
+                        same(
+                            f"routing_attention {selection} {overlap}, shared {shared}, {names}, "
+                            f"output {which}, {length} tokens in {dtype}",
+                            ours, theirs, inputs, tolerance)
                         count += 1
-                    call = lambda f: f(q, None if shared else k, v, centroids, 4, selection, overlap=overlap, **options)[2]
-                    error = (call(ops.routing_attention) - call(routing_attention)).abs().max().item()
+                    call = lambda f: f(q,
+                                       None if shared else k,
+                                       v,
+                                       centroids,
+                                       4,
+                                       selection,
+                                       overlap=overlap,
+                                       **options)[2]
+                    error = (call(ops.routing_attention) -
+                             call(routing_attention)).abs().max().item()
                     check(error < 1e-4, f"routing_attention's sums differ by {error:.1e}")
             for causal, some in itertools.product((True, False), ({}, masks)):
                 chosen = ops.choose_blocks(q, k, 4, 2, causal, **some)
-                check(torch.equal(chosen, choose_blocks(q, k, 4, 2, causal, **some)), f"choose_blocks, causal {causal}, {list(some)}")
+                check(torch.equal(chosen, choose_blocks(q, k, 4, 2, causal, **some)),
+                      f"choose_blocks, causal {causal}, {list(some)}")
                 for names in ([], list(terms)):
-                    ours, theirs = (with_keywords(lambda q, k, v, f=f, **more: f(q, k, v, chosen, 4, causal, **some, **more), names, 3)
-                                    for f in (ops.listed_block_attention, listed_block_attention))
-                    same(f"listed_block_attention, causal {causal}, {names}, {list(some)}, {length} tokens in {dtype}", ours, theirs,
-                         [q, k, v, *(terms[name] for name in names)], tolerance)
+                    ours, theirs = (with_keywords(
+                        lambda q, k, v, f=f, **more: f(q, k, v, chosen, 4, causal, **some, **more),
+                        names,
+                        3) for f in (ops.listed_block_attention, listed_block_attention))
+                    same(
+                        f"listed_block_attention, causal {causal}, {names}, {list(some)}, {length} "
+                        f"tokens in {dtype}",
+                        ours, theirs, [q, k, v, *(terms[name] for name in names)], tolerance)
                     count += 1
             # Terms of the operators in blocks.
             token = torch.arange(length, device=device)
@@ -179,59 +242,102 @@ def gathered_definitions(same, heads, device):
                 names, least = list(terms), -4 if causal else -2
                 for block in (4, 8):
                     block = min(block, length)
-                    near = (token[:, None] // block - token // block).abs() <= 1 if not causal else (
-                        (token[:, None] // block - token // block <= 1) & (token[:, None] >= token))
-                    same(f"block_local_attention with terms of {length} tokens in {dtype}",
-                         with_keywords(lambda q, k, v, **more: ops.block_local_attention(q, k, v, block, 1, 0 if causal else 1, causal, **more), names, 3),
-                         with_keywords(lambda q, k, v, **more: softmax_over(q, k, v, near.expand(2, key_heads, -1, -1), least, **more), names, 3),
-                         [q, k, v, *terms.values()], tolerance)
+                    near = (token[:, None] // block -
+                            token // block).abs() <= 1 if not causal else (
+                                (token[:, None] // block - token // block <= 1) &
+                                (token[:, None] >= token))
+                    same(
+                        f"block_local_attention with terms of {length} tokens in {dtype}",
+                        with_keywords(
+                            lambda q, k, v, **more: ops.block_local_attention(
+                                q, k, v, block, 1, 0 if causal else 1, causal, **more), names, 3),
+                        with_keywords(
+                            lambda q, k, v, **more: softmax_over(
+                                q, k, v, near.expand(2, key_heads, -1, -1), least, **more), names,
+                            3), [q, k, v, *terms.values()], tolerance)
                 every = torch.ones(2, key_heads, length, length, device=device)
                 every = every.tril() if causal else every
                 for some in ([], ["sink"], names):
-                    same(f"dense_attention with {some} of {length} tokens in {dtype}",
-                         with_keywords(lambda q, k, v, **more: ops.dense_attention(q, k, v, causal, **more), some, 3),
-                         with_keywords(lambda q, k, v, **more: softmax_over(q, k, v, every, least, **more), some, 3),
-                         [q, k, v, *(terms[name] for name in some)], tolerance)
-                # Grouped queries are queries whose keys are repeated; sorted blocks have no relative positions.
+                    same(
+                        f"dense_attention with {some} of {length} tokens in {dtype}",
+                        with_keywords(
+                            lambda q, k, v, **more: ops.dense_attention(q, k, v, causal, **more),
+                            some, 3),
+                        with_keywords(
+                            lambda q, k, v, **more: softmax_over(q, k, v, every, least, **more),
+                            some, 3), [q, k, v, *(terms[name] for name in some)], tolerance)
+                # Grouped queries are queries whose keys are repeated; sorted blocks have no
+                # relative positions.
                 N = -(-length // 4)
                 weights = torch.rand(2, key_heads, N, N, dtype=torch.float64).to(device, dtype)
                 repeated = lambda x: x.repeat_interleave(4 // key_heads, 1)
-                same(f"sorted_attention of grouped queries in {dtype}", lambda q, k, v, w: ops.sorted_attention(q, k, v, w, 4, causal),
-                     lambda q, k, v, w: ops.sorted_attention(q, *map(repeated, (k, v, w)), 4, causal), [q, k, v, weights], tolerance)
+                same(
+                    f"sorted_attention of grouped queries in {dtype}",
+                    lambda q, k, v, w: ops.sorted_attention(q, k, v, w, 4, causal),
+                    lambda q, k, v, w: ops.sorted_attention(q, *map(repeated,
+                                                                    (k, v, w)), 4, causal),
+                    [q, k, v, weights], tolerance)
                 # Without weights nothing is sorted.
                 none = torch.zeros_like(weights)
-                own = (token[:, None] // 4 == token // 4) & (token[:, None] >= token if causal else True)
+                own = (token[:, None] // 4
+                       == token // 4) & (token[:, None] >= token if causal else True)
                 if causal:
-                    same(f"sorted_attention's own block with terms in {dtype}",
-                         with_keywords(lambda q, k, v, **more: ops.sorted_attention(q, k, v, none, 4, causal, combine="add_outputs", **more), names[:2], 3),
-                         with_keywords(lambda q, k, v, **more: softmax_over(q, k, v, own.expand(2, key_heads, -1, -1), least, **more)
-                                       + softmax_over(q, k * 0, v * 0, own.expand(2, key_heads, -1, -1)), names[:2], 3),
-                         [q, k, v, terms["relative_keys"], terms["relative_values"]], tolerance)
+                    same(
+                        f"sorted_attention's own block with terms in {dtype}",
+                        with_keywords(
+                            lambda q, k, v, **more: ops.sorted_attention(
+                                q, k, v, none, 4, causal, combine="add_outputs", **more), names[:2],
+                            3),
+                        with_keywords(
+                            lambda q, k, v, **more: softmax_over(
+                                q, k, v, own.expand(2, key_heads, -1, -1), least, **more) +
+                            softmax_over(q, k * 0, v * 0, own.expand(2, key_heads, -1, -1)),
+                            names[:2], 3),
+                        [q, k, v, terms["relative_keys"], terms["relative_values"]], tolerance)
                 count += 7
-    print(f"{count} results of routing, listed blocks and terms of logits agree with their definitions")
+    print(
+        f"{count} results of routing, listed blocks and terms of logits agree with their "
+        "definitions"
+    )
 
 
 def gathered_meaning(heads, device):
-    """causal_bucket and MoBA do not read later tokens; full_topw does. On a GPU LibTorch computes fp64, and its sums round differently
+    """causal_bucket and MoBA do not read later tokens; full_topw does. On a GPU LibTorch computes
+    fp64, and its sums round differently
     for lists of other lengths."""
     ops = torch.ops.birkhoff
     q, k, v = (heads((1, 2, 40, 8), torch.float64, device) for _ in range(3))
     centroids = unit_centroids(2, 4, 8, torch.float64, device)
     moba = lambda q, k, v: ops.listed_block_attention(q, k, v, ops.choose_blocks(q, k, 8, 2), 8)
     leaks = {}
-    for name, call in {"causal_bucket": lambda *x: ops.routing_attention(*x, centroids, 6)[0],
-                       "full_topw": lambda *x: ops.routing_attention(*x, centroids, 6, "full_topw")[0], "MoBA": moba}.items():
+    for name, call in {
+            "causal_bucket": lambda *x: ops.routing_attention(*x, centroids, 6)[0],
+            "full_topw": lambda *x: ops.routing_attention(*x, centroids, 6, "full_topw")[0],
+            "MoBA": moba
+    }.items():
         plain, leaks[name] = call(q, k, v), False
         for token in range(1, 40):
-            later = [torch.cat([x[:, :, :token], torch.randn_like(x[:, :, token:])], 2) for x in (q, k, v)]
+            later = [
+                torch.cat([x[:, :, :token], torch.randn_like(x[:, :, token:])], 2)
+                for x in (q, k, v)
+            ]
             difference = (call(*later) - plain)[:, :, :token].abs().max().item()
             leaks[name] |= not difference <= (0 if device == "cpu" else 1e-10)
-    check(leaks == {"causal_bucket": False, "full_topw": True, "MoBA": False}, f"which operators read later tokens: {leaks}")
-    one = torch.nn.functional.normalize(torch.randn(2, 1, 8, dtype=torch.float64, device=device), dim=-1)
+    check(leaks == {
+        "causal_bucket": False,
+        "full_topw": True,
+        "MoBA": False
+    }, f"which operators read later tokens: {leaks}")
+    one = torch.nn.functional.normalize(torch.randn(2, 1, 8, dtype=torch.float64, device=device),
+                                        dim=-1)
     unit = lambda x: torch.nn.functional.normalize(x, dim=-1) * 8**0.5
-    error = (ops.routing_attention(q, k, v, one, 40, "full_topw")[0] - ops.dense_attention(unit(q), unit(k), v)).abs().max().item()
+    error = (ops.routing_attention(q, k, v, one, 40, "full_topw")[0] -
+             ops.dense_attention(unit(q), unit(k), v)).abs().max().item()
     check(error < 1e-12, f"one cluster of all tokens is not dense attention: {error:.1e}")
-    print("causal_bucket and MoBA never read later tokens, full_topw does; one cluster of all tokens is dense attention")
+    print(
+        "causal_bucket and MoBA never read later tokens, full_topw does; one cluster of all tokens "
+        "is dense attention"
+    )
 
 
 def gathered_cases(heads, device):
@@ -240,19 +346,43 @@ def gathered_cases(heads, device):
     for length in (8, 7):
         make = lambda count: leaf(heads((1, count, length, 3), torch.float64, device))
         terms = terms_of(2, 3, 3, torch.float64, device)
-        masks = {"key_lengths": torch.tensor([6], device=device), "segments": (torch.arange(length, device=device) >= 3).long()[None]}
+        masks = {
+            "key_lengths": torch.tensor([6], device=device),
+            "segments": (torch.arange(length, device=device) >= 3).long()[None]
+        }
         centroids = unit_centroids(1, 3, 3, torch.float64, device)
-        for selection, options in (("causal_bucket", {}), ("full_topw", {"overlap": "softmax"}), ("encoder", {**masks, **terms}), ("causal_bucket", {**masks, **terms})):
+        for selection, options in (("causal_bucket", {}), ("full_topw", {
+                "overlap": "softmax"
+        }), ("encoder", {
+                **masks,
+                **terms
+        }), ("causal_bucket", {
+                **masks,
+                **terms
+        })):
             yield "routing_attention", (make(2), make(1), make(1), centroids, 3, selection), options
-        yield "routing_attention", (make(2), None, make(2), unit_centroids(2, 2, 3, torch.float64, device), 3), {"logit_scale": 2.0}
+        yield "routing_attention", (make(2), None, make(2),
+                                    unit_centroids(2, 2, 3, torch.float64, device), 3), {
+                                        "logit_scale": 2.0
+                                    }
         q, k = make(2), make(1)
         yield "choose_blocks", (q, k, 2, 2, False), masks
         chosen = torch.ops.birkhoff.choose_blocks(q, k, 2, 2)
         yield "listed_block_attention", (q, k, make(1), chosen, 2), {}
-        yield "listed_block_attention", (make(2), make(1), make(1), chosen, 2, True), {**masks, **terms}
+        yield "listed_block_attention", (make(2), make(1), make(1), chosen, 2, True), {
+            **masks,
+            **terms
+        }
         yield "block_local_attention", (make(2), make(1), make(1), 4, 1), terms
         yield "dense_attention", (make(2), make(1), make(1), False), {"sink": terms["sink"]}
-        yield "sorted_attention", (make(2), make(1), make(1), leaf(torch.rand(1, 1, -(-length // 2), -(-length // 2), dtype=torch.float64, device=device)), 2), terms
+        yield "sorted_attention", (make(2), make(1), make(1),
+                                   leaf(
+                                       torch.rand(1,
+                                                  1,
+                                                  -(-length // 2),
+                                                  -(-length // 2),
+                                                  dtype=torch.float64,
+                                                  device=device)), 2), terms
 
 
 def gathered_refusals():
@@ -261,14 +391,18 @@ def gathered_refusals():
     q, one, meta = torch.randn(1, 2, 10, 4), torch.randn(1, 1, 10, 4), lambda x: x.to("meta")
     unit = unit_centroids(2, 3, 4, torch.float32, "cpu")
     chosen = torch.zeros(1, 2, 10, 1, dtype=torch.int64)
-    route = lambda q=q, k=q, v=q, centroids=unit, window=4, *arguments, **options: ops.routing_attention(q, k, v, centroids, window, *arguments, **options)
-    listed = lambda q=q, k=q, v=q, chosen=chosen, block=4, *arguments, **options: ops.listed_block_attention(q, k, v, chosen, block, *arguments, **options)
-    choose = lambda q=q, k=q, block=4, count=1, **options: ops.choose_blocks(q, k, block, count, **options)
+    route = (lambda q=q, k=q, v=q, centroids=unit, window=4, *arguments, **options:
+             ops.routing_attention(q, k, v, centroids, window, *arguments, **options))
+    listed = (lambda q=q, k=q, v=q, chosen=chosen, block=4, *arguments, **options:
+              ops.listed_block_attention(q, k, v, chosen, block, *arguments, **options))
+    choose = lambda q=q, k=q, block=4, count=1, **options: ops.choose_blocks(
+        q, k, block, count, **options)
     table, sink = torch.randn(2, 3, 4), torch.randn(2)
     local = lambda **options: ops.block_local_attention(q, q, q, 4, **options)
     none = torch.zeros(0)
     return [
-        ("multiple of their heads, not", lambda: route(k=q.repeat(1, 2, 1, 1), v=q.repeat(1, 2, 1, 1))),
+        ("multiple of their heads, not",
+         lambda: route(k=q.repeat(1, 2, 1, 1), v=q.repeat(1, 2, 1, 1))),
         ("k and v must be like q", lambda: route(k=one)),
         ("k and v must be like q", lambda: listed(v=q[:, :, 1:])),
         ("without k, v must have q's 2 heads, not 1", lambda: route(k=None, v=one)),
@@ -282,12 +416,14 @@ def gathered_refusals():
         ("centroids must be on q's device", lambda: route(centroids=meta(unit))),
         ("window must be at least 1 and at most 1048576, not 0", lambda: route(window=0)),
         ("window .* not 4611686018427387904", lambda: route(window=1 << 62)),
-        ("selection is 'prefix_topw'; it must be causal_bucket, full_topw or encoder", lambda: route(q, q, q, unit, 4, "prefix_topw")),
+        ("selection is 'prefix_topw'; it must be causal_bucket, full_topw or encoder",
+         lambda: route(q, q, q, unit, 4, "prefix_topw")),
         ("overlap is 'sum'; it must be mean or softmax", lambda: route(overlap="sum")),
         ("logit_scale must be 0 .* not -1", lambda: route(logit_scale=-1.0)),
         ("logit_scale must be .* not nan", lambda: route(logit_scale=math.nan)),
         ("key_lengths .* at most 10, not 11", lambda: route(key_lengths=torch.tensor([11]))),
-        ("segments must never decrease", lambda: listed(segments=torch.tensor([[1] * 5 + [0] * 5]))),
+        ("segments must never decrease",
+         lambda: listed(segments=torch.tensor([[1] * 5 + [0] * 5]))),
         ("chosen must be Long, not Int", lambda: listed(chosen=chosen.int())),
         (r"chosen must be \[B, H, L, C\]", lambda: listed(chosen=chosen[0])),
         (r"chosen must be \[1, 2, 10, C\]", lambda: listed(chosen=chosen[:, :1])),
@@ -303,10 +439,13 @@ def gathered_refusals():
         (r"relative_keys must be \[2 or 1, R, 4\]", lambda: local(relative_keys=table[..., 1:])),
         (r"relative_keys must be \[2 or 1, R, 4\]", lambda: route(relative_keys=table[:, :0])),
         ("relative_keys must be Float, not Double", lambda: local(relative_keys=table.double())),
-        ("odd number of rows", lambda: ops.block_local_attention(q, q, q, 4, 0, 0, False, relative_keys=table[:, 1:])),
-        ("relative_values must be like relative_keys", lambda: local(relative_keys=table, relative_values=table[:, 1:])),
+        ("odd number of rows",
+         lambda: ops.block_local_attention(q, q, q, 4, 0, 0, False, relative_keys=table[:, 1:])),
+        ("relative_values must be like relative_keys",
+         lambda: local(relative_keys=table, relative_values=table[:, 1:])),
         ("relative_values need relative_keys", lambda: local(relative_values=table)),
         (r"sink must be \[2\]", lambda: ops.dense_attention(q, q, q, sink=sink[:1])),
         ("sink must be on q's device", lambda: ops.dense_attention(q, q, q, sink=meta(sink))),
-        ("'add_logits' has no relative positions", lambda: ops.sorted_attention(q, q, q, torch.rand(1, 2, 3, 3), 4, combine="add_logits", relative_keys=table)),
+        ("'add_logits' has no relative positions", lambda: ops.sorted_attention(
+            q, q, q, torch.rand(1, 2, 3, 3), 4, combine="add_logits", relative_keys=table)),
     ]

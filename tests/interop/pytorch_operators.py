@@ -1,13 +1,14 @@
-"""Tests libbirkhoff_ops.so as a user of PyTorch would use it: each operator against its definition in eager PyTorch, torch.autograd.gradcheck,
-torch.library.opcheck, and the module of docs/pytorch.md in a training loop, eager and compiled.
+"""Tests libbirkhoff_ops.so as a user of PyTorch would use it: each operator against its definition
+in eager PyTorch, torch.autograd.gradcheck, torch.library.opcheck, and the module of docs/pytorch.md
+in a training loop, eager and compiled.
 
     python pytorch_operators.py --library build/cpu/libbirkhoff_ops.so [--full] [--device cuda]
 
 Without --full, gradcheck and opcheck take one case of each operator, and nothing is compiled.
-Ends with 0 if all checks pass, and with 77 (ctest: skipped) if Python has no PyTorch, or a version other than --torch."""
+Ends with 0 if all checks pass, and with 77 (ctest: skipped) if Python has no PyTorch, or a version
+other than --torch."""
 
 import argparse
-import functools
 import math
 import os
 import pathlib
@@ -17,170 +18,26 @@ import sys
 # LibTorch's wheel is linked with GPU libraries that a CPU needs none of: ctest gives empty ones.
 sys.setdlopenflags(os.RTLD_LAZY)
 
-# PyTorch's cache of compiled graphs ignores the signatures of our operators, so a changed signature would not be noticed.
+# PyTorch's cache of compiled graphs ignores the signatures of our operators, so a changed signature
+# would not be noticed.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 try:
     import torch
-    import functorch.compile  # noqa: F401 - opcheck needs it; importing it also tests the wheel's own requirements
-except Exception as error:  # no PyTorch, or one without its libraries or the packages that it requires
+    import functorch.compile  # noqa: F401 - opcheck needs it; it tests the wheel's requirements
+except Exception as error:  # no PyTorch, or one without the libraries that it requires
     print(f"SKIPPED: import torch: {error}")
     sys.exit(77)
 
-from gathered_operators import gathered_cases, gathered_definitions, gathered_meaning  # noqa: E402 - after PyTorch, which may be missing
+# After PyTorch, which may be missing.
+from gathered_operators import (  # noqa: E402
+    gathered_cases, gathered_definitions, gathered_meaning)
 from operator_arguments import check, extremes, refusals  # noqa: E402
+from operator_definitions import (  # noqa: E402
+    BARRED, window, masked_attention, block_local_attention, balance,
+    open_pairs, tokens, sorted_attention)
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs/pytorch.md"
-BARRED = -math.inf
-
-
-# ---- The operators in eager PyTorch, from their definitions.
-
-
-def window(length, block, look_back, look_ahead, causal):
-    """bool [L, L]: which keys each query sees."""
-    token = torch.arange(length)
-    distance = token[:, None] // block - token[None, :] // block
-    seen = (distance <= look_back) & (distance >= -look_ahead)
-    return seen & (token[None, :] <= token[:, None]) if causal else seen
-
-
-def philox(key, counter):
-    """Four words of Philox4x32-10 (Salmon et al. 2011), from a 64-bit key and a 128-bit counter."""
-    low = 0xFFFFFFFF
-    words, keys = [counter >> 32 * i & low for i in range(4)], [key & low, key >> 32]
-    for _ in range(10):
-        one, two = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57
-        words = [two >> 32 ^ words[1] ^ keys[0], two & low, one >> 32 ^ words[3] ^ keys[1], one & low]
-        keys = [keys[0] + 0x9E3779B9 & low, keys[1] + 0xBB67AE85 & low]
-    return words
-
-
-@functools.cache
-def dropout_factors(seed, p, shape):
-    """The factors for probabilities [B, ...]: 0 or 1 / (1 - p), as cluster/base/random/philox.h draws them for attention dropout
-    with seed 0, step `seed`, layer 0 and samples 0, 1, ..."""
-    attention_dropout = 3
-    words = philox(0, seed << 64 | attention_dropout)
-    key = words[1] << 32 | words[0]
-    count = math.prod(shape[1:])
-    bits = [philox(key, row << 64 | i // 4)[i % 4] for row in range(shape[0]) for i in range(count)]
-    uniform = ((torch.tensor(bits) >> 8) + 1) / 2**24
-    return ((uniform > p) / (1 - p)).view(shape)
-
-
-def probabilities(q, k, seen, bias=0):
-    """Softmax over the visible keys; 0 for a query without visible keys."""
-    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
-    return scores.masked_fill(~seen, -1e30).softmax(-1) * seen
-
-
-def masked_attention(q, k, v, seen):
-    return probabilities(q, k, seen.to(q.device)) @ v
-
-
-def documents_of(segments, length, padded):
-    """int64 [B, padded]: padding tokens belong to the last token's document."""
-    if segments is None:
-        return torch.zeros(1, padded, dtype=torch.int64)
-    return torch.cat([segments, segments[:, -1:].expand(-1, padded - length)], 1).cpu()
-
-
-def block_local_attention(q, k, v, block, look_back, look_ahead, causal, *, dropout=0.0, seed=None, key_lengths=None, segments=None):
-    B, H, L, D = q.shape
-    block = min(block, L)  # dropout is drawn for existing tokens only
-    look_back, look_ahead = (min(x, -(-L // block) - 1) for x in (look_back, look_ahead))
-    seen = window(L, block, look_back, look_ahead, causal)[None]
-    document = documents_of(segments, L, L)
-    seen = seen & (document[:, :, None] == document[:, None])
-    if key_lengths is not None:
-        seen = seen & (torch.arange(L) < key_lengths.cpu()[:, None])[:, None]
-    p = probabilities(q, k, seen[:, None].to(q.device))
-    if dropout:
-        width, token = (look_back + look_ahead + 1) * block, torch.arange(L)
-        factors = dropout_factors(seed.item(), dropout, (B, H, -(-L // block), block, width))
-        column = (token // block - token[:, None] // block + look_back) * block + token % block
-        p = p * factors[:, :, token[:, None] // block, token[:, None] % block, column.clamp(0, width - 1)].to(p)
-    return p @ v
-
-
-def sinkhorn(scores, iterations):
-    """Divides columns, then rows, by their sums, in the log domain."""
-    for _ in range(iterations):
-        for dim in (-2, -1):
-            empty = (scores == BARRED).all(dim, keepdim=True)
-            scores = scores - scores.masked_fill(empty, 0).logsumexp(dim, keepdim=True).masked_fill(empty, 0)
-    return scores.exp()
-
-
-def balance(scores, iterations, form):
-    if form == "full":
-        return sinkhorn(scores, iterations)
-    N = scores.shape[-1]
-    rows = [torch.zeros_like(scores[..., 0, :])]
-    for u in range(1, N):
-        if form == "none":
-            past = torch.cat([scores[..., u, :u], torch.zeros_like(scores[..., u, :1])], -1).softmax(-1)[..., :u]
-        else:  # prefix: destinations 1..u and sources 0..u-1 form a separate matrix
-            taking_part = (scores != BARRED).tril(-1).any(-1, keepdim=True)
-            past = sinkhorn(scores.masked_fill(~taking_part, BARRED)[..., 1 : u + 1, :u], iterations)[..., -1, :]
-        rows.append(torch.nn.functional.pad(past, (0, N - u)))
-    return torch.stack(rows, -2)
-
-
-def open_pairs(block, exists, document):
-    """bool [B, N, N]: pairs of blocks that are not padding, where the source is within one document, which is also the destination's."""
-    exists, document = (x.unflatten(1, (-1, block)) for x in (exists, document))
-    first = document[:, :, 0]
-    whole = ((document == first[:, :, None]) | ~exists).all(-1)
-    begun = exists[:, :, 0]
-    return begun[:, :, None] & begun[:, None] & whole[:, None] & (first[:, :, None] == first[:, None])
-
-
-def tokens(length, block, key_lengths, segments):
-    """bool and int64 [B, N b]: which tokens exist, and their documents."""
-    padded = -(-length // block) * block
-    lengths = torch.tensor([length]) if key_lengths is None else key_lengths.cpu()
-    return torch.arange(padded)[None] < lengths[:, None], documents_of(segments, length, padded)
-
-
-def sorted_attention(q, k, v, weights, block, causal, *, combine="concat", dropout=0.0, seed=None, key_lengths=None, segments=None):
-    B, H, L, D = q.shape
-    block = min(block, L)
-    exists, document = tokens(L, block, key_lengths, segments)
-    visible = open_pairs(block, exists, document)
-    visible = visible.tril(-1) if causal else visible
-    exists, document = (x.unflatten(1, (-1, block)).to(q.device) for x in (exists, document))
-    visible, here = visible.to(q.device), document == document[:, :, :1]
-    weights = weights.masked_fill(~visible[:, None], 0)
-    q, k, v = (torch.nn.functional.pad(x, (0, 0, 0, -L % block)).unflatten(2, (-1, block)) for x in (q, k, v))
-    k, v = (x * exists[:, None, :, :, None] for x in (k, v))
-    # The part of a sorted key's weight that is on existing tokens.
-    total = weights.sum(-1, keepdim=True)
-    share = weights @ exists[:, None].to(weights) / total.masked_fill(total == 0, 1)
-    if key_lengths is None and causal:
-        share = torch.ones_like(share)
-    there = share > 0
-    share = share.masked_fill(~there, 1).to(q)
-    sorted_k, sorted_v = (torch.einsum("bhuv,bhvtd->bhutd", weights.to(x), x) / share[..., None] for x in (k, v))
-    bias = share.log()[:, :, :, None]
-    sorting = (visible.any(-1)[:, :, None] & here)[:, None, :, :, None]
-    sees_sorted = sorting & there[:, :, :, None]
-    sees_own = (exists[:, :, None] & (document[:, :, :, None] == document[:, :, None]))[:, None]
-    if causal:
-        sees_own = sees_own & torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
-    keys = sorted_k
-    if combine == "add_logits":
-        keys, sees_sorted, sees_own = sorted_k + k, sees_sorted & sees_own, sees_own & ~sorting
-    if combine == "add_outputs":
-        p = torch.cat([probabilities(q, keys, sees_sorted, bias), probabilities(q, k, sees_own)], -1)
-    else:
-        seen = torch.cat([x.expand(B, H, -1, block, block) for x in (sees_sorted, sees_own)], -1)
-        p = probabilities(q, torch.cat([keys, k], 3), seen, torch.cat([bias, torch.zeros_like(bias)], -1))
-    if dropout:
-        p = p * dropout_factors(seed.item(), dropout, tuple(p.shape)).to(p)
-    return (p @ torch.cat([sorted_v, v], 3)).flatten(2, 3)[:, :, :L]
-
 
 # ---- Checks.
 
@@ -191,11 +48,18 @@ def same(name, ours, theirs, inputs, tolerance):
     for function in (ours, theirs):
         leaves = [x.detach().requires_grad_() for x in inputs]
         out = function(*leaves)
-        out.backward(torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape))
-        results.append([out.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)])
+        out.backward(
+            torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape))
+        results.append(
+            [out.detach(), *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)])
     for i, (mine, other) in enumerate(zip(*results)):
-        error = (mine - other).abs().max() / other.abs().max().clamp_min(1e-3)  # smaller values are rounding errors: weights of a single source have gradient 0
-        check(error <= tolerance, f"{name}: {'result' if i == 0 else f'gradient {i - 1}'} differs by {error:.1e} (bound {tolerance:.1e})")
+        error = (mine - other).abs().max() / other.abs().max().clamp_min(
+            1e-3)  # smaller values are rounding errors: weights of a single source have gradient 0
+        check(
+            error <= tolerance,
+            f"{name}: {'result' if i == 0 else f'gradient {i - 1}'} differs by {error:.1e} (bound "
+            f"{tolerance:.1e})"
+        )
 
 
 def heads(shape, dtype, device):
@@ -205,72 +69,118 @@ def heads(shape, dtype, device):
 
 
 def definitions(device):
-    """Each operator against its definition. fp64 tests the formulas; fp32 and bf16 test that their paths compute the same."""
+    """Each operator against its definition. fp64 tests the formulas; fp32 and bf16 test that their
+    paths compute the same."""
     ops, count = torch.ops.birkhoff, 0
     for dtype, tolerance in ((torch.float64, 1e-11), (torch.float32, 3e-5), (torch.bfloat16, 0.05)):
         for length, block in ((32, 8), (19, 8), (5, 8)):
             q, k, v = (heads((2, 3, length, 5), dtype, device) for _ in range(3))
-            for look_back, look_ahead, causal in ((0, 0, True), (1, 0, True), (2, 0, True), (0, 0, False), (1, 1, False), (0, 2, False)):
+            for look_back, look_ahead, causal in ((0, 0, True), (1, 0, True), (2, 0, True),
+                                                  (0, 0, False), (1, 1, False), (0, 2, False)):
                 arguments = (block, look_back, look_ahead, causal)
                 same(f"block_local_attention{arguments} of {length} tokens in {dtype}",
                      lambda *x: ops.block_local_attention(*x, *arguments),
-                     lambda *x: masked_attention(*x, window(length, *arguments)), (q, k, v), tolerance)
+                     lambda *x: masked_attention(*x, window(length, *arguments)), (q, k, v),
+                     tolerance)
                 count += 1
             N = -(-length // block)
-            scores = 2 * torch.randn(2, 3, N, N, dtype=torch.float64).to(device, dtype if dtype == torch.float64 else torch.float32)
+            scores = 2 * torch.randn(2, 3, N, N, dtype=torch.float64).to(
+                device, dtype if dtype == torch.float64 else torch.float32)
             for form in ("full", "prefix", "none"):
-                same(f"sinkhorn_attention {form} of {length} tokens in {dtype}",
-                     lambda *x: ops.sinkhorn_attention(*x, block, form, 3),
-                     lambda *x: sorted_attention(*x[:3], balance(x[3], 3, form).to(dtype), block, form != "full"), (q, k, v, scores), tolerance)
+                same(
+                    f"sinkhorn_attention {form} of {length} tokens in {dtype}",
+                    lambda *x: ops.sinkhorn_attention(*x, block, form, 3),
+                    lambda *x: sorted_attention(*x[:3],
+                                                balance(x[3], 3, form).to(dtype), block, form !=
+                                                "full"), (q, k, v, scores), tolerance)
                 count += 1
             # The weights of a block itself and of later blocks do not matter.
-            same(f"sorted_attention of any weights and {length} tokens in {dtype}", lambda *x: ops.sorted_attention(*x, block, True),
-                 lambda *x: sorted_attention(*x, block, True), (q, k, v, scores.to(dtype)), tolerance)
+            same(f"sorted_attention of any weights and {length} tokens in {dtype}",
+                 lambda *x: ops.sorted_attention(*x, block, True),
+                 lambda *x: sorted_attention(*x, block, True), (q, k, v, scores.to(dtype)),
+                 tolerance)
             count += 1
             # Padding, documents, dropout and combine.
             lengths = torch.tensor([length, length // 2 + 1], device=device)
             token = torch.arange(length, device=device)
             segments = torch.stack([(token >= 3) * 4, (token >= length // 2 // block * block) + 1])
             seed = torch.tensor([length * 2**40 + 7], device=device)
-            everything = {"key_lengths": lengths, "segments": segments, "dropout": 0.25, "seed": seed}
+            everything = {
+                "key_lengths": lengths,
+                "segments": segments,
+                "dropout": 0.25,
+                "seed": seed
+            }
             choices = [everything]
             if dtype == torch.float64:
-                choices += [{"key_lengths": lengths}, {"segments": segments}, {"dropout": 0.25, "seed": seed}]
+                choices += [{
+                    "key_lengths": lengths
+                }, {
+                    "segments": segments
+                }, {
+                    "dropout": 0.25,
+                    "seed": seed
+                }]
             for options in choices:
                 for arguments in ((block, 1, 0, True), (block, 1, 1, False)):
-                    same(f"block_local_attention{arguments} with {list(options)} of {length} tokens in {dtype}",
-                         lambda *x: ops.block_local_attention(*x, *arguments, **options),
-                         lambda *x: block_local_attention(*x, *arguments, **options), (q, k, v), tolerance)
+                    same(
+                        f"block_local_attention{arguments} with {list(options)} of {length} tokens "
+                        f"in {dtype}",
+                        lambda *x: ops.block_local_attention(*x, *arguments, **options),
+                        lambda *x: block_local_attention(*x, *arguments, **options), (q, k, v),
+                        tolerance)
                 for combine in ("concat", "add_outputs", "add_logits"):
                     for causal in (True, False):
-                        same(f"sorted_attention {combine}, causal {causal}, with {list(options)} of {length} tokens in {dtype}",
-                             lambda *x: ops.sorted_attention(*x, block, causal, combine=combine, **options),
-                             lambda *x: sorted_attention(*x, block, causal, combine=combine, **options),
-                             (q, k, v, scores.to(dtype).abs()), tolerance)
+                        same(
+                            f"sorted_attention {combine}, causal {causal}, with {list(options)} of "
+                            f"{length} tokens in {dtype}",
+                            lambda *x: ops.sorted_attention(
+                                *x, block, causal, combine=combine, **options), lambda *x:
+                            sorted_attention(*x, block, causal, combine=combine, **options),
+                            (q, k, v, scores.to(dtype).abs()), tolerance)
                 for causal in (True, False):
-                    same(f"dense_attention, causal {causal}, with {list(options)} of {length} tokens in {dtype}",
-                         lambda *x: ops.dense_attention(*x, causal, **options),
-                         lambda *x: block_local_attention(*x, length, 0, 0, causal, **options), (q, k, v), tolerance)
+                    same(
+                        f"dense_attention, causal {causal}, with {list(options)} of {length} "
+                        f"tokens in {dtype}",
+                        lambda *x: ops.dense_attention(*x, causal, **options),
+                        lambda *x: block_local_attention(*x, length, 0, 0, causal, **options),
+                        (q, k, v), tolerance)
                 count += 10
             open = open_pairs(block, *tokens(length, block, lengths, segments)).to(device)[:, None]
-            check(torch.equal(open, ops.open_block_pairs(q, block, key_lengths=lengths, segments=segments)), "open_block_pairs")
+            check(
+                torch.equal(open,
+                            ops.open_block_pairs(q, block, key_lengths=lengths, segments=segments)),
+                "open_block_pairs")
             for form in ("full", "prefix", "none"):
-                same(f"sinkhorn_attention {form} with all options of {length} tokens in {dtype}",
-                     lambda *x: ops.sinkhorn_attention(*x, block, form, 3, combine="add_outputs", **everything),
-                     lambda *x: sorted_attention(*x[:3], balance(x[3].masked_fill(~open, BARRED), 3, form).to(dtype), block, form != "full",
-                                                 combine="add_outputs", **everything), (q, k, v, scores), tolerance)
+                same(
+                    f"sinkhorn_attention {form} with all options of {length} tokens in {dtype}",
+                    lambda *x: ops.sinkhorn_attention(
+                        *x, block, form, 3, combine="add_outputs", **everything), lambda *x:
+                    sorted_attention(*x[:3],
+                                     balance(x[3].masked_fill(~open, BARRED), 3, form).to(dtype),
+                                     block,
+                                     form != "full",
+                                     combine="add_outputs",
+                                     **everything), (q, k, v, scores), tolerance)
                 count += 1
-    # The form `cumulative` has no short definition. The checks are that it is causal and that each row sums to less than 1.
+    # The form `cumulative` has no short definition. The checks are that it is causal and that each
+    # row sums to less than 1.
     scores = torch.randn(1, 2, 6, 6, dtype=torch.float64, device=device)
     weights = ops.sinkhorn_balance(scores, 4, "cumulative")
     later = scores.clone()
     later[:, :, 4:] += 1
-    check(torch.equal(weights[:, :, :4], ops.sinkhorn_balance(later, 4, "cumulative")[:, :, :4]), "cumulative reads later rows")
-    check(bool((weights.sum(-1) < 1).all()) and bool((weights.triu() == 0).all()), "cumulative: rows are not shares of earlier blocks")
-    q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.float64, device=device) for length in (150, 70, 70))
-    same("dense_attention", lambda *x: ops.dense_attention(*x), lambda *x: masked_attention(*x, window(150, 150, 0, 0, True)), (q, q, q), 1e-11)
-    same("dense_attention to other keys", lambda *x: ops.dense_attention(*x, False),
-         lambda q, k, v: (q @ k.mT / 2).softmax(-1) @ v, (q, k, v), 1e-11)
+    check(torch.equal(weights[:, :, :4],
+                      ops.sinkhorn_balance(later, 4, "cumulative")[:, :, :4]),
+          "cumulative reads later rows")
+    check(
+        bool((weights.sum(-1) < 1).all()) and bool((weights.triu() == 0).all()),
+        "cumulative: rows are not shares of earlier blocks")
+    q, k, v = (torch.randn(2, 2, length, 4, dtype=torch.float64, device=device)
+               for length in (150, 70, 70))
+    same("dense_attention", lambda *x: ops.dense_attention(*x),
+         lambda *x: masked_attention(*x, window(150, 150, 0, 0, True)), (q, q, q), 1e-11)
+    same("dense_attention to other keys", lambda *x: ops.dense_attention(*x, False), lambda q, k, v:
+         (q @ k.mT / 2).softmax(-1) @ v, (q, k, v), 1e-11)
     print(f"{count + 3} results with their gradients agree with the definitions in eager PyTorch")
 
 
@@ -283,29 +193,52 @@ def meaning(device):
     scores = torch.randn(1, 2, 6, 6, dtype=torch.float64, device=device)
     for form in ("full", "prefix", "cumulative", "none"):
         for combine in ("concat", "add_outputs", "add_logits"):
-            call = lambda q, k, v, scores, **options: ops.sinkhorn_attention(q, k, v, scores, 4, form, 3, combine=combine, **options)
+            call = lambda q, k, v, scores, **options: ops.sinkhorn_attention(
+                q, k, v, scores, 4, form, 3, combine=combine, **options)
             padded = call(q, k, v, scores, key_lengths=torch.tensor([13], device=device))
             cut = call(*(x[:, :, :13] for x in (q, k, v)), scores[:, :, :4, :4])
             check(near(padded[:, :, :13], cut), f"padding changes tokens ({form}, {combine})")
-            packed = call(q, k, v, scores, segments=(torch.arange(22, device=device) >= 12).long()[None])
-            parts = [call(*(x[:, :, tokens] for x in (q, k, v)), scores[:, :, blocks, blocks])
-                     for tokens, blocks in ((slice(12), slice(3)), (slice(12, 22), slice(3, 6)))]
-            check(near(packed, torch.cat(parts, 2)), f"documents affect each other ({form}, {combine})")
+            packed = call(q,
+                          k,
+                          v,
+                          scores,
+                          segments=(torch.arange(22, device=device) >= 12).long()[None])
+            parts = [
+                call(*(x[:, :, tokens]
+                       for x in (q, k, v)), scores[:, :, blocks, blocks])
+                for tokens, blocks in ((slice(12), slice(3)), (slice(12, 22), slice(3, 6)))
+            ]
+            check(near(packed, torch.cat(parts, 2)),
+                  f"documents affect each other ({form}, {combine})")
     later = torch.full((6, 6), math.nan, dtype=torch.float64, device=device).triu()
-    check(torch.equal(ops.sorted_attention(q, k, v, scores + later.nan_to_num(0), 4), ops.sorted_attention(q, k, v, scores + later, 4)),
-          "weights of a block itself or of later blocks are read")
+    check(
+        torch.equal(ops.sorted_attention(q, k, v, scores + later.nan_to_num(0), 4),
+                    ops.sorted_attention(q, k, v, scores + later, 4)),
+        "weights of a block itself or of later blocks are read")
     options = {"key_lengths": torch.tensor([17], device=device), "combine": "add_logits"}
-    seeded = lambda p, seed: ops.sinkhorn_attention(q, k, v, scores, 4, dropout=p, seed=torch.tensor([seed], device=device), **options)
-    check(torch.equal(seeded(0.0, 1), ops.sinkhorn_attention(q, k, v, scores, 4, **options)), "dropout of 0 changes bits")
+    seeded = lambda p, seed: ops.sinkhorn_attention(
+        q, k, v, scores, 4, dropout=p, seed=torch.tensor([seed], device=device), **options)
+    check(torch.equal(seeded(0.0, 1), ops.sinkhorn_attention(q, k, v, scores, 4, **options)),
+          "dropout of 0 changes bits")
     check(torch.equal(seeded(0.5, 1), seeded(0.5, 1)), "one seed gives two results")
     check(not torch.equal(seeded(0.5, 1), seeded(0.5, 2)), "two seeds give one result")
     # Equal probabilities, and values that reveal each of them.
-    zeros, unit = torch.zeros(2, 8, 256, 16, device=device), torch.eye(16, device=device).repeat(16, 1).expand(2, 8, 256, 16)
+    zeros, unit = torch.zeros(2, 8, 256, 16, device=device), torch.eye(16, device=device).repeat(
+        16, 1).expand(2, 8, 256, 16)
     for dropout in (0.1, 0.5):
-        seen = ops.block_local_attention(zeros, zeros, unit, 16, causal=False, dropout=dropout, seed=torch.tensor(3, device=device)) * 16
+        seen = ops.block_local_attention(zeros,
+                                         zeros,
+                                         unit,
+                                         16,
+                                         causal=False,
+                                         dropout=dropout,
+                                         seed=torch.tensor(3, device=device)) * 16
         kept = (seen > 0).double().mean().item()
-        check(abs(kept - (1 - dropout)) < 5 * math.sqrt(dropout * (1 - dropout) / seen.numel()), f"dropout {dropout} keeps {kept}")
-        check(bool(((seen - 1 / (1 - dropout)).abs() < 1e-5).logical_or(seen == 0).all()), "kept values are not scaled")
+        check(
+            abs(kept - (1 - dropout)) < 5 * math.sqrt(dropout * (1 - dropout) / seen.numel()),
+            f"dropout {dropout} keeps {kept}")
+        check(bool(((seen - 1 / (1 - dropout)).abs() < 1e-5).logical_or(seen == 0).all()),
+              "kept values are not scaled")
     print("padding and documents do not affect other tokens; dropout follows its seed and its rate")
 
 
@@ -313,8 +246,9 @@ def cases(device):
     """(operator, arguments, keywords) in fp64, small: forms, odd lengths, both layouts, options."""
     leaf = lambda x: x.detach().requires_grad_()
     for length, layout in ((8, "BHLD"), (7, "BLHD")):
-        make = lambda: leaf(heads((1, 2, length, 3), torch.float64, device) if layout == "BLHD" else
-                            torch.randn(1, 2, length, 3, dtype=torch.float64, device=device))
+        make = lambda: leaf(
+            heads((1, 2, length, 3), torch.float64, device) if layout == "BLHD" else torch.randn(
+                1, 2, length, 3, dtype=torch.float64, device=device))
         for window_arguments in ((4, 1, 0, True), (4, 1, 1, False)):
             yield "block_local_attention", (make(), make(), make(), *window_arguments), {}
         N = -(-length // 2)
@@ -324,13 +258,24 @@ def cases(device):
             yield "sinkhorn_balance", (square(), 3, form), {}
             yield "sinkhorn_attention", (make(), make(), make(), square(), 2, form, 2), {}
         segments = (torch.arange(length, device=device) >= 3).long()[None]
-        options = {"dropout": 0.5, "seed": torch.tensor([11], device=device), "key_lengths": torch.tensor([6], device=device), "segments": segments}
+        options = {
+            "dropout": 0.5,
+            "seed": torch.tensor([11], device=device),
+            "key_lengths": torch.tensor([6], device=device),
+            "segments": segments
+        }
         yield "block_local_attention", (make(), make(), make(), 4, 1, 0, True), options
         yield "dense_attention", (make(), make(), make(), True), {}
         yield "dense_attention", (make(), make(), make(), False), options
-        yield "sorted_attention", (make(), make(), make(), square(), 2, True), {"combine": "add_outputs", **options}
+        yield "sorted_attention", (make(), make(), make(), square(), 2, True), {
+            "combine": "add_outputs",
+            **options
+        }
         yield "sorted_attention", (make(), make(), make(), square(), 2, False), options
-        yield "sinkhorn_attention", (make(), make(), make(), square(), 2, "prefix", 2), {"combine": "add_logits", **options}
+        yield "sinkhorn_attention", (make(), make(), make(), square(), 2, "prefix", 2), {
+            "combine": "add_logits",
+            **options
+        }
 
 
 def last_of_each(all_cases):
@@ -343,24 +288,36 @@ def gradients_and_traces(device, full):
     count = 0
     for name, arguments, keywords in all_cases if full else last_of_each(all_cases):
         operator = getattr(torch.ops.birkhoff, name).default
-        keywords = {key: x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in keywords.items()}
+        keywords = {
+            key:
+                x.detach().requires_grad_()
+                if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+            for key, x in keywords.items()
+        }
         arguments = list(arguments)
-        places = [*(i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor) and x.requires_grad),
-                  *(key for key, x in keywords.items() if isinstance(x, torch.Tensor) and x.requires_grad)]
+        places = [
+            *(i for i, x in enumerate(arguments)
+              if isinstance(x, torch.Tensor) and x.requires_grad),
+            *(key for key, x in keywords.items() if isinstance(x, torch.Tensor) and x.requires_grad)
+        ]
         at = lambda place: arguments[place] if isinstance(place, int) else keywords[place]
 
         def call(*tensors):
             mine = dict(zip(places, tensors))
-            out = operator(*(mine.get(i, x) for i, x in enumerate(arguments)), **{key: mine.get(key, x) for key, x in keywords.items()})
+            out = operator(*(mine.get(i, x) for i, x in enumerate(arguments)), **{
+                key: mine.get(key, x) for key, x in keywords.items()
+            })
             return out[:2] if name == "routing_attention" else out
 
         if name != "choose_blocks":
-            check(torch.autograd.gradcheck(call, list(map(at, places))), f"gradcheck of {name} with {list(keywords)}")
+            check(torch.autograd.gradcheck(call, list(map(at, places))),
+                  f"gradcheck of {name} with {list(keywords)}")
         torch.library.opcheck(operator, tuple(arguments), keywords)
         count += 1
     # No CPU kernel supports float16.
     half = [torch.randn(1, 2, 10, 4, device=device).half().requires_grad_() for _ in range(3)]
-    torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half, {"key_lengths": torch.tensor([6], device=device)})
+    torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half,
+                          {"key_lengths": torch.tensor([6], device=device)})
     torch.library.opcheck(torch.ops.birkhoff.dense_attention.default, half)
     print(f"torch.autograd.gradcheck and torch.library.opcheck pass on {count + 2} calls")
     if not full:
@@ -370,42 +327,55 @@ def gradients_and_traces(device, full):
     count = 0
     for name, arguments, keywords in cases(device):
         plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
-        none = [torch.zeros(0, dtype=torch.float64, device=device)] * 3  # relative keys and values, sinks
+        none = [torch.zeros(0, dtype=torch.float64, device=device)
+               ] * 3  # relative keys and values, sinks
         if name == "sinkhorn_balance":
             torch.library.opcheck(ops._sinkhorn_balance.default, arguments)
             weights, solved = ops._sinkhorn_balance(*plain)
-            torch.library.opcheck(ops._sinkhorn_balance_backward.default, (torch.randn_like(weights), plain[0], solved, *plain[1:]))
+            torch.library.opcheck(ops._sinkhorn_balance_backward.default,
+                                  (torch.randn_like(weights), plain[0], solved, *plain[1:]))
         elif name in ("block_local_attention", "sorted_attention"):
             number = 3 if name == "block_local_attention" else 4
             options = arguments[number:] if number == 3 else (arguments[4], 0, 0, arguments[5])
-            options += (keywords.get("combine", "concat"), keywords.get("dropout", 0.0), *map(keywords.get, ("seed", "key_lengths", "segments")))
+            options += (keywords.get("combine", "concat"), keywords.get("dropout", 0.0),
+                        *map(keywords.get, ("seed", "key_lengths", "segments")))
             with_none = lambda x: [*x[:3], *none, *x[3:number]]
-            torch.library.opcheck(ops._attention_in_blocks.default, (with_none(arguments), *options))
+            torch.library.opcheck(ops._attention_in_blocks.default,
+                                  (with_none(arguments), *options))
             inputs = with_none(plain)
             out, softmax = ops._attention_in_blocks(inputs, *options)
-            torch.library.opcheck(ops._attention_in_blocks_backward.default, (torch.randn_like(out), inputs, out, softmax, *options))
+            torch.library.opcheck(ops._attention_in_blocks_backward.default,
+                                  (torch.randn_like(out), inputs, out, softmax, *options))
         else:
             continue
         count += 2
     for name, arguments, keywords in gathered_cases(heads, device):
         plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments]
-        inputs = [*(none[0] if x is None else x for x in plain[:3]), *(keywords.get(key, none[0]) for key in ("relative_keys", "relative_values", "sink"))]
+        inputs = [
+            *(none[0] if x is None else x for x in plain[:3]),
+            *(keywords.get(key, none[0]) for key in ("relative_keys", "relative_values", "sink"))
+        ]
         masks = tuple(map(keywords.get, ("key_lengths", "segments")))
         if name == "routing_attention":
-            options = (*plain[3:5], (plain[5:] or ["causal_bucket"])[0], keywords.get("overlap", "mean"), keywords.get("logit_scale", 0.0), *masks)
+            options = (*plain[3:5], (plain[5:] or ["causal_bucket"])[0],
+                       keywords.get("overlap", "mean"), keywords.get("logit_scale", 0.0), *masks)
             torch.library.opcheck(ops._attention_in_clusters.default, (inputs, *options))
             out, distance, _ = ops._attention_in_clusters(inputs, *options)
-            torch.library.opcheck(ops._attention_in_clusters_backward.default, (torch.randn_like(out), torch.randn_like(distance), inputs, *options))
+            torch.library.opcheck(
+                ops._attention_in_clusters_backward.default,
+                (torch.randn_like(out), torch.randn_like(distance), inputs, *options))
         elif name == "listed_block_attention":
             options = (*plain[3:5], True, *masks)
             torch.library.opcheck(ops._attention_to_listed_blocks.default, (inputs, *options))
-            torch.library.opcheck(ops._attention_to_listed_blocks_backward.default, (torch.randn_like(plain[0]), inputs, *options))
+            torch.library.opcheck(ops._attention_to_listed_blocks_backward.default,
+                                  (torch.randn_like(plain[0]), inputs, *options))
         else:
             continue
         count += 2
     name, arguments, keywords = list(cases(device))[-1]
     plain = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in arguments)
-    torch.library.opcheck(ops.open_block_pairs.default, (plain[0], 2), {name: keywords[name] for name in ("key_lengths", "segments")})
+    torch.library.opcheck(ops.open_block_pairs.default, (plain[0], 2),
+                          {name: keywords[name] for name in ("key_lengths", "segments")})
     print(f"torch.library.opcheck passes on {count + 1} calls of the private operators")
 
 
@@ -423,11 +393,13 @@ def documented_modules(library):
 
 
 def training(make, device, full):
-    """The module that make() returns learns, with two sequence lengths; with `full`, its losses are the same compiled (inductor)."""
+    """The module that make() returns learns, with two sequence lengths; with `full`, its losses are
+    the same compiled (inductor)."""
     losses = {}
     for way in ("eager", "compiled") if full else ("eager",):
         torch.manual_seed(3)
-        model = torch.nn.Sequential(torch.nn.Embedding(17, 32), make(), torch.nn.Linear(32, 17)).to(device)
+        model = torch.nn.Sequential(torch.nn.Embedding(17, 32), make(),
+                                    torch.nn.Linear(32, 17)).to(device)
         if way == "compiled":
             # A graph break would be an error: the operators must be part of the graph.
             run = torch.compile(model, fullgraph=True)
@@ -437,9 +409,11 @@ def training(make, device, full):
         losses[way] = []
         for step in range(60):
             length = 64 if step % 4 else 40
-            tokens = (torch.arange(length + 1)[None] * torch.tensor([[1], [3], [5], [7]]) + step) % 17
+            tokens = (torch.arange(length + 1)[None] * torch.tensor([[1], [3], [5], [7]]) +
+                      step) % 17
             tokens = tokens.to(device)
-            loss = torch.nn.functional.cross_entropy(run(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+            loss = torch.nn.functional.cross_entropy(
+                run(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -448,38 +422,57 @@ def training(make, device, full):
             losses[way].append(loss.item())
     worst = max(abs(a - b) / a for a, b in zip(losses["eager"], list(losses.values())[-1]))
     check(worst < 1e-3, f"compiled losses differ from eager ones by {worst:.1e}")
-    check(losses["eager"][-1] < 0.5 * losses["eager"][0], f"the loss does not fall: {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}")
+    check(losses["eager"][-1] < 0.5 * losses["eager"][0],
+          f"the loss does not fall: {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}")
     compiled = f"; torch.compile's losses differ by at most {worst:.1e}" if full else ""
-    print(f"{type(make()).__name__}: 60 steps of training, loss {losses['eager'][0]:.3f} to {losses['eager'][-1]:.3f}{compiled}")
+    print(
+        f"{type(make()).__name__}: 60 steps of training, loss {losses['eager'][0]:.3f} to "
+        f"{losses['eager'][-1]:.3f}{compiled}"
+    )
 
 
 def compiled_options(device):
-    """All options in a compiled graph: the results equal eager PyTorch, and one graph serves all seeds, key lengths and documents."""
-    attention = lambda q, k, v, scores, **options: torch.ops.birkhoff.sinkhorn_attention(q, k, v, scores, 8, dropout=0.25, **options)
+    """All options in a compiled graph: the results equal eager PyTorch, and one graph serves all
+    seeds, key lengths and documents."""
+    attention = lambda q, k, v, scores, **options: torch.ops.birkhoff.sinkhorn_attention(
+        q, k, v, scores, 8, dropout=0.25, **options)
     compiled = torch.compile(attention, fullgraph=True)
     for length in (32, 40, 48):
         q, k, v = (heads((2, 2, length, 8), torch.float32, device) for _ in range(3))
         scores = torch.randn(2, 2, length // 8, length // 8, device=device)
         for step in range(3):
-            options = {"seed": torch.tensor([step], device=device), "key_lengths": torch.tensor([length, 9 + step], device=device),
-                       "segments": (torch.arange(length, device=device) // (10 + step)).expand(2, -1).contiguous()}
+            options = {
+                "seed":
+                    torch.tensor([step], device=device),
+                "key_lengths":
+                    torch.tensor([length, 9 + step], device=device),
+                "segments":
+                    (torch.arange(length, device=device) // (10 + step)).expand(2, -1).contiguous()
+            }
             # The second length makes PyTorch compile one graph for any length.
-            with torch.compiler.set_stance("fail_on_recompile" if length == 48 or step > 0 else "default"):
-                same(f"compiled attention of {length} tokens", lambda *x: compiled(*x, **options), lambda *x: attention(*x, **options),
-                     (q, k, v, scores), 1e-6)
+            with torch.compiler.set_stance(
+                    "fail_on_recompile" if length == 48 or step > 0 else "default"):
+                same(f"compiled attention of {length} tokens", lambda *x: compiled(*x, **options),
+                     lambda *x: attention(*x, **options), (q, k, v, scores), 1e-6)
     # A seed from PyTorch's own generator.
     drawn = torch.compile(lambda x: torch.ops.birkhoff.block_local_attention(
-        x, x, x, 8, dropout=0.5, seed=torch.randint(2**62, (1,), device=x.device)), fullgraph=True)
+        x, x, x, 8, dropout=0.5, seed=torch.randint(2**62, (1,), device=x.device)),
+                          fullgraph=True)
     check(not torch.equal(drawn(q), drawn(q)), "a compiled graph always draws the same seed")
     print("compiled graphs accept padding, documents and new seeds without recompiling")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", type=pathlib.Path, required=True)
-    parser.add_argument("--torch", default="2.11.0", help="the version that the library was built with")
+    parser.add_argument("--torch",
+                        default="2.11.0",
+                        help="the version that the library was built with")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--full", action="store_true", help="all cases of gradcheck and opcheck, and torch.compile")
+    parser.add_argument("--full",
+                        action="store_true",
+                        help="all cases of gradcheck and opcheck, and torch.compile")
     arguments = parser.parse_args()
     if torch.__version__.split("+")[0] != arguments.torch:
         print(f"SKIPPED: PyTorch {torch.__version__} is not {arguments.torch}")
@@ -496,7 +489,8 @@ def main():
     gradients_and_traces(arguments.device, arguments.full)
     if arguments.full:
         compiled_options(arguments.device)
-    for make in (lambda: types["SinkhornAttention"](32, 4, 8, 8), lambda: types["RoutingAttention"](32, 4, 4, 16), lambda: types["MixtureOfBlockAttention"](32, 4, 8, 2)):
+    for make in (lambda: types["SinkhornAttention"](32, 4, 8, 8), lambda: types["RoutingAttention"]
+                 (32, 4, 4, 16), lambda: types["MixtureOfBlockAttention"](32, 4, 8, 2)):
         training(make, arguments.device, arguments.full)
     return 0
 

@@ -1,7 +1,8 @@
-"""Opens Birkhoff's files with widely used Python readers, and compares the content with Birkhoff's manifests and metrics.
+"""Opens Birkhoff's files with widely used Python readers, and compares the content with Birkhoff's
+manifests and metrics.
 
-  checkpoints   safetensors (Hugging Face), with the index that their loaders look for, against manifest.json
-  corpora       h5py, against manifest.json
+  checkpoints   safetensors (Hugging Face), with the index that their loaders look for, against
+  manifest.json corpora       h5py, against manifest.json
   events        TensorBoard's own reader, against metrics.jsonl
 
     python3 read_with_python.py --run RUN --corpus CORPUS
@@ -55,12 +56,13 @@ CRC_TABLE = make_crc_table()
 
 
 def raw_bytes(path, key):
-    """A tensor's bytes, found only by the 8-byte header length and data_offsets, as docs/checkpoint_format.md describes."""
+    """A tensor's bytes, found only by the 8-byte header length and data_offsets, as
+    docs/checkpoint_format.md describes."""
     content = path.read_bytes()
     header_bytes = int.from_bytes(content[:8], "little")
     check((8 + header_bytes) % 64 == 0, f"{path}: data does not start at a multiple of 64")
-    begin, end = json.loads(content[8 : 8 + header_bytes])[key]["data_offsets"]
-    return content[8 + header_bytes + begin : 8 + header_bytes + end]
+    begin, end = json.loads(content[8:8 + header_bytes])[key]["data_offsets"]
+    return content[8 + header_bytes + begin:8 + header_bytes + end]
 
 
 def read_checkpoint(folder):
@@ -86,9 +88,12 @@ def read_checkpoint(folder):
                 whole = elements == int(numpy.prod(global_shape, dtype=numpy.int64))
                 entry = reader.get_slice(key)
                 check(entry.get_dtype() == tensor["dtype"], f"{key}: dtype {entry.get_dtype()}")
-                check(entry.get_shape() == (global_shape if whole else [elements]), f"{key}: shape {entry.get_shape()}")
+                check(entry.get_shape() == (global_shape if whole else [elements]),
+                      f"{key}: shape {entry.get_shape()}")
                 raw = raw_bytes(path, key)
-                check(len(raw) == elements * ELEMENT_BYTES[tensor["dtype"]], f"{key}: {len(raw)} bytes")
+                check(
+                    len(raw) == elements * ELEMENT_BYTES[tensor["dtype"]],
+                    f"{key}: {len(raw)} bytes")
                 if tensor["dtype"] != "BF16":  # numpy has no bfloat16
                     check(reader.get_tensor(key).tobytes() == raw, f"{key}: values")
                 if len(raw) <= PAGE_BYTES:
@@ -100,19 +105,23 @@ def read_checkpoint(folder):
     parameters = [t for t in manifest["tensor"] if t["key"] in index["weight_map"]]
     check(len(parameters) == len(index["weight_map"]), "index: names")
     check(index["metadata"]["total_size"] == total_bytes, f"index: total_size is not {total_bytes}")
-    print(f"{folder}: step {manifest['step']}, {num_tensors} tensors in {len(listed)} safetensors files, "
-          f"{len(parameters)} parameters of {total_bytes} bytes in the index")
+    print(
+        f"{folder}: step {manifest['step']}, {num_tensors} tensors in {len(listed)} safetensors "
+        "files, "
+        f"{len(parameters)} parameters of {total_bytes} bytes in the index")
 
 
 def read_values(path, file, name, array, shard):
-    """The values of a shard, compared with its manifest entry, its page table and the bytes at the offset that training uses."""
+    """The values of a shard, compared with its manifest entry, its page table and the bytes at the
+    offset that training uses."""
     values, pages = file[name], file["page_crcs"]
-    check(values.dtype == numpy.dtype(CORPUS_TYPES[array.get("dtype", "u8")]), f"{path}: dtype {values.dtype}")
+    check(values.dtype == numpy.dtype(CORPUS_TYPES[array.get("dtype", "u8")]),
+          f"{path}: dtype {values.dtype}")
     check(values.shape[0] == int(shard["elements"]), f"{path}: {values.shape[0]} elements")
     check(values.id.get_offset() == int(shard["values_offset"]), f"{path}: values_offset")
     content = values[:].tobytes()
     for page in sorted({0, (len(content) - 1) // PAGE_BYTES}):
-        part = content[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+        part = content[page * PAGE_BYTES:(page + 1) * PAGE_BYTES]
         check(crc32c(part) == int(pages[page]), f"{path}: CRC32C of page {page}")
     with open(path, "rb") as raw:
         raw.seek(int(shard["values_offset"]))
@@ -126,7 +135,8 @@ def read_stream(folder, split, stream):
         path = folder / shard["file"]
         with h5py.File(path, "r") as file:
             values, ends = read_values(path, file, "tokens", stream, shard), file["document_ends"]
-            check(ends.shape[0] == int(shard.get("documents", 0)), f"{path}: {ends.shape[0]} documents")
+            check(ends.shape[0] == int(shard.get("documents", 0)),
+                  f"{path}: {ends.shape[0]} documents")
             ends = ends[:]
             check(numpy.all(ends[1:] >= ends[:-1]), f"{path}: document ends descend")
             elements += values.shape[0]
@@ -163,12 +173,18 @@ def read_corpus(folder):
                 largest = max([largest, *([int(values.max())] if len(values) else [])])
                 num_tokens += len(values)
             check(largest < vocabulary, f"{split['name']}: id {largest} of {vocabulary}")
-            print(f"{folder}: {split['name']} {stream['name']}: {num_tokens} tokens in {len(stream.get('shard', []))} "
-                  f"HDF5 shards, {stream['documents']} documents, largest id {largest} of {vocabulary}")
+            print(
+                f"{folder}: {split['name']} {stream['name']}: {num_tokens} tokens in "
+                f"{len(stream.get('shard', []))} "
+                f"HDF5 shards, {stream['documents']} documents, largest id {largest} of "
+                f"{vocabulary}"
+            )
         for record in split.get("record", []):
             counts = read_labels(folder, split["name"], record)
-            print(f"{folder}: {split['name']} {record['name']}: {record['rows']} labels of {len(counts)} classes, "
-                  f"{counts.min()} to {counts.max()} rows each")
+            print(
+                f"{folder}: {split['name']} {record['name']}: {record['rows']} labels of "
+                f"{len(counts)} classes, "
+                f"{counts.min()} to {counts.max()} rows each")
 
 
 def read_events(folder):
@@ -176,7 +192,8 @@ def read_events(folder):
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         line = json.loads(line)
         group = line.get("split", "train")
-        names = line.keys() - {"step", "split", "tokens", "bytes", "step_ms", "elapsed_seconds"}  # these are not in the events
+        names = line.keys() - {"step", "split", "tokens", "bytes", "step_ms", "elapsed_seconds"
+                              }  # these are not in the events
         for name in names:
             if line[name] is not None:
                 expected.setdefault(f"{group}/{name}", {})[line["step"]] = numpy.float32(line[name])
@@ -186,19 +203,31 @@ def read_events(folder):
     accumulator.Reload()
     tags = accumulator.Tags()
     # TensorBoard returns simple values as scalars or, after its own migration, as tensors.
-    read = {tag: {e.step: numpy.float32(e.value) for e in accumulator.Scalars(tag) if numpy.isfinite(e.value)}
-            for tag in tags["scalars"]}
+    read = {
+        tag: {
+            e.step: numpy.float32(e.value)
+            for e in accumulator.Scalars(tag)
+            if numpy.isfinite(e.value)
+        } for tag in tags["scalars"]
+    }
     for tag in tags["tensors"]:
-        read[tag] = {e.step: numpy.float32(e.tensor_proto.float_val[0]) for e in accumulator.Tensors(tag)}
-    check(set(read) == set(expected), f"{folder}: tags {sorted(read)}, metrics.jsonl has {sorted(expected)}")
+        read[tag] = {
+            e.step: numpy.float32(e.tensor_proto.float_val[0]) for e in accumulator.Tensors(tag)
+        }
+    check(
+        set(read) == set(expected),
+        f"{folder}: tags {sorted(read)}, metrics.jsonl has {sorted(expected)}")
     for tag, values in expected.items():
         check(read[tag] == values, f"{folder}: {tag}: events differ from metrics.jsonl")
         print(f"{folder}: {tag}: {len(values)} values in the events, equal to metrics.jsonl")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=pathlib.Path, help="a run folder with at least one checkpoint")
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run",
+                        type=pathlib.Path,
+                        help="a run folder with at least one checkpoint")
     parser.add_argument("--corpus", type=pathlib.Path, help="a folder made by `birkhoff prepare`")
     arguments = parser.parse_args()
     if not (arguments.run or arguments.corpus):

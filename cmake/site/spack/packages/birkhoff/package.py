@@ -1,6 +1,7 @@
 # Untried: Python compiles it, but no Spack has built it.
 #   spack repo add cmake/site/spack
-#   spack dev-build birkhoff@main torch=/path/to/libtorch        in a checkout; the folder with include/ and lib/
+# spack dev-build birkhoff@main torch=/path/to/libtorch        in a checkout; the folder with
+# include/ and lib/
 from spack.package import *
 
 
@@ -11,7 +12,10 @@ class Birkhoff(CMakePackage):
 
     variant("cuda", default=False, description="Kernels for GPUs, and NCCL between them")
     # LibTorch is pinned to one version, which py-torch may not have; PyPI's wheel is a LibTorch.
-    variant("torch", default="none", values=lambda value: True, description="Folder of a LibTorch 2.11, with include/ and lib/")
+    variant("torch",
+            default="none",
+            values=lambda value: True,
+            description="Folder of a LibTorch 2.11, with include/ and lib/")
 
     depends_on("cmake@3.25:", type="build")
     depends_on("ninja", type="build")
