@@ -280,7 +280,7 @@ TEST(LostText, IsSaidByPrepare) {
   // SentencePiece's sign for a space comes back as one.
   EXPECT_THAT(notes("\u2581" + text, "lost"),
               testing::ElementsAre(testing::AllOf(
-                  testing::HasSubstr("warning: the tokenizer does not keep the text"),
+                  testing::HasSubstr("warning: the tokens do not give the text back"),
                   testing::HasSubstr(folder / "text" + ", spaces 9"))));
 }
 
