@@ -6,21 +6,25 @@ if(BIRKHOFF_WERROR)
   target_compile_options(birkhoff_flags INTERFACE -Werror)
 endif()
 if(CMAKE_UNITY_BUILD)  # g++ takes each file of a batch for a header
-  target_compile_options(birkhoff_flags INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+  target_compile_options(birkhoff_flags INTERFACE
+    $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
 target_include_directories(birkhoff_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/gen)
 if(BIRKHOFF_SANITIZE)
   # g++ 12 sees uninitialised values in its own <regex> when sanitizers keep it from inlining.
   # -O1, as the sanitizers' manuals advise: g++ optimises instrumented code slowly.
-  target_compile_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE} -O1 -fno-omit-frame-pointer -Wno-maybe-uninitialized)
+  target_compile_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE} -O1
+    -fno-omit-frame-pointer -Wno-maybe-uninitialized)
   target_link_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE})
 endif()
 
-# Most of a test's time is spent in processes and in the product's own code, so -O1 suffices. It compiles a third faster.
+# Most of a test's time is spent in processes and in the product's own code, so -O1 suffices. It
+# compiles a third faster.
 add_library(birkhoff_test_flags INTERFACE)
 target_compile_options(birkhoff_test_flags INTERFACE -O1)
 
-# birkhoff_precompile(TARGET): includes the headers that most tests use before each source of a test program. They are compiled
+# birkhoff_precompile(TARGET): includes the headers that most tests use before each source of a test
+# program. They are compiled
 # once for all programs. Sources with their own options are left out.
 function(birkhoff_precompile target)
   if(NOT BIRKHOFF_PCH)
@@ -28,23 +32,30 @@ function(birkhoff_precompile target)
   endif()
   if(NOT TARGET birkhoff_pch)
     file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/pch.cpp CONTENT "int main() {}\n")
-    add_executable(birkhoff_pch ${CMAKE_BINARY_DIR}/pch.cpp)  # a program, because a library has other flags
-    target_link_libraries(birkhoff_pch PRIVATE cluster_base birkhoff_flags birkhoff_test_flags GTest::gtest GTest::gmock)
-    target_precompile_headers(birkhoff_pch PRIVATE <algorithm> <chrono> <cmath> <cstdint> <filesystem> <functional> <map> <memory>
-      <mutex> <optional> <string> <string_view> <thread> <utility> <vector> <ATen/ATen.h> <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h>)
+    # a program, because a library has other flags
+    add_executable(birkhoff_pch ${CMAKE_BINARY_DIR}/pch.cpp)
+    target_link_libraries(birkhoff_pch PRIVATE cluster_base birkhoff_flags birkhoff_test_flags
+      GTest::gtest GTest::gmock)
+    target_precompile_headers(birkhoff_pch PRIVATE <algorithm> <chrono> <cmath> <cstdint>
+      <filesystem> <functional> <map> <memory>
+      <mutex> <optional> <string> <string_view> <thread> <utility> <vector> <ATen/ATen.h>
+        <fmt/format.h> <gmock/gmock.h> <gtest/gtest.h>)
   endif()
   target_precompile_headers(${target} REUSE_FROM birkhoff_pch)
   # g++ 12 warns about its own <string> in precompiled headers.
   target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-restrict -Wno-stringop-overflow)
 endfunction()
 
-# birkhoff_options(SOURCES a.cpp ... OPTIONS -O3 ...): gives sources their own options; they use no precompiled headers.
+# birkhoff_options(SOURCES a.cpp ... OPTIONS -O3 ...): gives sources their own options; they use no
+# precompiled headers.
 function(birkhoff_options)
   cmake_parse_arguments(ARG "" "" "SOURCES;OPTIONS" ${ARGN})
-  set_source_files_properties(${ARG_SOURCES} PROPERTIES COMPILE_OPTIONS "${ARG_OPTIONS}" SKIP_PRECOMPILE_HEADERS ON)
+  set_source_files_properties(${ARG_SOURCES} PROPERTIES COMPILE_OPTIONS "${ARG_OPTIONS}"
+    SKIP_PRECOMPILE_HEADERS ON)
 endfunction()
 
-# birkhoff_library(NAME SOURCES a.cpp ... LINKS other ...): one static library per folder. LINKS define the layers: a library
+# birkhoff_library(NAME SOURCES a.cpp ... LINKS other ...): one static library per folder. LINKS
+# define the layers: a library
 # can use only what it links, and tests/layering_test checks the includes against the same table.
 function(birkhoff_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS" ${ARGN})
@@ -52,8 +63,10 @@ function(birkhoff_library name)
   target_link_libraries(${name} PUBLIC ${ARG_LINKS} birkhoff_flags)
 endfunction()
 
-# birkhoff_simd(LIBRARY SOURCES a.simd.cpp ...): CPU kernels of a folder's library, compiled once for each instruction set.
-# BIRKHOFF_SIMD is the set's name in cluster/base/instruction_set.h. The program chooses one at run time.
+# birkhoff_simd(LIBRARY SOURCES a.simd.cpp ...): CPU kernels of a folder's library, compiled once
+# for each instruction set.
+# BIRKHOFF_SIMD is the set's name in cluster/base/instruction_set.h. The program chooses one at run
+# time.
 function(birkhoff_simd library)
   cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
   set(sets kPortable)
@@ -69,22 +82,27 @@ function(birkhoff_simd library)
     target_link_libraries(${library}_${set} PRIVATE birkhoff_flags)
     set_target_properties(${library}_${set} PROPERTIES UNITY_BUILD OFF)
     target_compile_definitions(${library}_${set} PRIVATE BIRKHOFF_SIMD=${set})
-    # With -O1, which sanitizers ask for, only -fexpensive-optimizations fuses multiplications and additions. Without it a
+    # With -O1, which sanitizers ask for, only -fexpensive-optimizations fuses multiplications and
+    # additions. Without it a
     # sanitized build would round differently, and its errors would exceed the bounds of the tests.
-    # Functions start at cache lines, so that the speed of a loop does not depend on what is linked before it.
-    target_compile_options(${library}_${set} PRIVATE -O3 -ffp-contract=fast -fexpensive-optimizations -falign-functions=64 ${${set}})
+    # Functions start at cache lines, so that the speed of a loop does not depend on what is linked
+    # before it.
+    target_compile_options(${library}_${set} PRIVATE -O3 -ffp-contract=fast
+      -fexpensive-optimizations -falign-functions=64 ${${set}})
     target_sources(${library} PRIVATE $<TARGET_OBJECTS:${library}_${set}>)
   endforeach()
 endfunction()
 
-# birkhoff_kernels(LIBRARY SOURCES a.cu ...): GPU kernels of a folder's library, if CUDA is on. They are compiled without
-# LibTorch's headers and options: only the .cpp next to a kernel handles tensors. There is machine code for each of
-# BIRKHOFF_GPU_ARCHITECTURES (A100 is 80, H100 and H200 are 90a), and PTX of 80, if it is one of them, for later GPUs. All of it is
-# compressed and in one shared library to keep packages small: otherwise each program and test would carry its own copy. The
-# preset cuda-debug adds line numbers for profilers and sanitizers.
+# birkhoff_kernels(LIBRARY SOURCES a.cu ...): GPU kernels of a folder's library, if CUDA is on. They
+# are compiled without LibTorch's headers and options: only the .cpp next to a kernel handles
+# tensors. There is machine code for each of BIRKHOFF_GPU_ARCHITECTURES (A100 is 80, H100 and H200
+# are 90a), and PTX of 80, if it is one of them, for later GPUs. All of it is compressed and in one
+# shared library to keep packages small: otherwise each program and test would carry its own copy.
+# The preset cuda-debug adds line numbers for profilers and sanitizers.
 set(BIRKHOFF_KERNEL_FLAGS -O3 --compress-mode=size --Werror all-warnings -Xcompiler=-Wall,-Wextra)
 foreach(architecture IN LISTS BIRKHOFF_GPU_ARCHITECTURES)
-  list(APPEND BIRKHOFF_KERNEL_FLAGS -gencode arch=compute_${architecture},code=sm_${architecture})
+  list(APPEND BIRKHOFF_KERNEL_FLAGS
+    -gencode arch=compute_${architecture},code=sm_${architecture})
 endforeach()
 if("80" IN_LIST BIRKHOFF_GPU_ARCHITECTURES)
   list(APPEND BIRKHOFF_KERNEL_FLAGS -gencode arch=compute_80,code=compute_80)
@@ -103,11 +121,14 @@ function(birkhoff_kernels library)
   target_compile_options(${library}_kernels PRIVATE "SHELL:${flags}")
   set_target_properties(${library}_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON)
   if(NOT TARGET birkhoff_gpu_kernels)
-    # Includes the code that a launch calls. libfmt is compiled in, so that libbirkhoff_ops.so does not need libfmt.
+    # Includes the code that a launch calls. libfmt is compiled in, so that libbirkhoff_ops.so does
+    # not need libfmt.
     add_library(birkhoff_gpu_kernels SHARED ${CMAKE_SOURCE_DIR}/cluster/base/gpu/check.cpp)
     target_include_directories(birkhoff_gpu_kernels SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
-    target_link_libraries(birkhoff_gpu_kernels PRIVATE fmt::fmt-header-only birkhoff_flags ${CUDA_RUNTIME_LIBRARY})
-    set_target_properties(birkhoff_gpu_kernels PROPERTIES VISIBILITY_INLINES_HIDDEN ON LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
+    target_link_libraries(birkhoff_gpu_kernels PRIVATE fmt::fmt-header-only birkhoff_flags
+      ${CUDA_RUNTIME_LIBRARY})
+    set_target_properties(birkhoff_gpu_kernels PROPERTIES VISIBILITY_INLINES_HIDDEN ON
+      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
     if(BIRKHOFF_SYNC_LAUNCHES)
       target_compile_definitions(birkhoff_gpu_kernels PRIVATE BIRKHOFF_SYNC_LAUNCHES)
     endif()
@@ -118,9 +139,12 @@ function(birkhoff_kernels library)
   set_property(GLOBAL APPEND PROPERTY BIRKHOFF_KERNEL_SOURCES ${ARG_SOURCES})
 endfunction()
 
-# birkhoff_test(NAME SOURCES ... LINKS ... [LABEL unit] [RANKS 1 2 4] [TIMEOUT seconds]): one GoogleTest program.
-# With RANKS ctest starts it under mpiexec once for each count (label mpi); otherwise as a plain process (label unit).
-# LABEL gpu: fails without a GPU. GPU tests without RANKS become one program, birkhoff_gpu_test, to keep packages small.
+# birkhoff_test(NAME SOURCES ... LINKS ... [LABEL unit] [RANKS 1 2 4] [TIMEOUT seconds]): one
+# GoogleTest program.
+# With RANKS ctest starts it under mpiexec once for each count (label mpi); otherwise as a plain
+# process (label unit).
+# LABEL gpu: fails without a GPU. GPU tests without RANKS become one program, birkhoff_gpu_test, to
+# keep packages small.
 # tests/gpu_suite.sh and the target package find such programs by the end of their name, _gpu_test.
 function(birkhoff_test name)
   cmake_parse_arguments(ARG "" "LABEL;TIMEOUT" "SOURCES;LINKS;RANKS" ${ARGN})
@@ -142,7 +166,8 @@ function(birkhoff_test name)
     return()
   endif()
   add_executable(${name} ${ARG_SOURCES})
-  target_link_libraries(${name} PRIVATE ${ARG_LINKS} birkhoff_flags birkhoff_test_flags GTest::gtest GTest::gmock)
+  target_link_libraries(${name} PRIVATE ${ARG_LINKS} birkhoff_flags birkhoff_test_flags
+    GTest::gtest GTest::gmock)
   target_compile_definitions(${name} PRIVATE BIRKHOFF_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
     BIRKHOFF_PROGRAM="${CMAKE_BINARY_DIR}/birkhoff")
   birkhoff_precompile(${name})
@@ -159,9 +184,11 @@ function(birkhoff_test name)
     foreach(ranks IN LISTS ARG_RANKS)
       add_test(NAME ${name}.${ranks} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none
         ${MPIEXEC_NUMPROC_FLAG} ${ranks} $<TARGET_FILE:${name}>)
-      set_tests_properties(${name}.${ranks} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT} PROCESSORS 2
+      set_tests_properties(${name}.${ranks} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT}
+        PROCESSORS 2
         FAIL_REGULAR_EXPRESSION "Running 0 tests"
-        ENVIRONMENT "${BIRKHOFF_MPI_TEST_ENVIRONMENT};BIRKHOFF_TEST_RANKS=${ranks};OMP_NUM_THREADS=1")
+        ENVIRONMENT
+          "${BIRKHOFF_MPI_TEST_ENVIRONMENT};BIRKHOFF_TEST_RANKS=${ranks};OMP_NUM_THREADS=1")
     endforeach()
   else()
     if(ARG_LABEL STREQUAL gpu)
@@ -176,17 +203,22 @@ function(birkhoff_test name)
   endif()
 endfunction()
 
-# The environment of every test process: Open MPI accepts root (CI, containers), and sanitizers ignore Open MPI's own leaks.
+# The environment of every test process: Open MPI accepts root (CI, containers), and sanitizers
+# ignore Open MPI's own leaks.
 set(BIRKHOFF_TEST_ENVIRONMENT
-  "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;OMPI_MCA_btl_vader_single_copy_mechanism=none"
+  "OMPI_ALLOW_RUN_AS_ROOT=1" "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+  "OMPI_MCA_btl_vader_single_copy_mechanism=none"
   "LSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0"
   "TSAN_OPTIONS=suppressions=${CMAKE_SOURCE_DIR}/tests/tsan.supp"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1")
 if(BIRKHOFF_SANITIZE STREQUAL "thread")
   list(APPEND BIRKHOFF_TEST_ENVIRONMENT "OMP_NUM_THREADS=1")
 endif()
-# For tests that start MPI. Full stack unwinding is slower, but it identifies a leak inside Open MPI's plugins, which are
-# unloaded by then, by its callers. The leak checker does not search the plugins' thread-local storage: GCC 12 guesses its
-# address wrongly and sometimes crashed after a successful run. Tests may load a library before the sanitizer's (LD_PRELOAD).
+# For tests that start MPI. Full stack unwinding is slower, but it identifies a leak inside Open
+# MPI's plugins, which are
+# unloaded by then, by its callers. The leak checker does not search the plugins' thread-local
+# storage: GCC 12 guesses its
+# address wrongly and sometimes crashed after a successful run. Tests may load a library before the
+# sanitizer's (LD_PRELOAD).
 set(BIRKHOFF_MPI_TEST_ENVIRONMENT ${BIRKHOFF_TEST_ENVIRONMENT}
   "ASAN_OPTIONS=fast_unwind_on_malloc=0:intercept_tls_get_addr=0:verify_asan_link_order=0")

@@ -40,7 +40,8 @@ class LanguageModel final : public Model, public Decoder {
  private:
   // The logits of the Transformer's outputs, in the compute dtype.
   at::Tensor output_logits(const at::Tensor& x) const;
-  // cross_entropy_sums() of the logits. Without gradients, no more than 2^26 logits exist at a time.
+  // cross_entropy_sums() of the logits. Without gradients, no more than 2^26 logits exist at a
+  // time.
   LossSums output_loss(const at::Tensor& x_BTC, const at::Tensor& targets_BT,
                        const at::Tensor& mask_BT) const;
 

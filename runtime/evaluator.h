@@ -68,9 +68,9 @@ class Evaluator {
 };
 
 // Evaluates a model of `config` as `what` says (config.evaluate(), or the settings that a user
-// passes instead). Null if there is no target: each document is one token, which no token of its own
-// document predicts. Model and group must outlive the evaluator. Error(kData) if the corpus lacks
-// what the task reads in that split.
+// passes instead). Null if there is no target: each document is one token, which no token of its
+// own document predicts. Model and group must outlive the evaluator. Error(kData) if the corpus
+// lacks what the task reads in that split.
 std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
                                           const configs::Evaluate& what, const Corpus& corpus,
                                           Model& model, ProcessGroup& group);

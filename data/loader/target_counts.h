@@ -1,5 +1,5 @@
-// What the targets of a language model stand for: the denominators of figures per byte and word, and
-// what unknown tokens cost.
+// What the targets of a language model stand for: the denominators of figures per byte and word,
+// and what unknown tokens cost.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ struct TargetCounts {
 
   // Figures of a model whose loss on all these targets is `nats`. A model says only that a token is
   // unknown; spelling its text costs at most 8 bits for each byte and for its end, which are added.
-  // So figures compare between vocabularies. Unset: see no_bytes and no_words, or the text has none.
+  // So figures compare between vocabularies. Unset: see no_bytes and no_words, or the text has
+  // none.
   std::optional<double> bits_per_byte(double nats) const;
   std::optional<double> word_perplexity(double nats) const;
   // The same with line ends as words.

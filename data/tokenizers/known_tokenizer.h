@@ -29,8 +29,8 @@ struct KnownTokenizer {
 // Of chars, words or whitespace. content: of an undamaged vocabulary file.
 KnownTokenizer vocabulary_tokenizer(const std::string& kind, std::string content);
 
-// Reads a vocabulary of chars, words or whitespace, or a SentencePiece model; its first bytes decide
-// which. Anything else: Error(kData).
+// Reads a vocabulary of chars, words or whitespace, or a SentencePiece model; its first bytes
+// decide which. Anything else: Error(kData).
 KnownTokenizer read_tokenizer(const std::string& file);
 KnownTokenizer read_tokenizer(const TokenizerSource& source);
 

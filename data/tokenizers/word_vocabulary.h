@@ -34,10 +34,10 @@ class WordVocabulary {
       : rule_(rule), max_distinct_(max_distinct) {}
   void add(std::string_view text, bool training);
   // The vocabulary file of at most `most_ids` ids, the unknown id included: "birkhoff words 1", or
-  // "birkhoff whitespace 1" and "unknown yes|no"; then one word per line, most frequent first (ties:
-  // by bytes). Newline, carriage return and backslash are written \n, \r, \\. The unknown id is 0
-  // in words; in whitespace it follows the others, and exists only if some text has words that the
-  // vocabulary lacks.
+  // "birkhoff whitespace 1" and "unknown yes|no"; then one word per line, most frequent first
+  // (ties: by bytes). Newline, carriage return and backslash are written \n, \r, \\. The unknown id
+  // is 0 in words; in whitespace it follows the others, and exists only if some text has words that
+  // the vocabulary lacks.
   std::string file_content(std::int64_t most_ids) const;
 
  private:

@@ -80,9 +80,9 @@ void remove_checkpoint(const fs::path& folder) {
   tidy_tree(doomed);
 }
 
-// The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be read:
-// losses of another split, corpus or number of sequences do not compare. Decides only by what is on
-// disk, so a crash forgets nothing.
+// The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
+// read: losses of another split, corpus or number of sequences do not compare. Decides only by what
+// is on disk, so a crash forgets nothing.
 std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folders) {
   struct Best {
     std::int64_t step;

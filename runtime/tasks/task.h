@@ -33,7 +33,8 @@ std::unique_ptr<SampleSource> training_source(const configs::Config& config, con
 std::unique_ptr<SampleSource> evaluation_source(const configs::Config& config,
                                                 const std::string& split, const Corpus& corpus);
 
-// What the targets of the first `num_samples` of these samples stand for; the task must predict text.
+// What the targets of the first `num_samples` of these samples stand for; the task must predict
+// text.
 TargetCounts evaluation_targets(const configs::Config& config, const std::string& split,
                                 const Corpus& corpus, std::int64_t num_samples);
 

@@ -1,10 +1,13 @@
-"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local or Sinkhorn attention, next to naive Bayes.
+"""Accuracy on SST-2 (Socher et al. 2013): a small encoder with dense, block-local or Sinkhorn
+attention, next to naive Bayes.
 
-Each run evaluates the validation split after each epoch; the epoch with the best accuracy there is evaluated on the test split. Finished runs are kept in
-build/bench/sst2 and not repeated. BIRKHOFF_DATA names the folder that holds sst2.{train,dev,test}.tsv.gz, each with a header and `sentence<TAB>label`
-(github.com/forest-snow/alps, data/SST-2, whose test split is GLUE's development set). Its dev table is a random part of the phrases of all sentences. So that
-no phrase is in both: dev rows that stand in a training row are dropped, which leaves whole sentences, and then training rows of two or more words that stand
-in one of these.
+Each run evaluates the validation split after each epoch; the epoch with the best accuracy there is
+evaluated on the test split. Finished runs are kept in build/bench/sst2 and not repeated.
+BIRKHOFF_DATA names the folder that holds sst2.{train,dev,test}.tsv.gz, each with a header and
+`sentence<TAB>label` (github.com/forest-snow/alps, data/SST-2, whose test split is GLUE's
+development set). Its dev table is a random part of the phrases of all sentences. So that no phrase
+is in both: dev rows that stand in a training row are dropped, which leaves whole sentences, and
+then training rows of two or more words that stand in one of these.
 
     python tests/bench/sst2.py
     python tests/bench/sst2.py --only sinkhorn --seeds 1 --steps 9480
@@ -42,8 +45,13 @@ def tables():
         if result[split].exists():
             continue
         if not source:
-            raise SystemExit("set BIRKHOFF_DATA to the folder that holds sst2.{train,dev,test}.tsv.gz (github.com/forest-snow/alps, data/SST-2)")
-        result[split].write_bytes(gzip.decompress((pathlib.Path(source) / f"sst2.{name}.tsv.gz").read_bytes()))
+            raise SystemExit(
+                "set BIRKHOFF_DATA to the folder that holds sst2.{train,dev,test}.tsv.gz"
+                " (github.com/forest-snow/alps, data/SST-2)"
+            )
+        result[split].write_bytes(
+            gzip.decompress((pathlib.Path(source) / f"sst2.{name}.tsv.gz").read_bytes())
+        )
     return apart(result)
 
 
@@ -78,7 +86,8 @@ def features(sentence):
 
 
 def naive_bayes(table):
-    """Accuracies on valid and test of multinomial naive Bayes over words and pairs of neighbours, with add-one smoothing."""
+    """Accuracies on valid and test of multinomial naive Bayes over words and pairs of neighbours,
+    with add-one smoothing."""
     counts, documents = collections.defaultdict(collections.Counter), collections.Counter()
     for sentence, label in rows(table["train"]):
         counts[label].update(features(sentence))
@@ -87,11 +96,16 @@ def naive_bayes(table):
     total = {label: sum(counts[label].values()) for label in counts}
 
     def score(sentence, label):
-        score_of = [math.log((counts[label][f] + 1) / (total[label] + size)) for f in features(sentence)]
+        score_of = [
+            math.log((counts[label][f] + 1) / (total[label] + size)) for f in features(sentence)
+        ]
         return math.log(documents[label]) + sum(score_of)
 
     def accuracy(split):
-        good = [max(counts, key=lambda label: score(sentence, label)) == truth for sentence, truth in rows(table[split])]
+        good = [
+            max(counts, key=lambda label: score(sentence, label)) == truth
+            for sentence, truth in rows(table[split])
+        ]
         return sum(good) / len(good)
 
     return accuracy("valid"), accuracy("test")
@@ -100,47 +114,105 @@ def naive_bayes(table):
 def prepare(table, words):
     corpus = FOLDER / f"corpus-{words}-apart"
     if not (corpus / "manifest.json").exists():
-        runs.birkhoff("prepare", "--out", corpus, "--tokenizer", "words", "--vocab-size", words, "--text-column", "sentence", "--label-column", "label",
-                      "--train", table["train"], "--valid", table["valid"], "--test", table["test"])
+        runs.birkhoff(
+            "prepare",
+            "--out",
+            corpus,
+            "--tokenizer",
+            "words",
+            "--vocab-size",
+            words,
+            "--text-column",
+            "sentence",
+            "--label-column",
+            "label",
+            "--train",
+            table["train"],
+            "--valid",
+            table["valid"],
+            "--test",
+            table["test"],
+        )
     return corpus
 
 
 def run_once(corpus, name, seed, steps, settings):
-    """Best validation accuracy, its epoch, the test accuracy of that epoch, and the seconds of the run."""
+    """Best validation accuracy, its epoch, the test accuracy of that epoch, and the seconds of the
+    run."""
     config, more = ARMS[name]
     epoch = -(-len(rows(FOLDER / "train-apart.tsv")) // BATCH)
-    folder = FOLDER / "-".join([name, corpus.name, str(seed), str(steps), *settings]).replace("/", "_")
-    done = (folder / "metrics.jsonl").exists() and runs.metrics(folder)[-1]["step"] == steps and "split" in runs.metrics(folder)[-1]
+    folder = FOLDER / "-".join([name, corpus.name, str(seed), str(steps), *settings]).replace(
+        "/", "_"
+    )
+    done = (
+        (folder / "metrics.jsonl").exists()
+        and runs.metrics(folder)[-1]["step"] == steps
+        and "split" in runs.metrics(folder)[-1]
+    )
     if not done:
         every = [f"{field}={epoch}" for field in ("checkpoint.every", "evaluate.every")]
-        runs.train(runs.ROOT / "configs" / config, folder,
-                   [f"data.corpus={corpus}", f"train.seed={seed}", f"train.steps={steps}", f"train.global_batch={BATCH}", "checkpoint.keep=1000", *every, *more,
-                    *settings])
+        runs.train(
+            runs.ROOT / "configs" / config,
+            folder,
+            [
+                f"data.corpus={corpus}",
+                f"train.seed={seed}",
+                f"train.steps={steps}",
+                f"train.global_batch={BATCH}",
+                "checkpoint.keep=1000",
+                *every,
+                *more,
+                *settings,
+            ],
+        )
     lines = runs.metrics(folder)
     best = max((line for line in lines if "split" in line), key=lambda line: line["accuracy"])
-    test = json.loads(runs.birkhoff("eval", folder / f"checkpoints/step-{best['step']:08}", "--split", "test", "--json"))
+    test = json.loads(
+        runs.birkhoff(
+            "eval", folder / f"checkpoints/step-{best['step']:08}", "--split", "test", "--json"
+        )
+    )
     return best["accuracy"], best["step"] / epoch, test["accuracy"], lines[-1]["elapsed_seconds"]
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="substring of the arms to run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=3792, help="four epochs")
     parser.add_argument("--words", type=int, default=16000, help="size of the vocabulary")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="PATH=VALUE", help="further settings of the runs")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="further settings of the runs",
+    )
     a = parser.parse_args()
     table = tables()
     corpus = prepare(table, a.words)
     print(f"{runs.title()}\n")
-    print("| model | valid, % | test, % | test by seed | best epoch | seconds a run |\n|---|---:|---:|---|---|---:|")
+    print(
+        "| model | valid, % | test, % | test by seed | best epoch | seconds a run"
+        " |\n|---|---:|---:|---|---|---:|"
+    )
     valid, test = naive_bayes(table)
-    print(f"| naive Bayes of words and pairs | {100 * valid:.1f} | {100 * test:.1f} | | | |", flush=True)
+    print(
+        f"| naive Bayes of words and pairs | {100 * valid:.1f} | {100 * test:.1f} | | | |",
+        flush=True,
+    )
     for name in (name for name in ARMS if a.only in name):
         results = [run_once(corpus, name, seed, a.steps, a.settings) for seed in a.seeds]
         valid, epochs, test, seconds = zip(*results)
-        print(f"| {name} | {100 * statistics.mean(valid):.1f} | {100 * statistics.mean(test):.1f} | {', '.join(f'{100 * each:.1f}' for each in test)} | "
-              f"{', '.join(f'{each:.1f}' for each in epochs)} | {statistics.mean(seconds):.0f} |", flush=True)
+        print(
+            f"| {name} | {100 * statistics.mean(valid):.1f} | {100 * statistics.mean(test):.1f} |"
+            f" {', '.join(f'{100 * each:.1f}' for each in test)} |"
+            f" {', '.join(f'{each:.1f}' for each in epochs)} | {statistics.mean(seconds):.0f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

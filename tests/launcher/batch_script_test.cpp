@@ -141,19 +141,19 @@ TEST_F(ScriptTest, AnElementOfAnArrayTrainsItsRun) {
 TEST_F(ScriptTest, ItsProgramsSeeNothingOfTheJobThatQueuedIt) {
   stubs_.write_at(job_.program, "env >environment");
   Command command = script();
-  for (const char* name : {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_CPU_BIND",
-                           "SLURM_MEM_PER_CPU", "PMI_RANK", "PMIX_RANK", "SLURM_ARRAY_JOB_ID",
-                           "SLURM_ARRAY_TASK_ID", "PMIX_MCA_gds"}) {
+  for (const char* name :
+       {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_CPU_BIND", "SLURM_MEM_PER_CPU", "PMI_RANK",
+        "PMIX_RANK", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "PMIX_MCA_gds"}) {
     command.environment.emplace_back(name, "9");
   }
   const Finished finished = run_child(command);
   EXPECT_EQ(finished.code, 0) << finished.err;
   EXPECT_THAT(finished.out, HasSubstr("job 17: "));
   const std::string environment = read_bytes((work_ / "environment").string());
-  EXPECT_THAT(environment, AllOf(HasSubstr("SLURM_JOB_ID=17\n"), HasSubstr("PMIX_MCA_gds=9\n"),
-                                 Not(HasSubstr("_STEP_")), Not(HasSubstr("RANK=")),
-                                 Not(HasSubstr("_ARRAY_")), Not(HasSubstr("_BIND=")),
-                                 Not(HasSubstr("_MEM_"))));
+  EXPECT_THAT(environment,
+              AllOf(HasSubstr("SLURM_JOB_ID=17\n"), HasSubstr("PMIX_MCA_gds=9\n"),
+                    Not(HasSubstr("_STEP_")), Not(HasSubstr("RANK=")), Not(HasSubstr("_ARRAY_")),
+                    Not(HasSubstr("_BIND=")), Not(HasSubstr("_MEM_"))));
 }
 
 TEST_F(ScriptTest, OptionsOfSbatchAreQuotedAsItReadsThem) {

@@ -55,8 +55,8 @@ std::int64_t peak_memory(bool reset) {
   return 0;
 }
 
-// 205 million logits, as WikiText-103 has in 766 tokens: 820 MB in fp32, and as much again for their
-// log-softmax. An evaluation does not hold them all.
+// 205 million logits, as WikiText-103 has in 766 tokens: 820 MB in fp32, and as much again for
+// their log-softmax. An evaluation does not hold them all.
 TEST(LanguageModel, AnEvaluationOfManyIdsHoldsFewLogits) {
   constexpr std::int64_t kManyIds = 100000;
   const auto group = make_single_group();

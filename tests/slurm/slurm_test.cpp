@@ -27,9 +27,16 @@ TEST_F(Slurm, ARunOfTwoNodesFinishes) {
 
 // A step of two tasks of a job with other options, with variables that sbatch prefers to a script.
 TEST_F(Slurm, AJobSubmittedInAStepSeesOnlyItsOwnAllocation) {
-  const std::vector<std::string> step = {
-      "env", "SBATCH_ARRAY_INX=0-1", "SBATCH_HOLD=1", "srun", "--nodes=1", "--ntasks=2",
-      "--mem-per-cpu=100", "bash", "-c", "[ $SLURM_PROCID != 0 ] || \"$0\" \"$@\""};
+  const std::vector<std::string> step = {"env",
+                                         "SBATCH_ARRAY_INX=0-1",
+                                         "SBATCH_HOLD=1",
+                                         "srun",
+                                         "--nodes=1",
+                                         "--ntasks=2",
+                                         "--mem-per-cpu=100",
+                                         "bash",
+                                         "-c",
+                                         "[ $SLURM_PROCID != 0 ] || \"$0\" \"$@\""};
   const std::vector<std::string> jobs =
       submit("in_step", 0, {"--nodes", "3", "--spare-nodes", "1"}, "sbatch: \"--mem=500\"", step);
   ASSERT_EQ(jobs.size(), 1u);
@@ -45,8 +52,8 @@ TEST_F(Slurm, ALostRankIsStartedAgainInTheSameJob) {
   Child shell({.line = {"srun", "--jobid=" + job, "--overlap", "--nodes=1", "--ntasks=1",
                         "--mpi=none", "--job-name=shell", "sleep", "600"}});
   const auto has_shell = [&] {
-    return run_child({.line = {"squeue", "--steps", "--noheader", "--format=%j"}}).out.find(
-               "shell\n") != std::string::npos;
+    return run_child({.line = {"squeue", "--steps", "--noheader", "--format=%j"}})
+               .out.find("shell\n") != std::string::npos;
   };
   for (int wait = 0; !has_shell() && wait < 100; ++wait) {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));

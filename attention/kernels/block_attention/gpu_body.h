@@ -34,8 +34,8 @@ struct TilePair {
   std::int64_t element;    // of the noise of query 0 and key 0
 };
 
-// A thread block works on a tile of queries or of keys, or, if kTiles is 2, on both tiles of queries
-// of a block of at most 128. Each tile has warps of its own.
+// A thread block works on a tile of queries or of keys, or, if kTiles is 2, on both tiles of
+// queries of a block of at most 128. Each tile has warps of its own.
 template <typename Thread, int kHeadDim, int kTiles>
 class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   using Tile = TileBody<Thread, kHeadDim>;
@@ -69,7 +69,8 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
 
   // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
 
-  // The number of thread blocks for the queries, or for one source's keys, which have `heads` heads.
+  // The number of thread blocks for the queries, or for one source's keys, which have `heads`
+  // heads.
   BIRKHOFF_HOST_DEVICE static std::int64_t num_parts(const BlockAttentionParams& p, int heads) {
     return std::int64_t{p.batch} * heads * p.blocks * parts_of_block(p);
   }
@@ -212,8 +213,9 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     if (tile_ == kTiles - 1) load_rows(v_tile, source.v, place, keys.first_key());
   }
 
-  // Called by all threads. Stores the bias of a tile of keys, times log2(e); it is visible after a barrier. Sources with a
-  // bias have only offset 0: `place` is that of the keys, and of the queries' own block.
+  // Called by all threads. Stores the bias of a tile of keys, times log2(e); it is visible after a
+  // barrier. Sources with a bias have only offset 0: `place` is that of the keys, and of the
+  // queries' own block.
   BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
                                  const BlockPlace& place, int first) const {
     const int row = thread_.index();

@@ -31,8 +31,8 @@ struct BlockMixes {
 // 0. There are kernels for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU
 // (fits_block_mix), with sums in fp32 at least; other problems take GEMMs, each as wide as its rows
 // need. Below Path::kFused: mix_blocks of each x. `rounded`, which may be undefined, saves the
-// kernels for GPUs from rounding: weights in the dtype of x, rows padded with zeros to a multiple of
-// 8 columns.
+// kernels for GPUs from rounding: weights in the dtype of x, rows padded with zeros to a multiple
+// of 8 columns.
 BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
                             std::int64_t diagonal, Path limit, const at::Tensor& rounded = {});
 

@@ -75,7 +75,8 @@ struct SmallMatrix {
     return sizeof(float) * static_cast<std::size_t>(kSize * (kStride + num_vectors) + 4);
   }
 
-  // Number n of group j of this thread's part of a line. The lanes of a line read successive groups.
+  // Number n of group j of this thread's part of a line. The lanes of a line read successive
+  // groups.
   __device__ int place(int j, int n) const { return 4 * (j * kLanes + lane) + n; }
 
   __device__ SmallMatrix(const BalanceParams& params, std::int64_t number)

@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 }
 
-// Solves the prefixes that prefix_vectors_kernel has not solved, Panel::kPrefixes per block. One kernel
-// for both would not have enough registers.
+// Solves the prefixes that prefix_vectors_kernel has not solved, Panel::kPrefixes per block. One
+// kernel for both would not have enough registers.
 __global__ void __launch_bounds__(kThreads, 1)
     prefix_log_domain_kernel(const BalanceBackwardParams p) {
   const BalanceParams& forward = p.problems;

@@ -1,5 +1,5 @@
-// The scratch memory of the kernels in gpu_small_prefix.cu, and how a block solves a panel of prefixes in
-// the ordinary domain in fp32. gpu_prefix.cu has the formulas.
+// The scratch memory of the kernels in gpu_small_prefix.cu, and how a block solves a panel of
+// prefixes in the ordinary domain in fp32. gpu_prefix.cu has the formulas.
 #pragma once
 
 #include <cstddef>
