@@ -229,6 +229,7 @@ TEST_F(EmulatedBalanceKernel, LargeScores) {
     check({fmt::format("prefixes, scale {}", scale), scores({2, 6, 6}, scale), true});
     check({fmt::format("prefixes, scale {}, N 40", scale), scores({1, 40, 40}, scale), true, 20});
   }
+  check({"prefixes, scale 20, N 70", scores({1, 70, 70}, 20), true, 62});
 }
 
 // One score out of range: the prefixes that hold it are solved in the log domain, the others are
@@ -254,13 +255,15 @@ TEST_F(EmulatedBalanceKernel, AScoreOutOfRange) {
 
 // Sums out of range although each score is in range.
 TEST_F(EmulatedBalanceKernel, SumsOutOfRange) {
-  at::Tensor far = scores({1, 24, 24});
-  far.narrow(2, 0, 12) += 45;
-  far.narrow(2, 12, 12) -= 45;
-  far.narrow(1, 6, 6).narrow(2, 3, 4).neg_();
-  far.select(1, 20) = 45;
-  far.select(1, 21) = -45;
-  check({"far apart", far, true});
+  for (const int N : {24, 72}) {
+    at::Tensor far = scores({1, N, N});
+    far.narrow(2, 0, N / 2) += 45;
+    far.narrow(2, N / 2, N / 2) -= 45;
+    far.narrow(1, 6, 6).narrow(2, 3, 4).neg_();
+    far.select(1, N - 4) = 45;
+    far.select(1, N - 3) = -45;
+    check({fmt::format("far apart, N {}", N), far, true, N - 24});
+  }
 }
 
 TEST_F(EmulatedBalanceKernel, FutureScoresChangeNoBit) {
@@ -286,12 +289,14 @@ TEST_F(EmulatedBalanceKernel, FutureScoresChangeNoBit) {
 
 // The first row of a call does not change a bit of the prefixes that the call has.
 TEST_F(EmulatedBalanceKernel, TheFirstRowChangesNoBit) {
-  Case c{"from 0", scores({2, 70, 70}), true, 0, 3};
-  const at::Tensor all = emulated(c, d_p_of(c)).p;
-  for (const int first_row : {1, 15, 16, 40, 69}) {
-    c.first_row = first_row;
-    expect_same_bits(emulated(c, d_p_of(c)).p, all.narrow(1, first_row, 70 - first_row),
-                     fmt::format("from {}", first_row));
+  for (const int N : {50, 70}) {
+    Case c{fmt::format("N {} from 0", N), scores({2, N, N}), true, 0, 3};
+    const at::Tensor all = emulated(c, d_p_of(c)).p;
+    for (const int first_row : {1, 15, 16, 40, N - 1}) {
+      c.first_row = first_row;
+      expect_same_bits(emulated(c, d_p_of(c)).p, all.narrow(1, first_row, N - first_row),
+                       fmt::format("N {} from {}", N, first_row));
+    }
   }
 }
 
