@@ -115,8 +115,9 @@ TEST(RunFolder, WithoutLocksTheLeaseGuardsIt) {
     const RunFolder run(folder, 1, false);
     EXPECT_THAT(testing::internal::GetCapturedStderr(),
                 AllOf(HasSubstr("has no locks (flock)"), HasSubstr("Lustre: flock")));
-    EXPECT_THAT(run_holder(RunPaths{folder.path()}).value_or(""), HasSubstr("process "));
+    EXPECT_THAT(read_bytes(folder.path() / "holder-1"), HasSubstr("\"held\":true"));
   }
+  EXPECT_THAT(read_bytes(folder.path() / "holder-1"), HasSubstr("\"held\":false"));
   EXPECT_EQ(run_holder(RunPaths{folder.path()}), std::nullopt);
   set_file_fault_hook({});
 }

@@ -177,11 +177,18 @@ void remove_earlier(const fs::path& folder, std::int64_t number) {
 // holder has removed what was to become it.
 bool create_record(const std::string& path) {
   const std::string complete = temporary_name(path);
-  write_file_durably(complete, record_text(/*held=*/true));
+  // If it stays, the next holder removes it.
+  const auto discard = [&complete] { ::unlink(complete.c_str()); };
+  try {
+    write_file_durably(complete, record_text(/*held=*/true));
+  } catch (...) {
+    discard();
+    throw;
+  }
   const std::int64_t linked =
       retried("link", path, [&] { return ::link(complete.c_str(), path.c_str()); });
   const int reason = errno;
-  remove_if_there(complete);
+  discard();
   if (linked < 0 && (reason == EEXIST || reason == ENOENT)) return false;
   if (linked < 0 && (reason == EPERM || reason == EOPNOTSUPP || reason == ENOSYS)) {
     fail(ExitCode::kStorage,
