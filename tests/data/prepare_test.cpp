@@ -236,7 +236,8 @@ TEST(Prepare, ReadsStreams) {
 // Folds case and lines, as SentencePiece models with other settings than ours do.
 class FoldingTokenizer final : public Tokenizer {
  public:
-  std::vector<std::int32_t> encode(std::string_view text) const override {
+  using Tokenizer::encode;
+  std::vector<std::int32_t> encode(std::string_view text, std::string*) const override {
     std::vector<std::int32_t> ids;
     for (const char c : text) {
       const bool space = c == '\n' || c == ' ';
@@ -255,6 +256,9 @@ class FoldingTokenizer final : public Tokenizer {
       }
     }
     return text;
+  }
+  std::optional<std::string> text_of(std::int32_t id) const override {
+    return std::string(1, static_cast<char>(id));
   }
   std::int64_t vocabulary() const override { return 128; }
 };
