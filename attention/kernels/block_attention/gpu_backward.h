@@ -48,6 +48,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
   // its tile. Otherwise delta reads d_out from memory, most likely from the L2 cache, and the loads
   // are spread over the work: faster where a second tile of keys follows.
   static constexpr bool kLoadsFirst = kHeadDim <= 128 && (kTiles > 1 || kStages == 1);
+  // Whether there is only one tile of keys.
+  static constexpr bool kOneTile = kLoadsFirst && kStages == 1;
   static constexpr int kTilesBytes = kTiles * Shape::kRowsBytes,
                        kProbabilitiesBytes = kOwnsKeys ? kTiles * Shape::kPairsBytes : 0,
                        kStatisticsBytes = kTiles * Shape::kNumbersBytes;
@@ -127,6 +129,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
           store_key_gradients(p_.sources[keys.source()], place, keys.first_key(), stage);
         }
       }
+      if (kOneTile) break;
       thread_.sync();  // the tiles have been read
       if (kLoadsFirst || kStages == 1) load_keys(keys, kStages, place, stage);
     }
