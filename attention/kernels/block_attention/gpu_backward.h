@@ -22,9 +22,8 @@
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
 // and 256: 65, 113 and 145 KiB for queries that own their keys (49 and 81 with one stage; 98 and
 // 162 for two tiles), 49, 97 and 129 KiB for others, 50, 98 and 129 KiB for keys. Products are
-// 16-bit with fp32 sums; p and d_s are rounded to 16 bits between products; everything else is
-// fp32. Each number has one owner, which adds in a fixed order: no atomics, the same bits each
-// time.
+// 16-bit with fp32 sums; p and d_s are rounded to 16 bits between products; the rest is fp32. Each
+// number has one owner, which adds in a fixed order: no atomics, the same bits each time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"
@@ -44,12 +43,10 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
   using Body::thread_;
   using Body::tile_;
 
-  // Whether all tiles of keys that fit are on their way before delta is computed, with d_out from
-  // its tile. Otherwise delta reads d_out from memory, most likely from the L2 cache, and the loads
-  // are spread over the work: faster where a second tile of keys follows.
+  // Whether all tiles that fit load before delta is computed, with d_out from its tile. Otherwise
+  // delta reads d_out from memory (the L2 cache), and loads are spread over the work.
   static constexpr bool kLoadsFirst = kHeadDim <= 128 && (kTiles > 1 || kStages == 1);
-  // Whether there is only one tile of keys.
-  static constexpr bool kOneTile = kLoadsFirst && kStages == 1;
+  static constexpr bool kOneTile = kLoadsFirst && kStages == 1;  // of keys
   static constexpr int kTilesBytes = kTiles * Shape::kRowsBytes,
                        kProbabilitiesBytes = kOwnsKeys ? kTiles * Shape::kPairsBytes : 0,
                        kStatisticsBytes = kTiles * Shape::kNumbersBytes;
