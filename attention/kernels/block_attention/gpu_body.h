@@ -69,8 +69,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
 
   // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
 
-  // The number of thread blocks for the queries, or for one source's keys, which have `heads`
-  // heads.
+  // The number of thread blocks for queries, or for one source's keys, which have `heads` heads.
   BIRKHOFF_HOST_DEVICE static std::int64_t num_parts(const BlockAttentionParams& p, int heads) {
     return std::int64_t{p.batch} * heads * p.blocks * parts_of_block(p);
   }
