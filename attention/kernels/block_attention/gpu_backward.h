@@ -313,6 +313,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
     thread_.template load_matrices<true>(a, pairs + 2 * first_i * kTileRows);
   }
 
+  static constexpr int kUnrolled = kTiles == 1 ? 4 : 1;  // more would spill registers
+
   // Stores gradients of the warp's 16 keys from first_key + first_row_ on: the warps of the last
   // tile those of v, the warps of the first tile those of k and the bias. They pass through the
   // tiles that held the keys: all warps have finished with those.
@@ -321,7 +323,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
     const int first_i = kTiles > 1 && source.window.causal ? first_key : 0;
     if (tile_ == kTiles - 1) {
       Columns d_v = {};
-      BIRKHOFF_UNROLL_BY(4)
+      BIRKHOFF_UNROLL_BY(kUnrolled)
       for (int i = first_i; i < Body::kRows; i += 16) {
         std::uint32_t a[4];
         load_transposed(a, kP, i);
@@ -333,7 +335,7 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
     const std::uint32_t ones = thread_.pack(1, 1);
     Columns d_k = {};
     float d_bias[4] = {};
-    BIRKHOFF_UNROLL_BY(4)
+    BIRKHOFF_UNROLL_BY(kUnrolled)
     for (int i = first_i; i < Body::kRows; i += 16) {
       std::uint32_t a[4];
       load_transposed(a, kDS, i);
