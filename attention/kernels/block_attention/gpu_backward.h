@@ -61,7 +61,6 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
   static constexpr int kThreadBlocks = kHeadDim > 64 ? 1 : kStages == 1 ? 4 : kTiles == 1 ? 3 : 2;
   static constexpr int kSharedBytes = kDelta + Shape::kWarpsOfRow * kStatisticsBytes;
   static_assert(kSharedBytes <= Shape::kMostBytes);
-
   using Body::Body;
   using Body::kThreads;
 
