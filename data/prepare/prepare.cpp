@@ -181,6 +181,7 @@ class Preparation {
       std::optional<RecordWriter> unknown;  // of splits to evaluate
       TextCounter counter;
       TokenCounts tokens;
+      bool has_tokens = false;  // the current document
     };
     std::array<Output, 3> outputs;
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
@@ -213,10 +214,17 @@ class Preparation {
       output.counter.add(text);
       output.tokens.add(*tokenizer, text, ids, unknown);
       output.writer->append(ids);
+      output.has_tokens |= !ids.empty();
       if (output.unknown) output.unknown->append_bytes(unknown);
     };
     const auto end = [&](const Document& document, const Piece& piece) {
       Output& output = outputs[piece.split];
+      if (!output.has_tokens && !entry.has_end_of_document()) {
+        fail(ExitCode::kData,
+             "{}: nothing but white space, for which the tokenizer has no token; leave it out",
+             document.shown_path);
+      }
+      output.has_tokens = false;
       if (entry.has_end_of_document())
         output.writer->append({static_cast<std::int32_t>(entry.end_of_document())});
       output.writer->end_document();

@@ -272,6 +272,11 @@ TEST_F(TargetCountsTest, ModelsThatChangeTheTextAreFound) {
   EXPECT_NE(describe_corpus(folded).find("changed by the model"), std::string::npos);
 }
 
+TEST_F(TargetCountsTest, TextWithoutTokensIsAnError) {
+  expect_error(ExitCode::kData, [&] { prepare("a b\n", "  \t", "whitespace"); },
+               {".valid", "white space"});
+}
+
 TEST_F(TargetCountsTest, TextThatIsMissingIsAnError) {
   const Corpus corpus = prepare("b a a\nb a\n", "b a zebra quagga\n", "words", 4);
   configs::CorpusManifest manifest = corpus.manifest();
