@@ -38,8 +38,8 @@
 //   does not hold their vectors, in the log domain (gpu_log_domain.cuh), by 512 threads. Scores are
 //   read once, into shared memory, if R C numbers fit there (R = C <= 232 on sm_90, 195 on sm_80);
 //   otherwise each pass reads them from L2. Backward: the block recomputes f and g, computes x and
-//   y, and writes the four vectors of each iteration to memory; a second kernel, with one thread per
-//   entry, sums them up to dS.
+//   y, and writes the four vectors of each iteration to memory; a second kernel, with one
+//   thread per entry, sums them up to dS.
 #include "attention/kernels/sinkhorn/gpu_log_domain.cuh"
 #include "attention/kernels/sinkhorn/gpu_params.h"
 #include "attention/kernels/sinkhorn/gpu_small.cuh"

@@ -3,8 +3,6 @@
 // products of terms the six largest are summed. What is left out is below 2^-23 of the product.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "cluster/base/gpu/gpu_thread.cuh"
