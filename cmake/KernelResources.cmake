@@ -21,7 +21,7 @@ if(NOT CMAKE_SCRIPT_MODE_FILE)
       ${CMAKE_CURRENT_LIST_FILE}
     COMMENT "Reading kernel resources from the assembler" VERBATIM)
   add_test(NAME kernel_spills COMMAND ${_command} -P ${CMAKE_CURRENT_LIST_FILE})
-  set_tests_properties(kernel_spills PROPERTIES LABELS build TIMEOUT 600)
+  set_tests_properties(kernel_spills PROPERTIES LABELS build TIMEOUT 1500)
   return()
 endif()
 

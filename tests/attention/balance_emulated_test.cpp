@@ -168,7 +168,7 @@ TEST_F(EmulatedBalanceKernel, SmallMatricesOutOfRange) {
     expect_same_bits(result.d_scores[1], ordinary.d_scores[1], c.name);
   }
   for (const double scale : {5.0, 10.0, 15.0, 20.0, 45.0}) {
-    for (const std::int64_t N : {40, 70, 100}) {
+    for (const std::int64_t N : {40, 70}) {
       check({fmt::format("scale {} N {}", scale, N), scores({1, N, N}, scale), false, 0, 3});
     }
   }
@@ -187,16 +187,16 @@ TEST_F(EmulatedBalanceKernel, PrefixesOfEachShape) {
   for (const std::int64_t N : {1, 2, 15, 16, 17, 31, 32, 63, 64, 65}) {
     check({fmt::format("N {}", N), scores({2, N, N}), true});
   }
-  for (const int N : {100, 127, 128, 129, 200, 256}) {
-    check({fmt::format("last of N {}", N), scores({1, N, N}), true, N - 5, 2});
+  // A card computes the larger ones (balance_gpu_test.cpp).
+  for (const int N : {96, 97, 129}) {
+    check({fmt::format("last of N {}", N), scores({1, N, N}), true, N - 3, 2});
   }
-  check({"from the first on", scores({1, 130, 130}), true, 0, 2});
-  check({"some of 64", scores({1, 64, 64}), true, 9});
-  check({"some of 256", scores({1, 256, 256}), true, 218, 1});
+  check({"from the first on", scores({1, 66, 66}), true, 0, 2});
+  check({"some of 64", scores({1, 64, 64}), true, 50});
   for (int iterations = 1; iterations <= 8; ++iterations) {
     check({fmt::format("{} iterations", iterations), scores({1, 20, 20}), true, 3, iterations});
   }
-  check({"20 iterations", scores({1, 65, 65}), true, 33, 20});
+  check({"20 iterations", scores({1, 65, 65}), true, 62, 20});
 }
 
 // A NaN score makes its matrix NaN, or the prefixes that hold it, and no other.
@@ -267,7 +267,7 @@ TEST_F(EmulatedBalanceKernel, SumsOutOfRange) {
 }
 
 TEST_F(EmulatedBalanceKernel, FutureScoresChangeNoBit) {
-  for (const std::int64_t N : {40, 70, 140}) {
+  for (const std::int64_t N : {40, 70}) {
     const Case c{fmt::format("N {}", N), scores({1, N, N}), true, 0, 2};
     const at::Tensor d_p = d_p_of(c);
     const Result before = emulated(c, d_p);
