@@ -365,9 +365,11 @@ TEST_F(ClassifyProcess, SentimentsAreLearned) {
 
 // Training and evaluation say that they cut texts.
 TEST_F(ClassifyProcess, CutTextsAreCounted) {
-  write_bytes("long.tsv", "text\tlabel\na b\t0\na b c d\t1\na b c d e\t0\na\t1\na b c d e f\t0\n");
+  for (const char* file : {"long.tsv", "valid.tsv"}) {
+    write_bytes(file, "text\tlabel\na b\t0\na b c d\t1\na b c d e\t0\na\t1\na b c d e f\t0\n");
+  }
   run_well({"prepare", "--out", "long", "--tokenizer", "words", "--text-column", "text",
-            "--label-column", "label", "--train", "long.tsv", "--valid", "long.tsv"});
+            "--label-column", "label", "--train", "long.tsv", "--valid", "valid.tsv"});
   const std::string error =
       run_well({"train", "sent.txtpb", "--run", "long_run", "--set", "data.corpus=long", "--set",
                 "train.steps=2", "--set", "data.sequence_length=4"})
