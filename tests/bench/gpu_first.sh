@@ -92,7 +92,7 @@ if [ -n "$package" ]; then
       --lengths 512,1024,4096 --rounds 5 --recorded $causal
   done
   for model in sinkhorn dense; do
-    line "step, $model" 60 env KERNEL_TRACE_LIBRARY="${KERNEL_TRACER:-}" "$birkhoff" bench step "configs/lmx_base_$model.txtpb" \
+    line "step, $model" 60 "$birkhoff" bench step "configs/lmx_base_$model.txtpb" \
       --vocabulary 32000 --set device=cuda --set train.cuda_graph=true --steps 10
   done
   line "tests" 180 tests/gpu_suite.sh --build "$package" --part tests --report "$work/suite.md"

@@ -16,7 +16,7 @@
 namespace birkhoff {
 namespace {
 
-// Sizes alone.
+// The parameters that follow from the sizes of x.
 BlockMixParams shape_params(const std::vector<at::Tensor>& x_BHNbD) {
   const at::Tensor& first = x_BHNbD[0];
   const auto size = [&](std::int64_t dim) { return static_cast<int>(first.size(dim)); };
