@@ -76,9 +76,12 @@ class SubwordTokenizer final : public PieceTokenizer {
     if (processor_.IsControl(id)) return "";
     if (const std::optional<char> byte = byte_of(id)) return std::string(1, *byte);
     constexpr std::string_view kSpace = "\u2581";
-    std::string text = processor_.IdToPiece(id);
-    for (std::size_t at = 0; (at = text.find(kSpace, at)) != std::string::npos; ++at) {
-      text.replace(at, kSpace.size(), " ");
+    const std::string& marked = processor_.IdToPiece(id);
+    std::string text;
+    for (std::size_t at = 0; at < marked.size();) {
+      const bool space = marked.compare(at, kSpace.size(), kSpace) == 0;
+      text += space ? ' ' : marked[at];
+      at += space ? kSpace.size() : 1;
     }
     return text;
   }
