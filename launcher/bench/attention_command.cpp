@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <list>
 #include <map>
 #include <ostream>
@@ -265,7 +266,11 @@ class Comparison {
   void measure(std::list<Entry>& entries) {
     other_load_.begin();
     for (int round = -kWarmUp; round < arguments_.rounds; ++round) {
-      std::erase_if(entries, [&](Entry& entry) { return !measure(entry, round); });
+      // Erased at once, because the next candidate may need the memory of its graphs. (list::remove_if
+      // destroys at its end.)
+      for (auto entry = entries.begin(); entry != entries.end();) {
+        entry = measure(*entry, round) ? std::next(entry) : entries.erase(entry);
+      }
       limits_.measure(watch_);
     }
     other_load_.end();

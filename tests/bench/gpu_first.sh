@@ -46,7 +46,7 @@ write_report() {
 
 # line NAME SECONDS COMMAND...: runs a command under its limit; its output becomes a page.
 line() {
-  local name=$1 limit=$2 begin=$SECONDS result=done status=0
+  local name=$1 limit=$2 begin=$SECONDS result='done' status=0
   shift 2
   [[ $name == *"$only"* ]] || return 0
   limit=$(($(left) < limit ? $(left) : limit))
@@ -91,11 +91,15 @@ if [ -n "$package" ]; then
       'block_local { block: 128 }' 'sinkhorn { block: 64 }' --device cuda --dtype bf16 --heads 16 \
       --lengths 512,1024,4096 --rounds 5 --recorded $causal
   done
+  line "attention against dense, 16,384" 60 "$birkhoff" bench attention 'sinkhorn { block: 64 }' \
+    --device cuda --dtype bf16 --heads 16 --lengths 16384 --rounds 3 --recorded
   for model in sinkhorn dense; do
     line "step, $model" 60 "$birkhoff" bench step "configs/lmx_base_$model.txtpb" \
       --vocabulary 32000 --set device=cuda --set train.cuda_graph=true --steps 10
   done
-  line "tests" 180 tests/gpu_suite.sh --build "$package" --part tests --report "$work/suite.md"
+  suite=("$package/bin/gpu_suite")  # finds LibTorch for the package's tests
+  [ -x "${suite[0]}" ] || suite=(tests/gpu_suite.sh --build "$package")
+  line "tests" 180 "${suite[@]}" --part tests --report "$work/suite.md"
 else
   for name in "attention against dense" "step" "tests"; do leave_out "$name" "no --package"; done
 fi
