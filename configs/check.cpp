@@ -351,19 +351,29 @@ bool Range::contains(double value) const {
          (high_open_ ? value < high_ : value <= high_);
 }
 
+namespace {
+
+// The message of the chosen task; nullptr: none is chosen.
+const Message* chosen(const configs::Task& task) {
+  const auto& reflection = *task.GetReflection();
+  const FieldDescriptor* field =
+      reflection.GetOneofFieldDescriptor(task, task.GetDescriptor()->oneof_decl(0));
+  return field == nullptr ? nullptr : &reflection.GetMessage(task, field);
+}
+
+}  // namespace
+
 bool is_causal(const configs::Task& task) {
-  switch (task.kind_case()) {
-    case configs::Task::kLanguageModel:
-    case configs::Task::kTranslation:  // its decoder
-    case configs::Task::kPixelModel:
-      return true;
-    case configs::Task::kClassification:
-    case configs::Task::kImageClassification:
-    case configs::Task::kPointSets:
-    case configs::Task::KIND_NOT_SET:
-      return false;
-  }
-  return false;
+  const Message* message = chosen(task);
+  return message != nullptr &&
+         message->GetDescriptor()->options().GetExtension(configs::causal_task);
+}
+
+int class_count(const configs::Task& task) {
+  const Message* message = chosen(task);
+  const FieldDescriptor* field =
+      message == nullptr ? nullptr : field_with(*message, configs::class_count);
+  return field == nullptr ? 0 : message->GetReflection()->GetInt32(*message, field);
 }
 
 int block_length_of(const Message& mechanism) {

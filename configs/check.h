@@ -54,6 +54,8 @@ void check_consistency(const configs::Config& config, const SourceLocations& pla
 
 // True if the task's tokens see only those before them, in the stack that predicts.
 bool is_causal(const configs::Task& task);
+// How many classes the task predicts; 0: none.
+int class_count(const configs::Task& task);
 
 // A value that differs from its default although the other fields leave it without effect.
 struct UselessValue {

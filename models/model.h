@@ -53,9 +53,4 @@ class Model {
   virtual std::vector<std::string> warnings() const = 0;
 };
 
-// Builds the model of a resolved configuration on the device of the data group. Invalid values, or
-// another number of classes than the corpus has: Error(kConfig). No labels: Error(kData).
-std::unique_ptr<Model> make_model(const configs::Config& config, const ModelInputs& inputs,
-                                  const ParallelGroups& parallel);
-
 }  // namespace birkhoff

@@ -88,19 +88,16 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   return result;
 }
 
-std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
-                                          const configs::Evaluate& what, const Corpus& corpus,
-                                          Model& model, ProcessGroup& group) {
-  const std::shared_ptr<SampleSource> source = evaluation_source(config, what.split(), corpus);
+std::unique_ptr<Evaluator> make_evaluator(const Task& task, const configs::Evaluate& what,
+                                          const Corpus& corpus, Model& model, ProcessGroup& group) {
+  const std::shared_ptr<SampleSource> source = task.evaluation_source(corpus, what.split());
   EvaluationPlan plan;
   plan.split = what.split();
   plan.micro_batch = what.micro_batch();
   plan.num_sequences = plan.all_sequences = source->num_samples();
   if (what.sequences() > 0) plan.num_sequences = std::min(plan.all_sequences, what.sequences());
-  if (predicts_text(config)) {
-    plan.targets = evaluation_targets(config, plan.split, corpus, plan.num_sequences);
-    if (plan.targets->tokens == 0) return nullptr;
-  }
+  plan.targets = task.target_counts(corpus, plan.split, plan.num_sequences);
+  if (plan.targets && plan.targets->tokens == 0) return nullptr;
   return std::make_unique<Evaluator>(
       model, group, std::move(plan),
       [source](std::int64_t begin, std::int64_t end) { return read_samples(*source, begin, end); });

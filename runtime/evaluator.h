@@ -20,13 +20,13 @@
 #include "runtime/reporting/reports.h"
 
 namespace birkhoff::configs {
-class Config;
 class Evaluate;
 }  // namespace birkhoff::configs
 
 namespace birkhoff {
 
 class Corpus;
+class Task;
 
 // What is evaluated.
 struct EvaluationPlan {
@@ -67,12 +67,11 @@ class Evaluator {
   const FigureSums figures_;
 };
 
-// Evaluates a model of `config` as `what` says (config.evaluate(), or the settings that a user
+// Evaluates a model of the task as `what` says (the configuration's, or the settings that a user
 // passes instead). Null if there is no target: each document is one token, which no token of its
 // own document predicts. Model and group must outlive the evaluator. Error(kData) if the corpus
 // lacks what the task reads in that split.
-std::unique_ptr<Evaluator> make_evaluator(const configs::Config& config,
-                                          const configs::Evaluate& what, const Corpus& corpus,
-                                          Model& model, ProcessGroup& group);
+std::unique_ptr<Evaluator> make_evaluator(const Task& task, const configs::Evaluate& what,
+                                          const Corpus& corpus, Model& model, ProcessGroup& group);
 
 }  // namespace birkhoff

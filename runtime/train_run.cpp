@@ -39,7 +39,7 @@ namespace birkhoff {
 namespace {
 
 CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus,
-                             const std::string& run, int ranks) {
+                             const ModelInputs& inputs, const std::string& run, int ranks) {
   CheckpointHeader header;
   header.set_program(BIRKHOFF_VERSION);
   header.set_run(run);
@@ -51,7 +51,6 @@ CheckpointHeader make_header(const configs::Config& config, const Corpus& corpus
   header.set_vocabulary(tokenizer.vocabulary());
   if (!tokenizer.file().empty()) header.set_tokenizer_file(tokenizer.file());
   if (tokenizer.has_end_of_document()) header.set_end_of_document(tokenizer.end_of_document());
-  const ModelInputs inputs = model_inputs(config, corpus);
   header.mutable_class_name()->Assign(inputs.class_names.begin(), inputs.class_names.end());
   return header;
 }
@@ -92,12 +91,13 @@ MetricsOptions make_metrics_options(const configs::Config& config, const RunPath
 }
 
 // If the corpus lacks the configured split, or it has no target: nullptr, with one warning.
-std::unique_ptr<Evaluator> evaluator_of_run(const configs::Config& config, const Corpus& corpus,
-                                            Model& model, ProcessGroup& group) {
-  const std::string& split = config.evaluate().split();
+std::unique_ptr<Evaluator> evaluator_of_run(const Task& task, const configs::Evaluate& what,
+                                            const Corpus& corpus, Model& model,
+                                            ProcessGroup& group) {
+  const std::string& split = what.split();
   const bool has_split = corpus.has_split(split);
   std::unique_ptr<Evaluator> evaluator;
-  if (has_split) evaluator = make_evaluator(config, config.evaluate(), corpus, model, group);
+  if (has_split) evaluator = make_evaluator(task, what, corpus, model, group);
   if (group.rank() != 0) return evaluator;
   if (evaluator == nullptr) {
     log_warning("{}: {}: nothing is evaluated", corpus.folder().string(),
@@ -190,8 +190,9 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   check_shared_folder(world.group(), world.host(), paths, run_id);
   log.open(paths.log(world.rank()).string());
 
-  const std::unique_ptr<Model> model =
-      make_model(config, model_inputs(config, corpus), mesh.groups());
+  const std::unique_ptr<Task> task = make_task(config);
+  const ModelInputs inputs = task->inputs(corpus, kTrainSplit);
+  const std::unique_ptr<Model> model = task->make_model(inputs, mesh.groups());
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
@@ -225,7 +226,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     }
     return Outcome::kDone;
   }
-  std::unique_ptr<SampleSource> source = training_source(config, corpus);
+  std::unique_ptr<SampleSource> source = task->training_source(corpus);
   const std::vector<std::string> host_of_rank =
       world.group().all_gather_bytes(world.host(), "hosts of the run");
   if (world.rank() == 0) {
@@ -241,7 +242,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
     log_info("memory before the first step: {}", memory_report(device));
     for (const std::string& warning : model->warnings()) log_warning("{}", warning);
     warn_of_settings(config, source->num_samples());
-    if (const std::string cut = cut_texts(config, kTrainSplit, corpus); !cut.empty()) {
+    if (const std::string cut = task->cut_texts(corpus, kTrainSplit); !cut.empty()) {
       log_warning("{}", cut);
     }
     warn_of_idle_ranks(config, group.size());
@@ -260,7 +261,8 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   TrainLoader loader(std::move(source), make_loader_options(config, group.rank(), group.size()),
                      state.consumed);
   DevicePrefetcher feed([&] { return loader.next([&] { return hooks.stop.pressing(); }); }, device);
-  const std::unique_ptr<Evaluator> evaluator = evaluator_of_run(config, corpus, *model, group);
+  const std::unique_ptr<Evaluator> evaluator =
+      evaluator_of_run(*task, config.evaluate(), corpus, *model, group);
 
   std::optional<Metrics> metrics;
   if (world.rank() == 0) metrics.emplace(make_metrics_options(config, paths, state));
@@ -274,7 +276,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   // while the other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
   RunCheckpoints checkpoints(writer, world.group(),
-                             make_header(config, corpus, run_id, world.size()), shards,
+                             make_header(config, corpus, inputs, run_id, world.size()), shards,
                              resume_path.empty() ? std::nullopt : std::optional(resumed_from),
                              folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
 
@@ -308,7 +310,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
 
 void check_run(const configs::Config& config, const Corpus& corpus,
                const std::filesystem::path& run_folder, bool fresh) {
-  check_source(config, corpus);
+  make_task(config)->check_source(corpus);
   RunFolder::check_usable(run_folder);
   if (fresh) return;
   const auto checkpoints = list_checkpoints(RunPaths{run_folder}.checkpoints());

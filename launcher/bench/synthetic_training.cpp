@@ -1,49 +1,12 @@
 #include "launcher/bench/synthetic_training.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/randint.h>
-
 #include <cmath>
-#include <string>
 
 #include "cluster/base/gpu/device.h"
 #include "launcher/bench/report.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
-
-ModelInputs synthetic_inputs(const configs::Config& config, std::int64_t vocabulary) {
-  ModelInputs inputs{.vocabulary = vocabulary, .class_names = {}};
-  if (config.task().has_classification()) {
-    for (int i = 0; i < config.task().classification().classes(); ++i)
-      inputs.class_names.push_back(std::to_string(i));
-  }
-  return inputs;
-}
-
-Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary) {
-  const std::int64_t batch_size = config.train().global_batch();
-  const std::int64_t length = config.data().sequence_length();
-  const at::Generator generator = at::detail::createCPUGenerator(config.train().seed());
-  const at::Tensor tokens = at::randint(vocabulary, {batch_size, length + 1}, generator, at::kLong);
-  Batch batch;
-  if (config.task().has_classification()) {
-    batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
-    batch.fields[std::string(field::kLengths)] = at::full({batch_size}, length, at::kLong);
-    batch.fields[std::string(field::kLabels)] =
-        at::randint(config.task().classification().classes(), {batch_size}, generator, at::kLong);
-    batch.sample_ids_B = at::arange(batch_size, at::kLong);
-    return batch;
-  }
-  batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
-  batch.fields[std::string(field::kTargets)] = tokens.narrow(1, 1, length);
-  batch.fields[std::string(field::kMask)] = at::ones({batch_size, length}, at::kByte);
-  batch.sample_ids_B = at::arange(batch_size, at::kLong);
-  return batch;
-}
-
 namespace {
 
 configs::Config without_graph(configs::Config config) {
@@ -58,10 +21,10 @@ SyntheticTraining::SyntheticTraining(const configs::Config& config, std::int64_t
     : config_(config),
       plain_config_(without_graph(config)),
       device_(device),
-      batch_(synthetic_batch(config, vocabulary).to(device)),
+      batch_(make_task(config)->synthetic_batch(vocabulary).to(device)),
       loss_scale_(loss_scale(config)),
       group_(make_single_group(device)),
-      model_(make_model(config, synthetic_inputs(config, vocabulary), {*group_, *group_, *group_})),
+      model_(make_model(config, vocabulary, {*group_, *group_, *group_})),
       buckets_(model_->parameters(), *group_, config.train().bucket_elements()),
       optimizer_(make_optimizer(config.train().optimizer(), buckets_)),
       plain_(plain_config_.train(), *model_, *group_, *group_, buckets_, *optimizer_),

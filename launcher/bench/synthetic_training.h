@@ -18,14 +18,6 @@ struct PartTimes {
   double forward = 0, backward = 0, optimizer = 0;
 };
 
-// What a model would get from a corpus with so many ids.
-ModelInputs synthetic_inputs(const configs::Config& config, std::int64_t vocabulary);
-
-// Tokens and labels of train.global_batch sequences that depend only on train.seed, laid out like
-// the loader's. For language models, inputs and targets are views of rows of B * (T + 1) tokens;
-// for classifiers, no sequence is padded.
-Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary);
-
 class SyntheticTraining {
  public:
   // Error(kConfig) as make_model().

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <ostream>
 #include <set>
 
@@ -37,28 +38,36 @@ std::string picture_of(const std::vector<RunSummary>& runs) {
 }
 
 std::string figures_table(const std::vector<RunSummary>& runs) {
+  std::vector<RunFigures> all;
+  std::vector<std::string> names;  // of figures that any run has
+  for (const RunSummary& run : runs) {
+    all.push_back(figures_of(run.records));
+    for (const auto& [name, value] : all.back().last_evaluation.figures) {
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
+  }
   std::vector<std::vector<std::string>> rows;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const RunFigures figures = figures_of(runs[i].records);
+    const RunFigures& figures = all[i];
     rows.push_back({fmt::format("{}", i + 1), state_name(runs[i].state),
                     fmt::format("{}/{}", runs[i].step, runs[i].config.train().steps()),
                     loss_text(figures.last_step.loss), loss_text(figures.last_evaluation.loss),
-                    loss_text(figures.best_evaluation.loss),
-                    loss_text(figures.last_evaluation.bits_per_byte),
-                    whole_text(figures.tokens_per_second), time_text(figures.seconds),
-                    runs[i].folder.string()});
+                    loss_text(figures.best_evaluation.loss)});
+    for (const std::string& name : names) {
+      const FigureValues& values = figures.last_evaluation.figures;
+      const auto value = std::ranges::find(values, name, &FigureValues::value_type::first);
+      rows.back().push_back(value == values.end() ? "-" : loss_text(value->second));
+    }
+    for (const std::string& text : {whole_text(figures.tokens_per_second),
+                                    time_text(figures.seconds), runs[i].folder.string()}) {
+      rows.back().push_back(text);
+    }
   }
-  return text_table({{"", true},
-                     {"state"},
-                     {"step", true},
-                     {"train", true},
-                     {"valid", true},
-                     {"best", true},
-                     {"bits/byte", true},
-                     {"tokens/s", true},
-                     {"time", true},
-                     {"run"}},
-                    rows);
+  std::vector<TableColumn> columns = {{"", true},      {"state"},       {"step", true},
+                                      {"train", true}, {"valid", true}, {"best", true}};
+  for (const std::string& name : names) columns.push_back({name, true});
+  columns.insert(columns.end(), {{"tokens/s", true}, {"time", true}, {"run"}});
+  return text_table(columns, rows);
 }
 
 std::string settings_table(const std::vector<RunSummary>& runs) {

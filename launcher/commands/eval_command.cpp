@@ -132,7 +132,8 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
   const configs::Config config = config_of(checkpoint, arguments.settings);
   check_same_config(world, config);
   std::optional<TextCorpus> text;
-  if (!arguments.text.empty() && !predicts_text(config)) {
+  const std::unique_ptr<Task> task = make_task(config);
+  if (!arguments.text.empty() && !task->targets_are_text()) {
     fail(ExitCode::kUsage,
          "--text {}: the model predicts no text; classify it with `birkhoff classify {} {}`",
          arguments.text, arguments.path, arguments.text);
@@ -143,14 +144,14 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
                       : arguments.corpus.empty() ? config.data().corpus()
                                                  : arguments.corpus);
   require_same_tokenizer(checkpoint, arguments.path, corpus);
-  require_same_classes(checkpoint, arguments.path, corpus, split);
+  require_same_classes(*task, checkpoint, arguments.path, corpus, split);
   check_same_corpus(world, corpus);
-  const std::unique_ptr<Model> model = load_model(checkpoint, config, groups);
+  const std::unique_ptr<Model> model = load_model(checkpoint, *task, groups);
   for (const std::string& warning : model->warnings()) {
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
 
-  if (const std::string cut = speaks ? cut_texts(config, split, corpus) : ""; !cut.empty()) {
+  if (const std::string cut = speaks ? task->cut_texts(corpus, split) : ""; !cut.empty()) {
     err << "birkhoff: warning: " << cut << '\n';
   }
 
@@ -158,7 +159,7 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
   what.set_split(split);
   what.set_sequences(arguments.sequences);
   const std::unique_ptr<Evaluator> evaluator =
-      make_evaluator(config, what, corpus, *model, groups.data);
+      make_evaluator(*task, what, corpus, *model, groups.data);
   if (evaluator == nullptr) {
     fail(ExitCode::kData, "{}: {}", corpus.folder().string(), no_targets_text(split));
   }

@@ -49,10 +49,8 @@ std::string describe_run(const RunSummary& run) {
   line((split + " loss").c_str(),
        fmt::format("last {}, best {}", loss_at_step(figures.last_evaluation),
                    loss_at_step(figures.best_evaluation)));
-  if (config.task().has_classification()) {
-    line("accuracy", loss_text(figures.last_evaluation.accuracy));
-  } else {
-    line("bits/byte", loss_text(figures.last_evaluation.bits_per_byte));
+  for (const auto& [name, value] : figures.last_evaluation.figures) {
+    line(name.c_str(), loss_text(value));
   }
   line("time", time_text(figures.seconds) +
                    (figures.seconds_of_steps ? ", without evaluations and saves" : ""));

@@ -19,7 +19,7 @@ std::string tokenizer_hash(const configs::CheckpointManifest& checkpoint) {
 
 // How to make a corpus that fits the model.
 std::string cure_of(const configs::CheckpointManifest& model, const std::string& path) {
-  if (model.config().task().has_classification()) {
+  if (model.class_name_size() > 0) {
     return fmt::format(
         "prepare its table like the model's: birkhoff prepare --out NEW --like {} --text-column "
         "COLUMN --label-column COLUMN TABLE",
@@ -90,14 +90,13 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
        model.tokenizer(), model.vocabulary(), cure);
 }
 
-void require_same_classes(const CheckpointFolder& checkpoint, const std::string& path,
-                          const Corpus& corpus, const std::string& split) {
+void require_same_classes(const Task& task, const CheckpointFolder& checkpoint,
+                          const std::string& path, const Corpus& corpus, const std::string& split) {
   const configs::CheckpointManifest& model = checkpoint.manifest;
-  if (!model.config().task().has_classification()) return;
-  const auto& label = corpus.record(split, model.config().task().classification().label());
-  if (std::ranges::equal(label.class_name(), model.class_name())) return;
-  fail(ExitCode::kData, "{}: the classes of its label '{}', {}, are not the model's, {}; {}",
-       corpus.folder().string(), label.name(), classes_text(label.class_name()),
+  const std::vector<std::string> names = task.inputs(corpus, split).class_names;
+  if (std::ranges::equal(names, model.class_name())) return;
+  fail(ExitCode::kData, "{}: the classes of its labels, {}, are not the model's, {}; {}",
+       corpus.folder().string(), classes_text({names.begin(), names.end()}),
        classes_text(model.class_name()), cure_of(model, path));
 }
 

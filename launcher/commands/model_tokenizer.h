@@ -7,6 +7,7 @@
 #include "data/corpus/corpus.h"
 #include "data/tokenizers/known_tokenizer.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 
@@ -28,7 +29,7 @@ void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::strin
 
 // Checks that the labels of a split mean what they mean to the model, if it is a classifier. Errors
 // as above.
-void require_same_classes(const CheckpointFolder& checkpoint, const std::string& path,
-                          const Corpus& corpus, const std::string& split);
+void require_same_classes(const Task& task, const CheckpointFolder& checkpoint,
+                          const std::string& path, const Corpus& corpus, const std::string& split);
 
 }  // namespace birkhoff

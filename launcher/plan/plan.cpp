@@ -15,6 +15,7 @@
 #include "launcher/bench/synthetic_training.h"
 #include "launcher/plan/rank_state.h"
 #include "launcher/plan/trial.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -44,7 +45,7 @@ std::int64_t batch_bytes(const configs::Config& config, std::int64_t rows) {
   one.mutable_train()->set_global_batch(1);
   std::set<const void*> seen;
   std::int64_t bytes = 0;
-  const Batch batch = synthetic_batch(one, /*vocabulary=*/2);
+  const Batch batch = make_task(one)->synthetic_batch(/*vocabulary=*/2);
   const auto add = [&](const at::Tensor& tensor) {
     if (seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
       bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
@@ -62,8 +63,7 @@ class Planner {
       : request_(request),
         config_(request.config),
         one_(make_single_group(at::kMeta)),
-        model_(make_model(config_, synthetic_inputs(config_, request.vocabulary),
-                          {*one_, *one_, *one_})) {
+        model_(make_model(config_, request.vocabulary, {*one_, *one_, *one_})) {
     const configs::Train& train = config_.train();
     for (int rank = 0; rank < request.ranks; ++rank) {
       rows_ = std::max(

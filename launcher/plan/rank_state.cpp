@@ -11,6 +11,7 @@
 #include "runtime/gradients/step_sums.h"
 #include "runtime/optimizers/optimizer.h"
 #include "runtime/run_checkpoints.h"
+#include "runtime/tasks/task.h"
 #include "runtime/training_step.h"
 
 namespace birkhoff {
@@ -94,7 +95,7 @@ class MemoryOf {
 struct StatefulParts {
   StatefulParts(const configs::Config& config, std::int64_t vocabulary, ProcessGroup& group)
       : one(make_single_group(at::kMeta)),
-        model(make_model(config, synthetic_inputs(config, vocabulary), {group, *one, *one})),
+        model(make_model(config, vocabulary, {group, *one, *one})),
         buckets(model->parameters(), group, config.train().bucket_elements(),
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)) {}

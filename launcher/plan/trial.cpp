@@ -18,6 +18,7 @@
 #include "launcher/bench/peak_memory.h"
 #include "launcher/bench/report.h"
 #include "launcher/bench/synthetic_training.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -37,8 +38,7 @@ configs::Config part_of(configs::Config config, std::int64_t layers, std::int64_
 double forward_flops(const configs::Config& config, std::int64_t vocabulary, std::int64_t layers) {
   const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
   const configs::Config part = part_of(config, layers, 1);
-  return make_model(part, synthetic_inputs(part, vocabulary), {*one, *one, *one})
-      ->forward_flops_per_sequence();
+  return make_model(part, vocabulary, {*one, *one, *one})->forward_flops_per_sequence();
 }
 
 // The other ranks of a machine: threads that train until this object's end.
@@ -212,7 +212,7 @@ TrialMemory Trial::memory() {
   evaluations.low = evaluations.high < evaluated ? evaluations.high / 2 : evaluations.high;
   const auto peak_of = [&](std::int64_t sequences) {
     return points_[0][0]->evaluation_bytes(
-        memory, synthetic_batch(part_of(config_, layers_.low, sequences), vocabulary_));
+        memory, make_task(part_of(config_, layers_.low, sequences))->synthetic_batch(vocabulary_));
   };
   bytes.evaluation = evaluations.extrapolate(peak_of(evaluations.low), peak_of(evaluations.high),
                                              static_cast<double>(evaluated));

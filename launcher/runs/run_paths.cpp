@@ -9,7 +9,6 @@
 #include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/run_checkpoints.h"
-#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -110,9 +109,9 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
   return config;
 }
 
-std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const configs::Config& config,
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task& task,
                                   const ParallelGroups& groups, ParameterValues values) {
-  std::unique_ptr<Model> model = make_model(config, model_inputs(checkpoint.manifest), groups);
+  std::unique_ptr<Model> model = task.make_model(model_inputs(checkpoint.manifest), groups);
   std::vector<TensorPart> shards = model_shards(*model);
   load_model_shards(checkpoint, shards);
   if (values == ParameterValues::kAny) return model;
@@ -130,7 +129,7 @@ LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
   LoadedModel loaded;
   loaded.single = make_single_group(device);
   ProcessGroup& one = *loaded.single;
-  loaded.model = load_model(checkpoint, config_of(checkpoint), {one, one, one}, values);
+  loaded.model = load_model(checkpoint, *make_task(config_of(checkpoint)), {one, one, one}, values);
   return loaded;
 }
 

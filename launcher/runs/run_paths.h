@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "data/corpus/corpus.h"
-#include "models/model.h"
 #include "runtime/checkpoint/checkpoint.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 
@@ -34,9 +34,9 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
 // Which values the model's tensors may have. A model with infinities or NaN cannot compute
 // anything.
 enum class ParameterValues { kFinite, kAny };
-// The model of a checkpoint, on the device of the groups, with a configuration from config_of().
-// The groups must outlive it. Error(kNumerical) if a tensor has other values. Local.
-std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const configs::Config& config,
+// The model of a checkpoint, on the device of the groups, for the task of a configuration from
+// config_of(). The groups must outlive it. Error(kNumerical) if a tensor has other values. Local.
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task& task,
                                   const ParallelGroups& groups,
                                   ParameterValues values = ParameterValues::kFinite);
 

@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "configs/check.h"
 #include "configs/checksummed_json.h"
 #include "configs/message_text.h"
 #include "data/corpus/manifest.h"
@@ -47,8 +48,7 @@ void check_header(const CheckpointManifest& manifest) {
   check_range(manifest.vocabulary(), 0, "vocabulary");
   if (const std::string defect = class_names_defect(manifest.class_name()); !defect.empty())
     throw std::invalid_argument(defect);
-  const configs::Task& task = manifest.config().task();
-  const int classes = task.has_classification() ? task.classification().classes() : 0;
+  const int classes = class_count(manifest.config().task());
   if (manifest.class_name_size() != classes) {
     throw std::invalid_argument(
         fmt::format("class_name has {} entries, the task {}", manifest.class_name_size(), classes));

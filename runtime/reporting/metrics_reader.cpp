@@ -20,7 +20,7 @@ struct Line {
   bool is_evaluation = false;
   StepRecord figures;
   std::string split;
-  double bits_per_byte = kUnknown, accuracy = kUnknown;
+  FigureValues others;  // by their keys
 };
 
 // Reads a line of metrics: a JSON object whose values are numbers, strings without escapes, and
@@ -107,10 +107,8 @@ class LineParser {
       line.figures.step_ms = value;
     } else if (key == "elapsed_seconds") {
       line.figures.elapsed_seconds = value;
-    } else if (key == "bits_per_byte") {
-      line.bits_per_byte = value;
-    } else if (key == "accuracy") {
-      line.accuracy = value;
+    } else if (key != "bytes") {
+      line.others.emplace_back(key, value);
     }
     return true;
   }
@@ -135,8 +133,7 @@ bool add_line(std::string_view text, MetricsRecords& records) {
   if (line.is_evaluation) {  // comes after its step's own record
     cut_from(line.figures.step + 1, records.steps);
     records.evaluations.push_back({line.figures.step, std::move(line.split), line.figures.loss,
-                                   line.bits_per_byte, line.accuracy,
-                                   line.figures.elapsed_seconds});
+                                   line.figures.elapsed_seconds, model_figures(line.others)});
   } else {
     cut_from(line.figures.step, records.steps);
     records.steps.push_back(line.figures);

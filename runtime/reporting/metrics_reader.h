@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "runtime/reporting/reports.h"
+
 namespace birkhoff {
 
 inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
@@ -25,9 +27,8 @@ struct EvaluationRecord {
   std::int64_t step = 0;
   std::string split;
   double loss = kUnknown;
-  double bits_per_byte = kUnknown;  // of language models
-  double accuracy = kUnknown;       // of classifiers
   double elapsed_seconds = kUnknown;
+  FigureValues figures{};  // of the model as a whole, besides its loss
 };
 
 struct MetricsRecords {

@@ -1,8 +1,10 @@
-// What a task reads: the sample sources that its configuration names, and what the corpus says
-// about them. What it predicts, and the figures that it reports, are the model's (models/model.h).
+// What a run trains on and predicts. A Task is made once from a configuration and answers for it:
+// what the model reads of a corpus, the samples, the model, and what the targets stand for. Nothing
+// outside this folder asks which task it is.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "configs/checkpoint_manifest.pb.h"
@@ -16,33 +18,55 @@ namespace birkhoff {
 
 inline constexpr char kTrainSplit[] = "train";
 
-// The corpus stream that the task reads.
-const std::string& token_stream(const configs::Config& config);
-// Whether the targets are the tokens of that stream, so that figures count its bytes and words.
-bool predicts_text(const configs::Config& config);
+class Task {
+ public:
+  virtual ~Task() = default;
 
-// What the model of the task reads and predicts: from the corpus to train on, or from a checkpoint.
-// Error(kData) if the corpus lacks it.
-ModelInputs model_inputs(const configs::Config& config, const Corpus& corpus);
+  // What a model reads and predicts: as a split of the corpus has it (Error(kData) if it lacks
+  // what the task reads), or for synthetic batches, with so many token ids.
+  virtual ModelInputs inputs(const Corpus& corpus, const std::string& split) const = 0;
+  virtual ModelInputs inputs(std::int64_t vocabulary) const = 0;
+
+  // Builds the model on the device of the data group. Invalid values, or another number of classes
+  // than `inputs` has: Error(kConfig). No labels: Error(kData).
+  virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs,
+                                            const ParallelGroups& parallel) const = 0;
+
+  // The samples to train on. Error(kData) if the split is missing or too short.
+  virtual std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const = 0;
+  // Finds the errors of training_source() without opening any file of the corpus.
+  virtual void check_source(const Corpus& corpus) const = 0;
+  // The samples of a split to evaluate, in order, none twice. Errors as training_source().
+  virtual std::unique_ptr<SampleSource> evaluation_source(const Corpus& corpus,
+                                                          const std::string& split) const = 0;
+
+  // Tokens and targets of train.global_batch samples that depend only on train.seed, laid out like
+  // the loader's. No sequence is padded.
+  virtual Batch synthetic_batch(std::int64_t vocabulary) const = 0;
+
+  // Whether targets are the tokens of a text, so that figures count its bytes and words.
+  virtual bool targets_are_text() const { return false; }
+  // What the targets of the first samples of evaluation_source() stand for; unset: not text.
+  virtual std::optional<TargetCounts> target_counts(const Corpus&, const std::string& split,
+                                                    std::int64_t num_samples) const {
+    (void)split, (void)num_samples;
+    return std::nullopt;
+  }
+  // That samples of the split are cut to data.sequence_length, and how many; empty: none.
+  virtual std::string cut_texts(const Corpus&, const std::string& split) const {
+    (void)split;
+    return "";
+  }
+};
+
+// The task of a resolved configuration. Error(kConfig) if it cannot be trained, or none is set.
+std::unique_ptr<Task> make_task(const configs::Config& config);
+// The model of a resolved configuration for so many token ids, without a corpus. Errors as
+// make_task() and Task::make_model().
+std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
+                                  const ParallelGroups& parallel);
+
+// What the model of a checkpoint reads and predicts.
 ModelInputs model_inputs(const configs::CheckpointManifest& manifest);
-
-// The samples to train on. Error(kData) if the split is missing or too short.
-std::unique_ptr<SampleSource> training_source(const configs::Config& config, const Corpus& corpus);
-
-// The samples of a split to evaluate, in order, none twice. Errors as above.
-std::unique_ptr<SampleSource> evaluation_source(const configs::Config& config,
-                                                const std::string& split, const Corpus& corpus);
-
-// What the targets of the first `num_samples` of these samples stand for; the task must predict
-// text.
-TargetCounts evaluation_targets(const configs::Config& config, const std::string& split,
-                                const Corpus& corpus, std::int64_t num_samples);
-
-// That the task cuts some texts of the split to data.sequence_length, and how many; empty: none.
-std::string cut_texts(const configs::Config& config, const std::string& split,
-                      const Corpus& corpus);
-
-// Finds the errors of training_source() without opening any file of the corpus.
-void check_source(const configs::Config& config, const Corpus& corpus);
 
 }  // namespace birkhoff

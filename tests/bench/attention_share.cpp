@@ -18,7 +18,7 @@
 #include "configs/attention.pb.h"
 #include "configs/config.pb.h"
 #include "configs/config_io.h"
-#include "models/model.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -63,8 +63,7 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
       "attention_share", {});
   const auto group = make_single_group();
   const ParallelGroups parallel{*group, *group, *group};
-  const std::unique_ptr<Model> model =
-      make_model(config, {.vocabulary = kVocabulary, .class_names = {}}, parallel);
+  const std::unique_ptr<Model> model = make_model(config, kVocabulary, parallel);
   const std::vector<at::Tensor> weights = values_of(model->parameters());
   std::int64_t num_weights = 0;
   for (const at::Tensor& weight : weights) num_weights += weight.numel();

@@ -211,8 +211,7 @@ TEST(Malformed, TaskIsMissing) {
   for (const char* text : {"", "task {}", "train { steps: 5 }"}) {
     EXPECT_THAT(config_error([&] { parse_config(text, "text", {}); }),
                 HasSubstr("task: no task is chosen; choose what to learn, for instance task { "
-                          "language_model {} } (or language_model, translation, classification, "
-                          "pixel_model, image_classification, point_sets)"));
+                          "language_model {} } (or language_model, translation, classification)"));
   }
 }
 

@@ -11,8 +11,8 @@
 #include <cstdlib>
 
 #include "helpers.h"
-#include "models/model.h"
 #include "random_config.h"
+#include "runtime/tasks/task.h"
 #include "tests/processor_time.h"
 
 namespace birkhoff {
@@ -156,17 +156,14 @@ class RandomConfigs : public testing::Test {
   void expect_model(const configs::Config& config, bool run) {
     const auto group = make_single_group();
     constexpr std::int64_t kVocabulary = 11;
-    const bool classifies = config.task().has_classification();
-    ModelInputs inputs{.vocabulary = kVocabulary, .class_names = {}};
-    // Other numbers of classes are refused.
-    constexpr int kMostClasses = 1000;
-    for (int i = 0; classifies && i < kMostClasses && i < config.task().classification().classes();
-         ++i) {
-      inputs.class_names.push_back(std::to_string(i));
-    }
     std::unique_ptr<Model> model;
     try {
-      model = make_model(config, inputs, {*group, *group, *group});
+      const std::unique_ptr<Task> task = make_task(config);
+      ModelInputs inputs = task->inputs(kVocabulary);
+      // So that models are small: other numbers of classes are refused.
+      constexpr std::size_t kMostClasses = 1000;
+      if (inputs.class_names.size() > kMostClasses) inputs.class_names.resize(kMostClasses);
+      model = task->make_model(inputs, {*group, *group, *group});
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kConfig) << error.what();
       EXPECT_THAT(error.what(), testing::ContainsRegex("(task|model|data)[.:]"));
@@ -185,6 +182,7 @@ class RandomConfigs : public testing::Test {
       batch.fields["segments"] = at::zeros({1, length}, at::kInt);
       batch.fields["positions"] = at::arange(length, at::kLong).unsqueeze(0);
     }
+    const bool classifies = model->classifier() != nullptr;
     if (classifies) batch.fields["lengths"] = at::full({1}, length, at::kLong);
     if (classifies) batch.fields["labels"] = at::ones({1}, at::kLong);
     batch.sample_ids_B = at::zeros({1}, at::kLong);

@@ -21,6 +21,7 @@
 #include "launcher/plan/rank_state.h"
 #include "launcher/plan/trial.h"
 #include "runtime/run_checkpoints.h"
+#include "runtime/tasks/task.h"
 #include "tests/cluster/base/temporary_folder.h"
 
 namespace birkhoff {
@@ -55,7 +56,7 @@ struct RankTraining {
   RankTraining(const configs::Config& config_in, ProcessGroup& group)
       : config(config_in),
         one(make_single_group()),
-        model(make_model(config, synthetic_inputs(config, kVocabulary), {group, *one, *one})),
+        model(make_model(config, kVocabulary, {group, *one, *one})),
         buckets(model->parameters(), group, config.train().bucket_elements(),
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)),
@@ -75,7 +76,7 @@ struct RankTraining {
 Batch batch_of_rank(const configs::Config& config, const ProcessGroup& group) {
   const Interval rows = rank_share(config.train().global_batch(),
                                    config.train().invariant().shards(), group.rank(), group.size());
-  Batch batch = synthetic_batch(config, kVocabulary).narrow(rows.begin, rows.end);
+  Batch batch = make_task(config)->synthetic_batch(kVocabulary).narrow(rows.begin, rows.end);
   batch.global_size = config.train().global_batch();
   return batch;
 }
@@ -194,7 +195,7 @@ TEST(Plan, MemoryOfAMicroBatchIsExtrapolated) {
     training.timed_parts();
     EXPECT_NEAR(total(whole) / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
     const at::NoGradGuard no_gradients;
-    const Batch evaluated = synthetic_batch(config, kVocabulary).narrow(0, 4);
+    const Batch evaluated = make_task(config)->synthetic_batch(kVocabulary).narrow(0, 4);
     memory.restart();
     training.model().loss_sums(evaluated, std::nullopt);
     EXPECT_NEAR(whole.evaluation / static_cast<double>(memory.extra_bytes()), 1, 1e-3);
@@ -308,9 +309,7 @@ TEST_F(PlanCommand, PartsAddUpToTheModelsParameters) {
   const auto group = make_single_group();
   const configs::Config config = config_of();
   EXPECT_EQ(total,
-            make_model(config, synthetic_inputs(config, kVocabulary), {*group, *group, *group})
-                ->parameters()
-                .num_elements());
+            make_model(config, kVocabulary, {*group, *group, *group})->parameters().num_elements());
   EXPECT_EQ(sum, total);
 }
 
@@ -321,7 +320,7 @@ TEST_F(PlanCommand, TotalMemoryIsThePeakOfTraining) {
       return memory[part]["configured"].get<double>();
     };
     const configs::Config config = config_of({setting});
-    const Batch batch = synthetic_batch(config, kVocabulary);
+    const Batch batch = make_task(config)->synthetic_batch(kVocabulary);
     PeakMemory counted(at::kCPU);
     counted.restart();
     const auto group = make_single_group();

@@ -169,7 +169,7 @@ TEST_F(RunsTest, InspectSaysHowARunWent) {
         "mechanism    sinkhorn { block: 8 max_blocks: 4 }\n",
         "data         corpus, sequences of 32 tokens, 4 per step\n",
         "train loss   last 3.0000 at step 4, best 1.2500 at step 2\n",
-        "valid loss   last 1.7500 at step 4, best 1.5000 at step 2\n", "bits/byte    1.2500\n",
+        "valid loss   last 1.7500 at step 4, best 1.5000 at step 2\n", "bits_per_byte 1.2500\n",
         "time         0:01, without evaluations and saves\n",
         "speed        20 tokens/s, 200.0 ms per step\n",
         "checkpoints  step-00000002, step-00000004\n", "parameters;"}) {

@@ -12,6 +12,7 @@
 #include "configs/config_io.h"
 #include "models/language_model.h"
 #include "models/text_classifier.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 
@@ -34,8 +35,7 @@ inline TestModel make_test_model_of(const std::string& task, const std::string& 
       model_text + " }";
   TestModel result;
   result.group = make_single_group(device);
-  result.model = make_model(parse_config(text, "test", settings),
-                            {.vocabulary = kVocabulary, .class_names = {"bad", "fair", "good"}},
+  result.model = make_model(parse_config(text, "test", settings), kVocabulary,
                             {*result.group, *result.group, *result.group});
   return result;
 }

@@ -7,8 +7,8 @@
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
 #include "configs/config_io.h"
-#include "models/model.h"
 #include "runtime/run_checkpoints.h"
+#include "runtime/tasks/task.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {
@@ -93,8 +93,7 @@ TEST(Agreement, NamesAFlippedCentroid) {
       "test", {});
   run_ranks(3, [&](ProcessGroup& group) {
     const auto alone = make_single_group();
-    const auto model =
-        make_model(config, {.vocabulary = 11, .class_names = {}}, {*alone, *alone, *alone});
+    const auto model = make_model(config, 11, {*alone, *alone, *alone});
     Agreement agreement(group, model_shards(*model), fmt::format("node{}", group.rank()));
     const TrainState state{20, 240, 1000, 0, false, {}};
     EXPECT_EQ(agreement.find_difference(state), "");

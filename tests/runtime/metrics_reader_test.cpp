@@ -54,7 +54,7 @@ TEST_F(MetricsReaderTest, ReadsWhatMetricsWrites) {
   ASSERT_EQ(records.evaluations.size(), 1u);
   EXPECT_EQ(records.evaluations[0].split, "valid");
   EXPECT_EQ(records.evaluations[0].loss, 1.25);
-  EXPECT_EQ(records.evaluations[0].bits_per_byte, 1.8);
+  EXPECT_EQ(records.evaluations[0].figures, (FigureValues{{"bits_per_byte", 1.8}}));
 }
 
 TEST_F(MetricsReaderTest, OldLinesNewKeysNullAndNothing) {

@@ -1,0 +1,78 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+
+#include "data/loader/token_windows.h"
+#include "models/language_model.h"
+#include "runtime/tasks/table.h"
+
+namespace birkhoff {
+namespace {
+
+// Predicts each token of a stream from those before it.
+class LanguageModelTask final : public Task {
+ public:
+  explicit LanguageModelTask(const configs::Config& config) : config_(config) {}
+
+  ModelInputs inputs(const Corpus& corpus, const std::string&) const override {
+    return inputs(corpus.vocabulary());
+  }
+  ModelInputs inputs(std::int64_t vocabulary) const override {
+    return {.vocabulary = vocabulary, .class_names = {}};
+  }
+  std::unique_ptr<Model> make_model(const ModelInputs& inputs,
+                                    const ParallelGroups& parallel) const override {
+    return std::make_unique<LanguageModel>(config_, inputs.vocabulary, parallel);
+  }
+
+  std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {
+    return training_windows(corpus, options(kTrainSplit));
+  }
+  void check_source(const Corpus& corpus) const override {
+    num_training_windows(corpus, options(kTrainSplit));
+  }
+  std::unique_ptr<SampleSource> evaluation_source(const Corpus& corpus,
+                                                  const std::string& split) const override {
+    return evaluation_windows(corpus, options(split));
+  }
+  bool targets_are_text() const override { return true; }
+  std::optional<TargetCounts> target_counts(const Corpus& corpus, const std::string& split,
+                                            std::int64_t num_samples) const override {
+    return count_targets(corpus, options(split), num_samples);
+  }
+
+  // Inputs and targets are views of rows of T + 1 tokens.
+  Batch synthetic_batch(std::int64_t vocabulary) const override {
+    const std::int64_t rows = config_.train().global_batch();
+    const std::int64_t length = config_.data().sequence_length();
+    const at::Generator generator = at::detail::createCPUGenerator(config_.train().seed());
+    const at::Tensor tokens = at::randint(vocabulary, {rows, length + 1}, generator, at::kLong);
+    Batch batch;
+    batch.fields.emplace(field::kInputs, tokens.narrow(1, 0, length));
+    batch.fields.emplace(field::kTargets, tokens.narrow(1, 1, length));
+    batch.fields.emplace(field::kMask, at::ones({rows, length}, at::kByte));
+    batch.sample_ids_B = at::arange(rows, at::kLong);
+    return batch;
+  }
+
+ private:
+  WindowOptions options(const std::string& split) const {
+    return {.split = split,
+            .stream = config_.task().language_model().stream(),
+            .sequence_length = config_.data().sequence_length(),
+            .restart_at_documents = config_.data().restart_at_documents(),
+            .shift_windows = config_.data().shift_windows(),
+            .seed = config_.train().seed()};
+  }
+
+  const configs::Config config_;
+};
+
+}  // namespace
+
+std::unique_ptr<Task> make_language_model_task(const configs::Config& config) {
+  return std::make_unique<LanguageModelTask>(config);
+}
+
+}  // namespace birkhoff
