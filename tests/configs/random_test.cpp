@@ -3,6 +3,7 @@
 // BIRKHOFF_RANDOM_CONFIGS sets their number; the default is 2000.
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
