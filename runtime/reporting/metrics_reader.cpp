@@ -135,7 +135,7 @@ bool add_line(std::string_view text, MetricsRecords& records) {
   if (line.is_evaluation) {  // comes after its step's own record
     cut_from(line.figures.step + 1, records.steps);
     records.evaluations.push_back({line.figures.step, std::move(line.split), line.figures.loss,
-                                   line.bits_per_byte, line.accuracy,
+                                   line.figures.tokens, line.bits_per_byte, line.accuracy,
                                    line.figures.elapsed_seconds});
   } else {
     cut_from(line.figures.step, records.steps);

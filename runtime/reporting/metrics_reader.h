@@ -25,6 +25,7 @@ struct EvaluationRecord {
   std::int64_t step = 0;
   std::string split;
   double loss = kUnknown;
+  double tokens = kUnknown;         // read
   double bits_per_byte = kUnknown;  // of language models
   double accuracy = kUnknown;       // of classifiers
   double elapsed_seconds = kUnknown;
