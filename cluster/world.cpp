@@ -49,6 +49,8 @@ bool may_read_processes() {
 void check_step_of_environment() {
   const char* store = std::getenv("PMIX_DSTORE_ESH_BASE_PATH");
   if (store == nullptr || ::access(store, F_OK) == 0) return;
+  // Containers without the folder use another store.
+  if (std::getenv("PMIX_NAMESPACE") == nullptr || std::getenv("PMIX_MCA_gds") != nullptr) return;
   fail(ExitCode::kUsage,
        "the environment names a step of srun that has ended, or whose files are not here "
        "(PMIX_DSTORE_ESH_BASE_PATH: {}): in a shell that is not in it: unset ${{!PMIX_@}} "

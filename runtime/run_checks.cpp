@@ -126,8 +126,8 @@ void warn_of_settings(const configs::Config& config, std::int64_t num_samples) {
   if (schedule.shape() != configs::Schedule::rsqrt_decay &&
       schedule.warmup_steps() >= train.steps()) {
     log_warning(
-        "train.schedule.warmup_steps = {} are not below train.steps = {}: the learning rate rises "
-        "to the end; warm up for fewer steps",
+        "the warm-up (train.schedule.warmup_steps = {}) is not shorter than the run (train.steps = "
+        "{}): the learning rate only rises; warm up for fewer steps",
         schedule.warmup_steps(), train.steps());
   }
   if (train.global_batch() > num_samples) {

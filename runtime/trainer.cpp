@@ -129,9 +129,13 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   require(batch_->global_size > 0, "a batch says how many samples its step takes");
   state.consumed += batch_->global_size;
   if (sums.finite() && !sums.has_targets) {
-    if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
-    if (parts_.world.rank() == 0) {
-      log_warning("step {}: no token of its batch is a target, so it changes nothing", state.step);
+    if (parts_.world.rank() == 0 && !warned_of_targets_) {
+      if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
+      log_warning(
+          "step {}: no token of its batch is a target, so it changes nothing (said once; such "
+          "lines of metrics.jsonl have no loss)",
+          state.step);
+      warned_of_targets_ = true;
     }
   } else if (sums.finite()) {
     state.tokens += sums.num_tokens;

@@ -108,6 +108,7 @@ class Trainer {
   TrainerParts parts_;
   std::optional<Batch> batch_;  // the last that came
   bool has_stepped_ = false;    // a step is done: each rank has a batch
+  bool warned_of_targets_ = false;
   double longest_step_seconds_ = 0;
   StaticBatch static_batch_;  // with train.cuda_graph: the batch that a recorded step reads
   TrainingStep step_;

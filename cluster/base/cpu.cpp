@@ -81,6 +81,7 @@ int share_of_cores(const std::vector<cpu_set_t>& masks, std::size_t which) {
                                      [&](const cpu_set_t& mask) { return CPU_ISSET(core, &mask); });
     share += 1.0 / static_cast<double>(users);
   }
+  if (CPU_COUNT(&masks[which]) == 0) share = machine_cores() / static_cast<double>(masks.size());
   constexpr double kRounding = 1e-6;  // of the sum
   return std::max(1, static_cast<int>(share + kRounding));
 }

@@ -20,7 +20,8 @@ cpu_set_t affinity_mask();
 // Its cores, at least 1.
 int usable_cores();
 // How many cores process `which` of a machine should compute on: those of its mask, each divided by
-// the number of processes whose masks have it; at least 1.
+// the number of processes whose masks have it; with an empty mask, its part of the machine. At
+// least 1.
 int share_of_cores(const std::vector<cpu_set_t>& masks, std::size_t which);
 // Cores of the machine, at least 1.
 int machine_cores();

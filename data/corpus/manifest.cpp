@@ -209,6 +209,7 @@ void check_split(const CorpusManifest::Split& split, Checker& checker) {
       check_array(text, text.rows(), 0, false, checker);
       checker.check(text.dtype() == CorpusManifest::u8 && text.shape_size() == 0,
                     "must be u8, without a shape");
+      checker.check(text.rows() > 0, "has no rows");
       checker.check(text.rows() - counts.unknown_tokens() == counts.unknown_bytes(),
                     "rows is {} for {} bytes of {} unknown tokens", text.rows(),
                     counts.unknown_bytes(), counts.unknown_tokens());

@@ -118,10 +118,13 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   TargetCounts targets;
   bool after_space = true;
   std::int64_t unseen = 0;  // unknown targets without their text
-  const auto visit = [&](std::int64_t id, bool is_target) {
+  const auto visit = [&](std::int64_t id, bool starts_document, bool is_target) {
     const auto& known = texts[static_cast<std::size_t>(id)];
     const std::string lost = known || !unknown.exists() ? "" : unknown.next();
-    const std::string& text = known ? *known : lost;
+    std::string_view text = known ? *known : lost;
+    // The model has added it.
+    if (starts_document && counts.added_spaces() > 0 && text.starts_with(' '))
+      text.remove_prefix(1);
     after_space |= !keeps_white_space;
     std::int64_t words = 0;
     for (const char c : text) {
@@ -158,10 +161,15 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
         ++next_end;
         after_space = true;
       }
-      visit(ids[static_cast<std::size_t>(t)], begin + t > 0 && !(starts && skips_starts));
+      visit(ids[static_cast<std::size_t>(t)], starts, begin + t > 0 && !(starts && skips_starts));
     }
   }
-  targets.bytes = std::max<std::int64_t>(0, targets.bytes - counts.added_spaces());
+  // A long document has further such spaces, one a part (docs/corpus_format.md): the share of the targets.
+  const double inside = static_cast<double>(counts.added_spaces() - counts.documents());
+  if (inside > 0) {
+    targets.bytes -= std::llround(inside * static_cast<double>(targets.tokens) /
+                                  static_cast<double>(reader.elements() - 1));
+  }
 
   targets.no_bytes = targets.no_words = text_change(*tokenizer, counts);
   if (unseen > 0) {

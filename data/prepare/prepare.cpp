@@ -177,8 +177,8 @@ class Preparation {
     const auto dtype = entry.vocabulary() <= 65536 ? CorpusManifest::u16 : CorpusManifest::i32;
     struct Output {
       std::optional<StreamWriter> writer;
-      std::optional<RecordWriter> labels;   // of tables
-      std::optional<RecordWriter> unknown;  // of splits to evaluate
+      std::optional<RecordWriter> labels;  // of tables
+      std::optional<RecordWriter> unknown;
       TextCounter counter;
       TokenCounts tokens;
       bool has_tokens = false;  // the current document
@@ -192,30 +192,24 @@ class Preparation {
         outputs[split].labels.emplace(folder_.path(), kSplitNames[split], kLabelRecord,
                                       classes_.names(), options_.shard_tokens);
       }
-      if (split == kTrain) continue;
       outputs[split].unknown.emplace(folder_.path(), kSplitNames[split], kUnknownRecord,
                                      options_.shard_tokens);
     }
-    std::optional<std::string> lost;  // of the first part
+    std::string lost;  // of the first part that the tokens do not give back
     const auto visit = [&](const Document& document, const Piece& piece, std::string_view text,
                            std::int64_t offset) {
-      if (!lost && tokenizer->may_change_text()) {
-        lost = lost_text(*tokenizer, text);
-        if (!lost->empty()) {
-          *lost = fmt::format(
-              "warning: the tokens do not give the text back, so figures per byte and per word are "
-              "withheld: in the first {} of {}, {}",
-              counted(text.size(), "byte"), document.shown_path, *lost);
-        }
-      }
       Output& output = outputs[piece.split];
       std::string unknown;
       const auto ids = encoded(*tokenizer, document, text, offset, unknown);
       output.counter.add(text);
-      output.tokens.add(*tokenizer, text, ids, unknown);
+      const auto back = output.tokens.add(*tokenizer, text, ids, unknown);
+      if (back && lost.empty()) {
+        lost = fmt::format("in {} of {}, {}", counted(text.size(), "byte"), document.shown_path,
+                           lost_text(text, *back));
+      }
       output.writer->append(ids);
       output.has_tokens |= !ids.empty();
-      if (output.unknown) output.unknown->append_bytes(unknown);
+      output.unknown->append_bytes(unknown);
     };
     const auto end = [&](const Document& document, const Piece& piece) {
       Output& output = outputs[piece.split];
@@ -232,19 +226,23 @@ class Preparation {
       if (output.labels) output.labels->append(classes_.value_of(document));
     };
     pass("encode", entry.kind(), visit, end);
-    if (lost && !lost->empty()) notes_.push_back(*lost);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {
       if (!rule_.has(split)) continue;
       auto& written = *manifest_.add_split();
       written.set_name(kSplitNames[split]);
       *written.add_stream() = outputs[split].writer->finish();
       if (outputs[split].labels) *written.add_record() = outputs[split].labels->finish();
-      if (outputs[split].unknown) {
-        auto record = outputs[split].unknown->finish();
-        if (record.rows() > 0) *written.mutable_unknown_text() = std::move(record);
-      }
+      auto unknown = outputs[split].unknown->finish();
+      if (unknown.rows() > 0) *written.mutable_unknown_text() = std::move(unknown);
       *written.mutable_counts() = outputs[split].counter.counts();
       outputs[split].tokens.write(*written.mutable_counts());
+      if (written.counts().changed_bytes() > 0) {
+        notes_.push_back(fmt::format(
+            "warning: split {}: the tokens do not give back parts with {} of its {}, so its figures "
+            "per byte and per word are withheld: {}",
+            written.name(), written.counts().changed_bytes(),
+            counted(written.counts().bytes(), "byte"), lost));
+      }
     }
   }
 

@@ -54,19 +54,21 @@ void TextCounter::end_document() {
   in_word_ = line_has_word_ = false;
 }
 
-void TokenCounts::add(const Tokenizer& tokenizer, std::string_view text,
-                      const std::vector<std::int32_t>& ids, const std::string& unknown) {
+std::optional<std::string> TokenCounts::add(const Tokenizer& tokenizer, std::string_view text,
+                                            const std::vector<std::int32_t>& ids,
+                                            const std::string& unknown) {
   const auto tokens = std::count(unknown.begin(), unknown.end(), Tokenizer::kEndOfUnknown);
   unknown_tokens_ += tokens;
   unknown_bytes_ += static_cast<std::int64_t>(unknown.size()) - tokens;
-  if (!tokenizer.may_change_text()) return;
-  const std::string back = text_of(tokenizer, ids, unknown);
-  if (back == text) return;
+  if (!tokenizer.may_change_text()) return std::nullopt;
+  std::string back = text_of(tokenizer, ids, unknown);
+  if (back == text) return std::nullopt;
   if (back.starts_with(' ') && std::string_view(back).substr(1) == text) {
     ++added_spaces_;
-  } else {
-    changed_bytes_ += static_cast<std::int64_t>(text.size());
+    return std::nullopt;
   }
+  changed_bytes_ += static_cast<std::int64_t>(text.size());
+  return back;
 }
 
 void TokenCounts::write(configs::CorpusManifest::Counts& counts) const {

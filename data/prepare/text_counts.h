@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,9 +29,10 @@ class TextCounter {
 // Counts the tokens that are the unknown id, and text that does not come back from its tokens.
 class TokenCounts {
  public:
-  // ids, unknown: what the tokenizer returns for the text.
-  void add(const Tokenizer& tokenizer, std::string_view text, const std::vector<std::int32_t>& ids,
-           const std::string& unknown);
+  // ids, unknown: what the tokenizer returns for the text. Returns the text that comes back from
+  // them if it differs by more than a space in front.
+  std::optional<std::string> add(const Tokenizer& tokenizer, std::string_view text,
+                                 const std::vector<std::int32_t>& ids, const std::string& unknown);
   // Sets unknown_tokens and the fields after it.
   void write(configs::CorpusManifest::Counts& counts) const;
 

@@ -42,18 +42,20 @@ class SubwordTokenizer final : public PieceTokenizer {
 
   std::vector<std::int32_t> encode(std::string_view text,
                                    std::string* unknown_text) const override {
-    std::vector<int> ids;
-    const auto status = processor_.Encode({text.data(), text.size()}, &ids);
-    require(status.ok(), "SentencePiece encodes any text");
-    if (unknown_text != nullptr && std::ranges::count(ids, processor_.unk_id()) > 0) {
-      for (const auto& piece :
-           processor_.EncodeAsImmutableProto({text.data(), text.size()}).pieces()) {
-        if (static_cast<int>(piece.id()) == processor_.unk_id()) {
-          *unknown_text += piece.surface() + kEndOfUnknown;
-        }
-      }
+    if (unknown_text == nullptr) {
+      std::vector<int> ids;
+      const auto status = processor_.Encode({text.data(), text.size()}, &ids);
+      require(status.ok(), "SentencePiece encodes any text");
+      return {ids.begin(), ids.end()};
     }
-    return {ids.begin(), ids.end()};
+    const auto encoded = processor_.EncodeAsImmutableProto({text.data(), text.size()});
+    std::vector<std::int32_t> ids;
+    ids.reserve(encoded.pieces_size());
+    for (const auto& piece : encoded.pieces()) {  // views of `encoded`
+      ids.push_back(static_cast<std::int32_t>(piece.id()));
+      if (ids.back() == processor_.unk_id()) *unknown_text += piece.surface() + kEndOfUnknown;
+    }
+    return ids;
   }
 
   bool may_change_text() const override { return true; }

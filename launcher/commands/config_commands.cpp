@@ -7,13 +7,14 @@ namespace birkhoff {
 
 int config_print_command(const std::string& file, const std::vector<std::string>& settings,
                          std::ostream& out) {
-  out << config_text(load_config(file, settings));
+  out << config_text(load_config(file, settings, UselessValues::kKeep));
   return 0;
 }
 
 int config_diff_command(const std::string& before, const std::string& after, std::ostream& out) {
   for (const ConfigDifference& difference :
-       diff_configs(load_config(before, {}), load_config(after, {}))) {
+       diff_configs(load_config(before, {}, UselessValues::kKeep),
+                    load_config(after, {}, UselessValues::kKeep))) {
     out << difference.path << ": " << difference.before << " -> " << difference.after
         << (difference.fixed ? "  (fixed: cannot change on resume)" : "") << '\n';
   }

@@ -13,6 +13,7 @@
 #include "cluster/health/heartbeat.h"
 #include "configs/config_io.h"
 #include "launcher/commands.h"
+#include "launcher/commands/train_checks.h"
 #include "launcher/doctor/examination.h"
 #include "launcher/doctor/exclude_file.h"
 #include "launcher/processes/ranks.h"
@@ -52,7 +53,7 @@ int examine_in_world(const DoctorArguments& arguments, World& world, std::ostrea
   if (arguments.config) {
     // Each rank reads its own file, which may differ.
     try {
-      subject.configuration = load_config(*arguments.config, arguments.settings);
+      subject.configuration = load_run_config(*arguments.config, arguments.settings, arguments.run);
     } catch (const Error& error) {
       subject.configuration_error = error.what();
     }
@@ -123,7 +124,7 @@ int doctor_command(const DoctorArguments& arguments, std::ostream& out, std::ost
         [&](World& world) { return examine_in_world(arguments, world, out, err); }, err);
   }
   check_before_ranks([&] {
-    if (arguments.config) load_config(*arguments.config, arguments.settings);
+    if (arguments.config) load_run_config(*arguments.config, arguments.settings, arguments.run);
   });
   Placement placement{ranks};
   const std::optional<SlurmJob> slurm = SlurmJob::of_environment();

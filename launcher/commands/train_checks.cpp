@@ -14,12 +14,16 @@
 
 namespace birkhoff {
 
-configs::Config check_before_start(const PlannedRun& planned) {
-  // A run of an earlier version that has them must still resume; it warns.
+configs::Config load_run_config(const std::string& file, const std::vector<std::string>& settings,
+                                const std::string& run, bool fresh) {
   const bool resumes =
-      !planned.fresh && !list_checkpoints(RunPaths{planned.run}.checkpoints()).empty();
-  configs::Config config = load_config(planned.config, planned.settings,
-                                       resumes ? UselessValues::kKeep : UselessValues::kRefuse);
+      !run.empty() && !fresh && !list_checkpoints(RunPaths{run}.checkpoints()).empty();
+  return load_config(file, settings, resumes ? UselessValues::kKeep : UselessValues::kRefuse);
+}
+
+configs::Config check_before_start(const PlannedRun& planned) {
+  configs::Config config =
+      load_run_config(planned.config, planned.settings, planned.run, planned.fresh);
   if (config.data().corpus().empty()) {
     fail(ExitCode::kConfig,
          "{}: data.corpus is not set: name a folder made by `birkhoff prepare`, for instance --set "

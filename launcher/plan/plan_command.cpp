@@ -78,7 +78,8 @@ void print_text(const PlanArguments& arguments, const PlanRequest& request, cons
 }  // namespace
 
 int plan_command(const PlanArguments& arguments, std::ostream& out) {
-  const configs::Config config = load_config(arguments.config, arguments.settings);
+  const configs::Config config =
+      load_config(arguments.config, arguments.settings, UselessValues::kKeep);
   const PlanRequest request = request_of(arguments, config);
   compute_on_cpu(threads_of_rank(std::max(1, usable_cores() / request.ranks_per_node)));
   const Plan plan = make_plan(request);

@@ -1,6 +1,7 @@
 #include "launcher/processes/command_output.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/mman.h>
@@ -159,6 +160,15 @@ std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>
 
 CommandOutput output_of(const std::vector<std::string>& line, std::chrono::milliseconds limit) {
   return outputs_of({line}, limit)[0];
+}
+
+std::vector<std::string> squeue(const std::vector<std::string>& options) {
+  std::vector<std::string> line = {"env"};
+  for (const char* filter : {"ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "STATES", "USERS"})
+    line.insert(line.end(), {"-u", fmt::format("SQUEUE_{}", filter)});
+  line.insert(line.end(), {"squeue", "--noheader"});
+  line.insert(line.end(), options.begin(), options.end());
+  return line;
 }
 
 }  // namespace birkhoff

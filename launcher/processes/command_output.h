@@ -24,4 +24,8 @@ std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>
                                       std::chrono::milliseconds limit,
                                       std::size_t wanted = std::numeric_limits<std::size_t>::max());
 
+// The command line of squeue without its header. Variables by which users filter what squeue shows
+// them do not reach it.
+std::vector<std::string> squeue(const std::vector<std::string>& options);
+
 }  // namespace birkhoff

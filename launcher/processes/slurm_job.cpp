@@ -27,8 +27,7 @@ std::vector<std::string> words_of(const std::string& text) {
 
 // Whether Slurm says that the job is over. False if it does not answer.
 bool has_ended(const std::string& id) {
-  const CommandOutput state =
-      output_of({"squeue", "--noheader", "--jobs=" + id, "--format=%T"}, kCommandLimit);
+  const CommandOutput state = output_of(squeue({"--jobs=" + id, "--format=%T"}), kCommandLimit);
   return state.code == 0 ? state.out.empty()
                          : state.err.find("Invalid job id") != std::string::npos;
 }
@@ -65,8 +64,8 @@ std::vector<std::string> SlurmJob::end_steps(std::size_t wanted) const {
     lines.push_back({"srun", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=" + node,
                      "--mpi=none", "--quiet", "echo", "here"});
   }
-  const CommandOutput steps = output_of(
-      {"squeue", "--steps", "--noheader", "--jobs=" + id, "--format=%i %j"}, kCommandLimit);
+  const CommandOutput steps =
+      output_of(squeue({"--steps", "--jobs=" + id, "--format=%i %j"}), kCommandLimit);
   std::istringstream each(steps.out);
   for (std::string step, name; each >> step && std::getline(each >> std::ws, name);) {
     if (name != step_name) continue;

@@ -93,6 +93,12 @@ void check_shared_memory(int ranks, const std::string& folder) {
   const std::string place = users != nullptr ? users : "/dev/shm";
   const std::string& measured = users != nullptr || folder.empty() ? place : folder;
   if (!path_exists(measured)) return;
+  const char* transports = std::getenv("OMPI_MCA_btl");  // "self,tcp", or "^vader": all others
+  if (transports != nullptr) {
+    const std::string_view text = transports;
+    const bool excludes = text.starts_with('^');
+    if ((text.find("vader") != std::string_view::npos) == excludes) return;
+  }
   const double needed = (10 + 0.25 * ranks) * kMebibyte;
   const auto free = static_cast<double>(free_bytes(measured));
   if (free >= needed) return;

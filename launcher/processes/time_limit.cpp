@@ -17,8 +17,7 @@ constexpr std::chrono::minutes kAskEvery{3};
 
 // When the job ends, in seconds since 1970. The time that is left depends on no time zone.
 std::optional<double> end_of_job(const std::string& job) {
-  const CommandOutput left =
-      output_of({"squeue", "--noheader", "--jobs=" + job, "--format=%L"}, kAnswerLimit);
+  const CommandOutput left = output_of(squeue({"--jobs=" + job, "--format=%L"}), kAnswerLimit);
   if (left.code != 0) return std::nullopt;
   const auto time = slurm_time(left.out.substr(0, left.out.find('\n')));  // not of "UNLIMITED"
   const Seconds now = std::chrono::system_clock::now().time_since_epoch();

@@ -122,11 +122,13 @@ RunFigures figures_of(const MetricsRecords& records) {
   figures.step_ms = recent_median(records.steps, &StepRecord::step_ms);
   if (!records.evaluations.empty()) {
     figures.last_evaluation = records.evaluations.back();
-    std::vector<EvaluationRecord> of_split = records.evaluations;
-    std::erase_if(of_split, [&](const EvaluationRecord& record) {
-      return record.split != figures.last_evaluation.split;
+    const EvaluationRecord& last = figures.last_evaluation;
+    std::vector<EvaluationRecord> alike = records.evaluations;
+    std::erase_if(alike, [&](const EvaluationRecord& record) {
+      return record.split != last.split || record.tokens < last.tokens ||
+             record.tokens > last.tokens;
     });
-    figures.best_evaluation = least_loss(of_split);
+    figures.best_evaluation = least_loss(alike);
   }
   if (records.steps.empty()) return figures;
   figures.last_step = records.steps.back();

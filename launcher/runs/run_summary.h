@@ -46,7 +46,8 @@ const char* state_name(RunState state);
 // Figures of a run; unknown ones are NaN.
 struct RunFigures {
   StepRecord last_step, best_step;  // best: lowest loss
-  // Step 0: none. The best is of the split of the last: losses of others do not compare.
+  // Step 0: none. The best is of those that read the same split and number of tokens as the last:
+  // losses of others do not compare.
   EvaluationRecord last_evaluation, best_evaluation;
   double tokens_per_second = kUnknown, step_ms = kUnknown;  // medians of the last lines
   double seconds = kUnknown;

@@ -16,8 +16,8 @@ constexpr std::chrono::seconds kSqueueLimit{30};
 std::optional<std::vector<QueuedJob>> queued_jobs() {
   // %i id, %T state, %L time left, %N nodes, %r reason; an element of an array in a line of its
   // own.
-  const CommandOutput output = output_of(
-      {"squeue", "--me", "--noheader", "--array", "--format=%i|%T|%L|%N|%r"}, kSqueueLimit);
+  const CommandOutput output =
+      output_of(squeue({"--me", "--array", "--format=%i|%T|%L|%N|%r"}), kSqueueLimit);
   if (output.code != 0) return std::nullopt;
   std::vector<QueuedJob> jobs;
   std::istringstream lines(output.out);

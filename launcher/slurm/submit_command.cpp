@@ -231,18 +231,23 @@ std::vector<std::string> doctor_options(const SubmitArguments& arguments, const 
 
 // Removes from this process's environment, and so from a job's, what would pass for the job's own:
 // the variables of the job or step in which `submit` is called, and sbatch's variables, which would
-// replace options of the script. Those that say how to reach Slurm stay.
-void forget_callers_job(std::ostream& err) {
+// replace options of the script. Those that say how to reach Slurm stay, and what sbatch's say
+// where the profile says nothing.
+void forget_callers_job(const configs::Site& site, std::ostream& err) {
+  const bool in_job = std::getenv("SLURM_JOB_ID") != nullptr;
+  std::set<std::string> settings = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS", "SBATCH_CLUSTERS"};
+  if (site.account().empty()) settings.insert("SBATCH_ACCOUNT");
+  if (site.partition().empty()) settings.insert("SBATCH_PARTITION");
+  if (site.qos().empty()) settings.insert("SBATCH_QOS");
   std::vector<std::string> replacing, names;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text = *entry;
     const std::string name(text.substr(0, text.find('=')));
-    const bool is_setting =
-        name == "SLURM_CONF" || name == "SLURM_JWT" || name.starts_with("PMIX_MCA_");
     const auto begins = [&](const char* prefix) { return name.starts_with(prefix); };
+    if (settings.contains(name) || begins("PMIX_MCA_")) continue;
     if (begins("SBATCH_")) replacing.push_back(name);
-    if (!is_setting && (begins("SLURM") || begins("SBATCH_") || begins("SRUN_") || begins("PMI_") ||
-                        begins("PMIX_"))) {
+    if (begins("SBATCH_") || begins("SRUN_") || begins("PMI_") || begins("PMIX_") ||
+        (in_job && begins("SLURM"))) {
       names.push_back(name);
     }
   }
@@ -381,7 +386,7 @@ int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ost
     out << submission.script;
     return 0;
   }
-  forget_callers_job(err);
+  forget_callers_job(site, err);
   for (const Planned& run : submission.runs) check_not_queued(run.folder);
   for (const std::string& id : queue_jobs(submission, job, arguments)) {
     out << fmt::format(

@@ -60,7 +60,7 @@ void tidy(const std::function<void()>& remove) {
   try {
     remove();
   } catch (const Error& error) {
-    log_warning("an old checkpoint is not removed: {}; the next save or start tries again",
+    log_warning("what no run needs any more is not removed: {}; the next save or start tries again",
                 error.what());
   }
 }
@@ -81,14 +81,14 @@ void remove_checkpoint(const fs::path& folder) {
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
-// read: losses of another split, corpus or number of sequences do not compare. Decides only by what
+// read: losses of another split or number of sequences do not compare. Decides only by what
 // is on disk, so a crash forgets nothing.
 std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folders) {
   struct Best {
     std::int64_t step;
     double loss;
   };
-  std::map<std::string, Best> best_of;  // by evaluation
+  std::map<std::pair<std::string, std::int64_t>, Best> best_of;  // by split and sequences
   for (const auto& [step, path] : folders) {
     CheckpointManifest manifest;
     try {
@@ -99,7 +99,9 @@ std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folder
     }
     if (!manifest.has_held_out_loss()) continue;
     const Best candidate{step, manifest.held_out_loss()};
-    Best& best = best_of.emplace(evaluated_text(manifest), candidate).first->second;
+    const configs::Evaluate& what = manifest.config().evaluate();
+    Best& best =
+        best_of.emplace(std::pair(what.split(), what.sequences()), candidate).first->second;
     if (candidate.loss < best.loss) best = candidate;
   }
   std::set<std::int64_t> steps;
@@ -124,19 +126,11 @@ void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Ret
 void remove_old_again(const fs::path& checkpoints) {
   for (const std::string& name : list_directory(checkpoints.string())) {
     if (name.starts_with(kOldPrefix)) tidy_tree(checkpoints / name);
+    if (name.starts_with(kReplacedPrefix)) tidy([&] { remove_checkpoint(checkpoints / name); });
   }
 }
 
 }  // namespace
-
-std::string evaluated_text(const CheckpointManifest& manifest) {
-  const configs::Evaluate& what = manifest.config().evaluate();
-  return fmt::format("{} of split \"{}\" of the corpus {}",
-                     what.sequences() == 0
-                         ? "all sequences"
-                         : fmt::format("the first {} sequences", what.sequences()),
-                     what.split(), manifest.corpus());
-}
 
 std::string step_name(std::int64_t step) { return fmt::format("{}{:08d}", kStepPrefix, step); }
 

@@ -28,9 +28,6 @@ inline constexpr std::string_view kAsidePrefix = ".tmp-";
 inline constexpr std::string_view kDamagedPrefix = "damaged-";
 inline constexpr std::string_view kDivergedPrefix = "diverged-";
 
-// What a checkpoint's held_out_loss is of: "all sequences of split "valid" of the corpus 0123...".
-std::string evaluated_text(const configs::CheckpointManifest& manifest);
-
 // "step-00000042"; at least 8 digits, so that names sort like steps.
 std::string step_name(std::int64_t step);
 // Path by step of every folder that may be a checkpoint: step-N, and .replaced-step-N if a crash

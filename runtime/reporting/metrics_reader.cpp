@@ -107,7 +107,7 @@ class LineParser {
       line.figures.step_ms = value;
     } else if (key == "elapsed_seconds") {
       line.figures.elapsed_seconds = value;
-    } else if (key != "bytes") {
+    } else if (line.is_evaluation && key != "bytes") {  // "split" comes before the figures
       line.others.emplace_back(key, value);
     }
     return true;
@@ -133,7 +133,8 @@ bool add_line(std::string_view text, MetricsRecords& records) {
   if (line.is_evaluation) {  // comes after its step's own record
     cut_from(line.figures.step + 1, records.steps);
     records.evaluations.push_back({line.figures.step, std::move(line.split), line.figures.loss,
-                                   line.figures.elapsed_seconds, model_figures(line.others)});
+                                   line.figures.tokens, line.figures.elapsed_seconds,
+                                   model_figures(line.others)});
   } else {
     cut_from(line.figures.step, records.steps);
     records.steps.push_back(line.figures);

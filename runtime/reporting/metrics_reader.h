@@ -27,6 +27,7 @@ struct EvaluationRecord {
   std::int64_t step = 0;
   std::string split;
   double loss = kUnknown;
+  double tokens = kUnknown;  // read
   double elapsed_seconds = kUnknown;
   FigureValues figures{};  // of the model as a whole, besides its loss
 };

@@ -2,6 +2,7 @@
 #include "data/loader/target_counts.h"
 
 #include <gtest/gtest.h>
+#include <sentencepiece_trainer.h>
 
 #include <cmath>
 #include <numbers>
@@ -43,6 +44,30 @@ std::string zipf_characters(int count, int different, unsigned seed) {
     if (i % 40 == 39) text += "\n";
   }
   return text;
+}
+
+// A SentencePiece model with spm_train's defaults, except that it keeps the text.
+std::string character_model(const std::vector<std::string>& lines) {
+  std::string model;
+  struct Lines final : sentencepiece::SentenceIterator {
+    explicit Lines(const std::vector<std::string>& all) : lines(all) {}
+    bool done() const override { return next == lines.size(); }
+    void Next() override { ++next; }
+    const std::string& value() const override { return lines[next]; }
+    sentencepiece::util::Status status() const override { return {}; }
+    const std::vector<std::string>& lines;
+    std::size_t next = 0;
+  } iterator(lines);
+  const auto status =
+      sentencepiece::SentencePieceTrainer::Train({{"model_type", "char"},
+                                                  {"vocab_size", "9"},
+                                                  {"character_coverage", "1"},
+                                                  {"normalization_rule_name", "identity"},
+                                                  {"remove_extra_whitespaces", "false"},
+                                                  {"minloglevel", "3"}},
+                                                 &iterator, &model);
+  if (!status.ok()) throw std::runtime_error(status.ToString());
+  return model;
 }
 
 class TargetCountsTest : public testing::Test {
@@ -270,6 +295,39 @@ TEST_F(TargetCountsTest, ModelsThatChangeTheTextAreFound) {
   EXPECT_NE(count(folded, 100, kAll).no_bytes.find("changes the text"), std::string::npos);
   EXPECT_FALSE(count(folded, 100, kAll).word_perplexity(1));
   EXPECT_NE(describe_corpus(folded).find("changed by the model"), std::string::npos);
+}
+
+// A model of characters without byte pieces, which adds a space in front: x, z and the line end are
+// unknown to it.
+TEST_F(TargetCountsTest, WindowsOfAModelThatAddsSpacesCountTheRawText) {
+  const std::string raw = "ab c\n";
+  write_text(folder_ / "model", character_model({"ab c de", "de ab c"}));
+  write_text(folder_ / "train", raw);
+  for (int i = 0; i < 3; ++i) write_text(folder_ / fmt::format("valid/{}", i), raw.substr(i));
+  PrepareOptions options = prepare_options(folder_ / "corpus", {folder_ / "train"}, "bytes");
+  options.tokenizer = folder_ / "model";
+  options.valid_paths = {folder_ / "valid"};
+  EXPECT_TRUE(prepare_corpus(options).notes.empty());
+  const Corpus corpus(folder_ / "corpus");
+  verify_corpus(corpus);
+  EXPECT_EQ(corpus.split("valid").counts().added_spaces(), 3);
+  // Tokens, "_" being a space: _ a b _ c ? $  _ b _ c ? $  _ _ c ? $. The first is no target, the
+  // end mark $ and the space in front of a document stand for no text.
+  const std::vector<std::int64_t> bytes_of_token = {1, 1, 1, 1, 1, 0, 0, 1, 1,
+                                                    1, 1, 0, 0, 1, 1, 1, 0};
+  std::int64_t bytes = 0;
+  for (std::size_t k = 0; k < bytes_of_token.size(); ++k) {
+    bytes += bytes_of_token[k];
+    const TargetCounts counts = count(corpus, 1, static_cast<std::int64_t>(k + 1));
+    EXPECT_EQ(counts.bytes, bytes) << k;
+    EXPECT_EQ(counts.no_bytes, "");
+  }
+  const TargetCounts all = count(corpus, 1, kAll);
+  EXPECT_EQ(all.tokens, static_cast<std::int64_t>(bytes_of_token.size()));
+  EXPECT_EQ(all.unknown_tokens, 3);
+  EXPECT_EQ(all.unknown_bytes, 3);
+  EXPECT_EQ(corpus.split("train").counts().unknown_tokens(), 1);
+  EXPECT_TRUE(corpus.split("train").has_unknown_text()) << "eval --split train, eval --text";
 }
 
 TEST_F(TargetCountsTest, TextWithoutTokensIsAnError) {

@@ -378,7 +378,9 @@ TEST_F(ClassifyProcess, CutTextsAreCounted) {
                                "data.sequence_length = 4 tokens"));
   EXPECT_THAT(error, HasSubstr("train.global_batch = 12 sequences, but an epoch has 5: each step "
                                "repeats some"));
-  EXPECT_THAT(error, HasSubstr("train.schedule.warmup_steps = 5 are not below train.steps = 2"));
+  EXPECT_THAT(
+      error,
+      HasSubstr("the warm-up (train.schedule.warmup_steps = 5) is not shorter than the run"));
   EXPECT_THAT(run_well({"eval", "long_run"}).err,
               HasSubstr("warning: 3 of 5 texts of split valid are cut to their first "
                         "data.sequence_length = 4 tokens"));

@@ -127,7 +127,8 @@ TEST_F(SlurmCommands, AJobGetsNothingOfTheJobThatSubmitsIt) {
       "SLURM_JOB_ID",      "SLURM_STEP_NUM_TASKS", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT",
       "SLURM_MEM_PER_CPU", "SLURMD_NODENAME",      "SRUN_CPUS_PER_TASK",  "PMIX_RANK",
       "SBATCH_ARRAY_INX",  "SBATCH_TIMELIMIT"};
-  const std::vector<std::string> of_user = {"SLURM_CONF", "SLURM_JWT", "PMIX_MCA_gds", "OMP_X"};
+  const std::vector<std::string> of_user = {"SLURM_CONF",     "SLURM_JWT",    "SLURM_CLUSTERS",
+                                            "SBATCH_ACCOUNT", "PMIX_MCA_gds", "OMP_X"};
   for (const auto& names : {of_caller, of_user}) {
     for (const std::string& name : names) setenv(name.c_str(), "9", 1);
   }

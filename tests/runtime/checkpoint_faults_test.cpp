@@ -105,7 +105,7 @@ void fail_every_call(const std::string& what, std::int64_t step, int num_ranks, 
         const bool is_committed = error.empty();
         if (faults->happened() && is_committed) {
           faults->expect_told(warning.substr(0, warning.find('\n')));
-          EXPECT_THAT(warning, HasSubstr("an old checkpoint is not removed: "));
+          EXPECT_THAT(warning, HasSubstr("what no run needs any more is not removed: "));
         } else if (faults->happened()) {
           faults->expect_told(error);
           EXPECT_THAT(error, HasSubstr("rank "));
