@@ -164,7 +164,8 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
       visit(ids[static_cast<std::size_t>(t)], starts, begin + t > 0 && !(starts && skips_starts));
     }
   }
-  // A long document has further such spaces, one a part (docs/corpus_format.md): the share of the targets.
+  // A long document has further such spaces, one a part (docs/corpus_format.md): the targets' share
+  // of them.
   const double inside = static_cast<double>(counts.added_spaces() - counts.documents());
   if (inside > 0) {
     targets.bytes -= std::llround(inside * static_cast<double>(targets.tokens) /

@@ -18,7 +18,6 @@
 #include "data/corpus/shard_writer.h"
 #include "data/prepare/classes.h"
 #include "data/prepare/documents.h"
-#include "data/prepare/lost_text.h"
 #include "data/prepare/out_folder.h"
 #include "data/prepare/prepare_options.h"
 #include "data/prepare/prepare_progress.h"

@@ -40,4 +40,8 @@ class TokenCounts {
   std::int64_t unknown_tokens_ = 0, unknown_bytes_ = 0, changed_bytes_ = 0, added_spaces_ = 0;
 };
 
+// How a text differs from what comes back from its tokens: "newlines 12 -> 0, spaces 90 -> 85,
+// capitals 7 -> 0".
+std::string lost_text(std::string_view text, std::string_view back);
+
 }  // namespace birkhoff

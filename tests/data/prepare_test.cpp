@@ -20,7 +20,6 @@
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
 #include "data/prepare/documents.h"
-#include "data/prepare/lost_text.h"
 #include "data/prepare/text_counts.h"
 #include "tests/data/helpers.h"
 #include "tests/data/prepare_helpers.h"
