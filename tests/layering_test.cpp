@@ -78,17 +78,34 @@ const std::map<std::string, std::string> kIncludedAs = {
     {"CUDA_RUNTIME_INCLUDE_DIR", "cuda_runtime"},
     {"NCCL_INCLUDE_DIR", "nccl.h"}};
 
-// Names of mechanisms, which only attention/ and configs/ may use.
-const std::regex kMechanismNames(
-    "sinkhorn|block_local|BlockLocal|DenseAttention|routing|sinkformer|entmax|sparsemax|sort_net",
-    std::regex::icase);
-
 constexpr int kMostFiles = 25, kFewestLines = 15, kMostLines = 500;
 constexpr std::size_t kMostColumns = 100;
 
 std::string text_of(const fs::path& file) {
   std::ifstream in(file);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
+
+// The first group of each match.
+std::vector<std::string> matches(const std::string& text, const std::regex& regex) {
+  std::vector<std::string> found;
+  for (auto m = std::sregex_iterator(text.begin(), text.end(), regex), end = decltype(m)();
+       m != end; ++m) {
+    found.push_back((*m)[1]);
+  }
+  return found;
+}
+
+// What asks for a member of the oneof of a message of the schema: has_sinkhorn(),
+// Mechanism::kSinkhorn.
+std::regex asks_for(const std::string& schema, const std::string& message) {
+  const std::string text = text_of(fs::path(BIRKHOFF_SOURCE_DIR) / "configs" / schema);
+  const std::size_t begin = text.find("message " + message + " {");
+  const std::string oneof = text.substr(begin, text.find("  }", begin) - begin);
+  static const std::regex kMember("\n    (?:\\w+) (\\w+) = \\d+");
+  std::string names = "none";
+  for (const std::string& name : matches(oneof, kMember)) names += "|" + name;
+  return std::regex("\\b(has|mutable)_(" + names + ")\\b|\\b" + message + "::k[A-Z]");
 }
 
 // A tree of sources.
@@ -122,13 +139,7 @@ class Tree {
   static std::vector<std::string> includes(const std::string& text, bool quoted) {
     static const std::regex kQuoted("(?:^|\n)\\s*#include \"([^\"]+)\""),
         kAngled("(?:^|\n)\\s*#include <([^>]+)>");
-    std::vector<std::string> found;
-    const std::regex& include = quoted ? kQuoted : kAngled;
-    for (auto m = std::sregex_iterator(text.begin(), text.end(), include);
-         m != std::sregex_iterator(); ++m) {
-      found.push_back((*m)[1]);
-    }
-    return found;
+    return matches(text, quoted ? kQuoted : kAngled);
   }
 
  private:
@@ -142,6 +153,11 @@ std::string layer_of(const std::string& path) {
     if (path.rfind(layer + "/", 0) == 0 && layer.size() > best.size()) best = layer;
   }
   return best;
+}
+
+bool is_in(const std::string& path, const std::vector<std::string>& prefixes) {
+  return std::ranges::any_of(prefixes,
+                             [&](const auto& prefix) { return path.starts_with(prefix); });
 }
 
 std::string folder_of(const std::string& path) { return fs::path(path).parent_path().string(); }
@@ -202,10 +218,7 @@ Findings doors(const Tree& tree) {
     for (const std::string& include : Tree::includes(text, /*quoted=*/false)) {
       for (const auto& [prefix, allowed] : kDoors) {
         if (include.rfind(prefix, 0) != 0) continue;
-        const bool is_door = std::any_of(allowed.begin(), allowed.end(), [&](const auto& door) {
-          return path.rfind(door, 0) == 0;
-        });
-        if (!is_door) findings.push_back(path + " may not include <" + include + ">");
+        if (!is_in(path, allowed)) findings.push_back(path + " may not include <" + include + ">");
       }
     }
   }
@@ -285,16 +298,18 @@ Findings wide_comments(const Tree& tree) {
   return findings;
 }
 
-Findings mechanisms_are_named_in_attention(const Tree& tree) {
+// Other files than these that ask for a member of a oneof.
+Findings asked_outside(const Tree& tree, const std::regex& asks,
+                       const std::vector<std::string>& places) {
   Findings findings;
   for (const auto& [path, text] : tree.product()) {
-    if (path.rfind("attention/", 0) == 0 || path.rfind("configs/", 0) == 0) continue;
+    if (is_in(path, places)) continue;
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
-      // Strings and comments may name mechanisms, because users read and type them.
+      // Strings and comments may: users read and type them.
       static const std::regex kWords("\"(?:[^\"\\\\]|\\\\.)*\"|//.*");
-      if (std::regex_search(std::regex_replace(line, kWords, ""), kMechanismNames))
-        findings.push_back(path + " names a mechanism: " + line);
+      if (std::regex_search(std::regex_replace(line, kWords, ""), asks))
+        findings.push_back(path + " asks for a kind: " + line);
     }
   }
   return findings;
@@ -305,11 +320,10 @@ Findings dependencies_are_used(const Tree& tree) {
   const std::string cmake = text_of(tree.root() / "cmake/Dependencies.cmake");
   const std::regex required(
       "(?:find_package|find_path|pkg_check_modules)\\((\\w+)[^)]*REQUIRED[^)]*\\)");
-  for (auto m = std::sregex_iterator(cmake.begin(), cmake.end(), required);
-       m != std::sregex_iterator(); ++m) {
-    const auto known = kIncludedAs.find((*m)[1]);
+  for (const std::string& package : matches(cmake, required)) {
+    const auto known = kIncludedAs.find(package);
     if (known == kIncludedAs.end()) {
-      findings.push_back((*m)[1].str() + " is required: add to layering_test how it is included");
+      findings.push_back(package + " is required: add to layering_test how it is included");
       continue;
     }
     const bool used = std::any_of(tree.texts().begin(), tree.texts().end(), [&](const auto& file) {
@@ -319,7 +333,7 @@ Findings dependencies_are_used(const Tree& tree) {
       });
     });
     if (!known->second.empty() && !used)
-      findings.push_back((*m)[1].str() + " is required but included nowhere");
+      findings.push_back(package + " is required but included nowhere");
   }
   return findings;
 }
@@ -343,9 +357,7 @@ Findings paths_in_documents(const Tree& tree) {
   }
   for (const fs::path& document : documents) {
     const std::string text = text_of(document);
-    for (auto m = std::sregex_iterator(text.begin(), text.end(), kPath);
-         m != std::sregex_iterator(); ++m) {
-      std::string path = (*m)[1];
+    for (std::string path : matches(text, kPath)) {
       while (!path.empty() && path.back() == '.') path.pop_back();
       // `runtime/trainer` means the .h and the .cpp.
       const bool exists = fs::exists(tree.root() / path) ||
@@ -354,11 +366,9 @@ Findings paths_in_documents(const Tree& tree) {
       if (!exists)
         findings.push_back(fs::relative(document, tree.root()).string() + " names " + path);
     }
-    for (auto m = std::sregex_iterator(text.begin(), text.end(), kPicture);
-         m != std::sregex_iterator(); ++m) {
-      if (!fs::exists(document.parent_path() / (*m)[1].str()))
-        findings.push_back(fs::relative(document, tree.root()).string() + " shows " +
-                           (*m)[1].str());
+    for (const std::string& picture : matches(text, kPicture)) {
+      if (!fs::exists(document.parent_path() / picture))
+        findings.push_back(fs::relative(document, tree.root()).string() + " shows " + picture);
     }
   }
   return findings;
@@ -456,11 +466,23 @@ TEST(Layering, CommentsFitTheColumns) {
 }
 
 TEST(Layering, MechanismsAreNamedInAttentionOnly) {
-  EXPECT_THAT(mechanisms_are_named_in_attention(our_tree()), IsEmpty());
+  const std::regex asks = asks_for("attention.proto", "Mechanism");
+  // `bench attention` compares with dense attention.
+  const std::vector<std::string> places = {"attention/", "configs/", "launcher/bench/attention"};
+  EXPECT_THAT(asked_outside(our_tree(), asks, places), IsEmpty());
   const BrokenTree broken({{"models/x.cpp", "if (config.has_sinkhorn()) return;\n"},
-                           {"launcher/y.cpp", "say(\"sinkhorn\");  // sinkhorn\n"}});
-  EXPECT_THAT(mechanisms_are_named_in_attention(broken.tree()),
-              testing::ElementsAre(HasSubstr("models/x.cpp")));
+                           {"models/z.cpp", "case configs::Mechanism::kMoba:\n"},
+                           {"launcher/y.cpp", "say(\"has_sinkhorn\");  // has_sinkhorn\n"}});
+  EXPECT_THAT(asked_outside(broken.tree(), asks, places),
+              testing::ElementsAre(HasSubstr("models/x.cpp"), HasSubstr("models/z.cpp")));
+}
+
+TEST(Layering, TasksAreNamedInTheirFolderOnly) {
+  const std::regex asks = asks_for("config.proto", "Task");
+  EXPECT_THAT(asked_outside(our_tree(), asks, {"runtime/tasks/", "configs/"}), IsEmpty());
+  const BrokenTree broken({{"runtime/x.cpp", "if (task.has_translation()) return;\n"},
+                           {"launcher/y.cpp", "case configs::Task::kLanguageModel:\n"}});
+  EXPECT_THAT(asked_outside(broken.tree(), asks, {"runtime/tasks/"}), testing::SizeIs(2));
 }
 
 TEST(Layering, EveryRequiredDependencyIsIncluded) {

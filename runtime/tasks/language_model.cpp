@@ -5,7 +5,7 @@
 
 #include "data/loader/token_windows.h"
 #include "models/language_model.h"
-#include "runtime/tasks/table.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {

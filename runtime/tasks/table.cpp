@@ -1,5 +1,5 @@
 // The list of tasks. Nothing else lists them.
-#include "runtime/tasks/table.h"
+#include "runtime/tasks/task.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

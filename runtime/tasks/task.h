@@ -59,6 +59,10 @@ class Task {
   }
 };
 
+// The tasks of table.cpp, each in a file of its own.
+std::unique_ptr<Task> make_language_model_task(const configs::Config& config);
+std::unique_ptr<Task> make_text_classification_task(const configs::Config& config);
+
 // The task of a resolved configuration. Error(kConfig) if it cannot be trained, or none is set.
 std::unique_ptr<Task> make_task(const configs::Config& config);
 // The model of a resolved configuration for so many token ids, without a corpus. Errors as

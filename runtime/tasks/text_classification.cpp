@@ -8,7 +8,7 @@
 #include "cluster/base/text/plural.h"
 #include "data/loader/labelled_documents.h"
 #include "models/text_classifier.h"
-#include "runtime/tasks/table.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
