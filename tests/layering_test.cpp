@@ -88,16 +88,10 @@ std::string text_of(const fs::path& file) {
 
 // The first group of each match.
 std::vector<std::string> matches(const std::string& text, const std::regex& regex) {
-  std::vector<std::string> found;
-  for (auto m = std::sregex_iterator(text.begin(), text.end(), regex), end = decltype(m)();
-       m != end; ++m) {
-    found.push_back((*m)[1]);
-  }
-  return found;
+  return {std::sregex_token_iterator(text.begin(), text.end(), regex, 1), {}};
 }
 
-// What asks for a member of the oneof of a message of the schema: has_sinkhorn(),
-// Mechanism::kSinkhorn.
+// What asks for a member of a message's oneof: has_sinkhorn(), Mechanism::kSinkhorn.
 std::regex asks_for(const std::string& schema, const std::string& message) {
   const std::string text = text_of(fs::path(BIRKHOFF_SOURCE_DIR) / "configs" / schema);
   const std::size_t begin = text.find("message " + message + " {");
