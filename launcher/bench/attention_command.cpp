@@ -266,8 +266,8 @@ class Comparison {
   void measure(std::list<Entry>& entries) {
     other_load_.begin();
     for (int round = -kWarmUp; round < arguments_.rounds; ++round) {
-      // Erased at once, because the next candidate may need the memory of its graphs: list::remove_if
-      // destroys at its end.
+      // Erased at once (list::remove_if would at its end), because the next candidate may need the
+      // memory of its graphs.
       for (auto entry = entries.begin(); entry != entries.end();) {
         entry = measure(*entry, round) ? std::next(entry) : entries.erase(entry);
       }
