@@ -122,10 +122,8 @@ class Tree {
   // Path from the root -> text.
   const std::map<std::string, std::string>& texts() const { return texts_; }
   std::map<std::string, std::string> product() const {
-    std::map<std::string, std::string> found;
-    for (const auto& [path, text] : texts_) {
-      if (path.rfind("tests/", 0) != 0) found.emplace(path, text);
-    }
+    std::map<std::string, std::string> found = texts_;
+    std::erase_if(found, [](const auto& file) { return file.first.starts_with("tests/"); });
     return found;
   }
 
@@ -283,9 +281,7 @@ Findings wide_comments(const Tree& tree) {
   static const std::regex kWide("(?:^|\n)( *//[^\n]*)");
   Findings findings;
   for (const auto& [path, text] : tree.texts()) {
-    for (auto m = std::sregex_iterator(text.begin(), text.end(), kWide);
-         m != std::sregex_iterator(); ++m) {
-      const std::string line = (*m)[1];
+    for (const std::string& line : matches(text, kWide)) {
       if (line.size() > kMostColumns) findings.push_back(path + " has a wide comment: " + line);
     }
   }
