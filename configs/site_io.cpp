@@ -45,7 +45,7 @@ void check_modules(const configs::Site& site, const SourceLocations& places) {
 
 void check_sbatch(const configs::Site& site, const SourceLocations& places) {
   for (int i = 0; i < site.sbatch_size(); ++i) {
-    if (site.sbatch(i).starts_with("-")) continue;
+    if (site.sbatch(i).starts_with('-')) continue;
     config_error(places, fmt::format("sbatch.{}", i), "{} must be an option of sbatch: \"--mem=0\"",
                  quoted(site.sbatch(i)));
   }

@@ -135,7 +135,7 @@ int tail_command(const TailArguments& arguments, std::ostream& out, std::ostream
     fail(ExitCode::kUsage, "{}: is a sweep of {} runs: name one of them, such as {}", arguments.run,
          runs.size(), runs[0].string());
   }
-  const fs::path run = runs[0];
+  const fs::path& run = runs[0];
   Followed followed(run, out);
   followed.add(jobs);
   followed.print(static_cast<std::size_t>(arguments.lines));

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kBarCells = 16;
 constexpr std::size_t kColumnsOfBar = 60;  // a narrower terminal shows only figures
-constexpr double kRedraw_s = 0.1;
+constexpr double kRedrawSeconds = 0.1;
 
 double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -92,7 +92,7 @@ bool terminal_shows_bar() {
 
 void ProgressBar::draw(const StepReport& report) {
   const double now = now_s();
-  if (visible_ && now - last_drawn_s_ < kRedraw_s && report.step < num_steps_) return;
+  if (visible_ && now - last_drawn_s_ < kRedrawSeconds && report.step < num_steps_) return;
   last_drawn_s_ = now;
   visible_ = true;
   const std::size_t columns = terminal_columns(out_);

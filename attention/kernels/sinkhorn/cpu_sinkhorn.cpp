@@ -407,10 +407,10 @@ void for_each_prefix_problem(const at::Tensor& scores, std::int64_t iterations,
       one.iterations = static_cast<int>(iterations);
       one.first_row = static_cast<int>(first_row);
       one.scores = scores.const_data_ptr<double>() + index * N * N;
-      if (one.p) one.p += index * num_results * N;
-      if (one.solved) one.solved += index * num_results;
-      if (one.d_p) one.d_p += index * num_results * N;
-      if (one.d_scores) one.d_scores += index * N * N;
+      if (one.p != nullptr) one.p += index * num_results * N;
+      if (one.solved != nullptr) one.solved += index * num_results;
+      if (one.d_p != nullptr) one.d_p += index * num_results * N;
+      if (one.d_scores != nullptr) one.d_scores += index * N * N;
       run(kernels, one, scratch.get());
     }
   });

@@ -44,7 +44,7 @@ class Meeting {
     fail(ExitCode::kInternal, "internal error: a rank returned while others wait for it");
   }
 
-  void leave(std::exception_ptr failure) {
+  void leave(const std::exception_ptr& failure) {
     const std::lock_guard lock(mutex_);
     if (failure == nullptr) ++num_left_;
     if (first_failure_ == nullptr) first_failure_ = failure;
