@@ -316,7 +316,7 @@ class CheckpointWriter::Impl {
 CheckpointWriter::CheckpointWriter(fs::path folder, Retention retention,
                                    std::vector<fs::path> extra_files, ProcessGroup& world,
                                    std::function<void()> require_folder)
-    : impl_(std::make_unique<Impl>(std::move(folder), retention, std::move(extra_files), world,
+    : impl_(std::make_unique<Impl>(std::move(folder), retention, extra_files, world,
                                    std::move(require_folder))) {}
 CheckpointWriter::~CheckpointWriter() = default;
 void CheckpointWriter::save(const CheckpointHeader& header, const std::vector<TensorPart>& shards) {
