@@ -22,6 +22,7 @@
 #include "data/batch/partition.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/loader.h"
+#include "models/attention_paths.h"
 #include "models/model.h"
 #include "runtime/agreement.h"
 #include "runtime/checkpoint/checkpoint.h"
@@ -245,6 +246,14 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
       log_warning("{}", cut);
     }
     warn_of_idle_ranks(config, group.size());
+    const std::int64_t rows =
+        rank_share(config.train().global_batch(), config.train().invariant().shards(), group.rank(),
+                   group.size())
+            .size();
+    for (const std::string& line :
+         slow_attention_paths(config, model_inputs(config, corpus), source->make_batch(rows))) {
+      log_warning("attention: {}", line);
+    }
     if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
     if (before && config.checkpoint().keep_best())
       warn_of_other_losses(before->evaluate(), config.evaluate());

@@ -22,6 +22,7 @@
 #include "launcher/bench/synthetic_training.h"
 #include "launcher/commands.h"
 #include "launcher/processes/ranks.h"
+#include "models/attention_paths.h"
 #include "runtime/step_graph.h"
 
 namespace birkhoff {
@@ -216,6 +217,11 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
   out << report_title(arguments.line, device) << '\n'
       << check_first_step(config, arguments.vocabulary, training) << ' '
       << measured_table(training, config, arguments.steps);
+  for (const std::string& line :
+       slow_attention_paths(config, synthetic_inputs(config, arguments.vocabulary),
+                            synthetic_batch(config, arguments.vocabulary))) {
+    out << "\nAttention: " << line << ".\n";
+  }
   if (arguments.profile) out << '\n' << operation_profile([&] { training.timed_parts(); });
   return 0;
 }
