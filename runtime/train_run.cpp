@@ -33,6 +33,7 @@
 #include "runtime/reporting/progress.h"
 #include "runtime/reporting/run_history.h"
 #include "runtime/run_checks.h"
+#include "runtime/tasks/attention_paths.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
@@ -246,6 +247,14 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
       log_warning("{}", cut);
     }
     warn_of_idle_ranks(config, group.size());
+    const std::int64_t rows =
+        rank_share(config.train().global_batch(), config.train().invariant().shards(), group.rank(),
+                   group.size())
+            .size();
+    for (const std::string& line :
+         slow_attention_paths(config, inputs.vocabulary, source->make_batch(rows))) {
+      log_warning("attention: {}", line);
+    }
     if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
     if (before && config.checkpoint().keep_best())
       warn_of_other_losses(before->evaluate(), config.evaluate());

@@ -63,17 +63,29 @@ class LabelledDocuments : public SampleSource {
 
 }  // namespace
 
-std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options) {
-  StreamReader texts(corpus, options.split, options.stream);
-  std::int64_t num_cut = 0, begin = 0;
+std::map<std::int64_t, std::int64_t> document_lengths(const Corpus& corpus,
+                                                      const std::string& split,
+                                                      const std::string& stream) {
+  StreamReader texts(corpus, split, stream);
+  std::map<std::int64_t, std::int64_t> lengths;
+  std::int64_t begin = 0;
   // In stretches, so that memory does not depend on the number of documents.
   constexpr std::int64_t kStretch = 1 << 20;
   for (std::int64_t from = 0; from < texts.elements(); from += kStretch) {
     for (const std::int64_t end :
          texts.document_ends(from, std::min(from + kStretch, texts.elements()))) {
-      num_cut += end - begin > options.sequence_length;
+      ++lengths[end - begin];
       begin = end;
     }
+  }
+  return lengths;
+}
+
+std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options) {
+  const auto lengths = document_lengths(corpus, options.split, options.stream);
+  std::int64_t num_cut = 0;
+  for (auto each = lengths.upper_bound(options.sequence_length); each != lengths.end(); ++each) {
+    num_cut += each->second;
   }
   return num_cut;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -22,6 +23,11 @@ struct DocumentOptions {
 // them or has no document.
 std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,
                                                  const DocumentOptions& options);
+
+// How many documents have each number of tokens.
+std::map<std::int64_t, std::int64_t> document_lengths(const Corpus& corpus,
+                                                      const std::string& split,
+                                                      const std::string& stream);
 
 // How many documents of the split are longer than that. Reads the ends of all.
 std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options);

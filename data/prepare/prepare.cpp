@@ -58,6 +58,22 @@ InputScan for_each_input(const PrepareOptions& options, const std::vector<InputP
   return for_each_document(inputs, folder.path(), visit);
 }
 
+// XXH3-128 over names and text of the input, whatever the times of its files.
+class TextHash {
+ public:
+  void begin(const Document& document) {
+    // Lengths come first, so that no two inputs yield the same bytes.
+    add(fmt::format("{}:{} {}:{} {} {}\n", document.name.size(), document.name,
+                    document.label.size(), document.label, kSplitNames[document.split],
+                    document.bytes));
+  }
+  void add(std::string_view part) { hasher_.update(part.data(), part.size()); }
+  std::string hex() const { return hasher_.hex_digest(); }
+
+ private:
+  Xxh3Hasher hasher_;
+};
+
 // One command, from scanned input to manifest.
 class Preparation {
  public:
@@ -84,6 +100,7 @@ class Preparation {
 
   // Notes on the text that was encoded.
   const std::vector<std::string>& notes() const { return notes_; }
+  const std::string& text_hash() const { return text_hash_; }
 
  private:
   using Visit =
@@ -97,11 +114,14 @@ class Preparation {
     TextChecker checker(tokenizer, tokenizer == "bytes");
     std::array<std::int64_t, 3> bytes = {};
     rule_.reset();
+    TextHash text_hash;
     const InputScan now = for_each_input(options_, inputs_, folder_, [&](const Document& document) {
+      text_hash.begin(document);
       for (const Piece& piece : rule_.pieces(document)) {
         std::int64_t piece_bytes = 0;
         for_each_chunk(document, piece.begin, piece.end, options_.chunk_bytes,
                        [&](std::string_view part, std::int64_t offset) {
+                         text_hash.add(part);
                          const std::string_view text = checker.check(document, part, offset);
                          if (!text.empty()) visit(document, piece, text, offset);
                          piece_bytes += static_cast<std::int64_t>(text.size());
@@ -122,6 +142,7 @@ class Preparation {
     }
     progress_.end(true);
     notes_ = checker.notes();
+    text_hash_ = text_hash.hex();
   }
 
   KnownTokenizer learn_tokenizer() {
@@ -266,6 +287,7 @@ class Preparation {
   SplitRule rule_;
   ProgressReports& progress_;
   std::vector<std::string> notes_;
+  std::string text_hash_;
   CorpusManifest manifest_;
 };
 
@@ -309,8 +331,33 @@ CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind ki
   return source;
 }
 
-// Error(kUsage) if the folder holds a corpus made from another source.
-void require_same(const OutFolder& folder, const CorpusManifest::Source& source) {
+// Whether the input, whose times differ, has the text that the folder's corpus was made from.
+bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& inputs,
+                   const OutFolder& folder, const CorpusManifest::Source& there, std::int64_t bytes,
+                   ProgressReports& progress) {
+  // A stream has been read already: its hash is part of the input's.
+  const bool is_read = std::any_of(inputs.begin(), inputs.end(), [](const InputPath& input) {
+    return !input.content_hash.empty();
+  });
+  if (!there.has_text_hash() || is_read) return false;
+  progress.begin("compare", bytes);
+  TextHash hash;
+  for_each_input(options, inputs, folder, [&](const Document& document) {
+    hash.begin(document);
+    for_each_chunk(document, 0, document.bytes, options.chunk_bytes,
+                   [&](std::string_view part, std::int64_t) {
+                     hash.add(part);
+                     progress.add(static_cast<std::int64_t>(part.size()));
+                   });
+  });
+  progress.end(true);
+  return hash.hex() == there.text_hash();
+}
+
+// Error(kUsage) if the folder holds a corpus made from another source, of which `same_text` finds
+// out whether it has the same text.
+void require_same(const OutFolder& folder, const CorpusManifest::Source& source,
+                  const std::function<bool(const CorpusManifest::Source&)>& same_text) {
   const Corpus corpus(folder.path());
   const auto& there = corpus.manifest().source();
   if (there.options() != source.options()) {
@@ -319,13 +366,14 @@ void require_same(const OutFolder& folder, const CorpusManifest::Source& source)
          "this one",
          folder.path(), there.options());
   }
-  if (there.input_hash() != source.input_hash()) {
-    fail(
-        ExitCode::kUsage,
-        "--out {}: holds a corpus made from other text, or its files were changed or touched since "
-        "(their times count, too); name another folder or delete this one",
-        folder.path());
-  }
+  if (there.input_hash() == source.input_hash() || same_text(there)) return;
+  fail(ExitCode::kUsage,
+       "--out {}: holds a corpus made from other text{}; name another folder or "
+       "delete this one",
+       folder.path(),
+       there.has_text_hash() ? ""
+                             : ", or its files were touched since (an earlier version made the "
+                               "corpus, which recorded their times and not their text)");
 }
 
 std::vector<InputPath> inputs_of(const PrepareOptions& options) {
@@ -397,7 +445,9 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
   result.not_regular = scan.not_regular;
   const CorpusManifest::Source source = source_of(options, kind, known, scan);
   if (folder.finished()) {
-    require_same(folder, source);
+    require_same(folder, source, [&](const CorpusManifest::Source& there) {
+      return has_same_text(options, inputs, folder, there, scan.bytes, progress);
+    });
     result.already_prepared = true;
   } else {
     Classes classes(options.class_names);
@@ -410,6 +460,7 @@ PrepareResult prepare_corpus(const PrepareOptions& given,
     CorpusManifest manifest = preparation.run(known);
     result.notes = preparation.notes();
     *manifest.mutable_source() = source;
+    manifest.mutable_source()->set_text_hash(preparation.text_hash());
     write_file_durably(folder.file(kCorpusManifestName), manifest_json(manifest));
   }
   folder.end();

@@ -185,6 +185,7 @@ class Comparison {
     add_checked(dense_candidates(shape.causal, device_), /*library_dense=*/true, dense_config,
                 dense, dense_task, entries);
     measure(entries);
+    note_paths(text, *mechanism, task);
     return rows(text, length, entries);
   }
 
@@ -331,6 +332,17 @@ class Comparison {
     line.marked = true;
     line.dashed = dashed;
     line.points.emplace_back(static_cast<double>(length), seconds * 1e3);
+  }
+
+  void note_paths(const std::string& text, const Mechanism& mechanism,
+                  const AttentionProblem& task) {
+    const at::NoGradGuard no_gradients;
+    const PathRecord record;
+    mechanism.attend(task.in, Path::kFused);
+    for (const PathTaken& taken : record.taken()) {
+      if (taken.why.empty()) continue;
+      notes_ += fmt::format("{} at L = {}: {}.\n", text, task.in.q_BHLD.size(2), describe(taken));
+    }
   }
 
   void note(const std::string& name, std::int64_t length, const std::string& why) {

@@ -23,6 +23,8 @@
 #include "launcher/commands.h"
 #include "launcher/processes/ranks.h"
 #include "runtime/step_graph.h"
+#include "runtime/tasks/attention_paths.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -216,6 +218,11 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
   out << report_title(arguments.line, device) << '\n'
       << check_first_step(config, arguments.vocabulary, training) << ' '
       << measured_table(training, config, arguments.steps);
+  for (const std::string& line :
+       slow_attention_paths(config, arguments.vocabulary,
+                            make_task(config)->synthetic_batch(arguments.vocabulary))) {
+    out << "\nAttention: " << line << ".\n";
+  }
   if (arguments.profile) out << '\n' << operation_profile([&] { training.timed_parts(); });
   return 0;
 }

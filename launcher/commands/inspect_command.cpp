@@ -10,6 +10,7 @@
 #include "data/corpus/corpus.h"
 #include "data/corpus/verify.h"
 #include "data/loader/bigram.h"
+#include "data/loader/labelled_documents.h"
 #include "launcher/commands.h"
 #include "launcher/runs/run_paths.h"
 #include "launcher/runs/run_summary.h"
@@ -28,6 +29,34 @@ std::string loss_at_step(const Record& record) {
 }
 
 constexpr std::size_t kMostJobs = 10;  // that are listed
+
+// How long the labelled texts of a corpus are, a line for each split: training cuts long ones.
+std::string describe_texts(const Corpus& corpus) {
+  std::string text;
+  for (const auto& split : corpus.manifest().split()) {
+    const bool has_labels =
+        std::any_of(split.record().begin(), split.record().end(),
+                    [](const auto& record) { return record.class_name_size() > 0; });
+    if (!has_labels || split.stream_size() == 0) continue;
+    const auto lengths = document_lengths(corpus, split.name(), split.stream(0).name());
+    if (lengths.empty()) continue;
+    // The least length that this share of the texts does not exceed.
+    const auto quantile = [&](double share) {
+      const double wanted = share * static_cast<double>(split.stream(0).documents());
+      std::int64_t count = 0;
+      return std::find_if(lengths.begin(), lengths.end(),
+                          [&](const auto& each) {
+                            return static_cast<double>(count += each.second) >= wanted;
+                          })
+          ->first;
+    };
+    text += fmt::format(
+        "texts of {}: half have at most {}, 99 % at most {}, the longest {}; training cuts those "
+        "above data.sequence_length\n",
+        split.name(), counted(quantile(0.5), "token"), quantile(0.99), lengths.rbegin()->first);
+  }
+  return text;
+}
 
 std::string describe_run(const RunSummary& run) {
   const configs::Config& config = run.config;
@@ -95,7 +124,7 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
     return 0;
   }
   const Corpus corpus(arguments.path);
-  out << describe_corpus(corpus);
+  out << describe_corpus(corpus) << describe_texts(corpus);
   if (arguments.bigram) {
     const BigramFigures figures = bigram_figures(corpus, "valid");
     const auto bits =

@@ -15,6 +15,7 @@
 #include "launcher/bench/synthetic_training.h"
 #include "launcher/plan/rank_state.h"
 #include "launcher/plan/trial.h"
+#include "runtime/tasks/attention_paths.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
@@ -72,9 +73,14 @@ class Planner {
     }
     micro_batch_ =
         train.micro_batch() > 0 ? std::min<std::int64_t>(train.micro_batch(), rows_) : rows_;
+    configs::Config of_rank = config_;
+    of_rank.mutable_train()->set_global_batch(static_cast<int>(rows_));
+    slow_paths_ = slow_attention_paths(config_, request.vocabulary,
+                                       make_task(of_rank)->synthetic_batch(request.vocabulary));
   }
 
   Plan plan() {
+    for (const std::string& line : slow_paths_) note("Attention: {}.", line);
     add_parameters();
     const Trial trial(config_, request_.vocabulary, micro_batch_);
     layers_flops_ = trial.layers_flops_per_sequence() * static_cast<double>(rows_);
@@ -208,9 +214,10 @@ class Planner {
     table.add("total", {totals.begin(), totals.end()});
     plan_.tables.push_back(std::move(table));
     if (config_.device() == configs::Config::cuda) {
-      note(
-          "Activations are those of the CPU's kernels: on a GPU the fused ones keep less, and "
-          "NCCL's buffers are not counted.");
+      note("Activations are those of the CPU's kernels: {}, and NCCL's buffers are not counted.",
+           slow_paths_.empty() ? "a GPU's kernels keep less"
+                               : "a GPU's kernels keep less, but where attention is not on our "
+                                 "fastest kernels (above), it may keep the scores of all pairs");
     }
     if (train.invariant().shards() > 0) {
       note("The partial sums of train.invariant.shards are not counted in the memory.");
@@ -425,6 +432,7 @@ class Planner {
   const std::unique_ptr<ProcessGroup> one_;
   const std::unique_ptr<Model> model_;
   std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with most
+  std::vector<std::string> slow_paths_;      // of attention
   double layers_flops_ = 0;                  // of their forward pass, without embedding and head
   std::map<bool, TrialMemory> memory_;       // by train.recompute; empty: not measured
   std::optional<TrialTimes> times_;          // as configured

@@ -153,6 +153,7 @@ at::Tensor MultiHeadAttention::forward(const at::Tensor& x_BTC, const SequenceCo
     if (noise) {
       inputs[g].noise = noise->at_layer(noise_layer(noise_number_, RandomStream::kHeadGroup, g));
     }
+    const PathCaller caller(group.name);
     AttentionOutput output = group.mechanism->attend(inputs[g], Path::kFused);
     out_BHTD.push_back(std::move(output.out_BHLD));
     for (auto& [name, value] : output.sums) {

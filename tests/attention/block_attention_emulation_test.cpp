@@ -106,7 +106,7 @@ std::vector<at::Tensor> solve_entries(const BlockAttention& in, const at::Tensor
 // As attend_fused() and its gradient. `backwards` reverses the order in which threads run.
 std::vector<at::Tensor> solve_emulated(const BlockProblem& problem, bool backwards = false) {
   const at::AutoGradMode no_gradients(false);
-  EXPECT_TRUE(fits_gpu_kernels(problem.attention)) << problem.name;
+  EXPECT_EQ(why_not_gpu_kernels(problem.attention), "") << problem.name;
   NoiseColumns columns;
   for (const KeyBlocks& keys : problem.attention.keys) columns.all += num_columns(keys);
   if (problem.attention.one_softmax) {
@@ -359,14 +359,14 @@ TEST(BlockAttentionEmulation, TablesThatTheKernelsRefuse) {
       with_relative(make_block_problem({.block = 16}, {kOwn, kOwn}, at::kBFloat16, 1, 0, 37), 3, -2,
                     false, 37)
           .attention;
-  EXPECT_TRUE(fits_gpu_kernels(fits));
+  EXPECT_EQ(why_not_gpu_kernels(fits), "");
   BlockAttention values = fits, twice = fits;
   values.relative.values_HRD = values.relative.keys_HRD;
-  EXPECT_FALSE(fits_gpu_kernels(values));
+  EXPECT_EQ(why_not_gpu_kernels(values), "relative positions have values");
   for (KeyBlocks& keys : twice.keys) keys.in_place = true;
-  EXPECT_FALSE(fits_gpu_kernels(twice));
+  EXPECT_EQ(why_not_gpu_kernels(twice), "relative positions apply to several sources of keys");
   twice.one_softmax = false;
-  EXPECT_TRUE(fits_gpu_kernels(twice));
+  EXPECT_EQ(why_not_gpu_kernels(twice), "");
 }
 
 TEST(BlockAttentionEmulation, SameBitsInAnyOrderOfThreads) {

@@ -16,7 +16,7 @@ namespace {
 
 // The result holds other numbers before.
 at::Tensor emulate(const BlockChoice& choice) {
-  EXPECT_TRUE(fits_gpu_kernels(choice));
+  EXPECT_EQ(why_not_gpu_kernels(choice), "");
   const GpuChoice gpu = gpu_choice(choice, WholeBlocks(choice));
   gpu.chosen_BHLC.fill_(12345);
   emulate_block_choice(gpu.params);

@@ -19,7 +19,7 @@ std::vector<at::Tensor> solve_on_gpu(const MixProblem& problem) {
     x.push_back(each.detach().requires_grad_(true));
     leaves.push_back(x.back());
   }
-  EXPECT_TRUE(fits_block_mix(x)) << problem.name;
+  EXPECT_EQ(why_not_gpu_kernels(x), "") << problem.name;
   const auto [y, x_again] = mix_lower_blocks(leaves[0], x, problem.diagonal, Path::kFused);
   std::vector<at::Tensor> outputs = y, d_outputs = there.d_y_BHNbD;
   for (std::size_t i = 0; i < x.size(); ++i) {

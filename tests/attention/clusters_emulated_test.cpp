@@ -75,7 +75,7 @@ at::Tensor emulate_sums(const ClusterProblem& problem, const ClusteredRows& rows
 void check(const ClusterSizes& sizes, at::ScalarType dtype) {
   SCOPED_TRACE(::testing::Message() << sizes << " " << at::toString(dtype));
   const ClusterProblem problem = cluster_problem(sizes, dtype);
-  ASSERT_TRUE(fits_gpu_kernels(problem));
+  ASSERT_EQ(why_not_gpu_kernels(problem), "");
   const ClusterForward forward = emulate_forward(problem);
   const ClusteredRows& rows = forward.rows;
   expect_nearest(problem, rows);

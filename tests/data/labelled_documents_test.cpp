@@ -96,6 +96,9 @@ TEST_F(LabelledDocumentsTest, CutDocumentsAreCounted) {
   EXPECT_EQ(count_cut_documents(*corpus_, {.sequence_length = kLength}), kRows + 1 - kLength);
   EXPECT_EQ(count_cut_documents(*corpus_, {.sequence_length = kRows + 1}), 0);
   EXPECT_EQ(count_cut_documents(*corpus_, {.sequence_length = 1}), kRows);
+  const auto lengths = document_lengths(*corpus_, "train", "tokens");
+  ASSERT_EQ(lengths.size(), static_cast<std::size_t>(kRows));
+  for (std::int64_t row = 0; row < kRows; ++row) EXPECT_EQ(lengths.at(row + 2), 1) << row;
 }
 
 TEST_F(LabelledDocumentsTest, ErrorsNameWhatIsMissing) {

@@ -1,5 +1,6 @@
 #include "data/prepare/prepare.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "data/corpus/corpus.h"
+#include "data/corpus/manifest.h"
 #include "data/corpus/shard_reader.h"
 #include "data/corpus/verify.h"
 #include "data/prepare/documents.h"
@@ -197,6 +199,55 @@ TEST(Prepare, WordsKeepTheMostFrequent) {
   const auto ids = tokens_of(corpus, "train");
   EXPECT_GT(std::count(ids.begin(), ids.end(), 0), 0);
   verify_corpus(corpus);
+}
+
+// Other times are not another text; other bytes or names are.
+TEST(Prepare, ATouchedInputIsTheSameText) {
+  TemporaryFolder folder;
+  const std::string text = sentences(300, 2);
+  const auto touch = [](const std::string& path) {
+    const timespec times[] = {{1000, 0}, {1000, 0}};
+    ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  for (const std::string& input : {folder / "one/text", folder / "two/b/text"}) {
+    SCOPED_TRACE(input);
+    const std::string given = folder / (input == folder / "one/text" ? "one" : "two");
+    write_text(input, text);
+    if (given == folder / "two") write_text(folder / "two/a", sentences(50, 3));
+    PrepareOptions options = prepare_options(given + "-corpus", {given}, "words");
+    options.vocab_size = 40;
+    options.chunk_bytes = 1000;  // the text is cut into many parts
+    prepare_corpus(options);
+    const auto content = content_of(options.out);
+    touch(input);
+    EXPECT_TRUE(prepare_corpus(options).already_prepared);
+    EXPECT_EQ(content_of(options.out), content);
+
+    std::string other = text;
+    other.back() ^= 1;
+    write_text(input, other);
+    expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); }, {options.out, "other text;"});
+    remove_file(input);
+    write_text(input + "2", text);
+    expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); }, {options.out, "other text;"});
+  }
+}
+
+// Earlier versions recorded no hash of the text.
+TEST(Prepare, ATouchedInputOfAnOldCorpusIsRefused) {
+  TemporaryFolder folder;
+  write_text(folder / "text", sentences(100, 1));
+  const PrepareOptions options = prepare_options(folder / "corpus", {folder / "text"});
+  prepare_corpus(options);
+  configs::CorpusManifest manifest = Corpus(options.out).manifest();
+  manifest.mutable_source()->clear_text_hash();
+  write_text(folder / "corpus/manifest.json", manifest_json(manifest));
+  EXPECT_TRUE(prepare_corpus(options).already_prepared);
+  write_text(folder / "text", sentences(100, 1));
+  const timespec times[] = {{1000, 0}, {1000, 0}};
+  ASSERT_EQ(utimensat(AT_FDCWD, (folder / "text").c_str(), times, 0), 0);
+  expect_error(ExitCode::kUsage, [&] { prepare_corpus(options); },
+               {options.out, "or its files were touched since", "earlier version"});
 }
 
 TEST(Prepare, ReadsStreams) {

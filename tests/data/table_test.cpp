@@ -1,6 +1,7 @@
 // prepare of tables: columns, rows, classes, splits, and what it refuses.
 #include "data/prepare/table.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -210,6 +211,10 @@ TEST(Tables, TheSameCommandFindsItsWorkDone) {
   other.class_names = {};
   refused();
   EXPECT_EQ(content_of(options.out), content);
+  // Other times are not other rows.
+  const timespec times[] = {{1000, 0}, {1000, 0}};
+  ASSERT_EQ(utimensat(AT_FDCWD, (folder / "t.tsv").c_str(), times, 0), 0);
+  EXPECT_TRUE(prepare_corpus(options).already_prepared);
 }
 
 // Corpora without labels are what they were before there were tables.

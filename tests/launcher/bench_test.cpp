@@ -170,6 +170,10 @@ TEST_F(BenchProcess, Step) {
     EXPECT_TRUE(has_product) << "no matrix product in the profile: " << report;
   }
   EXPECT_LT(10 * gradient_errors[0], gradient_errors[1]) << "bf16 is coarser than fp32";
+  EXPECT_THAT(
+      bench("bench step good.txtpb --steps 1 --set train.precision=fp16"),
+      HasSubstr("\nAttention: layer 0, heads 0 to 1 (sinkhorn): block attention is LibTorch's, "
+                "because the dtype is fp16, not fp32 or fp64 or bf16.\n"));
 }
 
 TEST_F(BenchProcess, Attention) {
@@ -216,6 +220,11 @@ TEST_F(BenchProcess, Attention) {
     EXPECT_EQ(points, rows.size() + 2 * mechanisms.size()) << "a point for each row and floor";
   }
   EXPECT_LT(100 * errors[0], errors[1]) << "bf16 is coarser than fp32";
+  EXPECT_THAT(
+      bench("bench attention block_local --lengths 32 --heads 1 --head-dim 264 --batch 1 "
+            "--rounds 1"),
+      HasSubstr("\nblock_local at L = 32: block attention is LibTorch's, because a head has "
+                "264 channels, more than 256.\n"));
   // Encoders too, and fp64.
   EXPECT_EQ(rows_of(bench("bench attention sinkhorn --lengths 32 --heads 1 --head-dim 4 --batch 1 "
                           "--rounds 1 --encoder --dtype fp64"))

@@ -423,6 +423,27 @@ TEST_F(PlanCommand, SaysWhatItDoesNotPredict) {
               HasSubstr("Memory, bytes moved and times to measure are not predicted"));
 }
 
+TEST_F(PlanCommand, NamesAttentionThatIsSlowOnTheDevice) {
+  const std::string routing =
+      "Attention: layers 1, 3, heads 0 to 1 (routing): attention over gathered rows takes a slower "
+      "kernel, because the dtype is fp32, not bf16 or fp16.";
+  const auto notes = [&](const std::vector<std::string>& arguments) {
+    std::vector<std::string> all{"--json"};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return nlohmann::json::parse(plan(all))["notes"].get<std::vector<std::string>>();
+  };
+  EXPECT_THAT(plan({}), testing::Not(HasSubstr("Attention:")));
+  const std::string on_gpu = plan({"--set", "device=cuda"});
+  EXPECT_THAT(on_gpu, HasSubstr(routing));
+  EXPECT_THAT(on_gpu, HasSubstr("it may keep the scores of all pairs"));
+  EXPECT_THAT(notes({"--set", "device=cuda"}), testing::Contains(routing));
+  const std::vector<std::string> fused =
+      notes({"--set", "device=cuda", "--set", "train.precision=bf16", "--set",
+             "model.attention=[{ group { mechanism { dense {} } } }]"});
+  EXPECT_THAT(fused, testing::Not(testing::Contains(HasSubstr("Attention:"))));
+  EXPECT_THAT(fused, testing::Contains(HasSubstr("CPU's kernels: a GPU's kernels keep less, and")));
+}
+
 TEST_F(PlanCommand, MeasuresThisMachine) {
   const auto json = nlohmann::json::parse(plan({"--measure", "--json"}));
   EXPECT_GT(json["machine"]["FLOP_of_matrix_products"]["per_second"], 1e8);

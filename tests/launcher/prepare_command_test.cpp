@@ -56,7 +56,13 @@ TEST_F(PrepareTables, WithOfficialSplits) {
   EXPECT_EQ(labels("corpus", "valid"), std::vector<std::int64_t>{0});
   EXPECT_EQ(labels("corpus", "test"), std::vector<std::int64_t>{1});
   EXPECT_THAT(run(kCommand), HasSubstr("corpus is already prepared from this input"));
-  EXPECT_THAT(run("inspect corpus"), HasSubstr("2 classes (0, 1), 1 u16 in 1 shard\n"));
+  const std::string inspected = run("inspect corpus");
+  EXPECT_THAT(inspected, HasSubstr("2 classes (0, 1), 1 u16 in 1 shard\n"));
+  EXPECT_THAT(inspected,
+              HasSubstr("texts of train: half have at most 4 tokens, 99 % at most 4, the "
+                        "longest 4; training cuts those above data.sequence_length\n"));
+  EXPECT_THAT(inspected, HasSubstr("texts of valid: half have at most 2 tokens"));
+  EXPECT_THAT(inspected, HasSubstr("  unknown tokens: 0 (0 %), 0 bytes\n"));
   EXPECT_THAT(run("verify corpus"), HasSubstr("verified"));
 }
 

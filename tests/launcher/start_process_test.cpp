@@ -149,6 +149,15 @@ TEST_F(StartProcess, RanksThatWereBoundToOneCoreAreTold) {
                     HasSubstr("; start fewer ranks there, or give each its own cores")));
 }
 
+TEST_F(StartProcess, SlowAttentionIsNamed) {
+  const std::string line = "attention: layer 0, heads 0 to 1 (sinkhorn): block attention";
+  EXPECT_THAT(birkhoff("train good.txtpb --run fast").err, testing::Not(HasSubstr("attention:")));
+  const Finished finished = birkhoff("train good.txtpb --run slow --set train.precision=fp16");
+  EXPECT_EQ(finished.code, 0) << finished.err;
+  EXPECT_THAT(finished.err, HasSubstr(line));
+  EXPECT_THAT(read_bytes("slow/log/rank-0.log"), HasSubstr(line));
+}
+
 // A shell keeps the variables of its job for longer than Slurm keeps the job.
 TEST_F(StartProcess, AJobThatHasEndedIsNamed) {
   StubPrograms stubs(std::filesystem::current_path() / "stubs");

@@ -62,7 +62,7 @@ struct BlockAttention {
 };
 
 // The fastest path up to `limit` that supports `in`.
-Path choose_path(const BlockAttention& in, Path limit);
+PathChoice choose_path(const BlockAttention& in, Path limit);
 
 // Returns [B, H, N, b, D], computed on that path; 0 for queries without a visible key.
 at::Tensor attend_in_blocks(const BlockAttention& in, Path limit);

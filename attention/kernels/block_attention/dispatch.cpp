@@ -3,27 +3,26 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <string>
 
 #include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/block_attention/gpu_arguments.h"
 #include "attention/kernels/block_attention/paths.h"
-#include "attention/kernels/common/cpu_dtype.h"
-#include "attention/kernels/common/limits.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "cluster/base/error.h"
-#include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {
 
-bool fits_cpu_loop(const BlockAttention& in) {
+std::string why_not_cpu_loop(const BlockAttention& in) {
   const at::ScalarType dtype = in.q_BHNbD.scalar_type();
-  if (!has_tile_type(dtype) || in.q_BHNbD.size(4) > kMostTileHeadDim) return false;
-  return std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
+  if (std::string why = why_not_tiles(dtype, in.q_BHNbD.size(4)); !why.empty()) return why;
+  const bool one_dtype = std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
     return keys.k_BHNbD.scalar_type() == dtype && keys.v_BHNbD.scalar_type() == dtype &&
            (!keys.bias_BHNbb.defined() || keys.bias_BHNbb.scalar_type() == dtype) &&
            (!keys.weights_BHN.defined() || keys.weights_BHN.scalar_type() == dtype);
   });
+  return one_dtype ? "" : "keys have another dtype than queries";
 }
 
 }  // namespace
@@ -61,25 +60,27 @@ KeyBlocks nearest_keys(const Blocks& blocks, const at::Tensor& k_BHLD, const at:
   return keys;
 }
 
-Path choose_path(const BlockAttention& in, Path limit) {
-  if (limit == Path::kReference) return limit;
-  const bool plain = !in.relative.defined() && !in.sink_H.defined();
-  if (limit == Path::kFused && (in.q_BHNbD.is_cuda()  ? kHasGpuKernels && fits_gpu_kernels(in)
-                                : in.q_BHNbD.is_cpu() ? fits_cpu_loop(in)
-                                                      : false)) {
-    return Path::kFused;
+PathChoice choose_path(const BlockAttention& in, Path limit) {
+  if (limit == Path::kReference) return {limit};
+  std::string why;
+  if (limit == Path::kFused) {
+    why = why_not_fused(
+        in.q_BHNbD, [&] { return why_not_cpu_loop(in); }, [&] { return why_not_gpu_kernels(in); });
+    if (why.empty()) return {Path::kFused};
   }
+  const bool plain = !in.relative.defined() && !in.sink_H.defined();
   // LibTorch's fused attention cannot use our noise and computes no gradient of a bias.
   const bool biased = std::any_of(in.keys.begin(), in.keys.end(),
                                   [](const KeyBlocks& keys) { return keys.bias_BHNbb.defined(); });
-  return biased || !plain || (in.noise && in.dropout > 0) ? Path::kReference : Path::kSdpa;
+  return {biased || !plain || (in.noise && in.dropout > 0) ? Path::kReference : Path::kSdpa,
+          std::move(why)};
 }
 
 at::Tensor attend_in_blocks(const BlockAttention& in, Path limit) {
   check_relative_positions(in.relative, in.q_BHNbD, in.q_BHNbD.size(1));
   require(!in.sink_H.defined() || (in.sink_H.dim() == 1 && in.sink_H.size(0) == in.q_BHNbD.size(1)),
           "block attention: sinks must be [H]");
-  switch (choose_path(in, limit)) {
+  switch (take_path("block attention", choose_path(in, limit))) {
     case Path::kReference:
       return attend_reference(in);
     case Path::kSdpa:

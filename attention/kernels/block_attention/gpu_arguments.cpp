@@ -1,11 +1,14 @@
 #include "attention/kernels/block_attention/gpu_arguments.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
 #include "cluster/base/error.h"
+#include "cluster/base/text/plural.h"
 
 namespace birkhoff {
 namespace {
@@ -51,35 +54,52 @@ BlockDropoutParams gpu_dropout_of(const BlockOperands& operands) {
 
 }  // namespace
 
-bool fits_gpu_kernels(const BlockAttention& in) {
+std::string why_not_gpu_kernels(const BlockAttention& in) {
   const at::Tensor& q = in.q_BHNbD;
   const at::ScalarType dtype = q.scalar_type();
   const std::int64_t head_dim = q.size(4);
   const auto num_in_place = std::count_if(in.keys.begin(), in.keys.end(),
                                           [](const KeyBlocks& keys) { return keys.in_place; });
-  if (in.relative.values_HRD.defined() ||
-      (in.relative.defined() && in.one_softmax && num_in_place > 1)) {
-    return false;
+  if (in.relative.values_HRD.defined()) return "relative positions have values";
+  if (in.relative.defined() && in.one_softmax && num_in_place > 1) {
+    return "relative positions apply to several sources of keys";
   }
-  if ((dtype != at::kBFloat16 && dtype != at::kHalf) || head_dim % 8 != 0 ||
-      head_dim > BlockAttentionParams::kMostHeadDim || q.size(3) < kLeastBlock ||
-      in.keys.size() > BlockAttentionParams::kMostSources ||
-      (in.sink_H.defined() && in.sink_H.scalar_type() != dtype)) {
-    return false;
+  if (std::string why = why_not_dtype(dtype, {at::kBFloat16, at::kHalf}); !why.empty()) return why;
+  if (std::string why = why_not_head_dim(head_dim, BlockAttentionParams::kMostHeadDim);
+      !why.empty()) {
+    return why;
   }
+  if (head_dim % 8 != 0) {
+    return fmt::format("a head has {} channels, which are no multiple of 8", head_dim);
+  }
+  if (q.size(3) < kLeastBlock) {
+    return fmt::format("a block has {}, fewer than {}", counted(q.size(3), "token"), kLeastBlock);
+  }
+  if (in.keys.size() > BlockAttentionParams::kMostSources) {
+    return fmt::format("there are {} sources of keys, more than {}", in.keys.size(),
+                       BlockAttentionParams::kMostSources);
+  }
+  if (in.sink_H.defined() && in.sink_H.scalar_type() != dtype) return "sinks have another dtype";
   std::int64_t num_masks = 0;
-  const bool keys_fit = std::all_of(in.keys.begin(), in.keys.end(), [&](const KeyBlocks& keys) {
+  for (const KeyBlocks& keys : in.keys) {
     num_masks += keys.window.num_offsets();
     const at::Tensor& bias = keys.bias_BHNbb;
-    return !keys.chosen_BHN.defined() && keys.k_BHNbD.scalar_type() == dtype &&
-           keys.v_BHNbD.scalar_type() == dtype &&
-           (!bias.defined() || (keys.window.is_own_block() && bias.scalar_type() == dtype &&
-                                bias.dim() == 5 && bias.size(3) == 1));
-  });
+    if (keys.chosen_BHN.defined()) return "blocks of keys are chosen one by one";
+    if (keys.k_BHNbD.scalar_type() != dtype || keys.v_BHNbD.scalar_type() != dtype) {
+      return "keys have another dtype than queries";
+    }
+    if (bias.defined() && !(keys.window.is_own_block() && bias.scalar_type() == dtype &&
+                            bias.dim() == 5 && bias.size(3) == 1)) {
+      return "a bias differs between the queries of a block";
+    }
+  }
+  if (num_masks > BlockAttentionParams::kMostMasks) {
+    return fmt::format("a query sees {} blocks of keys, more than {}", num_masks,
+                       BlockAttentionParams::kMostMasks);
+  }
   // Bounds the numbers of tasks and of rows.
   const std::int64_t rows = q.numel() / head_dim * static_cast<std::int64_t>(in.keys.size());
-  return keys_fit && num_masks <= BlockAttentionParams::kMostMasks &&
-         rows <= std::numeric_limits<std::int32_t>::max();
+  return rows <= std::numeric_limits<std::int32_t>::max() ? "" : kTooManyRows;
 }
 
 at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD) {

@@ -2,17 +2,19 @@
 // batch, H heads, N blocks, b tokens per block, D head dim.
 #pragma once
 
+#include <string>
+
 #include "attention/kernels/block_attention/gpu_params.h"
 #include "attention/kernels/block_attention/gpu_terms.h"
 #include "attention/kernels/block_attention/operands.h"
 
 namespace birkhoff {
 
-// Whether the kernels support this, regardless of where its tensors are: bf16 or fp16, blocks of at
-// least 16 (64-row tiles would be mostly empty), D a multiple of 8 and at most 256, few key
-// sources, a bias only on keys of a query's own block and the same for all of its queries, and
-// relative positions only of keys, of one source of each softmax.
-bool fits_gpu_kernels(const BlockAttention& in);
+// Why the kernels do not support this, regardless of where its tensors are; empty if they do. They
+// support bf16 or fp16, blocks of at least 16 (64-row tiles would be mostly empty), D a multiple of
+// 8 and at most 256, few key sources, a bias only on keys of a query's own block and the same for
+// all of its queries, and relative positions only of keys, of one source of each softmax.
+std::string why_not_gpu_kernels(const BlockAttention& in);
 
 // x, or a copy whose rows can be moved 16 bytes at a time.
 at::Tensor with_aligned_rows(const at::Tensor& x_BHNbD);

@@ -9,8 +9,6 @@
 
 #include "attention/kernels/block_choice/cpu_choice.h"
 #include "attention/kernels/block_choice/gpu_arguments.h"
-#include "attention/kernels/common/cpu_dtype.h"
-#include "attention/kernels/common/limits.h"
 #include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
@@ -60,17 +58,20 @@ WholeBlocks::WholeBlocks(const BlockChoice& choice) {
   document_BN = first_BN.masked_fill((number_BNb != first_BN.unsqueeze(2)).any(2), -1);
 }
 
-Path choose_path(const BlockChoice& choice, Path limit) {
+PathChoice choose_path(const BlockChoice& choice, Path limit) {
+  if (limit != Path::kFused) return {};
   const at::Tensor& q = choice.q_BHLD;
-  const bool fits = q.is_cpu() ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
-                               : kHasGpuKernels && q.is_cuda() && fits_gpu_kernels(choice);
-  return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
+  return fused_unless(why_not_fused(
+      q, [&] { return why_not_tiles(q.scalar_type(), q.size(3)); },
+      [&] { return why_not_gpu_kernels(choice); }));
 }
 
 at::Tensor choose_blocks(const BlockChoice& choice, Path limit) {
   check(choice);
   const WholeBlocks blocks(choice);
-  if (choose_path(choice, limit) == Path::kReference) return choose_reference(choice, blocks);
+  if (take_path("choice of blocks", choose_path(choice, limit)) == Path::kReference) {
+    return choose_reference(choice, blocks);
+  }
   if (choice.q_BHLD.is_cpu()) return choose_on_cpu(choice, blocks);
   const GpuChoice gpu = gpu_choice(choice, blocks);
   if constexpr (kHasGpuKernels) launch_block_choice(gpu.params, current_stream(choice.q_BHLD));

@@ -34,7 +34,7 @@ struct WholeBlocks {
 
 // The fastest path up to `limit` that supports q; kSdpa is never it. kFused: on the CPU fp32, fp64
 // and bf16, on a GPU fp32, bf16 and fp16 with C up to 64; D up to 256.
-Path choose_path(const BlockChoice& choice, Path limit);
+PathChoice choose_path(const BlockChoice& choice, Path limit);
 
 // int32 [B, H, L, C]: for each query the other blocks that it sees, the best first, -1 where there
 // are no more. A block can be chosen if it is whole, all of it belongs to the query's document,

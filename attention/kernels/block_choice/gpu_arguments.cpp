@@ -1,6 +1,7 @@
 #include "attention/kernels/block_choice/gpu_arguments.h"
 
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
@@ -10,14 +11,20 @@
 
 namespace birkhoff {
 
-bool fits_gpu_kernels(const BlockChoice& choice) {
+std::string why_not_gpu_kernels(const BlockChoice& choice) {
   const at::Tensor& q = choice.q_BHLD;
-  const at::ScalarType dtype = q.scalar_type();
+  std::string why = why_not_dtype(q.scalar_type(), {at::kFloat, at::kBFloat16, at::kHalf});
+  if (why.empty()) why = why_not_head_dim(q.size(3), BlockChoiceParams::kMostHeadDim);
+  if (!why.empty()) return why;
+  const std::int64_t chosen = std::min(choice.others, q.size(2) / choice.block);
+  if (chosen > BlockChoiceParams::kMostChosen) {
+    return fmt::format("a query chooses {} blocks, more than {}", chosen,
+                       BlockChoiceParams::kMostChosen);
+  }
   constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
-  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
-         q.size(3) <= BlockChoiceParams::kMostHeadDim &&
-         std::min(choice.others, q.size(2) / choice.block) <= BlockChoiceParams::kMostChosen &&
-         choice.block <= kMostNumbers && q.size(0) * q.size(1) * q.size(2) <= kMostNumbers;
+  const bool fits =
+      choice.block <= kMostNumbers && q.size(0) * q.size(1) * q.size(2) <= kMostNumbers;
+  return fits ? "" : kTooManyRows;
 }
 
 GpuChoice gpu_choice(const BlockChoice& choice, const WholeBlocks& blocks) {

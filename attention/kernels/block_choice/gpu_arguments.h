@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "attention/kernels/block_choice/block_choice.h"
@@ -11,8 +12,8 @@
 
 namespace birkhoff {
 
-// Whether the kernel supports dtype and sizes.
-bool fits_gpu_kernels(const BlockChoice& choice);
+// Why the kernel does not support this, regardless of where its tensors are; empty if it does.
+std::string why_not_gpu_kernels(const BlockChoice& choice);
 
 // `params` point to the result and to `arguments`, which must outlive the launch.
 struct GpuChoice {

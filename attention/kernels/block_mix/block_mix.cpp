@@ -248,7 +248,15 @@ BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at
   require(weights_BHNN.size(2) == N && weights_BHNN.size(3) == N,
           "mix_lower_blocks: weights must be square");
   diagonal = std::clamp(diagonal, -N, N - 1);
-  if (kHasGpuKernels && first.is_cuda() && fits_block_mix(x_BHNbD)) {
+  const Path path = take_path(
+      "block mixing",
+      fused_unless(why_not_fused(
+          first,
+          [&] {
+            return why_not_dtype(first.scalar_type(), {at::kFloat, at::kDouble, at::kBFloat16});
+          },
+          [&] { return why_not_gpu_kernels(x_BHNbD); })));
+  if (path == Path::kFused && kernel_device(first) == KernelDevice::kGpu) {
     return mix_on_gpu(weights_BHNN, x_BHNbD, diagonal, rounded);
   }
   const at::Tensor weights =

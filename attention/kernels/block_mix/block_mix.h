@@ -29,7 +29,7 @@ struct BlockMixes {
 // all). Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the
 // diagonal; they get no gradient there. Twice as fast as mix_blocks where half of the weights are
 // 0. There are kernels for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU
-// (fits_block_mix), with sums in fp32 at least; other problems take GEMMs, each as wide as its rows
+// (gpu_mix.h), with sums in fp32 at least; other problems take GEMMs, each as wide as its rows
 // need. Below Path::kFused: mix_blocks of each x. `rounded`, which may be undefined, saves the
 // kernels for GPUs from rounding: weights in the dtype of x, rows padded with zeros to a multiple
 // of 8 columns.

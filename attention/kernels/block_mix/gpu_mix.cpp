@@ -3,6 +3,7 @@
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros_like.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -44,13 +45,21 @@ BlockMixParams shared_params(const at::Tensor& weights, const std::vector<at::Te
 
 }  // namespace
 
-bool fits_block_mix(const std::vector<at::Tensor>& x_BHNbD) {
+std::string why_not_gpu_kernels(const std::vector<at::Tensor>& x_BHNbD) {
   const at::Tensor& first = x_BHNbD.at(0);
-  const at::ScalarType dtype = first.scalar_type();
-  return (dtype == at::kBFloat16 || dtype == at::kHalf) && first.size(4) % 8 == 0 &&
-         first.size(2) >= 1 && first.size(2) <= BlockMixParams::kMostBlocks &&
-         first.size(3) * first.size(4) <= BlockMixParams::kMostColumns &&
-         x_BHNbD.size() <= BlockMixParams::kMostTensors;
+  std::string why = why_not_dtype(first.scalar_type(), {at::kBFloat16, at::kHalf});
+  if (!why.empty()) return why;
+  if (first.size(4) % 8 != 0) {
+    return fmt::format("a head has {} channels, which are no multiple of 8", first.size(4));
+  }
+  if (first.size(2) < 1) return "there is no block";
+  if (first.size(2) > BlockMixParams::kMostBlocks) {
+    return fmt::format("there are {} blocks, more than {}", first.size(2),
+                       BlockMixParams::kMostBlocks);
+  }
+  if (x_BHNbD.size() > BlockMixParams::kMostTensors) return "more than keys and values are mixed";
+  const bool fits = first.size(3) * first.size(4) <= BlockMixParams::kMostColumns;
+  return fits ? "" : "tokens of a block and channels have too large a product";
 }
 
 at::Tensor block_mix_weights(const at::Tensor& weights_BHNN, at::ScalarType dtype) {

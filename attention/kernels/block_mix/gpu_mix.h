@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "attention/kernels/block_mix/block_mix.h"
@@ -12,12 +13,12 @@
 
 namespace birkhoff {
 
-// Whether the kernels can mix these tensors, whatever their device: one or two in bf16 or fp16,
-// with at most BlockMixParams::kMostBlocks blocks and D a multiple of 8.
-bool fits_block_mix(const std::vector<at::Tensor>& x_BHNbD);
+// Why the kernels cannot mix these tensors, whatever their device; empty if they can. They take one
+// or two in bf16 or fp16, with at most BlockMixParams::kMostBlocks blocks and D a multiple of 8.
+std::string why_not_gpu_kernels(const std::vector<at::Tensor>& x_BHNbD);
 
-// mix_lower_blocks() on a GPU, for tensors for which fits_block_mix() returns true and diagonal in
-// [-N, N). Sums are fp32, and so are the gradients of fp32 weights.
+// mix_lower_blocks() on a GPU, for tensors that the kernels can mix and diagonal in [-N, N). Sums
+// are fp32, and so are the gradients of fp32 weights.
 BlockMixes mix_on_gpu(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
                       std::int64_t diagonal, const at::Tensor& rounded);
 

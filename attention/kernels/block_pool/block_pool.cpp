@@ -252,14 +252,17 @@ struct PoolBlocks : torch::autograd::Function<PoolBlocks> {
 
 }  // namespace
 
-Path choose_path(const at::Tensor& x_BLC, Path limit) {
-  if (limit != Path::kFused) return Path::kReference;
+PathChoice choose_path(const at::Tensor& x_BLC, Path limit) {
+  if (limit != Path::kFused) return {};
   const at::ScalarType dtype = x_BLC.scalar_type();
-  const bool on_cpu = x_BLC.is_cpu(), on_gpu = kHasGpuKernels && x_BLC.is_cuda();
-  const bool fits = dtype == at::kFloat || dtype == at::kBFloat16 ? on_cpu || on_gpu
-                    : dtype == at::kDouble                        ? on_cpu
-                                                                  : dtype == at::kHalf && on_gpu;
-  return fits ? Path::kFused : Path::kReference;
+  return fused_unless(why_not_fused(
+      x_BLC,
+      [&] {
+        return why_not_dtype(dtype, {at::kFloat, at::kDouble, at::kBFloat16});
+      },
+      [&] {
+        return why_not_dtype(dtype, {at::kFloat, at::kBFloat16, at::kHalf});
+      }));
 }
 
 at::Tensor pool_blocks(const at::Tensor& x_BLC, const BlockPooling& pooling) {

@@ -26,7 +26,7 @@ struct BlockPooling {
 
 // kFused, which is pool_blocks(), for fp32, fp64 and bf16 on the CPU and for fp32, bf16 and fp16 on
 // a GPU; otherwise kReference.
-Path choose_path(const at::Tensor& x_BLC, Path limit);
+PathChoice choose_path(const at::Tensor& x_BLC, Path limit);
 
 // Returns the features [B, N, C] of x [B, L, C], after division, in fp64 for fp64 and otherwise in
 // fp32. Reads x once, except that cumulative pooling reads the first token of a block twice; reads

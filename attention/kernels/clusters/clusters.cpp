@@ -10,8 +10,6 @@
 
 #include "attention/kernels/clusters/cpu_clusters.h"
 #include "attention/kernels/clusters/gpu_arguments.h"
-#include "attention/kernels/common/cpu_dtype.h"
-#include "attention/kernels/common/limits.h"
 #include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/error.h"
 #include "cluster/base/gpu/device.h"
@@ -167,16 +165,19 @@ Documents::Documents(const at::Tensor& segments_BL, const at::Tensor& lengths_B,
   number_BL = number_BL.contiguous();
 }
 
-Path choose_path(const ClusterProblem& problem, Path limit) {
+PathChoice choose_path(const ClusterProblem& problem, Path limit) {
+  if (limit != Path::kFused) return {};
   const at::Tensor& x = problem.x_BHLD;
-  const bool fits = x.is_cpu() ? has_tile_type(x.scalar_type()) && x.size(3) <= kMostTileHeadDim
-                               : kHasGpuKernels && x.is_cuda() && fits_gpu_kernels(problem);
-  return limit == Path::kFused && fits ? Path::kFused : Path::kReference;
+  return fused_unless(why_not_fused(
+      x, [&] { return why_not_tiles(x.scalar_type(), x.size(3)); },
+      [&] { return why_not_gpu_kernels(problem); }));
 }
 
 ClusteredRows cluster_rows(const ClusterProblem& problem, Path limit) {
   check(problem);
-  if (choose_path(problem, limit) == Path::kReference) return cluster_rows_reference(problem);
+  if (take_path("clusters", choose_path(problem, limit)) == Path::kReference) {
+    return cluster_rows_reference(problem);
+  }
   ClusteredRows rows;
   const variable_list differentiable = FusedClusterRows::apply(problem.x_BHLD, problem, rows);
   rows.unit_BHLD = differentiable[0];
@@ -199,7 +200,9 @@ at::Tensor cluster_scores(const ClusterProblem& problem) {
 
 at::Tensor cluster_sums(const ClusterProblem& problem, const ClusteredRows& rows, Path limit) {
   const at::Tensor& centroids_HKD = problem.centroids_HKD;
-  if (choose_path(problem, limit) == Path::kFused) return fused_sums(problem, rows);
+  if (take_path("clusters", choose_path(problem, limit)) == Path::kFused) {
+    return fused_sums(problem, rows);
+  }
   const std::int64_t B = rows.unit_BHLD.size(0), H = centroids_HKD.size(0),
                      K = centroids_HKD.size(1), D = centroids_HKD.size(2);
   const at::Tensor unit_BHLD =

@@ -53,7 +53,7 @@ struct ClusteredRows {
 
 // The fastest path up to `limit` that supports x; kSdpa is never it. kFused: on the CPU fp32, fp64
 // and bf16, on a GPU fp32, bf16 and fp16, D up to 256.
-Path choose_path(const ClusterProblem& problem, Path limit);
+PathChoice choose_path(const ClusterProblem& problem, Path limit);
 
 // On the CPU the same bits for any number of threads; on a GPU the same bits each time,
 // asynchronous on the current stream. Error(kInternal) if shapes or dtypes do not fit.

@@ -57,17 +57,19 @@ void prepare_nearest(const ClusterProblem& problem, ClusterForward& forward) {
 
 }  // namespace
 
-bool fits_gpu_kernels(const ClusterProblem& problem) {
+std::string why_not_gpu_kernels(const ClusterProblem& problem) {
   const at::Tensor& x = problem.x_BHLD;
-  const at::ScalarType dtype = x.scalar_type();
+  std::string why = why_not_dtype(x.scalar_type(), {at::kFloat, at::kBFloat16, at::kHalf});
+  if (why.empty()) why = why_not_head_dim(x.size(3), ClusterShape::kMostHeadDim);
+  if (!why.empty()) return why;
   // Bounds the numbers of rows, of blocks of a launch and of places.
   constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
   const std::int64_t heads = x.size(0) * x.size(1), K = problem.centroids_HKD.size(1);
-  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
-         x.size(3) <= ClusterShape::kMostHeadDim &&
-         heads * std::max(x.size(2), ClusterRowsParams::kChunk * problem.documents.count) <=
-             kMostNumbers &&
-         heads * K <= kMostNumbers && bound_of_places(problem) <= kMostNumbers;
+  const bool fits =
+      heads * std::max(x.size(2), ClusterRowsParams::kChunk * problem.documents.count) <=
+          kMostNumbers &&
+      heads * K <= kMostNumbers && bound_of_places(problem) <= kMostNumbers;
+  return fits ? "" : kTooManyRows;
 }
 
 ClusterForward cluster_forward(const ClusterProblem& problem) {

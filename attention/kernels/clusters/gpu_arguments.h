@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "attention/kernels/clusters/cluster_gradients.h"
@@ -12,8 +13,8 @@
 
 namespace birkhoff {
 
-// Whether the kernels support dtype and sizes.
-bool fits_gpu_kernels(const ClusterProblem& problem);
+// Why the kernels do not support this, regardless of where its tensors are; empty if they do.
+std::string why_not_gpu_kernels(const ClusterProblem& problem);
 
 // `params` point to the results, `arguments` and `scratch`, which must outlive the launch.
 struct ClusterForward {

@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
+#include <utility>
 
-#include "attention/kernels/common/cpu_dtype.h"
-#include "attention/kernels/common/limits.h"
 #include "attention/kernels/gathered_attention/gpu_arguments.h"
 #include "attention/kernels/gathered_attention/paths.h"
 #include "attention/kernels/number_groups/number_groups.h"
 #include "cluster/base/error.h"
-#include "cluster/base/gpu/device.h"
 
 namespace birkhoff {
 namespace {
@@ -145,15 +144,22 @@ RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
   return lists;
 }
 
-Path choose_path(const GatheredAttention& in, Path limit) {
+PathChoice choose_path(const GatheredAttention& in, Path limit) {
   const at::Tensor& q = in.q_BHLD;
-  const bool fits = q.is_cpu()
-                        ? has_tile_type(q.scalar_type()) && q.size(3) <= kMostTileHeadDim
-                        : kHasGpuKernels && q.is_cuda() && !in.drops() && fits_gpu_kernels(in);
-  if (limit == Path::kFused && fits) return Path::kFused;
+  std::string why;
+  if (limit == Path::kFused) {
+    why = why_not_fused(
+        q, [&] { return why_not_tiles(q.scalar_type(), q.size(3)); },
+        [&] { return why_not_gpu_kernels(in); });
+    if (why.empty()) {
+      const bool on_gpu = kernel_device(q) == KernelDevice::kGpu;
+      return {Path::kFused, on_gpu ? why_not_tensor_cores(in) : ""};
+    }
+  }
   const bool fits_library = in.merge == PlaceMerge::kMean && !in.drops() &&
                             !in.relative.defined() && !in.sink_H.defined();
-  return limit != Path::kReference && fits_library ? Path::kSdpa : Path::kReference;
+  return {limit != Path::kReference && fits_library ? Path::kSdpa : Path::kReference,
+          std::move(why)};
 }
 
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
@@ -163,7 +169,7 @@ AttentionPart attend_gathered(const GatheredAttention& in, Path limit) {
     of_keys.sink_H = at::Tensor();
     return with_sink(attend_gathered(of_keys, limit), in.sink_H);
   }
-  switch (choose_path(in, limit)) {
+  switch (take_path("attention over gathered rows", choose_path(in, limit))) {
     case Path::kFused:
       return attend_gathered_fused(readable(in));
     case Path::kSdpa:

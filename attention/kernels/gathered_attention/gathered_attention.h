@@ -89,7 +89,7 @@ struct GatheredAttention {
 // The fastest path up to `limit` that supports `in`. kFused: on the CPU fp32, fp64 and bf16, on a
 // GPU fp32, bf16 and fp16, D up to 256; relative positions of values and dropout on the CPU only.
 // kSdpa: PlaceMerge::kMean without relative positions, sinks and dropout.
-Path choose_path(const GatheredAttention& in, Path limit);
+PathChoice choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
 // Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not

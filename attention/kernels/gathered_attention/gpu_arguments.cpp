@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -93,9 +94,7 @@ GatheredParams params_of(const GatheredAttention& in, const AttentionPart& part,
   params.out = rows_of(part.out_BHLD);
   params.max = floats_of(part.max_BHL);
   params.sum = floats_of(part.sum_BHL);
-  params.tensor_cores = params.dtype != KernelDtype::kFloat && params.head_dim % 8 == 0 &&
-                        params.relative.table == nullptr && are_aligned(params.q) &&
-                        are_aligned(params.k) && are_aligned(params.v);
+  params.tensor_cores = why_not_tensor_cores(in).empty();
   return params;
 }
 
@@ -126,19 +125,37 @@ std::int64_t blocks_of_head(const GatheredAttention& in) {
 
 }  // namespace
 
-bool fits_gpu_kernels(const GatheredAttention& in) {
-  const at::ScalarType dtype = in.q_BHLD.scalar_type();
+std::string why_not_gpu_kernels(const GatheredAttention& in) {
   // Bounds the numbers of tiles and of rows, which kernels round up to whole tiles.
   constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
   const std::int64_t most =
       std::max({in.q_BHLD.size(2), in.k_BHSD.size(2), in.rows.queries.rows_BHP.size(2),
                 in.rows.keys.rows_BHP.size(2)});
-  return (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf) &&
-         in.q_BHLD.size(3) <= GatheredParams::kMostHeadDim &&
-         in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMostNumbers &&
-         !in.relative.values_HRD.defined() &&
-         (!in.relative.defined() ||
-          in.relative.num_distances() <= kMostNumbers / GatheredParams::kMostHeadDim);
+  if (in.relative.values_HRD.defined()) return "relative positions have values";
+  if (in.drops()) return "attention dropout has no such kernel";
+  std::string why = why_not_dtype(in.q_BHLD.scalar_type(), {at::kFloat, at::kBFloat16, at::kHalf});
+  if (why.empty()) why = why_not_head_dim(in.q_BHLD.size(3), GatheredParams::kMostHeadDim);
+  if (!why.empty()) return why;
+  const bool fits = in.q_BHLD.size(0) * in.q_BHLD.size(1) * most <= kMostNumbers &&
+                    (!in.relative.defined() ||
+                     in.relative.num_distances() <= kMostNumbers / GatheredParams::kMostHeadDim);
+  return fits ? "" : kTooManyRows;
+}
+
+std::string why_not_tensor_cores(const GatheredAttention& in) {
+  std::string why = why_not_dtype(in.q_BHLD.scalar_type(), {at::kBFloat16, at::kHalf});
+  if (!why.empty()) return why;
+  if (in.relative.defined()) return "keys have relative positions";
+  if (in.q_BHLD.size(3) % 8 != 0) {
+    return fmt::format("a head has {} channels, which are no multiple of 8", in.q_BHLD.size(3));
+  }
+  for (const at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
+    // Others are copied.
+    if (x->stride(3) == 1 && !are_aligned(rows_of(*x))) {
+      return "rows of queries, keys or values are not aligned to 16 bytes";
+    }
+  }
+  return "";
 }
 
 GatheredForward gathered_forward(const GatheredAttention& in) {

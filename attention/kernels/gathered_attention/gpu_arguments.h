@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 #include "attention/kernels/gathered_attention/gpu_params.h"
@@ -11,8 +12,10 @@
 
 namespace birkhoff {
 
-// Whether the kernels support dtype and sizes.
-bool fits_gpu_kernels(const GatheredAttention& in);
+// Why the kernels do not support this, regardless of where its tensors are; empty if they do.
+std::string why_not_gpu_kernels(const GatheredAttention& in);
+// Why those kernels that use tensor cores do not; empty if they do. Of those without.
+std::string why_not_tensor_cores(const GatheredAttention& in);
 
 // Rows of q, k, v and d_out are contiguous. `params` point to all other members, which must outlive
 // the launch: `inputs` are tables and sinks in fp32, the rest is written by the kernels.

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "attention/kernels/sinkhorn/gpu_params.h"
 #include "cluster/base/gpu/device.h"
 #include "cluster/base/tensors/second_gradient.h"
+#include "cluster/base/text/plural.h"
 
 namespace birkhoff {
 namespace {
@@ -28,9 +30,9 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
   // matrices of 256 blocks, 5 iterations). A single matrix may need more.
   static constexpr std::int64_t kMostVectors = (192 << 20) / sizeof(float);
 
-  // Describes problems [.., R, C] to the kernels.
-  static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, bool prefix,
-                              std::int64_t first_row) {
+  // Describes problems [.., R, C] to the kernels, without their memory.
+  static BalanceParams sizes(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                             std::int64_t first_row) {
     const std::int64_t R = scores.size(-2), C = scores.size(-1);
     return {.matrices = R * C == 0 ? 0 : scores.numel() / (R * C),
             .rows = static_cast<int>(R),
@@ -39,11 +41,18 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
             .prefix = prefix,
             .first_row = static_cast<int>(first_row),
             .results = prefix ? static_cast<int>(R - first_row) : 1,
-            .scores = scores.const_data_ptr<float>(),
+            .scores = nullptr,
             .p = nullptr,
             .rounded = nullptr,
             .rounded_dtype = KernelDtype::kBFloat16,
             .scratch = nullptr};
+  }
+
+  static BalanceParams params(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                              std::int64_t first_row) {
+    BalanceParams problems = sizes(scores, iterations, prefix, first_row);
+    problems.scores = scores.const_data_ptr<float>();
+    return problems;
   }
 
   // Allocates scratch memory for `matrices` of the problems and points `problems` to it. The caller
@@ -118,12 +127,19 @@ struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
 
 }  // namespace
 
-bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
-                      std::int64_t first_row) {
-  return kHasGpuKernels && scores.is_cuda() && scores.scalar_type() == at::kFloat &&
-         std::max(scores.size(-2), scores.size(-1)) <= BalanceParams::kMostBlocks &&
-         BalanceBackwardParams::vectors_per_matrix(BalanceOnGpu::params(
-             scores, iterations, prefix, first_row)) <= 2 * BalanceOnGpu::kMostVectors;
+std::string why_not_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                                std::int64_t first_row) {
+  if (std::string why = why_not_dtype(scores.scalar_type(), {at::kFloat}); !why.empty()) return why;
+  if (const std::int64_t N = std::max(scores.size(-2), scores.size(-1));
+      N > BalanceParams::kMostBlocks) {
+    return fmt::format("there are {} blocks, more than {}", N, BalanceParams::kMostBlocks);
+  }
+  const BalanceParams sizes = BalanceOnGpu::sizes(scores, iterations, prefix, first_row);
+  if (BalanceBackwardParams::vectors_per_matrix(sizes) > 2 * BalanceOnGpu::kMostVectors) {
+    return fmt::format("the backward pass of {} takes too much memory",
+                       counted(iterations, "iteration"));
+  }
+  return "";
 }
 
 at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, bool prefix,

@@ -4,18 +4,19 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
 #include "attention/kernels/sinkhorn/sinkhorn.h"
 
 namespace birkhoff {
 
-// Whether this program has GPU kernels that can solve the problem: fp32 on a GPU, at most 256 rows
-// and columns, and a backward pass whose memory stays within a bound.
-bool fits_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
-                      std::int64_t first_row);
+// Why the kernels cannot solve the problem, wherever its tensor is; empty if they can. They take
+// fp32, at most 256 rows and columns, and a backward pass whose memory stays within a bound.
+std::string why_not_gpu_kernels(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                                std::int64_t first_row);
 
-// balance(), or prefix_balance() with `prefix`, of scores for which fits_gpu_kernels() returns
-// true. Differentiable. Asynchronous on the current stream.
+// balance(), or prefix_balance() with `prefix`, of scores on a GPU that the kernels can solve.
+// Differentiable. Asynchronous on the current stream.
 at::Tensor balance_on_gpu(const at::Tensor& scores, std::int64_t iterations, bool prefix,
                           std::int64_t first_row);
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -174,12 +175,16 @@ at::Tensor fused_balance_backward(const at::Tensor& d_p, const at::Tensor& score
 
 namespace {
 
+constexpr char kOperation[] = "balance";  // in records of paths
+
 // The path of prefix_balance() with `prefix`, otherwise of balance().
-Path choose_path(const at::Tensor& scores, std::int64_t iterations, bool prefix,
-                 std::int64_t first_row, Path limit) {
+Path balance_path(const at::Tensor& scores, std::int64_t iterations, bool prefix,
+                  std::int64_t first_row, Path limit) {
   if (limit != Path::kFused) return Path::kReference;
-  const bool fits = scores.is_cpu() || fits_gpu_kernels(scores, iterations, prefix, first_row);
-  return fits ? Path::kFused : Path::kReference;
+  return take_path(
+      kOperation, fused_unless(why_not_fused(
+                      scores, [] { return std::string(); },
+                      [&] { return why_not_gpu_kernels(scores, iterations, prefix, first_row); })));
 }
 
 at::Tensor fused_balance(const at::Tensor& scores, std::int64_t iterations, bool prefix,
@@ -192,7 +197,7 @@ at::Tensor fused_balance(const at::Tensor& scores, std::int64_t iterations, bool
 
 at::Tensor balance(const at::Tensor& scores, std::int64_t iterations, Path limit) {
   require(iterations >= 1, "balance: at least one iteration");
-  if (choose_path(scores, iterations, /*prefix=*/false, 0, limit) == Path::kReference) {
+  if (balance_path(scores, iterations, /*prefix=*/false, 0, limit) == Path::kReference) {
     return reference_balance(scores, iterations);
   }
   return fused_balance(scores, iterations, /*prefix=*/false, 0);
@@ -202,7 +207,7 @@ BalancedWeights balance_and_round(const at::Tensor& scores, std::int64_t iterati
                                   at::ScalarType dtype, Path limit) {
   require(iterations >= 1, "balance_and_round: at least one iteration");
   const bool rounds = !scores.is_cpu() && (dtype == at::kBFloat16 || dtype == at::kHalf) &&
-                      choose_path(scores, iterations, /*prefix=*/false, 0, limit) == Path::kFused;
+                      balance_path(scores, iterations, /*prefix=*/false, 0, limit) == Path::kFused;
   if (rounds) return balance_and_round_on_gpu(scores, iterations, dtype);
   return {balance(scores, iterations, limit)};
 }
@@ -210,7 +215,7 @@ BalancedWeights balance_and_round(const at::Tensor& scores, std::int64_t iterati
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
                           Path limit) {
   require(iterations >= 1, "prefix_balance: at least one iteration");
-  if (choose_path(scores, iterations, /*prefix=*/true, first_row, limit) == Path::kReference) {
+  if (balance_path(scores, iterations, /*prefix=*/true, first_row, limit) == Path::kReference) {
     return reference_prefix_balance(scores, iterations, first_row);
   }
   return fused_balance(scores, iterations, /*prefix=*/true, first_row);
@@ -218,7 +223,11 @@ at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std
 
 at::Tensor cumulative_balance(const at::Tensor& scores, std::int64_t iterations, Path limit) {
   require(iterations >= 1, "cumulative_balance: at least one iteration");
-  if (limit != Path::kFused || !scores.is_cpu()) {
+  if (limit != Path::kFused) return reference_cumulative_balance(scores, iterations);
+  const PathChoice choice = fused_unless(why_not_fused(
+      scores, [] { return ""; },
+      [] { return "the cumulative balance has kernels only for CPUs"; }));
+  if (take_path(kOperation, choice) == Path::kReference) {
     return reference_cumulative_balance(scores, iterations);
   }
   return FusedCumulativeBalance::apply(scores, iterations);

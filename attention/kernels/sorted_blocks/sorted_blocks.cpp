@@ -42,9 +42,14 @@ at::Tensor seeing_blocks(const Blocks& blocks, const SortedBlocks& in) {
 
 BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNbD, Path limit) {
   const at::Tensor& sources = sorted.sources_BHNm;
-  if (sources.defined() && limit == Path::kFused &&
-      prefers_listed_mix(x_BHNbD.front(), sources.size(3))) {
-    return mix_listed_blocks(sorted.weights_BHNN.gather(3, sources), sources, x_BHNbD);
+  if (sources.defined() && limit == Path::kFused) {
+    if (kernel_device(x_BHNbD.front()) == KernelDevice::kGpu) {
+      take_path("mixing of few sources",
+                {Path::kFused, "those of GPUs multiply every block, most of them by 0"});
+    } else if (prefers_listed_mix(x_BHNbD.front(), sources.size(3)) &&
+               take_path("block mixing", {Path::kFused}) == Path::kFused) {
+      return mix_listed_blocks(sorted.weights_BHNN.gather(3, sources), sources, x_BHNbD);
+    }
   }
   const std::int64_t all = x_BHNbD.front().size(2) - 1;
   return mix_lower_blocks(sorted.weights_BHNN, x_BHNbD,
@@ -57,7 +62,7 @@ BlockMixes mix(const SortedBlocks& sorted, const std::vector<at::Tensor>& x_BHNb
 // Whether block attention reads each block's only source where it lies, so that nothing is mixed.
 bool reads_sources(const SortedBlocks& in, const at::Tensor& k_BHNbD, Path limit) {
   return in.sources_BHNm.defined() && in.sources_BHNm.size(3) == 1 && limit == Path::kFused &&
-         in.combine != Combine::kAddLogits && k_BHNbD.is_cpu() &&
+         in.combine != Combine::kAddLogits && kernel_device(k_BHNbD) == KernelDevice::kCpu &&
          has_tile_type(k_BHNbD.scalar_type()) && k_BHNbD.size(4) <= kMostTileHeadDim;
 }
 
@@ -100,6 +105,9 @@ SortedKeys sort_keys(const Blocks& blocks, const SortedBlocks& in, const at::Ten
   if (in.leaky) sorted.mask_BHNbb = sorted.mask_BHNbb.tril();
 
   if (blocks.valid_BNb().defined()) {
+    if (limit == Path::kFused && kernel_device(k_BHNbD) == KernelDevice::kGpu) {
+      take_path("sorting of blocks", {Path::kFused, "padding needs copies of keys and values"});
+    }
     const at::Tensor& weights_BHNN = in.weights_BHNN;
     const at::Tensor valid_B1Nb = blocks.valid_BNb().unsqueeze(1).to(weights_BHNN.scalar_type());
     const at::Tensor total_BHN1 = weights_BHNN.sum(3, /*keepdim=*/true);

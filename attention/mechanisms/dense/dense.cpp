@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "attention/kernels/block_attention/block_attention.h"
 #include "attention/kernels/common/grouped_queries.h"
 #include "attention/kernels/common/masked_softmax.h"
 #include "attention/key_value_cache.h"
@@ -52,12 +51,36 @@ at::Tensor DenseAttention::key_mask(const AttentionInput& in) const {
 AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) const {
   require(!shape_.causal || in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "causal attention needs as many keys as queries");
-  if (limit == Path::kFused) {
-    if (const at::Tensor out_BHLD = fused(in); out_BHLD.defined()) return {out_BHLD, {}};
-  }
+  const PathChoice choice = choose(in, limit);
+  if (choice == Path::kFused) return {fused(in), {}};  // block attention tells of it
+  const Path path = take_path("dense attention", choice);
+  return {path == Path::kReference ? reference(in) : by_library(in), {}};
+}
+
+PathChoice DenseAttention::choose(const AttentionInput& in, Path limit) const {
+  const at::Tensor& q = in.q_BHLD;
+  const bool drops = in.noise && dropout_ > 0, has_sinks = terms_.sink(q).defined();
   // LibTorch's fused kernels cannot use our noise, and have no sinks.
-  const bool plain = !(in.noise && dropout_ > 0) && !terms_.sink(in.q_BHLD).defined();
-  return {limit == Path::kReference || !plain ? reference(in) : by_library(in), {}};
+  const Path other =
+      limit == Path::kReference || drops || has_sinks ? Path::kReference : Path::kSdpa;
+  if (limit != Path::kFused) return {other};
+  switch (kernel_device(q)) {
+    case KernelDevice::kNone:
+      return {other, kNoKernels};
+    case KernelDevice::kGpu:  // LibTorch's kernels are the fastest there
+      if (has_sinks) return {other, "dense attention with sinks has no GPU kernel"};
+      if (drops) return {other, "dense attention with dropout has no GPU kernel"};
+      if (in.segments_q_BL.defined())
+        return {other, "documents need a mask of all pairs of tokens"};
+      if (in.key_lengths_B.defined()) return {other, "padding needs a mask of all pairs of tokens"};
+      return {other};
+    case KernelDevice::kCpu:
+      break;
+  }
+  if (q.size(2) != in.k_BHSD.size(2)) return {other, "queries and keys are of two sequences"};
+  if (other == Path::kSdpa && library_is_faster(q, shape_.causal)) return {other};
+  const PathChoice ours = choose_path(as_one_block(in), limit);
+  return {ours == Path::kFused ? ours.path : other, ours.why};
 }
 
 at::Tensor DenseAttention::reference(const AttentionInput& in) const {
@@ -84,23 +107,20 @@ at::Tensor DenseAttention::by_library(const AttentionInput& in) const {
   return out_BHLD.masked_fill(mask.any(-1, /*keepdim=*/true).logical_not(), 0);
 }
 
+BlockAttention DenseAttention::as_one_block(const AttentionInput& in) const {
+  return {.q_BHNbD = in.q_BHLD.unsqueeze(2),
+          .keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
+                    .v_BHNbD = in.v_BHSD.unsqueeze(2),
+                    .window = {.causal = shape_.causal},
+                    .mask_BHNbb = {at::Tensor()},
+                    .bias_BHNbb = {}}},
+          .dropout = dropout_,
+          .noise = in.noise,
+          .sink_H = terms_.sink(in.q_BHLD)};
+}
+
 at::Tensor DenseAttention::fused(const AttentionInput& in) const {
-  const bool by_us = (in.noise && dropout_ > 0) || terms_.sink(in.q_BHLD).defined();
-  if (!in.q_BHLD.is_cpu() || in.q_BHLD.size(2) != in.k_BHSD.size(2) ||
-      (library_is_faster(in.q_BHLD, shape_.causal) && !by_us)) {
-    return {};
-  }
-  BlockAttention attention;
-  attention.q_BHNbD = in.q_BHLD.unsqueeze(2);
-  attention.keys = {{.k_BHNbD = in.k_BHSD.unsqueeze(2),
-                     .v_BHNbD = in.v_BHSD.unsqueeze(2),
-                     .window = {.causal = shape_.causal},
-                     .mask_BHNbb = {at::Tensor()},
-                     .bias_BHNbb = {}}};
-  attention.dropout = dropout_;
-  attention.noise = in.noise;
-  attention.sink_H = terms_.sink(in.q_BHLD);
-  if (choose_path(attention, Path::kFused) != Path::kFused) return {};
+  BlockAttention attention = as_one_block(in);
   const at::Tensor mask = key_mask(in);
   if (mask.defined()) attention.keys[0].mask_BHNbb = {mask.unsqueeze(2)};
   return attend_in_blocks(attention, Path::kFused).squeeze(2);

@@ -3,6 +3,7 @@
 // LibTorch's.
 #pragma once
 
+#include "attention/kernels/block_attention/block_attention.h"
 #include "attention/logit_terms.h"
 #include "attention/mechanism.h"
 
@@ -25,8 +26,11 @@ class DenseAttention : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
+  PathChoice choose(const AttentionInput& in, Path limit) const;
+  // For our kernels, the sequence as one block, without masks.
+  BlockAttention as_one_block(const AttentionInput& in) const;
   // The output [B, H, L, D] in plain operations, by LibTorch's fused operations without dropout,
-  // and by our kernels; fused() returns an undefined tensor where these do not fit or are slower.
+  // and by our kernels.
   at::Tensor reference(const AttentionInput& in) const;
   at::Tensor by_library(const AttentionInput& in) const;
   at::Tensor fused(const AttentionInput& in) const;

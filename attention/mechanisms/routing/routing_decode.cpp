@@ -107,6 +107,7 @@ at::Tensor RoutingAttention::attend_prefixes(const ClusterAttention& in,
                                              const ClusteredTokens& tokens,
                                              at::Tensor& mass) const {
   const std::int64_t L = in.q_BHLD.size(2);
+  take_path("attention", {Path::kReference, "prefix_topw computes one query after another"});
   const at::Tensor q_scores_BHLK = cluster_scores(tokens.of_q),
                    k_scores_BHLK = cluster_scores(tokens.of_k),
                    unit_BHLD = unit_queries(in.q_BHLD, tokens.q, length_);

@@ -114,7 +114,9 @@ at::Tensor pool_by_operations(const Blocks& blocks, const at::Tensor& x_BLC,
 
 at::Tensor pool(const Blocks& blocks, const at::Tensor& x_BLC, const BlockPooling& pooling,
                 Path limit) {
-  if (choose_path(x_BLC, limit) == Path::kFused) return pool_blocks(x_BLC, pooling);
+  if (take_path("pooling of blocks", choose_path(x_BLC, limit)) == Path::kFused) {
+    return pool_blocks(x_BLC, pooling);
+  }
   return pool_by_operations(blocks, x_BLC, pooling);
 }
 

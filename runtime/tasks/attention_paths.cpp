@@ -1,0 +1,113 @@
+#include "runtime/tasks/attention_paths.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "attention/kernels/common/path.h"
+#include "models/meta_operations.h"
+#include "runtime/tasks/task.h"
+
+namespace birkhoff {
+namespace {
+
+std::string range_text(std::int64_t first, std::int64_t last) {
+  return first == last ? fmt::format("{}", first) : fmt::format("{} to {}", first, last);
+}
+
+std::string mechanism_name(const configs::Mechanism& mechanism) {
+  const auto* kind = mechanism.GetReflection()->GetOneofFieldDescriptor(
+      mechanism, mechanism.GetDescriptor()->oneof_decl(0));
+  return kind->name();
+}
+
+// "layers 0 to 3, 5", from ascending numbers.
+std::string layers_text(const std::vector<std::int64_t>& layers) {
+  std::vector<std::string> ranges;
+  for (std::size_t begin = 0, end = 0; begin < layers.size(); begin = end) {
+    for (end = begin + 1; end < layers.size() && layers[end] == layers[end - 1] + 1;) ++end;
+    ranges.push_back(range_text(layers[begin], layers[end - 1]));
+  }
+  return fmt::format("{} {}", layers.size() == 1 ? "layer" : "layers", fmt::join(ranges, ", "));
+}
+
+// For each operation of an entry of model.attention that is slower than it could be, "heads 0 to 3
+// (routing): attention over gathered rows takes the reference path, because ..".
+std::vector<std::string> lines_of(const configs::Model& model, int entry,
+                                  const std::vector<PathTaken>& all) {
+  std::vector<std::string> lines;
+  std::int64_t first = 0;
+  for (int g = 0; g < model.attention(entry).group_size(); ++g) {
+    const configs::HeadGroup& group = model.attention(entry).group(g);
+    const std::int64_t last = first + group.heads() - 1;
+    // The first layers have the entries in turn. Callers are called as their parameters.
+    const std::string caller = fmt::format("blocks.{}.attention.groups.{}", entry, g);
+    for (const PathTaken& taken : all) {
+      if (taken.why.empty() || taken.caller != caller) continue;
+      lines.push_back(fmt::format("{} {} ({}): {}", first == last ? "head" : "heads",
+                                  range_text(first, last), mechanism_name(group.mechanism()),
+                                  describe(taken)));
+    }
+    first = last + 1;
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::vector<PathTaken> attention_paths(const configs::Config& config, std::int64_t vocabulary,
+                                       Batch batch) {
+  const MetaOperations operations;
+  const at::NoGradGuard no_gradients;
+  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
+  const std::unique_ptr<Model> model = make_model(config, vocabulary, {*one, *one, *one});
+  if (config.data().restart_at_documents()) {
+    const at::Tensor tokens_BT = batch.at(field::kInputs);
+    batch.fields[std::string(field::kSegments)] = at::empty(tokens_BT.sizes(), at::kInt);
+    batch.fields[std::string(field::kPositions)] = at::empty(tokens_BT.sizes(), at::kLong);
+  }
+  const std::int64_t micro_batch = config.train().micro_batch();
+  batch = batch.narrow(0, micro_batch > 0 ? std::min(micro_batch, batch.size()) : batch.size())
+              .to(at::kMeta);
+  NoiseKey noise;
+  noise.step = at::empty({1}, batch.sample_ids_B.options());
+  noise.sample_ids_B = batch.sample_ids_B;
+  noise.global_batch = config.train().global_batch();
+  const PathRecord record(config.device() == configs::Config::cuda ? at::kCUDA : at::kCPU);
+  model->loss_sums(batch, noise);
+  return record.taken();
+}
+
+std::vector<std::string> slow_attention_paths(const configs::Config& config,
+                                              std::int64_t vocabulary, const Batch& batch) {
+  // Layers repeat with the period of model.attention.
+  const configs::Model& model = config.model();
+  const int entries = std::min(model.attention_size(), model.layers());
+  configs::Config first_layers = config;
+  first_layers.mutable_model()->set_layers(entries);
+  const std::vector<PathTaken> all = attention_paths(first_layers, vocabulary, batch);
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> layers_of_line;
+  for (int layer = 0; layer < model.layers(); ++layer) {
+    for (const std::string& line : lines_of(model, layer % entries, all)) {
+      const auto known = std::find_if(layers_of_line.begin(), layers_of_line.end(),
+                                      [&](const auto& each) { return each.first == line; });
+      if (known == layers_of_line.end()) {
+        layers_of_line.push_back({line, {layer}});
+      } else if (known->second.back() != layer) {
+        known->second.push_back(layer);
+      }
+    }
+  }
+  std::vector<std::string> result;
+  for (const auto& [line, layers] : layers_of_line) {
+    result.push_back(fmt::format("{}, {}", layers_text(layers), line));
+  }
+  return result;
+}
+
+}  // namespace birkhoff

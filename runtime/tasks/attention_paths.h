@@ -1,0 +1,28 @@
+// On which path each layer's attention runs, and why it is not our fastest kernel: asked of a
+// configuration, without running it on its device.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attention/kernels/common/path.h"
+#include "configs/config.pb.h"
+#include "data/batch/batch.h"
+
+namespace birkhoff {
+
+// What the operations choose in the forward pass of a training step on the device of the
+// configuration; their callers are head groups, by the prefix of their parameters. `batch` is a
+// rank's share of a step, of which only sizes and dtypes matter. The model runs on LibTorch's meta
+// device, which takes milliseconds and no memory. Only one thread at a time may call it. Errors as
+// make_model().
+std::vector<PathTaken> attention_paths(const configs::Config& config, std::int64_t vocabulary,
+                                       Batch batch);
+
+// Those that are slower than they could be, a line for each operation of a head group, for instance
+// "layers 0 to 23, heads 0 to 3 (routing): attention over gathered rows takes the reference path,
+// because relative positions have values". Layers with the same answer share a line.
+std::vector<std::string> slow_attention_paths(const configs::Config& config,
+                                              std::int64_t vocabulary, const Batch& batch);
+
+}  // namespace birkhoff

@@ -1,0 +1,278 @@
+// What a configuration's attention runs on: told without running it, and what runs.
+#include "runtime/tasks/attention_paths.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "tests/attention/mechanism_cases.h"
+#include "tests/models/model_fixture.h"
+
+namespace birkhoff {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+// As the loader makes it.
+Batch batch_of(const configs::Config& config) {
+  Batch batch = make_batch(config.train().global_batch(), config.data().sequence_length());
+  if (config.task().has_classification()) {
+    batch.fields["lengths"] = at::full({batch.size()}, config.data().sequence_length(), at::kLong);
+    batch.fields["labels"] = at::zeros({batch.size()}, at::kLong);
+  }
+  return batch;
+}
+
+std::vector<std::string> slow_paths(const configs::Config& config) {
+  return slow_attention_paths(config, kVocabulary, batch_of(config));
+}
+
+// ---- The configurations of configs/.
+
+std::vector<fs::path> shipped_configs() {
+  std::vector<fs::path> paths;
+  for (const fs::directory_entry& each : fs::directory_iterator(BIRKHOFF_SOURCE_DIR "/configs")) {
+    if (each.path().extension() == ".txtpb") paths.push_back(each.path());
+  }
+  std::sort(paths.begin(), paths.end());
+  return paths;
+}
+
+// On a GPU.
+std::map<std::string, std::vector<std::string>> slow_paths_on_gpu() {
+  const auto blocks = [](const std::string& heads) {
+    return heads +
+           " (block_local): block attention takes the reference path, because relative positions "
+           "have values";
+  };
+  const auto routing = [](const std::string& heads) {
+    return heads +
+           " (routing): attention over gathered rows takes the reference path, because relative "
+           "positions have values";
+  };
+  const std::string fp32 = "because the dtype is fp32, not bf16 or fp16",
+                    of_blocks = "block attention is LibTorch's, " + fp32,
+                    of_rows = "attention over gathered rows takes a slower kernel, " + fp32,
+                    mixing = "block mixing takes the reference path, " + fp32,
+                    all = "layers 0 to 3, heads 0 to 3 ";
+  const std::vector<std::string> sinkhorn{all + "(sinkhorn): " + mixing,
+                                          all + "(sinkhorn): " + of_blocks};
+  const std::vector<std::string> small{blocks("layers 0 to 5, heads 0 to 3"),
+                                       routing("layers 0 to 5, heads 4 to 7")},
+      smoke{blocks("layers 0 to 1, heads 0 to 1"), routing("layers 0 to 1, heads 2 to 3")};
+  const std::string sst2 = "layers 0 to 1, heads 0 to 3 ";
+  return {
+      {"baby_gpt_dense", {}},
+      {"baby_gpt_local", {all + "(block_local): " + of_blocks}},
+      {"baby_gpt_moba", {all + "(moba): " + of_rows}},
+      {"baby_gpt_routing",
+       {"layers 0 to 3, heads 0 to 1 (block_local): " + of_blocks,
+        "layers 0 to 3, heads 2 to 3 (routing): " + of_rows}},
+      {"baby_gpt_sinkhorn", sinkhorn},
+      {"lmx_base_dense", {}},
+      {"lmx_base_sinkhorn", {}},
+      {"quickstart", sinkhorn},
+      {"routing_enwik8_paper",
+       {blocks("layers 0 to 23, heads 0 to 3"), routing("layers 0 to 23, heads 4 to 7")}},
+      {"routing_enwik8_small", small},
+      {"routing_enwik8_smoke", smoke},
+      {"routing_pg19_paper",
+       {blocks("layers 0 to 20, heads 0 to 7"), blocks("layer 21, heads 0 to 5"),
+        routing("layer 21, heads 6 to 7")}},
+      {"routing_pg19_small",
+       {blocks("layers 0 to 4, heads 0 to 7"), blocks("layer 5, heads 0 to 5"),
+        routing("layer 5, heads 6 to 7")}},
+      {"routing_pg19_smoke",
+       {blocks("layer 0, heads 0 to 3"), blocks("layer 1, heads 0 to 2"),
+        routing("layer 1, head 3")}},
+      {"routing_wikitext103_paper",
+       {blocks("layers 0 to 9, heads 0 to 7"), routing("layers 0 to 9, heads 8 to 15")}},
+      {"routing_wikitext103_small", small},
+      {"routing_wikitext103_smoke", smoke},
+      {"sst2_dense",
+       {sst2 + "(dense): dense attention is LibTorch's, because padding needs a mask of all pairs "
+               "of tokens"}},
+      {"sst2_sinkhorn",
+       {sst2 + "(sinkhorn): " + mixing,
+        sst2 + "(sinkhorn): sorting of blocks takes a slower kernel, because padding needs copies "
+               "of keys and values",
+        sst2 + "(sinkhorn): block attention takes the reference path, " + fp32}},
+  };
+}
+
+TEST(AttentionPaths, ShippedConfigurationsOnAGpu) {
+  std::map<std::string, std::vector<std::string>> found;
+  for (const fs::path& path : shipped_configs()) {
+    found[path.stem()] = slow_paths(load_config(path.string(), {"device=cuda"}));
+  }
+  EXPECT_EQ(found, slow_paths_on_gpu());
+}
+
+TEST(AttentionPaths, ShippedConfigurationsAreFusedOnACpu) {
+  for (const fs::path& path : shipped_configs()) {
+    EXPECT_THAT(slow_paths(load_config(path.string(), {"device=cpu"})), IsEmpty()) << path;
+  }
+}
+
+// ---- What makes attention slow on a GPU.
+
+struct SlowCase {
+  std::string mechanism;
+  std::vector<std::string> settings;
+  std::vector<std::string> lines;  // after "layers 0 to 2, heads 0 to 3 (..): "
+};
+
+void expect_lines(const std::string& task, const std::vector<SlowCase>& cases) {
+  for (const SlowCase& each : cases) {
+    SCOPED_TRACE(each.mechanism);
+    std::vector<std::string> settings{"device=cuda", "train.precision=bf16",
+                                      "train.global_batch=2"};
+    settings.insert(settings.end(), each.settings.begin(), each.settings.end());
+    const configs::Config config =
+        parse_config("task { " + task +
+                         " } data { corpus: 'none' sequence_length: 256 } model { layers: 3 "
+                         "channels: 128 heads: 4 attention { group { mechanism { " +
+                         each.mechanism + " } } } }",
+                     "test", settings);
+    const std::string mechanism = each.mechanism.substr(0, each.mechanism.find(' '));
+    std::vector<std::string> lines;
+    for (const std::string& line : each.lines) {
+      lines.push_back("layers 0 to 2, heads 0 to 3 (" + mechanism + "): " + line);
+    }
+    EXPECT_EQ(slow_paths(config), lines);
+  }
+}
+
+TEST(AttentionPaths, ReasonsOnAGpu) {
+  const std::string reference = "takes the reference path, because ",
+                    blocks = "block attention " + reference,
+                    rows = "attention over gathered rows " + reference;
+  expect_lines(
+      "language_model {}",
+      {{"dense {}", {}, {}},
+       {"dense { dropout: 0.1 }",
+        {},
+        {"dense attention " + reference + "dense attention with dropout has no GPU kernel"}},
+       {"dense {} sink: true",
+        {},
+        {"dense attention " + reference + "dense attention with sinks has no GPU kernel"}},
+       {"dense {}",
+        {"data.restart_at_documents=true"},
+        {"dense attention is LibTorch's, because documents need a mask of all pairs of tokens"}},
+       {"block_local { block: 64 dropout: 0.1 } sink: true", {}, {}},
+       {"block_local { block: 8 }",
+        {},
+        {"block attention is LibTorch's, because a block has 8 tokens, fewer than 16"}},
+       {"block_local { block: 64 dropout: 0.1 }",
+        {"model.channels=144"},
+        {blocks + "a head has 36 channels, which are no multiple of 8"}},
+       {"sliding_window { width: 40 } relative_positions { max_distance: 9 values: false }",
+        {},
+        {}},
+       {"sliding_window { width: 40 } relative_positions { max_distance: 9 }",
+        {},
+        {blocks + "relative positions have values"}},
+       {"routing { clusters: 4 }", {}, {}},
+       {"routing { clusters: 4 dropout: 0.1 }",
+        {},
+        {rows + "attention dropout has no such kernel"}},
+       {"routing { clusters: 4 } relative_positions { max_distance: 9 values: false }",
+        {},
+        {"attention over gathered rows takes a slower kernel, because keys have relative "
+         "positions"}},
+       {"moba { block: 2 top_blocks: 66 }",
+        {},
+        {"choice of blocks " + reference + "a query chooses 65 blocks, more than 64"}},
+       {"sinkhorn { block: 64 }", {}, {}},
+       {"sinkhorn { block: 64 causal_balance: cumulative }",
+        {},
+        {"balance " + reference + "the cumulative balance has kernels only for CPUs"}},
+       {"sinkhorn { block: 64 top_m: 2 }",
+        {},
+        {"mixing of few sources takes a slower kernel, because those of GPUs multiply every block, "
+         "most of them by 0"}}});
+  expect_lines("classification { classes: 2 }",
+               {{"sinkhorn { block: 16 }",
+                 {"data.sequence_length=8224"},
+                 {"balance " + reference + "there are 514 blocks, more than 256",
+                  "block mixing " + reference + "there are 514 blocks, more than 512",
+                  "sorting of blocks takes a slower kernel, because padding needs copies of keys "
+                  "and values"}}});
+}
+
+TEST(AttentionPaths, LayersWithOneAnswerShareALine) {
+  const configs::Config config = parse_config(
+      "task { language_model {} } data { corpus: 'none' sequence_length: 64 } device: cuda "
+      "model { layers: 7 channels: 64 heads: 4 "
+      "attention { group { mechanism { dense { dropout: 0.1 } } } } "
+      "attention { group { heads: 3 mechanism { block_local { block: 8 } } } "
+      "            group { mechanism { dense { dropout: 0.1 } } } } "
+      "attention { group { mechanism { dense {} } } } } "
+      "train { precision: bf16 global_batch: 4 micro_batch: 2 recompute: true }",
+      "test", {});
+  const std::string dropout =
+      "(dense): dense attention takes the reference path, because dense attention with dropout has "
+      "no GPU kernel";
+  EXPECT_THAT(slow_paths(config),
+              ElementsAre("layers 0, 3, 6, heads 0 to 3 " + dropout,
+                          "layers 1, 4, heads 0 to 2 (block_local): block attention is LibTorch's, "
+                          "because a block has 8 tokens, fewer than 16",
+                          "layers 1, 4, head 3 " + dropout));
+}
+
+// ---- What is told is what runs.
+
+std::vector<std::string> texts_of(const std::vector<PathTaken>& all) {
+  std::vector<std::string> texts;
+  for (const PathTaken& each : all) {
+    texts.push_back(fmt::format("{}: {} {} \"{}\"", each.caller, each.operation,
+                                static_cast<int>(each.path), each.why));
+  }
+  std::sort(texts.begin(), texts.end());
+  return texts;
+}
+
+// Of a step that runs on the CPU.
+std::vector<PathTaken> paths_of_run(const configs::Config& config, const Batch& batch) {
+  const auto one = make_single_group();
+  const auto model = make_model(config, kVocabulary, {*one, *one, *one});
+  const PathRecord record;
+  model->loss_sums(batch, make_noise(batch));
+  return record.taken();
+}
+
+class ToldPath : public ::testing::TestWithParam<test::MechanismCase> {};
+INSTANTIATE_TEST_SUITE_P(Mechanisms, ToldPath, ::testing::ValuesIn(test::all_cases()),
+                         test::name_of);
+
+TEST_P(ToldPath, IsTheOneTaken) {
+  const std::string task =
+      GetParam().causal ? "language_model {}" : "classification { classes: 3 }";
+  for (const char* const precision : {"fp64", "fp32", "bf16", "fp16"}) {
+    SCOPED_TRACE(precision);
+    const configs::Config config =
+        parse_config("task { " + task +
+                         " } data { corpus: 'none' sequence_length: 16 } model { layers: 1 "
+                         "channels: 16 heads: 2 attention { group { mechanism { " +
+                         test::with_noise(GetParam().config).ShortDebugString() + " } } } }",
+                     "test", {std::string("train.precision=") + precision, "train.global_batch=2"});
+    const Batch batch = batch_of(config);
+    const std::vector<PathTaken> taken = paths_of_run(config, batch);
+    EXPECT_FALSE(taken.empty());
+    EXPECT_EQ(texts_of(taken), texts_of(attention_paths(config, kVocabulary, batch)));
+    // fp16 has no kernels on the CPU.
+    const bool slow = std::any_of(taken.begin(), taken.end(), [](const PathTaken& each) {
+      return each.path != Path::kFused && !each.why.empty();
+    });
+    EXPECT_TRUE(slow || precision != std::string("fp16"));
+  }
+}
+
+}  // namespace
+}  // namespace birkhoff
