@@ -6,6 +6,10 @@
 #include <string_view>
 
 #include "cluster/base/error.h"
+#if defined(__linux__) && defined(__x86_64__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace birkhoff {
 namespace {
@@ -17,6 +21,7 @@ struct NamedSet {
 };
 // From wide to narrow.
 constexpr NamedSet kSets[] = {
+    {InstructionSet::kAmxBf16, "amx_bf16", "avx512", "AVX512_CORE_AMX", "AVX512_E4"},
     {InstructionSet::kAvx512Bf16, "avx512_bf16", "avx512", "AVX512_CORE_BF16", "AVX512"},
     {InstructionSet::kAvx512, "avx512", "avx512", "AVX512_CORE", "AVX512"},
     {InstructionSet::kAvx2, "avx2", "avx2", "AVX2", "AVX2"},
@@ -28,6 +33,17 @@ void limit_libraries(const NamedSet& set) {
   setenv("MKL_ENABLE_INSTRUCTIONS", set.mkl, /*overwrite=*/0);
   // On CPUs of other vendors MKL obeys only this variable.
   if (set.set == InstructionSet::kPortable) setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/0);
+}
+
+// Linux gives a process AMX's registers, which enlarge its threads, only on request.
+bool may_use_amx() {
+#if defined(__linux__) && defined(__x86_64__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+  static const bool may = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return may;
+#else
+  return false;
+#endif
 }
 
 InstructionSet choose() {
@@ -42,13 +58,13 @@ InstructionSet choose() {
     if (asked != nullptr) {
       fail(ExitCode::kUsage,
            "BIRKHOFF_CPU={}: this CPU lacks the instructions; unset the variable, or set it "
-           "to a narrower set (portable, avx2, avx512)",
+           "to a narrower set (portable, avx2, avx512, avx512_bf16)",
            asked);
     }
   }
   fail(ExitCode::kUsage,
        "BIRKHOFF_CPU={}: unknown instruction set; unset the variable, or set it to portable, avx2, "
-       "avx512 or avx512_bf16",
+       "avx512, avx512_bf16 or amx_bf16",
        asked);
 }
 
@@ -66,6 +82,9 @@ bool is_supported(InstructionSet set) {
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
     case InstructionSet::kAvx512Bf16:
       return is_supported(InstructionSet::kAvx512) && __builtin_cpu_supports("avx512bf16");
+    case InstructionSet::kAmxBf16:
+      return is_supported(InstructionSet::kAvx512Bf16) && __builtin_cpu_supports("amx-tile") &&
+             __builtin_cpu_supports("amx-bf16") && may_use_amx();
 #endif
     default:
       return false;

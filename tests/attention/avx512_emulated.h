@@ -14,6 +14,7 @@ namespace birkhoff::test {
 const TileKernels<float>& emulated_tile_kernels(float);
 const TileKernels<double>& emulated_tile_kernels(double);
 const TileKernels<Bf16>& emulated_tile_kernels(Bf16);  // of AVX-512 BF16
+const TileKernels<Bf16>& emulated_amx_tile_kernels();
 const MixKernels<float>& emulated_mix_kernels(float);
 const MixKernels<double>& emulated_mix_kernels(double);
 const MixKernels<Bf16>& emulated_mix_kernels(Bf16);
@@ -26,8 +27,9 @@ const PrefixBalanceKernels& emulated_prefix_balance_kernels();
 // emulated ones.
 template <typename Of, typename Kernels, typename F>
 void for_each_set(const Of& of, const Kernels& emulated, const F& f) {
-  for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2,
-                                   InstructionSet::kAvx512, InstructionSet::kAvx512Bf16}) {
+  for (const InstructionSet set :
+       {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512,
+        InstructionSet::kAvx512Bf16, InstructionSet::kAmxBf16}) {
     if (is_supported(set)) f(of(set), "set " + std::string(name_of(set)));
   }
   f(emulated, "emulated AVX-512");

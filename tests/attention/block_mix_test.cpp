@@ -203,8 +203,9 @@ void check_set(InstructionSet set, const Sizes& s, int diagonal) {
 }
 
 TEST(MixKernels, EachInstructionSetIsExact) {
-  for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2,
-                                   InstructionSet::kAvx512, InstructionSet::kAvx512Bf16}) {
+  for (const InstructionSet set :
+       {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512,
+        InstructionSet::kAvx512Bf16, InstructionSet::kAmxBf16}) {
     if (!is_supported(set)) continue;
     for (const Sizes& s : kMixSizes) {
       for (const int diagonal : {-1, 0, static_cast<int>(s.N) - 1}) {

@@ -331,7 +331,8 @@ class TileKernelsOf : public ::testing::TestWithParam<InstructionSet> {
 };
 INSTANTIATE_TEST_SUITE_P(All, TileKernelsOf,
                          ::testing::Values(InstructionSet::kPortable, InstructionSet::kAvx2,
-                                           InstructionSet::kAvx512, InstructionSet::kAvx512Bf16));
+                                           InstructionSet::kAvx512, InstructionSet::kAvx512Bf16,
+                                           InstructionSet::kAmxBf16));
 
 // One query tile over three key tiles, the second masked and weighted, the last causal, against
 // autograd in fp64.

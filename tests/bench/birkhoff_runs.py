@@ -187,6 +187,11 @@ def instruction_set():
     """The instruction set that our loops use here, as BIRKHOFF_CPU names it: that variable, or the
     widest set of the CPU."""
     flags = next((line for line in open("/proc/cpuinfo") if line.startswith("flags")), "").split()
-    names = {"avx512_bf16": "avx512_bf16", "avx512dq": "avx512", "avx2": "avx2"}
+    names = {
+        "amx_bf16": "amx_bf16",
+        "avx512_bf16": "avx512_bf16",
+        "avx512dq": "avx512",
+        "avx2": "avx2"
+    }
     return os.environ.get("BIRKHOFF_CPU") or next(
         (name for flag, name in names.items() if flag in flags), "portable")

@@ -11,6 +11,8 @@ template <typename Select>
 decltype(auto) for_set([[maybe_unused]] InstructionSet set, Select select) {
 #if defined(__x86_64__)
   switch (set) {
+    case InstructionSet::kAmxBf16:
+      return select.template operator()<InstructionSet::kAmxBf16>();
     case InstructionSet::kAvx512Bf16:
       return select.template operator()<InstructionSet::kAvx512Bf16>();
     case InstructionSet::kAvx512:
@@ -24,9 +26,9 @@ decltype(auto) for_set([[maybe_unused]] InstructionSet set, Select select) {
   return select.template operator()<InstructionSet::kPortable>();
 }
 
-// The set whose code kernels of a type run: products of bf16 pairs are useful only for bf16.
+// The set whose code kernels of a type run: products of bf16 are useful only for bf16.
 template <InstructionSet kSet, bool kIsBf16>
 constexpr InstructionSet kSetOf =
-    kSet == InstructionSet::kAvx512Bf16 && !kIsBf16 ? InstructionSet::kAvx512 : kSet;
+    kSet > InstructionSet::kAvx512 && !kIsBf16 ? InstructionSet::kAvx512 : kSet;
 
 }  // namespace birkhoff

@@ -147,8 +147,9 @@ struct TileKernels {
   void (*exp)(const Sum<T>* x, Sum<T>* y, std::size_t n);
 };
 
-// For T = float, double and Bf16. kAvx512Bf16 multiplies bf16 with vdpbf16ps, and shares the
-// kernels for float and double with kAvx512. The other sets widen bf16 to float as they read it.
+// For T = float, double and Bf16. kAvx512Bf16 multiplies bf16 with vdpbf16ps, kAmxBf16 with AMX
+// where the numbers of queries and keys and D are multiples of 16; both share the kernels for float
+// and double with kAvx512. The other sets widen bf16 to float as they read it.
 template <typename T>
 const TileKernels<T>& tile_kernels(InstructionSet set);
 // The kernels of instruction_set().

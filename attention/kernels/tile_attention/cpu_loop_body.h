@@ -6,8 +6,8 @@
 // scratch, except an `a` that is read only once: in a [B, L, H, D] tensor they lie a power of two
 // apart and would evict one another from L1. One thread owns a whole call.
 //
-// With vdpbf16ps, k counts pairs of bf16, and operands are laid out in pairs. Without it, bf16 is
-// widened to float on the way to scratch, and the loop is that of float.
+// With vdpbf16ps and AMX, k counts pairs of bf16, and operands are laid out in pairs. Without them,
+// bf16 is widened to float on the way to scratch, and the loop is that of float.
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
@@ -57,7 +57,8 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
-    const Pair<S> pair = masked_pair(queries, key, x);
+    const Pair<S> pair = masked_pair(queries, key, D, x);
+    const AmxRegisters amx(pair.amx_depth);
     const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k, key.weight);
     prefetch_rows<Use::kRead>(key.v, key.num_keys, D);
     multiply_scores(pair, k, x.q_t, D, s_t);
@@ -113,7 +114,7 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
       }
     }
     multiply_to_queries(pair, weights, stack_rows(x.v, pair.keys, columns, x.key_stacked), columns,
-                        x.acc, tile > 0);
+                        x.acc, tile > 0, x.p_in_rows);
   }
   if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
   if (relative_values) {
@@ -251,7 +252,8 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   bool k_is_loaded = false;  // of the last tile
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
-    const Pair<S> pair = masked_pair(queries, key, x);
+    const Pair<S> pair = masked_pair(queries, key, D, x);
+    const AmxRegisters amx(pair.amx_depth);
     S *p_t = x.p_t(tile), *d_p_t = x.ds_t(tile);
     const Rows<const E> k = operand_rows(key.k, key.num_keys, D, columns, x.k, key.weight);
     k_is_loaded = k.data == x.k;
@@ -307,7 +309,8 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
 
   for (int tile = 0; tile < num_key_tiles; ++tile) {
     const KeyTile<T>& key = keys[tile];
-    const Pair<S> pair = sizes_of(queries, key);
+    const Pair<S> pair = sizes_of(queries, key, D);
+    const AmxRegisters amx(pair.amx_depth);
     S *p_t = x.p_t(tile), *ds_t = x.ds_t(tile);
     E *p_in_rows, *ds_in_rows, *ds_stacked;
     if constexpr (x.kPairs) {
@@ -357,7 +360,7 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
     multiply_to_keys(pair, ds_in_rows, q_stacked, columns, x.d_key);
     finish_key_gradient(key, scale, key.k, D, columns, x.d_key, key.d_k_sum, key.d_k);
     multiply_to_queries(pair, ds_stacked, stack_rows(x.k, pair.keys, columns, x.key_stacked),
-                        columns, x.acc, tile > 0);
+                        columns, x.acc, tile > 0, x.p_in_rows);
   }
   if (num_key_tiles == 0) __builtin_memset(x.acc, 0, sizeof(S) * kTile * columns);
   if (relative) {

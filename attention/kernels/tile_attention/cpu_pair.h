@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
+#include "attention/kernels/tile_attention/cpu_amx.h"
 #include "attention/kernels/tile_attention/cpu_distances.h"
 #include "attention/kernels/tile_attention/cpu_loop.h"
 
@@ -68,6 +69,7 @@ template <typename T>
 struct Pair {
   int queries, keys;  // padded to whole vectors and panels
   bool causal;
+  int amx_depth;     // of cpu_amx.h
   const T* added_t;  // added to s_t: bias or -infinity, rows `added_stride` apart; null: 0
   std::ptrdiff_t added_stride;
 
@@ -78,17 +80,20 @@ struct Pair {
 };
 
 template <typename T>
-Pair<Sum<T>> sizes_of(const QueryTile<T>& queries, const KeyTile<T>& keys) {
-  return {padded_rows<Sum<T>>(queries.num_queries), round_up(keys.num_keys, kPanel), keys.causal,
-          nullptr, 0};
+Pair<Sum<T>> sizes_of(const QueryTile<T>& queries, const KeyTile<T>& keys, int head_dim) {
+  const int num_queries = padded_rows<Sum<T>>(queries.num_queries);
+  const int num_keys = round_up(keys.num_keys, kPanel);
+  const int depth = amx_depth<Operand<T>>(num_queries, num_keys, head_dim, keys.causal);
+  return {num_queries, num_keys, keys.causal, depth, nullptr, 0};
 }
 
 // sizes_of() with the mask and the bias, built in scratch.
 template <typename T>
-Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, const Scratch<T>& x) {
+Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, int head_dim,
+                         const Scratch<T>& x) {
   using S = Sum<T>;
   constexpr S kHidden = -__builtin_inf();
-  Pair<S> pair = sizes_of(queries, keys);
+  Pair<S> pair = sizes_of(queries, keys, head_dim);
   const bool relative = queries.relative && keys.positions;
   if (keys.mask || keys.bias || relative) {
     pair.added_t = x.added_t;
@@ -127,6 +132,16 @@ template <typename S, typename E>
 void multiply_scores(const Pair<S>& pair, Rows<const E> k, const E* q_t, int head_dim, S* s_t) {
   constexpr int kInL1 = (32 << 10) / (kTile * static_cast<int>(sizeof(E)));  // rows of q_t
   const int depth = round_up(head_dim, kNumbers<E>) / kNumbers<E>;
+  if constexpr (kUsesAmx<E>) {
+    if (pair.amx_depth > 0) {
+      for (int j = 0; j < pair.keys; j += kAmxRows) {
+        const int first = pair.first_query(j);
+        multiply_amx(pair.amx_depth, k.data + j * k.stride, k.stride, q_t + first, kTile, depth,
+                     s_t + j * kTile + first, kTile, pair.queries - first, false);
+      }
+      return;
+    }
+  }
   for (int d = 0; d < depth; d += kInL1) {
     for (int j = 0; j < pair.keys; j += kPanel) {
       const int first = pair.first_query(j);
@@ -137,10 +152,23 @@ void multiply_scores(const Pair<S>& pair, Rows<const E> k, const E* q_t, int hea
   }
 }
 
-// y [queries, columns] (+)= sum_j w_t[j][i] x_jd, both stacked.
+// y [queries, columns] (+)= sum_j w_t[j][i] x_jd, both stacked. AMX needs w in rows, for which `w`
+// is scratch.
 template <typename S, typename E>
 void multiply_to_queries(const Pair<S>& pair, const E* w_t, const E* x, int columns, S* y,
-                         bool accumulate) {
+                         bool accumulate, [[maybe_unused]] E* w) {
+  if constexpr (kUsesAmx<E>) {
+    constexpr int kRow = kTile / kNumbers<E>;
+    if (pair.amx_depth > 0) {
+      transpose_matrix(w_t, round_up(pair.keys / kNumbers<E>, kAmxRows), pair.queries, kTile, w,
+                       kRow);
+      for (int i = 0; i < pair.queries; i += kAmxRows) {
+        multiply_amx(pair.amx_depth, w + i * kRow, kRow, x, columns, pair.end_key(i) / kNumbers<E>,
+                     y + i * columns, columns, columns, accumulate);
+      }
+      return;
+    }
+  }
   for (int i = 0; i < pair.queries; i += kPanel) {
     const int depth = pair.causal ? min_of(pair.keys, i + kPanel) : pair.keys;
     multiply_panel(w_t + i, 1, kTile, x, columns, depth / kNumbers<E>, y + i * columns, columns,
@@ -152,6 +180,17 @@ void multiply_to_queries(const Pair<S>& pair, const E* w_t, const E* x, int colu
 template <typename S, typename E>
 void multiply_to_keys(const Pair<S>& pair, const E* w_t, const E* x, int columns, S* y) {
   constexpr int kN = kNumbers<E>;
+  if constexpr (kUsesAmx<E>) {
+    if (pair.amx_depth > 0) {
+      for (int j = 0; j < pair.keys; j += kAmxRows) {
+        const int first = pair.first_query(j);
+        multiply_amx(pair.amx_depth, w_t + (j * kTile + first) / kN, kTile / kN,
+                     x + first / kN * columns, columns, (pair.queries - first) / kN,
+                     y + j * columns, columns, columns, false);
+      }
+      return;
+    }
+  }
   for (int j = 0; j < pair.keys; j += kPanel) {
     const int first = pair.causal ? j : 0;
     multiply_panel(w_t + (j * kTile + first) / kN, kTile / kN, 1, x + first / kN * columns, columns,
