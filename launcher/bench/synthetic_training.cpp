@@ -23,24 +23,23 @@ ModelInputs synthetic_inputs(const configs::Config& config, std::int64_t vocabul
   return inputs;
 }
 
-Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary) {
+Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary, at::Device device) {
   const std::int64_t batch_size = config.train().global_batch();
   const std::int64_t length = config.data().sequence_length();
+  const at::TensorOptions integers = at::TensorOptions(at::kLong).device(device);
   const at::Generator generator = at::detail::createCPUGenerator(config.train().seed());
-  const at::Tensor tokens = at::randint(vocabulary, {batch_size, length + 1}, generator, at::kLong);
+  const at::Tensor tokens = at::randint(vocabulary, {batch_size, length + 1}, generator, integers);
   Batch batch;
+  batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
+  batch.sample_ids_B = at::arange(batch_size, integers);
   if (config.task().has_classification()) {
-    batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
-    batch.fields[std::string(field::kLengths)] = at::full({batch_size}, length, at::kLong);
+    batch.fields[std::string(field::kLengths)] = at::full({batch_size}, length, integers);
     batch.fields[std::string(field::kLabels)] =
-        at::randint(config.task().classification().classes(), {batch_size}, generator, at::kLong);
-    batch.sample_ids_B = at::arange(batch_size, at::kLong);
+        at::randint(config.task().classification().classes(), {batch_size}, generator, integers);
     return batch;
   }
-  batch.fields[std::string(field::kInputs)] = tokens.narrow(1, 0, length);
   batch.fields[std::string(field::kTargets)] = tokens.narrow(1, 1, length);
-  batch.fields[std::string(field::kMask)] = at::ones({batch_size, length}, at::kByte);
-  batch.sample_ids_B = at::arange(batch_size, at::kLong);
+  batch.fields[std::string(field::kMask)] = at::ones({batch_size, length}, integers.dtype(at::kByte));
   return batch;
 }
 

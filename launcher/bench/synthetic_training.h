@@ -23,8 +23,9 @@ ModelInputs synthetic_inputs(const configs::Config& config, std::int64_t vocabul
 
 // Tokens and labels of train.global_batch sequences that depend only on train.seed, laid out like
 // the loader's. For language models, inputs and targets are views of rows of B * (T + 1) tokens;
-// for classifiers, no sequence is padded.
-Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary);
+// for classifiers, no sequence is padded. device: the CPU, or the meta device.
+Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary,
+                      at::Device device = at::kCPU);
 
 class SyntheticTraining {
  public:

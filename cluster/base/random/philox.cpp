@@ -174,7 +174,7 @@ at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef i
   std::vector<std::int64_t> shape{ids_B.size(0)};
   shape.insert(shape.end(), inner_shape.begin(), inner_shape.end());
   at::Tensor out = at::empty(shape, ids_B.options().dtype(at::kFloat));
-  if (out.numel() == 0) return out;
+  if (out.numel() == 0 || out.is_meta()) return out;  // a plan only counts bytes
   if (!out.is_cpu()) {
     require(kHasGpuKernels && out.is_cuda(), "noise: this program has no kernel for the device");
     launch(key, purpose, counters, map, out);
