@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -56,6 +57,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> normalize(
   return {like(x), at::empty(sizes, x.options()), at::empty(sizes, x.options())};
 }
 
+at::Tensor embedding_gradient(const at::Tensor& gradient, const at::Tensor& /*ids*/,
+                              std::int64_t num_rows, std::int64_t /*padding*/, bool /*scale*/) {
+  return at::empty({num_rows, gradient.size(-1)}, gradient.options());
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> normalize_backward(
+    const at::Tensor& /*gradient*/, const at::Tensor& x, at::IntArrayRef /*normalized*/,
+    const at::Tensor& /*mean*/, const at::Tensor& /*deviation*/,
+    const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    std::array<bool, 3> needed) {
+  return {needed[0] ? like(x) : at::Tensor(), needed[1] ? like(*weight) : at::Tensor(),
+          needed[2] ? like(*bias) : at::Tensor()};
+}
+
 }  // namespace
 
 MetaOperations::MetaOperations()
@@ -69,7 +84,9 @@ MetaOperations::MetaOperations()
   library_.impl("where.self", &choose);
   library_.impl("where.self_out", &choose_out);
   library_.impl("index_select", &select_index);
+  library_.impl("embedding_dense_backward", &embedding_gradient);
   library_.impl("native_layer_norm", &normalize);
+  library_.impl("native_layer_norm_backward", &normalize_backward);
 }
 
 }  // namespace birkhoff

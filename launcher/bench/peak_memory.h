@@ -12,8 +12,9 @@ struct Allocator;
 
 namespace birkhoff {
 
-// While an object exists, it counts tensors on the CPU as they are allocated; there must be at most
-// one object at a time. On a GPU, LibTorch counts by itself.
+// While an object exists, it counts tensors on the CPU, or those on the meta device as if they had
+// memory, as they are allocated; there must be at most one object at a time. On a GPU, LibTorch
+// counts by itself.
 class PeakMemory {
  public:
   explicit PeakMemory(c10::Device device);
@@ -28,6 +29,7 @@ class PeakMemory {
   std::int64_t live_bytes() const;
 
  private:
+  bool counts() const;  // else LibTorch does
   std::size_t live() const;
 
   c10::Device device_;

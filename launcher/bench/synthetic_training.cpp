@@ -21,7 +21,7 @@ SyntheticTraining::SyntheticTraining(const configs::Config& config, std::int64_t
     : config_(config),
       plain_config_(without_graph(config)),
       device_(device),
-      batch_(make_task(config)->synthetic_batch(vocabulary).to(device)),
+      batch_(make_task(config)->synthetic_batch(vocabulary, at::kCPU).to(device)),
       loss_scale_(loss_scale(config)),
       group_(make_single_group(device)),
       model_(make_model(config, vocabulary, {*group_, *group_, *group_})),

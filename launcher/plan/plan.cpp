@@ -22,7 +22,6 @@ namespace birkhoff {
 namespace {
 
 constexpr double kMega = 1e6, kGiga = 1e9;
-constexpr double kMostTrialFlops = 1e13;  // a minute or two
 constexpr int kPlanRounds = 7;
 
 // The part of a model that a parameter belongs to, by its name.
@@ -46,7 +45,7 @@ std::int64_t batch_bytes(const configs::Config& config, std::int64_t rows) {
   one.mutable_train()->set_global_batch(1);
   std::set<const void*> seen;
   std::int64_t bytes = 0;
-  const Batch batch = make_task(one)->synthetic_batch(/*vocabulary=*/2);
+  const Batch batch = make_task(one)->synthetic_batch(/*vocabulary=*/2, at::kCPU);
   const auto add = [&](const at::Tensor& tensor) {
     if (seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
       bytes += static_cast<std::int64_t>(tensor.storage().nbytes());
@@ -75,24 +74,16 @@ class Planner {
         train.micro_batch() > 0 ? std::min<std::int64_t>(train.micro_batch(), rows_) : rows_;
     configs::Config of_rank = config_;
     of_rank.mutable_train()->set_global_batch(static_cast<int>(rows_));
-    slow_paths_ = slow_attention_paths(config_, request.vocabulary,
-                                       make_task(of_rank)->synthetic_batch(request.vocabulary));
+    slow_paths_ =
+        slow_attention_paths(config_, request.vocabulary,
+                             make_task(of_rank)->synthetic_batch(request.vocabulary, at::kCPU));
   }
 
   Plan plan() {
     for (const std::string& line : slow_paths_) note("Attention: {}.", line);
     add_parameters();
-    const Trial trial(config_, request_.vocabulary, micro_batch_);
-    layers_flops_ = trial.layers_flops_per_sequence() * static_cast<double>(rows_);
-    if (trial.least_flops() > kMostTrialFlops) {
-      note(
-          "Memory, bytes moved and times to measure are not predicted: the smallest trial step takes "
-          "{:.3g} TFLOP, and a plan spends at most {:.3g}.",
-          trial.least_flops() / 1e12, kMostTrialFlops / 1e12);
-    } else {
-      run_trials();
-      add_memory();
-    }
+    run_trials();
+    add_memory();
     add_computation();
     add_communication();
     add_checkpoint();
@@ -144,13 +135,27 @@ class Planner {
   }
 
   void run_trials() {
-    for (const bool recompute : {false, true}) {
-      Trial trial(with(config_.train().zero_stage(), recompute), request_.vocabulary, micro_batch_);
-      memory_[recompute] = trial.memory();
-      if (request_.measure && recompute == config_.train().recompute()) {
-        const int others = usable_cores() / at::get_num_threads() - 1;
-        times_ = trial.times(kPlanRounds, std::clamp(others, 0, request_.ranks_per_node - 1));
-      }
+    Trial trial(config_, request_.vocabulary, micro_batch_);
+    layers_flops_ = trial.layers_flops_per_sequence() * static_cast<double>(rows_);
+    const bool recompute = config_.train().recompute();
+    for (const bool each : {!recompute, recompute}) memory_[each] = trial.memory(each);
+    if (!trial.layers_fit()) {
+      note(
+          "Activations of the layers are counted as those of usual ones and may be off by half: "
+          "two layers need more than the 1 GB that a plan takes.");
+    } else if (!trial.tried().empty()) {
+      note("Memory is extrapolated from trials of up to {}.", trial.tried());
+    }
+    if (!request_.measure || !trial.layers_fit()) return;
+    const int others =
+        std::clamp(usable_cores() / at::get_num_threads() - 1, 0, request_.ranks_per_node - 1);
+    times_ = trial.times(kPlanRounds, others);
+    if (!trial.tried().empty()) {
+      note("Times are extrapolated by FLOPs from steps of {}.", trial.tried());
+    }
+    if (times_->neighbours < others) {
+      note("Measured next to {} of {} neighbours: the memory of a plan holds no more of them.",
+           times_->neighbours, others);
     }
   }
 
@@ -233,16 +238,10 @@ class Planner {
     const RankState state = rank_state(config_, request_.vocabulary, request_.ranks);
     const auto values = static_cast<double>(state.values_bytes);
     const auto gradients = static_cast<double>(state.gradients_bytes);
-    const double kept = memory_.empty() ? 0
-                                        : (memory_[config_.train().recompute()].layers +
-                                           memory_[config_.train().recompute()].rest) *
-                                              micro_batches();
-    const auto bytes = [&](double moved) {
-      return memory_.empty() ? std::nullopt : std::optional(moved);
-    };
-    table.add("forward", {forward_flops(), bytes(values * micro_batches() + kept)});
-    table.add("backward",
-              {backward_flops(), bytes((values + 2 * gradients) * micro_batches() + kept)});
+    const TrialMemory& memory = memory_[config_.train().recompute()];
+    const double kept = (memory.layers + memory.rest) * micro_batches();
+    table.add("forward", {forward_flops(), values * micro_batches() + kept});
+    table.add("backward", {backward_flops(), (values + 2 * gradients) * micro_batches() + kept});
     table.add("optimizer", {std::nullopt, 2 * static_cast<double>(state.optimizer_bytes) +
                                               updated_share(state) * (2 * values + gradients)});
     table.add("step", {forward_flops() + backward_flops(), std::nullopt});
@@ -311,7 +310,7 @@ class Planner {
 
   void add_machine() {
     const double passes = (forward_flops() + backward_flops()) / micro_batches() /
-                          (times_->forward + times_->backward);
+                          (times_->step.forward + times_->step.backward);
     PlanTable table{
         "machine",
         fmt::format("This machine, measured just now with {} per rank.",
@@ -327,9 +326,8 @@ class Planner {
 
   void add_time() {
     if (!times_ && !request_.flops_per_second) {
-      if (!request_.measure) {
-        note("The time of a step is not predicted: give --measure, or --peak-tflops.");
-      }
+      note("The time of a step is not predicted: give {}--peak-tflops.",
+           request_.measure ? "" : "--measure, or ");
       return;
     }
     PlanTable table{"time",
@@ -340,8 +338,10 @@ class Planner {
                     {{"seconds", "ms", 1e-3}},
                     {}};
     const double speed = request_.flops_per_second.value_or(1);
-    const double forward = times_ ? times_->forward * micro_batches() : forward_flops() / speed;
-    const double backward = times_ ? times_->backward * micro_batches() : backward_flops() / speed;
+    const double forward =
+        times_ ? times_->step.forward * micro_batches() : forward_flops() / speed;
+    const double backward =
+        times_ ? times_->step.backward * micro_batches() : backward_flops() / speed;
     // A byte sent within a node is written to shared memory, read there, and added up: three
     // copies. A node's ranks share its network.
     double local = 0;
@@ -360,7 +360,7 @@ class Planner {
     table.add("backward", {backward});
     if (times_) {
       const double optimizer =
-          times_->optimizer *
+          times_->step.optimizer *
           updated_share(rank_state(config_, request_.vocabulary, request_.ranks));
       step += optimizer;
       table.add("optimizer", {optimizer});
@@ -434,7 +434,7 @@ class Planner {
   std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with most
   std::vector<std::string> slow_paths_;      // of attention
   double layers_flops_ = 0;                  // of their forward pass, without embedding and head
-  std::map<bool, TrialMemory> memory_;       // by train.recompute; empty: not measured
+  std::map<bool, TrialMemory> memory_;       // by train.recompute
   std::optional<TrialTimes> times_;          // as configured
   std::vector<Exchange> exchanges_;
   std::optional<double> step_seconds_;
@@ -445,11 +445,9 @@ class Planner {
 
 Plan make_plan(const PlanRequest& request) { return Planner(request).plan(); }
 
-std::optional<double> rank_memory(const Plan& plan) {
-  for (const PlanTable& table : plan.tables) {
-    if (table.key == "memory") return table.rows.back().values.front();  // the total
-  }
-  return std::nullopt;
+double rank_memory(const Plan& plan) {
+  const auto memory = std::ranges::find(plan.tables, "memory", &PlanTable::key);
+  return *memory->rows.back().values.front();  // the total
 }
 
 }  // namespace birkhoff

@@ -33,7 +33,7 @@ struct Plan {
 // Error(kConfig) as make_model().
 Plan make_plan(const PlanRequest& request);
 
-// Bytes of a rank at its peak, as configured; nullopt: a note says why they are not predicted.
-std::optional<double> rank_memory(const Plan& plan);
+// Bytes of a rank at its peak, as configured.
+double rank_memory(const Plan& plan);
 
 }  // namespace birkhoff

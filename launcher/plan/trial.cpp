@@ -1,44 +1,35 @@
 #include "launcher/plan/trial.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randn.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <memory>
 #include <thread>
-#include <vector>
 
 #include "cluster/base/error.h"
-#include "launcher/bench/peak_memory.h"
 #include "launcher/bench/report.h"
-#include "launcher/bench/synthetic_training.h"
-#include "runtime/tasks/task.h"
+#include "launcher/plan/smaller_config.h"
+#include "models/transformer/layers.h"
 
 namespace birkhoff {
 namespace {
 
-configs::Config part_of(configs::Config config, std::int64_t layers, std::int64_t sequences) {
-  config.set_device(configs::Config::cpu);
-  config.mutable_model()->set_layers(static_cast<int>(layers));
-  configs::Train& train = *config.mutable_train();
-  train.set_global_batch(static_cast<int>(sequences));
-  train.set_micro_batch(0);
-  train.set_cuda_graph(false);
-  train.mutable_invariant()->set_shards(0);
-  if (train.precision() == configs::Train::fp16) train.set_precision(configs::Train::bf16);
-  return config;
-}
+// A pass has parameters and gradients. The moments of a step's optimizer are as large again.
+constexpr int kPass = 1, kStep = 2;
 
-double forward_flops(const configs::Config& config, std::int64_t vocabulary, std::int64_t layers) {
-  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
-  const configs::Config part = part_of(config, layers, 1);
-  return make_model(part, vocabulary, {*one, *one, *one})->forward_flops_per_sequence();
+// Few enough ids for the head to take little next to a layer.
+std::int64_t few_ids(std::int64_t vocabulary) { return std::min<std::int64_t>(vocabulary, 16); }
+
+std::int64_t value_bytes(const configs::Train& train) {
+  return train.precision() == configs::Train::fp64 ? 8 : 4;
 }
 
 // The other ranks of a machine: threads that train until this object's end.
@@ -68,193 +59,323 @@ class Neighbours {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace
-
-class Trial::Point {
+// Times steps, and the machine between them.
+class Rounds {
  public:
-  Point(const configs::Config& config, std::int64_t vocabulary)
-      : training_(config, vocabulary, at::kCPU) {}
-
-  void count_memory(PeakMemory& memory) {
-    training_.timed_parts();  // makes what later steps use again
-    memory.restart();
-    training_.timed_parts([&] { kept = static_cast<double>(memory.live_bytes()); });
-    peak = static_cast<double>(memory.extra_bytes());
+  Rounds(const configs::Config& config, int count, int neighbours)
+      : count_(count), neighbours_(neighbours) {
+    const auto precision = config.train().precision();
+    a_ = at::randn({kMatrix, kMatrix})
+             .to(precision == configs::Train::fp32   ? at::kFloat
+                 : precision == configs::Train::fp64 ? at::kDouble
+                                                     : at::kBFloat16);
   }
 
-  // The peak of an evaluation of the batch.
-  double evaluation_bytes(PeakMemory& memory, const Batch& batch) {
-    const at::NoGradGuard no_gradients;
-    memory.restart();
-    training_.model().loss_sums(batch, std::nullopt);
-    return static_cast<double>(memory.extra_bytes());
+  // Medians of a step's parts.
+  PartTimes time(const configs::Config& config, std::int64_t vocabulary) {
+    SyntheticTraining training(config, vocabulary, at::kCPU);
+    training.timed_parts();  // makes what later steps use again
+    const Neighbours others(config, vocabulary, neighbours_);
+    std::vector<double> forward, backward, optimizer;
+    for (int round = 0; round < count_; ++round) {
+      const PartTimes seconds = training.timed_parts();
+      forward.push_back(seconds.forward);
+      backward.push_back(seconds.backward);
+      optimizer.push_back(seconds.optimizer);
+      products_.push_back(seconds_of([&] { at::mm(a_, a_); }));
+      copies_.push_back(seconds_of([&] { to_.copy_(from_); }));
+    }
+    return {median(forward), median(backward), median(optimizer)};
   }
 
-  void time() {
-    const PartTimes seconds = training_.timed_parts();
-    forward.push_back(seconds.forward);
-    backward.push_back(seconds.backward);
-    optimizer.push_back(seconds.optimizer);
+  double product_flops() const {
+    return 2 * std::pow(static_cast<double>(kMatrix), 3) / median(products_);
   }
-
-  double kept = 0, peak = 0;  // bytes
-  std::vector<double> forward, backward, optimizer;
+  double copy_bytes() const { return 2 * static_cast<double>(kCopy) / median(copies_); }
 
  private:
-  SyntheticTraining training_;
-};
+  static constexpr std::int64_t kMatrix = 1024, kCopy = 64 << 20;
 
-Trial::Trial(const configs::Config& config, std::int64_t vocabulary, std::int64_t micro_batch,
-             TrialLimits limits)
-    : config_(config), vocabulary_(vocabulary), limits_(limits) {
-  layers_.wanted = config.model().layers();
-  sequences_.wanted = micro_batch;
-  // Layers repeat with the period of model.attention.
-  const std::int64_t period = config.model().attention_size(), rest = layers_.wanted % period;
-  layers_.low = layers_.wanted < 2 * period ? layers_.wanted : period + rest;
-  layers_.high = std::min(layers_.wanted, layers_.low + period);
-  flops_without_layers_ = forward_flops(config, vocabulary, 0);
-  flops_of_layers_ = forward_flops(config, vocabulary, layers_.wanted) - flops_without_layers_;
-  flops_of_layer_ = (forward_flops(config, vocabulary, layers_.high) - flops_without_layers_) /
-                    static_cast<double>(layers_.high);
-}
-
-Trial::~Trial() = default;
-
-double Trial::flops(std::int64_t layers, std::int64_t sequences) const {
-  return 3.0 * static_cast<double>(sequences) *
-         (flops_without_layers_ + static_cast<double>(layers) * flops_of_layer_);
-}
-
-double Trial::least_flops() const {
-  return flops(layers_.high, std::min<std::int64_t>(2, sequences_.wanted));
-}
-
-double Trial::Axis::extrapolate(double at_low, double at_high, double to) const {
-  if (low == high) return at_low;
-  return at_low +
-         (at_high - at_low) * (to - static_cast<double>(low)) / static_cast<double>(high - low);
-}
-
-// As many sequences and then as many layers as a second or so allows.
-void Trial::choose_axes() {
-  PeakMemory memory(at::kCPU);
-  double bytes_of_sequence = 0;
-  {
-    Point smallest(part_of(config_, layers_.high, 1), vocabulary_);
-    smallest.count_memory(memory);
-    bytes_of_sequence = std::max(smallest.peak, 1.0);
-  }
-  affordable_ = static_cast<std::int64_t>(std::max(
-      1.0, std::min(limits_.flops / flops(layers_.high, 1), limits_.bytes / bytes_of_sequence)));
-  sequences_.high = std::min(sequences_.wanted, affordable_);
-  sequences_.low = sequences_.high;
-  if (sequences_.high < sequences_.wanted) {
-    sequences_.high = std::max<std::int64_t>(2, sequences_.high);
-    sequences_.low = sequences_.high / 2;
-    return;
-  }
-  const std::int64_t period = config_.model().attention_size();
-  const auto next_fits = [&](std::int64_t layers) {
-    const double times = static_cast<double>(layers) / static_cast<double>(layers_.low);
-    return layers <= layers_.wanted && flops(layers, sequences_.high) <= limits_.flops &&
-           bytes_of_sequence * static_cast<double>(sequences_.high) * times <= limits_.bytes;
-  };
-  while (next_fits(layers_.high + period)) layers_.high += period;
-  if (layers_.high == layers_.wanted) layers_.low = layers_.high;
-}
-
-std::array<std::unique_ptr<Trial::Point>, 2> Trial::make_points(std::int64_t layers,
-                                                                PeakMemory& memory) const {
-  std::array<std::unique_ptr<Point>, 2> points;
-  for (const int i : {0, 1}) {
-    if (i == 1 && sequences_.low == sequences_.high) continue;
-    auto& point = points[static_cast<std::size_t>(i)];
-    point = std::make_unique<Point>(
-        part_of(config_, layers, i == 0 ? sequences_.low : sequences_.high), vocabulary_);
-    point->count_memory(memory);
-  }
-  return points;
-}
-
-const Trial::Point& Trial::point(int layers, int sequences) const {
-  return *points_[static_cast<std::size_t>(layers_.low == layers_.high ? 0 : layers)]
-                 [static_cast<std::size_t>(sequences_.low == sequences_.high ? 0 : sequences)];
-}
-
-double Trial::extrapolate(double sequences, const PointValue& value) const {
-  const auto of_layers = [&](int layers) {
-    return sequences_.extrapolate(value(point(layers, 0)), value(point(layers, 1)), sequences);
-  };
-  return layers_.extrapolate(of_layers(0), of_layers(1), static_cast<double>(layers_.wanted));
-}
-
-TrialMemory Trial::memory() {
-  choose_axes();
-  PeakMemory memory(at::kCPU);
-  points_[0] = make_points(layers_.low, memory);
-  if (layers_.low < layers_.high) points_[1] = make_points(layers_.high, memory);
-  const auto without_layers = make_points(0, memory);
-
-  const auto wanted = static_cast<double>(sequences_.wanted);
-  TrialMemory bytes;
-  const double kept = extrapolate(wanted, [](const Point& p) { return p.kept; });
-  bytes.rest = sequences_.extrapolate(
-      without_layers[0]->kept,
-      (without_layers[1] != nullptr ? without_layers[1] : without_layers[0])->kept, wanted);
-  bytes.layers = kept - bytes.rest;
-  bytes.temporary = extrapolate(wanted, [](const Point& p) { return p.peak; }) - kept;
-  // Without gradients a layer's tensors are gone when the next one runs, so any number of layers
-  // will do.
-  const std::int64_t evaluated = config_.evaluate().micro_batch();
-  Axis evaluations;
-  evaluations.high = std::min(evaluated, std::max<std::int64_t>(2, affordable_));
-  evaluations.low = evaluations.high < evaluated ? evaluations.high / 2 : evaluations.high;
-  const auto peak_of = [&](std::int64_t sequences) {
-    return points_[0][0]->evaluation_bytes(
-        memory, make_task(part_of(config_, layers_.low, sequences))->synthetic_batch(vocabulary_));
-  };
-  bytes.evaluation = evaluations.extrapolate(peak_of(evaluations.low), peak_of(evaluations.high),
-                                             static_cast<double>(evaluated));
-  return bytes;
-}
-
-TrialTimes Trial::times(int rounds, int neighbours) {
-  require(points_[0][0] != nullptr, "memory() chooses what is timed");
-  const Neighbours others(part_of(config_, layers_.high, sequences_.high), vocabulary_, neighbours);
-  constexpr std::int64_t kMatrix = 1024, kCopy = 64 << 20;
-  const bool wide = config_.train().precision() == configs::Train::fp32;
-  const at::Tensor a =
-      at::randn({kMatrix, kMatrix})
-          .to(wide                                                  ? at::kFloat
-              : config_.train().precision() == configs::Train::fp64 ? at::kDouble
-                                                                    : at::kBFloat16);
-  const at::Tensor from = at::empty({kCopy}, at::kByte).fill_(1), to = at::empty_like(from);
-  std::vector<double> products, copies;
-  const auto seconds_of = [](const auto& work) {
+  template <typename Work>
+  static double seconds_of(const Work& work) {
     const double start = wall_seconds();
     work();
     return wall_seconds() - start;
-  };
-  for (int round = 0; round < rounds; ++round) {
-    for (auto& of_layers : points_) {
-      for (auto& point : of_layers) {
-        if (point != nullptr) point->time();
-      }
-    }
-    products.push_back(seconds_of([&] { at::mm(a, a); }));
-    copies.push_back(seconds_of([&] { to.copy_(from); }));
   }
-  const auto wanted = static_cast<double>(sequences_.wanted);
-  const auto typical = [&](std::vector<double> Point::*seconds) {
-    return extrapolate(wanted, [&](const Point& p) { return median(p.*seconds); });
+
+  const int count_, neighbours_;
+  at::Tensor a_;
+  const at::Tensor from_ = at::empty({kCopy}, at::kByte).fill_(1), to_ = at::empty_like(from_);
+  std::vector<double> products_, copies_;
+};
+
+}  // namespace
+
+Trial::Trial(const configs::Config& config, std::int64_t vocabulary, std::int64_t micro_batch,
+             TrialLimits limits)
+    : config_(config), vocabulary_(vocabulary), micro_batch_(micro_batch), limits_(limits) {
+  const configs::Model& model = config.model();
+  const Shape one{1, whole().length};
+  const std::int64_t few = few_ids(vocabulary);
+  flops_of_rest_ = size_of_model(part(nullptr, 0, one), vocabulary).flops;
+  const ModelSize all = size_of_model(part(nullptr, model.layers(), one), vocabulary);
+  flops_of_layers_ = all.flops - flops_of_rest_;
+  elements_ = all.elements;
+  for (int i = 0; i < model.layers(); ++i) {
+    const configs::Attention& attention = model.attention(i % model.attention_size());
+    const std::string text = attention.SerializeAsString();
+    const auto same = [&](const Kind& kind) { return kind.attention.SerializeAsString() == text; };
+    auto kind = std::ranges::find_if(kinds_, same);
+    if (kind == kinds_.end()) {
+      kind = kinds_.insert(kind, {.attention = attention, .layers = 0, .size = {}});
+      const ModelSize with = size_of_model(part(&*kind, 1, one), few),
+                      without = size_of_model(part(&*kind, 0, one), few);
+      kind->size = {with.flops - without.flops, with.elements - without.elements};
+    }
+    ++kind->layers;
+    kind_of_layer_.push_back(static_cast<std::size_t>(kind - kinds_.begin()));
+  }
+  const std::int64_t length = trial_length(config);
+  shapes_ = {{1, length}, {2, length}};
+  if (length < one.length) shapes_.push_back({1, 2 * length});
+}
+
+configs::Config Trial::part(const Kind* kind, std::int64_t layers, Shape shape) const {
+  return smaller_config(config_, kind != nullptr ? &kind->attention : nullptr, layers,
+                        shape.sequences, shape.length);
+}
+
+double Trial::bytes_of_state(double elements, int states) const {
+  return 2 * states * elements * static_cast<double>(value_bytes(config_.train()));
+}
+
+// A layer's matrices read and write about 12 times the channels and 4 times the feed-forward width.
+double Trial::kept_by_usual_layer(std::int64_t tokens) const {
+  const configs::Model& model = config_.model();
+  return static_cast<double>(tokens * value_bytes(config_.train())) *
+         (12.0 * model.channels() + 4.0 * model.feed_forward());
+}
+
+// The backward pass takes as much as a layer keeps.
+double Trial::most_bytes(const Kind& kind, std::int64_t layers, Shape shape, int states) const {
+  return static_cast<double>(layers) * bytes_of_state(kind.size.elements, states) +
+         static_cast<double>(layers + 1) * kept_by_usual_layer(shape.tokens());
+}
+
+bool Trial::layers_fit() const {
+  return std::ranges::all_of(kinds_, [&](const Kind& kind) {
+    return std::max(most_bytes(kind, 1, shapes_[1], kPass),
+                    most_bytes(kind, 2, shapes_[0], kPass)) <= limits_.bytes;
+  });
+}
+
+// What does not grow with the number of sequences does not grow with their length. The bytes of a
+// token may grow linearly with the length.
+double Trial::extrapolate(const std::vector<double>& values, Shape to) const {
+  const auto length = static_cast<double>(shapes_[0].length);
+  const double sequence = values[1] - values[0], constant = values[0] - sequence;
+  double token = sequence / length;
+  if (values.size() > 2) {
+    const double of_longer = (values[2] - constant) / (2 * length);
+    token += (of_longer - token) * (static_cast<double>(to.length) - length) / length;
+  }
+  return constant + token * static_cast<double>(to.tokens());
+}
+
+Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
+  const std::int64_t few = few_ids(vocabulary_);
+  const auto of_layers = [&](std::int64_t layers, Shape shape) {
+    configs::Config config = part(&kind, layers, shape);
+    config.mutable_train()->set_recompute(false);
+    return config;
   };
-  TrialTimes times;
-  times.forward = typical(&Point::forward);
-  times.backward = typical(&Point::backward);
-  times.optimizer = typical(&Point::optimizer);
-  times.product_flops = 2 * std::pow(static_cast<double>(kMatrix), 3) / median(products);
-  times.copy_bytes = 2 * static_cast<double>(kCopy) / median(copies);
+  const auto kept_without_layers = [&](Shape shape) {
+    return CountedModel(of_layers(0, shape), few, at::kMeta).train(shape.sequences).kept;
+  };
+  std::vector<double> kept, temporary, evaluation;
+  std::unique_ptr<CountedModel> one;
+  for (const Shape& shape : shapes_) {
+    if (shape.sequences == 1) {
+      one.reset();  // before there is another
+      one = std::make_unique<CountedModel>(of_layers(1, shape), few, at::kCPU);
+    }
+    const CountedModel::Bytes bytes = one->train(shape.sequences);
+    kept.push_back(bytes.kept);
+    temporary.push_back(bytes.temporary());
+    evaluation.push_back(one->evaluate(shape.sequences));
+  }
+  one.reset();
+  LayerBytes layer;
+  layer.first = extrapolate(kept, whole()) - kept_without_layers(whole());
+  layer.next = layer.first;
+  layer.temporary = extrapolate(temporary, whole());
+  layer.evaluation = extrapolate(evaluation, evaluated());
+  if (config_.model().layers() == 1) return layer;
+  // What a second layer takes more than the first is in proportion to the tokens.
+  const auto larger = [&](Shape shape) {
+    return static_cast<double>(shape.tokens()) / static_cast<double>(shapes_[0].tokens());
+  };
+  CountedModel two(of_layers(2, shapes_[0]), few, at::kCPU);
+  const CountedModel::Bytes bytes = two.train(1);
+  layer.next +=
+      larger(whole()) * (bytes.kept - kept[0] - (kept[0] - kept_without_layers(shapes_[0])));
+  layer.temporary += larger(whole()) * (bytes.temporary() - temporary[0]);
+  layer.evaluation += larger(evaluated()) * (two.evaluate(1) - evaluation[0]);
+  return layer;
+}
+
+Trial::LayerBytes Trial::usual_layer() const {
+  const double kept = kept_by_usual_layer(whole().tokens());
+  return {.first = kept,
+          .next = kept,
+          .temporary = kept,
+          .evaluation = kept_by_usual_layer(evaluated().tokens())};
+}
+
+bool Trial::whole_fits(const TrialMemory& bytes, int states, int copies) const {
+  return (bytes_of_state(elements_, states) +
+          std::max(bytes.layers + bytes.rest + bytes.temporary, bytes.evaluation)) *
+                 copies <=
+             limits_.bytes &&
+         3 * static_cast<double>(std::max(micro_batch_, evaluated().sequences)) *
+                 (flops_of_layers_ + flops_of_rest_) <=
+             limits_.flops;
+}
+
+TrialMemory Trial::memory(bool recompute) {
+  TrialMemory bytes = extrapolated(recompute);
+  if (whole_fits(bytes, kPass, 1)) {
+    configs::Config config = part(nullptr, config_.model().layers(), whole());
+    config.mutable_train()->set_recompute(recompute);
+    CountedModel model(config, vocabulary_, at::kCPU);
+    const CountedModel::Bytes all = model.train(micro_batch_);
+    bytes.layers = all.kept - bytes.rest;
+    bytes.temporary = all.temporary();
+    bytes.evaluation = model.evaluate(evaluated().sequences);
+    tried_.clear();
+  }
+  memory_[recompute] = bytes;
+  return bytes;
+}
+
+TrialMemory Trial::extrapolated(bool recompute) {
+  if (layers_.empty()) {
+    for (const Kind& kind : kinds_) {
+      layers_.push_back(layers_fit() ? try_layer(kind) : usual_layer());
+    }
+  }
+  const configs::Model& model = config_.model();
+  const std::int64_t few = few_ids(vocabulary_);
+  const configs::Config without_layers = part(nullptr, 0, whole());
+  CountedModel rest(without_layers, vocabulary_, at::kMeta);
+  const CountedModel::Bytes of_rest = rest.train(micro_batch_);
+  const double stream = static_cast<double>(whole().tokens() * model.channels() *
+                                            value_bytes(config_.train())),
+               output = config_.train().precision() >= configs::Train::bf16 ? stream / 2 : stream;
+  TrialMemory bytes;
+  bytes.rest = of_rest.kept;
+  bytes.evaluation = rest.evaluate(evaluated().sequences);
+  double peak = 0;  // while the gradients of layers are computed
+  for (std::size_t i = 0; i < kind_of_layer_.size(); ++i) {
+    LayerBytes layer = layers_[kind_of_layer_[i]];
+    bytes.evaluation = std::max(bytes.evaluation, layer.evaluation);
+    if (recompute) {  // a layer keeps its input, and in its own backward pass the rest and its output
+      layer.temporary += layer.first - stream + output;
+      layer.first = layer.next = stream;
+    }
+    bytes.layers += i == 0 ? layer.first : layer.next;
+    peak = std::max(peak, bytes.layers + layer.temporary);
+  }
+  // The logits are freed by then.
+  peak += CountedModel(without_layers, few, at::kMeta).train(micro_batch_).kept;
+  // The gradient that the output gives a tied table waits for the embedding's.
+  if (model.tie_embeddings() && config_.task().has_language_model()) {
+    peak += static_cast<double>((vocabulary_ - few) * embedding_width(model) *
+                                value_bytes(config_.train()));
+  }
+  bytes.temporary = std::max(peak, bytes.layers + of_rest.peak) - bytes.layers - bytes.rest;
+  tried_ = fmt::format("2 of {} layers and {} of {} tokens", model.layers(),
+                       shapes_.back().tokens(), whole().tokens());
+  return bytes;
+}
+
+// Sequences as long and then as many as the limits allow.
+Trial::Shape Trial::timed_shape(int copies) const {
+  const auto fits = [&](Shape shape) {
+    const double share = static_cast<double>(shape.tokens()) / static_cast<double>(whole().length);
+    return shape.length <= whole().length && shape.sequences <= micro_batch_ &&
+           std::ranges::all_of(kinds_, [&](const Kind& kind) {
+             return 3 * kind.size.flops * share <= limits_.flops &&
+                    most_bytes(kind, 1, shape, kStep) * copies <= limits_.bytes;
+           });
+  };
+  Shape shape = shapes_[0];
+  while (fits({1, 2 * shape.length})) shape.length *= 2;
+  while (fits({2 * shape.sequences, shape.length})) shape.sequences *= 2;
+  return shape;
+}
+
+// As many as the limits allow, but more than a few.
+std::int64_t Trial::timed_ids(Shape shape, int copies) const {
+  std::int64_t ids = vocabulary_;
+  const auto fits = [&] {
+    const configs::Config rest = part(nullptr, 0, shape);
+    const ModelSize size = size_of_model(rest, ids);
+    return 3 * static_cast<double>(shape.sequences) * size.flops <= limits_.flops &&
+           (bytes_of_state(size.elements, kStep) +
+            CountedModel(rest, ids, at::kMeta).train(shape.sequences).peak) *
+                   copies <=
+               limits_.bytes;
+  };
+  while (ids / 2 > few_ids(vocabulary_) && !fits()) ids /= 2;
+  return ids;
+}
+
+TrialTimes Trial::times(int rounds, int neighbours) {
+  require(layers_fit() && memory_.contains(config_.train().recompute()),
+          "times() needs a memory that layers were tried for");
+  int copies = 1 + neighbours;
+  for (const Kind& kind : kinds_) {
+    const double most = limits_.bytes / most_bytes(kind, 1, shapes_[0], kStep);
+    if (most < copies) copies = std::max(1, static_cast<int>(most));
+  }
+  TrialTimes times{.step = {}, .neighbours = copies - 1};
+  Rounds timed(config_, rounds, times.neighbours);
+  const std::int64_t layers = config_.model().layers();
+  if (whole_fits(memory_.at(config_.train().recompute()), kStep, copies)) {
+    times.step = timed.time(part(nullptr, layers, whole()), vocabulary_);
+    tried_.clear();
+  } else {
+    const Shape shape = timed_shape(copies);
+    const std::int64_t few = few_ids(vocabulary_), ids = timed_ids(shape, copies);
+    // Adds what `larger` takes more than `smaller`.
+    const auto add = [&](double passes, double updates, const PartTimes& larger,
+                         const PartTimes& smaller) {
+      times.step.forward += passes * (larger.forward - smaller.forward);
+      times.step.backward += passes * (larger.backward - smaller.backward);
+      times.step.optimizer += updates * (larger.optimizer - smaller.optimizer);
+    };
+    const configs::Config rest = part(nullptr, 0, shape);
+    const double tokens =
+        static_cast<double>(whole().tokens()) / static_cast<double>(shape.tokens());
+    const PartTimes with_few = timed.time(rest, few);
+    add(tokens, 1, with_few, {});
+    if (ids > few) {
+      const double share = static_cast<double>(vocabulary_ - few) / static_cast<double>(ids - few);
+      add(tokens * share, share, timed.time(rest, ids), with_few);
+    }
+    for (const Kind& kind : kinds_) {
+      const configs::Config one = part(&kind, 1, shape);
+      const double flops = static_cast<double>(shape.sequences) *
+                           (size_of_model(one, few).flops - size_of_model(rest, few).flops),
+                   all = static_cast<double>(kind.layers * micro_batch_) * kind.size.flops;
+      add(all / flops, static_cast<double>(kind.layers), timed.time(one, few), with_few);
+    }
+    tried_ = fmt::format("1 of {} layers, {} of {} tokens and {} of {} token ids", layers,
+                         shape.tokens(), whole().tokens(), ids, vocabulary_);
+  }
+  times.product_flops = timed.product_flops();
+  times.copy_bytes = timed.copy_bytes();
   return times;
 }
 

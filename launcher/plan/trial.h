@@ -1,19 +1,19 @@
-// Runs a few layers of a model on a few sequences, on this machine's CPU, and concludes from them
-// what all layers need on a rank's micro-batch. Memory and time grow linearly with the number of
-// layers and of sequences, so two numbers of each are enough; where the whole fits, it is run
-// itself. Local.
+// Says what a rank's micro-batch needs, from trials on this machine's CPU with the kernels that a
+// run would use. Where the whole micro-batch is too large, trials are of one and two layers on few
+// tokens, and embedding, head and loss are counted without memory. Local.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <memory>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "configs/config.pb.h"
+#include "launcher/bench/synthetic_training.h"
+#include "launcher/plan/counted_model.h"
 
 namespace birkhoff {
-
-class PeakMemory;
 
 // Bytes of LibTorch's tensors that one micro-batch takes besides the state.
 struct TrialMemory {
@@ -25,14 +25,16 @@ struct TrialMemory {
 
 // Seconds of one micro-batch's passes and of an update, and speeds of the machine in between.
 struct TrialTimes {
-  double forward = 0, backward = 0, optimizer = 0;
+  PartTimes step;
   double product_flops = 0;  // FLOP/s of at::mm on 1024x1024 matrices
   double copy_bytes = 0;     // bytes read and written per second by a copy of 64 MB
+  int neighbours = 0;        // threads that trained as well
 };
 
-// What a step of a trial may take: about a second, and what a login node can spare.
+// What a step of a trial may take: about a second, and less than 1 GB together with the program and
+// what its heap keeps of freed memory.
 struct TrialLimits {
-  double flops = 3e11, bytes = 1e9;
+  double flops = 1.5e11, bytes = 4.7e8;
 };
 
 class Trial {
@@ -41,48 +43,71 @@ class Trial {
   // are left out.
   Trial(const configs::Config& config, std::int64_t vocabulary, std::int64_t micro_batch,
         TrialLimits limits = {});
-  ~Trial();
-  Trial(const Trial&) = delete;
-  Trial& operator=(const Trial&) = delete;
 
   // FLOPs of the forward pass of all layers, which is what train.recompute repeats.
   double layers_flops_per_sequence() const { return flops_of_layers_; }
-  // FLOPs of the smallest step that says enough.
-  double least_flops() const;
 
-  // Counts with a PeakMemory.
-  TrialMemory memory();
+  // Whether the limits hold two layers. Else the memory of layers is counted as that of usual ones,
+  // and there are no times.
+  bool layers_fit() const;
 
-  // Medians of interleaved rounds, next to `neighbours` threads that train as well: the other
-  // ranks of the machine. Call memory() first.
+  // With train.recompute as given. Counts with a PeakMemory.
+  TrialMemory memory(bool recompute);
+
+  // As configured. Medians of rounds, next to at most `neighbours` threads that train as well, as
+  // far as there is memory: the other ranks of the machine. Needs layers_fit() and, before,
+  // memory() as configured.
   TrialTimes times(int rounds, int neighbours);
 
- private:
-  class Point;
-  // Two numbers of layers or sequences that are run, and the one wanted.
-  struct Axis {
-    std::int64_t low = 1, high = 1, wanted = 1;
-    double extrapolate(double at_low, double at_high, double to) const;
-  };
-  using PointValue = std::function<double(const Point&)>;
+  // What the last call ran, as "512 of 8192 tokens"; empty: the whole micro-batch.
+  const std::string& tried() const { return tried_; }
 
-  double flops(std::int64_t layers, std::int64_t sequences) const;
-  void choose_axes();
-  // So many layers with each number of sequences; null where the numbers are equal.
-  std::array<std::unique_ptr<Point>, 2> make_points(std::int64_t layers, PeakMemory& memory) const;
-  const Point& point(int layers, int sequences) const;
-  // For all layers on so many sequences.
-  double extrapolate(double sequences, const PointValue& value) const;
+ private:
+  struct Shape {
+    std::int64_t sequences = 1, length = 1;
+    std::int64_t tokens() const { return sequences * length; }
+  };
+  // Layers of equal attention.
+  struct Kind {
+    configs::Attention attention;
+    std::int64_t layers = 0;
+    ModelSize size;  // of one layer
+  };
+  // Of one layer on the whole micro-batch, without recomputation.
+  struct LayerBytes {
+    double first = 0, next = 0;  // kept by the model's first layer and by a later one
+    double temporary = 0, evaluation = 0;
+  };
+
+  Shape whole() const { return {micro_batch_, config_.data().sequence_length()}; }
+  Shape evaluated() const { return {config_.evaluate().micro_batch(), whole().length}; }
+  // Null: layers of all kinds.
+  configs::Config part(const Kind* kind, std::int64_t layers, Shape shape) const;
+  // Of parameters and gradients `states` times.
+  double bytes_of_state(double elements, int states) const;
+  double kept_by_usual_layer(std::int64_t tokens) const;
+  // Of a step, state included; rather too many.
+  double most_bytes(const Kind& kind, std::int64_t layers, Shape shape, int states) const;
+  bool whole_fits(const TrialMemory& bytes, int states, int copies) const;
+  // From values for shapes_.
+  double extrapolate(const std::vector<double>& values, Shape to) const;
+  LayerBytes try_layer(const Kind& kind) const;
+  LayerBytes usual_layer() const;
+  TrialMemory extrapolated(bool recompute);
+  Shape timed_shape(int copies) const;
+  std::int64_t timed_ids(Shape shape, int copies) const;
 
   const configs::Config config_;
-  const std::int64_t vocabulary_;
+  const std::int64_t vocabulary_, micro_batch_;
   const TrialLimits limits_;
-  // Of a sequence's forward pass; that of a layer is a mean.
-  double flops_without_layers_ = 0, flops_of_layer_ = 0, flops_of_layers_ = 0;
-  Axis layers_, sequences_;
-  std::int64_t affordable_ = 1;  // sequences within the limits
-  // By number of layers and of sequences; null where the numbers are equal.
-  std::array<std::array<std::unique_ptr<Point>, 2>, 2> points_;
+  std::vector<Kind> kinds_;
+  std::vector<std::size_t> kind_of_layer_;
+  std::vector<Shape> shapes_;                       // that layers are tried on
+  double flops_of_layers_ = 0, flops_of_rest_ = 0;  // of a sequence
+  double elements_ = 0;
+  std::vector<LayerBytes> layers_;      // by kind, once tried
+  std::map<bool, TrialMemory> memory_;  // by recompute
+  std::string tried_;
 };
 
 }  // namespace birkhoff

@@ -143,17 +143,14 @@ void check_memory(const SubmitArguments& arguments, const configs::Site& site,
   request.vocabulary = Corpus(config.data().corpus()).manifest().tokenizer().vocabulary();
   request.ranks = ranks;
   request.ranks_per_node = site.ranks_per_node();
-  const Plan plan = make_plan(request);
-  const std::optional<double> bytes = rank_memory(plan);
-  if (bytes && *bytes <= site.rank_memory_gb() * 1e9) return;
-  const std::string what =
-      bytes ? fmt::format(
-                  "a rank needs {:.3g} GB and has {:.3g} (rank_memory_gb of {}): lower "
-                  "train.micro_batch, or set train.recompute or train.zero_stage; `birkhoff plan` "
-                  "shows the parts",
-                  *bytes / 1e9, site.rank_memory_gb(), arguments.site)
-            : "the memory of a rank is not checked: " + plan.notes.front();
-  if (bytes && config.device() == configs::Config::cpu) fail(ExitCode::kConfig, "{}", what);
+  const double bytes = rank_memory(make_plan(request));
+  if (bytes <= site.rank_memory_gb() * 1e9) return;
+  const std::string what = fmt::format(
+      "a rank needs {:.3g} GB and has {:.3g} (rank_memory_gb of {}): lower train.micro_batch or "
+      "evaluate.micro_batch, or set train.recompute or train.zero_stage; `birkhoff plan` shows the "
+      "parts",
+      bytes / 1e9, site.rank_memory_gb(), arguments.site);
+  if (config.device() == configs::Config::cpu) fail(ExitCode::kConfig, "{}", what);
   err << "birkhoff: warning: " << one_line(what) << '\n';
 }
 

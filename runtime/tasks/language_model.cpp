@@ -43,16 +43,17 @@ class LanguageModelTask final : public Task {
   }
 
   // Inputs and targets are views of rows of T + 1 tokens.
-  Batch synthetic_batch(std::int64_t vocabulary) const override {
+  Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const override {
+    const at::TensorOptions integers = at::TensorOptions(at::kLong).device(device);
     const std::int64_t rows = config_.train().global_batch();
     const std::int64_t length = config_.data().sequence_length();
     const at::Generator generator = at::detail::createCPUGenerator(config_.train().seed());
-    const at::Tensor tokens = at::randint(vocabulary, {rows, length + 1}, generator, at::kLong);
+    const at::Tensor tokens = at::randint(vocabulary, {rows, length + 1}, generator, integers);
     Batch batch;
     batch.fields.emplace(field::kInputs, tokens.narrow(1, 0, length));
     batch.fields.emplace(field::kTargets, tokens.narrow(1, 1, length));
-    batch.fields.emplace(field::kMask, at::ones({rows, length}, at::kByte));
-    batch.sample_ids_B = at::arange(rows, at::kLong);
+    batch.fields.emplace(field::kMask, at::ones({rows, length}, integers.dtype(at::kByte)));
+    batch.sample_ids_B = at::arange(rows, integers);
     return batch;
   }
 

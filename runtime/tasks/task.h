@@ -41,8 +41,8 @@ class Task {
                                                           const std::string& split) const = 0;
 
   // Tokens and targets of train.global_batch samples that depend only on train.seed, laid out like
-  // the loader's. No sequence is padded.
-  virtual Batch synthetic_batch(std::int64_t vocabulary) const = 0;
+  // the loader's, on the CPU or the meta device. No sequence is padded.
+  virtual Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const = 0;
 
   // Whether targets are the tokens of a text, so that figures count its bytes and words.
   virtual bool targets_are_text() const { return false; }

@@ -44,7 +44,8 @@ class TextClassificationTask final : public Task {
     return labelled_documents(corpus, options(split));
   }
 
-  Batch synthetic_batch(std::int64_t vocabulary) const override {
+  Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const override {
+    const at::TensorOptions integers = at::TensorOptions(at::kLong).device(device);
     const std::int64_t rows = config_.train().global_batch();
     const std::int64_t length = config_.data().sequence_length();
     const at::Generator generator = at::detail::createCPUGenerator(config_.train().seed());
@@ -52,11 +53,11 @@ class TextClassificationTask final : public Task {
     // Drawn like a language model's.
     batch.fields.emplace(
         field::kInputs,
-        at::randint(vocabulary, {rows, length + 1}, generator, at::kLong).narrow(1, 0, length));
-    batch.fields.emplace(field::kLengths, at::full({rows}, length, at::kLong));
+        at::randint(vocabulary, {rows, length + 1}, generator, integers).narrow(1, 0, length));
+    batch.fields.emplace(field::kLengths, at::full({rows}, length, integers));
     batch.fields.emplace(field::kLabels,
-                         at::randint(task().classes(), {rows}, generator, at::kLong));
-    batch.sample_ids_B = at::arange(rows, at::kLong);
+                         at::randint(task().classes(), {rows}, generator, integers));
+    batch.sample_ids_B = at::arange(rows, integers);
     return batch;
   }
 

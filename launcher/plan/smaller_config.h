@@ -1,0 +1,21 @@
+// Configurations with fewer layers and shorter sequences, whose layers do the same work for each
+// token. Local.
+#pragma once
+
+#include <cstdint>
+
+#include "configs/config.pb.h"
+
+namespace birkhoff {
+
+// The fewest tokens of a sequence on which layers can be tried: whole blocks, and several times
+// what a query sees at most. data.sequence_length if that is less than twice as long.
+std::int64_t trial_length(const configs::Config& config);
+
+// `config`, resolved, for one rank on the CPU with `layers` layers of `attention` (null: as they
+// are) and `sequences` sequences of `length` tokens. Numbers of parts of a sequence follow the
+// length. fp16 becomes bf16, and virtual shards and CUDA graphs are left out.
+configs::Config smaller_config(const configs::Config& config, const configs::Attention* attention,
+                               std::int64_t layers, std::int64_t sequences, std::int64_t length);
+
+}  // namespace birkhoff
