@@ -63,12 +63,12 @@ function(birkhoff_library name)
   target_link_libraries(${name} PUBLIC ${ARG_LINKS} birkhoff_flags)
 endfunction()
 
-# birkhoff_simd(LIBRARY SOURCES a.simd.cpp ...): CPU kernels of a folder's library, compiled once
-# for each instruction set.
+# birkhoff_simd(LIBRARY [SETS kAvx2 ...] SOURCES a.simd.cpp ...): CPU kernels of a folder's library,
+# compiled once for each instruction set, or for each of SETS that this processor family has.
 # BIRKHOFF_SIMD is the set's name in cluster/base/instruction_set.h. The program chooses one at run
 # time.
 function(birkhoff_simd library)
-  cmake_parse_arguments(ARG "" "" "SOURCES" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SETS;SOURCES" ${ARGN})
   set(sets kPortable)
   if(CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
     list(APPEND sets kAvx2 kAvx512 kAvx512Bf16 kAmxBf16)
@@ -79,6 +79,9 @@ function(birkhoff_simd library)
   set(kAvx512Bf16 ${kAvx512} -mavx512bf16)
   set(kAmxBf16 ${kAvx512Bf16} -mamx-tile -mamx-bf16)
   foreach(set IN LISTS sets)
+    if(ARG_SETS AND NOT set IN_LIST ARG_SETS)
+      continue()
+    endif()
     add_library(${library}_${set} OBJECT ${ARG_SOURCES})
     target_link_libraries(${library}_${set} PRIVATE birkhoff_flags)
     set_target_properties(${library}_${set} PROPERTIES UNITY_BUILD OFF)

@@ -1,7 +1,6 @@
 #include "models/transformer/layers.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/relu.h>
@@ -10,19 +9,12 @@
 
 #include "cluster/base/error.h"
 #include "configs/config.pb.h"
+#include "models/transformer/gelu.h"
 #include "models/transformer/residual_norm.h"
 
 namespace birkhoff {
 
 namespace {
-
-at::Tensor gelu(const at::Tensor& up) { return at::gelu(up); }
-
-// The gelu of the first half gates the second.
-at::Tensor geglu(const at::Tensor& up) {
-  const std::vector<at::Tensor> halves = up.chunk(2, -1);
-  return at::gelu(halves[0]) * halves[1];
-}
 
 at::Tensor (*activation_of(const configs::Model& config))(const at::Tensor&) {
   switch (config.activation()) {
