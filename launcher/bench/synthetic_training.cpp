@@ -39,7 +39,8 @@ Batch synthetic_batch(const configs::Config& config, std::int64_t vocabulary, at
     return batch;
   }
   batch.fields[std::string(field::kTargets)] = tokens.narrow(1, 1, length);
-  batch.fields[std::string(field::kMask)] = at::ones({batch_size, length}, integers.dtype(at::kByte));
+  batch.fields[std::string(field::kMask)] =
+      at::ones({batch_size, length}, integers.dtype(at::kByte));
   return batch;
 }
 

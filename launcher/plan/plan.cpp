@@ -330,8 +330,10 @@ class Planner {
                     {{"seconds", "ms", 1e-3}},
                     {}};
     const double speed = request_.flops_per_second.value_or(1);
-    const double forward = times_ ? times_->step.forward * micro_batches() : forward_flops() / speed;
-    const double backward = times_ ? times_->step.backward * micro_batches() : backward_flops() / speed;
+    const double forward =
+        times_ ? times_->step.forward * micro_batches() : forward_flops() / speed;
+    const double backward =
+        times_ ? times_->step.backward * micro_batches() : backward_flops() / speed;
     // A byte sent within a node is written to shared memory, read there, and added up: three
     // copies. A node's ranks share its network.
     double local = 0;

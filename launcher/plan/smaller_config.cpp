@@ -46,13 +46,16 @@ std::int64_t trial_length(const configs::Config& config) {
   std::int64_t unit = 1, least = 256;  // products of fewer rows may take another algorithm
   const auto hold_two = [&](std::int64_t tokens) { least = std::max(least, 2 * tokens); };
   for (configs::Attention attention : config.model().attention()) {
-    visit_integers(attention, [&](const Message& message, const FieldDescriptor& field,
-                                  std::int64_t value) {
-      if (value == 0) return;
-      if (field.options().GetExtension(configs::block_length)) unit = std::lcm(unit, value);
-      if (field.options().GetExtension(configs::parts_of_sequence)) hold_two(full / value);
-      if (field.options().GetExtension(configs::reach)) hold_two(value * unit_of_reach(message));
-    });
+    visit_integers(attention,
+                   [&](const Message& message, const FieldDescriptor& field, std::int64_t value) {
+                     if (value == 0) return;
+                     if (field.options().GetExtension(configs::block_length))
+                       unit = std::lcm(unit, value);
+                     if (field.options().GetExtension(configs::parts_of_sequence))
+                       hold_two(full / value);
+                     if (field.options().GetExtension(configs::reach))
+                       hold_two(value * unit_of_reach(message));
+                   });
   }
   hold_two(unit);
   least = (least + unit - 1) / unit * unit;
