@@ -269,9 +269,10 @@ TrialMemory Trial::extrapolated(bool recompute) {
   const configs::Config without_layers = part(nullptr, 0, whole());
   CountedModel rest(without_layers, vocabulary_, at::kMeta);
   const CountedModel::Bytes of_rest = rest.train(micro_batch_);
-  const double stream = static_cast<double>(whole().tokens() * model.channels() *
-                                            value_bytes(config_.train())),
-               output = config_.train().precision() >= configs::Train::bf16 ? stream / 2 : stream;
+  const double stream =
+      static_cast<double>(whole().tokens() * model.channels() * value_bytes(config_.train()));
+  const bool halves = config_.train().precision() == configs::Train::bf16 ||
+                      config_.train().precision() == configs::Train::fp16;
   TrialMemory bytes;
   bytes.rest = of_rest.kept;
   bytes.evaluation = rest.evaluate(evaluated().sequences);
@@ -279,8 +280,9 @@ TrialMemory Trial::extrapolated(bool recompute) {
   for (std::size_t i = 0; i < kind_of_layer_.size(); ++i) {
     LayerBytes layer = layers_[kind_of_layer_[i]];
     bytes.evaluation = std::max(bytes.evaluation, layer.evaluation);
-    if (recompute) {  // a layer keeps its input, and in its own backward pass the rest and its output
-      layer.temporary += layer.first - stream + output;
+    // A layer keeps its input, and in its own backward pass also its output and the rest.
+    if (recompute) {
+      layer.temporary += layer.first - stream + stream / (halves ? 2 : 1);
       layer.first = layer.next = stream;
     }
     bytes.layers += i == 0 ? layer.first : layer.next;
@@ -294,8 +296,9 @@ TrialMemory Trial::extrapolated(bool recompute) {
                                 value_bytes(config_.train()));
   }
   bytes.temporary = std::max(peak, bytes.layers + of_rest.peak) - bytes.layers - bytes.rest;
-  tried_ = fmt::format("2 of {} layers and {} of {} tokens", model.layers(),
-                       shapes_.back().tokens(), whole().tokens());
+  tried_ =
+      fmt::format("{} of {} layers and {} of {} tokens of a sequence", std::min(2, model.layers()),
+                  model.layers(), shapes_.back().length, whole().length);
   return bytes;
 }
 
@@ -325,7 +328,7 @@ std::int64_t Trial::timed_ids(Shape shape, int copies) const {
            (bytes_of_state(size.elements, kStep) +
             CountedModel(rest, ids, at::kMeta).train(shape.sequences).peak) *
                    copies <=
-               limits_.bytes;
+               limits_.bytes / 2;  // parameters exist twice while they are made
   };
   while (ids / 2 > few_ids(vocabulary_) && !fits()) ids /= 2;
   return ids;

@@ -60,8 +60,6 @@ TEST(Trial, MemoryOfAMicroBatchIsExtrapolated) {
     const bool recomputes = config.train().recompute();
     const TrialMemory whole = Trial(config, kVocabulary, 6, kAll).memory(recomputes);
     const TrialMemory part = Trial(config, kVocabulary, 6, kSmallest).memory(recomputes);
-    std::cout << recompute << whole.layers << " " << whole.rest << " " << whole.temporary
-              << " part " << part.layers << " " << part.temporary << std::endl;
     EXPECT_NEAR(part.layers / whole.layers, 1, 0.01);
     EXPECT_NEAR(total(part) / total(whole), 1, 0.02);
     // With one sequence the peak is at another place than with two, because weights in bf16 matter.
@@ -98,7 +96,7 @@ TEST(Trial, RecomputationKeepsLess) {
 TEST(Trial, ShapesCountAsTensorsDo) {
   const std::vector<std::string> models[] = {
       {"train.precision=fp32"},
-      {"train.precision=bf16", "model.tie_embeddings=false", "train.micro_batch=0"},
+      {"train.precision=bf16", "model.tie_embeddings=false"},
       {"train.precision=bf16", "model.embedding_channels=16", "model.dropout.embedding=0.1"},
       {"task={classification{}}", "model.positions=sinusoidal"}};
   for (std::vector<std::string> settings : models) {
@@ -138,7 +136,7 @@ const std::vector<TriedModel> kTriedModels = {
 
 configs::Config tried_config(const TriedModel& model, std::vector<std::string> more = {}) {
   std::vector<std::string> settings = {"model.layers=3", "model.channels=64",
-                                       "data.sequence_length=2048", "evaluate.micro_batch=2"};
+                                       "data.sequence_length=1024", "evaluate.micro_batch=2"};
   settings.insert(settings.end(), model.settings.begin(), model.settings.end());
   settings.insert(settings.end(), more.begin(), more.end());
   return config_of(settings);
@@ -166,7 +164,7 @@ TEST(Trial, MemoryOfShorterSequencesIsExtrapolated) {
 TEST(Trial, MoreTokensOrIdsNeverNeedLess) {
   for (const TriedModel& model : kTriedModels) {
     double last = 0;
-    for (const std::int64_t size : {1, 2, 4, 8, 16}) {
+    for (const std::int64_t size : {1, 4, 16}) {
       const std::string length = "data.sequence_length=" + std::to_string(512 * size);
       const double bytes =
           total(Trial(tried_config(model, {length}), 50 * size, 1, kSmallest).memory(false));
