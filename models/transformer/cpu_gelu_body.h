@@ -2,7 +2,7 @@
 //
 // Phi(x) - 1/2 and Phi(x) + x phi(x) - 1/2 are odd functions that are 1/2 from 6 on, within 4e-8.
 // Between 0 and 6 they are polynomials of degree 5 on 16 segments; one register holds a coefficient
-// of all segments. That takes a third of the instructions of exp and erf.
+// of all segments. That takes fewer instructions than exp and erf.
 #pragma once
 
 #include "attention/kernels/common/cpu_vector.h"

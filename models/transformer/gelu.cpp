@@ -8,7 +8,6 @@
 
 #include <vector>
 
-#include "attention/kernels/common/cpu_dtype.h"
 #include "cluster/base/instruction_set.h"
 #include "cluster/base/tensors/second_gradient.h"
 #include "models/transformer/cpu_gelu.h"
@@ -19,8 +18,8 @@ namespace birkhoff {
 
 namespace {
 
-// Returns f(kernels, begin, count, out), run in parallel on parts of the elements, with a new
-// tensor like x.
+// Returns a new tensor like x. f(kernels, begin, n, out) computes n of its elements; parts run in
+// parallel.
 template <typename F>
 at::Tensor computed(const at::Tensor& x, F f) {
   constexpr std::int64_t kGrain = 1 << 15;  // elements that are worth a thread
