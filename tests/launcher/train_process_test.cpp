@@ -192,10 +192,6 @@ TEST_F(TrainProcessTest, RanksInsideMpirunAreRefused) {
   EXPECT_FALSE(fs::exists(run("refused")));
 }
 
-// kill -9 of one rank, of all ranks, of mpirun, or of all with mpirun and supervisor (like a
-// machine that goes down), at random moments: the job ends within 5 s, nothing is left running, and
-// the resumed run ends with the same bits. The run saves at every step, so that many kills hit a
-// save. BIRKHOFF_KILLS sets the number of kills.
 // --restarts: a lost rank costs the steps since the last save, not the run.
 TEST_F(TrainProcessTest, LostRanksAreStartedAgain) {
   const std::string name = "restarted";
@@ -305,9 +301,13 @@ TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
   EXPECT_THAT(ended.err, HasSubstr("not started again: no new checkpoint since that of step 0"));
 }
 
+// kill -9 of one rank, of all ranks, of mpirun, or of all with mpirun and supervisor (like a
+// machine that goes down), at random moments: the job ends within 5 s, nothing is left running, and
+// the resumed run ends with the same bits. The run saves at every step, so that many kills hit a
+// save. BIRKHOFF_KILLS sets the number of kills.
 TEST_F(TrainProcessTest, KillsAtRandomMomentsLoseNothing) {
   const char* set = std::getenv("BIRKHOFF_KILLS");
-  const int num_kills = set != nullptr ? std::atoi(set) : 20;
+  const int num_kills = set != nullptr ? std::atoi(set) : 10;
   constexpr int kStepsBetween = 15;
   // more steps than it reaches between the kills
   const int num_steps = 3 * kStepsBetween * num_kills;
