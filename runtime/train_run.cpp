@@ -33,7 +33,6 @@
 #include "runtime/reporting/progress.h"
 #include "runtime/reporting/run_history.h"
 #include "runtime/run_checks.h"
-#include "runtime/tasks/attention_paths.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {

@@ -23,7 +23,6 @@
 #include "launcher/commands.h"
 #include "launcher/processes/ranks.h"
 #include "runtime/step_graph.h"
-#include "runtime/tasks/attention_paths.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {

@@ -15,7 +15,6 @@
 #include "launcher/bench/synthetic_training.h"
 #include "launcher/plan/rank_state.h"
 #include "launcher/plan/trial.h"
-#include "runtime/tasks/attention_paths.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {

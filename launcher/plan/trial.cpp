@@ -18,6 +18,7 @@
 #include "launcher/bench/report.h"
 #include "launcher/plan/smaller_config.h"
 #include "models/transformer/layers.h"
+#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -291,7 +292,7 @@ TrialMemory Trial::extrapolated(bool recompute) {
   // The logits are freed by then.
   peak += CountedModel(without_layers, few, at::kMeta).train(micro_batch_).kept;
   // The gradient that the output gives a tied table waits for the embedding's.
-  if (model.tie_embeddings() && config_.task().has_language_model()) {
+  if (model.tie_embeddings() && make_task(config_)->targets_are_text()) {
     peak += static_cast<double>((vocabulary_ - few) * embedding_width(model) *
                                 value_bytes(config_.train()));
   }

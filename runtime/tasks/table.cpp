@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cluster/base/error.h"
+#include "models/attention_paths.h"
 
 namespace birkhoff {
 namespace {
@@ -48,6 +49,16 @@ std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vo
                                   const ParallelGroups& parallel) {
   const std::unique_ptr<Task> task = make_task(config);
   return task->make_model(task->inputs(vocabulary), parallel);
+}
+
+std::vector<std::string> slow_attention_paths(const configs::Config& config,
+                                              std::int64_t vocabulary, const Batch& batch) {
+  return slow_attention_paths(
+      config,
+      [vocabulary](const configs::Config& part, const ParallelGroups& parallel) {
+        return make_model(part, vocabulary, parallel);
+      },
+      batch);
 }
 
 ModelInputs model_inputs(const configs::CheckpointManifest& manifest) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "configs/checkpoint_manifest.pb.h"
 #include "configs/config.pb.h"
@@ -69,6 +70,10 @@ std::unique_ptr<Task> make_task(const configs::Config& config);
 // make_task() and Task::make_model().
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
                                   const ParallelGroups& parallel);
+
+// slow_attention_paths() of that model (models/attention_paths.h).
+std::vector<std::string> slow_attention_paths(const configs::Config& config,
+                                              std::int64_t vocabulary, const Batch& batch);
 
 // What the model of a checkpoint reads and predicts.
 ModelInputs model_inputs(const configs::CheckpointManifest& manifest);

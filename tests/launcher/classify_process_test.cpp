@@ -280,7 +280,7 @@ TEST_F(ClassifyProcess, RefusesInOneLine) {
       {"eval of other labels",
        {"eval", "run", "--corpus", "moods"},
        4,
-       "moods: the classes of its label 'label', 2 classes (aaa, zzz), are not the model's, 2 "
+       "moods: the classes of its labels, 2 classes (aaa, zzz), are not the model's, 2 "
        "classes (bad, good); prepare its table like the model's: birkhoff prepare --out NEW --like "
        "run"},
       {"sample", {"sample", "run", "--prompt", "warm"}, 2, "generates no text"},

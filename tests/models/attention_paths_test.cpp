@@ -1,5 +1,5 @@
 // What a configuration's attention runs on: told without running it, and what runs.
-#include "runtime/tasks/attention_paths.h"
+#include "models/attention_paths.h"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -29,8 +29,12 @@ Batch batch_of(const configs::Config& config) {
   return batch;
 }
 
+const ModelMaker kMaker = [](const configs::Config& config, const ParallelGroups& parallel) {
+  return make_model(config, kVocabulary, parallel);
+};
+
 std::vector<std::string> slow_paths(const configs::Config& config) {
-  return slow_attention_paths(config, kVocabulary, batch_of(config));
+  return slow_attention_paths(config, kMaker, batch_of(config));
 }
 
 // ---- The configurations of configs/.
@@ -265,7 +269,7 @@ TEST_P(ToldPath, IsTheOneTaken) {
     const Batch batch = batch_of(config);
     const std::vector<PathTaken> taken = paths_of_run(config, batch);
     EXPECT_FALSE(taken.empty());
-    EXPECT_EQ(texts_of(taken), texts_of(attention_paths(config, kVocabulary, batch)));
+    EXPECT_EQ(texts_of(taken), texts_of(attention_paths(config, kMaker, batch)));
     // fp16 has no kernels on the CPU.
     const bool slow = std::any_of(taken.begin(), taken.end(), [](const PathTaken& each) {
       return each.path != Path::kFused && !each.why.empty();

@@ -242,8 +242,11 @@ TEST(TextClassifier, ParametersAndFlops) {
 }
 
 TEST(TextClassifier, RefusesAnotherNumberOfClasses) {
+  const auto one = make_single_group();
+  const auto task = make_task(parse_config(
+      "task { classification { classes: 4 label: 'mood' } } data { corpus: 'none' }", "test", {}));
   try {
-    make_test_model_of("classification { classes: 4 label: 'mood' }", "", {}, at::kCPU);
+    task->make_model({kVocabulary, {"bad", "fair", "good"}}, {*one, *one, *one});
     FAIL() << "four classes were accepted";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ExitCode::kConfig);

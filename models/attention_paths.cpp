@@ -1,4 +1,4 @@
-#include "runtime/tasks/attention_paths.h"
+#include "models/attention_paths.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -11,7 +11,6 @@
 
 #include "attention/kernels/common/path.h"
 #include "models/meta_operations.h"
-#include "runtime/tasks/task.h"
 
 namespace birkhoff {
 namespace {
@@ -60,12 +59,12 @@ std::vector<std::string> lines_of(const configs::Model& model, int entry,
 
 }  // namespace
 
-std::vector<PathTaken> attention_paths(const configs::Config& config, std::int64_t vocabulary,
+std::vector<PathTaken> attention_paths(const configs::Config& config, const ModelMaker& make,
                                        Batch batch) {
   const MetaOperations operations;
   const at::NoGradGuard no_gradients;
   const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
-  const std::unique_ptr<Model> model = make_model(config, vocabulary, {*one, *one, *one});
+  const std::unique_ptr<Model> model = make(config, {*one, *one, *one});
   if (config.data().restart_at_documents()) {
     const at::Tensor tokens_BT = batch.at(field::kInputs);
     batch.fields[std::string(field::kSegments)] = at::empty(tokens_BT.sizes(), at::kInt);
@@ -83,14 +82,14 @@ std::vector<PathTaken> attention_paths(const configs::Config& config, std::int64
   return record.taken();
 }
 
-std::vector<std::string> slow_attention_paths(const configs::Config& config,
-                                              std::int64_t vocabulary, const Batch& batch) {
+std::vector<std::string> slow_attention_paths(const configs::Config& config, const ModelMaker& make,
+                                              const Batch& batch) {
   // Layers repeat with the period of model.attention.
   const configs::Model& model = config.model();
   const int entries = std::min(model.attention_size(), model.layers());
   configs::Config first_layers = config;
   first_layers.mutable_model()->set_layers(entries);
-  const std::vector<PathTaken> all = attention_paths(first_layers, vocabulary, batch);
+  const std::vector<PathTaken> all = attention_paths(first_layers, make, batch);
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> layers_of_line;
   for (int layer = 0; layer < model.layers(); ++layer) {
     for (const std::string& line : lines_of(model, layer % entries, all)) {

@@ -2,27 +2,34 @@
 // configuration, without running it on its device.
 #pragma once
 
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "attention/kernels/common/path.h"
 #include "configs/config.pb.h"
 #include "data/batch/batch.h"
+#include "models/model.h"
 
 namespace birkhoff {
+
+// Makes the model of a configuration.
+using ModelMaker =
+    std::function<std::unique_ptr<Model>(const configs::Config&, const ParallelGroups&)>;
 
 // What the operations choose in the forward pass of a training step on the device of the
 // configuration; their callers are head groups, by the prefix of their parameters. `batch` is a
 // rank's share of a step, of which only sizes and dtypes matter. The model runs on LibTorch's meta
 // device, which takes milliseconds and no memory. Only one thread at a time may call it. Errors as
-// make_model().
-std::vector<PathTaken> attention_paths(const configs::Config& config, std::int64_t vocabulary,
+// `make`.
+std::vector<PathTaken> attention_paths(const configs::Config& config, const ModelMaker& make,
                                        Batch batch);
 
 // Those that are slower than they could be, a line for each operation of a head group, for instance
 // "layers 0 to 23, heads 0 to 3 (routing): attention over gathered rows takes the reference path,
 // because relative positions have values". Layers with the same answer share a line.
-std::vector<std::string> slow_attention_paths(const configs::Config& config,
-                                              std::int64_t vocabulary, const Batch& batch);
+std::vector<std::string> slow_attention_paths(const configs::Config& config, const ModelMaker& make,
+                                              const Batch& batch);
 
 }  // namespace birkhoff
