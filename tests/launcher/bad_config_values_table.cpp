@@ -147,7 +147,7 @@ std::vector<BadInput> contradictions() {
        .words = {"train.cuda_graph", "must be false with data.restart_at_documents",
                  "group.0.mechanism.moba"}},
       {.name = "a value without effect",
-       .line = "config print good.txtpb --set train.schedule.shape=constant --set "
+       .line = "train good.txtpb --run new --set train.schedule.shape=constant --set "
                "train.schedule.final_learning_rate=1e-5",
        .code = ExitCode::kConfig,
        .words = {"train.schedule.final_learning_rate", "1e-05 has no effect unless shape is cosine",
