@@ -45,7 +45,8 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   static constexpr int kThreads = kTiles * Shape::kThreads;
 
   BIRKHOFF_DEVICE BlockAttentionBody(const Thread& thread, const BlockAttentionParams& p)
-      : TileBody<Thread, kHeadDim>(thread),
+      : TileBody<Thread, kHeadDim>(
+            thread, thread.index() / 32 / (kTileRows / 16) % GpuTileShape<kHeadDim>::kWarpsOfRow),
         p_(p),
         tile_(thread.index() / Shape::kThreads % kTiles) {}
 

@@ -156,7 +156,7 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
 
  public:
   BIRKHOFF_DEVICE GatheredTilesBody(const Thread& thread, const GatheredParams& p)
-      : TileBody<Thread, kHeadDim>(thread), p_(p) {}
+      : TileBody<Thread, kHeadDim>(thread, thread.index() / 32 / (kTileRows / 16)), p_(p) {}
 
  protected:
   using typename Tile::Columns;

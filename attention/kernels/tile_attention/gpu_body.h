@@ -19,12 +19,12 @@ class TileBody {
   using Shape = GpuTileShape<kHeadDim>;
 
  protected:
-  BIRKHOFF_DEVICE explicit TileBody(const Thread& thread)
+  // `warps_before`: warps of the thread's row that own columns before its own.
+  BIRKHOFF_DEVICE TileBody(const Thread& thread, int warps_before)
       : thread_(thread),
         lane_(thread.index() % 32),
         first_row_(thread.index() / 32 % (kTileRows / 16) * 16),
-        first_column_(thread.index() / 32 / (kTileRows / 16) % Shape::kWarpsOfRow *
-                      Shape::kWarpColumns) {}
+        first_column_(warps_before * Shape::kWarpColumns) {}
 
   // A lane's numbers in its warp's 16 rows, for each 8 columns; place_in_c() says which. In Pairs,
   // the columns are 8 kGroups rows of another tile; in Columns, they are the columns of a result.
