@@ -397,7 +397,7 @@ int CommandLine::run(const std::vector<std::string>& arguments, std::ostream& ou
   }
   CLI::App* config = app_.get_subcommand("config");
   if (config->got_subcommand("print"))
-    return config_print_command(config_file_, config_settings_, out);
+    return config_print_command(config_file_, config_settings_, out, err);
   if (config->got_subcommand("diff"))
     return config_diff_command(config_before_, config_after_, out);
   return config_reference_command(out);

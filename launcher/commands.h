@@ -190,7 +190,7 @@ struct BenchAttentionArguments {
 int bench_attention_command(const BenchAttentionArguments& arguments, std::ostream& out);
 
 int config_print_command(const std::string& file, const std::vector<std::string>& settings,
-                         std::ostream& out);
+                         std::ostream& out, std::ostream& err);
 int config_diff_command(const std::string& before, const std::string& after, std::ostream& out);
 int config_reference_command(std::ostream& out);
 

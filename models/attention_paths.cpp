@@ -89,7 +89,13 @@ std::vector<std::string> slow_attention_paths(const configs::Config& config, con
   const int entries = std::min(model.attention_size(), model.layers());
   configs::Config first_layers = config;
   first_layers.mutable_model()->set_layers(entries);
-  const std::vector<PathTaken> all = attention_paths(first_layers, make, batch);
+  std::vector<PathTaken> all;
+  try {
+    all = attention_paths(first_layers, make, batch);
+  } catch (const c10::Error& error) {  // must not end a run
+    return {fmt::format("its paths are not known, because the meta device lacks an operation: {}",
+                        error.what_without_backtrace())};
+  }
   std::vector<std::pair<std::string, std::vector<std::int64_t>>> layers_of_line;
   for (int layer = 0; layer < model.layers(); ++layer) {
     for (const std::string& line : lines_of(model, layer % entries, all)) {

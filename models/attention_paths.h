@@ -28,7 +28,8 @@ std::vector<PathTaken> attention_paths(const configs::Config& config, const Mode
 
 // Those that are slower than they could be, a line for each operation of a head group, for instance
 // "layers 0 to 23, heads 0 to 3 (routing): attention over gathered rows takes the reference path,
-// because relative positions have values". Layers with the same answer share a line.
+// because relative positions have values". Layers with the same answer share a line. If LibTorch's
+// meta device lacks an operation of the model, one line says so.
 std::vector<std::string> slow_attention_paths(const configs::Config& config, const ModelMaker& make,
                                               const Batch& batch);
 

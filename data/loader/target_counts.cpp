@@ -167,9 +167,10 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
   // A long document has further such spaces, one a part (docs/corpus_format.md): the targets' share
   // of them.
   const double inside = static_cast<double>(counts.added_spaces() - counts.documents());
-  if (inside > 0) {
-    targets.bytes -= std::llround(inside * static_cast<double>(targets.tokens) /
-                                  static_cast<double>(reader.elements() - 1));
+  if (inside > 0 && targets.tokens > 0) {
+    const double share =
+        static_cast<double>(targets.tokens) / static_cast<double>(reader.elements() - 1);
+    targets.bytes = std::max<std::int64_t>(0, targets.bytes - std::llround(inside * share));
   }
 
   targets.no_bytes = targets.no_words = text_change(*tokenizer, counts);

@@ -219,7 +219,7 @@ int bench_step_command(const BenchStepArguments& arguments, std::ostream& out) {
       << measured_table(training, config, arguments.steps);
   for (const std::string& line :
        slow_attention_paths(config, arguments.vocabulary,
-                            make_task(config)->synthetic_batch(arguments.vocabulary, at::kCPU))) {
+                            make_task(config)->synthetic_batch(arguments.vocabulary, at::kMeta))) {
     out << "\nAttention: " << line << ".\n";
   }
   if (arguments.profile) out << '\n' << operation_profile([&] { training.timed_parts(); });

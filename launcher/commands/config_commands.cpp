@@ -1,13 +1,18 @@
 #include <ostream>
 
+#include "configs/check.h"
 #include "configs/config_io.h"
 #include "launcher/commands.h"
 
 namespace birkhoff {
 
 int config_print_command(const std::string& file, const std::vector<std::string>& settings,
-                         std::ostream& out) {
-  out << config_text(load_config(file, settings, UselessValues::kKeep));
+                         std::ostream& out, std::ostream& err) {
+  const configs::Config config = load_config(file, settings, UselessValues::kKeep);
+  for (const UselessValue& value : useless_values(config)) {
+    err << "birkhoff: warning: " << value.path << ": " << value.what << '\n';
+  }
+  out << config_text(config);
   return 0;
 }
 

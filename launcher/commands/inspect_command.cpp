@@ -79,7 +79,7 @@ std::string describe_run(const RunSummary& run) {
        fmt::format("last {}, best {}", loss_at_step(figures.last_evaluation),
                    loss_at_step(figures.best_evaluation)));
   for (const auto& [name, value] : figures.last_evaluation.figures) {
-    line(name.c_str(), loss_text(value));
+    line(display_text(name).c_str(), loss_text(value));
   }
   line("time", time_text(figures.seconds) +
                    (figures.seconds_of_steps ? ", without evaluations and saves" : ""));

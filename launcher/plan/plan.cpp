@@ -75,7 +75,7 @@ class Planner {
     of_rank.mutable_train()->set_global_batch(static_cast<int>(rows_));
     slow_paths_ =
         slow_attention_paths(config_, request.vocabulary,
-                             make_task(of_rank)->synthetic_batch(request.vocabulary, at::kCPU));
+                             make_task(of_rank)->synthetic_batch(request.vocabulary, at::kMeta));
   }
 
   Plan plan() {

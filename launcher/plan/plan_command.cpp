@@ -9,6 +9,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/files/file.h"
 #include "cluster/base/text/plural.h"
+#include "configs/check.h"
 #include "configs/config_io.h"
 #include "data/corpus/corpus.h"
 #include "launcher/commands.h"
@@ -82,7 +83,10 @@ int plan_command(const PlanArguments& arguments, std::ostream& out) {
       load_config(arguments.config, arguments.settings, UselessValues::kKeep);
   const PlanRequest request = request_of(arguments, config);
   compute_on_cpu(threads_of_rank(std::max(1, usable_cores() / request.ranks_per_node)));
-  const Plan plan = make_plan(request);
+  Plan plan = make_plan(request);
+  for (const UselessValue& value : useless_values(config)) {
+    plan.notes.push_back(fmt::format("Warning: {}: {}.", value.path, value.what));
+  }
   if (arguments.json) {
     print_json(arguments, request, plan, out);
   } else {

@@ -8,7 +8,7 @@
 
 namespace birkhoff {
 
-// The fewest tokens of a sequence on which layers can be tried: whole blocks, and several times
+// The fewest tokens of a sequence on which layers can be tried: whole blocks, and at least twice
 // what a query sees at most. data.sequence_length if that is less than twice as long.
 std::int64_t trial_length(const configs::Config& config);
 

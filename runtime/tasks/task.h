@@ -24,7 +24,7 @@ class Task {
   virtual ~Task() = default;
 
   // What a model reads and predicts: as a split of the corpus has it (Error(kData) if it lacks
-  // what the task reads), or for synthetic batches, with so many token ids.
+  // what the task reads), or with a vocabulary of that size and no corpus.
   virtual ModelInputs inputs(const Corpus& corpus, const std::string& split) const = 0;
   virtual ModelInputs inputs(std::int64_t vocabulary) const = 0;
 
@@ -66,7 +66,7 @@ std::unique_ptr<Task> make_text_classification_task(const configs::Config& confi
 
 // The task of a resolved configuration. Error(kConfig) if it cannot be trained, or none is set.
 std::unique_ptr<Task> make_task(const configs::Config& config);
-// The model of a resolved configuration for so many token ids, without a corpus. Errors as
+// The model of a resolved configuration with a vocabulary of that size and no corpus. Errors as
 // make_task() and Task::make_model().
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
                                   const ParallelGroups& parallel);

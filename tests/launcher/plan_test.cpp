@@ -370,6 +370,12 @@ TEST_F(PlanCommand, SaysWhatItDoesNotPredict) {
               HasSubstr("The time of the network is not predicted: give --network-gbs"));
 }
 
+TEST_F(PlanCommand, TakesValuesWithoutEffectAndSaysSo) {
+  EXPECT_THAT(plan({"--set", "train.schedule.shape=constant", "--set",
+                    "train.schedule.final_learning_rate=1e-5"}),
+              HasSubstr("Warning: train.schedule.final_learning_rate: 1e-05 has no effect"));
+}
+
 TEST_F(PlanCommand, SaysWhatItExtrapolates) {
   const std::vector<std::string> long_sequences = {"--set", "data.sequence_length=1048576", "--set",
                                                    "model.attention=[]", "--measure"};

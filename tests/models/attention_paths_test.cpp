@@ -1,4 +1,4 @@
-// What a configuration's attention runs on: told without running it, and what runs.
+// attention_paths() against the paths that runs take, and for every shipped configuration.
 #include "models/attention_paths.h"
 
 #include <fmt/format.h>
@@ -230,7 +230,7 @@ TEST(AttentionPaths, LayersWithOneAnswerShareALine) {
                           "layers 1, 4, head 3 " + dropout));
 }
 
-// ---- What is told is what runs.
+// ---- A run takes the paths of attention_paths().
 
 std::vector<std::string> texts_of(const std::vector<PathTaken>& all) {
   std::vector<std::string> texts;
