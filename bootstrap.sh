@@ -201,7 +201,7 @@ skipped_tests() { # REPORT
 run_tests() {
   local status=0 report=$PWD/build/$preset/tests.xml skipped
   say "Testing $preset"
-  ctest --preset "$preset" --progress --output-junit "$report" --test-output-size-passed 65536 || status=$?
+  ctest --preset "$preset" --parallel "$(nproc)" --progress --output-junit "$report" --test-output-size-passed 65536 || status=$?
   skipped=$(skipped_tests "$report")
   [ -z "$skipped" ] || say "Skipped tests:"$'\n'"$skipped"
   return $status

@@ -203,12 +203,13 @@ function(birkhoff_test name)
     add_test(NAME ${name} COMMAND ${name})
     set_tests_properties(${name} PROPERTIES LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT}
       FAIL_REGULAR_EXPRESSION "Running 0 tests"
-      ENVIRONMENT "${BIRKHOFF_TEST_ENVIRONMENT}")
+      ENVIRONMENT "${BIRKHOFF_TEST_ENVIRONMENT};OMP_NUM_THREADS=1")
   endif()
 endfunction()
 
-# The environment of every test process: Open MPI accepts root (CI, containers), and sanitizers
-# ignore Open MPI's own leaks.
+# The environment of every test process: Open MPI accepts root (CI, containers), sanitizers ignore
+# Open MPI's own leaks, and one thread, because ctest runs a test on each core. Tests of threads set
+# their number themselves.
 set(BIRKHOFF_TEST_ENVIRONMENT
   "OMPI_ALLOW_RUN_AS_ROOT=1" "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
   "OMPI_MCA_btl_vader_single_copy_mechanism=none"

@@ -88,12 +88,10 @@ void expect_rounded(const Result& result, const std::string& name) {
 
 void check(const Case& c) {
   const at::Tensor d_p = d_p_of(c);
-  const Result kernel = emulated(c, d_p), again = emulated(c, d_p),
-               reference = specified(c, at::kFloat, d_p), exact = specified(c, at::kDouble, d_p);
+  const Result kernel = emulated(c, d_p), reference = specified(c, at::kFloat, d_p),
+               exact = specified(c, at::kDouble, d_p);
   expect_as_exact(kernel.p, reference.p, exact.p, c.name + ", P");
   expect_as_exact(kernel.d_scores, reference.d_scores, exact.d_scores, c.name + ", gradient");
-  expect_same_bits(kernel.p, again.p, c.name + ", a second time");
-  expect_same_bits(kernel.d_scores, again.d_scores, c.name + ", gradient a second time");
   if (!c.prefix) expect_rounded(kernel, c.name);
 }
 
@@ -108,6 +106,17 @@ class EmulatedBalanceKernel : public ::testing::Test {
 #endif
   }
 };
+
+TEST_F(EmulatedBalanceKernel, GivesTheSameBitsASecondTime) {
+  for (const bool prefix : {false, true}) {
+    for (const std::int64_t N : {6, 33}) {
+      const Case c{fmt::format("N {} prefix {}", N, prefix), scores({2, N, N}, N < 10 ? 20 : 5), prefix};
+      const Result first = emulated(c, d_p_of(c)), second = emulated(c, d_p_of(c));
+      expect_same_bits(first.p, second.p, c.name);
+      expect_same_bits(first.d_scores, second.d_scores, c.name + ", gradient");
+    }
+  }
+}
 
 TEST_F(EmulatedBalanceKernel, IsAsExactAsTheSpecification) {
   for (const std::int64_t N : {1, 2, 5, 33}) {
@@ -227,16 +236,18 @@ TEST_F(EmulatedBalanceKernel, LargeScores) {
   }
   for (const double scale : {5.0, 10.0, 15.0, 20.0, 45.0}) {
     check({fmt::format("prefixes, scale {}", scale), scores({2, 6, 6}, scale), true});
-    check({fmt::format("prefixes, scale {}, N 40", scale), scores({1, 40, 40}, scale), true, 20});
+    check({fmt::format("prefixes, scale {}, N 40", scale), scores({1, 40, 40}, scale), true, 36});
   }
-  check({"prefixes, scale 20, N 70", scores({1, 70, 70}, 20), true, 62});
+  check({"prefixes, scale 20, N 70", scores({1, 70, 70}, 20), true, 68, 3});
 }
 
 // One score out of range: the prefixes that hold it are solved in the log domain, the others are
 // not.
 TEST_F(EmulatedBalanceKernel, AScoreOutOfRange) {
   for (const std::int64_t N : {20, 70}) {
-    const Case without{"all in range", scores({1, N, N}), true, 0, 2};
+    // Some prefixes with the large score and, of N 20, some without.
+    const int first_row = N == 20 ? 4 : 66;
+    const Case without{"all in range", scores({1, N, N}), true, first_row, 2};
     const Result ordinary = emulated(without, d_p_of(without));
     for (const float large : {60.0f, -60.0f, 1e5f}) {
       if (N > 20 && large != 60) continue;  // to save time
@@ -245,8 +256,9 @@ TEST_F(EmulatedBalanceKernel, AScoreOutOfRange) {
       c.scores = c.scores.clone();
       c.scores[0][7][11] = large;
       check(c);
+      if (N > 20) continue;
       const Result result = emulated(c, d_p_of(c));
-      expect_same_bits(result.p.narrow(1, 0, 12), ordinary.p.narrow(1, 0, 12), c.name);
+      expect_same_bits(result.p.narrow(1, 0, 8), ordinary.p.narrow(1, 0, 8), c.name);
     }
   }
   Case offset{"a common offset", scores({1, 20, 20}) + 1000, true};

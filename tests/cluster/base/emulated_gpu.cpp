@@ -47,12 +47,8 @@ struct EmulatedBlock::Meeting {
   Operation operation{};
 };
 
-struct EmulatedBlock::Fiber {
-  EmulatedBlock* block;
-  int thread;
-  std::unique_ptr<std::byte[]> stack{new std::byte[kStackBytes]};
-  ucontext_t context{};
-  bool done = false;
+struct EmulatedBlock::Thread {
+  Fiber fiber{kStackBytes};
   const Meeting* waits_for = nullptr;
   int generation = 0;
   std::vector<Copy> open;                // copies not committed yet
@@ -64,54 +60,39 @@ EmulatedBlock::EmulatedBlock(int num_threads, std::uint32_t shared_bytes)
       warps_(static_cast<std::size_t>(num_threads / kWarp), Meeting(kWarp)),
       all_(std::make_unique<Meeting>(num_threads)) {
   for (int thread = 0; thread < num_threads; ++thread) {
-    fibers_.push_back(std::make_unique<Fiber>());
-    fibers_.back()->block = this;
-    fibers_.back()->thread = thread;
+    threads_.push_back(std::make_unique<Thread>());
   }
 }
 
 EmulatedBlock::~EmulatedBlock() = default;
 
-void EmulatedBlock::enter(unsigned high, unsigned low) {
-  auto* fiber = std::bit_cast<Fiber*>(static_cast<std::uintptr_t>(high) << 32 | low);
-  (*fiber->block->body_)(fiber->thread);
-  fiber->done = true;  // back to main_, by uc_link
-}
-
 void EmulatedBlock::run(std::int64_t block, bool backwards,
                         const std::function<void(int thread)>& body) {
   block_ = block;
-  body_ = &body;
   epoch_ = 0;
   std::fill(shared_.begin(), shared_.end(), std::uint8_t{0xff});  // NaN
   traces_.assign(shared_.size() / 2, Trace{});
-  for (const auto& fiber : fibers_) {
-    fiber->done = false;
-    fiber->waits_for = nullptr;
-    getcontext(&fiber->context);
-    fiber->context.uc_stack.ss_sp = fiber->stack.get();
-    fiber->context.uc_stack.ss_size = kStackBytes;
-    fiber->context.uc_link = &main_;
-    const auto address = std::bit_cast<std::uintptr_t>(fiber.get());
-    makecontext(&fiber->context, reinterpret_cast<void (*)()>(&EmulatedBlock::enter), 2,
-                static_cast<unsigned>(address >> 32), static_cast<unsigned>(address));
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    threads_[i]->waits_for = nullptr;
+    threads_[i]->fiber.start([&body, i] { body(static_cast<int>(i)); });
   }
   for (bool progress = true; progress;) {
     progress = false;
-    for (std::size_t i = 0; i < fibers_.size(); ++i) {
-      Fiber& fiber = *fibers_[backwards ? fibers_.size() - 1 - i : i];
-      if (fiber.done) continue;
-      if (fiber.waits_for && fiber.waits_for->generation == fiber.generation) continue;
+    for (std::size_t i = 0; i < threads_.size(); ++i) {
+      Thread& thread = *threads_[backwards ? threads_.size() - 1 - i : i];
+      if (thread.fiber.done()) continue;
+      if (thread.waits_for && thread.waits_for->generation == thread.generation) continue;
       progress = true;
-      swapcontext(&main_, &fiber.context);
+      thread.fiber.resume();
     }
   }
-  for (const auto& fiber : fibers_) {
-    if (!fiber->done) throw std::runtime_error("threads wait for others that never come");
-    check(fiber->open.empty() && fiber->groups.empty(), "copies outlive their thread",
-          fiber->thread);
-    fiber->open.clear();
-    fiber->groups.clear();
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    Thread& thread = *threads_[i];
+    if (!thread.fiber.done()) throw std::runtime_error("threads wait for others that never come");
+    check(thread.open.empty() && thread.groups.empty(), "copies outlive their thread",
+          static_cast<int>(i));
+    thread.open.clear();
+    thread.groups.clear();
   }
 }
 
@@ -135,11 +116,11 @@ void EmulatedBlock::meet(int thread, Scope scope, Operation operation, void* dat
     if (scope == Scope::kBlock) ++epoch_;
     return;
   }
-  Fiber& fiber = *fibers_[index];
-  fiber.waits_for = &meeting;
-  fiber.generation = meeting.generation;
-  swapcontext(&fiber.context, &main_);
-  fiber.waits_for = nullptr;
+  Thread& waiting = *threads_[index];
+  waiting.waits_for = &meeting;
+  waiting.generation = meeting.generation;
+  waiting.fiber.yield();
+  waiting.waits_for = nullptr;
 }
 
 std::uint8_t* EmulatedBlock::note_write(int thread, std::uint32_t to, std::uint32_t bytes,
@@ -179,19 +160,19 @@ void EmulatedBlock::copy_async(int thread, std::uint32_t to, const void* from, i
   note_write(thread, to, static_cast<std::uint32_t>(bytes), /*under_way=*/true);
   check(!exists || std::bit_cast<std::uintptr_t>(from) % static_cast<unsigned>(bytes) == 0,
         "copy from an odd address", thread);
-  fibers_[static_cast<std::size_t>(thread)]->open.push_back({to, from, bytes, exists});
+  threads_[static_cast<std::size_t>(thread)]->open.push_back({to, from, bytes, exists});
 }
 
 void EmulatedBlock::commit(int thread) {
-  Fiber& fiber = *fibers_[static_cast<std::size_t>(thread)];
-  fiber.groups.push_back(std::move(fiber.open));
-  fiber.open.clear();
+  Thread& own = *threads_[static_cast<std::size_t>(thread)];
+  own.groups.push_back(std::move(own.open));
+  own.open.clear();
 }
 
 void EmulatedBlock::wait(int thread, int groups) {
-  Fiber& fiber = *fibers_[static_cast<std::size_t>(thread)];
-  while (fiber.groups.size() > static_cast<std::size_t>(groups)) {
-    for (const Copy& copy : fiber.groups.front()) {
+  Thread& own = *threads_[static_cast<std::size_t>(thread)];
+  while (own.groups.size() > static_cast<std::size_t>(groups)) {
+    for (const Copy& copy : own.groups.front()) {
       const auto bytes = static_cast<std::uint32_t>(copy.bytes);
       std::uint8_t* to = note_write(thread, copy.to, bytes, /*under_way=*/false);
       if (copy.exists) {
@@ -200,7 +181,7 @@ void EmulatedBlock::wait(int thread, int groups) {
         std::memset(to, 0, bytes);
       }
     }
-    fiber.groups.pop_front();
+    own.groups.pop_front();
   }
 }
 

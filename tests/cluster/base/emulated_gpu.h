@@ -8,14 +8,14 @@
 // operation of the whole warp; and ldmatrix rows that share banks.
 #pragma once
 
-#include <ucontext.h>
-
 #include <bit>
 #include <cmath>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
+
+#include "tests/cluster/base/fiber.h"
 
 namespace birkhoff::test {
 
@@ -55,7 +55,7 @@ class EmulatedBlock {
   void nothing(void* const*) {}
 
  private:
-  struct Fiber;
+  struct Thread;
   struct Meeting;
   // An asynchronous copy; it happens when its thread waits for it.
   struct Copy {
@@ -72,7 +72,6 @@ class EmulatedBlock {
     bool under_way = false;       // an asynchronous copy to here
   };
 
-  static void enter(unsigned high, unsigned low);
   std::uint8_t* note_write(int thread, std::uint32_t to, std::uint32_t bytes, bool under_way);
   const std::uint8_t* note_read(int thread, std::uint32_t from, std::uint32_t bytes);
 
@@ -80,11 +79,9 @@ class EmulatedBlock {
 
   std::vector<std::uint8_t> shared_;
   std::vector<Trace> traces_;
-  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Meeting> warps_;
   std::unique_ptr<Meeting> all_;
-  ucontext_t main_;
-  const std::function<void(int)>* body_ = nullptr;
   std::int64_t block_ = 0;
   int epoch_ = 0;  // barriers of the block so far
   bool failed_ = false;

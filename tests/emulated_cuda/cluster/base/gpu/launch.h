@@ -6,8 +6,6 @@
 // is added here.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -18,6 +16,8 @@
 #include <numeric>
 #include <random>
 #include <vector>
+
+#include "tests/cluster/base/fiber.h"
 
 #define __global__
 #define __device__
@@ -52,10 +52,8 @@ struct Barrier {
   unsigned expected = 0, arrived = 0, phase = 0;
 };
 
-struct Fiber {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
-  bool done = true;
+struct Thread {
+  test::Fiber fiber{kStackBytes};
   const Barrier* barrier = nullptr;  // where it waits for the end of `phase`
   unsigned phase = 0;
 
@@ -63,11 +61,10 @@ struct Fiber {
 };
 
 struct Machine {
-  std::vector<Fiber> fibers;
+  std::vector<std::unique_ptr<Thread>> threads;
   std::vector<Barrier> warps;
   std::vector<std::uint64_t> lanes;  // what shuffles exchange
   Barrier block_barrier;
-  ucontext_t scheduler;
   std::function<void()> body;
   unsigned thread = 0, block = 0, block_size = 0;
   std::mt19937 draw;          // which thread comes next
@@ -87,11 +84,6 @@ class SharedLimit {
   int before_;
 };
 
-inline void yield() {
-  const unsigned thread = machine.thread;
-  swapcontext(&machine.fibers[thread].context, &machine.scheduler);
-}
-
 inline void release_if_complete(Barrier& barrier) {
   if (barrier.arrived < barrier.expected) return;
   barrier.arrived = 0;
@@ -99,22 +91,20 @@ inline void release_if_complete(Barrier& barrier) {
 }
 
 inline void wait(Barrier& barrier) {
-  Fiber& fiber = machine.fibers[machine.thread];
-  fiber.barrier = &barrier;
-  fiber.phase = barrier.phase;
+  Thread& thread = *machine.threads[machine.thread];
+  thread.barrier = &barrier;
+  thread.phase = barrier.phase;
   ++barrier.arrived;
   release_if_complete(barrier);
-  while (fiber.waits()) yield();
+  while (thread.waits()) thread.fiber.yield();
 }
 
-inline void run_fiber() {
+inline void run_thread() {
   machine.body();
-  machine.fibers[machine.thread].done = true;
   for (Barrier* barrier : {&machine.warps[machine.thread / kWarp], &machine.block_barrier}) {
     --barrier->expected;
     if (barrier->expected > 0) release_if_complete(*barrier);
   }
-  yield();
 }
 
 inline void run_block() {
@@ -122,18 +112,11 @@ inline void run_block() {
   machine.warps.assign((size + kWarp - 1) / kWarp, {});
   machine.lanes.assign(size, 0);
   machine.block_barrier = {.expected = size};
-  if (machine.fibers.size() < size) machine.fibers.resize(size);
+  while (machine.threads.size() < size) machine.threads.push_back(std::make_unique<Thread>());
   for (unsigned t = 0; t < size; ++t) {
     ++machine.warps[t / kWarp].expected;
-    Fiber& fiber = machine.fibers[t];
-    if (!fiber.stack) fiber.stack = std::make_unique<char[]>(kStackBytes);
-    fiber.done = false;
-    fiber.barrier = nullptr;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStackBytes;
-    fiber.context.uc_link = nullptr;
-    makecontext(&fiber.context, &run_fiber, 0);
+    machine.threads[t]->barrier = nullptr;
+    machine.threads[t]->fiber.start(run_thread);
   }
   std::vector<unsigned> order(size);
   std::iota(order.begin(), order.end(), 0u);
@@ -141,11 +124,12 @@ inline void run_block() {
     running = false;
     std::shuffle(order.begin(), order.end(), machine.draw);
     for (const unsigned t : order) {
-      if (machine.fibers[t].done) continue;
+      Thread& thread = *machine.threads[t];
+      if (thread.fiber.done()) continue;
       running = true;
-      if (machine.fibers[t].waits()) continue;
+      if (thread.waits()) continue;
       machine.thread = t;
-      swapcontext(&machine.scheduler, &machine.fibers[t].context);
+      thread.fiber.resume();
     }
   }
 }
