@@ -1,5 +1,5 @@
-// Reads configuration texts into messages: Protobuf text format with limits, `include`, `--set`,
-// and errors that name file, line, column and field.
+// The reader of configurations: Protobuf text format with limits, `include`, `--set`, and errors
+// that name file, line, column and field.
 #pragma once
 
 #include <filesystem>

@@ -212,7 +212,7 @@ class Writer {
   }
 
   std::string text_ = kIntroduction;
-  bool of_run_ = true;  // the fields are those of a configuration, which a run keeps
+  bool of_run_ = true;  // fields of a configuration, which a run keeps
   std::set<std::string> written_;
 };
 
