@@ -1,5 +1,5 @@
-// What a loader reads: the numbered samples of a split. A task chooses the source; the loader adds
-// order, shares and threads (data/loader/loader.h).
+// The samples of a split, numbered, which a loader reads. A task chooses the source; the loader
+// adds order, shares and threads (data/loader/loader.h).
 #pragma once
 
 #include <cstdint>

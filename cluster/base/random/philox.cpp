@@ -18,8 +18,8 @@
 namespace birkhoff {
 namespace {
 
-// Sixteen 32-bit or eight 64-bit numbers in one register, or in several narrower ones: the compiler
-// uses the instruction set of the calling function.
+// Sixteen 32-bit or eight 64-bit integers in one register, or in several narrower ones: the
+// compiler uses the instruction set of the calling function.
 using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
 using U32x16 [[gnu::vector_size(64)]] = std::uint32_t;
 using I32x16 [[gnu::vector_size(64)]] = std::int32_t;
@@ -160,7 +160,7 @@ void launch(const NoiseKey& key, NoisePurpose purpose, const Counters& counters,
 }
 
 // fp32 [B, inner...] of map(bits), in parallel over pieces of rows; with several rows of a sample,
-// they are the first inner dimension. No number depends on how rows are cut into pieces.
+// they are the first inner dimension. No element depends on how rows are cut into pieces.
 template <typename Map>
 at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                     const Counters& counters, Map map) {
