@@ -43,7 +43,7 @@ struct AttentionProblem {
   AttentionInput in;  // heads are views of [B, L, H, D], as layers make them
   at::Tensor d_out_BHLD;
 
-  // Standard normal numbers. q, k and v have type `dtype`; x, the input of the SortNets, has the
+  // Standard normal values. q, k and v have type `dtype`; x, the input of the SortNets, has the
   // parameters' type.
   static AttentionProblem random(const AttentionShape& shape, const MechanismTraits& traits,
                                  at::ScalarType dtype, at::Device device);

@@ -50,7 +50,7 @@ void TimeLimit::ask_again_and_again(const std::string& job) {
   while (!stop_) {
     lock.unlock();
     try {
-      // If Slurm does not answer, what it said before stands.
+      // If Slurm does not answer, its last answer stands.
       if (const std::optional<double> end = end_of_job(job)) seconds_ = *end;
     } catch (const Error&) {
       // No process can be started now; perhaps later.

@@ -1,4 +1,5 @@
-// What was submitted to Slurm for a run, kept next to its folder, which belongs to the run itself:
+// The record of a run's submissions to Slurm, kept next to the run folder, which belongs to the run
+// itself:
 //   RUN.slurm/K/job.sh         the batch script of the K-th submission
 //   RUN.slurm/K/config.txtpb   the configuration as it was resolved then (config-I.txtpb for a
 //                              sweep's run I): a job reads this one, whatever becomes of the file
