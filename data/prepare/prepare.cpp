@@ -258,7 +258,7 @@ class Preparation {
       outputs[split].tokens.write(*written.mutable_counts());
       if (written.counts().changed_bytes() > 0) {
         notes_.push_back(fmt::format(
-            "warning: split {}: the tokens do not give back parts with {} of its {}, so its figures "
+            "warning: split {}: the tokens do not restore parts with {} of its {}, so its metrics "
             "per byte and per word are withheld: {}",
             written.name(), written.counts().changed_bytes(),
             counted(written.counts().bytes(), "byte"), lost));

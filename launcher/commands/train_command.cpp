@@ -198,7 +198,7 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
       // The request was made before ranks were lost.
       if (!slurm || !Restarts::may_pass(end.code) || signals.interrupted_twice()) return end.code;
       return requeue(
-          fmt::format("exit code {} in a job that was asked to stop: the next one goes on "
+          fmt::format("exit code {} in a job that was asked to stop: the next job resumes "
                       "from the checkpoint of step {}",
                       end.code, saved_step));
     }

@@ -92,7 +92,7 @@ Judgement judge_hosts(const Answers& answers) {
     if (others.empty()) continue;
     judgement.findings.push_back(
         {Verdict::kFail, host.front().host, others,
-         fmt::format("another machine than that of rank {} has the same name", host.front().rank),
+         fmt::format("rank {} is on another machine with the same name", host.front().rank),
          "give each machine its own host name: messages and exclude lists name hosts"});
   }
   return judgement;
@@ -225,7 +225,7 @@ Judgement judge_clock(const Answers& answers) {
                         const std::string& found) {
     judgement.findings.push_back(
         {difference < kFailSeconds ? Verdict::kWarn : Verdict::kFail, host, ranks, found,
-         "synchronise clocks (chronyc makestep): ages of files and times in logs are wrong"});
+         "synchronize clocks (chronyc makestep): ages of files and times in logs are wrong"});
   };
   const auto is_usual = [](double its) { return std::abs(its) < kWarnSeconds; };
   if (2 * std::count_if(seconds.begin(), seconds.end(), is_usual) <= std::ssize(seconds)) {
@@ -234,7 +234,7 @@ Judgement judge_clock(const Answers& answers) {
       return answers[static_cast<std::size_t>(its - seconds.begin())].host;
     };
     find(most, "", {},
-         fmt::format("the clock of {} is {:.0f} s ahead of that of {}, and most ranks have neither",
+         fmt::format("the clock of {} is {:.0f} s ahead of {}'s; neither has a majority",
                      host(latest), most, host(earliest)));
     return judgement;
   }

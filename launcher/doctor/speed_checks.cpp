@@ -275,7 +275,7 @@ Judgement judge_exchange_speed(const Answers& answers) {
               "",
               {},
               "not measured: " + facts.at("unmeasured").get<std::string>(),
-              "give all ranks the same `device`, and mend what other checks find"}}};
+              "give all ranks the same `device`, and fix what other checks find"}}};
   }
   Answers measured;
   for (const Answer& answer : answers) {

@@ -140,7 +140,7 @@ class Planner {
     for (const bool each : {!recompute, recompute}) memory_[each] = trial.memory(each);
     if (!trial.layers_fit()) {
       note(
-          "Activations of the layers are counted as those of usual ones and may be off by half: "
+          "Activations of the layers are estimated for usual layers and may be off by half: "
           "two layers need more than the 1 GB that a plan takes.");
     } else if (!trial.tried().empty()) {
       note("Memory is extrapolated from trials of up to {}.", trial.tried());
@@ -218,7 +218,7 @@ class Planner {
     table.add("total", {totals.begin(), totals.end()});
     plan_.tables.push_back(std::move(table));
     if (config_.device() == configs::Config::cuda) {
-      note("Activations are those of the CPU's kernels: {}, and NCCL's buffers are not counted.",
+      note("Activations are counted for the CPU's kernels: {}, and NCCL's buffers are not counted.",
            slow_paths_.empty() ? "a GPU's kernels keep less"
                                : "a GPU's kernels keep less, but where attention is not on our "
                                  "fastest kernels (above), it may keep the scores of all pairs");

@@ -76,7 +76,7 @@ VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step,
 [[noreturn]] void fail_tensor(const CheckpointFolder& checkpoint, const std::string& name,
                               const std::string& why) {
   fail(ExitCode::kCheckpoint,
-       "{}: tensor '{}' {}; check that model and optimizer are those of the checkpoint",
+       "{}: tensor '{}' {}; check that model and optimizer match the checkpoint",
        checkpoint.path.string(), name, why);
 }
 

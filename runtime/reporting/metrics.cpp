@@ -167,7 +167,7 @@ void Metrics::write_svg() {
                        loss_curve_svg(options_.run_name, train_, held_out_, options_.split));
   } catch (const Error& error) {
     warn(
-        fmt::format("{}; training goes on, and the picture is written again after the next "
+        fmt::format("{}; training continues, and the picture is written again after the next "
                     "evaluation",
                     error.what()));
   }

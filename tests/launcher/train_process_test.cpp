@@ -298,7 +298,7 @@ TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
   const Finished ended = child.finish();
   EXPECT_EQ(ended.code, 7) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("restart 1 of 1"));
-  EXPECT_THAT(ended.err, HasSubstr("not started again: no new checkpoint since that of step 0"));
+  EXPECT_THAT(ended.err, HasSubstr("not started again: no new checkpoint since step 0"));
 }
 
 // kill -9 of one rank, of all ranks, of mpirun, or of all with mpirun and supervisor (like a
