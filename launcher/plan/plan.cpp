@@ -153,7 +153,7 @@ class Planner {
       note("Times are extrapolated by FLOPs from steps of {}.", trial.tried());
     }
     if (times_->neighbours < others) {
-      note("Measured next to {} of {} neighbours: the memory of a plan holds no more of them.",
+      note("Measured next to {} of {} neighbors: the memory of a plan holds no more of them.",
            times_->neighbours, others);
     }
   }

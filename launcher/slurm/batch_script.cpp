@@ -92,8 +92,8 @@ case $code in
   75 | 138) ;; # saved; 138: asked before it could listen
   *) end "$code" "failed with exit code $code (Birkhoff's docs/runbook.md)" ;;
 esac
-[ -z "$cancelled" ] || end 75 "saved; cancelled"
-# A job that Slurm no longer calls running has reached its time limit, was cancelled, or goes back
+[ -z "$cancelled" ] || end 75 "saved; canceled"
+# A job that Slurm no longer calls running has reached its time limit, was canceled, or goes back
 # to the queue by itself.
 read -r state reason < <(squeue --noheader --jobs="$job" --format='%T %r')
 [ "$reason" != TimeLimit ] || limit_near=1

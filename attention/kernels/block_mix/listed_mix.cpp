@@ -24,7 +24,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The rows of one block of one head. Rows of neighbouring tokens lie far apart in the layers'
+// The rows of one block of one head. Rows of neighboring tokens lie far apart in the layers'
 // order, which the CPU's own prefetcher does not follow.
 template <typename T>
 struct BlockRows {
@@ -56,7 +56,7 @@ struct ListedMix {
 
   // One pair of a destination and a source.
   struct Pair {
-    std::int64_t block;  // the other one's number
+    std::int64_t block;  // the index of the other block
     S weight;
   };
 

@@ -36,7 +36,7 @@ void check(const ClusterProblem& problem) {
           "clusters: documents must be those of the rows");
 }
 
-// [B, H, L]: of the row's document; the same for all heads.
+// [B, H, L]: the index of the row's document; the same for all heads.
 at::Tensor documents_BHL(const ClusterProblem& problem) {
   return problem.documents.number_BL.to(at::kLong).unsqueeze(1).expand(
       {problem.x_BHLD.size(0), problem.x_BHLD.size(1), -1});
@@ -118,7 +118,7 @@ at::Tensor fused_sums(const ClusterProblem& problem, const ClusteredRows& rows) 
   return sums.sums_BHKd.sum(0);
 }
 
-// Gives the unit vectors and distances of the kernels their gradients.
+// Defines the gradients of the kernels' unit vectors and distances.
 struct FusedClusterRows : torch::autograd::Function<FusedClusterRows> {
   static variable_list forward(AutogradContext* context, const at::Tensor& /*x_BHLD*/,
                                const ClusterProblem& problem, ClusteredRows& rows) {

@@ -21,7 +21,7 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask,
                           const at::Tensor& sink = {});
 
 // The mask in the form that scaled_dot_product_attention adds to logits: 0 where visible, else a
-// finite number that no logit outweighs. Rows without a visible key come out as plain means; the
+// finite value that no logit outweighs. Rows without a visible key come out as plain means; the
 // caller must zero them.
 at::Tensor additive_mask(const at::Tensor& mask, at::ScalarType dtype);
 

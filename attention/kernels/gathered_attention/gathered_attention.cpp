@@ -15,7 +15,7 @@
 namespace birkhoff {
 namespace {
 
-// Checks the numbers of lists on the CPU; both are contiguous.
+// Checks the values of lists on the CPU; both are contiguous.
 void check_numbers(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG, std::int64_t num_rows) {
   const std::int64_t P = rows_BHP.size(2), G = ends_BHG.size(2);
   const auto* rows = rows_BHP.const_data_ptr<std::int32_t>();
@@ -103,7 +103,7 @@ void check(const GatheredAttention& in) {
           "gathered attention: with dropout, places times heads must be below 2^31");
 }
 
-// The same with numbers as the kernels read them: contiguous, and no bound beyond all distances.
+// The same in the form that the kernels read: contiguous, and no bound beyond all distances.
 GatheredAttention readable(GatheredAttention in) {
   DistanceBand& band = in.rows.band;
   for (at::Tensor* each : {&band.positions_q_BHL, &band.positions_k_BHS, &in.key_lengths_B}) {

@@ -1,6 +1,6 @@
 // The Sinkhorn operator (attention/kernels/sinkhorn/sinkhorn.h; Tay et al. 2020, section 3.1.1)
-// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes and
-// gpu_small_prefix.cu those of few rows. Legend: r destination
+// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes and gpu_small_prefix.cu
+// prefixes of few rows. Legend: r destination
 // of R, c source of C, i iteration of I.
 //
 //   g_i[c] = -log sum_r exp(S[r, c] + f_{i-1}[r])    f_0 = 0
@@ -36,7 +36,7 @@
 //   domain. Nothing waits for the host.
 // The other kernels solve larger matrices, and those with so many iterations that shared memory
 //   does not hold their vectors, in the log domain (gpu_log_domain.cuh), by 512 threads. Scores are
-//   read once, into shared memory, if R C numbers fit there (R = C <= 232 on sm_90, 195 on sm_80);
+//   read once, into shared memory, if R C elements fit there (R = C <= 232 on sm_90, 195 on sm_80);
 //   otherwise each pass reads them from L2. Backward: the block recomputes f and g, computes x and
 //   y, and writes the four vectors of each iteration to memory; a second kernel, with one
 //   thread per entry, sums them up to dS.

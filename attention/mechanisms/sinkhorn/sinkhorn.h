@@ -8,12 +8,12 @@
 //   first one, and its own tokens reach it only through the local part. Block 0, and every query
 //   whose block has nothing to sort, sees only its own block (add_logits: plain local attention).
 // - `none` and `cumulative` let a row give mass to a null source of score 0 and value 0, so a block
-//   may decline: its sorted keys and values are then scaled down, not renormalised.
+//   may decline: its sorted keys and values are then scaled down, not renormalized.
 // - `paper_masked` balances the lower triangle with its diagonal, as published: column sums run
 //   over later destinations and leak the future. Its sorted block, which contains the query's own
 //   block, is masked token by token.
-// - top_m keeps the largest weights of a finished row; among equal ones, those of earlier blocks.
-//   The others are set to 0 and the row is not renormalised. AttentionOutput::sums reports them:
+// - top_m keeps the largest weights of a finished row; among equal weights, the earlier blocks'.
+//   All other weights become 0 and the row is not renormalized. AttentionOutput::sums reports them:
 //   "block_weight_dropped" of "block_weight", summed over samples, heads and destinations.
 // - Padding: keys, values and features of padding are 0. Where only a share w < 1 of a sorted key's
 //   weight is on tokens that exist, key and value are divided by w, and log w is added to the
