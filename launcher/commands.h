@@ -37,7 +37,7 @@ struct TrainArguments {
   std::optional<int> least_ranks;  // minimum after losing nodes; not set: `ranks`
   LaunchOptions launch;
   std::vector<std::string> settings;
-  bool fresh = false;  // move the contents of the run folder aside and start again
+  bool fresh = false;  // move the old contents of the run folder and start over
 };
 int train_command(const TrainArguments& arguments, std::ostream& out, std::ostream& err);
 

@@ -21,7 +21,7 @@ struct KnownTokenizer {
   std::string content = {};     // of its file; empty for bytes
   std::int64_t vocabulary = 0;  // number of ids in the content, or in the source
   // The id that ends each of several documents. If unset, one id is added to the vocabulary, unless
-  // the vocabulary is that of a source.
+  // the vocabulary is a source's.
   std::optional<std::int64_t> end_of_document = {};
   bool is_source = false;
 };

@@ -150,7 +150,7 @@ std::string load_beside_all_ranks(World& world, const OtherLoad& other_load) {
                          static_cast<int>(sum[4]));
 }
 
-// Time of `other` over that of `ours`: the median of the rounds' ratios.
+// The ratio of the times of `other` and `ours`: the median over rounds.
 double ratio(const Lane& other, const Lane& ours) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < ours.seconds.size(); ++i) {

@@ -53,7 +53,7 @@ trap ask TERM
 
 // Slurm keeps a job that has lost the node of its script, because of --no-kill.
 constexpr const char* kGuard = R"SH(
-# If this node is lost, either of two others puts the job back in the queue, unless Slurm has done
+# If this node is lost, either of two other nodes requeues the job, unless Slurm has done
 # so, or the job has ended.
 guard() { # NODE
   while :; do
@@ -97,7 +97,7 @@ esac
 # to the queue by itself.
 read -r state reason < <(squeue --noheader --jobs="$job" --format='%T %r')
 [ "$reason" != TimeLimit ] || limit_near=1
-# A job that saves nothing must not come back for ever. If it was preempted, it is not to blame.
+# A job that saves nothing must not be requeued forever. If it was preempted, it is not to blame.
 starts=$output/$job.fruitless
 if [ "$(newest)" != "$before" ]; then
   rm -f "$starts"

@@ -397,8 +397,8 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
     return *c.mutable_model()->mutable_attention(0)->mutable_group(0);
   };
   EXPECT_THAT(refused([&](auto& c) { group_of(c).set_key_heads(3); }),
-              HasSubstr("model.attention.0.group.0.mechanism: key_heads: 3 does not divide the group's "
-                        "2 heads"));
+              HasSubstr("model.attention.0.group.0.mechanism: key_heads: 3 does not divide "
+                        "the group's 2 heads"));
   EXPECT_THAT(refused([&](auto& c) {
                 group_of(c).set_key_heads(1);
                 group_of(c).mutable_mechanism()->mutable_routing();

@@ -30,9 +30,9 @@ struct KeyBlocks {
   // Block n has the tokens n b, n b + 1, ..: relative positions apply to these keys.
   bool in_place = false;
   // [B, H, N]: instead of its own block, block n of queries sees block chosen_BHN[n] (int64) of k
-  // and v times weights_BHN[n] (in their dtype). The window must be that of own blocks, and the
-  // keys are not in place. With weight 0 the keys are zeros, and there is no gradient. Undefined:
-  // the window's blocks.
+  // and v times weights_BHN[n] (in their dtype). The window must be the own block, and the keys are
+  // not in place. With weight 0 the keys are zeros, and there is no gradient. Undefined: the
+  // window's blocks.
   at::Tensor chosen_BHN{}, weights_BHN{};
 };
 

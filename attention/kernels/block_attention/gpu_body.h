@@ -30,7 +30,7 @@ struct TilePair {
   std::int64_t mask_query_stride, mask_key_stride;
   bool has_bias;
   const float* distances;  // query 0's in DistanceParams::scores; null: the keys have none
-  int first_row;           // of the table: that of query 0 and key 0, before clipping
+  int first_row;           // of the table, for query 0 and key 0, before clipping
   std::int64_t element;    // of the noise of query 0 and key 0
 };
 

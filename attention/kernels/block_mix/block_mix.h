@@ -25,7 +25,7 @@ struct BlockMixes {
 };
 
 // For each x [B, H, N, b, D], computes y_u = sum over v <= u + diagonal of weights_uv x_v, with
-// weights rounded to the dtype of x. `diagonal` is that of at::tril (-1: only earlier blocks; N-1:
+// weights rounded to the dtype of x. `diagonal` is as in at::tril (-1: only earlier blocks; N-1:
 // all). Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the
 // diagonal and get no gradient there. Twice as fast as mix_blocks where half of the weights are 0.
 // There are kernels for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU (gpu_mix.h),

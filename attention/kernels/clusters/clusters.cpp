@@ -89,7 +89,7 @@ ClusteredRows cluster_rows_reference(const ClusterProblem& problem) {
   return rows;
 }
 
-// The kernels of the device. Those of a GPU are asynchronous on the current stream.
+// The kernels of the device, asynchronous on a GPU's current stream.
 
 // Fills in `rows`; returns the inverse norms.
 at::Tensor fused_rows(const ClusterProblem& problem, ClusteredRows& rows) {

@@ -63,7 +63,7 @@ void check(const GatheredAttention& in) {
           k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(3) == k.size(3) && q.numel() > 0 &&
           k.numel() > 0,
       "gathered attention: q must be [B, H, L, D], and k and v [B, key heads, S, D], none empty, "
-      "with as many query heads for each key head");
+      "with the same number of query heads for each key head");
   require(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
               q.is_floating_point() && q.device() == k.device() && q.device() == v.device(),
           "gathered attention: q, k and v must have one dtype and device");
@@ -74,9 +74,9 @@ void check(const GatheredAttention& in) {
             "the device of q");
   }
   require(in.rows.queries.num_rows == q.size(2) && in.rows.keys.num_rows == k.size(2),
-          "gathered attention: lists must be made for the numbers of queries and keys");
+          "gathered attention: lists must be made for these queries and keys");
   require(in.rows.queries.ends_BHG.size(2) == in.rows.keys.ends_BHG.size(2),
-          "gathered attention: queries and keys must have as many segments");
+          "gathered attention: queries and keys must have the same number of segments");
   const DistanceBand& band = in.rows.band;
   require(band.of == DistanceBand::Of::kPositions ||
               !(band.positions_q_BHL.defined() || band.positions_k_BHS.defined()),

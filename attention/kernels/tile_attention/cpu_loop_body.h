@@ -122,8 +122,8 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
                     x.acc);
   }
 
-  // A NaN logit makes its query's sum NaN. A NaN value makes the last row NaN, among others: the
-  // last row multiplies all values that any row multiplies.
+  // A NaN logit makes its query's sum NaN. A NaN value makes at least the last row NaN: the last
+  // row multiplies all values that any row multiplies.
   const bool met_nan =
       has_nan(x.sum, kTile) ||
       (num_key_tiles > 0 && has_nan(x.acc + (queries.num_queries - 1) * columns, columns));

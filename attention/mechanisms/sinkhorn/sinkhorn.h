@@ -56,13 +56,13 @@ class SinkhornAttention : public Mechanism {
   // bool [B, N, N]: the pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. B and H
-  // of the scores may be 1. open_BNN is that of open_pairs(), or undefined if all pairs are
+  // of the scores may be 1. open_BNN is the result of open_pairs(), or undefined if all pairs are
   // visible. `dtype`: of the keys that they mix.
   BalancedWeights weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                           std::int64_t first_row, at::ScalarType dtype, Path limit) const;
   // int64 [B, H, U, top_m]: the sources with the largest weights of each row. Undefined: all.
   at::Tensor largest_sources(const at::Tensor& weights_BHUN) const;
-  // The weights, with those of all other sources set to 0.
+  // The weights, with the weights of all other sources set to 0.
   static at::Tensor keep(const at::Tensor& weights_BHUN, const at::Tensor& sources_BHUm);
 
   configs::SinkhornAttention config_;

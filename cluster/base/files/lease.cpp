@@ -230,7 +230,8 @@ Lease::~Lease() {
   }
   wakes_.notify_one();
   thread_.join();
-  // Not removed: the next number must be higher. If this fails, others wait for the lease to end.
+  // Not removed: the next number must be higher. If this fails, other processes wait for the lease
+  // to end.
   const std::string complete = temporary_name(file());
   const std::string text = record_text(/*held=*/false);
   UniqueHandle<FileDescriptorTraits> fd(
