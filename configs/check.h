@@ -65,8 +65,8 @@ struct UselessValue {
 // The useless values of a resolved config, by the (needs) of its fields.
 std::vector<UselessValue> useless_values(const configs::Config& config);
 
-// When a field has no effect, in words: "unless shape is cosine", "if causal_balance is none or
-// uniform", "in encoders".
+// The condition under which a field has no effect, in words: "unless shape is cosine", "if
+// causal_balance is none or uniform", "in encoders".
 std::string condition_text(const configs::Condition& condition);
 
 // Refuses evaluation-only values (evaluation_only) and fields (measurement) in a config to train

@@ -58,7 +58,7 @@ void check_excluded(const configs::Site& site, const SourceLocations& places) {
   }
 }
 
-// What the fields say about a node must agree.
+// The fields about a node must agree.
 void check_node(const configs::Site& site, const SourceLocations& places) {
   const int ranks = site.ranks_per_node(), gpus = site.gpus_per_node(), cpus = site.cpus_per_node();
   if (gpus > 0 && ranks > gpus) {

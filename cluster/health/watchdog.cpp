@@ -156,8 +156,8 @@ Watchdog::Wait Watchdog::most_wait(int except) const {
   return most;
 }
 
-// Where the other ranks wait for this rank, and its last status, which may be a quarter of a second
-// old.
+// The operation in which the other ranks wait for this rank, and its last status, which may be a
+// quarter of a second old.
 std::string Watchdog::last_seen(int rank) const {
   const RankStatus& status = *ranks_[static_cast<std::size_t>(rank)].status;
   const Wait wait = most_wait(rank);

@@ -76,7 +76,8 @@ class Watchdog {
     double progressed = 0;             // when its progress last grew
     bool lost = false, reported = false;
   };
-  // Where most ranks other than `except` wait (ties: the latest step), and which ranks these are.
+  // The operation in which most ranks other than `except` wait (ties: the latest step), and these
+  // ranks.
   struct Wait {
     std::string place;
     std::vector<int> ranks;

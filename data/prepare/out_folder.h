@@ -12,7 +12,7 @@
 
 namespace birkhoff {
 
-// What prepare does depends on what the folder already holds.
+// The output folder: its existing content decides what prepare does.
 class OutFolder {
  public:
   // Makes the folder if it is missing.

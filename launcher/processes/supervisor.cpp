@@ -42,7 +42,7 @@ constexpr int kNotStarted = 127;  // as shells report it
 constexpr const char* kStoppedAtStart =
     "stopped on request while its ranks were starting; run the same command to continue";
 
-// How often to check a running mpirun, and how often to repeat a request to stop: mpirun loses a
+// The periods of checks of a running mpirun, and of repeated requests to stop: mpirun loses a
 // signal for ranks that it has not started yet.
 constexpr std::chrono::milliseconds kLook{20};
 constexpr std::chrono::seconds kRepeat{1};

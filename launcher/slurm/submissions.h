@@ -35,7 +35,7 @@ struct RecordedEnd {
   int code = 0;
   std::string text;
 };
-// How the job ended, as its script has recorded it.
+// The end of the job, as its script has recorded it.
 std::optional<RecordedEnd> recorded_end(const SubmittedJob& job);
 
 // All jobs that were submitted for a run, or for the runs of a sweep in this folder, oldest first.

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kTailLook{500};
 constexpr std::chrono::seconds kAskSlurm{
-    10};  // how often: a cluster's controller serves all of its users
+    10};  // not shorter: a cluster's controller serves all of its users
 
 // "step 20: loss 2.3026, 1500 tokens/s" or "step 20: valid loss 2.4001". Other lines: as they are.
 std::string metrics_text(const std::string& line) {

@@ -26,7 +26,7 @@ using CheckpointHeader = configs::CheckpointManifest;
 struct Retention {
   Retention(int newest_count, bool best_too = false) : newest(newest_count), best(best_too) {}
 
-  int newest;  // how many of the newest, at least 1
+  int newest;  // number of the newest to keep, at least 1
   // Also keep the one with the lowest held_out_loss (of equal ones the oldest), for each split,
   // corpus and number of sequences evaluated.
   bool best;

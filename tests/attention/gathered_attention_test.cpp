@@ -454,7 +454,7 @@ TEST(GatheredAttention, RefusesWhatDoesNotFit) {
   };
   expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.to(at::kDouble); }, "one dtype");
   expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.narrow(3, 0, 3); }, "q must be [B, H, L, D]");
-  expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.narrow(2, 0, 8); }, "numbers of queries");
+  expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.narrow(2, 0, 8); }, "these queries and keys");
   expect_refused([](auto& in) { in.rows.keys = {}; }, "make_row_lists");
   expect_refused(
       [&](auto& in) {

@@ -390,7 +390,7 @@ TEST_F(PlanCommand, SaysWhatItExtrapolates) {
   EXPECT_THAT(plan({}), testing::Not(HasSubstr("extrapolated")));
   // Parameters of one layer beyond what a plan may take.
   const std::string wide = plan({"--set", "model.channels=16384", "--measure"});
-  EXPECT_THAT(wide, HasSubstr("Activations of the layers are counted"));
+  EXPECT_THAT(wide, HasSubstr("Activations of the layers are estimated"));
   EXPECT_THAT(wide, HasSubstr("The time of a step is not predicted: give --peak-tflops"));
 }
 

@@ -279,8 +279,8 @@ TEST_F(TrainProcessTest, RanksLostAfterARequest) {
   command.environment.emplace_back("SLURM_JOB_NODELIST", "node0");
   finished = run_child(command);
   EXPECT_EQ(finished.code, 75) << finished.err;
-  EXPECT_THAT(finished.err, HasSubstr("exit code 7 in a job that was asked to stop: the next one "
-                                      "goes on from the checkpoint of step 0"));
+  EXPECT_THAT(finished.err, HasSubstr("exit code 7 in a job that was asked to stop: the next job "
+                                      "resumes from the checkpoint of step 0"));
 }
 
 TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {

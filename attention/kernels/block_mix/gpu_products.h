@@ -140,7 +140,7 @@ class BlockMixBody {
     std::uint16_t* data;  // of row 0
     int rows;             // 0 if these columns do not exist
   };
-  // Which eight: the token's group with index `group`.
+  // The token's group of eight with index `group`.
   struct Group {
     int token, group;
   };

@@ -45,8 +45,7 @@ constexpr std::int64_t kBlock = 4 * kLanes;
       __builtin_shufflevector(words01, words23, 4, 12, 5, 13, 6, 14, 7, 15));
 }
 
-// How an element's 32 bits are mapped: to the uniform number itself, or to an entry of a dropout
-// mask.
+// The map of an element's 32 bits: to the uniform number itself, or to an entry of a dropout mask.
 struct Uniform {
   [[gnu::always_inline]] void operator()(const U32x16& bits, float* out) const {
     // At most 2^24: exact in fp32.
@@ -127,7 +126,7 @@ void set_map(PhiloxParams& params, Mask mask) {
   params.scale = mask.scale;
 }
 
-// Where the rows of a sample begin: row r at counter `offset` + r `stride`.
+// The counters of a sample's rows: row r begins at `offset` + r `stride`.
 struct Counters {
   std::uint64_t offset = 0;
   std::int64_t rows = 1;  // of a sample
