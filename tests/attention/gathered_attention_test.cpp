@@ -1,5 +1,5 @@
-// Attention over gathered rows, against one softmax over the union of what a query sees, and
-// against the operations that its lists stand for. Legend: B batch, H heads, L queries, S keys, D
+// Attention over gathered rows, against one softmax over the union of the keys that a query sees,
+// and against the operations that the lists express. Legend: B batch, H heads, L queries, S keys, D
 // head dim.
 #include "attention/kernels/gathered_attention/gathered_attention.h"
 

@@ -1,4 +1,4 @@
-// What the doctor concludes from the facts of ranks. doctor_process_test.cpp makes real faults.
+// The doctor's conclusions from the facts of ranks. doctor_process_test.cpp makes real faults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

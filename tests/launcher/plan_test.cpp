@@ -1,5 +1,5 @@
-// What `birkhoff plan` predicts, against what the runtime does: parameters, memory, communication
-// and checkpoints; and its model of faults, against a simulation.
+// Predictions of `birkhoff plan` against the runtime: parameters, memory, communication and
+// checkpoints; and its model of faults against a simulation.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

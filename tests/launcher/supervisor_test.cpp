@@ -1,4 +1,4 @@
-// The launcher's help and version texts, and how it reads mpirun's codes.
+// The launcher's help and version texts, and its mapping of mpirun's exit codes.
 #include "launcher/processes/supervisor.h"
 #include "child.h"
 #include "cluster/base/files/file.h"
@@ -158,7 +158,7 @@ TEST(Version, NamesEverythingLinked) {
   }
 }
 
-// mpirun would wait for ever.
+// mpirun would wait forever.
 TEST(Supervise, WithoutSharedMemoryNoRankIsStarted) {
   const TemporaryFolder folder("birkhoff_supervise");
   StubPrograms stubs(folder.path() / "stubs");

@@ -263,7 +263,7 @@ TEST_F(TrainProcessTest, AFailingFileSystemChangesNoEnd) {
       << "ranks that have not begun are started again after a while";
 }
 
-// The next job of a Slurm job that was asked to stop goes on, also if ranks were lost meanwhile.
+// The next job of a Slurm job that was asked to stop continues, also if ranks were lost meanwhile.
 TEST_F(TrainProcessTest, RanksLostAfterARequest) {
   StubPrograms stubs(folder_->path() / "stubs");
   for (const char* launcher : {"mpirun", "srun"}) {
@@ -414,7 +414,7 @@ TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
 }
 
 // With virtual shards the centroids of routing attention have the same bits on any number of ranks,
-// also with dropout, when clusters die and get new centroids, and when the run goes on with more
+// also with dropout, when clusters die and get new centroids, and when the run continues with more
 // ranks.
 TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   const std::string routing = "model.attention.0.group.0.mechanism.routing.";

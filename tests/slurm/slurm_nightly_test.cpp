@@ -1,4 +1,4 @@
-// What takes minutes: arrays, chains, time limits without a warning, and cancelled runs.
+// Tests that take minutes: arrays, chains, time limits without a warning, and canceled runs.
 #include "launcher/slurm/batch_script.h"
 #include "slurm_fixture.h"
 
