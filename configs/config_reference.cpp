@@ -53,7 +53,7 @@ would use.
 constexpr const char* kSites = R"(
 # Site profiles
 
-A file of its own for `birkhoff submit --site` (`docs/slurm.md`), in the same text format, without
+A separate file for `birkhoff submit --site` (`docs/slurm.md`), in the same text format, without
 `include`. Examples: `configs/sites/`.
 )";
 

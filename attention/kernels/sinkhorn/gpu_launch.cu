@@ -34,8 +34,8 @@
 //   Vectors stay in shared memory, from which the backward pass adds up dS in the end. There is no
 //   shift. If a score or sum leaves the number range (range.h), the block starts again in the log
 //   domain. Nothing waits for the host.
-// The other kernels solve larger matrices, and those with so many iterations that shared memory
-//   does not hold their vectors, in the log domain (gpu_log_domain.cuh), by 512 threads. Scores are
+// The other kernels solve larger matrices, and matrices with too many iterations for their vectors
+//   to fit in shared memory, in the log domain (gpu_log_domain.cuh), by 512 threads. Scores are
 //   read once, into shared memory, if R C elements fit there (R = C <= 232 on sm_90, 195 on sm_80);
 //   otherwise each pass reads them from L2. Backward: the block recomputes f and g, computes x and
 //   y, and writes the four vectors of each iteration to memory; a second kernel, with one
