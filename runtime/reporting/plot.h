@@ -30,8 +30,8 @@ struct Plot {
 };
 
 // Axes that hold all points, with ticks at round values, the lines in order, and a legend below.
-// The first 7 colors differ with and without color vision; later ones repeat them.
-// Names may hold any bytes.
+// The first 7 colors differ with and without color vision; later ones repeat them. Names may hold
+// any bytes.
 std::string plot_svg(const Plot& plot);
 
 }  // namespace birkhoff

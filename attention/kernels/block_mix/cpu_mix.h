@@ -31,8 +31,8 @@ struct MixWeights {
   T at(int u, int v) const { return data[u * row_stride + v * column_stride]; }
 };
 
-// Token s of block u is a row of D contiguous elements at
-// data + u * block_stride + s * token_stride.
+// Token s of block u is a row of D contiguous elements at data + u * block_stride + s *
+// token_stride.
 template <typename T>
 struct HeadBlocks {
   T* data = nullptr;

@@ -5,7 +5,7 @@
 //   c(r) = the first c with the largest s_rc,  distance = sum_r |u_r - mu_c(r)|^2
 //        = sum_r (2 - 2 s_rc(r)), since centroids are unit vectors; 1 instead of 2 for x_r = 0,
 //   nearest_nc = the W rows of document n with the largest s_rc, in ascending order,
-//   d_x: cluster_gradients.h, sums_cd = sum_br [c(r) = c] u_rd, and the number of these rows
+//   d_x: cluster_gradients.h,  sums_cd = sum_br [c(r) = c] u_rd, and the number of these rows
 //
 // Scores are fp32. NaN is the smallest score for c(r) and the largest for nearest, as on the CPU.
 //

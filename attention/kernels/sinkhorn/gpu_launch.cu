@@ -1,7 +1,6 @@
 // The Sinkhorn operator (attention/kernels/sinkhorn/sinkhorn.h; Tay et al. 2020, section 3.1.1)
 // forward and backward, for whole matrices; gpu_prefix.cu handles prefixes and gpu_small_prefix.cu
-// prefixes of few rows. Legend: r destination
-// of R, c source of C, i iteration of I.
+// prefixes of few rows. Legend: r destination of R, c source of C, i iteration of I.
 //
 //   g_i[c] = -log sum_r exp(S[r, c] + f_{i-1}[r])    f_0 = 0
 //   f_i[r] = -log sum_c exp(S[r, c] + g_i[c])        P[r, c] = exp(S[r, c] + f_I[r] + g_I[c])

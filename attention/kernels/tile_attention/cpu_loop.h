@@ -18,8 +18,8 @@
 //   m_i = max(s0, max_j s_ij),  z_i = 1 / (exp(s0 - m_i) + sum_j exp(s_ij - m_i)),
 //   d_s0 = - sum_i exp(s0 - m_i) z_i sum_j p_ij d_p_ij.
 // The backward pass recomputes p from m and z. They are separate because a single log-sum-exp would
-// lose the digits of large logits to rounding.
-// A query without a visible key has out = 0, m = z = 0 and no gradient.
+// lose the digits of large logits to rounding. A query without a visible key has out = 0, m = z = 0
+// and no gradient.
 //
 // NaN in q_i, or in the bias or in one of the visible keys of query i, makes s_ij, all of out_i and
 // z_i NaN (m_i is then 0); so does an s_ij that overflows. NaN in the values propagates as the
