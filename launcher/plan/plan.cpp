@@ -153,7 +153,7 @@ class Planner {
       note("Times are extrapolated by FLOPs from steps of {}.", trial.tried());
     }
     if (times_->neighbours < others) {
-      note("Measured next to {} of {} neighbors: the memory of a plan holds no more of them.",
+      note("Measured next to {} of {} other ranks: the memory of a plan holds no more.",
            times_->neighbours, others);
     }
   }

@@ -112,8 +112,8 @@ if [ -n "$state" ] && [ "$state" != RUNNING ] && [ "$reason" != TimeLimit ]; the
 fi
 )SH";
 
-// A job of a chain gets the previous job's id as its argument. The codes are those of errors that
-// would recur.
+// A job of a chain gets the previous job's id as its argument. The codes are of errors that would
+// recur.
 constexpr const char* kChain = R"SH(
 follows=$output/${{1-}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}.end
 if [ -n "${{1-}}" ] && [ -f "$follows" ]; then
