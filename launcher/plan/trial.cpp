@@ -75,7 +75,7 @@ class Rounds {
   // Medians of a step's parts.
   PartTimes time(const configs::Config& config, std::int64_t vocabulary) {
     SyntheticTraining training(config, vocabulary, at::kCPU);
-    training.timed_parts();  // makes what later steps use again
+    training.timed_parts();  // allocates memory that later steps reuse
     const Neighbours others(config, vocabulary, neighbours_);
     std::vector<double> forward, backward, optimizer;
     for (int round = 0; round < count_; ++round) {

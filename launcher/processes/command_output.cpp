@@ -92,7 +92,7 @@ std::string text_of(const Descriptor& file) {
   return text;
 }
 
-// Reads what is there. Returns false at the end.
+// Reads the available bytes. Returns false at the end.
 bool read_more(Running& command) {
   char buffer[4096];
   const ssize_t count = read(command.out.get(), buffer, sizeof buffer);

@@ -135,8 +135,8 @@ constexpr const char* kStayEnd = R"SH(end 75 "saved; submit it again to continue
 // An option of sbatch must fit its buffer of 8 KiB, quoted.
 constexpr std::size_t kMostOptionBytes = 4000;
 
-// "#SBATCH --name=value". sbatch takes what is in double quotes literally, apart from a backslash,
-// which protects the next character. It cannot take a line end, nor two words that it once read as
+// "#SBATCH --name=value". sbatch takes text in double quotes literally, except a backslash, which
+// protects the next character. It cannot take a line end, nor two words that it once read as
 // options.
 std::string sbatch_line(const char* name, const std::string& value) {
   static const std::regex kPlain("[A-Za-z0-9_./:,@%+=-]*"), kControl("[\\x01-\\x1f\\x7f]"),

@@ -81,8 +81,8 @@ void remove_checkpoint(const fs::path& folder) {
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
-// read: losses of another split or number of sequences are not comparable. Decides only by what is
-// on disk, so a crash forgets nothing.
+// read: losses of another split or number of sequences are not comparable. Depends only on the
+// files on disk, so a crash loses nothing.
 std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folders) {
   struct Best {
     std::int64_t step;

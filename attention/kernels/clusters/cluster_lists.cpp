@@ -10,8 +10,8 @@
 namespace birkhoff {
 namespace {
 
-// Lists of buckets in the making. A row's position is its rank among the keys of its bucket: so a
-// band of ranks says which of the last keys a query sees. The ranks count keys in the query's
+// Lists of buckets under construction. A row's position is its rank among the keys of its bucket:
+// so a band of ranks says which of the last keys a query sees. The ranks count keys in the query's
 // bucket, wherever the query's own key is.
 struct Buckets {
   at::Tensor q_rows_BHL, q_ends_BHG, k_rows_BHL, k_ends_BHG;

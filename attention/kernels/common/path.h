@@ -86,7 +86,7 @@ class PathRecord {
  public:
   PathRecord() : PathRecord(std::nullopt) {}
   // The operations get tensors on the meta device and choose as on `device`: the record shows what
-  // a computation would do there. They return what the reference does, so that no kernel runs.
+  // a computation would do there. They return the reference's results, so that no kernel runs.
   explicit PathRecord(at::DeviceType device) : PathRecord(std::optional(device)) {}
   ~PathRecord();
   PathRecord(const PathRecord&) = delete;

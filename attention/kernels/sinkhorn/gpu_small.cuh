@@ -64,7 +64,7 @@ struct SmallMatrix {
   std::int64_t matrix;
   int line, lane;          // this thread's row and column; its index among those sharing it
   Part rows_e, columns_e;  // E[line, place(j, n)] and E[place(j, n), line]
-  bool in_range = true;    // of what this thread has seen
+  bool in_range = true;    // of the scores and sums of this thread
 
   // Shared memory: [kSize, kStride]; [1], not 0 if a number left the range; and from vectors() on
   // the vectors, kSize elements each.

@@ -22,7 +22,7 @@ struct Offer {
   std::vector<std::int64_t> send_counts = {}, receive_counts = {};  // of all_to_all
 };
 
-// A barrier of all ranks, and what they offer.
+// A barrier of all ranks, and their offers.
 class Meeting {
  public:
   explicit Meeting(int size) : offers(static_cast<std::size_t>(size)), size_(size) {}

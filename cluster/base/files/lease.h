@@ -53,7 +53,8 @@ class Lease {
   // FolderLost if another process has taken the folder. Reads the file system only if the lease was
   // not renewed lately.
   void require_held() const;
-  // The same, but always reads the file system. Call it before what must not happen twice.
+  // The same, but always reads the file system. Call it before an action that must not happen
+  // twice.
   void check() const;
 
   // The fencing number of the folder's newest holder; 0: it never had one.

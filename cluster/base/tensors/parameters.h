@@ -31,8 +31,8 @@ struct Parameter {
   bool decay = true;  // weight decay applies (matrices, not biases, norms or single vectors)
 };
 
-// State that training updates once a step from sums over the global batch instead of gradients, for
-// instance the centroids of online k-means. All ranks hold the same values.
+// State that training updates once per step from sums over the global batch instead of gradients,
+// for instance the centroids of online k-means. All ranks hold the same values.
 struct Statistic {
   // The next value from the value and the sums of a step. Reads nothing else; does not wait for the
   // device.
