@@ -27,7 +27,7 @@ class KeyValueCache {
   at::Tensor keys_BHSD_, values_BHSD_;  // with room for more than size_ tokens
 };
 
-// The state of mechanisms that remember nothing else.
+// The state of mechanisms that need only the cache.
 struct KeyValueState final : DecodeState {
   void select_rows(const at::Tensor& rows_B) override { cache.select_rows(rows_B); }
   KeyValueCache cache;

@@ -11,7 +11,7 @@
 namespace birkhoff {
 namespace {
 
-// As the embeddings of T2T, whose authors proposed relative positions: vectors of length 1.
+// Vectors of length 1, like the embeddings of T2T, whose authors proposed relative positions.
 Initializer table_init(std::int64_t head_dim) {
   return Initializer::normal(1 / std::sqrt(static_cast<double>(head_dim)));
 }

@@ -1,5 +1,5 @@
-// What a mechanism may add to the softmax of its heads, whatever keys they see: relative positions
-// and sinks. Parameters that the mechanism owns.
+// Optional logit terms shared by all mechanisms: relative positions and attention sinks. Their
+// parameters belong to the mechanism.
 //
 // Legend: B batch, H heads, S keys, K lists of W keys, R rows of a table, D head dim.
 #pragma once
@@ -33,7 +33,7 @@ class LogitTerms {
 
   // The attention of the query at position `now` of each sequence to listed keys: where
   // visible_BHKW, to token token_BHKW (int64) of k and v. H are key heads, K lists of W tokens. One
-  // softmax over all lists, or the mean of one for each list that has a visible key.
+  // softmax over all lists, or the mean of one softmax per list that has a visible key.
   at::Tensor attend_listed(const at::Tensor& q_BH1D, const at::Tensor& k_BHSD,
                            const at::Tensor& v_BHSD, const at::Tensor& token_BHKW,
                            const at::Tensor& visible_BHKW, std::int64_t now,

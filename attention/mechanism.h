@@ -46,11 +46,11 @@ struct AttentionInput {
 struct AttentionOutput {
   // Rows without a visible key are 0; rows that see a NaN are NaN (attention/kernels/README.md).
   at::Tensor out_BHLD;
-  // Sums over the micro-batch: those that traits().figures name, 0-dim, and, if the input has
-  // noise, those of the mechanism's statistics (Parameters::add_statistic), named without prefix.
-  // "auxiliary_loss" [B] is differentiable: of each sample, the sum over its tokens. A model weighs
-  // the samples and adds them to its loss, which is a sum over counted targets
-  // (models/losses/loss_sums.h). The others have no gradient. All are fp32 or wider.
+  // Sums over the micro-batch: the sums that traits().figures name, 0-dim, and, if the input has
+  // noise, the sums of the mechanism's statistics (Parameters::add_statistic), named without
+  // prefix. "auxiliary_loss" [B] is differentiable: of each sample, the sum over its tokens. A
+  // model weighs the samples and adds them to its loss, which is a sum over counted targets
+  // (models/losses/loss_sums.h). All other sums have no gradient. All are fp32 or wider.
   NamedSums sums;
 };
 
@@ -58,21 +58,21 @@ struct AttentionOutput {
 // many keys as queries.
 Blocks token_blocks(const AttentionInput& in, std::int64_t block, bool causal);
 
-// What a mechanism remembers of the past while it decodes one token after another.
+// A mechanism's state of the past while it decodes one token after another.
 class DecodeState {
  public:
   virtual ~DecodeState() = default;
 
-  // Row i becomes what row rows_B[i] is (int64 [any number], on the state's device): beam search
-  // continues some sequences twice and others not at all.
+  // Row i becomes a copy of row rows_B[i] (int64 of any length, on the state's device): beam search
+  // continues some sequences twice and drops some.
   virtual void select_rows(const at::Tensor& rows_B) = 0;
 };
 
 struct MechanismTraits {
   // Outputs at t depend on inputs at <= t only.
   bool causal = false;
-  // Configured as causal, but outputs depend on later inputs: the warning that says how. Reported
-  // at start and with every figure. Empty: no leak.
+  // The warning of a mechanism that is configured as causal but whose outputs depend on later
+  // inputs. Reported at start and with every figure. Empty: no leak.
   std::string leak{};
   // decode_step returns the same outputs as attend.
   bool exact_in_decoding = false;
@@ -80,10 +80,10 @@ struct MechanismTraits {
   bool shares_query_key = false;
   // Values are the keys: the layer has no value projection for these heads.
   bool ties_key_value = false;
-  // Cross-attention: queries may belong to another sequence than the keys, of another length. Each
-  // output then depends on its own query only, so that queries may come one at a time.
+  // Supports cross-attention: queries may belong to another sequence than the keys, of another
+  // length. Each output then depends on its own query only, so that queries may come one at a time.
   bool crosses = false;
-  // The next three say what tests may expect. An output is a weighted mean of values that its query
+  // The next three tell tests what to expect. An output is a weighted mean of values that its query
   // sees.
   bool convex = false;
   // A query may reach only some of its visible keys.
@@ -92,15 +92,15 @@ struct MechanismTraits {
   bool skips_queries = false;
   // Weights grow without bound with the layer's input: large inputs overflow.
   bool unbounded = false;
-  // It can have relative positions.
+  // Supports relative positions.
   bool takes_relative_positions = false;
-  // The numbers of queries decide which keys they see. Grouped queries decide together.
+  // Visibility depends on query values. Grouped queries choose together.
   bool chooses_keys = false;
-  // Queries see keys of their clusters, and the numbers of a token decide which these are.
+  // Queries see keys of their clusters, which depend on the tokens' values.
   bool clusters = false;
   // The reference holds the scores of all queries and keys at once.
   bool quadratic = false;
-  // What a run reports of it; every output has their sums.
+  // Metrics to report; attend() returns their sums.
   std::vector<Figure> figures{};
 };
 
@@ -129,11 +129,11 @@ class Mechanism {
   virtual at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const;
 };
 
-// What a mechanism is built for.
+// The shape for which a mechanism is built.
 struct MechanismShape {
   std::int64_t channels = 0;         // C of x_q, x_kv
   std::int64_t heads = 0;            // H of this group: query heads
-  std::int64_t key_heads = 0;        // heads of keys and values; 0: as many
+  std::int64_t key_heads = 0;        // heads of keys and values; 0: `heads`
   std::int64_t head_dim = 0;         // D
   std::int64_t sequence_length = 0;  // longest L; determines the size of SortNets
   bool causal = false;

@@ -1,5 +1,5 @@
 // Named axes over the world: rank = (data * sequence_size + sequence) * tensor_size + tensor, so
-// neighbours on the tensor axis have adjacent ranks.
+// neighbors on the tensor axis have adjacent ranks.
 #pragma once
 
 #include <memory>
@@ -15,10 +15,10 @@ namespace birkhoff {
 
 class Mesh {
  public:
-  // If mesh.data is 0, the data axis takes all ranks that the other axes leave. Error(kConfig) if a
-  // size is out of range or the product of the sizes is not the size of the world. `device` holds
-  // the tensors of all groups; if it is a GPU (this rank's own, and the current device), the groups
-  // use NCCL. Collective over the world.
+  // If mesh.data is 0, the data axis takes the ranks that remain after the other axes.
+  // Error(kConfig) if a size is out of range or the product of the sizes is not the size of the
+  // world. `device` holds the tensors of all groups; if it is a GPU (this rank's own, and the
+  // current device), the groups use NCCL. Collective over the world.
   Mesh(World& world, const configs::Mesh& config, at::Device device);
   ParallelGroups groups();
   ProcessGroup& data() { return *data_; }

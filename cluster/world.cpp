@@ -36,8 +36,8 @@ std::optional<int> environment_number(std::initializer_list<const char*> names) 
   return std::nullopt;
 }
 
-// Whether this process may read the memory of others: filters of containers forbid the call. Open
-// MPI would complain about each message.
+// Whether this process may read the memory of other processes: some containers forbid the call.
+// Open MPI would complain about each message.
 bool may_read_processes() {
   const char from = 1;
   char to = 0;
@@ -45,7 +45,7 @@ bool may_read_processes() {
   return ::process_vm_readv(::getpid(), &local, 1, &remote, 1, 0) == 1;
 }
 
-// Open MPI would end the process in MPI_Init, and name no way on.
+// Open MPI would end the process in MPI_Init without naming a remedy.
 void check_step_of_environment() {
   const char* store = std::getenv("PMIX_DSTORE_ESH_BASE_PATH");
   if (store == nullptr || ::access(store, F_OK) == 0) return;
@@ -123,7 +123,7 @@ class World::Impl {
         "MPI_Allgather");
     cores_ = share_of_cores(masks, static_cast<std::size_t>(local_rank_));
     mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
-    // What sbatch --exclude and sinfo call the machine.
+    // The machine's name for sbatch --exclude and sinfo.
     if (const char* node = std::getenv("SLURMD_NODENAME"); node != nullptr && *node != '\0') {
       host_ = node;
       return;

@@ -1,4 +1,4 @@
-// The processes of a run: MPI's world as a ProcessGroup, and each rank's place on its machine.
+// The processes of a run: MPI's world as a ProcessGroup, and each rank's machine and cores.
 #pragma once
 
 #include <memory>
@@ -26,9 +26,9 @@ class World {
   int size() const;
   int local_rank() const;  // among the ranks of this machine
   int local_size() const;
-  // On how many cores of its machine this rank should compute (share_of_cores in cpu.h).
+  // The number of cores on which this rank should compute (share_of_cores in cpu.h).
   int cores() const;
-  // In a Slurm job the name of the node, else that of MPI.
+  // The machine's name: the node's in a Slurm job, else MPI's.
   const std::string& host() const;
 
   // A group of the ranks with equal `color`, ordered by `key`. Collective over the world.
@@ -49,8 +49,8 @@ std::string mpi_library();
 int announced_ranks();
 // Rank that the environment announces; 0 if none.
 int announced_rank();
-// Error(kUsage) if several ranks were announced but MPI sees one: each would train by itself
-// and overwrite the others' files.
+// Error(kUsage) if several ranks were announced but MPI sees one: each would train a run of its
+// own, and all would write the same files.
 void check_world_size(int mpi_size, int announced);
 
 }  // namespace birkhoff

@@ -11,8 +11,8 @@ if(CMAKE_UNITY_BUILD)  # g++ takes each file of a batch for a header
 endif()
 target_include_directories(birkhoff_flags INTERFACE ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/gen)
 if(BIRKHOFF_SANITIZE)
-  # g++ 12 sees uninitialised values in its own <regex> when sanitizers keep it from inlining.
-  # -O1, as the sanitizers' manuals advise: g++ optimises instrumented code slowly.
+  # g++ 12 sees uninitialized values in its own <regex> when sanitizers keep it from inlining.
+  # -O1, as the sanitizers' manuals advise: g++ optimizes instrumented code slowly.
   target_compile_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE} -O1
     -fno-omit-frame-pointer -Wno-maybe-uninitialized)
   target_link_options(birkhoff_flags INTERFACE -fsanitize=${BIRKHOFF_SANITIZE})

@@ -86,7 +86,7 @@ void check_message(const Message& message, const std::string& path, const Source
   }
 }
 
-// Checks one config. This is a class so that all checks share the config and the places.
+// Checks one config. This is a class so that all checks share the config and the source locations.
 class ConsistencyCheck {
  public:
   ConsistencyCheck(const configs::Config& config, const SourceLocations& places)

@@ -1,4 +1,4 @@
-// Checks values beyond their types, and fills in values that a user does not set.
+// Checks of a configuration's values, and defaults for the values that a user does not set.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -40,7 +40,8 @@ const google::protobuf::FieldDescriptor* field_with(const google::protobuf::Mess
 int block_length_of(const google::protobuf::Message& mechanism);
 
 // Checks each value by itself: numbers are in their ranges, strings are text. Here and in
-// check_consistency(), Error(kConfig) names place, field, value and what is allowed.
+// check_consistency(), Error(kConfig) names the source location, the field, its value and what is
+// allowed.
 void check_values(const google::protobuf::Message& config, const SourceLocations& places);
 
 // Sets every unset field: numbers, strings and enums to their defaults, messages recursively (in a
@@ -52,24 +53,24 @@ void resolve(configs::Config& config);
 // Checks the values of a resolved config against each other.
 void check_consistency(const configs::Config& config, const SourceLocations& places);
 
-// True if the task's tokens see only those before them, in the stack that predicts.
+// True if tokens see only earlier tokens, in the stack that predicts.
 bool is_causal(const configs::Task& task);
-// How many classes the task predicts; 0: none.
+// Number of classes that the task predicts; 0 if none.
 int class_count(const configs::Task& task);
 
 // A value that differs from its default although the other fields leave it without effect.
 struct UselessValue {
   std::string path, what;
 };
-// Those of a resolved config, by the (needs) of its fields.
+// The useless values of a resolved config, by the (needs) of its fields.
 std::vector<UselessValue> useless_values(const configs::Config& config);
 
-// When a field has no effect, in words: "unless shape is cosine", "if causal_balance is none or
-// uniform", "in encoders".
+// The condition under which a field has no effect, in words: "unless shape is cosine", "if
+// causal_balance is none or uniform", "in encoders".
 std::string condition_text(const configs::Condition& condition);
 
-// Refuses what is only for evaluation, values (evaluation_only) and fields (measurement), in a
-// config that is to be trained, or in a message at `path` inside it.
+// Refuses evaluation-only values (evaluation_only) and fields (measurement) in a config to train
+// from, or in a message at `path` inside it.
 void check_trains(const google::protobuf::Message& message, const SourceLocations& places,
                   const std::string& path = "");
 

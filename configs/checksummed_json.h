@@ -1,5 +1,5 @@
-// Manifests as text: a message as one JSON object that begins with a checksum of all bytes after
-// it, so that readers detect damage anywhere before they trust any field.
+// Manifests as text: a message becomes one JSON object that begins with a checksum of all bytes
+// after it, so that readers detect damage anywhere before they trust any field.
 //
 //   byte 0   {"checksum":"
 //   byte 13  32 lower-case hexadecimal digits: XXH3-128 of the text from byte 47 to its end

@@ -1,5 +1,5 @@
-// Reads configuration texts into messages: Protobuf text format with limits, `include`, `--set`,
-// and errors that name file, line, column and field.
+// The reader of configurations: Protobuf text format with limits, `include`, `--set`, and errors
+// that name file, line, column and field.
 #pragma once
 
 #include <filesystem>
@@ -10,8 +10,8 @@
 
 namespace birkhoff {
 
-// What to do with values that have no effect (useless_values() in configs/check.h). Runs of earlier
-// versions may have them.
+// The treatment of values that have no effect (useless_values() in configs/check.h). Runs of
+// earlier versions may have them.
 enum class UselessValues { kRefuse, kKeep };
 
 // Reads a .txtpb with its includes, applies `path=value` settings in order, and checks every value.

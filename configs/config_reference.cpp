@@ -53,7 +53,7 @@ would use.
 constexpr const char* kSites = R"(
 # Site profiles
 
-A file of its own for `birkhoff submit --site` (`docs/slurm.md`), in the same text format, without
+A separate file for `birkhoff submit --site` (`docs/slurm.md`), in the same text format, without
 `include`. Examples: `configs/sites/`.
 )";
 
@@ -212,7 +212,7 @@ class Writer {
   }
 
   std::string text_ = kIntroduction;
-  bool of_run_ = true;  // the fields are those of a configuration, which a run keeps
+  bool of_run_ = true;  // fields of a configuration, which a run keeps
   std::set<std::string> written_;
 };
 

@@ -1,4 +1,4 @@
-// Finds the field at a position of a configuration text.
+// A search for the field at a position of a configuration text.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -27,7 +27,7 @@ struct TokenPosition {
 
 // Protobuf's parser reports errors without the field, and some of them one token late. This class
 // follows names and braces up to a position. It never fails: in malformed text it returns the last
-// field that it recognised.
+// field that it recognized.
 class FieldFinder {
  public:
   explicit FieldFinder(const google::protobuf::Descriptor& root);

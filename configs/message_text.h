@@ -1,4 +1,4 @@
-// Formats names and values from user input for one-line messages.
+// Formatting of names and values from user input for one-line messages.
 #pragma once
 
 #include <google/protobuf/descriptor.h>

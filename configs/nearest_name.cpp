@@ -9,7 +9,7 @@
 namespace birkhoff {
 namespace {
 
-// The number of insertions, deletions, substitutions and swaps of neighbours that turn a into b,
+// The number of insertions, deletions, substitutions and swaps of neighbors that turn a into b,
 // ignoring case (optimal string alignment).
 std::size_t edit_distance(const std::string& a, const std::string& b) {
   const auto lower = [](char c) { return std::tolower(static_cast<unsigned char>(c)); };

@@ -34,7 +34,7 @@ void check_environment(const configs::Site& site, const SourceLocations& places)
   }
 }
 
-// `module load` would take such a name for an option.
+// `module load` would read such a name as an option.
 void check_modules(const configs::Site& site, const SourceLocations& places) {
   for (int i = 0; i < site.modules_size(); ++i) {
     if (!site.modules(i).empty() && site.modules(i)[0] != '-') continue;
@@ -58,7 +58,7 @@ void check_excluded(const configs::Site& site, const SourceLocations& places) {
   }
 }
 
-// What the fields say about a node must agree.
+// The fields about a node must agree.
 void check_node(const configs::Site& site, const SourceLocations& places) {
   const int ranks = site.ranks_per_node(), gpus = site.gpus_per_node(), cpus = site.cpus_per_node();
   if (gpus > 0 && ranks > gpus) {
@@ -111,7 +111,7 @@ std::optional<std::chrono::seconds> slurm_time(const std::string& text) {
                ? std::stoll(parts[static_cast<std::size_t>(i)].str())
                : 0;
   };
-  // Without days the first number is hours only if two others follow it.
+  // Without days, the first number is hours only if two more follow it.
   const bool starts_with_hours = parts[1].matched || parts[4].matched;
   const std::int64_t seconds =
       number(1) * 86400 + (starts_with_hours ? number(2) * 3600 + number(3) * 60 + number(4)

@@ -1,4 +1,5 @@
-// Reads site profiles (configs/site.proto), with the same limits and errors as configurations.
+// Reader of site profiles (configs/site.proto), with the same limits and errors as for
+// configurations.
 #pragma once
 
 #include <chrono>

@@ -11,7 +11,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// Clears the lists in `config` that `later` replaces. Forgets the places of replaced lists and
+// Clears the lists in `config` that `later` replaces. Forgets the locations of replaced lists and
 // oneof members.
 void drop_replaced(Message& config, const Message& later, const std::string& path,
                    SourceLocations& places) {

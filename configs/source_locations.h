@@ -1,4 +1,4 @@
-// Where each field of a config got its value, for messages.
+// The source location of each field of a config, for error messages.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -10,19 +10,19 @@
 
 namespace birkhoff {
 
-// Paths are dotted, with indices for repeated fields: "model.attention.0.group.1.heads". A place is
-// the start of a message: "file:line:column" or "--set path=value".
+// Paths are dotted, with indices for repeated fields: "model.attention.0.group.1.heads". A location
+// is the start of an error message: "file:line:column" or "--set path=value".
 class SourceLocations {
  public:
-  // `whole` is the place of every field that no text sets: the first file's name.
+  // `whole` is the location of every field that no text sets: the first file's name.
   explicit SourceLocations(std::string whole) : whole_(std::move(whole)) {}
 
   void set(const std::string& path, std::string place) { places_[path] = std::move(place); }
   // Forgets the field and everything below it, because another value replaces them.
   void forget(const std::string& path);
-  // Adds the places of `other`, which override existing ones.
+  // Adds the locations of `other`, which override existing ones.
   void add(const SourceLocations& other);
-  // Returns the place of the field, or of the nearest enclosing message that has one.
+  // Returns the location of the field, or of the nearest enclosing message that has one.
   const std::string& of(const std::string& path) const;
 
  private:
@@ -38,7 +38,7 @@ std::string join_path(const std::string& path, const std::string& name);
 void override_config(google::protobuf::Message& config, SourceLocations& places,
                      const google::protobuf::Message& later, const SourceLocations& later_places);
 
-// Throws Error(kConfig) with "place: path: what".
+// Throws Error(kConfig) with "location: path: what".
 template <typename... Args>
 [[noreturn]] void config_error(const SourceLocations& places, const std::string& path,
                                fmt::format_string<Args...> format, Args&&... args) {

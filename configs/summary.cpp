@@ -40,8 +40,8 @@ std::string changed_fields(const Message& message) {
   return rest->ShortDebugString();
 }
 
-// The chosen mechanism and what else is chosen for its heads, with the fields that differ from
-// their defaults.
+// The chosen mechanism and the other options of its head group, as far as they differ from their
+// defaults.
 std::string mechanism_text(const configs::HeadGroup& group) {
   const configs::Mechanism& mechanism = group.mechanism();
   const auto& reflection = *mechanism.GetReflection();
@@ -73,7 +73,7 @@ std::string groups_text(const configs::Attention& attention) {
   return text;
 }
 
-// Values, keyed by their place in the schema: indices of fields and of list entries.
+// Values, keyed by their path in the schema: indices of fields and of list entries.
 class FieldTable {
  public:
   explicit FieldTable(std::size_t num_configs) : num_configs_(num_configs) {}

@@ -1,4 +1,4 @@
-// Short descriptions of resolved configs, for people.
+// Short human-readable descriptions of resolved configs.
 #pragma once
 
 #include <string>

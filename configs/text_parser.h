@@ -1,4 +1,4 @@
-// Parses Protobuf text format into a message, with limits, and errors that a user can act on.
+// A parser of Protobuf's text format, with limits, and errors that a user can act on.
 #pragma once
 
 #include <google/protobuf/message.h>

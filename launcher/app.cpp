@@ -26,7 +26,7 @@ const CLI::App* find_verb(const CLI::App& app, const std::string& name) {
   return nullptr;
 }
 
-// The innermost subcommand that the arguments name, for its list of options.
+// The innermost subcommand that the arguments name; errors list its options.
 const CLI::App& chosen_subcommand(const CLI::App& app, const std::vector<std::string>& arguments) {
   const CLI::App* chosen = &app;
   for (const std::string& argument : arguments) {

@@ -8,21 +8,21 @@ namespace {
 constexpr const char* kFooter =
     "Exit codes: 0 done, 1 internal error, 2 usage, 3 configuration, 4 data, 5 checkpoint, "
     "6 storage,\n"
-    "7 a rank was lost, 8 hang, 9 non-finite numbers or ranks that differ, 10 memory,\n"
+    "7 a rank was lost, 8 hang, 9 non-finite values or ranks that differ, 10 memory,\n"
     "75 saved: run the same command again. See docs/runbook.md.";
 
 // ranks: the option --ranks.
 void add_launch(CLI::App* c, CLI::Option* ranks, LaunchOptions& launch) {
   c->add_option("--launcher", launch.launcher,
-                "in a Slurm job: what starts the ranks on its nodes, srun or mpirun; default: srun")
+                "in a Slurm job: program that starts the ranks on its nodes; default: srun")
       ->check(CLI::IsMember({"srun", "mpirun"}))
       ->needs(ranks);
   c->add_option("--container", launch.container,
-                "the ranks run the birkhoff in this Apptainer image; default: this program")
+                "run the ranks with the birkhoff in this Apptainer image; default: this program")
       ->type_name("IMAGE")
       ->needs(ranks);
   c->add_option("--launch-seconds", launch.launch_seconds,
-                "if the ranks have not started after so long, end their launcher")
+                "seconds that the start of all ranks may take before their launcher is ended")
       ->check(CLI::Range(1, 86400))
       ->needs(ranks)
       ->capture_default_str();
@@ -61,14 +61,14 @@ CLI::App* CommandLine::subcommand(CLI::App& parent, const char* name, const char
 void CommandLine::add_settings(CLI::App* command, std::vector<std::string>& settings) {
   command
       ->add_option("--set", settings,
-                   "path=value: override one field; may be repeated, the last one wins")
+                   "override a field of the configuration; may be repeated, the last value wins")
       ->allow_extra_args(false)
       ->type_name("PATH=VALUE");
 }
 
 void CommandLine::add_prepare() {
   CLI::App* c = subcommand(
-      app_, "prepare", "Make a corpus folder from text, or from tables of labelled text",
+      app_, "prepare", "Make a corpus folder from text, or from tables of labeled text",
       "  birkhoff prepare --out corpus/shakespeare --tokenizer chars shakespeare.txt\n"
       "  zcat news.gz | birkhoff prepare --out corpus/news --tokenizer sentencepiece "
       "--vocab-size 8000 -\n"
@@ -81,26 +81,26 @@ void CommandLine::add_prepare() {
   CLI::Option* tokenizer =
       c->add_option("--tokenizer", prepare_.tokenizer,
                     "bytes, chars, words, whitespace (words and line ends, as papers count them), "
-                    "sentencepiece (trains a model), or the file of a "
-                    "vocabulary or SentencePiece model")
+                    "sentencepiece (trains a model), or a vocabulary or SentencePiece model file")
           ->capture_default_str();
-  c->add_option("--like", prepare_.like,
-                "use the tokenizer of this run, checkpoint or corpus, and for tables its classes")
+  c->add_option(
+       "--like", prepare_.like,
+       "use the tokenizer (for tables, also the classes) of this run, checkpoint or corpus")
       ->type_name("RUN_OR_CORPUS")
       ->excludes(tokenizer);
   c->add_option("--vocab-size", prepare_.vocabulary,
-                "number of ids, for words, whitespace and sentencepiece")
+                "maximum number of token ids, for words, whitespace and sentencepiece")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}));
   c->add_option(
        "--text-column", prepare_.text_column,
-       "for tables (.tsv), whose rows are documents: the column of the text, by name or by "
-       "number from 1")
+       "for tables (.tsv), whose rows are documents: column of the text, by name or by number "
+       "from 1")
       ->type_name("COLUMN");
   c->add_option("--label-column", prepare_.label_column,
-                "for tables: the column of the label, by name or by number from 1")
+                "for tables: column of the label, by name or by number from 1")
       ->type_name("COLUMN");
   c->add_flag("--header", prepare_.header,
-              "for tables with columns given by number: the first line of each file is not a row");
+              "for tables with columns given by number: skip the first line of each file");
   // run() reads these values in the order of the command line.
   const auto texts = [c](const char* name, const char* what, const char* type) {
     c->add_option(name)
@@ -145,28 +145,30 @@ void CommandLine::add_train() {
       c->add_option("--ranks", train_.ranks, "start this many MPI ranks here and supervise them")
           ->check(CLI::Range(1, 4096));
   c->add_option("--restarts", train_.restarts,
-                "if ranks are lost or hang, start them again, so often without a new checkpoint")
+                "restart lost or hung ranks up to N times in a row without a new checkpoint")
       ->check(CLI::Range(0, 1'000'000))
       ->needs(ranks)
       ->capture_default_str();
   c->add_option("--spare-nodes", train_.spare_nodes,
-                "in a Slurm job: leave so many of its nodes free until others are lost")
+                "in a Slurm job: keep N nodes as spares for lost ones")
       ->check(CLI::Range(0, 65536))
       ->needs(ranks)
       ->capture_default_str();
   c->add_option("--least-ranks", train_.least_ranks,
-                "in a Slurm job: go on with so many ranks if nodes are lost; default: --ranks")
+                "in a Slurm job: minimum number of ranks to continue with after losing nodes; "
+                "default: --ranks")
       ->check(CLI::Range(1, 4096))
       ->needs(ranks);
   add_launch(c, ranks, train_.launch);
   add_settings(c, train_.settings);
-  c->add_flag("--fresh", train_.fresh, "move the contents of the run folder aside and start again");
+  c->add_flag("--fresh", train_.fresh,
+              "move the old contents of the run folder to RUN/before-fresh-K and start over");
 }
 
 void CommandLine::add_plan() {
   CLI::App* c = subcommand(
       app_, "plan",
-      "Predict memory, communication, checkpoint size, speed and lost time of a run (docs/plan.md)",
+      "Predict memory, communication, checkpoint size, speed and goodput of a run (docs/plan.md)",
       "  birkhoff plan my.txtpb --ranks 8 --vocabulary 32000\n"
       "  birkhoff plan my.txtpb --ranks 16 --ranks-per-node 8 --peak-tflops 400 --network-gbs 100\n"
       "  birkhoff plan my.txtpb --measure --faults-per-day 0.5 --save-seconds 2 "
@@ -179,29 +181,30 @@ void CommandLine::add_plan() {
       ->check(CLI::Range(1, 4096));
   c->add_option("--ranks-per-node", plan_.ranks_per_node, "ranks on each node; default: all")
       ->check(CLI::Range(1, 4096));
-  CLI::Option* peak =
-      c->add_option("--peak-tflops", plan_.peak_tflops,
-                    "TFLOP/s that the passes of a rank reach: for a lower bound of the step's time")
-          ->check(CLI::Range(1e-6, 1e6));
+  CLI::Option* peak = c->add_option("--peak-tflops", plan_.peak_tflops,
+                                    "sustained TFLOP/s per rank, to bound the step time from below")
+                          ->check(CLI::Range(1e-6, 1e6));
   c->add_flag("--measure", plan_.measure,
-              "measure this machine, a minute or so, and predict the time of a step on it")
+              "benchmark this machine (about a minute) and predict the step time on it")
       ->excludes(peak);
-  c->add_option("--network-gbs", plan_.network_gbs,
-                "GB/s between nodes, of a node in one direction")
+  c->add_option("--network-gbs", plan_.network_gbs, "per-node network bandwidth in GB/s, each way")
       ->check(CLI::Range(1e-6, 1e6));
   CLI::Option* faults =
-      c->add_option("--faults-per-day", plan_.faults_per_day,
-                    "faults of the whole job: predict the share of its time in steps that count")
+      c->add_option(
+           "--faults-per-day", plan_.faults_per_day,
+           "predict goodput, the share of time spent in steps that count, at this failure rate "
+           "of the whole job")
           ->check(CLI::Range(0.0, 86400.0));
-  c->add_option("--save-seconds", plan_.save_seconds, "that training stands still for a save")
+  c->add_option("--save-seconds", plan_.save_seconds, "how long a save stalls training, in seconds")
       ->check(CLI::Range(0.0, 86400.0))
       ->needs(faults)
       ->capture_default_str();
-  c->add_option("--restart-seconds", plan_.restart_seconds, "from a fault to the next step")
+  c->add_option("--restart-seconds", plan_.restart_seconds,
+                "recovery time: from a failure to the next training step, in seconds")
       ->check(CLI::Range(0.0, 86400.0))
       ->needs(faults)
       ->capture_default_str();
-  c->add_flag("--json", plan_.json, "print one JSON object, in bytes, FLOP and seconds");
+  c->add_flag("--json", plan_.json, "print one JSON object, in bytes, FLOPs and seconds");
 }
 
 void CommandLine::add_doctor() {
@@ -212,22 +215,22 @@ void CommandLine::add_doctor() {
       "  srun --mpi=pmix birkhoff doctor my.txtpb --run run/big --exclude-file bad-hosts\n"
       "  birkhoff doctor --ranks 2 --no-speed --json report.json");
   c->add_option("CONFIG", doctor_.config, "configuration (.txtpb) to train; default: none");
-  c->add_option("--run", doctor_.run, "run folder to train in; need not exist")->type_name("DIR");
+  c->add_option("--run", doctor_.run, "run folder to train in; may be missing")->type_name("DIR");
   add_settings(c, doctor_.settings);
   CLI::Option* ranks =
       c->add_option("--ranks", doctor_.ranks, "start this many MPI ranks here, as train does")
           ->check(CLI::Range(1, 4096));
   add_launch(c, ranks, doctor_.launch);
-  c->add_flag("--no-speed", doctor_.no_speed, "leave the measurements of speed out");
+  c->add_flag("--no-speed", doctor_.no_speed, "skip the speed checks");
   c->add_option("--json", doctor_.json, "file for the report as JSON (see docs/doctor.md)")
       ->type_name("FILE");
   c->add_option("--exclude-file", doctor_.exclude_file,
-                "file to which the hosts that fail are added, one a line")
+                "append the hosts that fail to this file, one per line")
       ->type_name("FILE");
 }
 
 void CommandLine::add_device(CLI::App* c, std::string& device) {
-  c->add_option("--device", device, "cpu or cuda, regardless of the device that trained the model")
+  c->add_option("--device", device, "cpu or cuda; need not be the device that trained the model")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
 }
@@ -269,43 +272,45 @@ void CommandLine::add_sample() {
   c->add_option("PATH", sample_.path, "run folder (its newest checkpoint) or checkpoint")
       ->required();
   CLI::Option* prompt =
-      c->add_option("--prompt", sample_.prompt,
-                    "text to continue; empty: a new document, if the model knows where one ends")
+      c->add_option(
+           "--prompt", sample_.prompt,
+           "text to continue; empty: start a new document, if the model has an end-of-document id")
           ->type_name("TEXT");
   c->add_option("--prompt-file", sample_.prompt_file,
-                "file that contains the text, used as it is; - for standard input")
+                "file with the text to continue, unchanged; - for standard input")
       ->type_name("FILE")
       ->excludes(prompt);
   c->callback([this, prompt] {
     if (prompt->empty() && sample_.prompt_file.empty())
       throw CLI::RequiredError("--prompt or --prompt-file");
   });
-  c->add_option("--tokens", sample_.tokens, "tokens to generate")
+  c->add_option("--tokens", sample_.tokens, "number of tokens to generate")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{10'000'000}))
       ->capture_default_str();
   c->add_option("--samples", sample_.samples,
-                "texts to generate, each with its own noise, separated by a line of 15 hyphens")
+                "number of texts to generate, separated by a line of 15 hyphens")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1'000'000}))
       ->capture_default_str();
   c->add_option("--temperature", sample_.temperature,
-                "sampling temperature; 0 takes the likeliest token")
+                "sampling temperature; 0 always picks the most likely token (greedy)")
       ->check(CLI::Range(0.0, 100.0))
       ->capture_default_str();
-  c->add_option("--top-k", sample_.top_k, "choose among the k likeliest tokens; 0 = all")
+  c->add_option("--top-k", sample_.top_k, "sample from the k most likely tokens; 0 = all")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{10'000'000}))
       ->capture_default_str();
   c->add_option("--top-p", sample_.top_p,
-                "of those, choose among the fewest whose probabilities add up to p; 1 = all")
+                "of these, sample from the fewest whose probabilities add up to p; 1 = all")
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
-  c->add_option("--seed", sample_.seed, "same seed, same texts: a larger --samples only adds texts")
+  c->add_option("--seed", sample_.seed,
+                "the same seed gives the same texts; a larger --samples only adds texts")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 62))
       ->capture_default_str();
   add_device(c, sample_.device);
 }
 
 void CommandLine::add_classify() {
-  CLI::App* c = subcommand(app_, "classify", "Print the likeliest class of each text",
+  CLI::App* c = subcommand(app_, "classify", "Print the most likely class of each text",
                            "  birkhoff classify run/sst2 reviews.txt\n"
                            "  cut -f 1 reviews.tsv | birkhoff classify run/sst2 - --json");
   c->add_option("PATH", classify_.path, "run folder (its newest checkpoint) or checkpoint")
@@ -330,8 +335,7 @@ void CommandLine::add_runs() {
   CLI::App* c = subcommand(app_, "runs", "List the runs in a folder: state, step, loss, speed",
                            "  birkhoff runs run\n"
                            "  birkhoff runs /scratch/sweep --json");
-  c->add_option("DIR", runs_.folder, "folder to search for run folders, with its subfolders")
-      ->required();
+  c->add_option("DIR", runs_.folder, "folder to search for run folders, recursively")->required();
   c->add_flag("--json", runs_.json, "print one JSON object per run");
 }
 

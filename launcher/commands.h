@@ -31,13 +31,13 @@ int prepare_command(const PrepareArguments& arguments, std::ostream& out, std::o
 
 struct TrainArguments {
   std::string config, run;
-  std::optional<int> ranks;  // start mpirun with this many ranks and supervise it
-  int restarts = 0;          // with `ranks`: start them again, so often in a row without a new save
-  int spare_nodes = 0;       // of a Slurm job: left free until a node is lost
-  std::optional<int> least_ranks;  // go on with so many if nodes are lost; not set: `ranks`
+  std::optional<int> ranks;        // start mpirun with this many ranks and supervise it
+  int restarts = 0;                // with `ranks`: maximum restarts in a row without a new save
+  int spare_nodes = 0;             // of a Slurm job: spares for lost nodes
+  std::optional<int> least_ranks;  // minimum after losing nodes; not set: `ranks`
   LaunchOptions launch;
   std::vector<std::string> settings;
-  bool fresh = false;  // move the contents of the run folder aside and start again
+  bool fresh = false;  // move the old contents of the run folder and start over
 };
 int train_command(const TrainArguments& arguments, std::ostream& out, std::ostream& err);
 
@@ -59,7 +59,7 @@ struct DoctorArguments {
   std::vector<std::string> settings;
   std::optional<int> ranks;  // as TrainArguments::ranks
   LaunchOptions launch;
-  bool no_speed = false;           // leave the measurements out
+  bool no_speed = false;           // skip the speed checks
   std::string json, exclude_file;  // files to write; empty: none
 };
 int doctor_command(const DoctorArguments& arguments, std::ostream& out, std::ostream& err);
@@ -110,20 +110,20 @@ struct CompareArguments {
 };
 int compare_command(const CompareArguments& arguments, std::ostream& out);
 
-// What is submitted to Slurm (docs/slurm.md).
+// The arguments of a submission to Slurm (docs/slurm.md).
 struct SubmitArguments {
   std::string config, run;
   std::string site;          // file of a site profile
-  std::string exclude_file;  // of doctor, with hosts that jobs must not get; empty: none
+  std::string exclude_file;  // doctor's, with hosts to avoid; empty: none
   std::vector<std::string> settings;
   int nodes = 1;
-  std::string time;                   // limit of a job, as sbatch accepts it; empty: the profile's
+  std::string time;                   // limit per job, as sbatch accepts it; empty: the profile's
   int restarts = 3, spare_nodes = 0;  // as in TrainArguments
   std::optional<int> least_ranks;
   bool fresh = false;
-  int chain = 1;      // so many jobs, one after another, continue the run
+  int chain = 1;      // length of the chain of jobs that continue the run
   std::string sweep;  // "path=value,value,...": a run RUN/value for each; empty: one run
-  std::string name;   // of the job; empty: that of the run folder
+  std::string name;   // of the job; empty: the run folder's
   bool dry_run = false;
 };
 int submit_command(const SubmitArguments& arguments, std::ostream& out, std::ostream& err);

@@ -1,4 +1,4 @@
-// Turns an exception into what a user sees: one line and an exit code.
+// The form of an exception that a user sees: one line and an exit code.
 #pragma once
 
 #include <exception>

@@ -1,4 +1,5 @@
-// How the command line asks `--ranks` to start ranks (launcher/processes/supervisor.h).
+// Options of the command line for the start of ranks by `--ranks`
+// (launcher/processes/supervisor.h).
 #pragma once
 
 #include <optional>
@@ -9,7 +10,7 @@ namespace birkhoff {
 struct LaunchOptions {
   std::optional<std::string> launcher;  // in a Slurm job: srun or mpirun; not set: srun
   std::string container;     // Apptainer image whose birkhoff the ranks run; empty: this program
-  int launch_seconds = 300;  // the start of all ranks may take
+  int launch_seconds = 300;  // maximum time for the start of all ranks
 };
 
 }  // namespace birkhoff

@@ -43,7 +43,7 @@ void occupy_standard_descriptors() {
 
 void handle_uncaught() { std::set_terminate(end_uncaught); }
 
-// Runs before the initialisers of shared libraries, because LibTorch's take most of the memory that
+// Runs before the initializers of shared libraries, because LibTorch's take most of the memory that
 // a start needs.
 [[gnu::used, gnu::section(".preinit_array")]] void (*const before_libraries)() = handle_uncaught;
 

@@ -1,6 +1,6 @@
 // Makes OpenMP's threads sleep soon while they wait for work. By default they spin for
-// milliseconds. While any other load runs, one of them loses its core for a time slice and the
-// others spin on theirs until it continues: a step takes many times as long. But to sleep at once
+// milliseconds. While any other load runs, one of them loses its core for a time slice and the rest
+// spin on their cores until it continues: a step takes many times as long. But to sleep at once
 // costs a small model a third of its speed on an idle machine, because waking takes longer than
 // most waits (tests/bench/waiting_threads.py).
 //

@@ -7,12 +7,12 @@
 
 namespace birkhoff {
 
-// Writes out what was printed. Error(kStorage) if that fails, for instance on a full disk.
+// Flushes the printed output. Error(kStorage) if that fails, for instance on a full disk.
 void flush_output(std::ostream& out);
 
-// Makes any text safe for a terminal, which would obey control characters. Control characters other
-// than newlines and tabs, and bytes that are not UTF-8, become \x1b; control characters beyond
-// ASCII become \u009b.
+// Makes any text safe for a terminal, which would execute control characters. Control characters
+// other than newlines and tabs, and bytes that are not UTF-8, become \x1b; control characters
+// beyond ASCII become \u009b.
 std::string terminal_text(std::string_view text);
 
 }  // namespace birkhoff

@@ -63,7 +63,7 @@ row() {
   rows+="| \`$1\` | $2 | $3 | $4 |"$'\n'
 }
 
-# check SECONDS COMMAND...: a test program, beside others; rows_of_checks waits and makes the rows, in the order of the calls.
+# check SECONDS COMMAND...: a test program, in parallel with others; rows_of_checks waits and makes the rows, in the order of the calls.
 check() {
   local limit=$1 job=$work/$((jobs += 1))
   shift

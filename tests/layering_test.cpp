@@ -1,6 +1,6 @@
-// Tests the structure of the sources: which folders include which, file names and lengths, and that
-// paths in documents exist. Each rule is a function of a tree, so that it can also be tested on
-// trees that break it.
+// Tests the structure of the sources: includes between folders, file names and lengths, and paths
+// in documents. Each rule is a function of a tree, so that it can also be tested on trees that
+// break it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>  // mkdtemp

@@ -1,6 +1,6 @@
 // When preloaded into a program, sets every byte of heap memory to 0xFF when it is allocated and
 // when it is freed. Each float, double, half and bfloat16 there is NaN, each index -1, each pointer
-// wild, so reads of uninitialised memory become visible. `tests/nightly nan_memory` runs the tests
+// wild, so reads of uninitialized memory become visible. `tests/nightly nan_memory` runs the tests
 // this way. Not for sanitizer builds, which have their own allocators. Open MPI's launcher itself
 // reads such memory (4.1: orte_rml_oob_send_buffer_nb), so it is excluded.
 #include <malloc.h>

@@ -87,22 +87,21 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
          fmt::join(names, ", "));
   }
   if (shape.heads % shape.heads_of_keys() != 0) {
-    fail(ExitCode::kConfig, "the group has {} and key_heads: {}, which does not divide that",
-         counted(shape.heads, "head"), shape.key_heads);
+    fail(ExitCode::kConfig, "key_heads: {} does not divide the group's {}", shape.key_heads,
+         counted(shape.heads, "head"));
   }
   const LogitTerms terms(config, shape, prefix, parameters);
   std::unique_ptr<Mechanism> mechanism = entry->make({config, shape, prefix, parameters, terms});
   const MechanismTraits traits = mechanism->traits();
   if (config.relative_positions().max_distance() > 0 && !traits.takes_relative_positions) {
     fail(ExitCode::kConfig,
-         "relative_positions: this mechanism has none; remove them, or choose block_local, "
+         "relative_positions: not supported by this mechanism; remove it, or use block_local, "
          "sliding_window, sinkhorn (not with combine: add_logits), routing or moba");
   }
   if (shape.heads_of_keys() != shape.heads && traits.shares_query_key) {
-    fail(
-        ExitCode::kConfig,
-        "heads whose queries are their keys have as many of both; remove the group's key_heads, or "
-        "set share_query_key: false");
+    fail(ExitCode::kConfig,
+         "share_query_key: true needs as many key heads as heads; remove the group's key_heads, or "
+         "set share_query_key: false");
   }
   return mechanism;
 }

@@ -69,7 +69,7 @@ void check_dropout(double dropout, const std::optional<at::Tensor>& seed, const 
   check_integers("seed", seed, q);
 }
 
-// What is an input's name and shape.
+// The name and shape of an input.
 struct InputForm {
   const char *name, *sizes;
   std::int64_t dim;

@@ -120,7 +120,7 @@ bool has_two_passes(const BlockAttention& attention) {
 }
 
 // Returns the scores with -inf where a form reads none. Prefix masks destinations without a source,
-// which do not take part in the other rows' balance either; the other causal forms mask all but
+// which do not take part in any other row's balance either; the other causal forms mask all but
 // earlier sources.
 at::Tensor masked(const at::Tensor& scores, Form form) {
   if (form == Form::kFull) return scores;

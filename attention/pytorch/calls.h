@@ -1,4 +1,4 @@
-// What the operators for PyTorch compute, without autograd and without the dispatcher: block
+// The computations of the operators for PyTorch, without autograd and without the dispatcher: block
 // attention and block weights as functions of tensors. They use the fused kernels where these fit,
 // otherwise LibTorch operations, whose backward pass runs the forward pass again.
 //
@@ -19,8 +19,8 @@
 
 namespace birkhoff::ops {
 
-// The inputs of an operator that have gradients, in this order. One that a call does not have is a
-// tensor of sizes [0].
+// The inputs of an operator that have gradients, in this order. An input that a call does not have
+// is a tensor of sizes [0].
 enum Input : std::size_t {
   kQueries,
   kKeys,
@@ -50,9 +50,9 @@ constexpr std::int64_t kWholeSequence = 0;
 // AttentionInput.
 //
 // Results have the layout of at::empty_like(q). There is one gradient for each of `inputs`, with
-// the layout of at::empty_like of that input. The second result is what the backward pass needs of
-// the softmax: [2, B, H, N, b], at least fp32. If the kernels do not take the call, or if it has
-// two softmaxes, it is zeros and the backward pass runs the forward pass again.
+// the layout of at::empty_like of that input. The second result is the softmax's maximum and
+// inverse sum for the backward pass: [2, B, H, N, b], at least fp32. If the kernels do not take the
+// call, or if it has two softmaxes, it is zeros and the backward pass runs the forward pass again.
 std::tuple<at::Tensor, at::Tensor> attention_in_blocks(
     at::TensorList inputs, std::int64_t block, std::int64_t look_back, std::int64_t look_ahead,
     bool causal, std::string_view combine, double dropout, const std::optional<at::Tensor>& seed,

@@ -1,5 +1,5 @@
-// How the operators compute gradients without a graph from the forward pass: they run the part of
-// it that autograd needs again.
+// Gradients of the operators without a graph from the forward pass: the part of it that autograd
+// needs runs again.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,11 +27,11 @@ Tensors differentiate(const std::function<Differentiated(const Tensors&)>& run,
 // Returns x in the layout that autograd, compiled graphs and the kernel's meta function all expect.
 at::Tensor laid_out_as(const at::Tensor& model, const at::Tensor& x);
 
-// Checks what a backward pass gets from the forward pass or from the caller.
+// Checks the tensors that a backward pass gets from the forward pass or from the caller.
 void check_saved(const char* name, const at::Tensor& x, at::ScalarType dtype,
                  at::IntArrayRef sizes);
 
-// What the inputs of a call (calls.h) add to its logits. Undefined where they do not.
+// The optional logit terms among a call's inputs (calls.h). Undefined where absent.
 struct GivenTerms {
   RelativePositions relative;
   at::Tensor sink_H;

@@ -1,4 +1,4 @@
-// What the files that register operators share.
+// Common parts of the files that register operators.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,8 +23,8 @@ inline OptionalTensor if_defined(const at::Tensor& x) {
   return x.defined() ? OptionalTensor(x) : std::nullopt;
 }
 
-// What a call has for an argument: a tensor of sizes [0] stands for None (calls.h), so users must
-// not pass one.
+// Returns an argument as calls take it: a tensor of sizes [0] stands for None (calls.h), so users
+// must not pass one.
 inline at::Tensor or_none(const char* name, const OptionalTensor& x, const at::Tensor& q) {
   if (!x) return at::empty({0}, q.options());
   TORCH_CHECK_VALUE(!is_none(*x), "birkhoff: ", name, " is empty; leave it out, or pass None");

@@ -1,5 +1,5 @@
-// What the operators of attention over gathered rows compute, as calls.h says: routing, and blocks
-// that each query chooses. Their backward passes run the forward pass again.
+// The computations of the operators of attention over gathered rows, as in calls.h: routing, and
+// blocks that each query chooses. Their backward passes run the forward pass again.
 //
 // Legend: calls.h; K clusters, C blocks that a query chooses. Clusters and choices belong to the
 // heads of keys.
@@ -21,7 +21,7 @@ namespace birkhoff::ops {
 // Logits are logit_scale times the cosine; 0: sqrt(D).
 //
 // Returns the output; the distance [B, H], the sum over tokens of |x / |x| - centroid|^2, of
-// queries and keys; and sums [H, K, D + 1] of unit vectors in each cluster and their numbers, which
+// queries and keys; and sums [H, K, D + 1] of unit vectors in each cluster and their counts, which
 // have no gradient.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> attention_in_clusters(
     at::TensorList inputs, const at::Tensor& centroids, std::int64_t window,

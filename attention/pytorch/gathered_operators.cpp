@@ -1,4 +1,4 @@
-// The operators of attention over gathered rows, registered as operators.cpp says.
+// The operators of attention over gathered rows, registered as in operators.cpp.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>

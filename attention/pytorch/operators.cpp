@@ -1,8 +1,8 @@
 // The operators that docs/pytorch.md documents. They are registered with PyTorch's dispatcher when
 // this library is loaded. Operators without an underscore are for users; all of these but
-// open_block_pairs are composed of the others. The others have a kernel (calls.h), a meta function
-// for tracing and torch.compile, and a gradient that is an operator too, so compiled graphs hold
-// both passes.
+// open_block_pairs are composed of operators with an underscore. The latter have a kernel
+// (calls.h), a meta function for tracing and torch.compile, and a gradient that is an operator too,
+// so compiled graphs hold both passes.
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
@@ -245,7 +245,7 @@ bool fits_kernels(const Tensor& q, const Tensor& k, const Tensor& v) {
          k.sym_size(2) == q.sym_size(2) && k.sym_size(3) == q.sym_size(3);
 }
 
-// Without any option, PyTorch's own attention serves what the CPU kernels do not take, and
+// Without any option, PyTorch's own attention serves calls that the CPU kernels do not support, and
 // all calls on a GPU.
 Tensor user_dense(const Tensor& q, const Tensor& k, const Tensor& v, bool causal, double dropout,
                   const OptionalTensor& seed, const OptionalTensor& key_lengths,

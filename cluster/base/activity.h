@@ -1,4 +1,4 @@
-// What a rank is doing, for the watchdog. The training thread writes it; any thread may read it.
+// The activity of a rank, for the watchdog. The training thread writes it; any thread may read it.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@ enum class Phase : std::int32_t {
   kEnd,       // no more work follows
 };
 
-// Seconds of a step that a rank spent itself, without waiting for others, by phase.
+// Seconds of a step in which the rank itself worked instead of waiting for other ranks, by phase.
 struct StepTimes {
   double data = 0;    // waiting for the loader
   double passes = 0;  // forward and backward
@@ -44,7 +44,7 @@ class Activity {
   void enter(Phase phase, std::int64_t step);
   // Counts a sign of progress inside a phase: a micro-batch is done.
   void tick();
-  // The step that is ending took these times for so many sequences.
+  // Records the times of the step that is ending and its number of sequences.
   void count_step(const StepTimes& times, std::int64_t sequences);
   Snapshot snapshot() const;
 

@@ -1,4 +1,4 @@
-// Sets up the process for computing on the CPU.
+// Setup of the process for computing on the CPU, and the cores that it may use.
 #pragma once
 
 #include <sched.h>
@@ -15,15 +15,15 @@ namespace birkhoff {
 void compute_on_cpu(int num_threads);
 
 // This process's affinity mask, as sbatch, taskset or a container set it; empty if the system does
-// not tell.
+// not report it.
 cpu_set_t affinity_mask();
-// Its cores, at least 1.
+// The number of cores in the mask, at least 1.
 int usable_cores();
-// How many cores process `which` of a machine should compute on: those of its mask, each divided by
-// the number of processes whose masks have it; with an empty mask, its part of the machine. At
-// least 1.
+// The number of cores on which process `which` of a machine should compute: the cores of its mask,
+// each divided by the number of processes whose masks contain it; with an empty mask, its share of
+// the machine. At least 1.
 int share_of_cores(const std::vector<cpu_set_t>& masks, std::size_t which);
-// Cores of the machine, at least 1.
+// The number of cores of the machine, at least 1.
 int machine_cores();
 
 }  // namespace birkhoff

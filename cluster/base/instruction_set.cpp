@@ -31,7 +31,7 @@ void limit_libraries(const NamedSet& set) {
   setenv("ATEN_CPU_CAPABILITY", set.libtorch, /*overwrite=*/0);
   setenv("ONEDNN_MAX_CPU_ISA", set.onednn, /*overwrite=*/0);
   setenv("MKL_ENABLE_INSTRUCTIONS", set.mkl, /*overwrite=*/0);
-  // On CPUs of other vendors MKL obeys only this variable.
+  // On CPUs that are not Intel's, MKL obeys only this variable.
   if (set.set == InstructionSet::kPortable) setenv("MKL_CBWR", "COMPATIBLE", /*overwrite=*/0);
 }
 

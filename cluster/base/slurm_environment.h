@@ -1,4 +1,4 @@
-// Which Slurm job and step this process belongs to.
+// The Slurm job and step of this process.
 #pragma once
 
 #include <optional>
@@ -10,9 +10,9 @@ namespace birkhoff {
 // which Slurm's commands would act on all of them. nullopt outside of a job.
 std::optional<std::string> slurm_job_id();
 
-// How many tasks srun has started in the step of which this process is one. nullopt outside of
-// steps: also in the shell of an interactive salloc, and in a batch script, to which sbatch hands
-// the variables of the step in which it was called.
+// The number of tasks in this process's step. nullopt outside of steps: also in the shell of an
+// interactive salloc, and in a batch script, to which sbatch hands the variables of the step in
+// which it was called.
 std::optional<int> slurm_step_tasks();
 
 }  // namespace birkhoff

@@ -27,7 +27,7 @@ using Token = std::array<std::uint64_t, 2>;  // of the job: other packets are ig
 constexpr double kInterval = 0.25;  // seconds between two statuses of a rank
 constexpr int kPollMs = 100;        // longest wait for packets
 constexpr double kLongestNap = 2;   // a thread that slept longer was stopped itself
-constexpr int kConnectMs = 2000;    // for each address of rank 0
+constexpr int kConnectMs = 2000;    // per address of rank 0
 constexpr int kGoodbyeMs = 1000;
 
 double seconds_now() {

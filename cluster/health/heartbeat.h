@@ -1,6 +1,6 @@
 // Heartbeats during training. A thread on every rank reports the rank's status to rank 0 over TCP
 // four times a second; the replies show that rank 0 is alive. Rank 0's thread passes the statuses
-// to the watchdog (cluster/health/watchdog.h), and warns of ranks that are slower than the others
+// to the watchdog (cluster/health/watchdog.h), and warns of slow ranks
 // (cluster/health/slow_ranks.h). TCP rather than MPI, because MPI is what may hang.
 #pragma once
 

@@ -15,8 +15,8 @@ constexpr PhaseTime kPhases[] = {{"reading data", &StepTimes::data},
                                  {"the forward and backward passes", &StepTimes::passes},
                                  {"the update", &StepTimes::update}};
 
-// Of an even number the lower of the two in the middle: the mean of two ranks would contain half of
-// the slow one.
+// The lower one of two middle values: with two ranks, a mean would contain half of the slow one's
+// time.
 double median_of(std::vector<double> values) {
   const auto middle = values.begin() + (std::ssize(values) - 1) / 2;
   std::nth_element(values.begin(), middle, values.end());

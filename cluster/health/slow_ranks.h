@@ -1,7 +1,6 @@
-// Finds ranks that are slower than the others, from the times that ranks report about their steps.
-// All ranks take the same time for a step, because they wait for each other; a slow rank is the one
-// that does not wait. Uses neither sockets nor clocks: cluster/health/heartbeat.h delivers the
-// statuses.
+// Detection of slow ranks, from the times that ranks report about their steps. All ranks take the
+// same time for a step, because they wait for each other; a slow rank is the one that does not
+// wait. Uses neither sockets nor clocks: cluster/health/heartbeat.h delivers the statuses.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +15,10 @@ namespace birkhoff {
 struct SlowRank {
   int rank = 0;
   std::string host;
-  std::int64_t step = 0;  // that it was doing
-  std::string phase;      // in which it loses most
-  double seconds = 0;     // that it takes for a step, without waiting for others
-  double usual = 0;       // that such a rank takes
+  std::int64_t step = 0;  // the step it was in
+  std::string phase;      // the phase with the largest loss
+  double seconds = 0;     // its time for a step, without waiting for other ranks
+  double usual = 0;       // the usual time for such a rank
 
   // One line for users, without the step.
   std::string text() const;
@@ -29,9 +28,9 @@ class SlowRanks {
  public:
   // A rank is slow if its busy time is above kSlower times the usual one and kLeastSeconds above
   // it, without a break over kSteps steps and kLeastDuration seconds: in less time another process
-  // may take a rank's core for a moment. The usual one is the median of all ranks; a rank that has
-  // fewer sequences of each batch than the judged one counts as if its time grew with them, so that
-  // unequal shares are no fault.
+  // may take a rank's core for a moment. The usual time is the median over ranks. The times of
+  // ranks with fewer sequences than the judged one are scaled up to its number, so that a larger
+  // share of the batch is no fault.
   static constexpr double kSlower = 1.2, kLeastSeconds = 0.005;
   static constexpr std::int64_t kSteps = 20;
   static constexpr double kLeastDuration = 5;
@@ -40,8 +39,8 @@ class SlowRanks {
 
   // `now` is in seconds and never decreases.
   void on_heartbeat(const RankStatus& status) { ranks_.at(status.rank).status = status; }
-  // Ranks that have become slow since the last call. Each is named once, until it has been as fast
-  // as the others for kSteps steps.
+  // Ranks that have become slow since the last call. Each is named once, until it has kept the
+  // usual speed for kSteps steps.
   std::vector<SlowRank> find(double now);
 
  private:

@@ -134,13 +134,14 @@ std::optional<Diagnosis> Watchdog::diagnosis(double now) const {
     shortest_idle = shortest_idle < 0 ? idle : std::min(shortest_idle, idle);
     longest_limit = std::max(longest_limit, limit(*rank.status));
   }
-  // No rank makes progress. The job goes on as soon as one rank does, so the longest limit counts.
+  // No rank makes progress. The job continues as soon as one rank does, so the longest limit
+  // counts.
   if (shortest_idle > longest_limit) return Diagnosis{ExitCode::kHang, stall(now)};
   return std::nullopt;
 }
 
 Watchdog::Wait Watchdog::most_wait(int except) const {
-  std::map<std::pair<std::int64_t, std::string>, std::vector<int>> waits;  // by step and place
+  std::map<std::pair<std::int64_t, std::string>, std::vector<int>> waits;  // by step and operation
   for (std::size_t r = 0; r < ranks_.size(); ++r) {
     const Rank& rank = ranks_[r];
     if (!is_missed(rank) || rank.status->waiting == 0 || static_cast<int>(r) == except) continue;
@@ -155,8 +156,8 @@ Watchdog::Wait Watchdog::most_wait(int except) const {
   return most;
 }
 
-// Where the other ranks wait for this rank, and its last status, which may be a quarter of a second
-// old.
+// The operation in which the other ranks wait for this rank, and its last status, which may be a
+// quarter of a second old.
 std::string Watchdog::last_seen(int rank) const {
   const RankStatus& status = *ranks_[static_cast<std::size_t>(rank)].status;
   const Wait wait = most_wait(rank);
@@ -169,7 +170,7 @@ std::string Watchdog::last_seen(int rank) const {
                             describe_operation(status));
 }
 
-// Ranks that wait in the operation that most ranks wait in are victims; the others are to blame.
+// Ranks that wait in the operation that most ranks wait in are victims; the rest are to blame.
 std::string Watchdog::stall(double now) const {
   const Wait wait = most_wait();
   std::vector<std::string> blamed;

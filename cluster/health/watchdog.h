@@ -1,5 +1,5 @@
-// Decides from the statuses that ranks report whether a job hangs, and which rank is to blame. Uses
-// neither sockets nor clocks: cluster/health/heartbeat.h delivers the statuses.
+// The diagnosis of a hanging job, and of the rank to blame, from the statuses that ranks report.
+// Uses neither sockets nor clocks: cluster/health/heartbeat.h delivers the statuses.
 #pragma once
 
 #include <array>
@@ -14,16 +14,17 @@
 
 namespace birkhoff {
 
-// How long a rank may make no progress, in seconds: the larger of `seconds` and `steps` times the
-// usual time between two signs of progress, or `patient_seconds` if the usual time is not known.
+// Maximum time without progress of a rank, in seconds: the larger of `seconds` and `steps` times
+// the usual time between two signs of progress, or `patient_seconds` if the usual time is not
+// known.
 struct WatchdogLimits {
   double seconds = 8;
   double steps = 4;
   double patient_seconds = 900;
 };
 
-// What a rank reports about itself. Trivially copyable: it is sent as raw bytes between processes
-// of the same program on machines of the same kind.
+// The status that a rank reports about itself. Trivially copyable: it is sent as raw bytes between
+// processes of the same program on machines of the same kind.
 struct RankStatus {
   std::int32_t rank = 0;
   Phase phase = Phase::kStart;
@@ -59,9 +60,9 @@ class Watchdog {
   void reset(double now);
 
   // Warnings about lost ranks since the last call, one line per rank. A warning comes kWarningDelay
-  // after the loss, when the other ranks wait for the lost one: where they wait shows where it was
-  // more precisely than its last status. Then mpirun or srun ends the job; if not, diagnosis()
-  // reports the loss kLossGrace after it.
+  // after the loss, when the other ranks wait for the lost one: the operation that they wait in
+  // locates it more precisely than its last status. Then mpirun or srun ends the job; if not,
+  // diagnosis() reports the loss kLossGrace after it.
   std::vector<std::string> warnings(double now);
   // Empty while all is well.
   std::optional<Diagnosis> diagnosis(double now) const;
@@ -75,7 +76,8 @@ class Watchdog {
     double progressed = 0;             // when its progress last grew
     bool lost = false, reported = false;
   };
-  // Where most ranks other than `except` wait (ties: the latest step), and which ranks these are.
+  // The operation in which most ranks other than `except` wait (ties: the latest step), and these
+  // ranks.
   struct Wait {
     std::string place;
     std::vector<int> ranks;

@@ -24,7 +24,7 @@ struct Batch {
   std::map<std::string, at::Tensor, std::less<>> fields;
   at::Tensor sample_ids_B;  // int64 [B]: epoch * samples per epoch + position in the epoch's order;
                             // keys the noise
-  // Samples of the global batch, on all ranks: the position in the data moves by so many.
+  // Samples of the global batch, on all ranks: the position in the data advances by this number.
   std::int64_t global_size = 0;
 
   // Returns the field. If there is none, Error(kData) names it and the fields that exist.

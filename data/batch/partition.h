@@ -1,4 +1,4 @@
-// Which sequences of a global batch a rank computes.
+// The sequences of a global batch that a rank computes.
 #pragma once
 
 #include <cstdint>

@@ -24,8 +24,8 @@ class Corpus {
   const std::filesystem::path& folder() const { return folder_; }
   const configs::CorpusManifest& manifest() const { return manifest_; }
   std::int64_t vocabulary() const { return manifest_.tokenizer().vocabulary(); }
-  // The split, or a stream or record of a split. If there is none, Error(kData) names those that
-  // exist.
+  // The split, or a stream or record of a split. If there is none, Error(kData) names the existing
+  // ones.
   const configs::CorpusManifest::Split& split(std::string_view name) const;
   const configs::CorpusManifest::Stream& stream(std::string_view split,
                                                 std::string_view name) const;

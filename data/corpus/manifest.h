@@ -1,5 +1,5 @@
 // manifest.json of a corpus: configs/corpus_manifest.proto as configs/checksummed_json.h writes it.
-// It is checked as a whole before its numbers are used to allocate or open anything.
+// It is checked as a whole before its values are used to allocate or open anything.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,8 @@ inline constexpr int kMaxClasses = 65536;
 
 // Whether the text can name a class: not empty, UTF-8, without control characters.
 bool is_class_name(std::string_view text);
-// What is wrong with names of classes; empty: nothing. They must be different, and not too many.
+// The defect of a list of class names; empty if there is none. They must differ, and not be too
+// many.
 std::string class_names_defect(const google::protobuf::RepeatedPtrField<std::string>& names);
 
 // Parses and validates a manifest, but not the files that it names. `name` is the name of the file

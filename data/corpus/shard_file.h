@@ -1,4 +1,4 @@
-// A shard's file: which data sets it has, and how it reaches the disk. The same for streams and
+// The file of a shard: its data sets, and its checked write to disk. The same for streams and
 // records, except that records have no document ends.
 #pragma once
 

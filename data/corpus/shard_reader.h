@@ -1,4 +1,4 @@
-// Reads elements of streams and rows of records by byte offset, with pread instead of the HDF5
+// Readers of streams' elements and records' rows by byte offset, with pread instead of the HDF5
 // library. Each 64 KiB page is checked against its CRC32C the first time it is read. One thread at
 // a time.
 #pragma once

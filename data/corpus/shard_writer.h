@@ -1,4 +1,4 @@
-// Writes token ids to the shards of a stream. The incomplete last shard is kept in memory.
+// The writer of a stream's token ids to shards. The incomplete last shard is kept in memory.
 #pragma once
 
 #include <cstdint>

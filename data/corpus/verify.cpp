@@ -21,7 +21,7 @@ namespace {
 using configs::CorpusManifest;
 using shard_format::kPageBytes;
 
-// What all values of a stream or record are below.
+// The exclusive upper bound of a stream's or record's values.
 struct Limit {
   std::int64_t value;
   std::string name;
@@ -152,7 +152,7 @@ class ArrayVerifier {
   CorpusManifest::Dtype dtype_;
   const char* values_;
   std::optional<Limit> limit_;
-  std::int64_t end_ = 0;  // the end of the shards so far
+  std::int64_t end_ = 0;  // elements of the shards so far
   std::int64_t last_document_end_ = 0;
 };
 
@@ -174,7 +174,7 @@ void check_structure(const std::string& path, const CorpusManifest::Record& reco
   check_hdf5(path, shard_data_sets(shard, record.dtype(), /*has_documents=*/false));
 }
 
-// What the tokens lack of the text of a split; empty for bytes, which lack nothing.
+// A description of the text that a split's tokens do not represent; empty for bytes.
 std::string describe_unknown(const CorpusManifest::Tokenizer& tokenizer,
                              const CorpusManifest::Split& split) {
   const auto& counts = split.counts();

@@ -12,7 +12,7 @@ namespace birkhoff {
 struct BigramFigures {
   double loss = 0;  // nats per token of the held-out split
   std::int64_t tokens = 0;
-  TargetCounts targets;  // what these tokens stand for
+  TargetCounts targets;  // the text of these tokens
 };
 
 // Counts pairs over the train split and scores `split` with p(b | a) = (count(a, b) + p(b)) /

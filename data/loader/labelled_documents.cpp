@@ -69,7 +69,7 @@ std::map<std::int64_t, std::int64_t> document_lengths(const Corpus& corpus,
   StreamReader texts(corpus, split, stream);
   std::map<std::int64_t, std::int64_t> lengths;
   std::int64_t begin = 0;
-  // In stretches, so that memory does not depend on the number of documents.
+  // Documents are read in chunks, so that memory does not depend on their number.
   constexpr std::int64_t kStretch = 1 << 20;
   for (std::int64_t from = 0; from < texts.elements(); from += kStretch) {
     for (const std::int64_t end :

@@ -24,12 +24,12 @@ struct DocumentOptions {
 std::unique_ptr<SampleSource> labelled_documents(const Corpus& corpus,
                                                  const DocumentOptions& options);
 
-// How many documents have each number of tokens.
+// The number of documents of each length in tokens.
 std::map<std::int64_t, std::int64_t> document_lengths(const Corpus& corpus,
                                                       const std::string& split,
                                                       const std::string& stream);
 
-// How many documents of the split are longer than that. Reads the ends of all.
+// The number of documents that are longer than sequence_length. Reads all document ends.
 std::int64_t count_cut_documents(const Corpus& corpus, const DocumentOptions& options);
 
 // Finds the errors of labelled_documents() without opening any file of the corpus.

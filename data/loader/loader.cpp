@@ -169,7 +169,7 @@ class TrainLoader::Impl {
   std::optional<Sampler> order_;
   std::int64_t order_epoch_ = 0;
   std::vector<SampleSource::Row> rows_;  // of the batch being filled
-  std::vector<std::int64_t> places_;     // the numbers of its samples
+  std::vector<std::int64_t> places_;     // the positions of its samples
   // Shared; guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable taken_;  // a batch was taken, or stop_ was set

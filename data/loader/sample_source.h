@@ -1,5 +1,5 @@
-// What a loader reads: the numbered samples of a split. A task chooses the source; the loader adds
-// order, shares and threads (data/loader/loader.h).
+// The samples of a split, numbered, which a loader reads. A task chooses the source; the loader
+// adds order, shares and threads (data/loader/loader.h).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ class SampleSource {
   virtual void fill(Batch& batch, const std::vector<Row>& rows) = 0;
 };
 
-// Samples [begin, end) of the first epoch as a batch; sample_ids are their numbers.
+// Samples [begin, end) of the first epoch as a batch; sample_ids are their indices.
 Batch read_samples(SampleSource& source, std::int64_t begin, std::int64_t end);
 
 }  // namespace birkhoff

@@ -26,8 +26,8 @@ class Sampler {
   int half_bits_;
 };
 
-// How far the samples of an epoch are shifted along the stream, in [0, length): 0 in the first
-// epoch, then a number keyed by (seed, epoch).
+// The offset by which an epoch's samples are shifted along the stream, in [0, length): 0 in the
+// first epoch, then a random number keyed by (seed, epoch).
 std::int64_t epoch_shift(std::uint64_t seed, std::int64_t epoch, std::int64_t length);
 
 }  // namespace birkhoff

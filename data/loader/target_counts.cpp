@@ -60,8 +60,7 @@ class UnknownText {
   std::int64_t read_ = 0;  // rows
 };
 
-// Why the bytes and words that the known tokens stand for are not those of the text; empty: they
-// are.
+// Why the known tokens do not represent the text's bytes and words exactly; empty if they do.
 std::string text_change(const Tokenizer& tokenizer, const configs::CorpusManifest::Counts& counts) {
   if (!tokenizer.may_change_text()) return "";
   if (!counts.has_changed_bytes()) {
@@ -75,7 +74,7 @@ std::string text_change(const Tokenizer& tokenizer, const configs::CorpusManifes
       counts.changed_bytes(), counted(counts.bytes(), "byte"));
 }
 
-// Nats per unit, with what spelling the unknown tokens costs; unset if there are no units.
+// Nats per unit, including the cost of spelling the unknown tokens; unset if there are no units.
 std::optional<double> mean_cost(const TargetCounts& targets, double nats, std::int64_t units) {
   if (units == 0) return std::nullopt;
   const auto spelt = static_cast<double>(targets.unknown_bytes + targets.unknown_tokens);
@@ -164,7 +163,7 @@ TargetCounts count_targets(const Corpus& corpus, const WindowOptions& options,
       visit(ids[static_cast<std::size_t>(t)], starts, begin + t > 0 && !(starts && skips_starts));
     }
   }
-  // A long document has further such spaces, one a part (docs/corpus_format.md): the targets' share
+  // A long document has more such spaces, one per part (docs/corpus_format.md): the targets' share
   // of them.
   const double inside = static_cast<double>(counts.added_spaces() - counts.documents());
   if (inside > 0 && targets.tokens > 0) {

@@ -1,5 +1,5 @@
-// What the targets of a language model stand for: the denominators of figures per byte and word,
-// and what unknown tokens cost.
+// The text behind the targets of a language model: denominators of metrics per byte and per word,
+// and the cost of unknown tokens.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct TargetCounts {
   // Bytes of text that the targets stand for; words (runs of anything but ASCII white space) and
   // line ends that begin in them. End marks stand for none.
   std::int64_t bytes = 0, words = 0, line_ends = 0;
-  // Why figures per byte, and per word, cannot be computed; empty: they can.
+  // Why metrics per byte, and per word, cannot be computed; empty if they can.
   std::string no_bytes{}, no_words{};
 
-  // Figures of a model whose loss on all these targets is `nats`. A model says only that a token is
+  // Metrics of a model whose loss on all these targets is `nats`. A model says only that a token is
   // unknown; spelling its text costs at most 8 bits for each byte and for its end, which are added.
-  // So figures compare between vocabularies. Unset: see no_bytes and no_words, or the text has
-  // none.
+  // So metrics are comparable between vocabularies. Unset: see no_bytes and no_words, or the text
+  // has none.
   std::optional<double> bits_per_byte(double nats) const;
   std::optional<double> word_perplexity(double nats) const;
   // The same with line ends as words.

@@ -88,7 +88,7 @@ class TokenWindows : public SampleSource {
       shift_epoch_ = row.epoch;
     }
     // If the shifted last window would pass the end of the stream, it starts earlier and shares
-    // tokens with its neighbour.
+    // tokens with its neighbor.
     return std::min(row.sample * length_ + shift_, last_first_);
   }
 

@@ -16,13 +16,13 @@ struct WindowOptions {
   std::string stream = "tokens";
   std::int64_t sequence_length = 0;   // T
   bool restart_at_documents = false;  // also return segments_BT and positions_BT
-  // Training: epochs after the first cut the stream at other places, keyed by `seed`.
+  // Training: epochs after the first cut the stream at other offsets, keyed by `seed`.
   bool shift_windows = false;
   std::uint64_t seed = 0;
 };
 
-// The whole windows of a split, for training. The last window of a shifted epoch starts earlier
-// than its place if it would pass the end of the stream. Error(kData) if there are none.
+// The whole windows of a split, for training. If the last window of a shifted epoch would pass the
+// end of the stream, it starts earlier. Error(kData) if there are none.
 std::unique_ptr<SampleSource> training_windows(const Corpus& corpus, const WindowOptions& options);
 
 // The windows of a split without overlap, for evaluation: together they hold every target once.

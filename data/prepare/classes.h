@@ -1,4 +1,4 @@
-// The classes of a labelled corpus: which labels there are, and their values.
+// The classes of a labeled corpus: the labels and their values.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 namespace birkhoff {
 
-// What prepare does depends on what the folder already holds.
+// The output folder: its existing content decides what prepare does.
 class OutFolder {
  public:
   // Makes the folder if it is missing.
@@ -27,8 +27,8 @@ class OutFolder {
   // Error(kUsage).
   void require_outside(const std::string& input) const;
 
-  // Unless the folder is a finished corpus, takes the lock and removes what an unfinished command
-  // left.
+  // Unless the folder is a finished corpus, takes the lock and removes the leftovers of an
+  // unfinished command.
   void begin();
 
   // Copies inputs that cannot be read twice (standard input, pipes) into the folder, or only hashes

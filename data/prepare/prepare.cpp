@@ -89,7 +89,7 @@ class Preparation {
         rule_(scan_, options.valid_fraction, options.test_fraction),
         progress_(progress) {}
 
-  // known: the tokenizer, unless it is to be learnt.
+  // known: the tokenizer, unless it is to be learned.
   CorpusManifest run(const std::optional<KnownTokenizer>& known) {
     set_tokenizer(known ? *known : learn_tokenizer());
     manifest_.set_format(shard_format::kManifestFormat);
@@ -258,7 +258,7 @@ class Preparation {
       outputs[split].tokens.write(*written.mutable_counts());
       if (written.counts().changed_bytes() > 0) {
         notes_.push_back(fmt::format(
-            "warning: split {}: the tokens do not give back parts with {} of its {}, so its figures "
+            "warning: split {}: the tokens do not restore parts with {} of its {}, so its metrics "
             "per byte and per word are withheld: {}",
             written.name(), written.counts().changed_bytes(),
             counted(written.counts().bytes(), "byte"), lost));
@@ -266,7 +266,7 @@ class Preparation {
     }
   }
 
-  // Adds the place to errors: a vocabulary that was not learnt from this text may lack a character.
+  // Adds the source location to errors: a vocabulary learned from other text may lack a character.
   static std::vector<std::int32_t> encoded(const Tokenizer& tokenizer, const Document& document,
                                            std::string_view text, std::int64_t offset,
                                            std::string& unknown) {
@@ -291,8 +291,8 @@ class Preparation {
   CorpusManifest manifest_;
 };
 
-// What a corpus is made from: the same source yields the same corpus. Paths are part of the hash of
-// the input.
+// The source of a corpus: the same source yields the same corpus. Paths are part of the hash of the
+// input.
 CorpusManifest::Source source_of(const PrepareOptions& options, TokenizerKind kind,
                                  const std::optional<KnownTokenizer>& known,
                                  const InputScan& scan) {
@@ -354,8 +354,8 @@ bool has_same_text(const PrepareOptions& options, const std::vector<InputPath>& 
   return hash.hex() == there.text_hash();
 }
 
-// Error(kUsage) if the folder holds a corpus made from another source, of which `same_text` finds
-// out whether it has the same text.
+// Error(kUsage) if the folder holds a corpus made from another source, and `same_text` says whether
+// that source has the same text.
 void require_same(const OutFolder& folder, const CorpusManifest::Source& source,
                   const std::function<bool(const CorpusManifest::Source&)>& same_text) {
   const Corpus corpus(folder.path());
@@ -402,7 +402,7 @@ void require_documents(const InputScan& scan, const PrepareOptions& options) {
   require_some(kTest, options.test_paths);
 }
 
-// Reads all rows once, for their number and classes. files: the scan of the same files.
+// Reads all rows once, to count them and find their classes. files: the scan of the same files.
 InputScan scan_rows(const PrepareOptions& options, const std::vector<InputPath>& inputs,
                     const OutFolder& folder, const InputScan& files, Classes& classes,
                     ProgressReports& progress) {

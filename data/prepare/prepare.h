@@ -1,6 +1,6 @@
-// Makes a corpus folder from text. A file is a document, or each row of a table is. Each split gets
-// its share of the bytes of every input: small documents go to a split whole, larger ones are cut
-// (data/prepare/split_rule.h). See docs/corpus_format.md.
+// The making of a corpus folder from text. A file is a document, or each row of a table is. Each
+// split gets its share of the bytes of every input: small documents go to a split whole, larger
+// ones are cut (data/prepare/split_rule.h). See docs/corpus_format.md.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct TableColumns {
 
 struct PrepareOptions {
   std::string out;  // folder to make: missing, empty, or left by an earlier prepare
-  // bytes, chars, words or sentencepiece, learnt from the text of the train split; or the path of a
-  // vocabulary or model (data/tokenizers/known_tokenizer.h).
+  // bytes, chars, words or sentencepiece, learned from the text of the train split; or the path of
+  // a vocabulary or model (data/tokenizers/known_tokenizer.h).
   std::string tokenizer = "bytes";
   std::optional<TokenizerSource> like;  // used instead of `tokenizer`, including its end mark
   // Maximum size of the vocabulary, marks included, for words and sentencepiece; 0 = 32000 for
@@ -47,7 +47,7 @@ struct PrepareOptions {
   // Maximum number of tokens in a shard. One shard per split is kept in memory.
   std::int64_t shard_tokens = 16 << 20;
   // Bytes of text encoded at a time; longer lines are cut. 0 = 16 KiB for sentencepiece, 64 KiB for
-  // a tokenizer from a file or `like`, 1 MiB for the others.
+  // a tokenizer from a file or `like`, 1 MiB for the rest.
   std::int64_t chunk_bytes = 0;
   // Memory for the lines that sentencepiece is trained on; 0 = 512 bytes for each id of the
   // vocabulary, at least 4 MiB and at most 16 MiB. Not used for any other tokenizer.

@@ -1,4 +1,4 @@
-// Resolves the options of `prepare`: the kind of tokenizer, and the defaults that depend on it.
+// The resolved options of `prepare`: the kind of tokenizer, and the defaults that depend on it.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace birkhoff {
 
-// kFile and kLike are known beforehand; they are not learnt from the text.
+// kFile and kLike are known beforehand; they are not learned from the text.
 enum class TokenizerKind { kBytes, kChars, kWords, kWhiteSpace, kSentencePiece, kFile, kLike };
 
 // kLike if `like` is set; else the kind that `tokenizer` names; else kFile if it is the path of a

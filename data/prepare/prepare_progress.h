@@ -1,4 +1,4 @@
-// Times the phases of prepare and calls the user's function at intervals.
+// Progress reports of prepare: it times the phases and calls the user's function at intervals.
 #pragma once
 
 #include <algorithm>

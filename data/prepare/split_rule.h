@@ -1,4 +1,4 @@
-// Which bytes of which document go to which split. See docs/corpus_format.md, "Documents and
+// The rule that assigns the bytes of documents to splits. See docs/corpus_format.md, "Documents and
 // splits".
 #pragma once
 
@@ -47,8 +47,8 @@ class SplitRule {
     std::int64_t seen = 0;
     std::array<std::int64_t, 3> given = {};
   };
-  // How many of the first `seen` bytes are due to the splits up to and including `last`; train
-  // comes first.
+  // The number of the first `seen` bytes that are due to the splits up to and including `last`;
+  // train comes first.
   std::int64_t due(SplitIndex last, std::int64_t seen) const;
   double small_bytes(const Document& document) const;  // the limit in its input
   SplitIndex draw(const Document& document);

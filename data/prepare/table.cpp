@@ -70,7 +70,7 @@ class TableReader {
            lines.place(), quoted(columns_.text), quoted(columns_.label));
     }
     if (columns_.header) line = lines.next();
-    std::string blank;  // the place of the first empty line that may end the file
+    std::string blank;  // the location of the first empty line, which may end the file
     for (; line; line = lines.next()) {
       if (line->empty()) {
         if (blank.empty()) blank = lines.place();
@@ -85,7 +85,7 @@ class TableReader {
     }
   }
 
-  // What was read, as for_each_row() returns it. files: the scan of the same files.
+  // The rows that were read, as for_each_row() returns them. files: the scan of the same files.
   InputScan scan(InputScan files) {
     files.documents = rows_.documents;
     files.bytes = rows_.bytes;

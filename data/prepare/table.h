@@ -16,9 +16,8 @@ bool is_column_number(const std::string& column);
 
 // Visits the rows of the files that for_each_document() finds, in order. A row's document has the
 // name FILE:LINE, and holds its text and label during the visit. The scan counts rows, and bytes of
-// their text; its hash is that of the files. One line is in memory at a time. Error(kUsage) for a
-// column that a file does not have, Error(kData) for a row that cannot be used; both name file and
-// line.
+// their text; its hash is the files'. One line is in memory at a time. Error(kUsage) for a column
+// that a file does not have, Error(kData) for a row that cannot be used; both name file and line.
 InputScan for_each_row(const std::vector<InputPath>& paths, const std::string& except,
                        const TableColumns& columns,
                        const std::function<void(const Document&)>& visit);

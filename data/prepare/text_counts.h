@@ -1,5 +1,5 @@
-// Counts the bytes, characters, words and sentences of text that comes in parts, for figures per
-// byte, character and word, and what its tokens lack.
+// Counts of bytes, characters, words and sentences in text that comes in parts, for metrics per
+// byte, character and word, and of the text that its tokens lose.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ class TokenCounts {
   std::int64_t unknown_tokens_ = 0, unknown_bytes_ = 0, changed_bytes_ = 0, added_spaces_ = 0;
 };
 
-// How a text differs from what comes back from its tokens: "newlines 12 -> 0, spaces 90 -> 85,
-// capitals 7 -> 0".
+// The difference between a text and the decoded text of its tokens: "newlines 12 -> 0, spaces 90 ->
+// 85, capitals 7 -> 0".
 std::string lost_text(std::string_view text, std::string_view back);
 
 }  // namespace birkhoff

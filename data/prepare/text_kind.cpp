@@ -30,7 +30,7 @@ std::size_t kind_of(std::string_view start) {
   for (std::size_t kind = 0; kind < std::size(kCompressions); ++kind) {
     if (start.starts_with(kCompressions[kind].start)) return kind;
   }
-  // UTF-32's little-endian mark begins with that of UTF-16, whose texts hold no NUL.
+  // UTF-32's little-endian mark begins with UTF-16's, whose texts hold no NUL.
   if (start.starts_with("\xff\xfe\0\0"sv) || start.starts_with("\0\0\xfe\xff"sv)) return kUtf32;
   const bool is_utf16 = start.starts_with("\xff\xfe") || start.starts_with("\xfe\xff");
   return is_utf16 ? kUtf16 : kBinary;

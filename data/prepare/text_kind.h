@@ -1,4 +1,4 @@
-// Recognises by its bytes what a document is: text, or something that the user did not intend.
+// Detection of a document's kind by its bytes: text, or something that the user did not intend.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ void require_not_packed(const std::string& shown_path, std::string_view start);
 class TextChecker {
  public:
   // tokenizer: its name in messages. takes_bytes: it accepts any bytes, as the tokenizer `bytes`
-  // does; the others need UTF-8.
+  // does; all other tokenizers need UTF-8.
   TextChecker(std::string tokenizer, bool takes_bytes)
       : tokenizer_(std::move(tokenizer)), takes_bytes_(takes_bytes) {}
 

@@ -10,7 +10,7 @@
 
 namespace birkhoff {
 
-// Most bytes of a line, without its line feed.
+// Maximum number of bytes of a line, without its line feed.
 inline constexpr std::int64_t kMaxLineBytes = 1 << 20;
 
 class TextLines {
@@ -25,7 +25,7 @@ class TextLines {
   // Whether next() returns without reading the file.
   bool has_line() const { return buffer_.find('\n', begin_) != std::string::npos; }
 
-  // Of the line that next() has returned: "PATH:LINE".
+  // The location of the line that next() has returned: "PATH:LINE".
   std::string place() const;
   std::int64_t number() const { return number_; }
 

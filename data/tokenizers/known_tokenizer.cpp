@@ -18,8 +18,8 @@ KnownTokenizer sentencepiece_tokenizer(std::string content, const std::string& f
 }
 
 KnownTokenizer vocabulary_tokenizer(const std::string& kind, std::string content) {
-  // Each id has a line, except that of the unknown word; the header of words has one line, the
-  // others have two.
+  // Each id except the unknown word's has a line; the header of words has one line, all other
+  // headers have two.
   const std::int64_t lines = std::count(content.begin(), content.end(), '\n');
   const bool has_unknown = content.find("\nunknown yes\n") != std::string::npos;
   const std::int64_t num_ids = kind == "words" ? lines : lines - 2 + (has_unknown ? 1 : 0);

@@ -7,7 +7,7 @@
 
 namespace birkhoff {
 
-// Where the tokenizer of a corpus or a checkpoint is.
+// The location of the tokenizer of a corpus or a checkpoint.
 struct TokenizerSource {
   std::string kind;       // bytes, chars, words, whitespace, sentencepiece
   std::string file = {};  // path of its vocabulary or model; empty for bytes
@@ -15,13 +15,13 @@ struct TokenizerSource {
   std::optional<std::int64_t> end_of_document = {};
 };
 
-// What a corpus needs to know about a tokenizer.
+// A tokenizer, as a corpus stores it.
 struct KnownTokenizer {
   std::string kind;
   std::string content = {};     // of its file; empty for bytes
   std::int64_t vocabulary = 0;  // number of ids in the content, or in the source
   // The id that ends each of several documents. If unset, one id is added to the vocabulary, unless
-  // the vocabulary is that of a source.
+  // the vocabulary is a source's.
   std::optional<std::int64_t> end_of_document = {};
   bool is_source = false;
 };

@@ -47,7 +47,7 @@ class LineSampler {
   int level_ = 0;
 };
 
-// Trains byte-pair merges (Sennrich et al. 2016) with a byte fallback and no normalisation, so that
+// Trains byte-pair merges (Sennrich et al. 2016) with a byte fallback and no normalization, so that
 // decoding restores any UTF-8 text (except that U+2581, SentencePiece's mark for a space, becomes a
 // space). Ids: 0 unknown, 1 </s>. Deterministic. Error(kUsage) if the text does not yield
 // vocab_size pieces.

@@ -1,4 +1,4 @@
-// Decodes ids that come one at a time.
+// A decoder of ids that come one at a time.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Converts text to ids and back.
+// The tokenizer: converts text to ids and back.
 #pragma once
 
 #include <cstdint>

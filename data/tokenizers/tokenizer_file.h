@@ -1,4 +1,4 @@
-// What the tokenizers share: the size limit of their files, and decoding piece by piece.
+// Shared parts of the tokenizers: the size limit of their files, and decoding piece by piece.
 #pragma once
 
 #include <memory>

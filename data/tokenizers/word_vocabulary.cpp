@@ -66,8 +66,8 @@ std::string unescape(std::string_view line) {
 
 class WordTokenizer final : public PieceTokenizer {
  public:
-  // words: by id, what is shown for the unknown word included. unknown: its id; -1: there is none.
-  // first_line: of the first word in the file.
+  // words: by id, including the text shown for the unknown word. unknown: its id; -1: there is
+  // none. first_line: of the first word in the file.
   WordTokenizer(WordRule rule, std::vector<std::string> words, std::int32_t unknown,
                 std::size_t first_line, const std::string& file, std::int64_t vocabulary)
       : PieceTokenizer(file, static_cast<std::int64_t>(words.size()), vocabulary),

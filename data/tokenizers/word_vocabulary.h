@@ -1,5 +1,5 @@
-// Words as tokens: how text is cut into words, their counts, their file, and (in the .cpp) the
-// tokenizers `words` and `whitespace`.
+// Words as tokens: the splitting of text into words, their counts, their file, and (in the .cpp)
+// the tokenizers `words` and `whitespace`.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ enum class WordRule {
 // of its own. So the words of a text, concatenated, are the text.
 std::size_t word_length(std::string_view text);
 
-// Takes the first word off `text`, and any white space before it that is no word; empty if none is
-// left.
+// Takes the first word off `text`, and any white space before it that is not a word; empty if no
+// word is left.
 std::string_view take_word(std::string_view& text, WordRule rule);
 
 // Counts the words of the training split. To bound memory, it keeps at most kMaxDistinct different
@@ -36,8 +36,8 @@ class WordVocabulary {
   // The vocabulary file of at most `most_ids` ids, the unknown id included: "birkhoff words 1", or
   // "birkhoff whitespace 1" and "unknown yes|no"; then one word per line, most frequent first
   // (ties: by bytes). Newline, carriage return and backslash are written \n, \r, \\. The unknown id
-  // is 0 in words; in whitespace it follows the others, and exists only if some text has words that
-  // the vocabulary lacks.
+  // is 0 in words; in whitespace it follows all other ids, and exists only if some text has words
+  // that the vocabulary lacks.
   std::string file_content(std::int64_t most_ids) const;
 
  private:

@@ -190,7 +190,7 @@ class Comparison {
   }
 
   const Limits& limits() const { return limits_; }
-  // Which candidates were left out, and whether the machine was quiet.
+  // Notes on omitted candidates, and on other load of the machine.
   std::string notes() const { return (notes_.empty() ? "" : "\n" + notes_) + other_load_.note(); }
   std::vector<PlotLine> plot_lines() const {
     std::vector<PlotLine> result;

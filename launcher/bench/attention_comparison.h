@@ -43,7 +43,7 @@ struct AttentionProblem {
   AttentionInput in;  // heads are views of [B, L, H, D], as layers make them
   at::Tensor d_out_BHLD;
 
-  // Standard normal numbers. q, k and v have type `dtype`; x, the input of the SortNets, has the
+  // Standard normal values. q, k and v have type `dtype`; x, the input of the SortNets, has the
   // parameters' type.
   static AttentionProblem random(const AttentionShape& shape, const MechanismTraits& traits,
                                  at::ScalarType dtype, at::Device device);
@@ -81,8 +81,8 @@ std::vector<at::Tensor> solve(const Candidate& candidate, const AttentionProblem
 
 // The largest error of the output and the gradients. An error is the norm of the difference over
 // the norm of the exact result. For a gradient, the denominator is at least a thousandth of the
-// norm of all gradients, because a gradient that is zero by symmetry, such as that of a bias that
-// Sinkhorn normalization cancels, need not be exact. NaN if any error is NaN.
+// norm of all gradients, because a gradient that is zero by symmetry, such as the gradient of a
+// bias that Sinkhorn normalization cancels, need not be exact. NaN if any error is NaN.
 double error_of(const std::vector<at::Tensor>& results, const std::vector<at::Tensor>& exact);
 
 // The largest error allowed in this dtype, for kernels and for LibTorch's plain operations alike.

@@ -46,8 +46,8 @@ struct CollectiveTensors {
 };
 CollectiveTensors make_tensors(Collective what, std::int64_t count, int rank, int ranks);
 
-// What the output of make_tensors() must hold after the operation, with sums taken in rank order.
-// Uses memory for a few tensors of `count` elements, whatever the number of ranks.
+// The expected output of make_tensors() after the operation, with sums taken in rank order. Uses
+// memory for a few tensors of `count` elements, whatever the number of ranks.
 at::Tensor expected_output(Collective what, std::int64_t count, int rank, int ranks);
 
 // A line for the user about the first element whose bits differ between two tensors of one shape;

@@ -140,7 +140,7 @@ std::string load_beside_all_ranks(World& world, const OtherLoad& other_load) {
   const at::Tensor sums = at::empty({5}, at::kDouble);
   double* sum = sums.mutable_data_ptr<double>();
   sum[0] = here.own;
-  const bool speaks = world.local_rank() == 0;  // for its machine
+  const bool speaks = world.local_rank() == 0;  // one rank per machine speaks
   sum[1] = speaks ? here.all : 0;
   sum[2] = speaks ? here.busy : 0;
   sum[3] = speaks ? here.stolen : 0;
@@ -150,7 +150,7 @@ std::string load_beside_all_ranks(World& world, const OtherLoad& other_load) {
                          static_cast<int>(sum[4]));
 }
 
-// Time of `other` over that of `ours`: the median of the rounds' ratios.
+// The ratio of the times of `other` and `ours`: the median over rounds.
 double ratio(const Lane& other, const Lane& ours) {
   std::vector<double> ratios;
   for (std::size_t i = 0; i < ours.seconds.size(); ++i) {

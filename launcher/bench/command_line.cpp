@@ -22,8 +22,7 @@ void CommandLine::add_bench() {
   step->add_option("--steps", bench_step_.steps, "number of steps to measure")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  step->add_option("--vocabulary", bench_step_.vocabulary,
-                   "number of ids that tokens are drawn from")
+  step->add_option("--vocabulary", bench_step_.vocabulary, "number of token ids to draw from")
       ->check(CLI::Range(std::int64_t{2}, std::int64_t{10'000'000}))
       ->capture_default_str();
   step->add_flag("--profile", bench_step_.profile, "also report the time of each operation");
@@ -84,8 +83,8 @@ void CommandLine::add_bench_attention(CLI::App& bench) {
       ->allow_extra_args(false)
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
       ->capture_default_str();
-  size("--batch", a.batch, 1 << 20, "sequences");
-  size("--heads", a.heads, 65536, "heads");
+  size("--batch", a.batch, 1 << 20, "number of sequences");
+  size("--heads", a.heads, 65536, "number of heads");
   size("--head-dim", a.head_dim, 65536, "dimension of a head's queries, keys and values");
   c->add_option("--dtype", a.dtype, "type of queries, keys and values: fp32, fp64, bf16 or fp16")
       ->check(CLI::IsMember({"fp32", "fp64", "bf16", "fp16"}))

@@ -1,5 +1,5 @@
 // Rows: T = 1024, 64 per batch, one rank, page checksums checked beforehand. The floor is a loop
-// that calls pread at each row's offset and widens the tokens to int64 into the row's place in a
+// that calls pread at each row's offset and widens the tokens to int64 into the row's slot in a
 // batch's memory, in the same order and from the page cache, like the loader. Rounds of both
 // alternate.
 //
@@ -53,7 +53,7 @@ double processor_seconds(clockid_t clock) {
 }
 
 struct Seconds {
-  double wall = 0, here = 0, elsewhere = 0;  // CPU time of this thread, of the others
+  double wall = 0, here = 0, elsewhere = 0;  // CPU time of this thread, of all other threads
 };
 
 Seconds timed(const std::function<void()>& work) {
@@ -329,7 +329,7 @@ void measure_start(const fs::path& folder, std::ostream& out) {
   const std::string manifest = (folder / kCorpusManifestName).string();
   for (int round = 0; round < kRounds; ++round) {
     const double start = wall_seconds();
-    std::int64_t sum = 0;  // so that no read is optimised away
+    std::int64_t sum = 0;  // so that no read is optimized away
     for (const char c : read_file(manifest, shard_format::kManifestMaxBytes)) sum += c == '{';
     const double read = wall_seconds();
     const Corpus corpus(folder);

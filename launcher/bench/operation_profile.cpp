@@ -22,7 +22,7 @@ struct SelfTime {
   int calls = 0;
 };
 
-// LibTorch's callbacks are plain functions, so an object cannot hold what they collect.
+// LibTorch's callbacks are plain functions, so an object cannot hold their results.
 thread_local std::vector<OpenOperation*> open_operations;
 thread_local std::map<std::string, SelfTime> self_times;
 

@@ -1,5 +1,5 @@
 // The time that each LibTorch operation takes in a computation. Our kernels that are not operations
-// of its dispatcher count towards their caller.
+// of its dispatcher count toward their caller.
 #pragma once
 
 #include <functional>

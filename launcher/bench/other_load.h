@@ -1,11 +1,11 @@
-// Reports whether other processes used CPU time while a benchmark measured.
+// A report on CPU time that other processes used during a benchmark.
 #pragma once
 
 #include <string>
 
 namespace birkhoff {
 
-// Seconds, added up over all CPUs of one or more machines.
+// Seconds, summed over all CPUs of one or more machines.
 struct ProcessorSeconds {
   double all = 0;     // elapsed, including idle time
   double busy = 0;    // used by any process and by the system
@@ -32,7 +32,7 @@ class OtherLoad {
 };
 
 // A line, after an empty line, about machines that were not quiet: how many of their `processors`
-// others used. Empty if that is little.
+// other processes used. Empty if that is negligible.
 std::string other_load_note(const ProcessorSeconds& counted, int processors);
 
 }  // namespace birkhoff

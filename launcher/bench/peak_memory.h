@@ -12,8 +12,8 @@ struct Allocator;
 
 namespace birkhoff {
 
-// While an object exists, it counts tensors on the CPU, or those on the meta device as if they had
-// memory, as they are allocated; there must be at most one object at a time. On a GPU, LibTorch
+// While an object exists, it counts tensors on the CPU as they are allocated, and tensors on the
+// meta device as if they had memory; at most one object may exist at a time. On a GPU, LibTorch
 // counts by itself.
 class PeakMemory {
  public:
@@ -23,9 +23,9 @@ class PeakMemory {
   PeakMemory& operator=(const PeakMemory&) = delete;
 
   void restart();
-  // The peak since restart(), in bytes above what was in use then.
+  // The peak since restart(), in bytes above the use at restart().
   std::size_t extra_bytes() const;
-  // What is in use now, in bytes above what was in use at restart().
+  // The current use, in bytes above the use at restart().
   std::int64_t live_bytes() const;
 
  private:

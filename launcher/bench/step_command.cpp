@@ -136,8 +136,8 @@ double product_seconds(const at::Tensor& a, const at::Tensor& b) {
   return wall_seconds() - start;
 }
 
-// FLOP/s of dense 16-bit products that NVIDIA's data sheets promise, by a part of the GPU's name; 0
-// if unknown.
+// FLOP/s of dense 16-bit products in NVIDIA's data sheets, by a part of the GPU's name; 0 if
+// unknown.
 double data_sheet_flops(at::Device device, at::ScalarType dtype) {
   if (!device.is_cuda() || (dtype != at::kBFloat16 && dtype != at::kHalf)) return 0;
   const std::string name = device_name(device);

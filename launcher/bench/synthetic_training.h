@@ -34,8 +34,8 @@ class SyntheticTraining {
   // Takes a step. after_forward: called after the forward pass of each micro-batch, unless empty.
   PartTimes timed_parts(const std::function<void()>& after_forward = {});
 
-  // Seconds of a whole step, recorded (with train.cuda_graph) or not. In it, only the host waits,
-  // for the gradient norm.
+  // Seconds of a whole step, recorded (with train.cuda_graph) or not. The host waits only for the
+  // gradient norm.
   double step_seconds(bool recorded);
 
  private:

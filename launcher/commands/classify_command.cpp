@@ -27,17 +27,17 @@ namespace {
 
 constexpr std::size_t kBatch = 32;  // texts per forward pass
 
-// A text, its ids (at least one), and its place in the input.
+// A text, its ids (at least one), and its location in the input.
 struct Text {
   std::string text, place;
   std::vector<std::int32_t> ids;
 };
 
-// As prepare makes documents: the ids of the text, then the end mark if there is one.
+// Encodes a text as prepare does a document: its ids, then the end mark if there is one.
 Text read_text(std::string_view line, const std::string& place, const Tokenizer& tokenizer,
                const configs::CheckpointManifest& manifest) {
   if (line.empty()) fail(ExitCode::kData, "{}: the line is empty; remove it", place);
-  // Texts of tables, which the model was trained on, hold none.
+  // The tables that the model was trained on have no tabs in their texts.
   if (line.find('\t') != std::string_view::npos) {
     const std::string file = place.substr(0, place.rfind(':'));
     fail(ExitCode::kData,
@@ -111,7 +111,7 @@ class TextPrinter {
     flush_output(out_);
   }
 
-  // Texts that were longer than the model reads.
+  // The number of texts that were cut to the model's sequence length.
   std::int64_t num_cut() const { return num_cut_; }
 
  private:
@@ -182,7 +182,7 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
   };
   std::vector<Text> texts;
   for (std::optional<Text> text;; texts.push_back(std::move(*text))) {
-    // A reader at the other end of a slow pipe waits for no other texts.
+    // Texts from a slow pipe are classified at once, without waiting for more.
     if (texts.size() == kBatch || !lines.has_line()) {
       printer.print(texts);
       texts.clear();
@@ -190,7 +190,7 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
     try {
       text = next_text();
     } catch (const Error&) {
-      printer.print(texts);  // those before the bad line
+      printer.print(texts);  // the texts before the bad line
       throw;
     }
     if (!text) break;

@@ -39,7 +39,7 @@ std::string picture_of(const std::vector<RunSummary>& runs) {
 
 std::string figures_table(const std::vector<RunSummary>& runs) {
   std::vector<RunFigures> all;
-  std::vector<std::string> names;  // of figures that any run has
+  std::vector<std::string> names;  // of the metrics of any run
   for (const RunSummary& run : runs) {
     all.push_back(figures_of(run.records));
     for (const auto& [name, value] : all.back().last_evaluation.figures) {

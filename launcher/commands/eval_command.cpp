@@ -50,7 +50,7 @@ Evaluation evaluate_shown(Evaluator& evaluator, const std::string& evaluated,
   });
 }
 
-// What is printed of an evaluation.
+// The printed results of an evaluation.
 struct EvaluationReport {
   const CheckpointFolder& checkpoint;
   std::string evaluated;  // the name of the split or text
@@ -113,8 +113,8 @@ std::string text_of(const EvaluationReport& report) {
   return text;
 }
 
-// The checkpoint that rank 0 chooses: a run that is still training may save another one meanwhile.
-// Collective over the world.
+// The checkpoint that rank 0 chooses for all ranks: a running training may save another one
+// meanwhile. Collective over the world.
 CheckpointFolder agreed_checkpoint(const std::string& path, ProcessGroup& world) {
   CheckpointFolder checkpoint;
   if (world.rank() == 0) checkpoint = checkpoint_of(path);

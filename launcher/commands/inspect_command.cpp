@@ -28,9 +28,9 @@ std::string loss_at_step(const Record& record) {
   return record.step == 0 ? "-" : fmt::format("{} at step {}", loss_text(record.loss), record.step);
 }
 
-constexpr std::size_t kMostJobs = 10;  // that are listed
+constexpr std::size_t kMostJobs = 10;  // listed
 
-// How long the labelled texts of a corpus are, a line for each split: training cuts long ones.
+// Describes the lengths of a labeled corpus's texts, a line per split: training cuts long ones.
 std::string describe_texts(const Corpus& corpus) {
   std::string text;
   for (const auto& split : corpus.manifest().split()) {
@@ -40,7 +40,7 @@ std::string describe_texts(const Corpus& corpus) {
     if (!has_labels || split.stream_size() == 0) continue;
     const auto lengths = document_lengths(corpus, split.name(), split.stream(0).name());
     if (lengths.empty()) continue;
-    // The least length that this share of the texts does not exceed.
+    // The smallest length that this share of the texts does not exceed.
     const auto quantile = [&](double share) {
       const double wanted = share * static_cast<double>(split.stream(0).documents());
       std::int64_t count = 0;

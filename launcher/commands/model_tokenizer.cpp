@@ -17,7 +17,7 @@ std::string tokenizer_hash(const configs::CheckpointManifest& checkpoint) {
   return "";
 }
 
-// How to make a corpus that fits the model.
+// Instructions to make a corpus that fits the model.
 std::string cure_of(const configs::CheckpointManifest& model, const std::string& path) {
   if (model.class_name_size() > 0) {
     return fmt::format(

@@ -27,8 +27,8 @@ std::vector<std::string> class_names(const std::string& run_or_corpus);
 void require_same_tokenizer(const CheckpointFolder& checkpoint, const std::string& path,
                             const Corpus& corpus);
 
-// Checks that the labels of a split mean what they mean to the model, if it is a classifier. Errors
-// as above.
+// If the model is a classifier, checks that a split's labels have the same meaning as the model's.
+// Errors as above.
 void require_same_classes(const Task& task, const CheckpointFolder& checkpoint,
                           const std::string& path, const Corpus& corpus, const std::string& split);
 

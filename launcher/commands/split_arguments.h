@@ -1,4 +1,4 @@
-// What PATH, --train, --valid and --test of `prepare` mean together.
+// The combined meaning of PATH, --train, --valid and --test of `prepare`.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What `train` checks before a run starts, and `submit` before it waits in a queue.
+// The checks of `train` before a run starts, and of `submit` before it is queued.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace birkhoff {
 
-// What is to be trained, and where.
+// A run before its start: its configuration and folder.
 struct PlannedRun {
   std::string config;  // file
   std::vector<std::string> settings;

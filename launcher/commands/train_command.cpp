@@ -36,8 +36,8 @@
 namespace birkhoff {
 namespace {
 
-// Finds all errors that can be found before MPI starts; those of this machine's devices and
-// threads, too.
+// Finds all errors that can be found before MPI starts, including errors of this machine's devices
+// and threads.
 configs::Config check_here(const TrainArguments& arguments, int ranks) {
   configs::Config config = check_before_start(
       {arguments.config, arguments.settings, arguments.run, arguments.fresh, ranks});
@@ -64,8 +64,8 @@ class FileInMemory {
   UniqueHandle<FileDescriptorTraits> fd_;
 };
 
-// The code of a lost rank or a hang that the job has noted in the run's history; else 0. After
-// other ends its ranks end by themselves or, if ranks differed, go on.
+// The code of a lost rank or a hang that the job has noted in the run's history; else 0. In all
+// other cases its ranks end by themselves or, if ranks differed, continue.
 int noted_failure(const std::filesystem::path& history, const std::string& id) {
   const std::vector<Job> jobs = read_history(history);
   if (jobs.empty() || jobs.back().start.id != id || !jobs.back().end) return 0;
@@ -86,7 +86,7 @@ TracesOfJob traces_of(const RunPaths& paths, std::int64_t holder, const std::str
   }
 }
 
-// What ended the ranks may fail here, too: then what was known before stands.
+// The file-system error that ended the ranks may occur here, too: then the last known state stands.
 void unless_storage_fails(const std::function<void()>& look) {
   try {
     look();
@@ -94,7 +94,7 @@ void unless_storage_fails(const std::function<void()>& look) {
   }
 }
 
-// What keeps ranks from starting needs more time to pass than what ends them.
+// A cause that keeps ranks from starting takes longer to pass than one that ends them.
 void wait_before_relaunch(int restarts_in_a_row, const StopSignals& signals) {
   constexpr int kMostDoublings = 5;
   const auto until = std::chrono::steady_clock::now() +
@@ -104,7 +104,7 @@ void wait_before_relaunch(int restarts_in_a_row, const StopSignals& signals) {
   }
 }
 
-// A lost rank may keep the folder while it waits for a file system, even after it was killed.
+// A lost rank may hold the folder while it waits for a file system, even after it was killed.
 void wait_for_folder(const RunPaths& paths) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
   unless_storage_fails([&] {
@@ -118,7 +118,7 @@ bool has_job(const std::vector<Job>& jobs, const std::string& id) {
   return std::any_of(jobs.begin(), jobs.end(), [&](const Job& job) { return job.start.id == id; });
 }
 
-// What could never be placed would be requeued forever.
+// A job that can never be placed would be requeued forever.
 void check_placement(const TrainArguments& arguments, int ranks,
                      const std::optional<SlurmJob>& slurm) {
   if (!slurm && (arguments.spare_nodes > 0 || arguments.least_ranks)) {
@@ -195,10 +195,10 @@ int train_on_ranks(const TrainArguments& arguments, const configs::Config& confi
       saved_step = saved.empty() ? 0 : saved.rbegin()->first;
     });
     if (signals.received() != 0) {
-      // Who asked could not know that ranks would be lost.
+      // The request was made before ranks were lost.
       if (!slurm || !Restarts::may_pass(end.code) || signals.interrupted_twice()) return end.code;
       return requeue(
-          fmt::format("exit code {} in a job that was asked to stop: the next one goes on "
+          fmt::format("exit code {} in a job that was asked to stop: the next job resumes "
                       "from the checkpoint of step {}",
                       end.code, saved_step));
     }

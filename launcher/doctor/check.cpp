@@ -20,7 +20,7 @@ Majority majority_of(const Answers& answers, const char* key) {
   if (answers.empty()) return {};
   std::map<std::string, std::size_t> counts;
   for (const Answer& answer : answers) ++counts[fact_of(answer, key)];
-  // max_element returns the first of equals.
+  // max_element returns the first of equal elements.
   const Answer& usual =
       *std::max_element(answers.begin(), answers.end(), [&](const Answer& a, const Answer& b) {
         return counts[fact_of(a, key)] < counts[fact_of(b, key)];

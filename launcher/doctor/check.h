@@ -1,4 +1,4 @@
-// `birkhoff doctor`: what a check of the ranks, their hosts and their files is. A check's probe
+// `birkhoff doctor`: the type of its checks of ranks, their hosts and their files. A check's probe
 // looks at one rank; its judge compares what all ranks have found and needs neither MPI nor a host.
 #pragma once
 
@@ -16,10 +16,11 @@
 
 namespace birkhoff {
 
-// What is examined: a world of ranks, and what they are to train, as far as it is known.
+// The subject of an examination: a world of ranks, and the training they are to run, as far as
+// known.
 struct Subject {
   World& world;
-  int threads = 1;  // that this rank computes with
+  int threads = 1;  // of this rank
   std::optional<configs::Config> configuration = {};
   std::string configuration_error = {};           // why there is none, although one was named
   std::optional<std::filesystem::path> run = {};  // need not exist
@@ -31,7 +32,7 @@ struct Subject {
 
 using Facts = nlohmann::ordered_json;
 
-// What one rank has found out for a check.
+// The facts that one rank has found for a check.
 struct Answer {
   int rank = 0;
   std::string host;
@@ -72,12 +73,12 @@ struct Check {
 
 // ---- For judges.
 
-// The text facts[key] of a rank; "none" if it has no such fact.
+// The text of facts[key]; "none" if the rank has no such fact.
 std::string fact_of(const Answer& answer, const std::string& key);
 
-// What most ranks have as facts[key], and the answers of the others. If no value is that of more
-// than half of the ranks, each may be the right one: then the others have no host, and `value`, one
-// of the most frequent, names its lowest rank ("abc on rank 0").
+// The value of facts[key] on most ranks, and the answers that differ from it. If no value has a
+// majority (more than half of the ranks), any may be the right one: then the differing answers
+// blame no host, and `value`, one of the most frequent, names its lowest rank ("abc on rank 0").
 struct Majority {
   std::string value;
   Answers others;
@@ -87,10 +88,10 @@ Majority majority_of(const Answers& answers, const char* key);
 // The answers of each host, in the order of ranks.
 std::vector<Answers> by_host(const Answers& answers);
 
-// The hosts whose ranks measured less than the usual facts["speed"], which is the upper median of
-// all ranks (the upper one, so that of two hosts the slower is compared with the faster): a warning
-// below 80 % of it, a failure below 50 %. If facts["cpu_share"] of a host's slowest rank is below
-// kFullShare, the finding says so: something takes its CPU.
+// The hosts whose ranks are slower than the reference facts["speed"], the upper median over ranks
+// (with two hosts it is the faster one's): a warning below 80 % of it, a failure below 50 %. If
+// facts["cpu_share"] of a host's slowest rank is below kFullShare, the finding says so: another
+// program takes its CPU.
 inline constexpr double kSlow = 0.8, kVerySlow = 0.5, kFullShare = 0.9;
 Judgement judge_speed(const Answers& answers, const char* unit, const char* cure);
 

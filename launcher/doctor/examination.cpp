@@ -88,7 +88,7 @@ std::vector<Finding> joined(const std::vector<Finding>& findings) {
   return result;
 }
 
-// What all of several hosts have is no fault of a host.
+// A finding on all of several hosts is no fault of any host.
 void clear_common_host(std::vector<Finding>& findings, std::size_t num_hosts) {
   if (num_hosts < 2) return;
   for (const Finding& first : std::vector<Finding>(findings)) {
@@ -251,7 +251,7 @@ ExaminedCheck judge(const Check& check, const Answers& answers) {
   if (!sound.empty()) examined.judgement = check.judge(sound);
   findings.insert(findings.end(), examined.judgement.findings.begin(),
                   examined.judgement.findings.end());
-  if (check.scope == Scope::kOnce) {  // any rank might have found the same
+  if (check.scope == Scope::kOnce) {  // any rank would find the same
     for (Finding& finding : findings) finding.host.clear();
   }
   findings = joined(findings);

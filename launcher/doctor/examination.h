@@ -1,4 +1,4 @@
-// `birkhoff doctor`: runs the checks on all ranks and reports what they found.
+// `birkhoff doctor`: the run of the checks on all ranks, and the report of what they found.
 #pragma once
 
 #include <string>
@@ -37,12 +37,12 @@ struct Examination {
 std::string place_text(const Finding& finding);
 const char* verdict_name(Verdict verdict);
 
-// Judges `answers`, of which those with the fact "error" come from a probe that failed. Findings
-// that are equal on several ranks of a host become one. Those of all hosts blame no host, nor do
-// those of a check that only rank 0 makes.
+// Judges `answers`; an answer with the fact "error" comes from a failed probe. Equal findings of
+// several ranks of a host are joined. A finding on all hosts, or of a check that only rank 0 makes,
+// blames no host.
 ExaminedCheck judge(const Check& check, const Answers& answers);
 
-// Runs the checks up to `most` whose needs `subject` fulfils, and returns the same on all ranks.
+// Runs the checks up to `most` whose needs `subject` fulfills, and returns the same on all ranks.
 // Error(kUsage) if ranks were started with different arguments. Collective over the world.
 Examination examine(const Subject& subject, Cost most);
 

@@ -1,5 +1,5 @@
-// The file of hosts that failed an examination, one a line: `doctor` adds to it, and jobs of
-// `submit` do not get them. Local.
+// The file of hosts that failed an examination, one per line: `doctor` appends to it, and jobs of
+// `submit` avoid these hosts. Local.
 #pragma once
 
 #include <set>

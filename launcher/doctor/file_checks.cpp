@@ -1,4 +1,4 @@
-// Where the run's files are: whether all ranks see one folder in which fsync, rename and flock do
+// Checks of the run's files: whether all ranks see one folder in which fsync, rename and flock do
 // what checkpoints need, and whether there is space for the saves.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -28,20 +28,20 @@ std::string existing_folder(const fs::path& run) {
   return folder;
 }
 
-// A name of a file or folder of the trials, which they remove.
+// A name for a file or folder of a trial, which the trial removes.
 std::string trial_path(const std::string& folder) {
   return fmt::format("{}/.birkhoff-doctor-{:08x}", folder, std::random_device()());
 }
 
 std::string size_text(double bytes) { return fmt::format("{:.3g} MB", bytes / 1e6); }
 
-// Of a checkpoint of such a run.
+// The size of a checkpoint of this configuration.
 std::int64_t checkpoint_bytes(const configs::Config& config) {
   const std::int64_t vocabulary = Corpus(config.data().corpus()).vocabulary();
   return saved_state(config, vocabulary, /*num_ranks=*/1).size.total();
 }
 
-// MB/s of a durable write of so many bytes, which shows quotas, too. Removes the file.
+// MB/s of a durable write of num_bytes, which also reveals quotas. Removes the file.
 double write_trial(const std::string& folder, std::int64_t num_bytes) {
   const std::string path = trial_path(folder);
   const std::string block(std::size_t{1} << 20, 'x');
@@ -109,7 +109,7 @@ Facts probe_run_folder(const Subject& subject) {
       }
     });
   }
-  // Rank 0 looks for the files and holds a lock, which the others must see.
+  // Rank 0 looks for the files and holds a lock, which the other ranks must see.
   std::optional<FileLock> held;
   if (made && world.rank() == 0)
     attempt([&] { held.emplace(lock, "the trial of the run folder"); });

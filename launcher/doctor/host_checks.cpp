@@ -1,5 +1,5 @@
-// Where ranks run: names of hosts, cores and threads, limits, clocks, the network, and the files
-// that share memory.
+// Checks of the hosts: names, cores and threads, limits, clocks, the network, and the files that
+// share memory.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/resource.h>
@@ -41,7 +41,7 @@ std::vector<int> own_cores() {
   return cores;
 }
 
-// Variables by which the launcher was asked to bind ranks to cores: " (NAME is VALUE)" for each.
+// Variables that ask the launcher to bind ranks to cores: " (NAME is VALUE)" for each.
 std::string binding_variables() {
   std::string text;
   for (const char* name : {"SLURM_CPU_BIND", "OMPI_MCA_hwloc_base_binding_policy"}) {
@@ -85,14 +85,14 @@ Judgement judge_hosts(const Answers& answers) {
   Judgement judgement{fmt::format(
       "{}: {}", counted(static_cast<std::int64_t>(hosts.size()), "host"), fmt::join(names, ", "))};
   for (const Answers& host : hosts) {
-    std::vector<int> others;  // on another machine than the host's first rank
+    std::vector<int> others;  // on a machine other than the host's first rank's
     for (const Answer& answer : host) {
       if (answer.facts.at("boot") != host.front().facts.at("boot")) others.push_back(answer.rank);
     }
     if (others.empty()) continue;
     judgement.findings.push_back(
         {Verdict::kFail, host.front().host, others,
-         fmt::format("another machine than that of rank {} has the same name", host.front().rank),
+         fmt::format("rank {} is on another machine with the same name", host.front().rank),
          "give each machine its own host name: messages and exclude lists name hosts"});
   }
   return judgement;
@@ -225,16 +225,16 @@ Judgement judge_clock(const Answers& answers) {
                         const std::string& found) {
     judgement.findings.push_back(
         {difference < kFailSeconds ? Verdict::kWarn : Verdict::kFail, host, ranks, found,
-         "synchronise clocks (chronyc makestep): ages of files and times in logs are wrong"});
+         "synchronize clocks (chronyc makestep): ages of files and times in logs are wrong"});
   };
   const auto is_usual = [](double its) { return std::abs(its) < kWarnSeconds; };
   if (2 * std::count_if(seconds.begin(), seconds.end(), is_usual) <= std::ssize(seconds)) {
-    // No time is that of more than half of the ranks: each clock may be the right one.
+    // No time has a majority of the ranks: any clock may be the right one.
     const auto host = [&](auto its) -> const std::string& {
       return answers[static_cast<std::size_t>(its - seconds.begin())].host;
     };
     find(most, "", {},
-         fmt::format("the clock of {} is {:.0f} s ahead of that of {}, and most ranks have neither",
+         fmt::format("the clock of {} is {:.0f} s ahead of {}'s; neither has a majority",
                      host(latest), most, host(earliest)));
     return judgement;
   }
@@ -249,7 +249,7 @@ Judgement judge_clock(const Answers& answers) {
 
 // ---- Network
 
-// Sends a word to all that connect.
+// Sends a word to each peer that connects.
 class Greeter {
  public:
   Greeter(Socket listener, std::string word)
@@ -276,7 +276,7 @@ class Greeter {
   std::thread thread_;
 };
 
-// Whether the word comes within `ms` milliseconds.
+// Whether the word arrives within `ms` milliseconds.
 bool is_greeted(const Socket& socket, const std::string& word, int ms) {
   using Clock = std::chrono::steady_clock;
   const auto give_up = Clock::now() + std::chrono::milliseconds(ms);
@@ -293,8 +293,8 @@ bool is_greeted(const Socket& socket, const std::string& word, int ms) {
   return heard == word;
 }
 
-// As the heartbeat does, all ranks connect to rank 0. At an address that hosts have in common, such
-// as that of loopback, another program may listen: rank 0 is who knows the word.
+// As the heartbeat does, all ranks connect to rank 0. Another program may listen at an address that
+// hosts have in common, such as loopback: the word identifies rank 0.
 Facts probe_network(const Subject& subject) {
   constexpr int kConnectMs = 2000;
   ProcessGroup& world = subject.world.group();
@@ -337,7 +337,7 @@ Judgement judge_network(const Answers& answers) {
 // ---- Files that share memory
 
 Facts probe_memory_files(const Subject& subject) {
-  // Where Open MPI's ranks of a machine exchange messages, and its other files.
+  // The folders where Open MPI's ranks of a machine exchange messages and keep other files.
   const std::string memory = folder_from({"OMPI_MCA_btl_vader_backing_directory"}, "/dev/shm"),
                     other = folder_from({"OMPI_MCA_orte_tmpdir_base", "TMPDIR"}, "/tmp");
   return {{"ranks", subject.world.local_size()},

@@ -1,5 +1,5 @@
-// What runs: the number of ranks, the program and its libraries, the configuration, the corpus and
-// the GPUs.
+// Checks of the job: the number of ranks, the program and its libraries, the configuration, the
+// corpus and the GPUs.
 #include <fmt/format.h>
 
 #include <cstdlib>
@@ -100,7 +100,7 @@ Facts probe_program(const Subject&) {
 
 Judgement judge_program(const Answers& answers) {
   Judgement judgement{fmt::format("the same build; {}", fact_of(answers.front(), "MPI library"))};
-  Facts keys;  // another build may have others: NCCL
+  Facts keys;  // another build may have other libraries: NCCL
   for (const Answer& answer : answers) keys.update(answer.facts);
   for (const auto& [key, value] : keys.items()) {
     const Majority majority = majority_of(answers, key.c_str());

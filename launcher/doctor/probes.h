@@ -1,12 +1,12 @@
-// The probes and judges of `birkhoff doctor`, a pair for each check (check.h). docs/doctor.md says
-// what each finds.
+// The probes and judges of `birkhoff doctor`, a pair for each check (check.h). docs/doctor.md
+// describes what each finds.
 #pragma once
 
 #include "launcher/doctor/check.h"
 
 namespace birkhoff {
 
-// What runs: job_checks.cpp.
+// Checks of the job: job_checks.cpp.
 Facts probe_world(const Subject& subject);
 Judgement judge_world(const Answers& answers);
 Facts probe_program(const Subject& subject);
@@ -18,7 +18,7 @@ Judgement judge_corpus(const Answers& answers);
 Facts probe_gpus(const Subject& subject);
 Judgement judge_gpus(const Answers& answers);
 
-// Where it runs: host_checks.cpp.
+// Checks of the hosts: host_checks.cpp.
 Facts probe_hosts(const Subject& subject);
 Judgement judge_hosts(const Answers& answers);
 Facts probe_threads(const Subject& subject);
@@ -32,23 +32,23 @@ Judgement judge_network(const Answers& answers);
 Facts probe_memory_files(const Subject& subject);
 Judgement judge_memory_files(const Answers& answers);
 
-// Where its files are: file_checks.cpp.
+// Checks of the files: file_checks.cpp.
 Facts probe_run_folder(const Subject& subject);
 Judgement judge_run_folder(const Answers& answers);
 Facts probe_space(const Subject& subject);
 Judgement judge_space(const Answers& answers);
 
-// How fast it is: speed_checks.cpp.
+// Speed: speed_checks.cpp.
 Facts probe_matrix_speed(const Subject& subject);
 Judgement judge_matrix_speed(const Answers& answers);
 Facts probe_memory_speed(const Subject& subject);
 Judgement judge_memory_speed(const Answers& answers);
 Facts probe_exchange_speed(const Subject& subject);
 Judgement judge_exchange_speed(const Answers& answers);
-// The rounds of exchange speed: in each, the partner of each rank, or -1. Ranks of several hosts
-// have partners on other hosts, so that the network is what is measured, and all hosts have equally
-// many pairs at a time, so that none shares it with more. On hosts of different sizes ranks without
-// a counterpart on the smallest one have no partner.
+// The rounds of exchange speed: in each, the partner of each rank, or -1. With several hosts,
+// partners are on different hosts, so that the network is measured, and all hosts have the same
+// number of pairs at a time, so that they share it equally. If hosts have different numbers of
+// ranks, ranks without a counterpart on the smallest host have no partner.
 std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& host_of_rank);
 
 }  // namespace birkhoff

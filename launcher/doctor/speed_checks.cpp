@@ -1,5 +1,5 @@
-// How fast each rank is: at products of matrices, at moving memory, and at summing with others. One
-// slow rank slows all of them.
+// The speed of each rank: matrix products, memory bandwidth, and sums with other ranks. One slow
+// rank slows all of them.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kRounds = 5;  // of which the fastest counts: others may use a host for a moment
+constexpr int kRounds = 5;  // of which the fastest counts: other load may use a host for a moment
 constexpr double kRoundSeconds = 0.2;  // longer than the periods in which limits on CPU time count
 constexpr int kMostTurns = 8;
 
@@ -50,7 +50,7 @@ double cpu_seconds() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// How often per second `operation` is done, in the fastest round.
+// Operations per second, in the fastest round.
 double rate_of(at::Device device, const std::function<void()>& operation) {
   operation();  // the first one also allocates
   synchronize(device);
@@ -74,10 +74,10 @@ std::int64_t most_of_ranks(ProcessGroup& world, std::int64_t mine) {
   return most.item<std::int64_t>();
 }
 
-// Calls `measure` on as many ranks of a host at a time as have cores of their own, because ranks
-// that share cores would measure each other. "cpu_share" is the share of that time in which its
-// threads had CPUs. An error of one rank is thrown when all have had their turns. Collective over
-// the world.
+// Calls `measure` on as many ranks of a host at a time as have separate cores, because ranks that
+// share cores would measure each other. "cpu_share" is the share of that time in which its threads
+// had CPUs. An error of one rank is thrown when all have had their turns. Collective over the
+// world.
 Facts measure_in_turns(const Subject& subject, const std::function<double()>& measure) {
   ProcessGroup& world = subject.world.group();
   const int local_size = subject.world.local_size();
@@ -106,7 +106,7 @@ Facts measure_in_turns(const Subject& subject, const std::function<double()>& me
 }
 
 // The opponent of `player` in a round of a tournament of `size` players, an even number, in which
-// all meet all in size - 1 rounds (the circle method).
+// everyone meets everyone else in size - 1 rounds (the circle method).
 int opponent_of(int player, int size, int round) {
   const int last = size - 1;
   const auto opposite = [&](int other) { return (round - other + last) % last; };
@@ -137,7 +137,7 @@ double exchange_rate(std::unique_ptr<ProcessGroup> pair, const at::Tensor& sums)
   pair->all_reduce(agreed, ReduceOp::kMin, "doctor: exchange");
   double seconds = reduce(agreed.item<std::int64_t>());
   seconds = std::min(seconds, reduce(agreed.item<std::int64_t>()));
-  // For two ranks, the bytes that each one sends and receives are those of the tensor.
+  // With two ranks, each one sends and receives the bytes of the tensor.
   return 1e-9 * static_cast<double>(sums.nbytes()) / seconds;
 }
 
@@ -201,7 +201,7 @@ std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& ho
     for (std::size_t player = 0; player < players.size(); ++player) {
       const auto opponent = static_cast<std::size_t>(
           opponent_of(static_cast<int>(player), size, static_cast<int>(round)));
-      if (opponent == players.size()) continue;  // an odd number: one pauses
+      if (opponent == players.size()) continue;  // an odd number of players: one pauses
       for (std::size_t i = 0; i < pairs; ++i) {
         rounds[round][static_cast<std::size_t>(players[player][i])] = players[opponent][i];
       }
@@ -210,8 +210,8 @@ std::vector<std::vector<int>> exchange_rounds(const std::vector<std::string>& ho
   return rounds;
 }
 
-// All-reduces of pairs, so that a slow network has a name. A rank's speed is that of its fastest
-// pair, because a slow partner slows both; for the same reason it fails only if all its pairs do.
+// All-reduces of pairs, so that a slow network has a name. A rank's speed is its fastest pair's,
+// because a slow partner slows both; for the same reason it fails only if all its pairs do.
 Facts probe_exchange_speed(const Subject& subject) {
   constexpr std::int64_t kElements = std::int64_t{1} << 20;
   World& world = subject.world;
@@ -275,7 +275,7 @@ Judgement judge_exchange_speed(const Answers& answers) {
               "",
               {},
               "not measured: " + facts.at("unmeasured").get<std::string>(),
-              "give all ranks the same `device`, and mend what other checks find"}}};
+              "give all ranks the same `device`, and fix what other checks find"}}};
   }
   Answers measured;
   for (const Answer& answer : answers) {

@@ -12,9 +12,9 @@
 
 namespace birkhoff {
 
-// Bytes are those of LibTorch's tensors besides parameters, gradients and the batch. On the CPU
-// passes take the kernels that a run would use. On the meta device they take no memory; only models
-// without layers have all their operations there.
+// Bytes of LibTorch's tensors, without parameters, gradients and the batch. On the CPU, passes use
+// the kernels that a run would use. On the meta device they take no memory; it has all operations
+// only for models without layers.
 class CountedModel {
  public:
   // Error(kConfig) as make_model().

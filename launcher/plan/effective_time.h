@@ -1,6 +1,6 @@
-// How much of a job's time is spent in steps that count, if it saves now and then and faults throw
-// it back to its last save: the model of Daly 2006, "A higher order estimate of the optimum
-// checkpoint interval for restart dumps", section 2. Faults come at random, at a constant rate,
+// The share of a job's time that is spent in steps that count, if it saves periodically and faults
+// throw it back to its last save: the model of Daly 2006, "A higher order estimate of the optimum
+// checkpoint interval for restart dumps", section 2. Faults occur at random, at a constant rate,
 // also during saves and restarts. docs/plan.md writes the formulas out. Local.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace birkhoff {
 
 struct FaultModel {
   double faults_per_day = 0;   // of the whole job; 0: none
-  double save_seconds = 0;     // that training stands still for a save
+  double save_seconds = 0;     // time that a save stalls training
   double restart_seconds = 0;  // from a fault to the first step after it
 
   // Mean time between faults; infinite if there are none.
@@ -17,7 +17,7 @@ struct FaultModel {
 
 // Shares of the time, which add up to 1.
 struct EffectiveTime {
-  double steps = 1;  // that count
+  double steps = 1;  // in steps that count
   double saves = 0;
   double lost = 0;  // steps and saves between the last save and a fault
   double restarts = 0;

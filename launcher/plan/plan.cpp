@@ -140,7 +140,7 @@ class Planner {
     for (const bool each : {!recompute, recompute}) memory_[each] = trial.memory(each);
     if (!trial.layers_fit()) {
       note(
-          "Activations of the layers are counted as those of usual ones and may be off by half: "
+          "Activations of the layers are estimated for usual layers and may be off by half: "
           "two layers need more than the 1 GB that a plan takes.");
     } else if (!trial.tried().empty()) {
       note("Memory is extrapolated from trials of up to {}.", trial.tried());
@@ -153,7 +153,7 @@ class Planner {
       note("Times are extrapolated by FLOPs from steps of {}.", trial.tried());
     }
     if (times_->neighbours < others) {
-      note("Measured next to {} of {} neighbours: the memory of a plan holds no more of them.",
+      note("Measured next to {} of {} other ranks: the memory of a plan holds no more.",
            times_->neighbours, others);
     }
   }
@@ -189,7 +189,7 @@ class Planner {
     }
     const double copy =
         static_cast<double>(saved_state(config_, request_.vocabulary, request_.ranks).copy_bytes);
-    // Those in the queue, the one being trained on, and the one being filled.
+    // The batches in the queue, the one being trained on, and the one being filled.
     const double batches =
         static_cast<double>(batch_bytes(config_, rows_) * (config_.data().prefetch() + 2));
     std::vector<double> totals(variants.size(), 0);
@@ -218,7 +218,7 @@ class Planner {
     table.add("total", {totals.begin(), totals.end()});
     plan_.tables.push_back(std::move(table));
     if (config_.device() == configs::Config::cuda) {
-      note("Activations are those of the CPU's kernels: {}, and NCCL's buffers are not counted.",
+      note("Activations are counted for the CPU's kernels: {}, and NCCL's buffers are not counted.",
            slow_paths_.empty() ? "a GPU's kernels keep less"
                                : "a GPU's kernels keep less, but where attention is not on our "
                                  "fastest kernels (above), it may keep the scores of all pairs");
@@ -255,9 +255,9 @@ class Planner {
   }
 
   bool has_several_nodes() const { return request_.ranks > request_.ranks_per_node; }
-  // Of what a rank sends, what leaves its node, on average over the node's ranks: what it sends
-  // directly goes to every other rank alike, and in a ring only one rank of a node sends to
-  // another.
+  // The bytes of `exchange` that leave a rank's node, on average over the node's ranks: direct
+  // sends go to every other rank equally, and in a ring only one rank of a node sends to another
+  // node.
   double sent_to_other_nodes(const Exchange& exchange) const {
     if (!has_several_nodes()) return 0;
     const double share =
@@ -430,7 +430,7 @@ class Planner {
   const configs::Config& config_;
   const std::unique_ptr<ProcessGroup> one_;
   const std::unique_ptr<Model> model_;
-  std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with most
+  std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with the most
   std::vector<std::string> slow_paths_;      // of attention
   double layers_flops_ = 0;                  // of their forward pass, without embedding and head
   std::map<bool, TrialMemory> memory_;       // by train.recompute

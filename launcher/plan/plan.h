@@ -1,5 +1,5 @@
-// What a configuration will need on a number of ranks, before anything runs there: docs/plan.md.
-// Local.
+// The predicted needs of a configuration on a number of ranks, before anything runs there:
+// docs/plan.md. Local.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ struct PlanRequest {
   configs::Config config;
   std::int64_t vocabulary = 0;
   int ranks = 1, ranks_per_node = 1;
-  // Where the time of a step comes from: measured here, or a stated speed of the passes; else it is
-  // not predicted.
+  // The source of the step time: measured here, or a given speed of the passes; else it is not
+  // predicted.
   bool measure = false;
   std::optional<double> flops_per_second;          // of a rank
   std::optional<double> network_bytes_per_second;  // of a node, in one direction

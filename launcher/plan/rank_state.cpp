@@ -56,7 +56,7 @@ class CountingGroup : public ProcessGroup {
 
   std::unique_ptr<Work> count(double sent_bytes, double ring_bytes = 0) {
     const OperationRing::Entry entry = ring().current();
-    // "gradients of bucket 3" and the other buckets' are one purpose.
+    // The gradients of all buckets ("gradients of bucket 3") have one purpose.
     const std::string what = entry.name.substr(0, entry.name.find(" of bucket "));
     auto found = std::ranges::find(exchanges_, what, &Exchange::what);
     if (found == exchanges_.end()) {

@@ -1,6 +1,6 @@
-// What one rank of a run holds between steps, sends in a step and writes into a checkpoint. Found
-// with the run's own objects on LibTorch's meta device, which has sizes and no memory, and with
-// groups that count. Local.
+// The memory that one rank of a run holds between steps, the bytes that it sends in a step, and the
+// bytes that it writes into a checkpoint. Computed with the run's own objects on LibTorch's meta
+// device, which has sizes and no memory, and with groups that count. Local.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct Exchange {
   std::int64_t operations = 0;
   std::int64_t bytes = 0;  // of this rank's inputs, as OperationRing counts them
   double sent_bytes = 0;   // to other ranks
-  // Of these, to the next rank of a ring (NCCL's gathers). The rest goes to all ranks alike.
+  // Of these, the bytes to the next rank of a ring (NCCL's gathers). The rest goes to all ranks
+  // equally.
   double ring_bytes = 0;
   bool in_backward_pass = false;  // may run while the backward pass continues
 };
@@ -27,7 +28,7 @@ struct RankState {
   std::int64_t values_bytes = 0;  // parameters in their buckets, and statistics
   std::int64_t gradients_bytes = 0;
   std::int64_t optimizer_bytes = 0;
-  // Of a CPU run's group: what the other ranks' slices of the longest bucket are received into.
+  // The buffer of a CPU run's group that receives the other ranks' slices of the longest bucket.
   std::int64_t exchange_bytes = 0;
   std::vector<Exchange> exchanges;  // rank 0's, in a step
 };

@@ -26,7 +26,7 @@ namespace {
 // A pass has parameters and gradients. The moments of a step's optimizer are as large again.
 constexpr int kPass = 1, kStep = 2;
 
-// Few enough ids for the head to take little next to a layer.
+// So few ids that the head is small compared with a layer.
 std::int64_t few_ids(std::int64_t vocabulary) { return std::min<std::int64_t>(vocabulary, 16); }
 
 std::int64_t value_bytes(const configs::Train& train) {
@@ -75,7 +75,7 @@ class Rounds {
   // Medians of a step's parts.
   PartTimes time(const configs::Config& config, std::int64_t vocabulary) {
     SyntheticTraining training(config, vocabulary, at::kCPU);
-    training.timed_parts();  // makes what later steps use again
+    training.timed_parts();  // allocates memory that later steps reuse
     const Neighbours others(config, vocabulary, neighbours_);
     std::vector<double> forward, backward, optimizer;
     for (int round = 0; round < count_; ++round) {
@@ -157,7 +157,7 @@ double Trial::kept_by_usual_layer(std::int64_t tokens) const {
          (12.0 * model.channels() + 4.0 * model.feed_forward());
 }
 
-// The backward pass takes as much as a layer keeps.
+// The backward pass allocates as much as a layer keeps.
 double Trial::most_bytes(const Kind& kind, std::int64_t layers, Shape shape, int states) const {
   return static_cast<double>(layers) * bytes_of_state(kind.size.elements, states) +
          static_cast<double>(layers + 1) * kept_by_usual_layer(shape.tokens());
@@ -170,7 +170,7 @@ bool Trial::layers_fit() const {
   });
 }
 
-// What does not grow with the number of sequences does not grow with their length. The bytes of a
+// Bytes that do not grow with the number of sequences do not grow with their length. The bytes per
 // token may grow linearly with the length.
 double Trial::extrapolate(const std::vector<double>& values, Shape to) const {
   const auto length = static_cast<double>(shapes_[0].length);
@@ -212,7 +212,7 @@ Trial::LayerBytes Trial::try_layer(const Kind& kind) const {
   layer.temporary = extrapolate(temporary, whole());
   layer.evaluation = extrapolate(evaluation, evaluated());
   if (config_.model().layers() == 1) return layer;
-  // What a second layer takes more than the first is in proportion to the tokens.
+  // The additional bytes of a second layer are proportional to the tokens.
   const auto larger = [&](Shape shape) {
     return static_cast<double>(shape.tokens()) / static_cast<double>(shapes_[0].tokens());
   };
@@ -291,7 +291,7 @@ TrialMemory Trial::extrapolated(bool recompute) {
   }
   // The logits are freed by then.
   peak += CountedModel(without_layers, few, at::kMeta).train(micro_batch_).kept;
-  // The gradient that the output gives a tied table waits for the embedding's.
+  // The output's gradient of a tied table is kept until the embedding's is computed.
   if (model.tie_embeddings() && make_task(config_)->targets_are_text()) {
     peak += static_cast<double>((vocabulary_ - few) * embedding_width(model) *
                                 value_bytes(config_.train()));
@@ -303,7 +303,7 @@ TrialMemory Trial::extrapolated(bool recompute) {
   return bytes;
 }
 
-// Sequences as long and then as many as the limits allow.
+// The longest sequences that the limits allow, then the largest number of them.
 Trial::Shape Trial::timed_shape(int copies) const {
   const auto fits = [&](Shape shape) {
     const double share = static_cast<double>(shape.tokens()) / static_cast<double>(whole().length);
@@ -319,7 +319,7 @@ Trial::Shape Trial::timed_shape(int copies) const {
   return shape;
 }
 
-// As many as the limits allow, but more than a few.
+// The largest number of ids that the limits allow, but more than a few.
 std::int64_t Trial::timed_ids(Shape shape, int copies) const {
   std::int64_t ids = vocabulary_;
   const auto fits = [&] {
@@ -352,7 +352,7 @@ TrialTimes Trial::times(int rounds, int neighbours) {
   } else {
     const Shape shape = timed_shape(copies);
     const std::int64_t few = few_ids(vocabulary_), ids = timed_ids(shape, copies);
-    // Adds what `larger` takes more than `smaller`.
+    // Adds the difference between `larger` and `smaller`.
     const auto add = [&](double passes, double updates, const PartTimes& larger,
                          const PartTimes& smaller) {
       times.step.forward += passes * (larger.forward - smaller.forward);

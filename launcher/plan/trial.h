@@ -1,6 +1,6 @@
-// Says what a rank's micro-batch needs, from trials on this machine's CPU with the kernels that a
-// run would use. Where the whole micro-batch is too large, trials are of one and two layers on few
-// tokens, and embedding, head and loss are counted without memory. Local.
+// Memory and time of a rank's micro-batch, from trials on this machine's CPU with the kernels that
+// a run would use. Where the whole micro-batch is too large, trials are of one and two layers on
+// few tokens, and embedding, head and loss are counted without memory. Local.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +28,11 @@ struct TrialTimes {
   PartTimes step;
   double product_flops = 0;  // FLOP/s of at::mm on 1024x1024 matrices
   double copy_bytes = 0;     // bytes read and written per second by a copy of 64 MB
-  int neighbours = 0;        // threads that trained as well
+  int neighbours = 0;        // threads that trained at the same time
 };
 
-// What a step of a trial may take: about a second, and less than 1 GB together with the program and
-// what its heap keeps of freed memory.
+// Limits of a trial's step: about a second, and less than 1 GB together with the program and the
+// freed memory that its heap keeps.
 struct TrialLimits {
   double flops = 1.5e11, bytes = 4.7e8;
 };
@@ -47,19 +47,19 @@ class Trial {
   // FLOPs of the forward pass of all layers, which is what train.recompute repeats.
   double layers_flops_per_sequence() const { return flops_of_layers_; }
 
-  // Whether the limits hold two layers. Else the memory of layers is counted as that of usual ones,
-  // and there are no times.
+  // Whether the limits hold two layers. Else memory is estimated for usual layers, and there are no
+  // times.
   bool layers_fit() const;
 
   // With train.recompute as given. Counts with a PeakMemory.
   TrialMemory memory(bool recompute);
 
-  // As configured. Medians of rounds, next to at most `neighbours` threads that train as well, as
-  // far as there is memory: the other ranks of the machine. Needs layers_fit() and, before,
+  // As configured. Medians of rounds. To imitate the machine's other ranks, up to `neighbours`
+  // threads train at the same time, as far as there is memory. Needs layers_fit() and, before,
   // memory() as configured.
   TrialTimes times(int rounds, int neighbours);
 
-  // What the last call ran, as "512 of 8192 tokens"; empty: the whole micro-batch.
+  // The problem of the last call, such as "512 of 8192 tokens"; empty: the whole micro-batch.
   const std::string& tried() const { return tried_; }
 
  private:
@@ -86,7 +86,7 @@ class Trial {
   // Of parameters and gradients `states` times.
   double bytes_of_state(double elements, int states) const;
   double kept_by_usual_layer(std::int64_t tokens) const;
-  // Of a step, state included; rather too many.
+  // Of a step, state included; an upper estimate.
   double most_bytes(const Kind& kind, std::int64_t layers, Shape shape, int states) const;
   bool whole_fits(const TrialMemory& bytes, int states, int copies) const;
   // From values for shapes_.
@@ -102,7 +102,7 @@ class Trial {
   const TrialLimits limits_;
   std::vector<Kind> kinds_;
   std::vector<std::size_t> kind_of_layer_;
-  std::vector<Shape> shapes_;                       // that layers are tried on
+  std::vector<Shape> shapes_;                       // on which layers are tried
   double flops_of_layers_ = 0, flops_of_rest_ = 0;  // of a sequence
   double elements_ = 0;
   std::vector<LayerBytes> layers_;      // by kind, once tried

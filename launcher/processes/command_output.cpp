@@ -84,7 +84,7 @@ void raise_open_files(std::size_t more) {
   setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// What a program wrote to its file in memory; no more than a message needs.
+// The text that a program wrote to its file in memory, up to the length that a message needs.
 std::string text_of(const Descriptor& file) {
   std::string text(std::size_t{64} << 10, '\0');
   const ssize_t count = pread(file.get(), text.data(), text.size(), 0);
@@ -92,7 +92,7 @@ std::string text_of(const Descriptor& file) {
   return text;
 }
 
-// Reads what is there. Returns false at the end.
+// Reads the available bytes. Returns false at the end.
 bool read_more(Running& command) {
   char buffer[4096];
   const ssize_t count = read(command.out.get(), buffer, sizeof buffer);

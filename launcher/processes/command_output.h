@@ -1,4 +1,4 @@
-// Runs small programs, such as Slurm's commands, and reads what they print.
+// The output of small programs, such as Slurm's commands.
 #pragma once
 
 #include <chrono>
@@ -19,13 +19,13 @@ struct CommandOutput {
 CommandOutput output_of(const std::vector<std::string>& line, std::chrono::milliseconds limit);
 
 // The same for several programs that run at the same time. Once `wanted` of them have printed
-// something, the others get two more seconds.
+// something, the rest have two more seconds.
 std::vector<CommandOutput> outputs_of(const std::vector<std::vector<std::string>>& lines,
                                       std::chrono::milliseconds limit,
                                       std::size_t wanted = std::numeric_limits<std::size_t>::max());
 
-// The command line of squeue without its header. Variables by which users filter what squeue shows
-// them do not reach it.
+// The command line of squeue without its header. Environment variables with which users filter
+// squeue's output are not passed on.
 std::vector<std::string> squeue(const std::vector<std::string>& options);
 
 }  // namespace birkhoff

@@ -1,5 +1,5 @@
-// Finds processes by an environment variable that they were started with and that their children
-// inherit, whatever their current parents are.
+// Processes that were started with a given environment variable, and their children, which inherit
+// it, whatever their current parents are.
 #pragma once
 
 #include <sys/types.h>

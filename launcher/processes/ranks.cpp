@@ -38,9 +38,9 @@ std::optional<int> threads_asked_for() {
        "OMP_NUM_THREADS is '{}': set it to a number of threads, at least 1, or unset it", text);
 }
 
-// Ends all ranks with the code of this rank's error, because the others may wait in a collective
+// Ends all ranks with the code of this rank's error, because other ranks may wait in a collective
 // that this rank will never join. Often all ranks find the same error: rank 0 reports it at once,
-// and the others give it time to end them.
+// and the other ranks give it time to end them.
 [[noreturn]] void end_world(World& world, const Failure& failure, std::ostream& err) {
   if (world.rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(1));
   err << "birkhoff: " << (world.rank() == 0 ? "" : "rank " + std::to_string(world.rank()) + ": ")
@@ -100,8 +100,9 @@ void check_before_ranks(const std::function<void()>& check) {
     threads_asked_for();
     check();
   } catch (const Error&) {
-    // Every rank finds the same error. Rank 0 reports it; the others wait a moment for mpirun to
-    // end them, and report it only if rank 0 did not find it (a file is missing on their machine).
+    // Every rank finds the same error. Rank 0 reports it; the other ranks wait a moment for mpirun
+    // to end them, and report it only if rank 0 did not find it (a file is missing on their
+    // machine).
     if (announced_rank() != 0) std::this_thread::sleep_for(std::chrono::seconds(2));
     throw;
   }

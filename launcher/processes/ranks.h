@@ -1,7 +1,7 @@
-// Where subcommands compute: with how many threads and on which ranks. A subcommand that runs on
-// ranks (`train`, `eval`, `bench comm`) first checks all it can with check_before_ranks(). Then it
-// either starts ranks that run the same subcommand (supervise()), or is a rank itself and joins the
-// others (run_in_world()).
+// The threads and ranks on which subcommands compute. A subcommand that runs on ranks (`train`,
+// `eval`, `bench comm`) first checks all it can with check_before_ranks(). Then it either starts
+// ranks that run the same subcommand (supervise()), or is a rank itself and joins the world
+// (run_in_world()).
 #pragma once
 
 #include <functional>

@@ -26,14 +26,14 @@ bool is_failure(int code) {
 bool Restarts::again(int code, std::int64_t saved_step, std::string& why) {
   if (most_ == 0 || !is_failure(code)) return false;
   if (!may_pass(code)) {
-    why = fmt::format("not started again: exit code {} would come again", code);
+    why = fmt::format("not started again: exit code {} would recur", code);
     return false;
   }
   in_a_row_ = saved_step > saved_step_ ? 1 : in_a_row_ + 1;
   saved_step_ = saved_step;
   if (in_a_row_ > most_) {
     why = fmt::format(
-        "not started again: no new checkpoint since that of step {}, after {} "
+        "not started again: no new checkpoint since step {}, after {} "
         "restarts (--restarts {})",
         saved_step, most_, most_);
     return false;

@@ -1,4 +1,4 @@
-// `train --restarts N`: whether a job that has ended is started again.
+// `train --restarts N`: the decision whether an ended job is started again.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 namespace birkhoff {
 
-// A job is started again if its end may pass: a rank or machine was lost, it hung, a file could not
-// be written, memory ran out, mpirun failed. Never after wrong input (the next job would find it,
-// too), after a divergence, or after a request to stop.
+// A job is started again if the cause of its end may be temporary: a rank or machine was lost, it
+// hung, a file could not be written, memory ran out, mpirun failed. Never after wrong input (the
+// same error would recur), after a divergence, or after a request to stop.
 class Restarts {
  public:
-  // most: in a row, without a new checkpoint; 0: none.
+  // most: maximum restarts in a row without a new checkpoint; 0: none.
   explicit Restarts(int most) : most_(most) {}
 
   // A job ended with this exit code; `saved_step` is the step of the run's newest checkpoint, 0 if
@@ -19,7 +19,7 @@ class Restarts {
   // nothing if there is nothing to say.
   bool again(int code, std::int64_t saved_step, std::string& why);
   int in_a_row() const { return in_a_row_; }
-  // Whether an end with this exit code may pass.
+  // Whether the cause of this exit code may be temporary.
   static bool may_pass(int code);
 
  private:

@@ -1,4 +1,4 @@
-// A folder for files that exist as long as the command runs.
+// A folder for files that are needed only while the command runs.
 #pragma once
 
 #include <sys/types.h>

@@ -18,7 +18,7 @@ class SharedMemoryFolder {
   SharedMemoryFolder(const SharedMemoryFolder&) = delete;
   SharedMemoryFolder& operator=(const SharedMemoryFolder&) = delete;
 
-  // Empty if no folder could be created; Open MPI then uses its own places.
+  // Empty if no folder could be created; Open MPI then uses its own folders.
   const std::string& path() const { return path_; }
 
  private:

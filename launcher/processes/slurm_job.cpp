@@ -25,7 +25,7 @@ std::vector<std::string> words_of(const std::string& text) {
   return result;
 }
 
-// Whether Slurm says that the job is over. False if it does not answer.
+// Whether Slurm reports that the job has ended. False if Slurm does not answer.
 bool has_ended(const std::string& id) {
   const CommandOutput state = output_of(squeue({"--jobs=" + id, "--format=%T"}), kCommandLimit);
   return state.code == 0 ? state.out.empty()

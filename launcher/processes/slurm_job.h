@@ -1,5 +1,5 @@
 // The Slurm job in whose batch script this process runs. Its nodes stay with it until it ends, so
-// ranks that were lost can be started again on those that are left.
+// lost ranks can be restarted on the remaining nodes.
 #pragma once
 
 #include <cstddef>
@@ -12,38 +12,38 @@ namespace birkhoff {
 struct SlurmJob {
   std::string id;
   std::vector<std::string> nodes;
-  // The name of the steps of this process's ranks. An allocation may have others: of other runs, of
-  // a batch script, of a user who looks at a node.
+  // The name of the steps of this process's ranks. An allocation may have other steps: of other
+  // runs, of a batch script, of a user who looks at a node.
   std::string step_name;
 
-  // nullopt outside a Slurm job, and in its steps (srun) other than that of an interactive salloc.
+  // nullopt outside a Slurm job, and in its steps (srun) except an interactive salloc's.
   // Error(kUsage) if the job has ended, or if Slurm's commands do not work.
   static std::optional<SlurmJob> of_environment();
 
-  // Ends the steps of this name at once, without asking them. Returns the nodes that start a
-  // process, in the order of `nodes`. Waits ten seconds for that, or two after `wanted` nodes have.
+  // Kills the steps of this name. Returns the nodes that start a process, in the order of `nodes`.
+  // Waits up to ten seconds for them, or two more once `wanted` nodes have responded.
   std::vector<std::string> end_steps(std::size_t wanted) const;
 };
 
-// Where the ranks of a job run.
+// The placement of a job's ranks.
 struct Placement {
   int ranks = 1;
   std::vector<std::string> nodes = {};  // of the Slurm job; empty: this machine, by mpirun
   std::string step_name = {};           // of the Slurm job's steps
 };
 
-// How ranks are spread over a Slurm job's nodes.
+// The policy by which ranks are placed on a Slurm job's nodes.
 struct PlacementPolicy {
   int ranks = 1;        // wanted
-  int least_ranks = 1;  // it goes on with so many if nodes are lost
+  int least_ranks = 1;  // minimum to continue with after losing nodes
   int spare_nodes = 0;  // nodes that are left free at first
 };
 
 // The nodes that the ranks need.
 std::size_t nodes_needed(const SlurmJob& job, const PlacementPolicy& policy);
 
-// Puts ranks on `responding` nodes of the job, as many on each as its nodes without the spare ones
-// would get. nullopt if fewer than least_ranks fit; then `why` receives a line.
+// Places ranks on the job's `responding` nodes, with as many per node as if all of its nodes but
+// the spares were used. nullopt if fewer than least_ranks fit; then `why` receives a line.
 std::optional<Placement> place(const SlurmJob& job, const PlacementPolicy& policy,
                                const std::vector<std::string>& responding, std::string& why);
 

@@ -26,7 +26,7 @@
 namespace birkhoff {
 
 std::string own_path() {
-  // Read once: if the file is replaced while this program runs, the link names it no longer.
+  // Read once: if the file is replaced while this program runs, the link no longer names it.
   static const std::string path = [] {
     char buffer[4096];
     const ssize_t length = readlink("/proc/self/exe", buffer, sizeof buffer - 1);
@@ -42,7 +42,7 @@ constexpr int kNotStarted = 127;  // as shells report it
 constexpr const char* kStoppedAtStart =
     "stopped on request while its ranks were starting; run the same command to continue";
 
-// How often to check a running mpirun, and how often to repeat a request to stop: mpirun loses a
+// The periods of checks of a running mpirun, and of repeated requests to stop: mpirun loses a
 // signal for ranks that it has not started yet.
 constexpr std::chrono::milliseconds kLook{20};
 constexpr std::chrono::seconds kRepeat{1};
@@ -59,7 +59,7 @@ std::string find_in_path(const char* name) {
   return "";
 }
 
-// What a rank runs, with its arguments.
+// The command line of a rank.
 std::vector<std::string> rank_line(const RankProgram& program,
                                    const std::vector<std::string>& arguments) {
   std::vector<std::string> line = {own_path()};
@@ -85,8 +85,8 @@ void check_open_files(int ranks) {
        ranks, needed, limit.rlim_cur, needed);
 }
 
-// Without space for its files in memory mpirun waits for ever. Open MPI 4.1 takes 8.1 MiB for 2
-// small ranks and 9.1 MiB for 8. `folder`: that of this run; empty: none could be made.
+// Without space for its files in memory mpirun waits forever. Open MPI 4.1 takes 8.1 MiB for 2
+// small ranks and 9.1 MiB for 8. `folder`: this run's; empty: none could be created.
 void check_shared_memory(int ranks, const std::string& folder) {
   constexpr double kMebibyte = 1 << 20;
   const char* users = std::getenv("OMPI_MCA_btl_vader_backing_directory");
@@ -108,7 +108,7 @@ void check_shared_memory(int ranks, const std::string& folder) {
        ranks, needed / kMebibyte, place, free / kMebibyte);
 }
 
-// Whether all ranks run on this machine. A file in Open MPI's variable names others.
+// Whether all ranks run on this machine. A host file in Open MPI's variable names other machines.
 bool is_here(const Placement& placement) {
   return placement.nodes.empty() && std::getenv("OMPI_MCA_orte_default_hostfile") == nullptr;
 }
@@ -241,14 +241,14 @@ namespace {
   _exit(kNotStarted);
 }
 
-// Looks now and then for traces of the job. A launcher may wait for ever for a node that is gone,
-// or to start ranks.
+// Looks periodically for traces of the job. A launcher may wait forever for a lost node, or for
+// ranks to start.
 class LostLauncher {
  public:
   LostLauncher(const RankProgram& program, const StopSignals& signals, const std::string& job)
       : program_(program), signals_(signals), job_(job) {}
 
-  // Whether the launcher waits for ever.
+  // Whether the launcher waits forever.
   bool is_late() {
     const Clock::time_point now = Clock::now();
     if (!program_.look || now < next_look_) return false;
@@ -264,7 +264,7 @@ class LostLauncher {
       asked_ = true;
       give_up_ = std::min(give_up_, now + kTimeToStop);
     }
-    return !began_ && now >= give_up_;  // once they have begun, the ranks' watchdog ends what hangs
+    return !began_ && now >= give_up_;  // later the ranks' watchdog ends a hang
   }
   int failure() const { return failure_; }  // 0: it is late because the ranks did not start
 

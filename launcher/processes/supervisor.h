@@ -1,6 +1,6 @@
-// `--ranks N`: starts mpirun, or srun on the nodes of a Slurm job, supervises it, and turns its
-// signals and codes into ours. On SIGTERM, Open MPI 4.1 ends its ranks before they can save. So
-// every request to stop reaches them as SIGUSR1, on which they save and exit with 75.
+// The supervisor of `--ranks N`: it starts mpirun, or srun on the nodes of a Slurm job, and
+// translates signals and exit codes. On SIGTERM, Open MPI 4.1 ends its ranks before they can save.
+// So every request to stop reaches them as SIGUSR1, on which they save and exit with 75.
 #pragma once
 
 #include <chrono>
@@ -24,26 +24,27 @@ inline constexpr const char* kProgressVariable = "BIRKHOFF_PROGRESS";
 // names the job. No two jobs have the same name, not even in different containers.
 inline constexpr const char* kJobVariable = "BIRKHOFF_SUPERVISOR";
 
-// How a job ended.
+// The end of a job.
 struct EndOfRanks {
   int code = 0;     // the exit code to report
-  std::string why;  // the line that the user got from the supervisor; empty: the ranks said it
+  std::string why;  // the supervisor's line for the user; empty: the ranks reported it
   std::string job;  // its name
 };
 
-// What the ranks of a job have left where others see it.
+// Traces of a job's ranks that other processes can see.
 struct TracesOfJob {
   bool began = false;  // its ranks run: their watchdog ends them if they hang
   int failure = 0;     // the exit code of the failure that a rank noted; 0: none
 };
 
-// How the ranks are started, and what they run.
+// The program that ranks run, and the way they are started.
 struct RankProgram {
   bool by_mpirun = true;       // not by srun, which needs the nodes of a Slurm job
   std::string container = "";  // Apptainer image whose birkhoff they run; empty: this program
   // Looks for traces of the job of this name. A launcher is ended if it still runs two seconds
-  // after a failure was noted, because then it waits for a lost node; or if the job has not begun
-  // within launch_limit, or 15 seconds after a request to stop. Empty: never.
+  // after a failure was noted, because it then waits for a lost node, or if the job has not begun
+  // within launch_limit or 15 seconds after a request to stop. If `look` is empty, it is never
+  // ended.
   std::function<TracesOfJob(const std::string& job)> look = {};
   std::chrono::seconds launch_limit{300};
 };

@@ -15,7 +15,8 @@ using Seconds = std::chrono::duration<double>;
 constexpr std::chrono::seconds kAnswerLimit{10};
 constexpr std::chrono::minutes kAskEvery{3};
 
-// When the job ends, in seconds since 1970. The time that is left depends on no time zone.
+// The end of the job, in seconds since 1970. It is computed from the remaining time, which depends
+// on no time zone.
 std::optional<double> end_of_job(const std::string& job) {
   const CommandOutput left = output_of(squeue({"--jobs=" + job, "--format=%L"}), kAnswerLimit);
   if (left.code != 0) return std::nullopt;
@@ -50,7 +51,7 @@ void TimeLimit::ask_again_and_again(const std::string& job) {
   while (!stop_) {
     lock.unlock();
     try {
-      // If Slurm does not answer, what it said before stands.
+      // If Slurm does not answer, its last answer stands.
       if (const std::optional<double> end = end_of_job(job)) seconds_ = *end;
     } catch (const Error&) {
       // No process can be started now; perhaps later.

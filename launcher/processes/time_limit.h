@@ -1,4 +1,4 @@
-// When Slurm will end the job that this process belongs to.
+// The time at which Slurm will end this process's job.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 namespace birkhoff {
 
-// A thread asks Slurm, and asks again every few minutes, because the time can be changed.
+// A thread asks Slurm every few minutes, because the time can be changed.
 class TimeLimit {
  public:
   // Does nothing outside a Slurm job.

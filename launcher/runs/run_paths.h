@@ -1,5 +1,5 @@
-// Turns a path from the user (a run folder or a checkpoint) into the checkpoint and the objects
-// that commands need.
+// The checkpoint at a path from the user (a run folder or a checkpoint), and the objects that
+// commands need of it.
 #pragma once
 
 #include <filesystem>
@@ -15,8 +15,8 @@ namespace birkhoff {
 
 enum class PathKind { kCorpus, kRun, kCheckpoint };
 
-// What a path holds, according to its manifest or its layout. Error(kUsage) if it holds none of
-// these.
+// The kind of a path's content, according to its manifest or its layout. Error(kUsage) if it holds
+// none of these.
 PathKind kind_of(const std::filesystem::path& path);
 
 // The checkpoint itself, or the newest valid one of a run folder. Changes nothing on disk.
@@ -31,7 +31,7 @@ std::vector<std::filesystem::path> checkpoints_of(const std::filesystem::path& p
 configs::Config config_of(const CheckpointFolder& checkpoint,
                           const std::vector<std::string>& settings = {});
 
-// Which values the model's tensors may have. A model with infinities or NaN cannot compute
+// The values that the model's tensors may have. A model with infinities or NaN cannot compute
 // anything.
 enum class ParameterValues { kFinite, kAny };
 // The model of a checkpoint, on the device of the groups, for the task of a configuration from

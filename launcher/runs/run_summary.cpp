@@ -17,7 +17,7 @@
 namespace birkhoff {
 namespace {
 
-constexpr std::size_t kLastLines = 20;  // the lines that the speed is computed from
+constexpr std::size_t kLastLines = 20;  // from which the speed is computed
 
 bool has_diverged(const MetricsRecords& records) {
   const bool lost = !records.steps.empty() && records.steps.back().has_targets &&

@@ -1,4 +1,4 @@
-// What the files of a run say about it, whether it is running or not. Changes no files. Local.
+// A summary of a run from its files, whether it is running or not. Changes no files. Local.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +46,8 @@ const char* state_name(RunState state);
 // Figures of a run; unknown ones are NaN.
 struct RunFigures {
   StepRecord last_step, best_step;  // best: lowest loss
-  // Step 0: none. The best is of those that read the same split and number of tokens as the last:
-  // losses of others do not compare.
+  // Step 0: none. The best is chosen among evaluations of the same split and number of tokens as
+  // the last: other losses are not comparable.
   EvaluationRecord last_evaluation, best_evaluation;
   double tokens_per_second = kUnknown, step_ms = kUnknown;  // medians of the last lines
   double seconds = kUnknown;
@@ -56,10 +56,10 @@ struct RunFigures {
 };
 RunFigures figures_of(const MetricsRecords& records);
 
-// A time in seconds since 1970, as a clock on the wall shows it here.
+// A time in seconds since 1970, in the local time zone.
 std::string local_time(double unix_seconds);
 
-// What all jobs of the run have done together, until now or the end of the last one.
+// Totals over all jobs of the run, until now or the end of the last one.
 RunTotals totals_of(const RunSummary& run);
 // "2026-11-24 10:00:00: 4 ranks on a, b, step 100 to 180: exit 7, a rank was ended by signal 9".
 std::string job_text(const Job& job);

@@ -11,8 +11,8 @@ struct TableColumn {
   bool right = false;  // right-aligned, like numbers
 };
 
-// Each row has one cell per column. Put long names in the last column, where they push nothing
-// aside.
+// Each row has one cell per column. Put long names in the last column, where they shift no other
+// column.
 std::string text_table(const std::vector<TableColumn>& columns,
                        const std::vector<std::vector<std::string>>& rows);
 

@@ -53,7 +53,7 @@ trap ask TERM
 
 // Slurm keeps a job that has lost the node of its script, because of --no-kill.
 constexpr const char* kGuard = R"SH(
-# If this node is lost, either of two others puts the job back in the queue, unless Slurm has done
+# If this node is lost, either of two other nodes requeues the job, unless Slurm has done
 # so, or the job has ended.
 guard() { # NODE
   while :; do
@@ -92,12 +92,12 @@ case $code in
   75 | 138) ;; # saved; 138: asked before it could listen
   *) end "$code" "failed with exit code $code (Birkhoff's docs/runbook.md)" ;;
 esac
-[ -z "$cancelled" ] || end 75 "saved; cancelled"
-# A job that Slurm no longer calls running has reached its time limit, was cancelled, or goes back
+[ -z "$cancelled" ] || end 75 "saved; canceled"
+# A job that Slurm no longer calls running has reached its time limit, was canceled, or goes back
 # to the queue by itself.
 read -r state reason < <(squeue --noheader --jobs="$job" --format='%T %r')
 [ "$reason" != TimeLimit ] || limit_near=1
-# A job that saves nothing must not come back for ever. If it was preempted, it is not to blame.
+# A job that saves nothing must not be requeued forever. If it was preempted, it is not to blame.
 starts=$output/$job.fruitless
 if [ "$(newest)" != "$before" ]; then
   rm -f "$starts"
@@ -112,8 +112,8 @@ if [ -n "$state" ] && [ "$state" != RUNNING ] && [ "$reason" != TimeLimit ]; the
 fi
 )SH";
 
-// A job of a chain gets the one before it as its argument. The codes: those of ends that would come
-// again.
+// A job of a chain gets the previous job's id as its argument. The codes are of errors that would
+// recur.
 constexpr const char* kChain = R"SH(
 follows=$output/${{1-}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}.end
 if [ -n "${{1-}}" ] && [ -f "$follows" ]; then
@@ -135,8 +135,8 @@ constexpr const char* kStayEnd = R"SH(end 75 "saved; submit it again to continue
 // An option of sbatch must fit its buffer of 8 KiB, quoted.
 constexpr std::size_t kMostOptionBytes = 4000;
 
-// "#SBATCH --name=value". sbatch takes what is in double quotes literally, apart from a backslash,
-// which protects the next character. It cannot take a line end, nor two words that it once read as
+// "#SBATCH --name=value". sbatch takes text in double quotes literally, except a backslash, which
+// protects the next character. It cannot take a line end, nor two words that it once read as
 // options.
 std::string sbatch_line(const char* name, const std::string& value) {
   static const std::regex kPlain("[A-Za-z0-9_./:,@%+=-]*"), kControl("[\\x01-\\x1f\\x7f]"),

@@ -1,5 +1,5 @@
 // The batch script of a Slurm job that trains: `birkhoff train --ranks` as the supervisor of its
-// ranks, and what Slurm's signals and the exit code mean for the job. docs/slurm.md explains it.
+// ranks, with the handling of Slurm's signals and of the exit code. docs/slurm.md explains it.
 #pragma once
 
 #include <chrono>

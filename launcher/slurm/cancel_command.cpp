@@ -38,7 +38,7 @@ int cancel_command(const std::string& run, std::ostream& out, std::ostream& err)
            run);
     }
     if (jobs.queued.empty()) break;
-    // Jobs that wait go first: the next one must not start when the running one ends.
+    // Pending jobs are canceled first: the next one must not start when the running one ends.
     for (const QueuedJob& job : jobs.queued) {
       if (job.is_active() || !removed.insert(job.id).second) continue;
       scancel({}, job.id);

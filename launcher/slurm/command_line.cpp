@@ -5,7 +5,8 @@ namespace birkhoff {
 
 void CommandLine::add_submit() {
   CLI::App* c = subcommand(
-      app_, "submit", "Queue a run in Slurm, in jobs that save before they end and continue it",
+      app_, "submit",
+      "Submit a run to Slurm; its jobs checkpoint before the time limit and requeue",
       "  birkhoff submit big.txtpb --run run/big --site my_site.txtpb --nodes 4\n"
       "  birkhoff submit big.txtpb --run run/big --site my_site.txtpb --nodes 5 --spare-nodes 1 "
       "--time 2-00:00:00\n"
@@ -13,71 +14,67 @@ void CommandLine::add_submit() {
       "train.schedule.learning_rate=1e-3,3e-4\n"
       "  birkhoff submit big.txtpb --run run/big --site my_site.txtpb --dry-run");
   c->add_option("CONFIG", submit_.config, "configuration (.txtpb)")->required();
-  c->add_option("--run", submit_.run,
-                "run folder: created if new, resumed otherwise; what belongs to the jobs goes to "
-                "RUN.slurm")
+  c->add_option(
+       "--run", submit_.run,
+       "run folder: created if new, resumed otherwise; job scripts and outputs go to RUN.slurm")
       ->required()
       ->type_name("RUN");
   c->add_option("--site", submit_.site, "site profile (.txtpb), such as configs/sites/*.txtpb")
       ->required()
       ->type_name("FILE");
   c->add_option("--exclude-file", submit_.exclude_file,
-                "file of hosts that jobs must not get, as `doctor --exclude-file` writes it")
+                "file of hosts to avoid, as written by `doctor --exclude-file`")
       ->type_name("FILE");
-  c->add_option("--nodes", submit_.nodes, "nodes of a job")
+  c->add_option("--nodes", submit_.nodes, "number of nodes per job")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  c->add_option("--time", submit_.time, "time limit of a job; default: the profile's")
+  c->add_option("--time", submit_.time, "time limit per job; default: the site profile's")
       ->type_name("D-HH:MM:SS");
   c->add_option("--restarts", submit_.restarts,
-                "if ranks are lost or hang, start them again in the same job, so often without a "
-                "new checkpoint")
+                "restart lost or hung ranks in the same job up to N times in a row without a new "
+                "checkpoint")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  c->add_option("--spare-nodes", submit_.spare_nodes,
-                "leave so many of the nodes free until others are lost")
+  c->add_option("--spare-nodes", submit_.spare_nodes, "keep N of the nodes as spares for lost ones")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   c->add_option("--least-ranks", submit_.least_ranks,
-                "go on with so many ranks if nodes are lost; default: all")
+                "minimum number of ranks to continue with after losing nodes; default: all")
       ->check(CLI::Range(1, 4096));
   add_settings(c, submit_.settings);
   c->add_flag("--fresh", submit_.fresh,
-              "move the contents of the run folder aside, now, and start again");
+              "move the old contents of the run folder to RUN/before-fresh-K now, and start over");
   c->add_option("--chain", submit_.chain,
-                "queue so many jobs, each of which continues the run when the one before has ended")
+                "submit a chain of N jobs, each resuming when the previous one ends")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  c->add_option("--sweep", submit_.sweep,
-                "one run for each value, in RUN/value, as the elements of an array job")
+  c->add_option("--sweep", submit_.sweep, "submit one run per value, in RUN/VALUE, as an array job")
       ->type_name("PATH=VALUE,VALUE,...");
-  c->add_option("--name", submit_.name, "name of the job; default: that of the run folder");
-  c->add_flag("--dry-run", submit_.dry_run, "check, print the batch script, and queue nothing");
+  c->add_option("--name", submit_.name, "job name; default: the run folder's name");
+  c->add_flag("--dry-run", submit_.dry_run,
+              "check and print the batch script without submitting it");
 }
 
 void CommandLine::add_looks() {
-  CLI::App* status =
-      subcommand(app_, "status",
-                 "Tell how far a run is, what happened to it, and which of its jobs are queued",
-                 "  birkhoff status run/big\n"
-                 "  birkhoff status run/big --json");
+  CLI::App* status = subcommand(app_, "status", "Show a run's progress, history and queued jobs",
+                                "  birkhoff status run/big\n"
+                                "  birkhoff status run/big --json");
   status->add_option("RUN", status_.run, "run folder, or the folder of a sweep")->required();
-  status->add_flag("--json", status_.json, "print one JSON object for each run");
+  status->add_flag("--json", status_.json, "print one JSON object per run");
   CLI::App* tail =
-      subcommand(app_, "tail", "Print what a run's jobs print and its metrics, until it ends",
+      subcommand(app_, "tail", "Follow the job output and metrics of a run until it ends",
                  "  birkhoff tail run/big\n"
                  "  birkhoff tail run/big --lines 100 --no-follow");
   tail->add_option("RUN", tail_.run, "run folder")->required();
   tail->add_option("--lines", tail_.lines,
-                   "start with so many lines of the newest output and of "
-                   "the metrics")
+                   "start with the last N lines of the newest output and of the metrics")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  tail->add_flag("!--no-follow", tail_.follow, "print these lines, and end");
-  CLI::App* cancel = subcommand(app_, "cancel",
-                                "Remove a run's jobs from the queue; the one that runs saves first",
-                                "  birkhoff cancel run/big\n"
-                                "  birkhoff cancel run/rates/1e-3");
+  tail->add_flag("!--no-follow", tail_.follow, "print these lines and exit");
+  CLI::App* cancel =
+      subcommand(app_, "cancel", "Remove a run's jobs from the queue; a running job saves first",
+                 "  birkhoff cancel run/big\n"
+                 "  birkhoff cancel run/rates/1e-3");
   cancel->add_option("RUN", cancel_run_, "run folder, or the folder of a sweep")->required();
 }
 

@@ -1,4 +1,4 @@
-// Slurm's queue, asked by its commands.
+// Slurm's queue, read with Slurm's commands.
 #pragma once
 
 #include <optional>
@@ -18,10 +18,10 @@ struct QueuedJob {
   bool is_active() const { return state != "PENDING"; }
 };
 
-// This user's jobs that wait or run. nullopt if squeue does not answer.
+// This user's pending and running jobs. nullopt if squeue does not answer.
 std::optional<std::vector<QueuedJob>> queued_jobs();
 
-// Those with one of these ids, in the order of the queue.
+// The jobs with one of these ids, in the order of the queue.
 std::vector<QueuedJob> jobs_with(const std::vector<QueuedJob>& queue,
                                  const std::vector<std::string>& ids);
 

@@ -1,4 +1,4 @@
-// The jobs of a run: what was submitted for it, and what of that is in Slurm's queue.
+// The jobs of a run: those submitted, and those still in Slurm's queue.
 #pragma once
 
 #include <filesystem>
@@ -13,7 +13,7 @@ namespace birkhoff {
 
 struct RunJobs {
   std::vector<SubmittedJob> submitted;  // oldest first
-  std::vector<QueuedJob> queued;        // those of them that wait or run
+  std::vector<QueuedJob> queued;        // pending and running
   bool squeue_answers = true;           // also if nothing was submitted: it is not asked then
 };
 // Error(kUsage) if the path is neither a run's folder nor one that runs were submitted for.

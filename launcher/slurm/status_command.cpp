@@ -22,9 +22,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
-constexpr std::size_t kMostPastJobs = 5;  // of the run's past that are listed
+constexpr std::size_t kMostPastJobs = 5;  // listed
 
-// What is known of a run. `summary` is empty until its first job has begun.
+// The known state of a run. `summary` is empty until its first job has begun.
 struct Known {
   fs::path folder;
   std::optional<RunSummary> summary;
@@ -74,12 +74,12 @@ std::int64_t steps_left(const RunSummary& run) {
   return std::max<std::int64_t>(run.config.train().steps() - run.step, 0);
 }
 
-// Of the steps that are left, at the measured speed; NaN if it is not known.
+// The time of the remaining steps at the measured speed; NaN if unknown.
 double seconds_left(const RunSummary& run) {
   return static_cast<double>(steps_left(run)) * figures_of(run.records).step_ms / 1000;
 }
 
-// Of "1:03:20"; NaN for "UNLIMITED".
+// Seconds of a text like "1:03:20"; NaN for "UNLIMITED".
 double seconds_of(const std::string& slurm) {
   const auto time = slurm_time(slurm);
   return time ? static_cast<double>(time->count()) : kUnknown;

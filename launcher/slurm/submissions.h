@@ -1,4 +1,5 @@
-// What was submitted to Slurm for a run, kept next to its folder, which belongs to the run itself:
+// The record of a run's submissions to Slurm, kept next to the run folder, which belongs to the run
+// itself:
 //   RUN.slurm/K/job.sh         the batch script of the K-th submission
 //   RUN.slurm/K/config.txtpb   the configuration as it was resolved then (config-I.txtpb for a
 //                              sweep's run I): a job reads this one, whatever becomes of the file
@@ -34,7 +35,7 @@ struct RecordedEnd {
   int code = 0;
   std::string text;
 };
-// How the job ended, as its script has recorded it.
+// The end of the job, as its script has recorded it.
 std::optional<RecordedEnd> recorded_end(const SubmittedJob& job);
 
 // All jobs that were submitted for a run, or for the runs of a sweep in this folder, oldest first.

@@ -113,7 +113,7 @@ int ranks_of(const SubmitArguments& arguments, const configs::Site& site) {
   return static_cast<int>(ranks);
 }
 
-// What the profile says must fit the job and its configuration.
+// The profile must fit the job and its configuration.
 void check_site(const SubmitArguments& arguments, const configs::Site& site,
                 std::chrono::seconds limit, const configs::Config& config) {
   if (std::chrono::seconds(site.signal_seconds()) >= limit) {
@@ -133,8 +133,8 @@ void check_site(const SubmitArguments& arguments, const configs::Site& site,
   }
 }
 
-// Whether the run fits the memory that the profile says a rank has. Refuses it on CPUs; on GPUs
-// the prediction is of kernels that keep more.
+// Checks that the run fits the profile's memory per rank. Refuses it on CPUs; only warns on GPUs,
+// because the prediction is for kernels that keep more.
 void check_memory(const SubmitArguments& arguments, const configs::Site& site,
                   const configs::Config& config, int ranks, std::ostream& err) {
   if (site.rank_memory_gb() == 0) return;
@@ -192,7 +192,7 @@ void check_not_queued(const fs::path& run) {
        run.string(), jobs[0].id, jobs[0].state);
 }
 
-// How ranks are started.
+// The options of `train` for the start of ranks.
 std::vector<std::string> launch_options(const configs::Site& site, int ranks) {
   std::vector<std::string> options = {"--ranks", std::to_string(ranks)};
   const auto add = [&options](const char* name, const std::string& value) {
@@ -216,7 +216,7 @@ std::vector<std::string> train_options(const SubmitArguments& arguments, const c
   return options;
 }
 
-// Also the spare nodes are examined. None: empty.
+// Spare nodes are examined, too. Empty: no examination.
 std::vector<std::string> doctor_options(const SubmitArguments& arguments, const configs::Site& site,
                                         const fs::path& submission) {
   if (!site.doctor()) return {};
@@ -226,10 +226,10 @@ std::vector<std::string> doctor_options(const SubmitArguments& arguments, const 
   return options;
 }
 
-// Removes from this process's environment, and so from a job's, what would pass for the job's own:
-// the variables of the job or step in which `submit` is called, and sbatch's variables, which would
-// replace options of the script. Those that say how to reach Slurm stay, and what sbatch's say
-// where the profile says nothing.
+// Removes variables from this process's environment, and so from a job's: those of the job or step
+// in which `submit` is called, which would pass for the new job's, and sbatch's, which would
+// override options of the script. Keeps variables that say how to reach Slurm, and sbatch's for
+// options that the profile does not set.
 void forget_callers_job(const configs::Site& site, std::ostream& err) {
   const bool in_job = std::getenv("SLURM_JOB_ID") != nullptr;
   std::set<std::string> settings = {"SLURM_CONF", "SLURM_JWT", "SLURM_CLUSTERS", "SBATCH_CLUSTERS"};
@@ -257,7 +257,7 @@ void forget_callers_job(const configs::Site& site, std::ostream& err) {
       fmt::join(replacing, ", "));
 }
 
-// What sbatch prints.
+// The output of sbatch.
 std::string sbatch(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "sbatch");
   const CommandOutput output = output_of(arguments, kSbatchLimit);
@@ -291,7 +291,7 @@ void create_folder(const fs::path& folder) {
   }
 }
 
-// So that of a sweep all runs or none are moved aside.
+// Checked first, so that of a sweep's runs either all or none are moved aside.
 void check_not_held(const fs::path& run) {
   if (const auto holder = run_holder(RunPaths{run})) {
     fail(ExitCode::kUsage, "the run folder {} is in use by {}: wait for it or stop it",
@@ -299,7 +299,7 @@ void check_not_held(const fs::path& run) {
   }
 }
 
-// What a submission consists of, apart from its folder.
+// A submission, without its folder.
 struct Submission {
   fs::path folder;
   std::vector<Planned> runs;
@@ -337,7 +337,7 @@ std::vector<std::string> queue_jobs(const Submission& submission, const BatchJob
           submission.runs.size() == 1 ? ids.back() : fmt::format("{}_{}", ids.back(), run);
       jobs.push_back({.id = id, .run = submission.runs[run].folder, .output = {}, .end = {}});
     }
-    write_jobs(submission.folder, jobs);  // after each: what is queued is known, whatever follows
+    write_jobs(submission.folder, jobs);  // after each job, so that none is forgotten
   }
   return ids;
 }

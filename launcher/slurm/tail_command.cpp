@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr std::chrono::milliseconds kTailLook{500};
 constexpr std::chrono::seconds kAskSlurm{
-    10};  // how often: a cluster's controller serves all of its users
+    10};  // not shorter: a cluster's controller serves all of its users
 
 // "step 20: loss 2.3026, 1500 tokens/s" or "step 20: valid loss 2.4001". Other lines: as they are.
 std::string metrics_text(const std::string& line) {
@@ -47,8 +47,8 @@ class GrowingFile {
   GrowingFile(fs::path path, bool is_metrics) : path_(std::move(path)), is_metrics_(is_metrics) {}
   const fs::path& path() const { return path_; }
 
-  // The lines since the last call. A file that was cut since then, as a resumed run does with its
-  // metrics, is read on from its end.
+  // The lines since the last call. If the file was cut since then, as a resumed run does with its
+  // metrics, reading continues from its end.
   std::vector<std::string> more() {
     std::ifstream file(path_, std::ios::binary | std::ios::ate);
     if (!file) return {};
@@ -69,15 +69,15 @@ class GrowingFile {
   std::streamoff offset_ = 0;
 };
 
-// What is printed of a run: the outputs of its jobs or, if none was submitted, the log of its first
-// rank; and its metrics.
+// The printed files of a run: the outputs of its jobs or, if none was submitted, the log of its
+// first rank; and its metrics.
 class Followed {
  public:
   Followed(const fs::path& run, std::ostream& out) : run_(run), out_(out) {
     files_.emplace_back(RunPaths{run}.metrics(), /*is_metrics=*/true);
   }
 
-  // Adds the outputs that may come; at the first call, also the newest that is there.
+  // Adds the outputs of queued jobs; at the first call, also the newest existing output.
   void add(const RunJobs& jobs) {
     if (jobs.submitted.empty() && files_.size() == 1) {
       files_.emplace_back(RunPaths{run_}.log(0), /*is_metrics=*/false);
@@ -96,7 +96,7 @@ class Followed {
     }
   }
 
-  // Prints what the files have gained, at most `most` lines of each.
+  // Prints the new lines of the files, at most `most` lines of each.
   void print(std::size_t most) {
     for (GrowingFile& file : files_) {
       const std::vector<std::string> lines = file.more();
@@ -120,7 +120,7 @@ class Followed {
   const GrowingFile* printed_ = nullptr;
 };
 
-// Whether more may come: a process trains in the folder, or a job is in the queue.
+// Whether more output may come: a process trains in the folder, or a job is in the queue.
 bool is_active(const fs::path& run, const RunJobs& jobs) {
   return !jobs.queued.empty() || run_holder(RunPaths{run}).has_value();
 }
@@ -148,7 +148,7 @@ int tail_command(const TailArguments& arguments, std::ostream& out, std::ostream
       next_question = Clock::now() + kAskSlurm;
       followed.add(jobs);
     }
-    // Asked before the files are read, so that their last lines are read after the end.
+    // Checked before the files are read, so that their last lines are read after the end.
     const bool more = is_active(run, jobs);
     followed.print(std::numeric_limits<std::size_t>::max());
     if (!more) break;

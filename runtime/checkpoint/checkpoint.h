@@ -22,23 +22,23 @@ namespace birkhoff {
 // save() fills in the rest.
 using CheckpointHeader = configs::CheckpointManifest;
 
-// Which checkpoints are kept when a new one is committed.
+// The checkpoints to keep when a new one is committed.
 struct Retention {
   Retention(int newest_count, bool best_too = false) : newest(newest_count), best(best_too) {}
 
-  int newest;  // how many of the newest, at least 1
-  // Also the one with the lowest held_out_loss, the oldest of equals, for each split, corpus and
-  // number of sequences that it is of.
+  int newest;  // number of the newest to keep, at least 1
+  // Also keep the one with the lowest held_out_loss (of equal ones the oldest), for each split,
+  // corpus and number of sequences evaluated.
   bool best;
 };
 
 class CheckpointWriter {
  public:
   // Saves into `folder`/step-NNNNNNNN. `extra_files` (the tokenizer's model) are part of each
-  // checkpoint, as rank 0 reads them here: later changes to them do not matter. Rank 0 removes what
-  // an unfinished save left. Local. `world` is used only between steps, never by the writing
-  // thread, and must outlive the writer. require_folder: FolderLost if the run is another job's by
-  // now (cluster/base/files/lease.h). Called on rank 0, also by the thread.
+  // checkpoint, as rank 0 reads them here: later changes to them do not matter. Rank 0 removes the
+  // files of unfinished saves. Local. `world` is used only between steps, never by the writing
+  // thread, and must outlive the writer. require_folder: throws FolderLost if another job has taken
+  // the run (cluster/base/files/lease.h). Called on rank 0, also by the thread.
   CheckpointWriter(std::filesystem::path folder, Retention retention,
                    std::vector<std::filesystem::path> extra_files, ProcessGroup& world,
                    std::function<void()> require_folder = {});
@@ -47,7 +47,7 @@ class CheckpointWriter {
   ~CheckpointWriter();
 
   // Copies the data of the shards that this rank owns and lets a thread write them. Collective over
-  // world. If a save is still running it is finished first. Ranks that hold equal shards must name
+  // world. If a save is still running, it is finished first. Ranks that hold equal shards must name
   // the same owner, and all shards of a tensor together must hold each element once (checked before
   // the commit). Only rank 0's header is used.
   void save(const CheckpointHeader& header, const std::vector<TensorPart>& shards);
@@ -85,7 +85,7 @@ using CheckpointVerifier = std::function<std::string(const CheckpointFolder&)>;
 // if `verify` is (empty: this process reads all files).
 //
 // With `set_aside`, to resume training from it: damaged ones are renamed to damaged-step-N, so that
-// they are neither used nor lost. Checkpoints that earlier versions saved while a run diverged
+// they are neither used nor lost. Checkpoints that earlier versions saved while a run was diverging
 // (steps were being skipped, or values were not finite) are renamed to diverged-step-N; one warning
 // names them.
 std::optional<CheckpointFolder> find_newest_checkpoint(const std::filesystem::path& folder,

@@ -76,7 +76,7 @@ VerifiedCheckpoint open_and_verify(const fs::path& path, std::int64_t step,
 [[noreturn]] void fail_tensor(const CheckpointFolder& checkpoint, const std::string& name,
                               const std::string& why) {
   fail(ExitCode::kCheckpoint,
-       "{}: tensor '{}' {}; check that model and optimizer are those of the checkpoint",
+       "{}: tensor '{}' {}; check that model and optimizer match the checkpoint",
        checkpoint.path.string(), name, why);
 }
 
@@ -270,7 +270,7 @@ std::string describe_checkpoint(const CheckpointFolder& checkpoint) {
        counted(config.model().channels(), "channel"), counted(config.model().heads(), "head"),
        counted(config.data().sequence_length(), "token"));
   line("mechanism    {}", attention_text(config.model()));
-  // Names come last, so that long ones push nothing out of line.
+  // Names come last, so that long ones shift no other column.
   line("\n{:>16}  {:<32}  {}", "bytes", "xxh3-128", "file");
   for (const auto& file : manifest.file()) {
     line("{:>16}  {:<32}  {}", file.bytes(), file.hash(), file.name());

@@ -73,7 +73,7 @@ class CheckpointWriter::Impl {
     }
     const bool running = !thread_done_;
     if (!running && thread_.joinable()) {
-      thread_.join();  // what the thread wrote is visible from here on
+      thread_.join();  // from here on the thread's writes are visible
     }
     at::Tensor vote = at::zeros({2}, at::kLong);  // [still running, exit code of a failure]
     vote.data_ptr<std::int64_t>()[0] = running;
@@ -225,7 +225,7 @@ class CheckpointWriter::Impl {
     fail_save(code, static_cast<int>(first - failures.begin()), *first);
   }
 
-  // Removes what rank 0 can remove of the save, and throws.
+  // Removes the save's files, as far as rank 0 can, and throws.
   [[noreturn]] void fail_save(ExitCode code, int rank, const std::string& why) const {
     if (world_.rank() == 0 && why_lost().empty()) {
       try {

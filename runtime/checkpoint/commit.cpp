@@ -54,8 +54,8 @@ CheckpointManifest::File describe_file(const fs::path& path) {
   return description;
 }
 
-// Removes what no run needs any more. A failure is a warning: on a network file system a folder
-// stays as long as another process reads a file in it.
+// Removes files that no run needs any more. A failure is a warning: on a network file system a
+// folder stays as long as another process reads a file in it.
 void tidy(const std::function<void()>& remove) {
   try {
     remove();
@@ -81,8 +81,8 @@ void remove_checkpoint(const fs::path& folder) {
 }
 
 // The steps whose checkpoints have the lowest loss of an evaluation, as far as manifests can be
-// read: losses of another split or number of sequences do not compare. Decides only by what
-// is on disk, so a crash forgets nothing.
+// read: losses of another split or number of sequences are not comparable. Depends only on the
+// files on disk, so a crash loses nothing.
 std::set<std::int64_t> best_steps(const std::map<std::int64_t, fs::path>& folders) {
   struct Best {
     std::int64_t step;
@@ -122,7 +122,7 @@ void remove_oldest(const fs::path& checkpoints, std::int64_t committed_step, Ret
   }
 }
 
-// What could not be removed before.
+// Removes leftovers that could not be removed before.
 void remove_old_again(const fs::path& checkpoints) {
   for (const std::string& name : list_directory(checkpoints.string())) {
     if (name.starts_with(kOldPrefix)) tidy_tree(checkpoints / name);
@@ -196,7 +196,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   write_file_durably((aside / kModelIndexName).string(), index_text(manifest));
   *manifest.add_file() = describe_file(aside / kModelIndexName);
   write_file_durably((aside / kCheckpointManifestName).string(), manifest_text(manifest));
-  // Do not commit what cannot be read back, or is not visible from this rank.
+  // Do not commit files that cannot be read back, or are not visible from this rank.
   open_checkpoint(aside);
   sync_directory(aside.string());
 
@@ -210,7 +210,7 @@ fs::path commit_checkpoint(const fs::path& checkpoints, const fs::path& aside,
   tidy([&] {
     if (path_exists(replaced.string())) remove_checkpoint(replaced);
   });
-  // Only what is this save's own was removed so far. The run may be another job's by now.
+  // So far only this save's own files were removed. Another job may have taken the run since.
   if (require_folder) require_folder();
   tidy([&] {
     remove_old_again(checkpoints);

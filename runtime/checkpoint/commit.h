@@ -54,9 +54,9 @@ configs::CheckpointManifest::File write_shard_file(const std::filesystem::path& 
 // name), the index and the manifest (which already lists the ranks' files), reads it all back,
 // renames, and removes the oldest checkpoints that `retention` does not keep. Returns the new
 // folder. A crash or an error at any call leaves either the earlier checkpoints or the new one,
-// intact. What cannot be removed is named in a warning, and tried again by the next call. Calls
-// require_folder, which throws if the run is another job's, just before it renames
-// and just before it removes the oldest.
+// intact. Files that cannot be removed are named in a warning, and tried again by the next call.
+// Calls require_folder, which throws if another job has taken the run, just before it renames and
+// just before it removes the oldest.
 std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints,
                                         const std::filesystem::path& aside,
                                         configs::CheckpointManifest manifest,
@@ -64,10 +64,10 @@ std::filesystem::path commit_checkpoint(const std::filesystem::path& checkpoints
                                         Retention retention,
                                         const std::function<void()>& require_folder = {});
 
-// Removes what unfinished saves left, or warns that it cannot, and renames .replaced-step-N back to
-// step-N if there is no new step-N.
+// Removes the files of unfinished saves, or warns that it cannot, and renames .replaced-step-N back
+// to step-N if there is no new step-N.
 void remove_leftovers(const std::filesystem::path& checkpoints);
-// Does only the renaming, for readers that resume from what is there.
+// Does only the renaming, for readers that resume from the existing checkpoints.
 void restore_replaced(const std::filesystem::path& checkpoints);
 
 }  // namespace birkhoff

@@ -1,5 +1,5 @@
-// Whether training can resume from a state: a parameter or a moment that is not finite stays so in
-// all later steps.
+// A check whether training can resume from a state: a parameter or moment that is not finite stays
+// so in all later steps.
 #pragma once
 
 #include <string>

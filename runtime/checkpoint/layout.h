@@ -1,5 +1,5 @@
-// What the files of a checkpoint hold: which tensor is in which file, under which name and in which
-// order. docs/checkpoint_format.md describes the files. Local.
+// The layout of a checkpoint: the file, name and order of each tensor. docs/checkpoint_format.md
+// describes the files. Local.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace birkhoff {
 
 inline constexpr char kModelIndexName[] = "model.safetensors.index.json";
-// Of every file of tensors: Hugging Face's Transformers rejects files that do not say which
-// framework's layout they have.
+// The metadata of every file of tensors: Hugging Face's Transformers rejects files that do not name
+// a framework.
 inline const SafetensorsMetadata kShardMetadata = {{"format", "pt"}};
 
 // Whole parameters and statistics are in the model files, which other programs read; everything
@@ -30,7 +30,7 @@ std::int64_t staged_bytes(const TensorPart& shard);
 // size.
 void put_in_file_order(std::vector<const TensorPart*>& shards);
 
-// number: from 1 to count. For model files, those of the ranks that own whole parameters.
+// number: from 1 to count. For model files, count is the number of ranks that own whole parameters.
 std::string model_file_name(std::int64_t number, std::int64_t count);
 std::string state_file_name(std::int64_t number, std::int64_t count);
 
@@ -47,8 +47,8 @@ struct CheckpointSize {
   std::int64_t descriptions = 0;  // headers, index and manifest
   std::int64_t total() const { return tensors + descriptions; }
 };
-// What CheckpointWriter::save() of `num_ranks` ranks would write, without the tokenizer's file.
-// `shards`: those of all ranks, each once; their data is not read.
+// The size that CheckpointWriter::save() of `num_ranks` ranks would write, without the tokenizer's
+// file. `shards`: the shards of all ranks, each once; their data is not read.
 CheckpointSize checkpoint_size(const CheckpointHeader& header,
                                const std::vector<TensorPart>& shards, int num_ranks);
 

@@ -24,7 +24,7 @@ class CheckpointVersionError : public Error {
 // The content of manifest.json, its checksum first.
 std::string manifest_text(const configs::CheckpointManifest& manifest);
 
-// What is wrong with the values of a manifest, or empty. Checks the ranges of all numbers, that
+// The defect of a manifest's values; empty if there is none. Checks the ranges of all numbers, that
 // file names are plain, and that the listed shards make up each tensor exactly once.
 std::string manifest_defect(const configs::CheckpointManifest& manifest);
 

@@ -31,7 +31,7 @@ std::string make_run_id(std::uint64_t seed) {
   return xxh3_hex(text.data(), text.size());
 }
 
-// What belongs to the folder and not to the run in it.
+// Whether a file belongs to the folder and not to the run in it.
 bool stays(const std::string& name) {
   return name == "lock" || name.starts_with(kHolderPrefix) || name.starts_with(kBeforeFresh);
 }

@@ -1,4 +1,4 @@
-// The folder of one training run: where its files are, which job may write it, and which run it is.
+// The folder of one training run: its files, its identity, and the job that may write it.
 //
 //   RUN/run.json       identity of the run, and whether it ever had a checkpoint
 //   RUN/lock           locked (flock) while a job trains here; names the holder
@@ -44,8 +44,8 @@ class RunFolder {
  public:
   // Creates the folder, or opens the run in it, and locks it. With `fresh`, the files of an earlier
   // run are first moved to RUN/before-fresh-K, so that nothing is lost. If another job held it and
-  // may be gone, this waits until its lease expires, and removes what its unfinished saves left, so
-  // that they fail if it is not gone. Error(kUsage): not a run's folder and not empty; held by
+  // may be gone, this waits until its lease expires, and removes the files of its unfinished saves,
+  // so that they fail if it still runs. Error(kUsage): not a run's folder and not empty; held by
   // another job (names its host and process). Error(kStorage): cannot be created or written.
   RunFolder(const std::filesystem::path& folder, std::uint64_t seed, bool fresh);
 
@@ -53,7 +53,7 @@ class RunFolder {
   static void check_usable(const std::filesystem::path& folder);
 
   const RunPaths& paths() const { return paths_; }
-  // Whether the folder is still this job's (FolderLost if not), and which holder it is.
+  // The lease by which this job holds the folder: check() throws FolderLost if it no longer does.
   const Lease& lease() const { return *lease_; }
   // XXH3-128 (hex), made when the folder was created; CheckpointManifest.run of all its
   // checkpoints.
@@ -70,8 +70,8 @@ class RunFolder {
   void note_checkpoint();
 
   // Cuts metrics.jsonl to its first `bytes` bytes (CheckpointManifest.metrics_bytes, 0 at the
-  // start), and to whole lines if less is there. Always writes a new file: a job that lost the
-  // folder may still have the old one open.
+  // start), and to whole lines if the file is shorter. Always writes a new file: a job that lost
+  // the folder may still have the old one open.
   void cut_metrics(std::int64_t bytes) const;
 
  private:

@@ -230,7 +230,7 @@ void SafetensorsReader::parse_header(const std::string& json_text) {
       throw std::invalid_argument(fmt::format("'{}': {}", name, error.what()));
     }
   }
-  // An empty tensor comes before the one that begins at the same place.
+  // An empty tensor comes before the one that begins at the same offset.
   std::sort(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
   });

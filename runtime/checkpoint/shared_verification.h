@@ -15,10 +15,10 @@ class SharedVerification {
   // The ranks must see the same files. `world` must outlive this object. Local.
   explicit SharedVerification(ProcessGroup& world) : world_(world) {}
 
-  // For rank 0: verify_files(), with the same result and the same error, while the others help().
-  // Collective over the world.
+  // For rank 0: verify_files(), with the same result and the same error, while the other ranks
+  // help(). Collective over the world.
   std::string verify(const CheckpointFolder& checkpoint);
-  // For rank 0: ends the others' help(). Collective over the world.
+  // For rank 0: ends help() on the other ranks. Collective over the world.
   void finish();
   // For the other ranks: takes part in each verify() until rank 0 has called finish().
   void help();

@@ -115,7 +115,7 @@ void for_each_common_run(const TensorRegion& a, const TensorRegion& b,
   const std::vector<std::int64_t> strides_a = row_major_strides(a.box_size);
   const std::vector<std::int64_t> strides_b = row_major_strides(b.box_size);
   // Row-major positions, in the two boxes, of a run's first element; both increase with the run's
-  // number.
+  // index.
   const auto position_of = [&](std::int64_t run) {
     std::pair<std::int64_t, std::int64_t> position{0, 0};
     for (std::size_t d = dims; d-- > 0;) {

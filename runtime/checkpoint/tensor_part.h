@@ -15,9 +15,9 @@ namespace birkhoff {
 
 enum class StateKind { kParameter, kOptimizer, kStatistic };
 
-// Which elements of a global tensor a shard holds.
+// The elements of a global tensor that a shard holds.
 struct TensorRegion {
-  std::vector<std::int64_t> global_shape, box_offset, box_size;  // one entry a dimension
+  std::vector<std::int64_t> global_shape, box_offset, box_size;  // one entry per dimension
   std::int64_t flat_begin = 0, flat_end = 0;                     // row-major inside the box
 
   std::int64_t num_elements() const { return flat_end - flat_begin; }
@@ -45,8 +45,9 @@ TensorPart whole_shard(std::string name, StateKind kind, const at::Tensor& tenso
 // ranks must list the same shards.
 void balance_owners(std::vector<TensorPart>& shards, int num_ranks);
 
-// What makes the region impossible (a box that leaves the tensor, a range that leaves the box, a
-// size that overflows 64 bits), or empty if it is valid. For regions that were read from a file.
+// The defect that makes a region impossible (a box that exceeds the tensor, a range that exceeds
+// the box, a size that overflows 64 bits); empty if it is valid. For regions that were read from a
+// file.
 std::string region_defect(const TensorRegion& region);
 
 // `length` elements that two regions share, consecutive in both; positions count from each shard's

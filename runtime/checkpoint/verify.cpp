@@ -76,8 +76,8 @@ void verify_plain_file(const std::string& path, const CheckpointManifest::File& 
   }
 }
 
-// Whether any of the numbers in a whole number of elements is infinite or NaN: its exponent is all
-// ones.
+// Whether any element is infinite or NaN: its exponent bits are all ones. The bytes hold whole
+// elements.
 template <typename Bits>
 bool has_full_exponent(const std::byte* data, std::size_t num_bytes, Bits exponent) {
   bool found = false;

@@ -1,4 +1,4 @@
-// Checks a checkpoint's files against its manifest. All errors are Error(kCheckpoint), name the
+// Checks of a checkpoint's files against its manifest. All errors are Error(kCheckpoint), name the
 // file and say what differs.
 #pragma once
 
@@ -28,7 +28,8 @@ void check_size(const std::string& path, const configs::CheckpointManifest::File
 void check_crc(std::uint32_t crc, const configs::CheckpointManifest::Tensor& tensor,
                const std::string& path);
 
-// What verification found: the first damaged file, or else the first that holds a non-finite value.
+// The finding of a verification: the first damaged file, or else the first that holds a non-finite
+// value.
 struct FileFinding {
   int file = -1;  // in the manifest's order; -1: nothing
   ExitCode code = ExitCode::kOk;

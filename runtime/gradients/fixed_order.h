@@ -1,5 +1,5 @@
 // Sums in an order that does not depend on the number of threads: a value that every rank computes
-// for itself must have the same bits on all ranks, however many cores each has.
+// for itself must have the same bits on all ranks, whatever their numbers of cores.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -19,7 +19,7 @@ inline std::int64_t num_sum_chunks(std::int64_t n) { return (n + kSumChunk - 1) 
 // Sum of x[i]^2 over one chunk of n <= kSumChunk elements, in fp64. Local.
 template <typename T>
 double chunk_sum_of_squares(const T* x, std::int64_t n) {
-  constexpr std::int64_t kLanes = 16;  // independent sums, so that the compiler can vectorise
+  constexpr std::int64_t kLanes = 16;  // independent sums, so that the compiler can vectorize
   std::array<double, kLanes> lanes{};
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {

@@ -1,8 +1,8 @@
 // Sums of squares in the fixed order of runtime/gradients/fixed_order.h, so that device and host
 // get the same bits (legend: k chunk of 4,096 elements, l lane of 16):
 //
-//   lane[k, l] = sum over j = 0 .. 255 of x[4096 k + 16 j + l]^2         in this order
-//   lane[k, 0] += squares that a last chunk has beyond a multiple of 16   in this order
+//   lane[k, l] = sum over j = 0 .. 255 of x[4096 k + 16 j + l]^2           in this order
+//   lane[k, 0] += the squares of a last chunk beyond a multiple of 16      in this order
 //   chunk[k]   = lane[k, 0] + lane[k, 1] + ... + lane[k, 15]
 //
 // x: [n] fp32 or bf16, of each of several tensors; sums in fp64. A product of two fp32 is exact in

@@ -22,7 +22,7 @@ namespace birkhoff {
 
 class GradBuckets {
  public:
-  // One parameter's place in a bucket.
+  // The slot of one parameter in a bucket.
   struct Slot {
     std::string name;
     bool decay = true;  // as in Parameter

@@ -15,8 +15,8 @@ namespace birkhoff {
 namespace {
 
 // The same chunk sums if each rank holds one slice. The rank in whose slice a chunk begins sums it;
-// the others leave a zero. The chunk's last elements may lie in the slices after it, so ranks first
-// exchange the heads of their slices, as much of each as a chunk may need.
+// all other ranks leave a zero. The chunk's last elements may lie in later slices, so ranks first
+// exchange the heads of their slices, as far as a chunk may need them.
 std::vector<at::Tensor> chunk_sums_of_slices(const GradBuckets& buckets) {
   ProcessGroup& group = buckets.group();
   const auto head_length = [](Interval slice) { return std::min(slice.size(), kSumChunk); };

@@ -1,7 +1,7 @@
-// What a training step adds up besides gradients, over its micro-batches and ranks: targets,
-// losses, the sums of figures, and the sums that update statistics.
+// The sums of a training step besides gradients, over its micro-batches and ranks: targets, losses,
+// the sums of metrics, and the sums that update statistics.
 //
-// Each virtual shard has a row of its own, which one rank fills and the others leave zero; the rows
+// Each virtual shard has its own row, which one rank fills and all other ranks leave zero; the rows
 // are added along the same tree as the shards' gradients. Without virtual shards there is one row.
 #pragma once
 
@@ -49,7 +49,7 @@ class StepSums {
   const FigureSums figures_;
   at::Tensor loss_sums_;       // fp64 [rows, columns] on the device
   at::Tensor statistic_sums_;  // [rows, columns] of the parameters' dtype
-  at::Tensor not_finite_;      // fp64 [1]: how many of this rank's losses are not finite
+  at::Tensor not_finite_;      // fp64 [1]: the number of this rank's non-finite losses
 };
 
 }  // namespace birkhoff

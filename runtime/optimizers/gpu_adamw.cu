@@ -22,7 +22,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPerThread = 4;  // 16 bytes of fp32: one instruction
 // Each block first waits for two powers in fp64, about a microsecond: a few blocks for each of 132
-// multiprocessors fill the GPU and pay for them once.
+// multiprocessors fill the GPU and wait for them once.
 constexpr std::int64_t kMostBlocks = 1056;
 
 template <typename Gradient>

@@ -1,5 +1,5 @@
-// One AdamW update of a flat bucket on a GPU: what AdamW::step (runtime/optimizers/adamw.h) does to
-// a bucket in host memory, but with every scalar read from memory.
+// One AdamW update of a flat bucket on a GPU: the same as AdamW::step (runtime/optimizers/adamw.h)
+// for a bucket in host memory, but with every scalar read from device memory.
 //
 // Legend: n elements of the bucket.
 #pragma once

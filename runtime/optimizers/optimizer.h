@@ -1,4 +1,4 @@
-// Optimizers: turn the reduced gradients in buckets into new parameter values.
+// Optimizers, which turn the reduced gradients in buckets into new parameter values.
 #pragma once
 
 #include <memory>
@@ -24,10 +24,10 @@ class Optimizer {
   // next.
   virtual void step(const StepScalars& scalars) = 0;
 
-  // The optimizer's state on this rank, as views of live memory: all of it, or with ZeRO only that
-  // of the values the rank owns. A shard's owner is the rank (of the buckets' group, which is the
-  // world while the other axes are 1) whose slice of the bucket contains it, so ranks share the
-  // writing.
+  // The optimizer's state on this rank, as views of live memory: all of it, or with ZeRO only the
+  // state of the values that the rank owns. A shard's owner is the rank (of the buckets' group,
+  // which is the world while the other axes are 1) whose slice of the bucket contains it, so ranks
+  // share the writing.
   virtual std::vector<TensorPart> state() = 0;
 };
 

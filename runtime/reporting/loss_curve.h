@@ -18,7 +18,7 @@ class Curve {
   };
   static constexpr std::size_t kMaxPoints = 2048;
 
-  // Steps must not decrease. Losses that are not finite are left out.
+  // Steps must not decrease. Non-finite losses are left out.
   void add(std::int64_t step, double loss);
   // In order; the newest point is always among them.
   std::vector<Point> points() const;

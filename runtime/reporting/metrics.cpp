@@ -21,7 +21,7 @@ std::string json_number(Float value) {
   return std::isfinite(value) ? plain_text(value) : "null";
 }
 
-// Times and rates: more digits mean nothing. The lines and the events carry the same numbers.
+// Times and rates: more digits mean nothing. The lines and the events carry the same values.
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 // The end of a line: the model's figures.
@@ -167,7 +167,7 @@ void Metrics::write_svg() {
                        loss_curve_svg(options_.run_name, train_, held_out_, options_.split));
   } catch (const Error& error) {
     warn(
-        fmt::format("{}; training goes on, and the picture is written again after the next "
+        fmt::format("{}; training continues, and the picture is written again after the next "
                     "evaluation",
                     error.what()));
   }

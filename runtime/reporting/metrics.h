@@ -1,7 +1,7 @@
 // A run's metrics, reported in four ways: the terminal or plain lines, RUN/metrics.jsonl (one
 // object per line; docs/metrics.md describes its keys), TensorBoard events, and RUN/loss.svg. Used
 // only on rank 0. At the start of a run, a file that cannot be written is an error; later it is a
-// warning, and training goes on.
+// warning, and training continues.
 #pragma once
 
 #include <filesystem>
@@ -49,8 +49,8 @@ class Metrics {
   void evaluation(std::int64_t step, const std::string& split, const Evaluation& evaluation);
   // Call before writing other lines to stderr.
   void clear_bar();
-  // Training time of the run so far: that of the last line of metrics.jsonl when this object was
-  // made, plus the time since.
+  // Training time of the run so far: the last line's in metrics.jsonl when this object was made,
+  // plus the time since.
   double elapsed_seconds() const { return elapsed_before_ + options_.clock() - began_; }
   // The run's results: losses of its last step and evaluation, its time, and the mean speed since
   // this object was made.

@@ -1,4 +1,5 @@
-// Reads a run's metrics.jsonl, for programs that look at the run from outside. docs/runs.md.
+// The reader of a run's metrics.jsonl, for programs that look at the run from outside.
+// docs/runs.md.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ constexpr double kCharacter = 6.9;     // mean width in this font, at most
 constexpr int kLongestName = 90;       // characters of a name in the legend
 constexpr std::size_t kMostTicks = 9;  // of a logarithmic axis
 
-// Okabe and Ito 2008, with grey instead of black: visible on white and on black pages.
+// Okabe and Ito 2008, with gray instead of black: visible on white and on black pages.
 constexpr std::array kColours{"#0072b2", "#d55e00", "#009e73", "#cc79a7",
                               "#e69f00", "#56b4e9", "#808080"};
 

@@ -17,7 +17,7 @@ struct PlotAxis {
 struct PlotLine {
   std::string name;                               // in the legend; empty: no entry
   std::vector<std::pair<double, double>> points;  // x, y: finite, above 0 on a logarithmic axis
-  int colour = 0;                                 // lines with equal numbers have one colour
+  int colour = 0;                                 // index of the line's color
   bool faint = false;                             // thin, so that other lines stand out
   bool marked = false;                            // a dot at each point
   bool dashed = false;
@@ -30,8 +30,8 @@ struct Plot {
 };
 
 // Axes that hold all points, with ticks at round values, the lines in order, and a legend below.
-// The first 7 colours differ with and without colour vision; later ones repeat them.
-// Names may hold any bytes.
+// The first 7 colors differ with and without color vision; later ones repeat them. Names may hold
+// any bytes.
 std::string plot_svg(const Plot& plot);
 
 }  // namespace birkhoff

@@ -1,4 +1,4 @@
-// What a user sees of a running training: a bar on a terminal, otherwise one plain line per line of
+// Console output of a training run: a bar on a terminal, otherwise one plain line per line of
 // metrics.
 #pragma once
 

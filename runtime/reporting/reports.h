@@ -1,4 +1,4 @@
-// The figures that a run reports.
+// The metrics that a run reports.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace birkhoff {
 // Values of a model's figures (Model::figures), by name.
 using FigureValues = std::vector<std::pair<std::string, double>>;
 
-// Those of the model as a whole; the figures of its parts have dotted names.
+// The figures of the model as a whole; figures of its parts have dotted names.
 inline FigureValues model_figures(const FigureValues& figures) {
   FigureValues result;
   for (const auto& figure : figures) {

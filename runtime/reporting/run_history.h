@@ -1,6 +1,7 @@
 // The past of a run. RUN/history.jsonl has a line for each job that began to train, and one for its
-// end. Lines are only added, each by one durable write. RUN/status.json says how far the running
-// job is. docs/runs.md describes the keys. Both files are by-products: a failed write is a warning.
+// end. Lines are only added, each by one durable write. RUN/status.json shows the progress of the
+// running job. docs/runs.md describes the keys. Both files are by-products: a failed write is a
+// warning.
 #pragma once
 
 #include <chrono>
@@ -50,12 +51,12 @@ struct Job {
 // crash may have left the last one incomplete.
 std::vector<Job> read_history(const std::filesystem::path& file);
 
-// How far a job is.
+// The progress of a job.
 struct JobStatus {
   double time = 0;
   std::int64_t step = 0, steps = 0, saved_step = 0;  // saved_step: of the newest checkpoint
   double tokens_per_second = 0, step_seconds = 0;
-  double save_seconds = 0;  // that a save took until it was committed, at most; 0: none yet
+  double save_seconds = 0;  // longest time from a save to its commit; 0: none yet
   std::string host;
   std::int64_t process = 0;
 };
@@ -63,11 +64,11 @@ struct JobStatus {
 // No file, or none that can be read: nullopt.
 std::optional<JobStatus> read_status(const std::filesystem::path& file);
 
-// What all jobs of a run have done together.
+// Totals over all jobs of a run.
 struct RunTotals {
   std::int64_t restarts = 0;
   std::int64_t lost_steps = 0;   // done, and done again after a restart
-  double lost_seconds = 0;       // that these took at first
+  double lost_seconds = 0;       // that these steps took at first
   double seconds = 0;            // from the first start until `now`
   double effective_seconds = 0;  // spent in steps that were not lost
 };
@@ -76,8 +77,8 @@ RunTotals totals_of(const std::vector<Job>& jobs, const std::optional<JobStatus>
                     double now);
 
 // Adds the end of the last job to `history`, for a job that could not write it itself; does nothing
-// if there is one already, or if `id` is neither empty nor that job's. What the job had done is
-// taken from `status`, and, without `id`, its time. An error of the file system is returned as one
+// if there is one already, or if `id` is neither empty nor that job's. The job's progress is taken
+// from `status` and, without `id`, also its time. An error of the file system is returned as one
 // line, not thrown.
 std::string note_lost_job(const std::filesystem::path& history, const std::filesystem::path& status,
                           const std::string& id, int code, const std::string& reason);
@@ -90,7 +91,7 @@ std::string note_slow_rank(const std::filesystem::path& history, const std::stri
 // Writes both files. For rank 0, which holds the run's lock; one object for each job.
 class RunHistory {
  public:
-  // Notes the start, and before that the end of the job before, if nobody could write it.
+  // Notes the start, after the end of the previous job if that job could not write it.
   RunHistory(std::filesystem::path history, std::filesystem::path status, JobStart start,
              std::int64_t num_steps);
 

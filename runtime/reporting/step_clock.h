@@ -1,4 +1,4 @@
-// Measures one training step: how long it took, and where this rank's own time went.
+// The clock of a training step: its duration, and this rank's own time by phase.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,13 +17,13 @@ class StepClock {
 
   void begin();
   void has_batch();
-  // All passes are launched, and nothing has been waited for that needs other ranks.
+  // All passes are launched, and this rank has not yet waited for other ranks.
   void passes_launched();
   // Blocks until the passes are done. On a GPU the update, which ends later, counts as 0.
   void end();
 
   double step_ms() const { return 1000 * seconds_; }
-  // Without the time in which this rank waited for others (wait_time.h).
+  // Without the time in which this rank waited for other ranks (wait_time.h).
   const StepTimes& times() const { return times_; }
 
  private:

@@ -45,7 +45,7 @@ void TelemetryFile::flush() {
     num_lost_ = 0;
   } catch (const Error& error) {
     if (!failing_) {
-      warn_(fmt::format("{}; training goes on, and the missing records are written once that works",
+      warn_(fmt::format("{}; training continues, and the missing records follow once writing works",
                         error.what()));
     }
     failing_ = true;

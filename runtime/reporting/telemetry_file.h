@@ -27,7 +27,7 @@ class TelemetryFile {
   std::int64_t num_bytes() const {
     return written_bytes_ + static_cast<std::int64_t>(waiting_.size());
   }
-  // Tries a last time, and warns of what is missing. Must be called at the end.
+  // Tries a last time, and warns of missing records. Must be called at the end.
   void close();
 
  private:

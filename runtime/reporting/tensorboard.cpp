@@ -63,8 +63,7 @@ double wall_time_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// Makes a file with the events that every file begins with. An error here is one of the run's
-// start.
+// Creates a file with the events that every file begins with. An error here ends the run's start.
 File start_event_file(const std::string& path, std::int64_t first_step) {
   File file = File::create(path);
   const double now = wall_time_now();
@@ -74,7 +73,7 @@ File start_event_file(const std::string& path, std::int64_t first_step) {
 }
 
 // TensorBoard wants "tfevents" in the name, and orders files by the time in it: a new file is later
-// than all others, also if this machine's clock is behind.
+// than all existing ones, even if this machine's clock is behind.
 std::string new_event_path(const std::filesystem::path& folder) {
   constexpr std::string_view kPrefix = "events.out.tfevents.";
   auto seconds = static_cast<std::int64_t>(wall_time_now());

@@ -14,8 +14,8 @@ namespace birkhoff {
 
 // wall_time: seconds since 1970.
 std::string version_event(double wall_time);
-// Tells TensorBoard to forget the values of `step` and later in earlier files: the run went back to
-// a checkpoint.
+// Tells TensorBoard to forget the values of `step` and later in earlier files: the run has returned
+// to a checkpoint.
 std::string start_event(double wall_time, std::int64_t step);
 std::string scalar_event(double wall_time, std::int64_t step, std::string_view tag, float value);
 // An event in the form of a file's record.

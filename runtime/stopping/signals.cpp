@@ -63,8 +63,8 @@ StopSignals::~StopSignals() {
   thread_.join();
   for (std::size_t i = 0; i < kSignals.size(); ++i) {
     if (kSignals[i] == SIGTERM && received() != 0) {
-      // When one rank has ended with 75, srun sends SIGTERM to the others. Ranks that have saved
-      // and are about to end must not look lost.
+      // When one rank has ended with 75, srun sends SIGTERM to the other ranks. Ranks that have
+      // saved and are about to end must not look lost.
       std::signal(SIGTERM, SIG_IGN);
     } else {
       sigaction(kSignals[i], &previous_actions[i], nullptr);

@@ -28,7 +28,8 @@ class StopSignals {
   // The last signal received, 0 if none yet. This process only: ranks must agree before they act.
   int received() const;
 
-  // From now on a second SIGINT is only recorded, too: for a process that must end others first.
+  // From now on a second SIGINT is only recorded, too: for a process that must end other processes
+  // first.
   void note_second_interrupt();
   // Whether SIGINT came twice.
   bool interrupted_twice() const;

@@ -1,4 +1,4 @@
-// Whether this process asks the run to save and stop: because a signal came, or because the
+// A request of this process to save and stop the run: because a signal came, or because the
 // scheduler will soon end the job. Ranks must agree before they act.
 #pragma once
 
@@ -19,15 +19,15 @@ class StopRequest {
                        std::function<std::optional<double>()> job_end = {})
       : signals_(signals), job_end_(std::move(job_end)) {}
 
-  // Seconds that stopping takes at most: a step that has begun, and a save.
+  // Maximum seconds that stopping takes: the current step, and a save.
   void set_needed_seconds(double seconds) { needed_seconds_ = seconds; }
 
   bool asked();
-  // Asked at least two seconds ago: what still takes long should be given up.
+  // Requested at least two seconds ago: long operations should be abandoned.
   bool pressing();
-  // Asked because the job will end, and no signal came.
+  // Requested because the job will end, and no signal came.
   bool by_time_limit() const { return asked_at_.has_value() && signals_.received() == 0; }
-  // For a message: who asks.
+  // The source of the request, for a message.
   std::string why() const;
 
  private:

@@ -38,7 +38,7 @@ at::Tensor strictly_past(const at::Tensor& scores) {
   return scores.masked_fill(at::ones({N, N}, at::kBool).triu(), kBarred);
 }
 
-// Normalisation as in the paper, without logarithms.
+// Normalization as in the paper, without logarithms.
 at::Tensor naive_balance(const at::Tensor& scores, int iterations) {
   at::Tensor p = scores.exp();
   for (int i = 0; i < iterations; ++i) {

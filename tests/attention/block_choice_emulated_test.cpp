@@ -1,5 +1,5 @@
-// The GPU kernel that chooses blocks, run on the CPU, chooses those of the definition. Legend: B
-// batch, H heads, L tokens, C chosen blocks, D head dim.
+// The GPU kernel that chooses blocks, run on the CPU, against the definition. Legend: B batch, H
+// heads, L tokens, C chosen blocks, D head dim.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Random choices of blocks, and what they must be by the definition. Legend: B batch, H heads, L
-// tokens, C chosen blocks, D head dim.
+// Random problems of choosing blocks, and their results by the definition. Legend: B batch, H
+// heads, L tokens, C chosen blocks, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// The centroids of routing attention against numbers by hand; routing_test.cpp has those that need
-// attention.
+// The centroids of routing attention against values computed by hand; routing_test.cpp has the
+// tests that need attention.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// The GPU kernels of clusters, run on the CPU, do what the CPU's do and are as exact as the
+// The GPU kernels of clusters, run on the CPU, agree with the CPU's kernels and are as exact as the
 // reference. Legend: B batch, H heads, L rows, D head dim, K clusters.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>

@@ -1,5 +1,5 @@
-// The GPU kernels of clusters and of the choice of blocks do what the definition says and are as
-// exact as the reference.
+// The GPU kernels of clusters and of the choice of blocks follow the definition and are as exact as
+// the reference.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

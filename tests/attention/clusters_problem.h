@@ -1,5 +1,5 @@
-// Problems of clusters, and what their results must be by the definition. Legend: B batch, H heads,
-// L rows, D head dim, K clusters.
+// Problems of clusters, and their results by the definition. Legend: B batch, H heads, L rows, D
+// head dim, K clusters.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -159,8 +159,8 @@ AttentionInput select_rows(AttentionInput in, const at::Tensor& rows_B) {
   return in;
 }
 
-// A state whose rows were reordered, repeated and dropped, inside a block and at its start, goes on
-// like one that decoded those rows from the beginning.
+// A state whose rows were reordered, repeated and dropped, inside a block and at its start,
+// continues like one that decoded those rows from the beginning.
 TEST_P(DecodingConformance, RowsOfAStateCanBeSelected) {
   const Built built = build(at::kDouble);
   at::NoGradGuard no_grad;

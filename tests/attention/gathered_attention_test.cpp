@@ -1,5 +1,5 @@
-// Attention over gathered rows, against one softmax over the union of what a query sees, and
-// against the operations that its lists stand for. Legend: B batch, H heads, L queries, S keys, D
+// Attention over gathered rows, against one softmax over the union of the keys that a query sees,
+// and against the operations that the lists express. Legend: B batch, H heads, L queries, S keys, D
 // head dim.
 #include "attention/kernels/gathered_attention/gathered_attention.h"
 
@@ -454,7 +454,7 @@ TEST(GatheredAttention, RefusesWhatDoesNotFit) {
   };
   expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.to(at::kDouble); }, "one dtype");
   expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.narrow(3, 0, 3); }, "q must be [B, H, L, D]");
-  expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.narrow(2, 0, 8); }, "numbers of queries");
+  expect_refused([](auto& in) { in.q_BHLD = in.q_BHLD.narrow(2, 0, 8); }, "these queries and keys");
   expect_refused([](auto& in) { in.rows.keys = {}; }, "make_row_lists");
   expect_refused(
       [&](auto& in) {

@@ -1,5 +1,5 @@
-// The limits of attention/kernels/common/limits.h are those of configurations. A balance without
-// gradients needs the same memory for any number of iterations.
+// The limits of attention/kernels/common/limits.h equal the limits of configurations. A balance
+// without gradients needs the same memory for any number of iterations.
 #include "attention/kernels/common/limits.h"
 
 #include <ATen/ATen.h>

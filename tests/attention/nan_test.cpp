@@ -1,5 +1,6 @@
-// Where NaN goes: on every path to all that sees it, and on the CPU's fused path nowhere else.
-// Legend: B batch, H heads, L queries, S keys, N blocks, b tokens of a block, D head dim.
+// The propagation of NaN: on every path to all results that see it, and on the CPU's fused path to
+// nothing else. Legend: B batch, H heads, L queries, S keys, N blocks, b tokens of a block, D head
+// dim.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -1,5 +1,5 @@
-// Lists whose keys only positions decide: of sliding windows, of strided attention, of blocks. All
-// heads and samples share them.
+// Lists whose keys depend only on positions: sliding windows, strided attention, blocks. All heads
+// and samples share them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,5 @@
-// Routing attention against loops over its definition, and its figures against numbers by hand.
+// Routing attention against loops over its definition, and its metrics against values computed by
+// hand.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>

@@ -1,5 +1,5 @@
-// Sliding windows: the same as dense attention with a mask, whatever the window, the length and the
-// blocks that the kernels use.
+// Sliding windows equal dense attention with a mask, for any window, length and blocks of the
+// kernels.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 """Validation loss of the baby GPT (T=64, batch 12, 2,000 steps, dense, characters) over the whole
-validation split, ours and PyTorch's, under one protocol (initialisation, schedule, AdamW and
+validation split, ours and PyTorch's, under one protocol (initialization, schedule, AdamW and
 clipping as in configs/baby_gpt_dense.txtpb). The batches differ: PyTorch draws random windows, ours
 are a permutation of non-overlapping windows.
 """

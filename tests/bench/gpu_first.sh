@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What to run first on a GPU: in order of importance, each line under its own limit, so that a
+# The first measurements on a GPU, in order of importance, each line under its own limit, so that a
 # visit of a few minutes leaves a report whenever it ends.
 #   tests/bench/gpu_first.sh --report FILE.md [--seconds N] [--lab FOLDER] [--baseline FOLDER]
 #     [--package FOLDER] [--only TEXT]
@@ -7,9 +7,9 @@
 # that are built already; else they are built here, with nvcc. --baseline: the same programs of
 # another commit, run in the same visit. --package: a package or build of the preset cuda
 # (docs/install.md); without it the lines that need one are named as left out. --only: the lines
-# whose names contain TEXT. The report is written again after each line; a short table ends it. What
-# each line is expected to show stands in docs/benchmarks/gpu.md; the lab prints its own prediction
-# beside each result. Exit code 1 if a line failed.
+# whose names contain TEXT. The report is written again after each line; a short table ends it.
+# docs/benchmarks/gpu.md lists the expected result of each line; the lab prints its own prediction
+# next to each result. Exit code 1 if a line failed.
 set -uo pipefail
 
 stop() { printf 'gpu_first: %s\n' "$*" >&2; exit 2; }

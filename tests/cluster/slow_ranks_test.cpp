@@ -27,7 +27,7 @@ class TestRanks {
     }
   }
 
-  // So many steps, of which five pass between two reports.
+  // Simulates `number` steps; all ranks report after every five.
   std::vector<SlowRank> steps(int number) {
     std::vector<SlowRank> found;
     for (int done = 0; done < number; done += 5) {

@@ -77,7 +77,7 @@ TEST(Watchdog, NamesASilentRankItsStepAndOperation) {
       HasSubstr("rank 2 on node2 has been silent for 8.6 s: its process is stopped, or its machine "
                 "or network is down; its last status: in step 7, inside all_reduce 'gradients of "
                 "bucket 4' (operation 99); run"));
-  // The others have gone on to where they wait for it.
+  // The other ranks have continued to the operation in which they wait for it.
   world.statuses[0].step = 9;
   world.wait_in(0, "all_reduce 'counts'", 120);
   world.pass(110, {1}, 2);

@@ -1,4 +1,4 @@
-// Files and what they include.
+// Files and their includes.
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 

@@ -1,4 +1,4 @@
-// Texts with one mistake each: the place, the field and the words of the report.
+// Texts with one mistake each: the location, the field and the words of the error.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.pb.h>
 

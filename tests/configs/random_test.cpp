@@ -1,5 +1,5 @@
 // Random configurations, texts, settings and includes. Each is accepted exactly, and builds a model
-// if that is small, or is rejected within a second in one line that names a place. None crashes.
+// if that is small, or is rejected within a second in one line that names a location. None crashes.
 // BIRKHOFF_RANDOM_CONFIGS sets their number; the default is 2000.
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>

@@ -147,7 +147,7 @@ TEST(Settings, ErrorsNameTheSetting) {
   }
 }
 
-// If values do not fit together, the place is that of the reported value, which --set may not have
+// If values do not fit together, the location is the reported value's, which --set may not have
 // set.
 TEST(Settings, ValuesThatDoNotFitTheFile) {
   EXPECT_EQ(config_error([] { parse("model { channels: 128 }", {"model.heads=3"}); }),

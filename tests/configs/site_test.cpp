@@ -1,4 +1,4 @@
-// Site profiles: the examples in the tree, the place and the words of each refusal, and times.
+// Site profiles: the examples in the tree, the location and the words of each error, and times.
 #include <gmock/gmock.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Values that other values leave without effect: refused where a run starts, kept where one exists.
+// Values without effect because of other values: refused when a run starts, kept in existing runs.
 #include <gmock/gmock.h>
 #include <google/protobuf/descriptor.h>
 

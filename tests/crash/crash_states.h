@@ -1,4 +1,5 @@
-// What a file system may hold after the machine stopped between two calls of a recorded program.
+// The possible contents of a file system after the machine stopped between two calls of a recorded
+// program.
 //
 // The model is that of ALICE (Pillai et al., OSDI 2014) and CrashMonkey (Mohan et al., OSDI 2018),
 // under the minimal guarantees of POSIX; real file systems guarantee more:

@@ -304,7 +304,7 @@ TEST(LostText, IsSaidByPrepare) {
   // SentencePiece's sign for a space comes back as one.
   EXPECT_THAT(notes("\u2581" + text, "lost"),
               testing::ElementsAre(testing::AllOf(
-                  testing::HasSubstr("warning: split train: the tokens do not give back parts"),
+                  testing::HasSubstr("warning: split train: the tokens do not restore parts"),
                   testing::HasSubstr(folder / "text" + ", spaces 9"))));
 }
 

@@ -1,4 +1,4 @@
-// Which text goes to which split: shares of bytes, inputs, official splits.
+// The assignment of text to splits: shares of bytes, inputs, official splits.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -289,7 +289,7 @@ TEST(Prepare, TakesOfficialSplits) {
   const Corpus corpus(folder / "all");
   EXPECT_EQ(text_of(corpus, "train"), train);
   EXPECT_EQ(text_of(corpus, "valid"), valid);
-  EXPECT_EQ(text_of(corpus, "test"), test + "\ufffd");  // the tokenizer was learnt from train
+  EXPECT_EQ(text_of(corpus, "test"), test + "\ufffd");  // the tokenizer was learned from train
   EXPECT_FALSE(corpus.manifest().tokenizer().has_end_of_document()) << "one document a split";
   // One official split; the other is held out from train.
   options.out = folder / "some";

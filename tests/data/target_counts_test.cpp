@@ -1,4 +1,4 @@
-// What targets stand for, and that ignorance is never rewarded.
+// The text behind targets; a model that knows less text never gets better metrics.
 #include "data/loader/target_counts.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// How prepare handles and reports documents that are not plain UTF-8.
+// Prepare of documents that are not plain UTF-8: their handling and reports.
 #include "data/prepare/text_kind.h"
 #include "data/corpus/verify.h"
 

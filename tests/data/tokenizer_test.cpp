@@ -169,7 +169,8 @@ std::vector<std::string> whitespace_words_of(std::string_view text) {
   return words;
 }
 
-// As WikiText is split: its own <unk> and joined hyphens stay whole, and each line ends once.
+// Words as WikiText splits them: its own <unk> and joined hyphens stay whole, and each line ends
+// once.
 TEST(WhiteSpaceTokenizer, CutsAtWhiteSpaceAndLineEnds) {
   EXPECT_EQ(whitespace_words_of(" \n = A <unk> = \n the 1 @-@ 2\t km , \n"),
             (std::vector<std::string>{"\n", "=", "A", "<unk>", "=", "\n", "the", "1", "@-@", "2",

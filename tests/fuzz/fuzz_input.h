@@ -1,4 +1,4 @@
-// Shared by the fuzz targets: parsing inputs, writing them to files, and recognising a refusal.
+// Shared by the fuzz targets: parsing inputs, writing them to files, and recognizing a refusal.
 #pragma once
 
 #include <cstdint>

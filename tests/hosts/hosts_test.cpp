@@ -1,4 +1,5 @@
-// What crosses a network between hosts: training, the loss of a host, the heartbeat's connection.
+// Features that cross a network between hosts: training, the loss of a host, the heartbeat's
+// connection.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +35,7 @@ TEST_F(Hosts, TwoRanksOnTwoHostsHaveTheBitsOfOneHost) {
   expect_like_reference("two");
 }
 
-// Ranks of one host share memory in its /dev/shm. Those of the other host do not see it.
+// Ranks of one host share memory in its /dev/shm. The other host's ranks do not see it.
 TEST_F(Hosts, FourRanksOnTwoHostsHaveTheBitsOfOneHost) {
   const std::vector<std::string> options = {"--ranks", "4", "--set", "train.steps=60"};
   const Finished here = run_child(train("four_here", options));

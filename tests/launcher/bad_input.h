@@ -1,5 +1,5 @@
-// The table of malformed inputs. Each row spoils one thing, runs one command line, and lists what
-// the user must see.
+// The table of malformed inputs. Each row spoils one thing, runs one command line, and lists the
+// texts that the user must see.
 #pragma once
 
 #include <functional>

@@ -221,7 +221,7 @@ TEST_F(BadInputTest, TableIsLargeAndHasNoRowTwice) {
   RecordProperty("processes", num_processes);
 }
 
-// The rows mean something only if the input is good where it is not spoilt.
+// The rows are meaningful only if the input is good wherever a row does not spoil it.
 TEST_F(BadInputTest, GoodInputIsGood) {
   for (const char* line :
        {"verify corpus", "verify bytes", "verify words", "verify pieces", "verify other",
@@ -253,7 +253,7 @@ TEST_F(BadInputTest, RealProcessesDoTheSame) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// Memory too small for the loader or for LibTorch's initialisers, or just enough, never causes an
+// Memory too small for the loader or for LibTorch's initializers, or just enough, never causes an
 // abort.
 TEST(Failure, ALimitOfMemoryEndsInALineAtAnyPointOfTheStart) {
   for (int limit_kib = 380'000; limit_kib < 500'000; limit_kib += 10'000) {

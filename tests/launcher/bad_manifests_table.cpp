@@ -49,7 +49,7 @@ CorpusManifest::Stream& first_stream(CorpusManifest& manifest) {
 std::vector<BadInput> as_text() {
   const std::string path = "corpus/manifest.json";
   return {
-      // Without a manifest, inspect does not recognise the folder; train reports what is missing.
+      // Without a manifest, inspect does not recognize the folder; train reports what is missing.
       {.name = "manifest missing",
        .line = "inspect corpus",
        .code = ExitCode::kUsage,

@@ -117,7 +117,7 @@ std::vector<BadInput> folders_and_text() {
       usage("into the folder of its text", "--out text text", {"text", "lies in --out text"}),
       usage("into the folder of its file", "--out text text/one.txt",
             {"text/one.txt", "lies in --out text"}),
-      usage("into a file of the user beside an unfinished corpus", "--out left text",
+      usage("into a file of the user next to an unfinished corpus", "--out left text",
             {"--out left", "'train-mytext.txt'"},
             [] {
               write_bytes("left/.unfinished", "process 1 on a host");
@@ -215,9 +215,9 @@ std::vector<BadInput> splits() {
             {"nowhere.txt", "No such file"}),
       usage("--valid texts without --train", "--out new --valid text/one.txt",
             {"--train is required", "--valid"}),
-      usage("--valid texts beside PATH", "--out new text/two.txt --valid text/one.txt",
+      usage("--valid texts next to PATH", "--out new text/two.txt --valid text/one.txt",
             {"text/two.txt", "--train"}),
-      usage("--train beside PATH", "--out new text/two.txt --train text/one.txt",
+      usage("--train next to PATH", "--out new text/two.txt --train text/one.txt",
             {"text/two.txt", "--train"}),
       usage("--train, and PATH after a fraction",
             "--out new --train text/one.txt --valid 0.1 text/two.txt", {"text/two.txt", "--train"}),

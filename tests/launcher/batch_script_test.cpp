@@ -378,7 +378,7 @@ TEST_F(SignalsOfScripts, APreemptedJobIsRequeuedEvenIfItHasDoneNothing) {
 }
 
 TEST_F(SignalsOfScripts, ACancelledJobIsNotRequeued) {
-  EXPECT_THAT(output_after(SIGUSR2, /*saves=*/true), HasSubstr("saved; cancelled"));
+  EXPECT_THAT(output_after(SIGUSR2, /*saves=*/true), HasSubstr("saved; canceled"));
   EXPECT_EQ(stubs_.calls("scontrol").size(), 0u);
 }
 

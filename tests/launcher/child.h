@@ -49,8 +49,7 @@ class Child {
 
 Finished run_child(Command command, std::chrono::seconds limit = std::chrono::seconds(120));
 
-// The program under test: that of the build folder, or the one that the variable BIRKHOFF_PROGRAM
-// names.
+// The program under test: the build folder's, or the one that the variable BIRKHOFF_PROGRAM names.
 std::string program_path();
 
 // The command line `birkhoff ARGUMENTS...` with that program.

@@ -316,7 +316,7 @@ TEST_F(ClassifyProcess, RefusesInOneLine) {
   }
 }
 
-// A labelled corpus that is prepared like the model can be evaluated; its classes keep their order.
+// A labeled corpus that is prepared like the model can be evaluated; its classes keep their order.
 TEST_F(ClassifyProcess, EvaluatesAnotherTablePreparedLikeTheModel) {
   // Only texts of the second class, so that its value shows.
   std::string good = "id\tmood\treview\n";

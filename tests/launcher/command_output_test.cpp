@@ -1,4 +1,4 @@
-// Small programs that run at the same time, and what they print.
+// Small programs that run at the same time, and their output.
 #include "launcher/processes/command_output.h"
 
 #include <gtest/gtest.h>

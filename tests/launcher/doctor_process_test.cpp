@@ -258,7 +258,7 @@ TEST_F(DoctorProcess, RanksThatDiffer) {
   expect_found(found, "corpus", "fail", "node2", {2}, "corpus ");
   expect_found(found, "program", "fail", "node3", {3}, "file: ");
   expect_found(found, "hosts", "fail", host, {4},
-               "another machine than that of rank 0 has the same name");
+               "rank 0 is on another machine with the same name");
   fs::remove_all(other);
 }
 

@@ -1,4 +1,4 @@
-// What the doctor concludes from the facts of ranks. doctor_process_test.cpp makes real faults.
+// The doctor's conclusions from the facts of ranks. doctor_process_test.cpp makes real faults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -218,10 +218,10 @@ TEST(JudgeClock, OneOfTwoHostsIsNotBlamed) {
   };
   const Examination result = judged(0, 120);
   expect_finding(only(result.checks.front().judgement), Verdict::kFail, "", {},
-                 "the clock of node1 is 120 s ahead of that of node0");
+                 "the clock of node1 is 120 s ahead of node0's");
   EXPECT_THAT(result.hosts_to_exclude(), IsEmpty());
   expect_finding(only(judged(0, -5).checks.front().judgement), Verdict::kWarn, "", {},
-                 "the clock of node0 is 5 s ahead of that of node1");
+                 "the clock of node0 is 5 s ahead of node1's");
   EXPECT_THAT(judged(0, 0.9).checks.front().judgement.findings, IsEmpty());
 }
 

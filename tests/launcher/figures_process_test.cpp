@@ -1,4 +1,5 @@
-// What `prepare`, `train` and `eval` say of text that a model does not know or does not predict.
+// The reports of `prepare`, `train` and `eval` on text that a model does not know or does not
+// predict.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

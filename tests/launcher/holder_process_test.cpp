@@ -1,5 +1,5 @@
-// Two jobs and one run folder: one trains; the other says who has it, or takes it from a job that
-// does not answer.
+// Two jobs and one run folder: one trains; the other names the holder, or takes the folder from a
+// job that does not answer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -68,8 +68,8 @@ TEST_F(HolderProcess, OfTwoJobsOneTrains) {
     });
 }
 
-// flock means nothing, and the holder is stopped for longer than its lease. It goes on at a random
-// moment, and ends without a trace.
+// flock means nothing, and the holder is stopped for longer than its lease. It continues at a
+// random moment, and ends without a trace.
 TEST_F(HolderProcess, AJobThatDoesNotAnswerLosesTheFolder) {
   const Finished trained = run_child(train("one_rank", {}));
   ASSERT_EQ(trained.code, 0) << trained.err;

@@ -1,5 +1,5 @@
-// What `birkhoff plan` predicts, against what the runtime does: parameters, memory, communication
-// and checkpoints; and its model of faults, against a simulation.
+// Predictions of `birkhoff plan` against the runtime: parameters, memory, communication and
+// checkpoints; and its model of faults against a simulation.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -390,7 +390,7 @@ TEST_F(PlanCommand, SaysWhatItExtrapolates) {
   EXPECT_THAT(plan({}), testing::Not(HasSubstr("extrapolated")));
   // Parameters of one layer beyond what a plan may take.
   const std::string wide = plan({"--set", "model.channels=16384", "--measure"});
-  EXPECT_THAT(wide, HasSubstr("Activations of the layers are counted"));
+  EXPECT_THAT(wide, HasSubstr("Activations of the layers are estimated"));
   EXPECT_THAT(wide, HasSubstr("The time of a step is not predicted: give --peak-tflops"));
 }
 

@@ -28,7 +28,7 @@ TEST(Restarts, OftenWhileTheRunGetsOn) {
   EXPECT_TRUE(restarts.again(8, 90, why));
   EXPECT_THAT(why, HasSubstr("restart 2 of 2"));
   EXPECT_FALSE(restarts.again(7, 90, why));
-  EXPECT_THAT(why, HasSubstr("no new checkpoint since that of step 90, after 2 restarts"));
+  EXPECT_THAT(why, HasSubstr("no new checkpoint since step 90, after 2 restarts"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a command line says when it runs in the test's own process.
+// The output of a command line that runs in the test's own process.
 #pragma once
 
 #include <sstream>

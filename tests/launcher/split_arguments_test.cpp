@@ -1,4 +1,4 @@
-// How `prepare` interprets PATH, --train, --valid and --test.
+// The interpretation of PATH, --train, --valid and --test by `prepare`.
 #include "launcher/commands/split_arguments.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// How the program starts: how its threads wait, configurations from pipes, and the report of other
-// load during a benchmark.
+// The start of the program: the waiting of its threads, configurations from pipes, and the report
+// of other load during a benchmark.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -164,7 +164,7 @@ TEST_F(StopProcess, ARequestEndsWhatTakesLong) {
   }
 }
 
-// Nobody sends a signal, but Slurm will end the job.
+// No signal is sent, but Slurm will end the job.
 TEST_F(StopProcess, ARunSavesBeforeItsJobEnds) {
   const fs::path programs = folder_->path() / "programs";
   fs::create_directory(programs);

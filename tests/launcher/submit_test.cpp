@@ -179,7 +179,7 @@ TEST_F(SlurmCommands, ASweepIsAnArrayOfRunsOfTheirOwn) {
 
 TEST_F(SlurmCommands, CancelAsksTheRunningJobToSave) {
   EXPECT_EQ(submit("new", {"--chain", "3"}).code, 0);
-  // A suspended job has steps that are not saved; here it goes on after the first look.
+  // A suspended job has steps that are not saved; here it continues after the first look.
   stubs_->write("squeue", "cat queue; sed -i s/SUSPENDED/RUNNING/ queue");
   write_bytes(
       "queue",

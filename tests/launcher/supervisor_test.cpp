@@ -1,4 +1,4 @@
-// The launcher's help and version texts, and how it reads mpirun's codes.
+// The launcher's help and version texts, and its mapping of mpirun's exit codes.
 #include "launcher/processes/supervisor.h"
 #include "child.h"
 #include "cluster/base/files/file.h"
@@ -119,8 +119,8 @@ INSTANTIATE_TEST_SUITE_P(
         Subcommand{{"doctor"}, "before training"}, Subcommand{{"eval"}, "bits per byte"},
         Subcommand{{"sample"}, "Generate text"}, Subcommand{{"inspect"}, "Describe a"},
         Subcommand{{"runs"}, "List the runs"}, Subcommand{{"compare"}, "loss curves"},
-        Subcommand{{"verify"}, "Check every byte"}, Subcommand{{"submit"}, "Queue a run in Slurm"},
-        Subcommand{{"status"}, "how far a run is"}, Subcommand{{"tail"}, "until it ends"},
+        Subcommand{{"verify"}, "Check every byte"}, Subcommand{{"submit"}, "Submit a run to Slurm"},
+        Subcommand{{"status"}, "a run's progress"}, Subcommand{{"tail"}, "until it ends"},
         Subcommand{{"cancel"}, "saves first"}, Subcommand{{"config"}, "configurations"},
         Subcommand{{"config", "print"}, "resolved"}, Subcommand{{"config", "diff"}, "differ"},
         Subcommand{{"config", "reference"}, "Markdown"}),
@@ -158,7 +158,7 @@ TEST(Version, NamesEverythingLinked) {
   }
 }
 
-// mpirun would wait for ever.
+// mpirun would wait forever.
 TEST(Supervise, WithoutSharedMemoryNoRankIsStarted) {
   const TemporaryFolder folder("birkhoff_supervise");
   StubPrograms stubs(folder.path() / "stubs");

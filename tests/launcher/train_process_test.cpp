@@ -263,7 +263,7 @@ TEST_F(TrainProcessTest, AFailingFileSystemChangesNoEnd) {
       << "ranks that have not begun are started again after a while";
 }
 
-// The next job of a Slurm job that was asked to stop goes on, also if ranks were lost meanwhile.
+// The next job of a Slurm job that was asked to stop continues, also if ranks were lost meanwhile.
 TEST_F(TrainProcessTest, RanksLostAfterARequest) {
   StubPrograms stubs(folder_->path() / "stubs");
   for (const char* launcher : {"mpirun", "srun"}) {
@@ -279,8 +279,8 @@ TEST_F(TrainProcessTest, RanksLostAfterARequest) {
   command.environment.emplace_back("SLURM_JOB_NODELIST", "node0");
   finished = run_child(command);
   EXPECT_EQ(finished.code, 75) << finished.err;
-  EXPECT_THAT(finished.err, HasSubstr("exit code 7 in a job that was asked to stop: the next one "
-                                      "goes on from the checkpoint of step 0"));
+  EXPECT_THAT(finished.err, HasSubstr("exit code 7 in a job that was asked to stop: the next job "
+                                      "resumes from the checkpoint of step 0"));
 }
 
 TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
@@ -298,7 +298,7 @@ TEST_F(TrainProcessTest, RestartsEndWithoutANewCheckpoint) {
   const Finished ended = child.finish();
   EXPECT_EQ(ended.code, 7) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("restart 1 of 1"));
-  EXPECT_THAT(ended.err, HasSubstr("not started again: no new checkpoint since that of step 0"));
+  EXPECT_THAT(ended.err, HasSubstr("not started again: no new checkpoint since step 0"));
 }
 
 // kill -9 of one rank, of all ranks, of mpirun, or of all with mpirun and supervisor (like a
@@ -414,7 +414,7 @@ TEST_F(TrainProcessTest, ResumesOnAnyNumberOfRanks) {
 }
 
 // With virtual shards the centroids of routing attention have the same bits on any number of ranks,
-// also with dropout, when clusters die and get new centroids, and when the run goes on with more
+// also with dropout, when clusters die and get new centroids, and when the run continues with more
 // ranks.
 TEST_F(TrainProcessTest, CentroidsDoNotDependOnTheNumberOfRanks) {
   const std::string routing = "model.attention.0.group.0.mechanism.routing.";

@@ -53,7 +53,7 @@ struct MetricsLines {
   std::vector<std::string> figures;   // of each step: those that do not depend on the clock
   std::vector<double> losses;
 };
-// Which keys lines have: those of language models, or of classifiers.
+// The keys of lines: a language model's, or a classifier's.
 enum class Predicts { kText, kLabels };
 // Fails the test on a line whose keys differ from the documented ones.
 MetricsLines lines_of_metrics(const std::filesystem::path& run,

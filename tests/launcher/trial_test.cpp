@@ -1,5 +1,5 @@
-// What `birkhoff plan` concludes from trials of smaller shapes, against trials of the whole, and
-// what plans of the shipped configurations take themselves.
+// Extrapolations of `birkhoff plan` from trials of smaller shapes, against trials of the whole, and
+// the cost of plans of the shipped configurations.
 #include <ATen/core/grad_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

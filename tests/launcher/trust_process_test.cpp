@@ -1,4 +1,4 @@
-// What the real program promises about its ranks: the same bits on any number of ranks on request,
+// The real program's promises about its ranks: the same bits on any number of ranks on request,
 // always the same bits on each rank, and an end when one hangs.
 #include <fcntl.h>
 #include <gmock/gmock.h>

@@ -299,7 +299,7 @@ TEST(CrossAttention, DecodingEqualsTheForwardPassAndRowsMove) {
     const at::Tensor step = model.decoder.decode_step(*cache, tokens.select(1, t));
     EXPECT_LE(greatest_difference(step.squeeze(1), expected.select(1, t)), 1e-11) << t;
   }
-  // Rows 1, 0, 1 go on, each with its own source.
+  // Rows 1, 0, 1 continue, each with its own source.
   const at::Tensor rows = at::tensor({1, 0, 1}, at::kLong);
   cache->select_rows(rows);
   for (std::int64_t t = kMoved; t < kTarget; ++t) {

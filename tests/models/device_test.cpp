@@ -1,5 +1,5 @@
 // A model is on one device: its operations must make all tensors on the device of the parameters.
-// LibTorch's meta device has shapes but no numbers, so this test needs no GPU. An operation on
+// LibTorch's meta device has shapes but no values, so this test needs no GPU. An operation on
 // tensors of two devices is an error there, as on a GPU.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Queries, keys and values of head groups with and without projections of their own.
+// Queries, keys and values of head groups with and without their own projections.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

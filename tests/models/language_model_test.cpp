@@ -397,17 +397,17 @@ TEST(LanguageModel, BadConfigurationsNameTheField) {
     return *c.mutable_model()->mutable_attention(0)->mutable_group(0);
   };
   EXPECT_THAT(refused([&](auto& c) { group_of(c).set_key_heads(3); }),
-              HasSubstr("model.attention.0.group.0.mechanism: the group has 2 heads and key_heads: "
-                        "3, which does not divide that"));
+              HasSubstr("model.attention.0.group.0.mechanism: key_heads: 3 does not divide "
+                        "the group's 2 heads"));
   EXPECT_THAT(refused([&](auto& c) {
                 group_of(c).set_key_heads(1);
                 group_of(c).mutable_mechanism()->mutable_routing();
               }),
-              HasSubstr("heads whose queries are their keys have as many of both"));
+              HasSubstr("share_query_key: true needs as many key heads as heads"));
   EXPECT_THAT(refused([&](auto& c) {
                 group_of(c).mutable_mechanism()->mutable_relative_positions()->set_max_distance(4);
               }),
-              HasSubstr("relative_positions: this mechanism has none"));
+              HasSubstr("relative_positions: not supported by this mechanism"));
   EXPECT_THAT(refused([](auto& c) { c.mutable_task()->Clear(); }), HasSubstr("no task is set"));
   EXPECT_THAT(refused([](auto& c) { c.mutable_task()->mutable_translation(); }),
               HasSubstr("task.translation: translation is part of the schema but cannot be trained "

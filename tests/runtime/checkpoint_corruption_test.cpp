@@ -1,5 +1,5 @@
-// Damage to checkpoints: bits, lengths, blocks, files in other places, false manifests. Anything
-// that is not what was saved is rejected by name. BIRKHOFF_CORRUPTION=all tries every bit and
+// Damage to checkpoints: bits, lengths, blocks, misplaced files, false manifests. Anything that
+// differs from the saved state is rejected by name. BIRKHOFF_CORRUPTION=all tries every bit and
 // length.
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>

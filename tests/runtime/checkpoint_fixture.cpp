@@ -165,7 +165,7 @@ void save_step(const std::filesystem::path& folder, std::int64_t step, int num_r
     std::vector<TensorPart> shards = make_shards(world.rank(), num_ranks, layout);
     fill_shards(shards, step);
     writer.save(make_header(step), shards);
-    fill_shards(shards, step + 1);  // training goes on while the thread writes
+    fill_shards(shards, step + 1);  // training continues while the thread writes
     const auto committed = writer.finish();
     if (!committed ||
         committed->filename() !=

@@ -1,5 +1,5 @@
-// Runs that diverge, and what remains of them: the newest checkpoint predates the divergence, and
-// the cure that the message names works.
+// Runs that diverge: their newest checkpoint predates the divergence, and the cure that the message
+// names works.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -205,7 +205,7 @@ TEST_F(Divergence, AStopDuringAStreakSavesNothing) {
   EXPECT_EQ(train(run_, config_of(20), 2).code, ExitCode::kOk);
 }
 
-// A few bad batches: training goes on, and a save that was due among them is made later.
+// A few bad batches: training continues, and a save that was due among them is made later.
 TEST_F(Divergence, ASaveThatIsDueDuringAStreakWaitsForItsEnd) {
   const Ended ended = train(run_, config_of(12), 2, [](ToyTraining& training) {
     for (const std::int64_t step : {4, 5, 6}) training.model.spoil(step, 12 * step - 1);

@@ -1,5 +1,5 @@
 // Metrics on a file system that fails. At the start of a run that is an error, later a warning;
-// training goes on, and missing records are written once writing works again.
+// training continues, and missing records are written once writing works again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -26,7 +26,7 @@ std::vector<std::pair<double, double>> polyline(const std::string& svg, int n) {
   return points;
 }
 
-// Texts that begin at, end at, or are centred on a pixel: labels of ticks.
+// Texts that begin at, end at, or are centered on a pixel: labels of ticks.
 std::vector<std::string> labels(const std::string& svg, const std::string& anchor) {
   std::vector<std::string> found;
   const std::regex text("text-anchor=\"" + anchor + "\">([^<]*)<");

@@ -1,5 +1,5 @@
-// The past of a run: what its jobs note, what is noted for lost ones, and what a damaged file
-// costs.
+// The history of a run: the notes of its jobs, the notes for lost jobs, and the cost of a damaged
+// file.
 #include "runtime/reporting/run_history.h"
 
 #include <gmock/gmock.h>

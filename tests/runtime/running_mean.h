@@ -1,4 +1,4 @@
-// A mechanism for tests, with everything that a mechanism can give to training: a statistic, an
+// A mechanism for tests, with everything that a mechanism can return to training: a statistic, an
 // auxiliary loss, and a figure. Values are weighted by how well the query fits the running mean of
 // all keys of the past steps.
 #pragma once

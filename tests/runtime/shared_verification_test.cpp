@@ -1,5 +1,5 @@
-// Checkpoints verified by all ranks: the result and the error are those of one process, wherever
-// the damage is.
+// Checkpoints verified by all ranks: the result and the error equal one process's, wherever the
+// damage is.
 #include "runtime/checkpoint/shared_verification.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// What a CUDA graph requires of a step, tested on the CPU: StepGraph keeps the recorded part there,
-// so a value that the part holds, and does not read from memory, stays as it was.
+// The requirements of a CUDA graph on a step, tested on the CPU: StepGraph keeps the recorded part
+// there, so a value that the part holds, and does not read from memory, stays as it was.
 #include "runtime/step_graph.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// Requests to stop: what they end, what they leave to the resumed run, and that they change no bit.
+// Requests to stop: they end the run, leave the rest to the resumed run, and change no bit.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -98,7 +98,7 @@ TEST(Trainer, AStopBeforeTheFirstStepDoesNone) {
   EXPECT_EQ(training.state.step, 0);
 }
 
-// A step that takes longer than a stop can wait: the state is that of the step before, in bits.
+// A step that takes longer than a stop can wait: the state is the previous step's, bit by bit.
 TEST(Trainer, AStepThatTakesLongIsAbandoned) {
   for (const bool virtual_shards : {false, true}) {
     SCOPED_TRACE(virtual_shards);

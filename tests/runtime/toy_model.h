@@ -1,6 +1,6 @@
 // A small language model with every feature that the runtime relies on: several parameters of odd
 // sizes, one that never gets a gradient, noise, a mechanism with a statistic, an auxiliary loss and
-// figures, recomputation, and losses that can be spoilt on demand.
+// figures, recomputation, and losses that can be made non-finite on demand.
 #pragma once
 
 #include <ATen/ATen.h>

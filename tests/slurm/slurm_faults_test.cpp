@@ -1,5 +1,5 @@
-// Faults one after another in a run of four nodes: how long it takes until the next step, and what
-// share of the time counts. BIRKHOFF_SLURM_FAULTS sets the number of faults.
+// Faults one after another in a run of four nodes: the time until the next step, and the share of
+// the time that counts. BIRKHOFF_SLURM_FAULTS sets the number of faults.
 #include <algorithm>
 #include <cmath>
 #include <csignal>
@@ -39,7 +39,7 @@ double quantile(std::vector<double> values, double share) {
   return values.empty() ? 0 : values[static_cast<std::size_t>(std::ceil(share * last))];
 }
 
-// From a fault to the next step.
+// The time from a fault to the next step.
 struct Relaunch {
   Fault fault;
   double until_noted, until_training, until_step;  // s, each from the one before
@@ -71,7 +71,7 @@ class SlurmFaults : public Slurm {
     return set != nullptr ? std::atoi(set) : by_default;
   }
 
-  // A run that ends only when it is cancelled, on three nodes and a spare one.
+  // A run that ends only when it is canceled, on three nodes and a spare one.
   void start(const std::string& name) {
     const std::string steps = "train.steps=1000000", every = std::to_string(kSaveEvery);
     submit(name, kReadMs,

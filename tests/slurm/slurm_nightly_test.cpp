@@ -1,4 +1,4 @@
-// What takes minutes: arrays, chains, time limits without a warning, and cancelled runs.
+// Tests that take minutes: arrays, chains, time limits without a warning, and canceled runs.
 #include "launcher/slurm/batch_script.h"
 #include "slurm_fixture.h"
 
@@ -143,7 +143,7 @@ TEST_F(SlurmNightly, ACancelledRunIsSavedAndContinues) {
   EXPECT_EQ(cancelled.code, 0) << cancelled.err;
   EXPECT_THAT(cancelled.out, HasSubstr("job " + job + ": asked to save and end"));
   EXPECT_EQ(run_child({.line = {"squeue", "-h"}}).out, "");
-  EXPECT_THAT(output("cancelled"), HasSubstr("saved; cancelled"));
+  EXPECT_THAT(output("cancelled"), HasSubstr("saved; canceled"));
   EXPECT_THAT(output("cancelled"), Not(HasSubstr("goes back")));
   EXPECT_EQ(status("cancelled").at("state"), "stopped");
   const std::vector<std::string> jobs = submit("cancelled", 0, {"--nodes", "2"});

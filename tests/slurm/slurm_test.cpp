@@ -1,4 +1,5 @@
-// What jobs of `birkhoff submit` survive: each run must end with the bits of an uninterrupted one.
+// Faults that jobs of `birkhoff submit` survive: each run must end with the bits of an
+// uninterrupted one.
 #include <csignal>
 
 #include "slurm_fixture.h"

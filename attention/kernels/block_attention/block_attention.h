@@ -23,16 +23,16 @@ namespace birkhoff {
 struct KeyBlocks {
   at::Tensor k_BHNbD, v_BHNbD;
   KeyWindow window{};  // of these blocks
-  // bool, broadcastable, one for each offset of the window: which keys of the window are visible.
+  // bool, broadcastable, one for each offset of the window: the visible keys of the window.
   // Undefined: all.
   std::vector<at::Tensor> mask_BHNbb;
   at::Tensor bias_BHNbb{};  // added to the logits of each offset, broadcastable; undefined: none
   // Block n has the tokens n b, n b + 1, ..: relative positions apply to these keys.
   bool in_place = false;
   // [B, H, N]: instead of its own block, block n of queries sees block chosen_BHN[n] (int64) of k
-  // and v times weights_BHN[n] (in their dtype). The window must be that of own blocks, and the
-  // keys are not in place. With weight 0 the keys are zeros, and nothing gets a gradient.
-  // Undefined: the window's blocks.
+  // and v times weights_BHN[n] (in their dtype). The window must be the own block, and the keys are
+  // not in place. With weight 0 the keys are zeros, and there is no gradient. Undefined: the
+  // window's blocks.
   at::Tensor chosen_BHN{}, weights_BHN{};
 };
 
@@ -51,7 +51,7 @@ KeyBlocks nearest_keys(const Blocks& blocks, const at::Tensor& k_BHLD, const at:
 struct BlockAttention {
   at::Tensor q_BHNbD;
   std::vector<KeyBlocks> keys;  // all of one width, unless one_softmax
-  bool one_softmax = true;      // over all keys; else one per entry, and the outputs are added
+  bool one_softmax = true;      // over all keys; else one per entry, with outputs added
   float dropout = 0;
   std::optional<NoiseKey> noise;
   RelativePositions relative{};  // to keys that are in place

@@ -48,9 +48,9 @@ struct BlockRows {
 };
 
 // Sums of the gradients of one source's keys. They are in scratch, for the `reach` blocks that the
-// current block of queries may see: a block that comes into reach takes the place of the block that
+// current block of queries may see: a block that comes into reach takes the slot of the block that
 // left it. Or they are where the gradients will be, and a task owns the head: the first tile of
-// queries that sees a tile of keys writes, the others add.
+// queries that sees a tile of keys writes, later tiles add.
 template <typename T>
 struct KeySums {
   Sum<T>* data = nullptr;  // in scratch; null: in place, or one tile of queries sees each tile
@@ -68,8 +68,8 @@ struct KeySums {
     return d_k(key_block, block + row);
   }
 
-  // Sets where the gradients of a tile go, the keys of a block from row `row` on. `to_k` and `to_v`
-  // are the rows of the finished gradients.
+  // Sets the destination of a tile's gradients: the keys of a block from row `row` on. `to_k` and
+  // `to_v` are the rows of the finished gradients.
   void take(std::int64_t key_block, std::int64_t row, Rows<T> to_k, Rows<T> to_v,
             KeyTile<T>& tile) {
     if (data) {
@@ -137,8 +137,8 @@ struct KeySource {
     return window.is_own_block() && !chosen.defined() && block <= kTile;
   }
 
-  // Appends the tiles that queries [first_query, ..) of block n see. `positions` are those of all
-  // tokens; null without relative positions.
+  // Appends the tiles that queries [first_query, ..) of block n see. `positions` has one entry per
+  // token; null without relative positions.
   void add_tiles(std::int64_t batch, std::int64_t head, std::int64_t n, std::int64_t num_blocks,
                  std::int64_t block, std::int64_t first_query, const std::int32_t* positions,
                  KeySums<T>& sums, std::vector<KeyTile<T>>& tiles) const {

@@ -48,11 +48,11 @@ struct Call {
     std::vector<KeyTile<T>> tiles;
   };
 
-  // Blocks of queries [begin, end) of one key head; `index` is its number among the runs of that
+  // Blocks of queries [begin, end) of one key head; `index` is its index among the runs of that
   // head.
   struct Run {
     std::int64_t batch, head, index, begin, end;
-    std::int64_t part;  // whose sums get the gradients of tables and sinks
+    std::int64_t part;  // the part whose sums get the gradients of tables and sinks
   };
 
   std::int64_t tiles_per_block() const { return (block + kTile - 1) / kTile; }
@@ -93,7 +93,7 @@ struct Call {
     return worker;
   }
 
-  // Runs one tile of queries: those of block n from `first` on, of query head h.
+  // Runs one tile of queries: the queries of block n from `first` on, of query head h.
   void attend_tile(Pass pass, std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t first,
                    std::int64_t part, Worker& worker) {
     QueryTile<T> queries;
@@ -146,7 +146,7 @@ struct Call {
 
   // A task is one tile of queries. Tiles of one block read the same keys, and the heads of a token
   // are adjacent in memory, so tasks follow that order. A block's first and last tiles alternate:
-  // in a causal block the last tiles see the most keys, and each thread gets neighbouring tasks.
+  // in a causal block the last tiles see the most keys, and each thread gets neighboring tasks.
   void run_forward() {
     std::int64_t num_key_blocks = 0;
     for (const KeySource<T>& source : sources) num_key_blocks += source.window.num_offsets();
@@ -167,8 +167,8 @@ struct Call {
   }
 
   // A task is a part of the runs of one key head; a run is consecutive blocks. No two tasks write
-  // to the same memory: sums of keys that two runs see wait in border_sums, and each part has sums
-  // of its own for tables and sinks. So there are no atomics, and the order of the sums does not
+  // to the same memory: sums of keys that two runs see wait in border_sums, and each part has its
+  // own sums for tables and sinks. So there are no atomics, and the order of the sums does not
   // depend on the number of threads.
   void run_backward() {
     constexpr std::int64_t kLeastRun = 8;  // longer runs have fewer blocks at borders
@@ -289,7 +289,7 @@ struct Call {
                             m - border - window.first_offset));
   }
 
-  // The sums of d_k and d_v of block `place` among the blocks that two runs see.
+  // The sums of d_k and d_v of the block with index `place` among the blocks that two runs see.
   Sum<T>* border_sums(const KeySource<T>& source, bool of_later_run, std::int64_t b, std::int64_t h,
                       std::int64_t border, std::int64_t place) const {
     const at::Tensor& sums = source.border_sums;

@@ -1,5 +1,5 @@
-// Block attention on the CPU: cuts blocks into tiles, calls the loop of cpu_loop.h on them and
-// distributes the calls to threads. Used by autograd.cpp.
+// Block attention on the CPU: blocks are cut into tiles, and calls of the loop of cpu_loop.h on
+// these tiles are distributed to threads. Used by autograd.cpp.
 #pragma once
 
 #include "attention/kernels/block_attention/operands.h"

@@ -97,7 +97,7 @@ std::string why_not_gpu_kernels(const BlockAttention& in) {
     return fmt::format("a query sees {} blocks of keys, more than {}", num_masks,
                        BlockAttentionParams::kMostMasks);
   }
-  // Bounds the numbers of tasks and of rows.
+  // Bounds the number of tasks and the number of rows.
   const std::int64_t rows = q.numel() / head_dim * static_cast<std::int64_t>(in.keys.size());
   return rows <= std::numeric_limits<std::int32_t>::max() ? "" : kTooManyRows;
 }

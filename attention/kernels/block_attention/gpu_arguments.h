@@ -1,5 +1,5 @@
-// Converts tensors to the arguments of the GPU's block-attention kernels (gpu_params.h). Legend: B
-// batch, H heads, N blocks, b tokens per block, D head dim.
+// The conversion of tensors to arguments of the GPU's block-attention kernels (gpu_params.h).
+// Legend: B batch, H heads, N blocks, b tokens per block, D head dim.
 #pragma once
 
 #include <string>

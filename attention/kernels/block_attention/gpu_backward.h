@@ -8,7 +8,7 @@
 // BlockAttentionBackwardQueries: a thread block owns kTiles tiles of queries of one head and
 // computes their d_q and delta. If no other queries see its keys (BlockAttentionParams::owns_keys:
 // blocks of at most 64, and of at most 128 with two tiles, as in Sinkhorn attention and block-local
-// attention without neighbours), it also computes d_k, d_v and d_bias of each tile of keys, with p
+// attention without neighbors), it also computes d_k, d_v and d_bias of each tile of keys, with p
 // and d_s of all its queries in shared memory; a warp then owns 16 keys. With two tiles of queries,
 // the warps of the first compute d_k and those of the second d_v. Otherwise
 // BlockAttentionBackwardKeys computes the keys' gradients, with delta. With relative positions it
@@ -21,9 +21,9 @@
 //
 // For D > 128 two warps share rows, each with half of the columns. Shared memory, for D = 64, 128
 // and 256: 65, 113 and 145 KiB for queries that own their keys (49 and 81 with one stage; 98 and
-// 162 for two tiles), 49, 97 and 129 KiB for others, 50, 98 and 129 KiB for keys. Products are
-// 16-bit with fp32 sums; p and d_s are rounded to 16 bits between products; the rest is fp32. Each
-// number has one owner, which adds in a fixed order: no atomics, the same bits each time.
+// 162 for two tiles), 49, 97 and 129 KiB for other queries, 50, 98 and 129 KiB for keys. Products
+// are 16-bit with fp32 sums; p and d_s are rounded to 16 bits between products; the rest is fp32.
+// Each element has one owner, which adds in a fixed order: no atomics, the same bits each time.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_body.h"
@@ -315,8 +315,8 @@ class BlockAttentionBackwardQueries : BlockAttentionBody<Thread, kHeadDim, kTile
   static constexpr int kUnrolled = kTiles == 1 ? 4 : 1;  // more would spill registers
 
   // Stores gradients of the warp's 16 keys from first_key + first_row_ on: the warps of the last
-  // tile those of v, the warps of the first tile those of k and the bias. They pass through the
-  // tiles that held the keys: all warps have finished with those.
+  // tile store v's, the warps of the first tile k's and the bias's. They pass through the tiles
+  // that held the keys: all warps have finished with these tiles.
   BIRKHOFF_DEVICE void store_key_gradients(const KeySourceParams& source, const BlockPlace& place,
                                            int first_key, int stage) const {
     const int first_i = kTiles > 1 && source.window.causal ? first_key : 0;

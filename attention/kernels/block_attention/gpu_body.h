@@ -1,6 +1,6 @@
-// The common part of the block-attention kernels, on the tiles of tile_attention/gpu_body.h: which
-// rows a thread loads and stores, and which pairs it sees. gpu_forward.h and gpu_backward.h say
-// what the kernels compute and who owns what.
+// The common part of the block-attention kernels, on the tiles of tile_attention/gpu_body.h: the
+// rows that a thread loads and stores, and the pairs that it sees. gpu_forward.h and gpu_backward.h
+// describe what the kernels compute and own.
 #pragma once
 
 #include <cstdint>
@@ -30,12 +30,12 @@ struct TilePair {
   std::int64_t mask_query_stride, mask_key_stride;
   bool has_bias;
   const float* distances;  // query 0's in DistanceParams::scores; null: the keys have none
-  int first_row;           // of the table: that of query 0 and key 0, before clipping
+  int first_row;           // of the table, for query 0 and key 0, before clipping
   std::int64_t element;    // of the noise of query 0 and key 0
 };
 
 // A thread block works on a tile of queries or of keys, or, if kTiles is 2, on both tiles of
-// queries of a block of at most 128. Each tile has warps of its own.
+// queries of a block of at most 128. Each tile has its own warps.
 template <typename Thread, int kHeadDim, int kTiles>
 class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   using Tile = TileBody<Thread, kHeadDim>;
@@ -65,10 +65,10 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   static constexpr int kRows = kTiles * kTileRows;  // of a thread block
 
   const BlockAttentionParams& p_;
-  const int tile_;  // which of the kTiles tiles this thread works on
+  const int tile_;  // the one of the kTiles tiles that this thread works on
   std::uint64_t noise_key_ = 0, sample_ = 0;
 
-  // ---- Who does what: thread blocks are numbered by head, then tile, block, and batch.
+  // ---- Work distribution: thread blocks are numbered by head, then tile, block, and batch.
 
   // The number of thread blocks for queries, or for one source's keys, which have `heads` heads.
   BIRKHOFF_HOST_DEVICE static std::int64_t num_parts(const BlockAttentionParams& p, int heads) {
@@ -100,7 +100,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     return {p_.sources, p_.num_sources, p_.blocks, p_.block, place.n, last_tile};
   }
 
-  // The block of keys in the place of a block of queries.
+  // The block of keys that belongs to a block of queries.
   BIRKHOFF_DEVICE BlockPlace key_place(BlockPlace place) const {
     place.head /= p_.group;
     return place;
@@ -110,8 +110,8 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   BIRKHOFF_DEVICE int rows_from(int first) const {
     return p_.block - first < kTileRows ? p_.block - first : kTileRows;
   }
-  // Index of row `first` of a block in [batch, heads, blocks, block], for numbers of queries or of
-  // keys.
+  // Index of row `first` of a block in [batch, heads, blocks, block], for values per query or per
+  // key.
   BIRKHOFF_DEVICE std::int64_t number_of(const BlockPlace& place, int heads, int first) const {
     return ((static_cast<std::int64_t>(place.batch) * heads + place.head) * p_.blocks + place.n) *
                p_.block +
@@ -124,7 +124,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     return number_of(place, p_.key_heads(), first);
   }
 
-  // `place` is the queries' place.
+  // `place` is the queries' block.
   BIRKHOFF_DEVICE TilePair pair_of(const BlockPlace& place, int first_query, int source_index,
                                    int offset, int first_key) const {
     const KeySourceParams& source = p_.sources[source_index];
@@ -190,7 +190,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     }
   }
 
-  // Likewise, one number per row of queries, [batch, heads, blocks, block]; 0 for rows that do not
+  // Likewise, one value per row of queries, [batch, heads, blocks, block]; 0 for rows that do not
   // exist.
   BIRKHOFF_DEVICE void load_numbers(std::uint32_t to, const float* numbers, const BlockPlace& place,
                                     int first) const {
@@ -201,8 +201,8 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
         to + 4 * row, numbers + (exists ? query_number(place, first) + row : 0), exists);
   }
 
-  // Loads tiles of k and v; `place` is the queries' place. Called by all threads of a thread block:
-  // with two tiles of queries, the threads of the first load k and those of the second v.
+  // Loads tiles of k and v; `place` is the queries' block. Called by all threads of a thread block:
+  // with two tiles of queries, the first tile's threads load k and the second tile's load v.
   BIRKHOFF_DEVICE void load_key_rows(std::uint32_t k_tile, std::uint32_t v_tile,
                                      const KeyTiles<KeySourceParams>& keys,
                                      BlockPlace place) const {
@@ -214,8 +214,8 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   }
 
   // Called by all threads. Stores the bias of a tile of keys, times log2(e); it is visible after a
-  // barrier. Sources with a bias have only offset 0: `place` is that of the keys, and of the
-  // queries' own block.
+  // barrier. Sources with a bias have only offset 0: `place` is the block of the keys and of the
+  // queries.
   BIRKHOFF_DEVICE void load_bias(std::uint32_t to, const KeyBiasParams& bias,
                                  const BlockPlace& place, int first) const {
     const int row = thread_.index();
@@ -261,7 +261,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
   // ---- Elements. The bits of all 64 columns are computed before the products, which need the
   // registers.
 
-  // The query and the key, in their tiles, of number i of a lane's pairs.
+  // The query and the key, in their tiles, of element i of a lane's pairs.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE void place_of_pair(int i, int& query, int& key) const {
     const Place place = place_in_c(lane_, i % 4);
@@ -270,9 +270,9 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     key = kKeysAreRows ? row : column;
   }
 
-  // Bit i: is the key of number i visible to its query? Numbers with the same i % 4 share a row and
-  // advance by 8 columns, so the visible ones follow from where the visible columns begin and end;
-  // only a mask is read number by number.
+  // Bit i: is the key of element i visible to its query? Elements with the same i % 4 share a row
+  // and advance by 8 columns, so the visible ones follow from the first and last visible column;
+  // only a mask is read element by element.
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t visible_pairs(const TilePair& pair) const {
     if (!pair.diagonal && pair.mask == nullptr && pair.num_queries == kTileRows &&
@@ -312,7 +312,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     return 0x11111111 & (count >= 8 ? kAll : (1u << 4 * count) - 1);
   }
 
-  // Bit i: does dropout keep the probability of number i?
+  // Bit i: does dropout keep the probability of element i?
   template <bool kKeysAreRows>
   BIRKHOFF_DEVICE std::uint32_t kept_pairs(const TilePair& pair) const {
     if (p_.dropout.p == 0) return kAll;
@@ -324,7 +324,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
       place_of_pair<kKeysAreRows>(i, query, key);
       const auto element =
           static_cast<std::uint64_t>(pair.element + query * p_.dropout.columns + key);
-      // Numbers come in pairs of columns; two neighbouring keys of a query mostly share four words.
+      // Elements come in pairs of columns; two neighboring keys of a query mostly share four words.
       if (kKeysAreRows || i % 2 == 0 || element % 4 == 0) {
         block = philox_block(noise_key_, sample_, element / 4);
       }
@@ -335,7 +335,7 @@ class BlockAttentionBody : protected TileBody<Thread, kHeadDim> {
     }
     return bits;
   }
-  // The factor of the probability of number i.
+  // The factor of the probability of element i.
   BIRKHOFF_DEVICE float kept(std::uint32_t bits, int i) const {
     return (bits >> i & 1) != 0 ? p_.dropout.scale : 0.0f;
   }

@@ -4,7 +4,7 @@
 //   s_ij = scale (sum_d q_id k_jd + t_ij) + bias_j,  m_i = max_j s_ij,
 //   z_i = 1 / sum_j exp(s_ij - m_i),  p_ij = exp(s_ij - m_i) z_i,  out_id = sum_j p_ij M_ij v_jd,
 //
-// over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). t_ij is the number of
+// over the keys j that i sees; M_ij is 1, or under dropout 0 or 1 / (1 - p). t_ij is the term of
 // j's distance (DistanceParams), if there are relative positions. A sink is one more logit in m and
 // z. A query that sees no key has out = 0 and m = z = 0. m is stored times log2(e), and separately
 // from z: a single log-sum-exp would lose the digits of large logits to rounding.

@@ -1,4 +1,4 @@
-// Which kernels run: for their launches, and for their emulation on the CPU.
+// The choice of kernels, for their launches and for their emulation on the CPU.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_backward.h"

@@ -1,5 +1,5 @@
-// Chooses the block-attention kernels by head dim. gpu_forward.h and gpu_backward.h say what they
-// compute, own and keep in shared memory.
+// Chooses the block-attention kernels by head dim. gpu_forward.h and gpu_backward.h describe what
+// they compute, own and keep in shared memory.
 #include "attention/kernels/block_attention/gpu_launch.cuh"
 
 namespace birkhoff {

@@ -1,5 +1,6 @@
-// Launches the block-attention kernels for head dims up to kHeadDim. Each kHeadDim has its own .cu
-// file, for compile time. gpu_forward.h and gpu_backward.h say what the kernels compute and own.
+// The launches of the block-attention kernels for head dims up to kHeadDim. Each kHeadDim has its
+// own .cu file, for compile time. gpu_forward.h and gpu_backward.h describe what the kernels
+// compute and own.
 #pragma once
 
 #include "attention/kernels/block_attention/gpu_forward.h"
@@ -9,9 +10,9 @@
 
 namespace birkhoff {
 
-// Body::kThreadBlocks is how many thread blocks a multiprocessor should run at once, which bounds
-// their registers. More than one only where the compiler then spills no registers. It is always
-// given: without it the compiler would spill registers to fit more thread blocks.
+// Body::kThreadBlocks is the number of thread blocks that a multiprocessor should run at once,
+// which bounds their registers. More than one only where the compiler then spills no registers. It
+// is always given: without it the compiler would spill registers to fit more thread blocks.
 template <typename Body>
 __global__ void __launch_bounds__(Body::kThreads, Body::kThreadBlocks)
     block_attention_kernel(const __grid_constant__ BlockAttentionParams p) {

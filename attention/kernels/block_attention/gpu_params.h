@@ -10,15 +10,15 @@ struct CUstream_st;
 
 namespace birkhoff {
 
-// Rows of D contiguous 16-bit numbers: row i of block n begins at data + batch strides[0] + head
+// Rows of D contiguous 16-bit elements: row i of block n begins at data + batch strides[0] + head
 // strides[1] + n strides[2] + i strides[3]. Aligned to 16 bytes; strides are multiples of 8.
 struct BlockRowsParams {
   std::uint16_t* data;
   std::int64_t strides[4];
 };
 
-// Which keys of a block the queries of block n see: data[batch strides[0] + key head strides[1] +
-// n strides[2] + query strides[3] + key strides[4]]. Null: all.
+// The keys of a block that the queries of block n see: data[batch strides[0] + key head strides[1]
+// + n strides[2] + query strides[3] + key strides[4]]. Null: all.
 struct BlockMaskParams {
   const bool* data;
   std::int64_t strides[5];
@@ -93,7 +93,7 @@ struct BlockAttentionParams {
 
   BIRKHOFF_HOST_DEVICE int key_heads() const { return heads / group; }
   // Whether a thread block that owns `rows` queries of a block owns all queries that see its keys.
-  // It then computes the keys' gradients together with those of the queries.
+  // It then computes the keys' gradients together with the queries'.
   bool owns_keys(int rows) const {
     bool owns = group == 1 && block <= rows;
     for (int s = 0; s < num_sources; ++s) {

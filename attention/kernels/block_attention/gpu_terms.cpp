@@ -11,8 +11,8 @@
 namespace birkhoff {
 namespace {
 
-// Rows [first, first + count) of the table, those that keys of this window can reach, and the
-// distance of the first.
+// Rows [first, first + count) of the table, which keys of this window can reach, and the distance
+// of the first row.
 struct ReachedRows {
   std::int64_t first, count, least;
 };

@@ -1,5 +1,5 @@
-// Index arithmetic of the block-attention kernels: which tiles there are. For both g++ and nvcc: no
-// LibTorch here.
+// Index arithmetic of the block-attention kernels: their tiles. For both g++ and nvcc: no LibTorch
+// here.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +51,8 @@ class KeyTiles {
   int source_ = 0, offset_, first_key_ = -kTileRows;
 };
 
-// Iterates over the tiles of queries that see keys [first_key, first_key + kTileRows) of block m:
-// those of each of the `group` query heads that read the keys' head. `window` must outlive it.
+// Iterates over the tiles of queries that see keys [first_key, first_key + kTileRows) of block m,
+// in each of the `group` query heads that read the keys' head. `window` must outlive it.
 class QueryTiles {
  public:
   BIRKHOFF_HOST_DEVICE QueryTiles(const KeyWindow& window, int group, int num_blocks, int block,

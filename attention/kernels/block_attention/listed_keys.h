@@ -9,7 +9,8 @@ namespace birkhoff {
 struct ListedKeys {
   at::Tensor k_BHNWD, v_BHNWD;
   at::Tensor mask_BHNbW, bias_BHNbW;  // undefined: all visible, no bias
-  // int64: the distance of each key from each query, for keys that are in place; bool: which are.
+  // int64: the distance of each key from each query, for keys that are in place; bool: whether a
+  // key is.
   at::Tensor distance_bW{}, in_place_W{};
 };
 

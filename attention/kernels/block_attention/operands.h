@@ -12,7 +12,7 @@
 
 namespace birkhoff {
 
-// Where the columns of a call's probabilities lie among all columns that have noise.
+// The range of a call's columns of probabilities among all columns that have noise.
 struct NoiseColumns {
   std::int64_t first = 0, all = 0;
 };
@@ -59,7 +59,7 @@ std::int64_t num_columns(const KeyBlocks& keys);
 // has the same k and v, else s itself.
 std::size_t owner_of_gradients(const std::vector<KeyBlocks>& keys, std::size_t s);
 
-// New, uninitialised tensors: contiguous where q and the keys are, else in the layers' order [B, N,
+// New, uninitialized tensors: contiguous where q and the keys are, else in the layers' order [B, N,
 // b, H, D]. Gradients of biases and of weights are zeros of dtype `bias_sums`.
 BlockResults new_results(const BlockOperands& operands);
 BlockGradients new_gradients(const BlockOperands& operands, at::ScalarType bias_sums);

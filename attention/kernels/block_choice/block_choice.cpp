@@ -91,7 +91,7 @@ GatheredRows lists_of_blocks(const BlockChoice& choice, const at::Tensor& chosen
   const at::TensorOptions numbers = chosen_BHLC.options().dtype(at::kInt);
   const at::Tensor row_L = at::arange(L, numbers), block_L = at::div(row_L, choice.block, "floor");
   const at::Tensor exists_B1L = (choice.documents.number_BL >= 0).unsqueeze(1);
-  // A query's segments: its own block, and those that it chose.
+  // A query's segments: its own block, and the blocks that it chose.
   const at::Tensor own_BHL1 =
       block_L.masked_fill(exists_B1L.logical_not(), -1).expand({B, H, L}).unsqueeze(3);
   const at::Tensor segment_BHP = at::cat({own_BHL1, chosen_BHLC.to(at::kInt).masked_fill(

@@ -3,7 +3,7 @@
 //
 //   s_tn = sum_d q_td mean_nd;  result_t = the C open blocks with the largest s_tn, best first
 //
-// where open blocks are whole, of the document of t, not its own, and, if causal, before it. Of
+// where open blocks are whole, of the document of t, not its own, and, if causal, before it. Among
 // equal products the earlier block wins; NaN is the largest.
 //
 // choose: a block of 256 threads owns 128 queries of a head (32 if D or C are large) and passes
@@ -22,15 +22,15 @@
 namespace birkhoff {
 namespace {
 
-// The best blocks of a query so far, the best first. Its numbers are `apart`, so that the lists of
-// a tile's queries, which lie side by side, use different banks.
+// The best blocks of a query so far, the best first. Its elements have the stride `apart`, so that
+// the lists of a tile's queries, which lie side by side, use different banks.
 struct BestBlocks {
   float* scores;
   int* blocks;
   int most, apart, found;  // most > 0
   float last = 0;          // the smallest of the scores
 
-  // `block` comes after all that were added before.
+  // `block` comes after all blocks added before.
   __device__ void add(int block, float score) {
     if (found == most && !(score > last)) return;
     int place = found;

@@ -25,14 +25,13 @@ struct BlockMixes {
 };
 
 // For each x [B, H, N, b, D], computes y_u = sum over v <= u + diagonal of weights_uv x_v, with
-// weights rounded to the dtype of x. `diagonal` is that of at::tril (-1: only earlier blocks; N-1:
+// weights rounded to the dtype of x. `diagonal` is as in at::tril (-1: only earlier blocks; N-1:
 // all). Weights [B, H, N, N] (B or H may be 1), in the dtype of x or fp32, must be 0 above the
-// diagonal; they get no gradient there. Twice as fast as mix_blocks where half of the weights are
-// 0. There are kernels for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU
-// (gpu_mix.h), with sums in fp32 at least; other problems take GEMMs, each as wide as its rows
-// need. Below Path::kFused: mix_blocks of each x. `rounded`, which may be undefined, saves the
-// kernels for GPUs from rounding: weights in the dtype of x, rows padded with zeros to a multiple
-// of 8 columns.
+// diagonal and get no gradient there. Twice as fast as mix_blocks where half of the weights are 0.
+// There are kernels for fp32, fp64 and bf16 on the CPU and for bf16 and fp16 on a GPU (gpu_mix.h),
+// with sums in fp32 at least; other problems take GEMMs, each as wide as its rows need. Below
+// Path::kFused: mix_blocks of each x. `rounded`, which may be undefined, saves the kernels for GPUs
+// from rounding: weights in the dtype of x, rows padded with zeros to a multiple of 8 columns.
 BlockMixes mix_lower_blocks(const at::Tensor& weights_BHNN, const std::vector<at::Tensor>& x_BHNbD,
                             std::int64_t diagonal, Path limit, const at::Tensor& rounded = {});
 

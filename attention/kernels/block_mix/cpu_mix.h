@@ -1,6 +1,6 @@
 // Block mixing of one head: at each of b token offsets, the product of an [N, N] matrix of block
-// weights, whose upper part is 0, and N rows of D numbers. Works on raw pointers, without LibTorch;
-// block_mix.cpp calls it.
+// weights, whose upper part is 0, and N rows of D elements. Works on raw pointers, without
+// LibTorch; block_mix.cpp calls it.
 //
 //   y_usd = sum_v w_uv x_vsd,   d_x_vsd = sum_u w_uv d_y_usd,   d_w_uv = sum_sd d_y_usd x_vsd,
 //
@@ -31,8 +31,8 @@ struct MixWeights {
   T at(int u, int v) const { return data[u * row_stride + v * column_stride]; }
 };
 
-// Token s of block u is a row of D contiguous numbers at
-// data + u * block_stride + s * token_stride.
+// Token s of block u is a row of D contiguous elements at data + u * block_stride + s *
+// token_stride.
 template <typename T>
 struct HeadBlocks {
   T* data = nullptr;
@@ -49,7 +49,7 @@ struct MixKernels {
   std::size_t (*scratch_bytes)(const MixShape& shape);
   void (*forward)(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
                   const HeadBlocks<T>* y, int count, void* scratch);
-  // Adds those of `others` that have data to d_x. d_w is [N, N], contiguous, and 0 above the
+  // Adds the tensors of `others` that have data to d_x. d_w is [N, N], contiguous, and 0 above the
   // diagonal.
   void (*backward)(const MixShape& shape, const MixWeights<T>& w, const HeadBlocks<const T>* x,
                    const HeadBlocks<const T>* d_y, const HeadBlocks<const T>* others,

@@ -9,10 +9,10 @@
 // 2 or 4 warps share these, each with its share of the columns, and their sums are added in their
 // order.
 //
-// Shared memory: the weights (2 to 8 KiB) and a slab of x, in which y takes its place; backward the
-// slabs of d_y, x and the gradient from the other uses of x, in which d_x takes its place, while
-// the next three load (98 to 104 KiB in all). Pairs of 16 rows and 16 sources above the diagonal
-// are skipped. No atomics: the same bits each time.
+// Shared memory: the weights (2 to 8 KiB) and a slab of x, which y overwrites; backward the slabs
+// of d_y, x and the gradient from the other uses of x, which d_x overwrites, while the next three
+// load (98 to 104 KiB in all). Pairs of 16 rows and 16 sources above the diagonal are skipped. No
+// atomics: the same bits each time.
 #pragma once
 
 #include <cstdint>
@@ -132,7 +132,7 @@ class BlockMixFew : BlockMixBody<Thread> {
     }
   }
 
-  // The warp's columns of y or d_x, 16 at a time. Forward they take the place of x.
+  // The warp's columns of y or d_x, 16 at a time. Forward they overwrite x.
   BIRKHOFF_DEVICE void multiply(std::uint32_t stage, bool adds) const {
     const Place down = downwards(lane_), right = rightwards(lane_), own = place_in_c(lane_, 0);
     const Place of_weights = kBackward ? right : down;

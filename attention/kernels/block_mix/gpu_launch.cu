@@ -1,5 +1,5 @@
-// Block mixing: launches. gpu_products.h and gpu_few_blocks.h say what the kernels compute, own and
-// keep in shared memory.
+// Block mixing: launches. gpu_products.h and gpu_few_blocks.h describe what the kernels compute,
+// own and keep in shared memory.
 #include "attention/kernels/block_mix/gpu_few_blocks.h"
 #include "attention/kernels/block_mix/gpu_products.h"
 #include "cluster/base/gpu/gpu_thread.cuh"

@@ -115,8 +115,8 @@ variable_list new_blocks_like(const variable_list& x_BHNbD) {
 }
 
 struct MixOnGpu : torch::autograd::Function<MixOnGpu> {
-  // Reads the weights that are rounded; the others get the gradient. Returns each y, then each x
-  // for its other consumers.
+  // Reads the rounded weights; the unrounded ones get the gradient. Returns each y, then each x for
+  // its other consumers.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*weights_BHNN*/,
                                const at::Tensor& weights, at::TensorList x_BHNbD,
                                std::int64_t diagonal) {

@@ -1,5 +1,5 @@
-// Runs the GPU kernels of block mixing (gpu_params.h) on tensors. Legend: B batch, H heads, N
-// blocks, b tokens of a block, D head dim.
+// Block mixing of tensors by the GPU kernels (gpu_params.h). Legend: B batch, H heads, N blocks, b
+// tokens of a block, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,7 +40,7 @@ BlockMixParams block_mix_params(const at::Tensor& weights, const std::vector<at:
                                 const std::vector<at::Tensor>& d_x_BHNbD,
                                 const at::Tensor& d_weights, std::int64_t diagonal);
 
-// fp32 [parts, B, H, N, N], uninitialised; the sum over parts is the gradient. The number of parts
+// fp32 [parts, B, H, N, N], uninitialized; the sum over parts is the gradient. The number of parts
 // depends only on the sizes.
 at::Tensor new_block_mix_d_weights(const std::vector<at::Tensor>& x_BHNbD);
 

@@ -1,5 +1,5 @@
 // Block mixing on the tensor cores of a GPU. Legend: u, v blocks of one head; f columns: the b D
-// numbers of a block's row, tokens side by side.
+// elements of a block's row, tokens side by side.
 //
 //   y_uf = sum_v w_uv x_vf,  d_x_vf = other_vf + sum_u w_uv d_y_uf,  d_w_uv = sum_f d_y_uf x_vf,
 //
@@ -18,8 +18,9 @@
 // is multiplied (32 KiB). d_w is 0 above the diagonal.
 //
 // Tiles of weights that lie wholly above the diagonal are skipped, and so are such 16 x 16 products
-// inside a tile. Products are of 16-bit numbers with fp32 sums; y and d_x are rounded once, d_w is
-// not. Each number has one owner, which adds in a fixed order: no atomics, the same bits each time.
+// inside a tile. Products are of 16-bit elements with fp32 sums; y and d_x are rounded once, d_w is
+// not. Each element has one owner, which adds in a fixed order: no atomics, the same bits each
+// time.
 #pragma once
 
 #include <cstdint>
@@ -63,9 +64,9 @@ struct BlockMixShape {
         backward ? p.parts : p.num_tensors * slabs(p, few_columns(few_rows(p.blocks)));
     return std::int64_t{p.batch} * p.heads * parts;
   }
-  // How many parts the sum of d_w has; it depends only on the shape. Each part costs a write and a
-  // read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps. More
-  // parts than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a
+  // The number of parts of the sum of d_w, which depends only on the shape. Each part costs a write
+  // and a read of N x N numbers, so a part of many blocks has at least 32 of the kernel's steps.
+  // More parts than fill an H100 gain nothing; it runs two blocks of threads of few blocks on a
   // multiprocessor.
   static int num_parts(const BlockMixParams& p) {
     const bool few = p.blocks <= kFewBlocks;
@@ -119,7 +120,7 @@ class MixTiles {
   int last_tile_, diagonal_, result_ = 0, source_;
 };
 
-// What both kernels share. `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh) or its
+// The common part of both kernels. `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh) or its
 // emulation.
 template <typename Thread>
 class BlockMixBody {
@@ -134,12 +135,12 @@ class BlockMixBody {
   const BlockMixParams& p_;
   const int lane_, warp_;
 
-  // Eight neighbouring columns, all of one token.
+  // Eight neighboring columns, all of one token.
   struct Columns {
     std::uint16_t* data;  // of row 0
     int rows;             // 0 if these columns do not exist
   };
-  // Which eight: the token's group number `group`.
+  // The token's group of eight with index `group`.
   struct Group {
     int token, group;
   };
@@ -237,7 +238,7 @@ class BlockMixRows : BlockMixBody<Thread> {
     return static_cast<std::uint32_t>(stage * Shape::kTileBytes);
   }
 
-  // Starts the sums of the tile of rows from `first_row` on with `rows`, if there are any.
+  // Initializes the sums of the tile of rows from `first_row` on with `rows`, if there are any.
   BIRKHOFF_DEVICE void load_sums(Sums& c, const BlockRowsParams& rows, int batch, int head,
                                  int first_group, int first_row) const {
     if (rows.data == nullptr) return;

@@ -24,7 +24,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The rows of one block of one head. Rows of neighbouring tokens lie far apart in the layers'
+// The rows of one block of one head. Rows of neighboring tokens lie far apart in the layers'
 // order, which the CPU's own prefetcher does not follow.
 template <typename T>
 struct BlockRows {
@@ -56,7 +56,7 @@ struct ListedMix {
 
   // One pair of a destination and a source.
   struct Pair {
-    std::int64_t block;  // the other one's number
+    std::int64_t block;  // the index of the other block
     S weight;
   };
 
@@ -231,7 +231,7 @@ struct MixListedBlocks : torch::autograd::Function<MixListedBlocks> {
 }  // namespace
 
 bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_sources) {
-  constexpr std::int64_t kFewer = 8;  // a product of a matrix is so much faster than of a list
+  constexpr std::int64_t kFewer = 8;  // a matrix product is this much faster than a list's
   return kernel_device(x_BHNbD) == KernelDevice::kCpu && has_tile_type(x_BHNbD.scalar_type()) &&
          x_BHNbD.size(4) <= kMostTileHeadDim && kFewer * num_sources <= x_BHNbD.size(2);
 }

@@ -15,10 +15,10 @@ namespace birkhoff {
 // weights of all other sources.
 bool prefers_listed_mix(const at::Tensor& x_BHNbD, std::int64_t num_sources);
 
-// On the CPU, in fp32, fp64 and bf16; sums in fp32 at least. Weights [B, H, N, m] (B or H may be 1)
-// and sources, int64 numbers of blocks, of the same sizes. A source with weight 0 is not read, and
-// its weight gets no gradient. The same bits for any number of threads. Second gradients are not
-// supported.
+// On the CPU, in fp32, fp64 and bf16; sums in fp32 at least. Weights [B, H, N, m] (B or H may be
+// 1), and sources of the same sizes: int64 indices of blocks. A source with weight 0 is not read,
+// and its weight gets no gradient. The same bits for any number of threads. Second gradients are
+// not supported.
 BlockMixes mix_listed_blocks(const at::Tensor& weights_BHNm, const at::Tensor& sources_BHNm,
                              const std::vector<at::Tensor>& x_BHNbD);
 

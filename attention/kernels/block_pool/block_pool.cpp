@@ -21,7 +21,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr std::int64_t kChunk = 128;      // channels of a sequence that a thread scans together
-constexpr std::int64_t kGrain = 1 << 15;  // numbers of x that are worth a thread
+constexpr std::int64_t kGrain = 1 << 15;  // elements of x that are worth a thread
 
 at::ScalarType sum_type(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
@@ -157,7 +157,7 @@ void pool_backward_on_cpu(const Problem& p, const S* d_psi, S* later, T* d_x) {
   });
 }
 
-// Calls f with a number of x's type and a number of the type of its sums.
+// Calls f with a value of x's type and a value of the type of its sums.
 template <typename Function>
 void dispatch(at::ScalarType dtype, Function f) {
   if (dtype == at::kDouble) return f(double{}, double{});

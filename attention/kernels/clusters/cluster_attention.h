@@ -1,6 +1,6 @@
-// Attention of queries to keys of their clusters: what routing attention computes once centroids
-// are known (attention/mechanisms/routing/routing.h says what the choices mean). Legend: see
-// clusters.h; q has H heads, keys and clusters have their own number of heads, which divides H.
+// Attention of queries to keys of their clusters: routing attention with given centroids
+// (attention/mechanisms/routing/routing.h explains the choices). Legend: see clusters.h; q has H
+// heads, keys and clusters have their own number of heads, which divides H.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace birkhoff {
 
-// How clusters get their tokens.
+// The assignment of tokens to clusters.
 enum class ClusterSelection {
   kCausalBucket,   // a token joins one cluster; a query sees the last W keys of it up to its own
   kNearest,        // each cluster takes the W queries and the W keys that are nearest to it
@@ -35,13 +35,13 @@ struct ClusterAttention {
   std::optional<NoiseKey> noise{};
 };
 
-// The `length` with which logits are logit_scale, or sqrt(D) where that is 0, times the cosine.
+// The `length` with which logits are logit_scale (or sqrt(D) if that is 0) times the cosine.
 double length_for(double logit_scale, std::int64_t head_dim);
 
 // The queries as rows of the key heads: with grouped queries, the mean of the unit vectors of each
 // group, times `length`. Differentiable.
 at::Tensor queries_to_cluster(const at::Tensor& q_BHLD, std::int64_t key_heads, double length);
-// Queries of unit length times `length`, of all heads. `clustered` are those of
+// Queries of unit length times `length`, of all heads. `clustered` are the clustered rows of
 // queries_to_cluster().
 at::Tensor unit_queries(const at::Tensor& q_BHLD, const ClusteredRows& clustered, double length);
 
@@ -58,7 +58,7 @@ struct ClusteredTokens {
 };
 ClusteredTokens cluster_tokens(const ClusterAttention& in, Path limit);
 
-// Which keys each query sees, on the path of clusters.h up to `limit`.
+// The keys that each query sees, on the path of clusters.h up to `limit`.
 GatheredRows lists_of_clusters(const ClusterAttention& in, const ClusteredTokens& tokens,
                                Path limit);
 

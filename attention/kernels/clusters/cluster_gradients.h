@@ -5,7 +5,7 @@
 
 namespace birkhoff {
 
-// What d_x_BHLD is made from. With u = x / |x|, m its centroid and g the gradient of u,
+// The operands of d_x_BHLD. With u = x / |x|, m its centroid and g the gradient of u,
 //   g_d = length d_unit_d + 2 d_distance (u_d - m_d),   d_x_d = (g_d - u_d sum_e u_e g_e) / |x|.
 struct ClusterGradientProblem {
   at::Tensor unit_BHLD;  // length u

@@ -10,16 +10,16 @@
 namespace birkhoff {
 namespace {
 
-// Lists of buckets in the making. A row's position is its rank among the keys of its bucket: so a
-// band of ranks says which of the last keys a query sees, and the ranks are those of keys in the
-// query's bucket, wherever the query's own key is.
+// Lists of buckets under construction. A row's position is its rank among the keys of its bucket:
+// so a band of ranks says which of the last keys a query sees. The ranks count keys in the query's
+// bucket, wherever the query's own key is.
 struct Buckets {
   at::Tensor q_rows_BHL, q_ends_BHG, k_rows_BHL, k_ends_BHG;
   at::Tensor q_rank_BHL;  // keys of its bucket up to its position, less 1
   at::Tensor k_rank_BHL;
 };
 
-// int32 [B, H, L]; rows in no bucket are in one more, which is not used.
+// int32 [B, H, L]; rows in no bucket get one more bucket, which is not used.
 at::Tensor bucket_of_rows(const ClusterProblem& problem, const ClusteredRows& rows) {
   const std::int64_t K = problem.centroids_HKD.size(1);
   const at::Tensor document_B1L = problem.documents.number_BL.to(at::kLong).unsqueeze(1);
@@ -29,7 +29,7 @@ at::Tensor bucket_of_rows(const ClusterProblem& problem, const ClusteredRows& ro
 }
 
 // q_rank_BHL and k_rank_BHL from `buckets` of queries and keys, of which there are G besides the
-// one that is not used.
+// unused one.
 struct Ranks {
   at::Tensor q_BHL, k_BHL;
 };
@@ -112,7 +112,7 @@ struct ListedPlaces {
   }
 };
 
-// bool [B, H, L]: rows that have places, of which each is the first of its segment.
+// bool [B, H, L]: rows that have places, each of which is the first of its segment.
 at::Tensor are_always_first(const RowLists& lists) {
   const at::Tensor starts_BHG = at::constant_pad_nd(lists.ends_BHG.to(at::kLong), {1, -1});
   const std::int64_t P = lists.rows_BHP.size(2), R = lists.num_rows;
@@ -182,8 +182,8 @@ GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& 
                     .positions_q_BHL = buckets.k_rank_BHL,
                     .positions_k_BHS = buckets.k_rank_BHL};
   if (window > 1) {
-    // The first query of a bucket sees only its own key, at distance 1. The other queries do not
-    // see theirs.
+    // The first query of a bucket sees only its own key, at distance 1. No other query sees its own
+    // key.
     band.least = 1;
     band.positions_q_BHL = buckets.k_rank_BHL.clamp_min(1);
   }

@@ -1,4 +1,4 @@
-// Which rows of a cluster see each other, as lists for attention over gathered rows. A segment is a
+// Lists for attention over gathered rows: the rows of a cluster that see each other. A segment is a
 // cluster in one document. Legend: see clusters.h.
 #pragma once
 
@@ -10,22 +10,22 @@ namespace birkhoff {
 // Each query sees the last `window` keys of its cluster up to its own position.
 //
 // If queries are keys (`k` is `q`), a query's own key is hidden, unless it is the only one that it
-// would see: a vector is closer to itself than to all others.
+// would see: a vector is closer to itself than to any other.
 GatheredRows causal_buckets(const ClusterProblem& problem, const ClusteredRows& q,
                             const ClusteredRows& k, std::int64_t window, Path limit);
 
-// The nearest queries of each cluster see its nearest keys; if `causal` those up to their own
+// The nearest queries of each cluster see its nearest keys; if `causal`, only keys up to their own
 // position, as above. Encoders whose queries are keys hide nothing.
 GatheredRows nearest_lists(const ClusteredRows& q, const ClusteredRows& k, bool causal);
 
-// The lists of clusters by pairs of query and key, for figures: a chunk of queries at a time.
+// The lists of clusters by pairs of query and key, for metrics: a chunk of queries at a time.
 class ClusterPairs {
  public:
-  // `rows` are lists of `clusters` clusters in each document; `options` those of numbers.
+  // `rows` are lists of `clusters` clusters in each document; `options` are for integer tensors.
   ClusterPairs(const GatheredRows& rows, std::int64_t clusters, const at::TensorOptions& options);
 
-  // bool [B, H, count, L]: whether queries `first`, `first` + 1, .. see each key. Of keys in
-  // another document or in padding it says nothing.
+  // bool [B, H, count, L]: whether queries `first`, `first` + 1, .. see each key. Entries of keys
+  // in another document or in padding are unspecified.
   at::Tensor of_queries(std::int64_t first, std::int64_t count) const;
 
  private:

@@ -36,7 +36,7 @@ void check(const ClusterProblem& problem) {
           "clusters: documents must be those of the rows");
 }
 
-// [B, H, L]: of the row's document; the same for all heads.
+// [B, H, L]: the index of the row's document; the same for all heads.
 at::Tensor documents_BHL(const ClusterProblem& problem) {
   return problem.documents.number_BL.to(at::kLong).unsqueeze(1).expand(
       {problem.x_BHLD.size(0), problem.x_BHLD.size(1), -1});
@@ -89,7 +89,7 @@ ClusteredRows cluster_rows_reference(const ClusterProblem& problem) {
   return rows;
 }
 
-// The kernels of the device. Those of a GPU are asynchronous on the current stream.
+// The kernels of the device, asynchronous on a GPU's current stream.
 
 // Fills in `rows`; returns the inverse norms.
 at::Tensor fused_rows(const ClusterProblem& problem, ClusteredRows& rows) {
@@ -118,7 +118,7 @@ at::Tensor fused_sums(const ClusterProblem& problem, const ClusteredRows& rows) 
   return sums.sums_BHKd.sum(0);
 }
 
-// Gives the unit vectors and distances of the kernels their gradients.
+// Defines the gradients of the kernels' unit vectors and distances.
 struct FusedClusterRows : torch::autograd::Function<FusedClusterRows> {
   static variable_list forward(AutogradContext* context, const at::Tensor& /*x_BHLD*/,
                                const ClusterProblem& problem, ClusteredRows& rows) {

@@ -18,14 +18,14 @@ namespace birkhoff {
 
 // Rows that may share a cluster.
 struct Documents {
-  // int32: the number of the row's document, from 0, never decreasing along a sample; -1: padding,
+  // int32: the index of the row's document, from 0, never decreasing along a sample; -1: padding,
   // which comes last. B may be 1.
   at::Tensor number_BL;
-  std::int64_t count = 1;  // N, of the sample that has most
+  std::int64_t count = 1;  // N, the maximum over samples
 
   // segments_BL: ids that never decrease along a sample (AttentionInput); undefined: one document.
   // Rows at lengths_B and after are padding; undefined: none. Waits for the device if segments are
-  // defined (on the meta device, which has no numbers, count is 1).
+  // defined (on the meta device, which has no values, count is 1).
   Documents(const at::Tensor& segments_BL, const at::Tensor& lengths_B, const at::Tensor& x_BHLD);
 };
 
@@ -43,10 +43,10 @@ struct ClusteredRows {
   // The sum over rows, except padding, of |x / |x| - centroid|^2, in the dtype of sums.
   // Differentiable only by x.
   at::Tensor distance_BH;
-  // int32: the cluster with the highest score, the first of equal ones. -1: padding.
+  // int32: the cluster with the highest score, the first among equal scores. -1: padding.
   at::Tensor cluster_BHL;
   // With a window, int32 lists of N K segments: for each document, for each cluster, the W rows of
-  // the document with the highest scores (all, if it has fewer; the first of equal ones), in
+  // the document with the highest scores (all, if it has fewer; among equal scores the first), in
   // ascending order. NaN counts as the highest score.
   at::Tensor nearest_BHP, nearest_ends_BHG;
 };
@@ -66,7 +66,7 @@ at::Tensor unit_rows(const at::Tensor& x, double length);
 at::Tensor cluster_scores(const ClusterProblem& problem);
 
 // The sums over the batch of x / |x| in each cluster, then the number of its rows: [H, K, D + 1].
-// `rows` are those of the problem. No gradients.
+// `rows` are the problem's. No gradients.
 at::Tensor cluster_sums(const ClusterProblem& problem, const ClusteredRows& rows, Path limit);
 
 }  // namespace birkhoff

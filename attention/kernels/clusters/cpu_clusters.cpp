@@ -41,7 +41,7 @@ class NearestRows {
     }
   }
 
-  // Appends the chosen rows of each cluster to `rows` and where they end to `ends`. Forgets them.
+  // Appends the chosen rows of each cluster to `rows` and their ends to `ends`. Forgets them.
   std::int32_t* write(std::int32_t* rows, std::int32_t* first, std::int32_t* ends) {
     for (std::size_t c = 0; c < found_.size(); ++c) {
       shrink(c);
@@ -171,7 +171,7 @@ struct HeadClusters {
   };
 };
 
-// The most places that the lists of a head may need.
+// The maximum number of places that the lists of a head may need.
 std::int64_t most_places(const ClusterProblem& problem) {
   const at::Tensor& number_BL = problem.documents.number_BL;
   const std::int64_t L = number_BL.size(1), K = problem.centroids_HKD.size(1);
@@ -203,7 +203,7 @@ void for_each_head(std::int64_t B, std::int64_t H, const Work& work) {
 template <typename T>
 const ScoreKernels<T>& score_kernels(InstructionSet set) {
   return for_set(set, []<InstructionSet kSet>() -> const ScoreKernels<T>& {
-    // None multiplies pairs of bf16.
+    // No kernel here multiplies pairs of bf16.
     return compiled_score_kernels<kSetOf<kSet, /*kIsBf16=*/false>, T>();
   });
 }

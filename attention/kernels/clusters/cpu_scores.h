@@ -22,7 +22,7 @@ struct ScoreShape {
   }
 };
 
-// What is known of at most kTile rows.
+// The results of at most kTile rows.
 template <typename T>
 struct ScoredRows {
   int num_rows = 0;
@@ -53,7 +53,7 @@ struct ScoreKernels {
   void (*row_gradient)(const ScoreShape& shape, const RowGradient<T>& row, void* scratch);
 };
 
-// For T = float, double and Bf16. kAvx512Bf16 shares those of kAvx512.
+// For T = float, double and Bf16. kAvx512Bf16 shares the kernels of kAvx512.
 template <typename T>
 const ScoreKernels<T>& score_kernels(InstructionSet set);
 

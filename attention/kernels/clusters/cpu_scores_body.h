@@ -26,7 +26,7 @@ inline S sum_of_lanes(Vector<S> v) {
   return sum;
 }
 
-// a b for `columns` numbers, a multiple of the lanes.
+// The dot product of a and b over `columns` elements, a multiple of the lanes.
 template <typename S>
 inline S dot(const S* a, const S* b, int columns) {
   Vector<S> sum{};

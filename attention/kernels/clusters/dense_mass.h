@@ -1,12 +1,12 @@
-// How much of dense attention clusters hold: for a query, the sum of p_dense over the keys that it
-// sees, each counted once although it may share several clusters with the query.
+// The share of dense attention that clusters hold: for a query, the sum of p_dense over the keys
+// that it sees, each counted once even if it shares several clusters with the query.
 //
 // p_dense is the softmax of the same logits (unit vectors, `length`, relative positions) over all
-// keys of the query's document, of causal attention up to the query's own position. It is what one
-// cluster with a window for all tokens computes, so its rule for the query's own key is that of
+// keys of the query's document, in causal attention up to the query's own position. It equals one
+// cluster with a window for all tokens, so the rule for the query's own key is the one of
 // cluster_lists.h: if queries are keys, a causal query does not see its own, unless it is the first
-// of its document. The only query of a cluster then sees nothing of dense attention. A sink takes
-// part in neither.
+// of its document. A query that is alone in its cluster then has no share of dense attention. A
+// sink takes part in neither.
 //
 // For evaluation: plain LibTorch operations on a chunk of queries and all keys at a time. No
 // gradients. Legend: B batch, H key heads, M queries of a chunk, L tokens.
@@ -21,7 +21,7 @@ namespace birkhoff {
 at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens, std::int64_t first,
                       const at::Tensor& seen_BHML);
 
-// The same of all queries and the keys that attend_in_clusters() shows them.
+// The same for all queries and the keys that they see in attend_in_clusters().
 at::Tensor dense_mass(const ClusterAttention& in, const ClusteredTokens& tokens, Path limit);
 
 }  // namespace birkhoff

@@ -62,7 +62,7 @@ std::string why_not_gpu_kernels(const ClusterProblem& problem) {
   std::string why = why_not_dtype(x.scalar_type(), {at::kFloat, at::kBFloat16, at::kHalf});
   if (why.empty()) why = why_not_head_dim(x.size(3), ClusterShape::kMostHeadDim);
   if (!why.empty()) return why;
-  // Bounds the numbers of rows, of blocks of a launch and of places.
+  // Bounds the number of rows, of blocks of a launch and of places.
   constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
   const std::int64_t heads = x.size(0) * x.size(1), K = problem.centroids_HKD.size(1);
   const bool fits =

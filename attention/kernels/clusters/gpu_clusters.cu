@@ -5,14 +5,14 @@
 //   c(r) = the first c with the largest s_rc,  distance = sum_r |u_r - mu_c(r)|^2
 //        = sum_r (2 - 2 s_rc(r)), since centroids are unit vectors; 1 instead of 2 for x_r = 0,
 //   nearest_nc = the W rows of document n with the largest s_rc, in ascending order,
-//   d_x: cluster_gradients.h,  sums_cd = sum_br [c(r) = c] u_rd, and how many rows that are
+//   d_x: cluster_gradients.h,  sums_cd = sum_br [c(r) = c] u_rd, and the number of these rows
 //
 // Scores are fp32. NaN is the smallest score for c(r) and the largest for nearest, as on the CPU.
 //
 // scores: a block of 256 threads owns 128 rows of a head (32 if D is large) and passes over a range
 //   of clusters in tiles of 32; it keeps the best so far. With nearest rows the range is a chunk of
 //   32 clusters, whose scores it writes as integers in the same order, and chunks follow each
-//   other: the only memory for scores is [B, H, 32, L], whatever K is. Otherwise the range is all
+//   other: the only memory for scores is [B, H, 32, L], for any K. Otherwise the range is all
 //   of K, and nothing is stored. Shared memory: two tiles of vectors and the best of each warp, up
 //   to 80 KiB.
 // nearest: a warp owns a cluster of the chunk in one document. 16 passes over its scores, two bits
@@ -48,7 +48,7 @@ struct Best {
   }
 };
 
-// Larger for larger scores, equal for equal ones. NaN is the largest.
+// An integer with the order of the scores. NaN is the largest.
 __device__ inline std::uint32_t key_of(float score) {
   const float number = score != score ? INFINITY : score == 0 ? 0.0f : score;  // no -0
   const std::uint32_t bits = __float_as_uint(number);
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads)
       p.keys + (head * ClusterRowsParams::kChunk + cluster) * p.shape.rows;
   std::int32_t* next = p.nearest + head * p.places + start;
 
-  // The wanted-th largest key, the highest that as many keys reach; all are above 0.
+  // The wanted-th largest key: the highest value that this many keys reach. All keys are above 0.
   std::uint32_t threshold = 0;
   for (int shift = 32 - kBits; shift >= 0 && wanted < end - first; shift -= kBits) {
     int reach[kSteps] = {};

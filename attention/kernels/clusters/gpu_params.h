@@ -34,7 +34,7 @@ struct ClusterRowsParams {
   // The nearest rows. All null: none are chosen.
   int num_documents, places;
   const std::int32_t* document_ends;  // [B, N], or [1, N]: the row after the last
-  const std::int32_t* ends;           // [B, H, N K]: of the segments, which says how many to choose
+  const std::int32_t* ends;           // [B, H, N K]: of the segments; gives their sizes
   std::int32_t* nearest;              // [B, H, P]
   std::uint32_t* keys;                // scratch [B, H, kChunk, L]
 };

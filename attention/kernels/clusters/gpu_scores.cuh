@@ -47,7 +47,7 @@ __device__ inline T* row_of(const RowsParams& x, HeadOfSample head, std::int64_t
 template <int kRows>
 struct OwnRows {
   static constexpr int kCount = kRows * kWarp;
-  std::int64_t number;  // of the head, in [B, H]
+  std::int64_t number;  // index of the head in [B, H]
   HeadOfSample head;
   int first, count;
 
@@ -70,8 +70,8 @@ __device__ inline void visit_rows(Use use) {
 }
 
 // kCount vectors in shared memory. They are read four columns at a time, so zeros follow the last
-// one, and an odd number of such runs apart: lanes read the same columns of their rows from
-// different banks.
+// one, and rows are an odd number of such runs apart: lanes read the same columns of their rows
+// from different banks.
 template <int kCount>
 struct ScoreTile {
   float* data;
@@ -79,7 +79,7 @@ struct ScoreTile {
 
   static BIRKHOFF_HOST_DEVICE int pitch_for(int head_dim) { return ((head_dim + 3) / 4 | 1) * 4; }
   static BIRKHOFF_HOST_DEVICE int words(int head_dim) { return kCount * pitch_for(head_dim); }
-  // From number `first` of the dynamic shared memory on; a multiple of 4.
+  // Begins at element `first`, a multiple of 4, of the dynamic shared memory.
   __device__ ScoreTile(int first, int head_dim)
       : data(reinterpret_cast<float*>(score_memory) + first), pitch(pitch_for(head_dim)) {}
 
@@ -106,8 +106,8 @@ struct ScoreTile {
 };
 
 // The products of the thread's rows, lane + i kWarp, with its vectors, warp + n kWarps, of which
-// the tile has `count`. The order is that of d for each of them, so equal rows and equal vectors
-// have equal products.
+// the tile has `count`. Each is summed in the order of d, so equal rows and equal vectors have
+// equal products.
 template <int kRows>
 __device__ inline void multiply(const ScoreTile<kRows * kWarp>& rows,
                                 const ScoreTile<kVectors>& vectors, int count, int head_dim,
@@ -138,10 +138,10 @@ __device__ inline void multiply(const ScoreTile<kRows * kWarp>& rows,
   }
 }
 
-// Rows of a thread, so that a block of threads has enough of them, but a multiprocessor room for
-// two blocks.
+// Rows per thread: enough for a block of threads, but few enough for two blocks on a
+// multiprocessor.
 inline constexpr int kManyRows = 4, kFewRows = 1;
-template <typename Bytes>  // of shared memory for that many rows
+template <typename Bytes>  // of shared memory for this number of rows
 bool has_room_for_many(Bytes bytes_for) {
   return bytes_for(kManyRows) <= 80 * 1024;
 }

@@ -1,4 +1,4 @@
-// Maps dtypes to the number types of the tile kernels.
+// The map from dtypes to the number types of the tile kernels.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -1,6 +1,6 @@
-// Copies rows to scratch and multiplies small matrices there, for the tile kernels, block mixing
-// and the prefix balance. Included by files that are compiled with different flags from the rest:
-// nothing here has external linkage.
+// Copies of rows in scratch, and products of small matrices there, for the tile kernels, block
+// mixing and the prefix balance. Included by files that are compiled with different flags from the
+// rest: nothing here has external linkage.
 #pragma once
 
 #include "attention/kernels/common/cpu_vector.h"
@@ -15,16 +15,16 @@ inline int min_of(int a, int b) { return a < b ? a : b; }
 inline int round_up(int x, int step) { return (x + step - 1) / step * step; }
 inline int round_down(int x, int step) { return x / step * step; }
 
-// Whether products of T take pairs of neighbouring numbers.
+// Whether products of T take pairs of neighboring elements.
 template <typename T>
 constexpr bool kTakesPairs = kNumbers<Operand<T>> > 1;
-// Columns of scratch for rows of `head_dim` numbers: whole vectors, whatever their width.
+// Columns of scratch for rows of `head_dim` elements: whole vectors, whatever their width.
 template <typename T>
 inline int padded_columns(int head_dim) {
   return round_up(head_dim, kNumbers<Operand<T>> * 64 / static_cast<int>(sizeof(Operand<T>)));
 }
 
-// How a product sums over its depth.
+// The way a product sums over its depth.
 enum class Summation {
   kAtOnce,
   kInParts,  // kPart operands each, summed separately, which rounds less
@@ -147,7 +147,7 @@ void load_rows(Rows<const T> rows, int num_rows, int head_dim, int columns, Oper
   }
 }
 
-// The rows times `factor`, for a product that reads each number once: in place if the numbers
+// The rows times `factor`, for a product that reads each element once: in place if the elements
 // already are operands and fill whole panels, else copied to `scratch`.
 template <typename T>
 Rows<const Operand<T>> operand_rows(Rows<const T> rows, int num_rows, int head_dim, int columns,
@@ -165,7 +165,7 @@ Rows<const Operand<T>> operand_rows(Rows<const T> rows, int num_rows, int head_d
   return {scratch, columns / kN};
 }
 
-// Whether any of `count` numbers is NaN; `count` is a multiple of the lanes.
+// Whether any of `count` elements is NaN; `count` is a multiple of the lanes.
 template <typename S>
 inline bool has_nan(const S* x, int count) {
   Bits<S> found{};
@@ -205,7 +205,7 @@ inline const Bf16Pair* stack_rows(const Bf16Pair* x, int rows, int columns, Bf16
     for (int c = 0; c < columns / 2; c += kN) {
       const Vector<Bf16Pair> first = load(x + r * columns / 2 + c);
       const Vector<Bf16Pair> second = load(x + (r + 1) * columns / 2 + c);
-      // Columns 2c, 2c + 2, .. and those between.
+      // The columns 2c, 2c + 2, .. and the columns between.
       Vector<Bf16Pair> even = (first & kLow) | second << 16;
       Vector<Bf16Pair> odd = (first >> 16 & kLow) | (second & ~kLow);
       interleave<Bf16Pair>(even, odd);

@@ -1,4 +1,4 @@
-// A kernel's scratch memory: aligned to 64 bytes, uninitialised.
+// A kernel's scratch memory: aligned to 64 bytes, uninitialized.
 #pragma once
 
 #include <cstddef>

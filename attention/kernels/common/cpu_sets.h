@@ -1,4 +1,4 @@
-// Chooses among kernels that are compiled once for each instruction set (birkhoff_simd in
+// The choice among kernels that are compiled once for each instruction set (birkhoff_simd in
 // cmake/BirkhoffTargets.cmake).
 #pragma once
 

@@ -18,7 +18,7 @@
 namespace birkhoff {
 namespace {
 
-// Two bf16, neighbours in a sum of products; the first is in the low half.
+// Two bf16 that are neighbors in a sum of products; the first is in the low half.
 using Bf16Pair = std::int32_t;
 
 // The type that products of T multiply.
@@ -34,7 +34,7 @@ struct OperandOf<Bf16> {
 #endif
 template <typename T>
 using Operand = typename OperandOf<T>::Type;
-// Numbers per operand.
+// Elements per operand.
 template <typename E>
 constexpr int kNumbers = 1;
 template <>

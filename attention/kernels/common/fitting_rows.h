@@ -1,5 +1,5 @@
-// The rows that kernels can read: their numbers are neighbours in memory. Rows themselves may lie
-// anywhere, as in the layers' [B, L, H, D], whose heads are read without a copy.
+// Rows that kernels can read: rows with unit stride. Rows themselves may lie anywhere, as in the
+// layers' [B, L, H, D], whose heads are read without a copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace birkhoff {
 
-// x [.., D] itself, or a copy if its rows are not contiguous. Block attention's GPU kernels ask for
-// aligned rows, which are more than that (block_attention/gpu_arguments.h).
+// x [.., D] itself, or a copy if its rows are not contiguous. Block attention's GPU kernels need
+// aligned rows, a stronger condition (block_attention/gpu_arguments.h).
 inline at::Tensor with_contiguous_rows(const at::Tensor& x) {
   return x.stride(-1) == 1 ? x : x.contiguous();
 }

@@ -1,5 +1,5 @@
 // Teams of threads that own a row each, for kernels that pass over rows. A lane of a team has runs
-// of kTeamColumns neighbouring columns, kRowTeam such runs apart, so that a warp moves several
+// of kTeamColumns neighboring columns, kRowTeam such runs apart, so that a warp moves several
 // whole rows at a time, 16 bytes per lane where rows are aligned.
 #pragma once
 
@@ -13,8 +13,8 @@ namespace birkhoff {
 constexpr int kRowTeam = 8, kTeamColumns = 8;
 constexpr int kTeamThreads = 256, kRowsOfBlock = kTeamThreads / kRowTeam;  // of a block
 
-// Which of `all` rows the thread's team owns, at least one and fewer than 2^31. Teams after the
-// last row have the last one, and must not write.
+// The row that the thread's team owns, of `all` rows: at least one and fewer than 2^31. Teams after
+// the last row get the last row, and must not write.
 struct TeamNumber {
   bool exists;
   int number, member;  // of the row; of the thread in its team

@@ -7,7 +7,7 @@
 namespace birkhoff {
 
 // Row r of head h of sample b begins at data + b strides[0] + h strides[1] + r strides[2], in
-// elements; its numbers are contiguous.
+// elements; its elements are contiguous.
 struct RowsParams {
   void* data;  // written only where it is a result
   std::int64_t strides[3];

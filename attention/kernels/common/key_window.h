@@ -1,10 +1,10 @@
-// For both g++ and nvcc: no LibTorch here.
+// The blocks of keys that queries see. Compiled by g++ and nvcc: no LibTorch here.
 #pragma once
 
 namespace birkhoff {
 
-// Which blocks of keys the queries of block n see: blocks n + first_offset .. n + last_offset,
-// where they exist.
+// The blocks of keys that the queries of block n see: n + first_offset .. n + last_offset, where
+// they exist.
 struct KeyWindow {
   int first_offset = 0, last_offset = 0;
   bool causal = false;  // in their own block (offset 0), queries see keys up to their own

@@ -53,7 +53,7 @@ at::Tensor additive_mask(const at::Tensor& mask, at::ScalarType dtype) {
 at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
                              const at::Tensor& v_BHSD, const std::optional<at::Tensor>& bias,
                              bool causal) {
-  // A sum of all numbers costs almost nothing compared with their products.
+  // A sum of all elements costs almost nothing compared with their products.
   const auto has_nan = [](const at::Tensor& x) { return std::isnan(x.sum().item<double>()); };
   if (!q_BHLD.is_cpu() || !(has_nan(q_BHLD.detach()) || has_nan(k_BHSD.detach()))) {
     return at::scaled_dot_product_attention(q_BHLD, k_BHSD, v_BHSD, bias, 0, causal,

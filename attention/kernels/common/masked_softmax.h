@@ -21,14 +21,14 @@ at::Tensor masked_softmax(const at::Tensor& scores, const at::Tensor& mask,
                           const at::Tensor& sink = {});
 
 // The mask in the form that scaled_dot_product_attention adds to logits: 0 where visible, else a
-// finite number that no logit outweighs. Rows without a visible key come out as plain means; the
+// finite value that no logit outweighs. Rows without a visible key come out as plain means; the
 // caller must zero them.
 at::Tensor additive_mask(const at::Tensor& mask, at::ScalarType dtype);
 
 // LibTorch's scaled_dot_product_attention, without dropout. Takes `bias`, an additive_mask(), or
 // `causal`. On the CPU LibTorch returns 0 for a query whose logits are all NaN. This function uses
 // plain operations there if q or k holds NaN, so that NaN stays NaN. Keys may have fewer heads than
-// queries (grouped_queries.h); then `bias` has one head or those of queries.
+// queries (grouped_queries.h); then `bias` has one head or the queries' heads.
 at::Tensor library_attention(const at::Tensor& q_BHLD, const at::Tensor& k_BHSD,
                              const at::Tensor& v_BHSD,
                              const std::optional<at::Tensor>& bias = std::nullopt,

@@ -21,11 +21,11 @@ template <>
 struct SumOf<Bf16> {
   using Type = float;
 };
-// The type in which numbers T are summed.
+// The type in which values of type T are summed.
 template <typename T>
 using Sum = typename SumOf<T>::Type;
 
-// Row r of D contiguous numbers lies at data + r * stride.
+// Row r of D contiguous elements lies at data + r * stride.
 template <typename T>
 struct Rows {
   T* data = nullptr;

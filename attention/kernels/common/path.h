@@ -1,7 +1,7 @@
-// How an operation is computed. An operation takes a `limit` and chooses the fastest path up to it
-// that fits dtype, shape and device. Where callers need to know which path will run, the operation
-// declares the function that it chooses with, choose_path(). What is slower than it could be says
-// why: a PathRecord collects that.
+// The path of an operation: its implementation. An operation takes a `limit` and chooses the
+// fastest path up to it that fits dtype, shape and device. Where callers need to know which path
+// will run, the operation declares its choice, choose_path(). A choice of a slower path says why; a
+// PathRecord collects these reasons.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,8 +27,8 @@ enum class Path {
 // A choice and its reason.
 struct PathChoice {
   Path path = Path::kReference;
-  // Why no faster path or kernel takes the problem, as in "because ..". Empty if nothing is faster,
-  // or if the limit excludes it.
+  // Why no faster path or kernel takes the problem, to follow "because". Empty if nothing is
+  // faster, or if the limit excludes it.
   std::string why{};
 
   operator Path() const { return path; }  // NOLINT(google-explicit-constructor)
@@ -80,13 +80,13 @@ struct PathTaken {
 // Of one with a reason, without the caller: "block attention takes the reference path, because ..".
 std::string describe(const PathTaken& taken);
 
-// Collects the choices of the operations that this thread calls, each once for a caller. At most
-// one of a thread at a time.
+// Collects the choices of the operations that this thread calls, each once per caller. At most one
+// per thread at a time.
 class PathRecord {
  public:
   PathRecord() : PathRecord(std::nullopt) {}
-  // The operations get tensors on the meta device and choose as on `device`: the record tells what
-  // a computation would do there. They return what the reference does, so that no kernel runs.
+  // The operations get tensors on the meta device and choose as on `device`: the record shows what
+  // a computation would do there. They return the reference's results, so that no kernel runs.
   explicit PathRecord(at::DeviceType device) : PathRecord(std::optional(device)) {}
   ~PathRecord();
   PathRecord(const PathRecord&) = delete;

@@ -1,4 +1,4 @@
-// Where the lists and tensors of attention over gathered rows lie, for the CPU code. Legend: B
+// Access to the lists and tensors of attention over gathered rows, for the CPU code. Legend: B
 // batch, H heads, L rows, D head dim.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Head {
   std::int64_t b, h;
 };
 
-// The numbers of one head in x [B or 1, H or 1, numbers], int32 and contiguous.
+// The entries of one head in x [B or 1, H or 1, entries], int32 and contiguous.
 inline const std::int32_t* numbers_of(const at::Tensor& x, Head head) {
   const std::int64_t number =
       (x.size(0) == 1 ? 0 : head.b) * x.size(1) + (x.size(1) == 1 ? 0 : head.h);
@@ -39,7 +39,7 @@ struct HeadLists {
         starts(numbers_of(lists.starts_BHR, head)) {}
 };
 
-// Row `row` of x [B, H, rows, D], whose numbers are contiguous.
+// Row `row` of x [B, H, rows, D], whose elements are contiguous.
 template <typename T>
 const T* row_of(const at::Tensor& x, Head head, std::int64_t row) {
   return static_cast<const T*>(x.const_data_ptr()) + head.b * x.stride(0) + head.h * x.stride(1) +
@@ -50,7 +50,7 @@ T* mutable_row_of(const at::Tensor& x, Head head, std::int64_t row) {
   return static_cast<T*>(x.mutable_data_ptr()) + head.b * x.stride(0) + head.h * x.stride(1) +
          row * x.stride(2);
 }
-// Numbers of places or rows, [B, H, count], contiguous, as a pointer: asking a tensor for it costs
+// One value per place or row, [B, H, count], contiguous, as a pointer: asking a tensor for it costs
 // more than the work of a row. Without data for an undefined tensor.
 template <typename S>
 struct Numbers {
@@ -65,7 +65,7 @@ struct Numbers {
   S& at(Head head, std::int64_t i) const { return data[(head.b * heads + head.h) * count + i]; }
 };
 
-// Rows of D numbers, [B, H, count, D].
+// Rows of D elements, [B, H, count, D].
 template <typename T>
 struct RowPointers {
   T* data;

@@ -138,7 +138,8 @@ Sum<T> dot(const T* d_out, const Sum<T>* out, std::int64_t head_dim) {
   return product;
 }
 
-// Adds to the rest of each place the deltas of the others, each by itself, so that nothing cancels.
+// Adds to the rest of each place the deltas of all other places, one by one, so that nothing
+// cancels.
 template <typename T>
 void add_others(const PlaceSums<Sum<T>>& sums, Sum<T> max, Sum<T> sum, const T* d_out,
                 std::int64_t head_dim, Head head, Places places, const Numbers<Sum<T>>& rest) {

@@ -1,7 +1,8 @@
-// Results of rows from those of their places, on the CPU. Results of places are sums (bf16: fp32)
-// in the order of the lists. Each row reads its own places, in ascending order, which the inverse
-// list names, and is rounded once: no two threads write to the same memory, and no order depends on
-// their number. Legend: B batch, H heads, L queries, P places of a list, D head dim.
+// Merging of the results of places into results of rows, on the CPU. Results of places are sums
+// (bf16: fp32) in the order of the lists. Each row reads its own places, in ascending order, which
+// the inverse list names, and is rounded once: no two threads write to the same memory, and no
+// order depends on their number. Legend: B batch, H heads, L queries, P places of a list, D head
+// dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,13 +11,13 @@
 
 namespace birkhoff {
 
-// The result of each query from those of its places, merged as in.merge says; `out` is like q. With
+// The result of each query, merged from its places' results as in.merge says; `out` is like q. With
 // PlaceMerge::kMean `sum` is the number of its places that see a key, and `max` is 0.
 AttentionPart merge_places(const GatheredAttention& in, const PlaceResults& places);
 
-// rest [B, H, P] of each place (tile_attention/cpu_loop.h). With one softmax, it is what the
-// query's other places add to its delta = sum_j p_ij d_p_ij, less d_sum sum, the gradient of its
-// log-sum-exp. With the mean over n places, whose p_ij are divided by n, it is what that takes from
+// rest [B, H, P] of each place (tile_attention/cpu_loop.h). With one softmax, it is the share of
+// the query's other places in its delta = sum_j p_ij d_p_ij, less d_sum sum, the gradient of its
+// log-sum-exp. With the mean over n places, whose p_ij are divided by n, it is the correction of
 // the place's own delta: (1 - 1 / n) d_out . out.
 at::Tensor rests_of_places(const GatheredAttention& in, const GatheredResults& results,
                            const at::Tensor& d_out_BHLD, const at::Tensor& d_sum_BHL);

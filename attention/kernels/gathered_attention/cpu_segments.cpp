@@ -50,7 +50,7 @@ struct Task {
   std::int64_t first_query, end_query, unit;
 };
 
-// Least and greatest p of a tile.
+// The minimum and maximum p of a tile.
 struct Reach {
   std::int64_t least = std::numeric_limits<std::int64_t>::max(),
                most = std::numeric_limits<std::int64_t>::min();
@@ -99,7 +99,7 @@ struct Call {
     std::vector<Reach> reaches;     // of the tiles of keys
     std::unique_ptr<bool[]> masks;  // of the tiles of keys, [kTile, kTile]
     std::vector<KeyTile<T>> tiles;
-    const Segment* segment = nullptr;  // whose keys it holds
+    const Segment* segment = nullptr;  // the segment whose keys it holds
   };
 
   std::vector<Segment> all_segments() const {
@@ -140,7 +140,7 @@ struct Call {
     return worker;
   }
 
-  // Calls work(worker, task) for all tasks. A thread gets neighbouring units of about its share of
+  // Calls work(worker, task) for all tasks. A thread gets neighboring units of about its share of
   // all pairs of queries and keys.
   template <typename Work>
   void for_each(const std::vector<Task>& tasks, bool backward, const Work& work) const {
@@ -285,8 +285,8 @@ struct Call {
   }
 
   std::int64_t group() const { return H / key_heads; }
-  // How many units of the backward pass a key head has. Sums for tables take memory: with them,
-  // there are only as many as keep threads busy.
+  // The number of units of the backward pass per key head. Sums for tables take memory: with them,
+  // there are only as many units as keep threads busy.
   std::int64_t units_of_head() const {
     constexpr std::int64_t kEnoughTasks = 256;
     const std::int64_t G = in.rows.queries.ends_BHG.size(2);
@@ -294,7 +294,7 @@ struct Call {
     return std::clamp<std::int64_t>(kEnoughTasks / (B * key_heads), 1,
                                     std::max<std::int64_t>(G, 1));
   }
-  // The sums that get the gradients of tables and sinks; those of key heads are for other heads.
+  // The index of the sums that get the gradients of tables and sinks of this task.
   std::int64_t sums_of(const Task& task) const {
     const std::int64_t units = units_of_head();
     return task.unit / units / key_heads * units + task.unit % units;
@@ -403,7 +403,7 @@ struct Call {
 // If no query has two places, there is nothing to merge, and results of places are not kept.
 GatheredResults attend_in_segments(GatheredAttention in) {
   const at::Tensor places_BHL = in.rows.queries.starts_BHR.diff();
-  // A sink takes part in the softmax of each place by itself only with a mean.
+  // A sink takes part in the softmax of each single place only with a mean.
   const bool merges = places_BHL.max().item<std::int32_t>() > 1 || in.sink_H.defined();
   if (!merges) in.merge = PlaceMerge::kOneSoftmax;
   GatheredResults results;

@@ -1,4 +1,4 @@
-// Attention over gathered rows on the CPU: gathers the rows of each segment, calls the loop of
+// Attention over gathered rows on the CPU: it gathers the rows of each segment, calls the loop of
 // tile_attention/cpu_loop.h on them, and adds up the places of each row. Used by autograd.cpp.
 #pragma once
 

@@ -15,7 +15,7 @@
 namespace birkhoff {
 namespace {
 
-// Checks the numbers of lists on the CPU; both are contiguous.
+// Checks the values of lists on the CPU; both are contiguous.
 void check_numbers(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG, std::int64_t num_rows) {
   const std::int64_t P = rows_BHP.size(2), G = ends_BHG.size(2);
   const auto* rows = rows_BHP.const_data_ptr<std::int32_t>();
@@ -63,7 +63,7 @@ void check(const GatheredAttention& in) {
           k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(3) == k.size(3) && q.numel() > 0 &&
           k.numel() > 0,
       "gathered attention: q must be [B, H, L, D], and k and v [B, key heads, S, D], none empty, "
-      "with as many query heads for each key head");
+      "with the same number of query heads for each key head");
   require(q.scalar_type() == k.scalar_type() && q.scalar_type() == v.scalar_type() &&
               q.is_floating_point() && q.device() == k.device() && q.device() == v.device(),
           "gathered attention: q, k and v must have one dtype and device");
@@ -74,9 +74,9 @@ void check(const GatheredAttention& in) {
             "the device of q");
   }
   require(in.rows.queries.num_rows == q.size(2) && in.rows.keys.num_rows == k.size(2),
-          "gathered attention: lists must be made for the numbers of queries and keys");
+          "gathered attention: lists must be made for these queries and keys");
   require(in.rows.queries.ends_BHG.size(2) == in.rows.keys.ends_BHG.size(2),
-          "gathered attention: queries and keys must have as many segments");
+          "gathered attention: queries and keys must have the same number of segments");
   const DistanceBand& band = in.rows.band;
   require(band.of == DistanceBand::Of::kPositions ||
               !(band.positions_q_BHL.defined() || band.positions_k_BHS.defined()),
@@ -103,7 +103,7 @@ void check(const GatheredAttention& in) {
           "gathered attention: with dropout, places times heads must be below 2^31");
 }
 
-// The same with numbers as the kernels read them: contiguous, and no bound beyond all distances.
+// The same in the form that the kernels read: contiguous, and no bound beyond all distances.
 GatheredAttention readable(GatheredAttention in) {
   DistanceBand& band = in.rows.band;
   for (at::Tensor* each : {&band.positions_q_BHL, &band.positions_k_BHS, &in.key_lengths_B}) {

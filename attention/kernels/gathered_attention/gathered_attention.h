@@ -1,15 +1,15 @@
 // Attention over gathered rows: lists say which rows of q see which rows of k and v. A list is cut
-// into segments; the queries of a segment see the keys of the same segment, as far as a band of
-// distances and padding let them. Sliding windows, strided attention, listed blocks (lists.h) and
-// routing (Roy et al. 2021, section 4.1) differ only in their lists.
+// into segments; the queries of a segment see keys of the same segment, subject to a distance band
+// and padding. Sliding windows, strided attention, listed blocks (lists.h) and routing (Roy et al.
+// 2021, section 4.1) differ only in their lists.
 //
 // Legend: B batch, H heads, L queries, S keys, D head dim, G segments, P places of a list. Lists
 // have B or H = 1 where all samples or heads share them.
 //
 // A row may be in several segments, and several times in one, as a query and as a key; a place is
 // one such occurrence. A query has one softmax over the keys that it sees from all of its places,
-// or the mean of one for each place. A key that it sees from two places counts twice. A query that
-// sees no key has output 0.
+// or the mean of one softmax per place. A key that it sees from two places counts twice. A query
+// that sees no key has output 0.
 //
 // Keys may have fewer heads than queries (common/grouped_queries.h). Lists belong to key heads, and
 // keys are never copied to query heads on the fused path.
@@ -39,16 +39,16 @@ struct RowLists {
 };
 
 // Checks lists and inverts them. Error(kInternal) if a shape or dtype is wrong, or, for lists on
-// the CPU, if ends decrease or exceed P or a row is not in [0, num_rows). On a GPU the caller
-// answers for the numbers: reading them would wait for the device. Asynchronous there.
+// the CPU, if ends decrease or exceed P or a row is not in [0, num_rows). On a GPU indices are not
+// validated: reading them would wait for the device. Asynchronous there.
 RowLists make_row_lists(const at::Tensor& rows_BHP, const at::Tensor& ends_BHG,
                         std::int64_t num_rows);
 
 // Query i sees key j of its segment if least <= p_i - p_j <= most. By default it sees all.
 struct DistanceBand {
   enum class Of {
-    kPositions,  // p: the number of the row, or, where defined, its entry in `positions`
-    kRanks,      // p: the place in the segment, from 0
+    kPositions,  // p: the index of the row, or, where defined, its entry in `positions`
+    kRanks,      // p: the rank in the segment, from 0
   };
   static constexpr std::int64_t kFar = std::int64_t{1} << 40;  // beyond all distances
 
@@ -57,16 +57,16 @@ struct DistanceBand {
   at::Tensor positions_q_BHL{}, positions_k_BHS{};  // int32; B and H may be 1
 };
 
-// What decides which keys a query sees, apart from padding: all that a mechanism chooses.
+// The rules for which keys a query sees, apart from padding: everything that a mechanism chooses.
 struct GatheredRows {
   RowLists queries, keys;  // of the same number of segments
   DistanceBand band;
 };
 
-// How the places of a query give its output.
+// The way in which the places of a query give its output.
 enum class PlaceMerge {
   kOneSoftmax,  // one softmax over the keys that it sees from all of them
-  kMean,        // each place that sees a key has a softmax of its own; the output is their mean
+  kMean,        // each place that sees a key has its own softmax; the output is their mean
 };
 
 struct GatheredAttention {
@@ -74,7 +74,7 @@ struct GatheredAttention {
   GatheredRows rows;
   at::Tensor key_lengths_B{};  // int64; keys at rows >= length are hidden. Undefined: none
   PlaceMerge merge = PlaceMerge::kOneSoftmax;
-  RelativePositions relative{};  // positions are the numbers of the rows, whatever the band says
+  RelativePositions relative{};  // positions are the rows' indices, whatever the band says
   at::Tensor sink_H{};           // a logit with value 0 in every softmax; undefined: none
   // Of probabilities, if there is noise. The query at place r of head h's list and the key at rank
   // n of its segment draw element (r H + h) kNoiseRow + n of their sample. Places and ranks follow
@@ -93,8 +93,8 @@ PathChoice choose_path(const GatheredAttention& in, Path limit);
 
 // The softmax attention of each query with logits q k / sqrt(D), computed on that path.
 // Differentiable by q, k, v, tables and sinks. Error(kInternal) if shapes, dtypes or devices do not
-// fit. On the CPU the same bits for any number of threads. The part's sums are those without
-// dropout. With kMean they are above 0 where a query sees a key, have no gradient and do not merge.
+// fit. On the CPU the same bits for any number of threads. The part's sums are without dropout.
+// With kMean they are above 0 where a query sees a key, have no gradient and do not merge.
 AttentionPart attend_gathered(const GatheredAttention& in, Path limit);
 
 }  // namespace birkhoff

@@ -113,8 +113,8 @@ void set_places(const PlaceResults& places, GatheredParams& params) {
   params.place_sum = floats_of(places.softmax_2BHP[1]);
 }
 
-// How many blocks share the queries of a head. With a table they have sums for its gradient, which
-// take memory: then there are only as many as keep a GPU busy.
+// The number of blocks that share the queries of a head. With a table they have sums for its
+// gradient, which take memory: then there are only as many as keep a GPU busy.
 std::int64_t blocks_of_head(const GatheredAttention& in) {
   constexpr std::int64_t kEnoughBlocks = 256, kTile = GatheredParams::kTile;
   const std::int64_t tiles = (in.rows.queries.rows_BHP.size(2) + kTile - 1) / kTile;
@@ -126,7 +126,7 @@ std::int64_t blocks_of_head(const GatheredAttention& in) {
 }  // namespace
 
 std::string why_not_gpu_kernels(const GatheredAttention& in) {
-  // Bounds the numbers of tiles and of rows, which kernels round up to whole tiles.
+  // Bounds the number of tiles and the number of rows, which kernels round up to whole tiles.
   constexpr std::int64_t kMostNumbers = std::numeric_limits<std::int32_t>::max() - 1024;
   const std::int64_t most =
       std::max({in.q_BHLD.size(2), in.k_BHSD.size(2), in.rows.queries.rows_BHP.size(2),
@@ -150,7 +150,7 @@ std::string why_not_tensor_cores(const GatheredAttention& in) {
     return fmt::format("a head has {} channels, which are no multiple of 8", in.q_BHLD.size(3));
   }
   for (const at::Tensor* x : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD}) {
-    // Others are copied.
+    // Unaligned tensors are copied.
     if (x->stride(3) == 1 && !are_aligned(rows_of(*x))) {
       return "rows of queries, keys or values are not aligned to 16 bytes";
     }

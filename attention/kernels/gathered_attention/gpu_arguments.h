@@ -14,7 +14,8 @@ namespace birkhoff {
 
 // Why the kernels do not support this, regardless of where its tensors are; empty if they do.
 std::string why_not_gpu_kernels(const GatheredAttention& in);
-// Why those kernels that use tensor cores do not; empty if they do. Of those without.
+// Why the tensor-core kernels do not support a call that the plain kernels support; empty if they
+// do.
 std::string why_not_tensor_cores(const GatheredAttention& in);
 
 // Rows of q, k, v and d_out are contiguous. `params` point to all other members, which must outlive
@@ -29,8 +30,8 @@ GatheredForward gathered_forward(const GatheredAttention& in);
 struct GatheredBackward {
   GatheredParams params;
   GatheredGradients gradients;  // of q, k and v
-  // What each of N parts of the work adds to the gradient of the table, before it is multiplied by
-  // the scale of logits, and each query to that of the sink; undefined without the operand.
+  // The share of each of N parts of the work in the table's gradient, before the scale of logits,
+  // and of each query in the sink's; undefined without the operand.
   at::Tensor d_table_NHRD, d_sink_BHL;
   std::vector<at::Tensor> inputs, scratch;
 };

@@ -8,7 +8,7 @@
 namespace birkhoff {
 namespace {
 
-// The number of the table's row for a query and a key.
+// The index of the table's row for a query and a key.
 __device__ inline int distance_of(const RelativeKeysParams& relative, int query_row, int key_row) {
   const std::int64_t distance = std::int64_t{key_row} - query_row - relative.least;
   return static_cast<int>(min(max(distance, std::int64_t{0}), std::int64_t{relative.rows - 1}));
@@ -30,9 +30,9 @@ struct HeadTable {
   }
 };
 
-// What a block takes from the table for d_q, and gives to its gradient. The sums of ds by distance,
-// G_ir, belong to the query's team: member m adds up r = m, m + kTeam, .., each over the keys in
-// their order.
+// The terms of a block from the table for d_q, and for the table's gradient. The sums of ds by
+// distance, G_ir, belong to the query's team: member m adds up r = m, m + kTeam, .., each over the
+// keys in their order.
 struct DistanceSums {
   const GatheredParams& p;
   float* sums;     // G of the tile, [kTile, R]

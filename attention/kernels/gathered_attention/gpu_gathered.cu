@@ -18,8 +18,8 @@
 //   d_q_id = scale sum_j ds_ij (k_r(j)d + a_td),  d_k_jd = scale sum_i ds_ij q_r(i)d,
 //   d_v_jd = sum_i p_ij d_out_r(i)d,  d_a_td = scale sum_ij ds_ij q_r(i)d,
 //
-// and the gradient of a row is the sum over its places; those of keys are also sums over the query
-// heads of the key head. The kernels here compute in fp32; results are rounded once.
+// and the gradient of a row is the sum over its places; gradients of keys are also sums over the
+// query heads of the key head. The kernels here compute in fp32; results are rounded once.
 //
 // With a mean, over the n_r places i of row r that see a key, a sink z is one more logit of each i:
 // m_i = max(z, max_j s_ij), and exp(z - m_i) is added to l_i. Then
@@ -33,11 +33,11 @@
 //   most about 256 blocks have sums [R, D] for d_a (gpu_distances.cuh), which LibTorch adds up.
 // key_gradients: the same with queries and keys exchanged. A block owns places of a key head and
 //   reads the queries of all its heads.
-//   Eight threads own a place: of each kTile x kTile product a thread has kTile / 8 numbers, of D
+//   Eight threads own a place: of each kTile x kTile product a thread has kTile / 8 elements, of D
 //   columns every eighth. Shared memory: two (forward) or four tiles of rows and one or two of
 //   products, 13 KiB (D = 32) to 137 KiB (D = 256).
 // merge, average, delta, mean_delta, add (gpu_places.cuh): eight threads own a row.
-// With GatheredParams::tensor_cores those of gathered_tiles/ take the place of the first three.
+// With GatheredParams::tensor_cores the kernels of gathered_tiles/ replace the first three.
 //
 // Results belong to places and then to rows: no atomics, fixed orders, the same bits each time.
 #include <math.h>
@@ -53,8 +53,9 @@ namespace birkhoff {
 
 namespace {
 
-// How many blocks of a backward kernel a multiprocessor has registers for. D above 128 leaves
-// hardly any shared memory for a second one, and relative positions take more than 128 registers.
+// The number of blocks of a backward kernel for which a multiprocessor has registers. D above 128
+// leaves hardly any shared memory for a second one, and relative positions take more than 128
+// registers.
 constexpr int backward_blocks(int columns, bool relative) {
   return columns > 128 || relative ? 1 : 2;
 }
@@ -152,8 +153,8 @@ __global__ void __launch_bounds__(kThreads, kRelative ? 1 : 2)
   }
 }
 
-// p_ij and ds_ij of a query and a key, whose rows lie in shared memory; M, 1 / Z and delta are
-// those of the query.
+// p_ij and ds_ij of a query and a key, whose rows lie in shared memory; M, 1 / Z and delta are the
+// query's.
 struct Gradient {
   float p, ds;
   __device__ Gradient(const float* q, const float* k, const float* a, const float* d_out,

@@ -18,7 +18,7 @@ BIRKHOFF_DEVICE GpuHead key_head(const GatheredParams& p, GpuHead head, int head
   return {head.b, head.h / (heads / p.key_heads)};
 }
 
-// Number `at` of a head, in [B, heads, count].
+// The index of entry `at` of a head, in [B, heads, count].
 BIRKHOFF_DEVICE std::int64_t entry_of(GpuHead head, int heads, int count, int at) {
   return (std::int64_t{head.b} * heads + head.h) * count + at;
 }

@@ -38,7 +38,7 @@ struct GatheredParams {
   static constexpr int kTile = 32;  // places that a block owns at a time, without tensor cores
 
   KernelDtype dtype;  // of all rows: kFloat, kBFloat16 or kHalf
-  // Whether the kernels for tensor cores compute the places: 16-bit numbers, D a multiple of 8, no
+  // Whether the kernels for tensor cores compute the places: 16-bit elements, D a multiple of 8, no
   // table, rows of q, k, v and d_out aligned to 16 bytes.
   bool tensor_cores;
   int batch, heads, key_heads, segments, head_dim;
@@ -61,17 +61,17 @@ struct GatheredParams {
   const float* d_sum;                           // [B, H, L]; null: 0
   float *delta, *inverse;                       // scratch [B, H, L]; of a mean [B, H, P]
   float *d_q_places, *d_k_places, *d_v_places;  // scratch [B, H, P, D]; of the places of keys
-  float* d_sink;                                // [B, H, L], what each query adds; with a sink
+  float* d_sink;                                // [B, H, L], each query's term; with a sink
   int parts;                                    // blocks that share the queries of a head
-  // With a table, what each of these blocks adds to its gradient, without `scale`, and their
-  // scratch: [B, parts, H, R, D] and [B, parts, H, kTile, R].
+  // With a table, each of these blocks' term of its gradient, without `scale`, and their scratch:
+  // [B, parts, H, R, D] and [B, parts, H, kTile, R].
   float *d_table, *distance_sums;
 };
 
 // Asynchronous on `stream`.
 void launch_gathered_attention(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_attention_backward(const GatheredParams& params, CUstream_st* stream);
-// Their part for tensor cores: only what belongs to places.
+// The part for tensor cores: only results of places.
 void launch_gathered_tiles(const GatheredParams& params, CUstream_st* stream);
 void launch_gathered_tiles_backward(const GatheredParams& params, CUstream_st* stream);
 

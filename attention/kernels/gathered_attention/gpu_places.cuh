@@ -1,5 +1,5 @@
-// Results of rows from those of their places, and what the backward pass needs of rows: kernels of
-// gpu_gathered.cu, whose banner has the formulas. For that file only.
+// Merging of the results of places into results of rows, and the backward pass's values of rows:
+// kernels of gpu_gathered.cu, whose banner has the formulas. For that file only.
 #pragma once
 
 #include <math.h>
@@ -12,7 +12,7 @@
 namespace birkhoff {
 namespace {
 
-// What a team owns: a row of a tensor [B, heads, rows, D].
+// The row that a team owns, of a tensor [B, heads, rows, D].
 struct TeamRow : TeamNumber {
   GpuHead head, of_keys;
   int row;
@@ -45,7 +45,7 @@ struct PlacesOfRow {
     end = of_head.starts[own.row + 1];
     first = entry_of(own.head, heads, lists.places, 0);
   }
-  // Calls use(place) for each; the number of the next one is loaded early.
+  // Calls use(place) for each; the index of the next place is loaded early.
   template <typename Use>
   __device__ void visit(Use use) const {
     int next = begin < end ? order[begin] : 0;
@@ -58,7 +58,7 @@ struct PlacesOfRow {
   }
 };
 
-// sums += weight times a run of numbers.
+// sums += weight times a run of elements.
 __device__ inline void add_run(float (&sums)[kTeamColumns], float weight, const float* numbers,
                                int first, int head_dim) {
   float x[kTeamColumns];
@@ -81,7 +81,7 @@ __device__ inline float row_product(const TeamRow& own, const A* a, const B* b, 
   return team_total(sum);
 }
 
-// One softmax from those of the places.
+// One softmax, merged from the places' softmaxes.
 template <typename T>
 __global__ void __launch_bounds__(kTeamThreads, 4) merge_kernel(const GatheredParams p) {
   const TeamRow own(p, p.heads, p.queries.rows);
@@ -146,12 +146,12 @@ __global__ void __launch_bounds__(kTeamThreads, 4) delta_kernel(const GatheredPa
   }
 }
 
-// delta of the places of a mean, and what the query adds to the gradient of the sink.
+// delta of the places of a mean, and the query's term of the sink's gradient.
 template <typename T>
 __global__ void __launch_bounds__(kTeamThreads, 4) mean_delta_kernel(const GatheredParams p) {
   const TeamRow own(p, p.heads, p.queries.rows);
   const PlacesOfRow places(p, p.queries, own, p.heads);
-  // The teams of a warp visit as many places: the sums need all of its lanes.
+  // All teams of a warp visit the same number of places: the sums need all of its lanes.
   int most = places.end - places.begin;
 #pragma unroll
   for (int distance = kRowTeam; distance < kWarp; distance *= 2) {

@@ -1,4 +1,4 @@
-// What the kernels of gpu_gathered.cu read: tiles of places and of rows. For that file and
+// The tiles of places and of rows that the kernels of gpu_gathered.cu read. For that file and
 // gpu_distances.cuh only.
 #pragma once
 
@@ -39,8 +39,8 @@ __device__ inline bool sees(const GatheredParams& p, const GpuHeadLists& queries
          (p.key_lengths == nullptr || keys.row(key) < p.key_lengths[keys.head.b]);
 }
 
-// A tile of rows in shared memory, one number apart from the next so that threads that read the
-// same column of different rows use different banks.
+// A tile of rows in shared memory, padded by one element per row so that threads that read the same
+// column of different rows use different banks.
 struct RowTile {
   float* data;
   int pitch;
@@ -82,7 +82,8 @@ inline __host__ __device__ int tiles_of(const GatheredListsParams& lists) {
   return (lists.places + kTile - 1) / kTile;
 }
 
-// The head of `heads` that a block works on, if `blocks` share one, and its number among these.
+// The head of `heads` that a block works on, if `blocks` share one, and the block's index among
+// these.
 struct BlockHead {
   GpuHead head;
   int number;
@@ -94,7 +95,7 @@ struct BlockHead {
   }
 };
 
-// What a block owns: kTile places of a list; and what its thread owns: one of them.
+// The places of a list that a block owns, kTile of them, and the one that its thread owns.
 struct Tile {
   int first, end;     // of the block's places; none are used if first >= end
   int place, member;  // of the thread; its number in the place's team
@@ -116,7 +117,7 @@ struct Memory {
   __device__ RowTile rows(int number) const {
     return {reinterpret_cast<float*>(gathered_memory) + number * kTile * pitch, pitch};
   }
-  // [kTile, kTile + 1] numbers after `row_tiles` tiles of rows.
+  // [kTile, kTile + 1] elements after `row_tiles` tiles of rows.
   __device__ float* products(int row_tiles, int number) const {
     return rows(row_tiles).data + number * kTile * (kTile + 1);
   }

@@ -8,8 +8,8 @@
 
 namespace birkhoff {
 
-// What the backward pass needs of the softmax of each place by itself: out, and maximum and inverse
-// sum (on a GPU the sum). Their dtype is that of sums. Undefined where it needs nothing of them.
+// The softmax of each single place, for the backward pass: out, and maximum and inverse sum (on a
+// GPU the sum), in the dtype of sums. Undefined where the backward pass does not need them.
 struct PlaceResults {
   at::Tensor out_BHPD, softmax_2BHP;
 };

@@ -14,7 +14,7 @@ PaddedSegments::PaddedSegments(const RowLists& lists, std::int64_t B, std::int64
   const at::Tensor starts_BHG =
       at::cat({at::zeros({ends_BHG.size(0), ends_BHG.size(1), 1}, ends_BHG.options()), ends_BHG}, 2)
           .narrow(2, 0, ends_BHG.size(2));
-  // Meta tensors have no numbers, and no memory that a longer padding would take.
+  // Meta tensors have no values, and no memory that a longer padding would take.
   const std::int64_t longest = ends_BHG.numel() == 0 ? 0
                                : ends_BHG.is_meta()
                                    ? lists.rows_BHP.size(2)

@@ -1,6 +1,6 @@
-// The segments of lists as tensors, padded to the longest: what the paths made of LibTorch's
-// operations compute with. Legend: B batch, H query heads, L queries, D head dim, G segments, M
-// queries and N keys of the longest segment, P = G M places.
+// The segments of lists as tensors, padded to the longest, for the paths that use LibTorch's
+// operations. Legend: B batch, H query heads, L queries, D head dim, G segments, M queries and N
+// keys of the longest segment, P = G M places.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@ at::Tensor visible_pairs(const GatheredAttention& in, const PaddedSegments& quer
 GatheredAttention with_keys_of_queries(GatheredAttention in);
 
 // PlaceMerge::kMean, from the outputs of places, in the dtype of sums, and whether each sees a key.
-// `q` is that of the call.
+// `q` is the call's.
 AttentionPart mean_of_places(const PaddedSegments& queries, const at::Tensor& out_BHPD,
                              const at::Tensor& sees_BHP, const at::Tensor& q_BHLD);
 

@@ -9,9 +9,9 @@
 namespace birkhoff {
 
 // For logits s_ij: max_i = max_j s_ij, sum_i = sum_j exp(s_ij - max_i). The log-sum-exp of a query
-// is max + log(sum); they are two numbers because a single one would lose the digits of large
-// logits to rounding. A query that sees no key has out = max = sum = 0; one that sees NaN has
-// max = 0 and sum = NaN.
+// is max + log(sum); they are separate because a single value would lose the digits of large logits
+// to rounding. A query that sees no key has out = max = sum = 0; one that sees NaN has max = 0 and
+// sum = NaN.
 struct AttentionPart {
   at::Tensor out_BHLD;
   // fp32, or fp64 if out is. Gradients flow through `sum`, as though `max` were a constant.

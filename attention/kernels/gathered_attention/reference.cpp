@@ -17,7 +17,7 @@ namespace {
 // at::isnan does not support the meta device.
 at::Tensor is_nan(const at::Tensor& x) { return x.ne(x); }
 
-// Dropout of the probabilities of N keys, whose elements of noise gathered_attention.h names.
+// Dropout of the probabilities of N keys; gathered_attention.h defines their elements of noise.
 at::Tensor drop(const GatheredAttention& in, const PaddedSegments& queries,
                 const at::Tensor& p_BHGMN) {
   if (!in.drops()) return p_BHGMN;

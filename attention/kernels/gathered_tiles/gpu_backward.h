@@ -10,7 +10,7 @@
 //
 // A warp owns 16 places and, for D > 128, half of the columns. Shared memory, for D = 64, 128 and
 // 256: 49, 97 and 129 KiB for queries, 51, 99 and 130 KiB for keys. Products are 16-bit with fp32
-// sums; p and ds are rounded to 16 bits between products; everything else is fp32. Each number has
+// sums; p and ds are rounded to 16 bits between products; everything else is fp32. Each element has
 // one owner, which adds in a fixed order: the same bits each time.
 #pragma once
 

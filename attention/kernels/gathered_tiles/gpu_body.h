@@ -1,6 +1,6 @@
 // The common part of the tensor-core kernels of attention over gathered rows: tiles of
-// tile_attention/gpu_body.h whose rows are at the places of a list, and which pairs of places see
-// each other. gpu_forward.h and gpu_backward.h say what the kernels compute and who owns what.
+// tile_attention/gpu_body.h whose rows are at the places of a list, and pairs of places that see
+// each other. gpu_forward.h and gpu_backward.h describe what the kernels compute and own.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace birkhoff {
 
-// Numbers p of DistanceBand: a query's range holds those of the keys that it sees, a key's is its
+// A range of p (DistanceBand): a query's range holds the p of the keys that it sees, a key's is its
 // own p. Query and key see each other if their ranges meet.
 struct alignas(8) PositionRange {
   static constexpr std::int64_t kLeast = -2147483647, kMost = 2147483646;  // of p
@@ -30,7 +30,8 @@ struct alignas(8) PositionRange {
   BIRKHOFF_DEVICE bool meets_any() const { return low <= high; }
 };
 
-// Of a place in a segment; one that meets none for places of other segments and for padding.
+// The range of a place in a segment; places of other segments and padding get a range that meets
+// none.
 template <bool kOfQuery>
 BIRKHOFF_DEVICE PositionRange range_of(const GatheredParams& p, const GpuHeadLists& lists,
                                        int segment, int place) {
@@ -171,7 +172,7 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
 
   const GatheredParams& p_;
 
-  // ---- Who does what: thread blocks are numbered by tile, then head, then sample.
+  // ---- Work distribution: thread blocks are numbered by tile, then head, then sample.
 
   BIRKHOFF_HOST_DEVICE static int tiles_of(const GatheredListsParams& lists) {
     return (lists.places + kTileRows - 1) / kTileRows;
@@ -245,7 +246,7 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
 
   // For each of `tiles`: load(stage), then work(stage, ranges of this lane's rows), while the next
   // tile loads if there are two stages. Warps none of whose rows meets the tile's segment do not
-  // work. `own` and `first` say which places the thread block owns.
+  // work. `own` and `first` give the places that the thread block owns.
   template <int kStages, bool kOwnsQueries, typename Load, typename Work>
   BIRKHOFF_DEVICE void visit_tiles(MetTiles<Thread, kOwnsQueries>& tiles, const GpuHeadLists& own,
                                    int first, Load load, Work work) const {
@@ -299,8 +300,8 @@ class GatheredTilesBody : protected TileBody<Thread, kHeadDim> {
   // ---- Elements.
 
   // Turns products q . k into logits times log2(e), -infinity where query and key do not see each
-  // other. `own` are the ranges of this lane's rows; those of the columns were stored at
-  // `ranges`, and the pairs start at `first_column`.
+  // other. `own` are the ranges of this lane's rows; the columns' ranges were stored at `ranges`,
+  // and the pairs start at `first_column`.
   template <int kGroups>
   BIRKHOFF_DEVICE void take_logits(Pairs<kGroups>& s, const PositionRange (&own)[2],
                                    std::uint32_t ranges, int first_column) const {

@@ -1,12 +1,14 @@
-// Attention over gathered rows on tensor cores: o, m and l of each place. The formulas are those of
-// gathered_attention/gpu_gathered.cu, and GatheredParams::tensor_cores says for which calls.
+// Attention over gathered rows on tensor cores: o, m and l of each place.
+// gathered_attention/gpu_gathered.cu has the formulas, and GatheredParams::tensor_cores says for
+// which calls.
 //
 // A thread block owns a tile of kTileRows successive places of queries of a head, which may be in
 // several segments, and takes the tiles of keys of these segments one after another; tiles of which
 // its queries see nothing are not read. A warp owns 16 of the queries and, for D > 128, half of the
 // columns of o. Shared memory holds the tile of q, and k, v and ranges of the tile in use and the
 // next one: 41, 81 and 161 KiB for D = 64, 128 and 256. Products are 16-bit with fp32 sums; o is
-// written in fp32. Each number has one owner, which adds in a fixed order: the same bits each time.
+// written in fp32. Each element has one owner, which adds in a fixed order: the same bits each
+// time.
 #pragma once
 
 #include "attention/kernels/gathered_tiles/gpu_body.h"

@@ -1,5 +1,5 @@
 // Chooses the tensor-core kernels of attention over gathered rows by head dim. gpu_forward.h and
-// gpu_backward.h say what they compute, own and keep in shared memory.
+// gpu_backward.h describe what they compute, own and keep in shared memory.
 #include "attention/kernels/gathered_tiles/gpu_launch.cuh"
 
 namespace birkhoff {

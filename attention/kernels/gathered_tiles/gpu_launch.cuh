@@ -1,5 +1,5 @@
-// Launches the tensor-core kernels of attention over gathered rows for head dims up to kHeadDim.
-// Each kHeadDim has its own .cu file, for compile time.
+// The launches of the tensor-core kernels of attention over gathered rows for head dims up to
+// kHeadDim. Each kHeadDim has its own .cu file, for compile time.
 #pragma once
 
 #include "attention/kernels/gathered_tiles/gpu_backward.h"

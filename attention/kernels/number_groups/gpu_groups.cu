@@ -2,9 +2,9 @@
 //
 // A block of 256 threads owns a head. Its first warps own as many successive parts of the places as
 // their counts fit into shared memory: each counts the numbers of its part, the counts are added up
-// in the order of numbers and then of warps, and each warp writes its places behind those of its
-// predecessors. A warp takes 32 places at a time; those of equal number are in the order of lanes.
-// No atomics, and only one order is right.
+// in the order of numbers and then of warps, and each warp writes its places behind its
+// predecessors'. A warp takes 32 places at a time; places of equal number are in the order of
+// lanes. No atomics; the result has exactly one valid order.
 #include <algorithm>
 
 #include "attention/kernels/number_groups/gpu_groups.h"

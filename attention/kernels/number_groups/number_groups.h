@@ -1,5 +1,5 @@
-// Places grouped by the number that each has: the inverse of row lists, and lists of the rows in
-// each cluster or block. Legend: B batch, H heads, P places, N numbers.
+// A counting sort: places grouped by the number of each. It inverts row lists, and lists the rows
+// of each cluster or block. Legend: B batch, H heads, P places, N numbers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,12 +20,12 @@ struct NumberGroups {
 // GPU asynchronous. The same result on every device and path.
 NumberGroups group_by_number(const at::Tensor& numbers_BHP, std::int64_t count,
                              const at::Tensor& used_BH = {});
-// The same by LibTorch's sort, which a GPU uses for counts that do not fit its kernel. For tests.
+// The same by LibTorch's sort, which GPUs use for counts that do not fit their kernel. For tests.
 NumberGroups group_by_sorting(const at::Tensor& numbers_BHP, std::int64_t count,
                               const at::Tensor& used_BH = {});
 
-// int64 [B, H, count]: how often each number of [0, count) occurs in numbers_BHP, which has no
-// others. On any device; asynchronous on a GPU.
+// int64 [B, H, count]: the count of each number of [0, count) in numbers_BHP, which has no other
+// numbers. On any device; asynchronous on a GPU.
 at::Tensor count_numbers(const at::Tensor& numbers_BHP, std::int64_t count);
 
 // Arguments of the kernel, which writes `groups`; for tests and number_groups.cpp. All tensors are

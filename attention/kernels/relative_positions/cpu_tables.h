@@ -30,7 +30,7 @@ class DistanceTables {
   // For one head, with the sums of one part.
   TileDistances<T> of(std::int64_t head, std::int64_t part = 0) const;
 
-  // The gradients in the tables' dtype: those of keys are the sums times `key_factor`. Undefined
+  // The gradients in the tables' dtype: the keys' are the sums times `key_factor`. Undefined
   // without the table.
   struct Gradients {
     at::Tensor d_keys_HRD, d_values_HRD;

@@ -7,7 +7,7 @@
 namespace birkhoff {
 namespace {
 
-// The table of every head, or of the one that all share, as [1, H, 1, R, D].
+// The tables of all heads, or the one that they share, as [1, H, 1, R, D].
 at::Tensor of_heads(const at::Tensor& table_HRD) { return table_HRD.unsqueeze(0).unsqueeze(2); }
 
 at::Tensor expand_pairs(const at::Tensor& rows, const at::Tensor& x_BHXIn) {

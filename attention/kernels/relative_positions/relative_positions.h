@@ -23,7 +23,7 @@ struct RelativePositions {
   std::int64_t num_distances() const { return keys_HRD.size(1); }
 };
 
-// Error(kInternal) unless the tables fit queries of `heads` heads of D numbers.
+// Error(kInternal) unless the tables fit queries of `heads` heads of D elements.
 void check_relative_positions(const RelativePositions& relative, const at::Tensor& q,
                               std::int64_t heads);
 
@@ -38,8 +38,8 @@ at::Tensor relative_scores(const RelativePositions& relative, const at::Tensor& 
 at::Tensor relative_values(const RelativePositions& relative, const at::Tensor& p_BHXIJ,
                            const at::Tensor& rows_BHXIJ);
 
-// The gradient of a table from the sums of each of N parts of the work, whose rows and columns may
-// be padded: `factor` times their sum, over all heads if these share the table.
+// The gradient of a table from the sums of each of N parts of the work, which may have padded rows
+// and columns: `factor` times their sum, over all heads if these share the table.
 at::Tensor gradient_of_table(const at::Tensor& sums_NHRD, const at::Tensor& table_HRD,
                              double factor);
 

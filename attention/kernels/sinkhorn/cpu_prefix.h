@@ -1,13 +1,13 @@
-// Balances all prefixes of one matrix together (sinkhorn.h, prefix_balance). The scalings of eight
-// prefixes u are the rows of small matrices, so a column step is A E and a row step is B E^T:
-// products of the size that register blocks are made for. Works on raw pointers, without LibTorch;
+// The balance of all prefixes of one matrix together (sinkhorn.h, prefix_balance). The scalings of
+// eight prefixes u are the rows of small matrices, so a column step is A E and a row step is B E^T:
+// products of the size for which register blocks are made. Works on raw pointers, without LibTorch;
 // cpu_sinkhorn.cpp calls it. Legend: E = exp(S - shift), u prefix, r destination of 0..u, c source
 // of 0..u-1.
 //
 //   b_uc = 1 / sum_r a_ur E_rc,   a_ur = 1 / sum_c E_rc b_uc,   P_uc = a_uu E_uc b_uc
 //
 // The iteration starts from a = 1. A prefix whose scores or sums leave the number range (range.h)
-// is reported as unsolved. The bits of a prefix do not depend on the other prefixes.
+// is reported as unsolved. The bits of a prefix do not depend on any other prefix.
 #pragma once
 
 #include <cstddef>

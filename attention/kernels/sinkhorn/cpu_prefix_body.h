@@ -95,8 +95,8 @@ struct PrefixSolver {
                    /*accumulate=*/false);
   }
 
-  // Inverts the first n numbers of x where they are positive and sets all others to 0. Returns
-  // false if a positive one is out of range.
+  // Inverts the first n elements of x where they are positive and sets all other elements to 0.
+  // Returns false if a positive one is out of range.
   bool invert(double* x, int n) const {
     int num_bad = 0;
     for (int i = 0; i < n; ++i) {
@@ -107,7 +107,7 @@ struct PrefixSolver {
     return num_bad == 0;
   }
 
-  // Solves those of the prefixes u0 .. u0 + kPanel - 1 that exist. good[k] says whether u0 + k is
+  // Solves the prefixes u0 .. u0 + kPanel - 1, as far as they exist. good[k] says whether u0 + k is
   // solved; the scalings of unsolved prefixes are 0.
   void solve(int u0, bool (&good)[kPanel]) const {
     const int rows = min_of(u0 + kPanel, call.size), columns = rows - 1;

@@ -20,7 +20,7 @@
 namespace birkhoff {
 namespace {
 
-// y += factor * x. Sums over the rows of a matrix are built from this loop, because it vectorises
+// y += factor * x. Sums over the rows of a matrix are built from this loop, because it vectorizes
 // without reordering.
 [[gnu::always_inline]] inline void add_scaled(double factor, const double* __restrict x,
                                               double* __restrict y, std::int64_t n) {

@@ -26,8 +26,8 @@ KernelDtype rounded_dtype(at::ScalarType dtype) {
 
 // The autograd function of the kernels that gpu_launch.cu launches.
 struct BalanceOnGpu : torch::autograd::Function<BalanceOnGpu> {
-  // How many numbers the backward pass keeps in memory at one time (192 MiB: the prefixes of 64
-  // matrices of 256 blocks, 5 iterations). A single matrix may need more.
+  // The number of elements that the backward pass keeps in memory at one time (192 MiB: the
+  // prefixes of 64 matrices of 256 blocks, 5 iterations). A single matrix may need more.
   static constexpr std::int64_t kMostVectors = (192 << 20) / sizeof(float);
 
   // Describes problems [.., R, C] to the kernels, without their memory.

@@ -1,4 +1,4 @@
-// Runs the GPU kernels of the balances (gpu_params.h) on tensors.
+// Balances of tensors by the GPU kernels (gpu_params.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

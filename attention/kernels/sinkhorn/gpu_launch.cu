@@ -1,7 +1,6 @@
 // The Sinkhorn operator (attention/kernels/sinkhorn/sinkhorn.h; Tay et al. 2020, section 3.1.1)
-// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes and
-// gpu_small_prefix.cu those of few rows. Legend: r destination
-// of R, c source of C, i iteration of I.
+// forward and backward, for whole matrices; gpu_prefix.cu handles prefixes and gpu_small_prefix.cu
+// prefixes of few rows. Legend: r destination of R, c source of C, i iteration of I.
 //
 //   g_i[c] = -log sum_r exp(S[r, c] + f_{i-1}[r])    f_0 = 0
 //   f_i[r] = -log sum_c exp(S[r, c] + g_i[c])        P[r, c] = exp(S[r, c] + f_I[r] + g_I[c])
@@ -34,9 +33,9 @@
 //   Vectors stay in shared memory, from which the backward pass adds up dS in the end. There is no
 //   shift. If a score or sum leaves the number range (range.h), the block starts again in the log
 //   domain. Nothing waits for the host.
-// The other kernels solve larger matrices, and those with so many iterations that shared memory
-//   does not hold their vectors, in the log domain (gpu_log_domain.cuh), by 512 threads. Scores are
-//   read once, into shared memory, if R C numbers fit there (R = C <= 232 on sm_90, 195 on sm_80);
+// The other kernels solve larger matrices, and matrices with too many iterations for their vectors
+//   to fit in shared memory, in the log domain (gpu_log_domain.cuh), by 512 threads. Scores are
+//   read once, into shared memory, if R C elements fit there (R = C <= 232 on sm_90, 195 on sm_80);
 //   otherwise each pass reads them from L2. Backward: the block recomputes f and g, computes x and
 //   y, and writes the four vectors of each iteration to memory; a second kernel, with one
 //   thread per entry, sums them up to dS.

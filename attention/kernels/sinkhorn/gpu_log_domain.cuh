@@ -1,12 +1,11 @@
 // The Sinkhorn operator in the log domain, for scores of any range: how a block solves one problem.
-// gpu_launch.cu has the formulas. Its kernels use this code, and so do those of gpu_prefix.cu for
-// prefixes that leave their number range. Legend: r destination of R, c source of C, i iteration of
-// I.
+// gpu_launch.cu has the formulas. Its kernels use this code, and gpu_prefix.cu's do for prefixes
+// that leave their number range. Legend: r destination of R, c source of C, i iteration of I.
 //
 // A problem is a matrix [R, C] or, with `prefix`, its leading u + 1 rows and u columns, where row 0
 // counts as masked and row u is the result. Warp w owns rows w, w + W, .. and lane l owns columns
 // l, l + 32, .. of a row. A row step and the next column step are one pass: the row that has just
-// been normalised is at hand when the columns are summed, so an entry costs one exponential per
+// been normalized is at hand when the columns are summed, so an entry costs one exponential per
 // iteration, and row sums need no shared memory. Every column step but the first sums entries of
 // rows that sum to 1: its sum is between 1 / C and R, and it updates g without a maximum. No
 // atomics: deterministic.
@@ -70,7 +69,7 @@ struct LogDomainProblem {
   float *g, *partial;          // shared: [columns], [kWarps, columns]
   int first;                   // row of the result
   int first_taking_part;       // rows before it count as masked
-  int result_columns;          // of a row of the result; those beyond `columns` are 0
+  int result_columns;          // of a row of the result; columns beyond `columns` are 0
   std::int64_t result_offset;  // of the result in P
   int warp, lane;
 

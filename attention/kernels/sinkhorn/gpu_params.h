@@ -27,7 +27,7 @@ struct BalanceParams {
   // beyond the last column, aligned to 16 bytes. Null: not wanted.
   void* rounded;
   KernelDtype rounded_dtype;  // kBFloat16 or kHalf
-  float* scratch;             // scratch_per_matrix() numbers for each matrix, aligned to 16 bytes
+  float* scratch;             // scratch_per_matrix() elements for each matrix, aligned to 16 bytes
 
   static constexpr int kMostBlocks = 256;
   static constexpr int kTile = 32;  // side of a tile; each tile has its own limit (gpu_prefix.cu)
@@ -35,7 +35,7 @@ struct BalanceParams {
   // Rounds up to whole float4.
   BIRKHOFF_HOST_DEVICE static constexpr int padded(int size) { return (size + 3) / 4 * 4; }
 
-  // Rounds up to whole 16 bytes of 16-bit numbers.
+  // Rounds up to whole 16 bytes of 16-bit elements.
   BIRKHOFF_HOST_DEVICE static constexpr int rounded_columns(int columns) {
     return (columns + 7) / 8 * 8;
   }
@@ -47,8 +47,8 @@ struct BalanceParams {
   // Prefixes of matrices of at most this many rows take the kernels of gpu_small_prefix.cu.
   static constexpr int kMostSmallRows = 64;
 
-  // 0 without `prefix`; otherwise the size of struct Scratch (gpu_prefix_panel.cuh), which is more
-  // than that of gpu_small_prefix_panel.cuh.
+  // 0 without `prefix`; otherwise the size of struct Scratch of gpu_prefix_panel.cuh, which is
+  // larger than gpu_small_prefix_panel.cuh's.
   std::int64_t scratch_per_matrix() const {
     if (!prefix) return 0;
     return 2 * kTile * kTile * num_tiles() + num_tiles() + results;
@@ -58,10 +58,10 @@ struct BalanceParams {
 struct BalanceBackwardParams {
   BalanceParams problems;  // its p is not used
   const float* d_p;        // same shape as p
-  float* vectors;          // scratch: vectors_per_matrix() numbers per matrix, aligned to 16 bytes
+  float* vectors;          // scratch: vectors_per_matrix() elements per matrix, aligned to 16 bytes
   float* d_scores;         // same shape as scores
 
-  // In gpu_prefix.cu a vector of prefix u holds u + 1 numbers, rounded up to whole sectors of 32
+  // In gpu_prefix.cu a vector of prefix u holds u + 1 elements, rounded up to whole sectors of 32
   // bytes. The sum of these lengths for all prefixes before u:
   BIRKHOFF_HOST_DEVICE static constexpr int prefix_length(int u) { return (u + 8) / 8 * 8; }
   BIRKHOFF_HOST_DEVICE static constexpr int lengths_before(int u) {
@@ -82,7 +82,7 @@ struct BalanceBackwardParams {
 // Asynchronous on `stream`.
 void launch_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
-// The same for the prefixes of at least one matrix of more than kMostSmallRows rows, or fewer.
+// The same for the prefixes of at least one matrix, with more than kMostSmallRows rows or fewer.
 void launch_prefix_balance(const BalanceParams& params, CUstream_st* stream);
 void launch_prefix_balance_backward(const BalanceBackwardParams& params, CUstream_st* stream);
 namespace small_prefix {

@@ -1,7 +1,7 @@
 // The Sinkhorn operator for all prefixes of a matrix (attention/kernels/sinkhorn/sinkhorn.h,
 // prefix_balance): forward and backward. Legend: r destination and c source of N, u prefix, i
-// iteration of I, E = exp(S) and 0 where S is -inf. In all that belongs to prefix u, 1 <= r <= u
-// and c < u: row 0 of E is 0.
+// iteration of I, E = exp(S) and 0 where S is -inf. For prefix u, 1 <= r <= u and c < u: row 0 of E
+// is 0.
 //
 //   b_ui[c] = 1 / sum_r a_ui[r] E[r, c]      a_u0 = 1
 //   a_u,i+1[r] = 1 / sum_c E[r, c] b_ui[c]   P[u, c] = E[u, c] b_u,I-1[c] a_uI[u]
@@ -14,7 +14,7 @@
 //   dS[r, c] = d_r[c] - E[r, c] sum_ui (x_ui[r] b_ui[c] + a_ui[r] y_ui[c])
 //
 // 64 < N <= 256 (gpu_small_prefix.cu: fewer), fp32. Products are sums of tiles of 16 x 16 on tensor
-// cores, as exact as in fp32 (gpu_split_tile.cuh). Tiles of which no prefix needs a number are
+// cores, as exact as in fp32 (gpu_split_tile.cuh). Tiles of which no prefix needs an element are
 // skipped. The kernels run one after another:
 //
 // exponentials: a block of 256 threads writes E and its transpose for 32 x 32 scores, in the order
@@ -22,15 +22,15 @@
 //   There is no shift, so none can depend on later scores.
 // forward, vectors: a block of 256 threads owns a panel of 32 successive prefixes of a matrix, so a
 //   step is the product of its [32, N] scalings and E or its transpose. A warp owns 32 x 16 or, for
-//   N > 128, twice 32 x 16 numbers of the result. Scalings are in shared memory, split into terms,
+//   N > 128, twice 32 x 16 elements of the result. Scalings are in shared memory, split into terms,
 //   18 to 48 KiB; E is read from L1 or L2 once per step and split by the warp that reads it.
 //   Prefixes whose scores or sums leave the number range are solved again, one by one, in the log
 //   domain (gpu_log_domain.cuh): in the forward pass by the same block, in the backward pass by a
 //   separate kernel, log_domain. Nothing waits for the host.
 // scores: a block of 256 threads owns a 64 x 64 tile of dS, which is a product over all (u, i). A
-//   warp owns 32 x 32 numbers of half of its terms. Shared memory: 24 KiB.
+//   warp owns 32 x 32 elements of half of its terms. Shared memory: 24 KiB.
 //
-// Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on what follows it. No
+// Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on later rows. No
 // atomics and fixed orders: deterministic.
 #include "attention/kernels/sinkhorn/gpu_params.h"
 #include "attention/kernels/sinkhorn/gpu_prefix_panel.cuh"
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// One tile of dS. For each i, half of the warps sum the products x b, the others a y; they take
+// One tile of dS. For each i, half of the warps sum the products x b, the other half a y; they take
 // turns, because the two terms cancel in part.
 __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
   constexpr int kTiles = kScoresTile / kSplitTile;  // along a side
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
   const Scratch scratch(forward);
   const int N = forward.rows, I = forward.iterations;
   const int side = (N + kScoresTile - 1) / kScoresTile;
-  // The first tiles of a matrix take longest, so those of all matrices come first.
+  // The first tiles of a matrix take longest, so the first tiles of all matrices come first.
   const std::int64_t matrix = blockIdx.x % forward.matrices;
   const int tile = static_cast<int>(blockIdx.x / forward.matrices);
   const int r0 = tile / side * kScoresTile, c0 = tile % side * kScoresTile;
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
   // The first prefix that holds an entry is u = max(r, c + 1).
   const int first = max(max(r0, c0 + 1) - forward.first_row, 0);
   const int steps = (forward.results - first + kSplitTile - 1) / kSplitTile * I;
-  // The numbers of this lane of the two tiles that its warp loads, for 16 prefixes and one i.
+  // This lane's elements of the two tiles that its warp loads, for 16 prefixes and one i.
   float from_rows[8], from_columns[8];
   const auto load = [&](int step) {
     const int result = first + step / I * kSplitTile, i = step % I;
@@ -324,7 +324,7 @@ void launch_blocks(void (*kernel)(Params), std::int64_t blocks, const Params& pa
          kernel, params);
 }
 
-// As launch_blocks, for panels, which may need more shared memory than a kernel gets by default.
+// Like launch_blocks, for panels, which may need more shared memory than a kernel gets by default.
 template <int kGroups, typename Params>
 void launch_panels(void (*kernel)(Params), const BalanceParams& p, const Params& params,
                    cudaStream_t stream) {

@@ -16,7 +16,7 @@ constexpr int kThreads = BalanceParams::kMostBlocks, kWarps = kThreads / kWarp;
 constexpr int kTile = BalanceParams::kTile;
 constexpr int kSubtiles = kTile / kSplitTile;  // along a side
 
-// A problem that has left the number range, solved by a block of the same size as all others here.
+// A problem that has left the number range, solved by a block of the same size as all blocks here.
 template <int kGroups>
 using LogDomain = LogDomainProblem<kGroups, kWarps, false>;
 
@@ -50,7 +50,7 @@ struct Scratch {
   }
 };
 
-// The vectors of a prefix. Those of successive prefixes lie one after another.
+// The vectors of a prefix. Vectors of successive prefixes lie one after another.
 struct PrefixVectors : Vectors {
   __device__ PrefixVectors(const BalanceBackwardParams& p, std::int64_t matrix, int result)
       : Vectors(p, 0) {
@@ -64,9 +64,9 @@ struct PrefixVectors : Vectors {
   }
 };
 
-// A panel of prefixes, as its block sees it. kGroups: 4, 8 for N <= 128, 256. A step is a
-// product of tiles of 16 x 16: each warp owns tiles of the result, and each thread always the same
-// numbers of them.
+// A panel of prefixes, as its block sees it. kGroups: 4, 8 for N <= 128, 256. A step is a product
+// of tiles of 16 x 16: each warp owns tiles of the result, and each thread always the same elements
+// of them.
 template <int kGroups>
 struct Panel {
   static constexpr int kPrefixes = 32;
@@ -108,7 +108,7 @@ struct Panel {
   // of a step.
   __device__ static float* failed() { return reinterpret_cast<float*>(balance_memory); }
   __device__ static Words* left() { return reinterpret_cast<Words*>(failed() + kPrefixes); }
-  // The tile with number j of prefix k.
+  // The tile with element j of prefix k.
   __device__ static Words* left_tile(int k, int j) {
     return left() + (j / kSplitTile * kRowTiles + k / kSplitTile) * SplitTile::kWords;
   }
@@ -129,7 +129,7 @@ struct Panel {
            sizeof(Words) * static_cast<std::size_t>(tiles * SplitTile::kWords);
   }
 
-  // How many tiles hold the numbers of the panel's row vectors (r <= u) or column vectors (c < u).
+  // The number of tiles that hold the panel's row vectors (r <= u) or column vectors (c < u).
   template <bool kRows>
   __device__ int num_tiles() const {
     return (last + (kRows ? 1 : 0) + kSplitTile - 1) / kSplitTile;
@@ -137,7 +137,7 @@ struct Panel {
   __device__ int own_column_tile(int n) const { return warp + n * kWarps; }
 
   // left = update(x), row vectors with kRows, otherwise column vectors. update(k, j, x) changes
-  // numbers j and j + 1 of prefix k. Numbers beyond the prefix become 0. All threads of the block
+  // elements j and j + 1 of prefix k. Elements beyond the prefix become 0. All threads of the block
   // call this; when it returns, they see what `update` wrote.
   template <bool kRows, typename Update>
   __device__ void update_left(const Sums& x, Update update) const {

@@ -3,7 +3,7 @@
 // of I.
 //
 // Each thread keeps a part of a row of E = exp(S) and a part of a column in registers, so that both
-// steps are the same: a dot product with a vector in shared memory, among a few neighbouring lanes.
+// steps are the same: a dot product with a vector in shared memory, among a few neighboring lanes.
 // Rows and columns are padded with zeros to kSize. Shared memory: a kSize x kSize matrix, for
 // transposing, and the vectors. No atomics: deterministic.
 #pragma once
@@ -17,7 +17,7 @@
 namespace birkhoff {
 namespace {
 
-// Writes numbers `first` to first + 3 of p.rounded.
+// Writes elements `first` to first + 3 of p.rounded.
 __device__ inline void store_rounded(const BalanceParams& p, std::int64_t first,
                                      const float (&x)[4]) {
   const auto store = [&]<typename T>() {
@@ -49,12 +49,12 @@ __device__ inline void round_p(const BalanceParams& p, std::int64_t matrix) {
 template <int kSize>
 struct SmallMatrix {
   static constexpr int kGroups =
-      kSize <= 64 ? 2 : 8;  // of four numbers that a thread has of a line
-  static constexpr int kLanes = kSize / (4 * kGroups);  // neighbours that share a line
+      kSize <= 64 ? 2 : 8;  // of four elements that a thread has of a line
+  static constexpr int kLanes = kSize / (4 * kGroups);  // neighbors that share a line
   static constexpr int kThreads = kSize * kLanes;
   static constexpr int kBlocks = kSize == 64 ? 2 : 1;  // of a multiprocessor, at least
   static constexpr int kStride = kSize + 1;            // of the matrix in shared memory
-  // Shared memory that solving in the log domain takes fits in that of the matrix.
+  // The log domain's shared memory fits in the matrix's.
   using LogDomain =
       LogDomainProblem<(kSize + kWarp - 1) / kWarp, kThreads / kWarp, /*kShared=*/false>;
 
@@ -62,12 +62,12 @@ struct SmallMatrix {
 
   const BalanceParams& p;
   std::int64_t matrix;
-  int line, lane;          // this thread's row and column, and its number among those that share it
+  int line, lane;          // this thread's row and column; its index among those sharing it
   Part rows_e, columns_e;  // E[line, place(j, n)] and E[place(j, n), line]
-  bool in_range = true;    // of what this thread has seen
+  bool in_range = true;    // of the scores and sums of this thread
 
   // Shared memory: [kSize, kStride]; [1], not 0 if a number left the range; and from vectors() on
-  // the vectors, kSize numbers each.
+  // the vectors, kSize elements each.
   __device__ static float* square() { return reinterpret_cast<float*>(balance_memory); }
   __device__ static float* failure() { return square() + kSize * kStride; }
   __device__ static float* vector(int number) { return failure() + 4 + number * kSize; }
@@ -75,8 +75,8 @@ struct SmallMatrix {
     return sizeof(float) * static_cast<std::size_t>(kSize * (kStride + num_vectors) + 4);
   }
 
-  // Number n of group j of this thread's part of a line. The lanes of a line read successive
-  // groups.
+  // The position of element n of group j of this thread's part of a line. The lanes of a line read
+  // successive groups.
   __device__ int place(int j, int n) const { return 4 * (j * kLanes + lane) + n; }
 
   __device__ SmallMatrix(const BalanceParams& params, std::int64_t number)
@@ -109,7 +109,7 @@ struct SmallMatrix {
   __device__ bool is_aligned(const float* numbers) const {
     return p.columns % 4 == 0 && reinterpret_cast<std::uintptr_t>(numbers) % 16 == 0;
   }
-  // Group j of this row's part of numbers [matrices, R, C]; `missing` beyond R and C.
+  // Group j of this row's part of `numbers` [matrices, R, C]; `missing` beyond R and C.
   __device__ void load(const float* numbers, float missing, int j, float (&x)[4]) const {
     const float* from = numbers + (matrix * p.rows + line) * p.columns + place(j, 0);
     if (is_aligned(numbers) && line < p.rows && place(j, 0) < p.columns) {
@@ -162,7 +162,7 @@ struct SmallMatrix {
     }
     return line_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
-  // Sets number `line` of a vector. All threads of the block call this; when it returns, they see
+  // Sets element `line` of a vector. All threads of the block call this; when it returns, they see
   // the whole vector.
   __device__ void set(float* vector, float x) const {
     if (lane == 0) vector[line] = x;

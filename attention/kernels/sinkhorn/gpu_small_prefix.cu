@@ -4,14 +4,15 @@
 // exponentials: a block of 256 threads writes a 32 x 32 tile of E and of its transpose, and the
 //   first prefix that holds a score too far from 0 (range.h).
 // forward, vectors: a block of 256 threads owns a panel of 16 successive prefixes of a matrix, so a
-//   step is the product of its [16, N] scalings and E or its transpose. A thread owns 8 x 4 numbers
-//   of the result. The 8 warps share the terms, and their sums are added up in a fixed order.
+//   step is the product of its [16, N] scalings and E or its transpose. A thread owns 8 x 4
+//   elements of the result. The 8 warps share the terms, and their sums are added up in a fixed
+//   order.
 //   Scalings and sums are in shared memory, up to 39 KiB. Each step reads E once, from L1.
 //   log_domain solves prefixes that leave the number range, as in gpu_prefix.cu.
 // scores: a block of 256 threads owns a 32 x 32 tile of dS. The tile is a matrix product over all
 //   (u, i), of which each group of 64 threads takes a quarter. Shared memory: 16 KiB.
 //
-// Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on what follows it. No
+// Vectors are 0 beyond their prefix, so the bits of a prefix do not depend on later rows. No
 // atomics and fixed orders: deterministic.
 #include "attention/kernels/sinkhorn/gpu_params.h"
 #include "attention/kernels/sinkhorn/gpu_small_prefix_panel.cuh"
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// Each thread owns kSide^2 numbers of the tile.
+// Each thread owns kSide^2 elements of the tile.
 __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const BalanceBackwardParams p) {
   constexpr int kSide = 4, kSize = kTile, kParts = 4;  // groups of 64 threads
   constexpr int kPairs = 32;                           // pairs (u, i) at a time
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 2) prefix_scores_kernel(const Balanc
   const Scratch scratch(forward);
   const int N = forward.rows, width = scratch.width, I = forward.iterations;
   const int side = (N + kSize - 1) / kSize, thread = static_cast<int>(threadIdx.x);
-  // The first tiles of a matrix take longest, so those of all matrices come first.
+  // The first tiles of a matrix take longest, so the first tiles of all matrices come first.
   const std::int64_t matrix = blockIdx.x % forward.matrices;
   const int tile = static_cast<int>(blockIdx.x / forward.matrices);
   const int r0 = tile / side * kSize, c0 = tile % side * kSize;

@@ -14,7 +14,7 @@ namespace {
 constexpr int kThreads = BalanceParams::kMostBlocks, kWarps = kThreads / kWarp;
 constexpr int kTile = BalanceParams::kTile;
 
-// A problem that has left the number range, solved by a block of the same size as all others here.
+// A problem that has left the number range, solved by a block of the same size as all blocks here.
 using LogDomain = LogDomainProblem<2, kWarps, false>;
 
 // The scratch memory of a call: for each matrix E, its transpose and the limits of its tiles, and
@@ -89,8 +89,8 @@ struct Panel {
   __device__ float* result(int k) const { return sums() + k * (width + 4); }
 
   // panel = update(panel factor), where factor is E (kColumnStep, from rows to columns) or its
-  // transpose. update(k, j, x) changes numbers j .. j + 3 of prefix k, always in the same thread.
-  // Numbers beyond the prefix become 0. All threads of the block call this; when it returns, they
+  // transpose. update(k, j, x) changes elements j .. j + 3 of prefix k, always in the same thread.
+  // Elements beyond the prefix become 0. All threads of the block call this; when it returns, they
   // see what `update` wrote.
   template <bool kColumnStep, typename Update>
   __device__ void step(const float* factor, Update update) const {
@@ -150,7 +150,7 @@ struct Panel {
     __syncthreads();
   }
 
-  // Calls use(k, j) for the prefixes k and groups of 4 numbers from j on that this thread owns.
+  // Calls use(k, j) for the prefixes k and groups of 4 elements from j on that this thread owns.
   template <typename Use>
   __device__ void for_own(Use use) const {
     const int k = static_cast<int>(threadIdx.x) % kPrefixes;

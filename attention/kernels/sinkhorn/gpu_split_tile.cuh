@@ -1,6 +1,6 @@
-// Products of fp32 tiles on tensor cores, nearly as exact as in fp32: each number is split into
+// Products of fp32 tiles on tensor cores, nearly as exact as in fp32: each element is split into
 // three bf16 terms, x = high + middle + low, which together hold its 24 bits, and of the nine
-// products of terms the six largest are summed. What is left out is below 2^-23 of the product.
+// products of terms the six largest are summed. The omitted terms are below 2^-23 of the product.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 namespace birkhoff {
 namespace {
 
-// A tile of 16 x 16 numbers as a lane of a warp holds it: pairs 0 to 3 of numbers in adjacent
+// A tile of 16 x 16 elements as a lane of a warp holds it: pairs 0 to 3 of elements in adjacent
 // columns. Tensor cores sum over columns: mma.m16n8k16 takes the four pairs as its left operand, or
 // pairs n and n + 2 as its right operand with columns 8 n .. 8 n + 7 of the product.
 constexpr int kSplitTile = 16;
 __device__ inline int tile_row(int lane, int pair) { return lane / 4 + pair % 2 * 8; }
 __device__ inline int tile_column(int lane, int pair) { return lane % 4 * 2 + pair / 2 * 8; }
 
-// The terms of a lane's numbers. In memory each term of a tile is [32 lanes].
+// The terms of a lane's elements. In memory each term of a tile is [32 lanes].
 struct SplitTile {
   static constexpr int kTerms = 3;
   static constexpr int kWords = kTerms * 32;  // of a tile in memory
@@ -36,7 +36,7 @@ struct SplitTile {
     }
   }
 
-  // A single number of a tile in memory.
+  // A single element of a tile in memory.
   __device__ static void set_in(Words* tile, int row, int column, float x) {
     const GpuThread<__nv_bfloat16> thread;
 #pragma unroll

@@ -89,7 +89,7 @@ Solution solve(const at::Tensor& scores, std::int64_t iterations, Keep keep) {
   return solution;
 }
 
-// Runs the steps in reverse. Each flow below is d times the matrix that a step left normalised.
+// Runs the steps in reverse. Each flow below is d times the matrix that a step left normalized.
 at::Tensor solution_gradient(const at::Tensor& scores, const Solution& solution,
                              const at::Tensor& d_p) {
   const variable_list& potentials = solution.potentials;

@@ -12,8 +12,8 @@ namespace birkhoff {
 
 constexpr double kBarred = -std::numeric_limits<double>::infinity();
 
-// P and the potentials it was computed from: for each iteration g of its column step, then f of its
-// row step. The gradient needs only these, no matrix per iteration.
+// P and the potentials from which it was computed: for each iteration g of its column step, then f
+// of its row step. The gradient needs only these, no matrix per iteration.
 struct Solution {
   at::Tensor p;
   std::vector<at::Tensor> potentials;

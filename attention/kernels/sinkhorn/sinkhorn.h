@@ -41,7 +41,7 @@ BalancedWeights balance_and_round(const at::Tensor& scores, std::int64_t iterati
 
 // Returns [.., N - first_row, N] for scores [.., N, N]. Row u, for u >= first_row, is the last row
 // of balance() on destinations 1..u and sources 0..u-1. Row 0 is 0: the first destination has no
-// source, and it does not take part in the other rows' balance either. Exactly causal.
+// source, and it does not take part in any other row's balance either. Exactly causal.
 at::Tensor prefix_balance(const at::Tensor& scores, std::int64_t iterations, std::int64_t first_row,
                           Path limit);
 

@@ -1,8 +1,7 @@
 // The part of Sinkhorn attention that uses block weights, whatever their source. The weights mix
 // keys and values block by block ("sorted"), and every query attends to its sorted block and to its
-// own (Tay et al. 2020, section 3). attention/mechanisms/sinkhorn/sinkhorn.h says what causality,
-// padding and documents mean here. Legend: B batch, H heads, L tokens, N blocks of b tokens, D head
-// dim.
+// own (Tay et al. 2020, section 3). attention/mechanisms/sinkhorn/sinkhorn.h defines causality,
+// padding and documents here. Legend: B batch, H heads, L tokens, N blocks of b tokens, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +10,7 @@
 
 namespace birkhoff {
 
-// How the sorted block and the own block are combined.
+// The combination of the sorted block and the own block.
 enum class Combine {
   kConcat,      // one softmax over the keys of both blocks
   kAddOutputs,  // one softmax over each block, outputs added

@@ -17,7 +17,7 @@ constexpr int kAmxRows = 16;
 template <typename E>
 constexpr bool kUsesAmx = std::is_same_v<E, Bf16Pair>;
 
-// What LDTILECFG reads. Registers 0 to 3 are sums, 4 is of `a`, 5 and 6 are of `b`.
+// The operand of LDTILECFG. Registers 0 to 3 are sums, 4 is of `a`, 5 and 6 are of `b`.
 struct AmxShapes {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t row_bytes[16] = {};
@@ -116,9 +116,9 @@ struct AmxRegisters {
 
 #endif
 
-// How many pairs a register holds along the depth of the products of a pair of tiles. 8 keeps the
-// blocks of 16 x 16 scores that a causal pair leaves out. 0: no AMX, because sizes are not
-// multiples of 16.
+// The number of pairs that a register holds along the depth of the products of a pair of tiles. 8
+// keeps the blocks of 16 x 16 scores that a causal pair leaves out. 0: no AMX, because sizes are
+// not multiples of 16.
 template <typename E>
 inline int amx_depth([[maybe_unused]] int queries, [[maybe_unused]] int keys,
                      [[maybe_unused]] int head_dim, [[maybe_unused]] bool causal) {

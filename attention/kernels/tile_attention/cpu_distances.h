@@ -36,7 +36,8 @@ struct DistanceScratch {
   }
 };
 
-// Rows of scratch as numbers: x itself, or what the pairs in x hold, in `wide`. [kTile, columns].
+// Rows of scratch as elements: x itself, or the elements of the pairs in x, in `wide`. [kTile,
+// columns].
 template <typename S>
 inline const S* wide_rows(const S* x, int, int, S*) {
   return x;
@@ -111,7 +112,7 @@ S sum_of(const S* x, int count) {
 }
 
 // of_distance[..] += row[j] for keys j < num_keys. Leading and trailing keys that are clipped to
-// one distance are summed first: additions to one number in memory wait for one another.
+// one distance are summed first: additions to one element in memory wait for each other.
 template <typename S>
 void collect_distances(const S* row, int least, int last_row, std::int32_t position,
                        const std::int32_t* key_positions, int num_keys, S* of_distance) {
@@ -129,7 +130,7 @@ void collect_distances(const S* row, int least, int last_row, std::int32_t posit
   }
 }
 
-// rows [kTile, kTile] = the numbers of each query's keys, from its row of distances; 0 in the
+// rows [kTile, kTile] = the values of each query's keys, from its row of distances; 0 in the
 // padding.
 template <typename T>
 [[gnu::noinline]] void spread_tile(const Sum<T>* of_distance, int distances,

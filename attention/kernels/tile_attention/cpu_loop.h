@@ -1,7 +1,7 @@
-// The CPU loop that is shared by all attention that reads a bounded number of keys: softmax of a
-// tile of queries over a list of key tiles, forward and backward. A mechanism chooses the keys by
-// making that list (its key source); the loop knows nothing else about it. Raw pointers, no
-// LibTorch. attention/kernels/README.md explains the interface; block_attention/cpu_tasks.cpp and
+// The CPU loop of all attention that reads a bounded number of keys: softmax of a tile of queries
+// over a list of key tiles, forward and backward. A mechanism chooses the keys by making that list
+// (its key source); the loop knows nothing else about it. Raw pointers, no LibTorch.
+// attention/kernels/README.md explains the interface; block_attention/cpu_tasks.cpp and
 // gathered_attention/cpu_segments.cpp use it.
 //
 // For query i with the visible keys j of its list, s_ij = scale sum_d q_id k_jd + bias_ij, and c_ij
@@ -17,13 +17,13 @@
 // A sink, a logit s0 of the head, takes part in the softmax as though it were a key with value 0:
 //   m_i = max(s0, max_j s_ij),  z_i = 1 / (exp(s0 - m_i) + sum_j exp(s_ij - m_i)),
 //   d_s0 = - sum_i exp(s0 - m_i) z_i sum_j p_ij d_p_ij.
-// The backward pass recomputes p from m and z. They are two numbers because a single log-sum-exp
-// would lose the digits of large logits to rounding.
-// A query without a visible key has out = 0, m = z = 0 and no gradient.
+// The backward pass recomputes p from m and z. They are separate because a single log-sum-exp would
+// lose the digits of large logits to rounding. A query without a visible key has out = 0, m = z = 0
+// and no gradient.
 //
 // NaN in q_i, or in the bias or in one of the visible keys of query i, makes s_ij, all of out_i and
-// z_i NaN (m_i is then 0); so does an s_ij that overflows. NaN in the values goes where the
-// formulas take it. cpu_nan.h keeps NaN away from queries that do not see it. NaN in a sink or in a
+// z_i NaN (m_i is then 0); so does an s_ij that overflows. NaN in the values propagates as the
+// formulas say. cpu_nan.h keeps NaN away from queries that do not see it. NaN in a sink or in a
 // table reaches all queries of its tile.
 //
 // T is float, double or Bf16. Sums have type Sum<T>, which is float for Bf16. With Bf16, s, m and z
@@ -39,8 +39,7 @@
 
 namespace birkhoff {
 
-// The numbers from one row of a table to the next, in the type of sums, if rows hold `size`
-// numbers.
+// The stride of a table's rows, in the type of sums, if rows hold `size` elements.
 template <typename T>
 constexpr int whole_columns(int size) {
   constexpr int kWhole = 128 / static_cast<int>(sizeof(Sum<T>));
@@ -122,12 +121,12 @@ struct TileShape {
   int num_distances = 0;                 // of relative positions; 0: none
 };
 
-// What a backward pass does when it meets NaN: return false without results, or go on as the
-// formulas say.
+// The reaction of a backward pass to NaN: return false without results, or continue as the formulas
+// say.
 enum class OnNaN { kStop, kGoOn };
 
 // Only the calling thread touches the tiles of a call; equal arguments give equal bits. `scratch`
-// has scratch_bytes(shape, num_key_tiles) bytes, aligned to 64, uninitialised; for forward,
+// has scratch_bytes(shape, num_key_tiles) bytes, aligned to 64, uninitialized; for forward,
 // scratch_bytes(shape, 1) is enough.
 //
 // Both passes return true if they met no NaN. A pass that met NaN has multiplied masked keys, too,
@@ -142,14 +141,14 @@ struct TileKernels {
                    int num_key_tiles, OnNaN on_nan, void* scratch);
   // Rounds contiguous sums [num_rows, head_dim] to rows of T.
   void (*write_rows)(const Sum<T>* sums, int num_rows, int head_dim, Rows<T> rows);
-  // y = exp(x). Relative error at most 2 eps (the type's distance from 1 to the next number) where
+  // y = exp(x). Relative error at most 2 eps (the type's distance from 1 to the next value) where
   // exp(x) is a normal number and x <= 80; 0 below that range.
   void (*exp)(const Sum<T>* x, Sum<T>* y, std::size_t n);
 };
 
 // For T = float, double and Bf16. kAvx512Bf16 multiplies bf16 with vdpbf16ps, kAmxBf16 with AMX
-// where the numbers of queries and keys and D are multiples of 16; both share the kernels for float
-// and double with kAvx512. The other sets widen bf16 to float as they read it.
+// where the number of queries, the number of keys and D are multiples of 16; both share the kernels
+// for float and double with kAvx512. The other sets widen bf16 to float as they read it.
 template <typename T>
 const TileKernels<T>& tile_kernels(InstructionSet set);
 // The kernels of instruction_set().

@@ -7,7 +7,7 @@
 // apart and would evict one another from L1. One thread owns a whole call.
 //
 // With vdpbf16ps and AMX, k counts pairs of bf16, and operands are laid out in pairs. Without them,
-// bf16 is widened to float on the way to scratch, and the loop is that of float.
+// bf16 is widened to float on the way to scratch, and the loop is the one for float.
 #pragma once
 
 #include "attention/kernels/common/cpu_products.h"
@@ -122,8 +122,8 @@ bool forward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile<
                     x.acc);
   }
 
-  // A NaN logit makes its query's sum NaN. A NaN value makes the last row NaN, among others: that
-  // row has products with all values that any row has products with.
+  // A NaN logit makes its query's sum NaN. A NaN value makes at least the last row NaN: the last
+  // row multiplies all values that any row multiplies.
   const bool met_nan =
       has_nan(x.sum, kTile) ||
       (num_key_tiles > 0 && has_nan(x.acc + (queries.num_queries - 1) * columns, columns));
@@ -295,7 +295,7 @@ bool backward(const TileShape& shape, const QueryTile<T>& queries, const KeyTile
   if (met_nan && on_nan == OnNaN::kStop) return false;
   if (queries.d_sink) {
     for (int i = 0; i < num_queries; ++i) {
-      if (inverse_sum[i] == 0) continue;  // it sees no key, and its maximum says nothing
+      if (inverse_sum[i] == 0) continue;  // it sees no key, and its maximum has no meaning
       Vector<S> distance{};
       distance[0] = *queries.sink - max[i];
       *queries.d_sink -= exp<S>(distance)[0] * inverse_sum[i] * delta[i];

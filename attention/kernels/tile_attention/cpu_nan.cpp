@@ -67,8 +67,8 @@ void make_nan(Rows<Sum<T>> sums, Rows<T> rows, int j, int head_dim, const T* lik
   }
 }
 
-// Writes NaN to the gradients of the vectors of the distance between query i and key j, as to those
-// of the key and its value.
+// Writes NaN to the gradients of the vectors of the distance between query i and key j, as to the
+// gradients of the key and its value.
 template <typename T>
 void make_table_nan(const QueryTile<T>& queries, const KeyTile<T>& keys, int i, int j, int head_dim,
                     bool nan_p) {

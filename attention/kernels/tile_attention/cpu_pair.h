@@ -12,8 +12,8 @@ namespace birkhoff {
 namespace {
 
 // Scratch matrices of one call. D is padded to whole vectors, tiles to kTile rows. Operands that
-// are pairs are stored either in rows, where neighbours along D form a pair ([kTile, columns / 2]),
-// or stacked, where neighbouring rows do ([kTile / 2, columns]). For other operands the two are the
+// are pairs are stored either in rows, where neighbors along D form a pair ([kTile, columns / 2]),
+// or stacked, where neighboring rows do ([kTile / 2, columns]). For other operands the two are the
 // same.
 template <typename T>
 struct Scratch {
@@ -127,7 +127,7 @@ Pair<Sum<T>> masked_pair(const QueryTile<T>& queries, const KeyTile<T>& keys, in
 }
 
 // s_t [keys, queries] = sum_d k_jd q_id, where the pair needs it. Summed in parts, because with
-// large logits their errors cause the errors of everything else.
+// large logits their errors dominate all other errors.
 template <typename S, typename E>
 void multiply_scores(const Pair<S>& pair, Rows<const E> k, const E* q_t, int head_dim, S* s_t) {
   constexpr int kInL1 = (32 << 10) / (kTile * static_cast<int>(sizeof(E)));  // rows of q_t
@@ -199,7 +199,7 @@ void multiply_to_keys(const Pair<S>& pair, const E* w_t, const E* x, int columns
 }
 
 // Scales s_t where the pair needs it, adds biases, and sets masked scores to -infinity. Never
-// inlined: the compiler contracts to fused multiply-adds as it likes, and the backward pass must
+// inlined: the compiler is free to contract to fused multiply-adds, and the backward pass must
 // compute p from exactly the logits whose maximum the forward pass saved.
 template <typename S>
 [[gnu::noinline]] void finish_scores(const Pair<S>& pair, int num_keys, S scale, S* s_t) {

@@ -1,8 +1,8 @@
 // A thread's share of tiles in shared memory, of their products on tensor cores and of the softmax:
-// what the kernels of block attention and of attention over gathered rows have in common.
+// the common part of the kernels of block attention and of attention over gathered rows.
 //
 // `Thread` is GpuThread (cluster/base/gpu/gpu_thread.cuh), or its emulation on the CPU. A tile is
-// kTileRows rows of kHeadDim 16-bit numbers; rows that do not exist, and columns from the head dim
+// kTileRows rows of kHeadDim 16-bit elements; rows that do not exist, and columns from the head dim
 // on, are zeros. A warp owns 16 rows of one tile and kWarpColumns columns of a result.
 #pragma once
 
@@ -26,7 +26,7 @@ class TileBody {
         first_row_(thread.index() / 32 % (kTileRows / 16) * 16),
         first_column_(warps_before * Shape::kWarpColumns) {}
 
-  // A lane's numbers in its warp's 16 rows, for each 8 columns; place_in_c() says which. In Pairs,
+  // A lane's elements in its warp's 16 rows, for each 8 columns; place_in_c() says which. In Pairs,
   // the columns are 8 kGroups rows of another tile; in Columns, they are the columns of a result.
   template <int kGroups>
   using Pairs = float[kGroups][4];
@@ -75,7 +75,7 @@ class TileBody {
     }
   }
   // The same over rows [first_j, first_j + 8 kGroups) of x, with `a` rounded. A lane holds the same
-  // numbers of a left operand as of two adjacent results.
+  // elements of a left operand as of two adjacent results.
   template <int kGroups>
   BIRKHOFF_DEVICE void multiply_columns(Columns& c, const Pairs<kGroups>& a, std::uint32_t x_tile,
                                         int first_j) const {
@@ -127,8 +127,8 @@ class TileBody {
     }
   }
 
-  // After the last tile: makes `sum` that of the row, and adds the sink (times log2(e)) to it and
-  // to `maximum`. Returns the factor that brings `out` to the new maximum.
+  // After the last tile: makes `sum` the sum of the whole row, and adds the sink (times log2(e)) to
+  // it and to `maximum`. Returns the factor that brings `out` to the new maximum.
   BIRKHOFF_DEVICE float finish_softmax(float& maximum, float& sum, bool has_sink,
                                        float sink) const {
     sum += thread_.exchange(sum, 1);

@@ -1,5 +1,5 @@
-// Tiles of rows on the tensor cores of a GPU: sizes, and where these expect their numbers. For both
-// g++ and nvcc: no LibTorch here.
+// Tiles of rows on the tensor cores of a GPU: sizes, and the layout of their elements in lanes. For
+// both g++ and nvcc: no LibTorch here.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct GpuTileShape {
   static constexpr int kForwardStages = 2;
   static constexpr int kBackwardStages = kHeadDim <= 128 ? 2 : 1;
 
-  // Bytes of a tile of rows, of a tile of probabilities, and of one number per row.
+  // Bytes of a tile of rows, of a tile of probabilities, and of one value per row.
   static constexpr int kRowsBytes = kTileRows * kHeadDim * 2;
   static constexpr int kPairsBytes = kTileRows * kTileRows * 2;
   static constexpr int kNumbersBytes = kTileRows * 4;
@@ -37,28 +37,28 @@ struct GpuTileShape {
   static constexpr int kMostBytes = 163 * 1024;
 };
 
-// ---- Places (PTX ISA, sections "Matrix Fragments for mma.m16n8k16" and "ldmatrix").
+// ---- Positions (PTX ISA, sections "Matrix Fragments for mma.m16n8k16" and "ldmatrix").
 
 struct Place {
   int row, column;
 };
 
-// The place of number i of a lane in a 16 x 8 result. A 16 x 16 left operand consists of two such
-// halves: numbers 0 to 3 of the left half, then those of the right half, two per register.
+// The position of element i of a lane in a 16 x 8 result. A 16 x 16 left operand consists of two
+// such halves: elements 0 to 3 of the left half, then of the right half, two per register.
 BIRKHOFF_HOST_DEVICE constexpr Place place_in_c(int lane, int i) {
   return {lane / 4 + i / 2 * 8, lane % 4 * 2 + i % 2};
 }
 
-// The place to which a lane points ldmatrix.x4 for 16 x 16 numbers in shared memory: lane 8i + r
-// points to row r of the i-th 8 x 8 matrix. The second matrix lies below the first (downwards) or
+// The position to which a lane points ldmatrix.x4 for 16 x 16 elements in shared memory: lane 8i +
+// r points to row r of the i-th 8 x 8 matrix. The second matrix lies below the first (downwards) or
 // to its right (rightwards).
 BIRKHOFF_HOST_DEVICE constexpr Place downwards(int lane) { return {lane % 16, lane / 16 * 8}; }
 BIRKHOFF_HOST_DEVICE constexpr Place rightwards(int lane) {
   return {lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8};
 }
 
-// Byte offset of a number in its tile. The groups of 8 numbers (16 bytes) of a row are permuted so
-// that one group of 8 neighbouring rows covers all 32 banks.
+// Byte offset of an element in its tile. The groups of 8 elements (16 bytes) of a row are permuted
+// so that one group of 8 neighboring rows covers all 32 banks.
 template <int kColumns>
 BIRKHOFF_HOST_DEVICE constexpr std::uint32_t place_in_tile(int row, int column) {
   static_assert(kColumns % 64 == 0);
@@ -67,7 +67,7 @@ BIRKHOFF_HOST_DEVICE constexpr std::uint32_t place_in_tile(int row, int column) 
 }
 
 // `place` moved right by `columns`, in bytes. One register and exclusive ors with constants then
-// give all places of a row. `columns` is a multiple of 8 whose bits are not set in the column of
+// give all positions of a row. `columns` is a multiple of 8 whose bits are not set in the column of
 // `place`; the address that `place` counts from is a multiple of 128.
 BIRKHOFF_HOST_DEVICE constexpr std::uint32_t further_right(std::uint32_t place, int columns) {
   return (place ^ static_cast<std::uint32_t>(columns % 64 * 2)) +

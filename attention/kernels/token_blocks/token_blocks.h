@@ -1,5 +1,5 @@
-// Cuts sequences into blocks. Legend: B batch (1 where all rows agree), H heads, L tokens, N
-// blocks, b tokens per block, D head dim.
+// The division of sequences into blocks. Legend: B batch (1 where all rows agree), H heads, L
+// tokens, N blocks, b tokens per block, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -43,7 +43,7 @@ class Blocks {
   at::Tensor valid_BNb_, segments_BNb_;
 };
 
-// A new, uninitialised tensor like x [B, H, N, b, D]: contiguous where x is, else in the layers'
+// A new, uninitialized tensor like x [B, H, N, b, D]: contiguous where x is, else in the layers'
 // order [B, N, b, H, D].
 at::Tensor new_blocks_like(const at::Tensor& x_BHNbD);
 

@@ -1,4 +1,4 @@
-// Softmax attention within contiguous blocks of tokens, optionally including neighbouring blocks
+// Softmax attention within contiguous blocks of tokens, optionally including neighboring blocks
 // ("Local Attention" of Tay et al. 2020).
 #pragma once
 

@@ -15,7 +15,7 @@ namespace birkhoff {
 namespace {
 
 // Whether LibTorch's own kernel is faster on the CPU. Several tiles of wide rows do not fit a
-// core's caches, and LibTorch's larger products wait for memory less
+// core's caches, and LibTorch's larger products wait less for memory
 // (docs/benchmarks/attention_cpu.md).
 bool library_is_faster(const at::Tensor& q_BHLD, bool causal) {
   constexpr std::int64_t kHeadDim = 192, kTokens = 512;
@@ -52,7 +52,7 @@ AttentionOutput DenseAttention::attend(const AttentionInput& in, Path limit) con
   require(!shape_.causal || in.q_BHLD.size(2) == in.k_BHSD.size(2),
           "causal attention needs as many keys as queries");
   const PathChoice choice = choose(in, limit);
-  if (choice == Path::kFused) return {fused(in), {}};  // block attention tells of it
+  if (choice == Path::kFused) return {fused(in), {}};  // block attention records it
   const Path path = take_path("dense attention", choice);
   return {path == Path::kReference ? reference(in) : by_library(in), {}};
 }

@@ -3,8 +3,7 @@
 // mean keys have the largest products with the query. A block whose last token is missing is never
 // chosen, so the causal choice is exact, and decoding gives the same. The choice has no gradient.
 //
-// With grouped queries, choices belong to key heads: the query that chooses is the mean of its
-// group's.
+// With grouped queries, choices belong to key heads: the mean of a group's queries chooses.
 #pragma once
 
 #include "attention/kernels/block_choice/block_choice.h"

@@ -44,7 +44,7 @@ at::Tensor next_value(const Centroids::Options& options, const at::Tensor& value
   // Opposite rows may cancel.
   const at::Tensor moves = at::logical_and(has_rows, norm > 0);
   at::Tensor next_direction = at::where(moves, sum / norm.masked_fill(norm == 0, 1), direction);
-  // A mass that decays without rows stays a number that the next rows can be added to.
+  // The mass decays without rows, but stays large enough to add the next rows to.
   at::Tensor next_mass = at::where(moves, norm, w * mass).clamp_min(1e-30);
   at::Tensor next_count = w * count + (1 - w) * rows;
   at::Tensor next_idle = (idle + 1).masked_fill(has_rows, 0);

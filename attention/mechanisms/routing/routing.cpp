@@ -16,7 +16,7 @@ namespace {
 
 using RoutingConfig = configs::RoutingAttention;
 
-// Rows whose clusters before and after the last update are compared: every so many.
+// Every kCompared-th row's clusters before and after the last update are compared.
 constexpr std::int64_t kCompared = 16;
 
 std::int64_t window_of(const RoutingConfig& config, const MechanismShape& shape) {
@@ -36,7 +36,8 @@ void check_places(const RoutingConfig& config, std::int64_t window) {
   }
 }
 
-// How many rows moved to another cluster by the last update of the centroids, and of how many.
+// The number of rows that changed their cluster in the last update of the centroids, and the number
+// of rows compared.
 NamedSums moved_tokens(const ClusterProblem& problem, const ClusteredRows& rows,
                        const at::Tensor& previous_HKD, Path limit) {
   ClusterProblem before = problem;
@@ -189,7 +190,7 @@ double RoutingAttention::forward_flops(std::int64_t num_tokens) const {
   const double scores = (config_.share_query_key() ? 1 : 2) * n * k;
   double pairs = 0;
   if (selection() == RoutingConfig::causal_bucket) {
-    // As if clusters were equal: a query of one with m tokens sees min(rank + 1, w).
+    // Assumes clusters of equal size: in a cluster of m tokens a query sees min(rank + 1, w).
     const double m = std::max(1.0, n / k), few = std::min(m, w);
     pairs = (n / m) * (few * (few + 1) / 2 + (m - few) * w);
   } else {

@@ -10,23 +10,23 @@
 //   cluster depends on another token, so it is exactly causal, and decoding gives the same.
 // - full_topw, as published, and in encoders: each cluster takes the `window` queries and keys of
 //   the sequence that are nearest to it. In a decoder this LEAKS: later tokens decide whether a
-//   token is among them. Tokens in no cluster have output 0, those in several the mean over their
-//   clusters or one softmax over the keys of all (`overlap`).
+//   token is among them. Tokens in no cluster have output 0; tokens in several have the mean over
+//   their clusters or one softmax over the keys of all (`overlap`).
 // - prefix_topw evaluates a model that full_topw trained without the leak: each query gets the
-//   clusters and keys that full_topw would choose of the tokens up to it. Not for training: each
+//   clusters and keys that full_topw would choose from the tokens up to it. Not for training: each
 //   query has its own selection. Decoding with full_topw does the same.
 // - Masks compare positions in the sequence. (Published code compares ranks in the cluster, which
 //   leaks values unless queries are keys.)
 // - With grouped queries, clusters belong to key heads: the queries of a group join the clusters of
 //   the mean of their unit vectors.
-// - The paper trains with dropout of probabilities; a token that is in several clusters draws for
-//   each by itself.
-// - If queries are keys, a causal query does not see its own, unless it would see none.
+// - The paper trains with dropout of probabilities; a token that is in several clusters draws noise
+//   for each separately.
+// - If queries are keys, a causal query does not see its own key, unless it would see none.
 // - Logits are logit_scale times the cosine of query and key.
-// - The commitment loss of a sequence is `commitment` / (H D) times the sum over its tokens of
-//   |x / |x| - centroid|^2, for queries and, if they have their own, keys. The trainer divides by
-//   the counted targets: without padding this is `commitment` times the mean over heads, tokens and
-//   numbers. A classifier, which counts one target a sequence, first divides by the sequence's
+// - The commitment loss of a sequence is `commitment` / (H D) times the sum over its tokens of |x /
+//   |x| - centroid|^2, for queries and, if they have their own, keys. The trainer divides by the
+//   counted targets: without padding this is `commitment` times the mean over heads, tokens and
+//   elements. A classifier, which counts one target per sequence, first divides by the sequence's
 //   tokens. The loss moves queries and keys, never centroids.
 #pragma once
 
@@ -52,16 +52,16 @@ class RoutingAttention : public Mechanism {
   at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const override;
 
  private:
-  // How clusters get their tokens; encoders have full_topw.
+  // The assignment of tokens to clusters; encoders have full_topw.
   configs::RoutingAttention::CausalSelection selection() const;
   PlaceMerge merge() const {
     return config_.overlap() == configs::RoutingAttention::mean ? PlaceMerge::kMean
                                                                 : PlaceMerge::kOneSoftmax;
   }
-  // The attention of an input to its clusters. `documents` are those of the input.
+  // The attention of an input to its clusters. `documents` are the input's.
   ClusterAttention problem(const AttentionInput& in, const Documents& documents) const;
-  // The output of one query per sequence from the scores of its query and key and those of all
-  // earlier ones (routing_decode.cpp). A dense_mass() that is wanted is added to `mass`.
+  // The output of one query per sequence from the scores of its query and key and of all earlier
+  // tokens (routing_decode.cpp). A dense_mass() that is wanted is added to `mass`.
   at::Tensor attend_prefixes(const ClusterAttention& in, const ClusteredTokens& tokens,
                              at::Tensor& mass) const;
   // Where in_BHK is true, the listed tokens that the query `token` sees.

@@ -30,7 +30,7 @@ struct BucketState final : DecodeState {
   at::Tensor count_BHK;   // int64: keys so far
 };
 
-// The W tokens so far with the highest scores of each cluster; the first of equal ones.
+// The W tokens so far with the highest scores of each cluster; among equal scores the first.
 struct TopTokens {
   void select_rows(const at::Tensor& rows_B) {
     select(score_BHKW, rows_B);
@@ -44,7 +44,7 @@ struct TopTokens {
     token_BHKW = token_BHKW.masked_fill(where_B.view({-1, 1, 1, 1}), -1);
   }
 
-  // bool [B, H, K]: the clusters that take the token, whose number is higher than all so far.
+  // bool [B, H, K]: the clusters that take the token, whose index is higher than all so far.
   at::Tensor add(const at::Tensor& scores_BHK, std::int64_t token, std::int64_t window) {
     if (!score_BHKW.defined()) {
       std::vector<std::int64_t> sizes = scores_BHK.sizes().vec();
@@ -54,7 +54,7 @@ struct TopTokens {
     }
     const at::Tensor new_BHK1 =
         scores_BHK.masked_fill(scores_BHK.ne(scores_BHK), -kNone).unsqueeze(3);
-    // The worst has the lowest score, and of equal ones the highest number.
+    // The worst has the lowest score and, among equal scores, the highest index.
     const at::Tensor lowest_BHK1 = score_BHKW.amin(3, /*keepdim=*/true);
     const at::Tensor worst_BHK1 =
         token_BHKW.masked_fill(score_BHKW > lowest_BHK1, -2).argmax(3, /*keepdim=*/true);

@@ -91,7 +91,7 @@ BalancedWeights SinkhornAttention::weights(const at::Tensor& scores_BHNN,
   if (!shape_.causal) return balance_and_round(masked(visible_BNN), iterations, dtype, limit);
   switch (config_.causal_balance()) {
     case Config::prefix: {
-      // A destination without a visible source does not take part in the other rows' balance
+      // A destination without a visible source does not take part in any other row's balance
       // either.
       const at::Tensor taking_part = visible_BNN.any(2, /*keepdim=*/true);
       return {prefix_balance(masked(at::logical_and(open_BNN, taking_part)), iterations, first_row,

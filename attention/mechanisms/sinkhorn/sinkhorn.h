@@ -8,12 +8,12 @@
 //   first one, and its own tokens reach it only through the local part. Block 0, and every query
 //   whose block has nothing to sort, sees only its own block (add_logits: plain local attention).
 // - `none` and `cumulative` let a row give mass to a null source of score 0 and value 0, so a block
-//   may decline: its sorted keys and values are then scaled down, not renormalised.
+//   may decline: its sorted keys and values are then scaled down, not renormalized.
 // - `paper_masked` balances the lower triangle with its diagonal, as published: column sums run
 //   over later destinations and leak the future. Its sorted block, which contains the query's own
 //   block, is masked token by token.
-// - top_m keeps the largest weights of a finished row; among equal ones, those of earlier blocks.
-//   The others are set to 0 and the row is not renormalised. AttentionOutput::sums reports them:
+// - top_m keeps the largest weights of a finished row; among equal weights, the earlier blocks'.
+//   All other weights become 0 and the row is not renormalized. AttentionOutput::sums reports them:
 //   "block_weight_dropped" of "block_weight", summed over samples, heads and destinations.
 // - Padding: keys, values and features of padding are 0. Where only a share w < 1 of a sorted key's
 //   weight is on tokens that exist, key and value are divided by w, and log w is added to the
@@ -56,13 +56,13 @@ class SinkhornAttention : public Mechanism {
   // bool [B, N, N]: the pairs of open_pairs() whose weight may be above 0.
   at::Tensor visible_pairs(const at::Tensor& open_BNN) const;
   // Rows first_row.. of the weights [B, H, N, N] before top_m, from the scores of all rows. B and H
-  // of the scores may be 1. open_BNN is that of open_pairs(), or undefined if all pairs are
+  // of the scores may be 1. open_BNN is the result of open_pairs(), or undefined if all pairs are
   // visible. `dtype`: of the keys that they mix.
   BalancedWeights weights(const at::Tensor& scores_BHNN, const at::Tensor& open_BNN,
                           std::int64_t first_row, at::ScalarType dtype, Path limit) const;
   // int64 [B, H, U, top_m]: the sources with the largest weights of each row. Undefined: all.
   at::Tensor largest_sources(const at::Tensor& weights_BHUN) const;
-  // The weights, with those of all other sources set to 0.
+  // The weights, with the weights of all other sources set to 0.
   static at::Tensor keep(const at::Tensor& weights_BHUN, const at::Tensor& sources_BHUm);
 
   configs::SinkhornAttention config_;

@@ -24,7 +24,7 @@ at::Tensor both(const at::Tensor& a, const at::Tensor& b) {
   return b.defined() ? at::logical_and(a, b) : a;
 }
 
-// ---- What is pooled.
+// ---- The tokens to pool.
 
 // The valid tokens of each block that are in the same document as the block's token `anchor`.
 at::Tensor with_document_of(const Blocks& blocks, std::int64_t anchor) {
@@ -62,8 +62,8 @@ BlockPooling own_tokens(const Blocks& blocks, const at::Tensor& mask_BNb, bool m
   return pooling;
 }
 
-// Pools all tokens of the document up to each block's first token. An earlier block contributes
-// those of its tokens that are in the document of its last token.
+// Pools all tokens of the document up to each block's first token. An earlier block contributes its
+// tokens that are in the document of its last token.
 BlockPooling tokens_to_first(const Blocks& blocks, bool mean, at::ScalarType dtype) {
   const std::int64_t b = blocks.block();
   BlockPooling pooling{.block = b, .mask_BNb = with_document_of(blocks, b - 1), .cumulative = true};

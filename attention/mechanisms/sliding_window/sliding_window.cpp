@@ -55,7 +55,7 @@ at::Tensor SlidingWindowAttention::visible_keys(std::int64_t num_queries,
 }
 
 double SlidingWindowAttention::forward_flops(std::int64_t num_tokens) const {
-  // Query i sees min(i + 1, width) keys, and as many of those after it if not causal.
+  // Query i sees min(i + 1, width) keys, and the same number after it if not causal.
   const double n = static_cast<double>(num_tokens);
   const double w = static_cast<double>(std::min(width_, num_tokens));
   const double past = n * w - w * (w - 1) / 2;

@@ -13,7 +13,7 @@
 namespace birkhoff {
 namespace {
 
-// What a rank exposes to the others during an operation.
+// The tensors that a rank exposes to the other ranks during an operation.
 struct Offer {
   const char* operation = "";
   void* data = nullptr;
@@ -22,7 +22,7 @@ struct Offer {
   std::vector<std::int64_t> send_counts = {}, receive_counts = {};  // of all_to_all
 };
 
-// A barrier of all ranks, and what they offer.
+// A barrier of all ranks, and their offers.
 class Meeting {
  public:
   explicit Meeting(int size) : offers(static_cast<std::size_t>(size)), size_(size) {}
@@ -146,8 +146,8 @@ class ThreadGroup : public ProcessGroup {
   }
 
  private:
-  // Publishes this rank's offer and waits for those of all ranks. All ranks make the same checks,
-  // so either all throw or none does, and no rank reads the memory of one that has left.
+  // Publishes this rank's offer and waits for the offers of all ranks. All ranks make the same
+  // checks, so either all throw or none does, and no rank reads the memory of one that has left.
   void offer(Offer my_offer) {
     meeting_.offers[static_cast<std::size_t>(rank_)] = std::move(my_offer);
     meeting_.arrive();

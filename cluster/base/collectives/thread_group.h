@@ -10,9 +10,9 @@
 namespace birkhoff {
 
 // Calls function(group) on `size` threads, each with its rank's group, and returns when all have
-// ended. If one throws, the operations of the others throw Error(kPeer), and the first exception is
-// rethrown here. A rank that returns while others wait in an operation is an error too, so a test
-// with mismatched collectives fails instead of hanging.
+// ended. If one throws, operations on the other threads throw Error(kPeer), and the first exception
+// is rethrown here. A rank that returns while other ranks wait in an operation is an error too, so
+// a test with mismatched collectives fails instead of hanging.
 void run_ranks(int size, const std::function<void(ProcessGroup&)>& function);
 
 }  // namespace birkhoff

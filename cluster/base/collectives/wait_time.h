@@ -1,7 +1,6 @@
-// How long a thread has waited for other ranks: the time between the call and the return of
-// Work::wait() (process_group.h), added up over all groups. What a rank computes itself takes the
-// rest of a step. For GPU tensors wait() does not block: the GPU's stream waits, which nothing here
-// counts.
+// The time that a thread has waited for other ranks: between the call and the return of
+// Work::wait() (process_group.h), summed over all groups. The rest of a step is the rank's own
+// work. For GPU tensors wait() does not block: the GPU's stream waits, which is not counted here.
 #pragma once
 
 namespace birkhoff {
@@ -9,7 +8,7 @@ namespace birkhoff {
 // Seconds that the calling thread has waited so far. Local.
 double waited_seconds();
 
-// Adds to it. For ProcessGroup.
+// Adds `seconds` to the waiting time. For ProcessGroup.
 void add_waited_seconds(double seconds);
 
 }  // namespace birkhoff

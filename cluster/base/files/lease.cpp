@@ -25,8 +25,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kMostRecordBytes = 4096;
 
-// Where process ids mean the same: one boot of one machine, one namespace. Machines may have the
-// same name, and their first namespaces have the same number.
+// The scope of a process id: one boot of one machine, one namespace. Machines may have the same
+// name, and their first namespaces have the same number.
 std::string process_space() {
   std::error_code error;
   const fs::path space = fs::read_symlink("/proc/self/ns/pid", error);
@@ -36,7 +36,7 @@ std::string process_space() {
   return fmt::format("{} {} {}", host_name(), boot, space.string());
 }
 
-// When the process started, in ticks since boot; empty: not known.
+// When the process started, in ticks since boot; empty if unknown.
 std::string start_of(std::int64_t process) {
   std::ifstream file(fmt::format("/proc/{}/stat", process));
   std::string stat;
@@ -72,7 +72,7 @@ std::string file_of(const fs::path& folder, std::int64_t number) {
 
 struct HolderName {
   std::int64_t number = 0;
-  bool is_record = false;  // else what may become one
+  bool is_record = false;  // else a temporary file that may become one
 };
 
 // nullopt: not the name of a holder's file.
@@ -124,7 +124,7 @@ std::optional<Record> newest_holder(const fs::path& folder) {
   return record;
 }
 
-// A process has a folder once at most: if the record is its own, it is of an object that is gone.
+// A process holds a folder at most once: a record of its own belongs to a destroyed object.
 bool has_ended(const Record& record) {
   if (record.process <= 0 || record.space != process_space()) return false;
   if (record.process == ::getpid()) return true;
@@ -159,7 +159,7 @@ void remove_if_there(const std::string& path) {
   if (removed < 0 && errno != ENOENT) check_call(removed, "unlink", path);
 }
 
-// Removes the files of earlier holders, and those that processes left which did not become one. In
+// Removes the files of earlier holders, and files left by processes that did not become holders. In
 // ascending order: at each moment an earlier holder either misses its own file or sees the next
 // one.
 void remove_earlier(const fs::path& folder, std::int64_t number) {
@@ -174,7 +174,7 @@ void remove_earlier(const fs::path& folder, std::int64_t number) {
 }
 
 // Creates the file, complete from its first moment on. Returns false if it exists, or if a later
-// holder has removed what was to become it.
+// holder has removed the temporary file.
 bool create_record(const std::string& path) {
   const std::string complete = temporary_name(path);
   // If it stays, the next holder removes it.
@@ -230,7 +230,8 @@ Lease::~Lease() {
   }
   wakes_.notify_one();
   thread_.join();
-  // Not removed: the next number must be higher. If this fails, others wait for the lease to end.
+  // Not removed: the next number must be higher. If this fails, other processes wait for the lease
+  // to end.
   const std::string complete = temporary_name(file());
   const std::string text = record_text(/*held=*/false);
   UniqueHandle<FileDescriptorTraits> fd(

@@ -3,9 +3,9 @@
 //
 // FOLDER/holder-N names the N-th holder; N is the fencing number. Only one process can create
 // holder-(N+1), and it has the folder from then on. The holder touches its file every two seconds.
-// Others may take the folder once they have seen the file unchanged for ten seconds by their own
-// clock, so clocks need not agree; at once if the holder gave it back, or was a process of this
-// machine that has ended.
+// Another process may take the folder once it has seen the file unchanged for ten seconds by its
+// own clock, so clocks need not agree. It may take it at once if the holder gave it back or was a
+// process of this machine that has ended.
 #pragma once
 
 #include <atomic>
@@ -53,14 +53,15 @@ class Lease {
   // FolderLost if another process has taken the folder. Reads the file system only if the lease was
   // not renewed lately.
   void require_held() const;
-  // The same, but always reads the file system. Call it before what must not happen twice.
+  // The same, but always reads the file system. Call it before an action that must not happen
+  // twice.
   void check() const;
 
   // The fencing number of the folder's newest holder; 0: it never had one.
   static std::int64_t newest_number(const std::filesystem::path& folder);
 
-  // The folder's holder, as far as a look at its record and clocks that agree can tell: one that
-  // has renewed its lease lately, and is no process of this machine that has ended.
+  // The folder's holder according to its record: it has renewed its lease lately, and is no ended
+  // process of this machine. Assumes that the machines' clocks agree.
   static std::optional<std::string> holder(const std::filesystem::path& folder,
                                            LeaseTimes times = {});
 

@@ -1,5 +1,5 @@
-// Runs third-party parsers (HDF5, SentencePiece) on possibly damaged files in a child process, so
-// that a crash ends only the child.
+// A child process for third-party parsers (HDF5, SentencePiece) of possibly damaged files, so that
+// a crash ends only the child.
 #pragma once
 
 #include <functional>

@@ -46,7 +46,7 @@ const char* cure(int error) {
 }
 
 // True if the input is not what its reader expects; false if the system cannot read it now: a
-// network file system's hiccup must not pass for a damaged checkpoint.
+// temporary failure of a network file system must not look like a damaged checkpoint.
 bool means_wrong_input(int error) {
   return error == ENOENT || error == ENOTDIR || error == EISDIR || error == ELOOP ||
          error == ENAMETOOLONG || error == ENXIO;

@@ -14,7 +14,7 @@
 
 namespace birkhoff {
 
-// What the hook returns for the next call: 0, kShortTransfer or an errno value.
+// The hook's result for the next call: 0, kShortTransfer or an errno value.
 int next_fault(const char* call, const std::string& path);
 
 // Runs a system call that returns -1 and sets errno on failure. Repeats it if it is interrupted.

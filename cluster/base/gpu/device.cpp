@@ -81,7 +81,8 @@ int count_cuda_devices() {
 
 at::Device cuda_device(int local_rank) {
   if (std::getenv("BIRKHOFF_SHARE_GPUS") != nullptr) {
-    // NCCL refuses two ranks on one device of a machine, so each rank pretends to be a machine.
+    // NCCL refuses two ranks on one device of a machine, so each rank poses as a machine of its
+    // own.
     setenv("NCCL_HOSTID", fmt::format("rank-{}", local_rank).c_str(), /*overwrite=*/0);
     setenv("NCCL_SOCKET_IFNAME", "lo", /*overwrite=*/0);
     setenv("NCCL_MNNVL_ENABLE", "0", /*overwrite=*/0);  // all are on one machine

@@ -23,8 +23,8 @@ inline constexpr bool kHasGpuKernels = false;
 // program was built without CUDA. Allocates nothing on any GPU. Local.
 int count_cuda_devices();
 
-// The GPU of rank `local_rank` of this machine: the only one that the process sees, or else that of
-// the same number. Makes it current in the calling thread, gives the thread its own stream (graphs
+// The GPU of rank `local_rank` of this machine: the only one that the process sees, or else the one
+// with this index. Makes it current in the calling thread, gives the thread its own stream (graphs
 // cannot capture the default one), and makes LibTorch's operations deterministic. Errors as above,
 // and Error(kUsage) if there are too few GPUs. With BIRKHOFF_SHARE_GPUS in the environment ranks of
 // a machine share its GPUs, for functional tests; otherwise `train` refuses it. Local.

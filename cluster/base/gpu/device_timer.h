@@ -1,5 +1,5 @@
-// Measures how long a device works, as the device sees it: on a GPU, where the host only queues the
-// work, between two points of the calling thread's current stream; on the CPU between two moments.
+// A timer of a device's work. On a GPU, where the host only queues the work, it measures between
+// two points of the calling thread's current stream; on the CPU, between two calls.
 #pragma once
 
 #include <c10/core/Device.h>

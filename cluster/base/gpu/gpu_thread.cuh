@@ -87,7 +87,7 @@ class GpuThread {
     }
   }
 
-  // pack() rounds two numbers to nearest, ties to even; unpack() converts one back.
+  // pack() rounds two values to nearest, ties to even; unpack() converts one back.
   __device__ __forceinline__ std::uint32_t pack(float low, float high) const {
     if constexpr (std::is_same_v<T, __half>) {
       const __half2 pair = __floats2half2_rn(low, high);
@@ -105,8 +105,8 @@ class GpuThread {
     }
   }
 
-  // Returns the x (4 bytes) of the lane whose number differs in the bits of `mask`. All lanes of
-  // the warp call it.
+  // Returns the x (4 bytes) of the lane whose index differs in the bits of `mask`. All lanes of the
+  // warp call it.
   template <typename Number>
   __device__ __forceinline__ Number exchange(Number x, int mask) const {
     return __shfl_xor_sync(0xffffffff, x, mask);

@@ -17,7 +17,7 @@
 
 namespace birkhoff {
 
-// 16 bytes, moved by one instruction: eight 16-bit numbers.
+// 16 bytes, moved by one instruction: eight 16-bit elements.
 struct alignas(16) Words {
   std::uint32_t words[4];
 };

@@ -13,7 +13,7 @@ namespace birkhoff {
 // Element types.
 enum class KernelDtype { kFloat, kDouble, kBFloat16, kHalf, kLong };
 
-// How the elements of several ranks are combined.
+// The operation that combines the elements of several ranks.
 enum class ReduceOp { kSum, kMax, kMin };
 
 }  // namespace birkhoff

@@ -18,8 +18,8 @@
 namespace birkhoff {
 namespace {
 
-// Sixteen 32-bit or eight 64-bit numbers in one register, or in several narrower ones: the compiler
-// uses the instruction set of the calling function.
+// Sixteen 32-bit or eight 64-bit integers in one register, or in several narrower ones: the
+// compiler uses the instruction set of the calling function.
 using U64x8 [[gnu::vector_size(64)]] = std::uint64_t;
 using U32x16 [[gnu::vector_size(64)]] = std::uint32_t;
 using I32x16 [[gnu::vector_size(64)]] = std::int32_t;
@@ -45,8 +45,7 @@ constexpr std::int64_t kBlock = 4 * kLanes;
       __builtin_shufflevector(words01, words23, 4, 12, 5, 13, 6, 14, 7, 15));
 }
 
-// How an element's 32 bits are mapped: to the uniform number itself, or to an entry of a dropout
-// mask.
+// The map of an element's 32 bits: to the uniform number itself, or to an entry of a dropout mask.
 struct Uniform {
   [[gnu::always_inline]] void operator()(const U32x16& bits, float* out) const {
     // At most 2^24: exact in fp32.
@@ -127,7 +126,7 @@ void set_map(PhiloxParams& params, Mask mask) {
   params.scale = mask.scale;
 }
 
-// Where the rows of a sample begin: row r at counter `offset` + r `stride`.
+// The counters of a sample's rows: row r begins at `offset` + r `stride`.
 struct Counters {
   std::uint64_t offset = 0;
   std::int64_t rows = 1;  // of a sample
@@ -160,7 +159,7 @@ void launch(const NoiseKey& key, NoisePurpose purpose, const Counters& counters,
 }
 
 // fp32 [B, inner...] of map(bits), in parallel over pieces of rows; with several rows of a sample,
-// they are the first inner dimension. No number depends on how rows are cut into pieces.
+// they are the first inner dimension. No element depends on how rows are cut into pieces.
 template <typename Map>
 at::Tensor generate(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape,
                     const Counters& counters, Map map) {

@@ -60,12 +60,12 @@ at::Tensor philox_uniform(const NoiseKey& key, NoisePurpose purpose, at::IntArra
 // two devices may differ in the last bit.
 at::Tensor philox_gumbel(const NoiseKey& key, NoisePurpose purpose, at::IntArrayRef inner_shape);
 
-// x with entries zeroed with probability p and the others scaled by 1 / (1 - p); x itself when p is
+// x with elements zeroed with probability p and the rest scaled by 1 / (1 - p); x itself when p is
 // 0. x: [B, ...].
 at::Tensor philox_dropout(const at::Tensor& x, float p, const NoiseKey& key, NoisePurpose purpose);
 
-// fp32 [B, num_rows, row_size]: the factors by which dropout multiplies numbers, 0 or 1 / (1 - p).
-// Number n of row r is element r row_stride + n of its sample; row_stride is a multiple of 4.
+// fp32 [B, num_rows, row_size]: the factors of dropout, 0 or 1 / (1 - p). Element n of row r is
+// element r row_stride + n of its sample; row_stride is a multiple of 4.
 at::Tensor philox_dropout_rows(float p, const NoiseKey& key, NoisePurpose purpose,
                                std::int64_t num_rows, std::int64_t row_size,
                                std::int64_t row_stride);

@@ -21,8 +21,8 @@ std::uint64_t name_hash(const std::string& name) {
   return hash;
 }
 
-// Four numbers of the distribution from one block of random bits; normal ones by Box and Muller's
-// method.
+// Four samples of the distribution from one block of random bits; normal samples by Box and
+// Muller's method.
 std::array<float, 4> draw(Initializer init, const std::array<std::uint32_t, 4>& bits) {
   std::array<float, 4> values;
   for (std::size_t i = 0; i < 4; i += 2) {

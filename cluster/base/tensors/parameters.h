@@ -12,7 +12,7 @@
 
 namespace birkhoff {
 
-// How a parameter is initialized.
+// The distribution of a parameter's initial values.
 struct Initializer {
   enum class Kind { kZeros, kOnes, kNormal, kUniform } kind = Kind::kZeros;
   double scale = 0;  // standard deviation (normal) or half width (uniform)
@@ -31,13 +31,13 @@ struct Parameter {
   bool decay = true;  // weight decay applies (matrices, not biases, norms or single vectors)
 };
 
-// State that training updates once a step from sums over the global batch instead of gradients, for
-// instance the centroids of online k-means. All ranks hold the same values.
+// State that training updates once per step from sums over the global batch instead of gradients,
+// for instance the centroids of online k-means. All ranks hold the same values.
 struct Statistic {
   // The next value from the value and the sums of a step. Reads nothing else; does not wait for the
   // device.
   using Update = std::function<at::Tensor(const at::Tensor& value, const at::Tensor& sums)>;
-  // What a value says, in lines of text, for `birkhoff inspect`.
+  // Describes a value in lines of text, for `birkhoff inspect`.
   using Describe = std::function<std::string(const at::Tensor& value)>;
 
   std::string name;  // dotted path, as of a parameter

@@ -10,7 +10,7 @@
 
 namespace birkhoff {
 
-// The value with that many decimals. A NaN is "nan" whatever its sign, which means nothing.
+// The value with that many decimals. A NaN is "nan" whatever its sign, which has no meaning.
 inline std::string fixed_text(double value, int decimals) {
   return std::isnan(value) ? "nan" : fmt::format("{:.{}f}", value, decimals);
 }

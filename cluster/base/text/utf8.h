@@ -21,7 +21,7 @@ std::size_t find_invalid_utf8(std::string_view text);
 // there. Leaves out at most three bytes, and no invalid ones.
 std::size_t complete_utf8(std::string_view text);
 
-// ASCII white space: what separates words.
+// ASCII white space, which separates words.
 inline bool is_white_space(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
 void append_utf8(std::uint32_t code_point, std::string& text);

@@ -1,4 +1,4 @@
-// main() of the programs of the kernel lab, and what needs no template.
+// main() of the programs of the kernel lab, and their shared functions.
 #include "tests/bench/kernel_lab/lab.h"
 
 #include <algorithm>

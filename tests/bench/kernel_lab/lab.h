@@ -1,4 +1,4 @@
-// What the programs of the kernel lab share: device memory with random contents, timing, checks and
+// Shared code of the kernel lab's programs: device memory with random contents, timing, checks and
 // the table. No LibTorch here: nvcc alone builds a program in seconds (Makefile).
 //
 // A program measures one family of kernels through the kernels' own launch functions and parameter

@@ -1,5 +1,5 @@
 // Kernels of a training step that are bound by memory: cross entropy, residual norms, sums of
-// squares, AdamW. Sizes are those of configs/lmx_base_dense.txtpb with 65,536 tokens, the logits a
+// squares, AdamW. Sizes as in configs/lmx_base_dense.txtpb with 65,536 tokens, the logits with a
 // quarter of them.
 #include <cmath>
 

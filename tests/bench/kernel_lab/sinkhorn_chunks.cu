@@ -1,6 +1,6 @@
 // Mixing and attention of Sinkhorn blocks, a chunk of heads after the other: where a chunk's mixed
 // keys fit the L2 cache, attention finds them there. One line for each number of chunks; the
-// results of the kernels are checked by the programs of their own.
+// kernels' own programs check their results.
 #include <cmath>
 
 #include "attention/kernels/block_attention/gpu_params.h"

@@ -191,8 +191,8 @@ TEST(Lease, OneOfManyProcessesGetsIt) {
   EXPECT_EQ(count_of_code, (std::map<int, int>{{0, 1}, {2, kProcesses - 1}}));
 }
 
-// A holder is stopped for longer than its lease, and goes on after another has the folder: it never
-// passes check() again. BIRKHOFF_TAKEOVERS sets the number of trials.
+// A holder is stopped for longer than its lease, and continues after another process has the
+// folder: it never passes check() again. BIRKHOFF_TAKEOVERS sets the number of trials.
 TEST(Lease, AStoppedHolderDoesNotPassAfterATakeover) {
   const char* count = std::getenv("BIRKHOFF_TAKEOVERS");
   const int trials = count == nullptr ? 2 : std::atoi(count);

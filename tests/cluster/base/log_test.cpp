@@ -58,7 +58,7 @@ std::vector<std::string> lines_with(const std::string& text, const std::string& 
 }
 
 // A failed open() is an error. After a later failure the log stops using the file with one warning,
-// and stderr still shows all that it should.
+// and stderr still shows everything that it should.
 TEST(Log, EveryCallMayFail) {
   Tally tally("log");
   for (const std::int64_t last : {std::int64_t{0}, kForever}) {

@@ -1,4 +1,4 @@
-// Files of a test: a temporary folder, removed with its contents, and what a file holds.
+// Files of a test: a temporary folder, removed with its contents, and reading a whole file.
 #pragma once
 
 #include <stdlib.h>
