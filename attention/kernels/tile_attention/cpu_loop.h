@@ -1,7 +1,7 @@
 // The CPU loop of all attention that reads a bounded number of keys: softmax of a tile of queries
 // over a list of key tiles, forward and backward. A mechanism chooses the keys by making that list
-// (its key source); the loop knows nothing else about it. Raw pointers, no LibTorch.
-// attention/kernels/README.md explains the interface; block_attention/cpu_tasks.cpp and
+// (its key source); the loop knows nothing else about it. Raw pointers, no LibTorch. The README of
+// this folder explains the interface; block_attention/cpu_tasks.cpp and
 // gathered_attention/cpu_segments.cpp use it.
 //
 // For query i with the visible keys j of its list, s_ij = scale sum_d q_id k_jd + bias_ij, and c_ij
