@@ -2,6 +2,7 @@
 
 #include <hdf5.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
@@ -57,13 +58,23 @@ hid_t file_type(Hdf5Type type) {
       return H5T_STD_U32LE;
     case Hdf5Type::kU64:
       return H5T_STD_U64LE;
+    case Hdf5Type::kF32:
+      return H5T_IEEE_F32LE;
   }
   require(false, "HDF5 type");
   return H5I_INVALID_HID;
 }
 
-std::int64_t data_offset(hid_t set, std::int64_t elements) {
-  if (elements == 0) return 0;
+std::vector<hsize_t> dims(const Hdf5DataSet& data_set) {
+  return {data_set.shape.begin(), data_set.shape.end()};
+}
+
+bool is_empty(const Hdf5DataSet& data_set) {
+  return std::ranges::find(data_set.shape, 0) != data_set.shape.end();
+}
+
+std::int64_t data_offset(hid_t set, const Hdf5DataSet& data_set) {
+  if (is_empty(data_set)) return 0;
   const haddr_t address = H5Dget_offset(set);
   if (address == HADDR_UNDEF)
     fail(ExitCode::kInternal, "internal error: HDF5 H5Dget_offset failed: {}", reason());
@@ -151,17 +162,18 @@ std::string hdf5_image(std::vector<Hdf5DataSet>& data_sets) {
   checked(H5Pset_obj_track_times(creation.get(), false), "H5Pset_obj_track_times");
   checked(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
   for (Hdf5DataSet& data_set : data_sets) {
-    const hsize_t size = static_cast<hsize_t>(data_set.elements);
-    SpaceId space(checked(H5Screate_simple(1, &size, nullptr), "H5Screate_simple"));
+    const std::vector<hsize_t> sizes = dims(data_set);
+    SpaceId space(checked(H5Screate_simple(static_cast<int>(sizes.size()), sizes.data(), nullptr),
+                          "H5Screate_simple"));
     SetId set(checked(H5Dcreate2(file.get(), data_set.name.c_str(), file_type(data_set.type),
                                  space.get(), H5P_DEFAULT, creation.get(), H5P_DEFAULT),
                       "H5Dcreate2"));
-    if (size > 0) {
+    if (!is_empty(data_set)) {
       checked(H5Dwrite(set.get(), file_type(data_set.type), H5S_ALL, H5S_ALL, H5P_DEFAULT,
                        data_set.data),
               "H5Dwrite");
     }
-    data_set.offset = data_offset(set.get(), data_set.elements);
+    data_set.offset = data_offset(set.get(), data_set);
     checked(H5Dclose(set.release()), "H5Dclose");
   }
   checked(H5Fclose(file.release()), "H5Fclose");
@@ -184,8 +196,10 @@ void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expecte
     if (H5Tequal(type.get(), file_type(data_set.type)) <= 0)
       differs(data_set.name, "has a different type");
     const SpaceId space(checked(H5Dget_space(set.get()), "H5Dget_space"));
-    if (H5Sget_simple_extent_ndims(space.get()) != 1 ||
-        H5Sget_simple_extent_npoints(space.get()) != data_set.elements) {
+    std::vector<hsize_t> sizes(H5S_MAX_RANK);
+    const int rank = H5Sget_simple_extent_dims(space.get(), sizes.data(), nullptr);
+    sizes.resize(static_cast<std::size_t>(std::max(rank, 0)));
+    if (sizes != dims(data_set)) {
       differs(data_set.name, "has a different size than the manifest says");
     }
     const ListId creation(checked(H5Dget_create_plist(set.get()), "H5Dget_create_plist"));
@@ -193,7 +207,7 @@ void check_hdf5(const std::string& path, const std::vector<Hdf5DataSet>& expecte
         H5Pget_external_count(creation.get()) != 0) {
       differs(data_set.name, "is not contiguous in this file");
     }
-    if (data_offset(set.get(), data_set.elements) != data_set.offset) {
+    if (data_offset(set.get(), data_set) != data_set.offset) {
       differs(data_set.name, "is at a different offset than the manifest says");
     }
   }

@@ -10,13 +10,13 @@
 
 namespace birkhoff {
 
-enum class Hdf5Type { kU8, kU16, kI32, kU32, kU64 };
+enum class Hdf5Type { kU8, kU16, kI32, kU32, kU64, kF32 };
 
-// A one-dimensional data set, contiguous and uncompressed, little-endian.
+// A data set, contiguous and uncompressed, little-endian, in C order.
 struct Hdf5DataSet {
   std::string name;
   Hdf5Type type;
-  std::int64_t elements = 0;
+  std::vector<std::int64_t> shape;
   const void* data = nullptr;  // the values to write; unused by check_hdf5
   std::int64_t offset = 0;     // byte offset of the values in the file; 0 if there are none
 };

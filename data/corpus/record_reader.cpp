@@ -5,27 +5,36 @@
 
 namespace birkhoff {
 
+RecordReader::RecordReader(const Corpus& corpus, const configs::CorpusManifest::Record& record)
+    : entry_(record),
+      shards_(corpus.folder(), record.shard(), shard_format::row_bytes(record),
+              shard_format::kRecordValues) {}
+
+std::int64_t RecordReader::row_bytes() const { return shard_format::row_bytes(entry_); }
+
+void RecordReader::read(std::int64_t from, std::int64_t count, void* out) {
+  shards_.read_bytes(from, count, static_cast<char*>(out));
+}
+
 LabelReader::LabelReader(const Corpus& corpus, const std::string& split, const std::string& record)
-    : shards_(corpus.folder(), corpus.record(split, record).shard(),
-              corpus.record(split, record).dtype(), shard_format::kRecordValues),
-      num_classes_(corpus.record(split, record).class_name_size()) {
-  if (num_classes_ == 0) {
-    fail(
-        ExitCode::kData,
-        "{}: record '{}' of split '{}' holds no labels, because it names no classes; name a record "
-        "that does",
-        corpus.folder().string(), record, split);
-  }
+    : record_(corpus, corpus.record(split, record)) {
+  if (record_.entry().class_name_size() > 0) return;
+  fail(ExitCode::kData,
+       "{}: record '{}' of split '{}' holds no labels, because it names no classes; name a record "
+       "that does",
+       corpus.folder().string(), record, split);
 }
 
 void LabelReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
-  const std::uint64_t largest = shards_.read(from, count, out);
-  if (largest < static_cast<std::uint64_t>(num_classes_)) return;
+  values_.resize(static_cast<std::size_t>(count));
+  record_.read(from, count, values_.data());
+  const int num_classes = record_.entry().class_name_size();
   for (std::int64_t i = 0; i < count; ++i) {
-    if (out[i] < num_classes_) continue;
+    out[i] = values_[static_cast<std::size_t>(i)];
+    if (out[i] < num_classes) continue;
     fail(ExitCode::kData,
          "{}: the label of document {} is {}, not below the {} classes; prepare the corpus again",
-         shards_.file_of(from + i), from + i, out[i], num_classes_);
+         record_.file_of(from + i), from + i, out[i], num_classes);
   }
 }
 

@@ -48,28 +48,42 @@ void write_checked(const std::string& path, const std::string& bytes, const std:
   rename_path(aside, path);
 }
 
-}  // namespace
-
-std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
-                                         CorpusManifest::Dtype dtype, bool has_documents) {
-  require(dtype != CorpusManifest::f32, "dtype of a shard");
-  const Hdf5Type type = dtype == CorpusManifest::u8    ? Hdf5Type::kU8
-                        : dtype == CorpusManifest::u16 ? Hdf5Type::kU16
-                                                       : Hdf5Type::kI32;
-  std::vector<Hdf5DataSet> sets = {
-      {has_documents ? shard_format::kValues : shard_format::kRecordValues, type, shard.elements(),
-       nullptr, shard.values_offset()}};
-  if (has_documents) {
-    sets.push_back({shard_format::kDocumentEnds, Hdf5Type::kU64, shard.documents(), nullptr,
-                    shard.documents_offset()});
+Hdf5Type hdf5_type(CorpusManifest::Dtype dtype) {
+  switch (dtype) {
+    case CorpusManifest::u8:
+      return Hdf5Type::kU8;
+    case CorpusManifest::u16:
+      return Hdf5Type::kU16;
+    case CorpusManifest::i32:
+      return Hdf5Type::kI32;
+    case CorpusManifest::f32:
+      return Hdf5Type::kF32;
   }
-  sets.push_back({shard_format::kPageCrcs, Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
-                  shard.page_crcs_offset()});
-  return sets;
+  require(false, "dtype of a shard");
+  return {};
 }
 
-CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
-                                  CorpusManifest::Dtype dtype, const std::vector<char>& values,
+// The values of a shard, with the name that a stream or a record gives them.
+template <typename Array>
+Hdf5DataSet values_set(const CorpusManifest::Shard& shard, const Array& array, const char* name) {
+  Hdf5DataSet set{name, hdf5_type(array.dtype()), {shard.elements()}};
+  set.shape.insert(set.shape.end(), array.shape().begin(), array.shape().end());
+  set.offset = shard.values_offset();
+  return set;
+}
+
+Hdf5DataSet page_crcs_set(const CorpusManifest::Shard& shard) {
+  return {shard_format::kPageCrcs,
+          Hdf5Type::kU32,
+          {shard.page_crcs_bytes() / 4},
+          nullptr,
+          shard.page_crcs_offset()};
+}
+
+// ends: nullptr: a record has none.
+template <typename Array>
+CorpusManifest::Shard write_array(const std::string& folder, const std::string& file,
+                                  const Array& array, const std::vector<char>& values,
                                   const std::vector<std::uint64_t>* ends) {
   const auto values_bytes = static_cast<std::int64_t>(values.size());
   const auto documents = ends == nullptr ? 0 : static_cast<std::int64_t>(ends->size());
@@ -79,14 +93,14 @@ CorpusManifest::Shard write_shard(const std::string& folder, const std::string& 
 
   CorpusManifest::Shard shard;
   shard.set_file(file);
-  shard.set_elements(values_bytes / shard_format::dtype_bytes(dtype));
+  shard.set_elements(values_bytes / shard_format::row_bytes(array));
   shard.set_documents(documents);
   shard.set_values_bytes(values_bytes);
   shard.set_documents_bytes(documents * 8);
   shard.set_page_crcs_bytes(static_cast<std::int64_t>(page_crcs.size()) * 4);
   shard.set_page_crcs_crc(crc32c(page_crcs.data(), page_crcs.size() * 4));
 
-  std::vector<Hdf5DataSet> sets = shard_data_sets(shard, dtype, ends != nullptr);
+  std::vector<Hdf5DataSet> sets = shard_data_sets(shard, array);
   sets.front().data = values.data();
   if (ends != nullptr) sets[1].data = ends->data();
   sets.back().data = page_crcs.data();
@@ -100,6 +114,37 @@ CorpusManifest::Shard write_shard(const std::string& folder, const std::string& 
           "HDF5 puts contiguous values at the offset it reports");
   write_checked(folder + "/" + file, image, shard.hash());
   return shard;
+}
+
+}  // namespace
+
+std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
+                                         const CorpusManifest::Stream& stream) {
+  return {values_set(shard, stream, shard_format::kValues),
+          {shard_format::kDocumentEnds,
+           Hdf5Type::kU64,
+           {shard.documents()},
+           nullptr,
+           shard.documents_offset()},
+          page_crcs_set(shard)};
+}
+
+std::vector<Hdf5DataSet> shard_data_sets(const CorpusManifest::Shard& shard,
+                                         const CorpusManifest::Record& record) {
+  return {values_set(shard, record, shard_format::kRecordValues), page_crcs_set(shard)};
+}
+
+CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
+                                  const CorpusManifest::Stream& stream,
+                                  const std::vector<char>& values,
+                                  const std::vector<std::uint64_t>& ends) {
+  return write_array(folder, file, stream, values, &ends);
+}
+
+CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
+                                  const CorpusManifest::Record& record,
+                                  const std::vector<char>& values) {
+  return write_array(folder, file, record, values, nullptr);
 }
 
 }  // namespace birkhoff

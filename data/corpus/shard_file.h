@@ -11,16 +11,20 @@
 
 namespace birkhoff {
 
-// The data sets of a shard with this entry, without their values. dtype: not f32.
-// has_documents: it is a shard of a stream.
+// The data sets of a shard of a stream or a record, without their values.
 std::vector<Hdf5DataSet> shard_data_sets(const configs::CorpusManifest::Shard& shard,
-                                         configs::CorpusManifest::Dtype dtype, bool has_documents);
+                                         const configs::CorpusManifest::Stream& stream);
+std::vector<Hdf5DataSet> shard_data_sets(const configs::CorpusManifest::Shard& shard,
+                                         const configs::CorpusManifest::Record& record);
 
 // Writes folder/file, replacing an existing file, and returns its entry. values: the bytes of the
-// elements. ends: the document ends of a stream's shard; nullptr: the shard is a record's.
+// elements or rows. ends: the ends of the documents that end in the shard.
 configs::CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
-                                           configs::CorpusManifest::Dtype dtype,
+                                           const configs::CorpusManifest::Stream& stream,
                                            const std::vector<char>& values,
-                                           const std::vector<std::uint64_t>* ends);
+                                           const std::vector<std::uint64_t>& ends);
+configs::CorpusManifest::Shard write_shard(const std::string& folder, const std::string& file,
+                                           const configs::CorpusManifest::Record& record,
+                                           const std::vector<char>& values);
 
 }  // namespace birkhoff

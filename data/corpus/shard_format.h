@@ -36,8 +36,16 @@ inline std::int64_t dtype_bytes(configs::CorpusManifest::Dtype dtype) {
     case configs::CorpusManifest::f32:
       return 4;
   }
-  require(false, "dtype of a stream");
+  require(false, "dtype of an array");
   return 0;
+}
+
+// Bytes of an element of a stream, or of a row of a record. The entry must be valid.
+template <typename Array>
+std::int64_t row_bytes(const Array& entry) {
+  std::int64_t bytes = dtype_bytes(entry.dtype());
+  for (const std::int64_t size : entry.shape()) bytes *= size;
+  return bytes;
 }
 
 }  // namespace birkhoff::shard_format

@@ -51,11 +51,11 @@ std::uint64_t widen(const std::vector<char>& bytes, std::int64_t count, std::int
 }  // namespace
 
 ShardReader::ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
-                         configs::CorpusManifest::Dtype dtype, const char* values,
-                         std::int64_t begin, std::int64_t first_document)
+                         std::int64_t element_bytes, const char* values, std::int64_t begin,
+                         std::int64_t first_document)
     : path_(std::move(path)),
       shard_(shard),
-      element_bytes_(shard_format::dtype_bytes(dtype)),
+      element_bytes_(element_bytes),
       begin_(begin),
       first_document_(first_document),
       values_{values, shard.values_offset(), shard.values_bytes(), 0},
@@ -101,8 +101,8 @@ void ShardReader::check_page(const Region& region, std::int64_t page) {
   checked_[slot] = true;
 }
 
-void ShardReader::read_bytes(const Region& region, std::int64_t from, std::int64_t bytes,
-                             char* out) {
+void ShardReader::read_region(const Region& region, std::int64_t from, std::int64_t bytes,
+                              char* out) {
   require(0 <= from && 0 < bytes && bytes <= region.bytes && from <= region.bytes - bytes,
           "bytes outside a shard");
   open();
@@ -112,9 +112,13 @@ void ShardReader::read_bytes(const Region& region, std::int64_t from, std::int64
   file_->pread_exact(out, static_cast<std::size_t>(bytes), region.offset + from);
 }
 
+void ShardReader::read_bytes(std::int64_t from, std::int64_t count, char* out) {
+  read_region(values_, (from - begin_) * element_bytes_, count * element_bytes_, out);
+}
+
 std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
   buffer_.resize(static_cast<std::size_t>(count * element_bytes_));
-  read_bytes(values_, (from - begin_) * element_bytes_, count * element_bytes_, buffer_.data());
+  read_bytes(from, count, buffer_.data());
   switch (element_bytes_) {
     case 1:
       return widen<std::uint8_t>(buffer_, count, out);
@@ -127,7 +131,7 @@ std::uint64_t ShardReader::read(std::int64_t from, std::int64_t count, std::int6
 
 std::uint64_t ShardReader::document_end(std::int64_t document) {
   std::uint64_t end = 0;
-  read_bytes(documents_, (document - first_document_) * 8, 8, reinterpret_cast<char*>(&end));
+  read_region(documents_, (document - first_document_) * 8, 8, reinterpret_cast<char*>(&end));
   return end;
 }
 
@@ -153,9 +157,10 @@ void ShardReader::append_document_ends(std::int64_t from, std::int64_t to,
 ShardSequence::ShardSequence(
     const std::filesystem::path& folder,
     const google::protobuf::RepeatedPtrField<configs::CorpusManifest::Shard>& shards,
-    configs::CorpusManifest::Dtype dtype, const char* values) {
+    std::int64_t element_bytes, const char* values)
+    : element_bytes_(element_bytes) {
   for (const auto& shard : shards) {
-    shards_.emplace_back((folder / shard.file()).string(), shard, dtype, values, elements_,
+    shards_.emplace_back((folder / shard.file()).string(), shard, element_bytes, values, elements_,
                          documents_);
     elements_ += shard.elements();
     documents_ += shard.documents();
@@ -192,15 +197,28 @@ const std::string& ShardSequence::file_of_document(std::int64_t document) const 
   return shards_[shard_of_document(document)].path();
 }
 
-std::uint64_t ShardSequence::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
+template <typename Read>
+void ShardSequence::for_each_part(std::int64_t from, std::int64_t count, const Read& read) {
   require(from >= 0 && count >= 0 && from <= elements_ - count, "elements outside the shards");
-  std::uint64_t largest = 0;
-  for (std::int64_t done = 0; done < count;) {
-    ShardReader& shard = opened(shard_of(from + done));
-    const std::int64_t part = std::min(count - done, shard.end() - (from + done));
-    largest = std::max(largest, shard.read(from + done, part, out + done));
-    done += part;
+  for (const std::int64_t end = from + count; from < end;) {
+    ShardReader& shard = opened(shard_of(from));
+    const std::int64_t part = std::min(end, shard.end()) - from;
+    read(shard, from, part);
+    from += part;
   }
+}
+
+void ShardSequence::read_bytes(std::int64_t from, std::int64_t count, char* out) {
+  for_each_part(from, count, [&](ShardReader& shard, std::int64_t first, std::int64_t part) {
+    shard.read_bytes(first, part, out + (first - from) * element_bytes_);
+  });
+}
+
+std::uint64_t ShardSequence::read(std::int64_t from, std::int64_t count, std::int64_t* out) {
+  std::uint64_t largest = 0;
+  for_each_part(from, count, [&](ShardReader& shard, std::int64_t first, std::int64_t part) {
+    largest = std::max(largest, shard.read(first, part, out + (first - from)));
+  });
   return largest;
 }
 
@@ -221,7 +239,7 @@ std::uint64_t ShardSequence::document_end(std::int64_t document) {
 StreamReader::StreamReader(const Corpus& corpus, const std::string& split,
                            const std::string& stream)
     : shards_(corpus.folder(), corpus.stream(split, stream).shard(),
-              corpus.stream(split, stream).dtype(), shard_format::kValues),
+              shard_format::row_bytes(corpus.stream(split, stream)), shard_format::kValues),
       vocabulary_(corpus.vocabulary()) {
   const auto& entry = corpus.stream(split, stream);
   if (entry.dtype() == configs::CorpusManifest::f32 || entry.shape_size() > 0) {

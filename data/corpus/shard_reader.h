@@ -19,17 +19,19 @@ namespace birkhoff {
 // One shard file. The manifest's offsets must already be validated (data/corpus/manifest.h).
 class ShardReader {
  public:
-  // values: the name of the data set of the elements, for messages. begin, first_document: the
-  // shard's first element, and the first document that ends in it, within the stream or record.
+  // element_bytes: of an element of a stream or a row of a record. values: the name of their data
+  // set, for messages. begin, first_document: the shard's first element, and the first document that ends in it, within the stream or record.
   ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
-              configs::CorpusManifest::Dtype dtype, const char* values, std::int64_t begin,
+              std::int64_t element_bytes, const char* values, std::int64_t begin,
               std::int64_t first_document);
 
   std::int64_t begin() const { return begin_; }
   std::int64_t end() const { return begin_ + shard_.elements(); }
   std::int64_t first_document() const { return first_document_; }
-  // Reads the values of elements [from, from + count), all within this shard. Returns the largest
-  // of them; a negative value counts as 2^31 or more. Damaged pages: Error(kData).
+  // Copies elements [from, from + count), all within this shard. Damaged pages: Error(kData).
+  void read_bytes(std::int64_t from, std::int64_t count, char* out);
+  // The same for token ids of 1, 2 or 4 bytes, widened. Returns the largest of them; a negative id
+  // counts as 2^31 or more.
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // Appends the document ends e in this shard with from < e <= to.
   void append_document_ends(std::int64_t from, std::int64_t to, std::vector<std::int64_t>& out);
@@ -46,7 +48,7 @@ class ShardReader {
     std::int64_t offset, bytes, first_page;
   };
   void open();
-  void read_bytes(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
+  void read_region(const Region& region, std::int64_t from, std::int64_t bytes, char* out);
   void check_page(const Region& region, std::int64_t page);
 
   std::string path_;
@@ -63,15 +65,15 @@ class ShardReader {
 // All shards of a stream or record, one after another. At most 256 of them are open.
 class ShardSequence {
  public:
-  // shards: of an array in this folder, with elements of this type in the data set `values`.
+  // shards: of an array in this folder, with elements of this size in the data set `values`.
   ShardSequence(const std::filesystem::path& folder,
                 const google::protobuf::RepeatedPtrField<configs::CorpusManifest::Shard>& shards,
-                configs::CorpusManifest::Dtype dtype, const char* values);
+                std::int64_t element_bytes, const char* values);
 
   std::int64_t elements() const { return elements_; }
   std::int64_t documents() const { return documents_; }
-  // Reads the values of elements [from, from + count), across shards. Returns the largest of them,
-  // as ShardReader::read does.
+  // As ShardReader's, across shards.
+  void read_bytes(std::int64_t from, std::int64_t count, char* out);
   std::uint64_t read(std::int64_t from, std::int64_t count, std::int64_t* out);
   // The document ends e with from < e <= to, ascending; from < to.
   std::vector<std::int64_t> document_ends(std::int64_t from, std::int64_t to);
@@ -82,6 +84,9 @@ class ShardSequence {
   const std::string& file_of_document(std::int64_t document) const;
 
  private:
+  // Calls read(shard, first element, number of elements) for the parts of [from, from + count).
+  template <typename Read>
+  void for_each_part(std::int64_t from, std::int64_t count, const Read& read);
   std::size_t shard_of(std::int64_t element) const;
   std::size_t shard_of_document(std::int64_t document) const;
   // The shard, which the caller then reads. Closes the open shards if this one would be one too
@@ -89,6 +94,7 @@ class ShardSequence {
   ShardReader& opened(std::size_t shard);
 
   std::vector<ShardReader> shards_;
+  std::int64_t element_bytes_;
   std::int64_t elements_ = 0, documents_ = 0;
   std::int64_t num_open_ = 0;
 };

@@ -1,5 +1,7 @@
 #include "data/corpus/verify.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -164,14 +166,12 @@ void check_structure(const std::string& path, const CorpusManifest::Stream& stre
                      const CorpusManifest::Shard& shard) {
   if (!is_id_type(stream.dtype()) || stream.shape_size() > 0)
     fail(ExitCode::kData, "{}: only streams of ids (u16, i32) can be verified", path);
-  check_hdf5(path, shard_data_sets(shard, stream.dtype(), /*has_documents=*/true));
+  check_hdf5(path, shard_data_sets(shard, stream));
 }
 
 void check_structure(const std::string& path, const CorpusManifest::Record& record,
                      const CorpusManifest::Shard& shard) {
-  if (record.class_name_size() == 0 && record.dtype() != CorpusManifest::u8)
-    fail(ExitCode::kData, "{}: only records of labels and bytes can be verified", path);
-  check_hdf5(path, shard_data_sets(shard, record.dtype(), /*has_documents=*/false));
+  check_hdf5(path, shard_data_sets(shard, record));
 }
 
 // A description of the text that a split's tokens do not represent; empty for bytes.
@@ -198,8 +198,10 @@ std::string describe_unknown(const CorpusManifest::Tokenizer& tokenizer,
 std::string describe_record(const CorpusManifest::Record& record) {
   const bool is_label = record.class_name_size() > 0;
   const std::string classes = is_label ? classes_text(record.class_name()) + ", " : "";
-  return fmt::format("  {} {}: {}{} {} in {}\n", is_label ? "label" : "record", record.name(),
-                     classes, record.rows(), CorpusManifest::Dtype_Name(record.dtype()),
+  const std::string shape =
+      record.shape_size() == 0 ? "" : fmt::format(" x [{}]", fmt::join(record.shape(), ", "));
+  return fmt::format("  {} {}: {}{} {}{} in {}\n", is_label ? "label" : "record", record.name(),
+                     classes, record.rows(), CorpusManifest::Dtype_Name(record.dtype()), shape,
                      counted(record.shard_size(), "shard"));
 }
 

@@ -11,7 +11,7 @@
 #include "cluster/base/error.h"
 #include "cluster/base/text/plural.h"
 #include "cluster/base/text/utf8.h"
-#include "data/corpus/shard_format.h"
+#include "data/corpus/record_reader.h"
 #include "data/corpus/shard_reader.h"
 
 namespace birkhoff {
@@ -23,17 +23,16 @@ class UnknownText {
   UnknownText(const Corpus& corpus, const std::string& split) {
     const auto& entry = corpus.split(split);
     if (!entry.has_unknown_text()) return;
-    const auto& record = entry.unknown_text();
-    shards_.emplace(corpus.folder(), record.shard(), record.dtype(), shard_format::kRecordValues);
+    record_.emplace(corpus, entry.unknown_text());
   }
 
-  bool exists() const { return shards_.has_value(); }
+  bool exists() const { return record_.has_value(); }
 
   std::string next() {
     std::string text;
     for (;;) {
       if (next_ == part_.size()) read_part();
-      const char c = static_cast<char>(part_[next_++]);
+      const char c = part_[next_++];
       if (c == Tokenizer::kEndOfUnknown) return text;
       text += c;
     }
@@ -42,20 +41,20 @@ class UnknownText {
  private:
   void read_part() {
     constexpr std::int64_t kMostRows = 65536;
-    const std::int64_t count = std::min(kMostRows, shards_->elements() - read_);
+    const std::int64_t count = std::min(kMostRows, record_->rows() - read_);
     if (count == 0) {
       fail(ExitCode::kData,
            "{}: the text of unknown tokens ends before the tokens; prepare the corpus again",
-           shards_->file_of(read_ - 1));
+           record_->file_of(read_ - 1));
     }
     part_.resize(static_cast<std::size_t>(count));
-    shards_->read(read_, count, part_.data());
+    record_->read(read_, count, part_.data());
     read_ += count;
     next_ = 0;
   }
 
-  std::optional<ShardSequence> shards_;
-  std::vector<std::int64_t> part_;  // rows read from the shards; those before next_ are used
+  std::optional<RecordReader> record_;
+  std::string part_;  // rows read from the record; those before next_ are used
   std::size_t next_ = 0;
   std::int64_t read_ = 0;  // rows
 };

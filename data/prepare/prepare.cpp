@@ -208,11 +208,20 @@ class Preparation {
       if (!rule_.has(split)) continue;
       outputs[split].writer.emplace(folder_.path(), kSplitNames[split], kStream, dtype,
                                     options_.shard_tokens);
+      const auto record = [&](const char* name, CorpusManifest::Dtype type) {
+        CorpusManifest::Record entry;
+        entry.set_name(name);
+        entry.set_dtype(type);
+        return entry;
+      };
       if (options_.table) {
-        outputs[split].labels.emplace(folder_.path(), kSplitNames[split], kLabelRecord,
-                                      classes_.names(), options_.shard_tokens);
+        CorpusManifest::Record labels = record(kLabelRecord, CorpusManifest::u16);
+        for (const std::string& name : classes_.names()) labels.add_class_name(name);
+        outputs[split].labels.emplace(folder_.path(), kSplitNames[split], labels,
+                                      options_.shard_tokens);
       }
-      outputs[split].unknown.emplace(folder_.path(), kSplitNames[split], kUnknownRecord,
+      outputs[split].unknown.emplace(folder_.path(), kSplitNames[split],
+                                     record(kUnknownRecord, CorpusManifest::u8),
                                      options_.shard_tokens);
     }
     std::string lost;  // of the first part that the tokens do not give back
@@ -229,7 +238,7 @@ class Preparation {
       }
       output.writer->append(ids);
       output.has_tokens |= !ids.empty();
-      output.unknown->append_bytes(unknown);
+      output.unknown->append(unknown.data(), std::ssize(unknown));
     };
     const auto end = [&](const Document& document, const Piece& piece) {
       Output& output = outputs[piece.split];
@@ -243,7 +252,9 @@ class Preparation {
         output.writer->append({static_cast<std::int32_t>(entry.end_of_document())});
       output.writer->end_document();
       output.counter.end_document();
-      if (output.labels) output.labels->append(classes_.value_of(document));
+      if (!output.labels) return;
+      const auto label = static_cast<std::uint16_t>(classes_.value_of(document));
+      output.labels->append(&label, 1);
     };
     pass("encode", entry.kind(), visit, end);
     for (const SplitIndex split : {kTrain, kValid, kTest}) {

@@ -175,7 +175,7 @@ TEST_P(PrepareCalls, FilesMayNotGrow) {
 // HDF5 never sees a disk fail, because it does not use one.
 TEST(PrepareHdf5, TouchesNoFile) {
   const std::vector<std::uint32_t> values(100000, 7);
-  std::vector<Hdf5DataSet> sets = {{"values", Hdf5Type::kU32, 100000, values.data()}};
+  std::vector<Hdf5DataSet> sets = {{"values", Hdf5Type::kU32, {100000}, values.data()}};
   const std::string expected = hdf5_image(sets);
   const std::size_t open_files = list_directory("/proc/self/fd").size();
   const FileSizeLimit limited(0);

@@ -90,8 +90,8 @@ TEST(Shards, ADocumentEndBelongsToTheShardOfItsLastToken) {
 
 TEST(Shards, EqualContentGivesEqualBytes) {
   std::vector<std::uint32_t> values(5000, 7);
-  std::vector<Hdf5DataSet> sets = {{"a", Hdf5Type::kU32, 5000, values.data()},
-                                   {"b", Hdf5Type::kU64, 0, nullptr}};
+  std::vector<Hdf5DataSet> sets = {{"a", Hdf5Type::kU32, {5000}, values.data()},
+                                   {"b", Hdf5Type::kU64, {0}, nullptr}};
   const std::string first = hdf5_image(sets);
   EXPECT_EQ(sets[1].offset, 0);
   EXPECT_EQ(std::memcmp(first.data() + sets[0].offset, values.data(), 20000), 0);
@@ -141,9 +141,12 @@ TEST(Shards, DamagedHdf5MetadataNeverCrashesTheProcess) {
   const Corpus corpus(folder / "corpus");
   const auto& shard = corpus.stream("train", "tokens").shard(0);
   const std::vector<Hdf5DataSet> sets = {
-      {"tokens", Hdf5Type::kU16, shard.elements(), nullptr, shard.values_offset()},
-      {"document_ends", Hdf5Type::kU64, shard.documents(), nullptr, shard.documents_offset()},
-      {"page_crcs", Hdf5Type::kU32, shard.page_crcs_bytes() / 4, nullptr,
+      {"tokens", Hdf5Type::kU16, {shard.elements()}, nullptr, shard.values_offset()},
+      {"document_ends", Hdf5Type::kU64, {shard.documents()}, nullptr, shard.documents_offset()},
+      {"page_crcs",
+       Hdf5Type::kU32,
+       {shard.page_crcs_bytes() / 4},
+       nullptr,
        shard.page_crcs_offset()}};
   const std::string path = folder / "corpus/train-tokens-00000.h5";
   run_limited(path, [&] { check_hdf5(path, sets); });
@@ -165,7 +168,7 @@ TEST(Shards, DamagedHdf5MetadataNeverCrashesTheProcess) {
   expect_error(ExitCode::kData, [&] { run_limited(path, [&] { check_hdf5(path, other); }); },
                {"/tokens", "offset"});
   other = sets;
-  other[0].elements -= 1;
+  other[0].shape[0] -= 1;
   expect_error(ExitCode::kData, [&] { run_limited(path, [&] { check_hdf5(path, other); }); },
                {"/tokens", "size"});
   other = sets;
