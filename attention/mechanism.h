@@ -1,7 +1,7 @@
 // The interface between a Transformer layer and the attention of its heads.
 //
 // Legend: B batch, H heads of this group (keys and values may have fewer heads than queries,
-// MechanismShape::key_heads), L queries, S keys, D head dim, C channels, P position coordinates.
+// MechanismShape::key_heads), L queries, S keys, D head dim, C channels.
 // The layer owns the projections and the output map (models/transformer/multi_head_attention.h). A
 // mechanism gets q, k, v per head and the layer's inputs, and owns everything else: SortNets, tying
 // of K and V, dropout on probabilities, decoding.
@@ -17,7 +17,6 @@
 
 #include "attention/kernels/common/path.h"
 #include "attention/kernels/token_blocks/token_blocks.h"
-#include "cluster/base/collectives/process_group.h"
 #include "cluster/base/random/philox.h"
 #include "cluster/base/tensors/named_sums.h"
 #include "cluster/base/tensors/parameters.h"
@@ -38,7 +37,6 @@ struct AttentionInput {
   // int32 document ids, never decreasing along a row; a query sees only keys of its own document.
   // Undefined: one document.
   at::Tensor segments_q_BL, segments_kv_BS;
-  at::Tensor positions_q_BLP, positions_kv_BSP;  // int64 coordinates of each token
   // Absent in evaluation and decoding: no dropout, no Gumbel noise.
   std::optional<NoiseKey> noise;
 };
@@ -123,8 +121,8 @@ class Mechanism {
   virtual double forward_flops(std::int64_t num_tokens) const = 0;
 
   // Decoding, for causal mechanisms. decode_state makes the state of `batch` sequences; each
-  // decode_step then decodes one token. Its input has L = S = 1 (the new token's q, k, v, x, and
-  // positions); it appends the token to the state. No gradients.
+  // decode_step then decodes one token. Its input has L = S = 1 (the new token's q, k, v and
+  // x); it appends the token to the state. No gradients.
   virtual std::unique_ptr<DecodeState> decode_state(std::int64_t batch) const;
   virtual at::Tensor decode_step(DecodeState& state, const AttentionInput& in) const;
 };
@@ -145,6 +143,6 @@ struct MechanismShape {
 // Error(kConfig) with the field's path if a value is outside the schema's range.
 std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
                                           const MechanismShape& shape, const std::string& prefix,
-                                          Parameters& parameters, const ParallelGroups& parallel);
+                                          Parameters& parameters);
 
 }  // namespace birkhoff

@@ -49,6 +49,4 @@ Mesh::Mesh(World& world, const configs::Mesh& config, at::Device device) {
   tensor_ = make_axis(world, tensor_size, data_index * sequence_size + sequence_index, device);
 }
 
-ParallelGroups Mesh::groups() { return {*data_, *tensor_, *sequence_}; }
-
 }  // namespace birkhoff

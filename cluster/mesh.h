@@ -20,8 +20,10 @@ class Mesh {
   // world. `device` holds the tensors of all groups; if it is a GPU (this rank's own, and the
   // current device), the groups use NCCL. Collective over the world.
   Mesh(World& world, const configs::Mesh& config, at::Device device);
-  ParallelGroups groups();
+  // The groups of this rank; size 1 where an axis is unused.
   ProcessGroup& data() { return *data_; }
+  ProcessGroup& tensor() { return *tensor_; }
+  ProcessGroup& sequence() { return *sequence_; }
 
  private:
   std::unique_ptr<ProcessGroup> data_, tensor_, sequence_;

@@ -63,8 +63,7 @@ std::vector<PathTaken> attention_paths(const configs::Config& config, const Mode
                                        Batch batch) {
   const MetaOperations operations;
   const at::NoGradGuard no_gradients;
-  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
-  const std::unique_ptr<Model> model = make(config, {*one, *one, *one});
+  const std::unique_ptr<Model> model = make(config, at::kMeta);
   if (config.data().restart_at_documents()) {
     const at::Tensor tokens_BT = batch.at(field::kInputs);
     batch.fields[std::string(field::kSegments)] = at::empty(tokens_BT.sizes(), at::kInt);

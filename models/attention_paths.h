@@ -15,8 +15,7 @@
 namespace birkhoff {
 
 // Makes the model of a configuration.
-using ModelMaker =
-    std::function<std::unique_ptr<Model>(const configs::Config&, const ParallelGroups&)>;
+using ModelMaker = std::function<std::unique_ptr<Model>(const configs::Config&, at::Device)>;
 
 // What the operations choose in the forward pass of a training step on the device of the
 // configuration; their callers are head groups, by the prefix of their parameters. `batch` is a

@@ -17,6 +17,8 @@ class DecodeCache {
 
   // Sequence i becomes what sequence rows_B[i] is (int64 [any number], on the cache's device).
   virtual void select_rows(const at::Tensor& rows_B) = 0;
+  // How many tokens of each sequence it holds.
+  virtual std::int64_t length() const = 0;
 };
 
 class Decoder {

@@ -1,29 +1,38 @@
 #include "models/language_model.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 
+#include "cluster/base/error.h"
 #include "configs/config.pb.h"
 
 namespace birkhoff {
 
 LanguageModel::LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                             const ParallelGroups& parallel)
-    : parameters_(make_parameters(config, parallel)),
-      transformer_(config, StackRole::kDecoder, vocabulary, parameters_, parallel) {
+                             at::Device device)
+    : parameters_(make_parameters(config, device)),
+      sequence_length_(config.data().sequence_length()),
+      embedding_(config, StackRole::kDecoder, vocabulary, parameters_),
+      stack_(config, StackRole::kDecoder, parameters_) {
   const configs::Model& model = config.model();
   const std::int64_t channels = model.channels(), width = embedding_width(model);
   if (width != channels) {
     output_down_.emplace(model, WeightRole::kInner, channels, width, "output.down", parameters_);
   }
   output_VE = model.tie_embeddings()
-                  ? transformer_.embedding_VE()
+                  ? embedding_.weight_VE()
                   : parameters_.add("output.weight", {vocabulary, width},
                                     weight_init(model, WeightRole::kEmbedding, channels),
                                     /*decay=*/true);
+}
+
+at::Tensor LanguageModel::outputs(const Batch& batch, const std::optional<NoiseKey>& noise,
+                                  NamedSums& sums) const {
+  return stack_.forward(embedding_(batch, noise), token_context(batch), noise, sums);
 }
 
 at::Tensor LanguageModel::output_logits(const at::Tensor& x) const {
@@ -33,7 +42,7 @@ at::Tensor LanguageModel::output_logits(const at::Tensor& x) const {
 
 LossSums LanguageModel::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  const at::Tensor x_BTC = transformer_.forward(batch, noise, sums);
+  const at::Tensor x_BTC = outputs(batch, noise, sums);
   LossSums loss_sums = output_loss(x_BTC, batch.at(field::kTargets), batch.at(field::kMask));
   add_layer_sums(sums, loss_sums);
   return loss_sums;
@@ -70,25 +79,27 @@ LossSums LanguageModel::output_loss(const at::Tensor& x_BTC, const at::Tensor& t
 
 at::Tensor LanguageModel::logits(const Batch& batch, const std::optional<NoiseKey>& noise) {
   NamedSums sums;
-  return output_logits(transformer_.forward(batch, noise, sums)).to(parameters_.dtype());
+  return output_logits(outputs(batch, noise, sums)).to(parameters_.dtype());
 }
 
 std::unique_ptr<DecodeCache> LanguageModel::decode_cache(std::int64_t batch) {
-  return transformer_.decode_cache(batch);
+  return stack_.decode_cache(batch);
 }
 
 at::Tensor LanguageModel::decode_step(DecodeCache& cache, const at::Tensor& tokens_B) {
   const c10::AutoGradMode no_gradients(false);
-  return output_logits(transformer_.decode_step(cache, tokens_B))
+  require(cache.length() < max_tokens(), "decode_step: the cache already holds max_tokens()");
+  const at::Tensor tokens_BT = tokens_B.unsqueeze(1);
+  const at::Tensor positions_BT = at::full(tokens_BT.sizes(), cache.length(), tokens_BT.options());
+  return output_logits(stack_.decode_step(cache, embedding_.embed(tokens_BT, positions_BT)))
       .squeeze(1)
       .to(parameters_.dtype());
 }
 
 double LanguageModel::forward_flops_per_sequence() const {
-  const double of_token =
-      2.0 * static_cast<double>(output_VE.numel()) + (output_down_ ? output_down_->flops() : 0);
-  return static_cast<double>(transformer_.sequence_length()) * of_token +
-         transformer_.forward_flops();
+  const double of_token = embedding_.flops() + 2.0 * static_cast<double>(output_VE.numel()) +
+                          (output_down_ ? output_down_->flops() : 0);
+  return static_cast<double>(sequence_length_) * of_token + stack_.forward_flops(sequence_length_);
 }
 
 }  // namespace birkhoff

@@ -1,4 +1,5 @@
-// A decoder-only language model after T2T's lmx: a causal Transformer and an output layer.
+// A decoder-only language model after T2T's lmx: token embeddings, a causal stack and an output
+// layer.
 //
 // Legend: B batch, T tokens, C channels, E columns of the embedding table, V vocabulary.
 #pragma once
@@ -12,17 +13,17 @@
 #include <vector>
 
 #include "models/decoder.h"
+#include "models/embeddings/token_embedding.h"
 #include "models/model.h"
-#include "models/transformer.h"
 #include "models/transformer/layers.h"
+#include "models/transformer/stack.h"
 
 namespace birkhoff {
 
 class LanguageModel final : public Model, public Decoder {
  public:
-  // config must be resolved. Its values are checked here: Error(kConfig).
-  LanguageModel(const configs::Config& config, std::int64_t vocabulary,
-                const ParallelGroups& parallel);
+  // config must be resolved. Errors as of Stack.
+  LanguageModel(const configs::Config& config, std::int64_t vocabulary, at::Device device);
 
   Parameters& parameters() override { return parameters_; }
   LossSums loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) override;
@@ -32,13 +33,16 @@ class LanguageModel final : public Model, public Decoder {
   at::Device device() const override { return parameters_.device(); }
   std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch) override;
   at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) override;
-  std::int64_t max_tokens() const override { return transformer_.sequence_length(); }
+  std::int64_t max_tokens() const override { return sequence_length_; }
   double forward_flops_per_sequence() const override;
-  std::vector<Figure> figures() const override { return transformer_.figures(); }
-  std::vector<std::string> warnings() const override { return transformer_.warnings(); }
+  std::vector<Figure> figures() const override { return stack_.figures(); }
+  std::vector<std::string> warnings() const override { return stack_.warnings(); }
 
  private:
-  // The logits of the Transformer's outputs, in the compute dtype.
+  // The outputs [B, T, C] of the stack.
+  at::Tensor outputs(const Batch& batch, const std::optional<NoiseKey>& noise,
+                     NamedSums& sums) const;
+  // The logits of such outputs, in the compute dtype.
   at::Tensor output_logits(const at::Tensor& x) const;
   // cross_entropy_sums() of the logits. Without gradients, no more than 2^26 logits exist at a
   // time.
@@ -46,8 +50,10 @@ class LanguageModel final : public Model, public Decoder {
                        const at::Tensor& mask_BT) const;
 
   Parameters parameters_;
-  Transformer transformer_;
-  std::optional<Linear> output_down_;  // from C to E, of a factorised embedding
+  std::int64_t sequence_length_;
+  TokenEmbedding embedding_;
+  Stack stack_;
+  std::optional<Linear> output_down_;  // from C to E, of a factorized embedding
   at::Tensor output_VE;                // the embedding table itself if embeddings are tied
 };
 

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "cluster/base/collectives/process_group.h"
 #include "cluster/base/random/philox.h"
 #include "cluster/base/tensors/parameters.h"
 #include "data/batch/batch.h"

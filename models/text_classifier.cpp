@@ -17,9 +17,11 @@ constexpr char kAccuracy[] = "accuracy";
 }  // namespace
 
 TextClassifier::TextClassifier(const configs::Config& config, std::int64_t vocabulary,
-                               const ParallelGroups& parallel)
-    : parameters_(make_parameters(config, parallel)),
-      transformer_(config, StackRole::kEncoder, vocabulary, parameters_, parallel),
+                               at::Device device)
+    : parameters_(make_parameters(config, device)),
+      sequence_length_(config.data().sequence_length()),
+      embedding_(config, StackRole::kEncoder, vocabulary, parameters_),
+      stack_(config, StackRole::kEncoder, parameters_),
       pooling_(config.task().classification().pooling()),
       output_(config.model(), WeightRole::kEmbedding, config.model().channels(),
               config.task().classification().classes(), "output", parameters_) {}
@@ -42,7 +44,9 @@ at::Tensor TextClassifier::pool(const at::Tensor& x_BTC, const at::Tensor& lengt
 
 at::Tensor TextClassifier::logits(const Batch& batch, const std::optional<NoiseKey>& noise,
                                   NamedSums& sums) const {
-  return output_(pool(transformer_.forward(batch, noise, sums), batch.at(field::kLengths)));
+  const at::Tensor x_BTC =
+      stack_.forward(embedding_(batch, noise), token_context(batch), noise, sums);
+  return output_(pool(x_BTC, batch.at(field::kLengths)));
 }
 
 LossSums TextClassifier::loss_sums(const Batch& batch, const std::optional<NoiseKey>& noise) {
@@ -68,11 +72,12 @@ at::Tensor TextClassifier::log_probabilities(const Batch& batch) {
 }
 
 double TextClassifier::forward_flops_per_sequence() const {
-  return transformer_.forward_flops() + output_.flops();
+  return static_cast<double>(sequence_length_) * embedding_.flops() +
+         stack_.forward_flops(sequence_length_) + output_.flops();
 }
 
 std::vector<Figure> TextClassifier::figures() const {
-  std::vector<Figure> result = transformer_.figures();
+  std::vector<Figure> result = stack_.figures();
   result.insert(result.begin(), Figure{.sum = kAccuracy, .per = ""});
   return result;
 }

@@ -1,5 +1,5 @@
-// A text classifier: a Transformer whose tokens see each other in both directions, pooling, and an
-// output layer with one row per class.
+// A text classifier: token embeddings, a stack whose tokens see each other in both directions,
+// pooling, and an output layer with one row per class.
 //
 // Legend: B batch, T tokens, C channels, K classes.
 #pragma once
@@ -13,16 +13,16 @@
 
 #include "configs/config.pb.h"
 #include "models/classifier.h"
+#include "models/embeddings/token_embedding.h"
 #include "models/model.h"
-#include "models/transformer.h"
+#include "models/transformer/stack.h"
 
 namespace birkhoff {
 
 class TextClassifier final : public Model, public Classifier {
  public:
-  // config must be resolved. Its values are checked here: Error(kConfig).
-  TextClassifier(const configs::Config& config, std::int64_t vocabulary,
-                 const ParallelGroups& parallel);
+  // config must be resolved. Errors as of Stack.
+  TextClassifier(const configs::Config& config, std::int64_t vocabulary, at::Device device);
 
   Parameters& parameters() override { return parameters_; }
   // Counts one target per sequence, to which mechanisms add the mean of their auxiliary losses over
@@ -31,10 +31,10 @@ class TextClassifier final : public Model, public Classifier {
   Classifier* classifier() override { return this; }
   at::Device device() const override { return parameters_.device(); }
   at::Tensor log_probabilities(const Batch& batch) override;
-  std::int64_t max_tokens() const override { return transformer_.sequence_length(); }
+  std::int64_t max_tokens() const override { return sequence_length_; }
   double forward_flops_per_sequence() const override;
   std::vector<Figure> figures() const override;
-  std::vector<std::string> warnings() const override { return transformer_.warnings(); }
+  std::vector<std::string> warnings() const override { return stack_.warnings(); }
 
  private:
   // The logits [B, K], in the compute dtype.
@@ -44,7 +44,9 @@ class TextClassifier final : public Model, public Classifier {
   at::Tensor pool(const at::Tensor& x_BTC, const at::Tensor& lengths_B) const;
 
   Parameters parameters_;
-  Transformer transformer_;
+  std::int64_t sequence_length_;
+  TokenEmbedding embedding_;
+  Stack stack_;
   configs::Classification::Pooling pooling_;
   Linear output_;
 };

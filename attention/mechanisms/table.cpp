@@ -16,7 +16,6 @@
 #include "attention/mechanisms/sinkhorn/sinkhorn_mixture.h"
 #include "attention/mechanisms/sliding_window/sliding_window.h"
 #include "cluster/base/error.h"
-#include "cluster/base/text/plural.h"
 #include "configs/attention.pb.h"
 #include "configs/check.h"
 #include "configs/message_text.h"
@@ -77,7 +76,7 @@ const Entry kMechanisms[] = {
 
 std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
                                           const MechanismShape& shape, const std::string& prefix,
-                                          Parameters& parameters, const ParallelGroups&) {
+                                          Parameters& parameters) {
   check_values(config, SourceLocations(prefix));
   const auto entry = std::find_if(std::begin(kMechanisms), std::end(kMechanisms),
                                   [&](const Entry& e) { return e.kind == config.kind_case(); });
@@ -85,10 +84,6 @@ std::unique_ptr<Mechanism> make_mechanism(const configs::Mechanism& config,
     const std::vector<std::string> names = oneof_names(*Kind::descriptor()->oneof_decl(0));
     fail(ExitCode::kConfig, "{}: no attention mechanism is chosen; set one of {}", prefix,
          fmt::join(names, ", "));
-  }
-  if (shape.heads % shape.heads_of_keys() != 0) {
-    fail(ExitCode::kConfig, "key_heads: {} does not divide the group's {}", shape.key_heads,
-         counted(shape.heads, "head"));
   }
   const LogitTerms terms(config, shape, prefix, parameters);
   std::unique_ptr<Mechanism> mechanism = entry->make({config, shape, prefix, parameters, terms});

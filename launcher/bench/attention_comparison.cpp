@@ -55,15 +55,14 @@ class AnyOrder {
 
 BuiltMechanism::BuiltMechanism(const configs::Mechanism& config, const AttentionShape& shape,
                                at::ScalarType dtype, at::Device device)
-    : group_(make_single_group(device)),
-      parameters_(/*seed=*/1, parameter_dtype(dtype), dtype, device),
+    : parameters_(/*seed=*/1, parameter_dtype(dtype), dtype, device),
       mechanism_(make_mechanism(config,
                                 {.channels = shape.heads * shape.head_dim,
                                  .heads = shape.heads,
                                  .head_dim = shape.head_dim,
                                  .sequence_length = shape.length,
                                  .causal = shape.causal},
-                                "MECHANISM", parameters_, {*group_, *group_, *group_})) {}
+                                "MECHANISM", parameters_)) {}
 
 void BuiltMechanism::copy_parameters(const BuiltMechanism& from) {
   const c10::AutoGradMode no_gradients(false);

@@ -33,7 +33,6 @@ class BuiltMechanism {
   void copy_parameters(const BuiltMechanism& from);
 
  private:
-  std::unique_ptr<ProcessGroup> group_;
   Parameters parameters_;
   std::unique_ptr<Mechanism> mechanism_;
 };

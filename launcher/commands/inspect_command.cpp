@@ -118,9 +118,9 @@ int inspect_command(const InspectArguments& arguments, std::ostream& out, std::o
       out << '\n';
     }
     const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
-    const LoadedModel loaded = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
+    const std::unique_ptr<Model> model = load_model(checkpoint, at::kCPU, ParameterValues::kAny);
     out << describe_checkpoint(checkpoint)
-        << describe_model(*loaded.model, checkpoint.manifest.config().data().sequence_length());
+        << describe_model(*model, checkpoint.manifest.config().data().sequence_length());
     return 0;
   }
   const Corpus corpus(arguments.path);

@@ -32,9 +32,8 @@ configs::Config check_before_start(const PlannedRun& planned) {
   }
   const Corpus corpus(config.data().corpus());
   // Build the model without values; each rank makes its parameters later, once.
-  const std::unique_ptr<ProcessGroup> one = make_single_group(at::kMeta);
   const std::unique_ptr<Task> task = make_task(config);
-  task->make_model(task->inputs(corpus, kTrainSplit), ParallelGroups{*one, *one, *one});
+  task->make_model(task->inputs(corpus, kTrainSplit), at::kMeta);
   check_run(config, corpus, planned.run, planned.fresh);
   if (config.mesh().data() != 0 && config.mesh().data() != planned.ranks) {
     fail(ExitCode::kConfig,

@@ -17,7 +17,7 @@ CountedModel::CountedModel(const configs::Config& config, std::int64_t vocabular
       vocabulary_(vocabulary),
       device_(device),
       one_(make_single_group(device)),
-      model_(make_model(config, vocabulary, {*one_, *one_, *one_})),
+      model_(make_model(config, vocabulary, device)),
       buckets_(model_->parameters(), *one_, config.train().bucket_elements()) {}
 
 Batch CountedModel::batch(std::int64_t sequences) const {
@@ -54,8 +54,7 @@ double CountedModel::evaluate(std::int64_t sequences) {
 }
 
 ModelSize size_of_model(const configs::Config& config, std::int64_t vocabulary) {
-  const auto one = make_single_group(at::kMeta);
-  const auto model = make_model(config, vocabulary, {*one, *one, *one});
+  const auto model = make_model(config, vocabulary, at::kMeta);
   return {model->forward_flops_per_sequence(),
           static_cast<double>(model->parameters().num_elements())};
 }

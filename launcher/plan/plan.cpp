@@ -61,8 +61,7 @@ class Planner {
   explicit Planner(const PlanRequest& request)
       : request_(request),
         config_(request.config),
-        one_(make_single_group(at::kMeta)),
-        model_(make_model(config_, request.vocabulary, {*one_, *one_, *one_})) {
+        model_(make_model(config_, request.vocabulary, at::kMeta)) {
     const configs::Train& train = config_.train();
     for (int rank = 0; rank < request.ranks; ++rank) {
       rows_ = std::max(
@@ -428,7 +427,6 @@ class Planner {
 
   const PlanRequest& request_;
   const configs::Config& config_;
-  const std::unique_ptr<ProcessGroup> one_;
   const std::unique_ptr<Model> model_;
   std::int64_t rows_ = 0, micro_batch_ = 0;  // sequences of the rank with the most
   std::vector<std::string> slow_paths_;      // of attention

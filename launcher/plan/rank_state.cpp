@@ -94,13 +94,11 @@ class MemoryOf {
 // The objects of rank 0 that hold its state.
 struct StatefulParts {
   StatefulParts(const configs::Config& config, std::int64_t vocabulary, ProcessGroup& group)
-      : one(make_single_group(at::kMeta)),
-        model(make_model(config, vocabulary, {group, *one, *one})),
+      : model(make_model(config, vocabulary, group.device())),
         buckets(model->parameters(), group, config.train().bucket_elements(),
                 config.train().invariant().shards(), config.train().zero_stage()),
         optimizer(make_optimizer(config.train().optimizer(), buckets)) {}
 
-  const std::unique_ptr<ProcessGroup> one;
   const std::unique_ptr<Model> model;
   GradBuckets buckets;
   const std::unique_ptr<Optimizer> optimizer;

@@ -110,8 +110,8 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
 }
 
 std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task& task,
-                                  const ParallelGroups& groups, ParameterValues values) {
-  std::unique_ptr<Model> model = task.make_model(model_inputs(checkpoint.manifest), groups);
+                                  at::Device device, ParameterValues values) {
+  std::unique_ptr<Model> model = task.make_model(model_inputs(checkpoint.manifest), device);
   std::vector<TensorPart> shards = model_shards(*model);
   load_model_shards(checkpoint, shards);
   if (values == ParameterValues::kAny) return model;
@@ -124,13 +124,9 @@ std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task
   return model;
 }
 
-LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
-                       ParameterValues values) {
-  LoadedModel loaded;
-  loaded.single = make_single_group(device);
-  ProcessGroup& one = *loaded.single;
-  loaded.model = load_model(checkpoint, *make_task(config_of(checkpoint)), {one, one, one}, values);
-  return loaded;
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, at::Device device,
+                                  ParameterValues values) {
+  return load_model(checkpoint, *make_task(config_of(checkpoint)), device, values);
 }
 
 std::unique_ptr<Tokenizer> tokenizer_of(const CheckpointFolder& checkpoint) {

@@ -34,19 +34,14 @@ configs::Config config_of(const CheckpointFolder& checkpoint,
 // The values that the model's tensors may have. A model with infinities or NaN cannot compute
 // anything.
 enum class ParameterValues { kFinite, kAny };
-// The model of a checkpoint, on the device of the groups, for the task of a configuration from
-// config_of(). The groups must outlive it. Error(kNumerical) if a tensor has other values. Local.
+// The model of a checkpoint, on a device, for the task of a configuration from config_of().
+// Error(kNumerical) if a tensor has other values. Local.
 std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, const Task& task,
-                                  const ParallelGroups& groups,
+                                  at::Device device,
                                   ParameterValues values = ParameterValues::kFinite);
-
-// The same on a device, in this process only.
-struct LoadedModel {
-  std::unique_ptr<ProcessGroup> single;  // outlives the model
-  std::unique_ptr<Model> model;
-};
-LoadedModel load_model(const CheckpointFolder& checkpoint, at::Device device,
-                       ParameterValues values = ParameterValues::kFinite);
+// The same for the checkpoint's own configuration.
+std::unique_ptr<Model> load_model(const CheckpointFolder& checkpoint, at::Device device,
+                                  ParameterValues values = ParameterValues::kFinite);
 
 // The device that a command's --device names: "cpu" or "cuda", the GPU of this rank of the machine.
 // Error(kUsage) if there is no GPU.

@@ -3,36 +3,19 @@
 #include <ATen/ops/cat.h>
 
 #include "cluster/base/error.h"
-#include "cluster/base/text/plural.h"
 #include "configs/config.pb.h"
 
 namespace birkhoff {
 namespace {
-
-// Heads are split and joined by these numbers everywhere else.
-void check_heads(const configs::Attention& attention, std::int64_t heads,
-                 const std::string& field) {
-  std::int64_t sum = 0;
-  for (const configs::HeadGroup& group : attention.group()) sum += group.heads();
-  if (sum != heads) {
-    fail(ExitCode::kConfig, "{}: its groups have {} together, model.heads is {}", field,
-         counted(sum, "head"), heads);
-  }
-  if (attention.group_size() > static_cast<int>(kMostHeadGroups)) {
-    fail(ExitCode::kConfig, "{}: {} groups; at most {} are allowed", field, attention.group_size(),
-         kMostHeadGroups);
-  }
-}
 
 // The messages of a mechanism name its own fields. The user needs the path from the root of the
 // configuration.
 std::unique_ptr<Mechanism> make_group_mechanism(const configs::Mechanism& config,
                                                 const MechanismShape& shape,
                                                 const std::string& field, const std::string& name,
-                                                Parameters& parameters,
-                                                const ParallelGroups& parallel) {
+                                                Parameters& parameters) {
   try {
-    return make_mechanism(config, shape, name, parameters, parallel);
+    return make_mechanism(config, shape, name, parameters);
   } catch (const Error& error) {
     throw Error(error.code(), field + ".mechanism: " + error.what());
   }
@@ -55,10 +38,12 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                        const configs::Attention& attention,
                                        const std::string& field, KeySource source,
                                        std::int64_t noise_number, std::int64_t sequence_length,
-                                       bool causal, const std::string& name, Parameters& parameters,
-                                       const ParallelGroups& parallel)
+                                       bool causal, const std::string& name, Parameters& parameters)
     : source_(source), noise_number_(noise_number) {
-  check_heads(attention, config.heads(), field);
+  if (attention.group_size() > static_cast<int>(kMostHeadGroups)) {
+    fail(ExitCode::kConfig, "{}: {} groups; at most {} are allowed", field, attention.group_size(),
+         kMostHeadGroups);
+  }
   std::vector<GroupProjections> projections;
   for (int g = 0; g < attention.group_size(); ++g) {
     HeadGroup group;
@@ -72,7 +57,7 @@ MultiHeadAttention::MultiHeadAttention(const configs::Model& config,
                                .causal = causal};
     const std::string group_field = field + ".group." + std::to_string(g);
     group.mechanism = make_group_mechanism(attention.group(g).mechanism(), shape, group_field,
-                                           group.name, parameters, parallel);
+                                           group.name, parameters);
     const MechanismTraits traits = group.mechanism->traits();
     if (source_ == KeySource::kMemory && !traits.crosses) {
       fail(ExitCode::kConfig,
@@ -95,7 +80,7 @@ std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
                                                         const SequenceContext& context) const {
   std::vector<AttentionInput> inputs(head_groups_.size());
   if (source_ == KeySource::kMemory) {
-    set_queries(x_BTC, context, inputs);
+    set_queries(x_BTC, inputs);
     set_memory(context.memory, projections_->keys_and_values(context.memory.x_BSC), inputs);
     return inputs;
   }
@@ -108,18 +93,16 @@ std::vector<AttentionInput> MultiHeadAttention::project(const at::Tensor& x_BTC,
     in.x_q_BLC = in.x_kv_BSC = x_BTC;
     in.key_lengths_B = context.lengths_B;
     in.segments_q_BL = in.segments_kv_BS = context.segments_BT;
-    in.positions_q_BLP = in.positions_kv_BSP = context.positions_BTP;
   }
   return inputs;
 }
 
-void MultiHeadAttention::set_queries(const at::Tensor& x_BTC, const SequenceContext& context,
+void MultiHeadAttention::set_queries(const at::Tensor& x_BTC,
                                      std::vector<AttentionInput>& inputs) const {
   const HeadProjections::Heads heads = projections_->queries(x_BTC);
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     inputs[g].q_BHLD = heads.q_BHTD[g];
     inputs[g].x_q_BLC = x_BTC;
-    inputs[g].positions_q_BLP = context.positions_BTP;
   }
 }
 
@@ -131,7 +114,6 @@ void MultiHeadAttention::set_memory(const Memory& memory, const HeadProjections:
     in.v_BHSD = heads.v_BHTD[g];
     in.x_kv_BSC = memory.x_BSC;
     in.key_lengths_B = memory.lengths_B;
-    in.positions_kv_BSP = memory.positions_BSP;
   }
 }
 
@@ -200,7 +182,7 @@ at::Tensor MultiHeadAttention::decode_step(std::vector<std::unique_ptr<DecodeSta
     heads.v_BHTD.push_back(state.v_BHSD);
   }
   std::vector<AttentionInput> inputs(head_groups_.size());
-  set_queries(x_BTC, context, inputs);
+  set_queries(x_BTC, inputs);
   set_memory(context.memory, heads, inputs);
   for (std::size_t g = 0; g < inputs.size(); ++g) {
     out_BHTD.push_back(head_groups_[g].mechanism->attend(inputs[g], Path::kFused).out_BHLD);

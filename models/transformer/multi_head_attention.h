@@ -1,8 +1,7 @@
 // The self- or cross-attention of one Transformer layer: projections, head groups with one
 // mechanism each, output projection.
 //
-// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group, D head dim, P
-// position coordinates.
+// Legend: B batch, T tokens, S tokens of the memory, C channels, H heads of a group, D head dim.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,17 +26,15 @@ namespace birkhoff {
 
 // The outputs of an encoder, which cross-attention reads.
 struct Memory {
-  at::Tensor x_BSC;          // in the parameters' dtype: all layers add to its gradient
-  at::Tensor positions_BSP;  // int64
-  at::Tensor lengths_B;      // int64; tokens at s >= length are padding; undefined: none
+  at::Tensor x_BSC;      // in the parameters' dtype: all layers add to its gradient
+  at::Tensor lengths_B;  // int64; tokens at s >= length are padding; undefined: none
 };
 
 // What every layer of a forward pass reads in addition to the residual stream.
 struct SequenceContext {
-  at::Tensor segments_BT;    // int32 document ids; undefined: one document
-  at::Tensor positions_BTP;  // int64
-  at::Tensor lengths_B;      // int64; tokens at t >= length are padding; undefined: none
-  Memory memory{};           // of a decoder with cross-attention
+  at::Tensor segments_BT;  // int32 document ids; undefined: one document
+  at::Tensor lengths_B;    // int64; tokens at t >= length are padding; undefined: none
+  Memory memory{};         // of a decoder with cross-attention
 };
 
 class MultiHeadAttention {
@@ -47,7 +44,7 @@ class MultiHeadAttention {
   MultiHeadAttention(const configs::Model& config, const configs::Attention& attention,
                      const std::string& field, KeySource source, std::int64_t noise_number,
                      std::int64_t sequence_length, bool causal, const std::string& name,
-                     Parameters& parameters, const ParallelGroups& parallel);
+                     Parameters& parameters);
 
   // x: [B, T, C], after the layer's norm. Appends the mechanisms' sums to `sums`, named
   // "<parameter prefix>.<name>".
@@ -77,8 +74,7 @@ class MultiHeadAttention {
   std::vector<AttentionInput> project(const at::Tensor& x_BTC,
                                       const SequenceContext& context) const;
   // Their parts for cross-attention.
-  void set_queries(const at::Tensor& x_BTC, const SequenceContext& context,
-                   std::vector<AttentionInput>& inputs) const;
+  void set_queries(const at::Tensor& x_BTC, std::vector<AttentionInput>& inputs) const;
   void set_memory(const Memory& memory, const HeadProjections::Heads& heads,
                   std::vector<AttentionInput>& inputs) const;
   at::Tensor join(const std::vector<at::Tensor>& out_BHTD) const;

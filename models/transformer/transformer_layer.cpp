@@ -13,13 +13,13 @@ std::string layer_name(StackRole role, std::int64_t number) {
 
 MultiHeadAttention make_attention(const configs::Model& config, StackRole role, std::int64_t number,
                                   std::int64_t layer, std::int64_t sequence_length,
-                                  Parameters& parameters, const ParallelGroups& parallel) {
+                                  Parameters& parameters) {
   const int entry = static_cast<int>(number % config.attention_size());
   const bool causal = role == StackRole::kDecoder || role == StackRole::kTargetDecoder;
   return MultiHeadAttention(config, config.attention(entry),
                             "model." + stack_prefix(role) + "attention." + std::to_string(entry),
                             KeySource::kOwnSequence, layer, sequence_length, causal,
-                            layer_name(role, number) + ".attention", parameters, parallel);
+                            layer_name(role, number) + ".attention", parameters);
 }
 
 std::optional<LayerNorm> make_cross_attention_norm(const configs::Model& config, StackRole role,
@@ -31,14 +31,13 @@ std::optional<LayerNorm> make_cross_attention_norm(const configs::Model& config,
 std::optional<MultiHeadAttention> make_cross_attention(const configs::Model& config, StackRole role,
                                                        std::int64_t number, std::int64_t layer,
                                                        std::int64_t sequence_length,
-                                                       Parameters& parameters,
-                                                       const ParallelGroups& parallel) {
+                                                       Parameters& parameters) {
   if (role != StackRole::kTargetDecoder) return std::nullopt;
   const int entry = static_cast<int>(number % config.encoder().cross_attention_size());
   return MultiHeadAttention(config, config.encoder().cross_attention(entry),
                             "model.encoder.cross_attention." + std::to_string(entry),
                             KeySource::kMemory, layer, sequence_length, /*causal=*/false,
-                            layer_name(role, number) + ".cross_attention", parameters, parallel);
+                            layer_name(role, number) + ".cross_attention", parameters);
 }
 
 }  // namespace
@@ -49,18 +48,17 @@ std::string stack_prefix(StackRole role) {
 
 TransformerLayer::TransformerLayer(const configs::Model& config, StackRole role,
                                    std::int64_t number, std::int64_t sequence_length,
-                                   Parameters& parameters, const ParallelGroups& parallel)
+                                   Parameters& parameters)
     : noise_number_(noise_number(
           role == StackRole::kSourceEncoder ? NoiseLayers::kSourceEncoder : NoiseLayers::kStack,
           number)),
       cross_noise_number_(noise_number(NoiseLayers::kCrossAttention, number)),
       dropout_(config.dropout().residual()),
       attention_norm_(config, layer_name(role, number) + ".attention_norm", parameters),
-      attention_(make_attention(config, role, number, noise_number_, sequence_length, parameters,
-                                parallel)),
+      attention_(make_attention(config, role, number, noise_number_, sequence_length, parameters)),
       cross_attention_norm_(make_cross_attention_norm(config, role, number, parameters)),
       cross_attention_(make_cross_attention(config, role, number, cross_noise_number_,
-                                            sequence_length, parameters, parallel)),
+                                            sequence_length, parameters)),
       feed_forward_norm_(config, layer_name(role, number) + ".feed_forward_norm", parameters),
       feed_forward_(config, layer_name(role, number) + ".feed_forward", parameters) {}
 

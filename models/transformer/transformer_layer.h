@@ -31,12 +31,11 @@ std::string stack_prefix(StackRole role);
 // the parameters, so forward() may be called again to recompute.
 class TransformerLayer {
  public:
-  // `config` describes the stack (stack_model() in models/transformer.cpp). `number` counts its
+  // `config` describes the stack (stack_model() in stack.cpp). `number` counts its
   // layers from 0; it selects the attention entry (number modulo entries) and the noise.
   // Error(kConfig).
   TransformerLayer(const configs::Model& config, StackRole role, std::int64_t number,
-                   std::int64_t sequence_length, Parameters& parameters,
-                   const ParallelGroups& parallel);
+                   std::int64_t sequence_length, Parameters& parameters);
 
   // Returns the feed-forward output as `branch`, for the next norm to add.
   ResidualStream forward(const ResidualStream& stream, const SequenceContext& context,

@@ -6,6 +6,7 @@
 #include "data/loader/token_windows.h"
 #include "models/language_model.h"
 #include "runtime/tasks/task.h"
+#include "runtime/tasks/text_targets.h"
 
 namespace birkhoff {
 namespace {
@@ -21,9 +22,8 @@ class LanguageModelTask final : public Task {
   ModelInputs inputs(std::int64_t vocabulary) const override {
     return {.vocabulary = vocabulary, .class_names = {}};
   }
-  std::unique_ptr<Model> make_model(const ModelInputs& inputs,
-                                    const ParallelGroups& parallel) const override {
-    return std::make_unique<LanguageModel>(config_, inputs.vocabulary, parallel);
+  std::unique_ptr<Model> make_model(const ModelInputs& inputs, at::Device device) const override {
+    return std::make_unique<LanguageModel>(config_, inputs.vocabulary, device);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {
@@ -37,9 +37,9 @@ class LanguageModelTask final : public Task {
     return evaluation_windows(corpus, options(split));
   }
   bool targets_are_text() const override { return true; }
-  std::optional<TargetCounts> target_counts(const Corpus& corpus, const std::string& split,
-                                            std::int64_t num_samples) const override {
-    return count_targets(corpus, options(split), num_samples);
+  std::unique_ptr<Targets> evaluation_targets(const Corpus& corpus, const std::string& split,
+                                              std::int64_t num_samples) const override {
+    return std::make_unique<TextTargets>(count_targets(corpus, options(split), num_samples));
   }
 
   // Inputs and targets are views of rows of T + 1 tokens.

@@ -46,17 +46,17 @@ std::unique_ptr<Task> make_task(const configs::Config& config) {
 }
 
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
-                                  const ParallelGroups& parallel) {
+                                  at::Device device) {
   const std::unique_ptr<Task> task = make_task(config);
-  return task->make_model(task->inputs(vocabulary), parallel);
+  return task->make_model(task->inputs(vocabulary), device);
 }
 
 std::vector<std::string> slow_attention_paths(const configs::Config& config,
                                               std::int64_t vocabulary, const Batch& batch) {
   return slow_attention_paths(
       config,
-      [vocabulary](const configs::Config& part, const ParallelGroups& parallel) {
-        return make_model(part, vocabulary, parallel);
+      [vocabulary](const configs::Config& part, at::Device device) {
+        return make_model(part, vocabulary, device);
       },
       batch);
 }

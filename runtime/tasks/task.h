@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +11,8 @@
 #include "configs/config.pb.h"
 #include "data/corpus/corpus.h"
 #include "data/loader/sample_source.h"
-#include "data/loader/target_counts.h"
 #include "models/model.h"
+#include "runtime/tasks/targets.h"
 
 namespace birkhoff {
 
@@ -28,10 +27,9 @@ class Task {
   virtual ModelInputs inputs(const Corpus& corpus, const std::string& split) const = 0;
   virtual ModelInputs inputs(std::int64_t vocabulary) const = 0;
 
-  // Builds the model on the device of the data group. Invalid values, or another number of classes
+  // Builds the model on the device. Invalid values, or another number of classes
   // than `inputs` has: Error(kConfig). No labels: Error(kData).
-  virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs,
-                                            const ParallelGroups& parallel) const = 0;
+  virtual std::unique_ptr<Model> make_model(const ModelInputs& inputs, at::Device device) const = 0;
 
   // The samples to train on. Error(kData) if the split is missing or too short.
   virtual std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const = 0;
@@ -47,12 +45,10 @@ class Task {
 
   // Whether targets are the tokens of a text, so that figures count its bytes and words.
   virtual bool targets_are_text() const { return false; }
-  // What the targets of the first samples of evaluation_source() stand for; unset: not text.
-  virtual std::optional<TargetCounts> target_counts(const Corpus&, const std::string& split,
-                                                    std::int64_t num_samples) const {
-    (void)split, (void)num_samples;
-    return std::nullopt;
-  }
+  // The targets of the first samples of evaluation_source(). Error(kData) if the corpus is damaged.
+  virtual std::unique_ptr<Targets> evaluation_targets(const Corpus& corpus,
+                                                      const std::string& split,
+                                                      std::int64_t num_samples) const = 0;
   // That samples of the split are cut to data.sequence_length, and how many; empty: none.
   virtual std::string cut_texts(const Corpus&, const std::string& split) const {
     (void)split;
@@ -69,7 +65,7 @@ std::unique_ptr<Task> make_task(const configs::Config& config);
 // The model of a resolved configuration with a vocabulary of that size and no corpus. Errors as
 // make_task() and Task::make_model().
 std::unique_ptr<Model> make_model(const configs::Config& config, std::int64_t vocabulary,
-                                  const ParallelGroups& parallel);
+                                  at::Device device);
 
 // slow_attention_paths() of that model (models/attention_paths.h).
 std::vector<std::string> slow_attention_paths(const configs::Config& config,

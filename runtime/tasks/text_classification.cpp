@@ -13,6 +13,16 @@
 namespace birkhoff {
 namespace {
 
+class LabelTargets final : public Targets {
+ public:
+  explicit LabelTargets(std::int64_t count) : count_(count) {}
+  std::string unit() const override { return "sequence"; }
+  std::int64_t count() const override { return count_; }
+
+ private:
+  const std::int64_t count_;
+};
+
 // Predicts the label of each document.
 class TextClassificationTask final : public Task {
  public:
@@ -27,10 +37,9 @@ class TextClassificationTask final : public Task {
     for (int i = 0; i < task().classes(); ++i) inputs.class_names.push_back(std::to_string(i));
     return inputs;
   }
-  std::unique_ptr<Model> make_model(const ModelInputs& inputs,
-                                    const ParallelGroups& parallel) const override {
+  std::unique_ptr<Model> make_model(const ModelInputs& inputs, at::Device device) const override {
     check_classes(static_cast<std::int64_t>(inputs.class_names.size()));
-    return std::make_unique<TextClassifier>(config_, inputs.vocabulary, parallel);
+    return std::make_unique<TextClassifier>(config_, inputs.vocabulary, device);
   }
 
   std::unique_ptr<SampleSource> training_source(const Corpus& corpus) const override {
@@ -42,6 +51,10 @@ class TextClassificationTask final : public Task {
   std::unique_ptr<SampleSource> evaluation_source(const Corpus& corpus,
                                                   const std::string& split) const override {
     return labelled_documents(corpus, options(split));
+  }
+  std::unique_ptr<Targets> evaluation_targets(const Corpus&, const std::string&,
+                                              std::int64_t num_samples) const override {
+    return std::make_unique<LabelTargets>(num_samples);
   }
 
   Batch synthetic_batch(std::int64_t vocabulary, at::Device device) const override {

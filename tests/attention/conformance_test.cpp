@@ -152,8 +152,7 @@ TEST_P(DecodingConformance, DecodingEqualsForward) {
 }
 
 AttentionInput select_rows(AttentionInput in, const at::Tensor& rows_B) {
-  for (at::Tensor* each : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.x_q_BLC, &in.x_kv_BSC,
-                           &in.positions_q_BLP, &in.positions_kv_BSP}) {
+  for (at::Tensor* each : {&in.q_BHLD, &in.k_BHSD, &in.v_BHSD, &in.x_q_BLC, &in.x_kv_BSC}) {
     if (each->defined()) *each = each->index_select(0, rows_B);
   }
   return in;

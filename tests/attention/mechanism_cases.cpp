@@ -160,9 +160,8 @@ Built::Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype
             dtype) {}
 
 Built::Built(const configs::Mechanism& config, const MechanismShape& shape, at::ScalarType dtype)
-    : group(make_single_group()), parameters(3, dtype) {
-  mechanism = make_mechanism(config, shape, "attention", parameters,
-                             ParallelGroups{*group, *group, *group});
+    : parameters(3, dtype) {
+  mechanism = make_mechanism(config, shape, "attention", parameters);
   traits = mechanism->traits();
   at::NoGradGuard no_grad;
   std::uint64_t seed = 1000;

@@ -51,7 +51,6 @@ struct Built {
   Built(const configs::Mechanism& config, bool causal, at::ScalarType dtype,
         std::int64_t sequence_length = 32);
   Built(const configs::Mechanism& config, const MechanismShape& shape, at::ScalarType dtype);
-  std::unique_ptr<ProcessGroup> group;
   Parameters parameters;
   std::unique_ptr<Mechanism> mechanism;
   MechanismTraits traits;

@@ -61,9 +61,7 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
                   "sinkhorn {{ block: 64 causal_balance: {} }} }} }} }} }}",
                   T, kLayers, kChannels, kHeads, balance),
       "attention_share", {});
-  const auto group = make_single_group();
-  const ParallelGroups parallel{*group, *group, *group};
-  const std::unique_ptr<Model> model = make_model(config, kVocabulary, parallel);
+  const std::unique_ptr<Model> model = make_model(config, kVocabulary, at::kCPU);
   const std::vector<at::Tensor> weights = values_of(model->parameters());
   std::int64_t num_weights = 0;
   for (const at::Tensor& weight : weights) num_weights += weight.numel();
@@ -82,7 +80,7 @@ void run(std::int64_t T, std::int64_t B, const std::string& balance, std::int64_
                       .head_dim = kHeadDim,
                       .sequence_length = T,
                       .causal = true},
-                     "attention", parameters, parallel);
+                     "attention", parameters);
   const auto heads = [&] {  // views of [B, T, H, D], as in a layer
     return at::randn({B, T, kHeads, kHeadDim}).transpose(1, 2).set_requires_grad(true);
   };

@@ -24,9 +24,8 @@ TEST(Mesh, DefaultPutsAllRanksOnTheDataAxis) {
   Mesh mesh(world, configs::Mesh(), at::kCPU);
   EXPECT_EQ(mesh.data().size(), world.size());
   EXPECT_EQ(mesh.data().rank(), world.rank());
-  EXPECT_EQ(mesh.groups().tensor.size(), 1);
-  EXPECT_EQ(mesh.groups().sequence.size(), 1);
-  EXPECT_EQ(&mesh.groups().data, &mesh.data());
+  EXPECT_EQ(mesh.tensor().size(), 1);
+  EXPECT_EQ(mesh.sequence().size(), 1);
 }
 
 // Every way to split this world into three axes.
@@ -45,11 +44,11 @@ TEST(Mesh, RanksAreNumberedDataThenSequenceThenTensor) {
       SCOPED_TRACE(fmt::format("tensor {} sequence {}", tensor, sequence));
       const int inner = tensor * sequence;
       Mesh mesh(world, config(0, sequence, tensor), at::kCPU);
-      EXPECT_EQ(mesh.groups().tensor.size(), tensor);
-      EXPECT_EQ(mesh.groups().sequence.size(), sequence);
+      EXPECT_EQ(mesh.tensor().size(), tensor);
+      EXPECT_EQ(mesh.sequence().size(), sequence);
       EXPECT_EQ(mesh.data().size(), size / inner);
-      expect_members(mesh.groups().tensor, rank - rank % tensor, 1);
-      expect_members(mesh.groups().sequence, rank - rank % inner + rank % tensor, tensor);
+      expect_members(mesh.tensor(), rank - rank % tensor, 1);
+      expect_members(mesh.sequence(), rank - rank % inner + rank % tensor, tensor);
       expect_members(mesh.data(), rank % inner, inner);
     }
   }

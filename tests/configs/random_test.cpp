@@ -155,7 +155,6 @@ class RandomConfigs : public testing::Test {
 
   // Builds the model and, with `run`, runs it over one sequence.
   void expect_model(const configs::Config& config, bool run) {
-    const auto group = make_single_group();
     constexpr std::int64_t kVocabulary = 11;
     std::unique_ptr<Model> model;
     try {
@@ -164,7 +163,7 @@ class RandomConfigs : public testing::Test {
       // So that models are small: other numbers of classes are refused.
       constexpr std::size_t kMostClasses = 1000;
       if (inputs.class_names.size() > kMostClasses) inputs.class_names.resize(kMostClasses);
-      model = task->make_model(inputs, {*group, *group, *group});
+      model = task->make_model(inputs, at::kCPU);
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ExitCode::kConfig) << error.what();
       EXPECT_THAT(error.what(), testing::ContainsRegex("(task|model|data)[.:]"));

@@ -29,8 +29,8 @@ Batch batch_of(const configs::Config& config) {
   return batch;
 }
 
-const ModelMaker kMaker = [](const configs::Config& config, const ParallelGroups& parallel) {
-  return make_model(config, kVocabulary, parallel);
+const ModelMaker kMaker = [](const configs::Config& config, at::Device device) {
+  return make_model(config, kVocabulary, device);
 };
 
 std::vector<std::string> slow_paths(const configs::Config& config) {
@@ -244,8 +244,7 @@ std::vector<std::string> texts_of(const std::vector<PathTaken>& all) {
 
 // Of a step that runs on the CPU.
 std::vector<PathTaken> paths_of_run(const configs::Config& config, const Batch& batch) {
-  const auto one = make_single_group();
-  const auto model = make_model(config, kVocabulary, {*one, *one, *one});
+  const auto model = make_model(config, kVocabulary, at::kCPU);
   const PathRecord record;
   model->loss_sums(batch, make_noise(batch));
   return record.taken();

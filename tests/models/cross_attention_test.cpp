@@ -8,7 +8,6 @@
 
 #include "cluster/base/error.h"
 #include "model_fixture.h"
-#include "models/transformer.h"
 
 namespace birkhoff {
 namespace {
@@ -25,11 +24,9 @@ struct TwoStacks {
             "train { precision: fp64 } model { layers: 2 channels: 8 heads: 2 bias: true " +
                 model_text + " }",
             "test", settings)),
-        group(make_single_group()),
-        parallel{*group, *group, *group},
-        parameters(make_parameters(config, parallel)),
-        encoder(config, StackRole::kSourceEncoder, kVocabulary, parameters, parallel),
-        decoder(config, StackRole::kTargetDecoder, kVocabulary, parameters, parallel) {
+        parameters(make_parameters(config, at::kCPU)),
+        encoder(config, StackRole::kSourceEncoder, parameters),
+        decoder(config, StackRole::kTargetDecoder, parameters) {
     for (const Parameter& parameter : parameters.list()) {
       if (parameter.value.dim() > 1) parameter.value.detach().mul_(15);
     }
@@ -53,10 +50,8 @@ struct TwoStacks {
   }
 
   configs::Config config;
-  std::unique_ptr<ProcessGroup> group;
-  ParallelGroups parallel;
   Parameters parameters;
-  Transformer encoder, decoder;
+  TokenStack encoder, decoder;
 };
 
 Batch source_batch() {
@@ -179,11 +174,9 @@ TEST(CrossAttention, InitialValuesFollowTheDepthOfTheirStack) {
       "task { translation {} } data { corpus: 'none' sequence_length: 16 } "
       "model { layers: 3 channels: 64 heads: 2 encoder { layers: 8 } }",
       "test", {});
-  const auto group = make_single_group();
-  const ParallelGroups parallel{*group, *group, *group};
-  Parameters parameters = make_parameters(config, parallel);
-  const Transformer encoder(config, StackRole::kSourceEncoder, kVocabulary, parameters, parallel);
-  const Transformer decoder(config, StackRole::kTargetDecoder, kVocabulary, parameters, parallel);
+  Parameters parameters = make_parameters(config, at::kCPU);
+  const Stack encoder(config, StackRole::kSourceEncoder, parameters);
+  const Stack decoder(config, StackRole::kTargetDecoder, parameters);
   for (const Parameter& parameter : parameters.list()) {
     const bool encodes = parameter.name.starts_with("encoder.");
     if (!parameter.name.ends_with("attention.output.weight")) continue;
@@ -192,9 +185,9 @@ TEST(CrossAttention, InitialValuesFollowTheDepthOfTheirStack) {
   }
   // Each decoder layer: 2 T (self 4 C^2, cross 4 C^2, feed-forward 8 C^2), and the scores.
   const double T = 16, C = 64;
-  EXPECT_EQ(decoder.forward_flops(),
+  EXPECT_EQ(decoder.forward_flops(16),
             3 * (2 * T * 16 * C * C + 4 * C * (T * (T + 1) / 2) + 4 * C * T * T));
-  EXPECT_EQ(encoder.forward_flops(), 8 * (2 * T * 12 * C * C + 4 * C * T * T));
+  EXPECT_EQ(encoder.forward_flops(16), 8 * (2 * T * 12 * C * C + 4 * C * T * T));
 }
 
 // Misuse by a model is a defect of the program, not of its input.
@@ -207,7 +200,7 @@ TEST(CrossAttention, MemoriesOfOthersAreRefused) {
   EXPECT_THROW(model.decode(target.narrow(0, 1), memory), Error);
   EXPECT_THROW(model.decoder.encode(source, {}, sums), Error);
   EXPECT_THROW(model.encoder.forward(source, {}, sums, memory), Error);
-  EXPECT_THROW(model.decoder.decode_cache(3, memory), Error);
+  EXPECT_THROW(model.decoder.stack.decode_cache(3, memory), Error);
   Batch packed = source;
   packed.fields["segments"] = at::zeros({2, kSource}, at::kInt);
   EXPECT_THROW(model.encode(packed), Error);
@@ -268,9 +261,8 @@ TEST(CrossAttention, StacksHaveNoiseOfTheirOwn) {
         std::string("dropout { activation: 0.5 }"), attention + "encoder { " + attention + "}"}) {
     const TwoStacks model(dropout);
     const at::NoGradGuard no_grad;
-    Parameters parameters = make_parameters(model.config, model.parallel);
-    const Transformer single(model.config, StackRole::kEncoder, kVocabulary, parameters,
-                             model.parallel);
+    Parameters parameters = make_parameters(model.config, at::kCPU);
+    const TokenStack single(model.config, StackRole::kEncoder, parameters);
     for (const Parameter& parameter : parameters.list()) {
       parameter.value.detach().copy_(model.at("encoder." + parameter.name));
     }
@@ -292,7 +284,7 @@ TEST(CrossAttention, DecodingEqualsTheForwardPassAndRowsMove) {
   const Batch source = source_batch(), target = target_batch();
   const Memory memory = model.encode(source);
   const at::Tensor expected = model.decode(target, memory);
-  const auto cache = model.decoder.decode_cache(2, memory);
+  const auto cache = model.decoder.stack.decode_cache(2, memory);
   const at::Tensor& tokens = target.at("inputs");
   constexpr std::int64_t kMoved = 6;
   for (std::int64_t t = 0; t < kMoved; ++t) {

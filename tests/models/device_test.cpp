@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <torch/library.h>
 
-#include "models/transformer.h"
 #include "tests/attention/mechanism_cases.h"
 #include "tests/models/model_fixture.h"
 
@@ -91,11 +90,9 @@ TEST(DeviceOfTwoStacks, EverythingIsMadeWhereTheParametersAre) {
         "task { translation {} } data { corpus: 'none' sequence_length: 16 } "
         "model { layers: 2 channels: 8 heads: 2 }",
         "test", {"train.precision=bf16", std::string("train.recompute=") + recompute});
-    const auto group = make_single_group(at::kMeta);
-    const ParallelGroups parallel{*group, *group, *group};
-    Parameters parameters = make_parameters(config, parallel);
-    const Transformer encoder(config, StackRole::kSourceEncoder, kVocabulary, parameters, parallel);
-    const Transformer decoder(config, StackRole::kTargetDecoder, kVocabulary, parameters, parallel);
+    Parameters parameters = make_parameters(config, at::kMeta);
+    const TokenStack encoder(config, StackRole::kSourceEncoder, parameters);
+    const TokenStack decoder(config, StackRole::kTargetDecoder, parameters);
     Batch source = make_batch(2, 16), target = make_batch(2, 12);
     source.fields["lengths"] = at::tensor({16, 5}, at::kLong);
     source = source.to(at::kMeta);
@@ -110,7 +107,7 @@ TEST(DeviceOfTwoStacks, EverythingIsMadeWhereTheParametersAre) {
       EXPECT_TRUE(parameter.value.grad().defined() && parameter.value.grad().is_meta())
           << parameter.name;
     }
-    const auto cache = decoder.decode_cache(2, memory);
+    const auto cache = decoder.stack.decode_cache(2, memory);
     const at::Tensor tokens = target.at("inputs").select(1, 0);
     cache->select_rows(at::zeros({2}, tokens.options()));
     EXPECT_TRUE(decoder.decode_step(*cache, tokens).is_meta());

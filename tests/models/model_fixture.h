@@ -8,19 +8,18 @@
 #include <memory>
 #include <string>
 
-#include "cluster/base/collectives/process_group.h"
 #include "configs/config_io.h"
+#include "models/embeddings/token_embedding.h"
 #include "models/language_model.h"
 #include "models/text_classifier.h"
+#include "models/transformer/stack.h"
 #include "runtime/tasks/task.h"
 
 namespace birkhoff {
 
 inline constexpr std::int64_t kVocabulary = 11;
 
-// A model with the process group of one rank that it was built for.
 struct TestModel {
-  std::unique_ptr<ProcessGroup> group;
   std::unique_ptr<Model> model;
 
   LanguageModel* operator->() const { return dynamic_cast<LanguageModel*>(model.get()); }
@@ -33,12 +32,32 @@ inline TestModel make_test_model_of(const std::string& task, const std::string& 
       " } data { corpus: 'none' sequence_length: 16 } train { precision: fp64 } "
       "model { layers: 2 channels: 8 heads: 2 " +
       model_text + " }";
-  TestModel result;
-  result.group = make_single_group(device);
-  result.model = make_model(parse_config(text, "test", settings), kVocabulary,
-                            {*result.group, *result.group, *result.group});
-  return result;
+  return {make_model(parse_config(text, "test", settings), kVocabulary, device)};
 }
+
+// A stack of a model of tokens, with its embeddings.
+struct TokenStack {
+  TokenStack(const configs::Config& config, StackRole role, Parameters& parameters)
+      : embedding(config, role, kVocabulary, parameters), stack(config, role, parameters) {}
+
+  at::Tensor forward(const Batch& batch, const std::optional<NoiseKey>& noise, NamedSums& sums,
+                     const Memory& memory = {}) const {
+    SequenceContext context = token_context(batch);
+    context.memory = memory;
+    return stack.forward(embedding(batch, noise), context, noise, sums);
+  }
+  Memory encode(const Batch& batch, const std::optional<NoiseKey>& noise, NamedSums& sums) const {
+    return stack.encode(embedding(batch, noise), token_context(batch), noise, sums);
+  }
+  at::Tensor decode_step(DecodeCache& cache, const at::Tensor& tokens_B) const {
+    const at::Tensor tokens_BT = tokens_B.unsqueeze(1);
+    return stack.decode_step(cache,
+                             embedding.embed(tokens_BT, at::full_like(tokens_BT, cache.length())));
+  }
+
+  TokenEmbedding embedding;
+  Stack stack;
+};
 
 // Two layers, 8 channels, 2 heads, 16 tokens, fp64. `settings` may change any of these.
 inline TestModel make_test_model(const std::string& model_text,

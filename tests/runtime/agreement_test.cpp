@@ -92,8 +92,7 @@ TEST(Agreement, NamesAFlippedCentroid) {
       "channels: 8 heads: 2 attention { group { mechanism { routing { clusters: 4 } } } } }",
       "test", {});
   run_ranks(3, [&](ProcessGroup& group) {
-    const auto alone = make_single_group();
-    const auto model = make_model(config, 11, {*alone, *alone, *alone});
+    const auto model = make_model(config, 11, at::kCPU);
     Agreement agreement(group, model_shards(*model), fmt::format("node{}", group.rank()));
     const TrainState state{20, 240, 1000, 0, false, {}};
     EXPECT_EQ(agreement.find_difference(state), "");

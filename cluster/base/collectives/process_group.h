@@ -143,11 +143,4 @@ class ProcessGroup {
 // A group of one: every operation is the identity. For commands and models that use no parallelism.
 std::unique_ptr<ProcessGroup> make_single_group(at::Device device = at::kCPU);
 
-// The groups that models and mechanisms may communicate over; size 1 where an axis is unused.
-struct ParallelGroups {
-  ProcessGroup& data;
-  ProcessGroup& tensor;
-  ProcessGroup& sequence;
-};
-
 }  // namespace birkhoff

@@ -1,0 +1,55 @@
+// Embeddings of tokens and of their positions, the input of a stack of layers.
+//
+// Legend: B batch, T tokens, C channels, E columns of the embedding table, V vocabulary.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "cluster/base/random/philox.h"
+#include "data/batch/batch.h"
+#include "models/transformer/layers.h"
+#include "models/transformer/transformer_layer.h"
+
+namespace birkhoff::configs {
+class Config;
+}
+
+namespace birkhoff {
+
+class TokenEmbedding {
+ public:
+  // config must be resolved. `parameters` must outlive it; names begin with stack_prefix(role).
+  TokenEmbedding(const configs::Config& config, StackRole role, std::int64_t vocabulary,
+                 Parameters& parameters);
+
+  // [B, T, C], in the dtype of the parameters, for the tokens in field::kInputs and, if the batch
+  // has them, their positions. With noise: after dropout. Error(kData) if T is above
+  // data.sequence_length.
+  at::Tensor operator()(const Batch& batch, const std::optional<NoiseKey>& noise) const;
+  // The same for int64 tokens at int64 positions, without dropout. Undefined positions are
+  // 0, 1, 2, ...
+  at::Tensor embed(const at::Tensor& tokens_BT, const at::Tensor& positions_BT) const;
+
+  // [V, E], where E is embedding_width() of the model.
+  const at::Tensor& weight_VE() const { return weight_VE_; }
+  // Forward FLOPs of one token.
+  double flops() const { return up_ ? up_->flops() : 0; }
+
+ private:
+  const Parameters& parameters_;
+  StackRole role_;
+  std::int64_t sequence_length_;
+  double scale_;
+  float dropout_;
+  // No positions: undefined. E is C unless the embedding is factorized.
+  at::Tensor weight_VE_, positions_TC_;
+  std::optional<Linear> up_;  // from E to C
+};
+
+// What a batch of tokens says about its sequences: documents and lengths.
+SequenceContext token_context(const Batch& batch);
+
+}  // namespace birkhoff

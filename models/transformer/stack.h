@@ -1,0 +1,70 @@
+// A stack of pre-norm layers with a final norm: what all models have in common, whatever their
+// inputs and outputs are.
+//
+// Legend: B batch, T tokens, S tokens of the memory, C channels.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/decoder.h"
+#include "models/transformer/layers.h"
+#include "models/transformer/transformer_layer.h"
+
+namespace birkhoff::configs {
+class Config;
+}
+
+namespace birkhoff {
+
+// No parameters yet: their device, dtypes (train.precision) and seed.
+Parameters make_parameters(const configs::Config& config, at::Device device);
+
+class Stack {
+ public:
+  // config must be resolved. `parameters` must outlive it; names begin with stack_prefix(role).
+  // Error(kConfig) if a mechanism does not fit its place in the stack.
+  Stack(const configs::Config& config, StackRole role, Parameters& parameters);
+
+  // The outputs [B, T, C] of the final norm, in the compute dtype, for inputs x [B, T, C] in the
+  // dtype of the parameters. Outputs of padding have no meaning. Appends the layers' sums. Only a
+  // kTargetDecoder reads a memory: Error(kInternal).
+  at::Tensor forward(const at::Tensor& x_BTC, const SequenceContext& context,
+                     const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+  // The outputs of a kSourceEncoder as a memory for a kTargetDecoder. No segments.
+  Memory encode(const at::Tensor& x_BSC, const SequenceContext& context,
+                const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+
+  // As in models/decoder.h, except that a step takes inputs x [B, 1, C] and returns outputs of that
+  // shape. `memory`: as in forward().
+  std::unique_ptr<DecodeCache> decode_cache(std::int64_t batch, const Memory& memory = {}) const;
+  at::Tensor decode_step(DecodeCache& cache, const at::Tensor& x_BTC) const;
+
+  // Of one sequence of `num_tokens`; a memory has as many.
+  double forward_flops(std::int64_t num_tokens) const;
+  std::vector<Figure> figures() const;
+  std::vector<std::string> warnings() const;
+
+ private:
+  // Error(kInternal) if this stack does not read such a memory.
+  void check_memory(const Memory& memory, std::int64_t batch) const;
+  at::Tensor run_layers(const at::Tensor& x_BTC, const SequenceContext& context,
+                        const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+  ResidualStream forward_recomputed(const TransformerLayer& layer, const ResidualStream& stream,
+                                    const SequenceContext& context,
+                                    const std::optional<NoiseKey>& noise, NamedSums& sums) const;
+  at::Tensor normed(const ResidualStream& stream) const;
+
+  const Parameters& parameters_;
+  StackRole role_;
+  bool recompute_;
+  std::vector<TransformerLayer> layers_;
+  std::optional<LayerNorm> final_norm_;
+};
+
+}  // namespace birkhoff
