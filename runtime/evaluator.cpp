@@ -15,11 +15,8 @@
 namespace birkhoff {
 
 std::string EvaluationPlan::withheld() const {
-  if (!targets || (targets->no_bytes.empty() && targets->no_words.empty())) return "";
-  if (targets->no_words.empty())
-    return fmt::format("{}: no bits per byte: {}", split, targets->no_bytes);
-  return fmt::format("{}: no bits per byte and no perplexity per word: {}", split,
-                     targets->no_words);
+  const std::string why = targets ? targets->withheld() : "";
+  return why.empty() ? "" : fmt::format("{}: {}", split, why);
 }
 
 std::string no_targets_text(const std::string& split) {
@@ -80,9 +77,8 @@ std::optional<Evaluation> Evaluator::run(const std::function<bool()>& stops) {
   result.tokens = std::llround(totals[kTokens]);
   result.loss = nats / count;
   if (plan_.targets) {
-    require(std::llround(count) == plan_.targets->tokens, "the targets that were counted");
-    result.bits_per_byte = plan_.targets->bits_per_byte(nats);
-    result.bytes = plan_.targets->bytes;
+    require(std::llround(count) == plan_.targets->count(), "the targets that were counted");
+    result.task = plan_.targets->figures(nats);
   }
   result.figures = figures_.values(totals.data() + kFigures, count);
   return result;
@@ -96,8 +92,8 @@ std::unique_ptr<Evaluator> make_evaluator(const Task& task, const configs::Evalu
   plan.micro_batch = what.micro_batch();
   plan.num_sequences = plan.all_sequences = source->num_samples();
   if (what.sequences() > 0) plan.num_sequences = std::min(plan.all_sequences, what.sequences());
-  plan.targets = task.target_counts(corpus, plan.split, plan.num_sequences);
-  if (plan.targets && plan.targets->tokens == 0) return nullptr;
+  plan.targets = task.evaluation_targets(corpus, plan.split, plan.num_sequences);
+  if (plan.targets->count() == 0) return nullptr;
   return std::make_unique<Evaluator>(
       model, group, std::move(plan),
       [source](std::int64_t begin, std::int64_t end) { return read_samples(*source, begin, end); });

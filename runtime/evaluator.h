@@ -14,10 +14,10 @@
 
 #include "cluster/base/collectives/process_group.h"
 #include "data/batch/batch.h"
-#include "data/loader/target_counts.h"
 #include "models/model.h"
 #include "runtime/reporting/figure_sums.h"
 #include "runtime/reporting/reports.h"
+#include "runtime/tasks/targets.h"
 
 namespace birkhoff::configs {
 class Evaluate;
@@ -31,12 +31,12 @@ class Task;
 // What is evaluated.
 struct EvaluationPlan {
   std::string split;
-  std::int64_t num_sequences = 0;         // sequences read, from the split's start
-  std::int64_t micro_batch = 0;           // sequences per forward pass
-  std::optional<TargetCounts> targets{};  // what its targets stand for; unset: they are not text
-  std::int64_t all_sequences = 0;         // sequences in the split
+  std::int64_t num_sequences = 0;          // sequences read, from the split's start
+  std::int64_t micro_batch = 0;            // sequences per forward pass
+  std::shared_ptr<const Targets> targets;  // null: only the loss is reported
+  std::int64_t all_sequences = 0;          // sequences in the split
 
-  // Why figures of the text cannot be computed, in one line; empty: they can.
+  // Which figures cannot be computed, and why, in one line; empty: all can.
   std::string withheld() const;
 };
 

@@ -15,7 +15,7 @@
 #include "runtime/checkpoint/finite_state.h"
 #include "runtime/checkpoint/run_folder.h"
 #include "runtime/optimizers/optimizer.h"
-#include "runtime/reporting/metrics.h"
+#include "runtime/reporting/reporter.h"
 
 namespace birkhoff {
 
@@ -70,7 +70,7 @@ std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint) {
 RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world,
                                CheckpointHeader header, std::vector<TensorPart> shards,
                                std::optional<std::int64_t> newest, RunFolder* folder,
-                               Metrics* metrics)
+                               const Reporter& reporter)
     : writer_(writer),
       world_(world),
       header_(std::move(header)),
@@ -79,7 +79,7 @@ RunCheckpoints::RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world,
       newest_(newest),
       newest_begun_(newest),
       folder_(folder),
-      metrics_(metrics) {}
+      reporter_(reporter) {}
 
 double RunCheckpoints::expected_save_seconds() const {
   return save_seconds_ > 0 ? save_seconds_ : static_cast<double>(bytes_) / kGuessedBytesPerSecond;
@@ -100,7 +100,7 @@ void RunCheckpoints::save(const TrainState& state) {
   }
   require_space();
   write_state(state, header_);
-  if (metrics_ != nullptr) header_.set_metrics_bytes(metrics_->lines_bytes());
+  header_.set_metrics_bytes(reporter_.metrics_bytes());
   writer_.save(header_, shards_);
   confirmed_ = false;
   newest_begun_ = state.step;
@@ -180,7 +180,6 @@ void RunCheckpoints::note(Clock::time_point start, bool committed) {
   save_seconds_ = std::max(save_seconds_, seconds);
   if (folder_ == nullptr) return;
   folder_->note_checkpoint();
-  if (metrics_ != nullptr) metrics_->clear_bar();
   log_info("saved step {}: stall {:.1f} ms, written in {:.2f} s", header_.step(),
            std::chrono::duration<double, std::milli>(stall_).count(), seconds);
 }

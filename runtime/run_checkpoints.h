@@ -19,9 +19,9 @@
 
 namespace birkhoff {
 
-class Metrics;
 class Model;
 class Optimizer;
+class Reporter;
 class RunFolder;
 
 // A model's parameters and statistics, as views of live memory. Owner: rank 0.
@@ -35,11 +35,11 @@ std::string cure_of_divergence(std::optional<std::int64_t> newest_checkpoint);
 class RunCheckpoints {
  public:
   // header: the fields that do not change (run, config, ranks, corpus, tokenizer). newest: step of
-  // the checkpoint that the run resumes from, if any. folder and metrics are rank 0's, null on
-  // other ranks. Collective over the world.
+  // the checkpoint that the run resumes from, if any. folder is rank 0's, null on other
+  // ranks. Collective over the world.
   RunCheckpoints(CheckpointWriter& writer, ProcessGroup& world, CheckpointHeader header,
                  std::vector<TensorPart> shards, std::optional<std::int64_t> newest,
-                 RunFolder* folder, Metrics* metrics);
+                 RunFolder* folder, const Reporter& reporter);
 
   // Checks before training that a save fits on the disk: if not, Error(kStorage), on all ranks,
   // with the sizes. Warns if a save fits but the checkpoints to keep do not. Collective over the
@@ -91,7 +91,7 @@ class RunCheckpoints {
   const std::int64_t bytes_;  // of a checkpoint, all ranks' files together
   std::optional<std::int64_t> newest_, newest_begun_;
   RunFolder* folder_;
-  Metrics* metrics_;
+  const Reporter& reporter_;
   bool confirmed_ = true;  // the last save is confirmed, or there was none
   // Of the running save.
   Clock::time_point save_start_;

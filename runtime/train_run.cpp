@@ -31,7 +31,7 @@
 #include "runtime/device_prefetcher.h"
 #include "runtime/optimizers/schedule.h"
 #include "runtime/reporting/progress.h"
-#include "runtime/reporting/run_history.h"
+#include "runtime/reporting/reporter.h"
 #include "runtime/run_checks.h"
 #include "runtime/tasks/task.h"
 
@@ -135,11 +135,95 @@ JobStart job_start(const std::string& id, const World& world, std::int64_t step,
   return start;
 }
 
+// A run's folder, and where training starts in it. The same on all ranks.
+struct OpenedRun {
+  std::optional<RunFolder> folder;  // of rank 0, which holds the run's lock
+  std::string id;
+  std::string resume_path;  // empty: training starts from nothing
+};
+
+// Opens the folder on rank 0, which decides where to start after all ranks have verified the
+// checkpoint, and this rank's log in it. Collective over the world.
+OpenedRun open_run(const RunPaths& paths, std::uint64_t seed, bool fresh, World& world, Log& log) {
+  OpenedRun run;
+  SharedVerification verification(world.group());
+  if (world.rank() == 0) {
+    run.folder.emplace(paths.root, seed, fresh);
+    const auto found = run.folder->find_resume_point(
+        [&](const CheckpointFolder& checkpoint) { return verification.verify(checkpoint); });
+    if (found) run.resume_path = found->path.string();
+    run.id = run.folder->id();
+    verification.finish();
+  } else {
+    verification.help();
+  }
+  // This also tells the other ranks that the folder exists.
+  run.id = world.group().broadcast_bytes(run.id, 0, "identity of the run");
+  run.resume_path = world.group().broadcast_bytes(run.resume_path, 0, "checkpoint to resume from");
+  check_shared_folder(world.group(), world.host(), paths, run.id);
+  log.open(paths.log(world.rank()).string());
+  return run;
+}
+
+// What training starts from.
+struct StartState {
+  TrainState train;
+  std::optional<configs::Config> before;  // of the checkpoint that it resumes from
+  std::int64_t metrics_bytes = 0;         // of metrics.jsonl when that was saved
+};
+
+// Loads the checkpoint into `shards`, if there is one.
+StartState load_start(const std::string& resume_path, const configs::Config& config,
+                      const Corpus& corpus, std::vector<TensorPart>& shards) {
+  StartState start;
+  if (config.train().precision() == configs::Train::fp16) {
+    start.train.loss_scale.value = LossScale::kInitial;
+  }
+  if (resume_path.empty()) return start;
+  const CheckpointFolder checkpoint = open_checkpoint(resume_path);
+  check_resumable(checkpoint, config, corpus);
+  load_checkpoint(checkpoint, shards);
+  read_state(checkpoint.manifest, start.train);
+  start.metrics_bytes = checkpoint.manifest.metrics_bytes();
+  start.before = checkpoint.manifest.config();
+  return start;
+}
+
+// Warnings that the user must see at the start.
+void warn_at_start(const configs::Config& config, const Task& task, const Corpus& corpus,
+                   const Model& model, std::int64_t vocabulary, const SampleSource& source,
+                   const StartState& start, const ProcessGroup& group) {
+  for (const std::string& warning : model.warnings()) log_warning("{}", warning);
+  warn_of_settings(config, source.num_samples());
+  if (const std::string cut = task.cut_texts(corpus, kTrainSplit); !cut.empty()) {
+    log_warning("{}", cut);
+  }
+  warn_of_idle_ranks(config, group.size());
+  const std::int64_t rows =
+      rank_share(config.train().global_batch(), config.train().invariant().shards(), group.rank(),
+                 group.size())
+          .size();
+  for (const std::string& line :
+       slow_attention_paths(config, vocabulary, source.make_batch(rows))) {
+    log_warning("attention: {}", line);
+  }
+  if (start.before) {
+    warn_of_rate_jump(start.before->train(), config.train(), start.train.step + 1);
+    if (config.checkpoint().keep_best())
+      warn_of_other_losses(start.before->evaluate(), config.evaluate());
+  }
+  if (config.train().precision() == configs::Train::fp16 && group.device().is_cpu()) {
+    log_warning(
+        "train.precision: fp16 is many times slower than fp32 on CPUs, which multiply it in "
+        "software; bf16 is the fast choice");
+  }
+}
+
 // resumed_from: set to the step that the run resumed from. history: made where training begins, on
 // rank 0.
-Outcome run_logged(const configs::Config& config, const std::filesystem::path& run_folder,
-                   bool fresh, World& world, const RunHooks& hooks, Log& log,
-                   std::int64_t& resumed_from, std::optional<RunHistory>& history) {
+Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fresh, World& world,
+                   const RunHooks& hooks, Log& log, std::int64_t& resumed_from,
+                   std::optional<RunHistory>& history) {
   check_same_config(world.group(), config);
   const at::Device device = config.device() == configs::Config::cuda
                                 ? cuda_device(world.local_rank())
@@ -156,63 +240,28 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
       [&](const Diagnosis& diagnosis) {
         log.write_to_file(LogLevel::kError, diagnosis.text);
         if (world.rank() == 0) {
-          note_lost_job(RunPaths{run_folder}.history(), RunPaths{run_folder}.status(), id,
-                        static_cast<int>(diagnosis.code), diagnosis.text);
+          note_lost_job(paths.history(), paths.status(), id, static_cast<int>(diagnosis.code),
+                        diagnosis.text);
         }
         hooks.on_hang(diagnosis);
       },
       [&](const SlowRank& slow) {
-        const std::string problem =
-            note_slow_rank(RunPaths{run_folder}.history(), id, {unix_seconds(), slow});
+        const std::string problem = note_slow_rank(paths.history(), id, {unix_seconds(), slow});
         if (!problem.empty()) log_warning("{}", problem);
       });
   const Corpus corpus(config.data().corpus());
   check_same_corpus(world.group(), corpus);
-
-  // Rank 0 holds the folder and decides where to start, after all have verified the checkpoint; the
-  // broadcast also tells the other ranks that the folder exists.
-  std::optional<RunFolder> folder;
-  std::string resume_path, run_id;
-  SharedVerification verification(world.group());
-  if (world.rank() == 0) {
-    folder.emplace(run_folder, config.train().seed(), fresh);
-    const auto found = folder->find_resume_point(
-        [&](const CheckpointFolder& checkpoint) { return verification.verify(checkpoint); });
-    if (found) resume_path = found->path.string();
-    run_id = folder->id();
-    verification.finish();
-  } else {
-    verification.help();
-  }
-  run_id = world.group().broadcast_bytes(run_id, 0, "identity of the run");
-  resume_path = world.group().broadcast_bytes(resume_path, 0, "checkpoint to resume from");
-  const RunPaths paths{run_folder};
-  check_shared_folder(world.group(), world.host(), paths, run_id);
-  log.open(paths.log(world.rank()).string());
+  OpenedRun run = open_run(paths, config.train().seed(), fresh, world, log);
 
   const std::unique_ptr<Task> task = make_task(config);
   const ModelInputs inputs = task->inputs(corpus, kTrainSplit);
-  const std::unique_ptr<Model> model = task->make_model(inputs, mesh.groups());
+  const std::unique_ptr<Model> model = task->make_model(inputs, group.device());
   GradBuckets buckets(model->parameters(), group, config.train().bucket_elements(),
                       config.train().invariant().shards(), config.train().zero_stage());
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config.train().optimizer(), buckets);
   std::vector<TensorPart> shards = training_shards(*model, *optimizer, world.size());
-
-  TrainState state;
-  if (config.train().precision() == configs::Train::fp16) {
-    state.loss_scale.value = LossScale::kInitial;
-  }
-  std::optional<configs::Config> before;  // the checkpoint's
-  std::int64_t metrics_bytes = 0;
-  if (!resume_path.empty()) {
-    const CheckpointFolder checkpoint = open_checkpoint(resume_path);
-    check_resumable(checkpoint, config, corpus);
-    load_checkpoint(checkpoint, shards);
-    const configs::CheckpointManifest& manifest = checkpoint.manifest;
-    read_state(manifest, state);
-    metrics_bytes = manifest.metrics_bytes();
-    before = manifest.config();
-  }
+  StartState start = load_start(run.resume_path, config, corpus, shards);
+  TrainState& state = start.train;
   resumed_from = state.step;
   activity.enter(Phase::kStart, state.step);
   if (state.step >= config.train().steps() && !state.evaluation_due) {
@@ -222,7 +271,7 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
         Metrics(make_metrics_options(config, paths, state)).close();
       }
       log_info("{}: is at step {}, and train.steps = {}: nothing to do; raise it to continue",
-               run_folder.string(), state.step, config.train().steps());
+               paths.root.string(), state.step, config.train().steps());
     }
     return Outcome::kDone;
   }
@@ -232,38 +281,17 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   if (world.rank() == 0) {
     history.emplace(paths.history(), paths.status(), job_start(id, world, state.step, host_of_rank),
                     config.train().steps());
-    log_info("{}: {} at step {} of {}; {}, {}", run_folder.string(),
-             resume_path.empty() ? "starts" : "resumes", state.step, config.train().steps(),
+    log_info("{}: {} at step {} of {}; {}, {}", paths.root.string(),
+             run.resume_path.empty() ? "starts" : "resumes", state.step, config.train().steps(),
              counted(model->parameters().num_elements(), "parameter"),
              counted(world.size(), "rank"));
     log_info("optimizer state: {} on this rank, {}", counted(optimizer_bytes(shards), "byte"),
-             buckets.sliced() ? fmt::format("one of {} slices (train.zero_stage)", world.size())
+             buckets.sliced() ? fmt::format("one of {} slices (train.zero_stage)", group.size())
                               : "all of it");
     log_info("memory before the first step: {}", memory_report(device));
-    for (const std::string& warning : model->warnings()) log_warning("{}", warning);
-    warn_of_settings(config, source->num_samples());
-    if (const std::string cut = task->cut_texts(corpus, kTrainSplit); !cut.empty()) {
-      log_warning("{}", cut);
-    }
-    warn_of_idle_ranks(config, group.size());
-    const std::int64_t rows =
-        rank_share(config.train().global_batch(), config.train().invariant().shards(), group.rank(),
-                   group.size())
-            .size();
-    for (const std::string& line :
-         slow_attention_paths(config, inputs.vocabulary, source->make_batch(rows))) {
-      log_warning("attention: {}", line);
-    }
-    if (before) warn_of_rate_jump(before->train(), config.train(), state.step + 1);
-    if (before && config.checkpoint().keep_best())
-      warn_of_other_losses(before->evaluate(), config.evaluate());
-    if (config.train().precision() == configs::Train::fp16 && device.is_cpu()) {
-      log_warning(
-          "train.precision: fp16 is many times slower than fp32 on CPUs, which multiply it in "
-          "software; bf16 is the fast choice");
-    }
+    warn_at_start(config, *task, corpus, *model, inputs.vocabulary, *source, start, group);
     write_file_durably(paths.config().string(), config_text(config));
-    folder->cut_metrics(metrics_bytes);
+    run.folder->cut_metrics(start.metrics_bytes);
   }
 
   TrainLoader loader(std::move(source), make_loader_options(config, group.rank(), group.size()),
@@ -272,42 +300,45 @@ Outcome run_logged(const configs::Config& config, const std::filesystem::path& r
   const std::unique_ptr<Evaluator> evaluator =
       evaluator_of_run(*task, config.evaluate(), corpus, *model, group);
 
-  std::optional<Metrics> metrics;
-  if (world.rank() == 0) metrics.emplace(make_metrics_options(config, paths, state));
-  StepLog step_log(config.metrics().every(), config.train().steps());
+  std::optional<Metrics> metrics;  // of rank 0
+  std::unique_ptr<Reporter> reporter;
+  if (world.rank() == 0) {
+    metrics.emplace(make_metrics_options(config, paths, state));
+    reporter = std::make_unique<RunReporter>(*metrics, *history);
+  } else {
+    reporter = std::make_unique<StepLog>(config.metrics().every(), config.train().steps());
+  }
   std::vector<std::filesystem::path> tokenizer_files;
   if (!corpus.tokenizer_file().empty()) tokenizer_files.push_back(corpus.tokenizer_file());
   CheckpointWriter writer(paths.checkpoints(),
                           {config.checkpoint().keep(), config.checkpoint().keep_best()},
-                          tokenizer_files, world.group(), [&] { folder->lease().check(); });
+                          tokenizer_files, world.group(), [&] { run.folder->lease().check(); });
   // Over the world, because hashes are taken and compared on hosts, and all ranks hold the same
   // while the other axes of the mesh are 1.
   Agreement agreement(world.group(), shards, world.host());
   RunCheckpoints checkpoints(writer, world.group(),
-                             make_header(config, corpus, inputs, run_id, world.size()), shards,
-                             resume_path.empty() ? std::nullopt : std::optional(resumed_from),
-                             folder ? &*folder : nullptr, metrics ? &*metrics : nullptr);
-
+                             make_header(config, corpus, inputs, run.id, world.size()), shards,
+                             run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),
+                             run.folder ? &*run.folder : nullptr, *reporter);
   checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,
-                   evaluator.get(), &checkpoints, metrics ? &*metrics : nullptr, &step_log,
-                   history ? &*history : nullptr, &agreement, &activity});
+                   *reporter, activity, evaluator.get(), &checkpoints, &agreement});
   const Outcome outcome = trainer.run(state);
   if (world.rank() != 0) return outcome;
-  // Such a job would come back for ever.
+  // Such a job would be requeued again and again.
   if (outcome == Outcome::kRequeue && hooks.stop.by_time_limit() &&
       checkpoints.newest().value_or(0) <= resumed_from) {
     fail(ExitCode::kUsage,
          "{}: the job's time limit is too short for a step and a save after step {}: give the job "
          "more time",
-         run_folder.string(), resumed_from);
+         paths.root.string(), resumed_from);
   }
   history->saved(checkpoints.newest().value_or(0), checkpoints.save_seconds());
   metrics->close();
   log_info("memory: {}", memory_report(device));
   if (outcome == Outcome::kDone) {
-    log_info("{}: finished: {}, {}; checkpoint {}", run_folder.string(),
+    log_info("{}: finished: {}, {}; checkpoint {}", paths.root.string(),
              counted(state.step, "step"), metrics->summary(),
              (paths.checkpoints() / step_name(state.step)).string());
   }
@@ -334,6 +365,7 @@ void check_run(const configs::Config& config, const Corpus& corpus,
 
 Outcome run_training(const configs::Config& config, const std::filesystem::path& run_folder,
                      bool fresh, World& world, const RunHooks& hooks) {
+  const RunPaths paths{run_folder};
   Log log(world.rank());
   std::optional<RunHistory> history;
   const auto note_end = [&](ExitCode code, const std::string& reason) {
@@ -345,7 +377,7 @@ Outcome run_training(const configs::Config& config, const std::filesystem::path&
     for (int num_restores = 0;;) {
       const std::int64_t before = resumed_from;
       const Outcome outcome =
-          run_logged(config, run_folder, fresh, world, hooks, log, resumed_from, history);
+          run_logged(config, paths, fresh, world, hooks, log, resumed_from, history);
       switch (outcome) {
         case Outcome::kDone:
           note_end(ExitCode::kOk, "finished");

@@ -22,7 +22,7 @@ bool is_due(std::int64_t step, std::int64_t every) { return every > 0 && step % 
 Trainer::Trainer(TrainerParts parts)
     : parts_(std::move(parts)),
       step_(parts_.config.train(), parts_.model, parts_.group, parts_.world, parts_.buckets,
-            parts_.optimizer, parts_.activity),
+            parts_.optimizer, &parts_.activity),
       clock_(parts_.group.device()) {}
 
 Outcome Trainer::run(TrainState& state) {
@@ -38,7 +38,7 @@ Outcome Trainer::run(TrainState& state) {
     return end(state, false, divergence);
   }
   for (bool save_due = false;;) {
-    enter(Phase::kStep, state.step + 1);
+    parts_.activity.enter(Phase::kStep, state.step + 1);
     const StepResult result = step(state);
     if (result.abandoned) {
       const std::string divergence = find_divergence(state, true);
@@ -48,11 +48,7 @@ Outcome Trainer::run(TrainState& state) {
       return end(state, true, divergence);
     }
     if (parts_.checkpoints != nullptr) parts_.checkpoints->require_folder();
-    if (parts_.metrics != nullptr) {
-      parts_.metrics->step(result.report, result.tokens);
-    } else if (parts_.step_log != nullptr) {
-      parts_.step_log->step(result.report, result.tokens);
-    }
+    parts_.reporter.step(result.report, result.tokens);
 
     // Between steps: all ranks are here, at the same step.
     const bool last = state.step == config.train().steps();
@@ -60,10 +56,8 @@ Outcome Trainer::run(TrainState& state) {
     if (parts_.checkpoints != nullptr) {
       if (result.applied) parts_.checkpoints->confirm();
       parts_.checkpoints->poll();
-    }
-    if (parts_.history != nullptr) {
-      note_saved();
-      parts_.history->step(state.step, result.report.step_ms, result.tokens);
+      parts_.reporter.saved(parts_.checkpoints->newest().value_or(0),
+                            parts_.checkpoints->save_seconds());
     }
     // A request to stop leaves little time: the resumed run makes the evaluation.
     state.evaluation_due = last || is_due(state.step, config.evaluate().every());
@@ -130,7 +124,6 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   state.consumed += batch_->global_size;
   if (sums.finite() && !sums.has_targets) {
     if (parts_.world.rank() == 0 && !warned_of_targets_) {
-      if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
       log_warning(
           "step {}: no token of its batch is a target, so it changes nothing (said once; such "
           "lines of metrics.jsonl have no loss)",
@@ -143,7 +136,6 @@ Trainer::StepResult Trainer::step(TrainState& state) {
     if (train.precision() == configs::Train::fp16) state.loss_scale.keep();
   } else if (scale_overflows(sums, state.loss_scale)) {
     state.loss_scale.shrink();
-    if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
     if (parts_.world.rank() == 0) {
       log_info("step {}: gradients overflow fp16 with the loss scale {}: skipped, now {}",
                state.step, scale, state.loss_scale.value);
@@ -163,7 +155,7 @@ Trainer::StepResult Trainer::step(TrainState& state) {
   result.report.loader_wait_ms = parts_.feed.waited_ms() - waited_ms;
   clock_.end();
   result.report.step_ms = clock_.step_ms();
-  if (parts_.activity != nullptr) parts_.activity->count_step(clock_.times(), batch_->size());
+  parts_.activity.count_step(clock_.times(), batch_->size());
   return result;
 }
 
@@ -198,7 +190,6 @@ void Trainer::count_skipped(TrainState& state, const GradientSums& sums) const {
          state.step, what, state.skipped, configs::Train::NonFinite_Name(train.non_finite()),
          train.max_skipped(), cure());
   }
-  if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
   if (parts_.world.rank() == 0) {
     log_warning("step {}: not finite: {}; skipped ({} in a row)", state.step, what, state.skipped);
   }
@@ -215,19 +206,13 @@ std::string Trainer::find_divergence(const TrainState& state, bool stop) {
   }
   if (parts_.checkpoints == nullptr || !has_stepped_) return "";
   // Uses the same sequences again: a batch that cannot be read must not keep the run from saving.
-  enter(Phase::kSave, state.step);
+  parts_.activity.enter(Phase::kSave, state.step);
   int asked = 0;  // before the micro-batches, and before each
   const GradientSums sums =
       sum_gradients(state.step + 1, state.loss_scale, [&] { return stop && ++asked > 2; });
   if (sums.finite() || scale_overflows(sums, state.loss_scale)) return "";
   return fmt::format("its parameters give values that are not finite: {}",
                      sums.describe_non_finite());
-}
-
-void Trainer::note_saved() {
-  if (parts_.checkpoints == nullptr) return;
-  parts_.history->saved(parts_.checkpoints->newest().value_or(0),
-                        parts_.checkpoints->save_seconds());
 }
 
 std::string Trainer::cure() const {
@@ -237,17 +222,15 @@ std::string Trainer::cure() const {
 
 bool Trainer::evaluate(TrainState& state) {
   if (parts_.evaluator != nullptr) {
-    enter(Phase::kEvaluate, state.step);
+    parts_.activity.enter(Phase::kEvaluate, state.step);
     const std::optional<Evaluation> evaluation = parts_.evaluator->run([this] {
-      if (parts_.activity != nullptr) parts_.activity->tick();
+      parts_.activity.tick();
       return any_asks_to_stop();
     });
     if (!evaluation) return false;
     state.held_out_loss = evaluation->loss;
     if (parts_.checkpoints != nullptr) parts_.checkpoints->require_folder();
-    if (parts_.metrics != nullptr) {
-      parts_.metrics->evaluation(state.step, parts_.evaluator->plan().split, *evaluation);
-    }
+    parts_.reporter.evaluation(state.step, parts_.evaluator->plan().split, *evaluation);
   }
   state.evaluation_due = false;
   return true;
@@ -273,7 +256,7 @@ bool Trainer::is_unsaved(const TrainState& state) const {
 }
 
 void Trainer::begin_save(const TrainState& state) {
-  enter(Phase::kSave, state.step);
+  parts_.activity.enter(Phase::kSave, state.step);
   parts_.checkpoints->save(state);
 }
 
@@ -281,7 +264,6 @@ bool Trainer::ranks_agree(const TrainState& state) {
   if (parts_.agreement == nullptr) return true;
   const std::string difference = parts_.agreement->find_difference(state);
   if (difference.empty()) return true;
-  if (parts_.metrics != nullptr) parts_.metrics->clear_bar();
   if (parts_.checkpoints != nullptr) parts_.checkpoints->finish();  // a running save
   constexpr const char* kCure =
       "faulty memory, CPU or network: test the hosts and exclude the faulty one";
@@ -296,10 +278,6 @@ bool Trainer::ranks_agree(const TrainState& state) {
                 kCure);
   }
   return false;
-}
-
-void Trainer::enter(Phase phase, std::int64_t step) {
-  if (parts_.activity != nullptr) parts_.activity->enter(phase, step);
 }
 
 }  // namespace birkhoff

@@ -16,8 +16,7 @@
 #include "runtime/evaluator.h"
 #include "runtime/gradients/grad_buckets.h"
 #include "runtime/optimizers/optimizer.h"
-#include "runtime/reporting/metrics.h"
-#include "runtime/reporting/run_history.h"
+#include "runtime/reporting/reporter.h"
 #include "runtime/reporting/step_clock.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/step_graph.h"
@@ -47,13 +46,11 @@ struct TrainerParts {
   GradBuckets& buckets;
   Optimizer& optimizer;
   StopRequest& stop;                      // of this process
+  Reporter& reporter;                     // of this rank
+  Activity& activity;                     // of this rank, for the watchdog
   Evaluator* evaluator = nullptr;         // null: no evaluation
   RunCheckpoints* checkpoints = nullptr;  // null: nothing is saved
-  Metrics* metrics = nullptr;             // rank 0's; null: nothing is reported
-  StepLog* step_log = nullptr;            // for ranks without metrics; null: they report nothing
-  RunHistory* history = nullptr;          // rank 0's; null: none is kept
   Agreement* agreement = nullptr;         // null: ranks are not compared
-  Activity* activity = nullptr;           // null: no watchdog
 };
 
 class Trainer {
@@ -98,12 +95,10 @@ class Trainer {
   // time is short: each rank computes only one micro-batch.
   std::string find_divergence(const TrainState& state, bool stop);
   std::string cure() const;  // for a divergence; the end of messages
-  void note_saved();         // the newest checkpoint, in the history
   // Call when this process has no more steps to do. `divergence`: from find_divergence().
   Outcome end(const TrainState& state, bool stop, const std::string& divergence);
   // Returns false if the ranks differ and the run must go back to its last checkpoint.
   bool ranks_agree(const TrainState& state);
-  void enter(Phase phase, std::int64_t step);
 
   TrainerParts parts_;
   std::optional<Batch> batch_;  // the last that came

@@ -58,8 +58,10 @@ struct EvaluationReport {
   const EvaluationPlan& plan;
   const Evaluation& result;
 
-  double perplexity() const { return std::exp(result.loss); }
-  double nats() const { return result.loss * static_cast<double>(plan.targets->tokens); }
+  // In addition to those in `result`.
+  TaskFigures details() const {
+    return plan.targets->details(result.loss * static_cast<double>(plan.targets->count()));
+  }
 };
 
 std::string json_of(const EvaluationReport& report) {
@@ -67,48 +69,35 @@ std::string json_of(const EvaluationReport& report) {
   nlohmann::ordered_json object = {{"checkpoint", report.checkpoint.path.string()},
                                    {"step", report.checkpoint.manifest.step()},
                                    {report.is_text_file ? "text" : "split", report.evaluated},
-                                   {"loss", result.loss}};
-  if (result.bits_per_byte) object["bits_per_byte"] = *result.bits_per_byte;
-  object["tokens"] = result.tokens;
-  if (result.bits_per_byte) object["bytes"] = result.bytes;
-  object["sequences"] = report.plan.num_sequences;
-  if (const auto& targets = report.plan.targets) {
-    object["perplexity"] = report.perplexity();
-    object["unknown_tokens"] = targets->unknown_tokens;
-    object["unknown_bytes"] = targets->unknown_bytes;
-    if (const auto perplexity = targets->word_perplexity(report.nats())) {
-      object["words"] = targets->words;
-      object["word_perplexity"] = *perplexity;
-      object["line_ends"] = targets->line_ends;
-      object["word_and_line_perplexity"] = *targets->word_and_line_perplexity(report.nats());
-    }
-    const std::string withheld = report.plan.withheld();
-    if (!withheld.empty()) object["withheld"] = withheld;
+                                   {"loss", result.loss},
+                                   {"tokens", result.tokens},
+                                   {"sequences", report.plan.num_sequences}};
+  for (const TaskFigures& figures : {result.task, report.details()}) {
+    for (const TaskFigure& figure : figures.figures) object[figure.name] = figure.value;
+    for (const TaskCount& count : figures.counts) object[count.name] = count.value;
   }
+  if (const std::string why = report.plan.withheld(); !why.empty()) object["withheld"] = why;
   for (const auto& [name, value] : result.figures) object[name] = value;
   return object.dump() + '\n';
 }
 
 std::string text_of(const EvaluationReport& report) {
   const Evaluation& result = report.result;
+  const TaskFigures details = report.details();
   std::string text =
-      fmt::format("step {}, {}: loss {:.4f} nats per {}, ", report.checkpoint.manifest.step(),
-                  report.evaluated, result.loss, report.plan.targets ? "token" : "sequence");
-  if (const auto& targets = report.plan.targets) {
-    if (result.bits_per_byte) text += fmt::format("{:.4f} bits per byte, ", *result.bits_per_byte);
-    text += fmt::format("perplexity {:.5g} per token", report.perplexity());
-    if (const auto perplexity = targets->word_perplexity(report.nats())) {
-      text += fmt::format(" and {:.5g} per word ({:.5g} with line ends)", *perplexity,
-                          *targets->word_and_line_perplexity(report.nats()));
-    }
-    text += fmt::format(
-        ", {} tokens, {} of them unknown ({:.3g} %), ", result.tokens, targets->unknown_tokens,
-        100 * static_cast<double>(targets->unknown_tokens) / static_cast<double>(targets->tokens));
-    if (result.bits_per_byte) text += fmt::format("{} bytes, ", result.bytes);
-  } else {
-    text += fmt::format("{} tokens, ", result.tokens);
+      fmt::format("step {}, {}: loss {:.4f} nats per {}", report.checkpoint.manifest.step(),
+                  report.evaluated, result.loss, report.plan.targets->unit());
+  for (const auto* figures : {&result.task.figures, &details.figures}) {
+    for (const TaskFigure& figure : *figures) text += ", " + figure.text;
   }
-  text += fmt::format("{} of {} sequences\n", report.plan.num_sequences, report.plan.all_sequences);
+  text += fmt::format(", {} tokens", result.tokens);
+  for (const auto* counts : {&details.counts, &result.task.counts}) {
+    for (const TaskCount& count : *counts) {
+      if (!count.text.empty()) text += ", " + count.text;
+    }
+  }
+  text +=
+      fmt::format(", {} of {} sequences\n", report.plan.num_sequences, report.plan.all_sequences);
   for (const auto& [name, value] : result.figures) text += fmt::format("{} {:.6g}\n", name, value);
   return text;
 }
@@ -125,7 +114,7 @@ CheckpointFolder agreed_checkpoint(const std::string& path, ProcessGroup& world)
 
 // Evaluates with the ranks of the data group, which are all of the world; rank 0 prints. Calls
 // `tick` after each micro-batch of this rank. Collective over the world.
-void evaluate(const EvalArguments& arguments, ProcessGroup& world, const ParallelGroups& groups,
+void evaluate(const EvalArguments& arguments, ProcessGroup& world, ProcessGroup& data,
               const std::function<void()>& tick, std::ostream& out, std::ostream& err) {
   const bool speaks = world.rank() == 0;
   const CheckpointFolder checkpoint = agreed_checkpoint(arguments.path, world);
@@ -146,7 +135,7 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
   require_same_tokenizer(checkpoint, arguments.path, corpus);
   require_same_classes(*task, checkpoint, arguments.path, corpus, split);
   check_same_corpus(world, corpus);
-  const std::unique_ptr<Model> model = load_model(checkpoint, *task, groups);
+  const std::unique_ptr<Model> model = load_model(checkpoint, *task, data.device());
   for (const std::string& warning : model->warnings()) {
     if (speaks) err << "birkhoff: warning: " << warning << '\n';
   }
@@ -158,8 +147,7 @@ void evaluate(const EvalArguments& arguments, ProcessGroup& world, const Paralle
   configs::Evaluate what = config.evaluate();
   what.set_split(split);
   what.set_sequences(arguments.sequences);
-  const std::unique_ptr<Evaluator> evaluator =
-      make_evaluator(*task, what, corpus, *model, groups.data);
+  const std::unique_ptr<Evaluator> evaluator = make_evaluator(*task, what, corpus, *model, data);
   if (evaluator == nullptr) {
     fail(ExitCode::kData, "{}: {}", corpus.folder().string(), no_targets_text(split));
   }
@@ -205,7 +193,7 @@ int evaluate_in_world(const EvalArguments& arguments, World& world, const StopSi
       err << "birkhoff: stopped on request: nothing was evaluated" << std::endl;
     world.abort(static_cast<int>(ExitCode::kRequeue));
   };
-  evaluate(arguments, world.group(), mesh.groups(), stop_if_asked, out, err);
+  evaluate(arguments, world.group(), mesh.data(), stop_if_asked, out, err);
   return 0;
 }
 

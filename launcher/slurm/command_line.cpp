@@ -70,7 +70,8 @@ void CommandLine::add_looks() {
                    "start with the last N lines of the newest output and of the metrics")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  tail->add_flag("!--no-follow", tail_.follow, "print these lines and exit");
+  tail->add_flag_callback(
+      "--no-follow", [this] { tail_.follow = false; }, "print these lines and exit");
   CLI::App* cancel =
       subcommand(app_, "cancel", "Remove a run's jobs from the queue; a running job saves first",
                  "  birkhoff cancel run/big\n"

@@ -36,7 +36,7 @@ StepSums::StepSums(Model& model, std::int64_t num_shards) : figures_(model.figur
   std::int64_t num_columns = 0;
   for (const Statistic& statistic : parameters.statistics()) {
     const std::int64_t size = c10::multiply_integers(statistic.sums_shape);
-    statistics_.push_back({statistic, num_columns, size});
+    statistics_.push_back({statistic.name, num_columns, size, &statistic});
     num_columns += size;
   }
   const std::int64_t num_rows = std::max<std::int64_t>(1, num_shards);
@@ -58,20 +58,35 @@ void StepSums::add(std::int64_t row, const LossSums& sums) {
   loss_row[kNats] += sums.nats;
   loss_row[kTokens] += sums.tokens.defined() ? sums.tokens : sums.count;
   not_finite_ += at::isfinite(sums.loss.detach()).logical_not();
-  require(figures_.complete(sums.named) &&
-              sums.named.size() ==
-                  static_cast<std::size_t>(figures_.num_columns()) + statistics_.size(),
+  if (columns_.empty()) find_columns(sums.named);
+  require(sums.named.size() == columns_.size(), "a model returns the same sums each time");
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    const auto& [name, value] = sums.named[i];
+    const SumColumns& columns = columns_[i];
+    require(name == columns.name, "a model returns its sums in the same order each time");
+    if (columns.statistic == nullptr) {
+      loss_row[columns.first] += value;
+      continue;
+    }
+    require(value.sizes() == columns.statistic->sums_shape,
+            "the sums of a statistic have the declared shape");
+    statistic_row.narrow(0, columns.first, columns.size) += value.flatten();
+  }
+}
+
+void StepSums::find_columns(const NamedSums& sums) {
+  require(figures_.complete(sums) &&
+              sums.size() == static_cast<std::size_t>(figures_.num_columns()) + statistics_.size(),
           "a training step has the sums of all figures and statistics, and no others");
-  for (const auto& [name, value] : sums.named) {
+  for (const auto& [name, value] : sums) {
     if (const std::int64_t column = figures_.column(name); column >= 0) {
-      loss_row[kFigures + column] += value;
+      columns_.push_back({name, kFigures + column, 1});
       continue;
     }
     const auto found = std::ranges::find_if(
-        statistics_, [&](const StatisticColumns& s) { return s.statistic.name == name; });
-    require(found != statistics_.end() && value.sizes() == found->statistic.sums_shape,
-            "the sums of a statistic have its name and the declared shape");
-    statistic_row.narrow(0, found->first, found->size) += value.flatten();
+        statistics_, [&](const SumColumns& columns) { return columns.name == name; });
+    require(found != statistics_.end(), "the sums of a statistic have its name");
+    columns_.push_back(*found);
   }
 }
 
@@ -90,9 +105,10 @@ StepSums::Total StepSums::total() const {
 void StepSums::update_statistics(const at::Tensor& applies) {
   if (statistics_.empty()) return;
   const at::Tensor total = sum_of_rows(statistic_sums_);
-  for (const auto& [statistic, first, size] : statistics_) {
-    const at::Tensor next =
-        statistic.update(statistic.value, total.narrow(0, first, size).view(statistic.sums_shape));
+  for (const SumColumns& columns : statistics_) {
+    const Statistic& statistic = *columns.statistic;
+    const at::Tensor sums = total.narrow(0, columns.first, columns.size);
+    const at::Tensor next = statistic.update(statistic.value, sums.view(statistic.sums_shape));
     statistic.value.copy_(at::where(applies, next, statistic.value));
   }
 }

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "models/model.h"
@@ -39,13 +40,18 @@ class StepSums {
   void update_statistics(const at::Tensor& applies);
 
  private:
-  // A statistic and the columns of statistic_sums_ that hold its sums.
-  struct StatisticColumns {
-    const Statistic& statistic;
+  // Where a named sum is added: in columns of statistic_sums_, or without a statistic in a column
+  // of loss_sums_.
+  struct SumColumns {
+    std::string name;
     std::int64_t first = 0, size = 0;
+    const Statistic* statistic = nullptr;
   };
+  // Sets columns_ for sums in this order, in which a model returns them each time.
+  void find_columns(const NamedSums& sums);
 
-  std::vector<StatisticColumns> statistics_;
+  std::vector<SumColumns> statistics_;
+  std::vector<SumColumns> columns_;  // of each named sum; empty before the first
   const FigureSums figures_;
   at::Tensor loss_sums_;       // fp64 [rows, columns] on the device
   at::Tensor statistic_sums_;  // [rows, columns] of the parameters' dtype

@@ -33,6 +33,8 @@ std::string figures_text(const FigureValues& figures) {
   return text;
 }
 
+void warn(const std::string& text) { log_warning("{}", text); }
+
 }  // namespace
 
 std::string step_line(const StepReport& report, double elapsed_seconds) {
@@ -49,13 +51,14 @@ std::string step_line(const StepReport& report, double elapsed_seconds) {
 
 std::string evaluation_line(std::int64_t step, const std::string& split,
                             const Evaluation& evaluation, double elapsed_seconds) {
-  std::string of_text;
-  if (evaluation.bits_per_byte)
-    of_text += fmt::format("\"bits_per_byte\":{},", json_number(*evaluation.bits_per_byte));
-  of_text += fmt::format("\"tokens\":{}", evaluation.tokens);
-  if (evaluation.bits_per_byte) of_text += fmt::format(",\"bytes\":{}", evaluation.bytes);
+  std::string of_task;
+  for (const TaskFigure& figure : evaluation.task.figures)
+    of_task += fmt::format("\"{}\":{},", figure.name, json_number(figure.value));
+  of_task += fmt::format("\"tokens\":{}", evaluation.tokens);
+  for (const TaskCount& count : evaluation.task.counts)
+    of_task += fmt::format(",\"{}\":{}", count.name, count.value);
   return fmt::format("{{\"step\":{},\"split\":{},\"loss\":{},{},\"elapsed_seconds\":{}{}}}\n", step,
-                     nlohmann::json(split).dump(), json_number(evaluation.loss), of_text,
+                     nlohmann::json(split).dump(), json_number(evaluation.loss), of_task,
                      json_number(rounded(elapsed_seconds)), figures_text(evaluation.figures));
 }
 
@@ -66,19 +69,12 @@ double clock_seconds() {
 Metrics::Metrics(MetricsOptions options)
     : options_(std::move(options)),
       bar_(stderr, options_.num_steps),
-      lines_(File::open_for_append(options_.lines_path.string()),
-             [this](const std::string& text) { warn(text); }),
+      lines_(File::open_for_append(options_.lines_path.string()), warn),
       began_(options_.clock()) {
   read_lines();
   if (!options_.event_folder.empty()) {
-    events_.emplace(options_.event_folder, options_.first_step,
-                    [this](const std::string& text) { warn(text); });
+    events_.emplace(options_.event_folder, options_.first_step, warn);
   }
-}
-
-void Metrics::warn(const std::string& text) {
-  clear_bar();
-  log_warning("{}", text);
 }
 
 // Lines of earlier versions have no elapsed seconds: NaN, which fmax ignores.
@@ -129,17 +125,15 @@ void Metrics::evaluation(std::int64_t step, const std::string& split,
   held_out_.add(step, evaluation.loss);
   if (events_) {
     events_->scalar(split + "/loss", step, evaluation.loss);
-    if (evaluation.bits_per_byte)
-      events_->scalar(split + "/bits_per_byte", step, *evaluation.bits_per_byte);
+    for (const TaskFigure& figure : evaluation.task.figures)
+      events_->scalar(split + "/" + figure.name, step, figure.value);
     for (const auto& [name, value] : evaluation.figures) {
       events_->scalar(split + "/" + name, step, value);
     }
   }
   write_svg();
-  clear_bar();
   std::string text = fixed_text(evaluation.loss, 4);
-  if (evaluation.bits_per_byte)
-    text += fmt::format(", {} bits per byte", fixed_text(*evaluation.bits_per_byte, 4));
+  for (const TaskFigure& figure : evaluation.task.figures) text += ", " + figure.text;
   for (const auto& [name, value] : model_figures(evaluation.figures))
     text += fmt::format(", {} {}", name, fixed_text(value, 4));
   log_info("step {}: {} loss {}", step, split, text);
@@ -159,8 +153,6 @@ std::string Metrics::summary() const {
   return text;
 }
 
-void Metrics::clear_bar() { bar_.clear(); }
-
 void Metrics::write_svg() {
   try {
     write_file_durably(options_.svg_path.string(),
@@ -174,7 +166,7 @@ void Metrics::write_svg() {
 }
 
 void Metrics::close() {
-  clear_bar();
+  bar_.erase();
   write_svg();
   lines_.close();
   if (events_) events_->close();

@@ -47,8 +47,6 @@ class Metrics {
   // Call after each step. `step`: the step's figures; step_tokens: the step's tokens.
   void step(const StepReport& step, std::int64_t step_tokens);
   void evaluation(std::int64_t step, const std::string& split, const Evaluation& evaluation);
-  // Call before writing other lines to stderr.
-  void clear_bar();
   // Training time of the run so far: the last line's in metrics.jsonl when this object was made,
   // plus the time since.
   double elapsed_seconds() const { return elapsed_before_ + options_.clock() - began_; }
@@ -64,7 +62,6 @@ class Metrics {
  private:
   void read_lines();
   void write_svg();
-  void warn(const std::string& text);
 
   const MetricsOptions options_;
   ProgressBar bar_;

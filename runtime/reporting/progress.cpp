@@ -12,7 +12,6 @@
 #include <string_view>
 
 #include "cluster/base/files/file.h"
-#include "cluster/base/logging/log.h"
 #include "cluster/base/text/number_text.h"
 
 namespace birkhoff {
@@ -63,13 +62,6 @@ bool is_line_due(std::int64_t step, std::int64_t every, std::int64_t num_steps) 
   return step % every == 0 || step == num_steps;
 }
 
-void StepLog::step(const StepReport& step, std::int64_t step_tokens) {
-  const StepReport report = means_.add(step, step_tokens);
-  if (!is_line_due(step.step, every_, num_steps_)) return;
-  log_to_file(LogLevel::kInfo, progress_line(report, num_steps_));
-  means_.restart();
-}
-
 std::string duration_text(double seconds) {
   const auto s = std::llround(std::max(seconds, 0.0));
   return s < 3600 ? fmt::format("{}:{:02}", s / 60, s % 60)
@@ -90,7 +82,15 @@ bool terminal_shows_bar() {
   return isatty(STDERR_FILENO) == 1 || (said != nullptr && std::string_view(said) == "bar");
 }
 
+ProgressBar::ProgressBar(std::FILE* out, std::int64_t num_steps)
+    : out_(out), num_steps_(num_steps) {
+  set_terminal_line(this);
+}
+
+ProgressBar::~ProgressBar() { set_terminal_line(nullptr); }
+
 void ProgressBar::draw(const StepReport& report) {
+  const std::lock_guard lock(mutex_);
   const double now = now_s();
   if (visible_ && now - last_drawn_s_ < kRedrawSeconds && report.step < num_steps_) return;
   last_drawn_s_ = now;
@@ -106,7 +106,8 @@ void ProgressBar::draw(const StepReport& report) {
   std::fflush(out_);
 }
 
-void ProgressBar::clear() {
+void ProgressBar::erase() {
+  const std::lock_guard lock(mutex_);
   if (!visible_) return;
   std::fputs("\r\x1b[K", out_);
   std::fflush(out_);

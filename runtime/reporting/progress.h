@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <mutex>
 #include <string>
 
+#include "cluster/base/logging/log.h"
 #include "runtime/reporting/reports.h"
 
 namespace birkhoff {
@@ -26,17 +28,6 @@ class StepMeans {
 // Whether a step gets a line: every `every`-th step and the last one do.
 bool is_line_due(std::int64_t step, std::int64_t every, std::int64_t num_steps);
 
-// Writes a line for each due step to the log file of a rank without metrics, with its own times.
-class StepLog {
- public:
-  StepLog(std::int64_t every, std::int64_t num_steps) : every_(every), num_steps_(num_steps) {}
-  void step(const StepReport& step, std::int64_t step_tokens);
-
- private:
-  const std::int64_t every_, num_steps_;
-  StepMeans means_;
-};
-
 // "12:34" or "1:02:03".
 std::string duration_text(double seconds);
 // One line without control characters, for instance
@@ -48,18 +39,22 @@ std::string progress_line(const StepReport& report, std::int64_t num_steps);
 // terminal and this process.
 bool terminal_shows_bar();
 
-class ProgressBar {
+// The log erases it where it writes lines of its own.
+class ProgressBar final : public TerminalLine {
  public:
   // out: writes to a terminal. Draws nothing until the first draw().
-  ProgressBar(std::FILE* out, std::int64_t num_steps) : out_(out), num_steps_(num_steps) {}
+  ProgressBar(std::FILE* out, std::int64_t num_steps);
+  ~ProgressBar() override;
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
   // Redraws the line, cut to the terminal's current width; at most ten times a second.
   void draw(const StepReport& report);
-  // Removes the bar, so that other lines can be written.
-  void clear();
+  void erase() override;
 
  private:
   std::FILE* out_;
   const std::int64_t num_steps_;
+  std::mutex mutex_;  // of what follows
   double last_drawn_s_ = -1;
   bool visible_ = false;
 };

@@ -36,14 +36,29 @@ struct StepReport {
   FigureValues figures{};  // of this step
 };
 
+// What a task reports of an evaluation: its key in JSON, and the value with its unit as text, for
+// instance {"bits_per_byte", 1.9, "1.9000 bits per byte"}. A count without a text is not printed.
+struct TaskFigure {
+  std::string name;
+  double value = 0;
+  std::string text;
+};
+struct TaskCount {
+  std::string name;
+  std::int64_t value = 0;
+  std::string text;
+};
+struct TaskFigures {
+  std::vector<TaskFigure> figures{};
+  std::vector<TaskCount> counts{};
+};
+
 // Figures of a split.
 struct Evaluation {
-  double loss = 0;  // nats per counted target
-  // As TargetCounts::bits_per_byte; unset also if the targets are not text.
-  std::optional<double> bits_per_byte{};
+  double loss = 0;          // nats per counted target
   std::int64_t tokens = 0;  // read, without padding
-  std::int64_t bytes = 0;   // of text that the targets stand for; 0: they are not text
-  FigureValues figures{};
+  TaskFigures task{};
+  FigureValues figures{};  // of the model
 };
 
 }  // namespace birkhoff

@@ -11,6 +11,7 @@
 #include "cluster/base/files/file.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
 #include "tests/crash/crash_trial.h"
 #include "tests/runtime/checkpoint_fixture.h"
@@ -47,8 +48,9 @@ class SaveCrash : public testing::Test {
       std::vector<TensorPart> shards = make_shards(world.rank(), kRanks, kLayout);
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
+      const Reporter reporter;
       RunCheckpoints checkpoints(writer, world, header, shards, /*newest=*/std::nullopt,
-                                 world.rank() == 0 ? &run : nullptr, /*metrics=*/nullptr);
+                                 world.rank() == 0 ? &run : nullptr, reporter);
       TrainState state;
       state.step = resume ? resume->manifest.step() : 0;
       state.tokens = resume ? version_of(*resume) : 0;

@@ -241,8 +241,9 @@ TEST_F(SampleProcess, EvalReportsPerplexityOfTheSequencesAskedFor) {
 
   const Finished printed = run_child({.line = birkhoff_line({"eval", "run", "--sequences", "3"})});
   EXPECT_THAT(printed.out, HasSubstr(" perplexity "));
-  EXPECT_THAT(printed.out, HasSubstr(" per token and "));
-  EXPECT_THAT(printed.out, HasSubstr(" with line ends), 96 tokens, 0 of them unknown (0 %), "));
+  EXPECT_THAT(printed.out, HasSubstr(" per token, "));
+  EXPECT_THAT(printed.out,
+              HasSubstr(" per word and line end, 96 tokens, 0 of them unknown (0 %), "));
   EXPECT_THAT(printed.out, HasSubstr("3 of " + all["sequences"].dump() + " sequences"));
 }
 

@@ -15,6 +15,7 @@
 #include "cluster/base/error.h"
 #include "runtime/checkpoint/commit.h"
 #include "runtime/checkpoint/run_folder.h"
+#include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
 #include "tests/runtime/checkpoint_fixture.h"
 #include "tests/runtime/toy_training.h"
@@ -63,9 +64,10 @@ Ended train(const fs::path& folder, const configs::Config& config, int ranks,
     CheckpointWriter writer(run.paths().checkpoints(),
                             {config.checkpoint().keep(), config.checkpoint().keep_best()}, {},
                             world);
+    const Reporter reporter;
     RunCheckpoints checkpoints(writer, world, header, shards,
                                resume ? std::optional(training.state.step) : std::nullopt,
-                               world.rank() == 0 ? &run : nullptr, /*metrics=*/nullptr);
+                               world.rank() == 0 ? &run : nullptr, reporter);
     checkpoints.check_space();
     training.checkpoints = &checkpoints;
     Evaluator evaluator(training.model, world, {"valid", 4, 4},

@@ -16,11 +16,13 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "cluster/base/logging/log.h"
 #include "cluster/base/text/utf8.h"
 #include "configs/message_text.h"
 #include "runtime/reporting/metrics_reader.h"
+#include "runtime/reporting/reporter.h"
 #include "tests/cluster/base/temporary_folder.h"
 
 namespace birkhoff {
@@ -72,6 +74,14 @@ StepReport report_at(std::int64_t step, double loss) {
   return report;
 }
 
+// With one bit per byte.
+Evaluation evaluation_of(double loss, FigureValues figures = {}) {
+  return {.loss = loss,
+          .tokens = 10,
+          .task = {{{"bits_per_byte", 1, "1.0000 bits per byte"}}, {{"bytes", 40, "40 bytes"}}},
+          .figures = std::move(figures)};
+}
+
 MetricsOptions options_in(const fs::path& folder) {
   MetricsOptions options;
   options.lines_path = folder / "metrics.jsonl";
@@ -90,7 +100,11 @@ TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
       "{\"step\":10,\"loss\":2.5,\"tokens\":1000,\"tokens_per_second\":2000,\"step_ms\":50,"
       "\"loader_wait_ms\":0.5,\"learning_rate\":0.001,\"grad_norm\":0.5,\"elapsed_seconds\":12.346}"
       "\n");
-  EXPECT_EQ(evaluation_line(7, "valid", {1.25, 1.8, 400, 1600}, 60),
+  EXPECT_EQ(evaluation_line(7, "valid",
+                            {.loss = 1.25,
+                             .tokens = 400,
+                             .task = {{{"bits_per_byte", 1.8, ""}}, {{"bytes", 1600, ""}}}},
+                            60),
             "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"bits_per_byte\":1.8,\"tokens\":400,"
             "\"bytes\":1600,\"elapsed_seconds\":60}\n");
   // Plain numbers: no exponents, and float digits where the configuration has floats.
@@ -108,7 +122,7 @@ TEST(Metrics, LinesHaveExactlyTheDocumentedKeys) {
   report.loss.reset();
   EXPECT_FALSE(nlohmann::json::parse(step_line(report, 0)).contains("loss"));
   EXPECT_EQ(progress_line(report, 20).find("step 10/20  no targets  left"), 0u);
-  Evaluation withheld{.loss = 1.25, .tokens = 400, .bytes = 1600};
+  const Evaluation withheld{.loss = 1.25, .tokens = 400};
   EXPECT_EQ(
       evaluation_line(7, "valid", withheld, 60),
       "{\"step\":7,\"split\":\"valid\",\"loss\":1.25,\"tokens\":400,\"elapsed_seconds\":60}\n");
@@ -123,7 +137,7 @@ TEST(Metrics, AModelsFiguresAreInLinesAndEvents) {
   StepReport report = report_at(1, 3.0);
   report.figures = {{"blocks.0.dropped", 0.125}, {"blocks.1.dropped", std::nan("")}};
   metrics.step(report, 100);
-  metrics.evaluation(1, "valid", {2.75, 1, 10, 40, {{"blocks.0.dropped", 0.5}}});
+  metrics.evaluation(1, "valid", evaluation_of(2.75, {{"blocks.0.dropped", 0.5}}));
   metrics.close();
   testing::internal::GetCapturedStderr();
   std::istringstream lines(contents(folder.path("metrics.jsonl")));
@@ -200,7 +214,7 @@ TEST(Metrics, ResumingKeepsTheCurveAndStartsANewEventFile) {
     testing::internal::CaptureStderr();
     const std::int64_t step = part == 0 ? 10 : 20;
     metrics.step(report_at(step, part == 0 ? 3.0 : 2.0), 100);
-    metrics.evaluation(step, "valid", {2.75 - part, 1, 10, 40});
+    metrics.evaluation(step, "valid", evaluation_of(2.75 - part));
     metrics.close();
     testing::internal::GetCapturedStderr();
   }
@@ -261,7 +275,7 @@ TEST(Metrics, ElapsedSecondsGoOnThroughRestarts) {
     now += 10;
     metrics.step(report_at(2 * part + 1, 3.0), 100);
     now += 5;
-    metrics.evaluation(2 * part + 1, "valid", {2.75, 1, 10, 40});
+    metrics.evaluation(2 * part + 1, "valid", evaluation_of(2.75));
     EXPECT_DOUBLE_EQ(metrics.elapsed_seconds(), 15 * (part + 1));
     EXPECT_EQ(metrics.summary(), "train loss 3.0000, valid loss 2.7500, 0:" +
                                      std::to_string(15 * (part + 1)) + ", 7 tokens/s");
@@ -426,12 +440,12 @@ TEST(Progress, TheSupervisorMaySpeakForItsTerminal) {
 TEST(Progress, TheBarRewritesOneLineAndLeavesNothingBehind) {
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::tmpfile(), std::fclose);
   ProgressBar bar(out.get(), 10);
-  bar.clear();
+  bar.erase();
   EXPECT_EQ(std::ftell(out.get()), 0);  // nothing was drawn, nothing to remove
   bar.draw(report_at(5, 2));
   bar.draw(report_at(6, 2));  // within 0.1 s: not redrawn
   bar.draw(report_at(10, 2));
-  bar.clear();
+  bar.erase();
   std::rewind(out.get());
   std::string text(4096, '\0');
   text.resize(std::fread(text.data(), 1, text.size(), out.get()));
@@ -444,6 +458,23 @@ TEST(Progress, TheBarRewritesOneLineAndLeavesNothingBehind) {
        begin = end + 3) {
     EXPECT_LE(end - begin, 80u);  // fits the 80 columns of a terminal of unknown width
   }
+}
+
+// Lines of the log come from any thread and must not be glued to the bar.
+TEST(Progress, TheLogErasesTheBarBeforeALine) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> out(std::tmpfile(), std::fclose);
+  testing::internal::CaptureStderr();
+  {
+    ProgressBar bar(out.get(), 10);
+    bar.draw(report_at(5, 2));
+    const long drawn = std::ftell(out.get());
+    std::thread([] { log_warning("something"); }).join();
+    EXPECT_EQ(std::ftell(out.get()), drawn + 4);  // \r\x1b[K
+    log_warning("more");
+    EXPECT_EQ(std::ftell(out.get()), drawn + 4);
+  }
+  log_warning("without a bar");
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("without a bar"), std::string::npos);
 }
 
 // A pseudo-terminal of 40 columns that grows: no draw wraps.

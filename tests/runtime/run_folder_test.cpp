@@ -12,6 +12,7 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
+#include "runtime/reporting/reporter.h"
 #include "runtime/run_checkpoints.h"
 #include "runtime/run_checks.h"
 #include "tests/cluster/base/faults.h"
@@ -131,8 +132,9 @@ TEST(RunFolder, KnowsOfACheckpointThatALaterSaveCommits) {
       CheckpointWriter writer(run.paths().checkpoints(), 2, {}, world);
       CheckpointHeader header = make_header(0);
       header.set_run(run.id());
+      const Reporter reporter;
       RunCheckpoints checkpoints(writer, world, header, make_shards(0, 1, Layout::kReplicated),
-                                 /*newest=*/std::nullopt, &run, nullptr);
+                                 /*newest=*/std::nullopt, &run, reporter);
       TrainState state;
       testing::internal::CaptureStderr();
       for (state.step = 1; state.step <= 2; ++state.step) checkpoints.save(state);

@@ -11,6 +11,7 @@
 #include "runtime/agreement.h"
 #include "runtime/checkpoint/checkpoint.h"
 #include "runtime/evaluator.h"
+#include "runtime/reporting/reporter.h"
 #include "runtime/training_step.h"
 #include "tests/runtime/checkpoint_fixture.h"
 #include "tests/runtime/gathered_state.h"
@@ -131,7 +132,8 @@ std::map<std::string, std::string> train_in(const std::filesystem::path& folder,
     CheckpointHeader header = make_header(0);
     *header.mutable_config() = config;
     CheckpointWriter writer(folder, 2, {}, group);
-    RunCheckpoints checkpoints(writer, group, header, shards, std::nullopt, nullptr, nullptr);
+    const Reporter reporter;
+    RunCheckpoints checkpoints(writer, group, header, shards, std::nullopt, nullptr, reporter);
     training.checkpoints = &checkpoints;
     training.before_batch = [&](std::int64_t step) {
       if (step > killed_after && group.rank() == 0) raise(SIGKILL);

@@ -59,10 +59,10 @@ class ToyTraining {
     consumed_ = state.consumed;
     DevicePrefetcher feed([this] { return next_batch(); }, group_.device());
     StopRequest stop(signals);
+    Reporter reporter;
+    Activity activity;
     Trainer trainer({config_, model, feed, group_, world == nullptr ? group_ : *world, buckets,
-                     *optimizer, stop, evaluator, checkpoints, /*metrics=*/nullptr,
-                     /*step_log=*/nullptr,
-                     /*history=*/nullptr, agreement});
+                     *optimizer, stop, reporter, activity, evaluator, checkpoints, agreement});
     return trainer.run(state);
   }
 

@@ -8,6 +8,7 @@
 
 #include "cluster/base/collectives/thread_group.h"
 #include "cluster/base/error.h"
+#include "runtime/tasks/text_targets.h"
 #include "tests/runtime/toy_training.h"
 
 namespace birkhoff {
@@ -306,7 +307,8 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
     run_ranks(size, [&](ProcessGroup& group) {
       ToyModel replica(at::kFloat);
       std::int64_t num_read = 0;
-      Evaluator evaluator(replica, group, {"valid", num_windows, 4, targets},
+      Evaluator evaluator(replica, group,
+                          {"valid", num_windows, 4, std::make_shared<TextTargets>(targets)},
                           [&](std::int64_t begin, std::int64_t end) {
                             num_read += end - begin;
                             return toy_batch(begin, end);
@@ -320,14 +322,14 @@ TEST(Evaluator, HasTheSameBitsOnEveryNumberOfRanks) {
   EXPECT_EQ(most_read, 8);  // each rank reads its share only
   for (const auto& result : results) {
     EXPECT_EQ(result.loss, results[0].loss);
-    EXPECT_EQ(result.bits_per_byte, results[0].bits_per_byte);
+    EXPECT_EQ(result.task.figures.at(0).value, results[0].task.figures.at(0).value);
     EXPECT_EQ(result.tokens, results[0].tokens);
   }
   EXPECT_EQ(results[0].tokens, sums.count.item<double>());
-  EXPECT_EQ(results[0].bytes, 200);
+  EXPECT_EQ(results[0].task.counts.at(0).value, 200);
   EXPECT_NEAR(results[0].loss, (sums.nats / sums.count).item<double>(), 1e-6);
   const double bits = results[0].loss * static_cast<double>(results[0].tokens) / std::log(2);
-  EXPECT_DOUBLE_EQ(results[0].bits_per_byte.value(), (bits + 8 * (7 + 3)) / 200);
+  EXPECT_DOUBLE_EQ(results[0].task.figures.at(0).value, (bits + 8 * (7 + 3)) / 200);
 }
 
 // A batch without a target has no gradient, but momentum and weight decay would move the model.

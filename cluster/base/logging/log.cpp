@@ -43,9 +43,21 @@ std::string format_line(int rank, LogLevel level, std::string_view text) {
   return line;
 }
 
-void write_stderr(const std::string& line) { std::fwrite(line.data(), 1, line.size(), stderr); }
+std::mutex terminal_mutex;
+TerminalLine* terminal_line = nullptr;  // guarded by terminal_mutex
+
+void write_stderr(const std::string& line) {
+  const std::lock_guard lock(terminal_mutex);
+  if (terminal_line != nullptr) terminal_line->erase();
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
 
 }  // namespace
+
+void set_terminal_line(TerminalLine* line) {
+  const std::lock_guard lock(terminal_mutex);
+  terminal_line = line;
+}
 
 Log::Log(int rank) : rank_(rank) { current_log = this; }
 

@@ -14,6 +14,17 @@ namespace birkhoff {
 
 class File;
 
+// A line that a program redraws at the end of a terminal. The log erases it before it writes a line
+// to stderr, so that the two do not mix.
+class TerminalLine {
+ public:
+  virtual ~TerminalLine() = default;
+  // Any thread may call it.
+  virtual void erase() = 0;
+};
+// The line to erase from now on; null: none. At most one exists at a time.
+void set_terminal_line(TerminalLine* line);
+
 enum class LogLevel { kInfo, kWarning, kError };
 
 // Owned by main; at most one exists at a time. While it exists, log_info() and the other functions
