@@ -209,10 +209,10 @@ class Preparation {
       outputs[split].writer.emplace(folder_.path(), kSplitNames[split], kStream, dtype,
                                     options_.shard_tokens);
       const auto record = [&](const char* name, CorpusManifest::Dtype type) {
-        CorpusManifest::Record entry;
-        entry.set_name(name);
-        entry.set_dtype(type);
-        return entry;
+        CorpusManifest::Record made;
+        made.set_name(name);
+        made.set_dtype(type);
+        return made;
       };
       if (options_.table) {
         CorpusManifest::Record labels = record(kLabelRecord, CorpusManifest::u16);

@@ -110,7 +110,8 @@ class EmulatedBalanceKernel : public ::testing::Test {
 TEST_F(EmulatedBalanceKernel, GivesTheSameBitsASecondTime) {
   for (const bool prefix : {false, true}) {
     for (const std::int64_t N : {6, 33}) {
-      const Case c{fmt::format("N {} prefix {}", N, prefix), scores({2, N, N}, N < 10 ? 20 : 5), prefix};
+      const Case c{fmt::format("N {} prefix {}", N, prefix), scores({2, N, N}, N < 10 ? 20 : 5),
+                   prefix};
       const Result first = emulated(c, d_p_of(c)), second = emulated(c, d_p_of(c));
       expect_same_bits(first.p, second.p, c.name);
       expect_same_bits(first.d_scores, second.d_scores, c.name + ", gradient");

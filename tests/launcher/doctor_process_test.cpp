@@ -280,7 +280,8 @@ TEST_F(DoctorProcess, ASlowRankIsNamedAndItsHostExcluded) {
 
 // As containers may forbid it. Open MPI would print a line for each message.
 TEST_F(DoctorProcess, RanksThatMayNotReadEachOthersMemoryExchangeInSilence) {
-  Command command = with_faults({"bench", "comm", "--ranks", "2"}, "0:cma 1:cma");
+  Command command = with_faults(
+      {"bench", "comm", "--ranks", "2", "--bytes", "1K-1M", "--rounds", "3"}, "0:cma 1:cma");
   // The environment of these tests has it, which would leave nothing to do.
   command.environment.emplace_back("OMPI_MCA_btl_vader_single_copy_mechanism", std::nullopt);
   const Finished finished = run_child(command);
