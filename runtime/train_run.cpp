@@ -137,7 +137,7 @@ JobStart job_start(const std::string& id, const World& world, std::int64_t step,
 
 // A run's folder, and where training starts in it. The same on all ranks.
 struct OpenedRun {
-  std::optional<RunFolder> folder;  // of rank 0, which holds the run's lock
+  std::unique_ptr<RunFolder> folder;  // of rank 0, which holds the run's lock
   std::string id;
   std::string resume_path;  // empty: training starts from nothing
 };
@@ -148,7 +148,7 @@ OpenedRun open_run(const RunPaths& paths, std::uint64_t seed, bool fresh, World&
   OpenedRun run;
   SharedVerification verification(world.group());
   if (world.rank() == 0) {
-    run.folder.emplace(paths.root, seed, fresh);
+    run.folder = std::make_unique<RunFolder>(paths.root, seed, fresh);
     const auto found = run.folder->find_resume_point(
         [&](const CheckpointFolder& checkpoint) { return verification.verify(checkpoint); });
     if (found) run.resume_path = found->path.string();
@@ -319,7 +319,7 @@ Outcome run_logged(const configs::Config& config, const RunPaths& paths, bool fr
   RunCheckpoints checkpoints(writer, world.group(),
                              make_header(config, corpus, inputs, run.id, world.size()), shards,
                              run.resume_path.empty() ? std::nullopt : std::optional(resumed_from),
-                             run.folder ? &*run.folder : nullptr, *reporter);
+                             run.folder.get(), *reporter);
   checkpoints.check_space();
 
   Trainer trainer({config, *model, feed, group, world.group(), buckets, *optimizer, hooks.stop,

@@ -20,7 +20,8 @@ namespace birkhoff {
 class ShardReader {
  public:
   // element_bytes: of an element of a stream or a row of a record. values: the name of their data
-  // set, for messages. begin, first_document: the shard's first element, and the first document that ends in it, within the stream or record.
+  // set, for messages. begin, first_document: the shard's first element, and the first document
+  // that ends in it, within the stream or record.
   ShardReader(std::string path, const configs::CorpusManifest::Shard& shard,
               std::int64_t element_bytes, const char* values, std::int64_t begin,
               std::int64_t first_document);

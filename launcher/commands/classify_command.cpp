@@ -162,14 +162,14 @@ int classify_command(const ClassifyArguments& arguments, std::ostream& out, std:
   compute_on_cpu(threads_of_rank(usable_cores()));
   const CheckpointFolder checkpoint = checkpoint_of(arguments.path);
   const std::unique_ptr<Tokenizer> tokenizer = tokenizer_of(checkpoint);
-  const std::unique_ptr<Model> model = load_model(checkpoint, device_named(arguments.device));
-  Classifier* model = model->classifier();
+  const std::unique_ptr<Model> loaded = load_model(checkpoint, device_named(arguments.device));
+  Classifier* model = loaded->classifier();
   if (model == nullptr) {
     fail(ExitCode::kUsage,
          "{}: a model of this task has no classes; train one with task {{ classification {{}} }}",
          arguments.path);
   }
-  for (const std::string& warning : model->warnings())
+  for (const std::string& warning : loaded->warnings())
     err << "birkhoff: warning: " << warning << '\n';
 
   TextPrinter printer(*model, checkpoint.manifest, arguments.json, out);

@@ -206,7 +206,7 @@ int eval_command(const EvalArguments& arguments, std::ostream& out, std::ostream
     const auto host = make_single_group();
     const auto one = make_single_group(device_named(arguments.device));
     evaluate(
-        arguments, *host, {*one, *one, *one}, [] {}, out, err);
+        arguments, *host, *one, [] {}, out, err);
     return 0;
   }
   StopSignals signals;

@@ -82,10 +82,10 @@ int sample_command(const SampleArguments& arguments, std::ostream& out, std::ost
          "the prompt is empty, and a model that was trained on a single document has no end mark "
          "to start from: give a prompt, for instance a newline");
   }
-  const std::unique_ptr<Model> model = load_model(checkpoint, device_named(arguments.device));
-  for (const std::string& warning : model->warnings())
+  const std::unique_ptr<Model> loaded = load_model(checkpoint, device_named(arguments.device));
+  for (const std::string& warning : loaded->warnings())
     err << "birkhoff: warning: " << warning << '\n';
-  Decoder* model = model->decoder();
+  Decoder* model = loaded->decoder();
   if (model == nullptr) {
     fail(ExitCode::kUsage, "{}: a model of this task generates no text", arguments.path);
   }

@@ -7,21 +7,13 @@
 #include "cluster/base/text/number_text.h"
 
 namespace birkhoff {
-namespace {
-
-TaskCount count(const char* name, std::int64_t value, std::string text = "") {
-  return {name, value, std::move(text)};
-}
-
-}  // namespace
-
 TaskFigures TextTargets::figures(double nats) const {
   TaskFigures result;
   const auto bits = counts_.bits_per_byte(nats);
   if (!bits) return result;
   result.figures = {
       {"bits_per_byte", *bits, fmt::format("{} bits per byte", fixed_text(*bits, 4))}};
-  result.counts = {count("bytes", counts_.bytes, fmt::format("{} bytes", counts_.bytes))};
+  result.counts = {{"bytes", counts_.bytes, fmt::format("{} bytes", counts_.bytes)}};
   return result;
 }
 
@@ -33,17 +25,17 @@ TaskFigures TextTargets::details(double nats) const {
   const double share =
       static_cast<double>(counts_.unknown_tokens) / static_cast<double>(counts_.tokens);
   result.counts = {
-      count("unknown_tokens", counts_.unknown_tokens,
-            fmt::format("{} of them unknown ({:.3g} %)", counts_.unknown_tokens, 100 * share)),
-      count("unknown_bytes", counts_.unknown_bytes)};
+      {"unknown_tokens", counts_.unknown_tokens,
+       fmt::format("{} of them unknown ({:.3g} %)", counts_.unknown_tokens, 100 * share)},
+      {"unknown_bytes", counts_.unknown_bytes, ""}};
   const auto word = counts_.word_perplexity(nats);
   if (!word) return result;
   const double word_and_line = *counts_.word_and_line_perplexity(nats);
   result.figures.push_back({"word_perplexity", *word, fmt::format("{:.5g} per word", *word)});
   result.figures.push_back({"word_and_line_perplexity", word_and_line,
                             fmt::format("{:.5g} per word and line end", word_and_line)});
-  result.counts.push_back(count("words", counts_.words));
-  result.counts.push_back(count("line_ends", counts_.line_ends));
+  result.counts.push_back({"words", counts_.words, ""});
+  result.counts.push_back({"line_ends", counts_.line_ends, ""});
   return result;
 }
 

@@ -31,7 +31,7 @@ StepReport report_at(std::int64_t step) {
 }
 
 // With one bit per byte.
-Evaluation evaluation_of(double loss) {
+Evaluation usual_evaluation(double loss) {
   return {.loss = loss,
           .tokens = 10,
           .task = {{{"bits_per_byte", 1, "1.0000 bits per byte"}}, {{"bytes", 40, "40 bytes"}}},
@@ -99,7 +99,7 @@ class MetricsFaults : public testing::Test {
       for (std::int64_t step = 1; step <= 6; ++step) {
         at_step(step);
         metrics.step(report_at(step), 100);
-        if (step % 3 == 0) metrics.evaluation(step, "valid", evaluation_of(2.75));
+        if (step % 3 == 0) metrics.evaluation(step, "valid", usual_evaluation(2.75));
         lines_bytes_ = metrics.lines_bytes();
       }
       metrics.close();

@@ -43,8 +43,10 @@ TEST_F(MetricsReaderTest, ReadsWhatMetricsWrites) {
   report.tokens_per_second = 12345.5;
   report.step_ms = 81.25;
   report.grad_norm = std::nan("");
+  const Evaluation evaluation{
+      .loss = 1.25, .tokens = 400, .task = {{{"bits_per_byte", 1.8, ""}}, {{"bytes", 1600, ""}}}};
   const MetricsRecords records =
-      read(step_line(report, 1.5) + evaluation_line(10, "valid", {1.25, 1.8, 400, 1600}, 1.5));
+      read(step_line(report, 1.5) + evaluation_line(10, "valid", evaluation, 1.5));
   ASSERT_EQ(records.steps.size(), 1u);
   EXPECT_EQ(records.steps[0].step, 10);
   EXPECT_EQ(records.steps[0].loss, 0.1 + 0.2) << "every bit";
